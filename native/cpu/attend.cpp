@@ -1,0 +1,325 @@
+// *attend*: every query over its segments of stored rows.
+//
+// Work is cut into tiles of up to MAX_COLUMNS columns, one column per (token, query head) of one KV head, so that a block of
+// K and V rows is unpacked once for all of them. Per block of up to 64 rows: S = K Q^T, online softmax, O += P V.
+// With few tiles (decode) each tile is also split over its blocks and the partial states are merged at the end.
+#include "ggml-cpu-impl.h"
+#include "kernels.h"
+#include "rotate.h"
+#include "softmax.h"
+#include "unpack.h"
+#include "vec.h"
+
+#include <algorithm>
+#include <climits>
+#include <cmath>
+
+namespace {
+
+constexpr int BLOCK = LCTX_PAGE_ROWS;
+constexpr int MAX_COLUMNS = 64;
+constexpr int FEW_COLUMNS = 3;  // up to here dot products beat a product padded to vector width
+constexpr float NEG_INF = -INFINITY;
+
+int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+int round_up(int n, int multiple) {
+    return (int)ceil_div(n, multiple) * multiple;
+}
+
+// How the work is cut; depends on shapes and thread count only.
+struct tiling {
+    int n_rep;            // query heads per KV head
+    int head_block;       // query heads per tile
+    int token_block;      // tokens per tile
+    int n_head_tile;
+    int n_token_tile;
+    int n_split;          // parts of a tile's blocks
+    int max_col;          // padded to vector width
+    int dim_v;            // padded to vector width
+    int64_t n_tile;
+
+    tiling(const lctx_attend_args & a, int n_thread) {
+        n_rep = a.n_head / a.n_head_kv;
+        head_block = std::min(n_rep, MAX_COLUMNS);
+        token_block = std::min(std::max(MAX_COLUMNS / head_block, 1), a.n_tokens);
+        n_head_tile = (int)ceil_div(n_rep, head_block);
+        n_token_tile = (int)ceil_div(a.n_tokens, token_block);
+        n_tile = (int64_t)a.n_head_kv * n_head_tile * n_token_tile;
+        n_split = n_thread > 1 && n_tile < 4 * n_thread ? (int)ceil_div(4 * n_thread, n_tile) : 1;
+        max_col = round_up(head_block * token_block, LCTX_VL);
+        dim_v = round_up(a.head_dim_v, LCTX_VL);
+    }
+    size_t state_size() const {  // floats of one partial state: m, l, o of every column
+        return (size_t)max_col * (2 + dim_v);
+    }
+};
+
+// Per-thread scratch, laid out in the work buffer.
+struct scratch {
+    float * q_t;      // [head_dim_k][n_col]      rotated, scaled queries
+    float * q_rows;   // [FEW_COLUMNS][head_dim_k]
+    float * k;        // [BLOCK][head_dim_k]
+    float * v;        // [BLOCK][dim_v]
+    float * s;        // [BLOCK][n_col]
+    float * factor;   // [n_col]
+    float * rotated;  // [head_dim_k]
+    float * state;    // m, l, o
+
+    static size_t size(const lctx_attend_args & a, const tiling & t) {
+        const size_t n = (size_t)a.head_dim_k * (t.max_col + FEW_COLUMNS + BLOCK + 1) + (size_t)BLOCK * (t.dim_v + t.max_col) + t.max_col +
+                         t.state_size();
+        return GGML_PAD(n * sizeof(float), 64);
+    }
+    scratch(char * base, const lctx_attend_args & a, const tiling & t) {
+        float * p = (float *)base;
+        q_t = p, p += (size_t)a.head_dim_k * t.max_col;
+        s = p, p += (size_t)BLOCK * t.max_col;
+        v = p, p += (size_t)BLOCK * t.dim_v;
+        state = p, p += t.state_size();
+        factor = p, p += t.max_col;
+        k = p, p += (size_t)BLOCK * a.head_dim_k;
+        q_rows = p, p += (size_t)FEW_COLUMNS * a.head_dim_k;
+        rotated = p;
+    }
+};
+
+// One tile: columns (token0 .. token0 + n_token) x (head0 .. head0 + n_head) of KV head head_kv.
+struct tile {
+    int head_kv, head0, n_head, token0, n_token, n_col, n_col_pad;
+    float *m, *l, *o;  // [n_col_pad], [n_col_pad], [n_col_pad][dim_v]
+
+    tile(const lctx_attend_args & a, const tiling & t, int64_t index, float * state) {
+        const int64_t per_head = (int64_t)t.n_head_tile * t.n_token_tile;
+        // late tokens read most: handing them out first keeps the threads even
+        token0 = (int)(t.n_token_tile - 1 - index % t.n_token_tile) * t.token_block;
+        const int head_tile = (int)(index % per_head) / t.n_token_tile;
+        head_kv = (int)(index / per_head);
+        head0 = head_kv * t.n_rep + head_tile * t.head_block;
+        n_head = std::min(t.head_block, t.n_rep - head_tile * t.head_block);
+        n_token = std::min(t.token_block, a.n_tokens - token0);
+        n_col = n_head * n_token;
+        n_col_pad = round_up(n_col, LCTX_VL);
+        m = state;
+        l = m + t.max_col;
+        o = l + t.max_col;
+    }
+    void clear(const tiling & t) const {
+        std::fill_n(m, n_col_pad, NEG_INF);
+        std::fill_n(l, n_col_pad, 0.0f);
+        std::fill_n(o, (size_t)n_col * t.dim_v, 0.0f);
+    }
+    int token(int col) const {
+        return token0 + col / n_head;
+    }
+    int head(int col) const {
+        return head0 + col % n_head;
+    }
+};
+
+// Rows that any token of a tile reads in one segment, and the rows that all of them read.
+struct range {
+    int lo = INT_MAX, hi = 0;      // union
+    int all_lo = 0, all_hi = INT_MAX;  // intersection
+
+    int64_t n_block() const {
+        return lo < hi ? ceil_div(hi, BLOCK) - lo / BLOCK : 0;
+    }
+};
+
+const lctx_segment & segment(const lctx_attend_args & a, int token, int seg) {
+    return a.segs[(size_t)token * a.n_seg + seg];
+}
+
+range segment_range(const lctx_attend_args & a, const tile & t, int seg) {
+    range r;
+    for (int i = 0; i < t.n_token; i++) {
+        const lctx_segment & sg = segment(a, t.token0 + i, seg);
+        if (sg.row0 < sg.row1) {
+            r.lo = std::min(r.lo, sg.row0);
+            r.hi = std::max(r.hi, sg.row1);
+        }
+        r.all_lo = std::max(r.all_lo, sg.row0);
+        r.all_hi = std::min(r.all_hi, sg.row1);
+    }
+    return r;
+}
+
+// Rotate the queries of the tile to the positions from which they look at the segment.
+void load_queries(const lctx_attend_args & a, const tile & t, int seg, const scratch & w) {
+    const float scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale;
+    std::fill_n(w.q_t, (size_t)a.head_dim_k * t.n_col_pad, 0.0f);
+    for (int c = 0; c < t.n_col; c++) {
+        const float * q = (const float *)(a.q + t.head(c) * a.q_head_stride + t.token(c) * a.q_token_stride);
+        float * dst = t.n_col <= FEW_COLUMNS ? w.q_rows + (size_t)c * a.head_dim_k : w.rotated;
+        const float * cs = a.angles + (size_t)segment(a, t.token(c), seg).angle * a.n_dims;
+        lctx_rotate_row(q, dst, a.head_dim_k, cs, a.n_dims, a.params.rope_mode);
+        for (int d = 0; d < a.head_dim_k; d++) {
+            dst[d] *= scale;
+            w.q_t[(size_t)d * t.n_col_pad + c] = dst[d];
+        }
+    }
+}
+
+float dot(const float * x, const float * y, int dim) {
+    lctx_vf s0 = lctx_vf{}, s1 = lctx_vf{};
+    int i = 0;
+    for (; i + 2 * LCTX_VL <= dim; i += 2 * LCTX_VL) {
+        s0 += lctx_vload(x + i) * lctx_vload(y + i);
+        s1 += lctx_vload(x + i + LCTX_VL) * lctx_vload(y + i + LCTX_VL);
+    }
+    float s = lctx_vsum(s0 + s1);
+    for (; i < dim; i++) {
+        s += x[i] * y[i];
+    }
+    return s;
+}
+
+// S[row][col] = k_row . q_col
+void score_block(const lctx_attend_args & a, const tile & t, const scratch & w, const float * k, int64_t k_row, int n) {
+    if (t.n_col > FEW_COLUMNS) {
+        lctx_gemm(n, t.n_col_pad, a.head_dim_k, k, k_row, 1, w.q_t, t.n_col_pad, w.s, t.n_col_pad, false);
+    } else {
+        std::fill_n(w.s, (size_t)n * t.n_col_pad, 0.0f);
+        for (int i = 0; i < n; i++) {
+            for (int c = 0; c < t.n_col; c++) {
+                w.s[i * t.n_col_pad + c] = dot(k + i * k_row, w.q_rows + (size_t)c * a.head_dim_k, a.head_dim_k);
+            }
+        }
+    }
+    if (a.params.softcap != 0.0f) {
+        for (int i = 0; i < n * t.n_col_pad; i++) {
+            w.s[i] = a.params.softcap * tanhf(w.s[i]);
+        }
+    }
+}
+
+// Take away the rows outside a token's own segment.
+void mask_block(const lctx_attend_args & a, const tile & t, const scratch & w, int seg, int row, int n) {
+    for (int i = 0; i < t.n_token; i++) {
+        const lctx_segment & sg = segment(a, t.token0 + i, seg);
+        for (int r = 0; r < n; r++) {
+            if (row + r < sg.row0 || row + r >= sg.row1) {
+                std::fill_n(w.s + r * t.n_col_pad + i * t.n_head, t.n_head, NEG_INF);
+            }
+        }
+    }
+}
+
+// Stored rows as floats: in place when they are floats already.
+const float * unpack(const lctx_pool_args & pool, const char * src, int n, int dim, float * tmp, int64_t * row, int pad) {
+    if (pool.type == GGML_TYPE_F32 && pad == dim) {
+        *row = (int64_t)(pool.row_size / sizeof(float));
+        return (const float *)src;
+    }
+    *row = pad;
+    lctx_unpack_rows(pool.type, src, pool.row_size, n, dim, tmp, pad);
+    return tmp;
+}
+
+void attend_block(const lctx_attend_args & a, const tiling & g, const tile & t, const scratch & w, int seg, const range & r, int row, int n) {
+    const int32_t seq = segment(a, t.token0, seg).seq;
+    const int32_t page = a.table.pages[seq * a.table.seq_stride + t.head_kv * a.table.head_stride + row / BLOCK];
+    const size_t pool_row = (size_t)page * BLOCK + row % BLOCK;
+    const bool near = (a.params.near_mask >> seg) & 1;
+    const char * k_src = near ? a.near.data + seq * a.near.seq_stride + t.head_kv * a.near.head_stride + (row % a.near.rows) * a.k_pool.row_size
+                              : a.k_pool.data + pool_row * a.k_pool.row_size;
+    int64_t k_row, v_row;
+    const float * k = unpack(a.k_pool, k_src, n, a.head_dim_k, w.k, &k_row, a.head_dim_k);
+    score_block(a, t, w, k, k_row, n);
+    if (row < r.all_lo || row + n > r.all_hi) {
+        mask_block(a, t, w, seg, row, n);
+    }
+    if (lctx_softmax_block(w.s, n, t.n_col_pad, t.m, t.l, w.factor)) {
+        for (int c = 0; c < t.n_col; c++) {
+            for (int d = 0; d < g.dim_v; d++) {
+                t.o[(size_t)c * g.dim_v + d] *= w.factor[c];
+            }
+        }
+    }
+    const float * v = unpack(a.v_pool, a.v_pool.data + pool_row * a.v_pool.row_size, n, a.head_dim_v, w.v, &v_row, g.dim_v);
+    lctx_gemm(t.n_col, g.dim_v, n, w.s, 1, t.n_col_pad, v, v_row, t.o, g.dim_v, true);
+}
+
+// Part `split` of the blocks of a tile.
+void attend_tile(const lctx_attend_args & a, const tiling & g, const tile & t, const scratch & w, int split) {
+    int64_t n_block = 0;
+    for (int seg = 0; seg < a.n_seg; seg++) {
+        n_block += segment_range(a, t, seg).n_block();
+    }
+    int64_t first = n_block * split / g.n_split, last = n_block * (split + 1) / g.n_split;
+    t.clear(g);
+    for (int seg = 0; seg < a.n_seg && last > 0; seg++) {
+        const range r = segment_range(a, t, seg);
+        const int64_t b0 = std::max<int64_t>(first, 0), b1 = std::min(last, r.n_block());
+        if (b0 < b1) {
+            load_queries(a, t, seg, w);
+        }
+        for (int64_t b = b0; b < b1; b++) {
+            const int block_row = (int)(r.lo / BLOCK + b) * BLOCK;
+            const int row = std::max(r.lo, block_row);
+            attend_block(a, g, t, w, seg, r, row, std::min(r.hi, block_row + BLOCK) - row);
+        }
+        first -= r.n_block();
+        last -= r.n_block();
+    }
+}
+
+void write_tile(const lctx_attend_args & a, const tiling & g, const tile & t) {
+    for (int c = 0; c < t.n_col; c++) {
+        const size_t at = (size_t)t.token(c) * a.n_head + t.head(c);
+        const float inv = t.l[c] == 0.0f ? 0.0f : 1.0f / t.l[c];
+        for (int d = 0; d < a.head_dim_v; d++) {
+            a.dst[at * a.head_dim_v + d] = t.o[(size_t)c * g.dim_v + d] * inv;
+        }
+        if (a.lse) {
+            a.lse[at] = t.l[c] == 0.0f ? NEG_INF : t.m[c] + logf(t.l[c]);
+        }
+    }
+}
+
+void merge_tile(const lctx_attend_args & a, const tiling & g, int64_t index, float * partials) {
+    const tile t(a, g, index, partials + (size_t)index * g.n_split * g.state_size());
+    for (int split = 1; split < g.n_split; split++) {
+        const tile part(a, g, index, partials + ((size_t)index * g.n_split + split) * g.state_size());
+        for (int c = 0; c < t.n_col; c++) {
+            lctx_softmax_merge(t.m[c], t.l[c], t.o + (size_t)c * g.dim_v, part.m[c], part.l[c], part.o + (size_t)c * g.dim_v, g.dim_v);
+        }
+    }
+    write_tile(a, g, t);
+}
+
+}  // namespace
+
+size_t lctx_cpu_attend_wsize(const lctx_attend_args & args, int n_tasks) {
+    const tiling g(args, n_tasks);
+    const size_t partials = g.n_split > 1 ? (size_t)g.n_tile * g.n_split * g.state_size() * sizeof(float) : 0;
+    return scratch::size(args, g) * n_tasks + partials;
+}
+
+void lctx_cpu_attend(const ggml_compute_params * params, const lctx_attend_args & args) {
+    const tiling g(args, params->nth);
+    const scratch w((char *)params->wdata + params->ith * scratch::size(args, g), args, g);
+    float * partials = (float *)((char *)params->wdata + params->nth * scratch::size(args, g));
+
+    if (params->ith == 0) {
+        ggml_threadpool_chunk_set(params->threadpool, params->nth);
+    }
+    ggml_barrier(params->threadpool);
+    for (int64_t job = params->ith; job < g.n_tile * g.n_split; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        const int64_t index = job / g.n_split;
+        const tile t(args, g, index, g.n_split > 1 ? partials + (size_t)job * g.state_size() : w.state);
+        attend_tile(args, g, t, w, (int)(job % g.n_split));
+        if (g.n_split == 1) {
+            write_tile(args, g, t);
+        }
+    }
+    if (g.n_split > 1) {
+        ggml_barrier(params->threadpool);
+        for (int64_t index = params->ith; index < g.n_tile; index += params->nth) {
+            merge_tile(args, g, index, partials);
+        }
+    }
+}

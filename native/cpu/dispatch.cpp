@@ -1,0 +1,109 @@
+// From ggml nodes to kernels on raw pointers.
+#include "../hooks.h"
+
+#include "ggml-cpu-impl.h"
+#include "kernels.h"
+
+#include <cstring>
+
+namespace {
+
+template <typename T> T params_of(const ggml_tensor * node) {
+    T params;
+    memcpy(&params, node->op_params, sizeof(params));
+    return params;
+}
+
+lctx_pool_args pool_of(const ggml_tensor * pool) {
+    return {(char *)pool->data, pool->type, pool->nb[1]};
+}
+
+lctx_table_args table_of(const ggml_tensor * table) {
+    return {(const int32_t *)table->data, table->nb[1] / sizeof(int32_t), table->nb[2] / sizeof(int32_t)};
+}
+
+lctx_near_args near_of(const ggml_tensor * near) {
+    return near ? lctx_near_args{(char *)near->data, near->nb[2], near->nb[3], near->ne[1]} : lctx_near_args{};
+}
+
+lctx_angles_args angles_args(ggml_tensor * dst) {
+    const ggml_tensor * factors = dst->src[1];
+    return {(const int32_t *)dst->src[0]->data, factors ? (const float *)factors->data : nullptr, (float *)dst->data, dst->ne[1],
+            params_of<lctx_angles_params>(dst).rope};
+}
+
+lctx_store_args store_args(const ggml_tensor * dst) {
+    const ggml_tensor * k = dst->src[0];
+    const ggml_tensor * v = dst->src[1];
+    lctx_store_args args;
+    args.k = (const char *)k->data;
+    args.v = (const char *)v->data;
+    args.k_head_stride = k->nb[1];
+    args.k_token_stride = k->nb[2];
+    args.v_head_stride = v->nb[1];
+    args.v_token_stride = v->nb[2];
+    args.head_dim_k = (int32_t)k->ne[0];
+    args.head_dim_v = (int32_t)v->ne[0];
+    args.n_head_kv = (int32_t)k->ne[1];
+    args.n_tokens = (int32_t)k->ne[2];
+    args.k_pool = pool_of(dst->src[2]);
+    args.v_pool = pool_of(dst->src[3]);
+    args.table = table_of(dst->src[4]);
+    args.rows = (const lctx_row *)dst->src[5]->data;
+    args.angles = (const float *)dst->src[6]->data;
+    args.n_dims = (int32_t)dst->src[6]->ne[0];
+    args.near = near_of(dst->src[7]);
+    args.rope_mode = params_of<lctx_store_params>(dst).rope_mode;
+    return args;
+}
+
+lctx_attend_args attend_args(const ggml_tensor * dst) {
+    const ggml_tensor * q = dst->src[0];
+    lctx_attend_args args;
+    args.q = (const char *)q->data;
+    args.q_head_stride = q->nb[1];
+    args.q_token_stride = q->nb[2];
+    args.k_pool = pool_of(dst->src[1]);
+    args.v_pool = pool_of(dst->src[2]);
+    args.table = table_of(dst->src[3]);
+    args.segs = (const lctx_segment *)dst->src[4]->data;
+    args.n_seg = (int32_t)dst->src[4]->ne[1];
+    args.angles = (const float *)dst->src[5]->data;
+    args.n_dims = (int32_t)dst->src[5]->ne[0];
+    args.near = near_of(dst->src[6]);
+    args.head_dim_k = (int32_t)q->ne[0];
+    args.head_dim_v = (int32_t)dst->src[2]->ne[0];
+    args.n_head = (int32_t)q->ne[1];
+    args.n_head_kv = (int32_t)dst->src[3]->ne[1];
+    args.n_tokens = (int32_t)q->ne[2];
+    args.params = params_of<lctx_attend_params>(dst);
+    args.dst = (float *)dst->data;
+    args.lse = args.params.lse ? args.dst + (size_t)args.n_tokens * args.n_head * args.head_dim_v : nullptr;
+    return args;
+}
+
+}  // namespace
+
+void lctx_cpu_forward(const ggml_compute_params * params, ggml_tensor * dst) {
+    switch ((lctx_op)dst->op_params[0]) {
+        case LCTX_OP_ANGLES:
+            return lctx_cpu_angles(params, angles_args(dst));
+        case LCTX_OP_STORE:
+            return lctx_cpu_store(params, store_args(dst));
+        case LCTX_OP_ATTEND:
+            return lctx_cpu_attend(params, attend_args(dst));
+    }
+    GGML_ABORT("unknown LCTX sub-op %d", dst->op_params[0]);
+}
+
+size_t lctx_cpu_wsize(const ggml_tensor * dst, int n_tasks) {
+    switch ((lctx_op)dst->op_params[0]) {
+        case LCTX_OP_ANGLES:
+            return 0;
+        case LCTX_OP_STORE:
+            return lctx_cpu_store_wsize(store_args(dst), n_tasks);
+        case LCTX_OP_ATTEND:
+            return lctx_cpu_attend_wsize(attend_args(dst), n_tasks);
+    }
+    return 0;
+}

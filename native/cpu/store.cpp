@@ -1,0 +1,52 @@
+// *store*: rotate the keys of the batch to their storage positions, convert, write rows of K and V.
+#include "ggml-cpu-impl.h"
+#include "ggml-cpu.h"
+#include "kernels.h"
+#include "rotate.h"
+
+#include <cstdint>
+
+namespace {
+
+char * page_row(const lctx_pool_args & pool, const lctx_table_args & table, int32_t row, int32_t head, int32_t seq) {
+    const int32_t page = table.pages[seq * table.seq_stride + head * table.head_stride + row / LCTX_PAGE_ROWS];
+    return pool.data + ((size_t)page * LCTX_PAGE_ROWS + row % LCTX_PAGE_ROWS) * pool.row_size;
+}
+
+char * near_row(const lctx_near_args & near, size_t row_size, int32_t row, int32_t head, int32_t seq) {
+    return near.data + seq * near.seq_stride + head * near.head_stride + (size_t)(row % near.rows) * row_size;
+}
+
+void store_row(const lctx_store_args & args, int32_t token, int32_t head, float * tmp) {
+    const ggml_from_float_t from_k = ggml_get_type_traits_cpu(args.k_pool.type)->from_float;
+    const ggml_from_float_t from_v = ggml_get_type_traits_cpu(args.v_pool.type)->from_float;
+    const lctx_row & at = args.rows[token];
+    const float * k = (const float *)(args.k + head * args.k_head_stride + token * args.k_token_stride);
+    const float * v = (const float *)(args.v + head * args.v_head_stride + token * args.v_token_stride);
+
+    lctx_rotate_row(k, tmp, args.head_dim_k, args.angles + (size_t)at.angle * args.n_dims, args.n_dims, args.rope_mode);
+    from_k(tmp, page_row(args.k_pool, args.table, at.row, head, at.seq), args.head_dim_k);
+    from_v(v, page_row(args.v_pool, args.table, at.row, head, at.seq), args.head_dim_v);
+    if (args.near.data) {
+        lctx_rotate_row(k, tmp, args.head_dim_k, args.angles + (size_t)at.near_angle * args.n_dims, args.n_dims, args.rope_mode);
+        from_k(tmp, near_row(args.near, args.k_pool.row_size, at.row, head, at.seq), args.head_dim_k);
+    }
+}
+
+size_t tmp_size(const lctx_store_args & args) {
+    return GGML_PAD(args.head_dim_k * sizeof(float), 64);
+}
+
+}  // namespace
+
+size_t lctx_cpu_store_wsize(const lctx_store_args & args, int n_tasks) {
+    return tmp_size(args) * n_tasks;
+}
+
+void lctx_cpu_store(const ggml_compute_params * params, const lctx_store_args & args) {
+    float * tmp = (float *)((char *)params->wdata + params->ith * tmp_size(args));
+    const int64_t n = (int64_t)args.n_tokens * args.n_head_kv;
+    for (int64_t i = params->ith; i < n; i += params->nth) {
+        store_row(args, (int32_t)(i / args.n_head_kv), (int32_t)(i % args.n_head_kv), tmp);
+    }
+}

@@ -1,0 +1,120 @@
+// Float vectors of the machine's width through compiler vector extensions (GCC, Clang): exp and small matrix products.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+constexpr int LCTX_VL = 16;
+#elif defined(__AVX__)
+constexpr int LCTX_VL = 8;
+#else
+constexpr int LCTX_VL = 4;
+#endif
+
+typedef float lctx_vf __attribute__((vector_size(LCTX_VL * 4)));
+typedef int32_t lctx_vi __attribute__((vector_size(LCTX_VL * 4)));
+
+static inline lctx_vf lctx_vload(const float * p) {
+    lctx_vf v;
+    memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+static inline void lctx_vstore(float * p, lctx_vf v) {
+    memcpy(p, &v, sizeof(v));
+}
+
+static inline lctx_vf lctx_vset(float x) {
+    return lctx_vf{} + x;
+}
+
+static inline lctx_vf lctx_vmax(lctx_vf a, lctx_vf b) {
+    return b > a ? b : a;
+}
+
+static inline float lctx_vsum(lctx_vf v) {
+    float s = 0.0f;
+    for (int i = 0; i < LCTX_VL; i++) {
+        s += v[i];
+    }
+    return s;
+}
+
+// exp(x) to about 1e-7 relative; 0 below -87, where float ends; NaN stays NaN.
+// exp(x) = 2^n * exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2, the latter as its Taylor polynomial.
+static inline lctx_vf lctx_vexp(lctx_vf x) {
+    const lctx_vf round_bias = lctx_vset(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const lctx_vf clamped = lctx_vmax(x, lctx_vset(-87.0f));
+    const lctx_vf shifted = clamped * 1.44269504f + round_bias;
+    const lctx_vf n = shifted - round_bias;
+    const lctx_vf r = (clamped - n * 0.693145752f) - n * 1.42860677e-6f;
+    lctx_vf p = lctx_vset(1.0f / 5040.0f);
+    p = p * r + 1.0f / 720.0f;
+    p = p * r + 1.0f / 120.0f;
+    p = p * r + 1.0f / 24.0f;
+    p = p * r + 1.0f / 6.0f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    lctx_vi bits;
+    memcpy(&bits, &shifted, sizeof(bits));
+    const lctx_vi two_n_bits = ((bits & 0x7fffff) - 0x400000 + 127) << 23;
+    lctx_vf two_n;
+    memcpy(&two_n, &two_n_bits, sizeof(two_n));
+    return x < lctx_vset(-87.0f) ? lctx_vset(0.0f) : p * two_n;
+}
+
+// Register tile: C[RM][RN*VL] (+)= A[RM][k_dim] * B[k_dim][RN*VL].
+template <int RM, int RN>
+static inline __attribute__((always_inline)) void lctx_gemm_tile(int k_dim, const float * a, int64_t a_row, int64_t a_col, const float * b,
+                                                                  int64_t b_row, float * c, int64_t c_row, bool add) {
+    lctx_vf acc[RM][RN];
+    for (int i = 0; i < RM; i++) {
+        for (int j = 0; j < RN; j++) {
+            acc[i][j] = add ? lctx_vload(c + i * c_row + j * LCTX_VL) : lctx_vf{};
+        }
+    }
+    for (int k = 0; k < k_dim; k++) {
+        lctx_vf bk[RN];
+        for (int j = 0; j < RN; j++) {
+            bk[j] = lctx_vload(b + k * b_row + j * LCTX_VL);
+        }
+        for (int i = 0; i < RM; i++) {
+            const lctx_vf ai = lctx_vset(a[i * a_row + k * a_col]);
+            for (int j = 0; j < RN; j++) {
+                acc[i][j] += ai * bk[j];
+            }
+        }
+    }
+    for (int i = 0; i < RM; i++) {
+        for (int j = 0; j < RN; j++) {
+            lctx_vstore(c + i * c_row + j * LCTX_VL, acc[i][j]);
+        }
+    }
+}
+
+template <int RN>
+static inline void lctx_gemm_columns(int m, int k_dim, const float * a, int64_t a_row, int64_t a_col, const float * b, int64_t b_row,
+                                     float * c, int64_t c_row, bool add) {
+    int i = 0;
+    for (; i + 4 <= m; i += 4) {
+        lctx_gemm_tile<4, RN>(k_dim, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);
+    }
+    for (; i < m; i++) {
+        lctx_gemm_tile<1, RN>(k_dim, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);
+    }
+}
+
+// C[m][n] (+)= A[m][k_dim] * B[k_dim][n]; n is a multiple of LCTX_VL; element (i, k) of A is a[i*a_row + k*a_col].
+static inline void lctx_gemm(int m, int n, int k_dim, const float * a, int64_t a_row, int64_t a_col, const float * b, int64_t b_row,
+                             float * c, int64_t c_row, bool add) {
+    constexpr int RN = LCTX_VL == 16 ? 4 : 2;  // accumulators 16 of 32 registers, or 8 of 16
+    int j = 0;
+    for (; j + RN * LCTX_VL <= n; j += RN * LCTX_VL) {
+        lctx_gemm_columns<RN>(m, k_dim, a, a_row, a_col, b + j, b_row, c + j, c_row, add);
+    }
+    for (; j < n; j += LCTX_VL) {
+        lctx_gemm_columns<1>(m, k_dim, a, a_row, a_col, b + j, b_row, c + j, c_row, add);
+    }
+}

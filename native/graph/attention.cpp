@@ -1,0 +1,116 @@
+#include "attention.h"
+
+#include "../hooks.h"
+#include "ggml-backend.h"
+
+#include <stdexcept>
+
+namespace {
+
+ggml_tensor * new_input(ggml_context * ctx, int64_t ne0, int64_t ne1, int64_t ne2, const char * name) {
+    ggml_tensor * t = ggml_new_tensor_3d(ctx, GGML_TYPE_I32, ne0, ne1, ne2);
+    ggml_set_input(t);
+    ggml_set_name(t, name);
+    return t;
+}
+
+ggml_tensor * project(const llm_graph_context & graph, ggml_tensor * cur, ggml_tensor * wo, ggml_tensor * wo_b, ggml_tensor * wo_s) {
+    if (wo) {
+        cur = graph.build_lora_mm(wo, cur, wo_s);
+    }
+    return wo_b ? ggml_add(graph.ctx0, cur, wo_b) : cur;
+}
+
+}  // namespace
+
+lctx_graph_input::lctx_graph_input(const llm_graph_context & graph, const lctx_memory_context * mctx)
+    : llm_graph_input_attn_kv(graph.hparams, graph.cparams, nullptr), mctx_(mctx) {
+    const lctx_method & method = memory().method();
+    rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_rows");
+    segs = new_input(graph.ctx0, 4, method.n_segment(), graph.n_tokens, "lctx_segs");
+    pos = new_input(graph.ctx0, (int64_t)method.n_angle() * graph.n_tokens, 1, 1, "lctx_pos");
+}
+
+void lctx_graph_input::set_input(const llama_ubatch * ubatch) {
+    const lctx_method & method = memory().method();
+    const int32_t n_angle = method.n_angle(), n_seg = method.n_segment();
+    std::vector<lctx_row> row(ubatch->n_tokens);
+    std::vector<lctx_segment> seg((size_t)ubatch->n_tokens * n_seg);
+    std::vector<int32_t> position((size_t)ubatch->n_tokens * n_angle);
+    for (uint32_t i = 0; i < ubatch->n_tokens; i++) {
+        const int32_t p = ubatch->pos[i], angle0 = (int32_t)i * n_angle;
+        row[i] = {p, 0, angle0, angle0 + method.near_angle()};
+        method.positions(p, &position[angle0]);
+        method.segments(p, &seg[(size_t)i * n_seg]);
+        for (int32_t s = 0; s < n_seg; s++) {
+            seg[(size_t)i * n_seg + s].angle += angle0;
+        }
+    }
+    ggml_backend_tensor_set(rows, row.data(), 0, ggml_nbytes(rows));
+    ggml_backend_tensor_set(segs, seg.data(), 0, ggml_nbytes(segs));
+    ggml_backend_tensor_set(pos, position.data(), 0, ggml_nbytes(pos));
+}
+
+bool lctx_graph_input::can_reuse(const llm_graph_params & params) {
+    mctx_ = static_cast<const lctx_memory_context *>(params.mctx);
+    return rows->ne[1] == params.ubatch.n_tokens;
+}
+
+ggml_tensor * lctx_graph_input::angles(const llm_graph_context & graph, const lctx_peeled & peeled) {
+    for (const auto & [known, tensor] : angles_) {
+        if (lctx_same_rope(known, peeled)) {
+            return tensor;
+        }
+    }
+    ggml_tensor * tensor = lctx_angles(graph.ctx0, pos, peeled.freq_factors, peeled.rope);
+    graph.cb(tensor, "lctx_angles", -1);
+    angles_.emplace_back(peeled, tensor);
+    return tensor;
+}
+
+llm_graph_input_attn_kv * lctx_build_attn_inp(const llm_graph_context & graph) {
+    const auto * mctx = dynamic_cast<const lctx_memory_context *>(graph.mctx);
+    if (!mctx) {
+        return nullptr;
+    }
+    return static_cast<lctx_graph_input *>(graph.res->add_input(std::make_unique<lctx_graph_input>(graph, mctx)));
+}
+
+ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_attn_kv * inp, ggml_tensor * wo, ggml_tensor * wo_b,
+                              ggml_tensor * wo_s, ggml_tensor * q_cur, ggml_tensor * k_cur, ggml_tensor * v_cur, ggml_tensor * kq_b,
+                              ggml_tensor * sinks, float kq_scale, int il) {
+    auto * input = dynamic_cast<lctx_graph_input *>(inp);
+    if (!input) {
+        return nullptr;
+    }
+    if (kq_b || sinks) {
+        throw lctx_refusal("layer " + std::to_string(il) + " adds a bias or sinks to its attention scores, which no method supports");
+    }
+    const lctx_peeled q = lctx_peel_rope(q_cur, "query", il);
+    const lctx_peeled k = lctx_peel_rope(k_cur, "key", il);
+    if (!lctx_same_rope(q, k)) {
+        throw lctx_refusal("layer " + std::to_string(il) + " rotates queries and keys differently, which no method supports");
+    }
+    ggml_context * ctx = graph.ctx0;
+    const lctx_method & method = input->memory().method();
+    const lctx_layer layer = input->memory().layer(ctx, il);
+    ggml_tensor * angles = input->angles(graph, q);
+    for (ggml_tensor * t : {q.x, v_cur, k.x, q.pos}) {  // q.pos: an input that nothing reads would not be allocated
+        ggml_build_forward_expand(graph.gf, t);
+    }
+
+    ggml_tensor * stored = lctx_store(ctx, k.x, v_cur, layer.k_pool, layer.v_pool, layer.table, input->rows, angles, layer.near, k.rope.mode);
+    graph.cb(stored, "lctx_store", il);
+    ggml_build_forward_expand(graph.gf, stored);
+
+    lctx_attend_params params = {};
+    params.rope_mode = q.rope.mode;
+    params.scale = kq_scale * q.scale * k.scale;
+    params.softcap = graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
+    params.near_mask = method.near_mask();
+    ggml_tensor * cur = lctx_attend(ctx, q.x, stored, layer.v_pool, layer.table, input->segs, angles, layer.near, params);
+    cur = ggml_reshape_2d(ctx, cur, layer.v_pool->ne[0] * q.x->ne[1], q.x->ne[2]);
+    graph.cb(cur, "kqv_out", il);
+    ggml_build_forward_expand(graph.gf, cur);
+    return project(graph, cur, wo, wo_b, wo_s);
+}

@@ -1,0 +1,32 @@
+// Attention of one layer: peel the RoPE, chain the sub-ops.
+#pragma once
+
+#include "../memory/memory.h"
+#include "llama-graph.h"
+#include "rope.h"
+
+#include <utility>
+#include <vector>
+
+// The inputs of a graph that change with every ubatch. Topology depends on the method and the number of tokens only, so that
+// graphs are reused; the host writes O(n_tokens) numbers.
+class lctx_graph_input final : public llm_graph_input_attn_kv {
+  public:
+    lctx_graph_input(const llm_graph_context & graph, const lctx_memory_context * mctx);
+
+    void set_input(const llama_ubatch * ubatch) override;
+    bool can_reuse(const llm_graph_params & params) override;
+
+    // The angle table for this RoPE; made once and shared by the layers that rotate alike.
+    ggml_tensor * angles(const llm_graph_context & graph, const lctx_peeled & peeled);
+
+    const lctx_memory & memory() const { return mctx_->memory(); }
+
+    ggml_tensor * rows;  // I32 [4, n_tokens]           lctx_row
+    ggml_tensor * segs;  // I32 [4, n_seg, n_tokens]    lctx_segment
+    ggml_tensor * pos;   // I32 [n_angle * n_tokens]
+
+  private:
+    const lctx_memory_context * mctx_;
+    std::vector<std::pair<lctx_peeled, ggml_tensor *>> angles_;
+};

@@ -1,0 +1,30 @@
+// The handles behind the C API.
+#pragma once
+
+#include "lctx.h"
+#include "llama.h"
+#include "memory/memory.h"
+
+#include <string>
+#include <vector>
+
+struct lctx_model {
+    llama_model * model = nullptr;
+    const llama_vocab * vocab = nullptr;
+    std::string error;
+};
+
+struct lctx_context {
+    const lctx_model * model = nullptr;
+    llama_context * ctx = nullptr;
+    lctx_memory * memory = nullptr;  // nullptr: llama.cpp's own cache
+    uint32_t n_ctx = 0;              // as asked; llama.cpp pads it
+    std::string method, why, error;
+    const volatile int32_t * abort_flag = nullptr;
+    // one batch of n_batch tokens, reused
+    std::vector<llama_pos> pos;
+    std::vector<int32_t> n_seq_id;
+    std::vector<llama_seq_id *> seq_id;
+    std::vector<int8_t> output;
+    llama_seq_id seq_zero = 0;
+};

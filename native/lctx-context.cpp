@@ -1,0 +1,265 @@
+// The C API: contexts.
+#include "firewall.h"
+#include "handles.h"
+#include "llama-context.h"
+#include "log.h"
+#include "pending.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace {
+
+constexpr uint32_t MAX_N_CTX = 1u << 30;
+constexpr int32_t MAX_THREADS = 512;
+
+int32_t fail(lctx_context * ctx, int32_t status, const std::string & reason) {
+    ctx->error = reason;
+    return status;
+}
+
+bool is_kv_type(int32_t type) {
+    switch (type) {
+        case GGML_TYPE_F32:
+        case GGML_TYPE_F16:
+        case GGML_TYPE_BF16:
+        case GGML_TYPE_Q8_0:
+        case GGML_TYPE_Q4_0:
+        case GGML_TYPE_Q4_1:
+        case GGML_TYPE_Q5_0:
+        case GGML_TYPE_Q5_1:
+            return true;
+        default:
+            return false;
+    }
+}
+
+void check_params(const lctx_context_params & p) {
+    if (p.n_ctx > MAX_N_CTX) {
+        throw lctx_refusal("n_ctx " + std::to_string(p.n_ctx) + " is beyond " + std::to_string(MAX_N_CTX));
+    }
+    if (p.n_batch < 1 || p.n_ubatch < 1) {
+        throw lctx_refusal("n_batch and n_ubatch must be at least 1");
+    }
+    if (p.n_threads < 1 || p.n_threads_batch < 1 || p.n_threads > MAX_THREADS || p.n_threads_batch > MAX_THREADS) {
+        throw lctx_refusal("n_threads and n_threads_batch must be 1 .. " + std::to_string(MAX_THREADS));
+    }
+    if (!is_kv_type(p.type_k) || !is_kv_type(p.type_v)) {
+        throw lctx_refusal("type_k and type_v must be one of f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1");
+    }
+}
+
+llama_context_params to_llama(const lctx_context_params & p) {
+    llama_context_params c = llama_context_default_params();
+    c.n_ctx = p.n_ctx;
+    c.n_batch = p.n_batch;
+    c.n_ubatch = p.n_ubatch;
+    c.n_seq_max = 1;
+    c.n_threads = p.n_threads;
+    c.n_threads_batch = p.n_threads_batch;
+    c.type_k = (ggml_type)p.type_k;
+    c.type_v = (ggml_type)p.type_v;
+    c.rope_scaling_type = (llama_rope_scaling_type)p.rope_scaling_type;
+    c.pooling_type = (enum llama_pooling_type)p.pooling_type;
+    c.attention_type = (llama_attention_type)p.attention_type;
+    c.rope_freq_base = p.rope_freq_base;
+    c.rope_freq_scale = p.rope_freq_scale;
+    c.yarn_ext_factor = p.yarn_ext_factor;
+    c.yarn_attn_factor = p.yarn_attn_factor;
+    c.yarn_beta_fast = p.yarn_beta_fast;
+    c.yarn_beta_slow = p.yarn_beta_slow;
+    c.yarn_orig_ctx = p.yarn_orig_ctx;
+    c.embeddings = p.embeddings != 0;
+    c.offload_kqv = p.offload_kqv != 0;
+    c.op_offload = p.op_offload != 0;
+    c.no_perf = p.no_perf != 0;
+    c.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;  // ours replaces it; "disabled" would refuse a quantized V
+    return c;
+}
+
+bool on_abort(void * data) {
+    const auto * ctx = (const lctx_context *)data;
+    return ctx->abort_flag && *ctx->abort_flag != 0;
+}
+
+// llama_init_from_model with our settings pending for this thread.
+llama_context * init(llama_model * model, const llama_context_params & params, const std::string & method) {
+    lctx_pending & pending = lctx_pending_settings();
+    pending = {true, method, params.n_ctx};
+    llama_context * ctx = llama_init_from_model(model, params);
+    pending = {};
+    return ctx;
+}
+
+void create(lctx_context * ctx, const lctx_model * model, const lctx_context_params & params, const std::string & method) {
+    check_params(params);
+    llama_context_params c = to_llama(params);
+    const int32_t n_ctx_train = llama_model_n_ctx_train(model->model);
+    if (c.n_ctx == 0) {
+        c.n_ctx = method.empty() ? n_ctx_train : lctx_method_default_n_ctx(lctx_method_parse(method), n_ctx_train);
+    }
+    c.abort_callback = on_abort;
+    c.abort_callback_data = ctx;
+    lctx_log_begin();
+    ctx->ctx = init(model->model, c, method);
+    if (!ctx->ctx) {
+        throw lctx_refusal(lctx_log_errors("the context could not be created"));
+    }
+    ctx->n_ctx = c.n_ctx;
+    ctx->memory = dynamic_cast<lctx_memory *>(llama_get_memory(ctx->ctx));
+    if (ctx->memory) {
+        ctx->method = ctx->memory->method().spec();
+        ctx->why = ctx->memory->method().why();
+    }
+    const uint32_t n_batch = llama_n_batch(ctx->ctx);
+    ctx->pos.resize(n_batch);
+    ctx->n_seq_id.assign(n_batch, 1);
+    ctx->seq_id.assign(n_batch, &ctx->seq_zero);
+    ctx->output.resize(n_batch);
+}
+
+// What is wrong with a batch; empty when it can be decoded.
+std::string check_batch(const lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos) {
+    const int32_t n_vocab = llama_vocab_n_tokens(ctx->model->vocab);
+    if (n_tokens < 1 || n_tokens > (int32_t)llama_n_batch(ctx->ctx)) {
+        return "a batch holds 1 .. " + std::to_string(llama_n_batch(ctx->ctx)) + " tokens, not " + std::to_string(n_tokens);
+    }
+    if (pos != lctx_n_past(ctx)) {
+        return "the next position is " + std::to_string(lctx_n_past(ctx)) + ", not " + std::to_string(pos);
+    }
+    for (int32_t i = 0; i < n_tokens; i++) {
+        if (tokens[i] < 0 || tokens[i] >= n_vocab) {
+            return "token id " + std::to_string(tokens[i]) + " is outside the vocabulary of " + std::to_string(n_vocab);
+        }
+    }
+    return "";
+}
+
+int32_t decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos, float * logits, bool all) {
+    for (int32_t i = 0; i < n_tokens; i++) {
+        ctx->pos[i] = pos + i;
+        ctx->output[i] = logits && (all || i == n_tokens - 1);
+    }
+    llama_batch batch = {n_tokens, (llama_token *)tokens, nullptr, ctx->pos.data(), ctx->n_seq_id.data(), ctx->seq_id.data(), ctx->output.data()};
+    lctx_log_begin();
+    const int32_t status = llama_decode(ctx->ctx, batch);
+    if (status == LCTX_ABORTED) {
+        return fail(ctx, status, "aborted");
+    }
+    if (status != LCTX_OK) {
+        const std::string reason = ctx->memory ? ctx->memory->last_error() : "";
+        return fail(ctx, status == LCTX_NO_SLOT ? LCTX_NO_SLOT : LCTX_FAILED, reason.empty() ? lctx_log_errors("llama_decode failed") : reason);
+    }
+    if (logits) {
+        const size_t n_row = all ? n_tokens : 1;
+        memcpy(logits, llama_get_logits(ctx->ctx), n_row * llama_vocab_n_tokens(ctx->model->vocab) * sizeof(float));
+    }
+    return LCTX_OK;
+}
+
+}  // namespace
+
+void lctx_context_params_default(lctx_context_params * params) {
+    const llama_context_params d = llama_context_default_params();
+    *params = {};
+    params->n_batch = d.n_batch;
+    params->n_ubatch = d.n_ubatch;
+    params->n_threads = d.n_threads;
+    params->n_threads_batch = d.n_threads_batch;
+    params->type_k = d.type_k;
+    params->type_v = d.type_v;
+    params->rope_scaling_type = d.rope_scaling_type;
+    params->pooling_type = d.pooling_type;
+    params->attention_type = d.attention_type;
+    params->yarn_ext_factor = d.yarn_ext_factor;
+    params->yarn_attn_factor = d.yarn_attn_factor;
+    params->yarn_beta_fast = d.yarn_beta_fast;
+    params->yarn_beta_slow = d.yarn_beta_slow;
+    params->offload_kqv = d.offload_kqv;
+    params->op_offload = d.op_offload;
+    params->no_perf = d.no_perf;
+}
+
+lctx_context * lctx_context_create(lctx_model * model, const lctx_context_params * params, const char * method) {
+    lctx_context * ctx = new (std::nothrow) lctx_context;
+    if (!ctx) {
+        return nullptr;
+    }
+    ctx->model = model;
+    lctx_guard(&ctx->error, [&] { create(ctx, model, *params, method ? method : ""); });
+    return ctx;
+}
+
+const char * lctx_context_error(const lctx_context * ctx) {
+    return !ctx ? "out of memory" : ctx->error.empty() ? nullptr : ctx->error.c_str();
+}
+
+void lctx_context_free(lctx_context * ctx) {
+    if (ctx) {
+        llama_free(ctx->ctx);
+        delete ctx;
+    }
+}
+
+const char * lctx_context_method(const lctx_context * ctx) {
+    return ctx->method.c_str();
+}
+
+const char * lctx_context_why(const lctx_context * ctx) {
+    return ctx->why.c_str();
+}
+
+uint32_t lctx_context_n_ctx(const lctx_context * ctx) {
+    return ctx->n_ctx;
+}
+
+uint32_t lctx_context_n_batch(const lctx_context * ctx) {
+    return llama_n_batch(ctx->ctx);
+}
+
+uint32_t lctx_context_n_ubatch(const lctx_context * ctx) {
+    return llama_n_ubatch(ctx->ctx);
+}
+
+int32_t lctx_decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos, float * logits, int32_t all) {
+    int32_t status = LCTX_FAILED;
+    ctx->error.clear();
+    lctx_guard(&ctx->error, [&] {
+        const std::string wrong = check_batch(ctx, tokens, n_tokens, pos);
+        status = wrong.empty() ? decode(ctx, tokens, n_tokens, pos, logits, all != 0) : fail(ctx, LCTX_INVALID, wrong);
+    });
+    return status;
+}
+
+int32_t lctx_n_past(const lctx_context * ctx) {
+    return llama_memory_seq_pos_max(llama_get_memory(ctx->ctx), 0) + 1;
+}
+
+int32_t lctx_seq_rm(lctx_context * ctx, int32_t p0, int32_t p1) {
+    bool done = false;
+    ctx->error.clear();
+    lctx_guard(&ctx->error, [&] {
+        done = llama_memory_seq_rm(llama_get_memory(ctx->ctx), 0, p0, p1);
+        if (!done) {
+            ctx->error = ctx->memory ? ctx->memory->last_error() : "the cache cannot remove these positions";
+        }
+    });
+    return done;
+}
+
+void lctx_clear(lctx_context * ctx) {
+    lctx_guard(&ctx->error, [&] { llama_memory_clear(llama_get_memory(ctx->ctx), false); });
+}
+
+void lctx_context_set_abort(lctx_context * ctx, const volatile int32_t * flag) {
+    ctx->abort_flag = flag;
+}
+
+int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows) {
+    if (!ctx->memory) {
+        return LCTX_INVALID;
+    }
+    ctx->memory->usage(*info, rows);
+    return LCTX_OK;
+}

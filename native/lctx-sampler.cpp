@@ -1,0 +1,103 @@
+// The C API: llama.cpp's sampler chain on one row of logits.
+#include "firewall.h"
+#include "handles.h"
+
+#include <cmath>
+#include <new>
+
+struct lctx_sampler {
+    llama_sampler * chain = nullptr;
+    std::vector<llama_token_data> candidates;
+};
+
+namespace {
+
+llama_sampler * make_chain(const llama_vocab * vocab, const lctx_sampler_params & p) {
+    const int32_t n_vocab = llama_vocab_n_tokens(vocab);
+    llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
+    if (p.n_logit_bias > 0) {
+        std::vector<llama_logit_bias> bias;
+        for (int32_t i = 0; i < p.n_logit_bias; i++) {
+            bias.push_back({p.logit_bias_tokens[i], p.logit_bias_values[i]});
+        }
+        llama_sampler_chain_add(chain, llama_sampler_init_logit_bias(n_vocab, p.n_logit_bias, bias.data()));
+    }
+    llama_sampler_chain_add(chain, llama_sampler_init_penalties(n_vocab, p.penalty_last_n, p.repeat_penalty, p.frequency_penalty, p.presence_penalty));
+    if (p.temp == 0.0f) {
+        llama_sampler_chain_add(chain, llama_sampler_init_greedy());
+    } else if (p.temp < 0.0f) {
+        llama_sampler_chain_add(chain, llama_sampler_init_dist(p.seed));
+    } else if (p.mirostat_mode == 1) {
+        llama_sampler_chain_add(chain, llama_sampler_init_mirostat(n_vocab, p.seed, p.mirostat_tau, p.mirostat_eta, 100));
+    } else if (p.mirostat_mode == 2) {
+        llama_sampler_chain_add(chain, llama_sampler_init_mirostat_v2(p.seed, p.mirostat_tau, p.mirostat_eta));
+    } else {
+        llama_sampler_chain_add(chain, llama_sampler_init_top_k(p.top_k));
+        llama_sampler_chain_add(chain, llama_sampler_init_typical(p.typical_p, 1));
+        llama_sampler_chain_add(chain, llama_sampler_init_top_p(p.top_p, 1));
+        llama_sampler_chain_add(chain, llama_sampler_init_min_p(p.min_p, 1));
+        llama_sampler_chain_add(chain, llama_sampler_init_temp(p.temp));
+        llama_sampler_chain_add(chain, llama_sampler_init_dist(p.seed));
+    }
+    return chain;
+}
+
+int32_t sample(lctx_sampler * s, const float * logits, int32_t n_vocab) {
+    bool usable = false;
+    s->candidates.resize(n_vocab);
+    for (int32_t i = 0; i < n_vocab; i++) {
+        // a NaN would poison every comparison of the chain
+        const float logit = std::isnan(logits[i]) ? -INFINITY : logits[i];
+        usable |= logit > -INFINITY;
+        s->candidates[i] = {i, logit, 0.0f};
+    }
+    if (!usable) {
+        return -1;
+    }
+    llama_token_data_array array = {s->candidates.data(), s->candidates.size(), -1, false};
+    llama_sampler_apply(s->chain, &array);
+    if (array.selected < 0 || array.selected >= (int64_t)array.size) {
+        return -1;
+    }
+    const llama_token token = array.data[array.selected].id;
+    llama_sampler_accept(s->chain, token);
+    return token;
+}
+
+}  // namespace
+
+void lctx_sampler_params_default(lctx_sampler_params * params) {
+    *params = {};
+    params->seed = LLAMA_DEFAULT_SEED;
+    params->top_k = 40;
+    params->top_p = 0.95f;
+    params->min_p = 0.05f;
+    params->typical_p = 1.0f;
+    params->temp = 0.8f;
+    params->penalty_last_n = 64;
+    params->repeat_penalty = 1.0f;
+    params->mirostat_tau = 5.0f;
+    params->mirostat_eta = 0.1f;
+}
+
+lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_params * params) {
+    lctx_sampler * s = new (std::nothrow) lctx_sampler;
+    if (s && !lctx_guard(nullptr, [&] { s->chain = make_chain(model->vocab, *params); })) {
+        delete s;
+        return nullptr;
+    }
+    return s;
+}
+
+int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_t n_vocab) {
+    int32_t token = -1;
+    lctx_guard(nullptr, [&] { token = sample(sampler, logits, n_vocab); });
+    return token;
+}
+
+void lctx_sampler_free(lctx_sampler * sampler) {
+    if (sampler) {
+        llama_sampler_free(sampler->chain);
+        delete sampler;
+    }
+}

@@ -1,0 +1,138 @@
+// The C API: library, model and vocabulary. Handles are checked, nothing throws past extern "C".
+#include "lctx.h"
+
+#include "firewall.h"
+#include "ggml-backend.h"
+#include "handles.h"
+#include "log.h"
+
+#include <cstring>
+#include <mutex>
+
+#ifndef LCTX_BUILD_INFO
+#error "CMake defines LCTX_BUILD_INFO"
+#endif
+
+static void backend_init() {
+    static std::once_flag once;
+    std::call_once(once, llama_backend_init);
+}
+
+// ---- library ----
+
+int32_t lctx_abi_version(void) {
+    return LCTX_ABI_VERSION;
+}
+
+const char * lctx_build_info(void) {
+    static const std::string info = [] {
+        std::string backends;
+        for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+            backends += std::string(i ? ", " : "") + "\"" + ggml_backend_dev_name(ggml_backend_dev_get(i)) + "\"";
+        }
+        return std::string(LCTX_BUILD_INFO) + ", \"backends\": [" + backends + "]}";
+    }();
+    return info.c_str();
+}
+
+const char * lctx_system_info(void) {
+    return llama_print_system_info();
+}
+
+int32_t lctx_type_from_name(const char * name) {
+    for (int32_t type = 0; name && type < GGML_TYPE_COUNT; type++) {
+        const char * known = ggml_type_name((ggml_type)type);
+        if (known && strcmp(known, name) == 0) {
+            return type;
+        }
+    }
+    return -1;
+}
+
+const char * lctx_type_name(int32_t type) {
+    return type >= 0 && type < GGML_TYPE_COUNT ? ggml_type_name((ggml_type)type) : nullptr;
+}
+
+// ---- model ----
+
+void lctx_model_params_default(lctx_model_params * params) {
+    const llama_model_params d = llama_model_default_params();
+    *params = {d.n_gpu_layers, (int32_t)d.split_mode, d.main_gpu, d.vocab_only, 1, 0};
+}
+
+lctx_model * lctx_model_load(const char * path, const lctx_model_params * params) {
+    lctx_model * m = new (std::nothrow) lctx_model;
+    lctx_guard(m ? &m->error : nullptr, [&] {
+        backend_init();
+        lctx_log_begin();
+        llama_model_params p = llama_model_default_params();
+        p.n_gpu_layers = params->n_gpu_layers;
+        p.split_mode = (llama_split_mode)params->split_mode;
+        p.main_gpu = params->main_gpu;
+        p.vocab_only = params->vocab_only != 0;
+        p.load_mode = (llama_load_mode)((params->use_mmap ? LLAMA_LOAD_MODE_MMAP : 0) | (params->use_mlock ? LLAMA_LOAD_MODE_MLOCK : 0));
+        m->model = llama_model_load_from_file(path, p);
+        if (!m->model) {
+            m->error = lctx_log_errors("the model could not be loaded");
+            return;
+        }
+        m->vocab = llama_model_get_vocab(m->model);
+    });
+    return m;
+}
+
+const char * lctx_model_error(const lctx_model * model) {
+    return !model ? "out of memory" : model->error.empty() ? nullptr : model->error.c_str();
+}
+
+void lctx_model_free(lctx_model * model) {
+    if (model) {
+        llama_model_free(model->model);
+        delete model;
+    }
+}
+
+void lctx_model_get_info(const lctx_model * model, lctx_model_info * info) {
+    const llama_model * m = model->model;
+    const llama_vocab * v = model->vocab;
+    *info = {llama_vocab_n_tokens(v), llama_model_n_ctx_train(m), llama_model_n_embd(m), llama_model_n_layer(m), llama_model_n_head(m),
+             llama_model_n_head_kv(m), llama_vocab_bos(v), llama_vocab_eos(v), llama_vocab_nl(v), llama_vocab_sep(v),
+             llama_vocab_get_add_bos(v), llama_vocab_get_add_eos(v), llama_model_size(m), llama_model_n_params(m)};
+}
+
+int32_t lctx_model_meta_count(const lctx_model * model) {
+    return llama_model_meta_count(model->model);
+}
+
+int32_t lctx_model_meta_key(const lctx_model * model, int32_t i, char * buf, size_t size) {
+    return llama_model_meta_key_by_index(model->model, i, buf, size);
+}
+
+int32_t lctx_model_meta_val(const lctx_model * model, int32_t i, char * buf, size_t size) {
+    return llama_model_meta_val_str_by_index(model->model, i, buf, size);
+}
+
+int32_t lctx_model_desc(const lctx_model * model, char * buf, size_t size) {
+    return llama_model_desc(model->model, buf, size);
+}
+
+// ---- vocabulary ----
+
+int32_t lctx_tokenize(const lctx_model * model, const char * text, int32_t n_text, int32_t * tokens, int32_t n_max, int32_t add_special,
+                      int32_t parse_special) {
+    int32_t n = 0;
+    lctx_guard(nullptr, [&] { n = llama_tokenize(model->vocab, text, n_text, tokens, n_max, add_special != 0, parse_special != 0); });
+    return n;
+}
+
+int32_t lctx_token_to_piece(const lctx_model * model, int32_t token, char * buf, int32_t size, int32_t special) {
+    int32_t n = 0;
+    if (token >= 0 && token < llama_vocab_n_tokens(model->vocab)) {
+        lctx_guard(nullptr, [&] { n = llama_token_to_piece(model->vocab, token, buf, size, 0, special != 0); });
+    }
+    return n;
+}
+
+int32_t lctx_token_is_eog(const lctx_model * model, int32_t token) {
+    return token >= 0 && token < llama_vocab_n_tokens(model->vocab) && llama_vocab_is_eog(model->vocab, token);
+}

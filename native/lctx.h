@@ -1,0 +1,271 @@
+// The C API of pylongctx.
+//
+// The block between the two markers is the cffi cdef, read verbatim by pylongctx/_build_ffi.py: opaque structs, plain
+// structs of fixed-size fields, enums with values, functions. No macros, no llama.h types.
+//
+// Handles: lctx_model_load and lctx_context_create return a handle even when they fail; then *_error() gives the reason
+// and only *_error() and *_free() may be called. One call at a time per handle; different contexts may run in parallel.
+// No function throws, and none aborts on bad arguments.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// [cdef begin]
+
+enum { LCTX_ABI_VERSION = 1 };
+
+// Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
+enum lctx_status {
+    LCTX_OK = 0,
+    LCTX_NO_SLOT = 1,
+    LCTX_ABORTED = 2,
+    LCTX_INVALID = -1,
+    LCTX_FAILED = -2
+};
+
+typedef struct lctx_model lctx_model;
+typedef struct lctx_context lctx_context;
+typedef struct lctx_sampler lctx_sampler;
+
+// ---- library ----
+
+// LCTX_ABI_VERSION of the library; Python refuses another one.
+int32_t lctx_abi_version(void);
+
+// One JSON object: version, upstream, series (hash of tarball and patches), compiler, build_type, backends, native.
+const char * lctx_build_info(void);
+
+// The CPU features that the kernels were compiled for, as llama.cpp prints them.
+const char * lctx_system_info(void);
+
+// Which log lines of llama.cpp reach stderr: 0 none, 1 errors, 2 warnings, 3 info, 4 debug. Process-wide.
+void lctx_log_set_level(int32_t level);
+
+// The ggml type with this name ("f16", "q8_0"), or -1.
+int32_t lctx_type_from_name(const char * name);
+
+// The name of a ggml type, or NULL.
+const char * lctx_type_name(int32_t type);
+
+// ---- model ----
+
+typedef struct lctx_model_params {
+    int32_t n_gpu_layers;
+    int32_t split_mode;
+    int32_t main_gpu;
+    int32_t vocab_only;
+    int32_t use_mmap;
+    int32_t use_mlock;
+} lctx_model_params;
+
+typedef struct lctx_model_info {
+    int32_t n_vocab;
+    int32_t n_ctx_train;
+    int32_t n_embd;
+    int32_t n_layer;
+    int32_t n_head;
+    int32_t n_head_kv;
+    int32_t token_bos;
+    int32_t token_eos;
+    int32_t token_nl;
+    int32_t token_sep;
+    int32_t add_bos;
+    int32_t add_eos;
+    uint64_t size;
+    uint64_t n_params;
+} lctx_model_info;
+
+// Fill *params with llama.cpp's defaults.
+void lctx_model_params_default(lctx_model_params * params);
+
+// Load a GGUF file. Never NULL; check lctx_model_error.
+lctx_model * lctx_model_load(const char * path, const lctx_model_params * params);
+
+// NULL when the model is loaded, else why it is not.
+const char * lctx_model_error(const lctx_model * model);
+
+// Free the model; contexts made from it must be freed before. NULL is allowed.
+void lctx_model_free(lctx_model * model);
+
+void lctx_model_get_info(const lctx_model * model, lctx_model_info * info);
+
+// Metadata of the GGUF as strings. Each returns the length of the string (it may exceed size - 1: call again), or -1.
+int32_t lctx_model_meta_count(const lctx_model * model);
+int32_t lctx_model_meta_key(const lctx_model * model, int32_t i, char * buf, size_t size);
+int32_t lctx_model_meta_val(const lctx_model * model, int32_t i, char * buf, size_t size);
+int32_t lctx_model_desc(const lctx_model * model, char * buf, size_t size);
+
+// ---- vocabulary ----
+
+// Tokenize n_text bytes. Returns the number of tokens, or minus the number needed when n_max is too small.
+int32_t lctx_tokenize(const lctx_model * model, const char * text, int32_t n_text, int32_t * tokens, int32_t n_max,
+                      int32_t add_special, int32_t parse_special);
+
+// The bytes of one token, without a leading-space rule. Returns their number, or minus the number needed.
+int32_t lctx_token_to_piece(const lctx_model * model, int32_t token, char * buf, int32_t size, int32_t special);
+
+// 1 when the token ends a generation.
+int32_t lctx_token_is_eog(const lctx_model * model, int32_t token);
+
+// ---- context ----
+
+typedef struct lctx_context_params {
+    uint32_t n_ctx;            // 0: the trained context, times 4 for a method that extends
+    uint32_t n_batch;
+    uint32_t n_ubatch;
+    int32_t n_threads;
+    int32_t n_threads_batch;
+    int32_t type_k;
+    int32_t type_v;
+    int32_t rope_scaling_type;
+    int32_t pooling_type;
+    int32_t attention_type;
+    float rope_freq_base;      // 0: from the model
+    float rope_freq_scale;
+    float yarn_ext_factor;
+    float yarn_attn_factor;
+    float yarn_beta_fast;
+    float yarn_beta_slow;
+    uint32_t yarn_orig_ctx;
+    int32_t embeddings;
+    int32_t offload_kqv;
+    int32_t op_offload;
+    int32_t no_perf;
+} lctx_context_params;
+
+void lctx_context_params_default(lctx_context_params * params);
+
+// Create a context that runs with a method: "full", "window,n_sink=4", "selfextend,group_size=8,neighbor_window=128", ...
+// NULL or "" leaves llama.cpp's own KV cache in place. Never NULL; check lctx_context_error.
+lctx_context * lctx_context_create(lctx_model * model, const lctx_context_params * params, const char * method);
+
+// The message of the last failure on this handle, or NULL.
+const char * lctx_context_error(const lctx_context * ctx);
+
+void lctx_context_free(lctx_context * ctx);
+
+// The method with every automatic choice filled in, as a method string, and one line that says what was chosen and why.
+const char * lctx_context_method(const lctx_context * ctx);
+const char * lctx_context_why(const lctx_context * ctx);
+
+uint32_t lctx_context_n_ctx(const lctx_context * ctx);
+uint32_t lctx_context_n_batch(const lctx_context * ctx);
+uint32_t lctx_context_n_ubatch(const lctx_context * ctx);
+
+// Evaluate n_tokens (1 .. n_batch) at positions pos, pos + 1, ...; pos must be lctx_n_past.
+// logits: NULL (nothing is computed), or float[n_vocab] for the last token, or float[n_tokens][n_vocab] with all != 0.
+// LCTX_NO_SLOT: the cache is full, nothing changed. LCTX_ABORTED: the abort flag was set; lctx_n_past says what is kept.
+int32_t lctx_decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos, float * logits, int32_t all);
+
+// The number of positions in the cache.
+int32_t lctx_n_past(const lctx_context * ctx);
+
+// Remove positions [p0, p1) (p1 < 0: to the end). 1 done, 0 refused and nothing changed: lctx_context_error says why.
+int32_t lctx_seq_rm(lctx_context * ctx, int32_t p0, int32_t p1);
+
+// Forget everything.
+void lctx_clear(lctx_context * ctx);
+
+// While *flag != 0, a running lctx_decode stops at the next graph node. The flag must outlive the context; NULL: none.
+void lctx_context_set_abort(lctx_context * ctx, const volatile int32_t * flag);
+
+typedef struct lctx_kv_info {
+    uint64_t bytes;        // bytes of K and V in pages that hold rows now
+    uint64_t peak_bytes;   // most bytes ever held: what the process has touched
+    uint64_t full_bytes;   // what a full cache of the same types holds for the same tokens
+    int32_t n_layer;
+    int32_t n_head_kv;     // largest over the layers
+} lctx_kv_info;
+
+// KV memory of the context. rows: NULL or int32[n_layer][n_head_kv], rows held per layer and KV head.
+// LCTX_INVALID when the context runs without a method.
+int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows);
+
+// ---- sampler ----
+
+typedef struct lctx_sampler_params {
+    uint32_t seed;
+    int32_t top_k;
+    float top_p;
+    float min_p;
+    float typical_p;
+    float temp;                // 0: greedy; < 0: sample from the plain distribution
+    int32_t penalty_last_n;
+    float repeat_penalty;
+    float frequency_penalty;
+    float presence_penalty;
+    int32_t mirostat_mode;
+    float mirostat_tau;
+    float mirostat_eta;
+    int32_t n_logit_bias;
+    const int32_t * logit_bias_tokens;
+    const float * logit_bias_values;
+} lctx_sampler_params;
+
+void lctx_sampler_params_default(lctx_sampler_params * params);
+
+// llama.cpp's sampler chain in llama-cpp-python's order: logit bias, penalties, then greedy, or mirostat, or
+// top_k, typical, top_p, min_p, temperature, distribution. NULL when out of memory.
+lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_params * params);
+
+// Choose a token from float[n_vocab] and remember it for the penalties. -1 when every logit is NaN or -inf.
+int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_t n_vocab);
+
+void lctx_sampler_free(lctx_sampler * sampler);
+
+// ---- one op, for tests and bench ----
+
+// Store n_rows keys and values in shuffled pages, then attend with n_tokens queries; the graph runs on the CPU backend.
+typedef struct lctx_op_args {
+    int32_t head_dim_k;
+    int32_t head_dim_v;
+    int32_t n_head;
+    int32_t n_head_kv;
+    int32_t n_rows;
+    int32_t n_tokens;
+    int32_t n_seg;             // segments per query
+    int32_t near_mask;         // bit s: segment s reads the near ring
+    int32_t near_rows;         // rows of the near ring (multiple of 64), 0: none
+    int32_t type_k;
+    int32_t type_v;
+    int32_t n_threads;
+    int32_t page_seed;         // order of the pages in the pool
+    int32_t n_repeat;          // attend this many times, for timing
+    float scale;
+    float softcap;             // 0: none
+    int32_t rope_mode;         // 0 NORM, 2 NEOX
+    int32_t rope_dims;
+    int32_t rope_n_ctx_orig;
+    float rope_freq_base;
+    float rope_freq_scale;
+    float rope_ext_factor;
+    float rope_attn_factor;
+    float rope_beta_fast;
+    float rope_beta_slow;
+    const float * freq_factors;   // [rope_dims/2] or NULL
+    const float * k;              // [n_rows][n_head_kv][head_dim_k], not rotated
+    const float * v;              // [n_rows][n_head_kv][head_dim_v]
+    const int32_t * k_pos;        // [n_rows] storage position
+    const int32_t * k_near_pos;   // [n_rows] position in the near ring, or NULL
+    const float * q;              // [n_tokens][n_head][head_dim_k], not rotated
+    const int32_t * seg_rows;     // [n_tokens][n_seg][2]: rows [row0, row1)
+    const int32_t * seg_pos;      // [n_tokens][n_seg]: the position a from which the query looks at the segment
+    float * out;                  // [n_tokens][n_head][head_dim_v]
+    float * lse;                  // [n_tokens][n_head] or NULL
+    double store_us;              // result: time of the store node
+    double attend_us;             // result: shortest time of one attend node
+} lctx_op_args;
+
+// 0 on success, else LCTX_INVALID with the reason in err.
+int32_t lctx_op_run(lctx_op_args * args, char * err, size_t err_size);
+
+// [cdef end]
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,55 @@
+#include "log.h"
+
+#include "lctx.h"
+#include "llama.h"
+
+#include <atomic>
+#include <cstdio>
+
+namespace {
+
+std::atomic<int32_t> shown_level{2};
+thread_local std::string errors;
+thread_local ggml_log_level last_level = GGML_LOG_LEVEL_NONE;
+
+int32_t rank(ggml_log_level level) {
+    switch (level) {
+        case GGML_LOG_LEVEL_ERROR: return 1;
+        case GGML_LOG_LEVEL_WARN:  return 2;
+        case GGML_LOG_LEVEL_INFO:  return 3;
+        default:                   return 4;
+    }
+}
+
+void on_log(ggml_log_level level, const char * text, void *) {
+    last_level = level == GGML_LOG_LEVEL_CONT ? last_level : level;
+    if (last_level == GGML_LOG_LEVEL_ERROR) {
+        errors += text;
+    }
+    if (rank(last_level) <= shown_level) {
+        fputs(text, stderr);
+    }
+}
+
+}  // namespace
+
+void lctx_log_begin() {
+    llama_log_set(on_log, nullptr);
+    errors.clear();
+}
+
+std::string lctx_log_errors(const char * fallback) {
+    // a reason that was thrown stands behind this prefix and is enough by itself
+    static const std::string thrown = "failed to initialize the context: ";
+    const size_t at = errors.find(thrown);
+    std::string text = at == std::string::npos ? errors : errors.substr(at + thrown.size());
+    while (!text.empty() && text.back() == '\n') {
+        text.pop_back();
+    }
+    return text.empty() ? fallback : text;
+}
+
+void lctx_log_set_level(int32_t level) {
+    shown_level = level;
+    llama_log_set(on_log, nullptr);
+}

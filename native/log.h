@@ -1,0 +1,10 @@
+// llama.cpp's log: what reaches stderr, and the error lines of this thread for *_error().
+#pragma once
+
+#include <string>
+
+// Install the callback (once) and forget this thread's error lines.
+void lctx_log_begin();
+
+// The error lines since lctx_log_begin, or `fallback` when there were none.
+std::string lctx_log_errors(const char * fallback);

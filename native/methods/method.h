@@ -1,0 +1,75 @@
+// A method says where a key is stored, which segments of rows a query reads, and which rows are dead.
+// One file per method; to add one: (1) subclass here in methods/NAME.cpp, (2) list its factory in method.cpp,
+// (3) a dataclass in pylongctx/methods/, (4) its relative positions in tests/oracle.py, (5) its rows in tests/cases.py.
+#pragma once
+
+#include "../ops/ops.h"
+
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+// Why something cannot be served, in words for the user.
+struct lctx_refusal : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// What automatic choices depend on. n_ctx_train counts rope scaling in: positions that the model can tell apart.
+struct lctx_method_env {
+    int32_t n_ctx_train;
+    int32_t n_ctx;
+};
+
+class lctx_method {
+  public:
+    virtual ~lctx_method() = default;
+
+    // The method string with every option filled in, and one line that says what was chosen and why.
+    virtual std::string spec() const = 0;
+    virtual std::string why() const = 0;
+
+    // Rows of the angle table per token, and their positions for a token at position p: what its key is rotated to
+    // (row 0; near ring: row near_angle()) and from where its query looks.
+    virtual int32_t n_angle() const = 0;
+    virtual void positions(int32_t p, int32_t * pos) const = 0;
+    virtual int32_t near_angle() const { return 0; }
+
+    // Segments of the query at position p; .angle is the row among the token's own n_angle rows.
+    virtual int32_t n_segment() const = 0;
+    virtual void segments(int32_t p, lctx_segment * segs) const = 0;
+
+    // Segments that read the near ring (bit mask), and how many rows back they reach; 0: no near ring.
+    virtual uint32_t near_mask() const { return 0; }
+    virtual int32_t near_window() const { return 0; }
+
+    // Queries at p and later read no row in [n_sink(), first_row(p)).
+    virtual int32_t n_sink() const { return 0; }
+    virtual int32_t first_row(int32_t p) const { return p < 0 ? p : 0; }
+};
+
+// "name,key=value,key=value"
+struct lctx_method_spec {
+    std::string name;
+    std::map<std::string, int32_t> options;
+
+    // The option's value, or -1 when it is left to choose.
+    int32_t get(const char * key) const {
+        const auto it = options.find(key);
+        return it == options.end() ? -1 : it->second;
+    }
+};
+
+// Throws lctx_refusal when the name or an option is unknown or a value is no number.
+lctx_method_spec lctx_method_parse(const std::string & text);
+
+// n_ctx for n_ctx = 0: the trained context, times 4 for a method that extends.
+int32_t lctx_method_default_n_ctx(const lctx_method_spec & spec, int32_t n_ctx_train);
+
+// Fill in what is automatic and check the rest against the model. Throws lctx_refusal.
+std::unique_ptr<lctx_method> lctx_method_create(const lctx_method_spec & spec, const lctx_method_env & env);
+
+std::unique_ptr<lctx_method> lctx_full_create(const lctx_method_spec & spec, const lctx_method_env & env);
+std::unique_ptr<lctx_method> lctx_window_create(const lctx_method_spec & spec, const lctx_method_env & env);
+std::unique_ptr<lctx_method> lctx_selfextend_create(const lctx_method_spec & spec, const lctx_method_env & env);

@@ -1,0 +1,63 @@
+#include "ops.h"
+
+#include <cstring>
+#include <initializer_list>
+
+namespace {
+
+template <typename T> void set_params(ggml_tensor * node, const T & params) {
+    static_assert(sizeof(T) <= GGML_MAX_OP_PARAMS, "op_params is full");
+    memcpy(node->op_params, &params, sizeof(params));
+}
+
+void set_sources(ggml_tensor * node, std::initializer_list<ggml_tensor *> src) {
+    node->op = GGML_OP_LCTX;
+    int i = 0;
+    for (ggml_tensor * s : src) {
+        node->src[i++] = s;
+    }
+}
+
+}  // namespace
+
+ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * freq_factors, const lctx_rope & rope) {
+    GGML_ASSERT(pos->type == GGML_TYPE_I32 && ggml_is_vector(pos));
+    GGML_ASSERT(rope.n_dims > 0 && rope.n_dims % 2 == 0);
+    GGML_ASSERT(!freq_factors || (freq_factors->type == GGML_TYPE_F32 && freq_factors->ne[0] >= rope.n_dims / 2));
+
+    ggml_tensor * result = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, rope.n_dims, pos->ne[0]);
+    set_params(result, lctx_angles_params{LCTX_OP_ANGLES, rope});
+    set_sources(result, {pos, freq_factors});
+    return result;
+}
+
+ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
+                         ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, int32_t rope_mode) {
+    GGML_ASSERT(k->type == GGML_TYPE_F32 && k->nb[0] == sizeof(float) && k->ne[0] == k_pool->ne[0]);
+    GGML_ASSERT(v->type == GGML_TYPE_F32 && v->nb[0] == sizeof(float) && v->ne[0] == v_pool->ne[0]);
+    GGML_ASSERT(k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && k->ne[1] == table->ne[1]);
+    GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == k->ne[2] && ggml_is_contiguous(rows));
+    GGML_ASSERT(angles->ne[0] <= k->ne[0] && table->type == GGML_TYPE_I32);
+    GGML_ASSERT(!near || (near->type == k_pool->type && near->ne[0] == k->ne[0] && near->ne[1] % LCTX_PAGE_ROWS == 0));
+
+    ggml_tensor * result = ggml_view_tensor(ctx, k_pool);
+    set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode});
+    set_sources(result, {k, v, k_pool, v_pool, table, rows, angles, near});
+    return result;
+}
+
+ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
+                          ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near, const lctx_attend_params & params) {
+    GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0]);
+    GGML_ASSERT(q->ne[1] % table->ne[1] == 0 && q->ne[3] == 1);
+    GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && segs->ne[2] == q->ne[2] && ggml_is_contiguous(segs));
+    GGML_ASSERT(params.near_mask == 0 || near);
+
+    const int64_t n_query = q->ne[1] * q->ne[2];
+    ggml_tensor * result = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, n_query * (v_pool->ne[0] + (params.lse ? 1 : 0)));
+    lctx_attend_params with_op = params;
+    with_op.op = LCTX_OP_ATTEND;
+    set_params(result, with_op);
+    set_sources(result, {q, k, v_pool, table, segs, angles, near});
+    return result;
+}

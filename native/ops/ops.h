@@ -1,0 +1,93 @@
+// The sub-ops of GGML_OP_LCTX: parameters and constructors. The sub-op is op_params[0].
+//
+// One page is LCTX_PAGE_ROWS rows of one layer and KV head; page i is the rows [i*64, i*64 + 64) of the K and V pools.
+// A row number counts the tokens of a sequence from 0; its page is table[row / 64].
+#pragma once
+
+#include "ggml.h"
+
+#include <cstdint>
+
+constexpr int LCTX_PAGE_ROWS = 64;
+
+enum lctx_op : int32_t {
+    LCTX_OP_ANGLES,
+    LCTX_OP_STORE,
+    LCTX_OP_ATTEND,
+};
+
+// RoPE as ggml's op_params give it; NORM or NEOX.
+struct lctx_rope {
+    int32_t mode;
+    int32_t n_dims;
+    int32_t n_ctx_orig;
+    float freq_base;
+    float freq_scale;
+    float ext_factor;
+    float attn_factor;
+    float beta_fast;
+    float beta_slow;
+};
+
+// op_params of the three sub-ops; at most 64 bytes.
+struct lctx_angles_params {
+    lctx_op op;
+    lctx_rope rope;
+};
+
+struct lctx_store_params {
+    lctx_op op;
+    int32_t rope_mode;
+};
+
+struct lctx_attend_params {
+    lctx_op op;
+    int32_t rope_mode;
+    float scale;
+    float softcap;       // 0: none
+    uint32_t near_mask;  // bit s: segment s reads its keys from the near ring
+    int32_t lse;         // 1: the LSE of every query and head follows the output
+};
+
+// One token of the batch, as *store* sees it.
+struct lctx_row {
+    int32_t row;         // row in its sequence
+    int32_t seq;
+    int32_t angle;       // row of the angle table for the key's storage position
+    int32_t near_angle;  // the same for the near ring
+};
+
+// One segment of one query: rows [row0, row1) of sequence seq, seen from the position of an angle row.
+struct lctx_segment {
+    int32_t row0;
+    int32_t row1;
+    int32_t angle;
+    int32_t seq;
+};
+
+// cos and sin of n positions, one pair per rotated pair of dimensions, the magnitude included.
+//   pos:          I32 [n]
+//   freq_factors: F32 [n_dims/2] or NULL
+//   result:       F32 [n_dims, n]   (cos, sin, cos, sin, ...)
+ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * freq_factors, const lctx_rope & rope);
+
+// Rotate the keys of the batch to their storage positions, convert, and write rows of K and V.
+//   k:       F32 [head_dim_k, n_head_kv, n_tokens]   not rotated
+//   v:       F32 [head_dim_v, n_head_kv, n_tokens]
+//   k_pool:  any KV type [head_dim_k, n_rows_total];  v_pool: [head_dim_v, n_rows_total]
+//   table:   I32 [n_page_max, n_head_kv, n_seq]      pages of this layer
+//   rows:    I32 [4, n_tokens]                       lctx_row
+//   angles:  F32 [n_dims, *]
+//   near:    as k_pool [head_dim_k, near_rows, n_head_kv, n_seq] or NULL: keys once more, in row % near_rows
+//   result:  view of k_pool; what reads the pools takes it as its source
+ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
+                         ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, int32_t rope_mode);
+
+// Attention of every query over its segments.
+//   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
+//   k:       result of lctx_store; v_pool, table, angles, near: as there
+//   segs:    I32 [4, n_seg, n_tokens]                lctx_segment
+//   result:  F32 [n_head*head_dim_v*n_tokens] as [head_dim_v, n_head, n_tokens], then with lse: [n_head, n_tokens]
+// A query without any row gives 0 and LSE -inf.
+ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
+                          ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near, const lctx_attend_params & params);

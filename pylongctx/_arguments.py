@@ -1,0 +1,92 @@
+"""Checks of the constructor's arguments that need no library."""
+
+import difflib
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from pylongctx._lib import build_info, ffi, lib, text
+
+# Names that programs written for older llama-cpp-python versions pass, without effect there too.
+LEGACY = frozenset({"n_parts", "f16_kv", "rpc_servers", "mul_mat_q"})
+
+# name: (default, why another value is refused)
+LATER: dict[str, tuple[Any, str]] = {
+    "tensor_split": (None, "splitting tensors over GPUs comes with the GPU backends"),
+    "kv_overrides": (None, "overriding GGUF metadata comes in a later release; edit the file with gguf-new-metadata"),
+    "embedding": (False, "embeddings come in a later release; use llama_cpp.Llama(embedding=True)"),
+    "pooling_type": (-1, "pooling belongs to embeddings, which come in a later release"),
+    "swa_full": (None, "models with sliding-window layers come in a later release"),
+    "lora_base": (None, "LoRA comes in a later release; merge the adapter with llama-export-lora"),
+    "lora_path": (None, "LoRA comes in a later release; merge the adapter with llama-export-lora"),
+    "lora_scale": (1.0, "LoRA comes in a later release; merge the adapter with llama-export-lora"),
+    "numa": (False, "NUMA placement comes in a later release; use numactl"),
+    "chat_handler": (None, "chat comes in a later release; format the prompt and use create_completion"),
+    "draft_model": (None, "speculative decoding comes in a later release"),
+    "tokenizer": (None, "only the tokenizer of the GGUF file is supported; pass token ids instead of text"),
+    "spm_infill": (False, "infill comes in a later release"),
+}
+
+
+def check_later(arguments: Mapping[str, Any]) -> None:
+    """Raise NotImplementedError for an argument whose value is not supported yet."""
+    for name, (default, reason) in LATER.items():
+        if arguments[name] != default:
+            raise NotImplementedError(f"{name}={arguments[name]!r}: {reason}")
+
+
+def check_unknown(extra: Mapping[str, Any], known: list[str]) -> None:
+    """Warn about argument names that nobody reads, with the closest name that exists."""
+    for name in extra:
+        if name in LEGACY:
+            continue
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        warnings.warn(f"Llama ignores the unknown argument {name!r}{hint}", RuntimeWarning, stacklevel=3)
+
+
+def check_count(name: str, value: Any, minimum: int = 1) -> int:
+    """Return ``value`` when it is an integer from ``minimum`` to 2**31 - 1."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    if not minimum <= value < 2**31:
+        raise ValueError(f"{name} must be from {minimum} to {2**31 - 1}, not {value}")
+    return int(value)
+
+
+def thread_counts(n_threads: int | None, n_threads_batch: int | None) -> tuple[int, int]:
+    """Return both thread counts; None means half of the cores, and all of them."""
+    cores = os.cpu_count() or 1
+    few = max(cores // 2, 1) if n_threads is None else n_threads
+    many = cores if n_threads_batch is None else n_threads_batch
+    return check_count("n_threads", few), check_count("n_threads_batch", many)
+
+
+def kv_type(name: str, value: int | str | None) -> int:
+    """Return the ggml type of a KV cache given by number or name; None is f16."""
+    if value is None or isinstance(value, str):
+        value = value or "f16"
+        number: int = lib.lctx_type_from_name(value.lower().encode())
+        if number < 0:
+            raise ValueError(f"unknown {name} {value!r}; names are those of ggml, for instance f16, q8_0, q4_0")
+        return number
+    number = check_count(name, value, 0)
+    if lib.lctx_type_name(number) == ffi.NULL or not text(lib.lctx_type_name(number)):
+        raise ValueError(f"unknown {name} {number}: not a ggml type")
+    return number
+
+
+def warn_without_gpu(n_gpu_layers: int) -> None:
+    """Warn when layers shall go to a GPU and the library has no GPU backend."""
+    if n_gpu_layers != 0 and not has_gpu():
+        warnings.warn(
+            f"n_gpu_layers={n_gpu_layers} has no effect: this build of pylongctx has no GPU backend",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def has_gpu() -> bool:
+    """Return whether the library was built with another backend than the CPU."""
+    return any(name.upper() not in ("CPU", "BLAS") for name in build_info()["backends"])

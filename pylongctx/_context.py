@@ -1,0 +1,133 @@
+"""One llama.cpp context with a method: a thin, locked wrapper of the lctx_context calls."""
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx._lib import check, error, ffi, in_buffer, lib, out_buffer, text
+from pylongctx._model import Model
+
+
+@dataclass(frozen=True, eq=False)
+class KVUsage:
+    """The KV memory of a context.
+
+    Attributes
+    ----------
+    bytes : int
+        Bytes of K and V in pages that hold rows now.
+    peak_bytes : int
+        Most bytes ever held.
+    full_bytes : int
+        What a full cache of the same types holds for the same tokens.
+    rows : numpy.ndarray
+        int32 [n_layer, n_head_kv], rows held per layer and KV head.
+    """
+
+    bytes: int
+    peak_bytes: int
+    full_bytes: int
+    rows: NDArray[np.int32]
+
+
+class Context:
+    """Owner of one ``lctx_context``.
+
+    Parameters
+    ----------
+    model : Model
+        Must outlive the context.
+    settings : dict
+        Fields of ``lctx_context_params``; the others keep llama.cpp's defaults.
+    method : str
+        Spec string; empty for llama.cpp's own KV cache.
+
+    Raises
+    ------
+    InvalidInput
+        When the library refuses the model or a setting.
+    """
+
+    def __init__(self, model: Model, settings: dict[str, Any], method: str) -> None:
+        self._lock = threading.Lock()
+        self._handle: Any = None
+        self._abort = ffi.new("int32_t *")
+        params = ffi.new("lctx_context_params *")
+        lib.lctx_context_params_default(params)
+        for key, value in settings.items():
+            setattr(params, key, value)
+        handle = lib.lctx_context_create(model.handle, params, method.encode())
+        if failure := text(lib.lctx_context_error(handle)):
+            lib.lctx_context_free(handle)
+            raise error(lib.LCTX_INVALID, failure)
+        self._handle = handle
+        self.n_vocab: int = model.info.n_vocab
+        self.n_ctx: int = lib.lctx_context_n_ctx(handle)
+        self.n_batch: int = lib.lctx_context_n_batch(handle)
+        self.n_ubatch: int = lib.lctx_context_n_ubatch(handle)
+        self.method = text(lib.lctx_context_method(handle))
+        self.why = text(lib.lctx_context_why(handle))
+        lib.lctx_context_set_abort(handle, self._abort)
+
+    @property
+    def handle(self) -> Any:
+        if self._handle is None:
+            raise RuntimeError("this Llama is closed")
+        return self._handle
+
+    def close(self) -> None:
+        with self._lock:
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                lib.lctx_context_free(handle)
+
+    @property
+    def abort(self) -> bool:
+        """Whether a running ``decode`` shall stop; may be set from any thread."""
+        return bool(self._abort[0])
+
+    @abort.setter
+    def abort(self, value: bool) -> None:
+        self._abort[0] = value
+
+    def decode(self, tokens: NDArray[np.int32], pos: int, logits: NDArray[np.float32] | None, every: bool) -> None:
+        """Evaluate int32 [n] at position ``pos``; logits: None, float32 [n_vocab], or [n, n_vocab] with ``every``."""
+        out = ffi.NULL if logits is None else out_buffer("logits", logits, np.float32)
+        n_rows = len(tokens) if every else 1
+        if logits is not None and logits.size != n_rows * self.n_vocab:
+            raise ValueError(f"logits must hold {n_rows} x {self.n_vocab} numbers, not {logits.size}")
+        with self._lock:
+            handle = self.handle
+            status = lib.lctx_decode(handle, in_buffer("tokens", tokens, np.int32), len(tokens), pos, out, every)
+            check(status, lib.lctx_context_error(handle))
+
+    def n_past(self) -> int:
+        """Return the number of positions in the cache."""
+        with self._lock:
+            return int(lib.lctx_n_past(self.handle))
+
+    def truncate(self, n: int) -> str:
+        """Remove the positions from ``n`` on; returns why it was refused, or the empty string."""
+        with self._lock:
+            done = lib.lctx_seq_rm(self.handle, n, -1)
+            return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            lib.lctx_clear(self.handle)
+
+    def kv_usage(self) -> KVUsage:
+        """Return the KV memory held now."""
+        info = ffi.new("lctx_kv_info *")
+        with self._lock:
+            self._kv_usage(info, ffi.NULL)
+            rows = np.zeros((info.n_layer, info.n_head_kv), np.int32)
+            self._kv_usage(info, out_buffer("rows", rows, np.int32))
+        return KVUsage(info.bytes, info.peak_bytes, info.full_bytes, rows)
+
+    def _kv_usage(self, info: Any, rows: Any) -> None:
+        check(lib.lctx_kv_usage(self.handle, info, rows), lib.lctx_context_error(self.handle))

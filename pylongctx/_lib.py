@@ -1,0 +1,104 @@
+"""The native library: loading, status codes, checked numpy buffers."""
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx.errors import Aborted, ContextFull, InvalidInput, LctxError
+
+__all__ = [
+    "Aborted",
+    "ContextFull",
+    "InvalidInput",
+    "LctxError",
+    "build_info",
+    "check",
+    "error",
+    "ffi",
+    "in_buffer",
+    "lib",
+    "library_path",
+    "out_buffer",
+    "text",
+]
+
+HOW_TO_BUILD = "build it with 'pip install .' in the source tree of pylongctx"
+CTYPES: dict[Any, str] = {np.int32: "int32_t[]", np.float32: "float[]"}
+
+
+def library_path() -> Path:
+    """Return where the library belongs: inside the package, never a system library."""
+    return Path(str(resources.files("pylongctx"))).resolve() / "lib" / "libllama.so"
+
+
+def _load() -> tuple[Any, Any]:
+    path = library_path()
+    if not path.is_file():
+        raise ImportError(f"the native library {path} is missing: {HOW_TO_BUILD}")
+    try:
+        from pylongctx._ffi_generated import ffi
+    except ModuleNotFoundError as reason:
+        raise ImportError(f"pylongctx/_ffi_generated.py is missing: {HOW_TO_BUILD}") from reason
+    try:
+        lib = ffi.dlopen(str(path))
+        version = lib.lctx_abi_version()
+    except (OSError, AttributeError) as reason:
+        raise ImportError(f"the native library {path} cannot be loaded ({reason}): {HOW_TO_BUILD}") from reason
+    if version != lib.LCTX_ABI_VERSION:
+        raise ImportError(
+            f"the native library {path} has ABI version {version}, this package needs {lib.LCTX_ABI_VERSION}: "
+            + HOW_TO_BUILD
+        )
+    return ffi, lib
+
+
+ffi, lib = _load()
+
+_CLASSES = {lib.LCTX_NO_SLOT: ContextFull, lib.LCTX_ABORTED: Aborted, lib.LCTX_INVALID: InvalidInput}
+
+
+def text(pointer: Any) -> str:
+    """Decode a C string; NULL is the empty string."""
+    return ffi.string(pointer).decode("utf-8", "replace") if pointer else ""
+
+
+def error(status: int, message: str) -> LctxError:
+    """Return the exception that stands for a status code."""
+    return _CLASSES.get(status, LctxError)(message or f"the native library returned status {status}", status)
+
+
+def check(status: int, message: Any) -> None:
+    """Raise unless ``status`` is LCTX_OK; ``message`` is a C string."""
+    if status != lib.LCTX_OK:
+        raise error(status, text(message))
+
+
+def _checked(name: str, array: NDArray[Any], dtype: type, writable: bool) -> Any:
+    if not isinstance(array, np.ndarray) or array.dtype != dtype:
+        found = getattr(array, "dtype", type(array).__name__)
+        raise ValueError(f"{name} must be a numpy array of {np.dtype(dtype)}, not {found}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name} must be C-contiguous")
+    if writable and not array.flags.writeable:
+        raise ValueError(f"{name} must be writable")
+    return ffi.from_buffer(CTYPES[dtype], array, require_writable=writable)
+
+
+def in_buffer(name: str, array: NDArray[Any], dtype: type) -> Any:
+    """Return a C view of an array that the library reads; ValueError names the argument."""
+    return _checked(name, array, dtype, writable=False)
+
+
+def out_buffer(name: str, array: NDArray[Any], dtype: type) -> Any:
+    """Return a C view of an array that the library fills; ValueError names the argument."""
+    return _checked(name, array, dtype, writable=True)
+
+
+def build_info() -> dict[str, Any]:
+    """Return how the library was built: version, upstream, series, compiler, build_type, backends, native."""
+    info: dict[str, Any] = json.loads(text(lib.lctx_build_info()))
+    return info

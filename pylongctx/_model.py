@@ -1,0 +1,140 @@
+"""A loaded GGUF model: facts, metadata, vocabulary."""
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx._lib import error, ffi, lib, out_buffer, text
+
+INFO_FIELDS = (
+    "n_vocab n_ctx_train n_embd n_layer n_head n_head_kv token_bos token_eos token_nl token_sep "
+    "add_bos add_eos size n_params"
+).split()
+
+
+class Model:
+    """Owner of one ``lctx_model``.
+
+    Parameters
+    ----------
+    path : str
+        GGUF file.
+    settings : dict
+        Fields of ``lctx_model_params``; the others keep llama.cpp's defaults.
+
+    Raises
+    ------
+    ValueError
+        When the file is missing or cannot be loaded.
+    """
+
+    def __init__(self, path: str, settings: dict[str, int]) -> None:
+        self._handle: Any = None
+        if not os.path.exists(path):
+            raise ValueError(f"Model path does not exist: {path}")
+        params = ffi.new("lctx_model_params *")
+        lib.lctx_model_params_default(params)
+        for key, value in settings.items():
+            setattr(params, key, value)
+        handle = lib.lctx_model_load(os.fsencode(path), params)
+        if failure := text(lib.lctx_model_error(handle)):
+            lib.lctx_model_free(handle)
+            raise error(lib.LCTX_INVALID, failure)
+        self._handle = handle
+        self.info = self._read_info()
+
+    @property
+    def handle(self) -> Any:
+        if self._handle is None:
+            raise RuntimeError("this Llama is closed")
+        return self._handle
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            lib.lctx_model_free(handle)
+
+    def _read_info(self) -> Any:
+        info = ffi.new("lctx_model_info *")
+        lib.lctx_model_get_info(self.handle, info)
+        return info
+
+    def facts(self) -> dict[str, int]:
+        """Return ``lctx_model_info`` as a dict."""
+        return {key: getattr(self.info, key) for key in INFO_FIELDS}
+
+    def metadata(self) -> dict[str, str]:
+        """Return the key-value pairs of the GGUF file as strings."""
+        handle = self.handle
+        return {
+            _string(lib.lctx_model_meta_key, handle, i): _string(lib.lctx_model_meta_val, handle, i)
+            for i in range(lib.lctx_model_meta_count(handle))
+        }
+
+    def description(self) -> str:
+        """Return llama.cpp's one-line description, such as ``llama 7B Q4_K - Medium``."""
+        return _string(lib.lctx_model_desc, self.handle)
+
+    def tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the token ids of UTF-8 bytes."""
+        if not isinstance(data, bytes):
+            raise TypeError(f"text must be bytes, not {type(data).__name__}")
+        handle = self.handle
+        tokens = np.empty(len(data) + 8, np.int32)
+        while True:
+            out = out_buffer("tokens", tokens, np.int32)
+            n = lib.lctx_tokenize(handle, data, len(data), out, len(tokens), add_special, parse_special)
+            if n >= 0:
+                return [int(token) for token in tokens[:n]]
+            if -n <= len(tokens):
+                raise RuntimeError(f"the text cannot be tokenized ({len(data)} bytes)")
+            tokens = np.empty(-n, np.int32)
+
+    def piece(self, token: int, special: bool = False) -> bytes:
+        """Return the bytes of one token."""
+        handle = self.handle
+        size = 64
+        while True:
+            buffer = ffi.new("char[]", size)
+            n = lib.lctx_token_to_piece(handle, token, buffer, size, special)
+            if n >= 0:
+                return bytes(ffi.buffer(buffer, n))
+            size = -n
+
+    def detokenize(self, tokens: Iterable[int], special: bool = False) -> bytes:
+        """Return the bytes of tokens; a space right after a leading BOS token is dropped."""
+        ids = self.check_tokens(tokens, allow_empty=True)
+        data = b"".join(self.piece(int(token), special) for token in ids)
+        after_bos = len(ids) > 0 and ids[0] == self.info.token_bos
+        return data[1:] if after_bos and data[:1] == b" " else data
+
+    def ends_generation(self, token: int) -> bool:
+        """Return whether the token ends a generation."""
+        return bool(lib.lctx_token_is_eog(self.handle, token))
+
+    def check_tokens(self, tokens: Iterable[int], allow_empty: bool = False) -> NDArray[np.int32]:
+        """Return the ids as int32 [n]; ValueError when they are no tokens of this model."""
+        ids = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens))
+        if ids.size == 0 and ids.ndim == 1 and allow_empty:
+            return np.empty(0, np.int32)
+        if ids.size == 0:
+            raise ValueError("tokens is empty")
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise ValueError(f"tokens must be a flat sequence of integers, not {ids.dtype} of shape {ids.shape}")
+        bad = (ids < 0) | (ids >= self.info.n_vocab)
+        if bad.any():
+            raise ValueError(f"token {ids[bad][0]} is outside the vocabulary (0 to {self.info.n_vocab - 1})")
+        return np.ascontiguousarray(ids, np.int32)
+
+
+def _string(function: Callable[..., int], *args: Any) -> str:
+    size = 256
+    while True:
+        buffer = ffi.new("char[]", size)
+        n = function(*args, buffer, size)
+        if n < size:
+            return text(buffer)
+        size = n + 1

@@ -1,0 +1,164 @@
+"""The state of one sequence: which tokens are evaluated, which logits are known."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx._context import Context
+from pylongctx._lib import ContextFull, lib
+from pylongctx._model import Model
+
+FIRST_ROWS = 64
+
+Progress = Callable[[int, int], None]
+
+
+class Session:
+    """Evaluate tokens step by step and keep tokens, logits and cache consistent.
+
+    One step is at most one ubatch, so that Ctrl-C and ``abort`` return soon. Whatever interrupts an evaluation,
+    ``n_tokens`` and ``input_ids`` say what was evaluated; the cache is cut back to that before the next step.
+    Setting ``n_tokens`` to a smaller number forgets the tokens after it.
+    """
+
+    def __init__(self, model: Model, context: Context, logits_all: bool, verbose: bool) -> None:
+        self.model = model
+        self.context = context
+        self.logits_all = logits_all
+        self.verbose = verbose
+        self.progress: Progress | None = None
+        self.n_tokens = 0
+        self.input_ids = np.zeros(context.n_ctx, np.int32)
+        self._rows = np.empty((FIRST_ROWS if logits_all else 1, model.info.n_vocab), np.float32)
+        self._known = -1  # the last row of logits belongs to the state after this many tokens
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """int32 [n_tokens], the evaluated tokens."""
+        return self.input_ids[: self.n_tokens]
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """float32 [n_tokens, n_vocab] with logits_all, else [1, n_vocab], or [0, n_vocab] when nothing is known."""
+        if self.logits_all:
+            return self._rows[: self.n_tokens]
+        return self._rows if self.has_logits else self._rows[:0]
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the logits after the last evaluated token are known."""
+        return 0 < self.n_tokens == self._known
+
+    @property
+    def last_logits(self) -> NDArray[np.float32]:
+        """float32 [n_vocab], the logits after the last evaluated token."""
+        if not self.has_logits:
+            raise RuntimeError("no logits: evaluate tokens first")
+        row: NDArray[np.float32] = self._rows[self.n_tokens - 1 if self.logits_all else 0]
+        return row
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.n_tokens = 0
+        self._known = -1
+        self.context.clear()
+
+    def rewind(self, n: int) -> int:
+        """Forget all but the first ``n`` tokens; returns how many are left, 0 when the cache cannot be cut there."""
+        if n == 0:
+            self.clear()
+            return 0
+        n_past = self.context.n_past()
+        refusal = self.context.truncate(n) if n < n_past else ""
+        if n > n_past or refusal:
+            self._say(f"the cache cannot go back to {n} tokens ({refusal or 'it holds fewer'}): evaluating again")
+            self.clear()
+            return 0
+        self.n_tokens = n
+        return n
+
+    def reuse(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Keep the longest common prefix with the evaluated tokens; returns the tokens still to be evaluated."""
+        prefix = longest_prefix(self.tokens, tokens)
+        if prefix == len(tokens) and not (self.has_logits and prefix == self.n_tokens):
+            prefix -= 1  # one token must be evaluated to get its logits
+        if prefix < self.n_tokens or self.context.n_past() != self.n_tokens:
+            prefix = self.rewind(prefix)
+        return tokens[prefix:]
+
+    def eval(self, tokens: NDArray[np.int32]) -> None:
+        """Evaluate int32 [n] after the current tokens; logits are computed for the last one, or all with logits_all."""
+        for part, is_last in self._steps(tokens):
+            wanted = is_last or self.logits_all
+            self._step(part, self._row_buffer(len(part)) if wanted else None, self.logits_all)
+            if wanted:
+                self._known = self.n_tokens
+
+    def eval_rows(self, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
+        """Evaluate int32 [n] and yield float32 [k, n_vocab] per step, valid until the next step."""
+        scratch = np.empty((min(self._step_size, self.n_tokens + len(tokens)), self.model.info.n_vocab), np.float32)
+        for part, _ in self._steps(tokens):
+            rows = self._row_buffer(len(part)) if self.logits_all else scratch[: len(part)]
+            self._step(part, rows, True)
+            yield rows
+
+    @property
+    def _step_size(self) -> int:
+        return min(self.context.n_batch, self.context.n_ubatch)
+
+    def _steps(self, tokens: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.int32], bool]]:
+        """Yield (int32 [k], whether it is the last) for parts of at most one ubatch."""
+        self.check_room(self.n_tokens + len(tokens))
+        earlier = self.tokens.copy()
+        kept = self.rewind(self.n_tokens)
+        tokens = np.concatenate([earlier[kept:], tokens])
+        for i in range(0, len(tokens), self._step_size):
+            part = tokens[i : i + self._step_size]
+            yield part, i + len(part) == len(tokens)
+            if self.progress is not None and len(tokens) > 1:
+                self.progress(self.n_tokens, kept + len(tokens))
+
+    def _step(self, part: NDArray[np.int32], out: NDArray[np.float32] | None, every: bool) -> None:
+        start, end = self.n_tokens, self.n_tokens + len(part)
+        self._known = -1
+        self.context.decode(part, start, out, every)
+        # n_tokens last: an interrupt in between leaves the shorter, consistent state.
+        self.input_ids[start:end] = part
+        self.n_tokens = end
+
+    def _row_buffer(self, n: int) -> NDArray[np.float32]:
+        if not self.logits_all:
+            return self._rows
+        end = self.n_tokens + n
+        if end > len(self._rows):
+            grown = np.empty((min(max(end, 2 * len(self._rows)), self.context.n_ctx), self._rows.shape[1]), np.float32)
+            grown[: self.n_tokens] = self._rows[: self.n_tokens]
+            self._rows = grown
+        return self._rows[self.n_tokens : end]
+
+    def check_room(self, n: int) -> None:
+        """Raise ContextFull when the context cannot hold ``n`` tokens."""
+        if n > self.context.n_ctx:
+            raise ContextFull(self.overflow_message(n), lib.LCTX_NO_SLOT)
+
+    def overflow_message(self, n: int) -> str:
+        """Return llama_cpp's text for too many tokens, and what can be done."""
+        trained = self.model.info.n_ctx_train
+        return (
+            f"Requested tokens ({n}) exceed context window of {self.context.n_ctx}; the model was trained with "
+            f"n_ctx_train={trained}. Pass a larger n_ctx" + (", with method='selfextend'" if n > trained else "")
+        )
+
+    def _say(self, message: str) -> None:
+        if self.verbose:
+            print(f"pylongctx: {message}", file=sys.stderr)
+
+
+def longest_prefix(a: Sequence[int] | NDArray[Any], b: Sequence[int] | NDArray[Any]) -> int:
+    """Return how many leading elements are equal."""
+    n = min(len(a), len(b))
+    different = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
+    return int(different[0]) if len(different) else n

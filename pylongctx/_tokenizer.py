@@ -1,0 +1,26 @@
+"""The tokenizer object of llama_cpp: str on one side, token ids on the other."""
+
+from pylongctx._model import Model
+
+
+class LlamaTokenizer:
+    """The tokenizer of a loaded model."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Return the token ids of UTF-8 bytes."""
+        return self._model.tokenize(text, add_bos, special)
+
+    def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
+        """Return the bytes of tokens."""
+        return self._model.detokenize(tokens, special)
+
+    def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Return the token ids of a string."""
+        return self.tokenize(text.encode("utf-8", "ignore"), add_bos, special)
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text of tokens."""
+        return self.detokenize(tokens).decode("utf-8", "ignore")

@@ -1,0 +1,27 @@
+"""What pylongctx raises when the native library reports a failure."""
+
+
+class LctxError(RuntimeError):
+    """A call into the native library failed.
+
+    Attributes
+    ----------
+    status : int
+        The status code of ``enum lctx_status``.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class InvalidInput(LctxError, ValueError):
+    """The library refused a model, a setting or an argument, and nothing changed."""
+
+
+class ContextFull(LctxError, ValueError):
+    """There is no room for more tokens; the cache is unchanged and usable."""
+
+
+class Aborted(LctxError):
+    """An evaluation was stopped by ``Llama.abort``; what was evaluated before is kept."""

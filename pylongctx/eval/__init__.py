@@ -1,0 +1,1 @@
+"""Evaluation tasks: pure functions and dataclasses, without printing."""

@@ -1,0 +1,214 @@
+"""Pass-key retrieval: five digits hidden in a haystack, asked for at the end.
+
+The prompt of Landmark Attention, arXiv 2305.16300, as LongHeads, arXiv 2402.10685, uses it: five parts, the haystack
+cut by characters. They are joined by newlines there and by spaces in llama.cpp's passkey example, which the embedded
+model was trained on; both are offered. Lengths are in tokens here, the tokens of the answer included.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from pylongctx.llama import Llama
+
+INTRO = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
+    "I will quiz you about the important information there."
+)
+SENTENCES = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+SEPARATORS = {"space": " ", "newline": "\n"}
+QUESTION = "What is the pass key? The pass key is"
+
+Tokenize = Callable[[bytes], list[int]]
+
+
+@dataclass(frozen=True)
+class Haystack:
+    """Text to hide a key in.
+
+    Attributes
+    ----------
+    name : str
+        For reports.
+    text : str
+        Repeated as often as a length needs.
+    continues : bool
+        Whether the text after the key goes on where the text before it ended, as a book does; else it begins anew,
+        and every prompt begins at the same place.
+    """
+
+    name: str
+    text: str
+    continues: bool
+
+    def cut(self, n: int, depth: float, start: float) -> tuple[str, str]:
+        """Return the text before and after the key, ``n`` characters in all, the key at ``depth`` (0 to 1)."""
+        n_before = int(depth * n)
+        offset = int(start * len(self.text)) if self.continues else 0
+        text = self.text * ((offset + n) // len(self.text) + 1)
+        after = offset + n_before if self.continues else 0
+        return text[offset : offset + n_before], text[after : after + n - n_before]
+
+
+def load_haystack(name: str) -> Haystack:
+    """Return the haystack "sentences", or one made of a UTF-8 text file.
+
+    Raises
+    ------
+    ValueError
+        When there is no such file or it is empty.
+    """
+    if name == "sentences":
+        return Haystack(name, SENTENCES, continues=False)
+    if not Path(name).is_file():
+        raise ValueError(f"haystack {name!r} is neither 'sentences' nor a file")
+    text = Path(name).read_text(encoding="utf-8").strip()
+    if not text:
+        raise ValueError(f"haystack {name!r} is empty")
+    return Haystack(Path(name).name, text + "\n", continues=True)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question.
+
+    Attributes
+    ----------
+    tokens : list of int
+        The prompt.
+    answer : list of int
+        The tokens that a strict match asks for; both together are at most ``length`` tokens.
+    depth : float
+        Where the key is hidden, 0 to 1.
+    """
+
+    length: int
+    trial: int
+    seed: int
+    haystack: str
+    separator: str
+    key: int
+    depth: float
+    tokens: list[int]
+    answer: list[int]
+
+
+def make_prompt(
+    tokenize: Tokenize, haystack: Haystack, length: int, trial: int, seed: int, separator: str = "space"
+) -> Prompt:
+    """Build the longest prompt that, with its answer, has at most ``length`` tokens.
+
+    Key and depth follow from (seed, length, trial) alone, so every method gets the same prompts.
+
+    Parameters
+    ----------
+    tokenize : callable
+        From UTF-8 bytes to token ids, the BOS token included where the model wants one.
+    separator : str
+        What joins the parts, "space" or "newline".
+
+    Raises
+    ------
+    ValueError
+        When the parts without haystack are longer than ``length``.
+    """
+    random = Random(f"{seed}-{length}-{trial}")
+    key, depth, start = random.randint(10000, 99999), random.random(), random.random()
+
+    def build(n: int) -> tuple[list[int], list[int]]:
+        before, after = haystack.cut(n, depth, start)
+        needle = f"The pass key is {key}. Remember it. {key} is the pass key."
+        text = SEPARATORS[separator].join([INTRO, before, needle, after, QUESTION])
+        return _tokens(tokenize, text, f" {key}")
+
+    def fits(n: int) -> bool:
+        return sum(map(len, build(n))) <= length
+
+    if not fits(0):
+        raise ValueError(
+            f"length {length} is too short: the prompt without haystack has {sum(map(len, build(0)))} tokens"
+        )
+    tokens, answer = build(_largest(fits, 4 * length))
+    return Prompt(length, trial, seed, haystack.name, separator, key, depth, tokens, answer)
+
+
+def _tokens(tokenize: Tokenize, text: str, answer: str) -> tuple[list[int], list[int]]:
+    prompt, whole = tokenize(text.encode()), tokenize((text + answer).encode())
+    if whole[: len(prompt)] == prompt:
+        return prompt, whole[len(prompt) :]
+    # The tokenizer joins the answer's beginning with the prompt's end: take what both have in common.
+    n = next(i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b)
+    return whole[:n], whole[n:]
+
+
+def _largest(fits: Callable[[int], bool], guess: int) -> int:
+    """Return the largest n that fits, by doubling and bisection; ``fits(0)`` holds."""
+    low, high = 0, guess
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One answer, as a JSON line holds it.
+
+    Attributes
+    ----------
+    method : str
+        Spec string with every automatic choice filled in.
+    strict : bool
+        Whether all answer tokens are right.
+    regex : bool
+        Whether the first number in the answer is the key.
+    seconds : float
+        Prompt and answer together.
+    """
+
+    model: str
+    method: str
+    length: int
+    n_tokens: int
+    haystack: str
+    separator: str
+    seed: int
+    trial: int
+    depth: float
+    key: int
+    answer: str
+    strict: bool
+    regex: bool
+    seconds: float
+
+
+def run_trial(llm: Llama, prompt: Prompt) -> Trial:
+    """Answer one prompt greedily, from an empty cache."""
+    start = time.perf_counter()
+    llm.reset()
+    output = list(islice(llm.generate(prompt.tokens, temp=0.0), len(prompt.answer)))
+    seconds = time.perf_counter() - start
+    text = llm.detokenize(output).decode("utf-8", "ignore")
+    number = re.search(r"\d+", text)
+    return Trial(
+        model=Path(llm.model_path).name,
+        method=str(llm.method or ""),
+        length=prompt.length,
+        n_tokens=len(prompt.tokens) + len(prompt.answer),
+        haystack=prompt.haystack,
+        separator=prompt.separator,
+        seed=prompt.seed,
+        trial=prompt.trial,
+        depth=round(prompt.depth, 4),
+        key=prompt.key,
+        answer=text,
+        strict=output == prompt.answer,
+        regex=number is not None and number.group() == str(prompt.key),
+        seconds=round(seconds, 4),
+    )

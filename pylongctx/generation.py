@@ -1,0 +1,222 @@
+"""Sampling and completion: the part of llama_cpp.Llama's interface that makes tokens and text."""
+
+import warnings
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+from pylongctx import completion
+from pylongctx._lib import ContextFull, lib
+from pylongctx._model import Model
+from pylongctx._session import Session
+from pylongctx.completion import Request, StopFilter
+from pylongctx.sampling import LogitsProcessor, Sampler, SamplingParams, StoppingCriteria, process, seed_sequence
+
+Processors = LogitsProcessor | list[LogitsProcessor] | None
+Criteria = StoppingCriteria | None
+
+NUMBERS = (
+    "top_k top_p min_p typical_p temp repeat_penalty frequency_penalty presence_penalty mirostat_mode mirostat_tau "
+    "mirostat_eta"
+).split()
+LATER = {
+    "grammar": "grammars come in a later release; use a logits_processor",
+    "logprobs": "logprobs come in a later release; use logits_all=True, scores and logits_to_logprobs",
+    "suffix": "infill comes in a later release",
+}
+
+
+class Generation:
+    """What Llama does with logits: ``sample``, ``generate``, ``create_completion``."""
+
+    model_path: str
+    metadata: dict[str, str]
+    last_n_tokens_size: int
+    _model: Model
+    _seeds: Iterator[int]
+
+    @property
+    def _session(self) -> Session:
+        raise NotImplementedError
+
+    def sample(
+        self,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_eta: float = 0.1,
+        mirostat_tau: float = 5.0,
+        penalize_nl: bool = True,
+        logits_processor: Processors = None,
+        grammar: Any = None,
+        idx: int | None = None,
+    ) -> int:
+        """Choose a token from the logits after the last token, or after token ``idx`` with logits_all."""
+        params = self._sampling(locals())
+        session = self._session
+        if idx is None or idx == session.n_tokens - 1:
+            row = session.last_logits
+        elif session.logits_all and 0 <= idx < session.n_tokens:
+            row = session.scores[idx]
+        else:
+            raise ValueError(f"no logits for idx={idx}: earlier tokens need logits_all=True")
+        return Sampler(self._model, params).sample(process(logits_processor, session.tokens, row))
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: Processors = None,
+        stopping_criteria: Criteria = None,
+        grammar: Any = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Yield tokens that continue ``tokens``, without end; ``.send(tokens)`` injects tokens after the last one.
+
+        With ``reset``, ``tokens`` are the whole sequence and what the cache holds of their beginning is reused;
+        without, they follow the current tokens.
+        """
+        return self._generate(tokens, self._sampling(locals()), reset, logits_processor, stopping_criteria)
+
+    def _generate(
+        self, tokens: Sequence[int], params: SamplingParams, reset: bool, processors: Processors, criteria: Criteria
+    ) -> Generator[int, Sequence[int] | None, None]:
+        session = self._session
+        session.context.abort = False
+        sampler = Sampler(self._model, params)
+        pending = self._model.check_tokens(tokens, allow_empty=not reset and session.has_logits)
+        if reset:
+            session.check_room(len(pending))
+            pending = session.reuse(pending)
+        while True:
+            if len(pending):
+                self._session.eval(pending)
+            row = session.last_logits
+            token = sampler.sample(process(processors, session.tokens, row))
+            if criteria is not None and criteria(session.tokens, row):
+                return
+            sent = yield token
+            pending = self._model.check_tokens([token, *(sent or ())])
+
+    def create_completion(
+        self,
+        prompt: str | list[int],
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stop: str | list[str] | None = [],  # noqa: B006 - the default of llama_cpp, never changed
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        top_k: int = 40,
+        stream: bool = False,
+        seed: int | None = None,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        stopping_criteria: Criteria = None,
+        logits_processor: Processors = None,
+        grammar: Any = None,
+        logit_bias: Mapping[int, float] | None = None,
+    ) -> Any:
+        """Complete a prompt; returns OpenAI's response dict, or with ``stream`` an iterator of chunks.
+
+        Parameters
+        ----------
+        prompt : str or list of int
+            Text, or tokens that are used as they are.
+        max_tokens : int or None
+            Most tokens to generate; None or <= 0: until the context is full.
+        stop : str or list of str or None
+            Strings that end the completion; neither they nor a part of them is returned.
+        seed : int or None
+            Seed of this call; None continues the object's seed, which is random unless one was given.
+
+        The last chunk of a stream holds ``usage``. The other parameters are those of llama_cpp.Llama.
+
+        Raises
+        ------
+        ValueError
+            When the prompt is empty or does not fit the context.
+        NotImplementedError
+            For suffix, logprobs and grammar.
+        """
+        params = self._sampling(locals() | {"temp": temperature})
+        tokens = self._prompt_tokens(prompt)
+        room = self._session.context.n_ctx - len(tokens)
+        if room <= 0:
+            raise ContextFull(self._session.overflow_message(len(tokens)), lib.LCTX_NO_SLOT)
+        request = Request(
+            model_name=self.model_path if model is None else model,
+            tokens=self._generate(tokens, params, True, logits_processor, stopping_criteria),
+            piece=self._model.piece,
+            ends=self._model.ends_generation,
+            n_prompt=len(tokens),
+            max_tokens=min(max_tokens, room) if max_tokens and max_tokens > 0 else room,
+            filter=StopFilter([stop] if isinstance(stop, str) else list(stop or []), strip_space=not prompt),
+            echo=self._prompt_text(prompt) if echo else "",
+        )
+        chunks = completion.stream(request)
+        return chunks if stream else completion.collect(chunks)
+
+    __call__ = create_completion
+
+    def _prompt_tokens(self, prompt: str | list[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return [int(token) for token in self._model.check_tokens(prompt)]
+        info = self._model.info
+        first = info.token_bos
+        last = info.token_eos if info.token_sep < 0 else info.token_sep
+        tokens = self._model.tokenize(prompt.encode(), False, True) if prompt else []
+        if info.add_bos and first >= 0:
+            tokens = [first, *tokens]
+        if info.add_eos or info.token_sep >= 0:
+            tokens = [*tokens, last]
+        if not tokens:
+            raise ValueError("the prompt is empty, and this model has no BOS token to start from")
+        if tokens[:2] == [info.token_bos] * 2:
+            warnings.warn("the prompt begins with the BOS token, which is added anyway", RuntimeWarning, stacklevel=3)
+        return tokens
+
+    def _prompt_text(self, prompt: str | list[int]) -> str:
+        return prompt if isinstance(prompt, str) else self._model.detokenize(prompt).decode("utf-8", "ignore")
+
+    def _sampling(self, given: Mapping[str, Any]) -> SamplingParams:
+        """Return the parameters of a sampler from the arguments of a public method."""
+        for name, reason in LATER.items():
+            if given.get(name) is not None:
+                raise NotImplementedError(f"{name}: {reason}")
+        if given["tfs_z"] != 1.0 or not given.get("penalize_nl", True):
+            warnings.warn("tfs_z and penalize_nl have no effect: llama.cpp removed them", RuntimeWarning, stacklevel=3)
+        seed = given.get("seed")
+        return SamplingParams(
+            seed=next(self._seeds if seed is None else seed_sequence(seed)),
+            penalty_last_n=self.last_n_tokens_size,
+            logit_bias=given.get("logit_bias") or {},
+            **{name: given[name] for name in NUMBERS},
+        )

@@ -1,0 +1,12 @@
+"""Full attention."""
+
+from dataclasses import dataclass
+
+from pylongctx.methods.base import Method
+
+
+@dataclass(frozen=True)
+class Full(Method):
+    """Every query reads every earlier token at its true position: the model as it was trained."""
+
+    name = "full"

@@ -1,0 +1,35 @@
+"""SelfExtend: exact positions nearby, grouped positions far away."""
+
+from dataclasses import dataclass
+
+from pylongctx.methods.base import Method, check_int
+
+
+@dataclass(frozen=True)
+class SelfExtend(Method):
+    """Read every token; beyond the neighbor window its distance is divided by the group size.
+
+    LLM Maybe LongLM: SelfExtend, arXiv 2401.01325, algorithm 1. Up to the trained context with automatic options
+    nothing is remapped and the result is that of full attention.
+
+    Parameters
+    ----------
+    group_size : int or None
+        Far positions are floor-divided by it. None: the smallest that fits n_ctx by the paper's rule (eq. 5).
+    neighbor_window : int or None
+        Distances below it stay exact. None: chosen from the trained context.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When an option is not an integer or is too small.
+    """
+
+    group_size: int | None = None
+    neighbor_window: int | None = None
+
+    name = "selfextend"
+
+    def __post_init__(self) -> None:
+        check_int("group_size", self.group_size, 1)
+        check_int("neighbor_window", self.neighbor_window, 1)

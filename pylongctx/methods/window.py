@@ -1,0 +1,37 @@
+"""Attention sinks and a sliding window."""
+
+from dataclasses import dataclass
+
+from pylongctx.methods.base import Method, check_int
+
+
+@dataclass(frozen=True)
+class Window(Method):
+    """Read the first tokens (sinks) and the last ones, forget the middle.
+
+    StreamingLLM, arXiv 2309.17453, and LM-Infinite, arXiv 2308.16137. Fluent at any length, and blind to what left
+    the window: the baseline that long-context methods must beat.
+
+    Parameters
+    ----------
+    n_sink : int
+        First tokens that stay readable.
+    window : int or None
+        Last tokens that stay readable, the query's own key included. None: chosen from the trained context.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When an option is not an integer or is too small.
+    """
+
+    n_sink: int = 4
+    window: int | None = None
+
+    name = "window"
+
+    def __post_init__(self) -> None:
+        if self.n_sink is None:
+            raise TypeError("n_sink must be an integer, not None")
+        check_int("n_sink", self.n_sink, 0)
+        check_int("window", self.window, 1)

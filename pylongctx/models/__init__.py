@@ -1,0 +1,9 @@
+"""The model that ships with the package: 4.5 M parameters, trained context 512, good enough to show the methods."""
+
+from importlib import resources
+from pathlib import Path
+
+
+def embedded_model() -> Path:
+    """Return the path of the embedded GGUF model."""
+    return Path(str(resources.files("pylongctx.models") / "pylongctx-tiny-q8_0.gguf"))

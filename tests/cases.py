@@ -1,0 +1,185 @@
+"""The shared tables of cases: what the op tests and the method tests run over.
+
+Sizes are odd on purpose: one row, one page of 64 rows and its neighbours, a head that no vector width divides.
+
+Tolerances are fractions of the largest absolute value of the reference. f32 rows leave float rounding only. The oracle
+rounds the rotated keys and the values to the storage type too, so for f16 and q8_0 what remains is a rounding that
+falls the other way when float32 and float64 disagree in the last bit, and the rounding of q where the kernel
+quantizes it for integer dot products.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from oracle import NEOX, NORM, Full, Method, Rope, Segment, SelfExtend, Window
+
+TOLERANCE = {"f32": 1e-4, "f16": 2e-3, "q8_0": 1e-2}
+LOGIT_TOLERANCE = 1e-4  # of the largest logit, f32 KV
+PAGE_ROWS = 64
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """One call of ``lctx_op_run``. ``method`` gives the segments of causal queries at the end of the rows."""
+
+    name: str
+    n_rows: int = 65
+    n_tokens: int = 7
+    head_dim_k: int = 64
+    head_dim_v: int = 64
+    n_head: int = 4
+    n_head_kv: int = 2
+    type_k: str = "f32"
+    type_v: str = "f32"
+    n_threads: int = 1
+    softcap: float = 0.0
+    sharpness: float = 1.0
+    lse: bool = True
+    near_rows: int = 0
+    method: Method = field(default_factory=Full)
+    random_segments: int = 0
+    seed: int = 0
+    rope: dict = field(default_factory=dict, hash=False)
+
+    @property
+    def tolerance(self) -> float:
+        return max(TOLERANCE[self.type_k], TOLERANCE[self.type_v])
+
+    @property
+    def scale(self) -> float:
+        return float(np.float32(self.head_dim_k**-0.5))
+
+    def make_rope(self) -> Rope:
+        return Rope(**{"n_dims": self.head_dim_k, **self.rope})
+
+    def positions(self) -> list[int]:
+        """Return the position of every query: the last rows; queries that come too early look from the first one."""
+        return [max(0, self.n_rows - self.n_tokens + t) for t in range(self.n_tokens)]
+
+    def segments(self) -> list[list[Segment]]:
+        """Return the segments of every query, equally many for each."""
+        if self.random_segments:
+            rng = np.random.default_rng(self.seed + 1)
+            return [[self._random_segment(rng) for _ in range(self.random_segments)] for _ in range(self.n_tokens)]
+        return [self.method.segments(p) for p in self.positions()]
+
+    def _random_segment(self, rng: np.random.Generator) -> Segment:
+        row0, row1 = sorted(int(r) for r in rng.integers(0, self.n_rows + 1, 2))
+        return Segment(row0, row1 if rng.random() < 0.8 else row0, int(rng.integers(0, 2 * self.n_rows)))
+
+
+def _factors(n_dims: int) -> np.ndarray:
+    return np.linspace(1.0, 8.0, n_dims // 2, dtype=np.float32)
+
+
+YARN = {"freq_scale": 0.25, "ext_factor": 1.0, "n_ctx_orig": 64}
+ROPES = {
+    "norm": {},
+    "neox": {"mode": NEOX},
+    "norm-partial": {"n_dims": 32},
+    "neox-partial": {"mode": NEOX, "n_dims": 48},
+    "neox-two-dims": {"mode": NEOX, "n_dims": 2},
+    "base": {"freq_base": 500000.0},
+    "linear": {"freq_scale": 0.125},
+    "attn-factor": {"attn_factor": 1.25},
+    "factors": {"freq_factors": _factors(64)},
+    "neox-partial-factors": {"mode": NEOX, "n_dims": 32, "freq_factors": _factors(32)},
+    "yarn": YARN,
+    "yarn-neox": YARN | {"mode": NEOX},
+    "yarn-half": YARN | {"ext_factor": 0.5, "attn_factor": 0.75},
+    "yarn-betas": YARN | {"beta_fast": 8.0, "beta_slow": 2.0, "n_ctx_orig": 256},
+    "yarn-partial-factors": YARN | {"mode": NORM, "n_dims": 32, "freq_factors": _factors(32)},
+}
+
+METHODS = {
+    "full": Full(),
+    "window": Window(4, 64),
+    "window-no-sink": Window(0, 33),
+    "window-one": Window(1, 1),
+    "selfextend": SelfExtend(4, 32),
+    "selfextend-odd": SelfExtend(7, 45),
+}
+
+
+def _shapes() -> list[OpCase]:
+    sizes = [(rows, tokens) for rows in (1, 63, 64, 65, 257) for tokens in (1, 2, 7, 64, 65)]
+    return [OpCase(f"rows{r}-tokens{t}", n_rows=r, n_tokens=t, n_threads=1 + t % 2) for r, t in sizes]
+
+
+def _heads() -> list[OpCase]:
+    dims = [(d, d) for d in (8, 40, 64, 80, 96, 128, 256)] + [(64, 128), (128, 64), (40, 8), (192, 128)]
+    heads = [(1, 1), (8, 8), (2, 1), (6, 2), (8, 1)]
+    return [
+        *(OpCase(f"dim{k}x{v}", n_rows=131, head_dim_k=k, head_dim_v=v) for k, v in dims),
+        *(OpCase(f"decode-dim{k}x{v}", n_rows=131, n_tokens=1, head_dim_k=k, head_dim_v=v) for k, v in dims),
+        *(OpCase(f"heads{h}x{kv}-threads{n}", n_head=h, n_head_kv=kv, n_threads=n) for h, kv in heads for n in (1, 2)),
+    ]
+
+
+def _types() -> list[OpCase]:
+    names = ("f32", "f16", "q8_0")
+    pairs = [(k, v) for k in names for v in names]
+    dims = (64, 96, 256)
+    return [
+        OpCase(f"k-{k}-v-{v}-dim{d}-tokens{t}", n_rows=257, n_tokens=t, head_dim_k=d, head_dim_v=d, type_k=k, type_v=v)
+        for k, v in pairs for d in dims for t in (1, 7)
+    ]  # fmt: skip
+
+
+def _ropes() -> list[OpCase]:
+    return [OpCase(f"rope-{name}", n_rows=130, rope=rope) for name, rope in ROPES.items()]
+
+
+def _methods() -> list[OpCase]:
+    sizes = [(1, 1), (64, 64), (65, 1), (257, 7), (321, 65)]
+    base = [
+        OpCase(f"{name}-rows{r}-tokens{t}", n_rows=r, n_tokens=t, method=method)
+        for name, method in METHODS.items() if name != "full" for r, t in sizes
+    ]  # fmt: skip
+    near = [replace(c, near_rows=_ring(c)) if isinstance(c.method, SelfExtend) else c for c in base]
+    last = [c for c in near if c.n_rows == 321]
+    return [
+        *near,
+        *(replace(c, name=f"{c.name}-q8_0-threads2", type_k="q8_0", type_v="q8_0", n_threads=2) for c in last),
+        *(replace(c, name=f"{c.name}-f16-neox", type_k="f16", type_v="f16", rope=ROPES["neox"]) for c in last),
+        *(replace(c, name=f"{c.name}-yarn", rope=ROPES["yarn"]) for c in last),
+    ]
+
+
+def _ring(case: OpCase) -> int:
+    """Return the smallest ring that still holds every near key of every query."""
+    need = case.method.neighbor_window + case.n_tokens
+    return -(-need // PAGE_ROWS) * PAGE_ROWS
+
+
+def _corners() -> list[OpCase]:
+    return [
+        OpCase("softcap", softcap=2.0),
+        OpCase("softcap-decode", n_rows=257, n_tokens=1, softcap=20.0, sharpness=4.0),
+        OpCase("no-lse", lse=False),
+        OpCase("no-lse-decode", n_tokens=1, n_rows=300, n_threads=2, lse=False),
+        OpCase("sharp", sharpness=8.0, n_rows=257),
+        OpCase("flat", sharpness=0.0),
+        *(OpCase(f"segments{n}-threads{1 + n % 2}", n_rows=257, random_segments=n, seed=n, n_threads=1 + n % 2)
+          for n in (1, 2, 3, 8)),
+        *(OpCase(f"segments{n}-decode", n_rows=700, n_tokens=1, random_segments=n, seed=n, n_threads=2)
+          for n in (1, 2, 5)),
+        OpCase("segments-q8_0", n_rows=257, random_segments=5, seed=5, type_k="q8_0", type_v="q8_0"),
+    ]  # fmt: skip
+
+
+OP_CASES = [*_shapes(), *_heads(), *_types(), *_ropes(), *_methods(), *_corners()]
+
+# Model-level cases: (method, number of tokens) for a model trained on 64 positions.
+N_CTX_TRAIN = 64
+MODEL_CASES = {
+    "full": (Full(), 200),
+    "window": (Window(4, 32), 200),
+    "window-no-sink": (Window(0, 17), 150),
+    "window-largest": (Window(4, 60), 200),
+    "selfextend-2": (SelfExtend(2, 16), 112),
+    "selfextend-4": (SelfExtend(4, 16), 200),
+    "selfextend-8": (SelfExtend(8, 32), 200),
+    "selfextend-odd": (SelfExtend(7, 13), 200),
+    "selfextend-wide": (SelfExtend(16, 48), 200),
+}

@@ -1,0 +1,111 @@
+"""Calls ``lctx_op_run`` on numpy arrays: the inputs of a case, the native result, and the oracle's."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import oracle
+from cases import OpCase
+
+POISON = np.float32(1e30)
+
+
+@dataclass
+class Inputs:
+    """Arrays of one case, as ``lctx_op_args`` wants them."""
+
+    k: np.ndarray
+    v: np.ndarray
+    q: np.ndarray
+    k_pos: np.ndarray
+    k_near_pos: np.ndarray | None
+    seg_rows: np.ndarray
+    seg_pos: np.ndarray
+    near_mask: int
+
+
+def make_inputs(case: OpCase) -> Inputs:
+    """Draw keys, values and queries, and lay out the segments of the case."""
+    rng = np.random.default_rng(case.seed)
+    normal = lambda *shape: rng.standard_normal(shape, dtype=np.float32)  # noqa: E731
+    segs = case.segments()
+    rows = np.arange(case.n_rows, dtype=np.int32)
+    near = [any(query[s].near for query in segs) for s in range(len(segs[0]))]
+    return Inputs(
+        k=normal(case.n_rows, case.n_head_kv, case.head_dim_k),
+        v=normal(case.n_rows, case.n_head_kv, case.head_dim_v),
+        q=normal(case.n_tokens, case.n_head, case.head_dim_k) * np.float32(case.sharpness),
+        k_pos=case.method.storage(rows).astype(np.int32),
+        k_near_pos=rows if case.near_rows else None,
+        seg_rows=np.array([[(s.row0, s.row1) for s in query] for query in segs], dtype=np.int32),
+        seg_pos=np.array([[s.a for s in query] for query in segs], dtype=np.int32),
+        near_mask=sum(1 << s for s, is_near in enumerate(near) if is_near),
+    )
+
+
+def run_native(ffi, lib, case: OpCase, x: Inputs, **override) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return (out, lse) of the native op; keyword arguments override fields of ``lctx_op_args``.
+
+    Raises
+    ------
+    ValueError
+        With the reason that the native code gave.
+    """
+    out = np.full((case.n_tokens, case.n_head, case.head_dim_v), POISON)
+    lse = np.full((case.n_tokens, case.n_head), POISON) if case.lse else None
+    arrays = {"k": x.k, "v": x.v, "q": x.q, "k_pos": x.k_pos, "k_near_pos": x.k_near_pos, "seg_rows": x.seg_rows,
+              "seg_pos": x.seg_pos, "freq_factors": case.make_rope().freq_factors, "out": out, "lse": lse}  # fmt: skip
+    keep = {name: _pointer(ffi, array) for name, array in arrays.items()}
+    args = ffi.new("lctx_op_args *", _scalars(lib, case, x) | keep | override)
+    err = ffi.new("char[]", 512)
+    if lib.lctx_op_run(args, err, 512) != lib.LCTX_OK:
+        raise ValueError(ffi.string(err).decode())
+    return out, lse
+
+
+def _pointer(ffi, array: np.ndarray | None):
+    if array is None:
+        return ffi.NULL
+    c_type = {"float32": "float[]", "int32": "int32_t[]"}[array.dtype.name]
+    return ffi.from_buffer(c_type, np.ascontiguousarray(array), require_writable=True)
+
+
+def _scalars(lib, case: OpCase, x: Inputs) -> dict:
+    rope = case.make_rope()
+    sizes = ("head_dim_k", "head_dim_v", "n_head", "n_head_kv", "n_rows", "n_tokens", "near_rows", "n_threads")
+    return {name: getattr(case, name) for name in sizes} | {
+        "n_seg": x.seg_rows.shape[1],
+        "near_mask": x.near_mask,
+        "type_k": lib.lctx_type_from_name(case.type_k.encode()),
+        "type_v": lib.lctx_type_from_name(case.type_v.encode()),
+        "page_seed": case.seed + 7,
+        "n_repeat": 1,
+        "scale": case.scale,
+        "softcap": case.softcap,
+        "rope_mode": rope.mode,
+        "rope_dims": rope.n_dims,
+        "rope_n_ctx_orig": rope.n_ctx_orig,
+        "rope_freq_base": rope.freq_base,
+        "rope_freq_scale": rope.freq_scale,
+        "rope_ext_factor": rope.ext_factor,
+        "rope_attn_factor": rope.attn_factor,
+        "rope_beta_fast": rope.beta_fast,
+        "rope_beta_slow": rope.beta_slow,
+    }
+
+
+def run_oracle(case: OpCase, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
+    """Return (out, lse) of the reference in float64."""
+    rope, ratio = case.make_rope(), case.n_head // case.n_head_kv
+    stored = oracle.round_trip(oracle.rotate(x.k, x.k_pos[:, None], rope), case.type_k)
+    near = stored
+    if x.k_near_pos is not None:
+        near = oracle.round_trip(oracle.rotate(x.k, x.k_near_pos[:, None], rope), case.type_k)
+    v = oracle.round_trip(x.v, case.type_v)
+    out = np.empty((case.n_tokens, case.n_head, case.head_dim_v))
+    lse = np.empty((case.n_tokens, case.n_head))
+    for t, segs in enumerate(case.segments()):
+        for h in range(case.n_head):
+            g = h // ratio
+            rows = (stored[:, g], near[:, g], v[:, g])
+            out[t, h], lse[t, h] = oracle.attend_segments(x.q[t, h], segs, *rows, rope, case.scale, case.softcap)
+    return out, lse

@@ -1,0 +1,84 @@
+"""A context of the C API with nothing between it and the test."""
+
+from pathlib import Path
+
+import numpy as np
+
+
+class Session:
+    """One model and one context; the keyword arguments are fields of ``lctx_context_params``.
+
+    Raises
+    ------
+    ValueError
+        With the reason that the native code gave.
+    """
+
+    def __init__(self, ffi, lib, path: Path | str, method: str, **params):
+        self.ffi, self.lib, self.ctx = ffi, lib, ffi.NULL
+        model_params = ffi.new("lctx_model_params *")
+        lib.lctx_model_params_default(model_params)
+        self.model = lib.lctx_model_load(str(path).encode(), model_params)
+        self._raise_error(lib.lctx_model_error(self.model))
+        self.ctx = lib.lctx_context_create(self.model, self._context_params(params), method.encode())
+        self._raise_error(lib.lctx_context_error(self.ctx))
+        info = ffi.new("lctx_model_info *")
+        lib.lctx_model_get_info(self.model, info)
+        self.n_vocab = info.n_vocab
+
+    def _context_params(self, params: dict):
+        out = self.ffi.new("lctx_context_params *")
+        self.lib.lctx_context_params_default(out)
+        f32 = self.lib.lctx_type_from_name(b"f32")
+        for name, value in ({"type_k": f32, "type_v": f32} | params).items():
+            setattr(out, name, value)
+        return out
+
+    def _raise_error(self, message) -> None:
+        if message != self.ffi.NULL:
+            reason = self.ffi.string(message).decode()
+            self.close()
+            raise ValueError(reason)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.ctx != self.ffi.NULL:
+            self.lib.lctx_context_free(self.ctx)
+        self.lib.lctx_model_free(self.model)
+        self.ctx, self.model = self.ffi.NULL, self.ffi.NULL
+
+    @property
+    def n_past(self) -> int:
+        return self.lib.lctx_n_past(self.ctx)
+
+    @property
+    def error(self) -> str | None:
+        message = self.lib.lctx_context_error(self.ctx)
+        return None if message == self.ffi.NULL else self.ffi.string(message).decode()
+
+    def try_decode(self, tokens: list[int]) -> tuple[int, np.ndarray]:
+        """Return the status and the logits of every token of one batch."""
+        logits = np.full((len(tokens), self.n_vocab), np.nan, dtype=np.float32)
+        buffer = self.ffi.from_buffer("float[]", logits, require_writable=True)
+        return self.lib.lctx_decode(self.ctx, tokens, len(tokens), self.n_past, buffer, 1), logits
+
+    def decode(self, tokens: list[int], step: int | None = None) -> np.ndarray:
+        """Evaluate ``tokens`` in batches of ``step`` and return all their logits."""
+        step, out = step or len(tokens), []
+        for i in range(0, len(tokens), step):
+            status, logits = self.try_decode(tokens[i : i + step])
+            assert status == self.lib.LCTX_OK, self.error
+            out.append(logits)
+        return np.concatenate(out)
+
+    def remove_tail(self, p0: int) -> bool:
+        """Remove positions from ``p0`` on; False when the method refuses."""
+        return self.lib.lctx_seq_rm(self.ctx, p0, -1) == 1
+
+    def clear(self) -> None:
+        self.lib.lctx_clear(self.ctx)

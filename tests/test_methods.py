@@ -1,0 +1,167 @@
+"""``Llama`` against the whole-model oracle: every method, beyond the trained context; choices and refusals."""
+
+import numpy as np
+import oracle
+import pytest
+from cases import LOGIT_TOLERANCE, MODEL_CASES, N_CTX_TRAIN
+from model_oracle import Model
+
+
+def evaluate(path, method: str, tokens: list[int], **settings) -> np.ndarray:
+    """Return the logits of every token from the package, with f32 KV."""
+    from pylongctx import Llama
+
+    defaults = {"n_ctx": 256, "n_batch": 128, "n_ubatch": 64, "n_threads": 2, "n_threads_batch": 2}
+    options = defaults | {"type_k": "f32", "type_v": "f32", "logits_all": True, "verbose": False} | settings
+    with Llama(str(path), method=method, **options) as llm:
+        llm.eval(tokens)
+        return np.array(llm.scores[: len(tokens)])
+
+
+def open_llama(path, method, **settings):
+    from pylongctx import Llama
+
+    return Llama(str(path), method=method, verbose=False, n_threads=1, **settings)
+
+
+def assert_same_logits(got: np.ndarray, want: np.ndarray, tolerance: float = LOGIT_TOLERANCE) -> None:
+    np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * abs(want).max())
+
+
+# ---- logits ----
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen2"])
+@pytest.mark.parametrize("case", MODEL_CASES)
+def test_logits_equal_the_oracle(model_path, tokens, model, case):
+    method, n = MODEL_CASES[case]
+    want = Model.load(model_path(model)).logits(tokens[:n], method)
+    got = evaluate(model_path(model), method.text(), tokens[:n], n_ctx=n)
+    assert_same_logits(got, want)
+
+
+@pytest.mark.parametrize("model", ["llama-mha", "llama-wide", "llama-freqs", "llama-linear", "llama-yarn"])
+@pytest.mark.parametrize("method", [oracle.SelfExtend(8, 13), oracle.Window(4, 29)], ids=["selfextend", "window"])
+def test_logits_equal_the_oracle_on_other_models(model_path, tokens, model, method):
+    want = Model.load(model_path(model)).logits(tokens[:160], method)
+    assert_same_logits(evaluate(model_path(model), method.text(), tokens[:160]), want)
+
+
+@pytest.mark.parametrize(("type_name", "tolerance"), [("f16", 1e-2), ("q8_0", 5e-2)])
+def test_a_rounded_cache_stays_close(model_path, tokens, type_name, tolerance):
+    """Head dim 64, so that q8_0 has whole blocks; the oracle keeps its cache in float64."""
+    method = oracle.SelfExtend(5, 16)
+    want = Model.load(model_path("llama-wide")).logits(tokens[:160], method)
+    got = evaluate(model_path("llama-wide"), method.text(), tokens[:160], type_k=type_name, type_v=type_name)
+    assert_same_logits(got, want, tolerance)
+    assert abs(got - want).max() > 0
+
+
+def test_methods_differ_beyond_the_trained_context(model_path, tokens):
+    """The comparison with the oracle could not fail if every method gave the same logits."""
+    methods = ["full", "window,n_sink=4,window=32", "selfextend,group_size=8,neighbor_window=16"]
+    results = [evaluate(model_path("llama"), method, tokens[:160])[-1] for method in methods]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert abs(results[i] - results[j]).max() > 0.1
+
+
+@pytest.mark.parametrize("method", [
+    "selfextend,group_size=1,neighbor_window=16",
+    "selfextend,group_size=4,neighbor_window=60",
+    "window,n_sink=4,window=60",
+    "window,n_sink=0,window=60",
+    "selfextend",
+])  # fmt: skip
+def test_methods_that_do_nothing_equal_full(model_path, tokens, method):
+    path, tokens = model_path("llama"), tokens[:60]
+    full = evaluate(path, "full", tokens, n_ctx=60)
+    assert_same_logits(evaluate(path, method, tokens, n_ctx=60), full, 1e-5)
+
+
+def test_the_embedded_model_equals_the_oracle(embedded_model):
+    """A trained model past its 512 positions; llama.cpp quantizes the activations for its q8_0 weights: 0.3 %."""
+    tokens = np.random.default_rng(0).integers(300, 2000, 560).tolist()
+    model, method = Model.load(embedded_model), oracle.SelfExtend(8, 128)
+    got = evaluate(embedded_model, method.text(), tokens, n_ctx=1024)[-48:]
+    want = model.logits(tokens, method)[-48:]
+    assert np.median(abs(got - want)) < 0.003 * abs(want).max()
+
+
+# ---- automatic choices ----
+
+
+@pytest.mark.parametrize("n_ctx", [32, 64, 65, 100, 128, 256])
+def test_automatic_selfextend_follows_the_paper(model_path, n_ctx):
+    want = oracle.self_extend_auto(N_CTX_TRAIN, n_ctx)
+    with open_llama(model_path("llama"), "selfextend", n_ctx=n_ctx) as llm:
+        assert llm.method.group_size == want.group_size
+        if want.group_size > 1:
+            assert llm.method.neighbor_window == want.neighbor_window
+
+
+def test_automatic_selfextend_equals_the_oracle(model_path, tokens):
+    method = oracle.self_extend_auto(N_CTX_TRAIN, 200)
+    want = Model.load(model_path("llama")).logits(tokens[:200], method)
+    assert_same_logits(evaluate(model_path("llama"), "selfextend", tokens[:200], n_ctx=200), want)
+
+
+def test_default_context_is_the_trained_one_or_four_times_that(model_path):
+    for method, n_ctx in (("full", N_CTX_TRAIN), ("selfextend", 4 * N_CTX_TRAIN)):
+        with open_llama(model_path("llama"), method) as llm:
+            assert llm.n_ctx() == n_ctx
+
+
+def test_settings_that_do_not_reach_n_ctx_name_the_largest(model_path):
+    method = oracle.SelfExtend(4, 16)
+    largest = method.max_ctx(N_CTX_TRAIN)
+    with open_llama(model_path("llama"), method.text(), n_ctx=largest) as llm:
+        assert llm.n_ctx() == largest
+    with pytest.raises(ValueError, match=str(largest)):
+        open_llama(model_path("llama"), method.text(), n_ctx=largest + 1)
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize(("model", "reason"), [
+    ("gemma2", "sliding"),
+    ("gpt2", "rotary"),
+    ("mamba", "recurrent"),
+    ("bert", "encoder"),
+    ("qwen2vl", "multi-section"),
+])  # fmt: skip
+@pytest.mark.parametrize("method", ["full", "selfextend"])
+def test_unsupported_models_are_refused_with_the_reason(model_path, model, reason, method):
+    with pytest.raises(ValueError, match=f"(?i){reason}"):
+        open_llama(model_path(model), method, n_ctx=64)
+
+
+@pytest.mark.parametrize(("method", "reason"), [
+    ("nonsense", "nonsense"),
+    ("selfextend,groupsize=4", "groupsize"),
+    ("selfextend,group_size=0", "group_size"),
+    ("selfextend,group_size=-1", "group_size"),
+    ("selfextend,group_size=four", "group_size"),
+    ("selfextend,neighbor_window=0", "neighbor_window"),
+    ("selfextend,group_size=2,neighbor_window=65", "neighbor_window"),
+    ("window,window=0", "window"),
+    ("window,n_sink=-1", "n_sink"),
+    ("full,window=4", "window"),
+])  # fmt: skip
+def test_bad_settings_are_refused_with_the_reason(ffi, lib, model_path, method, reason):
+    """The C API must refuse them by itself: LCTX_METHOD and other programs do not pass through Python."""
+    from session import Session
+
+    with pytest.raises(ValueError, match=reason):
+        Session(ffi, lib, model_path("llama"), method, n_ctx=128)
+
+
+@pytest.mark.parametrize("type_name", ["q8_0"])
+def test_types_that_do_not_divide_the_head_are_refused(model_path, type_name):
+    with pytest.raises(ValueError, match=type_name):
+        open_llama(model_path("llama"), "full", n_ctx=64, type_k=type_name, type_v=type_name)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"absent\.gguf"):
+        open_llama(tmp_path / "absent.gguf", "full")

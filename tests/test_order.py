@@ -1,0 +1,129 @@
+"""How a prompt is cut, how many threads run, and what was rolled back before must not change the logits."""
+
+import numpy as np
+import pytest
+from cases import LOGIT_TOLERANCE
+from session import Session
+
+METHODS = {
+    "full": "full",
+    "window": "window,n_sink=3,window=40",
+    "selfextend": "selfextend,group_size=7,neighbor_window=21",
+    "llama.cpp": "",
+}
+N = 200
+
+
+@pytest.fixture(params=METHODS)
+def method(request) -> str:
+    return METHODS[request.param]
+
+
+@pytest.fixture
+def start(ffi, lib, model_path):
+    """Return a function that opens a session on the tiny model."""
+    sessions = []
+
+    def start(method: str, **params) -> Session:
+        defaults = {"n_ctx": 256, "n_batch": 256, "n_ubatch": 256, "n_threads": 1, "n_threads_batch": 1}
+        sessions.append(Session(ffi, lib, model_path("llama"), method, **defaults | params))
+        return sessions[-1]
+
+    yield start
+    for session in sessions:
+        session.close()
+
+
+def assert_same(got: np.ndarray, want: np.ndarray) -> None:
+    np.testing.assert_allclose(got, want, rtol=0, atol=LOGIT_TOLERANCE * abs(want).max())
+
+
+@pytest.fixture
+def want(start, method, tokens) -> np.ndarray:
+    """Logits of one ubatch on one thread."""
+    return start(method).decode(tokens[:N])
+
+
+@pytest.mark.parametrize("n_ubatch", [1, 7, 64, 65])
+def test_the_size_of_a_ubatch_does_not_matter(start, method, tokens, want, n_ubatch):
+    assert_same(start(method, n_ubatch=n_ubatch).decode(tokens[:N]), want)
+
+
+@pytest.mark.parametrize("step", [1, 13, 64])
+def test_the_size_of_a_batch_does_not_matter(start, method, tokens, want, step):
+    assert_same(start(method, n_ubatch=32).decode(tokens[:N], step), want)
+
+
+@pytest.mark.parametrize("n_threads", [2, 3])
+def test_the_number_of_threads_does_not_matter(start, method, tokens, want, n_threads):
+    session = start(method, n_threads=n_threads, n_threads_batch=n_threads)
+    prompt, rest = session.decode(tokens[:150]), session.decode(tokens[150:N], 1)
+    assert_same(np.concatenate([prompt, rest]), want)
+
+
+def test_logits_of_the_last_token_only_are_the_same(ffi, lib, start, method, tokens, want):
+    session = start(method, n_ubatch=48)
+    last = np.full(session.n_vocab, np.nan, dtype=np.float32)
+    buffer = ffi.from_buffer("float[]", last, require_writable=True)
+    assert lib.lctx_decode(session.ctx, tokens[:N], N, 0, buffer, 0) == lib.LCTX_OK
+    assert_same(last, want[-1])
+
+
+@pytest.mark.parametrize("step", [1, 50])
+@pytest.mark.parametrize("keep", [199, 190, 130, 64, 1, 0])
+def test_evaluation_after_a_rollback(start, method, tokens, want, keep, step):
+    """Either the tail is removed and evaluating it again gives the same logits, or nothing changed and it says why."""
+    session = start(method, n_ubatch=32)
+    session.decode(tokens[:N], step)
+    if not session.remove_tail(keep):
+        assert session.error
+        assert session.n_past == N
+        return
+    assert session.n_past == keep
+    assert_same(session.decode(tokens[keep:N], step), want[keep:])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_rollback_by_one_token_is_never_refused(start, tokens, name):
+    session = start(METHODS[name])
+    session.decode(tokens[:N])
+    assert session.remove_tail(N - 1)
+
+
+def test_a_rollback_forgets_what_it_removed(start, method, tokens):
+    """Other tokens are evaluated and removed; the true ones follow."""
+    other = tokens[150:160][::-1]
+    session = start(method)
+    session.decode(tokens[:150])
+    session.decode(other)
+    assert session.remove_tail(150)
+    fresh = start(method)
+    fresh.decode(tokens[:150])
+    assert_same(session.decode(tokens[160:180], 1), fresh.decode(tokens[160:180], 1))
+
+
+def test_clearing_starts_again(start, method, tokens, want):
+    session = start(method)
+    session.decode(tokens[100:N])
+    session.clear()
+    assert session.n_past == 0
+    assert_same(session.decode(tokens[:N]), want)
+
+
+def test_a_full_cache_changes_nothing(lib, start, method, tokens, want):
+    session = start(method, n_ctx=256, n_batch=128)
+    session.decode(tokens[:N], 100)
+    status, _ = session.try_decode(tokens[:100])
+    assert status == lib.LCTX_NO_SLOT
+    assert session.n_past == N
+    assert session.remove_tail(N - 1)
+    assert_same(session.decode(tokens[N - 1 : N]), want[-1:])
+
+
+def test_two_contexts_do_not_share_anything(start, method, tokens, want):
+    first, second = start(method), start(method)
+    parts = []
+    for i in range(0, N, 50):
+        second.decode(tokens[i : i + 40])
+        parts.append(first.decode(tokens[i : i + 50]))
+    assert_same(np.concatenate(parts), want)

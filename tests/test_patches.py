@@ -1,0 +1,92 @@
+"""The patch series: small, documented, complete."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PATCHES = ROOT / "patches"
+FILES = sorted(path.name for path in PATCHES.glob("*.patch"))
+FIELDS = ("Description", "Origin", "Forwarded", "Last-Update", "Touches", "Removal")
+MAX_ADDED, MAX_ADDED_TOTAL = 40, 150
+
+
+def series() -> list[str]:
+    lines = (PATCHES / "series").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def split(name: str) -> tuple[str, str]:
+    """Return header and diff of a patch."""
+    header, mark, diff = (PATCHES / name).read_text().partition("\ndiff --git ")
+    assert mark, "no diff"
+    return header, mark.lstrip() + diff
+
+
+def fields(header: str) -> dict[str, str]:
+    """Return the fields of a header; indented lines continue the one before."""
+    unfolded = re.sub(r"\n[ \t]+", " ", header)
+    return dict(re.findall(r"^([A-Z][\w-]*): (.+)$", unfolded, re.MULTILINE))
+
+
+def added(name: str) -> list[str]:
+    return [line for line in split(name)[1].splitlines() if line.startswith("+") and not line.startswith("+++ ")]
+
+
+def test_series_and_files_agree():
+    assert series(), "the series is empty"
+    assert sorted(series()) == FILES
+    assert len(set(series())) == len(series())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_header_is_complete(name):
+    header = split(name)[0]
+    assert re.match(r"From [0-9a-f]{40} ", header), "no mailbox line"
+    found = fields(header)
+    assert re.fullmatch(r".+ <.+@.+>", found["From"])
+    assert re.match(r"\[PATCH\] [\w-]+ : \S", found["Subject"])
+    for field in FIELDS:
+        assert found.get(field, "").strip(), f"no {field}"
+    assert re.fullmatch(r"no|not-needed|https://\S+", found["Forwarded"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["Last-Update"])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_touches_names_the_files_of_the_diff(name):
+    header, diff = split(name)
+    in_diff = re.findall(r"^diff --git a/(\S+) b/(\S+)$", diff, re.MULTILINE)
+    assert all(old == new for old, new in in_diff), "a patch never moves a file"
+    assert sorted(re.split(r"[,\s]+", fields(header)["Touches"])) == sorted(old for old, _ in in_diff)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_patch_adds_few_lines_and_no_files(name):
+    assert 0 < len(added(name)) <= MAX_ADDED
+    assert not re.search(r"^(new file mode|--- /dev/null|deleted file)", split(name)[1], re.MULTILINE)
+
+
+def test_the_whole_series_is_small():
+    assert sum(len(added(name)) for name in FILES) <= MAX_ADDED_TOTAL
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_trailing_whitespace_is_added(name):
+    assert not [line for line in added(name) if line != line.rstrip()]
+    assert not [line for line in split(name)[0].splitlines() if line != line.rstrip()]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_hunks_have_the_lengths_they_announce(name):
+    """A hand-edited hunk would be applied with fuzz, or not at all."""
+    for counts, body in re.findall(r"^@@ -(\S+ \+\S+) @@.*\n((?:[ +\\-].*\n|\n)*)", split(name)[1], re.MULTILINE):
+        old, new = (int(part.partition(",")[2] or 1) for part in counts.split(" +"))
+        lines = [line[:1] for line in body.splitlines()]
+        assert (lines.count(" ") + lines.count("-"), lines.count(" ") + lines.count("+")) == (old, new), counts
+
+
+def test_upstream_is_one_pinned_line():
+    lines = [line for line in (PATCHES / "upstream.txt").read_text().splitlines() if line and line[0] != "#"]
+    assert len(lines) == 1
+    assert re.fullmatch(r"llama-cpp-python==[\d.]+ --hash=sha256:[0-9a-f]{64}", lines[0])
