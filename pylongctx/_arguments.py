@@ -67,7 +67,7 @@ def kv_type(name: str, value: int | str | None) -> int:
     """Return the ggml type of a KV cache given by number or name; None is f16."""
     if value is None or isinstance(value, str):
         value = value or "f16"
-        number: int = lib.lctx_type_from_name(value.lower().encode())
+        number: int = lib.lctx_type_from_name(value.encode())
         if number < 0:
             raise ValueError(f"unknown {name} {value!r}; names are those of ggml, for instance f16, q8_0, q4_0")
         return number

@@ -32,7 +32,8 @@ CTYPES: dict[Any, str] = {np.int32: "int32_t[]", np.float32: "float[]"}
 
 def library_path() -> Path:
     """Return where the library belongs: inside the package, never a system library."""
-    return Path(str(resources.files("pylongctx"))).resolve() / "lib" / "libllama.so"
+    # Joined before str(): an editable install spreads the package over two folders.
+    return Path(str(resources.files("pylongctx") / "lib" / "libllama.so")).resolve()
 
 
 def _load() -> tuple[Any, Any]:

@@ -9,11 +9,6 @@ from numpy.typing import NDArray
 
 from pylongctx._lib import error, ffi, lib, out_buffer, text
 
-INFO_FIELDS = (
-    "n_vocab n_ctx_train n_embd n_layer n_head n_head_kv token_bos token_eos token_nl token_sep "
-    "add_bos add_eos size n_params"
-).split()
-
 
 class Model:
     """Owner of one ``lctx_model``.
@@ -62,10 +57,6 @@ class Model:
         lib.lctx_model_get_info(self.handle, info)
         return info
 
-    def facts(self) -> dict[str, int]:
-        """Return ``lctx_model_info`` as a dict."""
-        return {key: getattr(self.info, key) for key in INFO_FIELDS}
-
     def metadata(self) -> dict[str, str]:
         """Return the key-value pairs of the GGUF file as strings."""
         handle = self.handle
@@ -73,10 +64,6 @@ class Model:
             _string(lib.lctx_model_meta_key, handle, i): _string(lib.lctx_model_meta_val, handle, i)
             for i in range(lib.lctx_model_meta_count(handle))
         }
-
-    def description(self) -> str:
-        """Return llama.cpp's one-line description, such as ``llama 7B Q4_K - Medium``."""
-        return _string(lib.lctx_model_desc, self.handle)
 
     def tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         """Return the token ids of UTF-8 bytes."""

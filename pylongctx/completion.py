@@ -11,12 +11,16 @@ FinishReason = Literal["stop", "length"]
 
 
 class CompletionUsage(TypedDict):
+    """Token counts of one completion."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
 
 
 class CompletionChoice(TypedDict):
+    """The text of one completion, or of one chunk."""
+
     text: str
     index: int
     logprobs: None
@@ -32,6 +36,8 @@ class _Answer(TypedDict):
 
 
 class Completion(_Answer, total=False):
+    """A completion, or a chunk of a stream; every chunk but the last has no ``usage``."""
+
     usage: CompletionUsage
 
 

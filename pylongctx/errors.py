@@ -15,13 +15,13 @@ class LctxError(RuntimeError):
         self.status = status
 
 
-class InvalidInput(LctxError, ValueError):
+class InvalidInput(LctxError, ValueError):  # noqa: N818 - reads as what happened
     """The library refused a model, a setting or an argument, and nothing changed."""
 
 
-class ContextFull(LctxError, ValueError):
+class ContextFull(LctxError, ValueError):  # noqa: N818 - reads as what happened
     """There is no room for more tokens; the cache is unchanged and usable."""
 
 
-class Aborted(LctxError):
+class Aborted(LctxError):  # noqa: N818 - reads as what happened
     """An evaluation was stopped by ``Llama.abort``; what was evaluated before is kept."""

@@ -15,9 +15,18 @@ Processors = LogitsProcessor | list[LogitsProcessor] | None
 Criteria = StoppingCriteria | None
 
 NUMBERS = (
-    "top_k top_p min_p typical_p temp repeat_penalty frequency_penalty presence_penalty mirostat_mode mirostat_tau "
-    "mirostat_eta"
-).split()
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "temp",
+    "repeat_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "mirostat_mode",
+    "mirostat_tau",
+    "mirostat_eta",
+)
 LATER = {
     "grammar": "grammars come in a later release; use a logits_processor",
     "logprobs": "logprobs come in a later release; use logits_all=True, scores and logits_to_logprobs",
@@ -32,11 +41,15 @@ class Generation:
     metadata: dict[str, str]
     last_n_tokens_size: int
     _model: Model
+    _loaded: Session | None
     _seeds: Iterator[int]
 
     @property
     def _session(self) -> Session:
-        raise NotImplementedError
+        self._model.handle  # noqa: B018 - raises when closed
+        if self._loaded is None:
+            raise RuntimeError("this Llama was loaded with vocab_only=True: it has no context")
+        return self._loaded
 
     def sample(
         self,
@@ -190,11 +203,10 @@ class Generation:
         if not isinstance(prompt, str):
             return [int(token) for token in self._model.check_tokens(prompt)]
         info = self._model.info
-        first = info.token_bos
         last = info.token_eos if info.token_sep < 0 else info.token_sep
         tokens = self._model.tokenize(prompt.encode(), False, True) if prompt else []
-        if info.add_bos and first >= 0:
-            tokens = [first, *tokens]
+        if info.add_bos and info.token_bos >= 0:
+            tokens = [info.token_bos, *tokens]
         if info.add_eos or info.token_sep >= 0:
             tokens = [*tokens, last]
         if not tokens:

@@ -22,13 +22,24 @@ from pylongctx.sampling import seed_sequence
 
 DEFAULT_SEED = 0xFFFFFFFF
 CONTEXT_FIELDS = (
-    "rope_freq_base rope_freq_scale yarn_ext_factor yarn_attn_factor yarn_beta_fast yarn_beta_slow yarn_orig_ctx "
-    "pooling_type attention_type offload_kqv no_perf"
-).split()
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+    "pooling_type",
+    "attention_type",
+    "offload_kqv",
+    "no_perf",
+)
 
 
 class Llama(Generation, Later):
     """A GGUF model and one context, with the interface of ``llama_cpp.Llama`` 0.3.36.
+
+    One call at a time per object; only ``abort`` may come from another thread.
 
     Parameters
     ----------
@@ -118,7 +129,7 @@ class Llama(Generation, Later):
         progress_callback: Callable[[int, int], None] | None = None,
         **kwargs: Any,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "kwargs", "__class__")}
+        given = {name: value for name, value in locals().items() if name not in ("self", "kwargs")}
         arguments.check_unknown(kwargs, list(given))
         arguments.check_later(given)
         arguments.warn_without_gpu(n_gpu_layers)
@@ -134,7 +145,8 @@ class Llama(Generation, Later):
         self._model = Model(self.model_path, _model_settings(given))
         self._finalizer = weakref.finalize(self, _close, self._model, None)
         self.metadata = self._model.metadata()
-        self._loaded: Session | None = None if vocab_only else self._open(settings, spec)
+        self.n_batch = n_batch
+        self._loaded = None if vocab_only else self._open(settings, spec)
 
     def _open(self, settings: dict[str, Any], spec: str) -> Session:
         try:
@@ -150,13 +162,6 @@ class Llama(Generation, Later):
         if self.verbose and context.why:
             print(f"pylongctx: {context.why}", file=sys.stderr)
         return session
-
-    @property
-    def _session(self) -> Session:
-        self._model.handle  # noqa: B018 - raises when closed
-        if self._loaded is None:
-            raise RuntimeError("this Llama was loaded with vocab_only=True: it has no context")
-        return self._loaded
 
     # ---- life ----
 

@@ -22,6 +22,7 @@ class LogitsProcessorList(list[LogitsProcessor]):
     """Processors applied one after the other to the logits of the next token, float32 [n_vocab]."""
 
     def __call__(self, input_ids: NDArray[np.int32], scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the logits after the last processor."""
         for processor in self:
             scores = processor(input_ids, scores)
         return scores
@@ -31,6 +32,7 @@ class StoppingCriteriaList(list[StoppingCriteria]):
     """Criteria of which one is enough to stop."""
 
     def __call__(self, input_ids: NDArray[np.int32], logits: NDArray[np.float32]) -> bool:
+        """Return whether one of the criteria holds."""
         return any(criterion(input_ids, logits) for criterion in self)
 
 
@@ -43,6 +45,7 @@ class MinTokensLogitsProcessor:
         self.prompt_tokens: int | None = None
 
     def __call__(self, input_ids: NDArray[np.int32], scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the logits, the end-of-sequence token forbidden while it is too early."""
         if self.prompt_tokens is None:
             self.prompt_tokens = len(input_ids)
         if len(input_ids) - self.prompt_tokens < self.min_tokens:

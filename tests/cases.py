@@ -4,8 +4,7 @@ Sizes are odd on purpose: one row, one page of 64 rows and its neighbours, a hea
 
 Tolerances are fractions of the largest absolute value of the reference. f32 rows leave float rounding only. The oracle
 rounds the rotated keys and the values to the storage type too, so for f16 and q8_0 what remains is a rounding that
-falls the other way when float32 and float64 disagree in the last bit, and the rounding of q where the kernel
-quantizes it for integer dot products.
+falls the other way when float32 and float64 disagree in the last bit: one step of one element here and there.
 """
 
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from oracle import NEOX, NORM, Full, Method, Rope, Segment, SelfExtend, Window
 
-TOLERANCE = {"f32": 1e-4, "f16": 2e-3, "q8_0": 1e-2}
+TOLERANCE = {"f32": 1e-4, "f16": 1e-3, "q8_0": 2e-3}
 LOGIT_TOLERANCE = 1e-4  # of the largest logit, f32 KV
 PAGE_ROWS = 64
 

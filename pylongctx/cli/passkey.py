@@ -1,5 +1,7 @@
 """``pylongctx passkey``: how often a hidden number is found, by method and length."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prompts(path: str, args: argparse.Namespace) -> "dict[int, list[Prompt]]":
+def _prompts(path: str, args: argparse.Namespace) -> dict[int, list[Prompt]]:
     from pylongctx.eval.passkey import load_haystack, make_prompt
     from pylongctx.llama import Llama
 
@@ -83,10 +85,10 @@ def _prompts(path: str, args: argparse.Namespace) -> "dict[int, list[Prompt]]":
 def _trials(
     path: str,
     methods: list[str],
-    prompts: "dict[int, list[Prompt]]",
+    prompts: dict[int, list[Prompt]],
     args: argparse.Namespace,
     describe: Callable[..., None],
-) -> "Iterator[tuple[str, Trial]]":
+) -> Iterator[tuple[str, Trial]]:
     """Yield (method as asked for, trial); one context per method and length, so that automatic choices fit it."""
     from pylongctx.eval.passkey import run_trial
     from pylongctx.llama import Llama
@@ -104,7 +106,7 @@ def _progress(console: Console) -> Progress:
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
 
 
-def _table(methods: list[str], lengths: list[int], trials: "list[tuple[str, Trial]]") -> Table:
+def _table(methods: list[str], lengths: list[int], trials: list[tuple[str, Trial]]) -> Table:
     table = Table(title=f"pass key found, {trials[0][1].model}", caption="strict: every answer token is right")
     table.add_column("method")
     for length in lengths:
@@ -114,7 +116,7 @@ def _table(methods: list[str], lengths: list[int], trials: "list[tuple[str, Tria
     return table
 
 
-def _cell(method: str, trials: "list[Trial]") -> str:
+def _cell(method: str, trials: list[Trial]) -> str:
     share = f"{100 * sum(trial.strict for trial in trials) / len(trials):.0f} %"
     chosen = trials[0].method
     return share if chosen == method else "\n".join([share, *(f"[dim]{option}[/]" for option in chosen.split(",")[1:])])

@@ -1,0 +1,130 @@
+"""The command line, through a subprocess as users run it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pylongctx
+from pylongctx.cli import main
+
+EXTENDED = "selfextend,group_size=8,neighbor_window=128"
+
+
+def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {key: value for key, value in os.environ.items() if key != "LCTX_METHOD"}
+    return subprocess.run(
+        [sys.executable, "-m", "pylongctx", *args],
+        capture_output=True,
+        text=True,
+        env=clean | env,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_doctor_json():
+    done = run("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["version"] == pylongctx.__version__
+    assert facts["problems"] == []
+    assert Path(facts["library"]).is_file()
+    assert Path(facts["embedded_model"]).is_file()
+    assert {"version", "upstream", "series", "compiler", "build_type", "backends", "native"} <= set(facts["build"])
+    assert facts["ram_bytes"] > 2**28
+
+
+def test_doctor_table():
+    done = run("doctor")
+    assert done.returncode == 0, done.stderr
+    for word in ("version", "library", "backends", "cpu features", "cffi", "numpy", "embedded model", "ram"):
+        assert word in done.stdout
+
+
+def test_doctor_without_a_library_says_so(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pylongctx._lib", None)
+    assert main(["doctor", "--json"]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert "pylongctx._lib" in facts["problems"][0]
+    assert facts["version"] == pylongctx.__version__
+
+
+@pytest.fixture(scope="module")
+def passkey(tmp_path_factory):
+    """Two methods, two lengths, two trials: the process and its JSON lines."""
+    out = tmp_path_factory.mktemp("passkey") / "out.jsonl"
+    options = ("--tests", "2", "--lengths", "300,400", "--method", "full", "--method", EXTENDED, "--json", str(out))
+    done = run("passkey", *options)
+    assert done.returncode == 0, done.stderr
+    return done, [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_passkey_writes_one_line_per_trial(passkey):
+    _, lines = passkey
+    asked = [(line["method"], line["length"], line["trial"]) for line in lines]
+    assert asked == [(m, n, i) for m in ("full", EXTENDED) for n in (300, 400) for i in (0, 1)]
+    for line in lines:
+        assert 0 <= line["depth"] <= 1
+        assert line["length"] - 3 <= line["n_tokens"] <= line["length"]
+        assert line["seconds"] > 0
+        assert line["strict"] == (line["answer"] == f" {line['key']}")
+
+
+def test_passkey_asks_every_method_the_same(passkey):
+    _, lines = passkey
+    questions = [(line["length"], line["trial"], line["key"], line["depth"], line["n_tokens"]) for line in lines]
+    assert questions[:4] == questions[4:]
+
+
+def test_passkey_prints_the_shares(passkey):
+    done, lines = passkey
+    header = next(line for line in done.stdout.splitlines() if "method" in line)
+    assert "300" in header
+    assert "400" in header
+    row = next(line for line in done.stdout.splitlines() if "full" in line)
+    strict = [line["strict"] for line in lines if line["method"] == "full" and line["length"] == 300]
+    assert f"{50 * sum(strict)} %" in row
+
+
+def test_passkey_shows_what_was_chosen():
+    done = run("passkey", "--tests", "1", "--lengths", "700", "--method", "selfextend")
+    assert done.returncode == 0, done.stderr
+    assert "group_size=" in done.stdout
+    assert "neighbor_window=" in done.stdout
+
+
+def test_passkey_takes_the_method_from_the_environment(tmp_path):
+    out = tmp_path / "out.jsonl"
+    done = run("passkey", "--tests", "1", "--lengths", "200", "--json", str(out), LCTX_METHOD="window,window=64")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["method"] for line in out.read_text().splitlines()] == ["window,n_sink=4,window=64"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--method", "nonsense"], "unknown method 'nonsense'; available: full, window, selfextend"),
+        (["--method", "longheads"], "planned for a later release"),
+        (["--lengths", "10"], "length 10 is too short"),
+        (["--tests", "0"], "--tests must be at least 1"),
+        (["missing.gguf"], "Model path does not exist: missing.gguf"),
+        (["a.gguf", "-m", "b.gguf"], "the model is given twice"),
+        (["--haystack", "missing.txt"], "neither 'sentences' nor a file"),
+        (["-ctk", "q9_9"], "unknown type_k 'q9_9'"),
+    ],
+)
+def test_passkey_errors_are_one_line(args, message):
+    done = run("passkey", "--tests", "1", "--lengths", "200", *args)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_wrong_usage_is_status_2():
+    assert run("passkey", "--lengths", "many").returncode == 2
+    assert run().returncode == 2
+    assert run("--version").stdout.split() == ["pylongctx", pylongctx.__version__]
