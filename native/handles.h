@@ -11,6 +11,7 @@
 struct lctx_model {
     llama_model * model = nullptr;
     const llama_vocab * vocab = nullptr;
+    bool vocab_only = false;
     std::string error;
 };
 

@@ -10,11 +10,14 @@ struct ggml_tensor;
 extern "C" {
 #endif
 
+// Internal to the library, although lctx.map exports lctx_*.
+#define LCTX_INTERNAL __attribute__((visibility("hidden")))
+
 // Run the LCTX node dst; called by every thread of the CPU backend.
-void lctx_cpu_forward(const struct ggml_compute_params * params, struct ggml_tensor * dst);
+LCTX_INTERNAL void lctx_cpu_forward(const struct ggml_compute_params * params, struct ggml_tensor * dst);
 
 // Bytes of work buffer that lctx_cpu_forward needs for dst with n_tasks threads.
-size_t lctx_cpu_wsize(const struct ggml_tensor * dst, int n_tasks);
+LCTX_INTERNAL size_t lctx_cpu_wsize(const struct ggml_tensor * dst, int n_tasks);
 
 #ifdef __cplusplus
 }

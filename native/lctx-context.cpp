@@ -19,22 +19,6 @@ int32_t fail(lctx_context * ctx, int32_t status, const std::string & reason) {
     return status;
 }
 
-bool is_kv_type(int32_t type) {
-    switch (type) {
-        case GGML_TYPE_F32:
-        case GGML_TYPE_F16:
-        case GGML_TYPE_BF16:
-        case GGML_TYPE_Q8_0:
-        case GGML_TYPE_Q4_0:
-        case GGML_TYPE_Q4_1:
-        case GGML_TYPE_Q5_0:
-        case GGML_TYPE_Q5_1:
-            return true;
-        default:
-            return false;
-    }
-}
-
 void check_params(const lctx_context_params & p) {
     if (p.n_ctx > MAX_N_CTX) {
         throw lctx_refusal("n_ctx " + std::to_string(p.n_ctx) + " is beyond " + std::to_string(MAX_N_CTX));
@@ -45,7 +29,7 @@ void check_params(const lctx_context_params & p) {
     if (p.n_threads < 1 || p.n_threads_batch < 1 || p.n_threads > MAX_THREADS || p.n_threads_batch > MAX_THREADS) {
         throw lctx_refusal("n_threads and n_threads_batch must be 1 .. " + std::to_string(MAX_THREADS));
     }
-    if (!is_kv_type(p.type_k) || !is_kv_type(p.type_v)) {
+    if (!lctx_is_kv_type(p.type_k) || !lctx_is_kv_type(p.type_v)) {
         throw lctx_refusal("type_k and type_v must be one of f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1");
     }
 }
@@ -94,6 +78,9 @@ llama_context * init(llama_model * model, const llama_context_params & params, c
 
 void create(lctx_context * ctx, const lctx_model * model, const lctx_context_params & params, const std::string & method) {
     check_params(params);
+    if (model->vocab_only) {
+        throw lctx_refusal("the model was loaded with vocab_only and has no weights to run");
+    }
     llama_context_params c = to_llama(params);
     const int32_t n_ctx_train = llama_model_n_ctx_train(model->model);
     if (c.n_ctx == 0) {

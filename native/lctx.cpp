@@ -77,6 +77,7 @@ lctx_model * lctx_model_load(const char * path, const lctx_model_params * params
             return;
         }
         m->vocab = llama_model_get_vocab(m->model);
+        m->vocab_only = p.vocab_only;
     });
     return m;
 }
@@ -95,9 +96,23 @@ void lctx_model_free(lctx_model * model) {
 void lctx_model_get_info(const lctx_model * model, lctx_model_info * info) {
     const llama_model * m = model->model;
     const llama_vocab * v = model->vocab;
-    *info = {llama_vocab_n_tokens(v), llama_model_n_ctx_train(m), llama_model_n_embd(m), llama_model_n_layer(m), llama_model_n_head(m),
-             llama_model_n_head_kv(m), llama_vocab_bos(v), llama_vocab_eos(v), llama_vocab_nl(v), llama_vocab_sep(v),
-             llama_vocab_get_add_bos(v), llama_vocab_get_add_eos(v), llama_model_size(m), llama_model_n_params(m)};
+    *info = {};
+    info->n_vocab = llama_vocab_n_tokens(v);
+    info->token_bos = llama_vocab_bos(v);
+    info->token_eos = llama_vocab_eos(v);
+    info->token_nl = llama_vocab_nl(v);
+    info->token_sep = llama_vocab_sep(v);
+    info->add_bos = llama_vocab_get_add_bos(v);
+    info->add_eos = llama_vocab_get_add_eos(v);
+    if (!model->vocab_only) {  // llama.cpp has read no sizes then, and aborts on asking for heads
+        info->n_ctx_train = llama_model_n_ctx_train(m);
+        info->n_embd = llama_model_n_embd(m);
+        info->n_layer = llama_model_n_layer(m);
+        info->n_head = llama_model_n_head(m);
+        info->n_head_kv = llama_model_n_head_kv(m);
+        info->size = llama_model_size(m);
+        info->n_params = llama_model_n_params(m);
+    }
 }
 
 int32_t lctx_model_meta_count(const lctx_model * model) {

@@ -65,7 +65,7 @@ typedef struct lctx_model_params {
 
 typedef struct lctx_model_info {
     int32_t n_vocab;
-    int32_t n_ctx_train;
+    int32_t n_ctx_train;       // sizes are 0 when only the vocabulary was loaded
     int32_t n_embd;
     int32_t n_layer;
     int32_t n_head;

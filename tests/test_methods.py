@@ -165,9 +165,3 @@ def test_types_that_do_not_divide_the_head_are_refused(model_path, type_name):
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"absent\.gguf"):
         open_llama(tmp_path / "absent.gguf", "full")
-
-
-def test_a_model_without_weights_still_tokenizes(model_path):
-    """llama.cpp knows no layers then and aborts when asked for their heads."""
-    with open_llama(model_path("llama"), "full", vocab_only=True) as llm:
-        assert llm.tokenize(b"ab", add_bos=False)

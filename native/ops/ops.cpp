@@ -20,6 +20,22 @@ void set_sources(ggml_tensor * node, std::initializer_list<ggml_tensor *> src) {
 
 }  // namespace
 
+bool lctx_is_kv_type(int32_t type) {
+    switch (type) {
+        case GGML_TYPE_F32:
+        case GGML_TYPE_F16:
+        case GGML_TYPE_BF16:
+        case GGML_TYPE_Q8_0:
+        case GGML_TYPE_Q4_0:
+        case GGML_TYPE_Q4_1:
+        case GGML_TYPE_Q5_0:
+        case GGML_TYPE_Q5_1:
+            return true;
+        default:
+            return false;
+    }
+}
+
 ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * freq_factors, const lctx_rope & rope) {
     GGML_ASSERT(pos->type == GGML_TYPE_I32 && ggml_is_vector(pos));
     GGML_ASSERT(rope.n_dims > 0 && rope.n_dims % 2 == 0);

@@ -49,6 +49,9 @@ struct lctx_attend_params {
     int32_t lse;         // 1: the LSE of every query and head follows the output
 };
 
+// True for the types that K and V rows can have: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1.
+bool lctx_is_kv_type(int32_t type);
+
 // One token of the batch, as *store* sees it.
 struct lctx_row {
     int32_t row;         // row in its sequence

@@ -23,6 +23,9 @@ void require(bool ok, const char * what) {
 }
 
 void check(const lctx_op_args & a) {
+    require(a.k && a.v && a.q && a.k_pos && a.seg_rows && a.seg_pos && a.out, "an array is missing");
+    require(lctx_is_kv_type(a.type_k) && lctx_is_kv_type(a.type_v), "type_k or type_v is no KV type");
+    require(a.rope_mode == GGML_ROPE_TYPE_NORMAL || a.rope_mode == GGML_ROPE_TYPE_NEOX, "rope_mode must be NORM or NEOX");
     require(a.head_dim_k > 0 && a.head_dim_v > 0 && a.n_head_kv > 0 && a.n_head > 0, "sizes must be positive");
     require(a.n_head % a.n_head_kv == 0, "n_head must be a multiple of n_head_kv");
     require(a.n_rows > 0 && a.n_tokens > 0 && a.n_seg > 0 && a.n_threads > 0, "sizes must be positive");
@@ -32,7 +35,8 @@ void check(const lctx_op_args & a) {
     require(a.near_rows % LCTX_PAGE_ROWS == 0 && (a.near_rows > 0 || a.near_mask == 0), "near_rows must be a multiple of 64");
     require(a.near_rows == 0 || a.k_near_pos, "a near ring needs k_near_pos");
     for (int32_t i = 0; i < a.n_tokens * a.n_seg; i++) {
-        require(a.seg_rows[2 * i] >= 0 && a.seg_rows[2 * i + 1] <= a.n_rows, "a segment is outside the rows");
+        require(0 <= a.seg_rows[2 * i] && a.seg_rows[2 * i] <= a.seg_rows[2 * i + 1] && a.seg_rows[2 * i + 1] <= a.n_rows,
+                "a segment is outside the rows");
     }
 }
 
@@ -54,6 +58,7 @@ struct graph_run {
     double compute(const std::vector<ggml_tensor *> & nodes, int32_t n = 1) {
         ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), nodes.size(), false);
         for (ggml_tensor * node : nodes) {
+            node->flags |= GGML_TENSOR_FLAG_COMPUTE;
             ggml_graph_add_node(graph, node);
         }
         double best = std::numeric_limits<double>::infinity();
