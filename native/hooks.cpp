@@ -42,10 +42,12 @@ std::string why_unsupported(const llama_model & model, const llama_cparams & cpa
 void check_supported(const llama_model & model, const llama_cparams & cparams) {
     const std::string why = why_unsupported(model, cparams);
     if (!why.empty()) {
-        throw lctx_refusal("architecture '" + model.arch_name() + "' cannot run with a method: " + why + "; without a method it runs as in llama.cpp");
+        throw lctx_refusal("architecture '" + model.arch_name() + "' cannot run with a method: " + why +
+                           "; without a method it runs as in llama.cpp");
     }
     if (cparams.n_seq_max != 1) {
-        throw lctx_refusal("a context with a method serves one sequence in this version, not n_seq_max " + std::to_string(cparams.n_seq_max));
+        throw lctx_refusal("a context with a method serves one sequence in this version, not n_seq_max " +
+                           std::to_string(cparams.n_seq_max));
     }
 }
 
@@ -58,7 +60,8 @@ int32_t trained_context(const llama_model & model, const llama_cparams & cparams
     return (int32_t)((float)model.hparams.n_ctx_train * std::max(1.0f, stretch));
 }
 
-std::unique_ptr<lctx_method> make_method(const llama_model & model, const llama_cparams & cparams, const std::string & text, uint32_t n_ctx) {
+std::unique_ptr<lctx_method> make_method(const llama_model & model, const llama_cparams & cparams, const std::string & text,
+                                         uint32_t n_ctx) {
     check_supported(model, cparams);
     return lctx_method_create(lctx_method_parse(text), {trained_context(model, cparams), (int32_t)n_ctx});
 }

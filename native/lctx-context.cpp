@@ -128,7 +128,8 @@ int32_t decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int
         ctx->pos[i] = pos + i;
         ctx->output[i] = logits && (all || i == n_tokens - 1);
     }
-    llama_batch batch = {n_tokens, (llama_token *)tokens, nullptr, ctx->pos.data(), ctx->n_seq_id.data(), ctx->seq_id.data(), ctx->output.data()};
+    llama_batch batch = {n_tokens,           (llama_token *)tokens, nullptr, ctx->pos.data(), ctx->n_seq_id.data(),
+                         ctx->seq_id.data(), ctx->output.data()};
     lctx_log_begin();
     const int32_t status = llama_decode(ctx->ctx, batch);
     if (status == LCTX_ABORTED) {
@@ -136,7 +137,8 @@ int32_t decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int
     }
     if (status != LCTX_OK) {
         const std::string reason = ctx->memory ? ctx->memory->last_error() : "";
-        return fail(ctx, status == LCTX_NO_SLOT ? LCTX_NO_SLOT : LCTX_FAILED, reason.empty() ? lctx_log_errors("llama_decode failed") : reason);
+        return fail(ctx, status == LCTX_NO_SLOT ? LCTX_NO_SLOT : LCTX_FAILED,
+                    reason.empty() ? lctx_log_errors("llama_decode failed") : reason);
     }
     if (logits) {
         const size_t n_row = all ? n_tokens : 1;

@@ -22,7 +22,8 @@ llama_sampler * make_chain(const llama_vocab * vocab, const lctx_sampler_params 
         }
         llama_sampler_chain_add(chain, llama_sampler_init_logit_bias(n_vocab, p.n_logit_bias, bias.data()));
     }
-    llama_sampler_chain_add(chain, llama_sampler_init_penalties(n_vocab, p.penalty_last_n, p.repeat_penalty, p.frequency_penalty, p.presence_penalty));
+    llama_sampler_chain_add(
+        chain, llama_sampler_init_penalties(n_vocab, p.penalty_last_n, p.repeat_penalty, p.frequency_penalty, p.presence_penalty));
     if (p.temp == 0.0f) {
         llama_sampler_chain_add(chain, llama_sampler_init_greedy());
     } else if (p.temp < 0.0f) {

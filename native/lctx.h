@@ -20,13 +20,7 @@ extern "C" {
 enum { LCTX_ABI_VERSION = 1 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
-enum lctx_status {
-    LCTX_OK = 0,
-    LCTX_NO_SLOT = 1,
-    LCTX_ABORTED = 2,
-    LCTX_INVALID = -1,
-    LCTX_FAILED = -2
-};
+enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
 
 typedef struct lctx_model lctx_model;
 typedef struct lctx_context lctx_context;
@@ -65,7 +59,7 @@ typedef struct lctx_model_params {
 
 typedef struct lctx_model_info {
     int32_t n_vocab;
-    int32_t n_ctx_train;       // sizes are 0 when only the vocabulary was loaded
+    int32_t n_ctx_train;  // sizes are 0 when only the vocabulary was loaded
     int32_t n_embd;
     int32_t n_layer;
     int32_t n_head;
@@ -103,8 +97,8 @@ int32_t lctx_model_desc(const lctx_model * model, char * buf, size_t size);
 // ---- vocabulary ----
 
 // Tokenize n_text bytes. Returns the number of tokens, or minus the number needed when n_max is too small.
-int32_t lctx_tokenize(const lctx_model * model, const char * text, int32_t n_text, int32_t * tokens, int32_t n_max,
-                      int32_t add_special, int32_t parse_special);
+int32_t lctx_tokenize(const lctx_model * model, const char * text, int32_t n_text, int32_t * tokens, int32_t n_max, int32_t add_special,
+                      int32_t parse_special);
 
 // The bytes of one token, without a leading-space rule. Returns their number, or minus the number needed.
 int32_t lctx_token_to_piece(const lctx_model * model, int32_t token, char * buf, int32_t size, int32_t special);
@@ -115,7 +109,7 @@ int32_t lctx_token_is_eog(const lctx_model * model, int32_t token);
 // ---- context ----
 
 typedef struct lctx_context_params {
-    uint32_t n_ctx;            // 0: the trained context, times 4 for a method that extends
+    uint32_t n_ctx;  // 0: the trained context, times 4 for a method that extends
     uint32_t n_batch;
     uint32_t n_ubatch;
     int32_t n_threads;
@@ -125,7 +119,7 @@ typedef struct lctx_context_params {
     int32_t rope_scaling_type;
     int32_t pooling_type;
     int32_t attention_type;
-    float rope_freq_base;      // 0: from the model
+    float rope_freq_base;  // 0: from the model
     float rope_freq_scale;
     float yarn_ext_factor;
     float yarn_attn_factor;
@@ -175,11 +169,11 @@ void lctx_clear(lctx_context * ctx);
 void lctx_context_set_abort(lctx_context * ctx, const volatile int32_t * flag);
 
 typedef struct lctx_kv_info {
-    uint64_t bytes;        // bytes of K and V in pages that hold rows now
-    uint64_t peak_bytes;   // most bytes ever held: what the process has touched
-    uint64_t full_bytes;   // what a full cache of the same types holds for the same tokens
+    uint64_t bytes;       // bytes of K and V in pages that hold rows now
+    uint64_t peak_bytes;  // most bytes ever held: what the process has touched
+    uint64_t full_bytes;  // what a full cache of the same types holds for the same tokens
     int32_t n_layer;
-    int32_t n_head_kv;     // largest over the layers
+    int32_t n_head_kv;  // largest over the layers
 } lctx_kv_info;
 
 // KV memory of the context. rows: NULL or int32[n_layer][n_head_kv], rows held per layer and KV head.
@@ -194,7 +188,7 @@ typedef struct lctx_sampler_params {
     float top_p;
     float min_p;
     float typical_p;
-    float temp;                // 0: greedy; < 0: sample from the plain distribution
+    float temp;  // 0: greedy; < 0: sample from the plain distribution
     int32_t penalty_last_n;
     float repeat_penalty;
     float frequency_penalty;
@@ -228,17 +222,17 @@ typedef struct lctx_op_args {
     int32_t n_head_kv;
     int32_t n_rows;
     int32_t n_tokens;
-    int32_t n_seg;             // segments per query
-    int32_t near_mask;         // bit s: segment s reads the near ring
-    int32_t near_rows;         // rows of the near ring (multiple of 64), 0: none
+    int32_t n_seg;      // segments per query
+    int32_t near_mask;  // bit s: segment s reads the near ring
+    int32_t near_rows;  // rows of the near ring (multiple of 64), 0: none
     int32_t type_k;
     int32_t type_v;
     int32_t n_threads;
-    int32_t page_seed;         // order of the pages in the pool
-    int32_t n_repeat;          // attend this many times, for timing
+    int32_t page_seed;  // order of the pages in the pool
+    int32_t n_repeat;   // attend this many times, for timing
     float scale;
-    float softcap;             // 0: none
-    int32_t rope_mode;         // 0 NORM, 2 NEOX
+    float softcap;      // 0: none
+    int32_t rope_mode;  // 0 NORM, 2 NEOX
     int32_t rope_dims;
     int32_t rope_n_ctx_orig;
     float rope_freq_base;
@@ -247,18 +241,18 @@ typedef struct lctx_op_args {
     float rope_attn_factor;
     float rope_beta_fast;
     float rope_beta_slow;
-    const float * freq_factors;   // [rope_dims/2] or NULL
-    const float * k;              // [n_rows][n_head_kv][head_dim_k], not rotated
-    const float * v;              // [n_rows][n_head_kv][head_dim_v]
-    const int32_t * k_pos;        // [n_rows] storage position
-    const int32_t * k_near_pos;   // [n_rows] position in the near ring, or NULL
-    const float * q;              // [n_tokens][n_head][head_dim_k], not rotated
-    const int32_t * seg_rows;     // [n_tokens][n_seg][2]: rows [row0, row1)
-    const int32_t * seg_pos;      // [n_tokens][n_seg]: the position a from which the query looks at the segment
-    float * out;                  // [n_tokens][n_head][head_dim_v]
-    float * lse;                  // [n_tokens][n_head] or NULL
-    double store_us;              // result: time of the store node
-    double attend_us;             // result: shortest time of one attend node
+    const float * freq_factors;  // [rope_dims/2] or NULL
+    const float * k;             // [n_rows][n_head_kv][head_dim_k], not rotated
+    const float * v;             // [n_rows][n_head_kv][head_dim_v]
+    const int32_t * k_pos;       // [n_rows] storage position
+    const int32_t * k_near_pos;  // [n_rows] position in the near ring, or NULL
+    const float * q;             // [n_tokens][n_head][head_dim_k], not rotated
+    const int32_t * seg_rows;    // [n_tokens][n_seg][2]: rows [row0, row1)
+    const int32_t * seg_pos;     // [n_tokens][n_seg]: the position a from which the query looks at the segment
+    float * out;                 // [n_tokens][n_head][head_dim_v]
+    float * lse;                 // [n_tokens][n_head] or NULL
+    double store_us;             // result: time of the store node
+    double attend_us;            // result: shortest time of one attend node
 } lctx_op_args;
 
 // 0 on success, else LCTX_INVALID with the reason in err.

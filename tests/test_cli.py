@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -90,11 +91,11 @@ def test_passkey_prints_the_shares(passkey):
     assert f"{50 * sum(strict)} %" in row
 
 
-def test_passkey_shows_what_was_chosen():
-    done = run("passkey", "--tests", "1", "--lengths", "700", "--method", "selfextend")
+def test_passkey_shows_what_was_chosen(passkey):
+    done = run("passkey", "--tests", "1", "--lengths", "600,700", "--method", "selfextend")
     assert done.returncode == 0, done.stderr
-    assert "group_size=" in done.stdout
-    assert "neighbor_window=" in done.stdout
+    assert re.search(r"^selfextend at 600(, 700)?: group_size=\d+, neighbor_window=\d+$", done.stdout, re.MULTILINE)
+    assert "group_size=" not in passkey[0].stdout.replace(EXTENDED, "")
 
 
 def test_passkey_takes_the_method_from_the_environment(tmp_path):

@@ -198,6 +198,26 @@ def test_a_refused_rollback_evaluates_again(llm, prompt, monkeypatch):
     monkeypatch.setattr(llm._session.context, "truncate", lambda n: "refused for the test")
     assert greedy(llm, prompt) == expected
     assert llm.eval_tokens[len(prompt)] == expected[0]
+    llm.n_tokens = len(prompt)
+    llm.eval([300])
+    assert list(llm.eval_tokens) == [*prompt, 300]
+
+
+def test_logits_of_a_failed_step_are_not_used(llm, prompt, monkeypatch):
+    llm.eval(prompt)
+
+    def fail(tokens, pos, logits, every):
+        logits[:] = 7
+        raise Aborted("for the test", 2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._session.context, "decode", fail)
+        with pytest.raises(Aborted, match="for the test"):
+            llm.eval([300])
+    assert list(llm.eval_tokens) == prompt
+    assert len(llm.scores) == 0
+    with pytest.raises(RuntimeError, match="no logits"):
+        llm.sample()
 
 
 def test_setting_n_tokens_goes_back(llm, prompt):
@@ -236,6 +256,7 @@ def test_logits_all_grows_as_used(embedded_model, llm, prompt):
         assert every.scores.base.nbytes < every.n_ctx() * every.n_vocab()
         every.eval(tokens[10:])
         assert every.scores.shape == (200, every.n_vocab())
+        assert len(every.scores.base) <= 400
         np.testing.assert_array_equal(every.scores[:10], first)
         every.reset()
         every.eval(tokens)
@@ -307,6 +328,18 @@ def test_quantized_cache_by_name_and_number(embedded_model, prompt):
     np.testing.assert_array_equal(named, numbered)
     assert not np.array_equal(named, exact)
     assert small < large / 3
+
+
+def test_rope_settings_reach_the_model(embedded_model, prompt):
+    linear = {"rope_freq_scale": 0.25}
+    yarn = linear | {"rope_scaling_type": 2, "yarn_orig_ctx": 128}
+    rows = []
+    for settings in ({}, {"rope_freq_base": 1e6}, linear, yarn, yarn | {"yarn_ext_factor": 0.5}):
+        with new(embedded_model, **settings) as llm:
+            llm.eval(prompt)
+            rows.append(llm.scores[-1].copy())
+    for i, row in enumerate(rows):
+        assert all(np.abs(row - other).max() > 0.1 for other in rows[:i])
 
 
 def test_why_is_printed_only_when_verbose(embedded_model, capfd):
@@ -560,6 +593,7 @@ def test_echo(llm):
     [
         (" one two three four", ["o th"], " one tw"),  # across tokens
         (" one two three four", ["four", "two"], " one "),  # the first in the text, not in the list
+        (" the", ["e", "h"], " t"),  # two in one token
         (" one two three", ["threat"], " one two three"),  # only the beginning of a stop
         (" one two three", ["three"], " one two "),  # the last token
         (" aab aaab", ["aaab"], " aab "),  # a beginning within a beginning

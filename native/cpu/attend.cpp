@@ -31,14 +31,14 @@ int round_up(int n, int multiple) {
 
 // How the work is cut; depends on shapes and thread count only.
 struct tiling {
-    int n_rep;            // query heads per KV head
-    int head_block;       // query heads per tile
-    int token_block;      // tokens per tile
+    int n_rep;        // query heads per KV head
+    int head_block;   // query heads per tile
+    int token_block;  // tokens per tile
     int n_head_tile;
     int n_token_tile;
-    int n_split;          // parts of a tile's blocks
-    int max_col;          // padded to vector width
-    int dim_v;            // padded to vector width
+    int n_split;  // parts of a tile's blocks
+    int max_col;  // padded to vector width
+    int dim_v;    // padded to vector width
     int64_t n_tile;
 
     tiling(const lctx_attend_args & a, int n_thread) {
@@ -111,22 +111,16 @@ struct tile {
         std::fill_n(l, n_col_pad, 0.0f);
         std::fill_n(o, (size_t)n_col * t.dim_v, 0.0f);
     }
-    int token(int col) const {
-        return token0 + col / n_head;
-    }
-    int head(int col) const {
-        return head0 + col % n_head;
-    }
+    int token(int col) const { return token0 + col / n_head; }
+    int head(int col) const { return head0 + col % n_head; }
 };
 
 // Rows that any token of a tile reads in one segment, and the rows that all of them read.
 struct range {
-    int lo = INT_MAX, hi = 0;      // union
+    int lo = INT_MAX, hi = 0;          // union
     int all_lo = 0, all_hi = INT_MAX;  // intersection
 
-    int64_t n_block() const {
-        return lo < hi ? ceil_div(hi, BLOCK) - lo / BLOCK : 0;
-    }
+    int64_t n_block() const { return lo < hi ? ceil_div(hi, BLOCK) - lo / BLOCK : 0; }
 };
 
 const lctx_segment & segment(const lctx_attend_args & a, int token, int seg) {
@@ -219,13 +213,15 @@ const float * unpack(const lctx_pool_args & pool, const char * src, int n, int d
     return tmp;
 }
 
-void attend_block(const lctx_attend_args & a, const tiling & g, const tile & t, const scratch & w, int seg, const range & r, int row, int n) {
+void attend_block(const lctx_attend_args & a, const tiling & g, const tile & t, const scratch & w, int seg, const range & r, int row,
+                  int n) {
     const int32_t seq = segment(a, t.token0, seg).seq;
     const int32_t page = a.table.pages[seq * a.table.seq_stride + t.head_kv * a.table.head_stride + row / BLOCK];
     const size_t pool_row = (size_t)page * BLOCK + row % BLOCK;
     const bool near = (a.params.near_mask >> seg) & 1;
-    const char * k_src = near ? a.near.data + seq * a.near.seq_stride + t.head_kv * a.near.head_stride + (row % a.near.rows) * a.k_pool.row_size
-                              : a.k_pool.data + pool_row * a.k_pool.row_size;
+    const char * k_src =
+        near ? a.near.data + seq * a.near.seq_stride + t.head_kv * a.near.head_stride + (row % a.near.rows) * a.k_pool.row_size
+             : a.k_pool.data + pool_row * a.k_pool.row_size;
     int64_t k_row, v_row;
     const float * k = unpack(a.k_pool, k_src, n, a.head_dim_k, w.k, &k_row, a.head_dim_k);
     score_block(a, t, w, k, k_row, n);

@@ -86,24 +86,18 @@ lctx_attend_args attend_args(const ggml_tensor * dst) {
 
 void lctx_cpu_forward(const ggml_compute_params * params, ggml_tensor * dst) {
     switch ((lctx_op)dst->op_params[0]) {
-        case LCTX_OP_ANGLES:
-            return lctx_cpu_angles(params, angles_args(dst));
-        case LCTX_OP_STORE:
-            return lctx_cpu_store(params, store_args(dst));
-        case LCTX_OP_ATTEND:
-            return lctx_cpu_attend(params, attend_args(dst));
+        case LCTX_OP_ANGLES: return lctx_cpu_angles(params, angles_args(dst));
+        case LCTX_OP_STORE:  return lctx_cpu_store(params, store_args(dst));
+        case LCTX_OP_ATTEND: return lctx_cpu_attend(params, attend_args(dst));
     }
     GGML_ABORT("unknown LCTX sub-op %d", dst->op_params[0]);
 }
 
 size_t lctx_cpu_wsize(const ggml_tensor * dst, int n_tasks) {
     switch ((lctx_op)dst->op_params[0]) {
-        case LCTX_OP_ANGLES:
-            return 0;
-        case LCTX_OP_STORE:
-            return lctx_cpu_store_wsize(store_args(dst), n_tasks);
-        case LCTX_OP_ATTEND:
-            return lctx_cpu_attend_wsize(attend_args(dst), n_tasks);
+        case LCTX_OP_ANGLES: return 0;
+        case LCTX_OP_STORE:  return lctx_cpu_store_wsize(store_args(dst), n_tasks);
+        case LCTX_OP_ATTEND: return lctx_cpu_attend_wsize(attend_args(dst), n_tasks);
     }
     return 0;
 }

@@ -9,9 +9,9 @@
 struct ggml_compute_params;
 
 struct lctx_angles_args {
-    const int32_t * pos;          // [n]
-    const float * freq_factors;   // [n_dims/2] or nullptr
-    float * dst;                  // [n][n_dims]
+    const int32_t * pos;         // [n]
+    const float * freq_factors;  // [n_dims/2] or nullptr
+    float * dst;                 // [n][n_dims]
     int64_t n;
     lctx_rope rope;
 };
@@ -24,20 +24,20 @@ struct lctx_pool_args {
 };
 
 struct lctx_table_args {
-    const int32_t * pages;        // pages[seq][head][row / 64]
-    size_t head_stride;           // in elements
+    const int32_t * pages;  // pages[seq][head][row / 64]
+    size_t head_stride;     // in elements
     size_t seq_stride;
 };
 
 struct lctx_near_args {
-    char * data;                  // nullptr: no near ring
-    size_t head_stride;           // in bytes
+    char * data;         // nullptr: no near ring
+    size_t head_stride;  // in bytes
     size_t seq_stride;
     int64_t rows;
 };
 
 struct lctx_store_args {
-    const char * k;               // F32 rows at k + head*k_head_stride + token*k_token_stride
+    const char * k;  // F32 rows at k + head*k_head_stride + token*k_token_stride
     const char * v;
     size_t k_head_stride;
     size_t k_token_stride;
@@ -51,14 +51,14 @@ struct lctx_store_args {
     lctx_pool_args v_pool;
     lctx_table_args table;
     lctx_near_args near;
-    const lctx_row * rows;        // [n_tokens]
-    const float * angles;         // [*][n_dims]
+    const lctx_row * rows;  // [n_tokens]
+    const float * angles;   // [*][n_dims]
     int32_t n_dims;
     int32_t rope_mode;
 };
 
 struct lctx_attend_args {
-    const char * q;               // F32 rows at q + head*q_head_stride + token*q_token_stride
+    const char * q;  // F32 rows at q + head*q_head_stride + token*q_token_stride
     size_t q_head_stride;
     size_t q_token_stride;
     int32_t head_dim_k;
@@ -71,12 +71,12 @@ struct lctx_attend_args {
     lctx_pool_args v_pool;
     lctx_table_args table;
     lctx_near_args near;
-    const lctx_segment * segs;    // [n_tokens][n_seg]
-    const float * angles;         // [*][n_dims]
+    const lctx_segment * segs;  // [n_tokens][n_seg]
+    const float * angles;       // [*][n_dims]
     int32_t n_dims;
     lctx_attend_params params;
-    float * dst;                  // [n_tokens][n_head][head_dim_v]
-    float * lse;                  // [n_tokens][n_head] or nullptr
+    float * dst;  // [n_tokens][n_head][head_dim_v]
+    float * lse;  // [n_tokens][n_head] or nullptr
 };
 
 // Each kernel is called by all threads; ith/nth, work buffer and barrier come from ggml's compute params.

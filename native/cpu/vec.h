@@ -26,7 +26,7 @@ static inline void lctx_vstore(float * p, lctx_vf v) {
 }
 
 static inline lctx_vf lctx_vset(float x) {
-    return lctx_vf{} + x;
+    return x - lctx_vf{};  // a plain broadcast: x - 0 is x for every x, 0 + x is not
 }
 
 static inline lctx_vf lctx_vmax(lctx_vf a, lctx_vf b) {
@@ -66,9 +66,9 @@ static inline lctx_vf lctx_vexp(lctx_vf x) {
 }
 
 // Register tile: C[RM][RN*VL] (+)= A[RM][k_dim] * B[k_dim][RN*VL].
-template <int RM, int RN>
-static inline __attribute__((always_inline)) void lctx_gemm_tile(int k_dim, const float * a, int64_t a_row, int64_t a_col, const float * b,
-                                                                  int64_t b_row, float * c, int64_t c_row, bool add) {
+template <int RM, int RN> static inline __attribute__((always_inline)) void lctx_gemm_tile(int k_dim, const float * a, int64_t a_row,
+                                                                                           int64_t a_col, const float * b, int64_t b_row,
+                                                                                           float * c, int64_t c_row, bool add) {
     lctx_vf acc[RM][RN];
     for (int i = 0; i < RM; i++) {
         for (int j = 0; j < RN; j++) {
@@ -94,9 +94,8 @@ static inline __attribute__((always_inline)) void lctx_gemm_tile(int k_dim, cons
     }
 }
 
-template <int RN>
-static inline void lctx_gemm_columns(int m, int k_dim, const float * a, int64_t a_row, int64_t a_col, const float * b, int64_t b_row,
-                                     float * c, int64_t c_row, bool add) {
+template <int RN> static inline void lctx_gemm_columns(int m, int k_dim, const float * a, int64_t a_row, int64_t a_col, const float * b,
+                                                       int64_t b_row, float * c, int64_t c_row, bool add) {
     int i = 0;
     for (; i + 4 <= m; i += 4) {
         lctx_gemm_tile<4, RN>(k_dim, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);

@@ -99,7 +99,8 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_a
         ggml_build_forward_expand(graph.gf, t);
     }
 
-    ggml_tensor * stored = lctx_store(ctx, k.x, v_cur, layer.k_pool, layer.v_pool, layer.table, input->rows, angles, layer.near, k.rope.mode);
+    ggml_tensor * stored =
+        lctx_store(ctx, k.x, v_cur, layer.k_pool, layer.v_pool, layer.table, input->rows, angles, layer.near, k.rope.mode);
     graph.cb(stored, "lctx_store", il);
     ggml_build_forward_expand(graph.gf, stored);
 

@@ -8,7 +8,8 @@
 namespace {
 
 [[noreturn]] void refuse(const char * what, int il, const std::string & reason) {
-    throw lctx_refusal("layer " + std::to_string(il) + ": the " + what + " " + reason + "; only models that rotate queries and keys last, with NORM or NEOX RoPE, can run with a method");
+    throw lctx_refusal("layer " + std::to_string(il) + ": the " + what + " " + reason +
+                       "; only models that rotate queries and keys last, with NORM or NEOX RoPE, can run with a method");
 }
 
 template <typename T> T op_param(const ggml_tensor * t, int i) {

@@ -8,7 +8,7 @@ struct lctx_peeled {
     ggml_tensor * pos;           // I32 [n_tokens], the model's own positions
     ggml_tensor * freq_factors;  // or nullptr
     lctx_rope rope;
-    float scale;                 // product of the scales that stood between the rotation and the attention
+    float scale;  // product of the scales that stood between the rotation and the attention
 };
 
 // Peel GGML_OP_ROPE (NORM or NEOX) through GGML_OP_SCALE, RESHAPE and CONT. Throws lctx_refusal naming layer and reason.

@@ -4,9 +4,9 @@
 #include "ggml-cpu.h"
 #include "llama-impl.h"
 
+#include <unistd.h>
 #include <algorithm>
 #include <cstring>
-#include <unistd.h>
 
 namespace {
 
@@ -29,8 +29,12 @@ void check_type(ggml_type type, int32_t head_dim, const char * what) {
 
 lctx_memory::lctx_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
                          std::unique_ptr<lctx_method> method, uint32_t n_ctx)
-    : method_(std::move(method)), type_k_(params.type_k), type_v_(params.type_v), n_ctx_((int32_t)n_ctx),
-      n_ubatch_((int32_t)cparams.n_ubatch), n_seq_((int32_t)cparams.n_seq_max) {
+    : method_(std::move(method)),
+      type_k_(params.type_k),
+      type_v_(params.type_v),
+      n_ctx_((int32_t)n_ctx),
+      n_ubatch_((int32_t)cparams.n_ubatch),
+      n_seq_((int32_t)cparams.n_seq_max) {
     const llama_hparams & hparams = model.hparams;
     head_dim_k_ = (int32_t)hparams.n_embd_head_k(0);
     head_dim_v_ = (int32_t)hparams.n_embd_head_v(0);
@@ -64,8 +68,8 @@ void lctx_memory::allocate(const llama_model & model) {
     const size_t bytes = (size_t)n_page * LCTX_PAGE_ROWS * (ggml_row_size(type_k_, head_dim_k_) + ggml_row_size(type_v_, head_dim_v_)) +
                          (size_t)near_rows_ * n_head_total_ * n_seq_ * ggml_row_size(type_k_, head_dim_k_);
     if (bytes > machine_memory()) {
-        throw lctx_refusal("the KV cache for n_ctx " + std::to_string(n_ctx_) + " needs " + mib(bytes) + " (K " + ggml_type_name(type_k_) + ", V " +
-                           ggml_type_name(type_v_) + "), this machine has " + mib(machine_memory()) +
+        throw lctx_refusal("the KV cache for n_ctx " + std::to_string(n_ctx_) + " needs " + mib(bytes) + " (K " + ggml_type_name(type_k_) +
+                           ", V " + ggml_type_name(type_v_) + "), this machine has " + mib(machine_memory()) +
                            "; lower n_ctx, use type_k=type_v=q8_0, or method=window");
     }
     ctx_.reset(ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
@@ -173,8 +177,9 @@ llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, ui
     }
     const llama_batch & batch = balloc.get_batch();
     if (batch.n_tokens > n_ctx_ - seqs_[0].n_pos) {
-        return failed(LLAMA_MEMORY_STATUS_FAILED_PREPARE, std::to_string(batch.n_tokens) + " more tokens do not fit: " + std::to_string(seqs_[0].n_pos) +
-                                                              " of n_ctx " + std::to_string(n_ctx_) + " are used");
+        return failed(LLAMA_MEMORY_STATUS_FAILED_PREPARE, std::to_string(batch.n_tokens) +
+                                                              " more tokens do not fit: " + std::to_string(seqs_[0].n_pos) + " of n_ctx " +
+                                                              std::to_string(n_ctx_) + " are used");
     }
     for (int32_t i = 0; i < batch.n_tokens; i++) {
         if (batch.n_seq_id[i] != 1 || batch.seq_id[i][0] != 0) {
@@ -288,7 +293,8 @@ bool lctx_memory::refuse(const std::string & reason) const {
 }
 
 void lctx_memory::break_with(const char * operation) {
-    broken_ = std::string(operation) + " is not available for a context with a method (positions are the method's business); clear the memory to go on";
+    broken_ = std::string(operation) +
+              " is not available for a context with a method (positions are the method's business); clear the memory to go on";
     refuse(broken_);
 }
 

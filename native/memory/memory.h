@@ -5,8 +5,8 @@
 // with the message until the memory is cleared. Never a silently wrong cache.
 #pragma once
 
-#include "../methods/method.h"
 #include "../lctx.h"
+#include "../methods/method.h"
 #include "ggml-cpp.h"
 #include "llama-batch.h"
 #include "llama-cparams.h"
@@ -62,9 +62,9 @@ class lctx_memory final : public llama_memory_i {
 
   private:
     struct sequence {
-        int32_t n_pos = 0;        // rows stored
-        int32_t first_live = 0;   // rows in [n_sink, first_live) lost their pages
-        int32_t first_near = 0;   // near keys before this row were overwritten
+        int32_t n_pos = 0;       // rows stored
+        int32_t first_live = 0;  // rows in [n_sink, first_live) lost their pages
+        int32_t first_near = 0;  // near keys before this row were overwritten
     };
 
     int32_t n_block(int32_t n_rows) const { return (n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS; }
@@ -83,15 +83,15 @@ class lctx_memory final : public llama_memory_i {
     int32_t n_ctx_, n_ubatch_, n_seq_;
     int32_t head_dim_k_, head_dim_v_;
     int32_t near_rows_ = 0;
-    int32_t n_head_total_ = 0;                 // KV heads of all layers
-    std::vector<int32_t> n_head_kv_;           // per layer
-    std::vector<int32_t> head_offset_;         // first head of a layer
+    int32_t n_head_total_ = 0;          // KV heads of all layers
+    std::vector<int32_t> n_head_kv_;    // per layer
+    std::vector<int32_t> head_offset_;  // first head of a layer
     ggml_context_ptr ctx_;
     std::vector<ggml_backend_buffer_ptr> buffers_;
-    ggml_tensor * k_pool_ = nullptr;           // [head_dim_k, n_page*64]
-    ggml_tensor * v_pool_ = nullptr;           // [head_dim_v, n_page*64]
-    ggml_tensor * near_ = nullptr;             // [head_dim_k, near_rows, n_head_total, n_seq]
-    ggml_tensor * table_ = nullptr;            // [n_page_max, n_head_total, n_seq]
+    ggml_tensor * k_pool_ = nullptr;  // [head_dim_k, n_page*64]
+    ggml_tensor * v_pool_ = nullptr;  // [head_dim_v, n_page*64]
+    ggml_tensor * near_ = nullptr;    // [head_dim_k, near_rows, n_head_total, n_seq]
+    ggml_tensor * table_ = nullptr;   // [n_page_max, n_head_total, n_seq]
     lctx_pages pages_;
     std::vector<sequence> seqs_;
     int32_t near_touched_ = 0;

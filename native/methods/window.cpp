@@ -47,7 +47,8 @@ std::unique_ptr<lctx_method> lctx_window_create(const lctx_method_spec & spec, c
     const int32_t n_sink = spec.get("n_sink") < 0 ? 4 : spec.get("n_sink");
     const bool automatic = spec.get("window") < 0;
     if (n_sink >= n_ctx_train) {
-        throw lctx_refusal("window: n_sink " + std::to_string(n_sink) + " leaves no room in the trained context " + std::to_string(n_ctx_train));
+        throw lctx_refusal("window: n_sink " + std::to_string(n_sink) + " leaves no room in the trained context " +
+                           std::to_string(n_ctx_train));
     }
     const int32_t window = automatic ? n_ctx_train - n_sink : spec.get("window");
     if (window < 1 || window > n_ctx_train - n_sink) {

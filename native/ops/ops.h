@@ -54,7 +54,7 @@ bool lctx_is_kv_type(int32_t type);
 
 // One token of the batch, as *store* sees it.
 struct lctx_row {
-    int32_t row;         // row in its sequence
+    int32_t row;  // row in its sequence
     int32_t seq;
     int32_t angle;       // row of the angle table for the key's storage position
     int32_t near_angle;  // the same for the near ring

@@ -115,7 +115,8 @@ void run(lctx_op_args & a) {
     for (int32_t r = 0; r < a.n_rows; r += n_step) {
         const int32_t n = std::min(n_step, a.n_rows - r);
         ggml_tensor * step_rows = ggml_view_2d(ctx, rows, 4, n, rows->nb[1], r * rows->nb[1]);
-        stored.push_back(lctx_store(ctx, tokens_of(ctx, k, r, n), tokens_of(ctx, v, r, n), k_pool, v_pool, table, step_rows, angles, near, a.rope_mode));
+        stored.push_back(
+            lctx_store(ctx, tokens_of(ctx, k, r, n), tokens_of(ctx, v, r, n), k_pool, v_pool, table, step_rows, angles, near, a.rope_mode));
     }
     ggml_tensor * out = lctx_attend(ctx, q, stored.back(), v_pool, table, segs, angles, near, params);
     g.buffer.reset(ggml_backend_alloc_ctx_tensors(ctx, g.backend.get()));

@@ -66,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
             if out:
                 print(json.dumps(asdict(trial)), file=out, flush=True)
     Console().print(_table(methods, args.lengths, trials))
+    for line in _choices(trials):
+        print(line)
     return 0
 
 
@@ -112,11 +114,19 @@ def _table(methods: list[str], lengths: list[int], trials: list[tuple[str, Trial
     for length in lengths:
         table.add_column(str(length), justify="right")
     for method in methods:
-        table.add_row(method, *(_cell(method, [t for m, t in trials if (m, t.length) == (method, n)]) for n in lengths))
+        table.add_row(method, *(_cell([t for m, t in trials if (m, t.length) == (method, n)]) for n in lengths))
     return table
 
 
-def _cell(method: str, trials: list[Trial]) -> str:
-    share = f"{100 * sum(trial.strict for trial in trials) / len(trials):.0f} %"
-    chosen = trials[0].method
-    return share if chosen == method else "\n".join([share, *(f"[dim]{option}[/]" for option in chosen.split(",")[1:])])
+def _cell(trials: list[Trial]) -> str:
+    return f"{100 * sum(trial.strict for trial in trials) / len(trials):.0f} %"
+
+
+def _choices(trials: list[tuple[str, Trial]]) -> Iterator[str]:
+    """Yield one line per automatic choice: the method, the lengths it was made for, what was chosen."""
+    lengths: dict[tuple[str, str], dict[int, None]] = {}
+    for method, trial in trials:
+        if trial.method != method:
+            lengths.setdefault((method, trial.method), {})[trial.length] = None
+    for (method, chosen), used in lengths.items():
+        yield f"{method} at {', '.join(map(str, used))}: {', '.join(chosen.split(',')[1:])}"
