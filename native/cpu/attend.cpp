@@ -18,6 +18,7 @@ namespace {
 
 constexpr int BLOCK = LCTX_PAGE_ROWS;
 constexpr int MAX_COLUMNS = 64;
+constexpr size_t CACHE_LINE = 64;
 constexpr int FEW_COLUMNS = 3;  // up to here dot products beat a product padded to vector width
 constexpr float NEG_INF = -INFINITY;
 
@@ -71,7 +72,7 @@ struct scratch {
     static size_t size(const lctx_attend_args & a, const tiling & t) {
         const size_t n = (size_t)a.head_dim_k * (t.max_col + FEW_COLUMNS + BLOCK + 1) + (size_t)BLOCK * (t.dim_v + t.max_col) + t.max_col +
                          t.state_size();
-        return GGML_PAD(n * sizeof(float), 64);
+        return GGML_PAD(n * sizeof(float), CACHE_LINE);
     }
     scratch(char * base, const lctx_attend_args & a, const tiling & t) {
         float * p = (float *)base;
@@ -292,13 +293,15 @@ void merge_tile(const lctx_attend_args & a, const tiling & g, int64_t index, flo
 size_t lctx_cpu_attend_wsize(const lctx_attend_args & args, int n_tasks) {
     const tiling g(args, n_tasks);
     const size_t partials = g.n_split > 1 ? (size_t)g.n_tile * g.n_split * g.state_size() * sizeof(float) : 0;
-    return scratch::size(args, g) * n_tasks + partials;
+    return CACHE_LINE + scratch::size(args, g) * n_tasks + partials;
 }
 
 void lctx_cpu_attend(const ggml_compute_params * params, const lctx_attend_args & args) {
     const tiling g(args, params->nth);
-    const scratch w((char *)params->wdata + params->ith * scratch::size(args, g), args, g);
-    float * partials = (float *)((char *)params->wdata + params->nth * scratch::size(args, g));
+    // a vector that straddles two cache lines costs two loads
+    char * base = (char *)GGML_PAD((uintptr_t)params->wdata, CACHE_LINE);
+    const scratch w(base + params->ith * scratch::size(args, g), args, g);
+    float * partials = (float *)(base + params->nth * scratch::size(args, g));
 
     if (params->ith == 0) {
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
