@@ -153,7 +153,8 @@ uint32_t lctx_context_n_ubatch(const lctx_context * ctx);
 
 // Evaluate n_tokens (1 .. n_batch) at positions pos, pos + 1, ...; pos must be lctx_n_past.
 // logits: NULL (nothing is computed), or float[n_vocab] for the last token, or float[n_tokens][n_vocab] with all != 0.
-// LCTX_NO_SLOT: the cache is full, nothing changed. LCTX_ABORTED: the abort flag was set; lctx_n_past says what is kept.
+// On any status but LCTX_OK the contents of logits are undefined. LCTX_NO_SLOT: the cache is full, nothing changed. LCTX_ABORTED: the abort
+// flag was set; lctx_n_past says what is kept.
 int32_t lctx_decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos, float * logits, int32_t all);
 
 // The number of positions in the cache.
@@ -214,7 +215,8 @@ void lctx_sampler_free(lctx_sampler * sampler);
 
 // ---- one op, for tests and bench ----
 
-// Store n_rows keys and values in shuffled pages, then attend with n_tokens queries; the graph runs on the CPU backend.
+// Store n_rows keys and values in shuffled pages, then attend with n_tokens queries of n_seg segments each; the graph runs on the
+// CPU backend. A segment of the near ring may read the last near_rows rows only.
 typedef struct lctx_op_args {
     int32_t head_dim_k;
     int32_t head_dim_v;

@@ -112,7 +112,7 @@ class Session:
     def _steps(self, tokens: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.int32], bool]]:
         """Yield (int32 [k], whether it is the last) for parts of at most one ubatch."""
         self.check_room(self.n_tokens + len(tokens))
-        earlier = self.tokens.copy()
+        earlier = self.tokens  # a view: when the cache was lost these tokens are evaluated again
         kept = self.rewind(self.n_tokens)
         tokens = np.concatenate([earlier[kept:], tokens])
         for i in range(0, len(tokens), self._step_size):
