@@ -27,7 +27,8 @@ demo: build
 	$(BIN)/pylongctx passkey --method full --method selfextend --lengths 512,1024,2048,4096,8192 --tests 50
 
 $(VENV)/.test-tools: $(VENV)/.build-tools
-	CMAKE_ARGS="$(PEER_ARGS)" $(PIP) install --no-build-isolation --no-binary llama-cpp-python llama-cpp-python==0.3.36
+	# no cache: a wheel of the peer that was built with other options would be taken for this one
+	CMAKE_ARGS="$(PEER_ARGS)" $(PIP) install --no-cache-dir --no-build-isolation --no-binary llama-cpp-python llama-cpp-python==0.3.36
 	touch $@
 
 test: build $(VENV)/.test-tools

@@ -367,6 +367,15 @@ def test_pickle_loads_the_model_again(embedded_model, prompt):
 # ---- interrupts ----
 
 
+@pytest.fixture
+def interruptible():
+    """Python's own SIGINT handler: a test run in the background of a shell inherits an ignored signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_leaves_a_usable_object(embedded_model, llm, prompt):
     expected = greedy(llm, prompt)
 
