@@ -25,7 +25,7 @@ struct lctx_context {
     // one batch of n_batch tokens, reused
     std::vector<llama_pos> pos;
     std::vector<int32_t> n_seq_id;
-    std::vector<llama_seq_id *> seq_id;
+    std::vector<llama_seq_id> seq;
+    std::vector<llama_seq_id *> seq_id;  // to the entries of seq
     std::vector<int8_t> output;
-    llama_seq_id seq_zero = 0;
 };

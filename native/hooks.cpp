@@ -10,9 +10,48 @@
 
 namespace {
 
-// Architectures proven equal to llama.cpp by tests/test_parity.py.
-bool is_proven(llm_arch arch) {
-    return arch == LLM_ARCH_LLAMA || arch == LLM_ARCH_QWEN2;
+// Architectures that tests/test_models.py proves equal to llama.cpp.
+constexpr llm_arch PROVEN[] = {
+    LLM_ARCH_LLAMA,       LLM_ARCH_ARCEE,     LLM_ARCH_ARCTIC,    LLM_ARCH_BAICHUAN,     LLM_ARCH_BAILINGMOE, LLM_ARCH_BAILINGMOE2,
+    LLM_ARCH_BITNET,      LLM_ARCH_CHATGLM,   LLM_ARCH_CODESHELL, LLM_ARCH_COMMAND_R,    LLM_ARCH_DBRX,       LLM_ARCH_DECI,
+    LLM_ARCH_DEEPSEEK,    LLM_ARCH_DOTS1,     LLM_ARCH_ERNIE4_5,  LLM_ARCH_ERNIE4_5_MOE, LLM_ARCH_EXAONE,     LLM_ARCH_EXAONE4,
+    LLM_ARCH_FALCON,      LLM_ARCH_GEMMA,     LLM_ARCH_GLM4,      LLM_ARCH_GLM4_MOE,     LLM_ARCH_GPTNEOX,    LLM_ARCH_GRANITE,
+    LLM_ARCH_GRANITE_MOE, LLM_ARCH_INTERNLM2, LLM_ARCH_JAIS2,     LLM_ARCH_MINICPM,      LLM_ARCH_MINIMAX_M2, LLM_ARCH_MISTRAL3,
+    LLM_ARCH_NEMOTRON,    LLM_ARCH_OLMO,      LLM_ARCH_OLMO2,     LLM_ARCH_OLMOE,        LLM_ARCH_OPENELM,    LLM_ARCH_ORION,
+    LLM_ARCH_PANGU_EMBED, LLM_ARCH_PHI2,      LLM_ARCH_PHI3,      LLM_ARCH_PHIMOE,       LLM_ARCH_PLAMO,      LLM_ARCH_QWEN,
+    LLM_ARCH_QWEN2,       LLM_ARCH_QWEN2MOE,  LLM_ARCH_QWEN3,     LLM_ARCH_QWEN3MOE,     LLM_ARCH_SEED_OSS,   LLM_ARCH_STABLELM,
+    LLM_ARCH_STARCODER2,  LLM_ARCH_XVERSE,
+};
+
+// Architectures that keep a KV cache and rotate, yet in a way that cannot be peeled.
+constexpr struct {
+    llm_arch arch;
+    const char * why;
+} OBSTACLES[] = {
+    {LLM_ARCH_HUNYUAN_DENSE, "it normalizes queries and keys after the rotation"},
+    {LLM_ARCH_HUNYUAN_MOE, "it normalizes queries and keys after the rotation"},
+    {LLM_ARCH_MAINCODER, "it normalizes queries and keys after the rotation"},
+    {LLM_ARCH_SMOLLM3, "some of its layers have no rotary positions"},
+    {LLM_ARCH_MINICPM3, "it joins a rotated and an unrotated part of each head"},
+    {LLM_ARCH_PLM, "it joins a rotated and an unrotated part of each head"},
+    {LLM_ARCH_GROK, "it scales attention scores in a way of its own"},
+};
+
+// Why an architecture that passed the general checks is not served; empty when it is.
+std::string why_not_proven(llm_arch arch) {
+    std::string names;
+    for (llm_arch proven : PROVEN) {
+        if (proven == arch) {
+            return "";
+        }
+        names += (names.empty() ? "" : ", ") + std::string(llm_arch_name(proven));
+    }
+    for (const auto & obstacle : OBSTACLES) {
+        if (obstacle.arch == arch) {
+            return obstacle.why;
+        }
+    }
+    return "this architecture is not proven yet (proven: " + names + ")";
 }
 
 // Why a model cannot run with a method; empty when it can.
@@ -33,10 +72,13 @@ std::string why_unsupported(const llama_model & model, const llama_cparams & cpa
     if (hparams.is_mla()) {
         return "it uses multi-head latent attention";
     }
+    if (hparams.use_alibi) {
+        return "it uses ALiBi, a bias on distance instead of rotary positions";
+    }
     if (hparams.rope_type != LLAMA_ROPE_TYPE_NORM && hparams.rope_type != LLAMA_ROPE_TYPE_NEOX) {
         return hparams.rope_type == LLAMA_ROPE_TYPE_NONE ? "it has no rotary positions" : "it uses multi-section RoPE";
     }
-    return is_proven(model.arch) ? "" : "this architecture is not proven yet (proven: llama, qwen2)";
+    return why_not_proven(model.arch);
 }
 
 void check_supported(const llama_model & model, const llama_cparams & cparams) {
@@ -44,10 +86,6 @@ void check_supported(const llama_model & model, const llama_cparams & cparams) {
     if (!why.empty()) {
         throw lctx_refusal("architecture '" + model.arch_name() + "' cannot run with a method: " + why +
                            "; without a method it runs as in llama.cpp");
-    }
-    if (cparams.n_seq_max != 1) {
-        throw lctx_refusal("a context with a method serves one sequence in this version, not n_seq_max " +
-                           std::to_string(cparams.n_seq_max));
     }
 }
 

@@ -13,6 +13,7 @@ namespace {
 
 constexpr uint32_t MAX_N_CTX = 1u << 30;
 constexpr int32_t MAX_THREADS = 512;
+constexpr uint32_t MAX_SEQ = 256;  // LLAMA_MAX_SEQ
 
 int32_t fail(lctx_context * ctx, int32_t status, const std::string & reason) {
     ctx->error = reason;
@@ -22,6 +23,10 @@ int32_t fail(lctx_context * ctx, int32_t status, const std::string & reason) {
 void check_params(const lctx_context_params & p) {
     if (p.n_ctx > MAX_N_CTX) {
         throw lctx_refusal("n_ctx " + std::to_string(p.n_ctx) + " is beyond " + std::to_string(MAX_N_CTX));
+    }
+    if (p.n_seq_max < 1 || p.n_seq_max > MAX_SEQ || (uint64_t)p.n_ctx * p.n_seq_max > MAX_N_CTX) {
+        throw lctx_refusal("n_seq_max must be 1 .. " + std::to_string(MAX_SEQ) + ", and n_ctx * n_seq_max at most " +
+                           std::to_string(MAX_N_CTX));
     }
     if (p.n_batch < 1 || p.n_ubatch < 1) {
         throw lctx_refusal("n_batch and n_ubatch must be at least 1");
@@ -39,7 +44,7 @@ llama_context_params to_llama(const lctx_context_params & p) {
     c.n_ctx = p.n_ctx;
     c.n_batch = p.n_batch;
     c.n_ubatch = p.n_ubatch;
-    c.n_seq_max = 1;
+    c.n_seq_max = p.n_seq_max;
     c.n_threads = p.n_threads;
     c.n_threads_batch = p.n_threads_batch;
     c.type_k = (ggml_type)p.type_k;
@@ -68,9 +73,9 @@ bool on_abort(void * data) {
 }
 
 // llama_init_from_model with our settings pending for this thread.
-llama_context * init(llama_model * model, const llama_context_params & params, const std::string & method) {
+llama_context * init(llama_model * model, const llama_context_params & params, const std::string & method, uint32_t n_ctx) {
     lctx_pending & pending = lctx_pending_settings();
-    pending = {true, method, params.n_ctx};
+    pending = {true, method, n_ctx};
     llama_context * ctx = llama_init_from_model(model, params);
     pending = {};
     return ctx;
@@ -86,14 +91,16 @@ void create(lctx_context * ctx, const lctx_model * model, const lctx_context_par
     if (c.n_ctx == 0) {
         c.n_ctx = method.empty() ? n_ctx_train : lctx_method_default_n_ctx(lctx_method_parse(method), n_ctx_train);
     }
+    const uint32_t n_ctx = c.n_ctx;
+    c.n_ctx = (n_ctx + 255) / 256 * 256 * c.n_seq_max;  // llama.cpp pads, and shares n_ctx among the sequences
     c.abort_callback = on_abort;
     c.abort_callback_data = ctx;
     lctx_log_begin();
-    ctx->ctx = init(model->model, c, method);
+    ctx->ctx = init(model->model, c, method, n_ctx);
     if (!ctx->ctx) {
         throw lctx_refusal(lctx_log_errors("the context could not be created"));
     }
-    ctx->n_ctx = c.n_ctx;
+    ctx->n_ctx = n_ctx;
     ctx->memory = dynamic_cast<lctx_memory *>(llama_get_memory(ctx->ctx));
     if (ctx->memory) {
         ctx->method = ctx->memory->method().spec();
@@ -102,49 +109,104 @@ void create(lctx_context * ctx, const lctx_model * model, const lctx_context_par
     const uint32_t n_batch = llama_n_batch(ctx->ctx);
     ctx->pos.resize(n_batch);
     ctx->n_seq_id.assign(n_batch, 1);
-    ctx->seq_id.assign(n_batch, &ctx->seq_zero);
+    ctx->seq.resize(n_batch);
+    ctx->seq_id.resize(n_batch);
+    for (uint32_t i = 0; i < n_batch; i++) {
+        ctx->seq_id[i] = &ctx->seq[i];
+    }
     ctx->output.resize(n_batch);
 }
 
+int32_t n_past(const lctx_context * ctx, int32_t seq) {
+    return llama_memory_seq_pos_max(llama_get_memory(ctx->ctx), seq) + 1;
+}
+
+bool is_sequence(const lctx_context * ctx, int32_t seq) {
+    return seq >= 0 && seq < (int32_t)llama_n_seq_max(ctx->ctx);
+}
+
 // What is wrong with a batch; empty when it can be decoded.
-std::string check_batch(const lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos) {
+std::string check_batch(const lctx_context * ctx, const llama_batch & batch) {
     const int32_t n_vocab = llama_vocab_n_tokens(ctx->model->vocab);
-    if (n_tokens < 1 || n_tokens > (int32_t)llama_n_batch(ctx->ctx)) {
-        return "a batch holds 1 .. " + std::to_string(llama_n_batch(ctx->ctx)) + " tokens, not " + std::to_string(n_tokens);
+    std::vector<int32_t> next;
+    for (uint32_t seq = 0; seq < llama_n_seq_max(ctx->ctx); seq++) {
+        next.push_back(n_past(ctx, seq));
     }
-    if (pos != lctx_n_past(ctx)) {
-        return "the next position is " + std::to_string(lctx_n_past(ctx)) + ", not " + std::to_string(pos);
-    }
-    for (int32_t i = 0; i < n_tokens; i++) {
-        if (tokens[i] < 0 || tokens[i] >= n_vocab) {
-            return "token id " + std::to_string(tokens[i]) + " is outside the vocabulary of " + std::to_string(n_vocab);
+    for (int32_t i = 0; i < batch.n_tokens; i++) {
+        const int32_t seq = batch.seq_id[i][0];
+        if (batch.token[i] < 0 || batch.token[i] >= n_vocab) {
+            return "token id " + std::to_string(batch.token[i]) + " is outside the vocabulary of " + std::to_string(n_vocab);
+        }
+        if (!is_sequence(ctx, seq)) {
+            return "sequence " + std::to_string(seq) + " is outside n_seq_max " + std::to_string(next.size());
+        }
+        if (batch.pos[i] != next[seq]++) {
+            return "the next position of sequence " + std::to_string(seq) + " is " + std::to_string(next[seq] - 1) + ", not " +
+                   std::to_string(batch.pos[i]);
         }
     }
     return "";
 }
 
-int32_t decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos, float * logits, bool all) {
-    for (int32_t i = 0; i < n_tokens; i++) {
-        ctx->pos[i] = pos + i;
-        ctx->output[i] = logits && (all || i == n_tokens - 1);
+// Put the sequences back to what they were; methods keep what a withdrawn batch needs.
+void withdraw(lctx_context * ctx, const std::vector<int32_t> & before) {
+    for (int32_t seq = 0; seq < (int32_t)before.size(); seq++) {
+        if (n_past(ctx, seq) > before[seq] && !llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, before[seq], -1)) {
+            llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, -1, -1);
+        }
     }
-    llama_batch batch = {n_tokens,           (llama_token *)tokens, nullptr, ctx->pos.data(), ctx->n_seq_id.data(),
-                         ctx->seq_id.data(), ctx->output.data()};
+}
+
+int32_t run_batch(lctx_context * ctx, const llama_batch & batch, float * logits) {
+    const std::string wrong = check_batch(ctx, batch);
+    if (!wrong.empty()) {
+        return fail(ctx, LCTX_INVALID, wrong);
+    }
+    std::vector<int32_t> before;
+    for (uint32_t seq = 0; seq < llama_n_seq_max(ctx->ctx); seq++) {
+        before.push_back(n_past(ctx, seq));
+    }
     lctx_log_begin();
     const int32_t status = llama_decode(ctx->ctx, batch);
-    if (status == LCTX_ABORTED) {
-        return fail(ctx, status, "aborted");
-    }
     if (status != LCTX_OK) {
-        const std::string reason = ctx->memory ? ctx->memory->last_error() : "";
-        return fail(ctx, status == LCTX_NO_SLOT ? LCTX_NO_SLOT : LCTX_FAILED,
-                    reason.empty() ? lctx_log_errors("llama_decode failed") : reason);
+        const std::string own = ctx->memory ? ctx->memory->last_error() : "";
+        const std::string reason = status == LCTX_ABORTED ? "aborted" : own.empty() ? lctx_log_errors("llama_decode failed") : own;
+        withdraw(ctx, before);
+        return fail(ctx, status == LCTX_NO_SLOT || status == LCTX_ABORTED ? status : LCTX_FAILED, reason);
     }
     if (logits) {
-        const size_t n_row = all ? n_tokens : 1;
+        const int64_t n_row = std::count_if(batch.logits, batch.logits + batch.n_tokens, [](int8_t wanted) { return wanted != 0; });
         memcpy(logits, llama_get_logits(ctx->ctx), n_row * llama_vocab_n_tokens(ctx->model->vocab) * sizeof(float));
     }
     return LCTX_OK;
+}
+
+// A batch in the context's own arrays; the caller fills ctx->pos, seq and output.
+llama_batch own_batch(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens) {
+    return {n_tokens,          const_cast<llama_token *>(tokens), nullptr, ctx->pos.data(), ctx->n_seq_id.data(), ctx->seq_id.data(),
+            ctx->output.data()};
+}
+
+std::string check_size(const lctx_context * ctx, int32_t n_tokens) {
+    const int32_t n_batch = (int32_t)llama_n_batch(ctx->ctx);
+    return n_tokens >= 1 && n_tokens <= n_batch
+               ? ""
+               : "a batch holds 1 .. " + std::to_string(n_batch) + " tokens, not " + std::to_string(n_tokens);
+}
+
+// Run f, which returns true, with errors of the memory as the context's error.
+template <typename F> int32_t guarded(lctx_context * ctx, F && f) {
+    bool done = false;
+    ctx->error.clear();
+    lctx_guard(&ctx->error, [&] {
+        lctx_log_begin();
+        done = f();
+        if (!done && ctx->error.empty()) {
+            const std::string own = ctx->memory ? ctx->memory->last_error() : "";
+            ctx->error = own.empty() ? lctx_log_errors("the cache refused") : own;
+        }
+    });
+    return done;
 }
 
 }  // namespace
@@ -152,6 +214,7 @@ int32_t decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int
 void lctx_context_params_default(lctx_context_params * params) {
     const llama_context_params d = llama_context_default_params();
     *params = {};
+    params->n_seq_max = 1;
     params->n_batch = d.n_batch;
     params->n_ubatch = d.n_ubatch;
     params->n_threads = d.n_threads;
@@ -215,26 +278,99 @@ int32_t lctx_decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens
     int32_t status = LCTX_FAILED;
     ctx->error.clear();
     lctx_guard(&ctx->error, [&] {
-        const std::string wrong = check_batch(ctx, tokens, n_tokens, pos);
-        status = wrong.empty() ? decode(ctx, tokens, n_tokens, pos, logits, all != 0) : fail(ctx, LCTX_INVALID, wrong);
+        const std::string wrong = check_size(ctx, n_tokens);
+        if (!wrong.empty()) {
+            status = fail(ctx, LCTX_INVALID, wrong);
+            return;
+        }
+        for (int32_t i = 0; i < n_tokens; i++) {
+            ctx->pos[i] = pos + i;
+            ctx->seq[i] = 0;
+            ctx->output[i] = logits && (all || i == n_tokens - 1);
+        }
+        status = run_batch(ctx, own_batch(ctx, n_tokens, tokens), logits);
     });
     return status;
 }
 
-int32_t lctx_n_past(const lctx_context * ctx) {
-    return llama_memory_seq_pos_max(llama_get_memory(ctx->ctx), 0) + 1;
-}
-
-int32_t lctx_seq_rm(lctx_context * ctx, int32_t p0, int32_t p1) {
-    bool done = false;
+int32_t lctx_decode_batch(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, const int32_t * pos, const int32_t * seqs,
+                          const int8_t * outputs, float * logits) {
+    int32_t status = LCTX_FAILED;
     ctx->error.clear();
     lctx_guard(&ctx->error, [&] {
-        done = llama_memory_seq_rm(llama_get_memory(ctx->ctx), 0, p0, p1);
-        if (!done) {
-            ctx->error = ctx->memory ? ctx->memory->last_error() : "the cache cannot remove these positions";
+        const std::string wrong = check_size(ctx, n_tokens);
+        if (!wrong.empty()) {
+            status = fail(ctx, LCTX_INVALID, wrong);
+            return;
         }
+        for (int32_t i = 0; i < n_tokens; i++) {
+            ctx->pos[i] = pos[i];
+            ctx->seq[i] = seqs[i];
+            ctx->output[i] = logits && outputs[i] != 0;
+        }
+        status = run_batch(ctx, own_batch(ctx, n_tokens, tokens), logits);
     });
-    return done;
+    return status;
+}
+
+int32_t lctx_n_past(const lctx_context * ctx, int32_t seq) {
+    return is_sequence(ctx, seq) ? n_past(ctx, seq) : 0;
+}
+
+int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1) {
+    return guarded(ctx, [&] { return llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, p0, p1); });
+}
+
+int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n) {
+    return guarded(ctx, [&] {
+        if (!is_sequence(ctx, src) || !is_sequence(ctx, dst)) {
+            ctx->error = "sequences are 0 .. " + std::to_string(llama_n_seq_max(ctx->ctx) - 1);
+            return false;
+        }
+        if (ctx->memory) {
+            return ctx->memory->copy(src, dst, n);
+        }
+        llama_memory_seq_rm(llama_get_memory(ctx->ctx), dst, -1, -1);
+        llama_memory_seq_cp(llama_get_memory(ctx->ctx), src, dst, -1, n);
+        return true;
+    });
+}
+
+void lctx_seq_keep(lctx_context * ctx, int32_t seq) {
+    guarded(ctx, [&] {
+        llama_memory_seq_keep(llama_get_memory(ctx->ctx), seq);
+        return true;
+    });
+}
+
+size_t lctx_state_size(lctx_context * ctx, int32_t seq) {
+    size_t n = 0;
+    guarded(ctx, [&] {
+        n = seq < 0 ? llama_state_get_size(ctx->ctx) : llama_state_seq_get_size(ctx->ctx, seq);
+        return n > 0;
+    });
+    return n;
+}
+
+size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size) {
+    size_t n = 0;
+    guarded(ctx, [&] {
+        n = seq < 0 ? llama_state_get_data(ctx->ctx, buf, size) : llama_state_seq_get_data(ctx->ctx, buf, size, seq);
+        return n > 0;
+    });
+    return n;
+}
+
+size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {
+    size_t n = 0;
+    guarded(ctx, [&] {
+        n = seq < 0 ? llama_state_set_data(ctx->ctx, buf, size) : llama_state_seq_set_data(ctx->ctx, buf, size, seq);
+        if (n == 0) {  // llama.cpp may have given up before the memory was asked
+            llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, -1, -1);
+        }
+        return n > 0;
+    });
+    return n;
 }
 
 void lctx_clear(lctx_context * ctx) {

@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 1 };
+enum { LCTX_ABI_VERSION = 2 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -109,7 +109,8 @@ int32_t lctx_token_is_eog(const lctx_model * model, int32_t token);
 // ---- context ----
 
 typedef struct lctx_context_params {
-    uint32_t n_ctx;  // 0: the trained context, times 4 for a method that extends
+    uint32_t n_seq_max;
+    uint32_t n_ctx;  // of one sequence; 0: the trained context, times 4 for a method that extends
     uint32_t n_batch;
     uint32_t n_ubatch;
     int32_t n_threads;
@@ -151,17 +152,34 @@ uint32_t lctx_context_n_ctx(const lctx_context * ctx);
 uint32_t lctx_context_n_batch(const lctx_context * ctx);
 uint32_t lctx_context_n_ubatch(const lctx_context * ctx);
 
-// Evaluate n_tokens (1 .. n_batch) at positions pos, pos + 1, ...; pos must be lctx_n_past.
+// Evaluate n_tokens (1 .. n_batch) of sequence 0 at positions pos, pos + 1, ...; pos must be lctx_n_past.
 // logits: NULL (nothing is computed), or float[n_vocab] for the last token, or float[n_tokens][n_vocab] with all != 0.
-// On any status but LCTX_OK the contents of logits are undefined. LCTX_NO_SLOT: the cache is full, nothing changed. LCTX_ABORTED: the abort
-// flag was set; lctx_n_past says what is kept.
+// On any status but LCTX_OK the cache is as before and the contents of logits are undefined. LCTX_NO_SLOT: the cache is full.
+// LCTX_ABORTED: the abort flag was set.
 int32_t lctx_decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos, float * logits, int32_t all);
 
-// The number of positions in the cache.
-int32_t lctx_n_past(const lctx_context * ctx);
+// The same for tokens of several sequences, mixed at will; positions of each follow its lctx_n_past. outputs[i] != 0: the
+// logits after token i are wanted; they land in logits in the order of the tokens.
+int32_t lctx_decode_batch(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, const int32_t * pos, const int32_t * seqs,
+                          const int8_t * outputs, float * logits);
+
+// The number of positions of a sequence in the cache.
+int32_t lctx_n_past(const lctx_context * ctx, int32_t seq);
 
 // Remove positions [p0, p1) (p1 < 0: to the end). 1 done, 0 refused and nothing changed: lctx_context_error says why.
-int32_t lctx_seq_rm(lctx_context * ctx, int32_t p0, int32_t p1);
+int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1);
+
+// Make dst an exact copy of the first n positions of src (n < 0: all). 1 done, 0 refused and nothing changed.
+int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n);
+
+// Forget all other sequences.
+void lctx_seq_keep(lctx_context * ctx, int32_t seq);
+
+// Save and restore: one sequence, or all with seq < 0. Size and get: bytes, 0 on failure. Set: bytes read, 0 when the state does
+// not fit (another method, type, model or version), the sequence is empty then. lctx_context_error says why.
+size_t lctx_state_size(lctx_context * ctx, int32_t seq);
+size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size);
+size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);
 
 // Forget everything.
 void lctx_clear(lctx_context * ctx);

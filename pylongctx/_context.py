@@ -107,12 +107,12 @@ class Context:
     def n_past(self) -> int:
         """Return the number of positions in the cache."""
         with self._lock:
-            return int(lib.lctx_n_past(self.handle))
+            return int(lib.lctx_n_past(self.handle, 0))
 
     def truncate(self, n: int) -> str:
         """Remove the positions from ``n`` on; returns why it was refused, or the empty string."""
         with self._lock:
-            done = lib.lctx_seq_rm(self.handle, n, -1)
+            done = lib.lctx_seq_rm(self.handle, 0, n, -1)
             return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
 
     def clear(self) -> None:

@@ -54,7 +54,7 @@ class Session:
 
     @property
     def n_past(self) -> int:
-        return self.lib.lctx_n_past(self.ctx)
+        return self.lib.lctx_n_past(self.ctx, 0)
 
     @property
     def error(self) -> str | None:
@@ -76,9 +76,54 @@ class Session:
             out.append(logits)
         return np.concatenate(out)
 
-    def remove_tail(self, p0: int) -> bool:
+    def remove_tail(self, p0: int, seq: int = 0) -> bool:
         """Remove positions from ``p0`` on; False when the method refuses."""
-        return self.lib.lctx_seq_rm(self.ctx, p0, -1) == 1
+        return self.lib.lctx_seq_rm(self.ctx, seq, p0, -1) == 1
+
+    # ---- several sequences ----
+
+    def length(self, seq: int) -> int:
+        return self.lib.lctx_n_past(self.ctx, seq)
+
+    def try_decode_mixed(self, batch: list[tuple[int, int]]) -> tuple[int, np.ndarray]:
+        """Return the status and the logits of every (sequence, token) of one batch."""
+        next_pos = {seq: self.length(seq) for seq, _ in batch}
+        pos = []
+        for seq, _ in batch:
+            pos.append(next_pos[seq])
+            next_pos[seq] += 1
+        logits = np.full((len(batch), self.n_vocab), np.nan, dtype=np.float32)
+        buffer = self.ffi.from_buffer("float[]", logits, require_writable=True)
+        seqs, tokens = ([item[i] for item in batch] for i in (0, 1))
+        wanted = [1] * len(batch)
+        return self.lib.lctx_decode_batch(self.ctx, len(batch), tokens, pos, seqs, wanted, buffer), logits
+
+    def decode_mixed(self, batch: list[tuple[int, int]]) -> np.ndarray:
+        """Evaluate (sequence, token) pairs as one batch and return all their logits."""
+        status, logits = self.try_decode_mixed(batch)
+        assert status == self.lib.LCTX_OK, self.error
+        return logits
+
+    def copy(self, src: int, dst: int, n: int = -1) -> bool:
+        return self.lib.lctx_seq_cp(self.ctx, src, dst, n) == 1
+
+    def keep(self, seq: int) -> None:
+        self.lib.lctx_seq_keep(self.ctx, seq)
+
+    def save(self, seq: int = -1) -> bytes:
+        size = self.lib.lctx_state_size(self.ctx, seq)
+        buffer = self.ffi.new("uint8_t[]", size)
+        assert self.lib.lctx_state_get(self.ctx, seq, buffer, size) == size, self.error
+        return bytes(buffer)
+
+    def restore(self, state: bytes, seq: int = -1) -> bool:
+        return self.lib.lctx_state_set(self.ctx, seq, self.ffi.from_buffer("uint8_t[]", state), len(state)) > 0
+
+    @property
+    def kv_bytes(self) -> int:
+        info = self.ffi.new("lctx_kv_info *")
+        assert self.lib.lctx_kv_usage(self.ctx, info, self.ffi.NULL) == self.lib.LCTX_OK
+        return info.bytes
 
     def clear(self) -> None:
         self.lib.lctx_clear(self.ctx)

@@ -30,33 +30,54 @@ int round_up(int n, int multiple) {
     return (int)ceil_div(n, multiple) * multiple;
 }
 
-// How the work is cut; depends on shapes and thread count only.
+// How the work is cut. The sizes depend on shapes only; the cut of the tokens also on which sequences they belong to.
 struct tiling {
     int n_rep;        // query heads per KV head
     int head_block;   // query heads per tile
-    int token_block;  // tokens per tile
+    int token_block;  // most tokens per tile
     int n_head_tile;
-    int n_token_tile;
-    int n_split;  // parts of a tile's blocks
     int max_col;  // padded to vector width
     int dim_v;    // padded to vector width
-    int64_t n_tile;
 
-    tiling(const lctx_attend_args & a, int n_thread) {
+    const int32_t * token_start = nullptr;  // first token of every token tile, and the end
+    int n_token_tile = 0;
+    int64_t n_tile = 0;
+    int n_split = 1;  // parts of a tile's blocks
+
+    explicit tiling(const lctx_attend_args & a) {
         n_rep = a.n_head / a.n_head_kv;
         head_block = std::min(n_rep, MAX_COLUMNS);
         token_block = std::min(std::max(MAX_COLUMNS / head_block, 1), a.n_tokens);
         n_head_tile = (int)ceil_div(n_rep, head_block);
-        n_token_tile = (int)ceil_div(a.n_tokens, token_block);
-        n_tile = (int64_t)a.n_head_kv * n_head_tile * n_token_tile;
-        n_split = n_thread > 1 && n_tile < 4 * n_thread ? (int)ceil_div(4 * n_thread, n_tile) : 1;
         max_col = round_up(head_block * token_block, LCTX_VL);
         dim_v = round_up(a.head_dim_v, LCTX_VL);
     }
-    size_t state_size() const {  // floats of one partial state: m, l, o of every column
-        return (size_t)max_col * (2 + dim_v);
+    // Take the cut that cut_tokens made: int32 [n_token_tile, starts ...].
+    void set_cut(const lctx_attend_args & a, const int32_t * cut, int n_thread) {
+        n_token_tile = cut[0];
+        token_start = cut + 1;
+        n_tile = (int64_t)a.n_head_kv * n_head_tile * n_token_tile;
+        n_split = n_thread > 1 && n_tile < 4 * n_thread ? (int)ceil_div(4 * n_thread, n_tile) : 1;
     }
+    // Floats of one partial state: m, l, o of every column.
+    size_t state_size() const { return (size_t)max_col * (2 + dim_v); }
+    // n_tile * n_split stays below 4 n_thread + n_tile, and n_tile below 4 n_thread, wherever there are partial states.
+    static int64_t max_states(int n_thread) { return n_thread > 1 ? 8 * n_thread : 0; }
 };
+
+// A tile reads one page list, so it ends where the sequence changes. cut: int32 [n_tokens + 2].
+void cut_tokens(const lctx_attend_args & a, int token_block, int32_t * cut) {
+    int32_t n = 0;
+    int32_t * start = cut + 1;
+    for (int32_t i = 0; i < a.n_tokens; i++) {
+        const bool same = i > 0 && a.segs[(size_t)i * a.n_seg].seq == a.segs[(size_t)(i - 1) * a.n_seg].seq;
+        if (!same || i - start[n - 1] >= token_block) {
+            start[n++] = i;
+        }
+    }
+    start[n] = a.n_tokens;
+    cut[0] = n;
+}
 
 // Per-thread scratch, laid out in the work buffer.
 struct scratch {
@@ -92,15 +113,16 @@ struct tile {
     int head_kv, head0, n_head, token0, n_token, n_col, n_col_pad;
     float *m, *l, *o;  // [n_col_pad], [n_col_pad], [n_col_pad][dim_v]
 
-    tile(const lctx_attend_args & a, const tiling & t, int64_t index, float * state) {
+    tile(const tiling & t, int64_t index, float * state) {
         const int64_t per_head = (int64_t)t.n_head_tile * t.n_token_tile;
         // late tokens read most: handing them out first keeps the threads even
-        token0 = (int)(t.n_token_tile - 1 - index % t.n_token_tile) * t.token_block;
+        const int token_tile = (int)(t.n_token_tile - 1 - index % t.n_token_tile);
+        token0 = t.token_start[token_tile];
+        n_token = t.token_start[token_tile + 1] - token0;
         const int head_tile = (int)(index % per_head) / t.n_token_tile;
         head_kv = (int)(index / per_head);
         head0 = head_kv * t.n_rep + head_tile * t.head_block;
         n_head = std::min(t.head_block, t.n_rep - head_tile * t.head_block);
-        n_token = std::min(t.token_block, a.n_tokens - token0);
         n_col = n_head * n_token;
         n_col_pad = round_up(n_col, LCTX_VL);
         m = state;
@@ -278,9 +300,9 @@ void write_tile(const lctx_attend_args & a, const tiling & g, const tile & t) {
 }
 
 void merge_tile(const lctx_attend_args & a, const tiling & g, int64_t index, float * partials) {
-    const tile t(a, g, index, partials + (size_t)index * g.n_split * g.state_size());
+    const tile t(g, index, partials + (size_t)index * g.n_split * g.state_size());
     for (int split = 1; split < g.n_split; split++) {
-        const tile part(a, g, index, partials + ((size_t)index * g.n_split + split) * g.state_size());
+        const tile part(g, index, partials + ((size_t)index * g.n_split + split) * g.state_size());
         for (int c = 0; c < t.n_col; c++) {
             lctx_softmax_merge(t.m[c], t.l[c], t.o + (size_t)c * g.dim_v, part.m[c], part.l[c], part.o + (size_t)c * g.dim_v, g.dim_v);
         }
@@ -291,25 +313,28 @@ void merge_tile(const lctx_attend_args & a, const tiling & g, int64_t index, flo
 }  // namespace
 
 size_t lctx_cpu_attend_wsize(const lctx_attend_args & args, int n_tasks) {
-    const tiling g(args, n_tasks);
-    const size_t partials = g.n_split > 1 ? (size_t)g.n_tile * g.n_split * g.state_size() * sizeof(float) : 0;
-    return CACHE_LINE + scratch::size(args, g) * n_tasks + partials;
+    const tiling g(args);
+    const size_t partials = (size_t)tiling::max_states(n_tasks) * g.state_size() * sizeof(float);
+    return CACHE_LINE + scratch::size(args, g) * n_tasks + partials + (args.n_tokens + 2) * sizeof(int32_t);
 }
 
 void lctx_cpu_attend(const ggml_compute_params * params, const lctx_attend_args & args) {
-    const tiling g(args, params->nth);
+    tiling g(args);
     // a vector that straddles two cache lines costs two loads
     char * base = (char *)GGML_PAD((uintptr_t)params->wdata, CACHE_LINE);
     const scratch w(base + params->ith * scratch::size(args, g), args, g);
     float * partials = (float *)(base + params->nth * scratch::size(args, g));
+    int32_t * cut = (int32_t *)(partials + tiling::max_states(params->nth) * g.state_size());
 
     if (params->ith == 0) {
+        cut_tokens(args, g.token_block, cut);
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
     }
     ggml_barrier(params->threadpool);
+    g.set_cut(args, cut, params->nth);
     for (int64_t job = params->ith; job < g.n_tile * g.n_split; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
         const int64_t index = job / g.n_split;
-        const tile t(args, g, index, g.n_split > 1 ? partials + (size_t)job * g.state_size() : w.state);
+        const tile t(g, index, g.n_split > 1 ? partials + (size_t)job * g.state_size() : w.state);
         attend_tile(args, g, t, w, (int)(job % g.n_split));
         if (g.n_split == 1) {
             write_tile(args, g, t);

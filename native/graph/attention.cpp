@@ -38,12 +38,13 @@ void lctx_graph_input::set_input(const llama_ubatch * ubatch) {
     std::vector<lctx_segment> seg((size_t)ubatch->n_tokens * n_seg);
     std::vector<int32_t> position((size_t)ubatch->n_tokens * n_angle);
     for (uint32_t i = 0; i < ubatch->n_tokens; i++) {
-        const int32_t p = ubatch->pos[i], angle0 = (int32_t)i * n_angle;
-        row[i] = {p, 0, angle0, angle0 + method.near_angle()};
+        const int32_t p = ubatch->pos[i], seq_id = ubatch->seq_id[i][0], angle0 = (int32_t)i * n_angle;
+        row[i] = {p, seq_id, angle0, angle0 + method.near_angle()};
         method.positions(p, &position[angle0]);
         method.segments(p, &seg[(size_t)i * n_seg]);
         for (int32_t s = 0; s < n_seg; s++) {
             seg[(size_t)i * n_seg + s].angle += angle0;
+            seg[(size_t)i * n_seg + s].seq = seq_id;
         }
     }
     ggml_backend_tensor_set(rows, row.data(), 0, ggml_nbytes(rows));

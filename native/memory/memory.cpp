@@ -33,7 +33,9 @@ lctx_memory::lctx_memory(const llama_model & model, const llama_memory_params & 
       type_k_(params.type_k),
       type_v_(params.type_v),
       n_ctx_((int32_t)n_ctx),
+      n_rows_all_((int32_t)std::max(n_ctx, cparams.n_ctx)),
       n_ubatch_((int32_t)cparams.n_ubatch),
+      n_batch_((int32_t)cparams.n_batch),
       n_seq_((int32_t)cparams.n_seq_max) {
     const llama_hparams & hparams = model.hparams;
     head_dim_k_ = (int32_t)hparams.n_embd_head_k(0);
@@ -49,23 +51,30 @@ lctx_memory::lctx_memory(const llama_model & model, const llama_memory_params & 
         n_head_total_ += n_head_kv_.back();
     }
     if (method_->near_window() > 0) {
-        // the window of a ubatch's first query, and as many rows again for a ubatch that is taken back
-        near_rows_ = n_block(method_->near_window() + 2 * n_ubatch_) * LCTX_PAGE_ROWS;
+        // the window of a ubatch's first query, and a whole batch that may be taken back
+        near_rows_ = n_block(method_->near_window() + n_ubatch_ + n_batch_) * LCTX_PAGE_ROWS;
     }
     seqs_.resize(n_seq_);
+    near_touched_.resize(n_seq_);
     allocate(model);
     clear(false);
 }
 
-// Rows of a sequence that hold pages at most: all, or sinks, window and what a ubatch and its withdrawal need.
-int32_t lctx_memory::live_rows() const {
+// Most blocks that one sequence holds: all its rows, or sinks, window, and what a batch and its withdrawal need.
+int32_t lctx_memory::live_blocks() const {
     const int32_t window = n_ctx_ - method_->first_row(n_ctx_ - 1);
-    return std::min(n_block(n_ctx_), n_block(method_->n_sink()) + n_block(window + 2 * n_ubatch_) + 1) * LCTX_PAGE_ROWS;
+    return std::min(n_block(n_ctx_), n_block(method_->n_sink()) + n_block(window + n_ubatch_ + n_batch_) + 1);
+}
+
+// Sequences share the pool: rows of all together, plus one page that is not full for each.
+int32_t lctx_memory::n_page() const {
+    const int64_t blocks = std::min<int64_t>((int64_t)n_seq_ * live_blocks(), (int64_t)n_block(n_rows_all_) + n_seq_);
+    return (int32_t)(blocks * n_head_total_);
 }
 
 void lctx_memory::allocate(const llama_model & model) {
-    const int64_t n_page = (int64_t)n_head_total_ * n_seq_ * (live_rows() / LCTX_PAGE_ROWS);
-    const size_t bytes = (size_t)n_page * LCTX_PAGE_ROWS * (ggml_row_size(type_k_, head_dim_k_) + ggml_row_size(type_v_, head_dim_v_)) +
+    const int64_t n_row = (int64_t)n_page() * LCTX_PAGE_ROWS;
+    const size_t bytes = (size_t)n_row * (ggml_row_size(type_k_, head_dim_k_) + ggml_row_size(type_v_, head_dim_v_)) +
                          (size_t)near_rows_ * n_head_total_ * n_seq_ * ggml_row_size(type_k_, head_dim_k_);
     if (bytes > machine_memory()) {
         throw lctx_refusal("the KV cache for n_ctx " + std::to_string(n_ctx_) + " needs " + mib(bytes) + " (K " + ggml_type_name(type_k_) +
@@ -73,8 +82,8 @@ void lctx_memory::allocate(const llama_model & model) {
                            "; lower n_ctx, use type_k=type_v=q8_0, or method=window");
     }
     ctx_.reset(ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
-    k_pool_ = ggml_new_tensor_2d(ctx_.get(), type_k_, head_dim_k_, n_page * LCTX_PAGE_ROWS);
-    v_pool_ = ggml_new_tensor_2d(ctx_.get(), type_v_, head_dim_v_, n_page * LCTX_PAGE_ROWS);
+    k_pool_ = ggml_new_tensor_2d(ctx_.get(), type_k_, head_dim_k_, n_row);
+    v_pool_ = ggml_new_tensor_2d(ctx_.get(), type_v_, head_dim_v_, n_row);
     table_ = ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_I32, n_block(n_ctx_), n_head_total_, n_seq_);
     ggml_set_name(k_pool_, "lctx_k_pool");
     ggml_set_name(v_pool_, "lctx_v_pool");
@@ -97,14 +106,21 @@ void lctx_memory::allocate(const llama_model & model) {
     if (!buffers_[0]) {
         throw lctx_refusal("could not reserve " + mib(bytes) + " for the KV cache; lower n_ctx or use type_k=type_v=q8_0");
     }
-    pages_ = lctx_pages((int32_t)n_page);
+    memset(table_->data, 0xff, ggml_nbytes(table_));  // -1: no page
+    pages_ = lctx_pages(n_page());
 }
 
-int32_t & lctx_memory::page(int32_t seq, int32_t head, int32_t block) {
+int32_t & lctx_memory::page(int32_t seq, int32_t head, int32_t block) const {
     return ((int32_t *)table_->data)[((int64_t)seq * n_head_total_ + head) * table_->ne[0] + block];
 }
 
 // ---- pages ----
+
+int32_t lctx_memory::held_blocks(int32_t seq) const {
+    const sequence & s = seqs_[seq];
+    const int32_t n_dead = std::max(0, s.first_live / LCTX_PAGE_ROWS - n_block(method_->n_sink()));
+    return n_block(s.n_pos) - n_dead;
+}
 
 bool lctx_memory::take_block(int32_t seq, int32_t block) {
     if (pages_.n_free() < n_head_total_) {
@@ -112,6 +128,26 @@ bool lctx_memory::take_block(int32_t seq, int32_t block) {
     }
     for (int32_t head = 0; head < n_head_total_; head++) {
         page(seq, head, block) = pages_.take();
+    }
+    return true;
+}
+
+// Copy a block that other sequences read too, before this one writes to it.
+bool lctx_memory::own_block(int32_t seq, int32_t block) {
+    if (!is_shared(seq, block)) {
+        return true;
+    }
+    if (pages_.n_free() < n_head_total_) {
+        return refuse("the page pool is empty");
+    }
+    for (int32_t head = 0; head < n_head_total_; head++) {
+        const int32_t old = page(seq, head, block), fresh = pages_.take();
+        for (ggml_tensor * pool : {k_pool_, v_pool_}) {
+            const size_t size = LCTX_PAGE_ROWS * pool->nb[1];
+            memcpy((char *)pool->data + fresh * size, (const char *)pool->data + old * size, size);
+        }
+        pages_.give_back(old);
+        page(seq, head, block) = fresh;
     }
     return true;
 }
@@ -126,32 +162,14 @@ void lctx_memory::drop_block(int32_t seq, int32_t block) {
     }
 }
 
-// Return the pages that no query from p - n_ubatch on reads: one ubatch may still be taken back.
+// Return the pages that no query from p - n_batch on reads: one batch may still be taken back.
 void lctx_memory::drop_dead(int32_t seq, int32_t p) {
     sequence & s = seqs_[seq];
-    const int32_t first = method_->first_row(std::max(0, p - n_ubatch_)) / LCTX_PAGE_ROWS * LCTX_PAGE_ROWS;
+    const int32_t first = method_->first_row(std::max(0, p - n_batch_)) / LCTX_PAGE_ROWS * LCTX_PAGE_ROWS;
     for (int32_t block = n_block(std::max(s.first_live, method_->n_sink())); (block + 1) * LCTX_PAGE_ROWS <= first; block++) {
         drop_block(seq, block);
     }
     s.first_live = std::max(s.first_live, first);
-}
-
-bool lctx_memory::place(const llama_ubatch & ubatch) {
-    sequence & s = seqs_[0];
-    const int32_t end = s.n_pos + (int32_t)ubatch.n_tokens;
-    drop_dead(0, s.n_pos);
-    for (int32_t block = n_block(s.n_pos); block < n_block(end); block++) {
-        if (!take_block(0, block)) {
-            for (int32_t b = n_block(s.n_pos); b < block; b++) {
-                drop_block(0, b);
-            }
-            return false;
-        }
-    }
-    s.n_pos = end;
-    s.first_near = std::max(s.first_near, end - near_rows_);
-    near_touched_ = std::max(near_touched_, std::min(end, near_rows_));
-    return true;
 }
 
 void lctx_memory::truncate(int32_t seq, int32_t n_pos) {
@@ -165,29 +183,87 @@ void lctx_memory::truncate(int32_t seq, int32_t n_pos) {
     }
 }
 
+// Rows up to n_pos, in pages that only this sequence writes to.
+bool lctx_memory::grow(int32_t seq, int32_t n_pos) {
+    sequence & s = seqs_[seq];
+    if (s.n_pos % LCTX_PAGE_ROWS != 0 && !own_block(seq, s.n_pos / LCTX_PAGE_ROWS)) {
+        return false;
+    }
+    for (int32_t block = n_block(s.n_pos); block < n_block(n_pos); block++) {
+        if (!take_block(seq, block)) {
+            return false;
+        }
+        s.n_pos = std::min(n_pos, (block + 1) * LCTX_PAGE_ROWS);
+    }
+    s.n_pos = n_pos;
+    s.first_near = std::max(s.first_near, n_pos - near_rows_);
+    near_touched_[seq] = std::max(near_touched_[seq], std::min(n_pos, near_rows_));
+    return true;
+}
+
+bool lctx_memory::place(const llama_ubatch & ubatch) {
+    for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
+        const int32_t seq = ubatch.seq_id[i][0];
+        drop_dead(seq, std::min(ubatch.pos[i], seqs_[seq].n_pos));
+    }
+    for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
+        if (!grow(ubatch.seq_id[i][0], ubatch.pos[i] + 1)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 // ---- llama_memory_i ----
 
-llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool) {
-    const auto failed = [this](llama_memory_status status, const std::string & reason) {
-        refuse(reason);
-        return std::make_unique<lctx_memory_context>(status);
-    };
+// What is wrong with a batch; empty when it can be evaluated. Nothing changes here.
+std::string lctx_memory::check_batch(const llama_batch & batch, llama_memory_status & status) const {
+    status = LLAMA_MEMORY_STATUS_FAILED_COMPUTE;
     if (!broken_.empty()) {
-        return failed(LLAMA_MEMORY_STATUS_FAILED_COMPUTE, broken_);
+        return broken_;
     }
-    const llama_batch & batch = balloc.get_batch();
-    if (batch.n_tokens > n_ctx_ - seqs_[0].n_pos) {
-        return failed(LLAMA_MEMORY_STATUS_FAILED_PREPARE, std::to_string(batch.n_tokens) +
-                                                              " more tokens do not fit: " + std::to_string(seqs_[0].n_pos) + " of n_ctx " +
-                                                              std::to_string(n_ctx_) + " are used");
+    std::vector<int32_t> n_pos;
+    for (const sequence & s : seqs_) {
+        n_pos.push_back(s.n_pos);
     }
     for (int32_t i = 0; i < batch.n_tokens; i++) {
-        if (batch.n_seq_id[i] != 1 || batch.seq_id[i][0] != 0) {
-            return failed(LLAMA_MEMORY_STATUS_FAILED_COMPUTE, "this version serves one sequence, with id 0");
+        const int32_t seq = batch.seq_id[i][0];
+        if (batch.n_seq_id[i] != 1) {
+            return "a token of a context with a method belongs to one sequence; evaluate it once and copy the sequence";
         }
-        if (batch.pos[i] != seqs_[0].n_pos + i) {
-            return failed(LLAMA_MEMORY_STATUS_FAILED_COMPUTE, "positions must follow each other without a gap");
+        if (seq < 0 || seq >= n_seq_) {
+            return "sequence " + std::to_string(seq) + " is outside n_seq_max " + std::to_string(n_seq_);
         }
+        if (batch.pos[i] != n_pos[seq]) {
+            return "positions of a sequence must follow each other: " + std::to_string(n_pos[seq]) + " is next, not " +
+                   std::to_string(batch.pos[i]);
+        }
+        n_pos[seq]++;
+    }
+    status = LLAMA_MEMORY_STATUS_FAILED_PREPARE;
+    int64_t n_need = 0;
+    for (int32_t seq = 0; seq < n_seq_; seq++) {
+        const sequence & s = seqs_[seq];
+        if (n_pos[seq] > n_ctx_) {
+            return std::to_string(n_pos[seq] - s.n_pos) + " more tokens do not fit: " + std::to_string(s.n_pos) + " of n_ctx " +
+                   std::to_string(n_ctx_) + " are used";
+        }
+        const int32_t held = held_blocks(seq), n_new = n_block(n_pos[seq]) - n_block(s.n_pos);
+        const bool copies = n_pos[seq] > s.n_pos && s.n_pos % LCTX_PAGE_ROWS != 0 && is_shared(seq, s.n_pos / LCTX_PAGE_ROWS);
+        n_need += std::max(0, std::min(held + n_new, live_blocks()) - held) + copies;
+    }
+    if (n_need * n_head_total_ > pages_.n_free()) {
+        return "the page pool is full: remove a sequence or raise n_ctx";
+    }
+    return "";
+}
+
+llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool) {
+    llama_memory_status status;
+    const std::string wrong = check_batch(balloc.get_batch(), status);
+    if (!wrong.empty()) {
+        refuse(wrong);
+        return std::make_unique<lctx_memory_context>(status);
     }
     balloc.split_reset();
     std::vector<llama_ubatch> ubatches;
@@ -209,18 +285,34 @@ void lctx_memory::clear(bool) {
     for (int32_t seq = 0; seq < n_seq_; seq++) {
         truncate(seq, 0);
     }
-    if (table_->data) {
-        memset(table_->data, 0xff, ggml_nbytes(table_));
-    }
     broken_.clear();
     error_.clear();
 }
 
+// Why the sequence cannot be cut back to p tokens; empty when it can.
+std::string lctx_memory::why_not_back_to(int32_t seq, int32_t p) const {
+    const sequence & s = seqs_[seq];
+    const int32_t first_row = std::max(method_->first_row(p), method_->n_sink());
+    const int32_t first_near = std::max(0, p - method_->near_window() + 1);
+    if (p == 0 || (first_row >= s.first_live && (near_rows_ == 0 || first_near >= s.first_near))) {
+        return "";
+    }
+    return "position " + std::to_string(p) + " is too far back for " + method_->spec() +
+           ": rows that it reads are gone; evaluate the prefix again";
+}
+
 bool lctx_memory::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
-    if (seq_id > 0) {
+    if (seq_id < 0) {
+        bool done = true;
+        for (int32_t seq = 0; seq < n_seq_; seq++) {
+            done = seq_rm(seq, p0, p1) && done;
+        }
+        return done;
+    }
+    if (seq_id >= n_seq_) {
         return true;  // nothing is ever stored there
     }
-    const sequence & s = seqs_[0];
+    const sequence & s = seqs_[seq_id];
     p0 = std::max(p0, 0);
     if (p0 >= s.n_pos || (p1 >= 0 && p1 <= p0)) {
         return true;
@@ -228,46 +320,84 @@ bool lctx_memory::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     if (p1 >= 0 && p1 < s.n_pos) {
         return refuse("only the end of a sequence can be removed, not positions " + std::to_string(p0) + " .. " + std::to_string(p1));
     }
-    const int32_t first_row = method_->first_row(p0);
-    const int32_t first_near = std::max(0, p0 - method_->near_window() + 1);
-    if (p0 > 0 && (std::max(first_row, method_->n_sink()) < s.first_live || (near_rows_ > 0 && first_near < s.first_near))) {
-        return refuse("position " + std::to_string(p0) + " is too far back for " + method_->spec() +
-                      ": rows that it reads are gone; evaluate the prefix again");
+    const std::string why = why_not_back_to(seq_id, p0);
+    if (!why.empty()) {
+        return refuse(why);
     }
-    truncate(0, p0);
+    truncate(seq_id, p0);
     return true;
 }
 
-void lctx_memory::seq_cp(llama_seq_id src, llama_seq_id dst, llama_pos, llama_pos) {
-    if (src != dst) {
-        break_with("seq_cp");
+void lctx_memory::copy_prefix(int32_t src, int32_t dst, int32_t n_pos) {
+    truncate(dst, 0);
+    for (int32_t block = 0; block < n_block(n_pos); block++) {
+        for (int32_t head = 0; head < n_head_total_; head++) {
+            const int32_t p = page(src, head, block);
+            page(dst, head, block) = p;
+            if (p >= 0) {
+                pages_.share(p);
+            }
+        }
+    }
+    seqs_[dst] = seqs_[src];
+    seqs_[dst].n_pos = n_pos;
+    const int32_t n_near = std::min(seqs_[src].n_pos, near_rows_);
+    near_touched_[dst] = std::max(near_touched_[dst], n_near);
+    for (int32_t head = 0; near_ && head < n_head_total_; head++) {
+        char * ring = (char *)near_->data + head * near_->nb[2];
+        memcpy(ring + dst * near_->nb[3], ring + src * near_->nb[3], n_near * near_->nb[1]);
     }
 }
 
+void lctx_memory::seq_cp(llama_seq_id src, llama_seq_id dst, llama_pos p0, llama_pos p1) {
+    if (p0 > 0) {
+        break_with("seq_cp copies a sequence from its beginning, not from position " + std::to_string(p0));
+    } else if (!copy(src, dst, p1)) {
+        break_with("seq_cp: " + error_);
+    }
+}
+
+bool lctx_memory::copy(int32_t src, int32_t dst, int32_t n_pos) {
+    if (src < 0 || dst < 0 || src >= n_seq_ || dst >= n_seq_) {
+        return refuse("sequences are 0 .. " + std::to_string(n_seq_ - 1));
+    }
+    n_pos = n_pos < 0 ? seqs_[src].n_pos : std::min(n_pos, seqs_[src].n_pos);
+    const std::string why = n_pos < seqs_[src].n_pos ? why_not_back_to(src, n_pos) : "";
+    if (!why.empty()) {
+        return refuse(why);
+    }
+    if (src != dst) {
+        copy_prefix(src, dst, n_pos);
+    }
+    return true;
+}
+
 void lctx_memory::seq_keep(llama_seq_id seq_id) {
-    if (seq_id != 0) {
-        clear(false);
+    for (int32_t seq = 0; seq < n_seq_; seq++) {
+        if (seq != seq_id) {
+            truncate(seq, 0);
+        }
     }
 }
 
 void lctx_memory::seq_add(llama_seq_id, llama_pos p0, llama_pos p1, llama_pos shift) {
     if (shift != 0 && p0 != p1) {
-        break_with("seq_add");
+        break_with("seq_add is not available for a context with a method: positions are the method's business");
     }
 }
 
 void lctx_memory::seq_div(llama_seq_id, llama_pos p0, llama_pos p1, int d) {
     if (d != 1 && p0 != p1) {
-        break_with("seq_div");
+        break_with("seq_div is not available for a context with a method: positions are the method's business");
     }
 }
 
 llama_pos lctx_memory::seq_pos_min(llama_seq_id seq_id) const {
-    return seq_id == 0 && seqs_[0].n_pos > 0 ? 0 : -1;
+    return seq_pos_max(seq_id) >= 0 ? 0 : -1;
 }
 
 llama_pos lctx_memory::seq_pos_max(llama_seq_id seq_id) const {
-    return seq_id == 0 ? seqs_[0].n_pos - 1 : -1;
+    return seq_id >= 0 && seq_id < n_seq_ ? seqs_[seq_id].n_pos - 1 : -1;
 }
 
 std::map<ggml_backend_buffer_type_t, size_t> lctx_memory::memory_breakdown() const {
@@ -278,23 +408,14 @@ std::map<ggml_backend_buffer_type_t, size_t> lctx_memory::memory_breakdown() con
     return {{ggml_backend_cpu_buffer_type(), bytes}};
 }
 
-void lctx_memory::state_write(llama_io_write_i &, llama_seq_id, llama_state_seq_flags) const {
-    throw lctx_refusal("saving the state of a context with a method is not available in this version");
-}
-
-void lctx_memory::state_read(llama_io_read_i &, llama_seq_id, llama_state_seq_flags) {
-    throw lctx_refusal("restoring the state of a context with a method is not available in this version");
-}
-
 bool lctx_memory::refuse(const std::string & reason) const {
     error_ = reason;
     LLAMA_LOG_WARN("lctx: %s\n", reason.c_str());
     return false;
 }
 
-void lctx_memory::break_with(const char * operation) {
-    broken_ = std::string(operation) +
-              " is not available for a context with a method (positions are the method's business); clear the memory to go on";
+void lctx_memory::break_with(const std::string & reason) {
+    broken_ = reason + "; clear the memory to go on";
     refuse(broken_);
 }
 
@@ -314,18 +435,24 @@ lctx_layer lctx_memory::layer(ggml_context * ctx, int32_t il) const {
 void lctx_memory::usage(lctx_kv_info & info, int32_t * rows) const {
     const uint64_t row_k = ggml_row_size(type_k_, head_dim_k_), row_v = ggml_row_size(type_v_, head_dim_v_);
     const uint64_t page_bytes = LCTX_PAGE_ROWS * (row_k + row_v);
-    const sequence & s = seqs_[0];
-    info.bytes = pages_.n_held() * page_bytes + (uint64_t)std::min(s.n_pos, near_rows_) * n_head_total_ * row_k;
-    info.peak_bytes = pages_.n_touched() * page_bytes + (uint64_t)near_touched_ * n_head_total_ * row_k;
-    info.full_bytes = (uint64_t)s.n_pos * n_head_total_ * (row_k + row_v);
+    uint64_t n_near = 0, n_near_touched = 0, n_pos = 0, n_held = 0;
+    for (int32_t seq = 0; seq < n_seq_; seq++) {
+        const sequence & s = seqs_[seq];
+        n_near += std::min(s.n_pos, near_rows_);
+        n_near_touched += near_touched_[seq];
+        n_pos += s.n_pos;
+        n_held += s.n_pos - (uint64_t)(n_block(s.n_pos) - held_blocks(seq)) * LCTX_PAGE_ROWS;
+    }
+    info.bytes = pages_.n_held() * page_bytes + n_near * n_head_total_ * row_k;
+    info.peak_bytes = pages_.n_touched() * page_bytes + n_near_touched * n_head_total_ * row_k;
+    info.full_bytes = n_pos * n_head_total_ * (row_k + row_v);
     info.n_layer = (int32_t)n_head_kv_.size();
     info.n_head_kv = *std::max_element(n_head_kv_.begin(), n_head_kv_.end());
     if (!rows) {
         return;
     }
-    const int32_t dead = std::max(0, s.first_live - n_block(method_->n_sink()) * LCTX_PAGE_ROWS);
     std::fill_n(rows, (size_t)info.n_layer * info.n_head_kv, 0);
     for (int32_t il = 0; il < info.n_layer; il++) {
-        std::fill_n(rows + (size_t)il * info.n_head_kv, n_head_kv_[il], s.n_pos - dead);
+        std::fill_n(rows + (size_t)il * info.n_head_kv, n_head_kv_[il], (int32_t)n_held);
     }
 }

@@ -1,8 +1,8 @@
 // The memory of our methods: rows of K and V in pages per layer and KV head, one page list per sequence.
 //
-// Everything is per sequence; this version serves one (n_seq_max = 1). What is not there yet refuses with a message: bool
-// operations return false, state operations throw, and void operations mark the memory broken, so that the next batch fails
-// with the message until the memory is cleared. Never a silently wrong cache.
+// Sequences that were copied share their full pages; a page is copied before somebody else's row would be written to it.
+// What cannot be done is refused with a message: bool operations return false, state operations throw, and void operations mark
+// the memory broken, so that the next batch fails with the message until the memory is cleared. Never a silently wrong cache.
 #pragma once
 
 #include "../lctx.h"
@@ -55,9 +55,11 @@ class lctx_memory final : public llama_memory_i {
 
     // for the API
     void usage(lctx_kv_info & info, int32_t * rows) const;
+    // Make dst the first n_pos rows of src (all with n_pos < 0); false with last_error() when that cannot be.
+    bool copy(int32_t src, int32_t dst, int32_t n_pos);
     const std::string & last_error() const { return error_; }
 
-    // Give every token of the ubatch its row: pages are taken here. False when the pool is empty; then nothing changed.
+    // Give every token of the ubatch its row: pages are taken here. init_batch has seen that there are enough.
     bool place(const llama_ubatch & ubatch);
 
   private:
@@ -68,19 +70,39 @@ class lctx_memory final : public llama_memory_i {
     };
 
     int32_t n_block(int32_t n_rows) const { return (n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS; }
-    int32_t & page(int32_t seq, int32_t head, int32_t block);
-    int32_t live_rows() const;
+    int32_t & page(int32_t seq, int32_t head, int32_t block) const;
+    int32_t live_blocks() const;
+    int32_t n_page() const;
     void allocate(const llama_model & model);
+
+    // pages of one sequence; a block is the pages of all layers and heads for 64 rows
+    int32_t held_blocks(int32_t seq) const;
+    bool has_block(int32_t seq, int32_t block) const { return page(seq, 0, block) >= 0; }
+    bool is_shared(int32_t seq, int32_t block) const { return pages_.is_shared(page(seq, 0, block)); }
     bool take_block(int32_t seq, int32_t block);
+    bool own_block(int32_t seq, int32_t block);
     void drop_block(int32_t seq, int32_t block);
     void drop_dead(int32_t seq, int32_t p);
     void truncate(int32_t seq, int32_t n_pos);
+    bool grow(int32_t seq, int32_t n_pos);
+    std::string why_not_back_to(int32_t seq, int32_t p) const;
+    void copy_prefix(int32_t src, int32_t dst, int32_t n_pos);
+
+    std::string check_batch(const llama_batch & batch, llama_memory_status & status) const;
     bool refuse(const std::string & reason) const;
-    void break_with(const char * operation);
+    void break_with(const std::string & reason);
+
+    // state.cpp
+    void write_sequence(llama_io_write_i & io, int32_t seq) const;
+    void check_header(llama_io_read_i & io, int32_t n_seq) const;
+    void read_sequence(llama_io_read_i & io, int32_t seq);
+    template <typename F> void each_run(int32_t seq, F && f) const;
 
     std::unique_ptr<lctx_method> method_;
     ggml_type type_k_, type_v_;
-    int32_t n_ctx_, n_ubatch_, n_seq_;
+    int32_t n_ctx_;       // rows of one sequence
+    int32_t n_rows_all_;  // rows of all sequences together
+    int32_t n_ubatch_, n_batch_, n_seq_;
     int32_t head_dim_k_, head_dim_v_;
     int32_t near_rows_ = 0;
     int32_t n_head_total_ = 0;          // KV heads of all layers
@@ -94,7 +116,7 @@ class lctx_memory final : public llama_memory_i {
     ggml_tensor * table_ = nullptr;   // [n_page_max, n_head_total, n_seq]
     lctx_pages pages_;
     std::vector<sequence> seqs_;
-    int32_t near_touched_ = 0;
+    std::vector<int32_t> near_touched_;  // rows of every sequence's ring that were ever written
     std::string broken_;
     mutable std::string error_;
 };

@@ -1,14 +1,20 @@
 #include "pages.h"
 
 int32_t lctx_pages::take() {
+    int32_t page = -1;
     if (!free_list.empty()) {
-        const int32_t page = free_list.back();
+        page = free_list.back();
         free_list.pop_back();
-        return page;
+        n_owner[page] = 1;
+    } else if (n_touched() < n_total) {
+        page = n_touched();
+        n_owner.push_back(1);
     }
-    return n_fresh < n_total ? n_fresh++ : -1;
+    return page;
 }
 
 void lctx_pages::give_back(int32_t page) {
-    free_list.push_back(page);
+    if (--n_owner[page] == 0) {
+        free_list.push_back(page);
+    }
 }

@@ -1,0 +1,288 @@
+"""Several sequences, copies, saved states, full pools: the logits are always those of a fresh evaluation."""
+
+import numpy as np
+import pytest
+from cases import LOGIT_TOLERANCE
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from session import Session
+
+METHODS = {
+    "full": "full",
+    "window": "window,n_sink=3,window=40",
+    "selfextend": "selfextend,group_size=7,neighbor_window=21",
+}
+N_SEQ, N_CTX, N_BATCH = 3, 200, 48
+PAGE_ROWS = 64
+
+
+@pytest.fixture(params=METHODS)
+def method(request) -> str:
+    return METHODS[request.param]
+
+
+@pytest.fixture
+def start(ffi, lib, model_path):
+    """Return a function that opens a session on the tiny model."""
+    sessions = []
+
+    def start(method: str, model: str = "llama", **params) -> Session:
+        defaults = {
+            "n_ctx": N_CTX,
+            "n_seq_max": N_SEQ,
+            "n_batch": N_BATCH,
+            "n_ubatch": 16,
+            "n_threads": 2,
+            "n_threads_batch": 2,
+        }
+        sessions.append(Session(ffi, lib, model_path(model), method, **defaults | params))
+        return sessions[-1]
+
+    yield start
+    for session in sessions:
+        session.close()
+
+
+def assert_same(got: np.ndarray, want: np.ndarray) -> None:
+    np.testing.assert_allclose(got, want, rtol=0, atol=LOGIT_TOLERANCE * abs(want).max())
+
+
+def fresh(start, method: str, tokens: list[int]) -> np.ndarray:
+    """Return the logits of ``tokens`` evaluated alone, in one batch."""
+    return start(method, n_seq_max=1, n_batch=256, n_ubatch=256).decode(tokens)
+
+
+# ---- sequences ----
+
+
+def test_mixed_sequences_do_not_see_each_other(start, method, tokens):
+    mixed, parts = start(method), {0: tokens[:70], 1: tokens[70:165], 2: tokens[165:170]}
+    pairs = [(seq, part[i]) for i in range(100) for seq, part in parts.items() if i < len(part)]
+    logits = np.concatenate([mixed.decode_mixed(pairs[i : i + 37]) for i in range(0, len(pairs), 37)])
+    for seq, part in parts.items():
+        assert_same(logits[[s == seq for s, _ in pairs]], fresh(start, method, part))
+
+
+def test_a_copy_continues_like_its_original(start, method, tokens):
+    session = start(method)
+    for i in range(0, 90, 45):
+        session.decode_mixed([(0, t) for t in tokens[i : i + 45]])
+    assert session.copy(0, 2)
+    # both write to what was one page
+    a = session.decode_mixed([(0, t) for t in tokens[90:110]])
+    b = session.decode_mixed([(2, t) for t in tokens[130:150]])
+    assert_same(a, fresh(start, method, tokens[:110])[90:])
+    assert_same(b, fresh(start, method, tokens[:90] + tokens[130:150])[90:])
+
+
+def test_copies_share_full_pages(start, tokens):
+    session = start("full", n_batch=128, n_ubatch=128)
+    session.decode_mixed([(0, t) for t in tokens[: 2 * PAGE_ROWS]])
+    before = session.kv_bytes
+    assert session.copy(0, 1)
+    assert session.kv_bytes == before
+    session.decode_mixed([(1, tokens[0])])
+    assert session.kv_bytes == before * 3 / 2
+    assert session.remove_tail(PAGE_ROWS + 5, seq=1)
+    session.decode_mixed([(1, tokens[1])])  # in the middle of a shared page: copied first
+    assert session.kv_bytes == before * 3 / 2
+    assert_same(
+        session.decode_mixed([(0, tokens[9])]), fresh(start, "full", [*tokens[: 2 * PAGE_ROWS], tokens[9]])[-1:]
+    )
+
+
+def test_a_copy_of_a_prefix(start, tokens):
+    session = start("full")
+    session.decode_mixed([(0, t) for t in tokens[:40]])
+    assert session.copy(0, 1, 25)
+    assert session.length(1) == 25
+    assert_same(session.decode_mixed([(1, tokens[99])]), fresh(start, "full", [*tokens[:25], tokens[99]])[-1:])
+
+
+def test_keep_forgets_the_others(start, tokens):
+    session = start("full")
+    session.decode_mixed([(seq, t) for t in tokens[:10] for seq in range(N_SEQ)])
+    session.keep(1)
+    assert [session.length(seq) for seq in range(N_SEQ)] == [0, 10, 0]
+
+
+@pytest.mark.parametrize(("src", "dst"), [(-1, 0), (0, N_SEQ), (N_SEQ, 0)])
+def test_a_copy_outside_the_sequences_is_refused(start, src, dst):
+    session = start("full")
+    assert not session.copy(src, dst)
+    assert "0 .. 2" in session.error
+
+
+def test_a_sequence_outside_is_refused(start, lib, tokens):
+    session = start("full")
+    status, _ = session.try_decode_mixed([(N_SEQ, tokens[0])])
+    assert status == lib.LCTX_INVALID
+    assert "n_seq_max 3" in session.error
+
+
+# ---- full pools, broken batches ----
+
+
+def test_a_full_sequence_changes_nothing(start, lib, method, tokens):
+    session = start(method, n_batch=256)
+    want = session.decode_mixed([(0, t) for t in tokens[:190]])
+    status, _ = session.try_decode_mixed([(0, t) for t in tokens[190:201]])
+    assert status == lib.LCTX_NO_SLOT
+    assert "n_ctx 200" in session.error
+    assert session.length(0) == 190
+    got = session.decode_mixed([(0, t) for t in tokens[190:200]])
+    assert_same(np.concatenate([want, got]), fresh(start, method, tokens[:200]))
+
+
+def test_an_aborted_batch_leaves_the_state_before_it(start, ffi, lib, method, tokens):
+    session, flag = start(method, n_ubatch=8), ffi.new("int32_t *", 0)
+    before = session.decode_mixed([(0, t) for t in tokens[:45]])
+    lib.lctx_context_set_abort(session.ctx, flag)
+    flag[0] = 1
+    status, _ = session.try_decode_mixed([(seq, t) for t in tokens[45:65] for seq in (0, 1)])
+    assert status == lib.LCTX_ABORTED
+    assert [session.length(seq) for seq in range(2)] == [45, 0]
+    flag[0] = 0
+    after = session.decode_mixed([(0, t) for t in tokens[45:90]])
+    assert_same(np.concatenate([before, after]), fresh(start, method, tokens[:90]))
+
+
+# ---- states ----
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
+def test_a_restored_sequence_continues_with_the_same_logits(start, lib, method, tokens, kv_type):
+    kv = dict.fromkeys(("type_k", "type_v"), lib.lctx_type_from_name(kv_type.encode()))
+    session, other = (start(method, "llama-wide", **kv) for _ in range(2))  # head_dim 64: whole q8_0 blocks
+    for i in range(0, 132, 44):
+        session.decode_mixed([(0, t) for t in tokens[i : i + 44]])
+    state = session.save(0)
+    other.decode_mixed([(2, t) for t in tokens[200:230]])  # is replaced
+    assert other.restore(state, 2)
+    assert other.length(2) == 132
+    want = session.decode_mixed([(0, t) for t in tokens[132:150]])
+    got = other.decode_mixed([(2, t) for t in tokens[132:150]])
+    np.testing.assert_array_equal(got, want)
+
+
+def test_all_sequences_at_once(start, method, tokens):
+    session, other = start(method), start(method)
+    session.decode_mixed([(seq, t) for t in tokens[:14] for seq in range(N_SEQ)])
+    assert other.restore(session.save())
+    step = [(seq, tokens[50 + seq]) for seq in range(N_SEQ)]
+    np.testing.assert_array_equal(other.decode_mixed(step), session.decode_mixed(step))
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    ({"method": "window,n_sink=3,window=41"}, "window=41"),
+    ({"type_k": 1}, "K or V type"),
+    ({"n_ctx": 20}, "n_ctx is 20"),
+])  # fmt: skip
+def test_a_state_that_does_not_fit_is_refused(start, tokens, change, reason):
+    session = start("window,n_sink=3,window=40")
+    session.decode_mixed([(0, t) for t in tokens[:30]])
+    other = start(change.pop("method", "window,n_sink=3,window=40"), **change)
+    assert not other.restore(session.save(0), 0)
+    assert reason in other.error
+    assert other.length(0) == 0
+    other.decode_mixed([(0, t) for t in tokens[:15]])  # still usable
+
+
+def test_a_damaged_state_is_refused(start, tokens):
+    session = start("selfextend,group_size=7,neighbor_window=21")
+    session.decode_mixed([(0, t) for t in tokens[:40]])
+    state = session.save(0)
+    for n in [0, 3, 40, len(state) // 2, len(state) - 1]:
+        assert not session.restore(state[:n], 0)
+        assert session.length(0) == 0
+    assert not session.restore(b"\0" * len(state), 0)
+    assert session.restore(state, 0)
+    assert session.length(0) == 40
+
+
+# ---- any order of operations ----
+
+
+def machine_of(start, method: str, tokens: list[int]):
+    """Return a state machine class: sequences as lists of tokens are the model of the native memory."""
+    wanted: dict[tuple, np.ndarray] = {}
+    alone = start(method, n_seq_max=1, n_batch=256, n_ubatch=256)
+
+    def want(sequence: list[int]) -> np.ndarray:
+        if tuple(sequence) not in wanted:
+            alone.clear()
+            wanted[tuple(sequence)] = alone.decode(sequence)[-1]
+        return wanted[tuple(sequence)]
+
+    class Machine(RuleBasedStateMachine):
+        def __init__(self):
+            super().__init__()
+            self.session = start(method)
+            self.model: list[list[int]] = [[] for _ in range(N_SEQ)]
+            self.saved: tuple[bytes, list[int]] | None = None
+
+        @rule(data=st.data(), n=st.integers(1, N_BATCH), first=st.integers(0, 200))
+        def append(self, data, n, first):
+            seqs = data.draw(st.lists(st.integers(0, N_SEQ - 1), min_size=n, max_size=n))
+            batch = [(seq, tokens[(first + i) % len(tokens)]) for i, seq in enumerate(seqs)]
+            status, logits = self.session.try_decode_mixed(batch)
+            grown = [part + [t for s, t in batch if s == seq] for seq, part in enumerate(self.model)]
+            if any(len(part) > N_CTX for part in grown):
+                assert status == self.session.lib.LCTX_NO_SLOT
+                return
+            assert status == self.session.lib.LCTX_OK, self.session.error
+            self.model = grown
+            last = {seq: i for i, (seq, _) in enumerate(batch)}
+            for seq, i in last.items():
+                assert_same(logits[i], want(grown[seq]))
+
+        @rule(seq=st.integers(0, N_SEQ - 1), back=st.integers(1, N_CTX))
+        def remove_tail(self, seq, back):
+            n = max(0, len(self.model[seq]) - back)
+            if self.session.remove_tail(n, seq):
+                del self.model[seq][n:]
+
+        @rule(src=st.integers(0, N_SEQ - 1), dst=st.integers(0, N_SEQ - 1))
+        def copy(self, src, dst):
+            assert self.session.copy(src, dst)
+            self.model[dst] = list(self.model[src])
+
+        @rule(seq=st.integers(0, N_SEQ - 1))
+        def keep(self, seq):
+            self.session.keep(seq)
+            self.model = [part if s == seq else [] for s, part in enumerate(self.model)]
+
+        @rule(seq=st.integers(0, N_SEQ - 1))
+        def save(self, seq):
+            self.saved = self.session.save(seq), list(self.model[seq])
+
+        @precondition(lambda self: self.saved)
+        @rule(seq=st.integers(0, N_SEQ - 1))
+        def restore(self, seq):
+            assert self.session.restore(self.saved[0], seq), self.session.error
+            self.model[seq] = list(self.saved[1])
+
+        @invariant()
+        def lengths_agree(self):
+            assert [self.session.length(seq) for seq in range(N_SEQ)] == [len(part) for part in self.model]
+
+        @invariant()
+        def no_page_is_lost(self):
+            if not any(self.model):
+                assert self.session.kv_bytes == 0
+
+        def teardown(self):
+            self.session.clear()
+            assert self.session.kv_bytes == 0
+            self.session.close()
+
+    return Machine
+
+
+def test_any_order_of_operations(start, method, tokens):
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+    options = settings(
+        max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=checks, derandomize=True
+    )
+    run_state_machine_as_test(machine_of(start, method, tokens), settings=options)
