@@ -62,7 +62,10 @@ void lctx_model_params_default(lctx_model_params * params) {
 
 lctx_model * lctx_model_load(const char * path, const lctx_model_params * params) {
     lctx_model * m = new (std::nothrow) lctx_model;
-    lctx_guard(m ? &m->error : nullptr, [&] {
+    if (!m) {
+        return nullptr;
+    }
+    lctx_guard(&m->error, [&] {
         backend_init();
         lctx_log_begin();
         llama_model_params p = llama_model_default_params();

@@ -33,8 +33,8 @@ def start(ffi, lib, model_path):
             "n_seq_max": N_SEQ,
             "n_batch": N_BATCH,
             "n_ubatch": 16,
-            "n_threads": 2,
-            "n_threads_batch": 2,
+            "n_threads": 1,
+            "n_threads_batch": 1,
         }
         sessions.append(Session(ffi, lib, model_path(model), method, **defaults | params))
         return sessions[-1]

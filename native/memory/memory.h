@@ -75,7 +75,7 @@ class lctx_memory final : public llama_memory_i {
     int32_t n_page() const;
     void allocate(const llama_model & model);
 
-    // pages of one sequence; a block is the pages of all layers and heads for 64 rows
+    // blocks.cpp: the blocks of a sequence
     int32_t held_blocks(int32_t seq) const;
     bool has_block(int32_t seq, int32_t block) const { return page(seq, 0, block) >= 0; }
     bool is_shared(int32_t seq, int32_t block) const { return pages_.is_shared(page(seq, 0, block)); }
@@ -92,7 +92,7 @@ class lctx_memory final : public llama_memory_i {
     bool refuse(const std::string & reason) const;
     void break_with(const std::string & reason);
 
-    // state.cpp
+    // state.cpp: save and restore
     void write_sequence(llama_io_write_i & io, int32_t seq) const;
     void check_header(llama_io_read_i & io, int32_t n_seq) const;
     void read_sequence(llama_io_read_i & io, int32_t seq);
