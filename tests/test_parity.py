@@ -39,7 +39,7 @@ import llama_cpp, numpy as np
 jobs, tokens, out = json.load(sys.stdin)
 logits = {}
 for name, (path, settings) in jobs.items():
-    llm = llama_cpp.Llama(path, n_ctx=256, n_batch=256, n_ubatch=256, n_threads=2, n_threads_batch=2, logits_all=True,
+    llm = llama_cpp.Llama(path, n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1, n_threads_batch=1, logits_all=True,
                           type_k=0, type_v=0, flash_attn=False, verbose=False, **settings)
     llm.eval(tokens)
     logits[name] = llm.scores[:len(tokens)].copy()

@@ -3,20 +3,23 @@
 Weights are scaled so that logits are of order one and attention is far from uniform, so a position error shows.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import gguf
 import numpy as np
+from tiny_models import RECIPES, Recipe
 
 Q8_0, F16, F32 = (gguf.GGMLQuantizationType[name] for name in ("Q8_0", "F16", "F32"))
 SHARPNESS = 2.0  # factor on q and k: attention scores get a standard deviation of about its square
+N_EXPERT = 4
+NOT_WEIGHTS = ("exp_probs_b.bias", "ssm_a", "ssm_d")  # names that stand as they are
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a transformer; the names are llama.cpp's."""
+    """Sizes of a transformer; the names are llama.cpp's. ``key_length`` and ``n_rot`` follow from the rest when 0."""
 
     n_vocab: int = 288
     n_embd: int = 64
@@ -26,17 +29,23 @@ class Shape:
     n_ff: int = 96
     n_ctx_train: int = 64
     freq_base: float = 10000.0
+    key_length: int = 0
+    n_rot: int = 0
 
     @property
     def head_dim(self) -> int:
-        return self.n_embd // self.n_head
+        return self.key_length or self.n_embd // max(1, self.n_head)
+
+    @property
+    def n_embd_q(self) -> int:
+        return self.head_dim * self.n_head
 
     @property
     def n_embd_kv(self) -> int:
         return self.head_dim * self.n_head_kv
 
 
-# ---- pieces ----
+# ---- metadata ----
 
 
 def add_vocab(writer: gguf.GGUFWriter, n_vocab: int) -> None:
@@ -51,6 +60,7 @@ def add_vocab(writer: gguf.GGUFWriter, n_vocab: int) -> None:
     writer.add_token_list(tokens[:n_vocab])
     writer.add_token_scores([-float(i) for i in range(n_vocab)])
     writer.add_token_types(types)
+    writer.add_token_type_count(2)  # sentence types, for encoders
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
@@ -58,93 +68,157 @@ def add_vocab(writer: gguf.GGUFWriter, n_vocab: int) -> None:
     writer.add_add_eos_token(False)
 
 
-def add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    """Add the hyperparameters that every transformer has."""
-    writer.add_context_length(shape.n_ctx_train)
-    writer.add_embedding_length(shape.n_embd)
-    writer.add_block_count(shape.n_layer)
-    writer.add_feed_forward_length(shape.n_ff)
-    writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_layer_norm_eps(1e-5)
+def add_meta(writer: gguf.GGUFWriter, arch: str, values: dict) -> None:
+    """Add metadata of one architecture with the types that llama.cpp expects."""
+    add = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for name, value in values.items():
+        add[type(value)](f"{arch}.{name}", value)
+
+
+def shape_meta(shape: Shape) -> dict:
+    """Return the hyperparameters that every transformer has."""
+    return {
+        "context_length": shape.n_ctx_train,
+        "embedding_length": shape.n_embd,
+        "block_count": shape.n_layer,
+        "feed_forward_length": shape.n_ff,
+        "attention.head_count": shape.n_head,
+        "attention.head_count_kv": shape.n_head_kv,
+        "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "attention.layer_norm_epsilon": 1e-5,
+        "rope.dimension_count": shape.n_rot or shape.head_dim,
+        "rope.freq_base": shape.freq_base,
+    }
+
+
+def scaling_meta(kind: str, factor: float, n_ctx_orig: int) -> dict:
+    return {
+        "rope.scaling.type": kind,
+        "rope.scaling.factor": factor,
+        "rope.scaling.original_context_length": n_ctx_orig,
+    }
+
+
+# ---- tensors ----
+
+SIZES = {
+    "token_embd": "n_vocab,embd",
+    "output": "n_vocab,embd",
+    "attn_q": "q,embd",
+    "attn_k": "kv,embd",
+    "attn_v": "kv,embd",
+    "attn_qkv": "qkv,embd",
+    "attn_output": "embd,q",
+    "attn_q_norm": "head",
+    "attn_k_norm": "head",
+    "ffn_gate": "ff,embd",
+    "ffn_up": "ff,embd",
+    "ffn_down": "embd,ff",
+    "ffn_gate_inp": "expert,embd",
+    "ffn_gate_exps": "expert,ff,embd",
+    "ffn_up_exps": "expert,ff,embd",
+    "ffn_down_exps": "expert,embd,ff",
+    "ffn_gate_shexp": "ff,embd",
+    "ffn_up_shexp": "ff,embd",
+    "ffn_down_shexp": "embd,ff",
+    "rope_freqs": "rot/2",
+    "rope_factors_long": "rot/2",
+    "rope_factors_short": "rot/2",
+}  # every other one is a vector of the embedding's size
+
+
+def dims(shape: Shape) -> dict[str, int]:
+    """Return the sizes that a recipe may name."""
+    return vars(shape) | {
+        "embd": shape.n_embd,
+        "q": shape.n_embd_q,
+        "kv": shape.n_embd_kv,
+        "qkv": shape.n_embd_q + 2 * shape.n_embd_kv,
+        "2q": 2 * shape.n_embd_q,
+        "2qkv": 2 * (shape.n_embd_q + 2 * shape.n_embd_kv),
+        "head": shape.head_dim,
+        "rot/2": (shape.n_rot or shape.head_dim) // 2,
+        "ff": shape.n_ff,
+        "ff/2": shape.n_ff // 2,
+        "2ff": 2 * shape.n_ff,
+        "expert": N_EXPERT,
+    }
 
 
 class Weights:
     """Random tensors on their way into a file."""
 
-    def __init__(self, writer: gguf.GGUFWriter, seed: int, qtype: gguf.GGMLQuantizationType = F32):
-        self.writer, self.rng, self.qtype = writer, np.random.default_rng(seed), qtype
+    def __init__(self, writer: gguf.GGUFWriter, shape: Shape, seed: int, qtype: gguf.GGMLQuantizationType = F32):
+        self.writer, self.shape, self.qtype = writer, shape, qtype
+        self.rng, self.dims = np.random.default_rng(seed), dims(shape)
 
-    def matrix(self, name: str, n_out: int, n_in: int, gain: float = 1.0) -> None:
-        """Add a matrix that keeps the variance of its input, times ``gain`` squared."""
+    def add(self, prefix: str, word: str) -> None:
+        """Add the tensor that a word of a recipe describes, and its bias."""
+        word, _, bias = word.partition("+")
+        name, _, size = word.partition("=")
+        sizes = [int(d) if d.isdigit() else self.dims[d] for d in (size or SIZES.get(name, "embd")).split(",")]
+        full = prefix + name
+        if name.startswith("rope_f"):
+            self.writer.add_tensor(f"{full}.weight", np.linspace(1.0, 8.0, sizes[0], dtype=np.float32))
+        elif "norm" in name:
+            self.vector(f"{full}.weight", sizes, SHARPNESS if name.endswith(("q_norm", "k_norm")) else 1.0)
+        elif name in NOT_WEIGHTS:
+            self.vector(full, sizes, mean=-1.0)
+        else:
+            self.matrix(f"{full}.weight", sizes, self._gain(name, sizes[0]))
+        if bias:
+            self.vector(f"{full}.bias", sizes[:1], mean=0.0, deviation=0.3)
+
+    def embedding(self, deviation: float) -> None:
+        """Add the token embedding; rows are looked up, so f32 whatever the type of the rest."""
+        values = deviation * self._normal([self.shape.n_vocab, self.shape.n_embd])
+        self.writer.add_tensor("token_embd.weight", values)
+
+    def matrix(self, name: str, sizes: list[int], gain: np.ndarray | float = 1.0) -> None:
+        """Add a matrix that keeps the variance of its input, times ``gain`` (of each row) squared."""
         make = {Q8_0: self._q8_0, F16: self._f16, F32: self._f32}[self.qtype]
-        self.writer.add_tensor(f"{name}.weight", make(n_out, n_in, gain * n_in**-0.5), raw_dtype=self.qtype)
+        self.writer.add_tensor(name, make(sizes, gain * sizes[-1] ** -0.5), raw_dtype=self.qtype)
 
-    def vector(self, name: str, n: int, mean: float = 1.0, deviation: float = 0.1) -> None:
-        values = mean + deviation * self.rng.standard_normal(n)
+    def vector(self, name: str, sizes: list[int], mean: float = 1.0, deviation: float = 0.1) -> None:
+        values = mean + deviation * self.rng.standard_normal(sizes)
         self.writer.add_tensor(name, values.astype(np.float32))
 
-    def table(self, name: str, n_out: int, n_in: int) -> None:
-        """Add an f32 matrix of unit variance."""
-        self.writer.add_tensor(f"{name}.weight", self._f32(n_out, n_in, 1.0))
+    def _gain(self, name: str, n_rows: int) -> np.ndarray | float:
+        """Return how much sharper than ordinary rows are: those that make queries and keys."""
+        if name == "attn_qkv":
+            n_v = n_rows * self.shape.n_embd_kv // self.dims["qkv"]
+            return np.repeat([SHARPNESS, 1.0], [n_rows - n_v, n_v])[:, None].astype(np.float32)
+        return SHARPNESS if name in ("attn_q", "attn_k") else 1.0
 
-    def _f32(self, n_out: int, n_in: int, std: float) -> np.ndarray:
-        return std * self.rng.standard_normal((n_out, n_in), dtype=np.float32)
+    def _normal(self, sizes: list[int]) -> np.ndarray:
+        return self.rng.standard_normal(sizes, dtype=np.float32)
 
-    def _f16(self, n_out: int, n_in: int, std: float) -> np.ndarray:
-        return self._f32(n_out, n_in, std).astype(np.float16)
+    def _f32(self, sizes: list[int], std: np.ndarray | float) -> np.ndarray:
+        return std * self._normal(sizes)
 
-    def _q8_0(self, n_out: int, n_in: int, std: float) -> np.ndarray:
+    def _f16(self, sizes: list[int], std: np.ndarray | float) -> np.ndarray:
+        return self._f32(sizes, std).astype(np.float16)
+
+    def _q8_0(self, sizes: list[int], std: float) -> np.ndarray:
         """Return q8_0 blocks (scale, 32 bytes) drawn directly: uniform bytes have a deviation of about 74."""
-        blocks = self.rng.integers(0, 256, (n_out, n_in // 32, 34), dtype=np.uint8)
+        *rows, columns = sizes
+        blocks = self.rng.integers(0, 256, (*rows, columns // 32, 34), dtype=np.uint8)
         blocks[..., :2] = np.array([std / 74], dtype=np.float16).view(np.uint8)
-        return blocks.reshape(n_out, -1)
+        return blocks.reshape(*rows, -1)
 
 
-def open_file(path: Path | str, arch: str) -> gguf.GGUFWriter:
-    return gguf.GGUFWriter(str(path), arch)
+# ---- models ----
 
 
-def close_file(writer: gguf.GGUFWriter) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def blocks(shape: Shape) -> Iterator[str]:
-    return (f"blk.{i}" for i in range(shape.n_layer))
-
-
-def add_attention(w: Weights, blk: str, shape: Shape, bias: bool = False) -> None:
-    for part, n_out, gain in (
-        ("attn_q", shape.n_embd, SHARPNESS),
-        ("attn_k", shape.n_embd_kv, SHARPNESS),
-        ("attn_v", shape.n_embd_kv, 1.0),
-    ):
-        w.matrix(f"{blk}.{part}", n_out, shape.n_embd, gain)
-        if bias:
-            w.vector(f"{blk}.{part}.bias", n_out, mean=0.0, deviation=0.3)
-    w.matrix(f"{blk}.attn_output", shape.n_embd, shape.n_embd)
-
-
-def add_gated_ffn(w: Weights, blk: str, shape: Shape) -> None:
-    w.matrix(f"{blk}.ffn_gate", shape.n_ff, shape.n_embd)
-    w.matrix(f"{blk}.ffn_up", shape.n_ff, shape.n_embd)
-    w.matrix(f"{blk}.ffn_down", shape.n_embd, shape.n_ff)
-
-
-def add_rope_scaling(writer: gguf.GGUFWriter, kind: str, factor: float, n_ctx_orig: int) -> None:
-    writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
-    writer.add_rope_scaling_factor(factor)
-    writer.add_rope_scaling_orig_ctx_len(n_ctx_orig)
-
-
-# ---- supported ----
-
-
-def make_llama(
+def make_model(
     path: Path | str,
     shape: Shape = Shape(),
     *,
@@ -152,10 +226,9 @@ def make_llama(
     seed: int = 0,
     rope_freqs: bool = False,
     rope_scaling: tuple[str, float, int] | None = None,
-    rope_sections: list[int] | None = None,
     qtype: gguf.GGMLQuantizationType = F32,
 ) -> Path:
-    """Write a llama (NORM RoPE) or, with ``arch="qwen2"``, a qwen2 model (NEOX RoPE, biases on q, k, v).
+    """Write a model of the recipe named ``arch`` (see ``tiny_models.py``).
 
     Parameters
     ----------
@@ -163,135 +236,40 @@ def make_llama(
         Add per-pair frequency factors as Llama 3.1 has them.
     rope_scaling : (type, factor, original context), optional
         Metadata for linear or YaRN scaling.
-    rope_sections : list of int, optional
-        Sections of M-RoPE, for ``arch="qwen2vl"``.
     """
-    writer = open_file(path, arch)
-    add_shape(writer, shape)
+    recipe = RECIPES[arch]
+    shape, arch = replace(shape, **recipe.shape), recipe.arch or arch
+    writer = gguf.GGUFWriter(str(path), arch)
+    add_meta(writer, arch, shape_meta(shape) | (scaling_meta(*rope_scaling) if rope_scaling else {}) | recipe.meta)
     add_vocab(writer, shape.n_vocab)
-    writer.add_rope_dimension_count(shape.head_dim)
-    writer.add_rope_freq_base(shape.freq_base)
-    if rope_scaling:
-        add_rope_scaling(writer, *rope_scaling)
-    if rope_sections:
-        writer.add_rope_dimension_sections(rope_sections)
-    w = Weights(writer, seed, qtype)
-    w.table("token_embd", shape.n_vocab, shape.n_embd)
+    add_tensors(Weights(writer, shape, seed, qtype), recipe, rope_freqs)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return Path(path)
+
+
+def add_tensors(w: Weights, recipe: Recipe, rope_freqs: bool) -> None:
+    w.embedding(recipe.embedding)
     if rope_freqs:
-        factors = np.linspace(1.0, 8.0, shape.head_dim // 2, dtype=np.float32)
-        writer.add_tensor("rope_freqs.weight", factors)
-    for blk in blocks(shape):
-        w.vector(f"{blk}.attn_norm.weight", shape.n_embd)
-        add_attention(w, blk, shape, bias=arch.startswith("qwen2"))
-        w.vector(f"{blk}.ffn_norm.weight", shape.n_embd)
-        add_gated_ffn(w, blk, shape)
-    w.vector("output_norm.weight", shape.n_embd)
-    w.matrix("output", shape.n_vocab, shape.n_embd)
-    close_file(writer)
-    return Path(path)
+        w.add("", "rope_freqs")
+    layers = (recipe.layer,) if isinstance(recipe.layer, str) else recipe.layer
+    for i in range(w.shape.n_layer):
+        for word in layers[i % len(layers)].split():
+            w.add(f"blk.{i}.", word)
+    for word in recipe.outer.split():
+        w.add("", word)
 
 
-# ---- not supported: what a method must refuse ----
+def make_llama(path: Path | str, shape: Shape = Shape(), *, rope_sections: list[int] | None = None, **options) -> Path:
+    """Write a llama or a relative of it; M-RoPE sections are in the recipe of qwen2vl."""
+    return make_model(path, shape, **options)
 
 
-def make_gemma2(path: Path | str, shape: Shape = Shape()) -> Path:
-    """Write a model with sliding-window layers."""
-    writer = open_file(path, "gemma2")
-    add_shape(writer, shape)
-    add_vocab(writer, shape.n_vocab)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_sliding_window(32)
-    w = Weights(writer, 0)
-    w.table("token_embd", shape.n_vocab, shape.n_embd)
-    for blk in blocks(shape):
-        add_attention(w, blk, shape)
-        add_gated_ffn(w, blk, shape)
-        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
-            w.vector(f"{blk}.{name}.weight", shape.n_embd)
-    w.vector("output_norm.weight", shape.n_embd)
-    close_file(writer)
-    return Path(path)
-
-
-def make_gpt2(path: Path | str, shape: Shape = Shape(n_head_kv=4)) -> Path:
-    """Write a model with learned positions and no RoPE."""
-    writer = open_file(path, "gpt2")
-    add_shape(writer, shape)
-    add_vocab(writer, shape.n_vocab)
-    w = Weights(writer, 0)
-    w.table("token_embd", shape.n_vocab, shape.n_embd)
-    w.table("position_embd", shape.n_ctx_train, shape.n_embd)
-    for blk in blocks(shape):
-        for name, n_out, n_in in (
-            ("attn_qkv", shape.n_embd + 2 * shape.n_embd_kv, shape.n_embd),
-            ("attn_output", shape.n_embd, shape.n_embd),
-            ("ffn_up", shape.n_ff, shape.n_embd),
-            ("ffn_down", shape.n_embd, shape.n_ff),
-        ):
-            w.matrix(f"{blk}.{name}", n_out, n_in)
-            w.vector(f"{blk}.{name}.bias", n_out, mean=0.0)
-        add_layer_norm(w, f"{blk}.attn_norm", shape.n_embd)
-        add_layer_norm(w, f"{blk}.ffn_norm", shape.n_embd)
-    add_layer_norm(w, "output_norm", shape.n_embd)
-    close_file(writer)
-    return Path(path)
-
-
-def add_layer_norm(w: Weights, name: str, n: int) -> None:
-    w.vector(f"{name}.weight", n)
-    w.vector(f"{name}.bias", n, mean=0.0)
-
-
-def make_mamba(path: Path | str, shape: Shape = Shape()) -> Path:
-    """Write a recurrent model."""
-    d_inner, d_conv, d_state, dt_rank = 2 * shape.n_embd, 4, 8, 4
-    writer = open_file(path, "mamba")
-    add_shape(writer, replace(shape, n_head=0, n_head_kv=0, n_ff=0))
-    add_vocab(writer, shape.n_vocab)
-    writer.add_ssm_conv_kernel(d_conv)
-    writer.add_ssm_inner_size(d_inner)
-    writer.add_ssm_state_size(d_state)
-    writer.add_ssm_time_step_rank(dt_rank)
-    w = Weights(writer, 0)
-    w.table("token_embd", shape.n_vocab, shape.n_embd)
-    for blk in blocks(shape):
-        w.vector(f"{blk}.attn_norm.weight", shape.n_embd)
-        w.matrix(f"{blk}.ssm_in", 2 * d_inner, shape.n_embd)
-        w.table(f"{blk}.ssm_conv1d", d_inner, d_conv)
-        w.vector(f"{blk}.ssm_conv1d.bias", d_inner)
-        w.matrix(f"{blk}.ssm_x", dt_rank + 2 * d_state, d_inner)
-        w.matrix(f"{blk}.ssm_dt", d_inner, dt_rank)
-        w.vector(f"{blk}.ssm_dt.bias", d_inner)
-        writer.add_tensor(f"{blk}.ssm_a", -np.ones((d_inner, d_state), dtype=np.float32))
-        w.vector(f"{blk}.ssm_d", d_inner)
-        w.matrix(f"{blk}.ssm_out", shape.n_embd, d_inner)
-    w.vector("output_norm.weight", shape.n_embd)
-    close_file(writer)
-    return Path(path)
-
-
-def make_bert(path: Path | str, shape: Shape = Shape(n_head_kv=4)) -> Path:
-    """Write an encoder."""
-    writer = open_file(path, "bert")
-    add_shape(writer, shape)
-    add_vocab(writer, shape.n_vocab)
-    writer.add_token_type_count(2)
-    writer.add_causal_attention(False)
-    w = Weights(writer, 0)
-    w.table("token_embd", shape.n_vocab, shape.n_embd)
-    w.table("token_types", 2, shape.n_embd)
-    w.table("position_embd", shape.n_ctx_train, shape.n_embd)
-    add_layer_norm(w, "token_embd_norm", shape.n_embd)
-    for blk in blocks(shape):
-        add_attention(w, blk, shape, bias=True)
-        w.matrix(f"{blk}.ffn_up", shape.n_ff, shape.n_embd)
-        w.matrix(f"{blk}.ffn_down", shape.n_embd, shape.n_ff)
-        add_layer_norm(w, f"{blk}.attn_output_norm", shape.n_embd)
-        add_layer_norm(w, f"{blk}.layer_output_norm", shape.n_embd)
-    close_file(writer)
-    return Path(path)
-
+make_gemma2, make_gpt2, make_mamba, make_bert = (
+    partial(make_model, arch=arch) for arch in ("gemma2", "gpt2", "mamba", "bert")
+)
 
 # ---- real widths, for bench/ ----
 
@@ -306,4 +284,4 @@ def make_geometry(path: Path | str, name: str, n_layer: int, weights: str = "q8_
     """Write the first ``n_layer`` layers of a real geometry with random q8_0 or f16 weights and a small vocabulary."""
     arch, shape = GEOMETRIES[name]
     qtype = {"q8_0": Q8_0, "f16": F16}[weights]
-    return make_llama(path, replace(shape, n_layer=n_layer), arch=arch, qtype=qtype)
+    return make_model(path, replace(shape, n_layer=n_layer), arch=arch, qtype=qtype)

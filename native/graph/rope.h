@@ -11,7 +11,7 @@ struct lctx_peeled {
     float scale;  // product of the scales that stood between the rotation and the attention
 };
 
-// Peel GGML_OP_ROPE (NORM or NEOX) through GGML_OP_SCALE, RESHAPE and CONT. Throws lctx_refusal naming layer and reason.
+// Peel GGML_OP_ROPE (NORM or NEOX) through GGML_OP_SCALE. Throws lctx_refusal naming layer and reason.
 lctx_peeled lctx_peel_rope(ggml_tensor * t, const char * what, int il);
 
 // True when two peeled tensors were rotated in the same way.

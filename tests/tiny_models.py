@@ -1,0 +1,248 @@
+"""What each architecture is made of: tensor names, metadata and the sizes that it needs. No code: see ``tiny_gguf.py``.
+
+A recipe lists tensors by name. ``name=a,b`` overrides the usual size (rows, columns; see ``tiny_gguf.dims``) and ``+b``
+adds a bias. Sizes are chosen so that every peculiarity of an architecture shows: partial rotation, grouped heads, heads
+wider than the embedding, norms of queries and keys, scales, fused and biased projections, experts.
+"""
+
+from dataclasses import dataclass, field
+
+PROJECTIONS = "attn_q attn_k attn_v attn_output"
+ATTENTION = f"attn_norm {PROJECTIONS}"
+QKV_BIAS = "attn_norm attn_q+b attn_k+b attn_v+b attn_output"
+FUSED = "attn_norm attn_qkv attn_output"
+HEAD_NORMS = "attn_q_norm attn_k_norm"
+WIDE_NORMS = "attn_q_norm=q attn_k_norm=kv"
+GATES = "ffn_gate ffn_up ffn_down"
+GATED = f"ffn_norm {GATES}"
+PLAIN = "ffn_norm ffn_up ffn_down"
+PACKED = "ffn_norm ffn_up=2ff,embd ffn_down"  # gate and up in one matrix
+MIXTURE = "ffn_gate_inp ffn_gate_exps ffn_up_exps ffn_down_exps"
+EXPERTS = f"ffn_norm {MIXTURE}"
+SHARED = "ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
+
+MHA = {"n_head_kv": 4}
+PARTIAL = {"n_rot": 8}
+WIDE = {"key_length": 32}
+MOE = {"expert_count": 4, "expert_used_count": 2}
+FINE_MOE = MOE | {"expert_feed_forward_length": 96}
+SHARED_MOE = FINE_MOE | {"expert_shared_count": 1, "leading_dense_block_count": 0}
+SCALES = {"embedding_scale": 2.0, "residual_scale": 0.5, "logit_scale": 2.0}
+
+
+def biased(words: str) -> str:
+    return " ".join(f"{word}+b" for word in words.split())
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One architecture.
+
+    Attributes
+    ----------
+    layer : str or tuple of str
+        Tensors of every block, or of one block after the other.
+    outer : str
+        Tensors after the blocks; the token embedding is always there.
+    arch : str
+        The name in the file, when the recipe is a variant.
+    shape : dict
+        Fields of ``tiny_gguf.Shape``.
+    meta : dict
+        More metadata, named without the architecture.
+    embedding : float
+        Deviation of the token embedding, for models that scale it up again.
+    """
+
+    layer: str | tuple[str, ...]
+    outer: str = "output_norm output"
+    arch: str = ""
+    shape: dict = field(default_factory=dict)
+    meta: dict = field(default_factory=dict)
+    embedding: float = 1.0
+
+
+PROVEN = {
+    "llama": Recipe(f"{ATTENTION} {GATED}"),
+    "llama-freqs": Recipe(f"{ATTENTION} {GATED}", "output_norm output rope_freqs", "llama"),
+    "mistral": Recipe(f"{ATTENTION} {GATED}", arch="llama", shape={"n_head_kv": 1, "freq_base": 1e6}),
+    "mixtral": Recipe(f"{ATTENTION} {EXPERTS}", arch="llama", meta=MOE),
+    "arcee": Recipe(f"{ATTENTION} {PLAIN}"),
+    "arctic": Recipe(
+        f"{ATTENTION} ffn_norm ffn_gate=embd,embd ffn_up=embd,embd ffn_down=embd,embd ffn_norm_exps {MIXTURE}",
+        meta=MOE,
+    ),
+    "baichuan": Recipe(f"{ATTENTION} {GATED}", shape={"n_layer": 32} | MHA),
+    "bailingmoe": Recipe(f"{ATTENTION} {EXPERTS} {SHARED}", meta=SHARED_MOE | {"expert_weights_scale": 1.5}),
+    "bailingmoe2": Recipe(
+        f"{FUSED} {HEAD_NORMS} {EXPERTS} {SHARED} exp_probs_b.bias=expert",
+        shape=PARTIAL,
+        meta=SHARED_MOE | {"expert_weights_scale": 1.5, "expert_weights_norm": True, "expert_gating_func": 2},
+    ),
+    "bitnet": Recipe(f"{ATTENTION} attn_sub_norm {GATED} ffn_sub_norm=ff", "output_norm"),
+    "chatglm": Recipe(f"attn_norm attn_qkv+b attn_output {PACKED}", shape=PARTIAL),
+    "codeshell": Recipe(biased(f"{FUSED} {PLAIN}"), "output_norm+b output"),
+    "command-r": Recipe(f"{ATTENTION} {GATES}", "output_norm", meta={"logit_scale": 0.5}),
+    "dbrx": Recipe(f"{FUSED} attn_output_norm {MIXTURE}", meta=MOE | {"attention.clamp_kqv": 4.0}),
+    "deci": Recipe(
+        (f"{ATTENTION} {GATED}", f"attn_norm attn_output=embd,embd {GATED}", GATED),  # ordinary, linear, no attention
+        shape={"n_layer": 3},
+        meta={"attention.head_count": [4, 4, 0], "attention.head_count_kv": [2, 0, 0]},
+    ),
+    "deepseek": Recipe(f"{ATTENTION} {EXPERTS} {SHARED}", meta=SHARED_MOE | {"expert_weights_scale": 1.5}),
+    "dots1": Recipe(
+        f"{ATTENTION} {HEAD_NORMS} {EXPERTS} {SHARED}", shape=MHA, meta=SHARED_MOE | {"expert_gating_func": 2}
+    ),
+    "ernie4_5": Recipe(f"{ATTENTION} {GATED}"),
+    "ernie4_5-moe": Recipe(
+        f"{ATTENTION} {EXPERTS} {SHARED}",
+        meta=SHARED_MOE | {"interleave_moe_layer_step": 1, "expert_shared_feed_forward_length": 96},
+    ),
+    "exaone": Recipe(f"{ATTENTION} {GATED}", "output_norm output rope_freqs"),
+    "exaone4": Recipe(f"{PROJECTIONS} {HEAD_NORMS} post_attention_norm {GATES} post_ffw_norm"),
+    "falcon": Recipe("attn_norm+b attn_norm_2+b attn_qkv attn_output ffn_up ffn_down", "output_norm+b output"),
+    "gemma": Recipe(f"{ATTENTION} {GATED}", "output_norm", shape=WIDE, embedding=0.125),
+    "glm4": Recipe(f"{QKV_BIAS} post_attention_norm {PACKED} post_ffw_norm", shape=PARTIAL),
+    "glm4moe": Recipe(
+        f"{ATTENTION} {HEAD_NORMS} post_attention_norm {MIXTURE} exp_probs_b.bias=expert " + SHARED,
+        shape=PARTIAL,
+        meta=SHARED_MOE | {"expert_weights_scale": 1.5, "expert_weights_norm": True, "expert_gating_func": 2},
+    ),
+    "gptneox": Recipe(
+        biased(f"{FUSED} {PLAIN}"), "output_norm+b output", shape=PARTIAL | MHA, meta={"use_parallel_residual": True}
+    ),
+    "granite": Recipe(f"{ATTENTION} {GATED}", meta=SCALES | {"attention.scale": 0.2}),
+    "granitemoe": Recipe(
+        f"{ATTENTION} {EXPERTS} {SHARED}",
+        meta=MOE | SCALES | {"attention.scale": 0.2, "expert_shared_feed_forward_length": 96},
+    ),
+    "internlm2": Recipe(f"{ATTENTION} {GATED}"),
+    "jais2": Recipe(biased(f"{ATTENTION} {PLAIN}"), "output_norm+b output"),
+    "minicpm": Recipe(f"{ATTENTION} {GATED}", meta=SCALES),
+    "minimax-m2": Recipe(
+        f"{ATTENTION} {WIDE_NORMS} {EXPERTS} exp_probs_b.bias=expert",
+        shape=PARTIAL,
+        meta=FINE_MOE | {"expert_gating_func": 2},
+    ),
+    "mistral3": Recipe(f"{ATTENTION} {GATED}"),
+    "nemotron": Recipe(
+        f"attn_norm+b {PROJECTIONS} ffn_norm+b ffn_up ffn_down",
+        "output_norm+b output",
+        shape=PARTIAL,
+    ),
+    "olmo": Recipe(f"{PROJECTIONS} {GATES}", "output", meta={"attention.clamp_kqv": 4.0}),
+    "olmo2": Recipe(f"{PROJECTIONS} {WIDE_NORMS} post_attention_norm {GATES} post_ffw_norm"),
+    "olmoe": Recipe(f"{ATTENTION} {WIDE_NORMS} {EXPERTS}", shape=MHA, meta=MOE),
+    "openelm": Recipe(
+        (
+            f"{FUSED} {HEAD_NORMS} {GATED}",
+            f"attn_norm attn_qkv=2qkv,embd attn_output=embd,2q {HEAD_NORMS} {GATED}",  # twice as many heads
+        ),
+        "output_norm",
+        meta={"attention.head_count": [4, 8], "attention.head_count_kv": [2, 4]},
+    ),
+    "orion": Recipe(f"attn_norm+b {PROJECTIONS} ffn_norm+b {GATES}", "output_norm+b output"),
+    "pangu-embedded": Recipe(f"{QKV_BIAS}+b {GATED}"),
+    "phi2": Recipe(biased(f"{ATTENTION} ffn_up ffn_down"), biased("output_norm output"), shape=PARTIAL | MHA),
+    "phi3": Recipe(
+        f"{FUSED} {PACKED}",
+        "output_norm output rope_factors_long rope_factors_short",
+        meta={"rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.19},
+    ),
+    "phimoe": Recipe(f"{biased(ATTENTION)} ffn_norm+b {MIXTURE}", biased("output_norm output"), meta=MOE),
+    "plamo": Recipe(f"{ATTENTION} {GATES}"),
+    "qwen": Recipe(
+        "attn_norm attn_qkv+b attn_output ffn_norm ffn_gate=ff/2,embd ffn_up=ff/2,embd ffn_down=embd,ff/2", shape=MHA
+    ),
+    "qwen2": Recipe(f"{QKV_BIAS} {GATED}"),
+    "qwen2moe": Recipe(
+        f"{QKV_BIAS} {EXPERTS} ffn_gate_inp_shexp=embd {SHARED}",
+        meta=FINE_MOE | {"expert_shared_feed_forward_length": 96},
+    ),
+    "qwen3": Recipe(f"{ATTENTION} {HEAD_NORMS} {GATED}", shape=WIDE),
+    "qwen3moe": Recipe(f"{ATTENTION} {HEAD_NORMS} {EXPERTS}", shape=WIDE, meta=FINE_MOE),
+    "seed_oss": Recipe(f"{QKV_BIAS} post_attention_norm {GATES}"),
+    "stablelm": Recipe(
+        f"attn_norm+b {PROJECTIONS} attn_q_norm=n_head,head attn_k_norm=n_head_kv,head ffn_norm+b {GATES}",
+        "output_norm+b output",
+        shape=PARTIAL,
+    ),
+    "starcoder2": Recipe(biased(f"{ATTENTION} {PLAIN}"), "output_norm+b output"),
+    "xverse": Recipe(f"{ATTENTION} {GATED}"),
+}
+
+SHORT_CONV = "attn_norm shortconv.conv=embd,3 shortconv.in_proj=192,embd shortconv.out_proj=embd,embd"
+MAMBA = (
+    "attn_norm ssm_in=256,embd ssm_conv1d=128,4+b ssm_x=20,128 ssm_dt=128,4+b ssm_a=128,8 ssm_d=128 ssm_out=embd,128"
+)
+MAMBA_META = {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 8, "ssm.time_step_rank": 4}
+MLA = "attn_norm attn_q_a=16,embd attn_q_a_norm=16 attn_q_b=96,16 attn_kv_a_mqa=24,embd attn_kv_a_norm=16"
+MLA_META = {
+    "attention.q_lora_rank": 16,
+    "attention.kv_lora_rank": 16,
+    "attention.key_length": 24,
+    "attention.value_length": 16,
+    "attention.key_length_mla": 24,
+    "attention.value_length_mla": 16,
+    "leading_dense_block_count": 2,
+}
+JOINED = "attn_kv_a_mqa=24,embd attn_kv_a_norm=16 attn_kv_b=96,16 attn_output"
+
+# A method must refuse these.
+REFUSED = {
+    "bert": Recipe(
+        biased("attn_q attn_k attn_v attn_output attn_output_norm ffn_up ffn_down layer_output_norm"),
+        "token_types=2,embd position_embd=n_ctx_train,embd token_embd_norm+b",
+        shape=MHA,
+        meta={"attention.causal": False},
+    ),
+    "baichuan-13b": Recipe(f"{ATTENTION} {GATED}", arch="baichuan", shape={"n_layer": 40} | MHA),
+    "bloom": Recipe(biased(f"{FUSED} {PLAIN}"), "token_embd_norm+b output_norm+b output", shape=MHA),
+    "deepseek2": Recipe(
+        f"{MLA} attn_k_b=n_head,16,16 attn_v_b=n_head,16,16 attn_output {GATED}",
+        shape=PARTIAL | {"n_head_kv": 1},
+        meta=MLA_META | SHARED_MOE | {"leading_dense_block_count": 2},
+    ),
+    "gemma2": Recipe(
+        f"{ATTENTION} {GATED} post_attention_norm post_ffw_norm", "output_norm", meta={"attention.sliding_window": 32}
+    ),
+    "gemma3": Recipe(
+        f"{ATTENTION} {HEAD_NORMS} {GATED} post_attention_norm post_ffw_norm",
+        "output_norm",
+        meta={"attention.sliding_window": 32},
+    ),
+    "gpt2": Recipe(biased(f"{FUSED} {PLAIN}"), "output_norm+b position_embd=n_ctx_train,embd", shape=MHA),
+    "grok": Recipe(f"{ATTENTION} attn_output_norm {EXPERTS} layer_output_norm", meta=MOE),
+    "hunyuan-dense": Recipe(f"{ATTENTION} {HEAD_NORMS} {GATED}"),
+    "hunyuan-moe": Recipe(
+        f"{ATTENTION} {HEAD_NORMS} {EXPERTS} {SHARED}",
+        meta=FINE_MOE | {"expert_shared_feed_forward_length": 96},
+    ),
+    "lfm2": Recipe(
+        (f"{SHORT_CONV} {GATED}", f"{ATTENTION} {HEAD_NORMS} {GATED}"),
+        "token_embd_norm",
+        meta={"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2]},
+    ),
+    "maincoder": Recipe(f"{ATTENTION} {HEAD_NORMS} {GATED}"),
+    "mamba": Recipe(MAMBA, "output_norm", shape={"n_head": 0, "n_head_kv": 0, "n_ff": 0}, meta=MAMBA_META),
+    "minicpm3": Recipe(
+        f"attn_norm attn_q_a=16,embd attn_q_a_norm=16 attn_q_b=q,16 {JOINED} {GATED}",
+        shape=PARTIAL,
+        meta={"attention.q_lora_rank": 16, "attention.kv_lora_rank": 16},
+    ),
+    "mistral3-temperature": Recipe(
+        f"{ATTENTION} {GATED}",
+        arch="mistral3",
+        meta={"attention.temperature_scale": 0.1, "rope.scaling.original_context_length": 64},
+    ),
+    "mpt": Recipe(f"{FUSED} {PLAIN}", "output_norm output", shape=MHA, meta={"attention.max_alibi_bias": 8.0}),
+    "nanbeige": Recipe(f"{ATTENTION} {GATED}"),
+    "olmo2-window": Recipe(PROVEN["olmo2"].layer, arch="olmo2", meta={"attention.sliding_window": 32}),
+    "plm": Recipe(
+        f"attn_norm attn_q {JOINED} {PLAIN}", "output_norm", shape=PARTIAL, meta={"attention.kv_lora_rank": 16}
+    ),
+    "qwen2vl": Recipe(f"{QKV_BIAS} {GATED}", meta={"rope.dimension_sections": [4, 2, 2, 0]}),
+    "smollm3": Recipe(f"{ATTENTION} {GATED}", shape={"n_layer": 4}),
+}
+
+RECIPES = PROVEN | REFUSED
