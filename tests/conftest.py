@@ -4,24 +4,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_gguf
 from cases import N_CTX_TRAIN
-from tiny_gguf import Shape, make_llama
+from tiny_gguf import Shape, make_model
 
 BASE = Shape(n_ctx_train=N_CTX_TRAIN)
 MODELS = {
-    "llama": lambda path: make_llama(path, BASE),
-    "llama-mha": lambda path: make_llama(path, Shape(n_head_kv=4, n_ctx_train=N_CTX_TRAIN), seed=1),
-    "llama-wide": lambda path: make_llama(path, Shape(n_embd=128, n_head=2, n_head_kv=1, n_layer=3), seed=2),
-    "llama-freqs": lambda path: make_llama(path, BASE, rope_freqs=True, seed=3),
-    "llama-linear": lambda path: make_llama(path, BASE, rope_scaling=("linear", 4.0, 64), seed=4),
-    "llama-yarn": lambda path: make_llama(path, BASE, rope_scaling=("yarn", 4.0, 64), seed=5),
-    "qwen2": lambda path: make_llama(path, BASE, arch="qwen2", seed=6),
-    "qwen2vl": lambda path: make_llama(path, BASE, arch="qwen2vl", rope_sections=[4, 2, 2, 0]),
-    "gemma2": tiny_gguf.make_gemma2,
-    "gpt2": tiny_gguf.make_gpt2,
-    "mamba": tiny_gguf.make_mamba,
-    "bert": tiny_gguf.make_bert,
+    "llama": {},
+    "llama-mha": {"shape": Shape(n_head_kv=4, n_ctx_train=N_CTX_TRAIN), "seed": 1},
+    "llama-wide": {"shape": Shape(n_embd=128, n_head=2, n_head_kv=1, n_layer=3), "seed": 2},
+    "llama-freqs": {"rope_freqs": True, "seed": 3},
+    "llama-linear": {"rope_scaling": ("linear", 4.0, 64), "seed": 4},
+    "llama-yarn": {"rope_scaling": ("yarn", 4.0, 64), "seed": 5},
+    "qwen2": {"arch": "qwen2", "seed": 6},
+    "qwen2vl": {"arch": "qwen2vl"},
+    "gemma2": {"arch": "gemma2", "shape": Shape()},
+    "gpt2": {"arch": "gpt2", "shape": Shape(n_head_kv=4)},
+    "mamba": {"arch": "mamba", "shape": Shape()},
+    "bert": {"arch": "bert", "shape": Shape(n_head_kv=4)},
 }
 
 
@@ -46,7 +45,7 @@ def model_path(tmp_path_factory):
 
     def get(name: str) -> Path:
         if name not in made:
-            made[name] = MODELS[name](folder / f"{name}.gguf")
+            made[name] = make_model(folder / f"{name}.gguf", **{"shape": BASE} | MODELS[name])
         return made[name]
 
     return get

@@ -4,7 +4,6 @@ Weights are scaled so that logits are of order one and attention is far from uni
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import gguf
@@ -261,15 +260,6 @@ def add_tensors(w: Weights, recipe: Recipe, rope_freqs: bool) -> None:
     for word in recipe.outer.split():
         w.add("", word)
 
-
-def make_llama(path: Path | str, shape: Shape = Shape(), *, rope_sections: list[int] | None = None, **options) -> Path:
-    """Write a llama or a relative of it; M-RoPE sections are in the recipe of qwen2vl."""
-    return make_model(path, shape, **options)
-
-
-make_gemma2, make_gpt2, make_mamba, make_bert = (
-    partial(make_model, arch=arch) for arch in ("gemma2", "gpt2", "mamba", "bert")
-)
 
 # ---- real widths, for bench/ ----
 

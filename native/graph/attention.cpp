@@ -14,8 +14,17 @@ ggml_tensor * new_input(ggml_context * ctx, int64_t ne0, int64_t ne1, int64_t ne
     return t;
 }
 
+// llama.cpp asks for float accumulators in this product for the architectures that overflow half precision.
+bool wants_float_product(llm_arch arch) {
+    return arch == LLM_ARCH_GLM4 || arch == LLM_ARCH_GLM4_MOE || arch == LLM_ARCH_JAIS2;
+}
+
 ggml_tensor * project(const llm_graph_context & graph, ggml_tensor * cur, ggml_tensor * wo, ggml_tensor * wo_b, ggml_tensor * wo_s) {
-    if (wo) {
+    if (wo && wants_float_product(graph.arch)) {
+        cur = graph.build_lora_mm(wo, cur);
+        ggml_prec_set_acc(cur, GGML_PREC_F32);
+        cur = wo_s ? ggml_mul(graph.ctx0, cur, wo_s) : cur;
+    } else if (wo) {
         cur = graph.build_lora_mm(wo, cur, wo_s);
     }
     return wo_b ? ggml_add(graph.ctx0, cur, wo_b) : cur;
