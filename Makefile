@@ -1,4 +1,4 @@
-# make demo | test | lint: everything they need is set up first, in .venv.
+# make demo | test | lint | wheel | tools | sanitize: everything they need is set up first, in .venv.
 # Needs Python >= 3.10, a C++ compiler, make and git; cmake and ninja come from PyPI.
 
 PYTHON ?= python3
@@ -9,7 +9,10 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # compiling the peer needs neither its vision tools nor two compilations of the same source
 PEER_ARGS := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF
 
-.PHONY: build demo test lint format clean
+# one package for all builds: the one that the library's own build has fetched
+TARBALL   = $(addprefix $(CURDIR)/,$(firstword $(wildcard build/*/download/*.tar.gz)))
+
+.PHONY: build demo test lint format wheel tools tools-patched tools-stock sanitize sanitize-address sanitize-thread clean
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +32,7 @@ demo: build
 $(VENV)/.test-tools: $(VENV)/.build-tools
 	# no cache: a wheel of the peer that was built with other options would be taken for this one
 	CMAKE_ARGS="$(PEER_ARGS)" $(PIP) install --no-cache-dir --no-build-isolation --no-binary llama-cpp-python llama-cpp-python==0.3.36
+	$(BIN)/python -c "import llama_cpp"  # pip may have a wheel in its cache that was built without the library
 	touch $@
 
 test: build $(VENV)/.test-tools
@@ -44,6 +48,38 @@ lint: build
 format: build
 	$(PIP) install ruff clang-format==18.1.8
 	$(BIN)/ruff format . && $(BIN)/clang-format -i $$(git ls-files 'native/*.h' 'native/*.cpp')
+
+# into dist/: a wheel for this machine's CPU and the source package. Portable, in a build folder of its own, since CMake remembers options:
+# make wheel WHEEL_ARGS="-C build-dir=build/portable -C cmake.define.GGML_NATIVE=OFF"
+wheel: build
+	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist $(WHEEL_ARGS) .
+	$(BIN)/python -c "from scikit_build_core.build import build_sdist; build_sdist('dist')"
+
+# llama-perplexity and llama-bench with our library's insides (LCTX_METHOD turns a method on) and without any change
+tools: tools-patched tools-stock
+tools-patched: OPTION := LCTX_BUILD_TOOLS
+tools-stock: OPTION := LCTX_BUILD_STOCK
+tools-patched tools-stock: tools-%: build
+	cmake -S . -B build/tools/build-$* -G Ninja -D$(OPTION)=ON -DLCTX_UPSTREAM_TARBALL=$(TARBALL)
+	cmake --build build/tools/build-$* --target llama-perplexity llama-bench
+	cmake --install build/tools/build-$* --component tools --prefix build/tools/$*
+
+# the tests of the kernels and the memory on a library that checks itself; the thread checker cannot see into OpenMP
+sanitize: sanitize-address sanitize-thread
+sanitize-address: SANITIZE := address,undefined
+sanitize-address: RUNTIME  := libasan.so
+sanitize-thread: SANITIZE := thread
+sanitize-thread: RUNTIME  := libtsan.so
+sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
+	$(PIP) install pytest hypothesis gguf numpy cffi rich
+	$(PIP) install --no-build-isolation --no-deps --upgrade --target build/sanitize/$* . -C build-dir=build/sanitize/build-$* \
+	    -C cmake.define.LCTX_SANITIZE=$(SANITIZE) -C cmake.define.GGML_OPENMP=OFF -C cmake.define.LCTX_UPSTREAM_TARBALL=$(TARBALL)
+	# -S and another folder: neither the editable install nor the source tree in front of this library.
+	# libstdc++ at the start, or the runtime does not find what throws; -s, or pytest keeps its report
+	cd tests && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
+	    LD_PRELOAD="$$(cc -print-file-name=$(RUNTIME)) $$(cc -print-file-name=libstdc++.so)" \
+	    PYTHONPATH=$(CURDIR)/build/sanitize/$*:$$($(CURDIR)/$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
+	    $(CURDIR)/$(BIN)/python -S -m pytest -q -s test_ops.py test_memory.py test_order.py
 
 clean:
 	rm -rf build dist

@@ -92,16 +92,3 @@ def test_only_our_symbols_and_those_of_llama_are_exported(library):
 def test_no_lctx_function_is_exported_that_the_header_does_not_declare(library):
     ours = {name for name in exported_symbols(library) if name.startswith("lctx_")}
     assert ours <= functions()
-
-
-def test_every_function_that_llama_cpp_python_binds_is_exported(library):
-    """Dropping a symbol of llama.h would break the programs that link the library in place of llama.cpp's."""
-    import importlib.util
-
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is None:
-        pytest.skip("llama_cpp is not installed")
-    source = (Path(spec.origin).parent / "llama_cpp.py").read_text()
-    bound = set(re.findall(r'^@ctypes_function\(\s*"(llama_\w+)"', source, re.MULTILINE))
-    assert len(bound) > 100
-    assert bound <= exported_symbols(library)

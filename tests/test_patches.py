@@ -1,6 +1,9 @@
 """The patch series: small, documented, complete."""
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +93,22 @@ def test_upstream_is_one_pinned_line():
     lines = [line for line in (PATCHES / "upstream.txt").read_text().splitlines() if line and line[0] != "#"]
     assert len(lines) == 1
     assert re.fullmatch(r"llama-cpp-python==[\d.]+ --hash=sha256:[0-9a-f]{64}", lines[0])
+
+
+def test_the_series_survives_import_and_export(tmp_path):
+    """It applies to the pinned package commit by commit, and the files are just as git writes them."""
+    found = "import refresh; print(refresh.find_tarball() or '')"
+    done = subprocess.run([sys.executable, "-B", "-c", found], cwd=PATCHES, capture_output=True, text=True, check=True)
+    if not done.stdout.strip():
+        pytest.skip("no build has fetched the upstream package (build/*/download)")
+    if not shutil.which("git"):
+        pytest.skip("git is not installed")
+    work = tmp_path / "work"
+    for action in (["import", "--tarball", done.stdout.strip()], ["export", "--check"]):
+        command = [sys.executable, str(PATCHES / "refresh.py"), *action, "--work", str(work)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    (work / "include" / "llama.h").write_text("")
+    commit = ["git", "-c", "user.name=x", "-c", "user.email=x@y", "commit", "-qam", "other"]
+    subprocess.run(commit, cwd=work, check=True)
+    assert subprocess.run(command, capture_output=True).returncode != 0, "a new commit is no difference"

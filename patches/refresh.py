@@ -1,0 +1,148 @@
+"""The patch series as commits: ``import`` it, edit and rebase with git, ``export`` it.
+
+python patches/refresh.py import            build/patches: upstream (tag upstream-head), then one commit per patch
+python patches/refresh.py export            write the commits since upstream-head to patches/*.patch and series
+python patches/refresh.py export --check    write nothing, fail when a file would change
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+PATCHES = Path(__file__).resolve().parent
+BUILD = PATCHES.parent / "build"
+BASE = "upstream-head"
+FIELD = "Patch-Filename"  # kept in the commit message only, so that a file keeps its name when the subject changes
+# a patch must not depend on who writes it: no settings of the user, no version of git, no abbreviated hashes
+EXPORT = ("--stdout", "--no-numbered", "--no-stat", "--no-signature", "--zero-commit", "--full-index", "--no-renames")
+NEUTRAL = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+IDENTITY = ("-c", "user.name=pylongctx", "-c", "user.email=pylongctx@users.noreply.github.com")
+
+
+def git(work: Path, *arguments: str, text: str | None = None) -> str:
+    """Run git in the work folder and return what it prints."""
+    command = ["git", *IDENTITY, *arguments]
+    done = subprocess.run(
+        command, cwd=work, input=text, stdout=subprocess.PIPE, encoding="utf-8", env=os.environ | NEUTRAL
+    )
+    if done.returncode:
+        raise SystemExit(f"git {arguments[0]} failed in {work}")
+    return done.stdout
+
+
+def pin() -> tuple[str, str]:
+    """Return the version and the sha256 of the upstream package."""
+    line = (PATCHES / "upstream.txt").read_text()
+    version, sha256 = re.findall(r"==(\S+) --hash=sha256:([0-9a-f]{64})", line)[0]
+    return version, sha256
+
+
+def find_tarball() -> Path | None:
+    """Return the pinned package if a build has fetched it."""
+    version, sha256 = pin()
+    found = BUILD.glob(f"**/download/*-{version}.tar.gz")
+    return next((path for path in found if hashlib.sha256(path.read_bytes()).hexdigest() == sha256), None)
+
+
+def fetch_tarball() -> Path:
+    """Let pip fetch the pinned package, where find_tarball finds it."""
+    options = ["--quiet", "--no-deps", "--no-binary", "llama-cpp-python", "--require-hashes"]
+    files = ["-r", str(PATCHES / "upstream.txt"), "-d", str(BUILD / "download")]
+    subprocess.run([sys.executable, "-m", "pip", "download", *options, *files], check=True)
+    return next((BUILD / "download").glob(f"*-{pin()[0]}.tar.gz"))
+
+
+def extract(tarball: Path, work: Path) -> None:
+    """Write to the work folder what a build extracts from the package."""
+    wanted = tuple(re.findall(r"set\(wanted (.+)\)", (PATCHES / "apply.cmake").read_text())[0].split())
+    with tarfile.open(tarball) as archive:
+        for member in archive:
+            _, _, member.name = member.name.partition("/vendor/llama.cpp/")
+            if member.isfile() and member.name.startswith(wanted):
+                archive.extract(member, work)
+
+
+def read_series() -> list[str]:
+    """Return the names of the patches, in order."""
+    return [line for line in (PATCHES / "series").read_text().splitlines() if line and line[0] != "#"]
+
+
+def import_series(work: Path, tarball: Path) -> None:
+    """Make a repository of upstream and the series."""
+    if work.exists():
+        raise SystemExit(f"{work} exists: export what is in it, then delete it")
+    work.mkdir(parents=True)
+    extract(tarball, work)
+    git(work, "init", "--quiet", "--initial-branch=main")
+    git(work, "add", "--all", "--force")
+    git(work, "commit", "--quiet", "--message=upstream")
+    git(work, "tag", BASE)
+    mails = []
+    for name in read_series():
+        header, mark, diff = (PATCHES / name).read_text().partition("\n---\n")
+        mails.append(f"{header}\n{FIELD}: {name}{mark}{diff}")
+    try:
+        git(work, "am", "--quiet", "--keep-non-patch", text="\n".join(mails))
+    except SystemExit:
+        raise SystemExit(f"In {work}: edit, git add, git am --continue until it is through; then export") from None
+
+
+def file_name(mail: str) -> str:
+    """Return where a patch goes: its file name at import, or its subject."""
+    if known := re.search(rf"^{FIELD}: (\S+)$", mail, re.MULTILINE):
+        return known.group(1)
+    subject = re.search(r"^Subject: \[PATCH\] (.+)$", mail, re.MULTILINE)
+    return re.sub(r"[^a-z0-9]+", "-", subject.group(1).lower() if subject else "patch").strip("-") + ".patch"
+
+
+def patch_text(mail: str) -> str:
+    """Return the text of a patch file: without the file name, and a line between header and diff."""
+    header, mark, diff = re.sub(rf"^{FIELD}: .*\n", "", mail, flags=re.MULTILINE).partition("\ndiff --git ")
+    # an empty context line may end the diff: strip no spaces
+    return header.rstrip() + "\n---" + mark + diff.rstrip("\n") + "\n"
+
+
+def exported(work: Path) -> dict[str, str]:
+    """Return the files of the series, as the commits say."""
+    mails = re.split(r"^(?=From 0{40} )", git(work, "format-patch", *EXPORT, f"{BASE}..HEAD"), flags=re.MULTILINE)[1:]
+    files = {file_name(mail): patch_text(mail) for mail in mails}
+    comments = [line for line in (PATCHES / "series").read_text().splitlines() if line.startswith("#")]
+    return files | {"series": "\n".join([*comments, *files]) + "\n"}
+
+
+def export_series(work: Path, check: bool) -> None:
+    """Write the series, or only compare it."""
+    new = exported(work)
+    old = {path.name: path.read_text() for path in (*PATCHES.glob("*.patch"), PATCHES / "series")}
+    changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    if check and changed:
+        raise SystemExit(f"not as exported: {', '.join(changed)}")
+    for name in changed:
+        print(f"patches/{name}")
+        if name in new:
+            (PATCHES / name).write_text(new[name])
+        else:
+            (PATCHES / name).unlink()
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["import", "export"])
+    parser.add_argument("--work", type=Path, default=BUILD / "patches", help="folder of the repository")
+    parser.add_argument("--tarball", type=Path, help="the pinned source package, instead of a build's or pip's")
+    parser.add_argument("--check", action="store_true", help="export: change nothing, fail on a difference")
+    arguments = parser.parse_args()
+    if arguments.action == "import":
+        import_series(arguments.work, arguments.tarball or find_tarball() or fetch_tarball())
+    else:
+        export_series(arguments.work, arguments.check)
+
+
+if __name__ == "__main__":
+    main()
