@@ -1,20 +1,43 @@
 """Training-free long context for GGUF models, with the API of llama_cpp.Llama."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pylongctx.methods import Full, SelfExtend, Window
 
 if TYPE_CHECKING:
+    from pylongctx.cache import LlamaCache, LlamaDiskCache, LlamaRAMCache
     from pylongctx.llama import Llama
+    from pylongctx.sampling import LogitsProcessorList, MinTokensLogitsProcessor, StoppingCriteriaList
+    from pylongctx.state import LlamaState
 
 __version__ = "0.1.0"
-__all__ = ["Full", "Llama", "SelfExtend", "Window", "__version__"]
+__all__ = [
+    "Full",
+    "Llama",
+    "LlamaCache",
+    "LlamaDiskCache",
+    "LlamaRAMCache",
+    "LlamaState",
+    "LogitsProcessorList",
+    "MinTokensLogitsProcessor",
+    "SelfExtend",
+    "StoppingCriteriaList",
+    "Window",
+    "__version__",
+]
+
+_LAZY = {
+    "cache": ("LlamaCache", "LlamaDiskCache", "LlamaRAMCache"),
+    "llama": ("Llama",),
+    "sampling": ("LogitsProcessorList", "MinTokensLogitsProcessor", "StoppingCriteriaList"),
+    "state": ("LlamaState",),
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Llama loads the native library; the methods and `pylongctx doctor` must work without it.
-    if name != "Llama":
-        raise AttributeError(f"module 'pylongctx' has no attribute {name!r}")
-    from pylongctx.llama import Llama
-
-    return Llama
+    # These load the native library; the methods and `pylongctx doctor` must work without it.
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(import_module(f"pylongctx.{module}"), name)
+    raise AttributeError(f"module 'pylongctx' has no attribute {name!r}")

@@ -11,6 +11,21 @@ from pylongctx._lib import build_info, ffi, lib, text
 # Names that programs written for older llama-cpp-python versions pass, without effect there too.
 LEGACY = frozenset({"n_parts", "f16_kv", "rpc_servers", "mul_mat_q"})
 
+# Processes, this one and those it was forked from, that use several threads.
+_PARALLEL: set[int] = set()
+
+# What the rows of a KV cache depend on, beside model, method and types.
+ROPE_FIELDS = (
+    "rope_scaling_type",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+)
+
 # name: (default, why another value is refused)
 LATER: dict[str, tuple[Any, str]] = {
     "tensor_split": (None, "splitting tensors over GPUs comes with the GPU backends"),
@@ -56,11 +71,26 @@ def check_count(name: str, value: Any, minimum: int = 1) -> int:
 
 
 def thread_counts(n_threads: int | None, n_threads_batch: int | None) -> tuple[int, int]:
-    """Return both thread counts; None means half of the cores, and all of them."""
+    """Return both thread counts; None means half of the cores, and all of them.
+
+    In a child of a process that used several threads they are 1: GNU OpenMP hangs there with more.
+    """
     cores = os.cpu_count() or 1
     few = max(cores // 2, 1) if n_threads is None else n_threads
     many = cores if n_threads_batch is None else n_threads_batch
-    return check_count("n_threads", few), check_count("n_threads_batch", many)
+    counts = check_count("n_threads", few), check_count("n_threads_batch", many)
+    if max(counts) == 1:
+        return counts
+    if _PARALLEL - {os.getpid()}:
+        warnings.warn(
+            "one thread only: this process was forked from one that used pylongctx with several, which OpenMP does not "
+            "survive; start processes with 'spawn' instead",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return 1, 1
+    _PARALLEL.add(os.getpid())
+    return counts
 
 
 def kv_type(name: str, value: int | str | None) -> int:

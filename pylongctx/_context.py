@@ -1,5 +1,6 @@
 """One llama.cpp context with a method: a thin, locked wrapper of the lctx_context calls."""
 
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx._lib import check, error, ffi, in_buffer, lib, out_buffer, text
+from pylongctx._lib import check, check_process, error, ffi, in_buffer, lib, out_buffer, text
 from pylongctx._model import Model
 
 
@@ -54,6 +55,7 @@ class Context:
     def __init__(self, model: Model, settings: dict[str, Any], method: str) -> None:
         self._lock = threading.Lock()
         self._handle: Any = None
+        self._pid = os.getpid()
         self._abort = ffi.new("int32_t *")
         params = ffi.new("lctx_context_params *")
         lib.lctx_context_params_default(params)
@@ -68,6 +70,7 @@ class Context:
         self.n_ctx: int = lib.lctx_context_n_ctx(handle)
         self.n_batch: int = lib.lctx_context_n_batch(handle)
         self.n_ubatch: int = lib.lctx_context_n_ubatch(handle)
+        self.types = {name: text(lib.lctx_type_name(getattr(params, name))) for name in ("type_k", "type_v")}
         self.method = text(lib.lctx_context_method(handle))
         self.why = text(lib.lctx_context_why(handle))
         lib.lctx_context_set_abort(handle, self._abort)
@@ -76,9 +79,12 @@ class Context:
     def handle(self) -> Any:
         if self._handle is None:
             raise RuntimeError("this Llama is closed")
+        check_process(self._pid)
         return self._handle
 
     def close(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child: the lock may be held by a thread that is not there
         with self._lock:
             handle, self._handle = self._handle, None
             if handle is not None:
@@ -119,6 +125,22 @@ class Context:
         """Forget everything."""
         with self._lock:
             lib.lctx_clear(self.handle)
+
+    def state(self) -> NDArray[np.uint8]:
+        """Return the bytes of the cache."""
+        with self._lock:
+            size = lib.lctx_state_size(self.handle, 0)
+            data = np.empty(size, np.uint8)
+            if not size or lib.lctx_state_get(self.handle, 0, out_buffer("state", data, np.uint8), size) != size:
+                raise error(lib.LCTX_FAILED, text(lib.lctx_context_error(self.handle)))
+            return data
+
+    def set_state(self, data: NDArray[np.uint8]) -> None:
+        """Replace the cache by bytes that ``state`` returned; InvalidInput when they do not fit."""
+        with self._lock:
+            if lib.lctx_state_set(self.handle, 0, in_buffer("state", data, np.uint8), len(data)) != len(data):
+                reason = text(lib.lctx_context_error(self.handle)) or "its length is wrong"
+                raise error(lib.LCTX_INVALID, f"the saved state cannot be used: {reason}")
 
     def kv_usage(self) -> KVUsage:
         """Return the KV memory held now."""

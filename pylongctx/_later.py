@@ -4,7 +4,6 @@ from typing import Any, NoReturn
 
 CHAT = "format the prompt with the model's template and use create_completion"
 EMBEDDINGS = "use llama_cpp.Llama(embedding=True)"
-STATE = "evaluate the prompt again; a common prefix is reused within one object"
 
 
 def _later(name: str, way_out: str) -> NoReturn:
@@ -33,18 +32,6 @@ class Later:
     def pooling_type(self) -> str:
         """Not in this version."""
         _later("pooling_type", EMBEDDINGS)
-
-    def save_state(self) -> Any:
-        """Not in this version."""
-        _later("save_state", STATE)
-
-    def load_state(self, state: Any) -> None:
-        """Not in this version."""
-        _later("load_state", STATE)
-
-    def set_cache(self, cache: Any) -> None:
-        """Not in this version."""
-        _later("set_cache", STATE)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
 """The native library: loading, status codes, checked numpy buffers."""
 
 import json
+import os
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ __all__ = [
     "LctxError",
     "build_info",
     "check",
+    "check_process",
     "error",
     "ffi",
     "in_buffer",
@@ -27,7 +29,7 @@ __all__ = [
 ]
 
 HOW_TO_BUILD = "build it with 'pip install .' in the source tree of pylongctx"
-CTYPES: dict[Any, str] = {np.int32: "int32_t[]", np.float32: "float[]"}
+CTYPES: dict[Any, str] = {np.int32: "int32_t[]", np.float32: "float[]", np.uint8: "uint8_t[]"}
 
 
 def library_path() -> Path:
@@ -97,6 +99,12 @@ def in_buffer(name: str, array: NDArray[Any], dtype: type) -> Any:
 def out_buffer(name: str, array: NDArray[Any], dtype: type) -> Any:
     """Return a C view of an array that the library fills; ValueError names the argument."""
     return _checked(name, array, dtype, writable=True)
+
+
+def check_process(pid: int) -> None:
+    """Raise in a forked child: threads of the library, and locks that they hold, do not survive a fork."""
+    if os.getpid() != pid:
+        raise RuntimeError("this Llama belongs to the process that opened it; open another one in the forked process")
 
 
 def build_info() -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx._lib import error, ffi, lib, out_buffer, text
+from pylongctx._gguf import check_gguf
+from pylongctx._lib import check_process, error, ffi, lib, out_buffer, text
 
 
 class Model:
@@ -28,8 +29,10 @@ class Model:
 
     def __init__(self, path: str, settings: dict[str, int]) -> None:
         self._handle: Any = None
+        self._pid = os.getpid()
         if not os.path.exists(path):
             raise ValueError(f"Model path does not exist: {path}")
+        check_gguf(path)
         params = ffi.new("lctx_model_params *")
         lib.lctx_model_params_default(params)
         for key, value in settings.items():
@@ -45,11 +48,12 @@ class Model:
     def handle(self) -> Any:
         if self._handle is None:
             raise RuntimeError("this Llama is closed")
+        check_process(self._pid)
         return self._handle
 
     def close(self) -> None:
         handle, self._handle = self._handle, None
-        if handle is not None:
+        if handle is not None and os.getpid() == self._pid:
             lib.lctx_model_free(handle)
 
     def _read_info(self) -> Any:
@@ -64,6 +68,10 @@ class Model:
             _string(lib.lctx_model_meta_key, handle, i): _string(lib.lctx_model_meta_val, handle, i)
             for i in range(lib.lctx_model_meta_count(handle))
         }
+
+    def description(self) -> str:
+        """Return llama.cpp's line about architecture, size and type."""
+        return _string(lib.lctx_model_desc, self.handle)
 
     def tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         """Return the token ids of UTF-8 bytes."""

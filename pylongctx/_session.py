@@ -1,6 +1,7 @@
 """The state of one sequence: which tokens are evaluated, which logits are known."""
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._context import Context
-from pylongctx._lib import ContextFull, lib
+from pylongctx._lib import ContextFull, error, lib
 from pylongctx._model import Model
 
 FIRST_ROWS = 64
@@ -22,6 +23,13 @@ class Session:
     One step is at most one ubatch, so that Ctrl-C and ``abort`` return soon. Whatever interrupts an evaluation,
     ``n_tokens`` and ``input_ids`` say what was evaluated; the cache is cut back to that before the next step.
     Setting ``n_tokens`` to a smaller number forgets the tokens after it.
+
+    Attributes
+    ----------
+    lock : threading.RLock
+        Held by whoever evaluates or samples, so that calls from several threads wait for each other.
+    changes : int
+        Counts evaluations; a generator that was waiting sees whether another call came between.
     """
 
     def __init__(self, model: Model, context: Context, logits_all: bool, verbose: bool) -> None:
@@ -30,6 +38,8 @@ class Session:
         self.logits_all = logits_all
         self.verbose = verbose
         self.progress: Progress | None = None
+        self.lock = threading.RLock()
+        self.changes = 0
         self.n_tokens = 0
         self.input_ids = np.zeros(context.n_ctx, np.int32)
         self._rows = np.empty((FIRST_ROWS if logits_all else 1, model.info.n_vocab), np.float32)
@@ -60,10 +70,25 @@ class Session:
         row: NDArray[np.float32] = self._rows[self.n_tokens - 1 if self.logits_all else 0]
         return row
 
+    def row(self, index: int | None) -> NDArray[np.float32]:
+        """float32 [n_vocab], the logits after token ``index``; None is the last one."""
+        if index is None or index == self.n_tokens - 1:
+            return self.last_logits
+        if self.logits_all and 0 <= index < self.n_tokens:
+            row: NDArray[np.float32] = self._rows[index]
+            return row
+        raise ValueError(f"no logits for idx={index}: earlier tokens need logits_all=True")
+
+    def check_changes(self, changes: int) -> None:
+        """Raise when something was evaluated since ``self.changes`` was ``changes``."""
+        if self.changes != changes:
+            raise RuntimeError("another call used this Llama while this generation waited; use one object for each")
+
     def clear(self) -> None:
         """Forget everything."""
         self.n_tokens = 0
         self._known = -1
+        self.changes += 1
         self.context.clear()
 
     def rewind(self, n: int) -> int:
@@ -74,7 +99,7 @@ class Session:
         n_past = self.context.n_past()
         refusal = self.context.truncate(n) if n < n_past else ""
         if n > n_past or refusal:
-            self._say(f"the cache cannot go back to {n} tokens ({refusal or 'it holds fewer'}): evaluating again")
+            self.say(f"the cache cannot go back to {n} tokens ({refusal or 'it holds fewer'}): evaluating again")
             self.clear()
             return 0
         self.n_tokens = n
@@ -100,10 +125,45 @@ class Session:
     def eval_rows(self, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
         """Evaluate int32 [n] and yield float32 [k, n_vocab] per step, valid until the next step."""
         scratch = np.empty((min(self._step_size, self.n_tokens + len(tokens)), self.model.info.n_vocab), np.float32)
-        for part, _ in self._steps(tokens):
+        for part, is_last in self._steps(tokens):
             rows = self._row_buffer(len(part)) if self.logits_all else scratch[: len(part)]
             self._step(part, rows, True)
+            if is_last:
+                self._keep_last(rows[-1])
             yield rows
+
+    def save(self) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]:
+        """Return tokens, last logits (empty when not known) and the bytes of the cache."""
+        self.eval(np.empty(0, np.int32))  # makes cache and tokens agree after an interrupt or a smaller n_tokens
+        row = self.last_logits.copy() if self.has_logits else np.empty(0, np.float32)
+        return self.tokens.copy(), row, self.context.state()
+
+    def load(self, tokens: NDArray[np.int32], row: NDArray[np.float32], rows: NDArray[np.uint8]) -> None:
+        """Replace everything by what ``save`` returned; with logits_all the earlier logits are NaN."""
+        self.clear()
+        ids = self.model.check_tokens(tokens, allow_empty=True)
+        self.check_room(len(ids))
+        if len(row) not in (0, self._rows.shape[1]):
+            raise error(lib.LCTX_INVALID, f"the saved state holds {len(row)} logits, not {self._rows.shape[1]}")
+        self.context.set_state(rows)
+        if (n_past := self.context.n_past()) != len(ids):
+            self.clear()
+            raise error(lib.LCTX_INVALID, f"the saved state holds {len(ids)} tokens, but the cache of {n_past}")
+        if self.logits_all:
+            self._row_buffer(len(ids))[:] = np.nan
+        self.input_ids[: len(ids)] = ids
+        self.n_tokens = len(ids)
+        if len(row):
+            self._keep_last(row)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the bytes of the cache depend on, beside the model."""
+        return {"method": self.context.method} | self.context.types
+
+    def _keep_last(self, row: NDArray[np.float32]) -> None:
+        self._rows[self.n_tokens - 1 if self.logits_all else 0] = row
+        self._known = self.n_tokens
 
     @property
     def _step_size(self) -> int:
@@ -122,12 +182,14 @@ class Session:
                 self.progress(self.n_tokens, kept + len(tokens))
 
     def _step(self, part: NDArray[np.int32], out: NDArray[np.float32] | None, every: bool) -> None:
-        start, end = self.n_tokens, self.n_tokens + len(part)
-        self._known = -1
-        self.context.decode(part, start, out, every)
-        # n_tokens last: an interrupt in between leaves the shorter, consistent state.
-        self.input_ids[start:end] = part
-        self.n_tokens = end
+        with self.lock:
+            start, end = self.n_tokens, self.n_tokens + len(part)
+            self._known = -1
+            self.changes += 1
+            self.context.decode(part, start, out, every)
+            # n_tokens last: an interrupt in between leaves the shorter, consistent state.
+            self.input_ids[start:end] = part
+            self.n_tokens = end
 
     def _row_buffer(self, n: int) -> NDArray[np.float32]:
         if not self.logits_all:
@@ -152,7 +214,8 @@ class Session:
             f"n_ctx_train={trained}. Pass a larger n_ctx" + (", with method='selfextend'" if n > trained else "")
         )
 
-    def _say(self, message: str) -> None:
+    def say(self, message: str) -> None:
+        """Tell the user, when verbose."""
         if self.verbose:
             print(f"pylongctx: {message}", file=sys.stderr)
 

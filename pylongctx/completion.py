@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
+from pylongctx.logprobs import CompletionLogprobs, Entry, as_dict, merge
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -23,7 +25,7 @@ class CompletionChoice(TypedDict):
 
     text: str
     index: int
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
 
 
@@ -51,16 +53,24 @@ class StopFilter:
     ----------
     stopped : bool
         Whether a stop string was found.
+    n_shown : int
+        Characters returned so far.
     """
 
     def __init__(self, stops: list[str], strip_space: bool = False) -> None:
         if not all(isinstance(stop, str) for stop in stops):
             raise TypeError("stop must be a string or a list of strings")
         self.stopped = False
+        self.n_shown = 0
         self._stops = [stop for stop in stops if stop]
         self._strip_space = strip_space
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
         self._held = ""
+
+    @property
+    def n_decoded(self) -> int:
+        """The number of characters that were decoded, held ones included."""
+        return self.n_shown + len(self._held)
 
     def feed(self, piece: bytes, final: bool = False) -> str:
         """Return the text that this piece makes safe to show; with ``final``, all that is left."""
@@ -71,6 +81,7 @@ class StopFilter:
         self.stopped = bool(found)
         n = min(found) if found else len(self._held) - (0 if final else self._n_undecided())
         shown, self._held = self._held[:n], self._held[n:]
+        self.n_shown += n
         return shown
 
     def _n_undecided(self) -> int:
@@ -83,7 +94,11 @@ class StopFilter:
 
 @dataclass
 class Request:
-    """One completion: where tokens come from and how they become text."""
+    """One completion: where tokens come from and how they become text.
+
+    ``echo`` returns the prompt's text and entries, ``score`` the entry of a new token at an offset (None: no
+    logprobs); ``begin`` and ``end`` are called before the first token and after the last one.
+    """
 
     model_name: str
     tokens: Iterator[int]
@@ -92,15 +107,57 @@ class Request:
     n_prompt: int
     max_tokens: int
     filter: StopFilter
-    echo: str
+    offset: int = 0
+    echo: Callable[[], tuple[str, list[Entry]]] | None = None
+    score: Callable[[int, int], Entry] | None = None
+    begin: Callable[[], None] = lambda: None
+    end: Callable[[], None] = lambda: None
+
+
+class _Run:
+    """The course of one completion: what was generated, what of it may be shown."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.n_tokens = 0
+        self.reason: FinishReason = "stop"  # also when a stopping criterion ends the tokens
+        self._waiting: list[Entry] = []  # entries of tokens whose text is held back
+
+    def parts(self) -> Iterator[tuple[str, list[Entry]]]:
+        """Yield text, and the entries of the tokens that start in it."""
+        request = self.request
+        if request.echo:
+            yield request.echo()
+        request.begin()
+        for token in request.tokens:
+            if request.ends(token):
+                break
+            self.n_tokens += 1
+            yield self._feed(token)
+            if request.filter.stopped:
+                return
+            if self.n_tokens >= request.max_tokens:
+                self.reason = "length"
+                break
+        yield request.filter.feed(b"", final=True), self._waiting
+
+    def _feed(self, token: int) -> tuple[str, list[Entry]]:
+        request, known = self.request, self.request.filter
+        if request.score:
+            self._waiting.append(request.score(token, request.offset + known.n_decoded))
+        text = known.feed(request.piece(token))
+        end = request.offset + known.n_shown
+        ready = [entry for entry in self._waiting if entry.offset < end]
+        del self._waiting[: len(ready)]
+        return text, ready
 
 
 def stream(request: Request) -> Iterator[Completion]:
     """Yield one chunk per piece of text, then a chunk with the finish reason and the usage."""
     completion_id, created = f"cmpl-{uuid.uuid4()}", int(time.time())
 
-    def chunk(text: str, finish_reason: FinishReason | None) -> Completion:
-        choice: CompletionChoice = {"text": text, "index": 0, "logprobs": None, "finish_reason": finish_reason}
+    def chunk(text: str, logprobs: CompletionLogprobs | None, finish_reason: FinishReason | None) -> Completion:
+        choice: CompletionChoice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish_reason}
         return {
             "id": completion_id,
             "object": "text_completion",
@@ -109,35 +166,26 @@ def stream(request: Request) -> Iterator[Completion]:
             "choices": [choice],
         }
 
-    if request.echo:
-        yield chunk(request.echo, None)
-    n_tokens = 0
-    reason: FinishReason = "stop"  # also when a stopping criterion ends the tokens
-    for token in request.tokens:
-        if request.ends(token):
-            break
-        n_tokens += 1
-        if text := request.filter.feed(request.piece(token)):
-            yield chunk(text, None)
-        if request.filter.stopped:
-            break
-        if n_tokens >= request.max_tokens:
-            reason = "length"
-            break
-    if not request.filter.stopped and (text := request.filter.feed(b"", final=True)):
-        yield chunk(text, None)
-    last = chunk("", reason)
+    run = _Run(request)
+    for text, entries in run.parts():
+        if text or entries:
+            yield chunk(text, as_dict(entries) if request.score else None, None)
+    request.end()
+    last = chunk("", None, run.reason)
     last["usage"] = {
         "prompt_tokens": request.n_prompt,
-        "completion_tokens": n_tokens,
-        "total_tokens": request.n_prompt + n_tokens,
+        "completion_tokens": run.n_tokens,
+        "total_tokens": request.n_prompt + run.n_tokens,
     }
     yield last
 
 
-def collect(chunks: Iterator[Completion]) -> Completion:
+def collect(request: Request) -> Completion:
     """Return the whole completion."""
-    parts = list(chunks)
+    parts = list(stream(request))
     whole = parts[-1]
-    whole["choices"][0]["text"] = "".join(part["choices"][0]["text"] for part in parts)
+    choice = whole["choices"][0]
+    choice["text"] = "".join(part["choices"][0]["text"] for part in parts)
+    if request.score:
+        choice["logprobs"] = merge(part["choices"][0]["logprobs"] for part in parts)
     return whole

@@ -2,13 +2,17 @@
 
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from pylongctx import completion
+from pylongctx._arguments import check_count
 from pylongctx._lib import ContextFull, lib
-from pylongctx._model import Model
-from pylongctx._session import Session
-from pylongctx.completion import Request, StopFilter
+from pylongctx._saving import Saving
+from pylongctx.completion import Completion, Request, StopFilter
+from pylongctx.logprobs import Entry, Scorer
 from pylongctx.sampling import LogitsProcessor, Sampler, SamplingParams, StoppingCriteria, process, seed_sequence
 
 Processors = LogitsProcessor | list[LogitsProcessor] | None
@@ -29,27 +33,16 @@ NUMBERS = (
 )
 LATER = {
     "grammar": "grammars come in a later release; use a logits_processor",
-    "logprobs": "logprobs come in a later release; use logits_all=True, scores and logits_to_logprobs",
     "suffix": "infill comes in a later release",
 }
 
 
-class Generation:
+class Generation(Saving):
     """What Llama does with logits: ``sample``, ``generate``, ``create_completion``."""
 
-    model_path: str
     metadata: dict[str, str]
     last_n_tokens_size: int
-    _model: Model
-    _loaded: Session | None
     _seeds: Iterator[int]
-
-    @property
-    def _session(self) -> Session:
-        self._model.handle  # noqa: B018 - raises when closed
-        if self._loaded is None:
-            raise RuntimeError("this Llama was loaded with vocab_only=True: it has no context")
-        return self._loaded
 
     def sample(
         self,
@@ -71,15 +64,10 @@ class Generation:
         idx: int | None = None,
     ) -> int:
         """Choose a token from the logits after the last token, or after token ``idx`` with logits_all."""
-        params = self._sampling(locals())
-        session = self._session
-        if idx is None or idx == session.n_tokens - 1:
-            row = session.last_logits
-        elif session.logits_all and 0 <= idx < session.n_tokens:
-            row = session.scores[idx]
-        else:
-            raise ValueError(f"no logits for idx={idx}: earlier tokens need logits_all=True")
-        return Sampler(self._model, params).sample(process(logits_processor, session.tokens, row))
+        sampler, session = Sampler(self._model, self._sampling(locals())), self._session
+        with session.lock:
+            row = session.row(idx)
+            return sampler.sample(process(logits_processor, session.tokens, row))
 
     def generate(
         self,
@@ -115,17 +103,21 @@ class Generation:
         session = self._session
         session.context.abort = False
         sampler = Sampler(self._model, params)
-        pending = self._model.check_tokens(tokens, allow_empty=not reset and session.has_logits)
-        if reset:
-            session.check_room(len(pending))
-            pending = session.reuse(pending)
+        with session.lock:
+            pending = self._model.check_tokens(tokens, allow_empty=not reset and session.has_logits)
+            if reset:
+                session.check_room(len(pending))
+                pending = session.reuse(pending)
+            changes = session.changes
         while True:
-            if len(pending):
-                self._session.eval(pending)
-            row = session.last_logits
-            token = sampler.sample(process(processors, session.tokens, row))
-            if criteria is not None and criteria(session.tokens, row):
-                return
+            with self._session.lock:  # held between two yields only: a waiting generator blocks nobody
+                session.check_changes(changes)
+                if len(pending):
+                    session.eval(pending)
+                row, changes = session.last_logits, session.changes
+                token = sampler.sample(process(processors, session.tokens, row))
+                if criteria is not None and criteria(session.tokens, row):
+                    return
             sent = yield token
             pending = self._model.check_tokens([token, *(sent or ())])
 
@@ -170,6 +162,11 @@ class Generation:
         seed : int or None
             Seed of this call; None continues the object's seed, which is random unless one was given.
 
+        logprobs : int or None
+            Return the log-probability of each token and of the ``logprobs`` likeliest ones, before sampling
+            changes them. With ``echo`` those of the prompt too, for which the whole prompt is evaluated again;
+            the first token has one only when a BOS token precedes it.
+
         The last chunk of a stream holds ``usage``. The other parameters are those of llama_cpp.Llama.
 
         Raises
@@ -177,13 +174,15 @@ class Generation:
         ValueError
             When the prompt is empty or does not fit the context.
         NotImplementedError
-            For suffix, logprobs and grammar.
+            For suffix and grammar.
         """
         params = self._sampling(locals() | {"temp": temperature})
         tokens = self._prompt_tokens(prompt)
         room = self._session.context.n_ctx - len(tokens)
         if room <= 0:
             raise ContextFull(self._session.overflow_message(len(tokens)), lib.LCTX_NO_SLOT)
+        text = self._prompt_text(prompt)
+        scorer = None if logprobs is None else Scorer(self._model, check_count("logprobs", logprobs, 0))
         request = Request(
             model_name=self.model_path if model is None else model,
             tokens=self._generate(tokens, params, True, logits_processor, stopping_criteria),
@@ -192,10 +191,16 @@ class Generation:
             n_prompt=len(tokens),
             max_tokens=min(max_tokens, room) if max_tokens and max_tokens > 0 else room,
             filter=StopFilter([stop] if isinstance(stop, str) else list(stop or []), strip_space=not prompt),
-            echo=self._prompt_text(prompt) if echo else "",
+            offset=len(text),
+            echo=partial(self._echo, tokens, text, isinstance(prompt, str), scorer) if echo else None,
+            score=partial(self._score, scorer) if scorer else None,
+            begin=partial(self._recall, tokens),
+            end=self._remember,
         )
-        chunks = completion.stream(request)
-        return chunks if stream else completion.collect(chunks)
+        if stream:
+            return self._locked_steps(completion.stream(request))
+        with self._session.lock:
+            return completion.collect(request)
 
     __call__ = create_completion
 
@@ -214,6 +219,22 @@ class Generation:
         if tokens[:2] == [info.token_bos] * 2:
             warnings.warn("the prompt begins with the BOS token, which is added anyway", RuntimeWarning, stacklevel=3)
         return tokens
+
+    def _echo(self, tokens: list[int], text: str, special: bool, scorer: Scorer | None) -> tuple[str, list[Entry]]:
+        self._session.context.abort = False
+        ids = np.array(tokens, np.int32)
+        return text, scorer.prompt(self._session, ids, text, special) if scorer else []
+
+    def _score(self, scorer: Scorer, token: int, offset: int) -> Entry:
+        return scorer.entry(token, self._session.last_logits, offset)
+
+    def _locked_steps(self, chunks: Iterator[Completion]) -> Iterator[Completion]:
+        while True:
+            with self._session.lock:
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            yield chunk
 
     def _prompt_text(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else self._model.detokenize(prompt).decode("utf-8", "ignore")

@@ -39,7 +39,8 @@ CONTEXT_FIELDS = (
 class Llama(Generation, Later):
     """A GGUF model and one context, with the interface of ``llama_cpp.Llama`` 0.3.36.
 
-    One call at a time per object; only ``abort`` may come from another thread.
+    Calls from several threads wait for each other; only ``abort`` comes through at once. Between two chunks of a stream
+    another call may run, after which the stream raises RuntimeError. A forked child must open an object of its own.
 
     Parameters
     ----------
@@ -279,7 +280,8 @@ class Llama(Generation, Later):
 
     def reset(self) -> None:
         """Forget all tokens."""
-        self._session.clear()
+        with self._session.lock:
+            self._session.clear()
 
     def abort(self) -> None:
         """Stop the evaluation that another thread runs; it raises Aborted and the object stays usable."""
@@ -298,8 +300,9 @@ class Llama(Generation, Later):
             When ``abort`` was called meanwhile.
         """
         ids = self._model.check_tokens(tokens)
-        self._session.context.abort = False
-        self._session.eval(ids)
+        with self._session.lock:
+            self._session.context.abort = False
+            self._session.eval(ids)
 
     def eval_rows(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
         """Evaluate tokens and yield their logits, float32 [k, n_vocab] per step of at most n_ubatch tokens.

@@ -88,8 +88,10 @@ bool lctx_memory::grow(int32_t seq, int32_t n_pos) {
         s.n_pos = std::min(n_pos, (block + 1) * LCTX_PAGE_ROWS);
     }
     s.n_pos = n_pos;
-    s.first_near = std::max(s.first_near, n_pos - near_rows_);
-    near_touched_[seq] = std::max(near_touched_[seq], std::min(n_pos, near_rows_));
+    if (near_) {
+        s.first_near = std::max(s.first_near, n_pos - near_rows_);
+        near_touched_[seq] = std::max(near_touched_[seq], std::min(n_pos, near_rows_));
+    }
     return true;
 }
 

@@ -1,0 +1,157 @@
+"""Caches of saved states: a completion starts from the longest known beginning of its prompt."""
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx._session import longest_prefix
+from pylongctx.errors import LctxError
+from pylongctx.state import LlamaState, read_tokens
+
+DEFAULT_CAPACITY = 2 << 30
+SUFFIX = ".lctxstate"
+
+Key = TypeVar("Key")
+
+
+class BaseLlamaCache(ABC):
+    """A cache with token sequences as keys; the one used least recently goes first.
+
+    ``cache[tokens]`` is the state that shares the longest prefix with ``tokens``, KeyError when none does.
+
+    Parameters
+    ----------
+    capacity_bytes : int
+        Most bytes to hold: tokens, logits and KV rows of all states.
+    """
+
+    def __init__(self, capacity_bytes: int = DEFAULT_CAPACITY) -> None:
+        self.capacity_bytes = capacity_bytes
+
+    @property
+    @abstractmethod
+    def cache_size(self) -> int:
+        """Bytes held now."""
+
+    @abstractmethod
+    def __getitem__(self, key: Sequence[int]) -> LlamaState: ...
+
+    @abstractmethod
+    def __contains__(self, key: Sequence[int]) -> bool: ...
+
+    @abstractmethod
+    def __setitem__(self, key: Sequence[int], value: LlamaState) -> None: ...
+
+
+class LlamaRAMCache(BaseLlamaCache):
+    """States in memory."""
+
+    def __init__(self, capacity_bytes: int = DEFAULT_CAPACITY) -> None:
+        super().__init__(capacity_bytes)
+        self.cache_state: OrderedDict[bytes, LlamaState] = OrderedDict()
+
+    @property
+    def cache_size(self) -> int:
+        """Bytes held now."""
+        return sum(len(key) + state.nbytes for key, state in self.cache_state.items())
+
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        found = self._find(key)
+        if found is None:
+            raise KeyError("no state begins like these tokens")
+        self.cache_state.move_to_end(found)
+        return self.cache_state[found]
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        return self._find(key) is not None
+
+    def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
+        name = _ids(key).tobytes()
+        self.cache_state[name] = value
+        self.cache_state.move_to_end(name)
+        while self.cache_state and self.cache_size > self.capacity_bytes:
+            self.cache_state.popitem(last=False)
+
+    def _find(self, key: Sequence[int]) -> bytes | None:
+        return _best(_ids(key), ((name, np.frombuffer(name, np.int32)) for name in self.cache_state))
+
+
+LlamaCache = LlamaRAMCache
+
+
+class LlamaDiskCache(BaseLlamaCache):
+    """States in the files of a folder, one per state; they outlive the process.
+
+    Use one folder per model and method: a state of another one is never loaded, but may hide one that fits.
+    A file that cannot be read is removed.
+
+    Parameters
+    ----------
+    cache_dir : str
+        The folder; created when it does not exist.
+    capacity_bytes : int
+        Most bytes of all files.
+    """
+
+    def __init__(self, cache_dir: str = ".cache/llama_cache", capacity_bytes: int = DEFAULT_CAPACITY) -> None:
+        super().__init__(capacity_bytes)
+        self.folder = Path(cache_dir)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def cache_size(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in self._files())
+
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        while (path := self._find(key)) is not None:
+            try:
+                state = LlamaState.load(path)
+            except LctxError:
+                path.unlink()
+            else:
+                os.utime(path)  # the time is the order of use
+                return state
+        raise KeyError("no state begins like these tokens")
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        return self._find(key) is not None
+
+    def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
+        value.save(self.folder / (hashlib.sha256(_ids(key).tobytes()).hexdigest() + SUFFIX))
+        oldest_first = sorted(self._files(), key=lambda path: path.stat().st_mtime_ns)
+        while oldest_first and self.cache_size > self.capacity_bytes:
+            oldest_first.pop(0).unlink()
+
+    def _files(self) -> list[Path]:
+        return list(self.folder.glob(f"*{SUFFIX}"))
+
+    def _find(self, key: Sequence[int]) -> Path | None:
+        return _best(_ids(key), [(path, _tokens_of(path)) for path in self._files()])
+
+
+def _tokens_of(path: Path) -> NDArray[np.int32]:
+    try:
+        return read_tokens(path)
+    except (LctxError, ValueError, OSError):  # damaged or gone: never the best one
+        return np.empty(0, np.int32)
+
+
+def _best(ids: NDArray[np.int32], known: Iterable[tuple[Key, NDArray[np.int32]]]) -> Key | None:
+    """Return the key whose tokens share the longest prefix with ``ids``, None when none shares any."""
+    length, best = 0, None
+    for key, tokens in known:
+        if (n := longest_prefix(tokens, ids)) > length:
+            length, best = n, key
+    return best
+
+
+def _ids(key: Sequence[int]) -> NDArray[np.int32]:
+    return np.asarray(key, np.int32)

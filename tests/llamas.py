@@ -1,0 +1,36 @@
+"""Llama objects on the embedded model, and what several test files do with them."""
+
+from itertools import islice
+
+import numpy as np
+
+from pylongctx import Llama
+
+METHODS = ["full", "window,n_sink=4,window=128", "selfextend,group_size=4,neighbor_window=128"]
+TEXT = b"It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness. "
+
+
+def new(path, **kwargs):
+    return Llama(str(path), **{"n_ctx": 512, "n_ubatch": 64, "verbose": False} | kwargs)
+
+
+def greedy(llm, tokens, n=8):
+    return list(islice(llm.generate(tokens, temp=0.0), n))
+
+
+def script(llm, text: str):
+    """Return a logits processor that makes the model say ``text``, which begins with a space, and then end."""
+    wanted = [*llm.tokenize(text[1:].encode(), add_bos=False), llm.token_eos()]
+    start: list[int] = []
+
+    def force(input_ids, logits):
+        start.append(len(input_ids))
+        forced = np.full_like(logits, -np.inf)
+        forced[wanted[len(input_ids) - start[0]]] = 0
+        return forced
+
+    return force
+
+
+def texts(chunks):
+    return [chunk["choices"][0]["text"] for chunk in chunks]

@@ -1,0 +1,383 @@
+"""Saved states: a restored object continues with the same logits, and what does not fit is refused."""
+
+import pickle
+import random
+import struct
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+from tiny_gguf import Shape, make_model
+
+from pylongctx import Llama, LlamaCache, LlamaDiskCache, LlamaRAMCache, LlamaState
+from pylongctx.errors import InvalidInput
+
+METHODS = ["full", "window,n_sink=4,window=24", "selfextend,group_size=4,neighbor_window=16", None]
+TEXT = b"It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness. "
+
+
+SETTINGS = {"n_ctx": 200, "n_ubatch": 16, "n_batch": 64, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+
+
+def new(path, **kwargs):
+    return Llama(str(path), **SETTINGS | kwargs)
+
+
+def continued(llm, tokens):
+    """Return the logits after each of some tokens, one step per token."""
+    rows = []
+    for token in tokens:
+        llm.eval([token])
+        rows.append(llm.scores[-1].copy())
+    return np.array(rows)
+
+
+# ---- identical logits ----
+
+
+@pytest.mark.parametrize(("kv", "n_ubatch"), [("f32", 16), ("f16", 7), ("q8_0", 13)])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_restored_object_continues_with_the_same_logits(model_path, tokens, method, kv, n_ubatch):
+    if method is None and kv == "q8_0":
+        pytest.skip("llama.cpp's own cache wants flash attention for a quantized V")
+    settings = {"method": method, "n_ubatch": n_ubatch, "type_k": kv, "type_v": kv}
+    with new(model_path("llama-wide"), **settings) as one, new(model_path("llama-wide"), **settings) as other:
+        for n in (1, 63, 65, 149):
+            one.reset()
+            one.eval(tokens[:n])
+            state = pickle.loads(pickle.dumps(one.save_state()))
+            other.load_state(state)
+            assert list(other.eval_tokens) == tokens[:n]
+            np.testing.assert_array_equal(other.scores[-1], one.scores[-1])
+            np.testing.assert_array_equal(continued(one, tokens[n : n + 6]), continued(other, tokens[n : n + 6]))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_half_way_through_a_prompt(model_path, tokens, method):
+    with new(model_path("llama"), method=method) as one, new(model_path("llama"), method=method) as other:
+        one.eval(tokens[:70])
+        other.load_state(one.save_state())
+        for llm in (one, other):
+            llm.eval(tokens[70:150])
+        np.testing.assert_array_equal(one.scores, other.scores)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_loading_replaces_what_was_there(model_path, tokens, method):
+    with new(model_path("llama"), method=method) as llm:
+        llm.eval(tokens[:40])
+        state, expected = llm.save_state(), continued(llm, tokens[40:44])
+        llm.eval(tokens[:150])
+        llm.load_state(state)
+        np.testing.assert_array_equal(continued(llm, tokens[40:44]), expected)
+
+
+def test_a_state_after_going_back(model_path, tokens):
+    with new(model_path("llama")) as llm, new(model_path("llama")) as other:
+        llm.eval(tokens[:50])
+        llm.n_tokens = 33
+        other.load_state(llm.save_state())
+        assert list(other.eval_tokens) == tokens[:33]
+        assert len(other.scores) == 0
+        np.testing.assert_array_equal(continued(other, tokens[33:36]), continued(llm, tokens[33:36]))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_state_after_an_interrupt(model_path, tokens, method, monkeypatch):
+    with new(model_path("llama"), method=method) as llm, new(model_path("llama"), method=method) as other:
+        llm.eval(tokens[:70])
+        decode = llm._session.context.decode
+
+        def interrupted(*args):
+            decode(*args)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(llm._session.context, "decode", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                llm.eval(tokens[70:80])
+        assert llm.n_tokens == 70
+        other.load_state(llm.save_state())
+        np.testing.assert_array_equal(continued(other, tokens[70:74]), continued(llm, tokens[70:74]))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_empty_state(model_path, tokens, method):
+    with new(model_path("llama"), method=method) as llm:
+        state = LlamaState.from_bytes(llm.save_state().to_bytes())
+        llm.eval(tokens[:9])
+        llm.load_state(state)
+        assert (llm.n_tokens, len(llm.scores), state.n_tokens) == (0, 0, 0)
+        llm.eval(tokens[:9])
+
+
+def test_scores_before_the_last_row_are_unknown(model_path, tokens):
+    with new(model_path("llama"), logits_all=True) as llm:
+        llm.eval(tokens[:70])
+        last = llm.scores[-1].copy()
+        llm.load_state(llm.save_state())
+        assert llm.scores.shape == (70, llm.n_vocab())
+        assert np.isnan(llm.scores[:-1]).all()
+        np.testing.assert_array_equal(llm.scores[-1], last)
+
+
+def test_the_size_is_that_of_what_was_used(embedded_model):
+    with new(embedded_model, n_ctx=512) as llm:
+        llm.eval(llm.tokenize(TEXT))
+        state = llm.save_state()
+        assert state.nbytes < llm.kv_usage().bytes + 4 * (llm.n_vocab() + llm.n_tokens) + 4096
+        assert state.nbytes == state.llama_state_size + state.input_ids.nbytes + state.logits.nbytes
+
+
+# ---- files and refusals ----
+
+
+@pytest.fixture(scope="module")
+def used(model_path, tokens):
+    with new(model_path("llama")) as llm:
+        llm.eval(tokens[:40])
+        yield llm, llm.save_state()
+
+
+def test_a_file_and_back(used, tmp_path):
+    llm, state = used
+    path = tmp_path / "one.state"
+    state.save(path)
+    state.save(str(path))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["one.state"]
+    read = LlamaState.load(path)
+    assert read.identity == state.identity
+    for name in ("input_ids", "logits", "llama_state"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(state, name))
+    llm.load_state(read)
+    assert llm.n_tokens == 40
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "named"),
+    [
+        ("llama-mha", {}, "n_params"),
+        ("llama", {"method": "window"}, "method='full'.*method='window"),
+        ("llama", {"method": None}, "method"),
+        ("llama", {"type_k": "f32"}, "type_k='f16'.*type_k='f32'"),
+        ("llama", {"type_v": "f32"}, "type_v"),
+        ("llama", {"rope_freq_base": 5e5}, "rope_freq_base"),
+        ("llama", {"n_ctx": 32}, r"Requested tokens \(40\) exceed"),
+    ],
+)
+def test_what_does_not_fit_is_refused(model_path, tokens, used, model, settings, named):
+    with new(model_path(model), **settings) as llm:
+        llm.eval(tokens[:20])
+        with pytest.raises(ValueError, match=named):
+            llm.load_state(used[1])
+        assert (llm.n_tokens, len(llm.scores)) == (0, 0)
+        llm.eval(tokens[:20])
+
+
+def test_weights_of_the_same_shape_are_told_apart(tmp_path, tokens, used):
+    sibling = make_model(tmp_path / "sibling.gguf", Shape(), seed=99)
+    with new(sibling) as llm, pytest.raises(InvalidInput, match="sample="):
+        llm.load_state(used[1])
+
+
+def test_other_ubatches_need_other_near_rows(model_path, tokens):
+    method = "selfextend,group_size=4,neighbor_window=16"
+    with new(model_path("llama"), method=method) as one, new(model_path("llama"), method=method, n_ubatch=64) as other:
+        one.eval(tokens[:40])
+        with pytest.raises(InvalidInput, match="n_batch or n_ubatch"):
+            other.load_state(one.save_state())
+        other.eval(tokens[:40])
+
+
+def test_damaged_bytes_are_refused(used):
+    data = used[1].to_bytes()
+    rng = random.Random(0)
+    damaged = [data[: rng.randrange(len(data))] for _ in range(50)] + [data + b"x", b"", data[:8]]
+    for _ in range(200):
+        i = rng.randrange(rng.choice([200, len(data)]))
+        damaged.append(data[:i] + bytes([data[i] ^ rng.randrange(1, 256)]) + data[i + 1 :])
+    for bad in damaged:
+        with pytest.raises(InvalidInput, match="the saved state cannot be used"):
+            LlamaState.from_bytes(bad)
+
+
+def test_another_version_is_refused(used, tmp_path):
+    path = tmp_path / "new.state"
+    data = used[1].to_bytes()
+    path.write_bytes(data[:8] + struct.pack("<I", 99) + data[12:])
+    with pytest.raises(InvalidInput, match=r"new\.state.*its version is 99, this one reads 1"):
+        LlamaState.load(path)
+
+
+@pytest.mark.parametrize("method", ["full", "selfextend,group_size=4,neighbor_window=16"])
+def test_rows_that_lie_are_refused_or_harmless(model_path, tokens, method):
+    rng = np.random.default_rng(0)
+    with new(model_path("llama"), method=method) as llm:
+        llm.eval(tokens[:100])
+        state = llm.save_state()
+        for i in range(100):
+            rows = state.llama_state.copy()
+            rows[rng.integers(0, 160 if i % 2 else len(rows), 4)] = rng.integers(0, 256, 4)
+            rows = rows[: rng.integers(1, len(rows))] if i % 3 == 0 else rows
+            try:
+                llm.load_state(replace(state, llama_state=rows))
+            except ValueError:
+                assert llm.n_tokens == 0
+            llm.eval(tokens[100:102])
+        llm.load_state(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logits": np.zeros(5, np.float32)}, "holds 5 logits"),
+        ({"input_ids": np.arange(39, dtype=np.int32)}, "holds 39 tokens, but the cache of 40"),
+        ({"input_ids": np.full(40, 9999, np.int32)}, "token 9999 is outside the vocabulary"),
+        ({"llama_state": np.zeros(64, np.uint8)}, "wrong sequence state magic"),
+    ],
+)
+def test_contradictions_are_refused(used, change, message):
+    llm, state = used
+    with pytest.raises(ValueError, match=message):
+        llm.load_state(replace(state, **change))
+    assert llm.n_tokens == 0
+    llm.load_state(state)
+
+
+# ---- caches ----
+
+
+@pytest.fixture(params=["ram", "disk"])
+def make_cache(request, tmp_path):
+    def make(**kwargs):
+        return LlamaRAMCache(**kwargs) if request.param == "ram" else LlamaDiskCache(str(tmp_path / "cache"), **kwargs)
+
+    return make
+
+
+def test_the_alias():
+    assert LlamaCache is LlamaRAMCache
+
+
+def evaluated(llm, prompt, **kwargs):
+    """Return how many tokens of a prompt a completion evaluates."""
+    steps = []
+    llm._session.progress = lambda done, total: steps.append(done)
+    before = steps.copy()
+    decode, counted = llm._session.context.decode, []
+    llm._session.context.decode = lambda part, *rest: (counted.append(len(part)), decode(part, *rest))
+    try:
+        text = llm(prompt, max_tokens=3, temperature=0.0, **kwargs)["choices"][0]["text"]
+    finally:
+        del llm._session.context.decode
+        llm._session.progress = None
+    assert before == []
+    return text, sum(counted)
+
+
+@pytest.mark.parametrize("method", METHODS[:3])
+def test_a_cached_prompt_is_not_evaluated_again(embedded_model, make_cache, method):
+    first, second = TEXT.decode() * 2 + "One", "Another story: " + TEXT.decode()
+    with new(embedded_model, method=method) as llm:
+        llm.set_cache(make_cache())
+        expected, n_first = evaluated(llm, first)
+        evaluated(llm, second)
+        assert len(llm.tokenize(first.encode())) <= n_first
+        longer = first + expected
+        fresh = len(llm.tokenize(longer.encode())) - len(llm.tokenize(first.encode()))
+        _, n = evaluated(llm, longer)
+        assert n <= fresh + 3 + 1
+
+
+def test_what_is_in_memory_is_used_when_longer(embedded_model, make_cache):
+    prompt = TEXT.decode()
+    with new(embedded_model) as llm:
+        llm.set_cache(make_cache())
+        llm(prompt[:20], max_tokens=1)
+        evaluated(llm, prompt)
+        llm.load_state = None  # calling it would raise
+        assert evaluated(llm, prompt)[1] <= 3
+
+
+def test_streams_fill_the_cache_too(embedded_model, make_cache):
+    with new(embedded_model) as llm:
+        cache = make_cache()
+        llm.set_cache(cache)
+        tokens = llm.tokenize(TEXT)
+        assert tokens not in cache
+        for _ in llm(TEXT.decode(), max_tokens=2, stream=True):
+            pass
+        assert tokens in cache
+        assert cache[tokens].input_ids.tolist()[: len(tokens)] == tokens
+        llm.set_cache(None)
+        llm.reset()
+        llm(TEXT.decode(), max_tokens=2)
+
+
+def test_capacity_counts_real_bytes(used, make_cache):
+    _, state = used
+    cache = make_cache(capacity_bytes=int(2.5 * state.nbytes))
+    for i in range(4):
+        cache[[i, 1, 2]] = state
+        assert state.nbytes * 0.9 < cache.cache_size <= cache.capacity_bytes
+    assert cache.cache_size > 1.9 * state.nbytes
+    cache.capacity_bytes = 0
+    cache[[1]] = state
+    assert cache.cache_size == 0
+
+
+def test_the_least_recently_used_goes_first(used):
+    _, state = used
+    cache = LlamaRAMCache(capacity_bytes=int(2.5 * state.nbytes))
+    cache[[1, 1]], cache[[2, 2]] = state, state
+    assert cache[[1, 1, 9]] is state
+    cache[[3, 3]] = state
+    assert [1] in cache
+    assert [2] not in cache
+    with pytest.raises(KeyError):
+        cache[[2]]
+
+
+def test_the_disk_cache_outlives_the_process_and_drops_damaged_files(used, tmp_path):
+    _, state = used
+    ids = state.input_ids.tolist()
+    LlamaDiskCache(str(tmp_path))[ids] = state
+    again = LlamaDiskCache(str(tmp_path))
+    np.testing.assert_array_equal(again[[*ids, 1]].llama_state, state.llama_state)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(KeyError):
+        again[ids]
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "short.lctxstate").write_bytes(b"LCTX")
+    assert ids not in again
+
+
+def test_a_state_of_another_method_is_a_miss(embedded_model):
+    cache = LlamaRAMCache()
+    for method in ("full", "window"):
+        with new(embedded_model, method=method) as llm:
+            llm.set_cache(cache)
+            assert evaluated(llm, TEXT.decode())[1] >= len(llm.tokenize(TEXT))
+
+
+@pytest.mark.parametrize("settings", [{"n_ctx": 64}, {"n_ctx": 512, "n_ubatch": 64}])
+def test_a_state_that_does_not_fit_is_a_miss(embedded_model, settings):
+    cache, method = LlamaRAMCache(), "selfextend,group_size=8,neighbor_window=64"
+    with new(embedded_model, n_ctx=512, method=method) as llm:
+        llm.set_cache(cache)
+        llm(TEXT.decode() * 3, max_tokens=2)
+    with new(embedded_model, method=method, **settings) as llm:
+        llm.set_cache(cache)
+        assert llm(TEXT.decode()[:100], max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+def test_generation_continues_alike(embedded_model):
+    with new(embedded_model, method="selfextend") as llm:
+        prompt = llm.tokenize(TEXT)
+        llm.eval(prompt)
+        state = llm.save_state()
+        expected = list(islice(llm.generate([], temp=0.0, reset=False), 8))
+        llm.load_state(state)
+        assert list(islice(llm.generate([], temp=0.0, reset=False), 8)) == expected
