@@ -158,6 +158,7 @@ llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, ui
     llama_memory_status status;
     const std::string wrong = check_batch(balloc.get_batch(), status);
     if (!wrong.empty()) {
+        LLAMA_LOG_WARN("lctx: %s\n", wrong.c_str());
         refuse(wrong);
         return std::make_unique<lctx_memory_context>(status);
     }
@@ -285,12 +286,13 @@ std::map<ggml_backend_buffer_type_t, size_t> lctx_memory::memory_breakdown() con
 
 bool lctx_memory::refuse(const std::string & reason) const {
     error_ = reason;
-    LLAMA_LOG_WARN("lctx: %s\n", reason.c_str());
+    LLAMA_LOG_INFO("lctx: %s\n", reason.c_str());  // the caller hears it too, and may have a way out
     return false;
 }
 
 void lctx_memory::break_with(const std::string & reason) {
     broken_ = reason + "; clear the memory to go on";
+    LLAMA_LOG_WARN("lctx: %s\n", broken_.c_str());
     refuse(broken_);
 }
 
