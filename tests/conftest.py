@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import N_CTX_TRAIN
+from cases import N_CTX_TRAIN, SPECS
+from session import Session
 from tiny_gguf import Shape, make_model
 
 BASE = Shape(n_ctx_train=N_CTX_TRAIN)
@@ -62,3 +63,51 @@ def embedded_model() -> Path:
 def tokens() -> list[int]:
     """Return 256 random ordinary tokens of the tiny vocabulary."""
     return np.random.default_rng(0).integers(3, BASE.n_vocab, 256).tolist()
+
+
+# ---- a Llama on the embedded model ----
+
+
+@pytest.fixture(scope="module")
+def shared(embedded_model):
+    from llamas import new
+
+    with new(embedded_model) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(shared):
+    """Return an empty, unseeded Llama."""
+    shared.reset()
+    shared.set_seed(-1)
+    return shared
+
+
+@pytest.fixture
+def prompt(llm) -> list[int]:
+    from llamas import TEXT
+
+    return llm.tokenize(TEXT)
+
+
+# ---- contexts of the C API ----
+
+
+@pytest.fixture(params=SPECS)
+def method(request) -> str:
+    return SPECS[request.param]
+
+
+@pytest.fixture
+def open_session(ffi, lib, model_path):
+    """Return a function from model name, method and context parameters to an open session."""
+    sessions = []
+
+    def open_session(model: str, method: str, **params) -> Session:
+        sessions.append(Session(ffi, lib, model_path(model), method, **params))
+        return sessions[-1]
+
+    yield open_session
+    for session in sessions:
+        session.close()

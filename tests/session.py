@@ -3,6 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+from cases import LOGIT_TOLERANCE
+
+
+def assert_same(got: np.ndarray, want: np.ndarray) -> None:
+    """Hold two arrays of logits together, relative to the largest."""
+    np.testing.assert_allclose(got, want, rtol=0, atol=LOGIT_TOLERANCE * abs(want).max())
 
 
 class Session:

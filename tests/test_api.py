@@ -9,27 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from llamas import TEXT, new
+from llamas import TEXT
 
 from pylongctx import Llama
-
-
-@pytest.fixture(scope="module")
-def shared(embedded_model):
-    with new(embedded_model) as llm:
-        yield llm
-
-
-@pytest.fixture
-def llm(shared):
-    shared.reset()
-    shared.set_seed(-1)
-    return shared
-
-
-@pytest.fixture
-def prompt(llm):
-    return llm.tokenize(TEXT)
 
 
 def peer_file() -> Path:

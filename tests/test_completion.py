@@ -10,25 +10,6 @@ from llamas import TEXT, greedy, new, script, texts
 from pylongctx.errors import ContextFull
 from pylongctx.sampling import LogitsProcessorList, MinTokensLogitsProcessor, StoppingCriteriaList
 
-
-@pytest.fixture(scope="module")
-def shared(embedded_model):
-    with new(embedded_model) as llm:
-        yield llm
-
-
-@pytest.fixture
-def llm(shared):
-    shared.reset()
-    shared.set_seed(-1)
-    return shared
-
-
-@pytest.fixture
-def prompt(llm):
-    return llm.tokenize(TEXT)
-
-
 # ---- sampling ----
 
 

@@ -11,24 +11,6 @@ from llamas import METHODS, TEXT, greedy, new
 from pylongctx.errors import Aborted
 
 
-@pytest.fixture(scope="module")
-def shared(embedded_model):
-    with new(embedded_model) as llm:
-        yield llm
-
-
-@pytest.fixture
-def llm(shared):
-    shared.reset()
-    shared.set_seed(-1)
-    return shared
-
-
-@pytest.fixture
-def prompt(llm):
-    return llm.tokenize(TEXT)
-
-
 @pytest.fixture
 def interruptible():
     """Python's own SIGINT handler: a test run in the background of a shell inherits an ignored signal."""

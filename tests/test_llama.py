@@ -20,24 +20,6 @@ def each(request, embedded_model):
         yield llm
 
 
-@pytest.fixture(scope="module")
-def shared(embedded_model):
-    with new(embedded_model) as llm:
-        yield llm
-
-
-@pytest.fixture
-def llm(shared):
-    shared.reset()
-    shared.set_seed(-1)
-    return shared
-
-
-@pytest.fixture
-def prompt(llm):
-    return llm.tokenize(TEXT)
-
-
 # ---- state ----
 
 

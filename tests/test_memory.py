@@ -1,51 +1,24 @@
 """Several sequences, copies, saved states, full pools: the logits are always those of a fresh evaluation."""
 
+from functools import cache
+
 import numpy as np
 import pytest
-from cases import LOGIT_TOLERANCE
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from session import Session
+from session import assert_same
 
-METHODS = {
-    "full": "full",
-    "window": "window,n_sink=3,window=40",
-    "selfextend": "selfextend,group_size=7,neighbor_window=21",
-}
 N_SEQ, N_CTX, N_BATCH = 3, 200, 48
 PAGE_ROWS = 64
 
 
-@pytest.fixture(params=METHODS)
-def method(request) -> str:
-    return METHODS[request.param]
-
-
 @pytest.fixture
-def start(ffi, lib, model_path):
+def start(open_session):
     """Return a function that opens a session on the tiny model."""
-    sessions = []
-
-    def start(method: str, model: str = "llama", **params) -> Session:
-        defaults = {
-            "n_ctx": N_CTX,
-            "n_seq_max": N_SEQ,
-            "n_batch": N_BATCH,
-            "n_ubatch": 16,
-            "n_threads": 1,
-            "n_threads_batch": 1,
-        }
-        sessions.append(Session(ffi, lib, model_path(model), method, **defaults | params))
-        return sessions[-1]
-
-    yield start
-    for session in sessions:
-        session.close()
-
-
-def assert_same(got: np.ndarray, want: np.ndarray) -> None:
-    np.testing.assert_allclose(got, want, rtol=0, atol=LOGIT_TOLERANCE * abs(want).max())
+    sizes = {"n_ctx": N_CTX, "n_seq_max": N_SEQ, "n_batch": N_BATCH, "n_ubatch": 16}
+    defaults = sizes | {"n_threads": 1, "n_threads_batch": 1}
+    return lambda method, model="llama", **params: open_session(model, method, **defaults | params)
 
 
 def fresh(start, method: str, tokens: list[int]) -> np.ndarray:
@@ -204,85 +177,86 @@ def test_a_damaged_state_is_refused(start, tokens):
 # ---- any order of operations ----
 
 
-def machine_of(start, method: str, tokens: list[int]):
-    """Return a state machine class: sequences as lists of tokens are the model of the native memory."""
-    wanted: dict[tuple, np.ndarray] = {}
-    alone = start(method, n_seq_max=1, n_batch=256, n_ubatch=256)
+class Machine(RuleBasedStateMachine):
+    """Lists of tokens as the model of the native memory. ``open_one``, ``want`` and ``tokens`` are set by the test."""
 
-    def want(sequence: list[int]) -> np.ndarray:
-        if tuple(sequence) not in wanted:
-            alone.clear()
-            wanted[tuple(sequence)] = alone.decode(sequence)[-1]
-        return wanted[tuple(sequence)]
+    def __init__(self):
+        super().__init__()
+        self.session = self.open_one()
+        self.model: list[list[int]] = [[] for _ in range(N_SEQ)]
+        self.saved: tuple[bytes, list[int]] | None = None
 
-    class Machine(RuleBasedStateMachine):
-        def __init__(self):
-            super().__init__()
-            self.session = start(method)
-            self.model: list[list[int]] = [[] for _ in range(N_SEQ)]
-            self.saved: tuple[bytes, list[int]] | None = None
+    @rule(data=st.data(), n=st.integers(1, N_BATCH), first=st.integers(0, 200))
+    def append(self, data, n, first):
+        seqs = data.draw(st.lists(st.integers(0, N_SEQ - 1), min_size=n, max_size=n))
+        batch = [(seq, self.tokens[(first + i) % len(self.tokens)]) for i, seq in enumerate(seqs)]
+        status, logits = self.session.try_decode_mixed(batch)
+        grown = [part + [t for s, t in batch if s == seq] for seq, part in enumerate(self.model)]
+        if any(len(part) > N_CTX for part in grown):
+            assert status == self.session.lib.LCTX_NO_SLOT
+            return
+        assert status == self.session.lib.LCTX_OK, self.session.error
+        self.model = grown
+        last = {seq: i for i, (seq, _) in enumerate(batch)}
+        for seq, i in last.items():
+            assert_same(logits[i], self.want(grown[seq]))
 
-        @rule(data=st.data(), n=st.integers(1, N_BATCH), first=st.integers(0, 200))
-        def append(self, data, n, first):
-            seqs = data.draw(st.lists(st.integers(0, N_SEQ - 1), min_size=n, max_size=n))
-            batch = [(seq, tokens[(first + i) % len(tokens)]) for i, seq in enumerate(seqs)]
-            status, logits = self.session.try_decode_mixed(batch)
-            grown = [part + [t for s, t in batch if s == seq] for seq, part in enumerate(self.model)]
-            if any(len(part) > N_CTX for part in grown):
-                assert status == self.session.lib.LCTX_NO_SLOT
-                return
-            assert status == self.session.lib.LCTX_OK, self.session.error
-            self.model = grown
-            last = {seq: i for i, (seq, _) in enumerate(batch)}
-            for seq, i in last.items():
-                assert_same(logits[i], want(grown[seq]))
+    @rule(seq=st.integers(0, N_SEQ - 1), back=st.integers(1, N_CTX))
+    def remove_tail(self, seq, back):
+        n = max(0, len(self.model[seq]) - back)
+        if self.session.remove_tail(n, seq):
+            del self.model[seq][n:]
 
-        @rule(seq=st.integers(0, N_SEQ - 1), back=st.integers(1, N_CTX))
-        def remove_tail(self, seq, back):
-            n = max(0, len(self.model[seq]) - back)
-            if self.session.remove_tail(n, seq):
-                del self.model[seq][n:]
+    @rule(src=st.integers(0, N_SEQ - 1), dst=st.integers(0, N_SEQ - 1))
+    def copy(self, src, dst):
+        assert self.session.copy(src, dst)
+        self.model[dst] = list(self.model[src])
 
-        @rule(src=st.integers(0, N_SEQ - 1), dst=st.integers(0, N_SEQ - 1))
-        def copy(self, src, dst):
-            assert self.session.copy(src, dst)
-            self.model[dst] = list(self.model[src])
+    @rule(seq=st.integers(0, N_SEQ - 1))
+    def keep(self, seq):
+        self.session.keep(seq)
+        self.model = [part if s == seq else [] for s, part in enumerate(self.model)]
 
-        @rule(seq=st.integers(0, N_SEQ - 1))
-        def keep(self, seq):
-            self.session.keep(seq)
-            self.model = [part if s == seq else [] for s, part in enumerate(self.model)]
+    @rule(seq=st.integers(0, N_SEQ - 1))
+    def save(self, seq):
+        self.saved = self.session.save(seq), list(self.model[seq])
 
-        @rule(seq=st.integers(0, N_SEQ - 1))
-        def save(self, seq):
-            self.saved = self.session.save(seq), list(self.model[seq])
+    @precondition(lambda self: self.saved)
+    @rule(seq=st.integers(0, N_SEQ - 1))
+    def restore(self, seq):
+        assert self.session.restore(self.saved[0], seq), self.session.error
+        self.model[seq] = list(self.saved[1])
 
-        @precondition(lambda self: self.saved)
-        @rule(seq=st.integers(0, N_SEQ - 1))
-        def restore(self, seq):
-            assert self.session.restore(self.saved[0], seq), self.session.error
-            self.model[seq] = list(self.saved[1])
+    @invariant()
+    def lengths_agree(self):
+        assert [self.session.length(seq) for seq in range(N_SEQ)] == [len(part) for part in self.model]
 
-        @invariant()
-        def lengths_agree(self):
-            assert [self.session.length(seq) for seq in range(N_SEQ)] == [len(part) for part in self.model]
-
-        @invariant()
-        def no_page_is_lost(self):
-            if not any(self.model):
-                assert self.session.kv_bytes == 0
-
-        def teardown(self):
-            self.session.clear()
+    @invariant()
+    def no_page_is_lost(self):
+        if not any(self.model):
             assert self.session.kv_bytes == 0
-            self.session.close()
 
-    return Machine
+    def teardown(self):
+        self.session.clear()
+        assert self.session.kv_bytes == 0
+        self.session.close()
 
 
 def test_any_order_of_operations(start, method, tokens):
+    alone = start(method, n_seq_max=1, n_batch=256, n_ubatch=256)
+
+    @cache
+    def want(*sequence: int) -> np.ndarray:
+        alone.clear()
+        return alone.decode(list(sequence))[-1]
+
+    class Bound(Machine):
+        open_one = staticmethod(lambda: start(method))
+        want = staticmethod(lambda sequence: want(*sequence))
+
+    Bound.tokens = tokens
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
     options = settings(
         max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=checks, derandomize=True
     )
-    run_state_machine_as_test(machine_of(start, method, tokens), settings=options)
+    run_state_machine_as_test(Bound, settings=options)

@@ -2,39 +2,16 @@
 
 import numpy as np
 import pytest
-from cases import LOGIT_TOLERANCE
-from session import Session
+from session import assert_same
 
-METHODS = {
-    "full": "full",
-    "window": "window,n_sink=3,window=40",
-    "selfextend": "selfextend,group_size=7,neighbor_window=21",
-}
 N = 200
 
 
-@pytest.fixture(params=METHODS)
-def method(request) -> str:
-    return METHODS[request.param]
-
-
 @pytest.fixture
-def start(ffi, lib, model_path):
+def start(open_session):
     """Return a function that opens a session on the tiny model."""
-    sessions = []
-
-    def start(method: str, **params) -> Session:
-        defaults = {"n_ctx": 256, "n_batch": 256, "n_ubatch": 256, "n_threads": 1, "n_threads_batch": 1}
-        sessions.append(Session(ffi, lib, model_path("llama"), method, **defaults | params))
-        return sessions[-1]
-
-    yield start
-    for session in sessions:
-        session.close()
-
-
-def assert_same(got: np.ndarray, want: np.ndarray) -> None:
-    np.testing.assert_allclose(got, want, rtol=0, atol=LOGIT_TOLERANCE * abs(want).max())
+    defaults = {"n_ctx": 256, "n_batch": 256, "n_ubatch": 256, "n_threads": 1, "n_threads_batch": 1}
+    return lambda method, **params: open_session("llama", method, **defaults | params)
 
 
 @pytest.fixture
@@ -82,9 +59,8 @@ def test_evaluation_after_a_rollback(start, method, tokens, want, keep, step):
     assert_same(session.decode(tokens[keep:N], step), want[keep:])
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_rollback_by_one_token_is_never_refused(start, tokens, name):
-    session = start(METHODS[name])
+def test_a_rollback_by_one_token_is_never_refused(start, method, tokens):
+    session = start(method)
     session.decode(tokens[:N])
     assert session.remove_tail(N - 1)
 
