@@ -21,19 +21,7 @@ from pylongctx.methods import Method, parse
 from pylongctx.sampling import seed_sequence
 
 DEFAULT_SEED = 0xFFFFFFFF
-CONTEXT_FIELDS = (
-    "rope_freq_base",
-    "rope_freq_scale",
-    "yarn_ext_factor",
-    "yarn_attn_factor",
-    "yarn_beta_fast",
-    "yarn_beta_slow",
-    "yarn_orig_ctx",
-    "pooling_type",
-    "attention_type",
-    "offload_kqv",
-    "no_perf",
-)
+CONTEXT_FIELDS = (*arguments.ROPE_FIELDS, "pooling_type", "attention_type", "offload_kqv", "op_offload", "no_perf")
 
 
 class Llama(Generation, Later):
@@ -342,11 +330,7 @@ def _model_settings(given: Mapping[str, Any]) -> dict[str, int]:
 
 def _context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict[str, Any]:
     n_batch = arguments.check_count("n_batch", given["n_batch"])
-    settings = {name: given[name] for name in CONTEXT_FIELDS}
-    if given["rope_scaling_type"] is not None:
-        settings["rope_scaling_type"] = given["rope_scaling_type"]
-    if given["op_offload"] is not None:
-        settings["op_offload"] = given["op_offload"]
+    settings = {name: given[name] for name in CONTEXT_FIELDS if given[name] is not None}  # None: llama.cpp's default
     return settings | {
         "n_ctx": arguments.check_count("n_ctx", given["n_ctx"], 0),
         "n_batch": n_batch,
