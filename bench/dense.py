@@ -67,9 +67,7 @@ def main() -> None:
     settings = {"type_k": "f32", "type_v": "f32", "logits_all": True, "verbose": False}
     with Llama(path, n_ctx=args.length, method=args.method, **settings) as llm:
         print(f"{llm.method}, {args.length} tokens\n")
-        print(
-            "| trial | largest difference | largest logit | same next token | ours right | dense right |"
-        )
+        print("| trial | largest difference | largest logit | same next token | ours right | dense right |")
         print("|---|---|---|---|---|---|")
         model = DenseSelfExtend.load(path)
         for trial in range(args.tests):
