@@ -125,13 +125,15 @@ bool is_sequence(const lctx_context * ctx, int32_t seq) {
     return seq >= 0 && seq < (int32_t)llama_n_seq_max(ctx->ctx);
 }
 
-// What is wrong with a batch; empty when it can be decoded.
-std::string check_batch(const lctx_context * ctx, const llama_batch & batch) {
+// Why the last call failed: the memory's own words, else what llama.cpp logged.
+std::string failure(lctx_context * ctx, const char * fallback) {
+    const std::string own = ctx->memory ? ctx->memory->take_error() : "";
+    return own.empty() ? lctx_log_errors(fallback) : own;
+}
+
+// What is wrong with a batch; empty when it can be decoded. next: the next position of every sequence.
+std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std::vector<int32_t> next) {
     const int32_t n_vocab = llama_vocab_n_tokens(ctx->model->vocab);
-    std::vector<int32_t> next;
-    for (uint32_t seq = 0; seq < llama_n_seq_max(ctx->ctx); seq++) {
-        next.push_back(n_past(ctx, seq));
-    }
     for (int32_t i = 0; i < batch.n_tokens; i++) {
         const int32_t seq = batch.seq_id[i][0];
         if (batch.token[i] < 0 || batch.token[i] >= n_vocab) {
@@ -158,19 +160,18 @@ void withdraw(lctx_context * ctx, const std::vector<int32_t> & before) {
 }
 
 int32_t run_batch(lctx_context * ctx, const llama_batch & batch, float * logits) {
-    const std::string wrong = check_batch(ctx, batch);
-    if (!wrong.empty()) {
-        return fail(ctx, LCTX_INVALID, wrong);
-    }
     std::vector<int32_t> before;
     for (uint32_t seq = 0; seq < llama_n_seq_max(ctx->ctx); seq++) {
         before.push_back(n_past(ctx, seq));
     }
+    const std::string wrong = check_batch(ctx, batch, before);
+    if (!wrong.empty()) {
+        return fail(ctx, LCTX_INVALID, wrong);
+    }
     lctx_log_begin();
     const int32_t status = llama_decode(ctx->ctx, batch);
     if (status != LCTX_OK) {
-        const std::string own = ctx->memory ? ctx->memory->last_error() : "";
-        const std::string reason = status == LCTX_ABORTED ? "aborted" : own.empty() ? lctx_log_errors("llama_decode failed") : own;
+        const std::string reason = status == LCTX_ABORTED ? "aborted" : failure(ctx, "llama_decode failed");
         withdraw(ctx, before);
         return fail(ctx, status == LCTX_NO_SLOT || status == LCTX_ABORTED ? status : LCTX_FAILED, reason);
     }
@@ -181,17 +182,25 @@ int32_t run_batch(lctx_context * ctx, const llama_batch & batch, float * logits)
     return LCTX_OK;
 }
 
-// A batch in the context's own arrays; the caller fills ctx->pos, seq and output.
-llama_batch own_batch(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens) {
-    return {n_tokens,          const_cast<llama_token *>(tokens), nullptr, ctx->pos.data(), ctx->n_seq_id.data(), ctx->seq_id.data(),
+// Decode a batch in the context's own arrays: fill(i) sets pos, seq and output of token i.
+template <typename F> int32_t decode(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, float * logits, F && fill) {
+    int32_t status = LCTX_FAILED;
+    ctx->error.clear();
+    lctx_guard(&ctx->error, [&] {
+        const int32_t n_batch = (int32_t)llama_n_batch(ctx->ctx);
+        if (n_tokens < 1 || n_tokens > n_batch) {
+            status = fail(ctx, LCTX_INVALID, "a batch holds 1 .. " + std::to_string(n_batch) + " tokens, not " + std::to_string(n_tokens));
+            return;
+        }
+        for (int32_t i = 0; i < n_tokens; i++) {
+            fill(i);
+        }
+        const llama_batch batch = {
+            n_tokens,          const_cast<llama_token *>(tokens), nullptr, ctx->pos.data(), ctx->n_seq_id.data(), ctx->seq_id.data(),
             ctx->output.data()};
-}
-
-std::string check_size(const lctx_context * ctx, int32_t n_tokens) {
-    const int32_t n_batch = (int32_t)llama_n_batch(ctx->ctx);
-    return n_tokens >= 1 && n_tokens <= n_batch
-               ? ""
-               : "a batch holds 1 .. " + std::to_string(n_batch) + " tokens, not " + std::to_string(n_tokens);
+        status = run_batch(ctx, batch, logits);
+    });
+    return status;
 }
 
 // Run f, which returns true, with errors of the memory as the context's error.
@@ -202,8 +211,7 @@ template <typename F> int32_t guarded(lctx_context * ctx, F && f) {
         lctx_log_begin();
         done = f();
         if (!done && ctx->error.empty()) {
-            const std::string own = ctx->memory ? ctx->memory->last_error() : "";
-            ctx->error = own.empty() ? lctx_log_errors("the cache refused") : own;
+            ctx->error = failure(ctx, "the cache refused");
         }
     });
     return done;
@@ -275,42 +283,20 @@ uint32_t lctx_context_n_ubatch(const lctx_context * ctx) {
 }
 
 int32_t lctx_decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos, float * logits, int32_t all) {
-    int32_t status = LCTX_FAILED;
-    ctx->error.clear();
-    lctx_guard(&ctx->error, [&] {
-        const std::string wrong = check_size(ctx, n_tokens);
-        if (!wrong.empty()) {
-            status = fail(ctx, LCTX_INVALID, wrong);
-            return;
-        }
-        for (int32_t i = 0; i < n_tokens; i++) {
-            ctx->pos[i] = pos + i;
-            ctx->seq[i] = 0;
-            ctx->output[i] = logits && (all || i == n_tokens - 1);
-        }
-        status = run_batch(ctx, own_batch(ctx, n_tokens, tokens), logits);
+    return decode(ctx, n_tokens, tokens, logits, [&](int32_t i) {
+        ctx->pos[i] = pos + i;
+        ctx->seq[i] = 0;
+        ctx->output[i] = logits && (all || i == n_tokens - 1);
     });
-    return status;
 }
 
 int32_t lctx_decode_batch(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, const int32_t * pos, const int32_t * seqs,
                           const int8_t * outputs, float * logits) {
-    int32_t status = LCTX_FAILED;
-    ctx->error.clear();
-    lctx_guard(&ctx->error, [&] {
-        const std::string wrong = check_size(ctx, n_tokens);
-        if (!wrong.empty()) {
-            status = fail(ctx, LCTX_INVALID, wrong);
-            return;
-        }
-        for (int32_t i = 0; i < n_tokens; i++) {
-            ctx->pos[i] = pos[i];
-            ctx->seq[i] = seqs[i];
-            ctx->output[i] = logits && outputs[i] != 0;
-        }
-        status = run_batch(ctx, own_batch(ctx, n_tokens, tokens), logits);
+    return decode(ctx, n_tokens, tokens, logits, [&](int32_t i) {
+        ctx->pos[i] = pos[i];
+        ctx->seq[i] = seqs[i];
+        ctx->output[i] = logits && outputs[i] != 0;
     });
-    return status;
 }
 
 int32_t lctx_n_past(const lctx_context * ctx, int32_t seq) {

@@ -16,6 +16,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 // Pools of one layer as the graph sees them: views made in the graph's context.
@@ -55,9 +56,10 @@ class lctx_memory final : public llama_memory_i {
 
     // for the API
     void usage(lctx_kv_info & info, int32_t * rows) const;
-    // Make dst the first n_pos rows of src (all with n_pos < 0); false with last_error() when that cannot be.
+    // Make dst the first n_pos rows of src (all with n_pos < 0); false with take_error() when that cannot be.
     bool copy(int32_t src, int32_t dst, int32_t n_pos);
-    const std::string & last_error() const { return error_; }
+    // The reason of the last refusal, told once: a later failure has a reason of its own.
+    std::string take_error() { return std::exchange(error_, {}); }
 
     // Give every token of the ubatch its row: pages are taken here. init_batch has seen that there are enough.
     bool place(const llama_ubatch & ubatch);
