@@ -24,6 +24,7 @@ import tiny_gguf  # noqa: E402
 ENGINES = {
     "pylongctx full": {"engine": "ours", "method": "full"},
     "pylongctx selfextend": {"engine": "ours", "method": "selfextend,group_size=4,neighbor_window=1024"},
+    "pylongctx longheads": {"engine": "ours", "method": "longheads,chunk_size=256,window=2048"},
     "llama.cpp": {"engine": "peer", "flash_attn": False},
     "llama.cpp flash": {"engine": "peer", "flash_attn": True},
 }
@@ -57,20 +58,26 @@ class Worker:
         self.process.wait()
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def peer_and_ours(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every comparison with llama.cpp."""
     add = parser.add_argument
     add("--geometry", choices=list(tiny_gguf.GEOMETRIES), default="llama-3-8b")
     add("--layers", type=int, default=2, help="how many layers of it; times scale with them")
     add("--weights", choices=["q8_0", "f16"], default="q8_0")
-    add("--depth", type=int, default=4096, help="tokens of the prompt, and so the depth of decoding")
-    add("--decode", type=int, default=32, help="tokens decoded at that depth per round")
-    add("--rounds", type=int, default=3)
-    add("--kv", default="f16,q8_0", help="types of K and V")
-    add("--engine", action="append", choices=list(ENGINES), help="default: all")
+    add("--decode", type=int, default=32, help="tokens decoded at every depth")
     add("--threads", type=int, default=len(os.sched_getaffinity(0)))
     add("--model", type=Path, help="a GGUF file instead of random weights")
     add("--cache", type=Path, default=Path(tempfile.gettempdir()) / "pylongctx-bench", help="folder for the weights")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    peer_and_ours(parser)
+    add = parser.add_argument
+    add("--depth", type=int, default=4096, help="tokens of the prompt, and so the depth of decoding")
+    add("--rounds", type=int, default=3)
+    add("--kv", default="f16,q8_0", help="types of K and V")
+    add("--engine", action="append", choices=list(ENGINES), help="default: all")
     return parser.parse_args()
 
 

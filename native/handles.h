@@ -4,6 +4,7 @@
 #include "lctx.h"
 #include "llama.h"
 #include "memory/memory.h"
+#include "trace.h"
 
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@ struct lctx_context {
     uint32_t n_ctx = 0;              // as asked; llama.cpp pads it
     std::string method, why, error;
     const volatile int32_t * abort_flag = nullptr;
+    lctx_trace trace;
     // one batch of n_batch tokens, reused
     std::vector<llama_pos> pos;
     std::vector<int32_t> n_seq_id;

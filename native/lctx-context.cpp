@@ -95,6 +95,8 @@ void create(lctx_context * ctx, const lctx_model * model, const lctx_context_par
     c.n_ctx = (n_ctx + 255) / 256 * 256 * c.n_seq_max;  // llama.cpp pads, and shares n_ctx among the sequences
     c.abort_callback = on_abort;
     c.abort_callback_data = ctx;
+    c.cb_eval = lctx_trace::on_node;
+    c.cb_eval_user_data = &ctx->trace;
     lctx_log_begin();
     ctx->ctx = init(model->model, c, method, n_ctx);
     if (!ctx->ctx) {
@@ -307,6 +309,10 @@ int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1) {
     return guarded(ctx, [&] { return llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, p0, p1); });
 }
 
+int32_t lctx_seq_restorable(const lctx_context * ctx, int32_t seq, int32_t n) {
+    return ctx->memory ? ctx->memory->restorable(seq, n) : std::max(0, std::min(n, lctx_n_past(ctx, seq)));
+}
+
 int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n) {
     return guarded(ctx, [&] {
         if (!is_sequence(ctx, src) || !is_sequence(ctx, dst)) {
@@ -373,4 +379,19 @@ int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * r
     }
     ctx->memory->usage(*info, rows);
     return LCTX_OK;
+}
+
+int32_t lctx_trace_start(lctx_context * ctx, int32_t p0, int32_t p1) {
+    const lctx_chunks * chunks = ctx->memory ? ctx->memory->method().chunks() : nullptr;
+    if (!chunks) {
+        return fail(ctx, LCTX_INVALID, "only a method that chooses chunks (longheads) can be traced");
+    }
+    const llama_model * model = ctx->model->model;
+    ctx->trace.start(p0, p1, {0, llama_model_n_layer(model), llama_model_n_head(model), chunks->n_chunk, chunks->chunk_size});
+    return LCTX_OK;
+}
+
+int32_t lctx_trace_get(const lctx_context * ctx, lctx_trace_info * info, int32_t * pos, int32_t * chunks) {
+    ctx->trace.get(*info, pos, chunks);
+    return ctx->trace.failed() ? LCTX_FAILED : LCTX_OK;
 }

@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 2 };
+enum { LCTX_ABI_VERSION = 3 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -169,6 +169,9 @@ int32_t lctx_n_past(const lctx_context * ctx, int32_t seq);
 // Remove positions [p0, p1) (p1 < 0: to the end). 1 done, 0 refused and nothing changed: lctx_context_error says why.
 int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1);
 
+// The longest prefix of at most n positions that lctx_seq_rm(ctx, seq, prefix, -1) can cut the sequence back to.
+int32_t lctx_seq_restorable(const lctx_context * ctx, int32_t seq, int32_t n);
+
 // Make dst an exact copy of the first n positions of src (n < 0: all). 1 done, 0 refused and nothing changed.
 int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n);
 
@@ -198,6 +201,24 @@ typedef struct lctx_kv_info {
 // KV memory of the context. rows: NULL or int32[n_layer][n_head_kv], rows held per layer and KV head.
 // LCTX_INVALID when the context runs without a method.
 int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows);
+
+// ---- which chunks were read ----
+
+typedef struct lctx_trace_info {
+    int32_t n_query;  // queries recorded
+    int32_t n_layer;
+    int32_t n_head;  // largest over the layers
+    int32_t n_slot;  // chunks that a query reads at most
+    int32_t chunk_size;
+} lctx_trace_info;
+
+// Record the chunks that every layer and head reads for the queries of sequence 0 at positions [p0, p1), and forget what was
+// recorded before; p1 <= p0 stops. LCTX_INVALID when the method chooses no chunks. A run that does not record is not slowed.
+int32_t lctx_trace_start(lctx_context * ctx, int32_t p0, int32_t p1);
+
+// What was recorded, by position. pos: NULL or int32[n_query]; chunks: NULL or int32[n_query][n_layer][n_head][n_slot], ascending,
+// then -1 for the slots that were not used. LCTX_FAILED: memory ran out while recording, later queries are missing.
+int32_t lctx_trace_get(const lctx_context * ctx, lctx_trace_info * info, int32_t * pos, int32_t * chunks);
 
 // ---- sampler ----
 
@@ -277,6 +298,25 @@ typedef struct lctx_op_args {
 
 // 0 on success, else LCTX_INVALID with the reason in err.
 int32_t lctx_op_run(lctx_op_args * args, char * err, size_t err_size);
+
+// One layer of a method that chooses chunks: n_rows keys, values and queries of one sequence pass in ubatches of n_ubatch through
+// store, represent, select and attend. op gives shapes, types, RoPE, scale, k, v, q and out; there n_tokens = n_rows, and its
+// segments, near ring and positions are not read. Every query is causal. chunks: those that query and head read, ascending, then -1.
+typedef struct lctx_chunk_run_args {
+    lctx_op_args * op;
+    const char * method;  // "longheads,chunk_size=16,..."
+    int32_t n_ctx_train;
+    int32_t n_ubatch;
+    int32_t n_rep;            // result: heads with a representation of their own: n_head or n_head_kv
+    int32_t rep_dim;          // result: head_dim_k, or 2*head_dim_k (maximum, then minimum)
+    int32_t n_slot;           // result: chunks that a query reads at most
+    int32_t n_slot_max;       // room in chunks
+    float * representations;  // [n_rep][n_rows/chunk_size][rep_dim], room for n_head x chunks x 2*head_dim_k; or NULL
+    int32_t * chunks;         // [n_rows][n_head][n_slot_max] or NULL
+} lctx_chunk_run_args;
+
+// 0 on success, else LCTX_INVALID with the reason in err.
+int32_t lctx_chunk_run(lctx_chunk_run_args * args, char * err, size_t err_size);
 
 // [cdef end]
 

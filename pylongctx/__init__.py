@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pylongctx.methods import Full, SelfExtend, Window
+from pylongctx.methods import Full, LongHeads, SelfExtend, Window
 
 if TYPE_CHECKING:
     from pylongctx.cache import LlamaCache, LlamaDiskCache, LlamaRAMCache
@@ -20,6 +20,7 @@ __all__ = [
     "LlamaRAMCache",
     "LlamaState",
     "LogitsProcessorList",
+    "LongHeads",
     "MinTokensLogitsProcessor",
     "SelfExtend",
     "StoppingCriteriaList",

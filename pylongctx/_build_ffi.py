@@ -6,7 +6,10 @@ The build runs ``python _build_ffi.py HEADER OUTPUT``; this file imports nothing
 import sys
 from pathlib import Path
 
-from cffi import FFI
+sys.path = [
+    p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent
+]  # holds a room named inspect
+from cffi import FFI  # noqa: E402
 
 BEGIN, END = "// [cdef begin]", "// [cdef end]"
 USAGE = "usage: _build_ffi.py HEADER OUTPUT"

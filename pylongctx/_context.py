@@ -73,6 +73,7 @@ class Context:
         self.types = {name: text(lib.lctx_type_name(getattr(params, name))) for name in ("type_k", "type_v")}
         self.method = text(lib.lctx_context_method(handle))
         self.why = text(lib.lctx_context_why(handle))
+        self.tracing = False
         lib.lctx_context_set_abort(handle, self._abort)
 
     @property
@@ -121,6 +122,11 @@ class Context:
             done = lib.lctx_seq_rm(self.handle, 0, n, -1)
             return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
 
+    def restorable(self, n: int) -> int:
+        """Return the longest prefix of at most ``n`` positions that ``truncate`` can cut back to."""
+        with self._lock:
+            return int(lib.lctx_seq_restorable(self.handle, 0, n))
+
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
@@ -153,3 +159,30 @@ class Context:
 
     def _kv_usage(self, info: Any, rows: Any) -> None:
         check(lib.lctx_kv_usage(self.handle, info, rows), lib.lctx_context_error(self.handle))
+
+    def start_trace(self, start: int, stop: int) -> None:
+        """Record the chunks read at positions ``start <= p < stop`` and forget the records so far; none: stop."""
+        with self._lock:
+            check(lib.lctx_trace_start(self.handle, start, stop), lib.lctx_context_error(self.handle))
+            self.tracing = start < stop
+
+    def read_trace(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the records: positions int32 [n_query], chunks int32 [n_query, n_layer, n_head, n_slot].
+
+        Raises
+        ------
+        MemoryError
+            When there is no room for the copy, or was none for a record.
+        """
+        info = ffi.new("lctx_trace_info *")
+        with self._lock:
+            self._read_trace(info, ffi.NULL, ffi.NULL)
+            positions = np.empty(info.n_query, np.int32)
+            chunks = np.empty((info.n_query, info.n_layer, info.n_head, info.n_slot), np.int32)
+            buffers = [out_buffer(name, array, np.int32) for name, array in (("pos", positions), ("chunks", chunks))]
+            self._read_trace(info, *buffers)
+        return positions, chunks
+
+    def _read_trace(self, info: Any, positions: Any, chunks: Any) -> None:
+        if lib.lctx_trace_get(self.handle, info, positions, chunks) != lib.LCTX_OK:
+            raise MemoryError("a record of the chunks that were read found no memory")

@@ -92,18 +92,28 @@ class Session:
         self.context.clear()
 
     def rewind(self, n: int) -> int:
-        """Forget all but the first ``n`` tokens; returns how many are left, 0 when the cache cannot be cut there."""
+        """Forget all but the first ``n`` tokens, more when the cache cannot be cut there; returns how many are left."""
         if n == 0:
             self.clear()
             return 0
-        n_past = self.context.n_past()
-        refusal = self.context.truncate(n) if n < n_past else ""
-        if n > n_past or refusal:
-            self.say(f"the cache cannot go back to {n} tokens ({refusal or 'it holds fewer'}): evaluating again")
+        kept, refusal = self._cut(n)
+        if refusal:
+            self.say(f"the cache cannot go back to {n} tokens ({refusal}): evaluating again from {kept}")
+        if kept == 0:
             self.clear()
-            return 0
-        self.n_tokens = n
-        return n
+        self.n_tokens = kept
+        return kept
+
+    def _cut(self, n: int) -> tuple[int, str]:
+        """Cut the cache at ``n`` or at the last place before; returns what is left, and why it is less than ``n``."""
+        n_past = self.context.n_past()
+        if n >= n_past:
+            return (n, "") if n == n_past else (0, "it holds fewer")
+        refusal = self.context.truncate(n)
+        if not refusal:
+            return n, ""
+        kept = self.context.restorable(n)
+        return (0 if kept and self.context.truncate(kept) else kept), refusal
 
     def reuse(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
         """Keep the longest common prefix with the evaluated tokens; returns the tokens still to be evaluated."""
@@ -125,12 +135,15 @@ class Session:
     def eval_rows(self, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
         """Evaluate int32 [n] and yield float32 [k, n_vocab] per step, valid until the next step."""
         scratch = np.empty((min(self._step_size, self.n_tokens + len(tokens)), self.model.info.n_vocab), np.float32)
+        first = self.n_tokens
         for part, is_last in self._steps(tokens):
+            known = max(first - self.n_tokens, 0)  # tokens of the part that are evaluated again
             rows = self._row_buffer(len(part)) if self.logits_all else scratch[: len(part)]
             self._step(part, rows, True)
             if is_last:
                 self._keep_last(rows[-1])
-            yield rows
+            if known < len(part):
+                yield rows[known:]
 
     def save(self) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]:
         """Return tokens, last logits (empty when not known) and the bytes of the cache."""

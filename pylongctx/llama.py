@@ -4,6 +4,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from pylongctx._lib import lib
 from pylongctx._model import Model
 from pylongctx._session import Session, longest_prefix
 from pylongctx._tokenizer import LlamaTokenizer
+from pylongctx._tracing import record
 from pylongctx.generation import Generation
+from pylongctx.inspect.trace import Trace
 from pylongctx.methods import Method, parse
 from pylongctx.sampling import seed_sequence
 
@@ -300,6 +303,29 @@ class Llama(Generation, Later):
         ids = self._model.check_tokens(tokens)
         self._session.context.abort = False
         return self._session.eval_rows(ids)
+
+    def trace(self, start: int | None = None, stop: int | None = None) -> AbstractContextManager[Trace]:
+        """Record which chunks each layer and head reads: ``with llm.trace() as trace: llm.eval(tokens)``.
+
+        The results do not change. Numbers and a map come from ``pylongctx.inspect``. A position that is evaluated again
+        replaces its record.
+
+        Parameters
+        ----------
+        start, stop : int or None
+            Record the queries at positions ``start <= p < stop`` of the text. None: the current number of tokens,
+            and n_ctx. A query takes 4 * n_layer * n_head * window / chunk_size bytes.
+
+        Raises
+        ------
+        ValueError
+            When the method reads no chunks, or the range is empty or outside of the context.
+        RuntimeError
+            When a trace is being recorded already.
+        MemoryError
+            When the records of the range do not fit into memory.
+        """
+        return record(self._session, self.method, start, stop)
 
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -11,15 +11,24 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from oracle import NEOX, NORM, Full, Method, Rope, Segment, SelfExtend, Window
+from oracle_chunks import LongHeads
 
 TOLERANCE = {"f32": 1e-4, "f16": 1e-3, "q8_0": 2e-3}
+CHUNK_TOLERANCE = TOLERANCE | {"q4_0": 2e-2}  # one step of q4_0 is an eighth of the largest value of its block
 LOGIT_TOLERANCE = 1e-4  # of the largest logit, f32 KV
 
-# settings that do something on 60 tokens of a model trained on 64
+LONGHEADS = {
+    "longheads-attention": LongHeads(16, 64),
+    "longheads-minmax": LongHeads(16, 64, select="group", representation="minmax"),
+    "longheads-grouped": LongHeads(16, 64, representation="minmax", position="grouped", group_size=8),
+}
+
+# settings that do something on 60 (LongHeads: 200) tokens of a model trained on 64
 SPECS = {
     "full": "full",
     "window": "window,n_sink=3,window=40",
     "selfextend": "selfextend,group_size=7,neighbor_window=21",
+    **{name: method.text() for name, method in LONGHEADS.items()},
 }
 PAGE_ROWS = 64
 
@@ -189,3 +198,97 @@ MODEL_CASES = {
     "selfextend-odd": (SelfExtend(7, 13), 200),
     "selfextend-wide": (SelfExtend(16, 48), 200),
 }
+
+
+# ---- methods that choose chunks ----
+
+REPRESENTATIONS = ("attention", "minmax")
+POSITIONS = ("packed", "grouped")
+
+
+@dataclass(frozen=True)
+class ChunkCase(OpCase):
+    """One call of ``lctx_chunk_run``: every row comes with its query."""
+
+    method: LongHeads = field(default_factory=lambda: LongHeads(16, 96))
+    n_ubatch: int = 64
+
+    @property
+    def tolerance(self) -> float:
+        return max(CHUNK_TOLERANCE[self.type_k], CHUNK_TOLERANCE[self.type_v])
+
+    @property
+    def n_chunk(self) -> int:
+        """Return the number of complete chunks."""
+        return self.n_rows // self.method.chunk_size
+
+    def segments(self) -> list[list[Segment]]:
+        """Return segments that are not read: the choice makes them."""
+        return [[Segment(0, 0, 0)]] * self.n_rows
+
+
+def chunk_case(name: str, n_rows: int = 257, sharpness: float = 2.0, **settings) -> ChunkCase:
+    return ChunkCase(name, n_rows=n_rows, n_tokens=n_rows, sharpness=sharpness, **settings)
+
+
+def with_method(case: ChunkCase, name: str = "", **settings) -> ChunkCase:
+    """Change settings of the method, and append to the name."""
+    return replace(case, name=f"{case.name}{name}", method=replace(case.method, **settings))
+
+
+def _represented(cases: list[ChunkCase]) -> list[ChunkCase]:
+    """Return every case with every representation."""
+    return [with_method(case, f"-{r}", representation=r) for case in cases for r in REPRESENTATIONS]
+
+
+def _placed(cases: list[ChunkCase]) -> list[ChunkCase]:
+    """Return every case with keys read at every kind of position."""
+    return [with_method(case, f"-{p}", position=p) for case in cases for p in POSITIONS]
+
+
+def _chunk_sizes() -> list[ChunkCase]:
+    cases = []
+    for size in (16, 32, 48, 80):
+        window = 4 * size
+        rows = {1, size - 1, size, size + 1, window - 1, window, window + 1, 2 * window + 5, 257, 321}
+        method = LongHeads(size, window)
+        cases += [chunk_case(f"chunk{size}-rows{n}", n_rows=n, method=method) for n in sorted(rows)]
+    return cases
+
+
+def _chunk_heads() -> list[ChunkCase]:
+    heads = [(1, 1), (8, 8), (2, 1), (4, 1), (8, 2), (6, 2)]
+    by_head = [chunk_case(f"heads{h}x{kv}", n_head=h, n_head_kv=kv, n_threads=2) for h, kv in heads]
+    return by_head + [with_method(case, "-group", select="group") for case in by_head]
+
+
+def _chunk_types() -> list[ChunkCase]:
+    dims = [chunk_case(f"dim{d}", head_dim_k=d, head_dim_v=d) for d in (32, 40, 80, 128)]
+    pairs = [(t, t) for t in CHUNK_TOLERANCE] + [("f16", "q8_0"), ("q8_0", "f32"), ("q4_0", "f16")]
+    return dims + _placed([chunk_case(f"k-{k}-v-{v}", type_k=k, type_v=v) for k, v in pairs])
+
+
+def _chunk_ropes() -> list[ChunkCase]:
+    names = ("neox", "norm-partial", "neox-partial", "linear", "factors", "yarn", "yarn-neox", "yarn-partial-factors")
+    return _placed([chunk_case(f"rope-{name}", rope=ROPES[name]) for name in names])
+
+
+def _chunk_options() -> list[ChunkCase]:
+    base = chunk_case("options")
+    recent = [with_method(base, f"-recent{n}", n_recent=n) for n in (0, 1, 2)]
+    shared = [with_method(base, f"-block{n}", select_block=n) for n in (2, 8, 16)]
+    return [
+        *_placed(recent),
+        *(with_method(base, f"-neighbor{n}", n_neighbor=n, n_recent=0) for n in (1, 2, 3)),
+        *(with_method(base, f"-grouped{n}", position="grouped", group_size=n) for n in (1, 5, 16)),
+        *shared,
+        *(with_method(replace(c, n_ubatch=7), "-ubatch7-group", select="group") for c in shared),
+        with_method(chunk_case("short", n_rows=9), "-group", select="group"),
+        chunk_case("softcap", softcap=3.0),
+        chunk_case("long", n_rows=515, n_head=2, n_head_kv=1, n_ubatch=512, method=LongHeads(16, 160, n_recent=2)),
+    ]
+
+
+CHUNK_CASES = _represented(
+    [*_chunk_sizes(), *_chunk_heads(), *_chunk_types(), *_chunk_ropes(), *_chunk_options()],
+)

@@ -6,7 +6,12 @@ import numpy as np
 
 from pylongctx import Llama
 
-METHODS = ["full", "window,n_sink=4,window=128", "selfextend,group_size=4,neighbor_window=128"]
+METHODS = [
+    "full",
+    "window,n_sink=4,window=128",
+    "selfextend,group_size=4,neighbor_window=128",
+    "longheads,chunk_size=16,window=128,representation=attention",
+]
 TEXT = b"It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness. "
 
 

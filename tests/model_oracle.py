@@ -6,6 +6,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 import oracle
+from oracle_chunks import LongHeads, attend_longheads
+
+Method = oracle.Method | LongHeads
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
@@ -55,7 +58,7 @@ class Model:
         meta, tensors = read_gguf(path)
         return cls(meta, tensors, replace(rope_of(meta, tensors), **rope))
 
-    def logits(self, tokens: list[int], method: oracle.Method) -> np.ndarray:
+    def logits(self, tokens: list[int], method: Method) -> np.ndarray:
         """Return the logits ``[n_tokens, n_vocab]`` after every token."""
         x = self.tensors["token_embd.weight"][tokens]
         for i in range(self.meta["block_count"]):
@@ -74,11 +77,14 @@ class Model:
         gate, up = self.linear(x, f"blk.{i}.ffn_gate"), self.linear(x, f"blk.{i}.ffn_up")
         return self.linear(silu(gate) * up, f"blk.{i}.ffn_down")
 
-    def attention(self, x: np.ndarray, i: int, method: oracle.Method) -> np.ndarray:
+    def attention(self, x: np.ndarray, i: int, method: Method) -> np.ndarray:
         n_head = self.meta["attention.head_count"]
         n_head_kv = self.meta.get("attention.head_count_kv", n_head)
         q, k, v = (self.linear(x, f"blk.{i}.attn_{part}").reshape(len(x), heads, -1)
                    for part, heads in (("q", n_head), ("k", n_head_kv), ("v", n_head_kv)))  # fmt: skip
         scale = q.shape[-1] ** -0.5
-        out = [oracle.attend_method(q[p], k, v, p, method, self.rope, scale).ravel() for p in range(len(x))]
-        return self.linear(np.array(out), f"blk.{i}.attn_output")
+        if isinstance(method, LongHeads):
+            out = attend_longheads(q, k, v, method, self.rope, scale)
+        else:
+            out = np.array([oracle.attend_method(q[p], k, v, p, method, self.rope, scale) for p in range(len(x))])
+        return self.linear(out.reshape(len(x), -1), f"blk.{i}.attn_output")

@@ -1,10 +1,12 @@
-"""Calls ``lctx_op_run`` on numpy arrays: the inputs of a case, the native result, and the oracle's."""
+"""Calls ``lctx_op_run`` and ``lctx_chunk_run`` on numpy arrays: inputs of a case, native result, and the oracle's."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import oracle
-from cases import OpCase
+from cases import ChunkCase, OpCase
+from oracle_chunks import UNUSED, Stored
 
 POISON = np.float32(1e30)
 
@@ -52,14 +54,74 @@ def run_native(ffi, lib, case: OpCase, x: Inputs, **override) -> tuple[np.ndarra
     """
     out = np.full((case.n_tokens, case.n_head, case.head_dim_v), POISON)
     lse = np.full((case.n_tokens, case.n_head), POISON) if case.lse else None
+    with _op_args(ffi, lib, case, x, out, lse, override) as args:
+        _call(ffi, lib, lib.lctx_op_run, args)
+    return out, lse
+
+
+@contextmanager
+def _op_args(ffi, lib, case: OpCase, x: Inputs, out: np.ndarray, lse: np.ndarray | None, override: dict):
+    """Give an ``lctx_op_args``, and keep what it points to."""
     arrays = {"k": x.k, "v": x.v, "q": x.q, "k_pos": x.k_pos, "k_near_pos": x.k_near_pos, "seg_rows": x.seg_rows,
               "seg_pos": x.seg_pos, "freq_factors": case.make_rope().freq_factors, "out": out, "lse": lse}  # fmt: skip
     keep = {name: _pointer(ffi, array) for name, array in arrays.items()}
-    args = ffi.new("lctx_op_args *", _scalars(lib, case, x) | keep | override)
+    yield ffi.new("lctx_op_args *", _scalars(lib, case, x) | keep | override)
+
+
+def _call(ffi, lib, function, args) -> None:
     err = ffi.new("char[]", 512)
-    if lib.lctx_op_run(args, err, 512) != lib.LCTX_OK:
+    if function(args, err, 512) != lib.LCTX_OK:
         raise ValueError(ffi.string(err).decode())
-    return out, lse
+
+
+# ---- methods that choose chunks ----
+
+
+@dataclass
+class ChunkRun:
+    """What ``lctx_chunk_run`` gave: ``out [n_rows, n_head, dim]``, ``reps [n_rep, n_chunk, rep_dim]``, the chunks read.
+
+    ``chunks [n_rows, n_head, k]`` is ascending, then ``UNUSED``.
+    """
+
+    out: np.ndarray
+    reps: np.ndarray
+    chunks: np.ndarray
+
+
+def run_chunks(ffi, lib, case: ChunkCase, x: Inputs, method: str | None = None, **override) -> ChunkRun:
+    """Return what the native code chose and read; keyword arguments override fields of ``lctx_op_args``.
+
+    Raises
+    ------
+    ValueError
+        With the reason that the native code gave.
+    """
+    n_chunk_max = case.method.n_chunk + 2  # more room than is needed
+    out = np.full((case.n_rows, case.n_head, case.head_dim_v), POISON)
+    reps = np.full(max(1, case.n_head * case.n_chunk * 2 * case.head_dim_k), POISON)
+    chunks = np.full((case.n_rows, case.n_head, n_chunk_max), UNUSED, dtype=np.int32)
+    with _op_args(ffi, lib, case, x, out, None, override) as op:
+        text = ffi.new("char[]", (method or case.method.text()).encode())
+        args = ffi.new("lctx_chunk_run_args *", {
+            "op": op,
+            "method": text,
+            "n_ctx_train": 4 * max(case.n_rows, case.method.window),
+            "n_ubatch": case.n_ubatch,
+            "n_slot_max": n_chunk_max,
+            "representations": _pointer(ffi, reps),
+            "chunks": _pointer(ffi, chunks),
+        })  # fmt: skip
+        _call(ffi, lib, lib.lctx_chunk_run, args)
+    assert (chunks[:, :, case.method.n_chunk :] == UNUSED).all(), "more chunks than the window holds"
+    reps = reps[: args.n_rep * case.n_chunk * args.rep_dim].reshape(args.n_rep, case.n_chunk, args.rep_dim)
+    return ChunkRun(out, reps, chunks[:, :, : case.method.n_chunk])
+
+
+def stored(case: ChunkCase, x: Inputs) -> Stored:
+    """Return the oracle of one layer that holds the rows of the case."""
+    settings = (case.method, case.make_rope(), case.scale, case.softcap, case.type_k, case.type_v)
+    return Stored(x.q, x.k, x.v, *settings)
 
 
 def _pointer(ffi, array: np.ndarray | None):

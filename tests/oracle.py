@@ -84,11 +84,9 @@ def rotate(x: np.ndarray, pos: np.ndarray | int, rope: Rope) -> np.ndarray:
 
 
 def round_trip(x: np.ndarray, type_name: str) -> np.ndarray:
-    """Return what is left of ``x`` after storing it as f32, f16 or q8_0."""
-    if type_name == "q8_0":
-        qtype = gguf.GGMLQuantizationType.Q8_0
-        return gguf.dequantize(gguf.quantize(x.astype(np.float32), qtype), qtype).astype(np.float64)
-    return x.astype({"f32": np.float32, "f16": np.float16}[type_name]).astype(np.float64)
+    """Return what is left of ``x`` after storing it as a ggml type, "f16" or "q8_0"."""
+    qtype = gguf.GGMLQuantizationType[type_name.upper()]
+    return gguf.dequantize(gguf.quantize(x.astype(np.float32), qtype), qtype).astype(np.float64)
 
 
 # ---- attention ----

@@ -6,9 +6,9 @@ import numpy as np
 from cases import LOGIT_TOLERANCE
 
 
-def assert_same(got: np.ndarray, want: np.ndarray) -> None:
+def assert_same(got: np.ndarray, want: np.ndarray, tolerance: float = LOGIT_TOLERANCE) -> None:
     """Hold two arrays of logits together, relative to the largest."""
-    np.testing.assert_allclose(got, want, rtol=0, atol=LOGIT_TOLERANCE * abs(want).max())
+    np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * abs(want).max(initial=0))
 
 
 class Session:
@@ -85,6 +85,10 @@ class Session:
     def remove_tail(self, p0: int, seq: int = 0) -> bool:
         """Remove positions from ``p0`` on; False when the method refuses."""
         return self.lib.lctx_seq_rm(self.ctx, seq, p0, -1) == 1
+
+    def restorable(self, n: int, seq: int = 0) -> int:
+        """Return the longest prefix of at most ``n`` positions that the sequence can be cut back to."""
+        return self.lib.lctx_seq_restorable(self.ctx, seq, n)
 
     # ---- several sequences ----
 

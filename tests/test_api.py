@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from llamas import TEXT
 
+import pylongctx
 from pylongctx import Llama
 
 
@@ -105,3 +106,8 @@ def test_logprobs_equal_llama_cpp(llm, peer):
     for own, other in zip(ours["top_logprobs"], theirs["top_logprobs"], strict=True):
         assert own == pytest.approx(other, abs=6e-2)
     assert ours["text_offset"] == theirs["text_offset"]
+
+
+def test_public_names_exist():
+    assert {"Full", "LongHeads", "SelfExtend", "Window"} <= set(pylongctx.__all__)
+    assert all(hasattr(pylongctx, name) for name in pylongctx.__all__)

@@ -109,7 +109,7 @@ def test_passkey_takes_the_method_from_the_environment(tmp_path):
     ("args", "message"),
     [
         (["--method", "nonsense"], "unknown method 'nonsense'; available: full, window, selfextend"),
-        (["--method", "longheads"], "planned for a later release"),
+        (["--method", "longheads+corm"], "planned for a later release"),
         (["--lengths", "10"], "length 10 is too short"),
         (["--tests", "0"], "--tests must be at least 1"),
         (["missing.gguf"], "Model path does not exist: missing.gguf"),
@@ -120,6 +120,76 @@ def test_passkey_takes_the_method_from_the_environment(tmp_path):
 )
 def test_passkey_errors_are_one_line(args, message):
     done = run("passkey", "--tests", "1", "--lengths", "200", *args)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+CHUNKED = "longheads,chunk_size=16,window=128"
+
+
+@pytest.fixture(scope="module")
+def inspected(tmp_path_factory):
+    """One question: the process, its numbers, the folder of its maps."""
+    folder = tmp_path_factory.mktemp("inspect")
+    numbers = folder / "numbers.json"
+    options = ("--method", CHUNKED, "--length", "400", "--trial", "1", "--out", str(folder), "--json", str(numbers))
+    done = run("inspect", *options)
+    assert done.returncode == 0, done.stderr
+    return done, json.loads(numbers.read_text()), folder
+
+
+def test_inspect_writes_the_numbers(inspected):
+    _, facts, _ = inspected
+    assert (facts["length"], facts["trial"], facts["chunk_size"]) == (400, 1, 16)
+    assert facts["method"].startswith(CHUNKED)
+    start = facts["positions"][0]
+    assert facts["positions"] == list(range(start, start + len(facts["positions"])))
+    assert facts["n_chunks"] == facts["positions"][-1] // 16 + 1
+    assert facts["strict"] == (facts["answer"] == f" {facts['key']}")
+    answer = facts["answer_chunks"]
+    assert answer == list(range(answer[0], answer[-1] + 1))
+    assert 0 <= answer[0] <= answer[-1] < facts["n_chunks"]
+    for part in ("first", "all"):
+        numbers = facts[part]
+        assert list(numbers) == ["cover_rate", "gini", "hit_rate_top1", "hit_rate_top5"]
+        assert 128 / 400 <= numbers["cover_rate"] <= 1
+        assert 0 <= numbers["gini"] <= 1
+        assert 0 <= numbers["hit_rate_top1"] <= numbers["hit_rate_top5"] <= 1
+
+
+def test_inspect_prints_the_numbers(inspected):
+    done, facts, folder = inspected
+    for word in ("cover rate", "Gini", "top 1", "top 5", "right" if facts["strict"] else "wrong", facts["method"]):
+        assert word in done.stdout
+    assert f"{facts['first']['gini']:.2f}" in done.stdout
+    maps = sorted(path.name for path in folder.iterdir() if path.suffix != ".json")
+    pytest.importorskip("matplotlib")
+    assert [Path(name).suffix for name in maps] == [".png", ".svg"]
+    assert all(str(folder / name) in done.stdout for name in maps)
+    assert all((folder / name).stat().st_size > 1000 for name in maps)
+
+
+def test_inspect_without_matplotlib_prints_the_numbers(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["inspect", "--method", CHUNKED, "--length", "300", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert "cover rate" in shown.out
+    assert "no map: drawing needs matplotlib: pip install 'pylongctx[plot]'" in shown.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--method", "full"], "method 'full' reads no chunks, there is nothing to trace; use method='longheads'"),
+        (["--trial", "-1"], "--trial must be at least 0"),
+        (["--length", "10"], "length 10 is too short"),
+        (["--haystack", "missing.txt"], "neither 'sentences' nor a file"),
+    ],
+)
+def test_inspect_errors_are_one_line(args, message):
+    done = run("inspect", "--length", "200", *args)
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr

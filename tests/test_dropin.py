@@ -18,12 +18,18 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ROOT / "build" / "tools"
 N_BOUND = 253  # functions that llama_cpp 0.3.36 binds
 PROMPT = "The grass is green. The sky is blue. The sun is yellow. Here we go. " * 4
-METHODS = ["full", "window,n_sink=4,window=100", "selfextend,group_size=8,neighbor_window=128"]
+METHODS = [
+    "full",
+    "window,n_sink=4,window=100",
+    "selfextend,group_size=8,neighbor_window=128",
+    "longheads,chunk_size=32,window=256",
+]
 BAD_METHODS = {
     "no-such-method": "no-such-method",
     "selfextend,group_size=0": "group_size",
     "window,no_such_option=1": "no_such_option",
     "selfextend,group_size=2,neighbor_window=500": "n_ctx",
+    "longheads,chunk_size=64,window=100": "multiple of chunk_size",
 }
 
 PARAMETERS = """

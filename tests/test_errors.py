@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pylongctx import Full, Llama, SelfExtend, Window, _lib
+from pylongctx import Full, Llama, LongHeads, SelfExtend, Window, _lib
 from pylongctx.errors import Aborted, ContextFull, InvalidInput, LctxError
 from pylongctx.eval.perplexity import mean_nll, perplexity
 from pylongctx.methods import parse
@@ -234,7 +234,19 @@ def test_perplexity_equals_the_definition(embedded_model, llm):
 
 
 @pytest.mark.parametrize(
-    "method", [Full(), Window(), Window(0, 64), SelfExtend(), SelfExtend(8, 128), SelfExtend(group_size=8)]
+    "method",
+    [
+        Full(),
+        Window(),
+        Window(0, 64),
+        SelfExtend(),
+        SelfExtend(8, 128),
+        SelfExtend(group_size=8),
+        LongHeads(),
+        LongHeads.paper(),
+        LongHeads.paper(256, 2048),
+        LongHeads(64, 512, 0, "group", 16, "minmax", "grouped", 4, 2),
+    ],
 )
 def test_spec_strings_round_trip(method):
     assert parse(str(method)) == method
@@ -245,7 +257,13 @@ def test_spec_strings():
     assert str(Window()) == "window,n_sink=4"
     assert str(SelfExtend()) == "selfextend"
     assert str(SelfExtend(8, 128)) == "selfextend,group_size=8,neighbor_window=128"
+    assert str(LongHeads()) == "longheads,n_recent=1"
+    assert str(LongHeads.paper(256)) == (
+        "longheads,chunk_size=256,n_recent=1,select=head,select_block=1,"
+        "representation=attention,position=packed,n_neighbor=0"
+    )
     assert parse(" selfextend , group_size = 8 ") == SelfExtend(8)
+    assert parse("longheads, select = group") == LongHeads(select="group")
 
 
 @pytest.mark.parametrize(
@@ -253,7 +271,8 @@ def test_spec_strings():
     [
         ("", "unknown method ''; available: full, window, selfextend"),
         ("Full", "unknown method 'Full'"),
-        ("longheads", "planned for a later release"),
+        ("longheads+selfextend", "planned for a later release"),
+        ("longheads+nonsense", "unknown method 'longheads\\+nonsense'"),
         ("longheads+corm,window=3", "planned for a later release"),
         ("corm", "planned for a later release"),
         ("full,x=1", "unknown option 'x=1' of method 'full'; options: none"),
@@ -266,6 +285,25 @@ def test_spec_strings():
         ("selfextend,neighbor_window=-1", "neighbor_window must be at least 1"),
         ("window,n_sink=-1", "n_sink must be at least 0"),
         ("window,window=0", "window must be at least 1"),
+        ("longheads,chunk=16", r"options: chunk_size=N, window=N, n_recent=N, select=head\|group, select_block=N"),
+        ("longheads,select=layer", "select must be head or group, not 'layer'"),
+        ("longheads,select=", "select must be head or group, not ''"),
+        ("longheads,representation=mean", "representation must be attention or minmax, not 'mean'"),
+        ("longheads,position=true", "position must be packed or grouped, not 'true'"),
+        ("longheads,chunk_size=head", "option 'chunk_size' of method 'longheads' must be an integer, not 'head'"),
+        ("longheads,chunk_size=8", "chunk_size must be at least 16"),
+        ("longheads,chunk_size=40", "chunk_size must be a multiple of 16, not 40; the nearest: 32 or 48"),
+        ("longheads,window=0", "window must be at least 16"),
+        ("longheads,chunk_size=64,window=100", r"window must be a multiple of chunk_size \(64\).*: 64 or 128"),
+        (
+            "longheads,chunk_size=64,window=32",
+            r"window must be a multiple of chunk_size \(64\), not 32; the nearest: 64$",
+        ),
+        ("longheads,chunk_size=64,select_block=24", r"chunk_size must be a multiple of select_block \(24\), not 64"),
+        ("longheads,n_recent=-1", "n_recent must be at least 0"),
+        ("longheads,select_block=0", "select_block must be at least 1"),
+        ("longheads,group_size=0", "group_size must be at least 1"),
+        ("longheads,n_neighbor=-1", "n_neighbor must be at least 0"),
     ],
 )
 def test_bad_specs(spec, message):
@@ -273,10 +311,26 @@ def test_bad_specs(spec, message):
         parse(spec)
 
 
-@pytest.mark.parametrize("make_method", [lambda: SelfExtend(1.5), lambda: Window(None), lambda: Window(window=True)])
+@pytest.mark.parametrize(
+    "make_method",
+    [
+        lambda: SelfExtend(1.5),
+        lambda: Window(None),
+        lambda: Window(window=True),
+        lambda: LongHeads("64"),
+        lambda: LongHeads(n_recent=None),
+        lambda: LongHeads(n_neighbor=0.0),
+    ],
+)
 def test_options_are_integers(make_method):
     with pytest.raises(TypeError, match="must be an integer"):
         make_method()
+
+
+@pytest.mark.parametrize("name", ["select", "representation", "position"])
+def test_words_are_strings(name):
+    with pytest.raises(TypeError, match=f"{name} must be a string or None, not 1"):
+        LongHeads(**{name: 1})
 
 
 # ---- the binding ----

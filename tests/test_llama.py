@@ -58,11 +58,47 @@ def test_a_refused_rollback_evaluates_again(llm, prompt, monkeypatch):
     expected = greedy(llm, prompt)
     greedy(llm, [*prompt[:20], 300, 301])
     monkeypatch.setattr(llm._session.context, "truncate", lambda n: "refused for the test")
+    monkeypatch.setattr(llm._session.context, "restorable", lambda n: 0)
     assert greedy(llm, prompt) == expected
     assert llm.eval_tokens[len(prompt)] == expected[0]
     llm.n_tokens = len(prompt)
     llm.eval([300])
     assert list(llm.eval_tokens) == [*prompt, 300]
+
+
+@pytest.fixture
+def by_eight(llm, monkeypatch):
+    """Return a Llama whose cache can be cut at multiples of 8 only."""
+    truncate = llm._session.context.truncate
+    monkeypatch.setattr(llm._session.context, "truncate", lambda n: "in a chunk" if n % 8 else truncate(n))
+    monkeypatch.setattr(llm._session.context, "restorable", lambda n: n // 8 * 8)
+    return llm
+
+
+def test_a_refused_rollback_keeps_what_it_can(by_eight, prompt, monkeypatch):
+    expected, decode = greedy(by_eight, prompt, n=2), by_eight._session.context.decode
+    greedy(by_eight, [*prompt[:21], 300, 301], n=2)
+    places = []
+    monkeypatch.setattr(
+        by_eight._session.context, "decode", lambda part, pos, *rest: places.append(pos) or decode(part, pos, *rest)
+    )
+    assert greedy(by_eight, prompt, n=2) == expected
+    assert places[0] == 16
+    assert list(by_eight.eval_tokens)[: len(prompt)] == prompt
+    by_eight.n_tokens = 13
+    by_eight.eval(prompt[13:])
+    assert places[-1] == 8
+    assert list(by_eight.eval_tokens) == prompt
+    by_eight.n_tokens = 5
+    by_eight.eval(prompt[5:])
+    assert places[-1] == 0
+
+
+def test_eval_rows_after_a_refused_rollback_are_those_of_the_new_tokens(by_eight, prompt):
+    rows = np.concatenate([part.copy() for part in by_eight.eval_rows(prompt)])
+    by_eight.n_tokens = 13
+    again = np.concatenate([part.copy() for part in by_eight.eval_rows(prompt[13:])])
+    np.testing.assert_allclose(again, rows[13:], atol=0.05)
 
 
 def test_logits_of_a_failed_step_are_not_used(llm, prompt, monkeypatch):

@@ -1,5 +1,6 @@
 """Several sequences, copies, saved states, full pools: the logits are always those of a fresh evaluation."""
 
+import threading
 from functools import cache
 
 import numpy as np
@@ -30,8 +31,8 @@ def fresh(start, method: str, tokens: list[int]) -> np.ndarray:
 
 
 def test_mixed_sequences_do_not_see_each_other(start, method, tokens):
-    mixed, parts = start(method), {0: tokens[:70], 1: tokens[70:165], 2: tokens[165:170]}
-    pairs = [(seq, part[i]) for i in range(100) for seq, part in parts.items() if i < len(part)]
+    mixed, parts = start(method), {0: tokens[:130], 1: tokens[70:165], 2: tokens[165:170]}
+    pairs = [(seq, part[i]) for i in range(130) for seq, part in parts.items() if i < len(part)]
     logits = np.concatenate([mixed.decode_mixed(pairs[i : i + 37]) for i in range(0, len(pairs), 37)])
     for seq, part in parts.items():
         assert_same(logits[[s == seq for s, _ in pairs]], fresh(start, method, part))
@@ -42,11 +43,13 @@ def test_a_copy_continues_like_its_original(start, method, tokens):
     for i in range(0, 90, 45):
         session.decode_mixed([(0, t) for t in tokens[i : i + 45]])
     assert session.copy(0, 2)
-    # both write to what was one page
-    a = session.decode_mixed([(0, t) for t in tokens[90:110]])
-    b = session.decode_mixed([(2, t) for t in tokens[130:150]])
-    assert_same(a, fresh(start, method, tokens[:110])[90:])
-    assert_same(b, fresh(start, method, tokens[:90] + tokens[130:150])[90:])
+    # both write to what was one page, complete what was one chunk, and go on until it may be chosen
+    a, b = tokens[90:165], tokens[130:205]
+    steps = [[(0, x) for x in a[i : i + 15]] + [(2, x) for x in b[i : i + 15]] for i in range(0, 75, 15)]
+    parts = [session.decode_mixed(step).reshape(2, 15, -1) for step in steps]
+    got_a, got_b = np.concatenate(parts, axis=1)
+    assert_same(got_a, fresh(start, method, tokens[:90] + a)[90:])
+    assert_same(got_b, fresh(start, method, tokens[:90] + b)[90:])
 
 
 def test_copies_share_full_pages(start, tokens):
@@ -121,6 +124,26 @@ def test_an_aborted_batch_leaves_the_state_before_it(start, ffi, lib, method, to
     assert_same(np.concatenate([before, after]), fresh(start, method, tokens[:90]))
 
 
+@pytest.mark.parametrize("n", [9, 23, 40])  # 6 rows are in a chunk of 16: no border is crossed, one, two
+def test_a_batch_aborted_on_its_way_is_taken_back(start, ffi, lib, method, tokens, n):
+    """Whenever the flag is raised, the batch is there as a whole or not at all; the true tokens follow."""
+    session, flag, prompt = start(method, n_ubatch=1), ffi.new("int32_t *", 0), tokens[:102]
+    lib.lctx_context_set_abort(session.ctx, flag)
+    for i in range(12):
+        for first in range(session.length(0), len(prompt), 34):
+            session.decode_mixed([(0, t) for t in prompt[first : first + 34]])
+        timer = threading.Timer(i * 1e-4, flag.__setitem__, (0, 1))
+        timer.start()
+        status, _ = session.try_decode_mixed([(0, t) for t in tokens[200 : 200 + n]])
+        timer.join()
+        flag[0] = 0
+        assert session.length(0) == len(prompt) + (n if status == lib.LCTX_OK else 0)
+        assert session.remove_tail(session.restorable(len(prompt)))
+    after = [(0, t) for t in tokens[session.length(0) : 150]]
+    got = np.concatenate([session.decode_mixed(after[i : i + 40]) for i in range(0, len(after), 40)])
+    assert_same(got, fresh(start, method, tokens[:150])[-len(got) :])
+
+
 # ---- states ----
 
 
@@ -137,6 +160,16 @@ def test_a_restored_sequence_continues_with_the_same_logits(start, lib, method, 
     want = session.decode_mixed([(0, t) for t in tokens[132:150]])
     got = other.decode_mixed([(2, t) for t in tokens[132:150]])
     np.testing.assert_array_equal(got, want)
+
+
+def test_a_restored_open_chunk_is_completed(start, method, tokens):
+    """The state is taken with 6 rows of a chunk of 16; what follows completes it and chooses it later."""
+    session, other = start(method), start(method)
+    for i in range(0, 102, 34):
+        session.decode_mixed([(0, t) for t in tokens[i : i + 34]])
+    assert other.restore(session.save(0), 1)
+    got = np.concatenate([other.decode_mixed([(1, t) for t in tokens[i : i + 9]]) for i in range(102, 192, 9)])
+    assert_same(got, fresh(start, method, tokens[:192])[102:])
 
 
 def test_all_sequences_at_once(start, method, tokens):
@@ -162,8 +195,8 @@ def test_a_state_that_does_not_fit_is_refused(start, tokens, change, reason):
     other.decode_mixed([(0, t) for t in tokens[:15]])  # still usable
 
 
-def test_a_damaged_state_is_refused(start, tokens):
-    session = start("selfextend,group_size=7,neighbor_window=21")
+def test_a_damaged_state_is_refused(start, method, tokens):
+    session = start(method)
     session.decode_mixed([(0, t) for t in tokens[:40]])
     state = session.save(0)
     for n in [0, 3, 40, len(state) // 2, len(state) - 1]:
@@ -204,8 +237,11 @@ class Machine(RuleBasedStateMachine):
     @rule(seq=st.integers(0, N_SEQ - 1), back=st.integers(1, N_CTX))
     def remove_tail(self, seq, back):
         n = max(0, len(self.model[seq]) - back)
-        if self.session.remove_tail(n, seq):
-            del self.model[seq][n:]
+        if not self.session.remove_tail(n, seq):
+            refused, n = n, self.session.restorable(n, seq)
+            assert n < refused
+            assert self.session.remove_tail(n, seq), self.session.error
+        del self.model[seq][n:]
 
     @rule(src=st.integers(0, N_SEQ - 1), dst=st.integers(0, N_SEQ - 1))
     def copy(self, src, dst):

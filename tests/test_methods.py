@@ -71,6 +71,9 @@ def test_methods_differ_beyond_the_trained_context(model_path, tokens):
     "window,n_sink=4,window=60",
     "window,n_sink=0,window=60",
     "selfextend",
+    "longheads,chunk_size=16,window=64",
+    "longheads,chunk_size=16,window=64,select_block=8,representation=minmax",
+    "longheads,chunk_size=16,window=64,position=grouped,group_size=1",
 ])  # fmt: skip
 def test_methods_that_do_nothing_equal_full(model_path, tokens, method):
     path, tokens = model_path("llama"), tokens[:60]
@@ -147,6 +150,12 @@ def test_unsupported_models_are_refused_with_the_reason(model_path, model, reaso
     ("window,window=0", "window"),
     ("window,n_sink=-1", "n_sink"),
     ("full,window=4", "window"),
+    ("longheads,chunk_size=24,window=48", "chunk_size"),
+    ("longheads,chunk_size=16,window=40", "window"),
+    ("longheads,chunk_size=16,window=32", "window"),
+    ("longheads,chunk_size=16,window=128", "window"),
+    ("longheads,chunk_size=16,window=64,select_block=5", "select_block"),
+    ("longheads,chunk_size=16,window=64,select=most", "most"),
 ])  # fmt: skip
 def test_bad_settings_are_refused_with_the_reason(ffi, lib, model_path, method, reason):
     """The C API must refuse them by itself: LCTX_METHOD and other programs do not pass through Python."""

@@ -59,6 +59,20 @@ def test_evaluation_after_a_rollback(start, method, tokens, want, keep, step):
     assert_same(session.decode(tokens[keep:N], step), want[keep:])
 
 
+@pytest.mark.parametrize("n", [199, 190, 131, 64, 15, 0])
+def test_the_longest_restorable_prefix_is_what_can_be_kept(start, method, tokens, want, n):
+    session = start(method, n_ubatch=32)
+    session.decode(tokens[:N], 50)
+    prefix = session.restorable(n)
+    assert 0 <= prefix <= n
+    if prefix < n:
+        assert not session.remove_tail(n)
+    if "position=packed" in method:  # others overwrite near keys
+        assert n - prefix < 16
+    assert session.remove_tail(prefix)
+    assert_same(session.decode(tokens[prefix:N], 13), want[prefix:])
+
+
 def test_a_rollback_by_one_token_is_never_refused(start, method, tokens):
     session = start(method)
     session.decode(tokens[:N])

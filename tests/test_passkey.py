@@ -47,6 +47,26 @@ def test_prompt_is_the_landmark_prompt(llm):
     assert len(before) == int(prompt.depth * (len(before) + len(after)))
 
 
+@pytest.mark.parametrize("separator", ["space", "newline"])
+@pytest.mark.parametrize("length", [120, 333, 1000])
+def test_the_prompt_knows_where_the_key_stands(llm, length, separator):
+    for trial in range(8):
+        prompt = make_prompt(llm.tokenize, HAYSTACK, length, trial, 0, separator)
+        start, stop = prompt.needle
+        needle = llm.detokenize(prompt.tokens[start:stop]).decode()
+        assert needle.strip() == f"The pass key is {prompt.key}. Remember it. {prompt.key} is the pass key."
+
+
+def test_tokens_across_the_border_of_the_needle_belong_to_it():
+    def tokenize(data: bytes) -> list[int]:
+        return [int.from_bytes(part, "big") for part in re.findall(rb" The|key\. |.", data, re.DOTALL)]
+
+    prompt = make_prompt(tokenize, HAYSTACK, 900, 0, seed=0)
+    start, stop = prompt.needle
+    text = b"".join(token.to_bytes(5, "big").lstrip(b"\0") for token in prompt.tokens[start:stop])
+    assert text.decode() == f" The pass key is {prompt.key}. Remember it. {prompt.key} is the pass key. "
+
+
 def test_answer_tokens_are_the_key(llm):
     prompt = make_prompt(llm.tokenize, HAYSTACK, 300, 0, seed=0)
     assert llm.detokenize(prompt.answer) == f" {prompt.key}".encode()

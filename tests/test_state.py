@@ -13,7 +13,14 @@ from tiny_gguf import Shape, make_model
 from pylongctx import Llama, LlamaCache, LlamaDiskCache, LlamaRAMCache, LlamaState
 from pylongctx.errors import InvalidInput
 
-METHODS = ["full", "window,n_sink=4,window=24", "selfextend,group_size=4,neighbor_window=16", None]
+METHODS = [
+    "full",
+    "window,n_sink=4,window=24",
+    "selfextend,group_size=4,neighbor_window=16",
+    "longheads,chunk_size=16,window=64,representation=attention",
+    "longheads,chunk_size=16,window=64,representation=minmax",
+    None,
+]
 TEXT = b"It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness. "
 
 
@@ -276,7 +283,7 @@ def evaluated(llm, prompt, **kwargs):
     return text, sum(counted)
 
 
-@pytest.mark.parametrize("method", METHODS[:3])
+@pytest.mark.parametrize("method", METHODS[:-1])
 def test_a_cached_prompt_is_not_evaluated_again(embedded_model, make_cache, method):
     first, second = TEXT.decode() * 2 + "One", "Another story: " + TEXT.decode()
     with new(embedded_model, method=method) as llm:

@@ -1,34 +1,16 @@
 // *attend*: every query over its segments of stored rows.
 //
-// Work is cut into tiles of up to MAX_COLUMNS columns, one column per (token, query head) of one KV head, so that a block of
+// Work is cut into tiles of up to LCTX_MAX_COLUMNS columns, one column per (token, query head) of one KV head, so that a block of
 // K and V rows is unpacked once for all of them. Per block of up to 64 rows: S = K Q^T, online softmax, O += P V.
 // With few tiles (decode) each tile is also split over its blocks and the partial states are merged at the end.
+#include "columns.h"
 #include "ggml-cpu-impl.h"
-#include "kernels.h"
-#include "rotate.h"
-#include "softmax.h"
-#include "unpack.h"
-#include "vec.h"
 
-#include <algorithm>
 #include <climits>
-#include <cmath>
 
 namespace {
 
-constexpr int BLOCK = LCTX_PAGE_ROWS;
-constexpr int MAX_COLUMNS = 64;
-constexpr size_t CACHE_LINE = 64;
-constexpr int FEW_COLUMNS = 3;  // up to here dot products beat a product padded to vector width
-constexpr float NEG_INF = -INFINITY;
-
-int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
-int round_up(int n, int multiple) {
-    return (int)ceil_div(n, multiple) * multiple;
-}
+constexpr int BLOCK = LCTX_BLOCK;
 
 // How the work is cut. The sizes depend on shapes only; the cut of the tokens also on which sequences they belong to.
 struct tiling {
@@ -46,18 +28,18 @@ struct tiling {
 
     explicit tiling(const lctx_attend_args & a) {
         n_rep = a.n_head / a.n_head_kv;
-        head_block = std::min(n_rep, MAX_COLUMNS);
-        token_block = std::min(std::max(MAX_COLUMNS / head_block, 1), a.n_tokens);
-        n_head_tile = (int)ceil_div(n_rep, head_block);
-        max_col = round_up(head_block * token_block, LCTX_VL);
-        dim_v = round_up(a.head_dim_v, LCTX_VL);
+        head_block = std::min(n_rep, LCTX_MAX_COLUMNS);
+        token_block = std::min(std::max(LCTX_MAX_COLUMNS / head_block, 1), a.n_tokens);
+        n_head_tile = (int)lctx_ceil_div(n_rep, head_block);
+        max_col = lctx_round_up(head_block * token_block, LCTX_VL);
+        dim_v = lctx_round_up(a.head_dim_v, LCTX_VL);
     }
-    // Take the cut that cut_tokens made: int32 [n_token_tile, starts ...].
+    // Take the cut that lctx_cut_tokens made: int32 [n_token_tile, starts ...].
     void set_cut(const lctx_attend_args & a, const int32_t * cut, int n_thread) {
         n_token_tile = cut[0];
         token_start = cut + 1;
         n_tile = (int64_t)a.n_head_kv * n_head_tile * n_token_tile;
-        n_split = n_thread > 1 && n_tile < 4 * n_thread ? (int)ceil_div(4 * n_thread, n_tile) : 1;
+        n_split = n_thread > 1 && n_tile < 4 * n_thread ? (int)lctx_ceil_div(4 * n_thread, n_tile) : 1;
     }
     // Floats of one partial state: m, l, o of every column.
     size_t state_size() const { return (size_t)max_col * (2 + dim_v); }
@@ -65,24 +47,9 @@ struct tiling {
     static int64_t max_states(int n_thread) { return n_thread > 1 ? 8 * n_thread : 0; }
 };
 
-// A tile reads one page list, so it ends where the sequence changes. cut: int32 [n_tokens + 2].
-void cut_tokens(const lctx_attend_args & a, int token_block, int32_t * cut) {
-    int32_t n = 0;
-    int32_t * start = cut + 1;
-    for (int32_t i = 0; i < a.n_tokens; i++) {
-        const bool same = i > 0 && a.segs[(size_t)i * a.n_seg].seq == a.segs[(size_t)(i - 1) * a.n_seg].seq;
-        if (!same || i - start[n - 1] >= token_block) {
-            start[n++] = i;
-        }
-    }
-    start[n] = a.n_tokens;
-    cut[0] = n;
-}
-
 // Per-thread scratch, laid out in the work buffer.
 struct scratch {
-    float * q_t;      // [head_dim_k][n_col]      rotated, scaled queries
-    float * q_rows;   // [FEW_COLUMNS][head_dim_k]
+    float * queries;  // lctx_columns: rotated, scaled queries
     float * k;        // [BLOCK][head_dim_k]
     float * v;        // [BLOCK][dim_v]
     float * s;        // [BLOCK][n_col]
@@ -91,26 +58,25 @@ struct scratch {
     float * state;    // m, l, o
 
     static size_t size(const lctx_attend_args & a, const tiling & t) {
-        const size_t n = (size_t)a.head_dim_k * (t.max_col + FEW_COLUMNS + BLOCK + 1) + (size_t)BLOCK * (t.dim_v + t.max_col) + t.max_col +
-                         t.state_size();
-        return GGML_PAD(n * sizeof(float), CACHE_LINE);
+        const size_t n = lctx_columns::n_float(t.max_col, a.head_dim_k) + (size_t)a.head_dim_k * (BLOCK + 1) +
+                         (size_t)BLOCK * (t.dim_v + t.max_col) + t.max_col + t.state_size();
+        return GGML_PAD(n * sizeof(float), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_attend_args & a, const tiling & t) {
         float * p = (float *)base;
-        q_t = p, p += (size_t)a.head_dim_k * t.max_col;
         s = p, p += (size_t)BLOCK * t.max_col;
         v = p, p += (size_t)BLOCK * t.dim_v;
         state = p, p += t.state_size();
         factor = p, p += t.max_col;
+        queries = p, p += lctx_columns::n_float(t.max_col, a.head_dim_k);
         k = p, p += (size_t)BLOCK * a.head_dim_k;
-        q_rows = p, p += (size_t)FEW_COLUMNS * a.head_dim_k;
         rotated = p;
     }
 };
 
 // One tile: columns (token0 .. token0 + n_token) x (head0 .. head0 + n_head) of KV head head_kv.
 struct tile {
-    int head_kv, head0, n_head, token0, n_token, n_col, n_col_pad;
+    int head_kv, head0, n_head, token0, n_token, n_col, n_col_pad, max_col;
     float *m, *l, *o;  // [n_col_pad], [n_col_pad], [n_col_pad][dim_v]
 
     tile(const tiling & t, int64_t index, float * state) {
@@ -124,13 +90,14 @@ struct tile {
         head0 = head_kv * t.n_rep + head_tile * t.head_block;
         n_head = std::min(t.head_block, t.n_rep - head_tile * t.head_block);
         n_col = n_head * n_token;
-        n_col_pad = round_up(n_col, LCTX_VL);
+        n_col_pad = lctx_round_up(n_col, LCTX_VL);
+        max_col = t.max_col;
         m = state;
         l = m + t.max_col;
         o = l + t.max_col;
     }
     void clear(const tiling & t) const {
-        std::fill_n(m, n_col_pad, NEG_INF);
+        std::fill_n(m, n_col_pad, -INFINITY);
         std::fill_n(l, n_col_pad, 0.0f);
         std::fill_n(o, (size_t)n_col * t.dim_v, 0.0f);
     }
@@ -143,7 +110,7 @@ struct range {
     int lo = INT_MAX, hi = 0;          // union
     int all_lo = 0, all_hi = INT_MAX;  // intersection
 
-    int64_t n_block() const { return lo < hi ? ceil_div(hi, BLOCK) - lo / BLOCK : 0; }
+    int64_t n_block() const { return lo < hi ? lctx_ceil_div(hi, BLOCK) - lo / BLOCK : 0; }
 };
 
 const lctx_segment & segment(const lctx_attend_args & a, int token, int seg) {
@@ -166,50 +133,14 @@ range segment_range(const lctx_attend_args & a, const tile & t, int seg) {
 
 // Rotate the queries of the tile to the positions from which they look at the segment.
 void load_queries(const lctx_attend_args & a, const tile & t, int seg, const scratch & w) {
-    const float scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale;
-    std::fill_n(w.q_t, (size_t)a.head_dim_k * t.n_col_pad, 0.0f);
+    const lctx_columns columns(w.queries, t.max_col, t.n_col, a.head_dim_k);
+    const float scale = lctx_query_scale(a.params.scale, a.params.softcap);
+    columns.clear();
     for (int c = 0; c < t.n_col; c++) {
         const float * q = (const float *)(a.q + t.head(c) * a.q_head_stride + t.token(c) * a.q_token_stride);
-        float * dst = t.n_col <= FEW_COLUMNS ? w.q_rows + (size_t)c * a.head_dim_k : w.rotated;
         const float * cs = a.angles + (size_t)segment(a, t.token(c), seg).angle * a.n_dims;
-        lctx_rotate_row(q, dst, a.head_dim_k, cs, a.n_dims, a.params.rope_mode);
-        for (int d = 0; d < a.head_dim_k; d++) {
-            dst[d] *= scale;
-            w.q_t[(size_t)d * t.n_col_pad + c] = dst[d];
-        }
-    }
-}
-
-float dot(const float * x, const float * y, int dim) {
-    lctx_vf s0 = lctx_vf{}, s1 = lctx_vf{};
-    int i = 0;
-    for (; i + 2 * LCTX_VL <= dim; i += 2 * LCTX_VL) {
-        s0 += lctx_vload(x + i) * lctx_vload(y + i);
-        s1 += lctx_vload(x + i + LCTX_VL) * lctx_vload(y + i + LCTX_VL);
-    }
-    float s = lctx_vsum(s0 + s1);
-    for (; i < dim; i++) {
-        s += x[i] * y[i];
-    }
-    return s;
-}
-
-// S[row][col] = k_row . q_col
-void score_block(const lctx_attend_args & a, const tile & t, const scratch & w, const float * k, int64_t k_row, int n) {
-    if (t.n_col > FEW_COLUMNS) {
-        lctx_gemm(n, t.n_col_pad, a.head_dim_k, k, k_row, 1, w.q_t, t.n_col_pad, w.s, t.n_col_pad, false);
-    } else {
-        std::fill_n(w.s, (size_t)n * t.n_col_pad, 0.0f);
-        for (int i = 0; i < n; i++) {
-            for (int c = 0; c < t.n_col; c++) {
-                w.s[i * t.n_col_pad + c] = dot(k + i * k_row, w.q_rows + (size_t)c * a.head_dim_k, a.head_dim_k);
-            }
-        }
-    }
-    if (a.params.softcap != 0.0f) {
-        for (int i = 0; i < n * t.n_col_pad; i++) {
-            w.s[i] = a.params.softcap * tanhf(w.s[i]);
-        }
+        lctx_rotate_row(q, w.rotated, a.head_dim_k, cs, a.n_dims, a.params.rope_mode);
+        columns.set(c, w.rotated, scale);
     }
 }
 
@@ -219,46 +150,29 @@ void mask_block(const lctx_attend_args & a, const tile & t, const scratch & w, i
         const lctx_segment & sg = segment(a, t.token0 + i, seg);
         for (int r = 0; r < n; r++) {
             if (row + r < sg.row0 || row + r >= sg.row1) {
-                std::fill_n(w.s + r * t.n_col_pad + i * t.n_head, t.n_head, NEG_INF);
+                std::fill_n(w.s + r * t.n_col_pad + i * t.n_head, t.n_head, -INFINITY);
             }
         }
     }
-}
-
-// Stored rows as floats: in place when they are floats already.
-const float * unpack(const lctx_pool_args & pool, const char * src, int n, int dim, float * tmp, int64_t * row, int pad) {
-    if (pool.type == GGML_TYPE_F32 && pad == dim) {
-        *row = (int64_t)(pool.row_size / sizeof(float));
-        return (const float *)src;
-    }
-    *row = pad;
-    lctx_unpack_rows(pool.type, src, pool.row_size, n, dim, tmp, pad);
-    return tmp;
 }
 
 void attend_block(const lctx_attend_args & a, const tiling & g, const tile & t, const scratch & w, int seg, const range & r, int row,
                   int n) {
     const int32_t seq = segment(a, t.token0, seg).seq;
-    const int32_t page = a.table.pages[seq * a.table.seq_stride + t.head_kv * a.table.head_stride + row / BLOCK];
-    const size_t pool_row = (size_t)page * BLOCK + row % BLOCK;
-    const bool near = (a.params.near_mask >> seg) & 1;
-    const char * k_src =
-        near ? a.near.data + seq * a.near.seq_stride + t.head_kv * a.near.head_stride + (row % a.near.rows) * a.k_pool.row_size
-             : a.k_pool.data + pool_row * a.k_pool.row_size;
+    const size_t pool_row = lctx_pool_row(a.table, row, t.head_kv, seq);
+    const char * k_src = (a.params.near_mask >> seg) & 1 ? lctx_near_row(a.near, a.k_pool.row_size, row, t.head_kv, seq)
+                                                         : a.k_pool.data + pool_row * a.k_pool.row_size;
     int64_t k_row, v_row;
-    const float * k = unpack(a.k_pool, k_src, n, a.head_dim_k, w.k, &k_row, a.head_dim_k);
-    score_block(a, t, w, k, k_row, n);
+    const float * k = lctx_unpack(a.k_pool, k_src, n, a.head_dim_k, w.k, &k_row, a.head_dim_k);
+    lctx_scores(lctx_columns(w.queries, t.max_col, t.n_col, a.head_dim_k), k, k_row, n, w.s, false);
+    lctx_softcap(w.s, (size_t)n * t.n_col_pad, a.params.softcap);
     if (row < r.all_lo || row + n > r.all_hi) {
         mask_block(a, t, w, seg, row, n);
     }
     if (lctx_softmax_block(w.s, n, t.n_col_pad, t.m, t.l, w.factor)) {
-        for (int c = 0; c < t.n_col; c++) {
-            for (int d = 0; d < g.dim_v; d++) {
-                t.o[(size_t)c * g.dim_v + d] *= w.factor[c];
-            }
-        }
+        lctx_rescale(t.o, w.factor, t.n_col, g.dim_v);
     }
-    const float * v = unpack(a.v_pool, a.v_pool.data + pool_row * a.v_pool.row_size, n, a.head_dim_v, w.v, &v_row, g.dim_v);
+    const float * v = lctx_unpack(a.v_pool, a.v_pool.data + pool_row * a.v_pool.row_size, n, a.head_dim_v, w.v, &v_row, g.dim_v);
     lctx_gemm(t.n_col, g.dim_v, n, w.s, 1, t.n_col_pad, v, v_row, t.o, g.dim_v, true);
 }
 
@@ -288,14 +202,7 @@ void attend_tile(const lctx_attend_args & a, const tiling & g, const tile & t, c
 
 void write_tile(const lctx_attend_args & a, const tiling & g, const tile & t) {
     for (int c = 0; c < t.n_col; c++) {
-        const size_t at = (size_t)t.token(c) * a.n_head + t.head(c);
-        const float inv = t.l[c] == 0.0f ? 0.0f : 1.0f / t.l[c];
-        for (int d = 0; d < a.head_dim_v; d++) {
-            a.dst[at * a.head_dim_v + d] = t.o[(size_t)c * g.dim_v + d] * inv;
-        }
-        if (a.lse) {
-            a.lse[at] = t.l[c] == 0.0f ? NEG_INF : t.m[c] + logf(t.l[c]);
-        }
+        lctx_write_state(a, t.token(c), t.head(c), t.m[c], t.l[c], t.o + (size_t)c * g.dim_v);
     }
 }
 
@@ -315,19 +222,20 @@ void merge_tile(const lctx_attend_args & a, const tiling & g, int64_t index, flo
 size_t lctx_cpu_attend_wsize(const lctx_attend_args & args, int n_tasks) {
     const tiling g(args);
     const size_t partials = (size_t)tiling::max_states(n_tasks) * g.state_size() * sizeof(float);
-    return CACHE_LINE + scratch::size(args, g) * n_tasks + partials + (args.n_tokens + 2) * sizeof(int32_t);
+    return LCTX_CACHE_LINE + scratch::size(args, g) * n_tasks + partials + (args.n_tokens + 2) * sizeof(int32_t);
 }
 
 void lctx_cpu_attend(const ggml_compute_params * params, const lctx_attend_args & args) {
     tiling g(args);
     // a vector that straddles two cache lines costs two loads
-    char * base = (char *)GGML_PAD((uintptr_t)params->wdata, CACHE_LINE);
+    char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
     const scratch w(base + params->ith * scratch::size(args, g), args, g);
     float * partials = (float *)(base + params->nth * scratch::size(args, g));
     int32_t * cut = (int32_t *)(partials + tiling::max_states(params->nth) * g.state_size());
 
     if (params->ith == 0) {
-        cut_tokens(args, g.token_block, cut);
+        // a tile reads one page list, so it ends where the sequence changes
+        lctx_cut_tokens(args.n_tokens, g.token_block, cut, [&](int32_t i) { return segment(args, i, 0).seq; });
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
     }
     ggml_barrier(params->threadpool);

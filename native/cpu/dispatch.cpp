@@ -77,9 +77,71 @@ lctx_attend_args attend_args(const ggml_tensor * dst) {
     args.n_head_kv = (int32_t)dst->src[3]->ne[1];
     args.n_tokens = (int32_t)q->ne[2];
     args.params = params_of<lctx_attend_params>(dst);
+    args.n_choice = args.params.chunk_size > 0 ? (int32_t)dst->src[4]->ne[2] : 1;
     args.dst = (float *)dst->data;
     args.lse = args.params.lse ? args.dst + (size_t)args.n_tokens * args.n_head * args.head_dim_v : nullptr;
     return args;
+}
+
+lctx_represent_args represent_args(const ggml_tensor * dst) {
+    const ggml_tensor * q = dst->src[0];
+    const ggml_tensor * reps = dst->src[6];
+    const ggml_tensor * open = dst->src[8];
+    lctx_represent_args args = {};
+    args.q = (const char *)q->data;
+    args.q_head_stride = q->nb[1];
+    args.q_token_stride = q->nb[2];
+    args.head_dim_k = (int32_t)q->ne[0];
+    args.head_dim_v = (int32_t)dst->src[2]->ne[0];
+    args.n_head = (int32_t)q->ne[1];
+    args.n_head_kv = (int32_t)dst->src[3]->ne[1];
+    args.n_tokens = (int32_t)q->ne[2];
+    args.k_pool = pool_of(dst->src[1]);
+    args.v_pool = pool_of(dst->src[2]);
+    args.table = table_of(dst->src[3]);
+    args.rows = (const lctx_chunk_row *)dst->src[4]->data;
+    args.angles = (const float *)dst->src[5]->data;
+    args.n_dims = (int32_t)dst->src[5]->ne[0];
+    args.near = near_of(dst->src[7]);
+    args.reps = (char *)reps->data;
+    args.rep_stride = reps->nb[1];
+    args.rep_head_stride = reps->nb[2];
+    args.rep_seq_stride = reps->nb[3];
+    if (open) {
+        args.open = (char *)open->data;
+        args.open_stride = open->nb[1];
+        args.open_head_stride = open->nb[2];
+        args.open_seq_stride = open->nb[3];
+    }
+    args.params = params_of<lctx_represent_params>(dst);
+    return args;
+}
+
+lctx_select_args select_args(const ggml_tensor * dst) {
+    const ggml_tensor * q = dst->src[0];
+    const ggml_tensor * reps = dst->src[1];
+    lctx_select_args args = {};
+    args.q = (const char *)q->data;
+    args.q_head_stride = q->nb[1];
+    args.q_token_stride = q->nb[2];
+    args.head_dim = (int32_t)q->ne[0];
+    args.n_head = (int32_t)q->ne[1];
+    args.n_rep = (int32_t)reps->ne[2];
+    args.n_choice = (int32_t)dst->ne[2];
+    args.n_tokens = (int32_t)q->ne[2];
+    args.n_chunk_max = (int32_t)reps->ne[1];
+    args.reps = (const char *)reps->data;
+    args.rep_stride = reps->nb[1];
+    args.rep_head_stride = reps->nb[2];
+    args.rep_seq_stride = reps->nb[3];
+    args.rows = (const lctx_chunk_row *)dst->src[2]->data;
+    args.chunks = params_of<lctx_select_params>(dst).chunks;
+    args.dst = (lctx_segment *)dst->data;
+    return args;
+}
+
+bool by_chunks(const ggml_tensor * dst) {
+    return params_of<lctx_attend_params>(dst).chunk_size > 0;
 }
 
 }  // namespace
@@ -88,7 +150,10 @@ void lctx_cpu_forward(const ggml_compute_params * params, ggml_tensor * dst) {
     switch ((lctx_op)dst->op_params[0]) {
         case LCTX_OP_ANGLES: return lctx_cpu_angles(params, angles_args(dst));
         case LCTX_OP_STORE:  return lctx_cpu_store(params, store_args(dst));
-        case LCTX_OP_ATTEND: return lctx_cpu_attend(params, attend_args(dst));
+        case LCTX_OP_ATTEND:
+            return by_chunks(dst) ? lctx_cpu_attend_chunks(params, attend_args(dst)) : lctx_cpu_attend(params, attend_args(dst));
+        case LCTX_OP_REPRESENT: return lctx_cpu_represent(params, represent_args(dst));
+        case LCTX_OP_SELECT:    return lctx_cpu_select(params, select_args(dst));
     }
     GGML_ABORT("unknown LCTX sub-op %d", dst->op_params[0]);
 }
@@ -97,7 +162,11 @@ size_t lctx_cpu_wsize(const ggml_tensor * dst, int n_tasks) {
     switch ((lctx_op)dst->op_params[0]) {
         case LCTX_OP_ANGLES: return 0;
         case LCTX_OP_STORE:  return lctx_cpu_store_wsize(store_args(dst), n_tasks);
-        case LCTX_OP_ATTEND: return lctx_cpu_attend_wsize(attend_args(dst), n_tasks);
+        case LCTX_OP_ATTEND:
+            return by_chunks(dst) ? lctx_cpu_attend_chunks_wsize(attend_args(dst), n_tasks)
+                                  : lctx_cpu_attend_wsize(attend_args(dst), n_tasks);
+        case LCTX_OP_REPRESENT: return lctx_cpu_represent_wsize(represent_args(dst), n_tasks);
+        case LCTX_OP_SELECT:    return lctx_cpu_select_wsize(select_args(dst), n_tasks);
     }
     return 0;
 }

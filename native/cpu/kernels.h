@@ -71,7 +71,8 @@ struct lctx_attend_args {
     lctx_pool_args v_pool;
     lctx_table_args table;
     lctx_near_args near;
-    const lctx_segment * segs;  // [n_tokens][n_seg]
+    const lctx_segment * segs;  // [n_tokens][n_seg], or [n_tokens][n_choice][n_seg] with params.chunk_size > 0
+    int32_t n_choice;           // heads with segments of their own
     const float * angles;       // [*][n_dims]
     int32_t n_dims;
     lctx_attend_params params;
@@ -79,11 +80,63 @@ struct lctx_attend_args {
     float * lse;  // [n_tokens][n_head] or nullptr
 };
 
+struct lctx_represent_args {
+    const char * q;  // F32 rows as in lctx_attend_args; nullptr with minmax
+    size_t q_head_stride;
+    size_t q_token_stride;
+    int32_t head_dim_k;
+    int32_t head_dim_v;
+    int32_t n_head;
+    int32_t n_head_kv;
+    int32_t n_tokens;
+    lctx_pool_args k_pool;
+    lctx_pool_args v_pool;
+    lctx_table_args table;
+    lctx_near_args near;
+    const lctx_chunk_row * rows;  // [n_tokens]
+    const float * angles;         // [*][n_dims]
+    int32_t n_dims;
+    char * reps;  // F32 rows at reps + chunk*rep_stride + head*rep_head_stride + seq*rep_seq_stride
+    size_t rep_stride;
+    size_t rep_head_stride;
+    size_t rep_seq_stride;
+    char * open;  // F32 rows at open + row*open_stride + head*open_head_stride + seq*open_seq_stride, or nullptr
+    size_t open_stride;
+    size_t open_head_stride;
+    size_t open_seq_stride;
+    lctx_represent_params params;
+};
+
+struct lctx_select_args {
+    const char * q;
+    size_t q_head_stride;
+    size_t q_token_stride;
+    int32_t head_dim;
+    int32_t n_head;
+    int32_t n_rep;     // heads with a representation of their own
+    int32_t n_choice;  // heads with a choice of their own
+    int32_t n_tokens;
+    int32_t n_chunk_max;
+    const char * reps;
+    size_t rep_stride;
+    size_t rep_head_stride;
+    size_t rep_seq_stride;
+    const lctx_chunk_row * rows;
+    lctx_chunks chunks;
+    lctx_segment * dst;  // [n_tokens][n_choice][n_segment]
+};
+
 // Each kernel is called by all threads; ith/nth, work buffer and barrier come from ggml's compute params.
 void lctx_cpu_angles(const ggml_compute_params * params, const lctx_angles_args & args);
 void lctx_cpu_store(const ggml_compute_params * params, const lctx_store_args & args);
 void lctx_cpu_attend(const ggml_compute_params * params, const lctx_attend_args & args);
+void lctx_cpu_attend_chunks(const ggml_compute_params * params, const lctx_attend_args & args);
+void lctx_cpu_represent(const ggml_compute_params * params, const lctx_represent_args & args);
+void lctx_cpu_select(const ggml_compute_params * params, const lctx_select_args & args);
 
 // Bytes of work buffer of the kernels with n_tasks threads.
 size_t lctx_cpu_store_wsize(const lctx_store_args & args, int n_tasks);
 size_t lctx_cpu_attend_wsize(const lctx_attend_args & args, int n_tasks);
+size_t lctx_cpu_attend_chunks_wsize(const lctx_attend_args & args, int n_tasks);
+size_t lctx_cpu_represent_wsize(const lctx_represent_args & args, int n_tasks);
+size_t lctx_cpu_select_wsize(const lctx_select_args & args, int n_tasks);

@@ -1,20 +1,14 @@
 // *store*: rotate the keys of the batch to their storage positions, convert, write rows of K and V.
+#include "columns.h"
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
-#include "kernels.h"
-#include "rotate.h"
 
 #include <cstdint>
 
 namespace {
 
 char * page_row(const lctx_pool_args & pool, const lctx_table_args & table, int32_t row, int32_t head, int32_t seq) {
-    const int32_t page = table.pages[seq * table.seq_stride + head * table.head_stride + row / LCTX_PAGE_ROWS];
-    return pool.data + ((size_t)page * LCTX_PAGE_ROWS + row % LCTX_PAGE_ROWS) * pool.row_size;
-}
-
-char * near_row(const lctx_near_args & near, size_t row_size, int32_t row, int32_t head, int32_t seq) {
-    return near.data + seq * near.seq_stride + head * near.head_stride + (size_t)(row % near.rows) * row_size;
+    return pool.data + lctx_pool_row(table, row, head, seq) * pool.row_size;
 }
 
 void store_row(const lctx_store_args & args, int32_t token, int32_t head, float * tmp) {
@@ -29,7 +23,7 @@ void store_row(const lctx_store_args & args, int32_t token, int32_t head, float 
     from_v(v, page_row(args.v_pool, args.table, at.row, head, at.seq), args.head_dim_v);
     if (args.near.data) {
         lctx_rotate_row(k, tmp, args.head_dim_k, args.angles + (size_t)at.near_angle * args.n_dims, args.n_dims, args.rope_mode);
-        from_k(tmp, near_row(args.near, args.k_pool.row_size, at.row, head, at.seq), args.head_dim_k);
+        from_k(tmp, lctx_near_row(args.near, args.k_pool.row_size, at.row, head, at.seq), args.head_dim_k);
     }
 }
 

@@ -30,35 +30,76 @@ ggml_tensor * project(const llm_graph_context & graph, ggml_tensor * cur, ggml_t
     return wo_b ? ggml_add(graph.ctx0, cur, wo_b) : cur;
 }
 
+// Represent the chunks that the batch completes, then let every head choose.
+ggml_tensor * choose_chunks(ggml_context * ctx, const lctx_chunks & chunks, const lctx_graph_input & input, const lctx_layer & layer,
+                            ggml_tensor * q, ggml_tensor * stored, ggml_tensor * angles, const lctx_attend_params & attend) {
+    lctx_represent_params params = {};
+    params.rope_mode = attend.rope_mode;
+    params.scale = attend.scale;
+    params.softcap = attend.softcap;
+    params.chunk_size = chunks.chunk_size;
+    params.minmax = chunks.minmax;
+    params.from_near = layer.near != nullptr;
+    ggml_tensor * reps =
+        lctx_represent(ctx, q, stored, layer.v_pool, layer.table, input.chunk_rows, angles, layer.near, layer.reps, layer.open, params);
+    return lctx_select(ctx, q, reps, input.chunk_rows, layer.table->ne[1], chunks);
+}
+
 }  // namespace
 
 lctx_graph_input::lctx_graph_input(const llm_graph_context & graph, const lctx_memory_context * mctx)
     : llm_graph_input_attn_kv(graph.hparams, graph.cparams, nullptr), mctx_(mctx) {
     const lctx_method & method = memory().method();
     rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_rows");
-    segs = new_input(graph.ctx0, 4, method.n_segment(), graph.n_tokens, "lctx_segs");
+    if (method.chunks()) {
+        chunk_rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_chunk_rows");
+    } else {
+        segs = new_input(graph.ctx0, 4, method.n_segment(), graph.n_tokens, "lctx_segs");
+    }
     pos = new_input(graph.ctx0, (int64_t)method.n_angle() * graph.n_tokens, 1, 1, "lctx_pos");
 }
 
 void lctx_graph_input::set_input(const llama_ubatch * ubatch) {
     const lctx_method & method = memory().method();
-    const int32_t n_angle = method.n_angle(), n_seg = method.n_segment();
+    const int32_t n_angle = method.n_angle();
     std::vector<lctx_row> row(ubatch->n_tokens);
-    std::vector<lctx_segment> seg((size_t)ubatch->n_tokens * n_seg);
     std::vector<int32_t> position((size_t)ubatch->n_tokens * n_angle);
     for (uint32_t i = 0; i < ubatch->n_tokens; i++) {
-        const int32_t p = ubatch->pos[i], seq_id = ubatch->seq_id[i][0], angle0 = (int32_t)i * n_angle;
-        row[i] = {p, seq_id, angle0, angle0 + method.near_angle()};
+        const int32_t p = ubatch->pos[i], angle0 = (int32_t)i * n_angle;
+        row[i] = {p, ubatch->seq_id[i][0], angle0 + method.key_angle(), angle0 + method.near_angle()};
         method.positions(p, &position[angle0]);
-        method.segments(p, &seg[(size_t)i * n_seg]);
-        for (int32_t s = 0; s < n_seg; s++) {
-            seg[(size_t)i * n_seg + s].angle += angle0;
-            seg[(size_t)i * n_seg + s].seq = seq_id;
-        }
     }
     ggml_backend_tensor_set(rows, row.data(), 0, ggml_nbytes(rows));
-    ggml_backend_tensor_set(segs, seg.data(), 0, ggml_nbytes(segs));
     ggml_backend_tensor_set(pos, position.data(), 0, ggml_nbytes(pos));
+    if (segs) {
+        set_segments(ubatch);
+    } else {
+        set_chunk_rows(ubatch);
+    }
+}
+
+void lctx_graph_input::set_segments(const llama_ubatch * ubatch) {
+    const lctx_method & method = memory().method();
+    const int32_t n_seg = method.n_segment();
+    std::vector<lctx_segment> seg((size_t)ubatch->n_tokens * n_seg);
+    for (size_t i = 0; i < seg.size(); i += n_seg) {
+        const int32_t token = (int32_t)(i / n_seg);
+        method.segments(ubatch->pos[token], &seg[i]);
+        for (int32_t s = 0; s < n_seg; s++) {
+            seg[i + s].angle += token * method.n_angle();
+            seg[i + s].seq = ubatch->seq_id[token][0];
+        }
+    }
+    ggml_backend_tensor_set(segs, seg.data(), 0, ggml_nbytes(segs));
+}
+
+void lctx_graph_input::set_chunk_rows(const llama_ubatch * ubatch) {
+    const int32_t n_angle = memory().method().n_angle();
+    std::vector<lctx_chunk_row> row(ubatch->n_tokens);
+    for (uint32_t i = 0; i < ubatch->n_tokens; i++) {
+        row[i] = {ubatch->pos[i], ubatch->seq_id[i][0], memory().open_rows()[i], (int32_t)i * n_angle};
+    }
+    ggml_backend_tensor_set(chunk_rows, row.data(), 0, ggml_nbytes(chunk_rows));
 }
 
 bool lctx_graph_input::can_reuse(const llm_graph_params & params) {
@@ -119,7 +160,15 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_a
     params.scale = kq_scale * q.scale * k.scale;
     params.softcap = graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
     params.near_mask = method.near_mask();
-    ggml_tensor * cur = lctx_attend(ctx, q.x, stored, layer.v_pool, layer.table, input->segs, angles, layer.near, params);
+    ggml_tensor * segs = input->segs;
+    if (const lctx_chunks * chunks = method.chunks()) {
+        segs = choose_chunks(ctx, *chunks, *input, layer, q.x, stored, angles, params);
+        graph.cb(segs, LCTX_SELECT_NAME, il);
+        ggml_build_forward_expand(graph.gf, segs);
+        params.chunk_size = chunks->chunk_size;
+        params.near_from = chunks->near_segment();
+    }
+    ggml_tensor * cur = lctx_attend(ctx, q.x, stored, layer.v_pool, layer.table, segs, angles, layer.near, params);
     cur = ggml_reshape_2d(ctx, cur, layer.v_pool->ne[0] * q.x->ne[1], q.x->ne[2]);
     graph.cb(cur, "kqv_out", il);
     ggml_build_forward_expand(graph.gf, cur);

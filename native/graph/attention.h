@@ -8,6 +8,9 @@
 #include <utility>
 #include <vector>
 
+// Name of the nodes that hold what the heads of a layer chose; llama.cpp appends "-layer".
+constexpr const char * LCTX_SELECT_NAME = "lctx_select";
+
 // The inputs of a graph that change with every ubatch. Topology depends on the method and the number of tokens only, so that
 // graphs are reused; the host writes O(n_tokens) numbers.
 class lctx_graph_input final : public llm_graph_input_attn_kv {
@@ -22,11 +25,15 @@ class lctx_graph_input final : public llm_graph_input_attn_kv {
 
     const lctx_memory & memory() const { return mctx_->memory(); }
 
-    ggml_tensor * rows;  // I32 [4, n_tokens]           lctx_row
-    ggml_tensor * segs;  // I32 [4, n_seg, n_tokens]    lctx_segment
-    ggml_tensor * pos;   // I32 [n_angle * n_tokens]
+    ggml_tensor * rows;                  // I32 [4, n_tokens]           lctx_row
+    ggml_tensor * segs = nullptr;        // I32 [4, n_seg, n_tokens]    lctx_segment; or the heads choose for themselves:
+    ggml_tensor * chunk_rows = nullptr;  // I32 [4, n_tokens]           lctx_chunk_row
+    ggml_tensor * pos;                   // I32 [n_angle * n_tokens]
 
   private:
+    void set_segments(const llama_ubatch * ubatch);
+    void set_chunk_rows(const llama_ubatch * ubatch);
+
     const lctx_memory_context * mctx_;
     std::vector<std::pair<lctx_peeled, ggml_tensor *>> angles_;
 };

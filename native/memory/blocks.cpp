@@ -70,6 +70,7 @@ void lctx_memory::truncate(int32_t seq, int32_t n_pos) {
         drop_block(seq, block);
     }
     s.n_pos = n_pos;
+    forget_open(seq);
     if (n_pos == 0) {
         s = sequence{};
     }
@@ -105,6 +106,7 @@ bool lctx_memory::place(const llama_ubatch & ubatch) {
             return false;
         }
     }
+    place_open(ubatch);
     return true;
 }
 
@@ -121,10 +123,12 @@ void lctx_memory::copy_prefix(int32_t src, int32_t dst, int32_t n_pos) {
     }
     seqs_[dst] = seqs_[src];
     seqs_[dst].n_pos = n_pos;
+    forget_open(dst);
     const int32_t n_near = std::min(seqs_[src].n_pos, near_rows_);
     near_touched_[dst] = std::max(near_touched_[dst], n_near);
     for (int32_t head = 0; near_ && head < n_head_total_; head++) {
         char * ring = (char *)near_->data + head * near_->nb[2];
         memcpy(ring + dst * near_->nb[3], ring + src * near_->nb[3], n_near * near_->nb[1]);
     }
+    copy_chunks(src, dst);
 }

@@ -30,6 +30,7 @@ void check_type(ggml_type type, int32_t head_dim, const char * what) {
 lctx_memory::lctx_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
                          std::unique_ptr<lctx_method> method, uint32_t n_ctx)
     : method_(std::move(method)),
+      chunks_(method_->chunks()),
       type_k_(params.type_k),
       type_v_(params.type_v),
       n_ctx_((int32_t)n_ctx),
@@ -49,6 +50,13 @@ lctx_memory::lctx_memory(const llama_model & model, const llama_memory_params & 
         head_offset_.push_back(n_head_total_);
         n_head_kv_.push_back((int32_t)hparams.n_head_kv(il));
         n_head_total_ += n_head_kv_.back();
+        query_head_offset_.push_back(n_query_head_total_);
+        n_query_head_.push_back((int32_t)hparams.n_head(il));
+        n_query_head_total_ += n_query_head_.back();
+    }
+    if (chunks_ && !chunks_->minmax && head_dim_k_ != head_dim_v_) {
+        throw lctx_refusal("representation=attention compares values with keys, whose sizes differ in this model (" +
+                           std::to_string(head_dim_v_) + " and " + std::to_string(head_dim_k_) + "); use representation=minmax");
     }
     if (method_->near_window() > 0) {
         // the window of a ubatch's first query, and a whole batch that may be taken back
@@ -74,31 +82,35 @@ int32_t lctx_memory::n_page() const {
 
 void lctx_memory::allocate(const llama_model & model) {
     const int64_t n_row = (int64_t)n_page() * LCTX_PAGE_ROWS;
-    const size_t bytes = (size_t)n_row * (ggml_row_size(type_k_, head_dim_k_) + ggml_row_size(type_v_, head_dim_v_)) +
-                         (size_t)near_rows_ * n_head_total_ * n_seq_ * ggml_row_size(type_k_, head_dim_k_);
+    ctx_.reset(ggml_init({6 * ggml_tensor_overhead(), nullptr, true}));
+    const auto tensor = [&](const char * name, ggml_type type, int64_t n0, int64_t n1, int64_t n2 = 1, int64_t n3 = 1) {
+        ggml_tensor * t = ggml_new_tensor_4d(ctx_.get(), type, n0, n1, n2, n3);
+        ggml_set_name(t, name);
+        return t;
+    };
+    k_pool_ = tensor("lctx_k_pool", type_k_, head_dim_k_, n_row);
+    v_pool_ = tensor("lctx_v_pool", type_v_, head_dim_v_, n_row);
+    table_ = tensor("lctx_table", GGML_TYPE_I32, n_block(n_ctx_), n_head_total_, n_seq_);
+    if (near_rows_ > 0) {
+        near_ = tensor("lctx_near", type_k_, head_dim_k_, near_rows_, n_head_total_, n_seq_);
+    }
+    if (chunks_) {
+        const int64_t n_chunk = std::max(1, n_complete(n_ctx_));
+        reps_ = tensor("lctx_reps", GGML_TYPE_F32, chunks_->rep_dim(head_dim_k_), n_chunk,
+                       chunks_->minmax ? n_head_total_ : n_query_head_total_, n_seq_);
+    }
+    if (chunks_ && !chunks_->minmax) {
+        open_ = tensor("lctx_open", GGML_TYPE_F32, head_dim_k_, 2 * chunks_->chunk_size, n_query_head_total_, n_seq_);
+    }
+    const size_t bytes = memory_breakdown().begin()->second;
     if (bytes > machine_memory()) {
         throw lctx_refusal("the KV cache for n_ctx " + std::to_string(n_ctx_) + " needs " + mib(bytes) + " (K " + ggml_type_name(type_k_) +
                            ", V " + ggml_type_name(type_v_) + "), this machine has " + mib(machine_memory()) +
                            "; lower n_ctx, use type_k=type_v=q8_0, or method=window");
     }
-    ctx_.reset(ggml_init({4 * ggml_tensor_overhead(), nullptr, true}));
-    k_pool_ = ggml_new_tensor_2d(ctx_.get(), type_k_, head_dim_k_, n_row);
-    v_pool_ = ggml_new_tensor_2d(ctx_.get(), type_v_, head_dim_v_, n_row);
-    table_ = ggml_new_tensor_3d(ctx_.get(), GGML_TYPE_I32, n_block(n_ctx_), n_head_total_, n_seq_);
-    ggml_set_name(k_pool_, "lctx_k_pool");
-    ggml_set_name(v_pool_, "lctx_v_pool");
-    ggml_set_name(table_, "lctx_table");
-    if (near_rows_ > 0) {
-        near_ = ggml_new_tensor_4d(ctx_.get(), type_k_, head_dim_k_, near_rows_, n_head_total_, n_seq_);
-        ggml_set_name(near_, "lctx_near");
-    }
     if (model.hparams.no_alloc) {
         buffers_.emplace_back(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), 0));
-        for (ggml_tensor * t : {k_pool_, v_pool_, table_, near_}) {
-            if (t) {
-                t->buffer = buffers_[0].get();
-            }
-        }
+        each_tensor([&](ggml_tensor * t) { t->buffer = buffers_[0].get(); });
         return;
     }
     // never cleared: pages that are not used cost nothing
@@ -162,6 +174,7 @@ llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, ui
         refuse(wrong);
         return std::make_unique<lctx_memory_context>(status);
     }
+    keep_open();
     balloc.split_reset();
     std::vector<llama_ubatch> ubatches;
     for (llama_ubatch u = balloc.split_simple(n_ubatch); u.n_tokens > 0; u = balloc.split_simple(n_ubatch)) {
@@ -191,11 +204,26 @@ std::string lctx_memory::why_not_back_to(int32_t seq, int32_t p) const {
     const sequence & s = seqs_[seq];
     const int32_t first_row = std::max(method_->first_row(p), method_->n_sink());
     const int32_t first_near = std::max(0, p - method_->near_window() + 1);
-    if (p == 0 || (first_row >= s.first_live && (near_rows_ == 0 || first_near >= s.first_near))) {
+    const bool rows = first_row >= s.first_live && (near_rows_ == 0 || first_near >= s.first_near);
+    const bool queries = !open_ || p % chunks_->chunk_size == 0 || s.half(p / chunks_->chunk_size) >= 0;
+    if (p == 0 || (rows && queries)) {
         return "";
     }
-    return "position " + std::to_string(p) + " is too far back for " + method_->spec() +
-           ": rows that it reads are gone; evaluate the prefix again";
+    return "position " + std::to_string(p) + " is too far back for " + method_->spec() + ": " +
+           (rows ? "queries of its chunk are gone; go back to the chunk's beginning"
+                 : "rows that it reads are gone; evaluate the prefix again");
+}
+
+int32_t lctx_memory::restorable(int32_t seq, int32_t n) const {
+    if (seq < 0 || seq >= n_seq_ || !broken_.empty()) {
+        return 0;
+    }
+    n = std::max(0, std::min(n, seqs_[seq].n_pos));
+    if (n == seqs_[seq].n_pos || why_not_back_to(seq, n).empty()) {
+        return n;
+    }
+    const int32_t border = chunks_ ? n / chunks_->chunk_size * chunks_->chunk_size : 0;
+    return why_not_back_to(seq, border).empty() ? border : 0;
 }
 
 bool lctx_memory::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
@@ -278,9 +306,7 @@ llama_pos lctx_memory::seq_pos_max(llama_seq_id seq_id) const {
 
 std::map<ggml_backend_buffer_type_t, size_t> lctx_memory::memory_breakdown() const {
     size_t bytes = 0;
-    for (const ggml_tensor * t : {k_pool_, v_pool_, table_, near_}) {
-        bytes += t ? ggml_nbytes(t) : 0;
-    }
+    each_tensor([&](const ggml_tensor * t) { bytes += ggml_nbytes(t); });
     return {{ggml_backend_cpu_buffer_type(), bytes}};
 }
 
@@ -300,11 +326,20 @@ void lctx_memory::break_with(const std::string & reason) {
 
 lctx_layer lctx_memory::layer(ggml_context * ctx, int32_t il) const {
     const int64_t n_head = n_head_kv_[il];
-    lctx_layer layer = {k_pool_, v_pool_, nullptr, nullptr};
+    lctx_layer layer = {k_pool_, v_pool_, nullptr, nullptr, nullptr, nullptr};
+    // the heads of this layer in a tensor [*, *, heads of all layers, n_seq]
+    const auto heads = [&](ggml_tensor * t, int64_t first, int64_t n) {
+        return ggml_view_4d(ctx, t, t->ne[0], t->ne[1], n, n_seq_, t->nb[1], t->nb[2], t->nb[3], first * t->nb[2]);
+    };
     layer.table = ggml_view_3d(ctx, table_, table_->ne[0], n_head, n_seq_, table_->nb[1], table_->nb[2], head_offset_[il] * table_->nb[1]);
     if (near_) {
-        layer.near = ggml_view_4d(ctx, near_, near_->ne[0], near_->ne[1], n_head, n_seq_, near_->nb[1], near_->nb[2], near_->nb[3],
-                                  head_offset_[il] * near_->nb[2]);
+        layer.near = heads(near_, head_offset_[il], n_head);
+    }
+    if (reps_) {
+        layer.reps = chunks_->minmax ? heads(reps_, head_offset_[il], n_head) : heads(reps_, query_head_offset_[il], n_query_head_[il]);
+    }
+    if (open_) {
+        layer.open = heads(open_, query_head_offset_[il], n_query_head_[il]);
     }
     return layer;
 }
@@ -312,16 +347,18 @@ lctx_layer lctx_memory::layer(ggml_context * ctx, int32_t il) const {
 void lctx_memory::usage(lctx_kv_info & info, int32_t * rows) const {
     const uint64_t row_k = ggml_row_size(type_k_, head_dim_k_), row_v = ggml_row_size(type_v_, head_dim_v_);
     const uint64_t page_bytes = LCTX_PAGE_ROWS * (row_k + row_v);
-    uint64_t n_near = 0, n_near_touched = 0, n_pos = 0, n_held = 0;
+    uint64_t n_near = 0, n_near_touched = 0, n_pos = 0, n_held = 0, n_chunk_byte = 0;
     for (int32_t seq = 0; seq < n_seq_; seq++) {
         const sequence & s = seqs_[seq];
         n_near += std::min(s.n_pos, near_rows_);
         n_near_touched += near_touched_[seq];
         n_pos += s.n_pos;
+        n_chunk_byte += chunk_bytes(seq);
         n_held += s.n_pos - (uint64_t)(n_block(s.n_pos) - held_blocks(seq)) * LCTX_PAGE_ROWS;
     }
-    info.bytes = pages_.n_held() * page_bytes + n_near * n_head_total_ * row_k;
-    info.peak_bytes = pages_.n_touched() * page_bytes + n_near_touched * n_head_total_ * row_k;
+    info.bytes = pages_.n_held() * page_bytes + n_near * n_head_total_ * row_k + n_chunk_byte;
+    info.peak_bytes =
+        std::max<uint64_t>(info.bytes, pages_.n_touched() * page_bytes + n_near_touched * n_head_total_ * row_k + n_chunk_byte);
     info.full_bytes = n_pos * n_head_total_ * (row_k + row_v);
     info.n_layer = (int32_t)n_head_kv_.size();
     info.n_head_kv = *std::max_element(n_head_kv_.begin(), n_head_kv_.end());

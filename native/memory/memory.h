@@ -14,6 +14,7 @@
 #include "llama-model.h"
 #include "pages.h"
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,6 +26,8 @@ struct lctx_layer {
     ggml_tensor * v_pool;
     ggml_tensor * table;
     ggml_tensor * near;  // nullptr: the method has no near ring
+    ggml_tensor * reps;  // representations of chunks, or nullptr
+    ggml_tensor * open;  // queries of the open chunk, or nullptr
 };
 
 class lctx_memory final : public llama_memory_i {
@@ -61,14 +64,25 @@ class lctx_memory final : public llama_memory_i {
     // The reason of the last refusal, told once: a later failure has a reason of its own.
     std::string take_error() { return std::exchange(error_, {}); }
 
+    // The longest prefix of at most n rows that the sequence can be cut back to.
+    int32_t restorable(int32_t seq, int32_t n) const;
+
     // Give every token of the ubatch its row: pages are taken here. init_batch has seen that there are enough.
     bool place(const llama_ubatch & ubatch);
+    // Where the queries of the ubatch that was placed last go: lctx_chunk_row::open of every token.
+    const std::vector<int32_t> & open_rows() const { return open_rows_; }
 
   private:
     struct sequence {
         int32_t n_pos = 0;       // rows stored
         int32_t first_live = 0;  // rows in [n_sink, first_live) lost their pages
         int32_t first_near = 0;  // near keys before this row were overwritten
+        // The ring of queries has two halves of one chunk each: the chunk whose rows each holds from its first on, and the half
+        // that may not be overwritten, because the batch may be taken back to it.
+        int32_t open[2] = {-1, -1};
+        int32_t kept_half = 0;
+
+        int32_t half(int32_t chunk) const { return open[0] == chunk ? 0 : open[1] == chunk ? 1 : -1; }
     };
 
     int32_t n_block(int32_t n_rows) const { return (n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS; }
@@ -76,6 +90,11 @@ class lctx_memory final : public llama_memory_i {
     int32_t live_blocks() const;
     int32_t n_page() const;
     void allocate(const llama_model & model);
+    template <typename F> void each_tensor(F && f) const {
+        for (ggml_tensor * t = ggml_get_first_tensor(ctx_.get()); t; t = ggml_get_next_tensor(ctx_.get(), t)) {
+            f(t);
+        }
+    }
 
     // blocks.cpp: the blocks of a sequence
     int32_t held_blocks(int32_t seq) const;
@@ -90,6 +109,15 @@ class lctx_memory final : public llama_memory_i {
     std::string why_not_back_to(int32_t seq, int32_t p) const;
     void copy_prefix(int32_t src, int32_t dst, int32_t n_pos);
 
+    // chunks.cpp: representations, and the queries of the open chunk
+    void keep_open();
+    void place_open(const llama_ubatch & ubatch);
+    void forget_open(int32_t seq);
+    void copy_chunks(int32_t src, int32_t dst);
+    int32_t n_complete(int32_t n_pos) const { return chunks_ ? n_pos / chunks_->chunk_size : 0; }
+    size_t chunk_bytes(int32_t seq) const;
+    void each_chunk_run(int32_t seq, const std::function<void(ggml_tensor *, size_t, size_t)> & f) const;
+
     std::string check_batch(const llama_batch & batch, llama_memory_status & status) const;
     bool refuse(const std::string & reason) const;
     void break_with(const std::string & reason);
@@ -101,6 +129,7 @@ class lctx_memory final : public llama_memory_i {
     template <typename F> void each_run(int32_t seq, F && f) const;
 
     std::unique_ptr<lctx_method> method_;
+    const lctx_chunks * chunks_;  // of the method, or nullptr
     ggml_type type_k_, type_v_;
     int32_t n_ctx_;       // rows of one sequence
     int32_t n_rows_all_;  // rows of all sequences together
@@ -110,12 +139,18 @@ class lctx_memory final : public llama_memory_i {
     int32_t n_head_total_ = 0;          // KV heads of all layers
     std::vector<int32_t> n_head_kv_;    // per layer
     std::vector<int32_t> head_offset_;  // first head of a layer
+    int32_t n_query_head_total_ = 0;    // query heads of all layers
+    std::vector<int32_t> n_query_head_;
+    std::vector<int32_t> query_head_offset_;
     ggml_context_ptr ctx_;
     std::vector<ggml_backend_buffer_ptr> buffers_;
     ggml_tensor * k_pool_ = nullptr;  // [head_dim_k, n_page*64]
     ggml_tensor * v_pool_ = nullptr;  // [head_dim_v, n_page*64]
     ggml_tensor * near_ = nullptr;    // [head_dim_k, near_rows, n_head_total, n_seq]
     ggml_tensor * table_ = nullptr;   // [n_page_max, n_head_total, n_seq]
+    ggml_tensor * reps_ = nullptr;    // [rep_dim, n_chunk_max, n_head_total or n_query_head_total, n_seq]
+    ggml_tensor * open_ = nullptr;    // [head_dim_k, 2*chunk_size, n_query_head_total, n_seq]
+    std::vector<int32_t> open_rows_;
     lctx_pages pages_;
     std::vector<sequence> seqs_;
     std::vector<int32_t> near_touched_;  // rows of every sequence's ring that were ever written

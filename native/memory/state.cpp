@@ -1,7 +1,8 @@
 // Save and restore: rows as they are stored, so a restored sequence continues with the same logits.
 //
 // Layout: header, then per sequence its id, counters, and for every layer and KV head the bytes of its rows, block by block,
-// K before V, and of its near ring. What differs from this memory is refused with a message, and nothing is left half restored.
+// K before V, and of its near ring; then representations of chunks and open queries. What differs from this memory is refused with a
+// message, and nothing is left half restored.
 #include "llama-io.h"
 #include "memory.h"
 
@@ -11,7 +12,7 @@
 namespace {
 
 constexpr uint32_t MAGIC = 0x7874636c;  // "lctx"
-constexpr uint32_t VERSION = 1;
+constexpr uint32_t VERSION = 2;
 
 struct state_header {
     uint32_t magic = MAGIC;
@@ -28,6 +29,7 @@ struct state_sequence {
     int32_t n_pos;
     int32_t first_live;
     int32_t first_near;
+    int32_t open[2];
 };
 
 template <typename T> void put(llama_io_write_i & io, const T & value) {
@@ -69,8 +71,10 @@ template <typename F> void lctx_memory::each_run(int32_t seq, F && f) const {
 
 void lctx_memory::write_sequence(llama_io_write_i & io, int32_t seq) const {
     const sequence & s = seqs_[seq];
-    put(io, state_sequence{seq, s.n_pos, s.first_live, s.first_near});
-    each_run(seq, [&](ggml_tensor * t, size_t offset, size_t size) { io.write_tensor(t, offset, size); });
+    put(io, state_sequence{seq, s.n_pos, s.first_live, s.first_near, {s.open[0], s.open[1]}});
+    const auto write = [&](ggml_tensor * t, size_t offset, size_t size) { io.write_tensor(t, offset, size); };
+    each_run(seq, write);
+    each_chunk_run(seq, write);
 }
 
 void lctx_memory::state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const {
@@ -101,15 +105,20 @@ void lctx_memory::read_sequence(llama_io_read_i & io, int32_t seq) {
     require(saved.first_live >= 0 && saved.first_live <= n_pos && saved.first_live % LCTX_PAGE_ROWS == 0 && saved.first_near >= 0 &&
                 saved.first_near <= n_pos,
             "its counters contradict each other");
+    for (int32_t chunk : saved.open) {
+        require(chunk == -1 || (open_ && chunk >= 0 && (int64_t)chunk * chunks_->chunk_size < n_pos), "its counters contradict each other");
+    }
     const int32_t first_kept = n_block(method_->n_sink());
     for (int32_t block = 0; block < n_block(n_pos); block++) {
         const bool dead = block >= first_kept && (block + 1) * LCTX_PAGE_ROWS <= saved.first_live;
         require(dead || take_block(seq, block), "the page pool is too small");
         seqs_[seq].n_pos = std::min(n_pos, (block + 1) * LCTX_PAGE_ROWS);
     }
-    seqs_[seq] = {n_pos, saved.first_live, saved.first_near};
+    seqs_[seq] = {n_pos, saved.first_live, saved.first_near, {saved.open[0], saved.open[1]}, 0};
     near_touched_[seq] = std::max(near_touched_[seq], std::min(n_pos, near_rows_));
-    each_run(seq, [&](ggml_tensor * t, size_t offset, size_t size) { io.read_tensor(t, offset, size); });
+    const auto read = [&](ggml_tensor * t, size_t offset, size_t size) { io.read_tensor(t, offset, size); };
+    each_run(seq, read);
+    each_chunk_run(seq, read);
 }
 
 void lctx_memory::check_header(llama_io_read_i & io, int32_t n_seq) const {

@@ -7,6 +7,7 @@
 
 namespace {
 
+// "key" takes a number, "key=word|word" one of the words.
 struct entry {
     const char * name;
     std::vector<std::string> options;
@@ -19,6 +20,11 @@ const std::vector<entry> & table() {
         {"full", {}, false, lctx_full_create},
         {"window", {"n_sink", "window"}, true, lctx_window_create},
         {"selfextend", {"group_size", "neighbor_window"}, true, lctx_selfextend_create},
+        {"longheads",
+         {"chunk_size", "window", "n_recent", "select=head|group", "select_block", "representation=attention|minmax",
+          "position=packed|grouped", "group_size", "n_neighbor"},
+         true,
+         lctx_longheads_create},
     };
     return entries;
 }
@@ -62,6 +68,26 @@ std::vector<std::string> split(const std::string & text, char sep) {
     return parts;
 }
 
+// What an option was set to: a number, or the place of a word in its list.
+int32_t value(const entry & e, const std::string & key, const std::string & text) {
+    for (const std::string & option : e.options) {
+        const size_t eq = option.find('=');
+        if (option.substr(0, eq) != key) {
+            continue;
+        }
+        if (eq == std::string::npos) {
+            return number(e.name, key, text);
+        }
+        const std::vector<std::string> words = split(option.substr(eq + 1), '|');
+        const auto it = std::find(words.begin(), words.end(), text);
+        if (it == words.end()) {
+            throw lctx_refusal(std::string(e.name) + ": " + key + " must be one of " + join(words) + ", not '" + text + "'");
+        }
+        return (int32_t)(it - words.begin());
+    }
+    throw lctx_refusal(std::string(e.name) + ": unknown option '" + key + "'; options: " + join(e.options));
+}
+
 }  // namespace
 
 lctx_method_spec lctx_method_parse(const std::string & text) {
@@ -75,10 +101,7 @@ lctx_method_spec lctx_method_parse(const std::string & text) {
     for (size_t i = 1; i < parts.size(); i++) {
         const size_t eq = parts[i].find('=');
         const std::string key = parts[i].substr(0, eq);
-        if (std::find(e.options.begin(), e.options.end(), key) == e.options.end()) {
-            throw lctx_refusal(spec.name + ": unknown option '" + key + "'; options: " + join(e.options));
-        }
-        spec.options[key] = number(spec.name, key, eq == std::string::npos ? "" : parts[i].substr(eq + 1));
+        spec.options[key] = value(e, key, eq == std::string::npos ? "" : parts[i].substr(eq + 1));
     }
     return spec;
 }

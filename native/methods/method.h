@@ -31,14 +31,18 @@ class lctx_method {
     virtual std::string why() const = 0;
 
     // Rows of the angle table per token, and their positions for a token at position p: what its key is rotated to
-    // (row 0; near ring: row near_angle()) and from where its query looks.
+    // (row key_angle(); near ring: row near_angle()) and from where its query looks.
     virtual int32_t n_angle() const = 0;
     virtual void positions(int32_t p, int32_t * pos) const = 0;
+    virtual int32_t key_angle() const { return 0; }
     virtual int32_t near_angle() const { return 0; }
 
     // Segments of the query at position p; .angle is the row among the token's own n_angle rows.
     virtual int32_t n_segment() const = 0;
     virtual void segments(int32_t p, lctx_segment * segs) const = 0;
+
+    // How heads choose their own segments in the graph, or nullptr: then segments() is not asked.
+    virtual const lctx_chunks * chunks() const { return nullptr; }
 
     // Segments that read the near ring (bit mask), and how many rows back they reach; 0: no near ring.
     virtual uint32_t near_mask() const { return 0; }
@@ -49,7 +53,7 @@ class lctx_method {
     virtual int32_t first_row(int32_t p) const { return p < 0 ? p : 0; }
 };
 
-// "name,key=value,key=value"
+// "name,key=value,key=value"; a word is the number of its place in the option's list of words.
 struct lctx_method_spec {
     std::string name;
     std::map<std::string, int32_t> options;
@@ -73,3 +77,7 @@ std::unique_ptr<lctx_method> lctx_method_create(const lctx_method_spec & spec, c
 std::unique_ptr<lctx_method> lctx_full_create(const lctx_method_spec & spec, const lctx_method_env & env);
 std::unique_ptr<lctx_method> lctx_window_create(const lctx_method_spec & spec, const lctx_method_env & env);
 std::unique_ptr<lctx_method> lctx_selfextend_create(const lctx_method_spec & spec, const lctx_method_env & env);
+std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec, const lctx_method_env & env);
+
+// The smallest group with L/2 > w + (n_ctx - w)/G (SelfExtend, eq. 5); w must be below L/2.
+int32_t lctx_selfextend_group(int64_t n_ctx_train, int64_t n_ctx, int64_t window);

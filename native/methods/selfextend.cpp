@@ -56,13 +56,12 @@ std::string text(int64_t n) {
     return std::to_string(n);
 }
 
-// Smallest G with L/2 > w + (N - w)/G (equation 5).
-int32_t choose_group(int64_t n_ctx_train, int64_t n_ctx, int64_t window) {
+}  // namespace
+
+int32_t lctx_selfextend_group(int64_t n_ctx_train, int64_t n_ctx, int64_t window) {
     const int64_t room = n_ctx_train - 2 * window;  // twice (L/2 - w)
     return (int32_t)(2 * (n_ctx - window) / room + 1);
 }
-
-}  // namespace
 
 std::unique_ptr<lctx_method> lctx_selfextend_create(const lctx_method_spec & spec, const lctx_method_env & env) {
     const int64_t trained = env.n_ctx_train;
@@ -80,7 +79,7 @@ std::unique_ptr<lctx_method> lctx_selfextend_create(const lctx_method_spec & spe
         throw lctx_refusal("selfextend: neighbor_window " + text(window) + " must be below half the trained context " + text(trained) +
                            " for an automatic group_size; give group_size too");
     }
-    const int64_t group = auto_group ? choose_group(trained, env.n_ctx, window) : spec.get("group_size");
+    const int64_t group = auto_group ? lctx_selfextend_group(trained, env.n_ctx, window) : spec.get("group_size");
     if (group < 1) {
         throw lctx_refusal("selfextend: group_size must be at least 1, not " + text(group));
     }

@@ -64,8 +64,10 @@ ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
                           ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near, const lctx_attend_params & params) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0]);
     GGML_ASSERT(q->ne[1] % table->ne[1] == 0 && q->ne[3] == 1);
-    GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && segs->ne[2] == q->ne[2] && ggml_is_contiguous(segs));
+    GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && ggml_is_contiguous(segs));
+    GGML_ASSERT(params.chunk_size > 0 ? segs->ne[3] == q->ne[2] && q->ne[1] % segs->ne[2] == 0 : segs->ne[2] == q->ne[2]);
     GGML_ASSERT(params.near_mask == 0 || near);
+    GGML_ASSERT(params.near_mask == 0 || params.chunk_size == 0);
 
     const int64_t n_query = q->ne[1] * q->ne[2];
     ggml_tensor * result = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, n_query * (v_pool->ne[0] + (params.lse ? 1 : 0)));
@@ -73,5 +75,37 @@ ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
     with_op.op = LCTX_OP_ATTEND;
     set_params(result, with_op);
     set_sources(result, {q, k, v_pool, table, segs, angles, near});
+    return result;
+}
+
+ggml_tensor * lctx_represent(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
+                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * reps, ggml_tensor * open,
+                             const lctx_represent_params & params) {
+    GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0]);
+    GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
+    GGML_ASSERT(reps->type == GGML_TYPE_F32 && reps->nb[1] == reps->ne[0] * sizeof(float));
+    GGML_ASSERT(params.minmax ? reps->ne[0] == 2 * q->ne[0] && reps->ne[2] == table->ne[1]
+                              : reps->ne[0] == q->ne[0] && reps->ne[2] == q->ne[1] && v_pool->ne[0] == q->ne[0]);
+    GGML_ASSERT(params.minmax || (open && open->type == GGML_TYPE_F32 && open->ne[0] == q->ne[0] && open->ne[2] == q->ne[1]));
+    GGML_ASSERT(!params.from_near || near);
+
+    ggml_tensor * result = ggml_view_tensor(ctx, reps);
+    lctx_represent_params with_op = params;
+    with_op.op = LCTX_OP_REPRESENT;
+    set_params(result, with_op);
+    set_sources(result, {q, k, v_pool, table, rows, angles, reps, near, open});
+    return result;
+}
+
+ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * reps, ggml_tensor * rows, int64_t n_head_kv,
+                          const lctx_chunks & chunks) {
+    GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[1] % n_head_kv == 0);
+    GGML_ASSERT(reps->ne[0] == chunks.rep_dim((int32_t)q->ne[0]) && reps->ne[2] == (chunks.minmax ? n_head_kv : q->ne[1]));
+    GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
+
+    const int64_t n_choice = chunks.by_group ? n_head_kv : q->ne[1];
+    ggml_tensor * result = ggml_new_tensor_4d(ctx, GGML_TYPE_I32, 4, chunks.n_segment(), n_choice, q->ne[2]);
+    set_params(result, lctx_select_params{LCTX_OP_SELECT, chunks});
+    set_sources(result, {q, reps, rows});
     return result;
 }

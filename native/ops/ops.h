@@ -4,6 +4,7 @@
 // A row number counts the tokens of a sequence from 0; its page is table[row / 64].
 #pragma once
 
+#include "chunks.h"
 #include "ggml.h"
 
 #include <cstdint>
@@ -14,6 +15,8 @@ enum lctx_op : int32_t {
     LCTX_OP_ANGLES,
     LCTX_OP_STORE,
     LCTX_OP_ATTEND,
+    LCTX_OP_REPRESENT,
+    LCTX_OP_SELECT,
 };
 
 // RoPE as ggml's op_params give it; NORM or NEOX.
@@ -29,7 +32,7 @@ struct lctx_rope {
     float beta_slow;
 };
 
-// op_params of the three sub-ops; at most 64 bytes.
+// op_params of the sub-ops; at most 64 bytes.
 struct lctx_angles_params {
     lctx_op op;
     lctx_rope rope;
@@ -47,6 +50,23 @@ struct lctx_attend_params {
     float softcap;       // 0: none
     uint32_t near_mask;  // bit s: segment s reads its keys from the near ring
     int32_t lse;         // 1: the LSE of every query and head follows the output
+    int32_t chunk_size;  // 0: segments of any rows, the same for all heads; else every head has its own, each inside one chunk
+    int32_t near_from;   // with chunk_size: segments from this one on read the near ring
+};
+
+struct lctx_represent_params {
+    lctx_op op;
+    int32_t rope_mode;
+    float scale;
+    float softcap;
+    int32_t chunk_size;
+    int32_t minmax;
+    int32_t from_near;  // 1: keys come from the near ring and are turned back by LCTX_ANGLE_SHIFT
+};
+
+struct lctx_select_params {
+    lctx_op op;
+    lctx_chunks chunks;
 };
 
 // True for the types that K and V rows can have: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1.
@@ -58,6 +78,14 @@ struct lctx_row {
     int32_t seq;
     int32_t angle;       // row of the angle table for the key's storage position
     int32_t near_angle;  // the same for the near ring
+};
+
+// One token of the batch, as *represent* and *select* see it.
+struct lctx_chunk_row {
+    int32_t row;
+    int32_t seq;
+    int32_t open;   // row of the open-chunk ring for its query: written when >= 0, else ~open is where its chunk was begun
+    int32_t angle;  // first of its rows of the angle table
 };
 
 // One segment of one query: rows [row0, row1) of sequence seq, seen from the position of an angle row.
@@ -90,7 +118,27 @@ ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, g
 //   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
 //   k:       result of lctx_store; v_pool, table, angles, near: as there
 //   segs:    I32 [4, n_seg, n_tokens]                lctx_segment
+//            I32 [4, n_seg, n_choice, n_tokens] with params.chunk_size > 0: result of lctx_select
 //   result:  F32 [n_head*head_dim_v*n_tokens] as [head_dim_v, n_head, n_tokens], then with lse: [n_head, n_tokens]
 // A query without any row gives 0 and LSE -inf.
 ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
                           ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near, const lctx_attend_params & params);
+
+// Representations of the chunks that the batch completes; the queries of chunks that stay open are kept.
+//   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
+//   k:       result of lctx_store; v_pool, table, angles, near: as there
+//   rows:    I32 [4, n_tokens]                       lctx_chunk_row
+//   reps:    F32 [rep_dim, n_chunk_max, n_rep, n_seq]   n_rep is n_head_kv with minmax, else n_head
+//   open:    F32 [head_dim_k, 2*chunk_size, n_head, n_seq], queries rotated to their place in the chunk; NULL with minmax
+//   result:  view of reps
+ggml_tensor * lctx_represent(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
+                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * reps, ggml_tensor * open,
+                             const lctx_represent_params & params);
+
+// The chunks that every query reads, in ascending order, as segments; unused segments are empty.
+//   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
+//   reps:    result of lctx_represent
+//   rows:    I32 [4, n_tokens]                       lctx_chunk_row
+//   result:  I32 [4, n_segment, n_choice, n_tokens]  lctx_segment; n_choice is n_head_kv by group, else n_head
+ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * reps, ggml_tensor * rows, int64_t n_head_kv,
+                          const lctx_chunks & chunks);

@@ -21,6 +21,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rope-freq-scale", type=float, default=0.0, metavar="X", help="RoPE scale (the model's)")
 
 
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    """Add what the pass-key prompts are made of."""
+    parser.add_argument("--haystack", default="sentences", metavar="FILE", help="'sentences' (default) or a text file")
+    parser.add_argument("--separator", choices=("space", "newline"), default="space", help="between the parts (space)")
+    parser.add_argument("-s", "--seed", type=int, default=0, metavar="N", help="seed of keys and depths (0)")
+
+
 def model_path(args: argparse.Namespace) -> str:
     """Return the model that was asked for.
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pylongctx.cli.options import add_model_options, llama_arguments, model_path
+from pylongctx.cli.options import add_model_options, add_prompt_options, llama_arguments, model_path
 from pylongctx.methods import parse
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--lengths", type=_lengths, default=[512, 2048], metavar="N,N", help="tokens (512,2048)")
     parser.add_argument("--tests", type=int, default=20, metavar="N", help="trials per method and length (20)")
-    parser.add_argument("--haystack", default="sentences", metavar="FILE", help="'sentences' (default) or a text file")
-    parser.add_argument("--separator", choices=("space", "newline"), default="space", help="between the parts (space)")
-    parser.add_argument("-s", "--seed", type=int, default=0, metavar="N", help="seed of keys and depths (0)")
+    add_prompt_options(parser)
     parser.add_argument("--json", metavar="FILE", help="write one JSON line per trial")
     parser.set_defaults(run=run)
 

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
+from pylongctx._session import longest_prefix
 from pylongctx.llama import Llama
 
 INTRO = (
@@ -84,6 +85,8 @@ class Prompt:
         The tokens that a strict match asks for; both together are at most ``length`` tokens.
     depth : float
         Where the key is hidden, 0 to 1.
+    needle : tuple of int
+        Start and stop of the tokens that hold the sentences with the key; a token across a border counts.
     """
 
     length: int
@@ -95,6 +98,7 @@ class Prompt:
     depth: float
     tokens: list[int]
     answer: list[int]
+    needle: tuple[int, int]
 
 
 def make_prompt(
@@ -119,11 +123,14 @@ def make_prompt(
     random = Random(f"{seed}-{length}-{trial}")
     key, depth, start = random.randint(10000, 99999), random.random(), random.random()
 
-    def build(n: int) -> tuple[list[int], list[int]]:
+    needle = f"The pass key is {key}. Remember it. {key} is the pass key."
+
+    def parts(n: int) -> list[str]:
         before, after = haystack.cut(n, depth, start)
-        needle = f"The pass key is {key}. Remember it. {key} is the pass key."
-        text = SEPARATORS[separator].join([INTRO, before, needle, after, QUESTION])
-        return _tokens(tokenize, text, f" {key}")
+        return [INTRO, before, needle, after, QUESTION]
+
+    def build(n: int) -> tuple[list[int], list[int]]:
+        return _tokens(tokenize, SEPARATORS[separator].join(parts(n)), f" {key}")
 
     def fits(n: int) -> bool:
         return sum(map(len, build(n))) <= length
@@ -132,8 +139,10 @@ def make_prompt(
         raise ValueError(
             f"length {length} is too short: the prompt without haystack has {sum(map(len, build(0)))} tokens"
         )
-    tokens, answer = build(_largest(fits, 4 * length))
-    return Prompt(length, trial, seed, haystack.name, separator, key, depth, tokens, answer)
+    n = _largest(fits, 4 * length)
+    tokens, answer = build(n)
+    span = _span(tokenize, tokens, SEPARATORS[separator].join([*parts(n)[:2], ""]), needle)
+    return Prompt(length, trial, seed, haystack.name, separator, key, depth, tokens, answer, span)
 
 
 def _tokens(tokenize: Tokenize, text: str, answer: str) -> tuple[list[int], list[int]]:
@@ -143,6 +152,13 @@ def _tokens(tokenize: Tokenize, text: str, answer: str) -> tuple[list[int], list
     # The tokenizer joins the answer's beginning with the prompt's end: take what both have in common.
     n = next(i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b)
     return whole[:n], whole[n:]
+
+
+def _span(tokenize: Tokenize, tokens: list[int], before: str, needle: str) -> tuple[int, int]:
+    """Return start and stop of the tokens that hold ``needle``, which follows ``before``."""
+    until = tokenize((before + needle).encode())
+    stop = longest_prefix(tokens, until)
+    return longest_prefix(tokens, tokenize(before.encode())), stop + (stop < len(until))
 
 
 def _largest(fits: Callable[[int], bool], guess: int) -> int:

@@ -1,5 +1,6 @@
 """What every method shares: its name, its options, its spec string."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import ClassVar
@@ -10,9 +11,17 @@ class Method:
     """A way to read a long context; ``str(method)`` is the spec string that the native library parses.
 
     An option that is None is left out of the spec: the library then chooses it.
+
+    Attributes
+    ----------
+    name : str
+        First word of the spec string.
+    words : mapping
+        The options that are words, with the words they may be; all others are integers.
     """
 
     name: ClassVar[str]
+    words: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def __str__(self) -> str:
         options = [(field.name, getattr(self, field.name)) for field in fields(self)]
@@ -27,3 +36,22 @@ def check_int(name: str, value: int | None, minimum: int) -> None:
         raise TypeError(f"{name} must be an integer or None, not {value!r}")
     if value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, not {value}")
+
+
+def check_multiple(name: str, value: int | None, unit_name: str, unit: int | None) -> None:
+    """Raise ValueError unless one of both is None or ``value`` is a multiple of ``unit``."""
+    if value is not None and unit is not None and value % unit:
+        low = value - value % unit
+        nearest = f"{low} or {low + unit}" if low else str(unit)
+        wanted = unit_name if unit_name == str(unit) else f"{unit_name} ({unit})"
+        raise ValueError(f"{name} must be a multiple of {wanted}, not {value}; the nearest: {nearest}")
+
+
+def check_word(name: str, value: str | None, words: tuple[str, ...]) -> None:
+    """Raise TypeError or ValueError unless ``value`` is None or one of ``words``."""
+    if value is None:
+        return
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string or None, not {value!r}")
+    if value not in words:
+        raise ValueError(f"{name} must be {' or '.join(words)}, not {value!r}")

@@ -1,0 +1,148 @@
+// What the attention kernels share: columns of rotated queries against a block of stored rows.
+// A column is one (token, query head); scores and transposed queries are laid out [key or dimension][column].
+#pragma once
+
+#include "kernels.h"
+#include "rotate.h"
+#include "softmax.h"
+#include "unpack.h"
+#include "vec.h"
+
+#include <algorithm>
+#include <cmath>
+
+constexpr int LCTX_BLOCK = LCTX_PAGE_ROWS;
+constexpr int LCTX_MAX_COLUMNS = 64;
+constexpr int LCTX_FEW_COLUMNS = 3;  // up to here dot products beat a product padded to vector width
+constexpr size_t LCTX_CACHE_LINE = 64;
+
+static inline int64_t lctx_ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+static inline int lctx_round_up(int n, int multiple) {
+    return (int)lctx_ceil_div(n, multiple) * multiple;
+}
+
+static inline float lctx_dot(const float * x, const float * y, int dim) {
+    lctx_vf s0 = lctx_vf{}, s1 = lctx_vf{};
+    int i = 0;
+    for (; i + 2 * LCTX_VL <= dim; i += 2 * LCTX_VL) {
+        s0 += lctx_vload(x + i) * lctx_vload(y + i);
+        s1 += lctx_vload(x + i + LCTX_VL) * lctx_vload(y + i + LCTX_VL);
+    }
+    float s = lctx_vsum(s0 + s1);
+    for (; i < dim; i++) {
+        s += x[i] * y[i];
+    }
+    return s;
+}
+
+// Columns in use, and the queries: transposed, and as rows while they are few.
+struct lctx_columns {
+    float * q_t;     // [dim][n_pad]
+    float * q_rows;  // [LCTX_FEW_COLUMNS][dim]
+    int n;
+    int n_pad;  // multiple of LCTX_VL
+    int dim;
+
+    static size_t n_float(int max_pad, int dim) { return (size_t)dim * (max_pad + LCTX_FEW_COLUMNS); }
+    lctx_columns(float * base, int max_pad, int n, int dim)
+        : q_t(base), q_rows(base + (size_t)dim * max_pad), n(n), n_pad(lctx_round_up(n, LCTX_VL)), dim(dim) {}
+
+    void clear() const { std::fill_n(q_t, (size_t)dim * n_pad, 0.0f); }
+    void set(int column, const float * q, float scale) const {
+        for (int d = 0; d < dim; d++) {
+            q_t[(size_t)d * n_pad + column] = scale * q[d];
+        }
+        if (n <= LCTX_FEW_COLUMNS) {
+            for (int d = 0; d < dim; d++) {
+                q_rows[(size_t)column * dim + d] = scale * q[d];
+            }
+        }
+    }
+};
+
+// s[row][column] (+)= k_row . q_column
+static inline void lctx_scores(const lctx_columns & q, const float * k, int64_t k_row, int n_row, float * s, bool add) {
+    if (q.n > LCTX_FEW_COLUMNS) {
+        lctx_gemm(n_row, q.n_pad, q.dim, k, k_row, 1, q.q_t, q.n_pad, s, q.n_pad, add);
+        return;
+    }
+    if (!add) {
+        std::fill_n(s, (size_t)n_row * q.n_pad, 0.0f);
+    }
+    for (int i = 0; i < n_row; i++) {
+        for (int c = 0; c < q.n; c++) {
+            s[(size_t)i * q.n_pad + c] += lctx_dot(k + i * k_row, q.q_rows + (size_t)c * q.dim, q.dim);
+        }
+    }
+}
+
+// Scores squashed into (-softcap, softcap); queries were loaded with lctx_query_scale.
+static inline void lctx_softcap(float * s, size_t n, float softcap) {
+    for (size_t i = 0; softcap != 0.0f && i < n; i++) {
+        s[i] = softcap * tanhf(s[i]);
+    }
+}
+
+static inline float lctx_query_scale(float scale, float softcap) {
+    return softcap != 0.0f ? scale / softcap : scale;
+}
+
+// o[column][0..dim_v) *= factor[column]
+static inline void lctx_rescale(float * o, const float * factor, int n, int dim_v) {
+    for (int c = 0; c < n; c++) {
+        for (int d = 0; d < dim_v; d++) {
+            o[(size_t)c * dim_v + d] *= factor[c];
+        }
+    }
+}
+
+// Stored rows as floats: in place when they are floats already.
+static inline const float * lctx_unpack(const lctx_pool_args & pool, const char * src, int n, int dim, float * tmp, int64_t * row,
+                                        int pad) {
+    if (pool.type == GGML_TYPE_F32 && pad == dim) {
+        *row = (int64_t)(pool.row_size / sizeof(float));
+        return (const float *)src;
+    }
+    *row = pad;
+    lctx_unpack_rows(pool.type, src, pool.row_size, n, dim, tmp, pad);
+    return tmp;
+}
+
+// Where a row lies: in its page, or in the near ring.
+static inline size_t lctx_pool_row(const lctx_table_args & table, int32_t row, int32_t head, int32_t seq) {
+    const int32_t page = table.pages[seq * table.seq_stride + head * table.head_stride + row / LCTX_PAGE_ROWS];
+    return (size_t)page * LCTX_PAGE_ROWS + row % LCTX_PAGE_ROWS;
+}
+
+static inline char * lctx_near_row(const lctx_near_args & near, size_t row_size, int32_t row, int32_t head, int32_t seq) {
+    return near.data + seq * near.seq_stride + head * near.head_stride + (size_t)(row % near.rows) * row_size;
+}
+
+// Cut the tokens into runs of at most `most` that belong to one sequence: cut = [number of runs, first token of each, n_tokens].
+// cut: int32 [n_tokens + 2].
+template <typename F> static inline void lctx_cut_tokens(int32_t n_tokens, int32_t most, int32_t * cut, F && seq_of) {
+    int32_t n = 0;
+    int32_t * start = cut + 1;
+    for (int32_t i = 0; i < n_tokens; i++) {
+        if (i == 0 || seq_of(i) != seq_of(i - 1) || i - start[n - 1] >= most) {
+            start[n++] = i;
+        }
+    }
+    start[n] = n_tokens;
+    cut[0] = n;
+}
+
+// Write one finished state: o / l, and its LSE when asked for.
+static inline void lctx_write_state(const lctx_attend_args & a, int token, int head, float m, float l, const float * o) {
+    const size_t at = (size_t)token * a.n_head + head;
+    const float inv = l == 0.0f ? 0.0f : 1.0f / l;
+    for (int d = 0; d < a.head_dim_v; d++) {
+        a.dst[at * a.head_dim_v + d] = o[d] * inv;
+    }
+    if (a.lse) {
+        a.lse[at] = l == 0.0f ? -INFINITY : m + logf(l);
+    }
+}

@@ -1,0 +1,243 @@
+// *represent*: what a query compares itself with to find a chunk; computed when the chunk's last row is stored.
+//
+// attention (LongHeads, eq. 1-2), per query head: O = softmax(Q K^T) V over the chunk without a causal mask, q = mean of the rows of
+// O, c = softmax(q K^T) K. minmax, per KV head: largest and smallest value of every channel of K.
+// Keys are those that were stored, turned to their place in the chunk.
+#include "columns.h"
+#include "ggml-cpu-impl.h"
+
+namespace {
+
+struct scratch {
+    float * s;              // [chunk_size][MAX_COLUMNS]
+    float * v;              // [chunk_size][dim_v]
+    float * o;              // [MAX_COLUMNS][dim_v]
+    float *m, *l, *factor;  // [MAX_COLUMNS]
+    float * queries;
+    float * k;        // [chunk_size][head_dim_k]
+    float * rotated;  // [head_dim_k]
+    float * mean;     // [dim_v]
+    float * weights;  // [chunk_size]
+    int32_t * token;  // [chunk_size] token of the batch that holds a row's query, -1: it is in the ring
+
+    static int pad_v(const lctx_represent_args & a) { return lctx_round_up(a.head_dim_v, LCTX_VL); }
+    static size_t size(const lctx_represent_args & a) {
+        const size_t n_chunk = a.params.chunk_size, dim_v = pad_v(a);
+        const size_t n = n_chunk * (LCTX_MAX_COLUMNS + dim_v + a.head_dim_k + 2) + LCTX_MAX_COLUMNS * (dim_v + 3) +
+                         lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) + a.head_dim_k + dim_v;
+        return GGML_PAD(n * sizeof(float), LCTX_CACHE_LINE);
+    }
+    scratch(char * base, const lctx_represent_args & a) {
+        const size_t n_chunk = a.params.chunk_size, dim_v = pad_v(a);
+        float * p = (float *)base;
+        s = p, p += n_chunk * LCTX_MAX_COLUMNS;
+        v = p, p += n_chunk * dim_v;
+        o = p, p += LCTX_MAX_COLUMNS * dim_v;
+        m = p, p += LCTX_MAX_COLUMNS;
+        l = p, p += LCTX_MAX_COLUMNS;
+        factor = p, p += LCTX_MAX_COLUMNS;
+        queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k);
+        k = p, p += n_chunk * a.head_dim_k;
+        rotated = p, p += a.head_dim_k;
+        mean = p, p += dim_v;
+        weights = p, p += n_chunk;
+        token = (int32_t *)p;
+    }
+};
+
+// The chunk whose last row is stored by token `last`.
+struct chunk {
+    int32_t seq, first_row, last, index;
+
+    chunk(const lctx_represent_args & a, int32_t last)
+        : seq(a.rows[last].seq),
+          first_row(a.rows[last].row + 1 - a.params.chunk_size),
+          last(last),
+          index(first_row / a.params.chunk_size) {}
+};
+
+// f(offset in the chunk, number of rows) for the parts of a chunk that lie in one page.
+template <typename F> void each_part(const lctx_represent_args & a, const chunk & c, F && f) {
+    for (int i = 0; i < a.params.chunk_size;) {
+        const int n = std::min(a.params.chunk_size - i, LCTX_PAGE_ROWS - (c.first_row + i) % LCTX_PAGE_ROWS);
+        f(i, n);
+        i += n;
+    }
+}
+
+// A pure rotation by a row of the angle table, whose entries carry YaRN's magnitude.
+void turn(const lctx_represent_args & a, const float * cs, float * row, float * tmp) {
+    const float inverse = 1.0f / sqrtf(cs[0] * cs[0] + cs[1] * cs[1]);
+    lctx_rotate_row(row, tmp, a.head_dim_k, cs, a.n_dims, a.params.rope_mode);
+    for (int d = 0; d < a.head_dim_k; d++) {
+        row[d] = d < a.n_dims ? tmp[d] * inverse : tmp[d];
+    }
+}
+
+void load_keys(const lctx_represent_args & a, const chunk & c, int head_kv, const scratch & w) {
+    each_part(a, c, [&](int i, int n) {
+        const char * src = a.params.from_near ? lctx_near_row(a.near, a.k_pool.row_size, c.first_row + i, head_kv, c.seq)
+                                              : a.k_pool.data + lctx_pool_row(a.table, c.first_row + i, head_kv, c.seq) * a.k_pool.row_size;
+        lctx_unpack_rows(a.k_pool.type, src, a.k_pool.row_size, n, a.head_dim_k, w.k + (size_t)i * a.head_dim_k, a.head_dim_k);
+    });
+    for (int i = 0; a.params.from_near && i < a.params.chunk_size; i++) {
+        const float * cs = a.angles + (size_t)(a.rows[c.last].angle + LCTX_ANGLE_SHIFT) * a.n_dims;
+        turn(a, cs, w.k + (size_t)i * a.head_dim_k, w.rotated);
+    }
+}
+
+void load_values(const lctx_represent_args & a, const chunk & c, int head_kv, const scratch & w) {
+    const int dim_v = scratch::pad_v(a);
+    each_part(a, c, [&](int i, int n) {
+        const char * src = a.v_pool.data + lctx_pool_row(a.table, c.first_row + i, head_kv, c.seq) * a.v_pool.row_size;
+        lctx_unpack_rows(a.v_pool.type, src, a.v_pool.row_size, n, a.head_dim_v, w.v + (size_t)i * dim_v, dim_v);
+    });
+}
+
+// Where the queries of the chunk are: tokens of this batch, or the ring.
+void find_queries(const lctx_represent_args & a, const chunk & c, const scratch & w) {
+    std::fill_n(w.token, a.params.chunk_size, -1);
+    for (int32_t t = 0; t <= c.last; t++) {
+        const int32_t i = a.rows[t].row - c.first_row;
+        if (a.rows[t].seq == c.seq && i >= 0 && i < a.params.chunk_size) {
+            w.token[i] = t;
+        }
+    }
+}
+
+float * open_row(const lctx_represent_args & a, int32_t row, int head, int32_t seq) {
+    return (float *)(a.open + row * a.open_stride + head * a.open_head_stride + seq * a.open_seq_stride);
+}
+
+void rotate_query(const lctx_represent_args & a, int32_t token, int head, float * dst) {
+    const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
+    const float * cs = a.angles + (size_t)(a.rows[token].angle + LCTX_ANGLE_LOCAL) * a.n_dims;
+    lctx_rotate_row(q, dst, a.head_dim_k, cs, a.n_dims, a.params.rope_mode);
+}
+
+// mean = mean over the chunk's queries of softmax(q K^T) V
+void mean_output(const lctx_represent_args & a, const chunk & c, int head, const scratch & w) {
+    const int size = a.params.chunk_size, dim_v = scratch::pad_v(a);
+    const int32_t at = a.rows[c.last].open;
+    const int32_t ring = (at < 0 ? ~at : at) / size * size;  // the half in which the chunk was begun
+    std::fill_n(w.mean, dim_v, 0.0f);
+    for (int first = 0; first < size; first += LCTX_MAX_COLUMNS) {
+        const lctx_columns columns(w.queries, LCTX_MAX_COLUMNS, std::min(LCTX_MAX_COLUMNS, size - first), a.head_dim_k);
+        columns.clear();
+        for (int i = 0; i < columns.n; i++) {
+            const int32_t token = w.token[first + i];
+            if (token >= 0) {
+                rotate_query(a, token, head, w.rotated);
+            }
+            columns.set(i, token >= 0 ? w.rotated : open_row(a, ring + first + i, head, c.seq),
+                        lctx_query_scale(a.params.scale, a.params.softcap));
+        }
+        std::fill_n(w.m, columns.n_pad, -INFINITY);
+        std::fill_n(w.l, columns.n_pad, 0.0f);
+        lctx_scores(columns, w.k, a.head_dim_k, size, w.s, false);
+        lctx_softcap(w.s, (size_t)size * columns.n_pad, a.params.softcap);
+        lctx_softmax_block(w.s, size, columns.n_pad, w.m, w.l, w.factor);
+        lctx_gemm(columns.n, dim_v, size, w.s, 1, columns.n_pad, w.v, dim_v, w.o, dim_v, false);
+        for (int i = 0; i < columns.n; i++) {
+            for (int d = 0; d < a.head_dim_v; d++) {
+                w.mean[d] += w.o[(size_t)i * dim_v + d] / (w.l[i] * (float)size);
+            }
+        }
+    }
+}
+
+// The mean output lives in the space of V. GGUF files with NORM rotation have the rows of Wk, not of Wv, in the order of pairs:
+// dimension i of V meets dimension 2i of K, and i + dim/2 meets 2i + 1.
+void to_key_order(const lctx_represent_args & a, const float * mean, float * dst) {
+    const int half = a.head_dim_k / 2;
+    for (int i = 0; i < a.head_dim_k; i++) {
+        dst[i] = a.params.rope_mode == GGML_ROPE_TYPE_NEOX || a.head_dim_k % 2 ? mean[i] : mean[i / 2 + (i % 2) * half];
+    }
+}
+
+// c = softmax(q K^T) K
+void summarize(const lctx_represent_args & a, const scratch & w, float * c) {
+    const int size = a.params.chunk_size;
+    to_key_order(a, w.mean, w.rotated);
+    float most = -INFINITY, sum = 0.0f;
+    for (int i = 0; i < size; i++) {
+        w.weights[i] =
+            lctx_query_scale(a.params.scale, a.params.softcap) * lctx_dot(w.k + (size_t)i * a.head_dim_k, w.rotated, a.head_dim_k);
+    }
+    lctx_softcap(w.weights, size, a.params.softcap);
+    for (int i = 0; i < size; i++) {
+        most = std::max(most, w.weights[i]);
+    }
+    std::fill_n(c, a.head_dim_k, 0.0f);
+    for (int i = 0; i < size; i++) {
+        const float p = expf(w.weights[i] - most);
+        sum += p;
+        for (int d = 0; d < a.head_dim_k; d++) {
+            c[d] += p * w.k[(size_t)i * a.head_dim_k + d];
+        }
+    }
+    for (int d = 0; d < a.head_dim_k; d++) {
+        c[d] /= sum;
+    }
+}
+
+void extremes(const lctx_represent_args & a, const scratch & w, float * dst) {
+    const int dim = a.head_dim_k;
+    memcpy(dst, w.k, dim * sizeof(float));
+    memcpy(dst + dim, w.k, dim * sizeof(float));
+    for (int i = 1; i < a.params.chunk_size; i++) {
+        for (int d = 0; d < dim; d++) {
+            dst[d] = std::max(dst[d], w.k[(size_t)i * dim + d]);
+            dst[dim + d] = std::min(dst[dim + d], w.k[(size_t)i * dim + d]);
+        }
+    }
+}
+
+void represent(const lctx_represent_args & a, const chunk & c, int head_kv, const scratch & w) {
+    const auto rep = [&](int head) {
+        return (float *)(a.reps + c.index * a.rep_stride + head * a.rep_head_stride + c.seq * a.rep_seq_stride);
+    };
+    load_keys(a, c, head_kv, w);
+    if (a.params.minmax) {
+        return extremes(a, w, rep(head_kv));
+    }
+    load_values(a, c, head_kv, w);
+    find_queries(a, c, w);
+    const int n_rep = a.n_head / a.n_head_kv;
+    for (int head = head_kv * n_rep; head < (head_kv + 1) * n_rep; head++) {
+        mean_output(a, c, head, w);
+        summarize(a, w, rep(head));
+    }
+}
+
+}  // namespace
+
+size_t lctx_cpu_represent_wsize(const lctx_represent_args & args, int n_tasks) {
+    return LCTX_CACHE_LINE + scratch::size(args) * n_tasks;
+}
+
+void lctx_cpu_represent(const ggml_compute_params * params, const lctx_represent_args & args) {
+    char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
+    const scratch w(base + params->ith * scratch::size(args), args);
+    int64_t job = 0;
+    for (int32_t t = 0; t < args.n_tokens; t++) {
+        if ((args.rows[t].row + 1) % args.params.chunk_size != 0) {
+            continue;
+        }
+        for (int head_kv = 0; head_kv < args.n_head_kv; head_kv++, job++) {
+            if (job % params->nth == params->ith) {
+                represent(args, chunk(args, t), head_kv, w);
+            }
+        }
+    }
+    if (args.params.minmax) {
+        return;
+    }
+    ggml_barrier(params->threadpool);  // the queries of a finished chunk may lie where those of an open one go
+    for (int64_t i = params->ith; i < (int64_t)args.n_tokens * args.n_head; i += params->nth) {
+        const int32_t t = (int32_t)(i / args.n_head), head = (int32_t)(i % args.n_head);
+        if (args.rows[t].open >= 0) {
+            rotate_query(args, t, head, open_row(args, args.rows[t].open, head, args.rows[t].seq));
+        }
+    }
+}

@@ -1,0 +1,270 @@
+// *select*: every query scores the chunks before it and keeps the best (LongHeads, eq. 3).
+//
+// With extremes as representations the score is an upper bound of the best key's: sum over channels of max(q, 0) * maximum +
+// min(q, 0) * minimum, a product of twice the width. Scores of a tile are one small matrix product per query head.
+#include "columns.h"
+#include "ggml-cpu-impl.h"
+
+namespace {
+
+int heads_per_choice(const lctx_select_args & a) {
+    return a.n_head / a.n_choice;
+}
+
+struct scratch {
+    float * s;         // [n_chunk_max][MAX_COLUMNS]
+    float * queries;   // lctx_columns
+    float * mean;      // [head_dim]
+    float * wide;      // [rep_dim]
+    float * scores;    // [n_chunk_max] of one column
+    int32_t * order;   // [n_chunk_max] candidates, best first
+    int32_t * chosen;  // [n_chunk]
+    char * taken;      // [n_chunk_max]
+
+    static size_t n_chunk_max(const lctx_select_args & a) { return a.n_chunk_max + 1; }
+    static size_t size(const lctx_select_args & a) {
+        const int rep_dim = a.chunks.rep_dim(a.head_dim);
+        const size_t n = n_chunk_max(a) * (LCTX_MAX_COLUMNS + 2) + lctx_columns::n_float(LCTX_MAX_COLUMNS, rep_dim) + a.head_dim + rep_dim +
+                         a.chunks.n_chunk;
+        return GGML_PAD(n * sizeof(float) + n_chunk_max(a), LCTX_CACHE_LINE);
+    }
+    scratch(char * base, const lctx_select_args & a) {
+        const int rep_dim = a.chunks.rep_dim(a.head_dim);
+        float * p = (float *)base;
+        s = p, p += n_chunk_max(a) * LCTX_MAX_COLUMNS;
+        queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, rep_dim);
+        mean = p, p += a.head_dim;
+        wide = p, p += rep_dim;
+        scores = p, p += n_chunk_max(a);
+        order = (int32_t *)p, p += n_chunk_max(a);
+        chosen = (int32_t *)p, p += a.chunks.n_chunk;
+        taken = (char *)p;
+    }
+};
+
+// Tokens [first, first + n) that choose together: neighbours of one sequence in one aligned block.
+struct block {
+    int32_t first, n;
+};
+
+bool same_block(const lctx_select_args & a, int32_t t, int32_t u) {
+    const int32_t size = a.chunks.select_block;
+    return a.rows[t].seq == a.rows[u].seq && a.rows[t].row / size == a.rows[u].row / size;
+}
+
+int32_t own_chunk(const lctx_select_args & a, int32_t token) {
+    return a.rows[token].row / a.chunks.chunk_size;
+}
+
+// The mean query of a block, widened to meet a representation.
+const float * block_query(const lctx_select_args & a, const block & b, int head, const scratch & w) {
+    std::fill_n(w.mean, a.head_dim, 0.0f);
+    for (int32_t t = b.first; t < b.first + b.n; t++) {
+        const float * q = (const float *)(a.q + head * a.q_head_stride + t * a.q_token_stride);
+        for (int d = 0; d < a.head_dim; d++) {
+            w.mean[d] += q[d] / (float)b.n;
+        }
+    }
+    if (!a.chunks.minmax) {
+        return w.mean;
+    }
+    for (int d = 0; d < a.head_dim; d++) {
+        w.wide[d] = std::max(w.mean[d], 0.0f);
+        w.wide[a.head_dim + d] = std::min(w.mean[d], 0.0f);
+    }
+    return w.wide;
+}
+
+// s[chunk][column] of the blocks of a tile, summed over the heads that choose together.
+void score(const lctx_select_args & a, const block * blocks, int n, int choice, int n_chunk, const scratch & w) {
+    const lctx_columns columns(w.queries, LCTX_MAX_COLUMNS, n, a.chunks.rep_dim(a.head_dim));
+    const int32_t seq = a.rows[blocks[0].first].seq;
+    for (int i = 0; i < heads_per_choice(a); i++) {
+        const int head = choice * heads_per_choice(a) + i;
+        const char * reps = a.reps + head / (a.n_head / a.n_rep) * a.rep_head_stride + seq * a.rep_seq_stride;
+        columns.clear();
+        for (int c = 0; c < n; c++) {
+            columns.set(c, block_query(a, blocks[c], head, w), 1.0f);
+        }
+        lctx_scores(columns, (const float *)reps, (int64_t)(a.rep_stride / sizeof(float)), n_chunk, w.s, i > 0);
+    }
+}
+
+// A number that looks random, the same for the same inputs (splitmix64).
+float noise(uint64_t a, uint64_t b, uint64_t c) {
+    uint64_t z = (a * 0x9e3779b97f4a7c15u) ^ (b * 0xbf58476d1ce4e5b9u) ^ (c * 0x94d049bb133111ebu);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (float)((z ^ (z >> 31)) >> 40);
+}
+
+void ablate(const lctx_select_args & a, int32_t row, int choice, int own, const scratch & w) {
+    for (int i = 0; i < own; i++) {
+        switch (a.chunks.ablation) {
+            case LCTX_ABLATE_RANDOM:
+            case LCTX_ABLATE_RANDOM_ALL: w.scores[i] = noise(row, choice, i); break;
+            case LCTX_ABLATE_LAST:       w.scores[i] = -w.scores[i]; break;
+            default:                     break;
+        }
+    }
+}
+
+// True when one of the next LCTX_VL scores is above `least`.
+bool any_above(const float * scores, float least) {
+    const lctx_vi above = lctx_vload(scores) > lctx_vset(least);
+    int32_t any = 0;
+    for (int i = 0; i < LCTX_VL; i++) {
+        any |= above[i];
+    }
+    return any != 0;
+}
+
+// order[0..n) = the n best candidates, best first; ties go to the lower index, NaN never wins.
+void best(int first, int end, int n, const scratch & w) {
+    int kept = 0;
+    for (int i = first; i < end; i++) {
+        // most scores are below the worst that is kept
+        while (kept == n && i + LCTX_VL <= end && !any_above(w.scores + i, n > 0 ? w.scores[w.order[n - 1]] : INFINITY)) {
+            i += LCTX_VL;
+        }
+        if (i >= end) {
+            break;
+        }
+        if (!(w.scores[i] > -INFINITY)) {
+            w.scores[i] = -INFINITY;
+        }
+        int at = kept;
+        while (at > 0 && w.scores[i] > w.scores[w.order[at - 1]]) {
+            at--;
+        }
+        if (at < n) {
+            kept = std::min(kept + 1, n);
+            std::copy_backward(w.order + at, w.order + kept - 1, w.order + kept);
+            w.order[at] = i;
+        }
+    }
+}
+
+// Give n_neighbor slots to the neighbours of the best chunks, at most one to each in a pass; returns how many are chosen.
+int add_neighbours(const lctx_select_args & a, int first, int end, int n_best, const scratch & w) {
+    int n = n_best;
+    const int n_all = n_best + a.chunks.n_neighbor;
+    const auto is_open = [&](int i) { return i >= first && i < end && !w.taken[i]; };
+    for (int before = -1; before != n && n < n_all;) {
+        before = n;
+        for (int i = 0; i < n_best && n < n_all; i++) {
+            const int left = w.order[i] - 1, right = w.order[i] + 1;
+            const bool has_left = is_open(left), has_right = is_open(right);
+            if (has_left || has_right) {
+                const bool take_left = has_left && (!has_right || w.scores[left] >= w.scores[right]);
+                w.chosen[n] = take_left ? left : right;
+                w.taken[w.chosen[n++]] = 1;
+            }
+        }
+    }
+    return n;
+}
+
+// The chunks that a query in chunk `own` reads, ascending in w.chosen; returns their number.
+int choose(const lctx_select_args & a, int own, const scratch & w) {
+    const lctx_chunks & c = a.chunks;
+    int n = 0;
+    if (own < c.n_chunk) {
+        for (; n <= own; n++) {
+            w.chosen[n] = n;
+        }
+        return n;
+    }
+    const int first = c.first_candidate(), end = c.end_candidate(own), n_free = c.n_free(own), n_best = n_free - c.n_neighbor;
+    best(first, end, n_free, w);
+    std::fill_n(w.taken, own, 0);
+    for (; n < n_best; n++) {
+        w.chosen[n] = w.order[n];
+        w.taken[w.order[n]] = 1;
+    }
+    n = add_neighbours(a, first, end, n_best, w);
+    for (int i = n_best; n < n_free; i++) {  // what no neighbour took
+        if (!w.taken[w.order[i]]) {
+            w.chosen[n++] = w.order[i];
+        }
+    }
+    for (int i = 0; i < first; i++) {
+        w.chosen[n++] = i;
+    }
+    for (int i = end; i <= own; i++) {
+        w.chosen[n++] = i;
+    }
+    std::sort(w.chosen, w.chosen + n);
+    return n;
+}
+
+// The segments of one token: packed, or grouped with the near window apart.
+void write_segments(const lctx_select_args & a, int32_t token, int n, const scratch & w, lctx_segment * segs) {
+    const lctx_chunk_row & at = a.rows[token];
+    const int size = a.chunks.chunk_size, near_row = a.chunks.near_row(at.row);
+    const bool grouped = a.chunks.near_window > 0;
+    std::fill_n(segs, a.chunks.n_segment(), lctx_segment{0, 0, at.angle, at.seq});
+    lctx_segment * near = segs + a.chunks.near_segment();
+    for (int i = 0; i < n; i++) {
+        const int row0 = w.chosen[i] * size, row1 = std::min(row0 + size, at.row + 1), far1 = std::min(row1, near_row);
+        segs[i] = {row0, std::max(row0, far1), at.angle + (grouped ? LCTX_ANGLE_FAR : n - 1 - i), at.seq};
+        if (row1 > near_row) {
+            *near++ = {std::max(row0, near_row), row1, at.angle + LCTX_ANGLE_EXACT, at.seq};
+        }
+    }
+}
+
+void select_tile(const lctx_select_args & a, const block * blocks, int n, int choice, const scratch & w) {
+    const int n_segment = a.chunks.n_segment();
+    int most = 0;
+    for (int i = 0; i < n; i++) {
+        const int own = own_chunk(a, blocks[i].first);
+        most = std::max(most, own < a.chunks.n_chunk ? 0 : own);
+    }
+    if (most > 0) {
+        score(a, blocks, n, choice, most, w);
+    }
+    for (int i = 0; i < n; i++) {
+        const int own = own_chunk(a, blocks[i].first);
+        const int n_pad = lctx_round_up(n, LCTX_VL);
+        for (int c = 0; c < most && c < own; c++) {
+            w.scores[c] = w.s[(size_t)c * n_pad + i];
+        }
+        if (own >= a.chunks.n_chunk) {
+            ablate(a, a.rows[blocks[i].first].row, choice, own, w);
+        }
+        const int n_chosen = choose(a, own, w);
+        for (int32_t t = blocks[i].first; t < blocks[i].first + blocks[i].n; t++) {
+            write_segments(a, t, n_chosen, w, a.dst + ((size_t)t * a.n_choice + choice) * n_segment);
+        }
+    }
+}
+
+}  // namespace
+
+size_t lctx_cpu_select_wsize(const lctx_select_args & args, int n_tasks) {
+    return LCTX_CACHE_LINE + scratch::size(args) * n_tasks;
+}
+
+void lctx_cpu_select(const ggml_compute_params * params, const lctx_select_args & args) {
+    char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
+    const scratch w(base + params->ith * scratch::size(args), args);
+    int64_t job = 0;
+    for (int32_t t = 0; t < args.n_tokens;) {
+        // up to MAX_COLUMNS blocks of one sequence
+        block blocks[LCTX_MAX_COLUMNS];
+        int n = 0;
+        while (n < LCTX_MAX_COLUMNS && t < args.n_tokens && (n == 0 || args.rows[t].seq == args.rows[blocks[0].first].seq)) {
+            blocks[n] = {t, 1};
+            while (++t < args.n_tokens && same_block(args, t, blocks[n].first)) {
+                blocks[n].n++;
+            }
+            n++;
+        }
+        for (int choice = 0; choice < args.n_choice; choice++, job++) {
+            if (job % params->nth == params->ith) {
+                select_tile(args, blocks, n, choice, w);
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+// What the runs of single ops share: checked arguments, a graph on the CPU backend.
+#pragma once
+
+#include "../lctx.h"
+#include "../methods/method.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "ggml-cpu.h"
+#include "ops.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <random>
+
+inline void lctx_require(bool ok, const char * what) {
+    if (!ok) {
+        throw lctx_refusal(what);
+    }
+}
+
+// Shapes, types and RoPE; the arrays are the caller's business.
+inline void lctx_check_shapes(const lctx_op_args & a) {
+    lctx_require(lctx_is_kv_type(a.type_k) && lctx_is_kv_type(a.type_v), "type_k or type_v is no KV type");
+    lctx_require(a.rope_mode == GGML_ROPE_TYPE_NORMAL || a.rope_mode == GGML_ROPE_TYPE_NEOX, "rope_mode must be NORM or NEOX");
+    lctx_require(a.head_dim_k > 0 && a.head_dim_v > 0 && a.n_head_kv > 0 && a.n_head > 0, "sizes must be positive");
+    lctx_require(a.n_head % a.n_head_kv == 0, "n_head must be a multiple of n_head_kv");
+    lctx_require(a.n_rows > 0 && a.n_tokens > 0 && a.n_threads > 0, "sizes must be positive");
+    lctx_require(a.rope_dims > 0 && a.rope_dims % 2 == 0 && a.rope_dims <= a.head_dim_k, "rope_dims must be even and at most head_dim_k");
+    lctx_require(a.head_dim_k % ggml_blck_size((ggml_type)a.type_k) == 0, "head_dim_k is no multiple of the K block");
+    lctx_require(a.head_dim_v % ggml_blck_size((ggml_type)a.type_v) == 0, "head_dim_v is no multiple of the V block");
+}
+
+inline lctx_rope lctx_rope_of(const lctx_op_args & a) {
+    return {a.rope_mode,       a.rope_dims,        a.rope_n_ctx_orig, a.rope_freq_base, a.rope_freq_scale,
+            a.rope_ext_factor, a.rope_attn_factor, a.rope_beta_fast,  a.rope_beta_slow};
+}
+
+// Tensors and nodes of one run.
+struct lctx_graph_run {
+    const lctx_op_args & a;
+    ggml_backend_ptr backend;
+    ggml_context_ptr ctx;
+    ggml_backend_buffer_ptr buffer;
+
+    lctx_graph_run(const lctx_op_args & args, size_t n_tensor) : a(args), backend(ggml_backend_cpu_init()) {
+        ggml_backend_cpu_set_n_threads(backend.get(), a.n_threads);
+        ctx.reset(ggml_init({n_tensor * ggml_tensor_overhead() + 3 * ggml_graph_overhead_custom(n_tensor, false), nullptr, true}));
+    }
+    ggml_tensor * tensor(ggml_type type, int64_t n0, int64_t n1 = 1, int64_t n2 = 1, int64_t n3 = 1) {
+        return ggml_new_tensor_4d(ctx.get(), type, n0, n1, n2, n3);
+    }
+    void allocate() {
+        buffer.reset(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+        lctx_require(buffer != nullptr, "out of memory");
+    }
+    // Shortest of n runs of the nodes, in microseconds.
+    double compute(const std::vector<ggml_tensor *> & nodes, int32_t n = 1) {
+        ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), nodes.size(), false);
+        for (ggml_tensor * node : nodes) {
+            node->flags |= GGML_TENSOR_FLAG_COMPUTE;
+            ggml_graph_add_node(graph, node);
+        }
+        double best = std::numeric_limits<double>::infinity();
+        for (int32_t i = 0; i < n; i++) {
+            const int64_t t0 = ggml_time_us();
+            lctx_require(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "the graph failed");
+            best = std::min(best, (double)(ggml_time_us() - t0));
+        }
+        return best;
+    }
+};
+
+// Tokens [first, first + n) of a [head_dim, n_head, n_tokens] tensor.
+inline ggml_tensor * lctx_tokens_of(ggml_context * ctx, ggml_tensor * t, int64_t first, int64_t n) {
+    return ggml_view_3d(ctx, t, t->ne[0], t->ne[1], n, t->nb[1], t->nb[2], first * t->nb[2]);
+}
+
+// Unwritten rows must not matter: NaN bytes show it when they do
+inline void lctx_poison(std::initializer_list<ggml_tensor *> tensors) {
+    for (ggml_tensor * t : tensors) {
+        if (t) {
+            ggml_backend_tensor_memset(t, 0xff, 0, ggml_nbytes(t));
+        }
+    }
+}
+
+inline void lctx_fill(ggml_tensor * t, const void * data) {
+    ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t));
+}
+
+// Pages in an order that depends on the seed, so that nothing works by luck.
+inline std::vector<int32_t> lctx_shuffled_pages(const lctx_op_args & a, int32_t n_block) {
+    std::vector<int32_t> pages((size_t)n_block * a.n_head_kv);
+    std::iota(pages.begin(), pages.end(), 0);
+    std::shuffle(pages.begin(), pages.end(), std::mt19937(a.page_seed));
+    return pages;
+}

@@ -1,0 +1,32 @@
+// Which chunks every layer and head read: the select nodes of a running graph, looked at through llama.cpp's evaluation callback.
+#pragma once
+
+#include "lctx.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+struct ggml_tensor;
+
+class lctx_trace {
+  public:
+    // Forget everything; record the queries of sequence 0 at positions [p0, p1).
+    void start(int32_t p0, int32_t p1, const lctx_trace_info & shape);
+    void get(lctx_trace_info & info, int32_t * pos, int32_t * chunks) const;
+
+    bool failed() const { return failed_; }
+
+    // Messages of llama_context_params::cb_eval; data is the trace.
+    static bool on_node(ggml_tensor * node, bool ask, void * data);
+
+  private:
+    bool wants(const ggml_tensor * node) const;
+    void record(const ggml_tensor * node);
+
+    int32_t p0_ = 0, p1_ = 0;
+    bool failed_ = false;
+    lctx_trace_info shape_ = {};
+    std::map<int32_t, std::vector<int32_t>> queries_;  // position -> [n_layer][n_head][n_slot]
+};

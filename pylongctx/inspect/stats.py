@@ -1,0 +1,115 @@
+"""The numbers of LongHeads' table 3 (arXiv 2402.10685), from the trace of one text.
+
+The paper defines them in a caption only. Where it leaves a choice, the one made here fits the values that it reports.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx.inspect.trace import Trace
+
+
+def chunks_of(start: int, stop: int, chunk_size: int) -> range:
+    """Return the chunks that hold the tokens ``start <= p < stop``; more than one when a border cuts them.
+
+    Raises
+    ------
+    ValueError
+        When there is no such token.
+    """
+    if not 0 <= start < stop:
+        raise ValueError(f"no tokens from {start} to {stop}")
+    return range(start // chunk_size, (stop - 1) // chunk_size + 1)
+
+
+def cover_rate(trace: Trace) -> float:
+    """Return the share of the text's chunks that some layer and head read for some traced query, 0 to 1.
+
+    The text ends with the last traced query; the chunk that it stands in counts, complete or not. Chunks that every
+    head is made to read count as read.
+
+    Raises
+    ------
+    ValueError
+        When the trace holds no query.
+    """
+    return float((_counts(trace).sum(axis=0) > 0).mean())
+
+
+def uniformity(trace: Trace, forced: bool = False) -> float:
+    """Return the Gini coefficient of how often each chunk was read, 0 (all alike) to 1 (one chunk is read only).
+
+    A read is one layer and head reading a chunk for one query; the Gini coefficient of the reads x_1 .. x_n is
+    sum_ij |x_i - x_j| / (2 n sum_i x_i). Chunks that a query is made to read are neither counted for it nor, when
+    that holds for all queries, among the n: with them 8 of 16 chunks could never exceed 0.5, and the paper reports
+    0.52 for this case. 0 when no head had a choice.
+
+    Parameters
+    ----------
+    forced : bool
+        Count the chunks that every head is made to read like all others.
+
+    Raises
+    ------
+    ValueError
+        When the trace holds no query.
+    """
+    counts, free = _counts(trace), np.ones_like(trace.forced()) if forced else _free(trace)
+    reads = np.sort(np.where(free, counts, 0).sum(axis=0)[free.any(axis=0)])
+    n, total = len(reads), reads.sum()
+    if not total:
+        return 0.0
+    # sum_ij |x_i - x_j| = 2 sum_i (2 i - n - 1) x_i for ascending x_i, i = 1 .. n
+    return float((2 * np.arange(1, n + 1) - n - 1) @ reads / (n * total))
+
+
+def hit_rate(trace: Trace, answer_chunks: Iterable[int], top: int) -> float:
+    """Return the share of the queries for which one of the ``top`` most often chosen chunks holds the answer.
+
+    Chosen by how many layers and heads; ties go to the lower index, chunks that nobody read never hit. Chunks that
+    every head is made to read are no choice: they are left out, and so is a query for which no other chunk
+    holds a part of the answer.
+
+    Parameters
+    ----------
+    answer_chunks : iterable of int
+        The chunks that hold the answer, see ``chunks_of``.
+    top : int
+        How many chunks, at least 1.
+
+    Returns
+    -------
+    float
+        0 to 1; NaN when every query was left out.
+
+    Raises
+    ------
+    ValueError
+        When the trace holds no query, ``top`` is not positive, or the answer is not in the text.
+    """
+    answer = sorted(set(answer_chunks))
+    if top < 1:
+        raise ValueError(f"top must be at least 1, not {top}")
+    counts, free = _counts(trace), _free(trace)
+    if not answer or answer[0] < 0 or answer[-1] >= trace.n_chunks:
+        raise ValueError(f"answer_chunks must be some of 0 to {trace.n_chunks - 1}, not {answer}")
+    reads = np.where(free, counts, 0)
+    best = np.argsort(-reads, axis=1, kind="stable")[:, :top]
+    hits = np.isin(best, answer) & (np.take_along_axis(reads, best, axis=1) > 0)
+    asked = np.any(free[:, answer], axis=1)
+    return float(np.any(hits, axis=1)[asked].mean()) if asked.any() else float("nan")
+
+
+def _free(trace: Trace) -> NDArray[np.bool_]:
+    """Return which chunks a query may choose, bool [n_query, n_chunks]: those before its recent ones."""
+    own = trace.positions[:, None] // trace.chunk_size
+    before: NDArray[np.bool_] = np.arange(trace.n_chunks)[None] <= own
+    return before & ~trace.forced()
+
+
+def _counts(trace: Trace) -> NDArray[np.int64]:
+    if not len(trace.positions):
+        raise ValueError("the trace holds no query: evaluate tokens at its positions inside the block of llm.trace()")
+    return trace.counts()

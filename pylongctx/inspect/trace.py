@@ -1,0 +1,112 @@
+"""A record of the chunks that queries read."""
+
+import os
+from collections.abc import Callable
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Arrays = tuple[NDArray[np.int32], NDArray[np.int32]]
+
+
+class Trace:
+    """The chunks that every layer and head read, for some queries.
+
+    Parameters
+    ----------
+    positions : array_like
+        int32 [n_query], ascending: where the queries stand in the text, in tokens.
+    chunks : array_like
+        int32 [n_query, n_layer, n_head, n_slot]: what they read, ascending, then -1 for slots that were not used.
+    chunk_size : int
+        Tokens of a chunk.
+    n_recent : int
+        Chunks before a query's own one that every head is made to read.
+
+    Raises
+    ------
+    ValueError
+        When the shapes do not fit each other, or a query reads a chunk that begins after it.
+    """
+
+    def __init__(self, positions: ArrayLike, chunks: ArrayLike, chunk_size: int, n_recent: int = 1) -> None:
+        arrays = np.asarray(positions, np.int32), np.asarray(chunks, np.int32)
+        self.chunk_size = chunk_size
+        self.n_recent = n_recent
+        self._read: Callable[[], Arrays] = lambda: arrays
+        self._check(*arrays)
+
+    def _check(self, positions: NDArray[np.int32], chunks: NDArray[np.int32]) -> None:
+        if self.chunk_size < 1 or self.n_recent < 0:
+            raise ValueError(f"no chunk_size={self.chunk_size} with n_recent={self.n_recent}: at least 1 and 0")
+        if positions.ndim != 1 or chunks.ndim != 4 or len(positions) != len(chunks):
+            raise ValueError(
+                "a trace is positions [n_query] and chunks [n_query, n_layer, n_head, n_slot], "
+                f"not {list(positions.shape)} and {list(chunks.shape)}"
+            )
+        if (chunks > (positions // self.chunk_size)[:, None, None, None]).any():
+            raise ValueError(f"a query of this trace reads a chunk of {self.chunk_size} tokens that begins after it")
+
+    @classmethod
+    def recording(cls, read: Callable[[], Arrays], chunk_size: int, n_recent: int) -> "Trace":
+        """Return a trace that asks ``read`` for its arrays whenever they are wanted, until ``keep``."""
+        trace = cls([], np.empty((0, 0, 0, 0)), chunk_size, n_recent)
+        trace._read = read
+        return trace
+
+    def keep(self) -> None:
+        """End the recording: the arrays are those of now."""
+        arrays = self._read()
+        self._read = lambda: arrays
+
+    @property
+    def positions(self) -> NDArray[np.int32]:
+        """int32 [n_query], the positions of the queries, ascending; inside the block of ``Llama.trace`` a new copy."""
+        return self._read()[0]
+
+    @property
+    def chunks(self) -> NDArray[np.int32]:
+        """int32 [n_query, n_layer, n_head, n_slot], ascending, then -1; inside ``Llama.trace`` a new copy."""
+        return self._read()[1]
+
+    @property
+    def n_chunks(self) -> int:
+        """The number of chunks up to the last query, the one that it stands in included."""
+        positions = self.positions
+        return int(positions[-1]) // self.chunk_size + 1 if len(positions) else 0
+
+    def query(self, index: int) -> "Trace":
+        """Return the trace of one query."""
+        positions, chunks = self._read()
+        return Trace(positions[[index]], chunks[[index]], self.chunk_size, self.n_recent)
+
+    def counts(self) -> NDArray[np.int64]:
+        """Return how many heads of all layers read a chunk, int64 [n_query, n_chunks]."""
+        chunks, n_chunks = self.chunks, self.n_chunks
+        rows = [np.bincount(read[read >= 0].ravel(), minlength=n_chunks) for read in chunks]
+        return np.array(rows, np.int64).reshape(len(chunks), n_chunks)
+
+    def forced(self) -> NDArray[np.bool_]:
+        """Return what every head is made to read, bool [n_query, n_chunks]: chunk 0, the own one, those before it."""
+        own = self.positions[:, None] // self.chunk_size
+        chunk = np.arange(self.n_chunks)[None]
+        forced: NDArray[np.bool_] = (chunk == 0) | ((chunk <= own) & (chunk >= own - self.n_recent))
+        return forced
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a compressed .npz file with the arrays and settings; ``Trace.load`` reads it."""
+        positions, chunks = self._read()
+        settings = np.array([self.chunk_size, self.n_recent])
+        with open(path, "wb") as file:  # numpy would add .npz to another name
+            np.savez_compressed(file, positions=positions, chunks=chunks, settings=settings)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Trace":
+        """Read a file that ``save`` wrote; ValueError when it is another one."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                chunk_size, n_recent = map(int, file["settings"])
+                return cls(file["positions"], file["chunks"], chunk_size, n_recent)
+        except (AttributeError, TypeError, KeyError, EOFError, ValueError, BadZipFile) as reason:
+            raise ValueError(f"{os.fspath(path)} is no trace: {reason}") from None

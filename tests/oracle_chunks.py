@@ -1,0 +1,297 @@
+"""LongHeads (arXiv 2402.10685) in numpy: every head reads a few chunks that it picks itself.
+
+Chunk ``i`` is rows ``[i*l, (i+1)*l)``; ``own`` is the chunk of the query. As in ``oracle.py`` two descriptions of the
+positions stand side by side, ``relative_positions`` and ``segments``, and ``test_chunks.py`` holds them together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from oracle import NORM, Rope, Segment, attend, attend_segments, cap, rotate, round_trip
+
+UNUSED = -1  # fills the slots of a query that reads fewer chunks than the others
+
+
+@dataclass(frozen=True)
+class LongHeads:
+    """The settings; ``ablation`` is what ``LCTX_TEST_ABLATION`` holds ("no_first" and "last" are known here)."""
+
+    chunk_size: int = 16
+    window: int = 64
+    n_recent: int = 1
+    select: str = "head"
+    select_block: int = 1
+    representation: str = "attention"
+    position: str = "packed"
+    group_size: int = 8
+    n_neighbor: int = 0
+    ablation: str = ""
+
+    def text(self) -> str:
+        names = ["chunk_size", "window", "n_recent", "select", "select_block", "representation", "position"]
+        names += ["group_size"] * (self.position == "grouped") + ["n_neighbor"] * (self.n_neighbor > 0)
+        return ",".join(["longheads", *(f"{name}={getattr(self, name)}" for name in names)])
+
+    @property
+    def n_chunk(self) -> int:
+        """Return k, the number of chunks that a query reads at most."""
+        return self.window // self.chunk_size
+
+    @property
+    def near_window(self) -> int:
+        """Return W of ``grouped``: how far back distances are exact."""
+        return max(1, self.n_recent) * self.chunk_size
+
+    @property
+    def far_shift(self) -> int:
+        """Return what ``grouped`` adds to floored positions, so that far follows near (SelfExtend, eq. 3)."""
+        return self.near_window - self.near_window // self.group_size
+
+    def near_row(self, p: int) -> int:
+        """Return the first row that ``grouped`` shows to query ``p`` at its exact distance."""
+        return max(0, p - self.near_window + 1, (p // self.chunk_size - self.n_recent) * self.chunk_size)
+
+    def rows(self, p: int, chunk: int) -> tuple[int, int]:
+        """Return the rows [row0, row1) of ``chunk`` that are not later than ``p``."""
+        return chunk * self.chunk_size, min((chunk + 1) * self.chunk_size, p + 1)
+
+    def relative_positions(self, p: int, chunks: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows that ``p`` reads of ``chunks`` (ascending) and its distance to each (figure 3)."""
+        keys = np.concatenate([np.arange(*self.rows(p, chunk)) for chunk in chunks])
+        if self.position == "packed":
+            return keys, len(keys) - 1 - np.arange(len(keys))
+        far = p // self.group_size + self.far_shift - keys // self.group_size
+        return keys, np.where(keys >= self.near_row(p), p - keys, far)
+
+    def segments(self, p: int, chunks: Sequence[int]) -> list[Segment]:
+        """Return how the native code reaches these distances from the storage positions."""
+        runs = [self.rows(p, chunk) for chunk in chunks]
+        if self.position == "packed":
+            first = (len(runs) - 1) * self.chunk_size + p % self.chunk_size
+            return [Segment(*run, first - slot * self.chunk_size) for slot, run in enumerate(runs)]
+        border, a = self.near_row(p), p // self.group_size + self.far_shift
+        far = [Segment(row0, min(row1, border), a) for row0, row1 in runs if row0 < border]
+        return far + [Segment(max(row0, border), row1, p, near=True) for row0, row1 in runs if row1 > border]
+
+    def storage(self, j: np.ndarray) -> np.ndarray:
+        return j % self.chunk_size if self.position == "packed" else j // self.group_size
+
+
+# ---- chunk representations ----
+
+
+def split_chunks(x: np.ndarray, size: int) -> np.ndarray:
+    """Return the complete chunks of ``x [n_rows, n_head, dim]`` as ``[n_head, n_chunk, size, dim]``."""
+    n = len(x) // size
+    return x[: n * size].reshape(n, size, *x.shape[1:]).transpose(2, 0, 1, 3)
+
+
+def rotate_local(x: np.ndarray, size: int, rope: Rope) -> np.ndarray:
+    """Rotate every row to its position in its chunk."""
+    return rotate(x, np.arange(len(x))[:, None] % size, rope)
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def chunk_query(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, softcap: float = 0.0) -> np.ndarray:
+    """Return q_i, the mean of O_i = softmax(Q_i K_i^T) V_i, every query seeing every key of the chunk (eq. 2)."""
+    weights = softmax(cap(q @ k.swapaxes(-1, -2) * scale, softcap))
+    return (weights @ v).mean(-2)
+
+
+def in_the_order_of_keys(q: np.ndarray, mode: int) -> np.ndarray:
+    """Permute a vector of V's space as the GGUF converter permutes the rows of Wk: for NORM RoPE, halves interleave."""
+    if mode != NORM:
+        return q
+    return q.reshape(*q.shape[:-1], 2, q.shape[-1] // 2).swapaxes(-1, -2).reshape(q.shape)
+
+
+def attended_keys(q: np.ndarray, k: np.ndarray, scale: float, softcap: float = 0.0) -> np.ndarray:
+    """Return c_i = softmax(q_i K_i^T) K_i (eq. 1)."""
+    return (softmax(cap(q[..., None, :] @ k.swapaxes(-1, -2) * scale, softcap)) @ k)[..., 0, :]
+
+
+def key_range(k: np.ndarray) -> np.ndarray:
+    """Return the largest and then the smallest value of every channel in a chunk."""
+    return np.concatenate([k.max(-2), k.min(-2)], axis=-1)
+
+
+def representations(
+    q: np.ndarray,
+    k_local: np.ndarray,
+    v: np.ndarray,
+    method: LongHeads,
+    rope: Rope,
+    scale: float,
+    softcap: float = 0.0,
+) -> np.ndarray:
+    """Represent every complete chunk.
+
+    Parameters
+    ----------
+    q : array ``[n_rows, n_head, head_dim]``, not rotated
+    k_local, v : arrays ``[n_rows, n_head_kv, head_dim]``
+        As stored: keys rotated in their chunks, both rounded.
+
+    Returns
+    -------
+    array ``[n_head, n_chunk, head_dim]`` for ``attention``, ``[n_head_kv, n_chunk, 2 * head_dim]`` for ``minmax``
+    """
+    size, ratio = method.chunk_size, q.shape[1] // v.shape[1]
+    keys = split_chunks(k_local, size)
+    if method.representation == "minmax":
+        return key_range(keys)
+    keys, values = (x.repeat(ratio, axis=0) for x in (keys, split_chunks(v, size)))
+    queries = split_chunks(rotate_local(q, size, rope), size)
+    mean = chunk_query(queries, keys, values, scale, softcap)
+    return attended_keys(in_the_order_of_keys(mean, rope.mode), keys, scale, softcap)
+
+
+# ---- choice ----
+
+
+def share_queries(q: np.ndarray, block: int, n_ubatch: int) -> np.ndarray:
+    """Replace every query by the mean of those in its aligned block and its ubatch."""
+    pos = np.arange(len(q))
+    _, first, index = np.unique(pos // block * len(q) + pos // n_ubatch, return_index=True, return_inverse=True)
+    counts = np.diff([*first, len(q)])
+    return (np.add.reduceat(q, first) / counts[:, None, None])[index]
+
+
+def chunk_scores(q: np.ndarray, reps: np.ndarray, method: LongHeads, n_head_kv: int) -> np.ndarray:
+    """Return how much every query wants every chunk, ``[n_tokens, n_head, n_chunk]`` (eq. 3, left of the rank)."""
+    n_head, ratio = q.shape[1], q.shape[1] // n_head_kv
+    if method.representation == "minmax":
+        q = np.concatenate([np.maximum(q, 0), np.minimum(q, 0)], axis=-1)
+    scores = np.einsum("nhd,hcd->nhc", q, reps.repeat(n_head // len(reps), axis=0))
+    if method.select == "group":
+        groups = scores.reshape(len(q), n_head_kv, ratio, scores.shape[-1]).sum(2)
+        return groups.repeat(ratio, axis=1)
+    return scores
+
+
+def by_score(scores: np.ndarray, candidates: Sequence[int]) -> list[int]:
+    """Order candidates, the best first, the lower index first among equals."""
+    return sorted(candidates, key=lambda i: (-scores[i], i))
+
+
+def neighbours(chosen: list[int], order: list[int], n: int) -> list[int]:
+    """Return up to ``n`` of ``order`` (best first) that lie next to ``chosen``, one per chosen chunk and pass."""
+    added: list[int] = []
+    while True:
+        before = len(added)
+        for i in chosen:
+            beside = [j for j in order if abs(i - j) == 1 and j not in chosen and j not in added]
+            added += beside[: min(1, n - len(added))]
+        if len(added) == before:
+            return added
+
+
+def pick(scores: np.ndarray, candidates: Sequence[int], n: int, n_neighbor: int) -> list[int]:
+    """Return ``n`` candidates: the best, then neighbours of these, then the best of the rest."""
+    order = by_score(scores, candidates)
+    chosen = order[: n - n_neighbor]
+    chosen = chosen + neighbours(chosen, order, n_neighbor)
+    rest = [i for i in order if i not in chosen]
+    return chosen + rest[: n - len(chosen)]
+
+
+def choose(scores: np.ndarray, own: int, method: LongHeads) -> list[int]:
+    """Return the chunks, ascending, that a query in chunk ``own`` reads (eq. 3)."""
+    if own < method.n_chunk:
+        return list(range(own + 1))
+    first = [] if method.ablation == "no_first" else [0]
+    recent = range(own - method.n_recent, own + 1)
+    wanted = -scores if method.ablation == "last" else scores
+    n_free = method.n_chunk - len(first) - len(recent)
+    return sorted([*first, *pick(wanted, range(len(first), recent[0]), n_free, method.n_neighbor), *recent])
+
+
+def choices(
+    q: np.ndarray, reps: np.ndarray, method: LongHeads, n_head_kv: int, n_ubatch: int | None = None
+) -> np.ndarray:
+    """Return the chunks of every query, ``[n_tokens, n_head, k]``, unused slots last."""
+    shared = share_queries(q.astype(np.float64), method.select_block, n_ubatch or len(q))
+    scores = chunk_scores(shared, reps, method, n_head_kv)
+    out = np.full((*q.shape[:2], method.n_chunk), UNUSED)
+    for p, head in np.ndindex(q.shape[:2]):
+        chunks = choose(scores[p, head], p // method.chunk_size, method)
+        out[p, head, : len(chunks)] = chunks
+    return out
+
+
+# ---- attention ----
+
+
+def attend_longheads(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, method: LongHeads, rope: Rope, scale: float
+) -> np.ndarray:
+    """Attend with every query of a sequence, by the definition of the method; nothing is rounded.
+
+    Parameters
+    ----------
+    q, k, v : arrays ``[n_rows, n_head or n_head_kv, head_dim]``, not rotated
+
+    Returns
+    -------
+    array ``[n_rows, n_head, head_dim]``
+    """
+    heads = np.arange(q.shape[1]) // (q.shape[1] // k.shape[1])
+    reps = representations(q, rotate_local(k, method.chunk_size, rope), v, method, rope, scale)
+    at_zero, out = rotate(k, 0, rope), np.empty((*q.shape[:2], v.shape[-1]))
+    for p, of_heads in enumerate(choices(q, reps, method, k.shape[1])):
+        seen = [method.relative_positions(p, chunks[chunks != UNUSED]) for chunks in of_heads]
+        rows, distance = (np.stack(part) for part in zip(*seen, strict=True))
+        keys, values = at_zero[rows, heads[:, None]], v[rows, heads[:, None]]
+        scores = np.einsum("hnd,hnd->hn", rotate(q[p][:, None], distance, rope), keys) * scale
+        out[p] = [attend(s, head_values)[0] for s, head_values in zip(scores, values, strict=True)]
+    return out
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One layer as the native code holds it: rows rotated to their storage positions and rounded to their types.
+
+    Parameters
+    ----------
+    q, k, v : arrays ``[n_rows, n_head or n_head_kv, head_dim]``, not rotated
+    """
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    method: LongHeads
+    rope: Rope
+    scale: float
+    softcap: float = 0.0
+    type_k: str = "f32"
+    type_v: str = "f32"
+
+    def keys_at(self, pos: np.ndarray) -> np.ndarray:
+        return round_trip(rotate(self.k, pos[:, None], self.rope), self.type_k)
+
+    def represent(self) -> np.ndarray:
+        """Return the representation of every complete chunk."""
+        local = self.keys_at(np.arange(len(self.k)) % self.method.chunk_size)
+        v = round_trip(self.v, self.type_v)
+        return representations(self.q, local, v, self.method, self.rope, self.scale, self.softcap)
+
+    def choose(self, reps: np.ndarray, n_ubatch: int) -> np.ndarray:
+        """Return the chunks of every query, given representations."""
+        return choices(self.q, reps, self.method, self.k.shape[1], n_ubatch)
+
+    def attend(self, chunks: np.ndarray) -> np.ndarray:
+        """Return what the queries read from these chunks, ``[n_rows, n_head, head_dim]``."""
+        rows, ratio = np.arange(len(self.k)), self.q.shape[1] // self.k.shape[1]
+        stored, near = self.keys_at(self.method.storage(rows)), self.keys_at(rows)
+        v = round_trip(self.v, self.type_v)
+        out = np.empty((*self.q.shape[:2], v.shape[-1]))
+        for p, h in np.ndindex(self.q.shape[:2]):
+            segs = self.method.segments(p, chunks[p, h][chunks[p, h] != UNUSED])
+            kept = (stored[:, h // ratio], near[:, h // ratio], v[:, h // ratio])
+            out[p, h] = attend_segments(self.q[p, h], segs, *kept, self.rope, self.scale, self.softcap)[0]
+        return out

@@ -1,0 +1,155 @@
+"""LongHeads in whole models against the whole-model oracle, its ablations, and what its memory can give back.
+
+A choice at a near tie may fall the other way in float32, and then rows differ for a good reason: logits are compared
+by the share of rows that are equal and by the median.
+"""
+
+import numpy as np
+import oracle
+import pytest
+from cases import LONGHEADS, POSITIONS, REPRESENTATIONS
+from model_oracle import Model
+from oracle_chunks import LongHeads
+from session import assert_same
+from test_methods import evaluate
+
+CHUNK, N = 16, 200
+METHODS = [
+    LongHeads(CHUNK, 64, select=select, representation=representation, position=position)
+    for select in ("head", "group") for representation in REPRESENTATIONS for position in POSITIONS
+]  # fmt: skip
+OTHERS = [
+    LongHeads(CHUNK, 64, n_recent=0, n_neighbor=1),
+    LongHeads(CHUNK, 64, select_block=4, select="group"),
+    LongHeads(CHUNK, 64, representation="minmax", position="grouped", n_recent=0, group_size=11),
+]
+
+
+def assert_nearly_all_rows_equal(got: np.ndarray, want: np.ndarray) -> None:
+    error = abs(got - want).max(-1) / abs(want).max()
+    assert (error < 1e-3).mean() > 0.97, f"rows {np.flatnonzero(error >= 1e-3)} differ"
+    assert np.median(error) < 1e-4
+
+
+# ---- logits ----
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen2"])
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.select}-{m.representation}-{m.position}")
+def test_logits_equal_the_oracle(model_path, tokens, model, method):
+    want = Model.load(model_path(model)).logits(tokens[:N], method)
+    assert_nearly_all_rows_equal(evaluate(model_path(model), method.text(), tokens[:N]), want)
+
+
+@pytest.mark.parametrize("method", OTHERS, ids=lambda m: m.text().removeprefix("longheads,"))
+@pytest.mark.parametrize("model", ["llama-mha", "llama-yarn", "llama-freqs"])
+def test_logits_equal_the_oracle_on_other_models(model_path, tokens, model, method):
+    """One ubatch, since queries share a choice within theirs only."""
+    want = Model.load(model_path(model)).logits(tokens, method)
+    got = evaluate(model_path(model), method.text(), tokens, n_batch=256, n_ubatch=256)
+    assert_nearly_all_rows_equal(got, want)
+
+
+@pytest.mark.parametrize(("type_name", "tolerance"), [("f16", 1e-2), ("q8_0", 5e-2)])
+def test_a_rounded_cache_stays_close(model_path, tokens, type_name, tolerance):
+    method = LONGHEADS["longheads-attention"]
+    want = Model.load(model_path("llama-wide")).logits(tokens[:N], method)
+    got = evaluate(model_path("llama-wide"), method.text(), tokens[:N], type_k=type_name, type_v=type_name)
+    assert 0 < np.median(abs(got - want)) < tolerance * abs(want).max()
+
+
+@pytest.mark.parametrize("representation", REPRESENTATIONS)
+def test_the_embedded_model_is_close_to_the_oracle(embedded_model, representation):
+    """A trained model with q8_0 weights past its 512 positions."""
+    tokens = np.random.default_rng(0).integers(300, 2000, 560).tolist()
+    method = LongHeads(32, 256, representation=representation)
+    want = Model.load(embedded_model).logits(tokens, method)[-48:]
+    got = evaluate(embedded_model, method.text(), tokens, n_ctx=1024)[-48:]
+    assert np.median(abs(got - want)) < 0.01 * abs(want).max()
+
+
+@pytest.mark.parametrize("representation", REPRESENTATIONS)
+def test_a_window_that_holds_everything_equals_full(model_path, tokens, representation):
+    path, tokens = model_path("llama"), tokens[:64]
+    method = LongHeads(CHUNK, 64, representation=representation)
+    assert_same(evaluate(path, method.text(), tokens), evaluate(path, "full", tokens), 1e-5)
+
+
+def test_grouped_positions_within_the_window_equal_selfextend(model_path, tokens):
+    """With every chunk chosen the positions are SelfExtend's, its window the recent chunks."""
+    path, tokens = model_path("llama"), tokens[:64]
+    method = LongHeads(CHUNK, 64, representation="minmax", position="grouped", group_size=5)
+    same = oracle.SelfExtend(method.group_size, method.near_window)
+    assert_same(evaluate(path, method.text(), tokens), evaluate(path, same.text(), tokens), 1e-5)
+
+
+def test_settings_matter_beyond_the_window(model_path, tokens):
+    """The comparison with the oracle could not fail if every choice gave the same logits."""
+    results = [evaluate(model_path("llama"), m.text(), tokens[:N])[-1] for m in METHODS]
+    for i, a in enumerate(results):
+        for b in results[:i]:
+            assert abs(a - b).max() > 0.01
+
+
+# ---- ablations ----
+
+
+@pytest.mark.parametrize("ablation", ["no_first", "last"])
+def test_an_ablation_equals_the_oracle(model_path, tokens, monkeypatch, ablation):
+    want = Model.load(model_path("llama")).logits(tokens[:N], LongHeads(CHUNK, 64, ablation=ablation))
+    monkeypatch.setenv("LCTX_TEST_ABLATION", ablation)
+    assert_nearly_all_rows_equal(evaluate(model_path("llama"), LongHeads(CHUNK, 64).text(), tokens[:N]), want)
+
+
+@pytest.mark.parametrize("ablation", ["random", "random_all", "no_first", "last"])
+def test_an_ablation_changes_logits_the_same_way_every_time(model_path, tokens, monkeypatch, ablation):
+    run = lambda: evaluate(model_path("llama"), LongHeads(CHUNK, 64).text(), tokens[:N])  # noqa: E731
+    plain = run()
+    monkeypatch.setenv("LCTX_TEST_ABLATION", ablation)
+    first, second = run(), run()
+    np.testing.assert_array_equal(first, second)
+    assert_same(first[:64], plain[:64])  # nothing to choose
+    assert abs(first - plain)[80:].max() > 0.01
+
+
+# ---- rollback ----
+
+
+@pytest.mark.parametrize(("n", "prefix"), [
+    (200, 200), (199, 199), (193, 193), (192, 192),  # in the open chunk
+    (191, 176), (177, 176), (176, 176),  # to a border
+    (17, 16), (16, 16), (15, 0), (0, 0),
+    (300, 200),  # not longer than it is
+])  # fmt: skip
+def test_the_longest_restorable_prefix(open_session, tokens, n, prefix):
+    session = open_session("llama", LONGHEADS["longheads-attention"].text(), n_ctx=256, n_batch=N, n_ubatch=64)
+    session.decode(tokens[:N])
+    assert session.restorable(n) == prefix
+
+
+@pytest.mark.parametrize("representation", REPRESENTATIONS)
+def test_representations_follow_what_replaces_a_chunk(open_session, tokens, representation):
+    """Other tokens complete the chunk that was cut: what is chosen later must know the new ones only."""
+    method = LongHeads(CHUNK, 64, representation=representation).text()
+    settings = {"n_ctx": 256, "n_batch": 256, "n_ubatch": 64}
+    session, fresh = (open_session("llama", method, **settings) for _ in range(2))
+    kept, replaced = tokens[:100], tokens[40:136]
+    session.decode(tokens[:105])
+    assert session.remove_tail(100)
+    assert_same(session.decode(replaced, 30), fresh.decode(kept + replaced)[100:])
+    assert session.remove_tail(6 * CHUNK)
+    fresh.clear()
+    assert_same(session.decode(tokens[:100], 30), fresh.decode(kept[: 6 * CHUNK] + tokens[:100])[6 * CHUNK :])
+
+
+@pytest.mark.parametrize("n", [5, CHUNK, 3 * CHUNK + 7, N])
+def test_a_copy_of_a_prefix_is_cut_like_a_rollback(open_session, tokens, n):
+    method = LONGHEADS["longheads-minmax"].text()
+    session = open_session("llama", method, n_seq_max=2, n_ctx=256, n_batch=N, n_ubatch=64)
+    session.decode(tokens[:N])
+    if session.restorable(n) < n:
+        assert not session.copy(0, 1, n)
+        assert session.length(1) == 0
+    else:
+        assert session.copy(0, 1, n)
+        assert session.length(1) == n
