@@ -27,7 +27,7 @@ build: $(VENV)/.build-tools
 	$(PIP) install --no-build-isolation --editable .
 
 demo: build
-	$(BIN)/pylongctx passkey --method full --method selfextend --lengths 512,1024,2048,4096,8192 --tests 50
+	$(BIN)/pylongctx passkey --method full --method selfextend --method longheads --lengths 512,1024,2048,4096,8192 --tests 50
 
 $(VENV)/.test-tools: $(VENV)/.build-tools
 	# no cache: a wheel of the peer that was built with other options would be taken for this one
@@ -79,7 +79,7 @@ sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
 	cd tests && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
 	    LD_PRELOAD="$$(cc -print-file-name=$(RUNTIME)) $$(cc -print-file-name=libstdc++.so)" \
 	    PYTHONPATH=$(CURDIR)/build/sanitize/$*:$$($(CURDIR)/$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
-	    $(CURDIR)/$(BIN)/python -S -m pytest -q -s test_ops.py test_memory.py test_order.py
+	    $(CURDIR)/$(BIN)/python -S -m pytest -q -s test_ops.py test_chunks.py test_memory.py test_order.py
 
 clean:
 	rm -rf build dist

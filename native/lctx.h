@@ -191,7 +191,7 @@ void lctx_clear(lctx_context * ctx);
 void lctx_context_set_abort(lctx_context * ctx, const volatile int32_t * flag);
 
 typedef struct lctx_kv_info {
-    uint64_t bytes;       // bytes of K and V in pages that hold rows now
+    uint64_t bytes;       // of K and V in pages that hold rows now, near keys, and what is kept of chunks
     uint64_t peak_bytes;  // most bytes ever held: what the process has touched
     uint64_t full_bytes;  // what a full cache of the same types holds for the same tokens
     int32_t n_layer;

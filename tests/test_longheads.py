@@ -6,12 +6,16 @@ by the share of rows that are equal and by the median.
 
 import numpy as np
 import oracle
+import oracle_chunks
 import pytest
 from cases import LONGHEADS, POSITIONS, REPRESENTATIONS
 from model_oracle import Model
 from oracle_chunks import LongHeads
 from session import assert_same
 from test_methods import evaluate
+
+from pylongctx import Llama
+from pylongctx.eval.passkey import load_haystack, make_prompt, run_trial
 
 CHUNK, N = 16, 200
 METHODS = [
@@ -39,6 +43,14 @@ def assert_nearly_all_rows_equal(got: np.ndarray, want: np.ndarray) -> None:
 def test_logits_equal_the_oracle(model_path, tokens, model, method):
     want = Model.load(model_path(model)).logits(tokens[:N], method)
     assert_nearly_all_rows_equal(evaluate(model_path(model), method.text(), tokens[:N]), want)
+
+
+@pytest.mark.parametrize("select", ["head", "group"])
+def test_logits_equal_the_oracle_at_eight_times_the_trained_context(model_path, select):
+    tokens = np.random.default_rng(1).integers(3, 200, 8 * 64).tolist()
+    method = LongHeads(CHUNK, 64, select=select)
+    want = Model.load(model_path("llama")).logits(tokens, method)
+    assert_nearly_all_rows_equal(evaluate(model_path("llama"), method.text(), tokens, n_ctx=512), want)
 
 
 @pytest.mark.parametrize("method", OTHERS, ids=lambda m: m.text().removeprefix("longheads,"))
@@ -91,6 +103,18 @@ def test_settings_matter_beyond_the_window(model_path, tokens):
             assert abs(a - b).max() > 0.01
 
 
+@pytest.mark.parametrize("name", LONGHEADS)
+def test_a_trace_shows_what_the_oracle_chose(model_path, tokens, monkeypatch, name):
+    wanted, choices = [], oracle_chunks.choices
+    monkeypatch.setattr(oracle_chunks, "choices", lambda *args: wanted.append(choices(*args)) or wanted[-1])
+    Model.load(model_path("llama")).logits(tokens[:N], LONGHEADS[name])
+    options = {"n_ctx": N, "type_k": "f32", "type_v": "f32", "n_threads": 2, "verbose": False}
+    with Llama(str(model_path("llama")), method=LONGHEADS[name].text(), **options) as llm, llm.trace() as trace:
+        llm.eval(tokens[:N])
+    same = trace.chunks == np.stack(wanted, axis=1)
+    assert same.all(-1).mean() > 0.99
+
+
 # ---- ablations ----
 
 
@@ -110,6 +134,17 @@ def test_an_ablation_changes_logits_the_same_way_every_time(model_path, tokens, 
     np.testing.assert_array_equal(first, second)
     assert_same(first[:64], plain[:64])  # nothing to choose
     assert abs(first - plain)[80:].max() > 0.01
+
+
+@pytest.mark.parametrize(("ablation", "found"), [(None, 4), ("random", 0), ("last", 0)])
+def test_retrieval_falls_with_an_ablation(embedded_model, monkeypatch, ablation, found):
+    """Table 4 of the paper: random choice and the worst chunks; what the machinery finds is not luck."""
+    if ablation:
+        monkeypatch.setenv("LCTX_TEST_ABLATION", ablation)
+    haystack = load_haystack("sentences")
+    with Llama(str(embedded_model), method="longheads", n_ctx=1536, n_threads=2, verbose=False) as llm:
+        prompts = [make_prompt(llm.tokenize, haystack, 1536, i, 0, "space") for i in range(4)]
+        assert sum(run_trial(llm, prompt).strict for prompt in prompts) == found
 
 
 # ---- rollback ----

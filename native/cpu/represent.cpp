@@ -146,12 +146,12 @@ void mean_output(const lctx_represent_args & a, const chunk & c, int head, const
     }
 }
 
-// The mean output lives in the space of V. GGUF files with NORM rotation have the rows of Wk, not of Wv, in the order of pairs:
+// The mean output lives in the space of V. Where the converter has put the rows of Wk, not of Wv, in the order of rotated pairs,
 // dimension i of V meets dimension 2i of K, and i + dim/2 meets 2i + 1.
 void to_key_order(const lctx_represent_args & a, const float * mean, float * dst) {
     const int half = a.head_dim_k / 2;
     for (int i = 0; i < a.head_dim_k; i++) {
-        dst[i] = a.params.rope_mode == GGML_ROPE_TYPE_NEOX || a.head_dim_k % 2 ? mean[i] : mean[i / 2 + (i % 2) * half];
+        dst[i] = a.params.key_pairs && a.head_dim_k % 2 == 0 ? mean[i / 2 + (i % 2) * half] : mean[i];
     }
 }
 

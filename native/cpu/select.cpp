@@ -5,6 +5,8 @@
 #include "columns.h"
 #include "ggml-cpu-impl.h"
 
+#include <cfloat>
+
 namespace {
 
 int heads_per_choice(const lctx_select_args & a) {
@@ -16,16 +18,16 @@ struct scratch {
     float * queries;   // lctx_columns
     float * mean;      // [head_dim]
     float * wide;      // [rep_dim]
-    float * scores;    // [n_chunk_max] of one column
-    int32_t * order;   // [n_chunk_max] candidates, best first
+    float * value;     // [LCTX_VL][n_chunk] scores of the best candidates of each column, best first
+    int32_t * order;   // [LCTX_VL][n_chunk] which they are
     int32_t * chosen;  // [n_chunk]
     char * taken;      // [n_chunk_max]
 
     static size_t n_chunk_max(const lctx_select_args & a) { return a.n_chunk_max + 1; }
     static size_t size(const lctx_select_args & a) {
         const int rep_dim = a.chunks.rep_dim(a.head_dim);
-        const size_t n = n_chunk_max(a) * (LCTX_MAX_COLUMNS + 2) + lctx_columns::n_float(LCTX_MAX_COLUMNS, rep_dim) + a.head_dim + rep_dim +
-                         a.chunks.n_chunk;
+        const size_t n = n_chunk_max(a) * LCTX_MAX_COLUMNS + lctx_columns::n_float(LCTX_MAX_COLUMNS, rep_dim) + a.head_dim + rep_dim +
+                         (size_t)a.chunks.n_chunk * (2 * LCTX_VL + 1);
         return GGML_PAD(n * sizeof(float) + n_chunk_max(a), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_select_args & a) {
@@ -35,8 +37,8 @@ struct scratch {
         queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, rep_dim);
         mean = p, p += a.head_dim;
         wide = p, p += rep_dim;
-        scores = p, p += n_chunk_max(a);
-        order = (int32_t *)p, p += n_chunk_max(a);
+        value = p, p += (size_t)LCTX_VL * a.chunks.n_chunk;
+        order = (int32_t *)p, p += (size_t)LCTX_VL * a.chunks.n_chunk;
         chosen = (int32_t *)p, p += a.chunks.n_chunk;
         taken = (char *)p;
     }
@@ -56,21 +58,35 @@ int32_t own_chunk(const lctx_select_args & a, int32_t token) {
     return a.rows[token].row / a.chunks.chunk_size;
 }
 
-// The mean query of a block, widened to meet a representation.
-const float * block_query(const lctx_select_args & a, const block & b, int head, const scratch & w) {
-    std::fill_n(w.mean, a.head_dim, 0.0f);
+// The mean query of a block.
+void mean_query(const lctx_select_args & a, const block & b, int head, float * mean) {
+    std::fill_n(mean, a.head_dim, 0.0f);
     for (int32_t t = b.first; t < b.first + b.n; t++) {
         const float * q = (const float *)(a.q + head * a.q_head_stride + t * a.q_token_stride);
         for (int d = 0; d < a.head_dim; d++) {
-            w.mean[d] += q[d] / (float)b.n;
+            mean[d] += q[d] / (float)b.n;
         }
     }
+}
+
+// Positive and negative parts of a query, to meet maximum and minimum; scores of several heads with the same representation add up.
+void add_parts(const float * q, int dim, float * wide) {
+    for (int d = 0; d < dim; d++) {
+        wide[d] += std::max(q[d], 0.0f);
+        wide[dim + d] += std::min(q[d], 0.0f);
+    }
+}
+
+// What a block multiplies representation `rep` with, for query heads [head, head + n).
+const float * block_query(const lctx_select_args & a, const block & b, int head, int n, const scratch & w) {
     if (!a.chunks.minmax) {
+        mean_query(a, b, head, w.mean);
         return w.mean;
     }
-    for (int d = 0; d < a.head_dim; d++) {
-        w.wide[d] = std::max(w.mean[d], 0.0f);
-        w.wide[a.head_dim + d] = std::min(w.mean[d], 0.0f);
+    std::fill_n(w.wide, 2 * a.head_dim, 0.0f);
+    for (int h = head; h < head + n; h++) {
+        mean_query(a, b, h, w.mean);
+        add_parts(w.mean, a.head_dim, w.wide);
     }
     return w.wide;
 }
@@ -79,14 +95,14 @@ const float * block_query(const lctx_select_args & a, const block & b, int head,
 void score(const lctx_select_args & a, const block * blocks, int n, int choice, int n_chunk, const scratch & w) {
     const lctx_columns columns(w.queries, LCTX_MAX_COLUMNS, n, a.chunks.rep_dim(a.head_dim));
     const int32_t seq = a.rows[blocks[0].first].seq;
-    for (int i = 0; i < heads_per_choice(a); i++) {
-        const int head = choice * heads_per_choice(a) + i;
+    const int first = choice * heads_per_choice(a), heads_per_product = a.chunks.minmax ? heads_per_choice(a) : 1;
+    for (int head = first; head < first + heads_per_choice(a); head += heads_per_product) {
         const char * reps = a.reps + head / (a.n_head / a.n_rep) * a.rep_head_stride + seq * a.rep_seq_stride;
         columns.clear();
         for (int c = 0; c < n; c++) {
-            columns.set(c, block_query(a, blocks[c], head, w), 1.0f);
+            columns.set(c, block_query(a, blocks[c], head, heads_per_product, w), 1.0f);
         }
-        lctx_scores(columns, (const float *)reps, (int64_t)(a.rep_stride / sizeof(float)), n_chunk, w.s, i > 0);
+        lctx_scores(columns, (const float *)reps, (int64_t)(a.rep_stride / sizeof(float)), n_chunk, w.s, head > first);
     }
 }
 
@@ -98,65 +114,84 @@ float noise(uint64_t a, uint64_t b, uint64_t c) {
     return (float)((z ^ (z >> 31)) >> 40);
 }
 
-void ablate(const lctx_select_args & a, int32_t row, int choice, int own, const scratch & w) {
+void ablate(const lctx_select_args & a, int32_t row, int choice, int own, float * scores, int stride) {
     for (int i = 0; i < own; i++) {
+        float & score = scores[(size_t)i * stride];
         switch (a.chunks.ablation) {
             case LCTX_ABLATE_RANDOM:
-            case LCTX_ABLATE_RANDOM_ALL: w.scores[i] = noise(row, choice, i); break;
-            case LCTX_ABLATE_LAST:       w.scores[i] = -w.scores[i]; break;
+            case LCTX_ABLATE_RANDOM_ALL: score = noise(row, choice, i); break;
+            case LCTX_ABLATE_LAST:       score = -score; break;
             default:                     break;
         }
     }
 }
 
-// True when one of the next LCTX_VL scores is above `least`.
-bool any_above(const float * scores, float least) {
-    const lctx_vi above = lctx_vload(scores) > lctx_vset(least);
-    int32_t any = 0;
-    for (int i = 0; i < LCTX_VL; i++) {
-        any |= above[i];
+// The best candidates of one column so far, sorted; among equals the lower index is first, since candidates come in that order.
+struct ranking {
+    float * value;
+    int32_t * order;
+    int n;  // places
+
+    void insert(int kept, float score, int32_t candidate) const {
+        int at = std::min(kept, n - 1);
+        for (; at > 0 && score > value[at - 1]; at--) {
+            value[at] = value[at - 1];
+            order[at] = order[at - 1];
+        }
+        value[at] = score;
+        order[at] = candidate;
     }
-    return any != 0;
+};
+
+bool any(lctx_vi lanes) {
+    int32_t sum = 0;
+    for (int i = 0; i < LCTX_VL; i++) {
+        sum |= lanes[i];
+    }
+    return sum != 0;
 }
 
-// order[0..n) = the n best candidates, best first; ties go to the lower index, NaN never wins.
-void best(int first, int end, int n, const scratch & w) {
-    int kept = 0;
-    for (int i = first; i < end; i++) {
-        // most scores are below the worst that is kept
-        while (kept == n && i + LCTX_VL <= end && !any_above(w.scores + i, n > 0 ? w.scores[w.order[n - 1]] : INFINITY)) {
-            i += LCTX_VL;
+// Rank the candidates of LCTX_VL columns at once: a row of scores is looked at closely only when one of them is above the worst
+// that its column keeps. end: of the candidates of each column.
+void rank(const float * scores, int stride, int first, const int32_t * end, const ranking * columns) {
+    float least[LCTX_VL];
+    int32_t ends[LCTX_VL], most = 0;
+    for (int i = 0; i < LCTX_VL; i++) {
+        least[i] = columns[i].n > 0 ? -INFINITY : INFINITY;
+        ends[i] = end[i];
+        most = std::max(most, end[i]);
+    }
+    lctx_vi v_end;
+    memcpy(&v_end, ends, sizeof(v_end));
+    for (int32_t c = first; c < most; c++) {
+        lctx_vf v = lctx_vload(scores + (size_t)c * stride);
+        v = v > lctx_vset(-FLT_MAX) ? v : lctx_vset(-FLT_MAX);  // NaN never wins, and every place is taken
+        const lctx_vi above = (v > lctx_vload(least)) & (c < v_end);
+        if (!any(above)) {
+            continue;
         }
-        if (i >= end) {
-            break;
-        }
-        if (!(w.scores[i] > -INFINITY)) {
-            w.scores[i] = -INFINITY;
-        }
-        int at = kept;
-        while (at > 0 && w.scores[i] > w.scores[w.order[at - 1]]) {
-            at--;
-        }
-        if (at < n) {
-            kept = std::min(kept + 1, n);
-            std::copy_backward(w.order + at, w.order + kept - 1, w.order + kept);
-            w.order[at] = i;
+        for (int i = 0; i < LCTX_VL; i++) {
+            if (above[i]) {
+                columns[i].insert(c - first, v[i], c);
+                least[i] = c - first + 1 < columns[i].n ? -INFINITY : columns[i].value[columns[i].n - 1];
+            }
         }
     }
 }
 
 // Give n_neighbor slots to the neighbours of the best chunks, at most one to each in a pass; returns how many are chosen.
-int add_neighbours(const lctx_select_args & a, int first, int end, int n_best, const scratch & w) {
+int add_neighbours(const lctx_select_args & a, int first, int end, int n_best, const ranking & best, const float * scores, int stride,
+                   const scratch & w) {
     int n = n_best;
     const int n_all = n_best + a.chunks.n_neighbor;
     const auto is_open = [&](int i) { return i >= first && i < end && !w.taken[i]; };
     for (int before = -1; before != n && n < n_all;) {
         before = n;
         for (int i = 0; i < n_best && n < n_all; i++) {
-            const int left = w.order[i] - 1, right = w.order[i] + 1;
+            const int left = best.order[i] - 1, right = best.order[i] + 1;
             const bool has_left = is_open(left), has_right = is_open(right);
             if (has_left || has_right) {
-                const bool take_left = has_left && (!has_right || w.scores[left] >= w.scores[right]);
+                const bool take_left = has_left && (!has_right || scores[(size_t)left * stride] >= scores[(size_t)right * stride]);
                 w.chosen[n] = take_left ? left : right;
                 w.taken[w.chosen[n++]] = 1;
             }
@@ -166,7 +201,7 @@ int add_neighbours(const lctx_select_args & a, int first, int end, int n_best, c
 }
 
 // The chunks that a query in chunk `own` reads, ascending in w.chosen; returns their number.
-int choose(const lctx_select_args & a, int own, const scratch & w) {
+int choose(const lctx_select_args & a, int own, const ranking & best, const float * scores, int stride, const scratch & w) {
     const lctx_chunks & c = a.chunks;
     int n = 0;
     if (own < c.n_chunk) {
@@ -176,16 +211,15 @@ int choose(const lctx_select_args & a, int own, const scratch & w) {
         return n;
     }
     const int first = c.first_candidate(), end = c.end_candidate(own), n_free = c.n_free(own), n_best = n_free - c.n_neighbor;
-    best(first, end, n_free, w);
     std::fill_n(w.taken, own, 0);
     for (; n < n_best; n++) {
-        w.chosen[n] = w.order[n];
-        w.taken[w.order[n]] = 1;
+        w.chosen[n] = best.order[n];
+        w.taken[best.order[n]] = 1;
     }
-    n = add_neighbours(a, first, end, n_best, w);
+    n = add_neighbours(a, first, end, n_best, best, scores, stride, w);
     for (int i = n_best; n < n_free; i++) {  // what no neighbour took
-        if (!w.taken[w.order[i]]) {
-            w.chosen[n++] = w.order[i];
+        if (!w.taken[best.order[i]]) {
+            w.chosen[n++] = best.order[i];
         }
     }
     for (int i = 0; i < first; i++) {
@@ -214,9 +248,30 @@ void write_segments(const lctx_select_args & a, int32_t token, int n, const scra
     }
 }
 
+// Up to LCTX_VL columns of a tile: rank their candidates, choose, write.
+void select_columns(const lctx_select_args & a, const block * blocks, int n, int choice, float * scores, int stride, const scratch & w) {
+    ranking columns[LCTX_VL];
+    int32_t end[LCTX_VL] = {};  // 0: nothing to rank
+    for (int i = 0; i < LCTX_VL; i++) {
+        const int own = i < n ? own_chunk(a, blocks[i].first) : 0;
+        columns[i] = {w.value + (size_t)i * a.chunks.n_chunk, w.order + (size_t)i * a.chunks.n_chunk, 0};
+        if (own >= a.chunks.n_chunk) {
+            end[i] = a.chunks.end_candidate(own);
+            columns[i].n = a.chunks.n_free(own);
+            ablate(a, a.rows[blocks[i].first].row, choice, own, scores + i, stride);
+        }
+    }
+    rank(scores, stride, a.chunks.first_candidate(), end, columns);
+    for (int i = 0; i < n; i++) {
+        const int n_chosen = choose(a, own_chunk(a, blocks[i].first), columns[i], scores + i, stride, w);
+        for (int32_t t = blocks[i].first; t < blocks[i].first + blocks[i].n; t++) {
+            write_segments(a, t, n_chosen, w, a.dst + ((size_t)t * a.n_choice + choice) * a.chunks.n_segment());
+        }
+    }
+}
+
 void select_tile(const lctx_select_args & a, const block * blocks, int n, int choice, const scratch & w) {
-    const int n_segment = a.chunks.n_segment();
-    int most = 0;
+    int most = 0;  // chunks that need a score
     for (int i = 0; i < n; i++) {
         const int own = own_chunk(a, blocks[i].first);
         most = std::max(most, own < a.chunks.n_chunk ? 0 : own);
@@ -224,19 +279,8 @@ void select_tile(const lctx_select_args & a, const block * blocks, int n, int ch
     if (most > 0) {
         score(a, blocks, n, choice, most, w);
     }
-    for (int i = 0; i < n; i++) {
-        const int own = own_chunk(a, blocks[i].first);
-        const int n_pad = lctx_round_up(n, LCTX_VL);
-        for (int c = 0; c < most && c < own; c++) {
-            w.scores[c] = w.s[(size_t)c * n_pad + i];
-        }
-        if (own >= a.chunks.n_chunk) {
-            ablate(a, a.rows[blocks[i].first].row, choice, own, w);
-        }
-        const int n_chosen = choose(a, own, w);
-        for (int32_t t = blocks[i].first; t < blocks[i].first + blocks[i].n; t++) {
-            write_segments(a, t, n_chosen, w, a.dst + ((size_t)t * a.n_choice + choice) * n_segment);
-        }
+    for (int i = 0; i < n; i += LCTX_VL) {
+        select_columns(a, blocks + i, std::min(LCTX_VL, n - i), choice, w.s + i, lctx_round_up(n, LCTX_VL), w);
     }
 }
 

@@ -3,6 +3,8 @@
 #include "../hooks.h"
 #include "ggml-backend.h"
 
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 
 namespace {
@@ -19,6 +21,14 @@ bool wants_float_product(llm_arch arch) {
     return arch == LLM_ARCH_GLM4 || arch == LLM_ARCH_GLM4_MOE || arch == LLM_ARCH_JAIS2;
 }
 
+// NORM rotation of a model that was trained with halves (NEOX): the converter has put the rows of Wq and Wk in pairs. These were
+// trained with pairs.
+bool has_key_pairs(llm_arch arch, int32_t rope_mode) {
+    constexpr llm_arch TRAINED_IN_PAIRS[] = {LLM_ARCH_CHATGLM, LLM_ARCH_COMMAND_R, LLM_ARCH_ERNIE4_5, LLM_ARCH_ERNIE4_5_MOE, LLM_ARCH_GLM4};
+    const auto * end = std::end(TRAINED_IN_PAIRS);
+    return rope_mode == GGML_ROPE_TYPE_NORMAL && std::find(std::begin(TRAINED_IN_PAIRS), end, arch) == end;
+}
+
 ggml_tensor * project(const llm_graph_context & graph, ggml_tensor * cur, ggml_tensor * wo, ggml_tensor * wo_b, ggml_tensor * wo_s) {
     if (wo && wants_float_product(graph.arch)) {
         cur = graph.build_lora_mm(wo, cur);
@@ -31,8 +41,9 @@ ggml_tensor * project(const llm_graph_context & graph, ggml_tensor * cur, ggml_t
 }
 
 // Represent the chunks that the batch completes, then let every head choose.
-ggml_tensor * choose_chunks(ggml_context * ctx, const lctx_chunks & chunks, const lctx_graph_input & input, const lctx_layer & layer,
-                            ggml_tensor * q, ggml_tensor * stored, ggml_tensor * angles, const lctx_attend_params & attend) {
+ggml_tensor * choose_chunks(const llm_graph_context & graph, const lctx_chunks & chunks, const lctx_graph_input & input,
+                            const lctx_layer & layer, ggml_tensor * q, ggml_tensor * stored, ggml_tensor * angles,
+                            const lctx_attend_params & attend) {
     lctx_represent_params params = {};
     params.rope_mode = attend.rope_mode;
     params.scale = attend.scale;
@@ -40,9 +51,10 @@ ggml_tensor * choose_chunks(ggml_context * ctx, const lctx_chunks & chunks, cons
     params.chunk_size = chunks.chunk_size;
     params.minmax = chunks.minmax;
     params.from_near = layer.near != nullptr;
-    ggml_tensor * reps =
-        lctx_represent(ctx, q, stored, layer.v_pool, layer.table, input.chunk_rows, angles, layer.near, layer.reps, layer.open, params);
-    return lctx_select(ctx, q, reps, input.chunk_rows, layer.table->ne[1], chunks);
+    params.key_pairs = has_key_pairs(graph.arch, attend.rope_mode);
+    ggml_tensor * reps = lctx_represent(graph.ctx0, q, stored, layer.v_pool, layer.table, input.chunk_rows, angles, layer.near, layer.reps,
+                                        layer.open, params);
+    return lctx_select(graph.ctx0, q, reps, input.chunk_rows, layer.table->ne[1], chunks);
 }
 
 }  // namespace
@@ -162,7 +174,7 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_a
     params.near_mask = method.near_mask();
     ggml_tensor * segs = input->segs;
     if (const lctx_chunks * chunks = method.chunks()) {
-        segs = choose_chunks(ctx, *chunks, *input, layer, q.x, stored, angles, params);
+        segs = choose_chunks(graph, *chunks, *input, layer, q.x, stored, angles, params);
         graph.cb(segs, LCTX_SELECT_NAME, il);
         ggml_build_forward_expand(graph.gf, segs);
         params.chunk_size = chunks->chunk_size;

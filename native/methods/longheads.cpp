@@ -11,8 +11,8 @@
 namespace {
 
 constexpr int32_t CHUNK_STEP = 16;
-constexpr int32_t CHUNK_MOST = 256;  // the paper's
-constexpr int32_t N_CHUNK_WANTED = 8;
+constexpr int32_t CHUNK_MOST = 256;            // the paper's
+constexpr int32_t N_CHUNK_WANTED[] = {8, 16};  // attention, minmax: bounds are the tighter, the smaller the chunk
 
 std::string text(int64_t n) {
     return std::to_string(n);
@@ -91,16 +91,17 @@ int32_t either(int32_t given, int32_t otherwise) {
     return given < 0 ? otherwise : given;
 }
 
-// 256, or less so that 8 chunks fit into the window.
-int32_t choose_chunk_size(int32_t window) {
-    return std::min(CHUNK_MOST, std::max(CHUNK_STEP, window / N_CHUNK_WANTED / CHUNK_STEP * CHUNK_STEP));
+// 256, or less so that enough chunks fit into the window.
+int32_t choose_chunk_size(int32_t window, int32_t n_wanted) {
+    return std::min(CHUNK_MOST, std::max(CHUNK_STEP, window / n_wanted / CHUNK_STEP * CHUNK_STEP));
 }
 
 // Chunk size and window, checked; reason says what was chosen.
 void choose_chunks(const lctx_method_spec & spec, int32_t trained, lctx_chunks & c, std::string & reason) {
     const int32_t least = c.n_recent + 2;  // the first chunk, the recent ones, its own
     const bool auto_size = spec.get("chunk_size") < 0, auto_window = spec.get("window") < 0;
-    c.chunk_size = auto_size ? choose_chunk_size(either(spec.get("window"), trained / 2)) : spec.get("chunk_size");
+    c.chunk_size =
+        auto_size ? choose_chunk_size(either(spec.get("window"), trained / 2), N_CHUNK_WANTED[c.minmax]) : spec.get("chunk_size");
     if (c.chunk_size < CHUNK_STEP || c.chunk_size % CHUNK_STEP != 0 || c.chunk_size > trained) {
         refuse("chunk_size must be a multiple of " + text(CHUNK_STEP) + " up to the trained context " + text(trained) + ", not " +
                text(c.chunk_size));
@@ -121,7 +122,7 @@ void choose_chunks(const lctx_method_spec & spec, int32_t trained, lctx_chunks &
                text(c.n_recent) + " recent and the own one are always read: " + text(least * c.chunk_size) + " at least");
     }
     reason = (auto_window ? "window = half the trained context " + text(trained) : "window as asked") +
-             (auto_size ? ", chunks of at most 256 so that 8 fit" : ", chunk_size as asked");
+             (auto_size ? ", chunks of at most 256 so that " + text(N_CHUNK_WANTED[c.minmax]) + " fit" : ", chunk_size as asked");
 }
 
 }  // namespace
@@ -133,10 +134,11 @@ std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec
     if (c.n_recent > env.n_ctx_train / CHUNK_STEP) {
         refuse("n_recent " + text(c.n_recent) + " chunks are more than the trained context holds");
     }
-    choose_chunks(spec, env.n_ctx_train, c, reason);
-    c.by_group = either(spec.get("select"), 0);
-    c.select_block = either(spec.get("select_block"), 1);
+    // defaults of the parts: bench/accuracy.py and the table in the README
     c.minmax = either(spec.get("representation"), 1);
+    choose_chunks(spec, env.n_ctx_train, c, reason);
+    c.by_group = either(spec.get("select"), 1);
+    c.select_block = either(spec.get("select_block"), 1);
     c.n_neighbor = either(spec.get("n_neighbor"), 0);
     c.ablation = ablation();
     if (c.select_block < 1 || c.chunk_size % c.select_block != 0) {

@@ -62,6 +62,7 @@ struct lctx_represent_params {
     int32_t chunk_size;
     int32_t minmax;
     int32_t from_near;  // 1: keys come from the near ring and are turned back by LCTX_ANGLE_SHIFT
+    int32_t key_pairs;  // 1: the file has the rows of Wk in the order of rotated pairs, those of Wv as they were trained
 };
 
 struct lctx_select_params {

@@ -88,7 +88,8 @@ void run(lctx_chunk_run_args & args) {
     ggml_tensor * reps = g.tensor(GGML_TYPE_F32, args.rep_dim, std::max(1, n_complete), args.n_rep);
     ggml_tensor * open = c.minmax ? nullptr : g.tensor(GGML_TYPE_F32, a.head_dim_k, 2 * c.chunk_size, a.n_head);
 
-    const lctx_represent_params represent = {LCTX_OP_REPRESENT, a.rope_mode, a.scale, a.softcap, c.chunk_size, c.minmax, near != nullptr};
+    const lctx_represent_params represent = {LCTX_OP_REPRESENT, a.rope_mode, a.scale,         a.softcap,
+                                             c.chunk_size,      c.minmax,    near != nullptr, a.rope_mode == GGML_ROPE_TYPE_NORMAL};
     const lctx_attend_params attend = {LCTX_OP_ATTEND, a.rope_mode, a.scale, a.softcap, 0, 0, c.chunk_size, c.near_segment()};
     ggml_tensor * angles = lctx_angles(ctx, pos, factors, lctx_rope_of(a));
     std::vector<ggml_tensor *> nodes = {angles};

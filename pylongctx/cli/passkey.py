@@ -21,7 +21,7 @@ from pylongctx.methods import parse
 if TYPE_CHECKING:
     from pylongctx.eval.passkey import Prompt, Trial
 
-DEFAULT_METHODS = ["full", "selfextend"]
+DEFAULT_METHODS = ["full", "selfextend", "longheads"]
 
 
 def add_parser(commands: Any) -> None:
@@ -32,7 +32,8 @@ def add_parser(commands: Any) -> None:
         "--method",
         action="append",
         metavar="M",
-        help="method such as selfextend or window,n_sink=4; may be repeated (default: LCTX_METHOD, or full selfextend)",
+        help="method such as selfextend or window,n_sink=4; may be repeated"
+        f" (default: LCTX_METHOD, or {' '.join(DEFAULT_METHODS)})",
     )
     parser.add_argument("--lengths", type=_lengths, default=[512, 2048], metavar="N,N", help="tokens (512,2048)")
     parser.add_argument("--tests", type=int, default=20, metavar="N", help="trials per method and length (20)")
