@@ -380,18 +380,3 @@ int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * r
     ctx->memory->usage(*info, rows);
     return LCTX_OK;
 }
-
-int32_t lctx_trace_start(lctx_context * ctx, int32_t p0, int32_t p1) {
-    const lctx_chunks * chunks = ctx->memory ? ctx->memory->method().chunks() : nullptr;
-    if (!chunks) {
-        return fail(ctx, LCTX_INVALID, "only a method that chooses chunks (longheads) can be traced");
-    }
-    const llama_model * model = ctx->model->model;
-    ctx->trace.start(p0, p1, {0, llama_model_n_layer(model), llama_model_n_head(model), chunks->n_chunk, chunks->chunk_size});
-    return LCTX_OK;
-}
-
-int32_t lctx_trace_get(const lctx_context * ctx, lctx_trace_info * info, int32_t * pos, int32_t * chunks) {
-    ctx->trace.get(*info, pos, chunks);
-    return ctx->trace.failed() ? LCTX_FAILED : LCTX_OK;
-}

@@ -2,8 +2,7 @@
 
 #include "firewall.h"
 #include "ggml-backend.h"
-#include "log.h"
-#include "ops/ops.h"
+#include "handles.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -76,14 +75,7 @@ void lctx_trace::record(const ggml_tensor * node) {
         query.resize((size_t)shape_.n_layer * shape_.n_head * shape_.n_slot, -1);
         for (int64_t head = 0; head < n_head; head++) {
             const lctx_segment * first = segs.data() + (t * n_choice + head * n_choice / n_head) * n_segment;
-            std::vector<int32_t> read;
-            for (int64_t s = 0; s < n_segment; s++) {
-                if (first[s].row0 < first[s].row1) {
-                    read.push_back(first[s].row0 / shape_.chunk_size);
-                }
-            }
-            std::sort(read.begin(), read.end());
-            read.erase(std::unique(read.begin(), read.end()), read.end());  // grouped: the near window is apart
+            const std::vector<int32_t> read = lctx_chunks_of(first, n_segment, shape_.chunk_size);
             int32_t * out = query.data() + ((size_t)layer * shape_.n_head + head) * shape_.n_slot;
             std::fill(std::copy(read.begin(), read.end(), out), out + shape_.n_slot, -1);
         }
@@ -105,4 +97,20 @@ bool lctx_trace::on_node(ggml_tensor * node, bool ask, void * data) {
         trace->p1_ = trace->p0_;
     }
     return ask ? wanted : true;
+}
+
+int32_t lctx_trace_start(lctx_context * ctx, int32_t p0, int32_t p1) {
+    const lctx_chunks * chunks = ctx->memory ? ctx->memory->method().chunks() : nullptr;
+    if (!chunks) {
+        ctx->error = "only a method that chooses chunks (longheads) can be traced";
+        return LCTX_INVALID;
+    }
+    const llama_model * model = ctx->model->model;
+    ctx->trace.start(p0, p1, {0, llama_model_n_layer(model), llama_model_n_head(model), chunks->n_chunk, chunks->chunk_size});
+    return LCTX_OK;
+}
+
+int32_t lctx_trace_get(const lctx_context * ctx, lctx_trace_info * info, int32_t * pos, int32_t * chunks) {
+    ctx->trace.get(*info, pos, chunks);
+    return ctx->trace.failed() ? LCTX_FAILED : LCTX_OK;
 }

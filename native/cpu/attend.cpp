@@ -159,11 +159,10 @@ void mask_block(const lctx_attend_args & a, const tile & t, const scratch & w, i
 void attend_block(const lctx_attend_args & a, const tiling & g, const tile & t, const scratch & w, int seg, const range & r, int row,
                   int n) {
     const int32_t seq = segment(a, t.token0, seg).seq;
-    const size_t pool_row = lctx_pool_row(a.table, row, t.head_kv, seq);
-    const char * k_src = (a.params.near_mask >> seg) & 1 ? lctx_near_row(a.near, a.k_pool.row_size, row, t.head_kv, seq)
-                                                         : a.k_pool.data + pool_row * a.k_pool.row_size;
+    const bool near = (a.params.near_mask >> seg) & 1;
+    const char *k_src = lctx_key_row(a.cache, near, row, t.head_kv, seq), *v_src = lctx_value_row(a.cache, row, t.head_kv, seq);
     int64_t k_row, v_row;
-    const float * k = lctx_unpack(a.k_pool, k_src, n, a.head_dim_k, w.k, &k_row, a.head_dim_k);
+    const float * k = lctx_unpack(a.cache.k_pool, k_src, n, a.head_dim_k, w.k, &k_row, a.head_dim_k);
     lctx_scores(lctx_columns(w.queries, t.max_col, t.n_col, a.head_dim_k), k, k_row, n, w.s, false);
     lctx_softcap(w.s, (size_t)n * t.n_col_pad, a.params.softcap);
     if (row < r.all_lo || row + n > r.all_hi) {
@@ -172,7 +171,7 @@ void attend_block(const lctx_attend_args & a, const tiling & g, const tile & t, 
     if (lctx_softmax_block(w.s, n, t.n_col_pad, t.m, t.l, w.factor)) {
         lctx_rescale(t.o, w.factor, t.n_col, g.dim_v);
     }
-    const float * v = lctx_unpack(a.v_pool, a.v_pool.data + pool_row * a.v_pool.row_size, n, a.head_dim_v, w.v, &v_row, g.dim_v);
+    const float * v = lctx_unpack(a.cache.v_pool, v_src, n, a.head_dim_v, w.v, &v_row, g.dim_v);
     lctx_gemm(t.n_col, g.dim_v, n, w.s, 1, t.n_col_pad, v, v_row, t.o, g.dim_v, true);
 }
 

@@ -35,8 +35,8 @@ struct plan {
         token_block = std::min({std::max((int)lctx_ceil_div(a.n_tokens, n_wanted), MIN_TOKENS), most, a.n_tokens});
         max_state = lctx_round_up(token_block * n_rep, LCTX_VL);
         dim_v = lctx_round_up(a.head_dim_v, LCTX_VL);
-        const int n_chunk = (int)lctx_ceil_div((int64_t)a.table.head_stride * LCTX_PAGE_ROWS, a.params.chunk_size);
-        n_bucket = a.near.data ? 2 * n_chunk : n_chunk;
+        const int n_chunk = (int)lctx_ceil_div((int64_t)a.cache.table.head_stride * LCTX_PAGE_ROWS, a.params.chunk_size);
+        n_bucket = a.cache.near.data ? 2 * n_chunk : n_chunk;
     }
     void set_cut(const lctx_attend_args & a, const int32_t * cut, int n_thread) {
         n_block = cut[0];
@@ -119,7 +119,7 @@ struct job {
 };
 
 bool is_near(const lctx_attend_args & a, int seg) {
-    return a.near.data && seg >= a.params.near_from;
+    return a.cache.near.data && seg >= a.params.near_from;
 }
 
 // f(bucket, column, index of the segment) for every segment of the job that holds rows.
@@ -213,11 +213,9 @@ void attend_block(const lctx_attend_args & a, const plan & g, const job & j, con
                   int n_row, bool masked) {
     const int32_t seq = a.segs[e[0].seg].seq;
     const lctx_columns columns(w.queries, LCTX_MAX_COLUMNS, n, a.head_dim_k);
-    const size_t pool_row = lctx_pool_row(a.table, row, j.head_kv, seq);
-    const char * k_src =
-        near ? lctx_near_row(a.near, a.k_pool.row_size, row, j.head_kv, seq) : a.k_pool.data + pool_row * a.k_pool.row_size;
+    const char *k_src = lctx_key_row(a.cache, near, row, j.head_kv, seq), *v_src = lctx_value_row(a.cache, row, j.head_kv, seq);
     int64_t k_row, v_row;
-    const float * k = lctx_unpack(a.k_pool, k_src, n_row, a.head_dim_k, w.k, &k_row, a.head_dim_k);
+    const float * k = lctx_unpack(a.cache.k_pool, k_src, n_row, a.head_dim_k, w.k, &k_row, a.head_dim_k);
     lctx_scores(columns, k, k_row, n_row, w.s, false);
     lctx_softcap(w.s, (size_t)n_row * columns.n_pad, a.params.softcap);
     if (masked) {
@@ -226,7 +224,7 @@ void attend_block(const lctx_attend_args & a, const plan & g, const job & j, con
     if (lctx_softmax_block(w.s, n_row, columns.n_pad, w.m, w.l, w.factor)) {
         lctx_rescale(w.o, w.factor, n, g.dim_v);
     }
-    const float * v = lctx_unpack(a.v_pool, a.v_pool.data + pool_row * a.v_pool.row_size, n_row, a.head_dim_v, w.v, &v_row, g.dim_v);
+    const float * v = lctx_unpack(a.cache.v_pool, v_src, n_row, a.head_dim_v, w.v, &v_row, g.dim_v);
     lctx_gemm(n, g.dim_v, n_row, w.s, 1, columns.n_pad, v, v_row, w.o, g.dim_v, true);
 }
 

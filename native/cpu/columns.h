@@ -111,14 +111,22 @@ static inline const float * lctx_unpack(const lctx_pool_args & pool, const char 
     return tmp;
 }
 
-// Where a row lies: in its page, or in the near ring.
+// Where a row lies: the row of the pools, and its key and value; keys also stand in the near ring.
 static inline size_t lctx_pool_row(const lctx_table_args & table, int32_t row, int32_t head, int32_t seq) {
     const int32_t page = table.pages[seq * table.seq_stride + head * table.head_stride + row / LCTX_PAGE_ROWS];
     return (size_t)page * LCTX_PAGE_ROWS + row % LCTX_PAGE_ROWS;
 }
 
-static inline char * lctx_near_row(const lctx_near_args & near, size_t row_size, int32_t row, int32_t head, int32_t seq) {
-    return near.data + seq * near.seq_stride + head * near.head_stride + (size_t)(row % near.rows) * row_size;
+static inline char * lctx_value_row(const lctx_cache_args & cache, int32_t row, int32_t head, int32_t seq) {
+    return cache.v_pool.data + lctx_pool_row(cache.table, row, head, seq) * cache.v_pool.row_size;
+}
+
+static inline char * lctx_key_row(const lctx_cache_args & cache, bool from_near, int32_t row, int32_t head, int32_t seq) {
+    if (!from_near) {
+        return cache.k_pool.data + lctx_pool_row(cache.table, row, head, seq) * cache.k_pool.row_size;
+    }
+    const lctx_near_args & near = cache.near;
+    return near.data + seq * near.seq_stride + head * near.head_stride + (size_t)(row % near.rows) * cache.k_pool.row_size;
 }
 
 // Cut the tokens into runs of at most `most` that belong to one sequence: cut = [number of runs, first token of each, n_tokens].

@@ -36,6 +36,14 @@ struct lctx_near_args {
     int64_t rows;
 };
 
+// The rows of one layer.
+struct lctx_cache_args {
+    lctx_pool_args k_pool;
+    lctx_pool_args v_pool;
+    lctx_table_args table;
+    lctx_near_args near;
+};
+
 struct lctx_store_args {
     const char * k;  // F32 rows at k + head*k_head_stride + token*k_token_stride
     const char * v;
@@ -47,10 +55,7 @@ struct lctx_store_args {
     int32_t head_dim_v;
     int32_t n_head_kv;
     int32_t n_tokens;
-    lctx_pool_args k_pool;
-    lctx_pool_args v_pool;
-    lctx_table_args table;
-    lctx_near_args near;
+    lctx_cache_args cache;
     const lctx_row * rows;  // [n_tokens]
     const float * angles;   // [*][n_dims]
     int32_t n_dims;
@@ -67,10 +72,7 @@ struct lctx_attend_args {
     int32_t n_head_kv;
     int32_t n_tokens;
     int32_t n_seg;
-    lctx_pool_args k_pool;
-    lctx_pool_args v_pool;
-    lctx_table_args table;
-    lctx_near_args near;
+    lctx_cache_args cache;
     const lctx_segment * segs;  // [n_tokens][n_seg], or [n_tokens][n_choice][n_seg] with params.chunk_size > 0
     int32_t n_choice;           // heads with segments of their own
     const float * angles;       // [*][n_dims]
@@ -89,10 +91,7 @@ struct lctx_represent_args {
     int32_t n_head;
     int32_t n_head_kv;
     int32_t n_tokens;
-    lctx_pool_args k_pool;
-    lctx_pool_args v_pool;
-    lctx_table_args table;
-    lctx_near_args near;
+    lctx_cache_args cache;
     const lctx_chunk_row * rows;  // [n_tokens]
     const float * angles;         // [*][n_dims]
     int32_t n_dims;

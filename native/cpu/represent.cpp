@@ -76,9 +76,8 @@ void turn(const lctx_represent_args & a, const float * cs, float * row, float * 
 
 void load_keys(const lctx_represent_args & a, const chunk & c, int head_kv, const scratch & w) {
     each_part(a, c, [&](int i, int n) {
-        const char * src = a.params.from_near ? lctx_near_row(a.near, a.k_pool.row_size, c.first_row + i, head_kv, c.seq)
-                                              : a.k_pool.data + lctx_pool_row(a.table, c.first_row + i, head_kv, c.seq) * a.k_pool.row_size;
-        lctx_unpack_rows(a.k_pool.type, src, a.k_pool.row_size, n, a.head_dim_k, w.k + (size_t)i * a.head_dim_k, a.head_dim_k);
+        const char * src = lctx_key_row(a.cache, a.params.from_near, c.first_row + i, head_kv, c.seq);
+        lctx_unpack_rows(a.cache.k_pool.type, src, a.cache.k_pool.row_size, n, a.head_dim_k, w.k + (size_t)i * a.head_dim_k, a.head_dim_k);
     });
     for (int i = 0; a.params.from_near && i < a.params.chunk_size; i++) {
         const float * cs = a.angles + (size_t)(a.rows[c.last].angle + LCTX_ANGLE_SHIFT) * a.n_dims;
@@ -89,8 +88,8 @@ void load_keys(const lctx_represent_args & a, const chunk & c, int head_kv, cons
 void load_values(const lctx_represent_args & a, const chunk & c, int head_kv, const scratch & w) {
     const int dim_v = scratch::pad_v(a);
     each_part(a, c, [&](int i, int n) {
-        const char * src = a.v_pool.data + lctx_pool_row(a.table, c.first_row + i, head_kv, c.seq) * a.v_pool.row_size;
-        lctx_unpack_rows(a.v_pool.type, src, a.v_pool.row_size, n, a.head_dim_v, w.v + (size_t)i * dim_v, dim_v);
+        const char * src = lctx_value_row(a.cache, c.first_row + i, head_kv, c.seq);
+        lctx_unpack_rows(a.cache.v_pool.type, src, a.cache.v_pool.row_size, n, a.head_dim_v, w.v + (size_t)i * dim_v, dim_v);
     });
 }
 

@@ -7,23 +7,19 @@
 
 namespace {
 
-char * page_row(const lctx_pool_args & pool, const lctx_table_args & table, int32_t row, int32_t head, int32_t seq) {
-    return pool.data + lctx_pool_row(table, row, head, seq) * pool.row_size;
-}
-
 void store_row(const lctx_store_args & args, int32_t token, int32_t head, float * tmp) {
-    const ggml_from_float_t from_k = ggml_get_type_traits_cpu(args.k_pool.type)->from_float;
-    const ggml_from_float_t from_v = ggml_get_type_traits_cpu(args.v_pool.type)->from_float;
+    const ggml_from_float_t from_k = ggml_get_type_traits_cpu(args.cache.k_pool.type)->from_float;
+    const ggml_from_float_t from_v = ggml_get_type_traits_cpu(args.cache.v_pool.type)->from_float;
     const lctx_row & at = args.rows[token];
     const float * k = (const float *)(args.k + head * args.k_head_stride + token * args.k_token_stride);
     const float * v = (const float *)(args.v + head * args.v_head_stride + token * args.v_token_stride);
 
     lctx_rotate_row(k, tmp, args.head_dim_k, args.angles + (size_t)at.angle * args.n_dims, args.n_dims, args.rope_mode);
-    from_k(tmp, page_row(args.k_pool, args.table, at.row, head, at.seq), args.head_dim_k);
-    from_v(v, page_row(args.v_pool, args.table, at.row, head, at.seq), args.head_dim_v);
-    if (args.near.data) {
+    from_k(tmp, lctx_key_row(args.cache, false, at.row, head, at.seq), args.head_dim_k);
+    from_v(v, lctx_value_row(args.cache, at.row, head, at.seq), args.head_dim_v);
+    if (args.cache.near.data) {
         lctx_rotate_row(k, tmp, args.head_dim_k, args.angles + (size_t)at.near_angle * args.n_dims, args.n_dims, args.rope_mode);
-        from_k(tmp, lctx_near_row(args.near, args.k_pool.row_size, at.row, head, at.seq), args.head_dim_k);
+        from_k(tmp, lctx_key_row(args.cache, true, at.row, head, at.seq), args.head_dim_k);
     }
 }
 

@@ -1,5 +1,6 @@
 #include "ops.h"
 
+#include <algorithm>
 #include <cstring>
 #include <initializer_list>
 
@@ -32,6 +33,18 @@ bool lctx_is_kv_type(int32_t type) {
         case GGML_TYPE_Q5_1: return true;
         default:             return false;
     }
+}
+
+std::vector<int32_t> lctx_chunks_of(const lctx_segment * segs, int64_t n, int32_t chunk_size) {
+    std::vector<int32_t> chunks;
+    for (int64_t i = 0; i < n; i++) {
+        if (segs[i].row0 < segs[i].row1) {
+            chunks.push_back(segs[i].row0 / chunk_size);
+        }
+    }
+    std::sort(chunks.begin(), chunks.end());
+    chunks.erase(std::unique(chunks.begin(), chunks.end()), chunks.end());  // grouped: the near window is apart
+    return chunks;
 }
 
 ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * freq_factors, const lctx_rope & rope) {

@@ -8,6 +8,7 @@
 #include "ggml.h"
 
 #include <cstdint>
+#include <vector>
 
 constexpr int LCTX_PAGE_ROWS = 64;
 
@@ -96,6 +97,9 @@ struct lctx_segment {
     int32_t angle;
     int32_t seq;
 };
+
+// The chunks that n segments of one query and head read: ascending, each once.
+std::vector<int32_t> lctx_chunks_of(const lctx_segment * segs, int64_t n, int32_t chunk_size);
 
 // cos and sin of n positions, one pair per rotated pair of dimensions, the magnitude included.
 //   pos:          I32 [n]

@@ -45,16 +45,8 @@ void read_chunks(const lctx_chunk_run_args & args, const lctx_chunks & c, const 
     for (int64_t i = 0; i < s.n * n_head; i++) {
         int32_t * out = args.chunks + (s.first * n_head + i) * args.n_slot_max;
         const lctx_segment * first = segs.data() + (i / n_head * n_choice + i % n_head * n_choice / n_head) * n_segment;
-        std::fill_n(out, args.n_slot_max, -1);
-        std::vector<int32_t> read;
-        for (int64_t k = 0; k < n_segment; k++) {
-            if (first[k].row0 < first[k].row1) {
-                read.push_back(first[k].row0 / c.chunk_size);
-            }
-        }
-        std::sort(read.begin(), read.end());
-        read.erase(std::unique(read.begin(), read.end()), read.end());
-        std::copy(read.begin(), read.end(), out);
+        const std::vector<int32_t> read = lctx_chunks_of(first, n_segment, c.chunk_size);
+        std::fill(std::copy(read.begin(), read.end(), out), out + args.n_slot_max, -1);
     }
 }
 

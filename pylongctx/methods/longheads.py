@@ -9,15 +9,17 @@ GRAIN = 16
 
 @dataclass(frozen=True)
 class LongHeads(Method):
-    """Cut the text into chunks; per layer and query head read the best ones, within a window the model was trained for.
+    """Cut the text into chunks; per layer and head read the best ones, within a window the model was trained for.
 
     LongHeads, arXiv 2402.10685, sections 2.1 to 2.3. Up to ``window`` tokens everything is read and the result is that
-    of full attention. An option that is None is chosen by the library, from measurements and the trained context.
+    of full attention. An option that is None is chosen by the library: sizes from the trained context, the parts
+    (group, minmax, packed) from the measurements in the README; ``paper()`` has the paper's.
 
     Parameters
     ----------
     chunk_size : int or None
-        Tokens of a chunk, a multiple of 16.
+        Tokens of a chunk, a multiple of 16. None: 256, or less so that 16 chunks fit into the window (8 with
+        ``representation="attention"``).
     window : int or None
         Tokens that a query reads, its own chunk counted as complete: a multiple of ``chunk_size``. None: half of the
         trained context.
