@@ -11,7 +11,8 @@
 namespace {
 
 constexpr int32_t CHUNK_STEP = 16;
-constexpr int32_t CHUNK_MOST = 256;            // the paper's
+constexpr int32_t CHUNK_MOST = 256;  // the paper's
+constexpr int32_t FREE_PER_NEIGHBOR = 8;
 constexpr int32_t N_CHUNK_WANTED[] = {8, 16};  // attention, minmax: bounds are the tighter, the smaller the chunk
 
 std::string text(int64_t n) {
@@ -139,12 +140,12 @@ std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec
     choose_chunks(spec, env.n_ctx_train, c, reason);
     c.by_group = either(spec.get("select"), 1);
     c.select_block = either(spec.get("select_block"), 1);
-    c.n_neighbor = either(spec.get("n_neighbor"), 0);
     c.ablation = ablation();
     if (c.select_block < 1 || c.chunk_size % c.select_block != 0) {
         refuse("select_block must divide chunk_size " + text(c.chunk_size) + ", " + text(c.select_block) + " does not");
     }
     const int32_t n_free = c.n_chunk - 2 - c.n_recent;
+    c.n_neighbor = either(spec.get("n_neighbor"), c.minmax ? n_free / FREE_PER_NEIGHBOR : 0);
     if (c.n_neighbor > 0 && c.n_neighbor >= n_free) {
         refuse("n_neighbor must leave a chunk to choose: " + text(n_free) + " are free, n_neighbor is " + text(c.n_neighbor));
     }

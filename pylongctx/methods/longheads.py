@@ -40,7 +40,8 @@ class LongHeads(Method):
         Divisor of the distances with ``position="grouped"``.
     n_neighbor : int or None
         Chunks of the window given to the neighbors of the best chunks: the remedy for what a chunk border cuts in two
-        (the paper, table 7).
+        (the paper, table 7). None: one in eight chunks that are free to choose, none with
+        ``representation="attention"``.
 
     Raises
     ------
