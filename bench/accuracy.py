@@ -74,7 +74,7 @@ def measure(job: dict) -> dict:
             prompts = [make_prompt(llm.tokenize, haystack, length, i, 0, "space") for i in range(job["tests"])]
             right = np.array([run_trial(llm, prompt).strict for prompt in prompts])
             result[name] = int(right.sum())
-            if size := getattr(llm.method, "chunk_size", None):
+            if size := getattr(llm.method.parts[0], "chunk_size", None):
                 cut = np.array([(p.needle[1] - 1) // size > p.needle[0] // size for p in prompts])
                 result[f"{name} cut"] = [int(right[cut].sum()), int(cut.sum())]
         if job["passages"]:

@@ -123,7 +123,8 @@ llama_memory_i * lctx_create_memory(const llama_model & model, const llama_memor
         return nullptr;
     }
     const uint32_t n_ctx = pending.active ? pending.n_ctx : cparams.n_ctx_seq;
-    auto memory = std::make_unique<lctx_memory>(model, params, cparams, make_method(model, cparams, text, n_ctx), n_ctx);
-    LLAMA_LOG_INFO("lctx: %s\n", memory->method().why().c_str());
+    auto memory = std::make_unique<lctx_memory>(model, params, cparams, make_method(model, cparams, text, n_ctx), n_ctx,
+                                                pending.active ? pending.kv_limit : 0);
+    LLAMA_LOG_INFO("lctx: %s\n", memory->method().full_why().c_str());
     return memory.release();
 }

@@ -73,9 +73,10 @@ bool on_abort(void * data) {
 }
 
 // llama_init_from_model with our settings pending for this thread.
-llama_context * init(llama_model * model, const llama_context_params & params, const std::string & method, uint32_t n_ctx) {
+llama_context * init(llama_model * model, const llama_context_params & params, const std::string & method, uint32_t n_ctx,
+                     uint64_t kv_limit) {
     lctx_pending & pending = lctx_pending_settings();
-    pending = {true, method, n_ctx};
+    pending = {true, method, n_ctx, kv_limit};
     llama_context * ctx = llama_init_from_model(model, params);
     pending = {};
     return ctx;
@@ -83,6 +84,9 @@ llama_context * init(llama_model * model, const llama_context_params & params, c
 
 void create(lctx_context * ctx, const lctx_model * model, const lctx_context_params & params, const std::string & method) {
     check_params(params);
+    if (params.kv_limit > 0 && method.empty()) {
+        throw lctx_refusal("kv_limit needs a method; method=full behaves as llama.cpp's own cache");
+    }
     if (model->vocab_only) {
         throw lctx_refusal("the model was loaded with vocab_only and has no weights to run");
     }
@@ -98,15 +102,15 @@ void create(lctx_context * ctx, const lctx_model * model, const lctx_context_par
     c.cb_eval = lctx_trace::on_node;
     c.cb_eval_user_data = &ctx->trace;
     lctx_log_begin();
-    ctx->ctx = init(model->model, c, method, n_ctx);
+    ctx->ctx = init(model->model, c, method, n_ctx, params.kv_limit);
     if (!ctx->ctx) {
         throw lctx_refusal(lctx_log_errors("the context could not be created"));
     }
     ctx->n_ctx = n_ctx;
     ctx->memory = dynamic_cast<lctx_memory *>(llama_get_memory(ctx->ctx));
     if (ctx->memory) {
-        ctx->method = ctx->memory->method().spec();
-        ctx->why = ctx->memory->method().why();
+        ctx->method = ctx->memory->method().full_spec();
+        ctx->why = ctx->memory->method().full_why();
     }
     const uint32_t n_batch = llama_n_batch(ctx->ctx);
     ctx->pos.resize(n_batch);
@@ -152,12 +156,11 @@ std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std
     return "";
 }
 
-// Put the sequences back to what they were; methods keep what a withdrawn batch needs.
+// Put the sequences back to what they were; methods keep what a withdrawn batch needs. One that evicts ends where the ubatch that failed
+// began, when others of the same batch were before it.
 void withdraw(lctx_context * ctx, const std::vector<int32_t> & before) {
     for (int32_t seq = 0; seq < (int32_t)before.size(); seq++) {
-        if (n_past(ctx, seq) > before[seq] && !llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, before[seq], -1)) {
-            llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, -1, -1);
-        }
+        llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, before[seq], -1);
     }
 }
 
@@ -371,6 +374,15 @@ void lctx_clear(lctx_context * ctx) {
 
 void lctx_context_set_abort(lctx_context * ctx, const volatile int32_t * flag) {
     ctx->abort_flag = flag;
+}
+
+int32_t lctx_context_step(const lctx_context * ctx, int32_t pos, int32_t n) {
+    const auto most = (int32_t)std::min(llama_n_batch(ctx->ctx), llama_n_ubatch(ctx->ctx));
+    return ctx->memory ? ctx->memory->step(pos, n) : std::min(n, most);
+}
+
+int32_t lctx_seq_held(lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) {
+    return ctx->memory ? ctx->memory->held_rows(seq, layer, head, rows, scores, n_max) : 0;
 }
 
 int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows) {

@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 3 };
+enum { LCTX_ABI_VERSION = 4 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -131,11 +131,13 @@ typedef struct lctx_context_params {
     int32_t offload_kqv;
     int32_t op_offload;
     int32_t no_perf;
+    uint64_t kv_limit;  // most bytes that lctx_kv_usage may report, 0: none; beyond, LCTX_NO_SLOT
 } lctx_context_params;
 
 void lctx_context_params_default(lctx_context_params * params);
 
-// Create a context that runs with a method: "full", "window,n_sink=4", "selfextend,group_size=8,neighbor_window=128", ...
+// Create a context that runs with a method: "full", "window,n_sink=4", "longheads,chunk_size=64", a rule by which heads evict, "corm",
+// "h2o,budget=1024", or both, "longheads+corm".
 // NULL or "" leaves llama.cpp's own KV cache in place. Never NULL; check lctx_context_error.
 lctx_context * lctx_context_create(lctx_model * model, const lctx_context_params * params, const char * method);
 
@@ -155,13 +157,17 @@ uint32_t lctx_context_n_ubatch(const lctx_context * ctx);
 // Evaluate n_tokens (1 .. n_batch) of sequence 0 at positions pos, pos + 1, ...; pos must be lctx_n_past.
 // logits: NULL (nothing is computed), or float[n_vocab] for the last token, or float[n_tokens][n_vocab] with all != 0.
 // On any status but LCTX_OK the cache is as before and the contents of logits are undefined. LCTX_NO_SLOT: the cache is full.
-// LCTX_ABORTED: the abort flag was set.
+// LCTX_ABORTED: the abort flag was set. A method that evicts may be left in the middle of a batch longer than lctx_context_step: what
+// was evicted cannot come back, lctx_n_past says how far it came.
 int32_t lctx_decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos, float * logits, int32_t all);
 
 // The same for tokens of several sequences, mixed at will; positions of each follow its lctx_n_past. outputs[i] != 0: the
 // logits after token i are wanted; they land in logits in the order of the tokens.
 int32_t lctx_decode_batch(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, const int32_t * pos, const int32_t * seqs,
                           const int8_t * outputs, float * logits);
+
+// Of n tokens of a sequence from position pos on, how many one batch may take that can be taken back whole: at least 1.
+int32_t lctx_context_step(const lctx_context * ctx, int32_t pos, int32_t n);
 
 // The number of positions of a sequence in the cache.
 int32_t lctx_n_past(const lctx_context * ctx, int32_t seq);
@@ -191,16 +197,21 @@ void lctx_clear(lctx_context * ctx);
 void lctx_context_set_abort(lctx_context * ctx, const volatile int32_t * flag);
 
 typedef struct lctx_kv_info {
-    uint64_t bytes;       // of K and V in pages that hold rows now, near keys, and what is kept of chunks
-    uint64_t peak_bytes;  // most bytes ever held: what the process has touched
+    uint64_t bytes;       // of K and V in pages that hold rows now, near keys, what is kept of chunks, and the lists of rows
+    uint64_t peak_bytes;  // most bytes ever held
     uint64_t full_bytes;  // what a full cache of the same types holds for the same tokens
     int32_t n_layer;
     int32_t n_head_kv;  // largest over the layers
 } lctx_kv_info;
 
-// KV memory of the context. rows: NULL or int32[n_layer][n_head_kv], rows held per layer and KV head.
-// LCTX_INVALID when the context runs without a method.
+// KV memory of the context; evictions that are due are done first. rows: NULL or int32[n_layer][n_head_kv], rows held per layer and KV
+// head. LCTX_INVALID when the context runs without a method.
 int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows);
+
+// The rows that a KV head of a layer holds, ascending, and their scores (the last query that found the row important, -1 none; a count;
+// or the bits of a float), after evictions that are due. rows, scores: NULL or int32[n_max]. Returns the number of rows, 0 for a head
+// that does not exist.
+int32_t lctx_seq_held(lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max);
 
 // ---- which chunks were read ----
 
@@ -299,24 +310,26 @@ typedef struct lctx_op_args {
 // 0 on success, else LCTX_INVALID with the reason in err.
 int32_t lctx_op_run(lctx_op_args * args, char * err, size_t err_size);
 
-// One layer of a method that chooses chunks: n_rows keys, values and queries of one sequence pass in ubatches of n_ubatch through
-// store, represent, select and attend. op gives shapes, types, RoPE, scale, k, v, q and out; there n_tokens = n_rows, and its
+// One layer of any method: n_rows keys, values and queries of one sequence pass in ubatches of n_ubatch, cut at borders, through store,
+// represent, select, attend, vote and evict. op gives shapes, types, RoPE, scale, k, v, q and out; there n_tokens = n_rows, and its
 // segments, near ring and positions are not read. Every query is causal. chunks: those that query and head read, ascending, then -1.
-typedef struct lctx_chunk_run_args {
+typedef struct lctx_layer_run_args {
     lctx_op_args * op;
-    const char * method;  // "longheads,chunk_size=16,..."
+    const char * method;  // "longheads,chunk_size=16,...", "corm,window=8,...", ...
     int32_t n_ctx_train;
     int32_t n_ubatch;
-    int32_t n_rep;            // result: heads with a representation of their own: n_head or n_head_kv
+    int32_t n_rep;            // result: heads with a representation of their own: n_head or n_head_kv; 0 without chunks, as the next two
     int32_t rep_dim;          // result: head_dim_k, or 2*head_dim_k (maximum, then minimum)
     int32_t n_slot;           // result: chunks that a query reads at most
     int32_t n_slot_max;       // room in chunks
     float * representations;  // [n_rep][n_rows/chunk_size][rep_dim], room for n_head x chunks x 2*head_dim_k; or NULL
     int32_t * chunks;         // [n_rows][n_head][n_slot_max] or NULL
-} lctx_chunk_run_args;
+    int32_t * held;           // [n_head_kv][n_rows]: 1 when the head holds the row after the last eviction that is due; or NULL
+    int32_t * scores;         // [n_head_kv][n_rows]: scores of the rows that are held; or NULL
+} lctx_layer_run_args;
 
 // 0 on success, else LCTX_INVALID with the reason in err.
-int32_t lctx_chunk_run(lctx_chunk_run_args * args, char * err, size_t err_size);
+int32_t lctx_layer_run(lctx_layer_run_args * args, char * err, size_t err_size);
 
 // [cdef end]
 

@@ -8,6 +8,7 @@ struct lctx_pending {
     bool active = false;  // false: the method comes from the environment variable LCTX_METHOD
     std::string method;   // empty: llama.cpp's own cache
     uint32_t n_ctx = 0;   // as asked, before padding
+    uint64_t kv_limit = 0;
 };
 
 lctx_pending & lctx_pending_settings();

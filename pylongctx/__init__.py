@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pylongctx.methods import Full, LongHeads, SelfExtend, Window
+from pylongctx.methods import H2O, Corm, Full, LongHeads, Scissorhands, SelfExtend, Tova, Window
 
 if TYPE_CHECKING:
     from pylongctx.cache import LlamaCache, LlamaDiskCache, LlamaRAMCache
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "H2O",
+    "Corm",
     "Full",
     "Llama",
     "LlamaCache",
@@ -22,8 +24,10 @@ __all__ = [
     "LogitsProcessorList",
     "LongHeads",
     "MinTokensLogitsProcessor",
+    "Scissorhands",
     "SelfExtend",
     "StoppingCriteriaList",
+    "Tova",
     "Window",
     "__version__",
 ]

@@ -19,7 +19,7 @@ class KVUsage:
     Attributes
     ----------
     bytes : int
-        Bytes of K and V in pages that hold rows now.
+        Bytes held now: K and V in pages, near keys, what is kept of chunks, lists of rows.
     peak_bytes : int
         Most bytes ever held.
     full_bytes : int
@@ -115,6 +115,18 @@ class Context:
         """Return the number of positions in the cache."""
         with self._lock:
             return int(lib.lctx_n_past(self.handle, 0))
+
+    def step(self, pos: int, n: int) -> int:
+        """Return how many of ``n`` tokens from ``pos`` on one ``decode`` may take that can be taken back whole."""
+        return int(lib.lctx_context_step(self.handle, pos, n))
+
+    def held_rows(self, layer: int, head: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the rows that a KV head holds, int32 [n] ascending, and their scores, int32 [n]."""
+        rows, scores = np.empty((2, self.n_ctx), np.int32)
+        buffers = [out_buffer(name, array, np.int32) for name, array in (("rows", rows), ("scores", scores))]
+        with self._lock:
+            n = lib.lctx_seq_held(self.handle, 0, layer, head, *buffers, self.n_ctx)
+        return rows[:n], scores[:n]
 
     def truncate(self, n: int) -> str:
         """Remove the positions from ``n`` on; returns why it was refused, or the empty string."""

@@ -20,9 +20,9 @@ Progress = Callable[[int, int], None]
 class Session:
     """Evaluate tokens step by step and keep tokens, logits and cache consistent.
 
-    One step is at most one ubatch, so that Ctrl-C and ``abort`` return soon. Whatever interrupts an evaluation,
-    ``n_tokens`` and ``input_ids`` say what was evaluated; the cache is cut back to that before the next step.
-    Setting ``n_tokens`` to a smaller number forgets the tokens after it.
+    One step is at most one ubatch, so that Ctrl-C and ``abort`` return soon, and ends where heads evict. Whatever
+    interrupts an evaluation, ``n_tokens`` and ``input_ids`` say what was evaluated; the cache is cut back to that before
+    the next step. Setting ``n_tokens`` to a smaller number forgets the tokens after it.
 
     Attributes
     ----------
@@ -115,6 +115,10 @@ class Session:
         kept = self.context.restorable(n)
         return (0 if kept and self.context.truncate(kept) else kept), refusal
 
+    def reachable(self, n: int) -> int:
+        """Return how many of the first ``n`` tokens need not be evaluated again when the others are forgotten."""
+        return n if n == self.context.n_past() else self.context.restorable(n)
+
     def reuse(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
         """Keep the longest common prefix with the evaluated tokens; returns the tokens still to be evaluated."""
         prefix = longest_prefix(self.tokens, tokens)
@@ -188,9 +192,11 @@ class Session:
         earlier = self.tokens  # a view: when the cache was lost these tokens are evaluated again
         kept = self.rewind(self.n_tokens)
         tokens = np.concatenate([earlier[kept:], tokens])
-        for i in range(0, len(tokens), self._step_size):
-            part = tokens[i : i + self._step_size]
-            yield part, i + len(part) == len(tokens)
+        done = 0
+        while done < len(tokens):
+            part = tokens[done : done + self.context.step(self.n_tokens, len(tokens) - done)]
+            done += len(part)
+            yield part, done == len(tokens)
             if self.progress is not None and len(tokens) > 1:
                 self.progress(self.n_tokens, kept + len(tokens))
 

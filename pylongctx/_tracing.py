@@ -15,12 +15,13 @@ FEWER = "record fewer queries: llm.trace(start, stop)"
 @contextmanager
 def record(session: Session, method: Method | None, start: int | None, stop: int | None) -> Iterator[Trace]:
     """Record the queries at positions ``start <= p < stop`` while the block runs; see ``Llama.trace``."""
-    if not isinstance(method, LongHeads) or method.chunk_size is None:
+    chunked = next((part for part in method.parts if isinstance(part, LongHeads)), None) if method else None
+    if chunked is None or chunked.chunk_size is None:
         raise ValueError(
             f"method {str(method or 'None')!r} reads no chunks, there is nothing to trace; use method='longheads'"
         )
     first, last = _range(session, start, stop)
-    _check_size(session, method, last - first)
+    _check_size(session, chunked, last - first)
     context = session.context
     if context.tracing:
         raise RuntimeError("this Llama is being traced already; end that block first, or give it a larger range")
@@ -31,7 +32,7 @@ def record(session: Session, method: Method | None, start: int | None, stop: int
         except MemoryError as reason:
             raise MemoryError(f"the trace does not fit into memory; {FEWER}") from reason
 
-    trace = Trace.recording(read, method.chunk_size, method.n_recent)
+    trace = Trace.recording(read, chunked.chunk_size, chunked.n_recent)
     context.start_trace(first, last)
     try:
         yield trace

@@ -5,6 +5,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,9 @@ class Llama(Generation, Later):
         Print the chosen method settings, cache reuse, and llama.cpp's warnings to stderr.
     method : Method or str or None
         How a long context is read: an object such as ``SelfExtend()``, or a string such as
-        ``"selfextend,group_size=8"``. None: llama.cpp's own KV cache.
+        ``"selfextend,group_size=8"`` or ``"longheads+corm"``. None: llama.cpp's own KV cache.
+    kv_limit : int or None
+        Most bytes of KV memory, as ``kv_usage().bytes`` counts them; beyond, ContextFull is raised, nothing changed.
     progress_callback : callable or None
         Called as ``progress_callback(n_done, n_total)`` after each step of a prompt.
     **kwargs
@@ -118,6 +121,7 @@ class Llama(Generation, Later):
         spm_infill: bool = False,
         verbose: bool = True,
         method: Method | str | None = "full",
+        kv_limit: int | None = None,
         progress_callback: Callable[[int, int], None] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -184,6 +188,27 @@ class Llama(Generation, Later):
     def kv_usage(self) -> KVUsage:
         """Return the KV memory: ``bytes``, ``peak_bytes``, ``full_bytes``, ``rows`` int32 [n_layer, n_head_kv]."""
         return self._session.context.kv_usage()
+
+    def held_rows(self, layer: int, head: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return which tokens a KV head still holds, and what its queries think of them.
+
+        Returns
+        -------
+        rows : numpy.ndarray
+            int32 [n], positions, ascending.
+        scores : numpy.ndarray
+            int32 [n]: with corm the last query to which the token was important, -1 for none (CORM, definition 3.1);
+            with scissorhands a count; with h2o and tova a float's bits (``scores.view(numpy.float32)``).
+
+        Raises
+        ------
+        IndexError
+            When the model has no such layer or head.
+        """
+        shape = self.kv_usage().rows.shape
+        if not (0 <= layer < shape[0] and 0 <= head < shape[1]):
+            raise IndexError(f"the model has {shape[0]} layers of at most {shape[1]} KV heads, not ({layer}, {head})")
+        return self._session.context.held_rows(layer, head)
 
     def n_ctx(self) -> int:
         """Return the context window in tokens."""
@@ -355,6 +380,9 @@ def _model_settings(given: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict[str, Any]:
+    kv_limit = given["kv_limit"]
+    if kv_limit is not None and (isinstance(kv_limit, bool) or not isinstance(kv_limit, Integral) or kv_limit < 1):
+        raise ValueError(f"kv_limit must be a number of bytes or None, not {kv_limit!r}")
     n_batch = arguments.check_count("n_batch", given["n_batch"])
     settings = {name: given[name] for name in CONTEXT_FIELDS if given[name] is not None}  # None: llama.cpp's default
     return settings | {
@@ -365,6 +393,7 @@ def _context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dic
         "n_threads_batch": threads[1],
         "type_k": arguments.kv_type("type_k", given["type_k"]),
         "type_v": arguments.kv_type("type_v", given["type_v"]),
+        "kv_limit": min(kv_limit or 0, 2**64 - 1),
     }
 
 

@@ -1,14 +1,15 @@
 """A forward pass of a llama or qwen2 GGUF in numpy, with any method; see ``oracle.py`` for the attention."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import gguf
 import numpy as np
 import oracle
 from oracle_chunks import LongHeads, attend_longheads
+from oracle_evict import Evicting, Layer, Run
 
-Method = oracle.Method | LongHeads
+Method = oracle.Method | LongHeads | Evicting
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
@@ -83,8 +84,41 @@ class Model:
         q, k, v = (self.linear(x, f"blk.{i}.attn_{part}").reshape(len(x), heads, -1)
                    for part, heads in (("q", n_head), ("k", n_head_kv), ("v", n_head_kv)))  # fmt: skip
         scale = q.shape[-1] ** -0.5
-        if isinstance(method, LongHeads):
+        if isinstance(method, Evicting):
+            out = self.evict(Layer(q, k, v, method, self.rope, scale)).out
+        elif isinstance(method, LongHeads):
             out = attend_longheads(q, k, v, method, self.rope, scale)
         else:
             out = np.array([oracle.attend_method(q[p], k, v, p, method, self.rope, scale) for p in range(len(x))])
         return self.linear(out.reshape(len(x), -1), f"blk.{i}.attn_output")
+
+    def evict(self, layer: Layer) -> Run:
+        """Run a layer whose heads drop rows; its rows are stored as ``f32``."""
+        return layer.run()
+
+
+@dataclass(frozen=True)
+class WatchedModel(Model):
+    """A model that writes down what its layers evict: ``runs`` has one entry per layer and call of ``logits``."""
+
+    margin: float = 0.0
+    runs: list[Run] = field(default_factory=list)
+
+    @classmethod
+    def watch(cls, model: Model, margin: float = 0.0) -> "WatchedModel":
+        """Return the same model; decisions that a change of ``margin`` in a score would turn count as doubts."""
+        return cls(model.meta, model.tensors, model.rope, margin)
+
+    def evict(self, layer: Layer) -> Run:
+        self.runs.append(layer.run(margin=self.margin))
+        return self.runs[-1]
+
+    @property
+    def held(self) -> np.ndarray:
+        """Return how many rows each layer and KV head holds, ``[n_layer, n_head_kv]``."""
+        return np.array([run.held.sum(1) for run in self.runs])
+
+    @property
+    def doubts(self) -> list[int]:
+        """Return the positions after which some layer's decision was not certain."""
+        return sorted(p for run in self.runs for p in run.doubts)

@@ -1,12 +1,13 @@
-"""Calls ``lctx_op_run`` and ``lctx_chunk_run`` on numpy arrays: inputs of a case, native result, and the oracle's."""
+"""Calls ``lctx_op_run`` and ``lctx_layer_run`` on numpy arrays: inputs of a case, native result, and the oracle's."""
 
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import oracle
-from cases import ChunkCase, OpCase
-from oracle_chunks import UNUSED, Stored
+from cases import ChunkCase, EvictCase, OpCase
+from oracle_chunks import UNUSED, LongHeads, Stored
+from oracle_evict import Layer
 
 POISON = np.float32(1e30)
 
@@ -74,48 +75,84 @@ def _call(ffi, lib, function, args) -> None:
         raise ValueError(ffi.string(err).decode())
 
 
-# ---- methods that choose chunks ----
+# ---- one layer of a method ----
 
 
 @dataclass
-class ChunkRun:
-    """What ``lctx_chunk_run`` gave: ``out [n_rows, n_head, dim]``, ``reps [n_rep, n_chunk, rep_dim]``, the chunks read.
+class LayerRun:
+    """What ``lctx_layer_run`` gave.
 
-    ``chunks [n_rows, n_head, k]`` is ascending, then ``UNUSED``.
+    Attributes
+    ----------
+    out : array ``[n_rows, n_head, head_dim_v]``
+    held : bool array ``[n_head_kv, n_rows]``
+        After the eviction that is due at the end.
+    scores : int32 array ``[n_head_kv, n_rows]``
+        Meaningful for rows held; the bits of a float for some rules.
+    reps : array ``[n_rep, n_chunk, rep_dim]`` or None
+    chunks : array ``[n_rows, n_head, k]`` or None
+        Ascending, then ``UNUSED``.
     """
 
     out: np.ndarray
-    reps: np.ndarray
-    chunks: np.ndarray
+    held: np.ndarray
+    scores: np.ndarray
+    reps: np.ndarray | None = None
+    chunks: np.ndarray | None = None
 
 
-def run_chunks(ffi, lib, case: ChunkCase, x: Inputs, method: str | None = None, **override) -> ChunkRun:
-    """Return what the native code chose and read; keyword arguments override fields of ``lctx_op_args``.
+def run_layer(ffi, lib, case: OpCase, x: Inputs, n_ubatch: int, spec: str, n_ctx_train: int, **override) -> LayerRun:
+    """Return what one layer read, chose and held; ``override`` replaces fields of ``lctx_op_args``.
 
     Raises
     ------
     ValueError
         With the reason that the native code gave.
     """
-    n_chunk_max = case.method.n_chunk + 2  # more room than is needed
-    out = np.full((case.n_rows, case.n_head, case.head_dim_v), POISON)
-    reps = np.full(max(1, case.n_head * case.n_chunk * 2 * case.head_dim_k), POISON)
-    chunks = np.full((case.n_rows, case.n_head, n_chunk_max), UNUSED, dtype=np.int32)
-    with _op_args(ffi, lib, case, x, out, None, override) as op:
-        text = ffi.new("char[]", (method or case.method.text()).encode())
-        args = ffi.new("lctx_chunk_run_args *", {
-            "op": op,
-            "method": text,
-            "n_ctx_train": 4 * max(case.n_rows, case.method.window),
-            "n_ubatch": case.n_ubatch,
-            "n_slot_max": n_chunk_max,
-            "representations": _pointer(ffi, reps),
-            "chunks": _pointer(ffi, chunks),
-        })  # fmt: skip
-        _call(ffi, lib, lib.lctx_chunk_run, args)
-    assert (chunks[:, :, case.method.n_chunk :] == UNUSED).all(), "more chunks than the window holds"
-    reps = reps[: args.n_rep * case.n_chunk * args.rep_dim].reshape(args.n_rep, case.n_chunk, args.rep_dim)
-    return ChunkRun(out, reps, chunks[:, :, : case.method.n_chunk])
+    by_head = np.full((2, case.n_head_kv, case.n_rows), -2, dtype=np.int32)
+    run = LayerRun(np.full((case.n_rows, case.n_head, case.head_dim_v), POISON), *by_head)
+    size = case.method.chunk_size if isinstance(case.method, LongHeads) else 0
+    reps = np.full(case.n_head * (case.n_rows // size) * 2 * case.head_dim_k + 1, POISON) if size else None
+    if size:  # more room than is needed
+        run.chunks = np.full((case.n_rows, case.n_head, case.method.n_chunk + 2), UNUSED, dtype=np.int32)
+    with _op_args(ffi, lib, case, x, run.out, None, override) as op:
+        arrays = {"representations": reps, "chunks": run.chunks, "held": run.held, "scores": run.scores}
+        keep = {name: _pointer(ffi, array) for name, array in arrays.items()}
+        keep |= {"op": op, "method": ffi.new("char[]", spec.encode())}
+        sizes = {"n_ctx_train": n_ctx_train, "n_ubatch": n_ubatch, "n_slot_max": case.method.n_chunk + 2 if size else 0}
+        args = ffi.new("lctx_layer_run_args *", sizes | keep)
+        _call(ffi, lib, lib.lctx_layer_run, args)
+    assert np.isin(run.held, (0, 1)).all(), "held must be 0 or 1 everywhere"
+    run.held = run.held.astype(bool)
+    if size:
+        _take_chunks(case, run, reps, args)
+    return run
+
+
+def _take_chunks(case: OpCase, run: LayerRun, reps: np.ndarray, args) -> None:
+    assert (run.chunks[:, :, case.method.n_chunk :] == UNUSED).all(), "more chunks than the window holds"
+    n_chunk = case.n_rows // case.method.chunk_size
+    run.chunks = run.chunks[:, :, : case.method.n_chunk]
+    run.reps = reps[: args.n_rep * n_chunk * args.rep_dim].reshape(args.n_rep, n_chunk, args.rep_dim)
+
+
+def run_chunks(ffi, lib, case: ChunkCase, x: Inputs, method: str | None = None, **override) -> LayerRun:
+    """Return what a method that chooses chunks chose and read."""
+    n_ctx_train = 4 * max(case.n_rows, case.method.window)
+    run = run_layer(ffi, lib, case, x, case.n_ubatch, method or case.method.text(), n_ctx_train, **override)
+    assert run.held.all()
+    return run
+
+
+def run_evict(ffi, lib, case: EvictCase, x: Inputs, spec: str | None = None, **override) -> LayerRun:
+    """Return what heads that drop rows read and held."""
+    return run_layer(ffi, lib, case, x, case.n_ubatch, spec or case.evicting.text(), 4096, **override)
+
+
+def evict_layer(case: EvictCase, x: Inputs) -> Layer:
+    """Return the oracle of one layer whose heads drop rows."""
+    settings = (case.evicting, case.make_rope(), case.scale, case.softcap, case.type_k, case.type_v, case.n_ubatch)
+    return Layer(x.q, x.k, x.v, *settings)
 
 
 def stored(case: ChunkCase, x: Inputs) -> Stored:

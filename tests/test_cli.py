@@ -109,7 +109,7 @@ def test_passkey_takes_the_method_from_the_environment(tmp_path):
     ("args", "message"),
     [
         (["--method", "nonsense"], "unknown method 'nonsense'; available: full, window, selfextend"),
-        (["--method", "longheads+corm"], "planned for a later release"),
+        (["--method", "window+corm"], "window composes with nothing"),
         (["--lengths", "10"], "length 10 is too short"),
         (["--tests", "0"], "--tests must be at least 1"),
         (["missing.gguf"], "Model path does not exist: missing.gguf"),

@@ -271,10 +271,8 @@ def test_spec_strings():
     [
         ("", "unknown method ''; available: full, window, selfextend"),
         ("Full", "unknown method 'Full'"),
-        ("longheads+selfextend", "planned for a later release"),
-        ("longheads+nonsense", "unknown method 'longheads\\+nonsense'"),
-        ("longheads+corm,window=3", "planned for a later release"),
-        ("corm", "planned for a later release"),
+        ("longheads+selfextend", "both are bases"),
+        ("longheads+nonsense", "unknown method 'nonsense'"),
         ("full,x=1", "unknown option 'x=1' of method 'full'; options: none"),
         ("selfextend,group=8", "options: group_size=N, neighbor_window=N"),
         ("selfextend,group_size", "unknown option 'group_size'"),

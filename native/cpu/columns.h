@@ -111,22 +111,53 @@ static inline const float * lctx_unpack(const lctx_pool_args & pool, const char 
     return tmp;
 }
 
-// Where a row lies: the row of the pools, and its key and value; keys also stand in the near ring.
-static inline size_t lctx_pool_row(const lctx_table_args & table, int32_t row, int32_t head, int32_t seq) {
-    const int32_t page = table.pages[seq * table.seq_stride + head * table.head_stride + row / LCTX_PAGE_ROWS];
-    return (size_t)page * LCTX_PAGE_ROWS + row % LCTX_PAGE_ROWS;
+// What one head of a sequence holds: a row's slot is its place among them, the row number itself when nothing is evicted.
+struct lctx_slots {
+    lctx_held held;
+
+    lctx_slots(const lctx_cache_args & cache, int32_t head, int32_t seq)
+        : held{cache.held.data ? cache.held.data + head * cache.held.head_stride + seq * cache.held.seq_stride : nullptr,
+               cache.held.n_row_max} {}
+    bool all() const { return !held.data; }
+    // The first slot whose row is not before `row`.
+    int32_t slot(int32_t row) const { return all() ? row : held.slot(row); }
+    int32_t row(int32_t slot) const { return all() ? slot : held.rows()[slot]; }
+};
+
+// Where a slot lies: the row of the pools, and its key and value; near keys stand in a ring by row number.
+static inline size_t lctx_pool_row(const lctx_table_args & table, int32_t slot, int32_t head, int32_t seq) {
+    const int32_t page = table.pages[seq * table.seq_stride + head * table.head_stride + slot / LCTX_PAGE_ROWS];
+    return (size_t)page * LCTX_PAGE_ROWS + slot % LCTX_PAGE_ROWS;
 }
 
-static inline char * lctx_value_row(const lctx_cache_args & cache, int32_t row, int32_t head, int32_t seq) {
-    return cache.v_pool.data + lctx_pool_row(cache.table, row, head, seq) * cache.v_pool.row_size;
+static inline char * lctx_value_row(const lctx_cache_args & cache, int32_t slot, int32_t head, int32_t seq) {
+    return cache.v_pool.data + lctx_pool_row(cache.table, slot, head, seq) * cache.v_pool.row_size;
 }
 
-static inline char * lctx_key_row(const lctx_cache_args & cache, bool from_near, int32_t row, int32_t head, int32_t seq) {
-    if (!from_near) {
-        return cache.k_pool.data + lctx_pool_row(cache.table, row, head, seq) * cache.k_pool.row_size;
-    }
+static inline char * lctx_key_row(const lctx_cache_args & cache, int32_t slot, int32_t head, int32_t seq) {
+    return cache.k_pool.data + lctx_pool_row(cache.table, slot, head, seq) * cache.k_pool.row_size;
+}
+
+static inline char * lctx_near_row(const lctx_cache_args & cache, int32_t row, int32_t head, int32_t seq) {
     const lctx_near_args & near = cache.near;
     return near.data + seq * near.seq_stride + head * near.head_stride + (size_t)(row % near.rows) * cache.k_pool.row_size;
+}
+
+// Keys of n slots of one page as floats, and the step from one to the next; tmp holds n x dim.
+static inline const float * lctx_load_keys(const lctx_cache_args & cache, const lctx_slots & slots, bool near, int32_t slot, int n,
+                                           int32_t head, int32_t seq, int dim, float * tmp, int64_t * step) {
+    if (!near) {
+        return lctx_unpack(cache.k_pool, lctx_key_row(cache, slot, head, seq), n, dim, tmp, step, dim);
+    }
+    if (slots.all()) {  // the ring is made of pages too: it does not wrap around inside of one
+        return lctx_unpack(cache.k_pool, lctx_near_row(cache, slot, head, seq), n, dim, tmp, step, dim);
+    }
+    for (int i = 0; i < n; i++) {
+        lctx_unpack_rows(cache.k_pool.type, lctx_near_row(cache, slots.row(slot + i), head, seq), cache.k_pool.row_size, 1, dim,
+                         tmp + (size_t)i * dim, dim);
+    }
+    *step = dim;
+    return tmp;
 }
 
 // Cut the tokens into runs of at most `most` that belong to one sequence: cut = [number of runs, first token of each, n_tokens].

@@ -26,6 +26,14 @@ lctx_near_args near_of(const ggml_tensor * near) {
     return near ? lctx_near_args{(char *)near->data, near->nb[2], near->nb[3], near->ne[1]} : lctx_near_args{};
 }
 
+lctx_held_args held_of(const ggml_tensor * held) {
+    if (!held) {
+        return {};
+    }
+    const auto n_row_max = (int32_t)((held->ne[0] - lctx_held::HEADER) / lctx_held::PLANES);
+    return {(int32_t *)held->data, held->nb[1] / sizeof(int32_t), held->nb[2] / sizeof(int32_t), n_row_max};
+}
+
 lctx_angles_args angles_args(ggml_tensor * dst) {
     const ggml_tensor * factors = dst->src[1];
     return {(const int32_t *)dst->src[0]->data, factors ? (const float *)factors->data : nullptr, (float *)dst->data, dst->ne[1],
@@ -53,7 +61,8 @@ lctx_store_args store_args(const ggml_tensor * dst) {
     args.angles = (const float *)dst->src[6]->data;
     args.n_dims = (int32_t)dst->src[6]->ne[0];
     args.cache.near = near_of(dst->src[7]);
-    args.rope_mode = params_of<lctx_store_params>(dst).rope_mode;
+    args.cache.held = held_of(dst->src[8]);
+    args.params = params_of<lctx_store_params>(dst);
     return args;
 }
 
@@ -71,6 +80,7 @@ lctx_attend_args attend_args(const ggml_tensor * dst) {
     args.angles = (const float *)dst->src[5]->data;
     args.n_dims = (int32_t)dst->src[5]->ne[0];
     args.cache.near = near_of(dst->src[6]);
+    args.cache.held = held_of(dst->src[LCTX_ATTEND_HELD]);
     args.head_dim_k = (int32_t)q->ne[0];
     args.head_dim_v = (int32_t)dst->src[2]->ne[0];
     args.n_head = (int32_t)q->ne[1];
@@ -103,6 +113,7 @@ lctx_represent_args represent_args(const ggml_tensor * dst) {
     args.angles = (const float *)dst->src[5]->data;
     args.n_dims = (int32_t)dst->src[5]->ne[0];
     args.cache.near = near_of(dst->src[7]);
+    args.cache.held = held_of(dst->src[9]);
     args.reps = (char *)reps->data;
     args.rep_stride = reps->nb[1];
     args.rep_head_stride = reps->nb[2];
@@ -140,6 +151,35 @@ lctx_select_args select_args(const ggml_tensor * dst) {
     return args;
 }
 
+lctx_vote_args vote_args(const ggml_tensor * dst) {
+    const ggml_tensor * attended = dst->src[LCTX_ATTEND_HELD + 1];
+    lctx_vote_args args;
+    args.attend = attend_args(attended);
+    args.voters = (const lctx_voter *)dst->src[LCTX_ATTEND_HELD + 2]->data;
+    args.score = params_of<lctx_vote_params>(dst).score;
+    return args;
+}
+
+lctx_evict_args evict_args(const ggml_tensor * dst) {
+    const ggml_tensor * table = dst->src[2];
+    const ggml_tensor * reps = dst->src[5];
+    lctx_evict_args args = {};
+    args.cache = {pool_of(dst->src[0]), pool_of(dst->src[1]), table_of(table), {}, held_of(dst->src[3])};
+    args.n_head_kv = (int32_t)table->ne[1];
+    args.n_seq = (int32_t)table->ne[2];
+    args.due = (const int32_t *)dst->src[4]->data;
+    if (reps) {
+        args.reps = (char *)reps->data;
+        args.rep_dim = (int32_t)reps->ne[0];
+        args.n_rep = (int32_t)(reps->ne[2] / table->ne[1]);
+        args.rep_stride = reps->nb[1];
+        args.rep_head_stride = reps->nb[2];
+        args.rep_seq_stride = reps->nb[3];
+    }
+    args.params = params_of<lctx_evict_params>(dst);
+    return args;
+}
+
 bool by_chunks(const ggml_tensor * dst) {
     return params_of<lctx_attend_params>(dst).chunk_size > 0;
 }
@@ -154,6 +194,8 @@ void lctx_cpu_forward(const ggml_compute_params * params, ggml_tensor * dst) {
             return by_chunks(dst) ? lctx_cpu_attend_chunks(params, attend_args(dst)) : lctx_cpu_attend(params, attend_args(dst));
         case LCTX_OP_REPRESENT: return lctx_cpu_represent(params, represent_args(dst));
         case LCTX_OP_SELECT:    return lctx_cpu_select(params, select_args(dst));
+        case LCTX_OP_VOTE:      return by_chunks(dst) ? lctx_cpu_vote_chunks(params, vote_args(dst)) : lctx_cpu_vote(params, vote_args(dst));
+        case LCTX_OP_EVICT:     return lctx_cpu_evict(params, evict_args(dst));
     }
     GGML_ABORT("unknown LCTX sub-op %d", dst->op_params[0]);
 }
@@ -167,6 +209,9 @@ size_t lctx_cpu_wsize(const ggml_tensor * dst, int n_tasks) {
                                   : lctx_cpu_attend_wsize(attend_args(dst), n_tasks);
         case LCTX_OP_REPRESENT: return lctx_cpu_represent_wsize(represent_args(dst), n_tasks);
         case LCTX_OP_SELECT:    return lctx_cpu_select_wsize(select_args(dst), n_tasks);
+        case LCTX_OP_VOTE:
+            return by_chunks(dst) ? lctx_cpu_vote_chunks_wsize(vote_args(dst), n_tasks) : lctx_cpu_vote_wsize(vote_args(dst), n_tasks);
+        case LCTX_OP_EVICT: return lctx_cpu_evict_wsize(evict_args(dst), n_tasks);
     }
     return 0;
 }

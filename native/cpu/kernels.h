@@ -36,12 +36,21 @@ struct lctx_near_args {
     int64_t rows;
 };
 
+// What every head of every sequence holds.
+struct lctx_held_args {
+    int32_t * data;      // nullptr: all rows
+    size_t head_stride;  // in elements
+    size_t seq_stride;
+    int32_t n_row_max;
+};
+
 // The rows of one layer.
 struct lctx_cache_args {
     lctx_pool_args k_pool;
     lctx_pool_args v_pool;
     lctx_table_args table;
     lctx_near_args near;
+    lctx_held_args held;
 };
 
 struct lctx_store_args {
@@ -59,7 +68,7 @@ struct lctx_store_args {
     const lctx_row * rows;  // [n_tokens]
     const float * angles;   // [*][n_dims]
     int32_t n_dims;
-    int32_t rope_mode;
+    lctx_store_params params;
 };
 
 struct lctx_attend_args {
@@ -125,6 +134,26 @@ struct lctx_select_args {
     lctx_segment * dst;  // [n_tokens][n_choice][n_segment]
 };
 
+struct lctx_vote_args {
+    lctx_attend_args attend;    // the attention that was run; its lse is an input here
+    const lctx_voter * voters;  // [n_tokens]
+    lctx_score score;
+};
+
+struct lctx_evict_args {
+    lctx_cache_args cache;
+    int32_t n_head_kv;
+    int32_t n_seq;
+    const int32_t * due;  // [n_seq]
+    char * reps;          // nullptr: none
+    int32_t rep_dim;
+    int32_t n_rep;  // per KV head
+    size_t rep_stride;
+    size_t rep_head_stride;
+    size_t rep_seq_stride;
+    lctx_evict_params params;
+};
+
 // Each kernel is called by all threads; ith/nth, work buffer and barrier come from ggml's compute params.
 void lctx_cpu_angles(const ggml_compute_params * params, const lctx_angles_args & args);
 void lctx_cpu_store(const ggml_compute_params * params, const lctx_store_args & args);
@@ -132,6 +161,9 @@ void lctx_cpu_attend(const ggml_compute_params * params, const lctx_attend_args 
 void lctx_cpu_attend_chunks(const ggml_compute_params * params, const lctx_attend_args & args);
 void lctx_cpu_represent(const ggml_compute_params * params, const lctx_represent_args & args);
 void lctx_cpu_select(const ggml_compute_params * params, const lctx_select_args & args);
+void lctx_cpu_vote(const ggml_compute_params * params, const lctx_vote_args & args);
+void lctx_cpu_vote_chunks(const ggml_compute_params * params, const lctx_vote_args & args);
+void lctx_cpu_evict(const ggml_compute_params * params, const lctx_evict_args & args);
 
 // Bytes of work buffer of the kernels with n_tasks threads.
 size_t lctx_cpu_store_wsize(const lctx_store_args & args, int n_tasks);
@@ -139,3 +171,6 @@ size_t lctx_cpu_attend_wsize(const lctx_attend_args & args, int n_tasks);
 size_t lctx_cpu_attend_chunks_wsize(const lctx_attend_args & args, int n_tasks);
 size_t lctx_cpu_represent_wsize(const lctx_represent_args & args, int n_tasks);
 size_t lctx_cpu_select_wsize(const lctx_select_args & args, int n_tasks);
+size_t lctx_cpu_vote_wsize(const lctx_vote_args & args, int n_tasks);
+size_t lctx_cpu_vote_chunks_wsize(const lctx_vote_args & args, int n_tasks);
+size_t lctx_cpu_evict_wsize(const lctx_evict_args & args, int n_tasks);

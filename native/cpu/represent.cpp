@@ -45,7 +45,7 @@ struct scratch {
     }
 };
 
-// The chunk whose last row is stored by token `last`.
+// The chunk whose last row is stored by token `last`: all its rows are held.
 struct chunk {
     int32_t seq, first_row, last, index;
 
@@ -56,11 +56,11 @@ struct chunk {
           index(first_row / a.params.chunk_size) {}
 };
 
-// f(offset in the chunk, number of rows) for the parts of a chunk that lie in one page.
-template <typename F> void each_part(const lctx_represent_args & a, const chunk & c, F && f) {
+// f(offset in the chunk, first slot, number of rows) for the parts of a chunk that lie in one page.
+template <typename F> void each_part(const lctx_represent_args & a, int32_t first_slot, F && f) {
     for (int i = 0; i < a.params.chunk_size;) {
-        const int n = std::min(a.params.chunk_size - i, LCTX_PAGE_ROWS - (c.first_row + i) % LCTX_PAGE_ROWS);
-        f(i, n);
+        const int n = std::min(a.params.chunk_size - i, LCTX_PAGE_ROWS - (first_slot + i) % LCTX_PAGE_ROWS);
+        f(i, first_slot + i, n);
         i += n;
     }
 }
@@ -75,11 +75,17 @@ void turn(const lctx_represent_args & a, const float * cs, float * row, float * 
 }
 
 void load_keys(const lctx_represent_args & a, const chunk & c, int head_kv, const scratch & w) {
-    each_part(a, c, [&](int i, int n) {
-        const char * src = lctx_key_row(a.cache, a.params.from_near, c.first_row + i, head_kv, c.seq);
-        lctx_unpack_rows(a.cache.k_pool.type, src, a.cache.k_pool.row_size, n, a.head_dim_k, w.k + (size_t)i * a.head_dim_k, a.head_dim_k);
-    });
-    for (int i = 0; a.params.from_near && i < a.params.chunk_size; i++) {
+    const size_t row_size = a.cache.k_pool.row_size;
+    const auto load = [&](int i, const char * src, int n) {
+        lctx_unpack_rows(a.cache.k_pool.type, src, row_size, n, a.head_dim_k, w.k + (size_t)i * a.head_dim_k, a.head_dim_k);
+    };
+    if (!a.params.from_near) {
+        each_part(a, lctx_slots(a.cache, head_kv, c.seq).slot(c.first_row),
+                  [&](int i, int32_t slot, int n) { load(i, lctx_key_row(a.cache, slot, head_kv, c.seq), n); });
+        return;
+    }
+    each_part(a, c.first_row, [&](int i, int32_t row, int n) { load(i, lctx_near_row(a.cache, row, head_kv, c.seq), n); });
+    for (int i = 0; i < a.params.chunk_size; i++) {
         const float * cs = a.angles + (size_t)(a.rows[c.last].angle + LCTX_ANGLE_SHIFT) * a.n_dims;
         turn(a, cs, w.k + (size_t)i * a.head_dim_k, w.rotated);
     }
@@ -87,8 +93,8 @@ void load_keys(const lctx_represent_args & a, const chunk & c, int head_kv, cons
 
 void load_values(const lctx_represent_args & a, const chunk & c, int head_kv, const scratch & w) {
     const int dim_v = scratch::pad_v(a);
-    each_part(a, c, [&](int i, int n) {
-        const char * src = lctx_value_row(a.cache, c.first_row + i, head_kv, c.seq);
+    each_part(a, lctx_slots(a.cache, head_kv, c.seq).slot(c.first_row), [&](int i, int32_t slot, int n) {
+        const char * src = lctx_value_row(a.cache, slot, head_kv, c.seq);
         lctx_unpack_rows(a.cache.v_pool.type, src, a.cache.v_pool.row_size, n, a.head_dim_v, w.v + (size_t)i * dim_v, dim_v);
     });
 }

@@ -165,7 +165,7 @@ void rank(const float * scores, int stride, int first, const int32_t * end, cons
     memcpy(&v_end, ends, sizeof(v_end));
     for (int32_t c = first; c < most; c++) {
         lctx_vf v = lctx_vload(scores + (size_t)c * stride);
-        v = v > lctx_vset(-FLT_MAX) ? v : lctx_vset(-FLT_MAX);  // NaN never wins, and every place is taken
+        v = v > lctx_vset(-FLT_MAX) ? v : lctx_vset(-FLT_MAX);  // NaN, a chunk without rows, never wins; every place is taken
         const lctx_vi above = (v > lctx_vload(least)) & (c < v_end);
         if (!any(above)) {
             continue;
@@ -184,7 +184,8 @@ int add_neighbours(const lctx_select_args & a, int first, int end, int n_best, c
                    const scratch & w) {
     int n = n_best;
     const int n_all = n_best + a.chunks.n_neighbor;
-    const auto is_open = [&](int i) { return i >= first && i < end && !w.taken[i]; };
+    const auto is_empty = [&](int i) { return std::isnan(scores[(size_t)i * stride]); };  // its rows were evicted
+    const auto is_open = [&](int i) { return i >= first && i < end && !w.taken[i] && !is_empty(i); };
     for (int before = -1; before != n && n < n_all;) {
         before = n;
         for (int i = 0; i < n_best && n < n_all; i++) {

@@ -52,8 +52,8 @@ ggml_tensor * choose_chunks(const llm_graph_context & graph, const lctx_chunks &
     params.minmax = chunks.minmax;
     params.from_near = layer.near != nullptr;
     params.key_pairs = has_key_pairs(graph.arch, attend.rope_mode);
-    ggml_tensor * reps = lctx_represent(graph.ctx0, q, stored, layer.v_pool, layer.table, input.chunk_rows, angles, layer.near, layer.reps,
-                                        layer.open, params);
+    ggml_tensor * reps = lctx_represent(graph.ctx0, q, stored, layer.v_pool, layer.table, input.chunk_rows, angles, layer.near, layer.held,
+                                        layer.reps, layer.open, params);
     return lctx_select(graph.ctx0, q, reps, input.chunk_rows, layer.table->ne[1], chunks);
 }
 
@@ -67,6 +67,9 @@ lctx_graph_input::lctx_graph_input(const llm_graph_context & graph, const lctx_m
         chunk_rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_chunk_rows");
     } else {
         segs = new_input(graph.ctx0, 4, method.n_segment(), graph.n_tokens, "lctx_segs");
+    }
+    if (method.retain()) {
+        voters = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_voters");
     }
     pos = new_input(graph.ctx0, (int64_t)method.n_angle() * graph.n_tokens, 1, 1, "lctx_pos");
 }
@@ -83,6 +86,9 @@ void lctx_graph_input::set_input(const llama_ubatch * ubatch) {
     }
     ggml_backend_tensor_set(rows, row.data(), 0, ggml_nbytes(rows));
     ggml_backend_tensor_set(pos, position.data(), 0, ggml_nbytes(pos));
+    if (voters) {
+        ggml_backend_tensor_set(voters, memory().voters().data(), 0, ggml_nbytes(voters));
+    }
     if (segs) {
         set_segments(ubatch);
     } else {
@@ -162,8 +168,8 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_a
         ggml_build_forward_expand(graph.gf, t);
     }
 
-    ggml_tensor * stored =
-        lctx_store(ctx, k.x, v_cur, layer.k_pool, layer.v_pool, layer.table, input->rows, angles, layer.near, k.rope.mode);
+    ggml_tensor * stored = lctx_store(ctx, k.x, v_cur, layer.k_pool, layer.v_pool, layer.table, input->rows, angles, layer.near, layer.held,
+                                      k.rope.mode, method.retain() ? method.retain()->score : LCTX_SCORE_LAST);
     graph.cb(stored, "lctx_store", il);
     ggml_build_forward_expand(graph.gf, stored);
 
@@ -180,8 +186,15 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_a
         params.chunk_size = chunks->chunk_size;
         params.near_from = chunks->near_segment();
     }
-    ggml_tensor * cur = lctx_attend(ctx, q.x, stored, layer.v_pool, layer.table, segs, angles, layer.near, params);
-    cur = ggml_reshape_2d(ctx, cur, layer.v_pool->ne[0] * q.x->ne[1], q.x->ne[2]);
+    params.lse = method.retain() != nullptr;
+    ggml_tensor * cur = lctx_attend(ctx, q.x, stored, layer.v_pool, layer.table, segs, angles, layer.near, layer.held, params);
+    if (method.retain()) {
+        ggml_tensor * votes = lctx_vote(ctx, cur, input->voters, method.retain()->score);
+        graph.cb(votes, "lctx_vote", il);
+        ggml_build_forward_expand(graph.gf, votes);
+    }
+    const int64_t n_out = layer.v_pool->ne[0] * q.x->ne[1];
+    cur = ggml_view_2d(ctx, cur, n_out, q.x->ne[2], n_out * sizeof(float), 0);  // the LSE follows
     graph.cb(cur, "kqv_out", il);
     ggml_build_forward_expand(graph.gf, cur);
     return project(graph, cur, wo, wo_b, wo_s);

@@ -28,6 +28,7 @@ class lctx_graph_input final : public llm_graph_input_attn_kv {
     ggml_tensor * rows;                  // I32 [4, n_tokens]           lctx_row
     ggml_tensor * segs = nullptr;        // I32 [4, n_seg, n_tokens]    lctx_segment; or the heads choose for themselves:
     ggml_tensor * chunk_rows = nullptr;  // I32 [4, n_tokens]           lctx_chunk_row
+    ggml_tensor * voters = nullptr;      // I32 [4, n_tokens]           lctx_voter, when heads evict
     ggml_tensor * pos;                   // I32 [n_angle * n_tokens]
 
   private:

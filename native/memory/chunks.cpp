@@ -70,8 +70,11 @@ void lctx_memory::copy_chunks(int32_t src, int32_t dst) {
     });
 }
 
-size_t lctx_memory::chunk_bytes(int32_t seq) const {
-    size_t bytes = 0;
-    each_chunk_run(seq, [&](ggml_tensor *, size_t, size_t size) { bytes += size; });
+// At most: a chunk in each half of the ring.
+size_t lctx_memory::chunk_bytes(int32_t n_pos) const {
+    size_t bytes = reps_ ? (size_t)n_complete(n_pos) * reps_->nb[1] * reps_->ne[2] : 0;
+    if (open_ && n_pos > 0) {
+        bytes += (size_t)(n_pos > chunks_->chunk_size ? 2 : 1) * chunks_->chunk_size * open_->nb[1] * open_->ne[2];
+    }
     return bytes;
 }

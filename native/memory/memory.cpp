@@ -28,16 +28,19 @@ void check_type(ggml_type type, int32_t head_dim, const char * what) {
 }  // namespace
 
 lctx_memory::lctx_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
-                         std::unique_ptr<lctx_method> method, uint32_t n_ctx)
+                         std::unique_ptr<lctx_method> method, uint32_t n_ctx, uint64_t kv_limit)
     : method_(std::move(method)),
       chunks_(method_->chunks()),
+      retain_(method_->retain()),
+      kv_limit_(kv_limit),
       type_k_(params.type_k),
       type_v_(params.type_v),
       n_ctx_((int32_t)n_ctx),
       n_rows_all_((int32_t)std::max(n_ctx, cparams.n_ctx)),
       n_ubatch_((int32_t)cparams.n_ubatch),
       n_batch_((int32_t)cparams.n_batch),
-      n_seq_((int32_t)cparams.n_seq_max) {
+      n_seq_((int32_t)cparams.n_seq_max),
+      n_threads_(cparams.n_threads_batch) {
     const llama_hparams & hparams = model.hparams;
     head_dim_k_ = (int32_t)hparams.n_embd_head_k(0);
     head_dim_v_ = (int32_t)hparams.n_embd_head_v(0);
@@ -63,7 +66,7 @@ lctx_memory::lctx_memory(const llama_model & model, const llama_memory_params & 
         near_rows_ = n_block(method_->near_window() + n_ubatch_ + n_batch_) * LCTX_PAGE_ROWS;
     }
     seqs_.resize(n_seq_);
-    near_touched_.resize(n_seq_);
+    gone_.resize((size_t)n_seq_ * n_head_total_);
     allocate(model);
     clear(false);
 }
@@ -82,7 +85,7 @@ int32_t lctx_memory::n_page() const {
 
 void lctx_memory::allocate(const llama_model & model) {
     const int64_t n_row = (int64_t)n_page() * LCTX_PAGE_ROWS;
-    ctx_.reset(ggml_init({6 * ggml_tensor_overhead(), nullptr, true}));
+    ctx_.reset(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
     const auto tensor = [&](const char * name, ggml_type type, int64_t n0, int64_t n1, int64_t n2 = 1, int64_t n3 = 1) {
         ggml_tensor * t = ggml_new_tensor_4d(ctx_.get(), type, n0, n1, n2, n3);
         ggml_set_name(t, name);
@@ -102,24 +105,49 @@ void lctx_memory::allocate(const llama_model & model) {
     if (chunks_ && !chunks_->minmax) {
         open_ = tensor("lctx_open", GGML_TYPE_F32, head_dim_k_, 2 * chunks_->chunk_size, n_query_head_total_, n_seq_);
     }
-    const size_t bytes = memory_breakdown().begin()->second;
-    if (bytes > machine_memory()) {
-        throw lctx_refusal("the KV cache for n_ctx " + std::to_string(n_ctx_) + " needs " + mib(bytes) + " (K " + ggml_type_name(type_k_) +
-                           ", V " + ggml_type_name(type_v_) + "), this machine has " + mib(machine_memory()) +
-                           "; lower n_ctx, use type_k=type_v=q8_0, or method=window");
+    if (retain_) {
+        held_ = tensor("lctx_held", GGML_TYPE_I32, lctx_held::size(n_ctx_), n_head_total_, n_seq_);
+        due_ = tensor("lctx_due", GGML_TYPE_I32, n_seq_, 1);
     }
+    const size_t size = memory_breakdown().begin()->second;
+    check_machine(size);
     if (model.hparams.no_alloc) {
         buffers_.emplace_back(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), 0));
         each_tensor([&](ggml_tensor * t) { t->buffer = buffers_[0].get(); });
         return;
     }
-    // never cleared: pages that are not used cost nothing
-    buffers_.emplace_back(ggml_backend_alloc_ctx_tensors_from_buft(ctx_.get(), ggml_backend_cpu_buffer_type()));
-    if (!buffers_[0]) {
-        throw lctx_refusal("could not reserve " + mib(bytes) + " for the KV cache; lower n_ctx or use type_k=type_v=q8_0");
+    if (!arena_.reserve(arena_size())) {
+        throw lctx_refusal("could not reserve " + mib(size) + " for the KV cache; lower n_ctx or use type_k=type_v=q8_0");
     }
+    buffers_.emplace_back(ggml_backend_cpu_buffer_from_ptr(arena_.data(), arena_.size()));
+    char * at = arena_.data();
+    each_tensor([&](ggml_tensor * t) {
+        ggml_backend_tensor_alloc(buffers_[0].get(), t, at);
+        at += GGML_PAD(ggml_nbytes(t), lctx_arena::grain());
+    });
     memset(table_->data, 0xff, ggml_nbytes(table_));  // -1: no page
     pages_ = lctx_pages(n_page());
+    if (retain_) {
+        prepare_eviction();
+    }
+}
+
+// Every tensor begins with a grain of its own.
+size_t lctx_memory::arena_size() const {
+    size_t size = 0;
+    each_tensor([&](const ggml_tensor * t) { size += GGML_PAD(ggml_nbytes(t), lctx_arena::grain()); });
+    return size;
+}
+
+// Pages are committed as they are used: of the pools no more than kv_limit.
+void lctx_memory::check_machine(size_t size) const {
+    const size_t pools = ggml_nbytes(k_pool_) + ggml_nbytes(v_pool_);
+    const size_t most = kv_limit_ ? size - pools + std::min<size_t>(pools, kv_limit_) : size;
+    if (most > machine_memory()) {
+        throw lctx_refusal("the KV cache for n_ctx " + std::to_string(n_ctx_) + " needs " + mib(most) + " (K " + ggml_type_name(type_k_) +
+                           ", V " + ggml_type_name(type_v_) + "), this machine has " + mib(machine_memory()) +
+                           "; lower n_ctx, use type_k=type_v=q8_0, set a kv_limit, or method=window");
+    }
 }
 
 // ---- llama_memory_i ----
@@ -130,10 +158,7 @@ std::string lctx_memory::check_batch(const llama_batch & batch, llama_memory_sta
     if (!broken_.empty()) {
         return broken_;
     }
-    std::vector<int32_t> n_pos;
-    for (const sequence & s : seqs_) {
-        n_pos.push_back(s.n_pos);
-    }
+    std::vector<int32_t> n_pos = lengths();
     for (int32_t i = 0; i < batch.n_tokens; i++) {
         const int32_t seq = batch.seq_id[i][0];
         if (batch.n_seq_id[i] != 1) {
@@ -149,6 +174,11 @@ std::string lctx_memory::check_batch(const llama_batch & batch, llama_memory_sta
         n_pos[seq]++;
     }
     status = LLAMA_MEMORY_STATUS_FAILED_PREPARE;
+    return check_room(n_pos);
+}
+
+// Why the sequences cannot grow to n_pos rows each; empty when they can.
+std::string lctx_memory::check_room(const std::vector<int32_t> & n_pos) const {
     int64_t n_need = 0;
     for (int32_t seq = 0; seq < n_seq_; seq++) {
         const sequence & s = seqs_[seq];
@@ -156,19 +186,51 @@ std::string lctx_memory::check_batch(const llama_batch & batch, llama_memory_sta
             return std::to_string(n_pos[seq] - s.n_pos) + " more tokens do not fit: " + std::to_string(s.n_pos) + " of n_ctx " +
                    std::to_string(n_ctx_) + " are used";
         }
-        const int32_t held = held_blocks(seq), n_new = n_block(n_pos[seq]) - n_block(s.n_pos);
-        const bool copies = n_pos[seq] > s.n_pos && s.n_pos % LCTX_PAGE_ROWS != 0 && is_shared(seq, s.n_pos / LCTX_PAGE_ROWS);
-        n_need += std::max(0, std::min(held + n_new, live_blocks()) - held) + copies;
+        n_need += pages_needed(seq, n_pos[seq]);
     }
-    if (n_need * n_head_total_ > pages_.n_free()) {
+    if (n_need > pages_.n_free()) {
         return "the page pool is full: remove a sequence or raise n_ctx";
+    }
+    const uint64_t wanted = bytes(pages_.n_held() + n_need, n_pos);
+    if (kv_limit_ && wanted > kv_limit_) {
+        return "kv_limit reached: " + std::to_string(wanted) + " bytes are needed, kv_limit is " + std::to_string(kv_limit_) +
+               "; raise it, evict more (a smaller window or budget), use a smaller type_k and type_v, or remove tokens";
     }
     return "";
 }
 
+std::vector<int32_t> lctx_memory::lengths() const {
+    std::vector<int32_t> n_pos;
+    for (const sequence & s : seqs_) {
+        n_pos.push_back(s.n_pos);
+    }
+    return n_pos;
+}
+
+// Tokens of the batch from `first` on that make a ubatch: none follows a border of its sequence.
+int32_t lctx_memory::next_ubatch(const llama_batch & batch, int32_t first, int32_t n_ubatch) const {
+    const int32_t most = std::min(n_ubatch, batch.n_tokens - first);
+    if (!retain_) {
+        return most;
+    }
+    std::vector<char> is_over(n_seq_, 0);
+    for (int32_t i = 0; i < most; i++) {
+        const int32_t seq = batch.seq_id[first + i][0], p = batch.pos[first + i];
+        if (is_over[seq]) {
+            return i;
+        }
+        is_over[seq] = p == retain_->border(p);
+    }
+    return most;
+}
+
 llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool) {
     llama_memory_status status;
-    const std::string wrong = check_batch(balloc.get_batch(), status);
+    const llama_batch & batch = balloc.get_batch();
+    std::string wrong = check_batch(batch, status);
+    if (!wrong.empty() && status == LLAMA_MEMORY_STATUS_FAILED_PREPARE && settle_all()) {
+        wrong = check_batch(batch, status);  // what is due makes room
+    }
     if (!wrong.empty()) {
         LLAMA_LOG_WARN("lctx: %s\n", wrong.c_str());
         refuse(wrong);
@@ -177,8 +239,8 @@ llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, ui
     keep_open();
     balloc.split_reset();
     std::vector<llama_ubatch> ubatches;
-    for (llama_ubatch u = balloc.split_simple(n_ubatch); u.n_tokens > 0; u = balloc.split_simple(n_ubatch)) {
-        ubatches.push_back(std::move(u));
+    for (int32_t first = 0; first < batch.n_tokens; first += (int32_t)ubatches.back().n_tokens) {
+        ubatches.push_back(balloc.split_simple(next_ubatch(batch, first, (int32_t)n_ubatch)));
     }
     return std::make_unique<lctx_memory_context>(this, std::move(ubatches));
 }
@@ -205,13 +267,16 @@ std::string lctx_memory::why_not_back_to(int32_t seq, int32_t p) const {
     const int32_t first_row = std::max(method_->first_row(p), method_->n_sink());
     const int32_t first_near = std::max(0, p - method_->near_window() + 1);
     const bool rows = first_row >= s.first_live && (near_rows_ == 0 || first_near >= s.first_near);
+    const bool votes = !retain_ || p == s.n_pos || (p >= s.evicted_to && (p >= s.voted_to || p == s.undo_from));
     const bool queries = !open_ || p % chunks_->chunk_size == 0 || s.half(p / chunks_->chunk_size) >= 0;
-    if (p == 0 || (rows && queries)) {
+    if (p == 0 || (rows && queries && votes)) {
         return "";
     }
-    return "position " + std::to_string(p) + " is too far back for " + method_->spec() + ": " +
-           (rows ? "queries of its chunk are gone; go back to the chunk's beginning"
-                 : "rows that it reads are gone; evaluate the prefix again");
+    return "position " + std::to_string(p) + " is too far back for " + method_->full_spec() + ": " +
+           (!rows              ? "rows that it reads are gone; evaluate the prefix again"
+            : p < s.evicted_to ? "rows were evicted after it; evaluate the prefix again, or restore a checkpoint"
+            : !votes           ? "later queries have voted on what is kept; evaluate the prefix again, or restore a checkpoint"
+                               : "queries of its chunk are gone; go back to the chunk's beginning");
 }
 
 int32_t lctx_memory::restorable(int32_t seq, int32_t n) const {
@@ -222,8 +287,17 @@ int32_t lctx_memory::restorable(int32_t seq, int32_t n) const {
     if (n == seqs_[seq].n_pos || why_not_back_to(seq, n).empty()) {
         return n;
     }
-    const int32_t border = chunks_ ? n / chunks_->chunk_size * chunks_->chunk_size : 0;
-    return why_not_back_to(seq, border).empty() ? border : 0;
+    for (int32_t place : {chunks_ ? n / chunks_->chunk_size * chunks_->chunk_size : 0, seqs_[seq].undo_from, seqs_[seq].evicted_to}) {
+        if (0 < place && place <= n && why_not_back_to(seq, place).empty()) {
+            return place;
+        }
+    }
+    return 0;
+}
+
+int32_t lctx_memory::step(int32_t pos, int32_t n) const {
+    const int32_t most = std::min({n, n_batch_, n_ubatch_});
+    return retain_ ? std::min(most, retain_->border(pos) - pos + 1) : most;
 }
 
 bool lctx_memory::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
@@ -326,12 +400,19 @@ void lctx_memory::break_with(const std::string & reason) {
 
 lctx_layer lctx_memory::layer(ggml_context * ctx, int32_t il) const {
     const int64_t n_head = n_head_kv_[il];
-    lctx_layer layer = {k_pool_, v_pool_, nullptr, nullptr, nullptr, nullptr};
+    lctx_layer layer = {k_pool_, v_pool_, nullptr, nullptr, nullptr, nullptr, nullptr};
     // the heads of this layer in a tensor [*, *, heads of all layers, n_seq]
     const auto heads = [&](ggml_tensor * t, int64_t first, int64_t n) {
         return ggml_view_4d(ctx, t, t->ne[0], t->ne[1], n, n_seq_, t->nb[1], t->nb[2], t->nb[3], first * t->nb[2]);
     };
-    layer.table = ggml_view_3d(ctx, table_, table_->ne[0], n_head, n_seq_, table_->nb[1], table_->nb[2], head_offset_[il] * table_->nb[1]);
+    // the same in a tensor [*, heads of all layers, n_seq]
+    const auto lists = [&](ggml_tensor * t) {
+        return ggml_view_3d(ctx, t, t->ne[0], n_head, n_seq_, t->nb[1], t->nb[2], head_offset_[il] * t->nb[1]);
+    };
+    layer.table = lists(table_);
+    if (held_) {
+        layer.held = lists(held_);
+    }
     if (near_) {
         layer.near = heads(near_, head_offset_[il], n_head);
     }
@@ -344,22 +425,29 @@ lctx_layer lctx_memory::layer(ggml_context * ctx, int32_t il) const {
     return layer;
 }
 
-void lctx_memory::usage(lctx_kv_info & info, int32_t * rows) const {
+// What is held with so many pages and sequences of these lengths.
+uint64_t lctx_memory::bytes(int64_t n_held_page, const std::vector<int32_t> & n_pos) const {
     const uint64_t row_k = ggml_row_size(type_k_, head_dim_k_), row_v = ggml_row_size(type_v_, head_dim_v_);
-    const uint64_t page_bytes = LCTX_PAGE_ROWS * (row_k + row_v);
-    uint64_t n_near = 0, n_near_touched = 0, n_pos = 0, n_held = 0, n_chunk_byte = 0;
+    uint64_t n = n_held_page * LCTX_PAGE_ROWS * (row_k + row_v);
     for (int32_t seq = 0; seq < n_seq_; seq++) {
-        const sequence & s = seqs_[seq];
-        n_near += std::min(s.n_pos, near_rows_);
-        n_near_touched += near_touched_[seq];
-        n_pos += s.n_pos;
-        n_chunk_byte += chunk_bytes(seq);
-        n_held += s.n_pos - (uint64_t)(n_block(s.n_pos) - held_blocks(seq)) * LCTX_PAGE_ROWS;
+        n += (uint64_t)std::min(n_pos[seq], near_rows_) * n_head_total_ * row_k + chunk_bytes(n_pos[seq]);
+        for (int32_t head = 0; retain_ && head < n_head_total_; head++) {
+            n += (uint64_t)n_slot(seq, head, n_pos[seq]) * lctx_held::PLANES * sizeof(int32_t);
+        }
     }
-    info.bytes = pages_.n_held() * page_bytes + n_near * n_head_total_ * row_k + n_chunk_byte;
-    info.peak_bytes =
-        std::max<uint64_t>(info.bytes, pages_.n_touched() * page_bytes + n_near_touched * n_head_total_ * row_k + n_chunk_byte);
-    info.full_bytes = n_pos * n_head_total_ * (row_k + row_v);
+    return n;
+}
+
+void lctx_memory::usage(lctx_kv_info & info, int32_t * rows) {
+    settle_all();
+    const std::vector<int32_t> n_pos = lengths();
+    info.bytes = bytes(pages_.n_held(), n_pos);
+    peak_bytes_ = std::max(peak_bytes_, info.bytes);
+    info.peak_bytes = peak_bytes_;
+    info.full_bytes = 0;
+    for (int32_t n : n_pos) {
+        info.full_bytes += (uint64_t)n * n_head_total_ * (ggml_row_size(type_k_, head_dim_k_) + ggml_row_size(type_v_, head_dim_v_));
+    }
     info.n_layer = (int32_t)n_head_kv_.size();
     info.n_head_kv = *std::max_element(n_head_kv_.begin(), n_head_kv_.end());
     if (!rows) {
@@ -367,6 +455,10 @@ void lctx_memory::usage(lctx_kv_info & info, int32_t * rows) const {
     }
     std::fill_n(rows, (size_t)info.n_layer * info.n_head_kv, 0);
     for (int32_t il = 0; il < info.n_layer; il++) {
-        std::fill_n(rows + (size_t)il * info.n_head_kv, n_head_kv_[il], (int32_t)n_held);
+        for (int32_t head = 0; head < n_head_kv_[il]; head++) {
+            for (int32_t seq = 0; seq < n_seq_; seq++) {
+                rows[il * info.n_head_kv + head] += n_slot(seq, head_offset_[il] + head, n_pos[seq]) - n_dead(seq) * LCTX_PAGE_ROWS;
+            }
+        }
     }
 }

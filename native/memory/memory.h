@@ -1,5 +1,8 @@
 // The memory of our methods: rows of K and V in pages per layer and KV head, one page list per sequence.
 //
+// A head that evicts holds rows of its own (ops/retain.h). Evictions are due at borders and done when the next token comes, so that
+// the last batch can be taken back, or when somebody looks.
+//
 // Sequences that were copied share their full pages; a page is copied before somebody else's row would be written to it.
 // What cannot be done is refused with a message: bool operations return false, state operations throw, and void operations mark
 // the memory broken, so that the next batch fails with the message until the memory is cleared. Never a silently wrong cache.
@@ -7,6 +10,8 @@
 
 #include "../lctx.h"
 #include "../methods/method.h"
+#include "arena.h"
+#include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "llama-batch.h"
 #include "llama-cparams.h"
@@ -28,13 +33,15 @@ struct lctx_layer {
     ggml_tensor * near;  // nullptr: the method has no near ring
     ggml_tensor * reps;  // representations of chunks, or nullptr
     ggml_tensor * open;  // queries of the open chunk, or nullptr
+    ggml_tensor * held;  // which rows each head holds, or nullptr: all
 };
 
 class lctx_memory final : public llama_memory_i {
   public:
-    // Throws lctx_refusal when the pools do not fit the machine or the types do not fit the heads.
+    // kv_limit: most bytes that kv usage may report, 0: none. Throws lctx_refusal when the pools do not fit the machine or the types do not
+    // fit the heads.
     lctx_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
-                std::unique_ptr<lctx_method> method, uint32_t n_ctx);
+                std::unique_ptr<lctx_method> method, uint32_t n_ctx, uint64_t kv_limit);
 
     // llama_memory_i
     llama_memory_context_ptr init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) override;
@@ -58,7 +65,11 @@ class lctx_memory final : public llama_memory_i {
     lctx_layer layer(ggml_context * ctx, int32_t il) const;
 
     // for the API
-    void usage(lctx_kv_info & info, int32_t * rows) const;
+    void usage(lctx_kv_info & info, int32_t * rows);
+    // The rows that a head holds, ascending, and their scores: room for n_max; returns their number.
+    int32_t held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max);
+    // Of n tokens from position pos on, how many a batch may take that can be taken back whole.
+    int32_t step(int32_t pos, int32_t n) const;
     // Make dst the first n_pos rows of src (all with n_pos < 0); false with take_error() when that cannot be.
     bool copy(int32_t src, int32_t dst, int32_t n_pos);
     // The reason of the last refusal, told once: a later failure has a reason of its own.
@@ -71,6 +82,8 @@ class lctx_memory final : public llama_memory_i {
     bool place(const llama_ubatch & ubatch);
     // Where the queries of the ubatch that was placed last go: lctx_chunk_row::open of every token.
     const std::vector<int32_t> & open_rows() const { return open_rows_; }
+    // Who votes, of the ubatch that was placed last.
+    const std::vector<lctx_voter> & voters() const { return voters_; }
 
   private:
     struct sequence {
@@ -81,6 +94,11 @@ class lctx_memory final : public llama_memory_i {
         // that may not be overwritten, because the batch may be taken back to it.
         int32_t open[2] = {-1, -1};
         int32_t kept_half = 0;
+        // Eviction: rows before evicted_to were judged; queries before voted_to may have voted; the votes of queries from undo_from
+        // on can be taken back.
+        int32_t evicted_to = 0;
+        int32_t voted_to = 0;
+        int32_t undo_from = -1;
 
         int32_t half(int32_t chunk) const { return open[0] == chunk ? 0 : open[1] == chunk ? 1 : -1; }
     };
@@ -90,24 +108,39 @@ class lctx_memory final : public llama_memory_i {
     int32_t live_blocks() const;
     int32_t n_page() const;
     void allocate(const llama_model & model);
+    size_t arena_size() const;
+    void check_machine(size_t size) const;
     template <typename F> void each_tensor(F && f) const {
         for (ggml_tensor * t = ggml_get_first_tensor(ctx_.get()); t; t = ggml_get_next_tensor(ctx_.get(), t)) {
             f(t);
         }
     }
 
-    // blocks.cpp: the blocks of a sequence
-    int32_t held_blocks(int32_t seq) const;
-    bool has_block(int32_t seq, int32_t block) const { return page(seq, 0, block) >= 0; }
-    bool is_shared(int32_t seq, int32_t block) const { return pages_.is_shared(page(seq, 0, block)); }
-    bool take_block(int32_t seq, int32_t block);
-    bool own_block(int32_t seq, int32_t block);
-    void drop_block(int32_t seq, int32_t block);
+    // blocks.cpp: the pages of a sequence; block i of a head is its slots [64 i, 64 i + 64), row i is slot i unless heads evict
+    int32_t n_slot(int32_t seq, int32_t head, int32_t n_pos) const { return n_pos - gone_[seq * n_head_total_ + head]; }
+    int32_t n_dead(int32_t seq) const;
+    int64_t pages_needed(int32_t seq, int32_t n_pos) const;
+    bool own_page(int32_t seq, int32_t head, int32_t block);
+    void drop_pages(int32_t seq, int32_t head, int32_t first, int32_t end);
     void drop_dead(int32_t seq, int32_t p);
+    void return_memory();
     void truncate(int32_t seq, int32_t n_pos);
     bool grow(int32_t seq, int32_t n_pos);
     std::string why_not_back_to(int32_t seq, int32_t p) const;
     void copy_prefix(int32_t src, int32_t dst, int32_t n_pos);
+
+    // evict.cpp: votes and evictions
+    lctx_held held(int32_t seq, int32_t head) const;
+    bool is_due(int32_t seq) const;
+    bool settle(const std::vector<int32_t> & seqs);
+    bool settle_all();
+    void prepare_eviction();
+    void after_eviction(int32_t seq);
+    void note_votes(const llama_ubatch & ubatch);
+    void take_votes_back(int32_t seq, int32_t n_pos);
+    void forget_evictions(int32_t seq);
+    void copy_evictions(int32_t src, int32_t dst);
+    void each_held_run(int32_t seq, const std::function<void(void *, size_t)> & f) const;
 
     // chunks.cpp: representations, and the queries of the open chunk
     void keep_open();
@@ -115,10 +148,14 @@ class lctx_memory final : public llama_memory_i {
     void forget_open(int32_t seq);
     void copy_chunks(int32_t src, int32_t dst);
     int32_t n_complete(int32_t n_pos) const { return chunks_ ? n_pos / chunks_->chunk_size : 0; }
-    size_t chunk_bytes(int32_t seq) const;
+    size_t chunk_bytes(int32_t n_pos) const;
     void each_chunk_run(int32_t seq, const std::function<void(ggml_tensor *, size_t, size_t)> & f) const;
 
     std::string check_batch(const llama_batch & batch, llama_memory_status & status) const;
+    std::string check_room(const std::vector<int32_t> & n_pos) const;
+    int32_t next_ubatch(const llama_batch & batch, int32_t first, int32_t n_ubatch) const;
+    uint64_t bytes(int64_t n_held_page, const std::vector<int32_t> & n_pos) const;
+    std::vector<int32_t> lengths() const;
     bool refuse(const std::string & reason) const;
     void break_with(const std::string & reason);
 
@@ -126,14 +163,18 @@ class lctx_memory final : public llama_memory_i {
     void write_sequence(llama_io_write_i & io, int32_t seq) const;
     void check_header(llama_io_read_i & io, int32_t n_seq) const;
     void read_sequence(llama_io_read_i & io, int32_t seq);
+    void take_pages(int32_t seq, int32_t n_pos, int32_t first_live, const std::vector<int32_t> & gone);
+    void check_held(int32_t seq);
     template <typename F> void each_run(int32_t seq, F && f) const;
 
     std::unique_ptr<lctx_method> method_;
     const lctx_chunks * chunks_;  // of the method, or nullptr
+    const lctx_retain * retain_;  // of the method, or nullptr
+    uint64_t kv_limit_;           // bytes, 0: none
     ggml_type type_k_, type_v_;
     int32_t n_ctx_;       // rows of one sequence
     int32_t n_rows_all_;  // rows of all sequences together
-    int32_t n_ubatch_, n_batch_, n_seq_;
+    int32_t n_ubatch_, n_batch_, n_seq_, n_threads_;
     int32_t head_dim_k_, head_dim_v_;
     int32_t near_rows_ = 0;
     int32_t n_head_total_ = 0;          // KV heads of all layers
@@ -142,6 +183,7 @@ class lctx_memory final : public llama_memory_i {
     int32_t n_query_head_total_ = 0;    // query heads of all layers
     std::vector<int32_t> n_query_head_;
     std::vector<int32_t> query_head_offset_;
+    lctx_arena arena_;
     ggml_context_ptr ctx_;
     std::vector<ggml_backend_buffer_ptr> buffers_;
     ggml_tensor * k_pool_ = nullptr;  // [head_dim_k, n_page*64]
@@ -150,10 +192,17 @@ class lctx_memory final : public llama_memory_i {
     ggml_tensor * table_ = nullptr;   // [n_page_max, n_head_total, n_seq]
     ggml_tensor * reps_ = nullptr;    // [rep_dim, n_chunk_max, n_head_total or n_query_head_total, n_seq]
     ggml_tensor * open_ = nullptr;    // [head_dim_k, 2*chunk_size, n_query_head_total, n_seq]
+    ggml_tensor * held_ = nullptr;    // [lctx_held::size, n_head_total, n_seq]
+    ggml_tensor * due_ = nullptr;     // [n_seq]
     std::vector<int32_t> open_rows_;
+    std::vector<lctx_voter> voters_;
+    std::vector<int32_t> gone_;  // [n_seq][n_head_total] rows evicted
+    ggml_backend_ptr evictor_;   // runs evict_graph_
+    ggml_context_ptr evict_ctx_;
+    ggml_cgraph * evict_graph_ = nullptr;
     lctx_pages pages_;
     std::vector<sequence> seqs_;
-    std::vector<int32_t> near_touched_;  // rows of every sequence's ring that were ever written
+    uint64_t peak_bytes_ = 0;
     std::string broken_;
     mutable std::string error_;
 };

@@ -2,28 +2,38 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 class lctx_pages {
   public:
     explicit lctx_pages(int32_t n_total = 0) : n_total(n_total) {}
 
-    // A free page with one owner, the one freed last first so that touched memory is used again; -1 when there is none.
+    // A free page with one owner; -1 when there is none. Of those freed before, the last first: its memory is still there.
     int32_t take();
 
     // One more owner; nobody may write to the page then.
-    void share(int32_t page) { n_owner[page]++; }
+    void share(int32_t page) { pages[page].n_owner++; }
 
     // One owner less; free without any.
     void give_back(int32_t page);
 
-    bool is_shared(int32_t page) const { return n_owner[page] > 1; }
+    // The memory of all free pages but n_keep is not needed: f(first, end) for runs of free pages, which are cold then.
+    void cool(int32_t n_keep, const std::function<void(int32_t, int32_t)> & f);
+
+    bool is_shared(int32_t page) const { return pages[page].n_owner > 1; }
     int32_t n_free() const { return n_total - n_held(); }
-    int32_t n_held() const { return n_touched() - (int32_t)free_list.size(); }
-    int32_t n_touched() const { return (int32_t)n_owner.size(); }
+    int32_t n_held() const { return (int32_t)(pages.size() - warm.size() - cold.size()); }
+    int32_t n_peak() const { return peak; }  // most pages ever held
 
   private:
+    struct page {
+        int32_t n_owner;
+        bool is_cold;  // free, and its memory was given back
+    };
+
     int32_t n_total;
-    std::vector<int32_t> n_owner;  // of every page that was ever taken
-    std::vector<int32_t> free_list;
+    int32_t peak = 0;
+    std::vector<page> pages;          // that were ever taken
+    std::vector<int32_t> warm, cold;  // free ones
 };

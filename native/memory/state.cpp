@@ -1,8 +1,8 @@
 // Save and restore: rows as they are stored, so a restored sequence continues with the same logits.
 //
 // Layout: header, then per sequence its id, counters, and for every layer and KV head the bytes of its rows, block by block,
-// K before V, and of its near ring; then representations of chunks and open queries. What differs from this memory is refused with a
-// message, and nothing is left half restored.
+// K before V, and of its near ring; then what every head holds, representations of chunks and open queries. What differs from this memory
+// is refused with a message, and nothing is left half restored.
 #include "llama-io.h"
 #include "memory.h"
 
@@ -12,7 +12,7 @@
 namespace {
 
 constexpr uint32_t MAGIC = 0x7874636c;  // "lctx"
-constexpr uint32_t VERSION = 2;
+constexpr uint32_t VERSION = 3;
 
 struct state_header {
     uint32_t magic = MAGIC;
@@ -30,6 +30,9 @@ struct state_sequence {
     int32_t first_live;
     int32_t first_near;
     int32_t open[2];
+    int32_t evicted_to;
+    int32_t voted_to;
+    int32_t undo_from;
 };
 
 template <typename T> void put(llama_io_write_i & io, const T & value) {
@@ -54,12 +57,13 @@ void require(bool ok, const std::string & reason) {
 template <typename F> void lctx_memory::each_run(int32_t seq, F && f) const {
     const int32_t n_pos = seqs_[seq].n_pos;
     for (int32_t head = 0; head < n_head_total_; head++) {
-        for (int32_t block = 0; block < n_block(n_pos); block++) {
-            if (!has_block(seq, block)) {
+        const int32_t n_row = n_slot(seq, head, n_pos);
+        for (int32_t block = 0; block < n_block(n_row); block++) {
+            if (page(seq, head, block) < 0) {
                 continue;
             }
             const size_t row = (size_t)page(seq, head, block) * LCTX_PAGE_ROWS;
-            const size_t n = std::min(LCTX_PAGE_ROWS, n_pos - block * LCTX_PAGE_ROWS);
+            const size_t n = std::min(LCTX_PAGE_ROWS, n_row - block * LCTX_PAGE_ROWS);
             f(k_pool_, row * k_pool_->nb[1], n * k_pool_->nb[1]);
             f(v_pool_, row * v_pool_->nb[1], n * v_pool_->nb[1]);
         }
@@ -71,9 +75,13 @@ template <typename F> void lctx_memory::each_run(int32_t seq, F && f) const {
 
 void lctx_memory::write_sequence(llama_io_write_i & io, int32_t seq) const {
     const sequence & s = seqs_[seq];
-    put(io, state_sequence{seq, s.n_pos, s.first_live, s.first_near, {s.open[0], s.open[1]}});
+    put(io, state_sequence{seq, s.n_pos, s.first_live, s.first_near, {s.open[0], s.open[1]}, s.evicted_to, s.voted_to, s.undo_from});
+    if (retain_) {
+        io.write(&gone_[(size_t)seq * n_head_total_], n_head_total_ * sizeof(int32_t));
+    }
     const auto write = [&](ggml_tensor * t, size_t offset, size_t size) { io.write_tensor(t, offset, size); };
     each_run(seq, write);
+    each_held_run(seq, [&](void * data, size_t size) { io.write(data, size); });
     each_chunk_run(seq, write);
 }
 
@@ -92,9 +100,44 @@ void lctx_memory::state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_
     header.near_rows = near_rows_;
     header.n_seq = seq_id < 0 ? n_seq_ : 1;
     put(io, header);
-    io.write_string(method_->spec());
+    io.write_string(method_->full_spec());
     for (int32_t seq = std::max(seq_id, 0); seq < (seq_id < 0 ? n_seq_ : seq_id + 1); seq++) {
         write_sequence(io, seq);
+    }
+}
+
+// Pages of a sequence that was saved.
+void lctx_memory::take_pages(int32_t seq, int32_t n_pos, int32_t first_live, const std::vector<int32_t> & gone) {
+    const int32_t first_kept = n_block(method_->n_sink());
+    for (int32_t head = 0; head < n_head_total_; head++) {
+        require(0 <= gone[head] && gone[head] <= n_pos, "its counters contradict each other");
+        gone_[(size_t)seq * n_head_total_ + head] = gone[head];
+    }
+    seqs_[seq].n_pos = n_pos;  // what is taken is dropped again should there be too little
+    for (int32_t head = 0; head < n_head_total_; head++) {
+        for (int32_t block = 0; block < n_block(n_slot(seq, head, n_pos)); block++) {
+            const bool dead = block >= first_kept && (block + 1) * LCTX_PAGE_ROWS <= first_live;
+            page(seq, head, block) = dead ? -1 : pages_.take();
+            require(dead || page(seq, head, block) >= 0, "the page pool is too small");
+        }
+    }
+}
+
+// Kernels trust the lists of rows: ascending, and below the end.
+void lctx_memory::check_held(int32_t seq) {
+    const sequence & s = seqs_[seq];
+    for (int32_t head = 0; held_ && head < n_head_total_; head++) {
+        const lctx_held h = held(seq, head);
+        const int32_t n = n_slot(seq, head, s.n_pos), n_dense = s.n_pos - s.evicted_to;
+        h.n_gone() = gone_[(size_t)seq * n_head_total_ + head];
+        h.dense_from() = s.evicted_to;
+        h.undo_from() = s.undo_from;
+        require(n_dense <= n, "its lists of rows contradict its counters");
+        for (int32_t i = 0; i < n; i++) {
+            const int32_t row = h.rows()[i], before = i > 0 ? h.rows()[i - 1] : -1;
+            require(before < row && row < s.n_pos && (i < n - n_dense || row == s.n_pos - (n - i)),
+                    "its lists of rows contradict its counters");
+        }
     }
 }
 
@@ -108,16 +151,19 @@ void lctx_memory::read_sequence(llama_io_read_i & io, int32_t seq) {
     for (int32_t chunk : saved.open) {
         require(chunk == -1 || (open_ && chunk >= 0 && (int64_t)chunk * chunks_->chunk_size < n_pos), "its counters contradict each other");
     }
-    const int32_t first_kept = n_block(method_->n_sink());
-    for (int32_t block = 0; block < n_block(n_pos); block++) {
-        const bool dead = block >= first_kept && (block + 1) * LCTX_PAGE_ROWS <= saved.first_live;
-        require(dead || take_block(seq, block), "the page pool is too small");
-        seqs_[seq].n_pos = std::min(n_pos, (block + 1) * LCTX_PAGE_ROWS);
+    require(0 <= saved.evicted_to && saved.evicted_to <= n_pos && saved.voted_to <= n_pos && saved.undo_from <= n_pos,
+            "its counters contradict each other");
+    std::vector<int32_t> gone(n_head_total_);
+    if (retain_) {
+        io.read(gone.data(), n_head_total_ * sizeof(int32_t));
     }
-    seqs_[seq] = {n_pos, saved.first_live, saved.first_near, {saved.open[0], saved.open[1]}, 0};
-    near_touched_[seq] = std::max(near_touched_[seq], std::min(n_pos, near_rows_));
+    take_pages(seq, n_pos, saved.first_live, gone);
+    seqs_[seq] = {n_pos, saved.first_live, saved.first_near, {saved.open[0], saved.open[1]},
+                  0,     saved.evicted_to, saved.voted_to,   saved.undo_from};
     const auto read = [&](ggml_tensor * t, size_t offset, size_t size) { io.read_tensor(t, offset, size); };
     each_run(seq, read);
+    each_held_run(seq, [&](void * data, size_t size) { io.read(data, size); });  // at once, tensors are read later
+    check_held(seq);
     each_chunk_run(seq, read);
 }
 
@@ -127,7 +173,7 @@ void lctx_memory::check_header(llama_io_read_i & io, int32_t n_seq) const {
     require(header.version == VERSION, "its version is " + std::to_string(header.version) + ", this one reads " + std::to_string(VERSION));
     std::string spec;
     io.read_string(spec);
-    require(spec == method_->spec(), "it was written with " + spec + ", this context runs " + method_->spec());
+    require(spec == method_->full_spec(), "it was written with " + spec + ", this context runs " + method_->full_spec());
     require(header.type_k == type_k_ && header.type_v == type_v_, "its K or V type is another one");
     require(header.head_dim_k == head_dim_k_ && header.head_dim_v == head_dim_v_ && header.n_layer == (int32_t)n_head_kv_.size() &&
                 header.n_head_total == n_head_total_,

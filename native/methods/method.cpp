@@ -7,24 +7,34 @@
 
 namespace {
 
-// "key" takes a number, "key=word|word" one of the words.
+// "key" takes a number, "key=word|word" one of the words. An entry is a method or a rule.
 struct entry {
     const char * name;
     std::vector<std::string> options;
-    bool extends;  // reads beyond the trained context
+    bool extends;   // reads beyond the trained context
+    bool composes;  // a rule may follow
     std::unique_ptr<lctx_method> (*create)(const lctx_method_spec &, const lctx_method_env &);
+    lctx_rule (*create_rule)(const lctx_method_spec &, const lctx_method_env &);
+
+    bool is_rule() const { return create_rule != nullptr; }
 };
 
 const std::vector<entry> & table() {
     static const std::vector<entry> entries = {
-        {"full", {}, false, lctx_full_create},
-        {"window", {"n_sink", "window"}, true, lctx_window_create},
-        {"selfextend", {"group_size", "neighbor_window"}, true, lctx_selfextend_create},
+        {"full", {}, false, true, lctx_full_create, nullptr},
+        {"window", {"n_sink", "window"}, true, false, lctx_window_create, nullptr},
+        {"selfextend", {"group_size", "neighbor_window"}, true, true, lctx_selfextend_create, nullptr},
         {"longheads",
          {"chunk_size", "window", "n_recent", "select=head|group", "select_block", "representation=attention|minmax",
           "position=packed|grouped", "group_size", "n_neighbor"},
          true,
-         lctx_longheads_create},
+         true,
+         lctx_longheads_create,
+         nullptr},
+        {"corm", {"window", "recent", "evict_every"}, false, false, nullptr, lctx_corm_create},
+        {"h2o", {"budget", "recent", "evict_every"}, false, false, nullptr, lctx_h2o_create},
+        {"scissorhands", {"budget", "window", "recent", "evict_every"}, false, false, nullptr, lctx_scissorhands_create},
+        {"tova", {"budget", "evict_every"}, false, false, nullptr, lctx_tova_create},
     };
     return entries;
 }
@@ -37,15 +47,23 @@ std::string join(const std::vector<std::string> & words) {
     return text.empty() ? "none" : text;
 }
 
+template <typename F> std::string names(F && wanted) {
+    std::vector<std::string> found;
+    for (const entry & e : table()) {
+        if (wanted(e)) {
+            found.push_back(e.name);
+        }
+    }
+    return join(found);
+}
+
 const entry & find(const std::string & name) {
-    std::vector<std::string> names;
     for (const entry & e : table()) {
         if (e.name == name) {
             return e;
         }
-        names.push_back(e.name);
     }
-    throw lctx_refusal("unknown method '" + name + "'; available: " + join(names));
+    throw lctx_refusal("unknown method '" + name + "'; available: " + names([](const entry &) { return true; }));
 }
 
 int32_t number(const std::string & method, const std::string & key, const std::string & text) {
@@ -88,12 +106,7 @@ int32_t value(const entry & e, const std::string & key, const std::string & text
     throw lctx_refusal(std::string(e.name) + ": unknown option '" + key + "'; options: " + join(e.options));
 }
 
-}  // namespace
-
-lctx_method_spec lctx_method_parse(const std::string & text) {
-    if (text.find('+') != std::string::npos) {
-        throw lctx_refusal("'" + text + "': methods cannot be composed with + in this version; name one method");
-    }
+lctx_method_spec parse_one(const std::string & text) {
     const std::vector<std::string> parts = split(text, ',');
     lctx_method_spec spec;
     spec.name = parts[0];
@@ -106,10 +119,47 @@ lctx_method_spec lctx_method_parse(const std::string & text) {
     return spec;
 }
 
+}  // namespace
+
+lctx_method_spec lctx_method_parse(const std::string & text) {
+    const std::vector<std::string> parts = split(text, '+');
+    lctx_method_spec spec = parse_one(parts[0]);
+    if (parts.size() == 1 && find(spec.name).is_rule()) {
+        return {"full", {}, std::make_shared<lctx_method_spec>(spec)};
+    }
+    if (parts.size() == 2) {
+        spec.rule = std::make_shared<lctx_method_spec>(parse_one(parts[1]));
+    }
+    if (parts.size() > 2 || (spec.rule && (!find(spec.name).composes || !find(spec.rule->name).is_rule()))) {
+        throw lctx_refusal("'" + text + "' cannot be composed: one of " + names([](const entry & e) { return e.composes; }) +
+                           " goes with one of " + names([](const entry & e) { return e.is_rule(); }) + ", such as longheads+corm");
+    }
+    return spec;
+}
+
 int32_t lctx_method_default_n_ctx(const lctx_method_spec & spec, int32_t n_ctx_train) {
     return find(spec.name).extends ? 4 * n_ctx_train : n_ctx_train;
 }
 
 std::unique_ptr<lctx_method> lctx_method_create(const lctx_method_spec & spec, const lctx_method_env & env) {
-    return find(spec.name).create(spec, env);
+    std::unique_ptr<lctx_method> method = find(spec.name).create(spec, env);
+    if (spec.rule) {
+        method->rule = find(spec.rule->name).create_rule(*spec.rule, env);
+    }
+    return method;
+}
+
+int32_t lctx_rule_option(const lctx_method_spec & spec, const char * key, int32_t otherwise, int32_t least) {
+    const int32_t value = spec.get(key) < 0 ? otherwise : spec.get(key);
+    if (value < least || value > LCTX_EVICT_MOST) {
+        throw lctx_refusal(spec.name + ": " + key + " must be " + std::to_string(least) + " .. " + std::to_string(LCTX_EVICT_MOST) +
+                           ", not " + std::to_string(value));
+    }
+    return value;
+}
+
+int32_t lctx_rule_budget(const lctx_method_spec & spec, const lctx_method_env & env, std::string & reason) {
+    constexpr int32_t SHARE = 4;
+    reason = spec.get("budget") < 0 ? "budget = a quarter of the trained context " + std::to_string(env.n_ctx_train) : "budget as asked";
+    return lctx_rule_option(spec, "budget", std::max(1, env.n_ctx_train / SHARE), 1);
 }

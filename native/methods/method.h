@@ -1,12 +1,14 @@
 // A method says where a key is stored, which segments of rows a query reads, and which rows are dead.
 // One file per method; to add one: (1) subclass here in methods/NAME.cpp, (2) list its factory in method.cpp,
 // (3) a dataclass in pylongctx/methods/, (4) its relative positions in tests/oracle.py, (5) its rows in tests/cases.py.
+// An eviction rule is a struct of numbers instead: one small file with its factory, its score and its oracle.
 #pragma once
 
 #include "../ops/ops.h"
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -22,13 +24,28 @@ struct lctx_method_env {
     int32_t n_ctx;
 };
 
+// A rule by which heads evict, beside a method that says what is read.
+struct lctx_rule {
+    lctx_retain retain;
+    std::string spec;
+    std::string reason;
+};
+
 class lctx_method {
   public:
     virtual ~lctx_method() = default;
 
-    // The method string with every option filled in, and one line that says what was chosen and why.
+    // The method's own string with every option filled in, and one line that says what was chosen and why.
     virtual std::string spec() const = 0;
     virtual std::string why() const = 0;
+
+    // How heads evict; none: they keep what the method keeps.
+    std::optional<lctx_rule> rule;
+    const lctx_retain * retain() const { return rule ? &rule->retain : nullptr; }
+
+    // Both together: "corm,..." or "longheads,...+corm,...".
+    std::string full_spec() const { return !rule ? spec() : spec() == "full" ? rule->spec : spec() + "+" + rule->spec; }
+    std::string full_why() const { return !rule ? why() : why() + "\n" + rule->spec + ": " + rule->reason; }
 
     // Rows of the angle table per token, and their positions for a token at position p: what its key is rotated to
     // (row key_angle(); near ring: row near_angle()) and from where its query looks.
@@ -57,6 +74,7 @@ class lctx_method {
 struct lctx_method_spec {
     std::string name;
     std::map<std::string, int32_t> options;
+    std::shared_ptr<const lctx_method_spec> rule;  // behind a +, or nullptr
 
     // The option's value, or -1 when it is left to choose.
     int32_t get(const char * key) const {
@@ -65,7 +83,7 @@ struct lctx_method_spec {
     }
 };
 
-// Throws lctx_refusal when the name or an option is unknown or a value is no number.
+// "base+rule", where a rule alone goes with full. Throws lctx_refusal when the name or an option is unknown or a value is no number.
 lctx_method_spec lctx_method_parse(const std::string & text);
 
 // n_ctx for n_ctx = 0: the trained context, times 4 for a method that extends.
@@ -78,6 +96,18 @@ std::unique_ptr<lctx_method> lctx_full_create(const lctx_method_spec & spec, con
 std::unique_ptr<lctx_method> lctx_window_create(const lctx_method_spec & spec, const lctx_method_env & env);
 std::unique_ptr<lctx_method> lctx_selfextend_create(const lctx_method_spec & spec, const lctx_method_env & env);
 std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec, const lctx_method_env & env);
+
+// Eviction rules; each throws lctx_refusal.
+lctx_rule lctx_corm_create(const lctx_method_spec & spec, const lctx_method_env & env);
+lctx_rule lctx_h2o_create(const lctx_method_spec & spec, const lctx_method_env & env);
+lctx_rule lctx_scissorhands_create(const lctx_method_spec & spec, const lctx_method_env & env);
+lctx_rule lctx_tova_create(const lctx_method_spec & spec, const lctx_method_env & env);
+
+// Settings that rules share: how often they evict when it is not said (measured: README), what they may be, a budget and its words.
+constexpr int32_t LCTX_EVICT_EVERY = 256;
+constexpr int32_t LCTX_EVICT_MOST = 1 << 30;
+int32_t lctx_rule_option(const lctx_method_spec & spec, const char * key, int32_t otherwise, int32_t least);
+int32_t lctx_rule_budget(const lctx_method_spec & spec, const lctx_method_env & env, std::string & reason);
 
 // The smallest group with L/2 > w + (n_ctx - w)/G (SelfExtend, eq. 5); w must be below L/2.
 int32_t lctx_selfextend_group(int64_t n_ctx_train, int64_t n_ctx, int64_t window);

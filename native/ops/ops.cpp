@@ -19,6 +19,10 @@ void set_sources(ggml_tensor * node, std::initializer_list<ggml_tensor *> src) {
     }
 }
 
+bool is_held(const ggml_tensor * held, const ggml_tensor * table) {
+    return !held || (held->type == GGML_TYPE_I32 && held->nb[0] == sizeof(int32_t) && held->ne[1] == table->ne[1]);
+}
+
 }  // namespace
 
 bool lctx_is_kv_type(int32_t type) {
@@ -59,41 +63,45 @@ ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * f
 }
 
 ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
-                         ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, int32_t rope_mode) {
+                         ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
+                         int32_t rope_mode, lctx_score score) {
     GGML_ASSERT(k->type == GGML_TYPE_F32 && k->nb[0] == sizeof(float) && k->ne[0] == k_pool->ne[0]);
     GGML_ASSERT(v->type == GGML_TYPE_F32 && v->nb[0] == sizeof(float) && v->ne[0] == v_pool->ne[0]);
     GGML_ASSERT(k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && k->ne[1] == table->ne[1]);
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == k->ne[2] && ggml_is_contiguous(rows));
     GGML_ASSERT(angles->ne[0] <= k->ne[0] && table->type == GGML_TYPE_I32);
     GGML_ASSERT(!near || (near->type == k_pool->type && near->ne[0] == k->ne[0] && near->ne[1] % LCTX_PAGE_ROWS == 0));
+    GGML_ASSERT(is_held(held, table));
 
     ggml_tensor * result = ggml_view_tensor(ctx, k_pool);
-    set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode});
-    set_sources(result, {k, v, k_pool, v_pool, table, rows, angles, near});
+    set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode, score});
+    set_sources(result, {k, v, k_pool, v_pool, table, rows, angles, near, held});
     return result;
 }
 
 ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
-                          ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near, const lctx_attend_params & params) {
+                          ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
+                          const lctx_attend_params & params) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0]);
     GGML_ASSERT(q->ne[1] % table->ne[1] == 0 && q->ne[3] == 1);
     GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && ggml_is_contiguous(segs));
     GGML_ASSERT(params.chunk_size > 0 ? segs->ne[3] == q->ne[2] && q->ne[1] % segs->ne[2] == 0 : segs->ne[2] == q->ne[2]);
     GGML_ASSERT(params.near_mask == 0 || near);
     GGML_ASSERT(params.near_mask == 0 || params.chunk_size == 0);
+    GGML_ASSERT(is_held(held, table));
 
     const int64_t n_query = q->ne[1] * q->ne[2];
     ggml_tensor * result = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, n_query * (v_pool->ne[0] + (params.lse ? 1 : 0)));
     lctx_attend_params with_op = params;
     with_op.op = LCTX_OP_ATTEND;
     set_params(result, with_op);
-    set_sources(result, {q, k, v_pool, table, segs, angles, near});
+    set_sources(result, {q, k, v_pool, table, segs, angles, near, held});
     return result;
 }
 
 ggml_tensor * lctx_represent(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
-                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * reps, ggml_tensor * open,
-                             const lctx_represent_params & params) {
+                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held, ggml_tensor * reps,
+                             ggml_tensor * open, const lctx_represent_params & params) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0]);
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
     GGML_ASSERT(reps->type == GGML_TYPE_F32 && reps->nb[1] == reps->ne[0] * sizeof(float));
@@ -101,12 +109,13 @@ ggml_tensor * lctx_represent(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
                               : reps->ne[0] == q->ne[0] && reps->ne[2] == q->ne[1] && v_pool->ne[0] == q->ne[0]);
     GGML_ASSERT(params.minmax || (open && open->type == GGML_TYPE_F32 && open->ne[0] == q->ne[0] && open->ne[2] == q->ne[1]));
     GGML_ASSERT(!params.from_near || near);
+    GGML_ASSERT(is_held(held, table));
 
     ggml_tensor * result = ggml_view_tensor(ctx, reps);
     lctx_represent_params with_op = params;
     with_op.op = LCTX_OP_REPRESENT;
     set_params(result, with_op);
-    set_sources(result, {q, k, v_pool, table, rows, angles, reps, near, open});
+    set_sources(result, {q, k, v_pool, table, rows, angles, reps, near, open, held});
     return result;
 }
 
@@ -120,5 +129,36 @@ ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * rep
     ggml_tensor * result = ggml_new_tensor_4d(ctx, GGML_TYPE_I32, 4, chunks.n_segment(), n_choice, q->ne[2]);
     set_params(result, lctx_select_params{LCTX_OP_SELECT, chunks});
     set_sources(result, {q, reps, rows});
+    return result;
+}
+
+ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor * voters, lctx_score score) {
+    lctx_vote_params params = {};
+    memcpy(&params.attend, attended->op_params, sizeof(params.attend));
+    const ggml_tensor * q = attended->src[0];
+    ggml_tensor * held = attended->src[LCTX_ATTEND_HELD];
+    GGML_ASSERT(attended->op == GGML_OP_LCTX && params.attend.op == LCTX_OP_ATTEND && params.attend.lse && held);
+    GGML_ASSERT(voters->type == GGML_TYPE_I32 && voters->ne[0] == 4 && voters->ne[1] == q->ne[2] && ggml_is_contiguous(voters));
+
+    params.attend.op = LCTX_OP_VOTE;
+    params.score = score;
+    ggml_tensor * result = ggml_view_tensor(ctx, held);
+    set_params(result, params);
+    set_sources(result, {});
+    std::copy_n(attended->src, LCTX_ATTEND_HELD + 1, result->src);
+    result->src[LCTX_ATTEND_HELD + 1] = attended;
+    result->src[LCTX_ATTEND_HELD + 2] = voters;
+    return result;
+}
+
+ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor * v_pool, ggml_tensor * table, ggml_tensor * held,
+                         ggml_tensor * due, ggml_tensor * reps, const lctx_retain & retain, int32_t chunk_size) {
+    GGML_ASSERT(held && is_held(held, table) && table->type == GGML_TYPE_I32);
+    GGML_ASSERT(due->type == GGML_TYPE_I32 && due->ne[0] == table->ne[2]);
+    GGML_ASSERT(!reps || (chunk_size > 0 && reps->type == GGML_TYPE_F32 && reps->ne[2] % table->ne[1] == 0));
+
+    ggml_tensor * result = ggml_view_tensor(ctx, held);
+    set_params(result, lctx_evict_params{LCTX_OP_EVICT, retain, chunk_size});
+    set_sources(result, {k_pool, v_pool, table, held, due, reps});
     return result;
 }

@@ -1,11 +1,13 @@
 // The sub-ops of GGML_OP_LCTX: parameters and constructors. The sub-op is op_params[0].
 //
 // One page is LCTX_PAGE_ROWS rows of one layer and KV head; page i is the rows [i*64, i*64 + 64) of the K and V pools.
-// A row number counts the tokens of a sequence from 0; its page is table[row / 64].
+// A row number counts the tokens of a sequence from 0. Its slot is its place among the rows that the head still holds: the row number
+// itself when nothing is evicted. A slot's page is table[slot / 64].
 #pragma once
 
 #include "chunks.h"
 #include "ggml.h"
+#include "retain.h"
 
 #include <cstdint>
 #include <vector>
@@ -18,6 +20,8 @@ enum lctx_op : int32_t {
     LCTX_OP_ATTEND,
     LCTX_OP_REPRESENT,
     LCTX_OP_SELECT,
+    LCTX_OP_VOTE,
+    LCTX_OP_EVICT,
 };
 
 // RoPE as ggml's op_params give it; NORM or NEOX.
@@ -42,6 +46,7 @@ struct lctx_angles_params {
 struct lctx_store_params {
     lctx_op op;
     int32_t rope_mode;
+    lctx_score score;  // of the votes for the rows, when heads evict
 };
 
 struct lctx_attend_params {
@@ -71,6 +76,21 @@ struct lctx_select_params {
     lctx_chunks chunks;
 };
 
+// Place of `held` among the sources of *attend*, which *vote* takes over.
+constexpr int LCTX_ATTEND_HELD = 7;
+
+// The attention whose queries vote.
+struct lctx_vote_params {
+    lctx_attend_params attend;  // first: the sub-op
+    lctx_score score;
+};
+
+struct lctx_evict_params {
+    lctx_op op;
+    lctx_retain retain;
+    int32_t chunk_size;  // > 0: rows of the open chunk stay, and a chunk without rows loses its representation
+};
+
 // True for the types that K and V rows can have: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1.
 bool lctx_is_kv_type(int32_t type);
 
@@ -88,6 +108,14 @@ struct lctx_chunk_row {
     int32_t seq;
     int32_t open;   // row of the open-chunk ring for its query: written when >= 0, else ~open is where its chunk was begun
     int32_t angle;  // first of its rows of the angle table
+};
+
+// One token of the batch, as *vote* sees it.
+struct lctx_voter {
+    int32_t row;
+    int32_t seq;
+    int32_t votes;      // 1: its query votes
+    int32_t undo_from;  // row with which the ubatch begins in its sequence, when anybody of it votes: scores are kept first; else -1
 };
 
 // One segment of one query: rows [row0, row1) of sequence seq, seen from the position of an angle row.
@@ -115,30 +143,33 @@ ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * f
 //   rows:    I32 [4, n_tokens]                       lctx_row
 //   angles:  F32 [n_dims, *]
 //   near:    as k_pool [head_dim_k, near_rows, n_head_kv, n_seq] or NULL: keys once more, in row % near_rows
+//   held:    I32 [lctx_held::size, n_head_kv, n_seq] or NULL: heads evict, the new rows are written down there
 //   result:  view of k_pool; what reads the pools takes it as its source
 ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
-                         ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, int32_t rope_mode);
+                         ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
+                         int32_t rope_mode, lctx_score score);
 
 // Attention of every query over its segments.
 //   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
-//   k:       result of lctx_store; v_pool, table, angles, near: as there
+//   k:       result of lctx_store; v_pool, table, angles, near, held: as there
 //   segs:    I32 [4, n_seg, n_tokens]                lctx_segment
 //            I32 [4, n_seg, n_choice, n_tokens] with params.chunk_size > 0: result of lctx_select
 //   result:  F32 [n_head*head_dim_v*n_tokens] as [head_dim_v, n_head, n_tokens], then with lse: [n_head, n_tokens]
 // A query without any row gives 0 and LSE -inf.
 ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
-                          ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near, const lctx_attend_params & params);
+                          ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
+                          const lctx_attend_params & params);
 
 // Representations of the chunks that the batch completes; the queries of chunks that stay open are kept.
 //   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
-//   k:       result of lctx_store; v_pool, table, angles, near: as there
+//   k:       result of lctx_store; v_pool, table, angles, near, held: as there
 //   rows:    I32 [4, n_tokens]                       lctx_chunk_row
 //   reps:    F32 [rep_dim, n_chunk_max, n_rep, n_seq]   n_rep is n_head_kv with minmax, else n_head
 //   open:    F32 [head_dim_k, 2*chunk_size, n_head, n_seq], queries rotated to their place in the chunk; NULL with minmax
 //   result:  view of reps
 ggml_tensor * lctx_represent(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
-                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * reps, ggml_tensor * open,
-                             const lctx_represent_params & params);
+                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held, ggml_tensor * reps,
+                             ggml_tensor * open, const lctx_represent_params & params);
 
 // The chunks that every query reads, in ascending order, as segments; unused segments are empty.
 //   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
@@ -147,3 +178,17 @@ ggml_tensor * lctx_represent(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
 //   result:  I32 [4, n_segment, n_choice, n_tokens]  lctx_segment; n_choice is n_head_kv by group, else n_head
 ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * reps, ggml_tensor * rows, int64_t n_head_kv,
                           const lctx_chunks & chunks);
+
+// The queries of the batch vote for the rows they have read: scores of all rows that are held.
+//   attended: result of lctx_attend with lse; the queries, rows and segments are its own
+//   voters:   I32 [4, n_tokens]                      lctx_voter
+//   result:   view of held
+ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor * voters, lctx_score score);
+
+// Rows without enough votes leave; the others move up, K and V as stored.
+//   k_pool, v_pool, table, held: as for lctx_store
+//   due:     I32 [n_seq]   the border after which each sequence evicts; < 0: it does not
+//   reps:    as for lctx_represent, or NULL: a chunk that has lost its last row is NaN then, which no query chooses
+//   result:  view of held
+ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor * v_pool, ggml_tensor * table, ggml_tensor * held,
+                         ggml_tensor * due, ggml_tensor * reps, const lctx_retain & retain, int32_t chunk_size);

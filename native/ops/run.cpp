@@ -50,9 +50,9 @@ void run(lctx_op_args & a) {
         const int32_t n = std::min(n_step, a.n_rows - r);
         ggml_tensor * step_rows = ggml_view_2d(ctx, rows, 4, n, rows->nb[1], r * rows->nb[1]);
         stored.push_back(lctx_store(ctx, lctx_tokens_of(ctx, k, r, n), lctx_tokens_of(ctx, v, r, n), k_pool, v_pool, table, step_rows,
-                                    angles, near, a.rope_mode));
+                                    angles, near, nullptr, a.rope_mode, LCTX_SCORE_LAST));
     }
-    ggml_tensor * out = lctx_attend(ctx, q, stored.back(), v_pool, table, segs, angles, near, params);
+    ggml_tensor * out = lctx_attend(ctx, q, stored.back(), v_pool, table, segs, angles, near, nullptr, params);
     g.allocate();
 
     // data

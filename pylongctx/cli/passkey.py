@@ -128,4 +128,5 @@ def _choices(trials: list[tuple[str, Trial]]) -> Iterator[str]:
         if trial.method != method:
             lengths.setdefault((method, trial.method), {})[trial.length] = None
     for (method, chosen), used in lengths.items():
-        yield f"{method} at {', '.join(map(str, used))}: {', '.join(chosen.split(',')[1:])}"
+        options = [", ".join(part.split(",")[1:]) or part for part in chosen.split("+")]
+        yield f"{method} at {', '.join(map(str, used))}: {' + '.join(options)}"

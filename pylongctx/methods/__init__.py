@@ -4,31 +4,53 @@ from dataclasses import fields
 from typing import Any
 
 from pylongctx.methods.base import Method
+from pylongctx.methods.compose import Composition, compose
+from pylongctx.methods.corm import Corm
 from pylongctx.methods.full import Full
+from pylongctx.methods.h2o import H2O
 from pylongctx.methods.longheads import LongHeads
+from pylongctx.methods.scissorhands import Scissorhands
 from pylongctx.methods.selfextend import SelfExtend
+from pylongctx.methods.table import METHODS
+from pylongctx.methods.tova import Tova
 from pylongctx.methods.window import Window
 
-__all__ = ["METHODS", "Full", "LongHeads", "Method", "SelfExtend", "Window", "parse"]
-
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (Full, Window, SelfExtend, LongHeads)}
-PLANNED = ("corm",)
+__all__ = [
+    "H2O",
+    "METHODS",
+    "Composition",
+    "Corm",
+    "Full",
+    "LongHeads",
+    "Method",
+    "Scissorhands",
+    "SelfExtend",
+    "Tova",
+    "Window",
+    "parse",
+]
 
 
 def parse(spec: str) -> Method:
-    """Return the method that a spec string such as ``"selfextend,group_size=8"`` describes.
+    """Return the method that a spec string such as ``"longheads,chunk_size=64+corm,window=128"`` describes.
+
+    Options bind to the part that they follow.
 
     Raises
     ------
     ValueError
-        When the method, an option or a value is unknown; the message lists what exists.
+        When a method, an option or a value is unknown, or the parts do not compose; the message lists what exists.
     """
     if not isinstance(spec, str):
         raise TypeError(f"a method is a string or a method object, not {spec!r}")
+    return compose(*map(_parse_part, spec.split("+")))
+
+
+def _parse_part(spec: str) -> Method:
     name, *options = (part.strip() for part in spec.split(","))
     cls = METHODS.get(name)
     if cls is None:
-        raise ValueError(_unknown_method(name))
+        raise ValueError(f"unknown method {name!r}; available: {', '.join(METHODS)}")
     values: dict[str, Any] = {}
     for option in options:
         key, value = _parse_option(cls, option)
@@ -50,11 +72,3 @@ def _parse_option(cls: type[Method], option: str) -> tuple[str, int | str]:
         return key, int(value)
     except ValueError:
         raise ValueError(f"option {key!r} of method {cls.name!r} must be an integer, not {value!r}") from None
-
-
-def _unknown_method(name: str) -> str:
-    available = f"available: {', '.join(METHODS)}"
-    parts = name.split("+")
-    if any(part in PLANNED for part in parts) or (len(parts) > 1 and all(part in METHODS for part in parts)):
-        return f"method {name!r} is planned for a later release and not in this version; {available}"
-    return f"unknown method {name!r}; {available}"

@@ -10,3 +10,4 @@ class Full(Method):
     """Every query reads every earlier token at its true position: the model as it was trained."""
 
     name = "full"
+    role = "base"

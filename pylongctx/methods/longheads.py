@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import Method, check_int, check_multiple, check_word
+from pylongctx.methods.base import Method, check_given, check_int, check_multiple, check_word
 
 GRAIN = 16
 
@@ -60,6 +60,7 @@ class LongHeads(Method):
     n_neighbor: int | None = None
 
     name = "longheads"
+    role = "base"
     words = {
         "select": ("head", "group"),
         "representation": ("attention", "minmax"),
@@ -67,8 +68,7 @@ class LongHeads(Method):
     }
 
     def __post_init__(self) -> None:
-        if self.n_recent is None:
-            raise TypeError("n_recent must be an integer, not None")
+        check_given("n_recent", self.n_recent)
         minimums = {"n_recent": 0, "n_neighbor": 0, "select_block": 1, "group_size": 1}
         for name, minimum in (minimums | {"chunk_size": GRAIN, "window": GRAIN}).items():
             check_int(name, getattr(self, name), minimum)

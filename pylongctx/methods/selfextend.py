@@ -29,6 +29,7 @@ class SelfExtend(Method):
     neighbor_window: int | None = None
 
     name = "selfextend"
+    role = "base"
 
     def __post_init__(self) -> None:
         check_int("group_size", self.group_size, 1)

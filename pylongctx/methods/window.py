@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import Method, check_int
+from pylongctx.methods.base import Method, check_given, check_int
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ class Window(Method):
     name = "window"
 
     def __post_init__(self) -> None:
-        if self.n_sink is None:
-            raise TypeError("n_sink must be an integer, not None")
+        check_given("n_sink", self.n_sink)
         check_int("n_sink", self.n_sink, 0)
         check_int("window", self.window, 1)

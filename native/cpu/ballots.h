@@ -1,0 +1,98 @@
+// What queries think of the rows they have read, given their scores and LSE: a weight is exp(score - LSE).
+#pragma once
+
+#include "columns.h"
+
+// The columns of a block of scores, as voters.
+struct lctx_ballots {
+    float * threshold;  // [n_pad] least score of an important row: LSE - ln t, t the rows that the query's segments span; inf: no vote
+    float * lse;        // [n_pad] inf: no vote
+    int32_t * step;     // [n_pad] the query's row
+
+    static size_t n_float() { return 3 * LCTX_MAX_COLUMNS; }
+    explicit lctx_ballots(float * base) : threshold(base), lse(base + LCTX_MAX_COLUMNS), step((int32_t *)(lse + LCTX_MAX_COLUMNS)) {}
+
+    void clear() const {
+        std::fill_n(threshold, LCTX_MAX_COLUMNS, INFINITY);
+        std::fill_n(lse, LCTX_MAX_COLUMNS, INFINITY);
+        std::fill_n(step, LCTX_MAX_COLUMNS, -1);
+    }
+    void set(int column, float of_lse, int64_t n_span, int32_t row) const {
+        threshold[column] = of_lse - logf((float)n_span);
+        lse[column] = of_lse;
+        step[column] = row;
+    }
+};
+
+static inline int32_t lctx_last_important(const float * s, const lctx_ballots & b, int n_pad, int32_t last) {
+    lctx_vi best = lctx_vi{} + last;
+    for (int c = 0; c < n_pad; c += LCTX_VL) {
+        lctx_vi step;
+        memcpy(&step, b.step + c, sizeof(step));
+        const lctx_vi important = lctx_vload(s + c) >= lctx_vload(b.threshold + c);
+        const lctx_vi later = important & (step > best);
+        best = (later & step) | (~later & best);
+    }
+    for (int i = 0; i < LCTX_VL; i++) {
+        last = std::max(last, best[i]);
+    }
+    return last;
+}
+
+// Add the votes of the columns for n slots from `slot` on. s: [n][n_pad], a row that is not read is -inf; overwritten.
+static inline void lctx_count_votes(const lctx_held & held, lctx_score kind, const lctx_ballots & b, float * s, int n_col, int n_pad,
+                                    int slot, int n) {
+    for (int x = 0; x < n; x++) {
+        int32_t & score = held.scores()[slot + x];
+        float * row = s + (size_t)x * n_pad;
+        if (kind == LCTX_SCORE_LAST) {
+            score = lctx_last_important(row, b, n_pad, score);
+        } else if (kind == LCTX_SCORE_COUNT) {
+            for (int c = 0; c < n_col; c++) {
+                score += row[c] >= b.threshold[c];
+            }
+        } else {
+            float sum = lctx_held::as_float(score);
+            for (int c = 0; c < n_pad; c += LCTX_VL) {
+                lctx_vstore(row + c, lctx_vexp(lctx_vload(row + c) - lctx_vload(b.lse + c)));
+            }
+            for (int c = 0; c < n_col; c++) {  // one by one: the sum must not depend on where the tokens were cut
+                sum += row[c];
+            }
+            score = lctx_held::as_score(sum);
+        }
+    }
+}
+
+// Rows that a query's segments span.
+static inline int64_t lctx_span(const lctx_segment * segs, int n_seg) {
+    int64_t n = 0;
+    for (int i = 0; i < n_seg; i++) {
+        n += std::max(0, segs[i].row1 - segs[i].row0);
+    }
+    return n;
+}
+
+// Slots are dealt to the parts of a head's work block by block, so that each has one writer.
+static inline bool lctx_is_mine(int slot, int split, int n_split) {
+    return slot / LCTX_BLOCK % n_split == split;
+}
+
+// Keep the scores from before the ubatch for the sequences that vote: the part's own blocks.
+static inline void lctx_keep_scores(const lctx_cache_args & cache, const lctx_voter * voters, int n_tokens, int head_kv, int split,
+                                    int n_split) {
+    for (int i = 0; i < n_tokens; i++) {
+        const bool is_last = i + 1 == n_tokens || voters[i + 1].seq != voters[i].seq;
+        if (voters[i].undo_from < 0 || !is_last) {
+            continue;
+        }
+        const lctx_held held = lctx_slots(cache, head_kv, voters[i].seq).held;
+        const int n_held = held.slot(voters[i].row) + 1;
+        for (int slot = split * LCTX_BLOCK; slot < n_held; slot += n_split * LCTX_BLOCK) {
+            std::copy_n(held.scores() + slot, std::min(LCTX_BLOCK, n_held - slot), held.undo() + slot);
+        }
+        if (split == 0) {
+            held.undo_from() = voters[i].undo_from;
+        }
+    }
+}

@@ -1,0 +1,184 @@
+// *vote*: the queries of the batch vote for the rows that they have read, now that their LSE is known.
+//
+// A job is one KV head and every n_split-th block of its slots: a row's score has one writer, and its votes come in the order of the
+// tokens. Scores are computed once more rather than kept: a product of the queries with K, about a third of the attention.
+#include "ballots.h"
+#include "ggml-cpu-impl.h"
+#include "lists.h"
+#include "tiles.h"
+
+namespace {
+
+constexpr int JOBS_PER_THREAD = 4;
+
+int n_split_of(const lctx_attend_args & a, int n_thread) {
+    return n_thread > 1 ? (int)lctx_ceil_div(JOBS_PER_THREAD * n_thread, a.n_head_kv) : 1;
+}
+
+// Per-thread scratch, laid out in the work buffer.
+struct scratch {
+    float * s;  // [BLOCK][MAX_COLUMNS]
+    lctx_ballots ballots;
+    float * queries;
+    float * k;  // [BLOCK][head_dim_k]
+    float * rotated;
+    void * lists;
+
+    static size_t size(const lctx_attend_args & a, size_t lists_size) {
+        const size_t n = (size_t)LCTX_BLOCK * LCTX_MAX_COLUMNS + lctx_ballots::n_float() +
+                         lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) + (size_t)a.head_dim_k * (LCTX_BLOCK + 1);
+        return GGML_PAD(n * sizeof(float) + lists_size, LCTX_CACHE_LINE);
+    }
+    scratch(char * base, const lctx_attend_args & a) : s((float *)base), ballots(s + (size_t)LCTX_BLOCK * LCTX_MAX_COLUMNS) {
+        float * p = s + (size_t)LCTX_BLOCK * LCTX_MAX_COLUMNS + lctx_ballots::n_float();
+        queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k);
+        k = p, p += (size_t)LCTX_BLOCK * a.head_dim_k;
+        rotated = p, p += a.head_dim_k;
+        lists = p;
+    }
+};
+
+float lse_of(const lctx_attend_args & a, int token, int head) {
+    return a.lse[(size_t)token * a.n_head + head];
+}
+
+bool any_votes(const lctx_vote_args & v, int token0, int n_token) {
+    return std::any_of(v.voters + token0, v.voters + token0 + n_token, [](const lctx_voter & voter) { return voter.votes != 0; });
+}
+
+void vote_tile(const lctx_vote_args & v, const lctx_tiling & g, const lctx_tile & t, const scratch & w, int split, int n_split) {
+    const lctx_attend_args & a = v.attend;
+    const lctx_slots slots(a.cache, t.head_kv, lctx_segment_of(a, t.token0, 0).seq);
+    const lctx_columns columns(w.queries, g.max_col, t.n_col, a.head_dim_k);
+    w.ballots.clear();
+    for (int c = 0; c < t.n_col; c++) {
+        const int token = t.token(c);
+        if (v.voters[token].votes) {
+            w.ballots.set(c, lse_of(a, token, t.head(c)), lctx_span(&lctx_segment_of(a, token, 0), a.n_seg), v.voters[token].row);
+        }
+    }
+    for (int seg = 0; seg < a.n_seg; seg++) {
+        const lctx_tile_range r(a, t, slots, seg);
+        bool loaded = false;
+        for (int b = r.first_block(); b < r.first_block() + r.n_block(); b++) {
+            if (!lctx_is_mine(b * LCTX_BLOCK, split, n_split)) {
+                continue;
+            }
+            if (!loaded) {
+                lctx_load_queries(a, t, seg, columns, w.rotated);
+                loaded = true;
+            }
+            const int slot = r.block_lo(b), n = r.block_hi(b) - slot;
+            lctx_tile_scores(a, t, slots, columns, seg, r, slot, n, w.k, w.s);
+            lctx_count_votes(slots.held, v.score, w.ballots, w.s, t.n_col, t.n_col_pad, slot, n);
+        }
+    }
+}
+
+void vote_job(const lctx_vote_args & v, const lctx_tiling & g, int head_kv, const scratch & w, int split, int n_split) {
+    lctx_keep_scores(v.attend.cache, v.voters, v.attend.n_tokens, head_kv, split, n_split);
+    for (int token_tile = 0; token_tile < g.n_token_tile; token_tile++) {
+        for (int head_tile = 0; head_tile < g.n_head_tile; head_tile++) {
+            const lctx_tile t(g, head_kv, head_tile, token_tile);
+            if (any_votes(v, t.token0, t.n_token)) {
+                vote_tile(v, g, t, w, split, n_split);
+            }
+        }
+    }
+}
+
+// Up to MAX_COLUMNS entries of one chunk.
+void vote_entries(const lctx_vote_args & v, const lctx_list_plan & g, const lctx_list_block & b, const scratch & w,
+                  const lctx_list_entry * e, int n, int split, int n_split) {
+    const lctx_attend_args & a = v.attend;
+    const lctx_slots slots(a.cache, b.head_kv, a.segs[e[0].seg].seq);
+    const lctx_list_range r(a, slots, e, n);
+    const lctx_columns columns(w.queries, LCTX_MAX_COLUMNS, n, a.head_dim_k);
+    bool loaded = false;
+    for (int slot = r.lo; slot < r.hi; slot = r.block_hi(slot)) {
+        if (!lctx_is_mine(slot, split, n_split)) {
+            continue;
+        }
+        if (!loaded) {
+            w.ballots.clear();
+            for (int i = 0; i < n; i++) {
+                const int token = b.token(g, e[i].column);
+                if (v.voters[token].votes) {
+                    const lctx_segment * segs = a.segs + e[i].seg / a.n_seg * a.n_seg;
+                    w.ballots.set(i, lse_of(a, token, b.head(g, e[i].column)), lctx_span(segs, a.n_seg), v.voters[token].row);
+                }
+            }
+            lctx_load_queries(a, g, b, e, columns, w.rotated);
+            loaded = true;
+        }
+        const int n_slot = r.block_hi(slot) - slot;
+        lctx_list_scores(a, b.head_kv, slots, columns, e, r, slot, n_slot, w.k, w.s);
+        lctx_count_votes(slots.held, v.score, w.ballots, w.s, n, columns.n_pad, slot, n_slot);
+    }
+}
+
+void vote_lists(const lctx_vote_args & v, const lctx_list_plan & g, int head_kv, const scratch & w, int split, int n_split) {
+    const lctx_lists lists(w.lists, g);
+    lctx_keep_scores(v.attend.cache, v.voters, v.attend.n_tokens, head_kv, split, n_split);
+    for (int index = 0; index < g.n_block; index++) {
+        const lctx_list_block b(g, head_kv, index);
+        if (!any_votes(v, b.token0, b.n_token)) {
+            continue;
+        }
+        lctx_invert(v.attend, g, b, lists);
+        for (int bucket = 0; bucket < g.n_bucket; bucket++) {
+            for (int i = lists.start[bucket]; i < lists.start[bucket + 1]; i += LCTX_MAX_COLUMNS) {
+                vote_entries(v, g, b, w, lists.entries + i, std::min(LCTX_MAX_COLUMNS, lists.start[bucket + 1] - i), split, n_split);
+            }
+        }
+    }
+}
+
+// Every thread takes jobs: f(head_kv, scratch, split, n_split).
+template <typename Plan, typename F>
+void share_out(const ggml_compute_params * params, const lctx_attend_args & a, Plan & g, size_t lists_size, F && f) {
+    char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
+    const scratch w(base + params->ith * scratch::size(a, lists_size), a);
+    int32_t * cut = (int32_t *)(base + params->nth * scratch::size(a, lists_size));
+    if (params->ith == 0) {
+        g.cut_tokens(a, cut);
+        ggml_threadpool_chunk_set(params->threadpool, params->nth);
+    }
+    ggml_barrier(params->threadpool);
+    g.use_cut(cut);
+    const int n_split = n_split_of(a, params->nth);
+    for (int job = params->ith; job < a.n_head_kv * n_split; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        f(job / n_split, w, job % n_split, n_split);
+    }
+}
+
+size_t wsize(const lctx_attend_args & a, size_t lists_size, int n_tasks) {
+    return LCTX_CACHE_LINE + scratch::size(a, lists_size) * n_tasks + (a.n_tokens + 2) * sizeof(int32_t);
+}
+
+// Blocks of tokens as one thread would cut them: their size must not depend on who is there to help.
+lctx_list_plan list_plan(const lctx_attend_args & a) {
+    return {a, 1};
+}
+
+}  // namespace
+
+size_t lctx_cpu_vote_wsize(const lctx_vote_args & args, int n_tasks) {
+    return wsize(args.attend, 0, n_tasks);
+}
+
+void lctx_cpu_vote(const ggml_compute_params * params, const lctx_vote_args & args) {
+    lctx_tiling g(args.attend);
+    share_out(params, args.attend, g, 0,
+              [&](int head_kv, const scratch & w, int split, int n_split) { vote_job(args, g, head_kv, w, split, n_split); });
+}
+
+size_t lctx_cpu_vote_chunks_wsize(const lctx_vote_args & args, int n_tasks) {
+    return wsize(args.attend, lctx_lists::size(args.attend, list_plan(args.attend)), n_tasks);
+}
+
+void lctx_cpu_vote_chunks(const ggml_compute_params * params, const lctx_vote_args & args) {
+    lctx_list_plan g = list_plan(args.attend);
+    share_out(params, args.attend, g, lctx_lists::size(args.attend, g),
+              [&](int head_kv, const scratch & w, int split, int n_split) { vote_lists(args, g, head_kv, w, split, n_split); });
+}

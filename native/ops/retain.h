@@ -1,0 +1,64 @@
+// Which rows a head keeps: settings of the eviction rules, the arithmetic that host and kernels share, and where it is written down.
+//
+// Every KV head of a sequence holds some of the rows that were stored, ascending; the place of a row among them is its slot, and slot i
+// lies in page table[i / 64]. Queries vote for the rows they read; at a border the rows without enough votes leave and the others move up.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+enum lctx_score : int32_t {
+    LCTX_SCORE_LAST,   // the last query to which the row was important; -1: none
+    LCTX_SCORE_COUNT,  // how many queries found it important
+    LCTX_SCORE_SUM,    // sum of its weights, a float
+};
+
+struct lctx_retain {
+    lctx_score score;
+    int32_t resets;       // 1: scores begin again after an eviction
+    int32_t window;       // queries before a border that vote
+    int32_t recent;       // newest rows that stay
+    int32_t evict_every;  // a border is every so many rows
+    int32_t budget;       // rows that a head keeps at most, the best by score; 0: those that a query of the window found important
+
+    // The first border at p or later: an eviction follows it.
+    int32_t border(int32_t p) const { return (p / evict_every + 1) * evict_every - 1; }
+    bool votes(int32_t p) const { return border(p) - p < window; }
+};
+
+// What one KV head of one sequence holds: int32 [size], header, then planes of n_row_max numbers.
+struct lctx_held {
+    int32_t * data;
+    int32_t n_row_max;
+
+    static constexpr int32_t HEADER = 4, PLANES = 3;
+    static int64_t size(int32_t n_row_max) { return HEADER + (int64_t)PLANES * n_row_max; }
+
+    int32_t & n_gone() const { return data[0]; }      // rows evicted so far
+    int32_t & dense_from() const { return data[1]; }  // rows from this one on are all here
+    int32_t & undo_from() const { return data[2]; }   // undo() is what scores() was before the queries from this row on voted
+    int32_t * rows() const { return data + HEADER; }
+    int32_t * scores() const { return rows() + n_row_max; }
+    int32_t * undo() const { return scores() + n_row_max; }  // scores before the last ubatch that voted: it may be taken back
+
+    static int32_t first_score(lctx_score kind) { return kind == LCTX_SCORE_LAST ? -1 : 0; }
+    static float as_float(int32_t score) {
+        float value;
+        memcpy(&value, &score, sizeof(value));
+        return value;
+    }
+    static int32_t as_score(float value) {
+        int32_t score;
+        memcpy(&score, &value, sizeof(score));
+        return score;
+    }
+
+    // The number of held rows before `row`: its slot when it is held.
+    int32_t slot(int32_t row) const {
+        if (row >= dense_from()) {
+            return row - n_gone();
+        }
+        return (int32_t)(std::lower_bound(rows(), rows() + dense_from() - n_gone(), row) - rows());
+    }
+};

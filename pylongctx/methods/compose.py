@@ -1,0 +1,86 @@
+"""Compositions: a base says what is read and from where, a rule what is forgotten."""
+
+from dataclasses import dataclass
+
+from pylongctx.methods.base import Method
+from pylongctx.methods.full import Full
+from pylongctx.methods.table import names
+
+
+@dataclass(frozen=True)
+class Composition(Method):
+    """A base that forgets by a rule, ``LongHeads() + Corm()``; its spec string is that of both, joined by ``+``.
+
+    Parameters
+    ----------
+    base : Method
+        What is read: SelfExtend or LongHeads. Full attention is what a rule alone reads: ``Full() + Corm()`` is
+        ``Corm()``.
+    rule : Method
+        What is forgotten: Corm, H2O, Scissorhands or Tova.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When a part is no method object, or the two do not compose; the message says what composes with what.
+    """
+
+    base: Method
+    rule: Method
+
+    def __post_init__(self) -> None:
+        for name, part in (("base", self.base), ("rule", self.rule)):
+            if not isinstance(part, Method):
+                raise TypeError(f"{name} must be a method object, not {part!r}")
+        _check(self.base.parts + self.rule.parts)
+        if self.base == Full():
+            raise ValueError(f"'full+{self.rule.name}' is {self.rule.name!r} alone: use the rule itself")
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The names of both parts, joined by ``+``."""
+        return "+".join(part.name for part in self.parts)
+
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        """The base and the rule."""
+        return self.base, self.rule
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.parts))
+
+
+def compose(*parts: Method) -> Method:
+    """Return the method that is made of ``parts``: one alone, or a base and a rule.
+
+    Raises
+    ------
+    ValueError
+        When they do not compose.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    _check(parts)
+    base, rule = parts
+    return rule if base == Full() else Composition(base, rule)
+
+
+def _check(parts: tuple[Method, ...]) -> None:
+    if [part.role for part in parts] != ["base", "rule"]:
+        raise ValueError(
+            f"{'+'.join(part.name for part in parts)!r} does not compose: {_reason(parts)}; "
+            f"a composition is one base ({names('base')}) + one rule ({names('rule')})"
+        )
+
+
+def _reason(parts: tuple[Method, ...]) -> str:
+    """Return what is wrong with parts that are not a base and a rule."""
+    if len(parts) != 2:
+        return f"it has {len(parts)} parts"
+    for part in parts:
+        if part.role is None:
+            return f"{part.name} composes with nothing"
+    first, second = parts
+    if first.role == second.role:
+        return f"both are {first.role}s"
+    return f"the base comes first, '{second.name}+{first.name}'"

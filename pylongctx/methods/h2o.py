@@ -1,0 +1,43 @@
+"""H2O: keep the newest keys and the heavy hitters."""
+
+from dataclasses import dataclass
+
+from pylongctx.methods.base import LIMIT, Method, check_below, check_int
+
+
+@dataclass(frozen=True)
+class H2O(Method):
+    """Keep a budget of keys per layer and KV head: the newest ones, and those that got most attention in all.
+
+    H2O: Heavy-Hitter Oracle, arXiv 2306.14048, section 4.1, algorithm 1. The score of a key is the sum of its weights
+    over all queries since it came, and over the query heads that share it; of equal scores the newer key stays.
+
+    Parameters
+    ----------
+    budget : int or None
+        Keys that an eviction leaves; up to ``evict_every`` more are held until the next one. None: a quarter of the
+        trained context.
+    recent : int or None
+        Newest keys that stay whatever their score: less than ``budget``. None: a quarter of the budget.
+    evict_every : int or None
+        Tokens between two evictions, which follow the positions that complete a multiple of it. 1 is the paper's. None:
+        chosen by the library, a measured default.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When an option is not an integer, too small or larger than 2**30, or ``recent`` not below ``budget``.
+    """
+
+    budget: int | None = None
+    recent: int | None = None
+    evict_every: int | None = None
+
+    name = "h2o"
+    role = "rule"
+
+    def __post_init__(self) -> None:
+        check_int("budget", self.budget, 1, LIMIT)
+        check_int("recent", self.recent, 0, LIMIT)
+        check_int("evict_every", self.evict_every, 1, LIMIT)
+        check_below("recent", self.recent, "budget", self.budget)

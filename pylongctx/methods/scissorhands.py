@@ -1,0 +1,53 @@
+"""Scissorhands: keep the newest keys and those that were important most often."""
+
+from dataclasses import dataclass
+
+from pylongctx.methods.base import LIMIT, Method, check_below, check_int
+
+
+@dataclass(frozen=True)
+class Scissorhands(Method):
+    """Keep a budget of keys per layer and KV head: the newest ones, and those that were important most often lately.
+
+    Scissorhands, arXiv 2305.17118, section 4.1, algorithms 1 and 2. The score of a key counts how often its weight was
+    at least the mean one, among the last ``window`` queries before an eviction and the query heads that share it; the
+    mean is 1/t for a query whose segments span t tokens, forgotten ones counted. Each eviction sets the scores to 0; of
+    equal ones the newer key stays.
+
+    Parameters
+    ----------
+    budget : int or None
+        Keys that an eviction leaves; up to ``evict_every`` more are held until the next one. None: a quarter of the
+        trained context.
+    window : int or None
+        Queries before an eviction that are counted, at most ``evict_every``. None: ``evict_every``, all since the last
+        eviction.
+    recent : int or None
+        Newest keys that stay whatever their score: less than ``budget``. None: a quarter of the budget.
+    evict_every : int or None
+        Tokens between two evictions, which follow the positions that complete a multiple of it. None: chosen by the
+        library, a measured default.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When an option is not an integer, too small or larger than 2**30, ``recent`` not below ``budget``, or ``window``
+        above ``evict_every``.
+    """
+
+    budget: int | None = None
+    window: int | None = None
+    recent: int | None = None
+    evict_every: int | None = None
+
+    name = "scissorhands"
+    role = "rule"
+
+    def __post_init__(self) -> None:
+        check_int("budget", self.budget, 1, LIMIT)
+        check_int("window", self.window, 1, LIMIT)
+        check_int("recent", self.recent, 0, LIMIT)
+        check_int("evict_every", self.evict_every, 1, LIMIT)
+        check_below("recent", self.recent, "budget", self.budget)
+        if self.window is not None and self.evict_every is not None and self.window > self.evict_every:
+            raise ValueError(f"window must be at most evict_every ({self.evict_every}), not {self.window}")

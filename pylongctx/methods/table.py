@@ -1,0 +1,20 @@
+"""The table of the methods, by name."""
+
+from pylongctx.methods.base import Method
+from pylongctx.methods.corm import Corm
+from pylongctx.methods.full import Full
+from pylongctx.methods.h2o import H2O
+from pylongctx.methods.longheads import LongHeads
+from pylongctx.methods.scissorhands import Scissorhands
+from pylongctx.methods.selfextend import SelfExtend
+from pylongctx.methods.tova import Tova
+from pylongctx.methods.window import Window
+
+CLASSES: tuple[type[Method], ...] = (Full, Window, SelfExtend, LongHeads, Corm, H2O, Scissorhands, Tova)
+METHODS: dict[str, type[Method]] = {cls.name: cls for cls in CLASSES}
+
+
+def names(role: str) -> str:
+    """Return the methods with a role in compositions, as words: ``"a, b or c"``."""
+    *most, last = (cls.name for cls in CLASSES if cls.role == role)
+    return f"{', '.join(most)} or {last}"
