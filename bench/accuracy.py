@@ -1,11 +1,11 @@
-"""Pass keys found and perplexity of many settings: the table that the defaults of LongHeads were chosen from.
+"""Pass keys found, perplexity and KV memory of many settings: the tables that defaults were chosen from.
 
     python bench/accuracy.py emma.txt --lengths 8192,32768 --tests 50 --method longheads --method full@ntk
 
 Every setting and length is a job on one thread; the prompts are those of ``pylongctx passkey``. "cut": of the pass keys
 whose sentences a chunk border cuts. Perplexity: of the last 256 tokens of passages that end at the same places.
 A method may name a RoPE scaling: ``@ntk``, ``@pi`` and ``@yarn`` stretch the trained context to the length, ``@pi4``
-stretches it 4 times.
+stretches it 4 times. KV: bytes held at the end of the last passage (or prompt), of what a full cache holds.
 """
 
 import argparse
@@ -82,6 +82,8 @@ def measure(job: dict) -> dict:
             longest = max(job["lengths"])
             losses = [mean_nll(llm, part[-length:], 256) for part in passages(text, longest, job["passages"])]
             result["perplexity"] = float(np.exp(np.mean(losses)))
+        usage = llm.kv_usage()
+        result["kv"] = usage.bytes / usage.full_bytes
     return result
 
 
@@ -105,7 +107,7 @@ def main() -> None:
                     print(json.dumps(result), file=out)
     found = [(known | results)[key] for key in keys]
     print(f"{machine()}; {args.tests} pass keys each\n")
-    head = ["method", "tokens", *(part for name in haystacks for part in (name, "cut")), "perplexity"]
+    head = ["method", "tokens", *(part for name in haystacks for part in (name, "cut")), "perplexity", "KV"]
     print(table(head, [cells(result) for result in found]))
 
 
@@ -115,7 +117,8 @@ def cells(result: dict) -> list[str]:
     for name in result["haystacks"]:
         right, n = result.get(f"{name} cut", (0, 0))
         row += [f"{100 * result[name] / result['tests']:.0f} %", f"{right}/{n}" if n else ""]
-    return [*row, f"{result['perplexity']:.2f}" if "perplexity" in result else ""]
+    row.append(f"{result['perplexity']:.2f}" if "perplexity" in result else "")
+    return [*row, f"{100 * result['kv']:.0f} %" if "kv" in result else ""]
 
 
 if __name__ == "__main__":

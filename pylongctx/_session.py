@@ -21,8 +21,8 @@ class Session:
     """Evaluate tokens step by step and keep tokens, logits and cache consistent.
 
     One step is at most one ubatch, so that Ctrl-C and ``abort`` return soon, and ends where heads evict. Whatever
-    interrupts an evaluation, ``n_tokens`` and ``input_ids`` say what was evaluated; the cache is cut back to that before
-    the next step. Setting ``n_tokens`` to a smaller number forgets the tokens after it.
+    interrupts an evaluation, ``n_tokens`` and ``input_ids`` say what was evaluated; the cache is cut back to that
+    before the next step. Setting ``n_tokens`` to a smaller number forgets the tokens after it.
 
     Attributes
     ----------

@@ -73,13 +73,18 @@ struct scratch {
 void attend_block(const lctx_attend_args & a, const plan & g, const lctx_tile & t, const lctx_slots & slots, const scratch & w,
                   const state & st, int seg, const lctx_tile_range & r, int slot, int n) {
     const lctx_columns columns(w.queries, g.max_col, t.n_col, a.head_dim_k);
-    lctx_tile_scores(a, t, slots, columns, seg, r, slot, n, w.k, w.s);
+    const int32_t seq = lctx_segment_of(a, t.token0, seg).seq;
+    int64_t k_row, v_row;
+    const float * k = lctx_load_keys(a.cache, slots, (a.params.near_mask >> seg) & 1, slot, n, t.head_kv, seq, a.head_dim_k, w.k, &k_row);
+    lctx_scores(columns, k, k_row, n, w.s, false);
+    lctx_softcap(w.s, (size_t)n * t.n_col_pad, a.params.softcap);
+    if (r.is_partial(slot, n)) {
+        lctx_tile_mask(a, t, seg, n, w.s, [&](int i) { return slots.row(slot + i); });
+    }
     if (lctx_softmax_block(w.s, n, t.n_col_pad, st.m, st.l, w.factor)) {
         lctx_rescale(st.o, w.factor, t.n_col, g.dim_v);
     }
-    int64_t v_row;
-    const char * v_src = lctx_value_row(a.cache, slot, t.head_kv, lctx_segment_of(a, t.token0, seg).seq);
-    const float * v = lctx_unpack(a.cache.v_pool, v_src, n, a.head_dim_v, w.v, &v_row, g.dim_v);
+    const float * v = lctx_unpack(a.cache.v_pool, lctx_value_row(a.cache, slot, t.head_kv, seq), n, a.head_dim_v, w.v, &v_row, g.dim_v);
     lctx_gemm(t.n_col, g.dim_v, n, w.s, 1, t.n_col_pad, v, v_row, st.o, g.dim_v, true);
 }
 

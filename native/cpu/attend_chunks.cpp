@@ -102,6 +102,7 @@ void attend_entries(const lctx_attend_args & a, const plan & g, const lctx_list_
     const int32_t seq = a.segs[e[0].seg].seq;
     const lctx_slots slots(a.cache, b.head_kv, seq);
     const lctx_list_range r(a, slots, e, n);
+    const bool near = lctx_is_near(a, e[0].seg);
     if (r.lo >= r.hi) {  // evicted
         return;
     }
@@ -110,11 +111,16 @@ void attend_entries(const lctx_attend_args & a, const plan & g, const lctx_list_
     gather(g, w, st, e, columns);
     for (int slot = r.lo; slot < r.hi; slot = r.block_hi(slot)) {
         const int n_slot = r.block_hi(slot) - slot;
-        lctx_list_scores(a, b.head_kv, slots, columns, e, r, slot, n_slot, w.k, w.s);
+        int64_t k_row, v_row;
+        const float * k = lctx_load_keys(a.cache, slots, near, slot, n_slot, b.head_kv, seq, a.head_dim_k, w.k, &k_row);
+        lctx_scores(columns, k, k_row, n_slot, w.s, false);
+        lctx_softcap(w.s, (size_t)n_slot * columns.n_pad, a.params.softcap);
+        if (r.is_partial(slot, n_slot)) {
+            lctx_list_mask(a, columns, e, n_slot, w.s, [&](int i) { return slots.row(slot + i); });
+        }
         if (lctx_softmax_block(w.s, n_slot, columns.n_pad, w.m, w.l, w.factor)) {
             lctx_rescale(w.o, w.factor, n, g.dim_v);
         }
-        int64_t v_row;
         const char * v_src = lctx_value_row(a.cache, slot, b.head_kv, seq);
         const float * v = lctx_unpack(a.cache.v_pool, v_src, n_slot, a.head_dim_v, w.v, &v_row, g.dim_v);
         lctx_gemm(n, g.dim_v, n_slot, w.s, 1, columns.n_pad, v, v_row, w.o, g.dim_v, true);

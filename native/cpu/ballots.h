@@ -39,11 +39,11 @@ static inline int32_t lctx_last_important(const float * s, const lctx_ballots & 
     return last;
 }
 
-// Add the votes of the columns for n slots from `slot` on. s: [n][n_pad], a row that is not read is -inf; overwritten.
+// Add the votes of the columns for n picked slots. s: [n][n_pad], a row that is not read is -inf; overwritten.
 static inline void lctx_count_votes(const lctx_held & held, lctx_score kind, const lctx_ballots & b, float * s, int n_col, int n_pad,
-                                    int slot, int n) {
+                                    const int32_t * picked, int n) {
     for (int x = 0; x < n; x++) {
-        int32_t & score = held.scores()[slot + x];
+        int32_t & score = held.scores()[picked[x]];
         float * row = s + (size_t)x * n_pad;
         if (kind == LCTX_SCORE_LAST) {
             score = lctx_last_important(row, b, n_pad, score);
@@ -71,6 +71,16 @@ static inline int64_t lctx_span(const lctx_segment * segs, int n_seg) {
         n += std::max(0, segs[i].row1 - segs[i].row0);
     }
     return n;
+}
+
+// The slots of [slot, slot + n) that need votes of queries before this border; returns their number. picked: [n].
+static inline int lctx_pick_open(const lctx_retain & r, const lctx_held & held, int32_t border, int slot, int n, int32_t * picked) {
+    int n_picked = 0;
+    for (int s = slot; s < slot + n; s++) {
+        picked[n_picked] = s;
+        n_picked += !r.one_vote_is_enough() || r.is_open(held.rows()[s], held.scores()[s], border);
+    }
+    return n_picked;
 }
 
 // Slots are dealt to the parts of a head's work block by block, so that each has one writer.

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 constexpr int LCTX_BLOCK = LCTX_PAGE_ROWS;
 constexpr int LCTX_MAX_COLUMNS = 64;
@@ -143,6 +144,15 @@ static inline char * lctx_near_row(const lctx_cache_args & cache, int32_t row, i
     return near.data + seq * near.seq_stride + head * near.head_stride + (size_t)(row % near.rows) * cache.k_pool.row_size;
 }
 
+// Keys of any n slots as floats: tmp, [n][dim].
+static inline void lctx_gather_keys(const lctx_cache_args & cache, const lctx_slots & slots, bool near, const int32_t * picked, int n,
+                                    int32_t head, int32_t seq, int dim, float * tmp) {
+    for (int i = 0; i < n; i++) {
+        const char * src = near ? lctx_near_row(cache, slots.row(picked[i]), head, seq) : lctx_key_row(cache, picked[i], head, seq);
+        lctx_unpack_rows(cache.k_pool.type, src, cache.k_pool.row_size, 1, dim, tmp + (size_t)i * dim, dim);
+    }
+}
+
 // Keys of n slots of one page as floats, and the step from one to the next; tmp holds n x dim.
 static inline const float * lctx_load_keys(const lctx_cache_args & cache, const lctx_slots & slots, bool near, int32_t slot, int n,
                                            int32_t head, int32_t seq, int dim, float * tmp, int64_t * step) {
@@ -152,10 +162,9 @@ static inline const float * lctx_load_keys(const lctx_cache_args & cache, const 
     if (slots.all()) {  // the ring is made of pages too: it does not wrap around inside of one
         return lctx_unpack(cache.k_pool, lctx_near_row(cache, slot, head, seq), n, dim, tmp, step, dim);
     }
-    for (int i = 0; i < n; i++) {
-        lctx_unpack_rows(cache.k_pool.type, lctx_near_row(cache, slots.row(slot + i), head, seq), cache.k_pool.row_size, 1, dim,
-                         tmp + (size_t)i * dim, dim);
-    }
+    int32_t picked[LCTX_BLOCK];
+    std::iota(picked, picked + n, slot);
+    lctx_gather_keys(cache, slots, near, picked, n, head, seq, dim, tmp);
     *step = dim;
     return tmp;
 }

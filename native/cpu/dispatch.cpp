@@ -156,7 +156,7 @@ lctx_vote_args vote_args(const ggml_tensor * dst) {
     lctx_vote_args args;
     args.attend = attend_args(attended);
     args.voters = (const lctx_voter *)dst->src[LCTX_ATTEND_HELD + 2]->data;
-    args.score = params_of<lctx_vote_params>(dst).score;
+    args.retain = params_of<lctx_vote_params>(dst).retain;
     return args;
 }
 

@@ -137,7 +137,7 @@ struct lctx_select_args {
 struct lctx_vote_args {
     lctx_attend_args attend;    // the attention that was run; its lse is an input here
     const lctx_voter * voters;  // [n_tokens]
-    lctx_score score;
+    lctx_retain retain;
 };
 
 struct lctx_evict_args {

@@ -138,18 +138,13 @@ static inline void lctx_load_queries(const lctx_attend_args & a, const lctx_list
     }
 }
 
-// Scores of n slots of one page, [slot][column]; what an entry does not read is -inf. k_tmp: [n][head_dim_k].
-static inline void lctx_list_scores(const lctx_attend_args & a, int head_kv, const lctx_slots & slots, const lctx_columns & columns,
-                                    const lctx_list_entry * e, const lctx_list_range & r, int slot, int n, float * k_tmp, float * s) {
-    int64_t step;
-    const float * k =
-        lctx_load_keys(a.cache, slots, lctx_is_near(a, e[0].seg), slot, n, head_kv, a.segs[e[0].seg].seq, a.head_dim_k, k_tmp, &step);
-    lctx_scores(columns, k, step, n, s, false);
-    lctx_softcap(s, (size_t)n * columns.n_pad, a.params.softcap);
-    for (int i = 0; i < columns.n && r.is_partial(slot, n); i++) {
+// Take away what an entry does not read: s[n][n_pad], row_of(i) the row of score i.
+template <typename F> static inline void lctx_list_mask(const lctx_attend_args & a, const lctx_columns & columns, const lctx_list_entry * e,
+                                                        int n, float * s, F && row_of) {
+    for (int i = 0; i < columns.n; i++) {
         const lctx_segment & sg = a.segs[e[i].seg];
         for (int x = 0; x < n; x++) {
-            const int row = slots.row(slot + x);
+            const int row = row_of(x);
             if (row < sg.row0 || row >= sg.row1) {
                 s[x * columns.n_pad + i] = -INFINITY;
             }

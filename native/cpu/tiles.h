@@ -97,19 +97,13 @@ static inline void lctx_load_queries(const lctx_attend_args & a, const lctx_tile
     }
 }
 
-// Scores of n slots of one block, [slot][column]; what a token does not read is -inf. k: [n][head_dim_k].
-static inline void lctx_tile_scores(const lctx_attend_args & a, const lctx_tile & t, const lctx_slots & slots, const lctx_columns & columns,
-                                    int seg, const lctx_tile_range & r, int slot, int n, float * k_tmp, float * s) {
-    const int32_t seq = lctx_segment_of(a, t.token0, seg).seq;
-    const bool near = (a.params.near_mask >> seg) & 1;
-    int64_t step;
-    const float * k = lctx_load_keys(a.cache, slots, near, slot, n, t.head_kv, seq, a.head_dim_k, k_tmp, &step);
-    lctx_scores(columns, k, step, n, s, false);
-    lctx_softcap(s, (size_t)n * t.n_col_pad, a.params.softcap);
-    for (int i = 0; i < t.n_token && r.is_partial(slot, n); i++) {
+// Take away what a token does not read: s[n][n_col_pad], row_of(i) the row of score i.
+template <typename F>
+static inline void lctx_tile_mask(const lctx_attend_args & a, const lctx_tile & t, int seg, int n, float * s, F && row_of) {
+    for (int i = 0; i < t.n_token; i++) {
         const lctx_segment & sg = lctx_segment_of(a, t.token0 + i, seg);
         for (int x = 0; x < n; x++) {
-            const int row = slots.row(slot + x);
+            const int row = row_of(x);
             if (row < sg.row0 || row >= sg.row1) {
                 std::fill_n(s + x * t.n_col_pad + i * t.n_head, t.n_head, -INFINITY);
             }

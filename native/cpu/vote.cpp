@@ -1,7 +1,7 @@
 // *vote*: the queries of the batch vote for the rows that they have read, now that their LSE is known.
 //
 // A job is one KV head and every n_split-th block of its slots: a row's score has one writer, and its votes come in the order of the
-// tokens. Scores are computed once more rather than kept: a product of the queries with K, about a third of the attention.
+// tokens. Scores are computed once more rather than kept: a product of the queries with K, for the rows whose fate is still open.
 #include "ballots.h"
 #include "ggml-cpu-impl.h"
 #include "lists.h"
@@ -46,10 +46,25 @@ bool any_votes(const lctx_vote_args & v, int token0, int n_token) {
     return std::any_of(v.voters + token0, v.voters + token0 + n_token, [](const lctx_voter & voter) { return voter.votes != 0; });
 }
 
+// Scores of n picked slots of one page: w.s, [n][n_pad].
+void score_keys(const lctx_attend_args & a, const lctx_slots & slots, const lctx_columns & columns, bool near, const int32_t * picked,
+                int n, int head_kv, int32_t seq, const scratch & w) {
+    int64_t step = a.head_dim_k;
+    const float * k = w.k;
+    if (picked[n - 1] - picked[0] == n - 1) {
+        k = lctx_load_keys(a.cache, slots, near, picked[0], n, head_kv, seq, a.head_dim_k, w.k, &step);
+    } else {
+        lctx_gather_keys(a.cache, slots, near, picked, n, head_kv, seq, a.head_dim_k, w.k);
+    }
+    lctx_scores(columns, k, step, n, w.s, false);
+    lctx_softcap(w.s, (size_t)n * columns.n_pad, a.params.softcap);
+}
+
 void vote_tile(const lctx_vote_args & v, const lctx_tiling & g, const lctx_tile & t, const scratch & w, int split, int n_split) {
     const lctx_attend_args & a = v.attend;
     const lctx_slots slots(a.cache, t.head_kv, lctx_segment_of(a, t.token0, 0).seq);
     const lctx_columns columns(w.queries, g.max_col, t.n_col, a.head_dim_k);
+    const int32_t border = v.retain.border(v.voters[t.token0].row);  // of all tokens: no ubatch crosses one
     w.ballots.clear();
     for (int c = 0; c < t.n_col; c++) {
         const int token = t.token(c);
@@ -64,13 +79,22 @@ void vote_tile(const lctx_vote_args & v, const lctx_tiling & g, const lctx_tile 
             if (!lctx_is_mine(b * LCTX_BLOCK, split, n_split)) {
                 continue;
             }
+            int32_t picked[LCTX_BLOCK];
+            const int slot = r.block_lo(b), n_slot = r.block_hi(b) - slot;
+            const int n = lctx_pick_open(v.retain, slots.held, border, slot, n_slot, picked);
+            if (n == 0) {
+                continue;
+            }
             if (!loaded) {
                 lctx_load_queries(a, t, seg, columns, w.rotated);
                 loaded = true;
             }
-            const int slot = r.block_lo(b), n = r.block_hi(b) - slot;
-            lctx_tile_scores(a, t, slots, columns, seg, r, slot, n, w.k, w.s);
-            lctx_count_votes(slots.held, v.score, w.ballots, w.s, t.n_col, t.n_col_pad, slot, n);
+            const bool near = (a.params.near_mask >> seg) & 1;
+            score_keys(a, slots, columns, near, picked, n, t.head_kv, lctx_segment_of(a, t.token0, 0).seq, w);
+            if (r.is_partial(slot, n_slot)) {
+                lctx_tile_mask(a, t, seg, n, w.s, [&](int i) { return slots.row(picked[i]); });
+            }
+            lctx_count_votes(slots.held, v.retain.score, w.ballots, w.s, t.n_col, t.n_col_pad, picked, n);
         }
     }
 }
@@ -94,9 +118,13 @@ void vote_entries(const lctx_vote_args & v, const lctx_list_plan & g, const lctx
     const lctx_slots slots(a.cache, b.head_kv, a.segs[e[0].seg].seq);
     const lctx_list_range r(a, slots, e, n);
     const lctx_columns columns(w.queries, LCTX_MAX_COLUMNS, n, a.head_dim_k);
+    const int32_t border = v.retain.border(v.voters[b.token0].row);
     bool loaded = false;
     for (int slot = r.lo; slot < r.hi; slot = r.block_hi(slot)) {
-        if (!lctx_is_mine(slot, split, n_split)) {
+        int32_t picked[LCTX_BLOCK];
+        const int n_slot = r.block_hi(slot) - slot;
+        const int n_open = lctx_is_mine(slot, split, n_split) ? lctx_pick_open(v.retain, slots.held, border, slot, n_slot, picked) : 0;
+        if (n_open == 0) {
             continue;
         }
         if (!loaded) {
@@ -111,9 +139,11 @@ void vote_entries(const lctx_vote_args & v, const lctx_list_plan & g, const lctx
             lctx_load_queries(a, g, b, e, columns, w.rotated);
             loaded = true;
         }
-        const int n_slot = r.block_hi(slot) - slot;
-        lctx_list_scores(a, b.head_kv, slots, columns, e, r, slot, n_slot, w.k, w.s);
-        lctx_count_votes(slots.held, v.score, w.ballots, w.s, n, columns.n_pad, slot, n_slot);
+        score_keys(a, slots, columns, lctx_is_near(a, e[0].seg), picked, n_open, b.head_kv, a.segs[e[0].seg].seq, w);
+        if (r.is_partial(slot, n_slot)) {
+            lctx_list_mask(a, columns, e, n_open, w.s, [&](int i) { return slots.row(picked[i]); });
+        }
+        lctx_count_votes(slots.held, v.retain.score, w.ballots, w.s, n, columns.n_pad, picked, n_open);
     }
 }
 

@@ -189,7 +189,7 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_a
     params.lse = method.retain() != nullptr;
     ggml_tensor * cur = lctx_attend(ctx, q.x, stored, layer.v_pool, layer.table, segs, angles, layer.near, layer.held, params);
     if (method.retain()) {
-        ggml_tensor * votes = lctx_vote(ctx, cur, input->voters, method.retain()->score);
+        ggml_tensor * votes = lctx_vote(ctx, cur, input->voters, *method.retain());
         graph.cb(votes, "lctx_vote", il);
         ggml_build_forward_expand(graph.gf, votes);
     }

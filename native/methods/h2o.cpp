@@ -8,7 +8,7 @@ lctx_rule lctx_h2o_create(const lctx_method_spec & spec, const lctx_method_env &
     r.score = LCTX_SCORE_SUM;
     r.budget = lctx_rule_budget(spec, env, reason);
     r.recent = lctx_rule_option(spec, "recent", r.budget / RECENT_SHARE, 0);
-    r.evict_every = lctx_rule_option(spec, "evict_every", LCTX_EVICT_EVERY, 1);
+    r.evict_every = lctx_rule_evict_every(spec, r.budget);
     r.window = r.evict_every;
     if (r.recent >= r.budget) {
         throw lctx_refusal("h2o: recent " + std::to_string(r.recent) + " must be below budget " + std::to_string(r.budget));

@@ -150,10 +150,11 @@ std::unique_ptr<lctx_method> lctx_method_create(const lctx_method_spec & spec, c
 }
 
 int32_t lctx_rule_option(const lctx_method_spec & spec, const char * key, int32_t otherwise, int32_t least) {
+    constexpr int32_t MOST = 1 << 30;
     const int32_t value = spec.get(key) < 0 ? otherwise : spec.get(key);
-    if (value < least || value > LCTX_EVICT_MOST) {
-        throw lctx_refusal(spec.name + ": " + key + " must be " + std::to_string(least) + " .. " + std::to_string(LCTX_EVICT_MOST) +
-                           ", not " + std::to_string(value));
+    if (value < least || value > MOST) {
+        throw lctx_refusal(spec.name + ": " + key + " must be " + std::to_string(least) + " .. " + std::to_string(MOST) + ", not " +
+                           std::to_string(value));
     }
     return value;
 }
@@ -162,4 +163,9 @@ int32_t lctx_rule_budget(const lctx_method_spec & spec, const lctx_method_env & 
     constexpr int32_t SHARE = 4;
     reason = spec.get("budget") < 0 ? "budget = a quarter of the trained context " + std::to_string(env.n_ctx_train) : "budget as asked";
     return lctx_rule_option(spec, "budget", std::max(1, env.n_ctx_train / SHARE), 1);
+}
+
+int32_t lctx_rule_evict_every(const lctx_method_spec & spec, int32_t budget) {
+    constexpr int32_t SHARE = 4, MOST = 256;  // a head may hold so many rows more than its budget for a while
+    return lctx_rule_option(spec, "evict_every", std::max(1, std::min(MOST, budget / SHARE)), 1);
 }

@@ -103,11 +103,10 @@ lctx_rule lctx_h2o_create(const lctx_method_spec & spec, const lctx_method_env &
 lctx_rule lctx_scissorhands_create(const lctx_method_spec & spec, const lctx_method_env & env);
 lctx_rule lctx_tova_create(const lctx_method_spec & spec, const lctx_method_env & env);
 
-// Settings that rules share: how often they evict when it is not said (measured: README), what they may be, a budget and its words.
-constexpr int32_t LCTX_EVICT_EVERY = 256;
-constexpr int32_t LCTX_EVICT_MOST = 1 << 30;
+// What rules share: an option that is left out is `otherwise`; the budget, and why; how often a rule with a budget evicts.
 int32_t lctx_rule_option(const lctx_method_spec & spec, const char * key, int32_t otherwise, int32_t least);
 int32_t lctx_rule_budget(const lctx_method_spec & spec, const lctx_method_env & env, std::string & reason);
+int32_t lctx_rule_evict_every(const lctx_method_spec & spec, int32_t budget);
 
 // The smallest group with L/2 > w + (n_ctx - w)/G (SelfExtend, eq. 5); w must be below L/2.
 int32_t lctx_selfextend_group(int64_t n_ctx_train, int64_t n_ctx, int64_t window);

@@ -9,7 +9,7 @@ lctx_rule lctx_scissorhands_create(const lctx_method_spec & spec, const lctx_met
     r.score = LCTX_SCORE_COUNT;
     r.resets = 1;
     r.budget = lctx_rule_budget(spec, env, reason);
-    r.evict_every = lctx_rule_option(spec, "evict_every", LCTX_EVICT_EVERY, 1);
+    r.evict_every = lctx_rule_evict_every(spec, r.budget);
     r.window = lctx_rule_option(spec, "window", r.evict_every, 1);
     r.recent = lctx_rule_option(spec, "recent", r.budget / RECENT_SHARE, 0);
     if (r.recent >= r.budget) {

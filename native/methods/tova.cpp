@@ -9,6 +9,6 @@ lctx_rule lctx_tova_create(const lctx_method_spec & spec, const lctx_method_env 
     r.resets = 1;
     r.window = 1;
     r.budget = lctx_rule_budget(spec, env, reason);
-    r.evict_every = lctx_rule_option(spec, "evict_every", LCTX_EVICT_EVERY, 1);
+    r.evict_every = lctx_rule_evict_every(spec, r.budget);
     return {r, "tova,budget=" + std::to_string(r.budget) + ",evict_every=" + std::to_string(r.evict_every), reason};
 }

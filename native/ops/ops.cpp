@@ -132,7 +132,7 @@ ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * rep
     return result;
 }
 
-ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor * voters, lctx_score score) {
+ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor * voters, const lctx_retain & retain) {
     lctx_vote_params params = {};
     memcpy(&params.attend, attended->op_params, sizeof(params.attend));
     const ggml_tensor * q = attended->src[0];
@@ -141,7 +141,7 @@ ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor 
     GGML_ASSERT(voters->type == GGML_TYPE_I32 && voters->ne[0] == 4 && voters->ne[1] == q->ne[2] && ggml_is_contiguous(voters));
 
     params.attend.op = LCTX_OP_VOTE;
-    params.score = score;
+    params.retain = retain;
     ggml_tensor * result = ggml_view_tensor(ctx, held);
     set_params(result, params);
     set_sources(result, {});

@@ -82,7 +82,7 @@ constexpr int LCTX_ATTEND_HELD = 7;
 // The attention whose queries vote.
 struct lctx_vote_params {
     lctx_attend_params attend;  // first: the sub-op
-    lctx_score score;
+    lctx_retain retain;
 };
 
 struct lctx_evict_params {
@@ -179,11 +179,12 @@ ggml_tensor * lctx_represent(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
 ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * reps, ggml_tensor * rows, int64_t n_head_kv,
                           const lctx_chunks & chunks);
 
-// The queries of the batch vote for the rows they have read: scores of all rows that are held.
+// The queries of the batch vote for the rows they have read: scores of all rows that are held, or of those whose fate is open
+// (lctx_retain::is_open).
 //   attended: result of lctx_attend with lse; the queries, rows and segments are its own
 //   voters:   I32 [4, n_tokens]                      lctx_voter
 //   result:   view of held
-ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor * voters, lctx_score score);
+ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor * voters, const lctx_retain & retain);
 
 // Rows without enough votes leave; the others move up, K and V as stored.
 //   k_pool, v_pool, table, held: as for lctx_store

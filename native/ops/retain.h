@@ -9,7 +9,7 @@
 #include <cstring>
 
 enum lctx_score : int32_t {
-    LCTX_SCORE_LAST,   // the last query to which the row was important; -1: none
+    LCTX_SCORE_LAST,   // the last query to which the row was important (or one of the window, if one is enough); -1: none
     LCTX_SCORE_COUNT,  // how many queries found it important
     LCTX_SCORE_SUM,    // sum of its weights, a float
 };
@@ -25,6 +25,12 @@ struct lctx_retain {
     // The first border at p or later: an eviction follows it.
     int32_t border(int32_t p) const { return (p / evict_every + 1) * evict_every - 1; }
     bool votes(int32_t p) const { return border(p) - p < window; }
+
+    // True when every vote counts at one border only. Then a row that has one, or is too new to leave, needs no other.
+    bool one_vote_is_enough() const { return score == LCTX_SCORE_LAST && evict_every >= window; }
+    bool is_open(int32_t row, int32_t score_so_far, int32_t border) const {
+        return border - score_so_far >= window && border - row >= recent;
+    }
 };
 
 // What one KV head of one sequence holds: int32 [size], header, then planes of n_row_max numbers.

@@ -97,7 +97,7 @@ step add_step(lctx_graph_run & g, const layer & l, const lctx_method & method, g
     nodes.push_back(s.out = lctx_attend(ctx, queries, stored, l.v_pool, l.table, s.segs, angles, l.near, l.held, attend));
     if (r) {
         s.voters = g.tensor(GGML_TYPE_I32, 4, n);
-        nodes.push_back(lctx_vote(ctx, s.out, s.voters, r->score));
+        nodes.push_back(lctx_vote(ctx, s.out, s.voters, *r));
     }
     if (r && (first + n) % r->evict_every == 0) {
         s.due = g.tensor(GGML_TYPE_I32, 1);

@@ -1,12 +1,11 @@
-"""``pylongctx inspect``: which chunks the heads read when a hidden number is asked for."""
+"""``pylongctx inspect``: what the heads read when a hidden number is asked for, and what they keep of a text."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-import sys
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +14,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pylongctx.cli import kv
 from pylongctx.cli.options import add_model_options, add_prompt_options, llama_arguments, model_path
-from pylongctx.methods import parse
+from pylongctx.methods import LongHeads, Method, parse
 
 if TYPE_CHECKING:
     from pylongctx.eval.passkey import Trial
     from pylongctx.inspect import Trace
 
 TOPS = (1, 5)
+WHAT = {"chunks": "longheads", "kept": "corm", "compression": "corm", "sparsity": "full"}  # and the default method
 
 
 @dataclass(frozen=True)
@@ -36,46 +37,105 @@ class Finding:
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("inspect", help="show which chunks the heads read", description=__doc__)
+    parser = commands.add_parser("inspect", help="show what the heads read and keep", description=__doc__)
     add_model_options(parser)
-    parser.add_argument("--method", metavar="M", help="method that reads chunks (default: LCTX_METHOD, or longheads)")
+    defaults = ", ".join(f"{method} for {what}" for what, method in WHAT.items())
+    parser.add_argument(
+        "--method",
+        action="append",
+        metavar="M",
+        help=f"method, for compression repeatable (default: LCTX_METHOD, or {defaults})",
+    )
+    parser.add_argument(
+        "--what",
+        choices=WHAT,
+        help="chunks that are read; keys that are kept; bytes held against length; share of keys that matter "
+        "(default: chunks, keys or both, whatever the method chooses)",
+    )
     parser.add_argument("--length", type=int, default=2048, metavar="N", help="tokens (2048)")
+    parser.add_argument("--text", metavar="FILE", help="read the beginning of a text file and ask nothing")
     parser.add_argument("--trial", type=int, default=0, metavar="T", help="which of the questions of passkey (0)")
     add_prompt_options(parser)
-    parser.add_argument("--out", default=".", metavar="DIR", help="where the map goes, as PNG and SVG (here)")
+    parser.add_argument(
+        "--samples", type=int, default=16, metavar="N", help="lengths of compression, queries of sparsity (16)"
+    )
+    parser.add_argument("--out", default=".", metavar="DIR", help="where pictures go, as PNG and SVG (here)")
     parser.add_argument("--json", metavar="FILE", help="write the numbers")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask one question, print the numbers, write them and the map."""
-    if args.trial < 0:
-        raise ValueError(f"--trial must be at least 0, not {args.trial}")
-    finding = _find(args, str(parse(args.method or os.environ.get("LCTX_METHOD") or "longheads")))
-    numbers = {"first": _numbers(finding.trace.query(0), finding), "all": _numbers(finding.trace, finding)}
-    Console().print(_table(finding, numbers))
-    print(finding.trial.method)
-    if args.json:
-        Path(args.json).write_text(json.dumps(_report(finding, numbers), indent=2) + "\n", encoding="utf-8")
-    _draw(finding, Path(args.out))
+    """Read one text, print the numbers, write them and the pictures."""
+    from pylongctx.inspect.kept import check_evicts, check_reads_all
+
+    _check(args)
+    default = os.environ.get("LCTX_METHOD") or WHAT[args.what or "chunks"]
+    method, *others = methods = [parse(spec) for spec in args.method or [default]]
+    if others and args.what != "compression":
+        raise ValueError("several methods are for --what compression; give one --method")
+    if args.what == "compression":
+        kv.show_compression(args, methods)
+    elif args.what == "sparsity":
+        check_reads_all(method)
+        kv.show_sparsity(args, method)
+    else:
+        wanted = [args.what] if args.what else _fitting(args, method)
+        if "kept" in wanted:
+            check_evicts(method)
+        _show(args, method, wanted)
     return 0
 
 
-def _find(args: argparse.Namespace, method: str) -> Finding:
-    from pylongctx.eval.passkey import load_haystack, make_prompt, run_trial
+def _check(args: argparse.Namespace) -> None:
+    for name, least in (("trial", 0), ("samples", 1)):
+        if getattr(args, name) < least:
+            raise ValueError(f"--{name} must be at least {least}, not {getattr(args, name)}")
+    if args.text and args.what == "chunks":
+        raise ValueError("chunks are shown for a question: --haystack instead of --text")
+    if args.text and not Path(args.text).is_file():
+        raise ValueError(f"there is no file {args.text!r}")
+
+
+def _fitting(args: argparse.Namespace, method: Method) -> list[str]:
+    """Return what there is to show of a method: chunks when it reads them, keys when it evicts."""
+    from pylongctx.inspect.kept import evicts
+
+    chunks = any(isinstance(part, LongHeads) for part in method.parts) or not evicts(method)
+    return ["chunks"] * (chunks and not args.text) + ["kept"] * (evicts(method) or bool(args.text))
+
+
+def _show(args: argparse.Namespace, method: Method, wanted: list[str]) -> None:
+    finding, kept = (None, kv.keep_text(args, method)) if args.text else _ask(args, method, wanted)
+    facts: dict[str, Any] = {}
+    if finding:
+        numbers = {"first": _numbers(finding.trace.query(0), finding), "all": _numbers(finding.trace, finding)}
+        facts |= _report(finding, numbers)
+        Console().print(_table(finding, numbers))
+        print(finding.trial.method)
+    if kept:
+        facts |= (asdict(kept.trial) if kept.trial else {}) | kv.kept_report(kept)
+    kv.write_json(args.json, facts)
+    if finding:
+        _draw(finding, Path(args.out))
+    if kept:
+        kv.show_kept(args, kept)
+
+
+def _ask(args: argparse.Namespace, method: Method, wanted: list[str]) -> tuple[Finding | None, kv.Kept | None]:
+    """Ask one question; returns which chunks were read for the answer, and what was held after it, as wanted."""
+    from pylongctx.eval.passkey import run_trial
     from pylongctx.inspect import chunks_of
     from pylongctx.llama import Llama
 
-    haystack, path = load_haystack(args.haystack), model_path(args)
-    with Llama(path, vocab_only=True, verbose=False) as vocabulary:
-        prompt = make_prompt(vocabulary.tokenize, haystack, args.length, args.trial, args.seed, args.separator)
+    prompt = kv.make_prompt(args)
     start = len(prompt.tokens) - 1  # the query that predicts the first token of the answer
-    with (
-        Llama(path, n_ctx=args.length, method=method, **llama_arguments(args)) as llm,
-        llm.trace(start, start + len(prompt.answer)) as trace,
-    ):
+    with ExitStack() as stack:
+        llm = stack.enter_context(Llama(model_path(args), n_ctx=args.length, method=method, **llama_arguments(args)))
+        traced = "chunks" in wanted
+        trace = stack.enter_context(llm.trace(start, start + len(prompt.answer))) if traced else None
         trial = run_trial(llm, prompt)
-    return Finding(trial, trace, list(chunks_of(*prompt.needle, trace.chunk_size)))
+        kept = kv.read_kept(llm, prompt, trial) if "kept" in wanted else None
+    return trace and Finding(trial, trace, list(chunks_of(*prompt.needle, trace.chunk_size))), kept
 
 
 def _numbers(trace: Trace, finding: Finding) -> dict[str, float | None]:
@@ -126,11 +186,5 @@ def _draw(finding: Finding, folder: Path) -> None:
 
     trial = finding.trial
     title = f"{trial.model}, {trial.length} tokens, trial {trial.trial}\n{trial.method}"
-    try:
-        figure = chunkmap.draw(finding.trace.query(0), finding.answer_chunks, title)
-    except ImportError as reason:
-        print(f"pylongctx: no map: {reason}", file=sys.stderr)
-        return
     name = f"chunks-{Path(trial.model).stem}-{trial.length}-{trial.trial}"
-    for path in chunkmap.save(figure, folder / name):
-        print(path)
+    kv.write_picture(lambda: chunkmap.draw(finding.trace.query(0), finding.answer_chunks, title), folder / name)

@@ -1,9 +1,23 @@
-"""Which chunks of the text the heads read: records of it, the numbers of table 3 and the map of figure 5.
+"""What the heads read and keep: which chunks, which keys, in how many bytes, and how many keys matter.
 
-LongHeads, arXiv 2402.10685, section 4.1. ``Llama.trace`` makes the records; nothing here needs the native library.
+LongHeads, arXiv 2402.10685, section 4.1 (table 3, figure 5) and CORM, arXiv 2404.15949 (figures 1 and 4).
+``Llama.trace`` makes the records of chunks; nothing here needs the native library before it is handed a ``Llama``.
 """
 
+from pylongctx.inspect.kept import Compression, column_shares, compression, held_map, observer, sparsity
 from pylongctx.inspect.stats import chunks_of, cover_rate, hit_rate, uniformity
 from pylongctx.inspect.trace import Trace
 
-__all__ = ["Trace", "chunks_of", "cover_rate", "hit_rate", "uniformity"]
+__all__ = [
+    "Compression",
+    "Trace",
+    "chunks_of",
+    "column_shares",
+    "compression",
+    "cover_rate",
+    "held_map",
+    "hit_rate",
+    "observer",
+    "sparsity",
+    "uniformity",
+]

@@ -21,7 +21,7 @@ class H2O(Method):
         Newest keys that stay whatever their score: less than ``budget``. None: a quarter of the budget.
     evict_every : int or None
         Tokens between two evictions, which follow the positions that complete a multiple of it. 1 is the paper's. None:
-        chosen by the library, a measured default.
+        a quarter of the budget, 256 at most.
 
     Raises
     ------

@@ -25,8 +25,8 @@ class Scissorhands(Method):
     recent : int or None
         Newest keys that stay whatever their score: less than ``budget``. None: a quarter of the budget.
     evict_every : int or None
-        Tokens between two evictions, which follow the positions that complete a multiple of it. None: chosen by the
-        library, a measured default.
+        Tokens between two evictions, which follow the positions that complete a multiple of it. None:
+        a quarter of the budget, 256 at most.
 
     Raises
     ------

@@ -20,7 +20,7 @@ class Tova(Method):
         trained context.
     evict_every : int or None
         Tokens between two evictions, which follow the positions that complete a multiple of it. 1 is the paper's. None:
-        chosen by the library, a measured default.
+        a quarter of the budget, 256 at most.
 
     Raises
     ------

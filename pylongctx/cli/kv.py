@@ -1,0 +1,292 @@
+"""What ``pylongctx inspect`` shows of the KV memory: kept keys, compression, sparsity."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pylongctx.cli.options import llama_arguments, model_path
+from pylongctx.methods import Method
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pylongctx._context import KVUsage
+    from pylongctx.eval.passkey import Prompt, Trial
+    from pylongctx.inspect import Compression
+    from pylongctx.llama import Llama
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the heads hold after a text: with a question, the text is the prompt and its answer."""
+
+    model: str
+    method: str
+    held: NDArray[np.bool_]
+    usage: KVUsage
+    prompt: Prompt | None = None
+    trial: Trial | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        """The number of evaluated tokens."""
+        return int(self.held.shape[-1])
+
+    @property
+    def needle(self) -> NDArray[np.bool_]:
+        """Which tokens of the pass key each head holds, bool [n_head, n_needle], heads that exist only."""
+        start, stop = self.prompt.needle if self.prompt else (0, 0)
+        found: NDArray[np.bool_] = self.held[self.held.any(axis=-1)][:, start:stop]
+        return found
+
+
+def make_prompt(args: argparse.Namespace) -> Prompt:
+    """Return the question that was asked for."""
+    from pylongctx.eval import passkey
+    from pylongctx.llama import Llama
+
+    haystack = passkey.load_haystack(args.haystack)
+    with Llama(model_path(args), vocab_only=True, verbose=False) as vocabulary:
+        return passkey.make_prompt(vocabulary.tokenize, haystack, args.length, args.trial, args.seed, args.separator)
+
+
+def _tokens(args: argparse.Namespace) -> list[int]:
+    """Return what is read without an answer: the first ``--length`` tokens of the text, or a question's prompt."""
+    from pylongctx.llama import Llama
+
+    if not args.text:
+        return make_prompt(args).tokens
+    with Llama(model_path(args), vocab_only=True, verbose=False) as vocabulary:
+        tokens = vocabulary.tokenize(Path(args.text).read_bytes())
+    if not 1 <= args.length <= len(tokens):
+        raise ValueError(f"--length must be from 1 to {len(tokens)}, the tokens of {args.text}, not {args.length}")
+    return tokens[: args.length]
+
+
+def _name(args: argparse.Namespace) -> str:
+    return Path(model_path(args)).name
+
+
+def write_picture(draw: Callable[[], Figure], stem: Path) -> None:
+    """Write what ``draw`` returns as PNG and SVG and print their names; without matplotlib say how to install it."""
+    from pylongctx.inspect import canvas
+
+    try:
+        figure = draw()
+    except ImportError as reason:
+        print(f"pylongctx: no map: {reason}", file=sys.stderr)
+        return
+    for path in canvas.save(figure, stem):
+        print(path)
+
+
+def write_json(path: str | None, facts: dict[str, Any]) -> None:
+    """Write the numbers where they were asked for."""
+    if path:
+        Path(path).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+# ---- kept keys ----
+
+
+def read_kept(llm: Llama, prompt: Prompt | None = None, trial: Trial | None = None) -> Kept:
+    """Return what the heads hold now."""
+    from pylongctx.inspect import held_map
+
+    return Kept(Path(llm.model_path).name, str(llm.method), held_map(llm), llm.kv_usage(), prompt, trial)
+
+
+def keep_text(args: argparse.Namespace, method: Method) -> Kept:
+    """Evaluate a text and return what the heads hold after it."""
+    from pylongctx.llama import Llama
+
+    tokens = _tokens(args)
+    with Llama(model_path(args), n_ctx=args.length, method=method, **llama_arguments(args)) as llm:
+        llm.eval(tokens)
+        return read_kept(llm)
+
+
+def show_kept(args: argparse.Namespace, kept: Kept) -> None:
+    """Print the table and write the map."""
+    from pylongctx.inspect import kvmap
+
+    Console().print(_kept_table(kept))
+    title = f"{kept.model}, {kept.n_tokens} tokens of {_source(args)}\n{kept.method}"
+    needle = kept.prompt.needle if kept.prompt else None
+    stem = f"kept-{Path(kept.model).stem}-{args.length}" + ("" if args.text else f"-{args.trial}")
+    write_picture(lambda: kvmap.draw_kept(kept.held, needle, title), Path(args.out) / stem)
+
+
+def _source(args: argparse.Namespace) -> str:
+    return Path(args.text).name if args.text else f"{Path(args.haystack).name}, trial {args.trial}"
+
+
+def kept_report(kept: Kept) -> dict[str, Any]:
+    """Return the numbers for JSON; of a question also whether the pass key is still there."""
+    usage = kept.usage
+    facts: dict[str, Any] = {
+        "model": kept.model,
+        "method": kept.method,
+        "n_evaluated": kept.n_tokens,
+        "rows": usage.rows.tolist(),
+        "bytes": usage.bytes,
+        "peak_bytes": usage.peak_bytes,
+        "full_bytes": usage.full_bytes,
+        "ratio": usage.bytes / usage.full_bytes,
+        "row_share": _row_share(kept),
+    }
+    return facts | ({"needle": list(kept.prompt.needle), "needle_held": kept.needle.mean()} if kept.prompt else {})
+
+
+def _row_share(kept: Kept) -> float:
+    return float(kept.usage.rows.sum() / (np.count_nonzero(kept.usage.rows) * kept.n_tokens))
+
+
+def _kept_table(kept: Kept) -> Table:
+    usage = kept.usage
+    table = Table(title=f"keys held, {kept.model}, {kept.n_tokens} tokens", show_header=False)
+    table.add_row("method", escape(kept.method.replace(",", ", ")))
+    for layer, shown in enumerate(_by_head(usage.rows)):
+        table.add_row(f"layer {layer}" + (", rows of each KV head" if not layer else ""), shown)
+    table.add_row("rows held / seen", f"{_row_share(kept):.2f}")
+    table.add_row("held", _size(usage.bytes))
+    table.add_row("peak", _size(usage.peak_bytes))
+    table.add_row("full cache", _size(usage.full_bytes))
+    table.add_row("held / full", f"{usage.bytes / usage.full_bytes:.2f}")
+    if kept.trial:
+        _add_answer(table, kept, kept.trial)
+    return table
+
+
+def _by_head(rows: NDArray[np.int32]) -> list[str]:
+    """Return one line per layer, the numbers of its heads right-aligned; no number where no head is."""
+    width = len(str(rows.max()))
+    return [" ".join(f"{row or '-':>{width}}" for row in layer) for layer in rows.tolist()]
+
+
+def _add_answer(table: Table, kept: Kept, trial: Trial) -> None:
+    needle = kept.needle
+    whole = int(needle.all(axis=1).sum())
+    table.add_row("pass key held", f"{_percent(float(needle.mean()))}, all of it by {whole} of {len(needle)} KV heads")
+    right = "right" if trial.strict else f"wrong, not {trial.key}"
+    table.add_row("answer", f"{escape(trial.answer.strip())}: {right}")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _size(n_bytes: float) -> str:
+    unit = 0
+    while n_bytes >= 1024 and unit < len(UNITS) - 1:
+        n_bytes, unit = n_bytes / 1024, unit + 1
+    return f"{n_bytes:.{2 if unit else 0}f} {UNITS[unit]}"
+
+
+# ---- compression ----
+
+
+def show_compression(args: argparse.Namespace, methods: list[Method]) -> None:
+    """Run every method once, print bytes held at several lengths, write the plot."""
+    from pylongctx.inspect import kvmap
+
+    tokens = _tokens(args)
+    lengths = np.unique(np.linspace(0, len(tokens), args.samples + 1).astype(int)[1:])
+    runs = dict(_compress(args, method, tokens, lengths) for method in methods)
+    for name, run in runs.items():
+        Console().print(_compression_table(args, name, run))
+    write_json(args.json, {name: _compression_report(run) for name, run in runs.items()})
+    title = f"{_name(args)}, {len(tokens)} tokens of {_source(args)}"
+    stem = f"compression-{Path(_name(args)).stem}-{args.length}"
+    write_picture(lambda: kvmap.draw_compression(runs, title), Path(args.out) / stem)
+
+
+def _compress(
+    args: argparse.Namespace, method: Method, tokens: list[int], lengths: NDArray[np.int64]
+) -> tuple[str, Compression]:
+    from pylongctx.inspect import compression
+    from pylongctx.llama import Llama
+
+    with Llama(model_path(args), n_ctx=args.length, method=method, **llama_arguments(args)) as llm:
+        return str(llm.method), compression(llm, tokens, lengths)
+
+
+def _compression_table(args: argparse.Namespace, name: str, run: Compression) -> Table:
+    table = Table(title=f"{escape(name.replace(',', ', '))}\n{_name(args)}")
+    for column in ("tokens", "held", "peak", "full cache", "held / full", "peak / full", "rows held / seen"):
+        table.add_column(column, justify="right")
+    columns = zip(run.lengths, run.bytes, run.peak_bytes, run.full_bytes, strict=True)
+    ratios = zip(run.ratio, run.peak_ratio, run.row_share, strict=True)
+    for (length, *sizes), row in zip(columns, ratios, strict=True):
+        table.add_row(str(length), *map(_size, sizes), *(f"{value:.2f}" for value in row))
+    return table
+
+
+def _compression_report(run: Compression) -> dict[str, Any]:
+    names = ("lengths", "bytes", "peak_bytes", "full_bytes", "ratio", "peak_ratio", "row_share")
+    return {name: getattr(run, name).tolist() for name in names}
+
+
+# ---- sparsity ----
+
+
+def show_sparsity(args: argparse.Namespace, method: Method) -> None:
+    """Measure which share of the keys is important to queries of the text's second half; print and draw it."""
+    from pylongctx.inspect import kvmap
+
+    tokens = _tokens(args)
+    positions = np.unique(np.linspace(len(tokens) // 2, len(tokens) - 1, args.samples).astype(int))
+    shares = _measure(args, method, tokens, positions)
+    mean = shares.mean(axis=0)
+    Console().print(_sparsity_table(args, mean, positions))
+    facts = {"model": _name(args), "method": str(method), "positions": positions.tolist()}
+    write_json(args.json, facts | {"important": [[_known(x) for x in layer] for layer in mean.tolist()]})
+    title = f"{_name(args)}, {method}, {len(positions)} queries at {positions[0]} to {positions[-1]} of {_source(args)}"
+    stem = f"sparsity-{Path(_name(args)).stem}-{args.length}"
+    write_picture(lambda: kvmap.draw_sparsity(mean, f"{title}\n{IMPORTANT}"), Path(args.out) / stem)
+
+
+IMPORTANT = "important: weight at least 1 / keys read, for some query head of the KV head"
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def _measure(
+    args: argparse.Namespace, method: Method, tokens: list[int], positions: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    from pylongctx.inspect import observer, sparsity
+    from pylongctx.llama import Llama
+
+    watched = observer(method, args.length)
+    with Llama(model_path(args), n_ctx=args.length, method=watched, **llama_arguments(args)) as llm:
+        return sparsity(llm, tokens, positions)
+
+
+def _sparsity_table(args: argparse.Namespace, mean: NDArray[np.float64], positions: NDArray[np.int64]) -> Table:
+    table = Table(
+        title=f"important keys in percent, {_name(args)}",
+        caption=f"{IMPORTANT}; mean of {len(positions)} queries at {positions[0]} to {positions[-1]}",
+    )
+    table.add_column("layer", justify="right")
+    table.add_column("mean", justify="right")
+    table.add_column("each KV head")
+    for layer, row in enumerate(100 * mean):
+        heads = " ".join("   -" if np.isnan(value) else f"{value:4.1f}" for value in row)
+        table.add_row(str(layer), f"{np.nanmean(row):.1f}", heads)
+    return table
