@@ -118,6 +118,10 @@ class Rule:
         """
         raise NotImplementedError
 
+    def least(self, score: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return what an implementation may show for ``score`` at least, without deciding otherwise."""
+        return score
+
 
 @dataclass(frozen=True)
 class Corm(Rule):
@@ -131,6 +135,13 @@ class Corm(Rule):
 
     def vote(self, score, p, weights, t):
         return np.where((weights >= 1 / t[:, None]).any(0), p, score)
+
+    def least(self, score, rows):
+        if self.evict_every < self.window:
+            return score
+        # every vote counts at one border: the first of its window is enough, and a recent row needs none
+        last = border(score, self.evict_every)
+        return np.where((score < 0) | (rows > last - self.recent), -1, np.minimum(score, last - self.window + 1))
 
     def kept(self, low, high, rows, p, open_row):
         safe = (rows > p - self.recent) | (rows >= open_row)

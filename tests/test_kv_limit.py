@@ -123,6 +123,16 @@ def test_sequences_share_the_limit(open_session, lib, tokens):
     session.decode_mixed([(2, 9)])
 
 
+def test_the_limit_counts_the_pages_that_are_taken(open_session, lib, tokens):
+    """Of three that share a page, two need a new one."""
+    for n_page, want in ((3, lib.LCTX_OK), (2, lib.LCTX_NO_SLOT)):
+        session = open_limited(open_session, Full(), n_page * N_HEADS * PAGE_BYTES, n_seq_max=3)
+        session.decode_mixed([(0, t) for t in tokens[:30]])
+        assert session.copy(0, 1)
+        assert session.copy(0, 2)
+        assert session.try_decode_mixed([(0, 9), (1, 10), (2, 11)])[0] == want
+
+
 # the second evicts nothing, but makes the pages its own
 EVICTING = {"corm": Evicting(Full(), Corm(4, 8, 64)), "idle": Evicting(Full(), Corm(1, N_CTX, 64))}
 
@@ -135,7 +145,8 @@ def test_an_eviction_does_not_copy_pages_beyond_the_limit(open_session, lib, tok
     limit = bytes_of(method, 129) + 128 * N_HEADS * 12  # the copy's lists
     session = open_limited(open_session, method, limit, n_seq_max=2)
     session.decode_mixed([(0, t) for t in tokens[:128]])
-    assert session.copy(0, 1)
+    if not session.copy(0, 1):
+        assert "kv_limit" in session.error
     if does == "decode":
         status, _ = session.try_decode_mixed([(0, 9)])
         assert status in (lib.LCTX_OK, lib.LCTX_NO_SLOT)
@@ -189,9 +200,9 @@ def test_any_order_of_operations_stays_below_the_limit(bound, open_session, name
 
     fresh = Fresh(open_session("llama", method.text(), **SETTINGS | {"n_batch": 512, "n_ubatch": 512}), method)
     Limited.compare_next = staticmethod(fresh.compare)
-    run_operations(Limited, 7)
+    run_operations(Limited, 4)
     assert kv_usage(Limited.session)[0].peak_bytes <= limit
-    assert fresh.n_compared > 20
+    assert fresh.n_compared > 5
 
 
 # ---- Llama ----
@@ -239,7 +250,7 @@ def test_what_was_evaluated_is_kept(model_path, tokens):
             llm.eval(tokens[100:200])
         n = llm.n_tokens
         assert 100 <= n <= 128
-        assert llm.eval_tokens == free.eval_tokens or list(llm.eval_tokens) == tokens[:n]
+        assert list(llm.eval_tokens) == tokens[:n]
         llm.n_tokens = 100
         for one in (llm, free):
             one.eval(tokens[200:228])

@@ -13,14 +13,19 @@ int32_t lctx_memory::n_dead(int32_t seq) const {
     return std::max(0, seqs_[seq].first_live / LCTX_PAGE_ROWS - n_block(method_->n_sink()));
 }
 
-// Pages that the sequence takes to grow to n_pos rows: new ones, and copies of shared ones that it would write to.
-int64_t lctx_memory::pages_needed(int32_t seq, int32_t n_pos) const {
-    const sequence & s = seqs_[seq];
+// Pages that the sequences take to grow to n_pos rows each: new ones, and copies of shared ones that they would write to. The last
+// owner of a page needs no copy.
+int64_t lctx_memory::pages_needed(const std::vector<int32_t> & n_pos) const {
     int64_t n = 0;
-    for (int32_t head = 0; n_pos > s.n_pos && head < n_head_total_; head++) {
-        const int32_t now = n_slot(seq, head, s.n_pos), then = n_slot(seq, head, n_pos), n_held = n_block(now) - n_dead(seq);
-        n += std::max(0, std::min(n_held + n_block(then) - n_block(now), live_blocks()) - n_held);
-        n += now % LCTX_PAGE_ROWS != 0 && pages_.is_shared(page(seq, head, now / LCTX_PAGE_ROWS));
+    std::map<int32_t, int32_t> writers;
+    for (int32_t seq = 0; seq < n_seq_; seq++) {
+        const sequence & s = seqs_[seq];
+        for (int32_t head = 0; n_pos[seq] > s.n_pos && head < n_head_total_; head++) {
+            const int32_t now = n_slot(seq, head, s.n_pos), then = n_slot(seq, head, n_pos[seq]), n_held = n_block(now) - n_dead(seq);
+            n += std::max(0, std::min(n_held + n_block(then) - n_block(now), live_blocks()) - n_held);
+            const int32_t last = now % LCTX_PAGE_ROWS != 0 ? page(seq, head, now / LCTX_PAGE_ROWS) : -1;
+            n += last >= 0 && writers[last]++ < pages_.n_owner(last) - 1;
+        }
     }
     return n;
 }
@@ -54,6 +59,29 @@ void lctx_memory::drop_pages(int32_t seq, int32_t head, int32_t first, int32_t e
     }
 }
 
+// What is kept of rows [n_pos, n_before) beside their pages is not needed.
+void lctx_memory::return_rows(int32_t seq, int32_t n_pos, int32_t n_before) {
+    const auto give_back = [&](ggml_tensor * t, int64_t head, size_t from, size_t end) {
+        char * base = (char *)t->data + seq * t->nb[3] + head * t->nb[2];
+        lctx_arena::give_back(base + from, base + end);
+    };
+    for (int64_t head = 0; reps_ && head < reps_->ne[2]; head++) {
+        give_back(reps_, head, n_complete(n_pos) * reps_->nb[1], n_complete(n_before) * reps_->nb[1]);
+    }
+    for (ggml_tensor * ring : {near_, open_}) {
+        for (int64_t head = 0; ring && n_pos == 0 && head < ring->ne[2]; head++) {
+            give_back(ring, head, 0, ring->nb[2]);
+        }
+    }
+    for (int32_t head = 0; held_ && head < n_head_total_; head++) {
+        const lctx_held h = held(seq, head);
+        for (int32_t * plane : {h.rows(), h.scores(), h.undo()}) {
+            const int32_t n_left = n_pos == 0 ? 0 : n_slot(seq, head, n_pos);
+            lctx_arena::give_back((char *)(plane + n_left), (char *)(plane + n_slot(seq, head, n_before)));
+        }
+    }
+}
+
 // Free pages belong to the system again, but for what the next rows need.
 void lctx_memory::return_memory() {
     pages_.cool(n_head_total_, [&](int32_t first, int32_t end) {
@@ -82,6 +110,7 @@ void lctx_memory::truncate(int32_t seq, int32_t n_pos) {
         const int32_t n = n_pos == 0 ? 0 : n_slot(seq, head, n_pos);
         drop_pages(seq, head, n_block(n), n_block(n_slot(seq, head, s.n_pos)));
     }
+    return_rows(seq, n_pos, s.n_pos);
     s.n_pos = n_pos;
     forget_open(seq);
     if (n_pos == 0) {
@@ -94,7 +123,9 @@ void lctx_memory::truncate(int32_t seq, int32_t n_pos) {
 // Rows up to n_pos, in pages that only this sequence writes to; nothing changes when that cannot be.
 bool lctx_memory::grow(int32_t seq, int32_t n_pos) {
     sequence & s = seqs_[seq];
-    if (pages_needed(seq, n_pos) > pages_.n_free()) {
+    std::vector<int32_t> wanted = lengths();
+    wanted[seq] = n_pos;
+    if (pages_needed(wanted) > pages_.n_free()) {
         return refuse("the page pool is empty");
     }
     for (int32_t head = 0; head < n_head_total_; head++) {
@@ -138,6 +169,9 @@ bool lctx_memory::place(const llama_ubatch & ubatch) {
 
 void lctx_memory::copy_prefix(int32_t src, int32_t dst, int32_t n_pos) {
     truncate(dst, 0);
+    if (n_pos == 0) {
+        return;
+    }
     for (int32_t head = 0; head < n_head_total_; head++) {
         for (int32_t block = 0; block < n_block(n_slot(src, head, n_pos)); block++) {
             const int32_t p = page(src, head, block);

@@ -18,6 +18,24 @@ bool lctx_memory::is_due(int32_t seq) const {
     return retain_ && s.n_pos > s.evicted_to && s.n_pos % retain_->evict_every == 0;
 }
 
+// The sequences of a batch that evict before it.
+std::vector<int32_t> lctx_memory::due_in(const llama_batch & batch) const {
+    std::vector<char> is_in(n_seq_, 0);
+    for (int32_t i = 0; retain_ && i < batch.n_tokens; i++) {
+        const int32_t seq = batch.seq_id[i][0];
+        if (seq >= 0 && seq < n_seq_) {
+            is_in[seq] = is_due(seq);
+        }
+    }
+    std::vector<int32_t> due;
+    for (int32_t seq = 0; seq < n_seq_; seq++) {
+        if (is_in[seq]) {
+            due.push_back(seq);
+        }
+    }
+    return due;
+}
+
 // One node per layer, on tensors of this memory only: it can run whenever nothing else does.
 void lctx_memory::prepare_eviction() {
     const size_t n_layer = n_head_kv_.size();
@@ -34,6 +52,32 @@ void lctx_memory::prepare_eviction() {
     ggml_backend_cpu_set_n_threads(evictor_.get(), n_threads_);
 }
 
+// Rows move inside the pages of a sequence, so nobody else may read them.
+bool lctx_memory::own_all(int32_t seq) {
+    int64_t n_shared = 0;
+    const auto each_block = [&](const std::function<bool(int32_t, int32_t)> & f) {
+        bool ok = true;
+        for (int32_t head = 0; head < n_head_total_; head++) {
+            for (int32_t block = 0; ok && block < n_block(n_slot(seq, head, seqs_[seq].n_pos)); block++) {
+                ok = f(head, block);
+            }
+        }
+        return ok;
+    };
+    each_block([&](int32_t head, int32_t block) {
+        n_shared += pages_.is_shared(page(seq, head, block));
+        return true;
+    });
+    const std::string limit = n_shared > 0 ? check_limit(pages_.n_held() + n_shared, lengths()) : "";
+    if (!limit.empty()) {
+        return refuse(limit);
+    }
+    if (n_shared > pages_.n_free()) {
+        return refuse("the page pool is full: an eviction needs copies of the pages that sequences share; remove a sequence");
+    }
+    return each_block([&](int32_t head, int32_t block) { return own_page(seq, head, block); });
+}
+
 // Do what is due for these sequences; false when there is no room to make their pages their own.
 bool lctx_memory::settle(const std::vector<int32_t> & seqs) {
     if (seqs.empty()) {
@@ -41,12 +85,8 @@ bool lctx_memory::settle(const std::vector<int32_t> & seqs) {
     }
     std::fill_n((int32_t *)due_->data, n_seq_, -1);
     for (int32_t seq : seqs) {
-        for (int32_t head = 0; head < n_head_total_; head++) {
-            for (int32_t block = 0; block < n_block(n_slot(seq, head, seqs_[seq].n_pos)); block++) {
-                if (!own_page(seq, head, block)) {
-                    return false;
-                }
-            }
+        if (!own_all(seq)) {
+            return false;
         }
         ((int32_t *)due_->data)[seq] = seqs_[seq].n_pos - 1;
     }
@@ -154,11 +194,14 @@ int32_t lctx_memory::held_rows(int32_t seq, int32_t il, int32_t head, int32_t * 
     if (seq < 0 || seq >= n_seq_ || il < 0 || il >= (int32_t)n_head_kv_.size() || head < 0 || head >= n_head_kv_[il]) {
         return 0;
     }
-    settle_all();
-    const int32_t at = head_offset_[il] + head, n = n_slot(seq, at, seqs_[seq].n_pos);
+    if (!settle_all()) {
+        error_.clear();
+    }
+    const int32_t at = head_offset_[il] + head, n_dead_row = n_dead(seq) * LCTX_PAGE_ROWS;
+    const int32_t first_dead = n_block(method_->n_sink()) * LCTX_PAGE_ROWS, n = n_slot(seq, at, seqs_[seq].n_pos) - n_dead_row;
     for (int32_t i = 0; i < std::min(n, n_max); i++) {
         if (rows) {
-            rows[i] = held_ ? held(seq, at).rows()[i] : i;
+            rows[i] = held_ ? held(seq, at).rows()[i] : i < first_dead ? i : i + n_dead_row;
         }
         if (scores) {
             scores[i] = held_ ? held(seq, at).scores()[i] : 0;

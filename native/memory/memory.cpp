@@ -179,24 +179,28 @@ std::string lctx_memory::check_batch(const llama_batch & batch, llama_memory_sta
 
 // Why the sequences cannot grow to n_pos rows each; empty when they can.
 std::string lctx_memory::check_room(const std::vector<int32_t> & n_pos) const {
-    int64_t n_need = 0;
     for (int32_t seq = 0; seq < n_seq_; seq++) {
         const sequence & s = seqs_[seq];
         if (n_pos[seq] > n_ctx_) {
             return std::to_string(n_pos[seq] - s.n_pos) + " more tokens do not fit: " + std::to_string(s.n_pos) + " of n_ctx " +
                    std::to_string(n_ctx_) + " are used";
         }
-        n_need += pages_needed(seq, n_pos[seq]);
     }
+    const int64_t n_need = pages_needed(n_pos);
     if (n_need > pages_.n_free()) {
         return "the page pool is full: remove a sequence or raise n_ctx";
     }
-    const uint64_t wanted = bytes(pages_.n_held() + n_need, n_pos);
-    if (kv_limit_ && wanted > kv_limit_) {
-        return "kv_limit reached: " + std::to_string(wanted) + " bytes are needed, kv_limit is " + std::to_string(kv_limit_) +
-               "; raise it, evict more (a smaller window or budget), use a smaller type_k and type_v, or remove tokens";
+    return check_limit(pages_.n_held() + n_need, n_pos);
+}
+
+// Why so much cannot be held; empty when it can.
+std::string lctx_memory::check_limit(int64_t n_held_page, const std::vector<int32_t> & n_pos) const {
+    const uint64_t wanted = kv_limit_ ? bytes(n_held_page, n_pos) : 0;
+    if (wanted <= kv_limit_) {
+        return "";
     }
-    return "";
+    return "kv_limit reached: " + std::to_string(wanted) + " bytes are needed, kv_limit is " + std::to_string(kv_limit_) +
+           "; raise it, evict more (a smaller window or budget), use a smaller type_k and type_v, or remove tokens";
 }
 
 std::vector<int32_t> lctx_memory::lengths() const {
@@ -228,8 +232,11 @@ llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, ui
     llama_memory_status status;
     const llama_batch & batch = balloc.get_batch();
     std::string wrong = check_batch(batch, status);
-    if (!wrong.empty() && status == LLAMA_MEMORY_STATUS_FAILED_PREPARE && settle_all()) {
-        wrong = check_batch(batch, status);  // what is due makes room
+    const std::vector<int32_t> due = due_in(batch);
+    if (!due.empty() && (wrong.empty() || status == LLAMA_MEMORY_STATUS_FAILED_PREPARE)) {
+        // evictions make room, or find none for themselves
+        status = LLAMA_MEMORY_STATUS_FAILED_PREPARE;
+        wrong = settle(due) ? check_batch(batch, status) : take_error();
     }
     if (!wrong.empty()) {
         LLAMA_LOG_WARN("lctx: %s\n", wrong.c_str());
@@ -344,9 +351,16 @@ bool lctx_memory::copy(int32_t src, int32_t dst, int32_t n_pos) {
     if (!why.empty()) {
         return refuse(why);
     }
-    if (src != dst) {
-        copy_prefix(src, dst, n_pos);
+    if (src == dst) {
+        return true;
     }
+    std::vector<int32_t> n_pos_then = lengths();
+    n_pos_then[dst] = n_pos;
+    const std::string limit = check_limit(pages_.n_held(), n_pos_then);
+    if (!limit.empty()) {
+        return refuse(limit);
+    }
+    copy_prefix(src, dst, n_pos);
     return true;
 }
 
@@ -439,7 +453,9 @@ uint64_t lctx_memory::bytes(int64_t n_held_page, const std::vector<int32_t> & n_
 }
 
 void lctx_memory::usage(lctx_kv_info & info, int32_t * rows) {
-    settle_all();
+    if (!settle_all()) {
+        error_.clear();  // the next batch will say so
+    }
     const std::vector<int32_t> n_pos = lengths();
     info.bytes = bytes(pages_.n_held(), n_pos);
     peak_bytes_ = std::max(peak_bytes_, info.bytes);

@@ -20,6 +20,7 @@
 #include "pages.h"
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -119,10 +120,11 @@ class lctx_memory final : public llama_memory_i {
     // blocks.cpp: the pages of a sequence; block i of a head is its slots [64 i, 64 i + 64), row i is slot i unless heads evict
     int32_t n_slot(int32_t seq, int32_t head, int32_t n_pos) const { return n_pos - gone_[seq * n_head_total_ + head]; }
     int32_t n_dead(int32_t seq) const;
-    int64_t pages_needed(int32_t seq, int32_t n_pos) const;
+    int64_t pages_needed(const std::vector<int32_t> & n_pos) const;
     bool own_page(int32_t seq, int32_t head, int32_t block);
     void drop_pages(int32_t seq, int32_t head, int32_t first, int32_t end);
     void drop_dead(int32_t seq, int32_t p);
+    void return_rows(int32_t seq, int32_t n_pos, int32_t n_before);
     void return_memory();
     void truncate(int32_t seq, int32_t n_pos);
     bool grow(int32_t seq, int32_t n_pos);
@@ -132,8 +134,10 @@ class lctx_memory final : public llama_memory_i {
     // evict.cpp: votes and evictions
     lctx_held held(int32_t seq, int32_t head) const;
     bool is_due(int32_t seq) const;
+    std::vector<int32_t> due_in(const llama_batch & batch) const;
     bool settle(const std::vector<int32_t> & seqs);
     bool settle_all();
+    bool own_all(int32_t seq);
     void prepare_eviction();
     void after_eviction(int32_t seq);
     void note_votes(const llama_ubatch & ubatch);
@@ -153,6 +157,7 @@ class lctx_memory final : public llama_memory_i {
 
     std::string check_batch(const llama_batch & batch, llama_memory_status & status) const;
     std::string check_room(const std::vector<int32_t> & n_pos) const;
+    std::string check_limit(int64_t n_held_page, const std::vector<int32_t> & n_pos) const;
     int32_t next_ubatch(const llama_batch & batch, int32_t first, int32_t n_ubatch) const;
     uint64_t bytes(int64_t n_held_page, const std::vector<int32_t> & n_pos) const;
     std::vector<int32_t> lengths() const;

@@ -21,7 +21,8 @@ class lctx_pages {
     // The memory of all free pages but n_keep is not needed: f(first, end) for runs of free pages, which are cold then.
     void cool(int32_t n_keep, const std::function<void(int32_t, int32_t)> & f);
 
-    bool is_shared(int32_t page) const { return pages[page].n_owner > 1; }
+    int32_t n_owner(int32_t page) const { return pages[page].n_owner; }
+    bool is_shared(int32_t page) const { return n_owner(page) > 1; }
     int32_t n_free() const { return n_total - n_held(); }
     int32_t n_held() const { return (int32_t)(pages.size() - warm.size() - cold.size()); }
     int32_t n_peak() const { return peak; }  // most pages ever held

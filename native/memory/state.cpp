@@ -121,6 +121,8 @@ void lctx_memory::take_pages(int32_t seq, int32_t n_pos, int32_t first_live, con
             require(dead || page(seq, head, block) >= 0, "the page pool is too small");
         }
     }
+    const std::string limit = check_limit(pages_.n_held(), lengths());
+    require(limit.empty(), limit);
 }
 
 // Kernels trust the lists of rows: ascending, and below the end.

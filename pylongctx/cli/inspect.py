@@ -135,7 +135,9 @@ def _ask(args: argparse.Namespace, method: Method, wanted: list[str]) -> tuple[F
         trace = stack.enter_context(llm.trace(start, start + len(prompt.answer))) if traced else None
         trial = run_trial(llm, prompt)
         kept = kv.read_kept(llm, prompt, trial) if "kept" in wanted else None
-    return trace and Finding(trial, trace, list(chunks_of(*prompt.needle, trace.chunk_size))), kept
+    if trace is None:
+        return None, kept
+    return Finding(trial, trace, list(chunks_of(*prompt.needle, trace.chunk_size))), kept
 
 
 def _numbers(trace: Trace, finding: Finding) -> dict[str, float | None]:

@@ -191,10 +191,12 @@ def _percent(share: float) -> str:
 
 
 def _size(n_bytes: float) -> str:
+    """Return bytes with three digits at least: ``"1.07 MiB"``."""
     unit = 0
     while n_bytes >= 1024 and unit < len(UNITS) - 1:
         n_bytes, unit = n_bytes / 1024, unit + 1
-    return f"{n_bytes:.{2 if unit else 0}f} {UNITS[unit]}"
+    decimals = 0 if not unit or n_bytes >= 100 else 1 if n_bytes >= 10 else 2
+    return f"{n_bytes:.{decimals}f} {UNITS[unit]}"
 
 
 # ---- compression ----
@@ -226,8 +228,8 @@ def _compress(
 
 
 def _compression_table(args: argparse.Namespace, name: str, run: Compression) -> Table:
-    table = Table(title=f"{escape(name.replace(',', ', '))}\n{_name(args)}")
-    for column in ("tokens", "held", "peak", "full cache", "held / full", "peak / full", "rows held / seen"):
+    table = Table(title=f"KV memory, {_name(args)}, {escape(name.replace(',', ', '))}")
+    for column in ("tokens", "held", "peak", "full", "held/full", "peak/full", "rows held"):
         table.add_column(column, justify="right")
     columns = zip(run.lengths, run.bytes, run.peak_bytes, run.full_bytes, strict=True)
     ratios = zip(run.ratio, run.peak_ratio, run.row_share, strict=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pylongctx.methods import Corm, LongHeads, Method
+from pylongctx.methods import Corm, Full, LongHeads, Method
 from pylongctx.methods.table import names
 
 if TYPE_CHECKING:
@@ -130,12 +130,15 @@ def compression(llm: Llama, tokens: Sequence[int], lengths: ArrayLike) -> Compre
         llm.eval(tokens[llm.n_tokens : stop])
         usages.append(llm.kv_usage())
     sizes = np.array([(usage.bytes, usage.peak_bytes, usage.full_bytes) for usage in usages], np.int64)
-    return Compression(stops, *sizes.T, rows=np.array([usage.rows for usage in usages]))
+    return Compression(stops, sizes[:, 0], sizes[:, 1], sizes[:, 2], np.array([usage.rows for usage in usages]))
 
 
 def observer(base: Method, n_ctx: int) -> Method:
-    """Return ``base`` with a rule that forgets nothing within ``n_ctx`` tokens: every query votes, every key stays."""
-    return base + Corm(window=n_ctx, recent=n_ctx, evict_every=n_ctx)
+    """Return ``base`` with a rule that forgets nothing within ``n_ctx`` tokens: every query votes, every key stays.
+
+    The window is longer than the time between two evictions: else one vote decides, and later ones are not counted.
+    """
+    return base + Corm(window=n_ctx + 1, recent=n_ctx, evict_every=n_ctx)
 
 
 def sparsity(llm: Llama, tokens: Sequence[int], positions: ArrayLike) -> NDArray[np.float64]:
@@ -189,10 +192,10 @@ def check_reads_all(method: Method) -> None:
 
 def _check_observes(method: Method | None, n_tokens: int) -> None:
     rule = method.parts[-1] if method else None
-    if not isinstance(rule, Corm) or min(rule.recent, rule.window) < max(n_tokens, rule.evict_every or n_tokens):
+    if not isinstance(rule, Corm) or rule.recent < n_tokens or rule.window <= (rule.evict_every or rule.window):
         raise ValueError(
             f"method {str(method or 'None')!r} may forget keys or votes of {n_tokens} tokens; "
-            f"use method=observer(Full(), n_ctx), which is {str(Corm(n_tokens, n_tokens, n_tokens))!r}"
+            f"use method=observer(Full(), n_ctx), which is {str(observer(Full(), n_tokens))!r}"
         )
     if method is not None and method is not rule:
         check_reads_all(method.parts[0])
