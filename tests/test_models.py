@@ -28,6 +28,7 @@ IDLE = {  # methods, set so that they change nothing in N_SHORT tokens
     "window": "window,n_sink=4,window=60",
     "selfextend": "selfextend,group_size=4,neighbor_window=60",
     "longheads": "longheads,chunk_size=16,window=64,representation=attention",
+    "corm": "corm,window=4,recent=60,evict_every=16",
 }
 METHODS = {"full": oracle.Full(), "window": oracle.Window(4, 29), "selfextend": oracle.SelfExtend(8, 13)}
 # ggml looks GELU up in a table of f16: an input that rounds the other way moves an activation by 5e-4

@@ -177,40 +177,6 @@ std::string lctx_memory::check_batch(const llama_batch & batch, llama_memory_sta
     return check_room(n_pos);
 }
 
-// Why the sequences cannot grow to n_pos rows each; empty when they can.
-std::string lctx_memory::check_room(const std::vector<int32_t> & n_pos) const {
-    for (int32_t seq = 0; seq < n_seq_; seq++) {
-        const sequence & s = seqs_[seq];
-        if (n_pos[seq] > n_ctx_) {
-            return std::to_string(n_pos[seq] - s.n_pos) + " more tokens do not fit: " + std::to_string(s.n_pos) + " of n_ctx " +
-                   std::to_string(n_ctx_) + " are used";
-        }
-    }
-    const int64_t n_need = pages_needed(n_pos);
-    if (n_need > pages_.n_free()) {
-        return "the page pool is full: remove a sequence or raise n_ctx";
-    }
-    return check_limit(pages_.n_held() + n_need, n_pos);
-}
-
-// Why so much cannot be held; empty when it can.
-std::string lctx_memory::check_limit(int64_t n_held_page, const std::vector<int32_t> & n_pos) const {
-    const uint64_t wanted = kv_limit_ ? bytes(n_held_page, n_pos) : 0;
-    if (wanted <= kv_limit_) {
-        return "";
-    }
-    return "kv_limit reached: " + std::to_string(wanted) + " bytes are needed, kv_limit is " + std::to_string(kv_limit_) +
-           "; raise it, evict more (a smaller window or budget), use a smaller type_k and type_v, or remove tokens";
-}
-
-std::vector<int32_t> lctx_memory::lengths() const {
-    std::vector<int32_t> n_pos;
-    for (const sequence & s : seqs_) {
-        n_pos.push_back(s.n_pos);
-    }
-    return n_pos;
-}
-
 // Tokens of the batch from `first` on that make a ubatch: none follows a border of its sequence.
 int32_t lctx_memory::next_ubatch(const llama_batch & batch, int32_t first, int32_t n_ubatch) const {
     const int32_t most = std::min(n_ubatch, batch.n_tokens - first);
@@ -437,44 +403,4 @@ lctx_layer lctx_memory::layer(ggml_context * ctx, int32_t il) const {
         layer.open = heads(open_, query_head_offset_[il], n_query_head_[il]);
     }
     return layer;
-}
-
-// What is held with so many pages and sequences of these lengths.
-uint64_t lctx_memory::bytes(int64_t n_held_page, const std::vector<int32_t> & n_pos) const {
-    const uint64_t row_k = ggml_row_size(type_k_, head_dim_k_), row_v = ggml_row_size(type_v_, head_dim_v_);
-    uint64_t n = n_held_page * LCTX_PAGE_ROWS * (row_k + row_v);
-    for (int32_t seq = 0; seq < n_seq_; seq++) {
-        n += (uint64_t)std::min(n_pos[seq], near_rows_) * n_head_total_ * row_k + chunk_bytes(n_pos[seq]);
-        for (int32_t head = 0; retain_ && head < n_head_total_; head++) {
-            n += (uint64_t)n_slot(seq, head, n_pos[seq]) * lctx_held::PLANES * sizeof(int32_t);
-        }
-    }
-    return n;
-}
-
-void lctx_memory::usage(lctx_kv_info & info, int32_t * rows) {
-    if (!settle_all()) {
-        error_.clear();  // the next batch will say so
-    }
-    const std::vector<int32_t> n_pos = lengths();
-    info.bytes = bytes(pages_.n_held(), n_pos);
-    peak_bytes_ = std::max(peak_bytes_, info.bytes);
-    info.peak_bytes = peak_bytes_;
-    info.full_bytes = 0;
-    for (int32_t n : n_pos) {
-        info.full_bytes += (uint64_t)n * n_head_total_ * (ggml_row_size(type_k_, head_dim_k_) + ggml_row_size(type_v_, head_dim_v_));
-    }
-    info.n_layer = (int32_t)n_head_kv_.size();
-    info.n_head_kv = *std::max_element(n_head_kv_.begin(), n_head_kv_.end());
-    if (!rows) {
-        return;
-    }
-    std::fill_n(rows, (size_t)info.n_layer * info.n_head_kv, 0);
-    for (int32_t il = 0; il < info.n_layer; il++) {
-        for (int32_t head = 0; head < n_head_kv_[il]; head++) {
-            for (int32_t seq = 0; seq < n_seq_; seq++) {
-                rows[il * info.n_head_kv + head] += n_slot(seq, head_offset_[il] + head, n_pos[seq]) - n_dead(seq) * LCTX_PAGE_ROWS;
-            }
-        }
-    }
 }
