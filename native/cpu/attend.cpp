@@ -3,6 +3,7 @@
 // Work is cut into tiles (tiles.h), so that a block of K and V rows is unpacked once for all columns of a tile. Per block of up to 64
 // slots: S = K Q^T, online softmax, O += P V. With few tiles (decode) each tile is also split over its blocks and the partial states are
 // merged at the end.
+#include "block.h"
 #include "ggml-cpu-impl.h"
 #include "tiles.h"
 
@@ -25,110 +26,74 @@ struct plan : lctx_tiling {
         const int at = (int)(index % tiles_per_head());
         return {*this, (int)(index / tiles_per_head()), at / n_token_tile, n_token_tile - 1 - at % n_token_tile};
     }
-    // Floats of one partial state: m, l, o of every column.
-    size_t state_size() const { return (size_t)max_col * (2 + dim_v); }
+    size_t state_size() const { return lctx_states::n_float(max_col, dim_v); }
+    lctx_states states(float * base) const { return {base, max_col, dim_v}; }
     // n_tile * n_split stays below 4 n_thread + n_tile, and n_tile below 4 n_thread, wherever there are partial states.
     static int64_t max_states(int n_thread) { return n_thread > 1 ? 8 * n_thread : 0; }
 };
 
-// Softmax states of the columns of a tile.
-struct state {
-    float *m, *l, *o;  // [max_col], [max_col], [max_col][dim_v]
-
-    state(const plan & g, float * base) : m(base), l(m + g.max_col), o(l + g.max_col) {}
-    void clear(const plan & g, const lctx_tile & t) const {
-        std::fill_n(m, t.n_col_pad, -INFINITY);
-        std::fill_n(l, t.n_col_pad, 0.0f);
-        std::fill_n(o, (size_t)t.n_col * g.dim_v, 0.0f);
-    }
-};
-
 // Per-thread scratch, laid out in the work buffer.
 struct scratch {
-    float * queries;  // lctx_columns: rotated, scaled queries
-    float * k;        // [BLOCK][head_dim_k]
-    float * v;        // [BLOCK][dim_v]
-    float * s;        // [BLOCK][n_col]
-    float * factor;   // [n_col]
-    float * rotated;  // [head_dim_k]
-    float * states;   // m, l, o
+    lctx_block_scratch block;
+    float * states;
 
+    static size_t block_size(const lctx_attend_args & a, const plan & g) {
+        return GGML_PAD(lctx_block_scratch::n_float(g.max_col, a.head_dim_k, g.dim_v) * sizeof(float), LCTX_CACHE_LINE);
+    }
     static size_t size(const lctx_attend_args & a, const plan & g) {
-        const size_t n = lctx_columns::n_float(g.max_col, a.head_dim_k) + (size_t)a.head_dim_k * (LCTX_BLOCK + 1) +
-                         (size_t)LCTX_BLOCK * (g.dim_v + g.max_col) + g.max_col + g.state_size();
-        return GGML_PAD(n * sizeof(float), LCTX_CACHE_LINE);
+        return block_size(a, g) + GGML_PAD(g.state_size() * sizeof(float), LCTX_CACHE_LINE);
     }
-    scratch(char * base, const lctx_attend_args & a, const plan & g) {
-        float * p = (float *)base;
-        s = p, p += (size_t)LCTX_BLOCK * g.max_col;
-        v = p, p += (size_t)LCTX_BLOCK * g.dim_v;
-        states = p, p += g.state_size();
-        factor = p, p += g.max_col;
-        queries = p, p += lctx_columns::n_float(g.max_col, a.head_dim_k);
-        k = p, p += (size_t)LCTX_BLOCK * a.head_dim_k;
-        rotated = p;
-    }
+    scratch(char * base, const lctx_attend_args & a, const plan & g)
+        : block((float *)base, g.max_col, a.head_dim_k, g.dim_v), states((float *)(base + block_size(a, g))) {}
 };
 
-void attend_block(const lctx_attend_args & a, const plan & g, const lctx_tile & t, const lctx_slots & slots, const scratch & w,
-                  const state & st, int seg, const lctx_tile_range & r, int slot, int n) {
-    const lctx_columns columns(w.queries, g.max_col, t.n_col, a.head_dim_k);
-    const int32_t seq = lctx_segment_of(a, t.token0, seg).seq;
-    int64_t k_row, v_row;
-    const float * k = lctx_load_keys(a.cache, slots, (a.params.near_mask >> seg) & 1, slot, n, t.head_kv, seq, a.head_dim_k, w.k, &k_row);
-    lctx_scores(columns, k, k_row, n, w.s, false);
-    lctx_softcap(w.s, (size_t)n * t.n_col_pad, a.params.softcap);
-    if (r.is_partial(slot, n)) {
-        lctx_tile_mask(a, t, seg, n, w.s, [&](int i) { return slots.row(slot + i); });
-    }
-    if (lctx_softmax_block(w.s, n, t.n_col_pad, st.m, st.l, w.factor)) {
-        lctx_rescale(st.o, w.factor, t.n_col, g.dim_v);
-    }
-    const float * v = lctx_unpack(a.cache.v_pool, lctx_value_row(a.cache, slot, t.head_kv, seq), n, a.head_dim_v, w.v, &v_row, g.dim_v);
-    lctx_gemm(t.n_col, g.dim_v, n, w.s, 1, t.n_col_pad, v, v_row, st.o, g.dim_v, true);
-}
-
 // Part `split` of the blocks of a tile.
-void attend_tile(const lctx_attend_args & a, const plan & g, const lctx_tile & t, const scratch & w, const state & st, int split) {
+void attend_tile(const lctx_attend_args & a, const plan & g, const lctx_tile & t, const scratch & w, const lctx_states & st, int split) {
     const lctx_slots slots(a.cache, t.head_kv, lctx_segment_of(a, t.token0, 0).seq);
     int64_t n_block = 0;
     for (int seg = 0; seg < a.n_seg; seg++) {
         n_block += lctx_tile_range(a, t, slots, seg).n_block();
     }
     int64_t first = n_block * split / g.n_split, last = n_block * (split + 1) / g.n_split;
-    st.clear(g, t);
+    const lctx_columns columns(w.block.queries, t.n_col, a.head_dim_k);
+    st.clear(t.n_col_pad);
     for (int seg = 0; seg < a.n_seg && last > 0; seg++) {
         const lctx_tile_range r(a, t, slots, seg);
         const int64_t b0 = std::max<int64_t>(first, 0), b1 = std::min<int64_t>(last, r.n_block());
         if (b0 < b1) {
-            lctx_load_queries(a, t, seg, lctx_columns(w.queries, g.max_col, t.n_col, a.head_dim_k), w.rotated);
+            lctx_load_queries(a, t, seg, columns, w.block.rotated);
         }
         for (int64_t i = b0; i < b1; i++) {
-            const int b = r.first_block() + (int)i, slot = r.block_lo(b);
-            attend_block(a, g, t, slots, w, st, seg, r, slot, r.block_hi(b) - slot);
+            const int index = r.first_block() + (int)i, slot = r.block_lo(index), n = r.block_hi(index) - slot;
+            const bool near = (a.params.near_mask >> seg) & 1;
+            const lctx_block block = {slot, n, t.head_kv, lctx_segment_of(a, t.token0, seg).seq, near, i + 1 == b1};
+            lctx_attend_block(a, columns, slots, block, st, w.block, [&](float * s, int slot_step, int column_step) {
+                if (r.is_partial(slot, n)) {
+                    lctx_tile_mask(a, t, seg, n, s, slot_step, column_step, [&](int x) { return slots.row(slot + x); });
+                }
+            });
         }
         first -= r.n_block();
         last -= r.n_block();
     }
 }
 
-void write_tile(const lctx_attend_args & a, const plan & g, const lctx_tile & t, const state & st) {
+void write_tile(const lctx_attend_args & a, const lctx_tile & t, const lctx_states & st) {
     for (int c = 0; c < t.n_col; c++) {
-        lctx_write_state(a, t.token(c), t.head(c), st.m[c], st.l[c], st.o + (size_t)c * g.dim_v);
+        lctx_write_state(a, t.token(c), t.head(c), st.m[c], st.l[c], st.out(c));
     }
 }
 
 void merge_tile(const lctx_attend_args & a, const plan & g, int64_t index, float * partials) {
     const lctx_tile t = g.tile(index);
-    const state st(g, partials + (size_t)index * g.n_split * g.state_size());
+    float * first = partials + (size_t)index * g.n_split * g.state_size();
+    const lctx_states st = g.states(first);
     for (int split = 1; split < g.n_split; split++) {
-        const state part(g, partials + ((size_t)index * g.n_split + split) * g.state_size());
         for (int c = 0; c < t.n_col; c++) {
-            const size_t at = (size_t)c * g.dim_v;
-            lctx_softmax_merge(st.m[c], st.l[c], st.o + at, part.m[c], part.l[c], part.o + at, g.dim_v);
+            st.merge(c, g.states(first + split * g.state_size()));
         }
     }
-    write_tile(a, g, t, st);
+    write_tile(a, t, st);
 }
 
 }  // namespace
@@ -155,10 +120,10 @@ void lctx_cpu_attend(const ggml_compute_params * params, const lctx_attend_args 
     g.set_cut(args, cut, params->nth);
     for (int64_t job = params->ith; job < g.n_tile * g.n_split; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
         const lctx_tile t = g.tile(job / g.n_split);
-        const state st(g, g.n_split > 1 ? partials + (size_t)job * g.state_size() : w.states);
+        const lctx_states st = g.states(g.n_split > 1 ? partials + (size_t)job * g.state_size() : w.states);
         attend_tile(args, g, t, w, st, (int)(job % g.n_split));
         if (g.n_split == 1) {
-            write_tile(args, g, t, st);
+            write_tile(args, t, st);
         }
     }
     if (g.n_split > 1) {

@@ -2,6 +2,7 @@
 //
 // A job is one KV head and a block of tokens: its (token, query head) columns keep their softmax states while the job walks over
 // the chunks. With few jobs (decode) each is split over its chunks and the partial states are merged at the end.
+#include "block.h"
 #include "ggml-cpu-impl.h"
 #include "lists.h"
 
@@ -23,116 +24,75 @@ struct plan : lctx_list_plan {
         n_split = n_thread > 1 && n_job < JOBS_PER_THREAD * n_thread ? (int)lctx_ceil_div(JOBS_PER_THREAD * n_thread, n_job) : 1;
     }
     lctx_list_block block(int job) const { return {*this, job / n_block, job % n_block}; }
-    size_t state_size() const { return (size_t)max_state * (2 + dim_v); }
+    size_t state_size() const { return lctx_states::n_float(max_state, dim_v); }
+    lctx_states states(float * base) const { return {base, max_state, dim_v}; }
     // n_job * n_split stays below JOBS_PER_THREAD * n_thread + n_job, wherever there are partial states
     static int64_t max_partial(int n_thread) { return n_thread > 1 ? 2 * JOBS_PER_THREAD * n_thread : 0; }
 };
 
-// Softmax states of the columns of a job.
-struct states {
-    float * m;  // [max_state]
-    float * l;
-    float * o;  // [max_state][dim_v]
-
-    states(float * base, const plan & g) : m(base), l(m + g.max_state), o(l + g.max_state) {}
-    void clear(const plan & g, int n) const {
-        std::fill_n(m, n, -INFINITY);
-        std::fill_n(l, n, 0.0f);
-        std::fill_n(o, (size_t)n * g.dim_v, 0.0f);
-    }
-};
-
 // Per-thread scratch, laid out in the work buffer.
 struct scratch {
-    float * s;              // [BLOCK][MAX_COLUMNS]
-    float * v;              // [BLOCK][dim_v]
-    float * o;              // [MAX_COLUMNS][dim_v]
-    float *m, *l, *factor;  // [MAX_COLUMNS]
-    float * state;
-    float * queries;
-    float * k;  // [BLOCK][head_dim_k]
-    float * rotated;
+    lctx_block_scratch block;
+    lctx_states picked;  // of the columns that read a chunk
+    float * states;      // of all columns of a job
     void * lists;
 
+    static constexpr int N = LCTX_MAX_COLUMNS;
+    static size_t n_float(const lctx_attend_args & a, const plan & g) {
+        return lctx_block_scratch::n_float(N, a.head_dim_k, g.dim_v) + lctx_states::n_float(N, g.dim_v) + g.state_size();
+    }
     static size_t size(const lctx_attend_args & a, const plan & g) {
-        const size_t n_float = (size_t)LCTX_MAX_COLUMNS * (LCTX_BLOCK + g.dim_v + 3) + (size_t)LCTX_BLOCK * g.dim_v + g.state_size() +
-                               lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) + (size_t)a.head_dim_k * (LCTX_BLOCK + 1);
-        return GGML_PAD(n_float * sizeof(float) + lctx_lists::size(a, g), LCTX_CACHE_LINE);
+        return GGML_PAD(n_float(a, g) * sizeof(float) + lctx_lists::size(a, g), LCTX_CACHE_LINE);
     }
-    scratch(char * base, const lctx_attend_args & a, const plan & g) {
-        float * p = (float *)base;
-        s = p, p += (size_t)LCTX_BLOCK * LCTX_MAX_COLUMNS;
-        v = p, p += (size_t)LCTX_BLOCK * g.dim_v;
-        o = p, p += (size_t)LCTX_MAX_COLUMNS * g.dim_v;
-        m = p, p += LCTX_MAX_COLUMNS;
-        l = p, p += LCTX_MAX_COLUMNS;
-        factor = p, p += LCTX_MAX_COLUMNS;
-        state = p, p += g.state_size();
-        queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k);
-        k = p, p += (size_t)LCTX_BLOCK * a.head_dim_k;
-        rotated = p, p += a.head_dim_k;
-        lists = p;
-    }
+    scratch(char * base, const lctx_attend_args & a, const plan & g)
+        : block((float *)base, N, a.head_dim_k, g.dim_v),
+          picked((float *)base + lctx_block_scratch::n_float(N, a.head_dim_k, g.dim_v), N, g.dim_v),
+          states(picked.out(N)),
+          lists(states + g.state_size()) {}
 };
 
-// Bring the states of the columns of n entries together, and back.
-void gather(const plan & g, const scratch & w, const states & st, const lctx_list_entry * e, const lctx_columns & columns) {
-    std::fill_n(w.m, columns.n_pad, -INFINITY);
-    std::fill_n(w.l, columns.n_pad, 0.0f);
-    for (int i = 0; i < columns.n; i++) {
-        const int c = e[i].column;
-        w.m[i] = st.m[c];
-        w.l[i] = st.l[c];
-        memcpy(w.o + (size_t)i * g.dim_v, st.o + (size_t)c * g.dim_v, g.dim_v * sizeof(float));
-    }
-}
-
-void scatter(const plan & g, const scratch & w, const states & st, const lctx_list_entry * e, int n) {
-    for (int i = 0; i < n; i++) {
-        const int c = e[i].column;
-        st.m[c] = w.m[i];
-        st.l[c] = w.l[i];
-        memcpy(st.o + (size_t)c * g.dim_v, w.o + (size_t)i * g.dim_v, g.dim_v * sizeof(float));
-    }
+void copy_state(const lctx_states & from, int at_from, const lctx_states & to, int at_to) {
+    to.m[at_to] = from.m[at_from];
+    to.l[at_to] = from.l[at_from];
+    memcpy(to.out(at_to), from.out(at_from), to.dim_v * sizeof(float));
 }
 
 // Up to MAX_COLUMNS entries of one chunk.
-void attend_entries(const lctx_attend_args & a, const plan & g, const lctx_list_block & b, const scratch & w, const states & st,
+void attend_entries(const lctx_attend_args & a, const plan & g, const lctx_list_block & b, const scratch & w, const lctx_states & st,
                     const lctx_list_entry * e, int n) {
     const int32_t seq = a.segs[e[0].seg].seq;
     const lctx_slots slots(a.cache, b.head_kv, seq);
     const lctx_list_range r(a, slots, e, n);
-    const bool near = lctx_is_near(a, e[0].seg);
     if (r.lo >= r.hi) {  // evicted
         return;
     }
-    const lctx_columns columns(w.queries, LCTX_MAX_COLUMNS, n, a.head_dim_k);
-    lctx_load_queries(a, g, b, e, columns, w.rotated);
-    gather(g, w, st, e, columns);
+    const lctx_columns columns(w.block.queries, n, a.head_dim_k);
+    lctx_load_queries(a, g, b, e, columns, w.block.rotated);
+    std::fill_n(w.picked.m, columns.n_pad, -INFINITY);
+    std::fill_n(w.picked.l, columns.n_pad, 0.0f);
+    for (int i = 0; i < n; i++) {
+        copy_state(st, e[i].column, w.picked, i);
+    }
     for (int slot = r.lo; slot < r.hi; slot = r.block_hi(slot)) {
         const int n_slot = r.block_hi(slot) - slot;
-        int64_t k_row, v_row;
-        const float * k = lctx_load_keys(a.cache, slots, near, slot, n_slot, b.head_kv, seq, a.head_dim_k, w.k, &k_row);
-        lctx_scores(columns, k, k_row, n_slot, w.s, false);
-        lctx_softcap(w.s, (size_t)n_slot * columns.n_pad, a.params.softcap);
-        if (r.is_partial(slot, n_slot)) {
-            lctx_list_mask(a, columns, e, n_slot, w.s, [&](int i) { return slots.row(slot + i); });
-        }
-        if (lctx_softmax_block(w.s, n_slot, columns.n_pad, w.m, w.l, w.factor)) {
-            lctx_rescale(w.o, w.factor, n, g.dim_v);
-        }
-        const char * v_src = lctx_value_row(a.cache, slot, b.head_kv, seq);
-        const float * v = lctx_unpack(a.cache.v_pool, v_src, n_slot, a.head_dim_v, w.v, &v_row, g.dim_v);
-        lctx_gemm(n, g.dim_v, n_slot, w.s, 1, columns.n_pad, v, v_row, w.o, g.dim_v, true);
+        const lctx_block block = {slot, n_slot, b.head_kv, seq, lctx_is_near(a, e[0].seg), slot + n_slot == r.hi};
+        lctx_attend_block(a, columns, slots, block, w.picked, w.block, [&](float * s, int slot_step, int column_step) {
+            if (r.is_partial(slot, n_slot)) {
+                lctx_list_mask(a, e, n, n_slot, s, slot_step, column_step, [&](int x) { return slots.row(slot + x); });
+            }
+        });
     }
-    scatter(g, w, st, e, n);
+    for (int i = 0; i < n; i++) {
+        copy_state(w.picked, i, st, e[i].column);
+    }
 }
 
 // Part `split` of the chunks of a job.
-void attend_job(const lctx_attend_args & a, const plan & g, const lctx_list_block & b, const scratch & w, const states & st, int split) {
+void attend_job(const lctx_attend_args & a, const plan & g, const lctx_list_block & b, const scratch & w, const lctx_states & st,
+                int split) {
     const lctx_lists lists(w.lists, g);
     lctx_invert(a, g, b, lists);
-    st.clear(g, b.n_column);
+    st.clear(b.n_column);
     const int64_t n_entry = lists.start[g.n_bucket];
     const int first = (int)(n_entry * split / g.n_split), last = (int)(n_entry * (split + 1) / g.n_split);
     for (int bucket = 0; bucket < g.n_bucket; bucket++) {
@@ -146,20 +106,19 @@ void attend_job(const lctx_attend_args & a, const plan & g, const lctx_list_bloc
     }
 }
 
-void write_job(const lctx_attend_args & a, const plan & g, const lctx_list_block & b, const states & st) {
+void write_job(const lctx_attend_args & a, const plan & g, const lctx_list_block & b, const lctx_states & st) {
     for (int c = 0; c < b.n_column; c++) {
-        lctx_write_state(a, b.token(g, c), b.head(g, c), st.m[c], st.l[c], st.o + (size_t)c * g.dim_v);
+        lctx_write_state(a, b.token(g, c), b.head(g, c), st.m[c], st.l[c], st.out(c));
     }
 }
 
 void merge_job(const lctx_attend_args & a, const plan & g, int index, float * partials) {
     const lctx_list_block b = g.block(index);
-    const states st(partials + (size_t)index * g.n_split * g.state_size(), g);
+    float * first = partials + (size_t)index * g.n_split * g.state_size();
+    const lctx_states st = g.states(first);
     for (int split = 1; split < g.n_split; split++) {
-        const states part(partials + ((size_t)index * g.n_split + split) * g.state_size(), g);
         for (int c = 0; c < b.n_column; c++) {
-            const size_t at = (size_t)c * g.dim_v;
-            lctx_softmax_merge(st.m[c], st.l[c], st.o + at, part.m[c], part.l[c], part.o + at, g.dim_v);
+            st.merge(c, g.states(first + split * g.state_size()));
         }
     }
     write_job(a, g, b, st);
@@ -195,7 +154,7 @@ void lctx_cpu_attend_chunks(const ggml_compute_params * params, const lctx_atten
     ggml_barrier(params->threadpool);
     g.set_cut(args, cut, params->nth);
     for (int part = params->ith; part < g.n_job * g.n_split; part = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        const states st(g.n_split > 1 ? partials + (size_t)part * g.state_size() : w.state, g);
+        const lctx_states st = g.states(g.n_split > 1 ? partials + (size_t)part * g.state_size() : w.states);
         const lctx_list_block b = g.block(part / g.n_split);
         attend_job(args, g, b, w, st, part % g.n_split);
         if (g.n_split == 1) {

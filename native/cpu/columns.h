@@ -2,6 +2,7 @@
 // A column is one (token, query head); scores and transposed queries are laid out [key or dimension][column].
 #pragma once
 
+#include "few.h"
 #include "kernels.h"
 #include "rotate.h"
 #include "softmax.h"
@@ -14,7 +15,6 @@
 
 constexpr int LCTX_BLOCK = LCTX_PAGE_ROWS;
 constexpr int LCTX_MAX_COLUMNS = 64;
-constexpr int LCTX_FEW_COLUMNS = 3;  // up to here dot products beat a product padded to vector width
 constexpr size_t LCTX_CACHE_LINE = 64;
 
 static inline int64_t lctx_ceil_div(int64_t a, int64_t b) {
@@ -39,43 +39,42 @@ static inline float lctx_dot(const float * x, const float * y, int dim) {
     return s;
 }
 
-// Columns in use, and the queries: transposed, and as rows while they are few.
+// Columns in use, and their queries: as rows while they are few, else transposed.
 struct lctx_columns {
-    float * q_t;     // [dim][n_pad]
-    float * q_rows;  // [LCTX_FEW_COLUMNS][dim]
+    float * q;  // [n rounded up by lctx_few_step][dim], or [dim][n_pad]
     int n;
     int n_pad;  // multiple of LCTX_VL
     int dim;
 
-    static size_t n_float(int max_pad, int dim) { return (size_t)dim * (max_pad + LCTX_FEW_COLUMNS); }
-    lctx_columns(float * base, int max_pad, int n, int dim)
-        : q_t(base), q_rows(base + (size_t)dim * max_pad), n(n), n_pad(lctx_round_up(n, LCTX_VL)), dim(dim) {}
+    static size_t n_float(int max_pad, int dim) { return (size_t)dim * std::max(max_pad, LCTX_FEW_COLUMNS); }
+    lctx_columns(float * base, int n, int dim) : q(base), n(n), n_pad(lctx_round_up(n, LCTX_VL)), dim(dim) {}
 
-    void clear() const { std::fill_n(q_t, (size_t)dim * n_pad, 0.0f); }
-    void set(int column, const float * q, float scale) const {
+    bool few() const { return n <= LCTX_FEW_COLUMNS && dim % LCTX_VL == 0; }
+    void clear() const { std::fill_n(q, (size_t)dim * (few() ? LCTX_FEW_COLUMNS : n_pad), 0.0f); }
+    void set(int column, const float * src, float scale) const {
+        const int64_t first = few() ? (int64_t)column * dim : column, step = few() ? 1 : n_pad;
         for (int d = 0; d < dim; d++) {
-            q_t[(size_t)d * n_pad + column] = scale * q[d];
-        }
-        if (n <= LCTX_FEW_COLUMNS) {
-            for (int d = 0; d < dim; d++) {
-                q_rows[(size_t)column * dim + d] = scale * q[d];
-            }
+            q[first + d * step] = scale * src[d];
         }
     }
 };
 
 // s[row][column] (+)= k_row . q_column
 static inline void lctx_scores(const lctx_columns & q, const float * k, int64_t k_row, int n_row, float * s, bool add) {
-    if (q.n > LCTX_FEW_COLUMNS) {
-        lctx_gemm(n_row, q.n_pad, q.dim, k, k_row, 1, q.q_t, q.n_pad, s, q.n_pad, add);
+    if (!q.few()) {
+        lctx_gemm(n_row, q.n_pad, q.dim, k, k_row, 1, q.q, q.n_pad, s, q.n_pad, add);
         return;
     }
-    if (!add) {
-        std::fill_n(s, (size_t)n_row * q.n_pad, 0.0f);
-    }
-    for (int i = 0; i < n_row; i++) {
-        for (int c = 0; c < q.n; c++) {
-            s[(size_t)i * q.n_pad + c] += lctx_dot(k + i * k_row, q.q_rows + (size_t)c * q.dim, q.dim);
+    for (int i = 0; i < n_row; i += LCTX_FEW_KEYS) {
+        float few[LCTX_FEW_COLUMNS * LCTX_FEW_KEYS];
+        const int n = std::min(LCTX_FEW_KEYS, n_row - i);
+        const lctx_stored rows = {GGML_TYPE_F32, k_row * sizeof(float), (const char *)(k + i * k_row), nullptr};
+        lctx_few_scores(rows, n, q.q, q.n, q.dim, few);
+        for (int x = 0; x < n; x++) {
+            for (int c = 0; c < q.n_pad; c++) {
+                float & to = s[(size_t)(i + x) * q.n_pad + c];
+                to = (add ? to : 0.0f) + (c < q.n ? few[c * LCTX_FEW_KEYS + x] : 0.0f);
+            }
         }
     }
 }
@@ -100,15 +99,23 @@ static inline void lctx_rescale(float * o, const float * factor, int n, int dim_
     }
 }
 
-// Stored rows as floats: in place when they are floats already.
-static inline const float * lctx_unpack(const lctx_pool_args & pool, const char * src, int n, int dim, float * tmp, int64_t * row,
-                                        int pad) {
-    if (pool.type == GGML_TYPE_F32 && pad == dim) {
-        *row = (int64_t)(pool.row_size / sizeof(float));
-        return (const float *)src;
+// The same rows in a type that vectors can read: as they are, or unpacked to tmp, [n][dim].
+static inline lctx_stored lctx_readable(const lctx_stored & rows, int n, int dim, float * tmp) {
+    if (lctx_with_rows(rows.type, [](auto) {})) {
+        return rows;
     }
-    *row = pad;
-    lctx_unpack_rows(pool.type, src, pool.row_size, n, dim, tmp, pad);
+    lctx_unpack_rows(rows.type, rows.data, rows.row_size, n, dim, tmp, dim);
+    return {GGML_TYPE_F32, dim * sizeof(float), (const char *)tmp, rows.next};
+}
+
+// n rows as floats, and the step from one to the next: in place when they are floats already, else in tmp, [n][pad].
+static inline const float * lctx_unpack(const lctx_stored & rows, int n, int dim, float * tmp, int64_t * step, int pad) {
+    if (rows.type == GGML_TYPE_F32 && pad == dim) {
+        *step = (int64_t)(rows.row_size / sizeof(float));
+        return (const float *)rows.data;
+    }
+    *step = pad;
+    lctx_unpack_rows(rows.type, rows.data, rows.row_size, n, dim, tmp, pad);
     return tmp;
 }
 
@@ -153,20 +160,24 @@ static inline void lctx_gather_keys(const lctx_cache_args & cache, const lctx_sl
     }
 }
 
-// Keys of n slots of one page as floats, and the step from one to the next; tmp holds n x dim.
-static inline const float * lctx_load_keys(const lctx_cache_args & cache, const lctx_slots & slots, bool near, int32_t slot, int n,
-                                           int32_t head, int32_t seq, int dim, float * tmp, int64_t * step) {
+// Keys of n slots of one page; tmp, [n][dim], is for those that do not lie together.
+static inline lctx_stored lctx_stored_keys(const lctx_cache_args & cache, const lctx_slots & slots, bool near, int32_t slot, int n,
+                                           int32_t head, int32_t seq, int dim, float * tmp) {
+    const lctx_pool_args & pool = cache.k_pool;
     if (!near) {
-        return lctx_unpack(cache.k_pool, lctx_key_row(cache, slot, head, seq), n, dim, tmp, step, dim);
+        return {pool.type, pool.row_size, lctx_key_row(cache, slot, head, seq), nullptr};
     }
     if (slots.all()) {  // the ring is made of pages too: it does not wrap around inside of one
-        return lctx_unpack(cache.k_pool, lctx_near_row(cache, slot, head, seq), n, dim, tmp, step, dim);
+        return {pool.type, pool.row_size, lctx_near_row(cache, slot, head, seq), nullptr};
     }
     int32_t picked[LCTX_BLOCK];
     std::iota(picked, picked + n, slot);
     lctx_gather_keys(cache, slots, near, picked, n, head, seq, dim, tmp);
-    *step = dim;
-    return tmp;
+    return {GGML_TYPE_F32, dim * sizeof(float), (const char *)tmp, nullptr};
+}
+
+static inline lctx_stored lctx_stored_values(const lctx_cache_args & cache, int32_t slot, int32_t head, int32_t seq) {
+    return {cache.v_pool.type, cache.v_pool.row_size, lctx_value_row(cache, slot, head, seq), nullptr};
 }
 
 // Cut the tokens into runs of at most `most` that belong to one sequence: cut = [number of runs, first token of each, n_tokens].

@@ -138,15 +138,15 @@ static inline void lctx_load_queries(const lctx_attend_args & a, const lctx_list
     }
 }
 
-// Take away what an entry does not read: s[n][n_pad], row_of(i) the row of score i.
-template <typename F> static inline void lctx_list_mask(const lctx_attend_args & a, const lctx_columns & columns, const lctx_list_entry * e,
-                                                        int n, float * s, F && row_of) {
-    for (int i = 0; i < columns.n; i++) {
+// Take away what an entry does not read: score of slot x and entry i at s[x * slot_step + i * column_step], row_of(x) its row.
+template <typename F> static inline void lctx_list_mask(const lctx_attend_args & a, const lctx_list_entry * e, int n_entry, int n,
+                                                        float * s, int slot_step, int column_step, F && row_of) {
+    for (int i = 0; i < n_entry; i++) {
         const lctx_segment & sg = a.segs[e[i].seg];
         for (int x = 0; x < n; x++) {
             const int row = row_of(x);
             if (row < sg.row0 || row >= sg.row1) {
-                s[x * columns.n_pad + i] = -INFINITY;
+                s[x * slot_step + i * column_step] = -INFINITY;
             }
         }
     }

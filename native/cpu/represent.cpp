@@ -127,7 +127,7 @@ void mean_output(const lctx_represent_args & a, const chunk & c, int head, const
     const int32_t ring = (at < 0 ? ~at : at) / size * size;  // the half in which the chunk was begun
     std::fill_n(w.mean, dim_v, 0.0f);
     for (int first = 0; first < size; first += LCTX_MAX_COLUMNS) {
-        const lctx_columns columns(w.queries, LCTX_MAX_COLUMNS, std::min(LCTX_MAX_COLUMNS, size - first), a.head_dim_k);
+        const lctx_columns columns(w.queries, std::min(LCTX_MAX_COLUMNS, size - first), a.head_dim_k);
         columns.clear();
         for (int i = 0; i < columns.n; i++) {
             const int32_t token = w.token[first + i];

@@ -93,7 +93,7 @@ const float * block_query(const lctx_select_args & a, const block & b, int head,
 
 // s[chunk][column] of the blocks of a tile, summed over the heads that choose together.
 void score(const lctx_select_args & a, const block * blocks, int n, int choice, int n_chunk, const scratch & w) {
-    const lctx_columns columns(w.queries, LCTX_MAX_COLUMNS, n, a.chunks.rep_dim(a.head_dim));
+    const lctx_columns columns(w.queries, n, a.chunks.rep_dim(a.head_dim));
     const int32_t seq = a.rows[blocks[0].first].seq;
     const int first = choice * heads_per_choice(a), heads_per_product = a.chunks.minmax ? heads_per_choice(a) : 1;
     for (int head = first; head < first + heads_per_choice(a); head += heads_per_product) {

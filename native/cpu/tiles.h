@@ -97,15 +97,15 @@ static inline void lctx_load_queries(const lctx_attend_args & a, const lctx_tile
     }
 }
 
-// Take away what a token does not read: s[n][n_col_pad], row_of(i) the row of score i.
-template <typename F>
-static inline void lctx_tile_mask(const lctx_attend_args & a, const lctx_tile & t, int seg, int n, float * s, F && row_of) {
-    for (int i = 0; i < t.n_token; i++) {
-        const lctx_segment & sg = lctx_segment_of(a, t.token0 + i, seg);
+// Take away what a token does not read: score of slot x and column c at s[x * slot_step + c * column_step], row_of(x) its row.
+template <typename F> static inline void lctx_tile_mask(const lctx_attend_args & a, const lctx_tile & t, int seg, int n, float * s,
+                                                        int slot_step, int column_step, F && row_of) {
+    for (int c = 0; c < t.n_col; c++) {
+        const lctx_segment & sg = lctx_segment_of(a, t.token(c), seg);
         for (int x = 0; x < n; x++) {
             const int row = row_of(x);
             if (row < sg.row0 || row >= sg.row1) {
-                std::fill_n(s + x * t.n_col_pad + i * t.n_head, t.n_head, -INFINITY);
+                s[x * slot_step + c * column_step] = -INFINITY;
             }
         }
     }

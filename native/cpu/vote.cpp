@@ -52,7 +52,8 @@ void score_keys(const lctx_attend_args & a, const lctx_slots & slots, const lctx
     int64_t step = a.head_dim_k;
     const float * k = w.k;
     if (picked[n - 1] - picked[0] == n - 1) {
-        k = lctx_load_keys(a.cache, slots, near, picked[0], n, head_kv, seq, a.head_dim_k, w.k, &step);
+        const lctx_stored rows = lctx_stored_keys(a.cache, slots, near, picked[0], n, head_kv, seq, a.head_dim_k, w.k);
+        k = lctx_unpack(rows, n, a.head_dim_k, w.k, &step, a.head_dim_k);
     } else {
         lctx_gather_keys(a.cache, slots, near, picked, n, head_kv, seq, a.head_dim_k, w.k);
     }
@@ -60,10 +61,10 @@ void score_keys(const lctx_attend_args & a, const lctx_slots & slots, const lctx
     lctx_softcap(w.s, (size_t)n * columns.n_pad, a.params.softcap);
 }
 
-void vote_tile(const lctx_vote_args & v, const lctx_tiling & g, const lctx_tile & t, const scratch & w, int split, int n_split) {
+void vote_tile(const lctx_vote_args & v, const lctx_tile & t, const scratch & w, int split, int n_split) {
     const lctx_attend_args & a = v.attend;
     const lctx_slots slots(a.cache, t.head_kv, lctx_segment_of(a, t.token0, 0).seq);
-    const lctx_columns columns(w.queries, g.max_col, t.n_col, a.head_dim_k);
+    const lctx_columns columns(w.queries, t.n_col, a.head_dim_k);
     const int32_t border = v.retain.border(v.voters[t.token0].row);  // of all tokens: no ubatch crosses one
     w.ballots.clear();
     for (int c = 0; c < t.n_col; c++) {
@@ -92,7 +93,7 @@ void vote_tile(const lctx_vote_args & v, const lctx_tiling & g, const lctx_tile 
             const bool near = (a.params.near_mask >> seg) & 1;
             score_keys(a, slots, columns, near, picked, n, t.head_kv, lctx_segment_of(a, t.token0, 0).seq, w);
             if (r.is_partial(slot, n_slot)) {
-                lctx_tile_mask(a, t, seg, n, w.s, [&](int i) { return slots.row(picked[i]); });
+                lctx_tile_mask(a, t, seg, n, w.s, t.n_col_pad, 1, [&](int i) { return slots.row(picked[i]); });
             }
             lctx_count_votes(slots.held, v.retain.score, w.ballots, w.s, t.n_col, t.n_col_pad, picked, n);
         }
@@ -105,7 +106,7 @@ void vote_job(const lctx_vote_args & v, const lctx_tiling & g, int head_kv, cons
         for (int head_tile = 0; head_tile < g.n_head_tile; head_tile++) {
             const lctx_tile t(g, head_kv, head_tile, token_tile);
             if (any_votes(v, t.token0, t.n_token)) {
-                vote_tile(v, g, t, w, split, n_split);
+                vote_tile(v, t, w, split, n_split);
             }
         }
     }
@@ -117,7 +118,7 @@ void vote_entries(const lctx_vote_args & v, const lctx_list_plan & g, const lctx
     const lctx_attend_args & a = v.attend;
     const lctx_slots slots(a.cache, b.head_kv, a.segs[e[0].seg].seq);
     const lctx_list_range r(a, slots, e, n);
-    const lctx_columns columns(w.queries, LCTX_MAX_COLUMNS, n, a.head_dim_k);
+    const lctx_columns columns(w.queries, n, a.head_dim_k);
     const int32_t border = v.retain.border(v.voters[b.token0].row);
     bool loaded = false;
     for (int slot = r.lo; slot < r.hi; slot = r.block_hi(slot)) {
@@ -141,7 +142,7 @@ void vote_entries(const lctx_vote_args & v, const lctx_list_plan & g, const lctx
         }
         score_keys(a, slots, columns, lctx_is_near(a, e[0].seg), picked, n_open, b.head_kv, a.segs[e[0].seg].seq, w);
         if (r.is_partial(slot, n_slot)) {
-            lctx_list_mask(a, columns, e, n_open, w.s, [&](int i) { return slots.row(picked[i]); });
+            lctx_list_mask(a, e, n, n_open, w.s, columns.n_pad, 1, [&](int i) { return slots.row(picked[i]); });
         }
         lctx_count_votes(slots.held, v.retain.score, w.ballots, w.s, n, columns.n_pad, picked, n_open);
     }

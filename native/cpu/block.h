@@ -1,0 +1,91 @@
+// One block of slots for the columns of *attend*: scores, online softmax, o += p v.
+#pragma once
+
+#include "columns.h"
+
+// Softmax states of columns; o is not divided by l yet.
+struct lctx_states {
+    float *m, *l, *o;  // [n_pad], [n_pad], [n_pad][dim_v]
+    int dim_v;         // padded to vector width
+
+    static size_t n_float(int n_pad, int dim_v) { return (size_t)n_pad * (2 + dim_v); }
+    lctx_states(float * base, int n_pad, int dim_v) : m(base), l(m + n_pad), o(l + n_pad), dim_v(dim_v) {}
+    float * out(int column) const { return o + (size_t)column * dim_v; }
+    void clear(int n) const {
+        std::fill_n(m, n, -INFINITY);
+        std::fill_n(l, n, 0.0f);
+        std::fill_n(o, (size_t)n * dim_v, 0.0f);
+    }
+    void merge(int column, const lctx_states & part) const {
+        lctx_softmax_merge(m[column], l[column], out(column), part.m[column], part.l[column], part.out(column), dim_v);
+    }
+};
+
+// Scratch of a thread for one block.
+struct lctx_block_scratch {
+    float * s;        // [BLOCK][n_pad]
+    float * v;        // [BLOCK][dim_v]
+    float * factor;   // [n_pad]
+    float * queries;  // lctx_columns
+    float * k;        // [BLOCK][head_dim_k]
+    float * rotated;  // [head_dim_k]
+
+    static size_t n_float(int n_pad, int dim_k, int dim_v) {
+        return (size_t)LCTX_BLOCK * (std::max(n_pad, LCTX_FEW_COLUMNS) + dim_v + dim_k) + n_pad + lctx_columns::n_float(n_pad, dim_k) +
+               dim_k;
+    }
+    lctx_block_scratch(float * p, int n_pad, int dim_k, int dim_v) {
+        s = p, p += (size_t)LCTX_BLOCK * std::max(n_pad, LCTX_FEW_COLUMNS);
+        v = p, p += (size_t)LCTX_BLOCK * dim_v;
+        queries = p, p += lctx_columns::n_float(n_pad, dim_k);
+        k = p, p += (size_t)LCTX_BLOCK * dim_k;
+        factor = p, p += n_pad;
+        rotated = p;
+    }
+};
+
+// n slots of one page, of one head of a sequence.
+struct lctx_block {
+    int32_t slot, n, head, seq;
+    bool near;     // keys from the near ring
+    bool is_last;  // the next page is not read after this one
+};
+
+template <typename Mask> static inline void lctx_attend_few(const lctx_attend_args & a, const lctx_columns & columns, const lctx_block & b,
+                                                            lctx_stored k, const lctx_states & st, const lctx_block_scratch & w,
+                                                            Mask && mask) {
+    lctx_stored v = lctx_stored_values(a.cache, b.slot, b.head, b.seq);
+    if (!b.is_last) {
+        v.next = lctx_value_row(a.cache, b.slot + b.n, b.head, b.seq);
+        k.next = b.near ? nullptr : lctx_key_row(a.cache, b.slot + b.n, b.head, b.seq);
+    }
+    lctx_few_scores(lctx_readable(k, b.n, a.head_dim_k, w.k), b.n, columns.q, columns.n, a.head_dim_k, w.s);
+    lctx_softcap(w.s, (size_t)columns.n * LCTX_FEW_KEYS, a.params.softcap);
+    mask(w.s, 1, LCTX_FEW_KEYS);
+    for (int c = 0; c < columns.n; c++) {
+        const float factor = lctx_few_softmax(w.s + (size_t)c * LCTX_FEW_KEYS, b.n, st.m[c], st.l[c]);
+        lctx_rescale(st.out(c), &factor, factor == 1.0f ? 0 : 1, st.dim_v);
+    }
+    lctx_few_weigh(lctx_readable(v, b.n, a.head_dim_v, w.v), b.n, w.s, columns.n, a.head_dim_v, st.o, st.dim_v);
+}
+
+// mask(s, step from slot to slot, step from column to column) takes away the scores of what a column does not read.
+template <typename Mask> static inline void lctx_attend_block(const lctx_attend_args & a, const lctx_columns & columns,
+                                                              const lctx_slots & slots, const lctx_block & b, const lctx_states & st,
+                                                              const lctx_block_scratch & w, Mask && mask) {
+    const lctx_stored k_rows = lctx_stored_keys(a.cache, slots, b.near, b.slot, b.n, b.head, b.seq, a.head_dim_k, w.k);
+    if (columns.few() && a.head_dim_v % LCTX_VL == 0) {
+        return lctx_attend_few(a, columns, b, k_rows, st, w, mask);
+    }
+    int64_t k_step, v_step;
+    const float * k = lctx_unpack(k_rows, b.n, a.head_dim_k, w.k, &k_step, a.head_dim_k);
+    lctx_scores(columns, k, k_step, b.n, w.s, false);
+    lctx_softcap(w.s, (size_t)b.n * columns.n_pad, a.params.softcap);
+    mask(w.s, columns.n_pad, 1);
+    if (lctx_softmax_block(w.s, b.n, columns.n_pad, st.m, st.l, w.factor)) {
+        lctx_rescale(st.o, w.factor, columns.n, st.dim_v);
+    }
+    const lctx_stored v_rows = lctx_stored_values(a.cache, b.slot, b.head, b.seq);
+    const float * v = lctx_unpack(v_rows, b.n, a.head_dim_v, w.v, &v_step, st.dim_v);
+    lctx_gemm(columns.n, st.dim_v, b.n, w.s, 1, columns.n_pad, v, v_step, st.o, st.dim_v, true);
+}

@@ -1,0 +1,193 @@
+// Few columns (decode): the stored rows are converted in registers and multiplied with up to four columns at once.
+// Their time is that of reading K and V, so nothing is unpacked to memory, and the rows of the next block are prefetched meanwhile.
+#pragma once
+
+#include "rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+constexpr int LCTX_FEW_COLUMNS = 8;  // up to here this beats a product padded to vector width
+constexpr int LCTX_FEW_KEYS = 64;    // most rows of a block, and the step from a column's scores to the next one's
+constexpr int LCTX_ACCUMULATORS = LCTX_VL == 16 ? 16 : 8;
+
+// Up to LCTX_FEW_KEYS rows that lie in one page.
+struct lctx_stored {
+    ggml_type type;
+    size_t row_size;
+    const char * data;
+    const char * next;  // rows to prefetch, as many, or nullptr
+};
+
+// The columns are taken four, two or one at a time; columns beyond n are zeros, whose results nobody reads.
+static inline int lctx_few_step(int n_left) {
+    return n_left > 2 ? 4 : n_left;
+}
+
+static inline void lctx_prefetch(const char * p, size_t n) {
+    for (size_t i = 0; i < n; i += 64) {
+        __builtin_prefetch(p + i, 0, 2);
+    }
+}
+
+template <int... LANE> static inline lctx_vf lctx_vpick(lctx_vf a, lctx_vf b, std::integer_sequence<int, LANE...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, LANE...);
+#else
+    return __builtin_shuffle(a, b, lctx_vi{LANE...});
+#endif
+}
+
+// One step of lctx_vsums: lanes i with bit W clear become a[i] + a[i ^ W], the others b[i] + b[i ^ W].
+template <int W, int... I> static inline lctx_vf lctx_vfold(lctx_vf a, lctx_vf b, std::integer_sequence<int, I...>) {
+    const lctx_vf own = lctx_vpick(a, b, std::integer_sequence<int, (I & W ? I + LCTX_VL : I)...>{});
+    const lctx_vf other = lctx_vpick(a, b, std::integer_sequence<int, (I & W ? I - W + LCTX_VL : I + W)...>{});
+    return own + other;
+}
+
+// Lane i: the sum of the lanes of v[i]. v: [2 * W], overwritten; call with W = LCTX_VL / 2.
+template <int W> static inline __attribute__((always_inline)) lctx_vf lctx_vsums(lctx_vf * v) {
+    for (int j = 0; j < W; j++) {
+        v[j] = lctx_vfold<W>(v[j], v[j + W], std::make_integer_sequence<int, LCTX_VL>{});
+    }
+    if constexpr (W > 1) {
+        return lctx_vsums<W / 2>(v);
+    } else {
+        return v[0];
+    }
+}
+
+// s[column][key] = k_key . q_column for N columns.
+template <typename R, int N> static inline void lctx_few_scores_n(const lctx_stored & k, int n, const float * q, int dim, float * s) {
+    constexpr int KEYS = LCTX_VL / N;  // keys at a time: N * KEYS sums fill one vector
+    for (int i = 0; i < n; i += KEYS) {
+        const char * row[KEYS];
+        for (int x = 0; x < KEYS; x++) {
+            row[x] = k.data + std::min(i + x, n - 1) * k.row_size;
+        }
+        if (k.next) {
+            lctx_prefetch(k.next + i * k.row_size, KEYS * k.row_size);
+        }
+        lctx_vf sum[LCTX_VL] = {};
+#pragma GCC unroll 2
+        for (int d = 0; d < dim; d += LCTX_VL) {
+            lctx_vf key[KEYS];
+            for (int x = 0; x < KEYS; x++) {
+                key[x] = R::load(row[x], d);
+            }
+            for (int c = 0; c < N; c++) {
+                const lctx_vf qc = lctx_vload(q + c * dim + d);
+                for (int x = 0; x < KEYS; x++) {
+                    sum[c * KEYS + x] += key[x] * qc;
+                }
+            }
+        }
+        const lctx_vf sums = lctx_vsums<LCTX_VL / 2>(sum);
+        for (int c = 0; c < N; c++) {
+            memcpy(s + c * LCTX_FEW_KEYS + i, (const float *)&sums + c * KEYS, KEYS * sizeof(float));
+        }
+    }
+}
+
+// o[column][d0 ...] += sum over keys of p[column][key] v_key[d0 ...] for N columns and D vectors of dimensions.
+template <typename R, int N, int D>
+static inline void lctx_few_weigh_n(const lctx_stored & v, int n, const float * p, int d0, float * o, int64_t o_row) {
+    lctx_vf sum[N][D];
+    for (int c = 0; c < N; c++) {
+        for (int j = 0; j < D; j++) {
+            sum[c][j] = lctx_vload(o + c * o_row + d0 + j * LCTX_VL);
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        const char * row = v.data + i * v.row_size;
+        if (v.next && d0 == 0) {
+            lctx_prefetch(v.next + i * v.row_size, v.row_size);
+        }
+        lctx_vf value[D];
+        for (int j = 0; j < D; j++) {
+            value[j] = R::load(row, d0 + j * LCTX_VL);
+        }
+        for (int c = 0; c < N; c++) {
+            const lctx_vf weight = lctx_vset(p[c * LCTX_FEW_KEYS + i]);
+            for (int j = 0; j < D; j++) {
+                sum[c][j] += weight * value[j];
+            }
+        }
+    }
+    for (int c = 0; c < N; c++) {
+        for (int j = 0; j < D; j++) {
+            lctx_vstore(o + c * o_row + d0 + j * LCTX_VL, sum[c][j]);
+        }
+    }
+}
+
+template <typename R, int N>
+static inline void lctx_few_weigh_all(const lctx_stored & v, int n, const float * p, int dim, float * o, int64_t o_row) {
+    constexpr int D = std::min(8, LCTX_ACCUMULATORS / N);
+    int d = 0;
+    for (; d + D * LCTX_VL <= dim; d += D * LCTX_VL) {
+        lctx_few_weigh_n<R, N, D>(v, n, p, d, o, o_row);
+    }
+    for (; d < dim; d += LCTX_VL) {
+        lctx_few_weigh_n<R, N, 1>(v, n, p, d, o, o_row);
+    }
+}
+
+// s[column][key], [n_col rounded up by lctx_few_step][LCTX_FEW_KEYS]: k_key . q_column. The type of k is one of lctx_with_rows.
+// q: [n_col rounded up][dim]; scores of keys beyond n are undefined.
+static inline void lctx_few_scores(const lctx_stored & k, int n, const float * q, int n_col, int dim, float * s) {
+    lctx_with_rows(k.type, [&](auto rows) {
+        using R = decltype(rows);
+        for (int c = 0; c < n_col; c += lctx_few_step(n_col - c)) {
+            const float * qc = q + (size_t)c * dim;
+            float * sc = s + (size_t)c * LCTX_FEW_KEYS;
+            switch (lctx_few_step(n_col - c)) {
+                case 1:  lctx_few_scores_n<R, 1>(k, n, qc, dim, sc); break;
+                case 2:  lctx_few_scores_n<R, 2>(k, n, qc, dim, sc); break;
+                default: lctx_few_scores_n<R, 4>(k, n, qc, dim, sc);
+            }
+        }
+    });
+}
+
+// o[column][dim] += sum over keys of p[column][key] v_key.
+static inline void lctx_few_weigh(const lctx_stored & v, int n, const float * p, int n_col, int dim, float * o, int64_t o_row) {
+    lctx_with_rows(v.type, [&](auto rows) {
+        using R = decltype(rows);
+        for (int c = 0; c < n_col; c += lctx_few_step(n_col - c)) {
+            const float * pc = p + (size_t)c * LCTX_FEW_KEYS;
+            float * oc = o + c * o_row;
+            switch (lctx_few_step(n_col - c)) {
+                case 1:  lctx_few_weigh_all<R, 1>(v, n, pc, dim, oc, o_row); break;
+                case 2:  lctx_few_weigh_all<R, 2>(v, n, pc, dim, oc, o_row); break;
+                default: lctx_few_weigh_all<R, 4>(v, n, pc, dim, oc, o_row);
+            }
+        }
+    });
+}
+
+// lctx_softmax_block for scores laid out [column][key]: of one column. Returns the factor by which o must be scaled.
+static inline float lctx_few_softmax(float * s, int n, float & m, float & l) {
+    const int n_pad = (n + LCTX_VL - 1) / LCTX_VL * LCTX_VL;
+    std::fill(s + n, s + n_pad, -INFINITY);
+    lctx_vf top = lctx_vset(m);
+    for (int i = 0; i < n_pad; i += LCTX_VL) {
+        top = lctx_vmax(top, lctx_vload(s + i));
+    }
+    float m_new = m;
+    for (int i = 0; i < LCTX_VL; i++) {
+        m_new = std::max(m_new, top[i]);
+    }
+    const float base = m_new == -INFINITY ? 0.0f : m_new;
+    lctx_vf sum = lctx_vf{};
+    for (int i = 0; i < n_pad; i += LCTX_VL) {
+        const lctx_vf p = lctx_vexp(lctx_vload(s + i) - base);
+        lctx_vstore(s + i, p);
+        sum += p;
+    }
+    const float factor = m == m_new ? 1.0f : lctx_vexp(lctx_vset(m - base))[0];
+    m = m_new;
+    l = l * factor + lctx_vsum(sum);
+    return factor;
+}
