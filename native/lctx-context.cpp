@@ -385,6 +385,15 @@ int32_t lctx_seq_held(lctx_context * ctx, int32_t seq, int32_t layer, int32_t he
     return ctx->memory ? ctx->memory->held_rows(seq, layer, head, rows, scores, n_max) : 0;
 }
 
+int32_t lctx_context_work(const lctx_context * ctx, lctx_work * work) {
+    if (!ctx->memory) {
+        return LCTX_INVALID;
+    }
+    *work = ctx->memory->work();
+    work->n_built = work->n_graph - llama_perf_context(ctx->ctx).n_reused;
+    return LCTX_OK;
+}
+
 int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows) {
     if (!ctx->memory) {
         return LCTX_INVALID;

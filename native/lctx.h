@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 4 };
+enum { LCTX_ABI_VERSION = 5 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -212,6 +212,18 @@ int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * r
 // or the bits of a float), after evictions that are due. rows, scores: NULL or int32[n_max]. Returns the number of rows, 0 for a head
 // that does not exist.
 int32_t lctx_seq_held(lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max);
+
+// What the host has done beside the kernels since the context was created: per token none of it may grow with the tokens before.
+typedef struct lctx_work {
+    int64_t n_graph;      // evaluations of the model's graph, one per ubatch
+    int64_t n_built;      // graphs that were built for them; the others ran one again
+    int64_t n_evict;      // evaluations of the graph that evicts, which is built once
+    int64_t n_table;      // entries of page tables that were read or written
+    int64_t input_bytes;  // written into the inputs of graphs for positions, rows, segments and voters
+} lctx_work;
+
+// LCTX_INVALID when the context runs without a method.
+int32_t lctx_context_work(const lctx_context * ctx, lctx_work * work);
 
 // ---- which chunks were read ----
 

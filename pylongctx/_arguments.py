@@ -1,9 +1,10 @@
-"""Checks of the constructor's arguments that need no library."""
+"""Checks of the constructor's arguments, and the native settings that they make."""
 
 import difflib
 import os
 import warnings
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 from pylongctx._lib import build_info, ffi, lib, text
@@ -25,6 +26,7 @@ ROPE_FIELDS = (
     "yarn_beta_slow",
     "yarn_orig_ctx",
 )
+CONTEXT_FIELDS = (*ROPE_FIELDS, "pooling_type", "attention_type", "offload_kqv", "op_offload", "no_perf")
 
 # name: (default, why another value is refused)
 LATER: dict[str, tuple[Any, str]] = {
@@ -105,6 +107,32 @@ def kv_type(name: str, value: int | str | None) -> int:
     if lib.lctx_type_name(number) == ffi.NULL or not text(lib.lctx_type_name(number)):
         raise ValueError(f"unknown {name} {number}: not a ggml type")
     return number
+
+
+def model_settings(given: Mapping[str, Any]) -> dict[str, int]:
+    """Return the fields of ``lctx_model_params`` that the arguments set."""
+    names = ("split_mode", "main_gpu", "vocab_only", "use_mmap", "use_mlock")
+    every_layer = given["n_gpu_layers"] == -1
+    return {"n_gpu_layers": 2**31 - 1 if every_layer else given["n_gpu_layers"], **{k: int(given[k]) for k in names}}
+
+
+def context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict[str, Any]:
+    """Return the fields of ``lctx_context_params`` that the arguments set."""
+    kv_limit = given["kv_limit"]
+    if kv_limit is not None and (isinstance(kv_limit, bool) or not isinstance(kv_limit, Integral) or kv_limit < 1):
+        raise ValueError(f"kv_limit must be a number of bytes or None, not {kv_limit!r}")
+    n_batch = check_count("n_batch", given["n_batch"])
+    settings = {name: given[name] for name in CONTEXT_FIELDS if given[name] is not None}  # None: llama.cpp's default
+    return settings | {
+        "n_ctx": check_count("n_ctx", given["n_ctx"], 0),
+        "n_batch": n_batch,
+        "n_ubatch": min(n_batch, check_count("n_ubatch", given["n_ubatch"])),
+        "n_threads": threads[0],
+        "n_threads_batch": threads[1],
+        "type_k": kv_type("type_k", given["type_k"]),
+        "type_v": kv_type("type_v", given["type_v"]),
+        "kv_limit": min(kv_limit or 0, 2**64 - 1),
+    }
 
 
 def warn_without_gpu(n_gpu_layers: int) -> None:

@@ -83,7 +83,8 @@ class Model:
             out = out_buffer("tokens", tokens, np.int32)
             n = lib.lctx_tokenize(handle, data, len(data), out, len(tokens), add_special, parse_special)
             if n >= 0:
-                return [int(token) for token in tokens[:n]]
+                ids: list[int] = tokens[:n].tolist()
+                return ids
             if -n <= len(tokens):
                 raise RuntimeError(f"the text cannot be tokenized ({len(data)} bytes)")
             tokens = np.empty(-n, np.int32)
@@ -101,9 +102,10 @@ class Model:
 
     def detokenize(self, tokens: Iterable[int], special: bool = False) -> bytes:
         """Return the bytes of tokens; a space right after a leading BOS token is dropped."""
-        ids = self.check_tokens(tokens, allow_empty=True)
-        data = b"".join(self.piece(int(token), special) for token in ids)
-        after_bos = len(ids) > 0 and ids[0] == self.info.token_bos
+        ids: list[int] = self.check_tokens(tokens, allow_empty=True).tolist()
+        pieces = {token: self.piece(token, special) for token in set(ids)}
+        data = b"".join(pieces[token] for token in ids)
+        after_bos = ids[:1] == [self.info.token_bos]
         return data[1:] if after_bos and data[:1] == b" " else data
 
     def ends_generation(self, token: int) -> bool:

@@ -3,9 +3,8 @@
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from pylongctx.methods import Method, parse
 from pylongctx.sampling import seed_sequence
 
 DEFAULT_SEED = 0xFFFFFFFF
-CONTEXT_FIELDS = (*arguments.ROPE_FIELDS, "pooling_type", "attention_type", "offload_kqv", "op_offload", "no_perf")
 
 
 class Llama(Generation, Later):
@@ -136,9 +134,9 @@ class Llama(Generation, Later):
         self.last_n_tokens_size = arguments.check_count("last_n_tokens_size", last_n_tokens_size, 0)
         threads = self.n_threads, self.n_threads_batch = arguments.thread_counts(n_threads, n_threads_batch)
         self.set_seed(seed)
-        settings, spec = _context_settings(given, threads), _spec(method)
+        settings, spec = arguments.context_settings(given, threads), _spec(method)
         lib.lctx_log_set_level(2 if verbose else 1)
-        self._model = Model(self.model_path, _model_settings(given))
+        self._model = Model(self.model_path, arguments.model_settings(given))
         self._finalizer = weakref.finalize(self, _close, self._model, None)
         self.metadata = self._model.metadata()
         self.n_batch = n_batch
@@ -372,30 +370,6 @@ def _spec(method: Method | str | None) -> str:
     if method is None:
         return ""
     return str(method if isinstance(method, Method) else parse(method))
-
-
-def _model_settings(given: Mapping[str, Any]) -> dict[str, int]:
-    names = ("split_mode", "main_gpu", "vocab_only", "use_mmap", "use_mlock")
-    every_layer = given["n_gpu_layers"] == -1
-    return {"n_gpu_layers": 2**31 - 1 if every_layer else given["n_gpu_layers"], **{k: int(given[k]) for k in names}}
-
-
-def _context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict[str, Any]:
-    kv_limit = given["kv_limit"]
-    if kv_limit is not None and (isinstance(kv_limit, bool) or not isinstance(kv_limit, Integral) or kv_limit < 1):
-        raise ValueError(f"kv_limit must be a number of bytes or None, not {kv_limit!r}")
-    n_batch = arguments.check_count("n_batch", given["n_batch"])
-    settings = {name: given[name] for name in CONTEXT_FIELDS if given[name] is not None}  # None: llama.cpp's default
-    return settings | {
-        "n_ctx": arguments.check_count("n_ctx", given["n_ctx"], 0),
-        "n_batch": n_batch,
-        "n_ubatch": min(n_batch, arguments.check_count("n_ubatch", given["n_ubatch"])),
-        "n_threads": threads[0],
-        "n_threads_batch": threads[1],
-        "type_k": arguments.kv_type("type_k", given["type_k"]),
-        "type_v": arguments.kv_type("type_v", given["type_v"]),
-        "kv_limit": min(kv_limit or 0, 2**64 - 1),
-    }
 
 
 def _close(model: Model, context: Context | None) -> None:

@@ -77,13 +77,12 @@ class Scorer:
         return [Entry(piece, offset, *score) for piece, offset, score in places]
 
     def _score(self, token: int, row: NDArray[np.float32]) -> tuple[float, dict[str, float]]:
-        logits = row.astype(np.float64)
-        top = logits.max()
-        norm = top + np.log(np.exp(logits - top).sum())
+        top = row.max()
+        norm = float(top) + np.log(np.exp(row - top).sum(dtype=np.float64))
         found: dict[str, float] = {}
         for i in _largest(row, self._n_top):
-            found.setdefault(self._text(i), float(logits[i] - norm))
-        own = float(logits[token] - norm)
+            found.setdefault(self._text(i), float(row[i] - norm))
+        own = float(row[token] - norm)
         return own, found | {self._text(token): own}
 
     def _text(self, token: int) -> str:

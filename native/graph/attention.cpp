@@ -16,6 +16,11 @@ ggml_tensor * new_input(ggml_context * ctx, int64_t ne0, int64_t ne1, int64_t ne
     return t;
 }
 
+void put(const lctx_memory & memory, ggml_tensor * input, const void * data) {
+    ggml_backend_tensor_set(input, data, 0, ggml_nbytes(input));
+    memory.work().input_bytes += (int64_t)ggml_nbytes(input);
+}
+
 // llama.cpp asks for float accumulators in this product for the architectures that overflow half precision.
 bool wants_float_product(llm_arch arch) {
     return arch == LLM_ARCH_GLM4 || arch == LLM_ARCH_GLM4_MOE || arch == LLM_ARCH_JAIS2;
@@ -84,10 +89,10 @@ void lctx_graph_input::set_input(const llama_ubatch * ubatch) {
         row[i] = {p, ubatch->seq_id[i][0], angle0 + method.key_angle(), angle0 + method.near_angle()};
         method.positions(p, &position[angle0]);
     }
-    ggml_backend_tensor_set(rows, row.data(), 0, ggml_nbytes(rows));
-    ggml_backend_tensor_set(pos, position.data(), 0, ggml_nbytes(pos));
+    put(memory(), rows, row.data());
+    put(memory(), pos, position.data());
     if (voters) {
-        ggml_backend_tensor_set(voters, memory().voters().data(), 0, ggml_nbytes(voters));
+        put(memory(), voters, memory().voters().data());
     }
     if (segs) {
         set_segments(ubatch);
@@ -108,7 +113,7 @@ void lctx_graph_input::set_segments(const llama_ubatch * ubatch) {
             seg[i + s].seq = ubatch->seq_id[token][0];
         }
     }
-    ggml_backend_tensor_set(segs, seg.data(), 0, ggml_nbytes(segs));
+    put(memory(), segs, seg.data());
 }
 
 void lctx_graph_input::set_chunk_rows(const llama_ubatch * ubatch) {
@@ -117,7 +122,7 @@ void lctx_graph_input::set_chunk_rows(const llama_ubatch * ubatch) {
     for (uint32_t i = 0; i < ubatch->n_tokens; i++) {
         row[i] = {ubatch->pos[i], ubatch->seq_id[i][0], memory().open_rows()[i], (int32_t)i * n_angle};
     }
-    ggml_backend_tensor_set(chunk_rows, row.data(), 0, ggml_nbytes(chunk_rows));
+    put(memory(), chunk_rows, row.data());
 }
 
 bool lctx_graph_input::can_reuse(const llm_graph_params & params) {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 int32_t & lctx_memory::page(int32_t seq, int32_t head, int32_t block) const {
+    work_.n_table++;
     return ((int32_t *)table_->data)[((int64_t)seq * n_head_total_ + head) * table_->ne[0] + block];
 }
 
@@ -24,7 +25,7 @@ int64_t lctx_memory::pages_needed(const std::vector<int32_t> & n_pos) const {
             const int32_t now = n_slot(seq, head, s.n_pos), then = n_slot(seq, head, n_pos[seq]), n_held = n_block(now) - n_dead(seq);
             n += std::max(0, std::min(n_held + n_block(then) - n_block(now), live_blocks()) - n_held);
             const int32_t last = now % LCTX_PAGE_ROWS != 0 ? page(seq, head, now / LCTX_PAGE_ROWS) : -1;
-            n += last >= 0 && writers[last]++ < pages_.n_owner(last) - 1;
+            n += last >= 0 && pages_.is_shared(last) && writers[last]++ < pages_.n_owner(last) - 1;
         }
     }
     return n;
@@ -143,15 +144,18 @@ bool lctx_memory::grow(int32_t seq, int32_t n_pos) {
 }
 
 bool lctx_memory::place(const llama_ubatch & ubatch) {
+    work_.n_graph++;
     std::vector<int32_t> last(n_seq_, -1);
     std::vector<int32_t> due;
     for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
         const int32_t seq = ubatch.seq_id[i][0];
-        if (last[seq] < 0 && is_due(seq)) {
-            due.push_back(seq);
+        if (last[seq] < 0) {
+            drop_dead(seq, seqs_[seq].n_pos);
+            if (is_due(seq)) {
+                due.push_back(seq);
+            }
         }
         last[seq] = ubatch.pos[i];
-        drop_dead(seq, std::min(ubatch.pos[i], seqs_[seq].n_pos));
     }
     if (!settle(due)) {
         return false;
@@ -181,6 +185,7 @@ void lctx_memory::copy_prefix(int32_t src, int32_t dst, int32_t n_pos) {
             }
         }
     }
+    seqs_[src].shares = true;
     seqs_[dst] = seqs_[src];
     copy_evictions(src, dst);
     take_votes_back(dst, n_pos);

@@ -54,6 +54,9 @@ void lctx_memory::prepare_eviction() {
 
 // Rows move inside the pages of a sequence, so nobody else may read them.
 bool lctx_memory::own_all(int32_t seq) {
+    if (!seqs_[seq].shares) {
+        return true;
+    }
     int64_t n_shared = 0;
     const auto each_block = [&](const std::function<bool(int32_t, int32_t)> & f) {
         bool ok = true;
@@ -75,7 +78,8 @@ bool lctx_memory::own_all(int32_t seq) {
     if (n_shared > pages_.n_free()) {
         return refuse("the page pool is full: an eviction needs copies of the pages that sequences share; remove a sequence");
     }
-    return each_block([&](int32_t head, int32_t block) { return own_page(seq, head, block); });
+    seqs_[seq].shares = !each_block([&](int32_t head, int32_t block) { return own_page(seq, head, block); });
+    return !seqs_[seq].shares;
 }
 
 // Do what is due for these sequences; false when there is no room to make their pages their own.
@@ -90,6 +94,7 @@ bool lctx_memory::settle(const std::vector<int32_t> & seqs) {
         }
         ((int32_t *)due_->data)[seq] = seqs_[seq].n_pos - 1;
     }
+    work_.n_evict++;
     if (ggml_backend_graph_compute(evictor_.get(), evict_graph_) != GGML_STATUS_SUCCESS) {
         break_with("the eviction failed");
         return false;

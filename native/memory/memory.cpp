@@ -152,31 +152,6 @@ void lctx_memory::check_machine(size_t size) const {
 
 // ---- llama_memory_i ----
 
-// What is wrong with a batch; empty when it can be evaluated. Nothing changes here.
-std::string lctx_memory::check_batch(const llama_batch & batch, llama_memory_status & status) const {
-    status = LLAMA_MEMORY_STATUS_FAILED_COMPUTE;
-    if (!broken_.empty()) {
-        return broken_;
-    }
-    std::vector<int32_t> n_pos = lengths();
-    for (int32_t i = 0; i < batch.n_tokens; i++) {
-        const int32_t seq = batch.seq_id[i][0];
-        if (batch.n_seq_id[i] != 1) {
-            return "a token of a context with a method belongs to one sequence; evaluate it once and copy the sequence";
-        }
-        if (seq < 0 || seq >= n_seq_) {
-            return "sequence " + std::to_string(seq) + " is outside n_seq_max " + std::to_string(n_seq_);
-        }
-        if (batch.pos[i] != n_pos[seq]) {
-            return "positions of a sequence must follow each other: " + std::to_string(n_pos[seq]) + " is next, not " +
-                   std::to_string(batch.pos[i]);
-        }
-        n_pos[seq]++;
-    }
-    status = LLAMA_MEMORY_STATUS_FAILED_PREPARE;
-    return check_room(n_pos);
-}
-
 // Tokens of the batch from `first` on that make a ubatch: none follows a border of its sequence.
 int32_t lctx_memory::next_ubatch(const llama_batch & batch, int32_t first, int32_t n_ubatch) const {
     const int32_t most = std::min(n_ubatch, batch.n_tokens - first);

@@ -73,6 +73,8 @@ class lctx_memory final : public llama_memory_i {
     int32_t step(int32_t pos, int32_t n) const;
     // Make dst the first n_pos rows of src (all with n_pos < 0); false with take_error() when that cannot be.
     bool copy(int32_t src, int32_t dst, int32_t n_pos);
+    // What the host has done so far; n_built is the context's to know.
+    lctx_work & work() const { return work_; }
     // The reason of the last refusal, told once: a later failure has a reason of its own.
     std::string take_error() { return std::exchange(error_, {}); }
 
@@ -100,6 +102,7 @@ class lctx_memory final : public llama_memory_i {
         int32_t evicted_to = 0;
         int32_t voted_to = 0;
         int32_t undo_from = -1;
+        bool shares = false;  // pages may have other owners
 
         int32_t half(int32_t chunk) const { return open[0] == chunk ? 0 : open[1] == chunk ? 1 : -1; }
     };
@@ -208,6 +211,7 @@ class lctx_memory final : public llama_memory_i {
     lctx_pages pages_;
     std::vector<sequence> seqs_;
     uint64_t peak_bytes_ = 0;
+    mutable lctx_work work_ = {};
     std::string broken_;
     mutable std::string error_;
 };
