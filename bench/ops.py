@@ -91,7 +91,6 @@ class Bench:
         out = []
         peer = []
         for method in self.args.method or METHODS:
-            print(f"{self.name} {self.kv} {method}", file=sys.stderr)
             usual = self.step(self.run(self.args.depth - PERIOD // 2), METHODS[method])
             border = self.step(self.run(self.args.depth), METHODS[method])
             peer += flash(self.rows, self.run(self.args.depth))
@@ -135,26 +134,30 @@ def first_line(args: argparse.Namespace, limits: Roofline) -> str:
             f"{4 * limits.cache_bytes >> 20} MiB read before every repeat; median (min - max)")  # fmt: skip
 
 
-def main() -> None:
-    args = arguments()
-    limits = roofline(args.threads)
-    sections: dict[str, list[list[str]]] = {name: [] for name in args.section or ("decode", "prefill", "methods")}
-    refused = []
+def section_rows(args: argparse.Namespace, section: str, limits: Roofline) -> tuple[list[list[str]], list[str]]:
+    """Return the rows of one table, and a line for everything that was refused."""
+    lines, refused = [], []
     for name in args.shape or SHAPES:
         rows = Rows.random(SHAPES[name], args.depth + N_PREFILL, N_PREFILL)
         for kv in args.kv.split(","):
-            bench = Bench(args, name, rows, kv, limits)
-            for section, lines in sections.items():
-                print(f"{name} {kv} {section}", file=sys.stderr)
-                try:
-                    lines += getattr(bench, section)()
-                except ValueError as reason:
-                    refused.append(f"{name}, {kv}, {section}: refused, {reason}")
-    print(first_line(args, limits))
+            print(f"{section}: {name} {kv}", file=sys.stderr)
+            try:
+                lines += getattr(Bench(args, name, rows, kv, limits), section)()
+            except ValueError as reason:
+                refused.append(f"{name}, {kv}: refused, {reason}")
+    return lines, refused
+
+
+def main() -> None:
+    args = arguments()
+    limits = roofline(args.threads)
+    print(first_line(args, limits), flush=True)
     heads = {"decode": DECODE, "prefill": PREFILL, "methods": BY_METHOD}
-    for section, lines in sections.items():
-        print(f"\n{section}\n\n{table(heads[section], lines)}")
-    print("\n".join(["", *refused]) if refused else "", end="")
+    for section in args.section or heads:
+        lines, refused = section_rows(args, section, limits)
+        print(
+            "\n".join(["", section, "", table(heads[section], lines), *([""] if refused else []), *refused]), flush=True
+        )
 
 
 if __name__ == "__main__":
