@@ -1,7 +1,7 @@
 """Calls of the native single-op runs on random rows: a step of a method, ggml_flash_attn_ext, the roofline."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -133,6 +133,10 @@ class Roofline:
     read_bandwidth: float
     gemm_f32: float
     gemm_bf16: float
+
+    def best(self, other: "Roofline") -> "Roofline":
+        """Return the higher of each: what else runs on a machine only ever takes away."""
+        return Roofline(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 
 
 def roofline(n_threads: int) -> Roofline:

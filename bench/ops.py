@@ -88,8 +88,7 @@ class Bench:
         return [["attend", self.name, self.kv, spread(ms), spread(peer_ms), *cells]]
 
     def methods(self) -> list[list[str]]:
-        out = []
-        peer = []
+        out, peer = [], []
         for method in self.args.method or METHODS:
             usual = self.step(self.run(self.args.depth - PERIOD // 2), METHODS[method])
             border = self.step(self.run(self.args.depth), METHODS[method])
@@ -128,24 +127,30 @@ def share(rate: float, limit: float) -> str:
 
 
 def first_line(args: argparse.Namespace, limits: Roofline) -> str:
-    bf16 = f"{limits.gemm_bf16 / 1e9:.0f} GFLOP/s in bf16" if limits.gemm_bf16 else "no bf16 product"
-    return (f"{machine()}; {args.threads} threads; measured: read {limits.read_bandwidth / 1e9:.1f} GB/s, "
-            f"GEMM {limits.gemm_f32 / 1e9:.0f} GFLOP/s in f32, {bf16}; depth {args.depth}; "
+    return (f"{machine()}; {args.threads} threads; depth {args.depth}; "
             f"{4 * limits.cache_bytes >> 20} MiB read before every repeat; median (min - max)")  # fmt: skip
 
 
-def section_rows(args: argparse.Namespace, section: str, limits: Roofline) -> tuple[list[list[str]], list[str]]:
-    """Return the rows of one table, and a line for everything that was refused."""
+def measured(limits: Roofline) -> str:
+    bf16 = f"{limits.gemm_bf16 / 1e9:.0f} in bf16" if limits.gemm_bf16 else "no bf16 product"
+    return f"read {limits.read_bandwidth / 1e9:.1f} GB/s, GEMM {limits.gemm_f32 / 1e9:.0f} GFLOP/s in f32, {bf16}"
+
+
+def section_rows(
+    args: argparse.Namespace, section: str, limits: Roofline
+) -> tuple[list[list[str]], list[str], Roofline]:
+    """Return the rows of one table, what was refused, and the best limits seen."""
     lines, refused = [], []
     for name in args.shape or SHAPES:
         rows = Rows.random(SHAPES[name], args.depth + N_PREFILL, N_PREFILL)
+        limits = limits.best(roofline(args.threads))
         for kv in args.kv.split(","):
             print(f"{section}: {name} {kv}", file=sys.stderr)
             try:
                 lines += getattr(Bench(args, name, rows, kv, limits), section)()
             except ValueError as reason:
                 refused.append(f"{name}, {kv}: refused, {reason}")
-    return lines, refused
+    return lines, refused, limits
 
 
 def main() -> None:
@@ -154,9 +159,10 @@ def main() -> None:
     print(first_line(args, limits), flush=True)
     heads = {"decode": DECODE, "prefill": PREFILL, "methods": BY_METHOD}
     for section in args.section or heads:
-        lines, refused = section_rows(args, section, limits)
+        lines, refused, limits = section_rows(args, section, limits)
+        title = f"{section}; measured in this run: {measured(limits)}"
         print(
-            "\n".join(["", section, "", table(heads[section], lines), *([""] if refused else []), *refused]), flush=True
+            "\n".join(["", title, "", table(heads[section], lines), *([""] if refused else []), *refused]), flush=True
         )
 
 
