@@ -317,10 +317,16 @@ typedef struct lctx_op_args {
     float * lse;                 // [n_tokens][n_head] or NULL
     double store_us;             // result: time of the store node
     double attend_us;            // result: shortest time of one attend node
+    int32_t cold;                // 1: before every attend node all threads read four times the last-level cache
+    double * times;              // result: [n_repeat] microseconds of every attend node, or NULL
 } lctx_op_args;
 
 // 0 on success, else LCTX_INVALID with the reason in err.
 int32_t lctx_op_run(lctx_op_args * args, char * err, size_t err_size);
+
+// The same with what llama.cpp has: its layout of the KV cache, ggml_rope_ext, ggml_flash_attn_ext with a mask; attend_us and times are
+// those of ggml_flash_attn_ext. One segment per query, no near ring, no lse; page_seed is not read.
+int32_t lctx_flash_run(lctx_op_args * args, char * err, size_t err_size);
 
 // One layer of any method: n_rows keys, values and queries of one sequence pass in ubatches of n_ubatch, cut at borders, through store,
 // represent, select, attend, vote and evict. op gives shapes, types, RoPE, scale, k, v, q and out; there n_tokens = n_rows, and its
@@ -342,6 +348,47 @@ typedef struct lctx_layer_run_args {
 
 // 0 on success, else LCTX_INVALID with the reason in err.
 int32_t lctx_layer_run(lctx_layer_run_args * args, char * err, size_t err_size);
+
+enum lctx_step_op {
+    LCTX_STEP_STORE,
+    LCTX_STEP_REPRESENT,
+    LCTX_STEP_SELECT,
+    LCTX_STEP_ATTEND,
+    LCTX_STEP_VOTE,
+    LCTX_STEP_EVICT,
+    LCTX_N_STEP_OP,
+};
+
+// The last n_tokens rows of a layer of any method, as one ubatch with its own queries; the rows before are stored and represented, but
+// nothing attends to them. op gives shapes, types, RoPE, scale, k, v, q [n_tokens], out, n_repeat and cold. Every sub-op runs n_repeat
+// times, each time from the same state.
+typedef struct lctx_step_run_args {
+    lctx_op_args * op;
+    const char * method;
+    int32_t n_ctx_train;
+    const float * fill_q;          // [n_rows - n_tokens][n_head][head_dim_k], read with representation=attention only
+    double held_share;             // of the rows before, how many a head still holds where it evicts by votes alone, without a budget
+    double open_share;             // of these, how many have no vote yet when the step begins
+    int32_t n_held;                // result: rows that KV head 0 holds when the step begins
+    double * times;                // result: [LCTX_N_STEP_OP][n_repeat] microseconds; 0 for what the method or the step does not do
+    double bytes[LCTX_N_STEP_OP];  // result: bytes that each sub-op must read and write, everything once
+    double flops[LCTX_N_STEP_OP];  // result: additions and multiplications of its products
+} lctx_step_run_args;
+
+// 0 on success, else LCTX_INVALID with the reason in err.
+int32_t lctx_step_run(lctx_step_run_args * args, char * err, size_t err_size);
+
+// What the machine can do at most, measured: each the best of a few runs with n_threads.
+typedef struct lctx_roofline_args {
+    int32_t n_threads;
+    uint64_t cache_bytes;   // result: the last-level cache
+    double read_bandwidth;  // result: bytes per second, reading eight times the last-level cache
+    double gemm_f32;        // result: operations per second of a matrix product that stays in the first-level cache
+    double gemm_bf16;       // result: the same with bf16 factors and float sums; 0: not compiled for such a CPU
+} lctx_roofline_args;
+
+// 0 on success, else LCTX_INVALID with the reason in err.
+int32_t lctx_roofline_run(lctx_roofline_args * args, char * err, size_t err_size);
 
 // [cdef end]
 

@@ -1,7 +1,7 @@
 """Calls ``lctx_op_run`` and ``lctx_layer_run`` on numpy arrays: inputs of a case, native result, and the oracle's."""
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import oracle
@@ -73,6 +73,28 @@ def _call(ffi, lib, function, args) -> None:
     err = ffi.new("char[]", 512)
     if function(args, err, 512) != lib.LCTX_OK:
         raise ValueError(ffi.string(err).decode())
+
+
+def flash_run(ffi, lib, case: OpCase, x: Inputs, **override) -> tuple[np.ndarray, np.ndarray]:
+    """Return the output of ggml_flash_attn_ext, and the microseconds of every repeat.
+
+    Raises
+    ------
+    ValueError
+        With the reason that the native code gave.
+    """
+    out = np.full((case.n_tokens, case.n_head, case.head_dim_v), POISON)
+    times = np.zeros(override.get("n_repeat", 1))
+    with _op_args(ffi, lib, case, x, out, None, {"times": _pointer(ffi, times)} | override) as args:
+        _call(ffi, lib, lib.lctx_flash_run, args)
+    return out, times
+
+
+def roofline_run(ffi, lib, n_threads: int):
+    """Return the filled ``lctx_roofline_args``."""
+    args = ffi.new("lctx_roofline_args *", {"n_threads": n_threads})
+    _call(ffi, lib, lib.lctx_roofline_run, args)
+    return args
 
 
 # ---- one layer of a method ----
@@ -149,6 +171,42 @@ def run_evict(ffi, lib, case: EvictCase, x: Inputs, spec: str | None = None, **o
     return run_layer(ffi, lib, case, x, case.n_ubatch, spec or case.evicting.text(), 4096, **override)
 
 
+@dataclass
+class StepRun:
+    """What ``lctx_step_run`` gave: microseconds, bytes and operations per sub-op; rows held before."""
+
+    out: np.ndarray
+    times: dict[str, np.ndarray]
+    bytes: dict[str, float]
+    flops: dict[str, float]
+    n_held: int
+
+
+def run_step(ffi, lib, case: OpCase, x: Inputs, spec: str, n_tokens: int, n_repeat: int = 1, held: float = 1.0,
+             unvoted: float = 1.0, fill_q: bool = True) -> StepRun:  # fmt: skip
+    """Return what the last ``n_tokens`` rows of the case did as one ubatch of a method trained on 64 positions.
+
+    Raises
+    ------
+    ValueError
+        With the reason that the native code gave.
+    """
+    names = ("store", "represent", "select", "attend", "vote", "evict")
+    n_past = max(0, case.n_rows - n_tokens)
+    step = replace(x, q=np.ascontiguousarray(x.q[n_past:]))
+    out = np.full((max(0, n_tokens), case.n_head, case.head_dim_v), POISON)
+    times = np.full((len(names), n_repeat), -1.0)
+    sizes = {"n_tokens": n_tokens, "n_repeat": n_repeat}
+    with _op_args(ffi, lib, case, step, out, None, sizes) as op:
+        pointers = {"op": op, "method": ffi.new("char[]", spec.encode()), "times": _pointer(ffi, times),
+                    "fill_q": _pointer(ffi, x.q if fill_q else None)}  # fmt: skip
+        settings = {"n_ctx_train": 64, "held_share": held, "open_share": unvoted}
+        args = ffi.new("lctx_step_run_args *", pointers | settings)
+        _call(ffi, lib, lib.lctx_step_run, args)
+    by_op = [dict(zip(names, values, strict=True)) for values in (times, args.bytes, args.flops)]
+    return StepRun(out, *by_op, args.n_held)
+
+
 def evict_layer(case: EvictCase, x: Inputs) -> Layer:
     """Return the oracle of one layer whose heads drop rows."""
     settings = (case.evicting, case.make_rope(), case.scale, case.softcap, case.type_k, case.type_v, case.n_ubatch)
@@ -164,7 +222,7 @@ def stored(case: ChunkCase, x: Inputs) -> Stored:
 def _pointer(ffi, array: np.ndarray | None):
     if array is None:
         return ffi.NULL
-    c_type = {"float32": "float[]", "int32": "int32_t[]"}[array.dtype.name]
+    c_type = {"float32": "float[]", "float64": "double[]", "int32": "int32_t[]"}[array.dtype.name]
     return ffi.from_buffer(c_type, np.ascontiguousarray(array), require_writable=True)
 
 

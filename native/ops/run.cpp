@@ -2,6 +2,7 @@
 #include "run.h"
 
 #include "../firewall.h"
+#include "roofline.h"
 
 #include <cstdio>
 
@@ -21,7 +22,7 @@ void check(const lctx_op_args & a) {
 
 void run(lctx_op_args & a) {
     check(a);
-    lctx_graph_run g(a, 32 + 4 * (size_t)(a.n_rows / LCTX_PAGE_ROWS + 1));
+    lctx_graph_run g(a.n_threads, 32 + 4 * (size_t)(a.n_rows / LCTX_PAGE_ROWS + 1));
     const lctx_rope rope = lctx_rope_of(a);
     const int32_t n_block = (a.n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS;
     const int32_t n_near = a.near_rows > 0 ? a.n_rows : 0;
@@ -77,7 +78,7 @@ void run(lctx_op_args & a) {
 
     g.compute({angles});
     a.store_us = g.compute(stored);
-    a.attend_us = g.compute({out}, std::max(1, a.n_repeat));
+    lctx_time_attend(a, g, out);
     const size_t n_out = (size_t)a.n_tokens * a.n_head * a.head_dim_v;
     ggml_backend_tensor_get(out, a.out, 0, n_out * sizeof(float));
     if (a.lse) {

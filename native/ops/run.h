@@ -9,7 +9,7 @@
 #include "ops.h"
 
 #include <algorithm>
-#include <limits>
+#include <chrono>
 #include <numeric>
 #include <random>
 
@@ -38,13 +38,12 @@ inline lctx_rope lctx_rope_of(const lctx_op_args & a) {
 
 // Tensors and nodes of one run.
 struct lctx_graph_run {
-    const lctx_op_args & a;
     ggml_backend_ptr backend;
     ggml_context_ptr ctx;
     ggml_backend_buffer_ptr buffer;
 
-    lctx_graph_run(const lctx_op_args & args, size_t n_tensor) : a(args), backend(ggml_backend_cpu_init()) {
-        ggml_backend_cpu_set_n_threads(backend.get(), a.n_threads);
+    lctx_graph_run(int32_t n_threads, size_t n_tensor) : backend(ggml_backend_cpu_init()) {
+        ggml_backend_cpu_set_n_threads(backend.get(), n_threads);
         ctx.reset(ggml_init({n_tensor * ggml_tensor_overhead() + 3 * ggml_graph_overhead_custom(n_tensor, false), nullptr, true}));
     }
     ggml_tensor * tensor(ggml_type type, int64_t n0, int64_t n1 = 1, int64_t n2 = 1, int64_t n3 = 1) {
@@ -54,20 +53,27 @@ struct lctx_graph_run {
         buffer.reset(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
         lctx_require(buffer != nullptr, "out of memory");
     }
-    // Shortest of n runs of the nodes, in microseconds.
-    double compute(const std::vector<ggml_tensor *> & nodes, int32_t n = 1) {
+    ggml_cgraph * graph_of(const std::vector<ggml_tensor *> & nodes) {
         ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), nodes.size(), false);
         for (ggml_tensor * node : nodes) {
             node->flags |= GGML_TENSOR_FLAG_COMPUTE;
             ggml_graph_add_node(graph, node);
         }
-        double best = std::numeric_limits<double>::infinity();
+        return graph;
+    }
+    // Microseconds of n runs; before() comes ahead of each and is not counted.
+    template <typename F> std::vector<double> times(ggml_cgraph * graph, int32_t n, F && before) {
+        std::vector<double> us;
         for (int32_t i = 0; i < n; i++) {
-            const int64_t t0 = ggml_time_us();
+            before();
+            const auto t0 = std::chrono::steady_clock::now();
             lctx_require(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "the graph failed");
-            best = std::min(best, (double)(ggml_time_us() - t0));
+            us.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - t0).count());
         }
-        return best;
+        return us;
+    }
+    double compute(const std::vector<ggml_tensor *> & nodes) {
+        return times(graph_of(nodes), 1, [] {})[0];
     }
 };
 

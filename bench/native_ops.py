@@ -1,0 +1,146 @@
+"""Calls of the native single-op runs on random rows: a step of a method, ggml_flash_attn_ext, the roofline."""
+
+import math
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from pylongctx._lib import ffi, lib
+
+OPS = ("store", "represent", "select", "attend", "vote", "evict")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Heads of one layer; ``neox`` and ``base`` are its RoPE."""
+
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    neox: bool = False
+    base: float = 10000.0
+
+
+SHAPES = {
+    "llama-3-8b": Shape(32, 8, 128, base=500000.0),
+    "llama-2-7b": Shape(32, 32, 128),
+    "qwen2.5-1.5b": Shape(12, 2, 128, neox=True, base=1000000.0),
+    "phi-2": Shape(32, 32, 80, neox=True),
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Random keys, values and queries of one shape."""
+
+    shape: Shape
+    k: np.ndarray
+    v: np.ndarray
+    q: np.ndarray
+
+    @classmethod
+    def random(cls, shape: Shape, n_rows: int, n_tokens: int) -> "Rows":
+        normal = np.random.default_rng(0).standard_normal
+        rows = (n_rows, shape.n_head_kv, shape.head_dim)
+        queries = (n_tokens, shape.n_head, shape.head_dim)
+        return cls(shape, *(normal(size, dtype=np.float32) for size in (rows, rows, queries)))
+
+
+@dataclass(frozen=True)
+class Run:
+    """How often and on what: ``n_rows`` rows in all, of which the last ``n_tokens`` ask."""
+
+    kv: str
+    n_rows: int
+    n_tokens: int
+    n_threads: int
+    n_repeat: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """Microseconds of every repeat, bytes and operations per sub-op; rows that KV head 0 held before."""
+
+    times: dict[str, list[float]]
+    bytes: dict[str, float]
+    flops: dict[str, float]
+    n_held: int
+
+
+def _call(function, args) -> None:
+    err = ffi.new("char[]", 512)
+    if function(args, err, 512) != lib.LCTX_OK:
+        raise ValueError(ffi.string(err).decode())
+
+
+def _pointer(array: np.ndarray):
+    return ffi.from_buffer({"f": "float[]", "i": "int32_t[]", "d": "double[]"}[array.dtype.char], array)
+
+
+def _op_args(rows: Rows, run: Run, keep: list, **more):
+    """Return an ``lctx_op_args``; ``keep`` holds what it points to."""
+    shape, dim = rows.shape, rows.shape.head_dim
+    arrays = {
+        "k": rows.k,
+        "v": rows.v,
+        "q": rows.q[: run.n_tokens],
+        "out": np.empty_like(rows.q[: run.n_tokens]),
+        **more,
+    }
+    pointers = {name: _pointer(array) for name, array in arrays.items()}
+    keep += [*arrays.values(), *pointers.values()]
+    kv = lib.lctx_type_from_name(run.kv.encode())
+    return ffi.new("lctx_op_args *", pointers | {
+        "head_dim_k": dim, "head_dim_v": dim, "n_head": shape.n_head, "n_head_kv": shape.n_head_kv,
+        "n_rows": run.n_rows, "n_tokens": run.n_tokens, "n_seg": 1, "type_k": kv, "type_v": kv,
+        "n_threads": run.n_threads, "n_repeat": run.n_repeat, "cold": 1, "scale": 1 / math.sqrt(dim),
+        "rope_mode": 2 if shape.neox else 0, "rope_dims": 32 if dim == 80 else dim, "rope_n_ctx_orig": run.n_rows,
+        "rope_freq_base": shape.base, "rope_freq_scale": 1.0, "rope_attn_factor": 1.0,
+        "rope_beta_fast": 32.0, "rope_beta_slow": 1.0,
+    })  # fmt: skip
+
+
+def flash(rows: Rows, run: Run) -> list[float]:
+    """Return the microseconds of ggml_flash_attn_ext, every repeat."""
+    keep: list = []
+    times = np.empty(run.n_repeat)
+    positions = np.arange(run.n_rows, dtype=np.int32)
+    last = positions[-run.n_tokens :].copy()
+    segs = np.stack([np.zeros_like(last), last + 1], axis=1)
+    _call(lib.lctx_flash_run, _op_args(rows, run, keep, times=times, k_pos=positions, seg_pos=last, seg_rows=segs))
+    return times.tolist()
+
+
+def step(rows: Rows, run: Run, method: str, n_ctx_train: int, held: float = 1.0, unvoted: float = 1.0) -> Step:
+    """Return what the sub-ops of one ubatch of a method take."""
+    keep: list = []
+    times = np.empty((len(OPS), run.n_repeat))
+    op, name = _op_args(rows, run, keep), ffi.new("char[]", method.encode())
+    args = ffi.new("lctx_step_run_args *", {
+        "op": op, "method": name, "n_ctx_train": n_ctx_train, "held_share": held,
+        "open_share": unvoted, "times": _pointer(times),
+    })  # fmt: skip
+    _call(lib.lctx_step_run, args)
+    by_op = {op: row.tolist() for op, row in zip(OPS, times, strict=True)}
+    return Step(by_op, dict(zip(OPS, args.bytes, strict=True)), dict(zip(OPS, args.flops, strict=True)), args.n_held)
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Bytes of the last-level cache; bytes and operations per second; ``gemm_bf16``: 0 without such a product."""
+
+    cache_bytes: int
+    read_bandwidth: float
+    gemm_f32: float
+    gemm_bf16: float
+
+    def best(self, other: "Roofline") -> "Roofline":
+        """Return the higher of each: what else runs on a machine only ever takes away."""
+        return Roofline(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
+
+
+def roofline(n_threads: int) -> Roofline:
+    """Measure what the machine can do."""
+    args = ffi.new("lctx_roofline_args *", {"n_threads": n_threads})
+    _call(lib.lctx_roofline_run, args)
+    return Roofline(args.cache_bytes, args.read_bandwidth, args.gemm_f32, args.gemm_bf16)

@@ -1,0 +1,155 @@
+#include "costs.h"
+
+namespace {
+
+// Slots [lo, hi).
+struct range {
+    int32_t lo, hi;
+};
+
+// Ranges that cover the same slots, each once, ascending.
+std::vector<range> merged(std::vector<range> ranges) {
+    std::sort(ranges.begin(), ranges.end(), [](const range & a, const range & b) { return a.lo < b.lo; });
+    std::vector<range> out;
+    for (const range & r : ranges) {
+        if (!out.empty() && r.lo <= out.back().hi) {
+            out.back().hi = std::max(out.back().hi, r.hi);
+        } else if (r.lo < r.hi) {
+            out.push_back(r);
+        }
+    }
+    return out;
+}
+
+double n_slot(const std::vector<range> & ranges) {
+    double n = 0.0;
+    for (const range & r : merged(ranges)) {
+        n += r.hi - r.lo;
+    }
+    return n;
+}
+
+double key_size(const lctx_op_args & a) {
+    return (double)ggml_row_size((ggml_type)a.type_k, a.head_dim_k);
+}
+
+double value_size(const lctx_op_args & a) {
+    return (double)ggml_row_size((ggml_type)a.type_v, a.head_dim_v);
+}
+
+// What the queries of one KV head read, and how many (query, row) pairs that is.
+struct reading {
+    std::vector<range> far, near;
+    double n_pair = 0.0;
+
+    std::vector<range> all() const {
+        std::vector<range> both = far;
+        both.insert(both.end(), near.begin(), near.end());
+        return both;
+    }
+};
+
+range slots_of(const lctx_op_layer & l, int32_t head_kv, const lctx_segment & s) {
+    if (!l.held) {
+        return {s.row0, s.row1};
+    }
+    const lctx_held held = l.held_of(head_kv);
+    return {held.slot(s.row0), held.slot(s.row1)};
+}
+
+reading read_by(const lctx_op_ubatch & u, int32_t head_kv) {
+    const lctx_op_layer & l = u.layer;
+    const lctx_attend_params params = l.attend_params();
+    const int64_t n_seg = u.segs->ne[1], n_choice = params.chunk_size > 0 ? u.segs->ne[2] : 1;
+    const int32_t n_rep = l.a.n_head / l.a.n_head_kv;
+    const auto * segs = (const lctx_segment *)u.segs->data;
+    reading r;
+    for (int64_t i = 0; i < (int64_t)u.n * n_rep; i++) {
+        const int64_t head = (int64_t)head_kv * n_rep + i % n_rep, choice = head * n_choice / l.a.n_head;
+        for (int64_t s = 0; s < n_seg; s++) {
+            const range slots = slots_of(l, head_kv, segs[(i / n_rep * n_choice + choice) * n_seg + s]);
+            const bool near = params.chunk_size > 0 ? l.near && s >= params.near_from : (params.near_mask >> s) & 1;
+            (near ? r.near : r.far).push_back(slots);
+            r.n_pair += slots.hi - slots.lo;
+        }
+    }
+    return r;
+}
+
+}  // namespace
+
+lctx_cost lctx_store_cost(const lctx_op_ubatch & u) {
+    const lctx_op_args & a = u.layer.a;
+    const double n_key_copy = u.layer.near ? 2.0 : 1.0;
+    const double row = sizeof(float) * (double)(a.head_dim_k + a.head_dim_v) + n_key_copy * key_size(a) + value_size(a);
+    return {(double)u.n * a.n_head_kv * row, 3.0 * n_key_copy * u.n * a.n_head_kv * a.rope_dims};
+}
+
+lctx_cost lctx_represent_cost(const lctx_op_ubatch & u) {
+    const lctx_op_args & a = u.layer.a;
+    const lctx_chunks & c = *u.layer.method.chunks();
+    const double size = c.chunk_size, n_chunk = (u.first + u.n) / c.chunk_size - u.first / c.chunk_size;
+    const double rep_bytes = n_chunk * (double)u.layer.reps->ne[2] * (double)u.layer.reps->ne[0] * sizeof(float);
+    if (c.minmax) {
+        return {n_chunk * size * a.n_head_kv * key_size(a) + rep_bytes, 2.0 * n_chunk * size * a.n_head_kv * a.head_dim_k};
+    }
+    const double queries = (double)u.n * a.n_head * a.head_dim_k * sizeof(float);
+    const double per_head = size * size * 2.0 * (a.head_dim_k + a.head_dim_v) + size * 4.0 * a.head_dim_k;
+    return {n_chunk * size * a.n_head_kv * (key_size(a) + value_size(a)) + rep_bytes + queries, n_chunk * a.n_head * per_head};
+}
+
+lctx_cost lctx_select_cost(const lctx_op_ubatch & u) {
+    const lctx_op_args & a = u.layer.a;
+    const lctx_chunks & c = *u.layer.method.chunks();
+    const int32_t own = (u.first + u.n - 1) / c.chunk_size;
+    if (own < c.n_chunk) {
+        return {0.0, 0.0};  // everything is read
+    }
+    const double n = c.end_candidate(own) - c.first_candidate(), rep_dim = (double)u.layer.reps->ne[0];
+    const double n_product = c.minmax ? (double)u.segs->ne[2] : a.n_head;
+    return {n * rep_dim * (double)u.layer.reps->ne[2] * sizeof(float), 2.0 * n * rep_dim * n_product * u.n};
+}
+
+lctx_cost lctx_attend_cost(const lctx_op_ubatch & u) {
+    const lctx_op_args & a = u.layer.a;
+    lctx_cost cost = {};
+    for (int32_t head = 0; head < a.n_head_kv; head++) {
+        const reading r = read_by(u, head);
+        cost.bytes += (n_slot(r.far) + n_slot(r.near)) * key_size(a) + n_slot(r.all()) * value_size(a);
+        cost.flops += r.n_pair * 2.0 * (a.head_dim_k + a.head_dim_v);
+    }
+    return cost;
+}
+
+lctx_cost lctx_vote_cost(const lctx_op_ubatch & u) {
+    const lctx_op_args & a = u.layer.a;
+    const lctx_retain & retain = *u.layer.method.retain();
+    lctx_cost cost = {};
+    for (int32_t head = 0; head < a.n_head_kv; head++) {
+        const lctx_held held = u.layer.held_of(head);
+        double n_open = 0.0, n_seen = 0.0;
+        for (const range & r : merged(read_by(u, head).all())) {
+            n_seen += r.hi - r.lo;
+            for (int32_t slot = r.lo; slot < r.hi; slot++) {
+                n_open += !retain.one_vote_is_enough() || retain.is_open(held.rows()[slot], held.scores()[slot], retain.border(u.first));
+            }
+        }
+        cost.bytes += n_open * key_size(a) + n_seen * 2.0 * sizeof(int32_t);
+        cost.flops += n_open * 2.0 * a.head_dim_k * u.n * (a.n_head / a.n_head_kv);
+    }
+    return cost;
+}
+
+lctx_cost lctx_evict_cost(const lctx_op_ubatch & u, const std::vector<std::vector<int32_t>> & before) {
+    const lctx_op_args & a = u.layer.a;
+    double n_held = 0.0, n_moved = 0.0;
+    for (int32_t head = 0; head < a.n_head_kv; head++) {
+        const std::vector<int32_t> & rows = before[head];
+        const lctx_held held = u.layer.held_of(head);
+        const int32_t n_left = u.first + u.n - held.n_gone();
+        const auto first = std::mismatch(held.rows(), held.rows() + n_left, rows.begin()).first;
+        n_held += (double)rows.size();
+        n_moved += (double)(held.rows() + n_left - first);
+    }
+    return {2.0 * n_moved * (key_size(a) + value_size(a)) + n_held * 2.0 * sizeof(int32_t), 0.0};
+}

@@ -1,0 +1,190 @@
+#include "layer.h"
+
+namespace {
+
+// The queries of the ubatch's last chunk are kept, in the half of the ring that its number gives.
+int32_t open_row(const lctx_chunks & c, const lctx_op_ubatch & u, int32_t row) {
+    const int32_t chunk = row / c.chunk_size, at = chunk % 2 * c.chunk_size + row % c.chunk_size;
+    return chunk == (u.first + u.n - 1) / c.chunk_size ? at : ~at;
+}
+
+}  // namespace
+
+void lctx_check_method(const lctx_op_args & a, const lctx_method & method) {
+    const lctx_chunks * c = method.chunks();
+    lctx_require(!c || c->minmax || a.head_dim_k == a.head_dim_v,
+                 "representation=attention needs head_dim_v equal to head_dim_k; use representation=minmax");
+}
+
+lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method, int32_t n_ubatch)
+    : a(a), method(method), g(a.n_threads, 16), factors(), near(), held(), reps(), open() {
+    const lctx_chunks * c = method.chunks();
+    const int32_t n_block = (a.n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS, near_window = method.near_window();
+    const int64_t n_pool = (int64_t)n_block * a.n_head_kv * LCTX_PAGE_ROWS;
+    k_pool = g.tensor((ggml_type)a.type_k, a.head_dim_k, n_pool);
+    v_pool = g.tensor((ggml_type)a.type_v, a.head_dim_v, n_pool);
+    table = g.tensor(GGML_TYPE_I32, n_block, a.n_head_kv);
+    if (a.freq_factors) {
+        factors = g.tensor(GGML_TYPE_F32, a.rope_dims / 2);
+    }
+    if (near_window > 0) {
+        near = g.tensor((ggml_type)a.type_k, a.head_dim_k, GGML_PAD(near_window + n_ubatch, LCTX_PAGE_ROWS), a.n_head_kv);
+    }
+    if (method.retain()) {
+        held = g.tensor(GGML_TYPE_I32, lctx_held::size(a.n_rows), a.n_head_kv);
+    }
+    if (c) {
+        reps = g.tensor(GGML_TYPE_F32, c->rep_dim(a.head_dim_k), std::max(1, a.n_rows / c->chunk_size), c->minmax ? a.n_head_kv : a.n_head);
+        open = c->minmax ? nullptr : g.tensor(GGML_TYPE_F32, a.head_dim_k, 2 * c->chunk_size, a.n_head);
+    }
+    g.allocate();
+    lctx_poison({k_pool, v_pool, near, reps, open, held});
+    lctx_fill(table, lctx_shuffled_pages(a, n_block).data());
+    if (factors) {
+        lctx_fill(factors, a.freq_factors);
+    }
+    for (int32_t head = 0; held && head < a.n_head_kv; head++) {
+        std::fill_n(held_of(head).data, lctx_held::HEADER, 0);  // nothing gone
+    }
+}
+
+lctx_attend_params lctx_op_layer::attend_params() const {
+    lctx_attend_params params = {};
+    params.rope_mode = a.rope_mode;
+    params.scale = a.scale;
+    params.softcap = a.softcap;
+    params.near_mask = method.near_mask();
+    params.lse = method.retain() != nullptr;
+    if (const lctx_chunks * c = method.chunks()) {
+        params.chunk_size = c->chunk_size;
+        params.near_from = c->near_segment();
+    }
+    return params;
+}
+
+lctx_held lctx_op_layer::held_of(int32_t head_kv) const {
+    return {(int32_t *)((char *)held->data + head_kv * held->nb[1]), a.n_rows};
+}
+
+lctx_op_ubatch::lctx_op_ubatch(const lctx_op_layer & layer, int32_t first, int32_t n)
+    : layer(layer),
+      first(first),
+      n(n),
+      g(layer.a.n_threads, 48),
+      pos(),
+      k(),
+      v(),
+      q(),
+      rows(),
+      chunk_rows(),
+      voters(),
+      due(),
+      angles(),
+      stored(),
+      represented(),
+      segs(),
+      out(),
+      voted(),
+      evicted() {
+    add_inputs();
+    add_nodes();
+    g.allocate();
+}
+
+void lctx_op_ubatch::add_inputs() {
+    const lctx_op_args & a = layer.a;
+    const lctx_method & method = layer.method;
+    pos = g.tensor(GGML_TYPE_I32, (int64_t)n * method.n_angle());
+    k = g.tensor(GGML_TYPE_F32, a.head_dim_k, a.n_head_kv, n);
+    v = g.tensor(GGML_TYPE_F32, a.head_dim_v, a.n_head_kv, n);
+    q = g.tensor(GGML_TYPE_F32, a.head_dim_k, a.n_head, n);
+    rows = g.tensor(GGML_TYPE_I32, 4, n);
+    if (method.chunks()) {
+        chunk_rows = g.tensor(GGML_TYPE_I32, 4, n);
+    } else {
+        segs = g.tensor(GGML_TYPE_I32, 4, method.n_segment(), n);
+    }
+    if (method.retain()) {
+        voters = g.tensor(GGML_TYPE_I32, 4, n);
+    }
+    if (method.retain() && (first + n) % method.retain()->evict_every == 0) {
+        due = g.tensor(GGML_TYPE_I32, 1);
+    }
+}
+
+void lctx_op_ubatch::add_nodes() {
+    const lctx_op_layer & l = layer;
+    const lctx_op_args & a = l.a;
+    ggml_context * ctx = g.ctx.get();
+    const lctx_retain * r = l.method.retain();
+    const lctx_chunks * c = l.method.chunks();
+    angles = lctx_angles(ctx, pos, l.factors, lctx_rope_of(a));
+    stored = lctx_store(ctx, k, v, l.k_pool, l.v_pool, l.table, rows, angles, l.near, l.held, a.rope_mode, r ? r->score : LCTX_SCORE_LAST);
+    if (c) {
+        const lctx_represent_params params = {LCTX_OP_REPRESENT, a.rope_mode, a.scale,           a.softcap,
+                                              c->chunk_size,     c->minmax,   l.near != nullptr, a.rope_mode == GGML_ROPE_TYPE_NORMAL};
+        represented = lctx_represent(ctx, q, stored, l.v_pool, l.table, chunk_rows, angles, l.near, l.held, l.reps, l.open, params);
+        segs = lctx_select(ctx, q, represented, chunk_rows, a.n_head_kv, *c);
+    }
+    out = lctx_attend(ctx, q, stored, l.v_pool, l.table, segs, angles, l.near, l.held, l.attend_params());
+    if (r) {
+        voted = lctx_vote(ctx, out, voters, *r);
+    }
+    if (due) {
+        evicted = lctx_evict(ctx, l.k_pool, l.v_pool, l.table, l.held, due, l.reps, *r, l.attend_params().chunk_size);
+    }
+}
+
+std::vector<ggml_tensor *> lctx_op_ubatch::nodes() const {
+    std::vector<ggml_tensor *> found;
+    for (ggml_tensor * node : {angles, stored, represented, layer.method.chunks() ? segs : nullptr, out, voted, evicted}) {
+        if (node) {
+            found.push_back(node);
+        }
+    }
+    return found;
+}
+
+void lctx_op_ubatch::fill(const float * k_rows, const float * v_rows, const float * q_rows) {
+    const lctx_method & method = layer.method;
+    std::vector<int32_t> positions((size_t)n * method.n_angle());
+    std::vector<lctx_row> row(n);
+    std::vector<lctx_chunk_row> chunk_row(n);
+    std::vector<lctx_voter> voter(n);
+    for (int32_t i = 0; i < n; i++) {
+        const int32_t p = first + i, angle0 = i * method.n_angle();
+        method.positions(p, &positions[angle0]);
+        row[i] = {p, 0, angle0 + method.key_angle(), angle0 + method.near_angle()};
+        chunk_row[i] = {p, 0, method.chunks() ? open_row(*method.chunks(), *this, p) : -1, angle0};
+        voter[i] = {p, 0, method.retain() && method.retain()->votes(p), first};
+    }
+    lctx_fill(pos, positions.data()), lctx_fill(rows, row.data()), lctx_fill(k, k_rows), lctx_fill(v, v_rows);
+    if (q_rows) {
+        lctx_fill(q, q_rows);
+    }
+    if (chunk_rows) {
+        lctx_fill(chunk_rows, chunk_row.data());
+    } else {
+        fill_segments();
+    }
+    if (voters) {
+        lctx_fill(voters, voter.data());
+    }
+    if (due) {
+        const int32_t last = first + n - 1;
+        lctx_fill(due, &last);
+    }
+}
+
+void lctx_op_ubatch::fill_segments() const {
+    const lctx_method & method = layer.method;
+    const int32_t n_seg = method.n_segment();
+    std::vector<lctx_segment> filled((size_t)n * n_seg);
+    for (int32_t i = 0; i < n; i++) {
+        method.segments(first + i, &filled[(size_t)i * n_seg]);
+        for (int32_t s = 0; s < n_seg; s++) {
+            filled[(size_t)i * n_seg + s].angle += i * method.n_angle();
+        }
+    }
+    lctx_fill(segs, filled.data());
+}

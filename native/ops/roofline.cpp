@@ -1,0 +1,101 @@
+// lctx_roofline_run: read bandwidth and rate of matrix products, on the threads of the CPU backend. For bench.
+#include "roofline.h"
+
+#include "../cpu/roofline.h"
+#include "../firewall.h"
+
+#include <cstdio>
+#include <fstream>
+
+namespace {
+
+constexpr size_t COLD_SIZES = 4, MEASURE_SIZES = 8;  // of the last-level cache
+constexpr size_t READ_STEP = 256;                    // floats, as lctx_cpu_read wants them
+constexpr int32_t N_RUN = 8;
+constexpr int64_t N_PRODUCT = 100000;  // tens of milliseconds
+
+template <double (*F)(int64_t)> void multiply(ggml_tensor * dst, int ith, int, void *) {
+    ((float *)dst->data)[ith] = (float)F(N_PRODUCT);
+}
+
+// Operations per second of all threads together; 0 when there is no such product.
+template <double (*F)(int64_t)> double gemm_rate(int32_t n_threads) {
+    lctx_graph_run g(n_threads, 8);
+    ggml_tensor * done = ggml_custom_4d(g.ctx.get(), GGML_TYPE_F32, n_threads, 1, 1, 1, nullptr, 0, multiply<F>, GGML_N_TASKS_MAX, nullptr);
+    g.allocate();
+    const std::vector<double> us = g.times(g.graph_of({done}), N_RUN, [] {});
+    return F(0) == 0.0 && F(1) == 0.0 ? 0.0 : n_threads * F(1) * N_PRODUCT / (*std::min_element(us.begin(), us.end()) * 1e-6);
+}
+
+void run(lctx_roofline_args & args) {
+    lctx_require(args.n_threads > 0, "n_threads must be positive");
+    args.cache_bytes = lctx_cache_bytes();
+    lctx_stream stream(args.n_threads, MEASURE_SIZES * args.cache_bytes);
+    const std::vector<double> us = stream.run(N_RUN);
+    args.read_bandwidth = (double)(MEASURE_SIZES * args.cache_bytes) / (*std::min_element(us.begin(), us.end()) * 1e-6);
+    args.gemm_f32 = gemm_rate<lctx_cpu_gemm_f32>(args.n_threads);
+    args.gemm_bf16 = gemm_rate<lctx_cpu_gemm_bf16>(args.n_threads);
+}
+
+}  // namespace
+
+size_t lctx_cache_bytes() {
+    size_t most = 0;
+    for (int i = 0; i < 8; i++) {
+        std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(i) + "/size");
+        size_t n = 0;
+        char unit = 0;
+        if (file >> n >> unit) {
+            most = std::max(most, n << (unit == 'M' ? 20 : 10));
+        }
+    }
+    lctx_require(most > 0, "the size of the last-level cache is unknown: /sys/devices/system/cpu/cpu0/cache does not say");
+    return most;
+}
+
+lctx_stream::lctx_stream(int32_t n_threads, size_t n_bytes)
+    : data_(n_bytes / sizeof(float) / (READ_STEP * n_threads) * READ_STEP * n_threads, 1.0f), g_(n_threads, 8) {
+    ggml_tensor * sums = ggml_custom_4d(g_.ctx.get(), GGML_TYPE_F32, n_threads, 1, 1, 1, nullptr, 0, read, GGML_N_TASKS_MAX, this);
+    g_.allocate();
+    graph_ = g_.graph_of({sums});
+}
+
+std::vector<double> lctx_stream::run(int32_t n) {
+    return g_.times(graph_, n, [] {});
+}
+
+void lctx_stream::read(ggml_tensor * dst, int ith, int nth, void * self) {
+    const std::vector<float> & data = ((lctx_stream *)self)->data_;
+    const size_t n = data.size() / nth;
+    ((float *)dst->data)[ith] = lctx_cpu_read(data.data() + ith * n, n);
+}
+
+lctx_cooler::lctx_cooler(const lctx_op_args & a) {
+    if (a.cold) {
+        stream_ = std::make_unique<lctx_stream>(a.n_threads, COLD_SIZES * lctx_cache_bytes());
+    }
+}
+
+void lctx_cooler::operator()() {
+    if (stream_) {
+        stream_->run(1);
+    }
+}
+
+void lctx_time_attend(lctx_op_args & a, lctx_graph_run & g, ggml_tensor * node) {
+    lctx_cooler cool(a);
+    const std::vector<double> us = g.times(g.graph_of({node}), std::max(1, a.n_repeat), cool);
+    a.attend_us = *std::min_element(us.begin(), us.end());
+    if (a.times) {
+        std::copy(us.begin(), us.end(), a.times);
+    }
+}
+
+int32_t lctx_roofline_run(lctx_roofline_args * args, char * err, size_t err_size) {
+    std::string error;
+    if (lctx_guard(&error, [&] { run(*args); })) {
+        return LCTX_OK;
+    }
+    snprintf(err, err_size, "%s", error.c_str());
+    return LCTX_INVALID;
+}
