@@ -66,7 +66,7 @@ class Ours(Engine):
     def record(self) -> Record:
         """Return the results of all repetitions."""
         if self.error:
-            return new_record(self.case, self.method, {}, self.error)
+            return new_record(self.case, self.method, self._facts, self.error)
         facts = self._facts | {"ttft_ns": int(fmean(self._first_tokens))}
         return with_samples(new_record(self.case, self.method, facts), self.samples)
 

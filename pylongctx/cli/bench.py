@@ -1,4 +1,4 @@
-"""``pylongctx bench``: llama-bench's tests, options and formats for methods; --vs-stock compares with llama.cpp itself."""
+"""``pylongctx bench``: llama-bench's tests, options and formats for methods; --vs-stock compares with llama.cpp."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ DEFAULTS: dict[str, list[Any]] = {
     "n_gpu_layers": [-1],
 }
 EPILOG = """Several values: 1,2 or a repeated option; numbers also first-last, first-last+step and first-last*factor.
-The model may be random:geometry:layers[:weights], for instance random:llama-3-8b:2:q4_k_m: random weights of real width,
-written on first use. KV: bytes held after the test. peak RSS: of the test's own process, after its first
+The model may be random:geometry:layers[:weights], for instance random:llama-3-8b:2:q4_k_m: random weights of real
+width, written on first use. KV: bytes held after the test. peak RSS: of the test's own process, after its first
 repetition. TTFT: from an empty context to the first logits after depth and prompt."""
 
 

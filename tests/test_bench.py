@@ -1,0 +1,444 @@
+"""``pylongctx bench``: lists and ranges, records and formats, runs on the embedded model, the peer's part."""
+
+import csv
+import io
+import json
+import re
+import sqlite3
+import stat
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pylongctx.bench import engines, formats, record, runner
+from pylongctx.bench.case import Case, cases, int_list, label, pair, wanted
+from pylongctx.bench.worker import Running
+from pylongctx.cli import main
+
+UPSTREAM = sorted(
+    (Path(__file__).parents[1] / "build").glob("*/upstream/*/llama.cpp/tools/llama-bench/llama-bench.cpp")
+)
+OURS = ["method", "kv_bytes", "peak_rss", "ttft_ns", "error"]
+CORM = "corm,window=8,recent=8,evict_every=8"
+
+
+# ---- lists and ranges ----
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("512", [512]),
+        ("1,2", [1, 2]),
+        ("1-4", [1, 2, 3, 4]),
+        ("0-100+50", [0, 50, 100]),
+        ("0-100+40,7", [0, 40, 80, 7]),
+        ("256-2048*2", [256, 512, 1024, 2048]),
+        ("3-2", []),
+    ],
+)
+def test_lists_and_ranges(text, numbers):
+    assert int_list(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "x", "1,", "1-", "1-2x3", "1-8*", "-1", "1 2"])
+def test_what_is_no_list(text):
+    with pytest.raises(ValueError, match=r"no number|below 0"):
+        int_list(text)
+
+
+@pytest.mark.parametrize("text", ["0-8*2", "1-8*1", "1-8+0"])
+def test_a_range_that_never_ends(text):
+    with pytest.raises(ValueError, match="never ends"):
+        int_list(text)
+
+
+def test_pairs():
+    assert pair("512,128") == (512, 128)
+    with pytest.raises(ValueError, match="no pair"):
+        pair("512")
+
+
+def test_names_of_tests():
+    assert [label(512, 0, 0), label(0, 128, 16384), label(512, 128, 1)] == [
+        "pp512",
+        "tg128 @ d16384",
+        "pp512+tg128 @ d1",
+    ]
+
+
+def test_cases_come_in_the_order_of_llama_bench():
+    chosen = wanted([0, 8], [4], [(8, 4), (0, 0)])
+    assert chosen == [(8, 0), (0, 4), (8, 4)]
+    made = cases(chosen, model_filename=["a", "b"], n_depth=[0, 16])
+    assert [(case.model_filename, case.name) for case in made[:4]] == [
+        ("a", "pp8"),
+        ("a", "tg4"),
+        ("a", "pp8+tg4"),
+        ("a", "pp8 @ d16"),
+    ]
+    assert len(made) == 12
+
+
+# ---- records and formats ----
+
+
+def test_fields_are_those_of_llama_bench_and_then_ours():
+    if not UPSTREAM:
+        pytest.skip("no build has unpacked the upstream package (build/*/upstream)")
+    source = UPSTREAM[0].read_text()
+    names, kinds = (
+        re.search(rf"{name}\(.*?\n    }}", source, re.DOTALL)[0] for name in ("get_fields", "get_field_type")
+    )
+    upstream = re.findall(r'"(\w+)"', names)
+    assert list(record.FIELDS) == upstream + OURS
+    words = {"INT": int, "BOOL": bool, "FLOAT": float}
+    kind = {name: word for part, word in re.findall(r"if \((.*?)return (\w+);", kinds, re.DOTALL)
+            for name in re.findall(r'"(\w+)"', part)}  # fmt: skip
+    assert [record.FIELDS[name] for name in upstream] == [words.get(kind.get(name), str) for name in upstream]
+
+
+@pytest.fixture(scope="module")
+def records(embedded_model) -> list[record.Record]:
+    """One measured, one refused, with every character that a format may stumble over."""
+    case = Case(str(embedded_model), 8, 0, n_threads=1)
+    facts = {"model_type": "llama ?B Q8_0", "model_size": 5 * 2**20, "model_n_params": 4458752, "method": "full,a=1"}
+    measured = record.new_record(case, "full", facts | {"kv_bytes": 2**18, "peak_rss": 3 * 2**30, "ttft_ns": 1500000})
+    refused = record.new_record(case, "full", {}, 'it\'s | "quoted", not\nmeasured')
+    return [record.with_samples(measured, [1000, 3000]), refused]
+
+
+def printed(name: str, records: list[record.Record], columns: tuple[str, ...] = ()) -> str:
+    out = io.StringIO()
+    printer = formats.FORMATS[name](out, columns)
+    printer.start()
+    for one in records:
+        printer.add(one)
+    printer.stop()
+    return out.getvalue()
+
+
+def test_samples_give_what_llama_bench_computes(records):
+    measured = records[0]
+    assert (measured["avg_ns"], measured["stddev_ns"]) == (2000, 1414)
+    assert measured["samples_ts"] == [8e6, 8e9 / 3000]
+    assert measured["avg_ts"] == pytest.approx(np.mean(measured["samples_ts"]))
+    assert measured["stddev_ts"] == pytest.approx(np.std(measured["samples_ts"], ddof=1))
+
+
+@pytest.mark.parametrize("name", ["json", "jsonl"])
+def test_json_parses_back(name, records):
+    text = printed(name, records)
+    back = json.loads(text) if name == "json" else [json.loads(line) for line in text.splitlines()]
+    assert [list(one) for one in back] == [[*record.FIELDS, "samples_ns", "samples_ts"], list(record.FIELDS)]
+    assert all(one.items() <= whole.items() for one, whole in zip(back, records, strict=True))
+    for field, kind in record.FIELDS.items():
+        assert type(back[0][field]) is kind
+
+
+def test_no_records_are_an_empty_list():
+    assert json.loads(printed("json", [])) == []
+
+
+def test_csv_parses_back(records):
+    back = list(csv.DictReader(io.StringIO(printed("csv", records))))
+    assert [list(one) for one in back] == [list(record.FIELDS)] * 2
+    assert (back[0]["n_prompt"], back[0]["repack"], back[0]["kv_bytes"]) == ("8", "1", str(2**18))
+    assert (back[1]["avg_ns"], back[1]["error"]) == ("", records[1]["error"])
+
+
+def test_sql_parses_back(records):
+    db = sqlite3.connect(":memory:")
+    db.executescript(printed("sql", records))
+    back = db.execute("SELECT * FROM llama_bench")
+    assert [column[0] for column in back.description] == list(record.FIELDS)
+    for row, whole in zip(back.fetchall(), records, strict=True):
+        assert list(row) == [whole[name] for name in record.FIELDS]
+
+
+def test_markdown_parses_back(records):
+    lines = printed("md", records, ("n_threads", "type_k")).splitlines()
+    head, rule, *rows = ([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[:4])
+    assert head[:7] == ["model", "size", "params", "backend", "threads", "type_k", "method"]
+    assert head[7:] == ["test", "t/s", "KV", "peak RSS", "TTFT"]
+    assert all(set(cell) <= set("-:") for cell in rule)
+    measured, refused = (dict(zip(head, row, strict=True)) for row in rows)
+    assert measured["t/s"] == "5333333.33 \u00b1 3771236.17"
+    assert [measured[name] for name in ("size", "params", "KV", "peak RSS", "TTFT")] == [
+        "5.00 MiB", "4.46 M", "0.25 MiB", "3.00 GiB", "1.5 ms"
+    ]  # fmt: skip
+    assert refused["t/s"] == 'refused: it\'s \\| "quoted", not measured'
+    assert "full: full,a=1" in lines
+    assert lines[-1].startswith("build: pylongctx ")
+
+
+# ---- runs ----
+
+
+def bench(capsys, *args: str) -> tuple[int, str, str]:
+    status = main(["bench", *args])
+    shown = capsys.readouterr()
+    return status, shown.out, shown.err
+
+
+def test_a_run_measures_every_test_with_every_method(capsys, monkeypatch):
+    monkeypatch.setenv("LCTX_METHOD", "nonsense")  # --method is meant
+    options = (
+        "-p",
+        "24",
+        "-n",
+        "4",
+        "-pg",
+        "8,4",
+        "-d",
+        "0,32",
+        "-r",
+        "2",
+        "-ub",
+        "16",
+        "-t",
+        "1",
+        "-o",
+        "jsonl",
+        "--progress",
+    )
+    status, out, err = bench(capsys, *options, "--method", "full", "--method", CORM)
+    assert status == 0, err
+    lines = [json.loads(line) for line in out.splitlines()]
+    tests = [(24, 0, 0), (0, 4, 0), (8, 4, 0), (24, 0, 32), (0, 4, 32), (8, 4, 32)]
+    assert [(one["n_prompt"], one["n_gen"], one["n_depth"]) for one in lines] == [t for t in tests for _ in range(2)]
+    assert [one["method"].partition(",")[0] for one in lines] == ["full", "corm"] * 6
+    for one in lines:
+        assert one["error"] == ""
+        assert (one["n_ubatch"], one["n_threads"], one["type_v"]) == (16, 1, "f16")
+        assert len(one["samples_ns"]) == 2
+        assert min(one["samples_ns"]) > 0
+        assert one["ttft_ns"] > 0
+        assert one["peak_rss"] > 2**24
+        assert one["kv_bytes"] > 0
+    assert "benchmark 1/6: pp24: run 2/2" in err
+
+
+def test_a_refused_configuration_is_a_record_and_the_rest_runs(capsys):
+    status, out, _ = bench(capsys, "-p", "8", "-n", "0", "-r", "1", "-ctk", "q9_9,f16", "-o", "json", "-oe", "md")
+    refused, measured = json.loads(out)
+    assert status == 1
+    assert refused["error"] == "unknown type_k 'q9_9'; names are those of ggml, for instance f16, q8_0, q4_0"
+    assert (refused["avg_ts"], refused["type_k"]) == (None, "q9_9")
+    assert measured["error"] == ""
+
+
+def test_a_process_that_dies_is_a_record(embedded_model):
+    engine = engines.Ours(Case(str(embedded_model), 8, 0), "full", warmup=False)
+    engine._process.kill()
+    engine.run()
+    engine.run()
+    engine.close()
+    assert engine.record()["error"] == "the process ended, status -9"
+
+
+@pytest.mark.parametrize("method", ["full", "selfextend,group_size=2,neighbor_window=8", CORM])
+def test_every_repetition_starts_from_the_depth(embedded_model, method):
+    running = Running(
+        Case(str(embedded_model), 8, 3, n_depth=40, n_ubatch=16, n_threads=1, n_gpu_layers=0), method, warmup=True
+    )
+    rows = []
+    for _ in range(3):
+        running.run()
+        assert running.llm.n_tokens == 51
+        rows.append(running.llm.kv_usage().rows.sum())
+        running._go_back()
+        assert running.llm.n_tokens == 40
+    assert (running.llm._checkpoint is not None) == (method == CORM)
+    if method != CORM:
+        assert len(set(rows)) == 1
+    running.llm.close()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--method", "nonsense"], "unknown method 'nonsense'; available: full"),
+        (["-r", "0"], "-r must be at least 1, not 0"),
+        (["--delay", "-1"], "--delay must be at least 0"),
+        (["-p", "0", "-n", "0"], "no test is left"),
+        (["-fa", "0"], "-fa 0: the attention of pylongctx never holds a whole score matrix"),
+        (["-fa", "maybe"], "-fa takes 0, 1 or auto, not 'maybe'"),
+        (
+            ["-m", "random:llama-9:2"],
+            "random:llama-9:2 is not random:geometry:layers[:weights]; geometries: llama-2-7b",
+        ),
+        (["-m", "random:phi-2:0"], "random:phi-2:0 is not random:geometry:layers"),
+        (
+            ["--vs-stock", "--stock", "nowhere/llama-bench"],
+            "none at nowhere/llama-bench: build it with 'make tools-stock'",
+        ),
+    ],
+)
+def test_refusals_name_the_reason(capsys, args, message):
+    status, out, err = bench(capsys, *args)
+    assert (status, out) == (1, "")
+    assert message in err
+
+
+def test_gpu_layers_without_a_gpu(capsys):
+    from pylongctx._arguments import has_gpu
+
+    if has_gpu():
+        pytest.skip("this build has a GPU backend")
+    assert "this build of pylongctx has no GPU backend" in bench(capsys, "-ngl", "99")[2]
+
+
+def test_wrong_lists_are_wrong_usage(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "-p", "1-8*1"])
+    assert stop.value.code == 2
+    assert "never ends" in capsys.readouterr().err
+
+
+# ---- against unpatched llama.cpp ----
+
+# one object that llama-bench of llama.cpp 0c1e570 has printed
+STOCK_RECORD = {
+    "build_commit": "0c1e570", "build_number": 1, "cpu_info": "AMD EPYC", "gpu_info": "", "backends": "CPU",
+    "model_filename": "model.gguf", "model_type": "llama ?B Q8_0", "model_size": 4744192, "model_n_params": 4458752,
+    "n_batch": 2048, "n_ubatch": 512, "n_threads": 2, "cpu_mask": "0x0", "cpu_strict": False, "poll": 50,
+    "type_k": "f16", "type_v": "f16", "n_gpu_layers": -1, "n_cpu_moe": 0, "split_mode": "layer", "main_gpu": 0, "no_kv_offload": False,
+    "flash_attn": -1, "devices": "auto", "tensor_split": "0.00", "tensor_buft_overrides": "none", "load_mode": "auto",
+    "lazy_mode": "auto", "embeddings": False, "no_op_offload": 0, "no_host": False, "repack": True, "fit_target": 0,
+    "fit_min_ctx": 0, "n_prompt": 32, "n_gen": 0, "n_depth": 0, "test_time": "2026-11-21T16:58:48Z", "avg_ns": 4000000,
+    "stddev_ns": 0, "avg_ts": 8000.0, "stddev_ts": 0.0, "samples_ns": [4000000], "samples_ts": [8000.0],
+}  # fmt: skip
+# Takes 4 ms, with flash attention 2 ms; refuses f16 with flash attention. What it was asked for is appended to a log.
+FAKE = """#!{python}
+import json, os, pathlib, sys
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+folder = pathlib.Path(__file__).parent
+with open(folder / "log", "a") as log:
+    print(json.dumps([options, os.environ["LD_LIBRARY_PATH"], os.environ.get("LCTX_METHOD")]), file=log)
+if options["-fa"] == "0" and options["-ctk"] == "q4_0":
+    sys.exit("some warning\\nmain: error: q4_0 needs flash attention")
+record = json.loads((folder / "record.json").read_text())
+ns = 4000000 // (1 + int(options["-fa"]))
+record |= {{"flash_attn": int(options["-fa"]), "samples_ns": [ns]}}
+print(json.dumps([record]))
+"""
+
+
+@pytest.fixture
+def stock(tmp_path) -> Path:
+    """Return a program that answers as llama-bench does."""
+    path = tmp_path / "llama-bench"
+    path.write_text(FAKE.format(python=sys.executable))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    (tmp_path / "record.json").write_text(json.dumps(STOCK_RECORD))
+    return path
+
+
+def asked(stock: Path) -> list:
+    return [json.loads(line) for line in (stock.parent / "log").read_text().splitlines()]
+
+
+def test_vs_stock_takes_turns_and_prints_ratios(capsys, stock, monkeypatch, embedded_model):
+    monkeypatch.setenv("LCTX_METHOD", "window")
+    options = (
+        "-p",
+        "32",
+        "-n",
+        "0",
+        "-d",
+        "16",
+        "-r",
+        "2",
+        "-t",
+        "1",
+        "-o",
+        "json",
+        "--vs-stock",
+        "--stock",
+        str(stock),
+    )
+    status, out, err = bench(capsys, *options, "--method", "full")
+    assert status == 0, err
+    ours, plain, flash = json.loads(out)
+    assert [one["method"] for one in (ours, plain, flash)] == ["full", "llama.cpp, fa 0", "llama.cpp, fa 1"]
+    assert [list(one) for one in (ours, plain, flash)] == [[*record.FIELDS, "samples_ns", "samples_ts"]] * 3
+    assert (plain["samples_ns"], plain["avg_ts"], plain["build_commit"]) == ([4000000] * 2, 8000.0, "0c1e570")
+    assert (flash["samples_ns"], flash["avg_ts"], flash["flash_attn"]) == ([2000000] * 2, 16000.0, 1)
+    assert (flash["kv_bytes"], flash["peak_rss"], flash["ttft_ns"]) == (None,) * 3
+    row = err.strip().splitlines()[-1]
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells[:5] == [embedded_model.stem, "1", "f16", "pp32 @ d16", "full"]
+    assert cells[6:8] == ["16000.00", "llama.cpp, fa 1"]
+    ratios = sorted(rate / 16000 for rate in ours["samples_ts"])
+    assert [float(cell) for cell in cells[8:]] == pytest.approx([np.mean(ratios), *ratios], abs=0.006)
+    wanted = {"-m": str(embedded_model), "-p": "32", "-n": "0", "-d": "16", "-b": "2048", "-ub": "512", "-t": "1",
+              "-ctk": "f16", "-ctv": "f16", "-r": "1", "-o": "json"}  # fmt: skip
+    assert [options["-fa"] for options, _, _ in asked(stock)] == ["0", "1", "0", "1"]
+    for options, path, method in asked(stock):
+        assert options.items() >= wanted.items()
+        assert path.split(":")[0] == str(stock.parent)
+        assert method is None
+
+
+def test_vs_stock_runs_a_quantized_v_with_flash_attention_only(capsys, stock):
+    options = (
+        "-p",
+        "0",
+        "-n",
+        "0",
+        "-pg",
+        "8,2",
+        "-r",
+        "1",
+        "-t",
+        "1",
+        "-ctv",
+        "q8_0",
+        "--vs-stock",
+        "--stock",
+        str(stock),
+    )
+    status, out, err = bench(capsys, *options)
+    assert status == 0, err
+    assert [(options["-fa"], options["-p"], options["-n"], options["-pg"]) for options, _, _ in asked(stock)] == [
+        ("1", "0", "0", "8,2")
+    ]
+    assert "| llama.cpp, fa 1 |" in out
+    assert "| ratio " in out
+
+
+def test_vs_stock_without_one_of_the_peers(capsys, stock):
+    options = (
+        "-p",
+        "8",
+        "-n",
+        "0",
+        "-r",
+        "2",
+        "-t",
+        "1",
+        "-ctk",
+        "q4_0",
+        "-o",
+        "json",
+        "--vs-stock",
+        "--stock",
+        str(stock),
+    )
+    status, out, err = bench(capsys, *options)
+    assert status == 1
+    assert [one["error"] for one in json.loads(out)] == ["", "main: error: q4_0 needs flash attention", ""]
+    assert len(asked(stock)) == 3
+    assert err.count("llama.cpp, fa 1") == 1
+
+
+def test_no_ratio_without_a_peer(embedded_model):
+    class Refused(engines.Stock):
+        def __init__(self):
+            super().__init__(Case("a", 8, 0), Path("nowhere"), 0, True)
+            self.error = "no"
+
+    assert runner.ratios([Refused()]) == []
