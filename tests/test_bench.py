@@ -164,7 +164,7 @@ with open(folder / "log", "a") as log:
 if options["-fa"] == "0" and options["-ctk"] == "q4_0":
     sys.exit("some warning\\nmain: error: q4_0 needs flash attention")
 record = json.loads((folder / "record.json").read_text())
-ns = 4000000 // (1 + int(options["-fa"]))
+ns = 2000000 if options["-fa"] == "1" else 4000000
 record |= {{"flash_attn": int(options["-fa"]), "samples_ns": [ns]}}
 print(json.dumps([record]))
 """
@@ -251,6 +251,13 @@ def test_vs_stock_runs_a_quantized_v_with_flash_attention_only(capsys, stock):
     ]
     assert "| llama.cpp, fa 1 |" in out
     assert "| ratio " in out
+
+
+def test_vs_stock_runs_as_it_is_told(capsys, stock):
+    options = ("-p", "8", "-n", "0", "-r", "1", "-t", "1", "-ctv", "q8_0", "--vs-stock", "--stock", str(stock))
+    status, out, err = bench(capsys, *options, "-fa", "0,auto")
+    assert status == 0, err
+    assert [options["-fa"] for options, _, _ in asked(stock)] == ["0", "-1"]
 
 
 def test_vs_stock_without_one_of_the_peers(capsys, stock):

@@ -1,4 +1,4 @@
-"""What is measured: the parameters of one test, and the lists of values that llama-bench's options take."""
+"""What is measured: the parameters of one test, and what the options say of them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -65,6 +65,15 @@ def _range(text: str) -> Iterator[int]:
         n, before = (n + step if sign == "+" else n * step), n
         if n <= before:
             raise ValueError(f"the range {text!r} never ends: its step leads from {before} to {n}")
+
+
+def model_file(name: str) -> str:
+    """Return the file of a model, ``name`` itself unless it is ``random:...``, see ``random_model.cached_model``."""
+    if not name.startswith("random:"):
+        return name
+    from pylongctx.bench.random_model import cached_model
+
+    return str(cached_model(name.removeprefix("random:")))
 
 
 def pair(text: str) -> tuple[int, int]:

@@ -34,7 +34,7 @@ class Plan:
     stock : Path or None
         The llama-bench of unpatched llama.cpp, to take turns with.
     flash_attn : sequence of int
-        How it shall run, 0 and 1.
+        How it shall run; empty: 0 and 1, but only 1 with a quantized V, which it cannot read otherwise.
     """
 
     methods: Sequence[str]
@@ -43,14 +43,14 @@ class Plan:
     delay: float = 0
     progress: bool = False
     stock: Path | None = None
-    flash_attn: Sequence[int] = (0, 1)
+    flash_attn: Sequence[int] = ()
 
     def rounds(self, case: Case) -> list[list[Callable[[], Engine]]]:
         """Return the engines of a case; those of one list are open at the same time and take turns."""
         ours = [lambda method=method: Ours(case, method, self.warmup) for method in self.methods]
         if self.stock is None:
             return [[engine] for engine in ours]
-        binary, flash_attn = self.stock, [fa for fa in self.flash_attn if fa or case.type_v in UNQUANTIZED]
+        binary, flash_attn = self.stock, self.flash_attn or ((0, 1) if case.type_v in UNQUANTIZED else (1,))
         return [[*ours, *(lambda fa=fa: Stock(case, binary, fa, self.warmup) for fa in flash_attn)]]
 
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from pylongctx.bench import engines, runner
-from pylongctx.bench.case import Case, cases, int_list, pair, wanted
+from pylongctx.bench.case import Case, cases, int_list, model_file, pair, wanted
 from pylongctx.bench.formats import FORMATS, Printer
 from pylongctx.bench.record import physical_cores
 from pylongctx.methods import parse
@@ -131,8 +131,8 @@ def _plan(args: argparse.Namespace) -> runner.Plan:
 
 
 def _flash_attention(args: argparse.Namespace) -> list[int]:
-    """Return how llama.cpp shall run. Our own attention has no other form, so there is nothing to turn off."""
-    words = args.flash_attn or (["0", "1"] if args.vs_stock else ["auto"])
+    """Return how llama.cpp shall run, nothing when not told. Our own attention has one form, and nothing to turn off."""
+    words = args.flash_attn or []
     if unknown := [word for word in words if word not in FLASH_ATTENTION]:
         raise ValueError(f"-fa takes 0, 1 or auto, not {unknown[0]!r}")
     chosen = [FLASH_ATTENTION[word] for word in words]
@@ -146,7 +146,7 @@ def _flash_attention(args: argparse.Namespace) -> list[int]:
 
 def _cases(args: argparse.Namespace) -> list[Case]:
     given: dict[str, list[Any] | None] = {
-        "model_filename": [_model(name) for name in args.model or [str(embedded_model())]],
+        "model_filename": [model_file(name) for name in args.model or [str(embedded_model())]],
         "n_gpu_layers": _gpu_layers(args.n_gpu_layers),
         "n_batch": args.batch_size,
         "n_ubatch": args.ubatch_size,
@@ -169,15 +169,6 @@ def _gpu_layers(given: list[int] | None) -> list[int]:
     if given and any(given):
         raise ValueError(f"-ngl {given[0]}: this build of pylongctx has no GPU backend; leave -ngl out, or use -ngl 0")
     return [0]
-
-
-def _model(name: str) -> str:
-    """Return the file of a model; one of random weights is written on first use."""
-    if not name.startswith("random:"):
-        return name
-    from pylongctx.bench.random_model import cached_model
-
-    return str(cached_model(name.removeprefix("random:")))
 
 
 def _printers(args: argparse.Namespace) -> list[Printer]:
