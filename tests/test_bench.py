@@ -255,7 +255,7 @@ def test_vs_stock_runs_a_quantized_v_with_flash_attention_only(capsys, stock):
 
 def test_vs_stock_runs_as_it_is_told(capsys, stock):
     options = ("-p", "8", "-n", "0", "-r", "1", "-t", "1", "-ctv", "q8_0", "--vs-stock", "--stock", str(stock))
-    status, out, err = bench(capsys, *options, "-fa", "0,auto")
+    status, _, err = bench(capsys, *options, "-fa", "0,auto")
     assert status == 0, err
     assert [options["-fa"] for options, _, _ in asked(stock)] == ["0", "-1"]
 
@@ -283,6 +283,20 @@ def test_vs_stock_without_one_of_the_peers(capsys, stock):
     assert [one["error"] for one in json.loads(out)] == ["", "main: error: q4_0 needs flash attention", ""]
     assert len(asked(stock)) == 3
     assert err.count("llama.cpp, fa 1") == 1
+
+
+def test_vs_stock_with_the_real_one(capsys):
+    try:
+        engines.find_stock(None)
+    except FileNotFoundError as reason:
+        pytest.skip(str(reason))
+    options = ("-p", "8", "-n", "2", "-pg", "8,2", "-d", "4", "-r", "1", "-t", "1", "-o", "json", "--vs-stock")
+    status, out, err = bench(capsys, *options)
+    assert status == 0, err
+    lines = [
+        {name: one[name] for name in ("n_prompt", "n_gen", "n_depth", "n_batch", "type_k")} for one in json.loads(out)
+    ]
+    assert lines[::3] == lines[1::3] == lines[2::3]
 
 
 def test_no_ratio_without_a_peer(embedded_model):

@@ -131,7 +131,7 @@ def _plan(args: argparse.Namespace) -> runner.Plan:
 
 
 def _flash_attention(args: argparse.Namespace) -> list[int]:
-    """Return how llama.cpp shall run, nothing when not told. Our own attention has one form, and nothing to turn off."""
+    """Return how llama.cpp shall run, nothing when not told; our own attention has one form."""
     words = args.flash_attn or []
     if unknown := [word for word in words if word not in FLASH_ATTENTION]:
         raise ValueError(f"-fa takes 0, 1 or auto, not {unknown[0]!r}")
