@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 
@@ -68,14 +69,16 @@ def walk(args: argparse.Namespace, engine: str, about: dict) -> Iterator[dict]:
     ) as worker:
         for message in asked:
             print(f"{engine}: {message.get('depth', 'start')}", file=sys.stderr)
-            print(json.dumps(message), file=worker.stdin, flush=True)
+            with suppress(BrokenPipeError):  # it has ended: so has its output
+                print(json.dumps(message), file=worker.stdin, flush=True)
             line = worker.stdout.readline()
             answer = json.loads(line) if line else {"error": "the process ended"}
             if "depth" in message or "error" in answer:
                 yield about | {"engine": engine, "depth": message.get("depth", depths[0])} | answer
             if "error" in answer:
                 break
-        worker.stdin.close()
+        with suppress(BrokenPipeError):
+            worker.stdin.close()
 
 
 def measure(args: argparse.Namespace, about: dict) -> list[dict]:

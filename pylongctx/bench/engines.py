@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -73,7 +74,8 @@ class Ours(Engine):
     def close(self) -> None:
         """End the process."""
         if self._process.stdin and self._process.stdout:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
             self._process.wait()
             self._process.stdout.close()
 
@@ -87,11 +89,9 @@ class Ours(Engine):
 
     def _ask(self, message: Mapping[str, Any]) -> Record:
         assert self._process.stdin and self._process.stdout
-        try:
+        with suppress(BrokenPipeError):  # it has ended: so has its output
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended: so has its output
         line = self._process.stdout.readline()
         answer: Record = json.loads(line) if line else {"error": f"the process ended, status {self._process.wait()}"}
         self.error = answer.pop("error", "")
