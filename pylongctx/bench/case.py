@@ -21,7 +21,7 @@ class Case:
     n_threads: int = 1
     type_k: str = "f16"
     type_v: str = "f16"
-    n_gpu_layers: int = -1
+    n_gpu_layers: int = 0
 
     @property
     def name(self) -> str:
