@@ -124,7 +124,9 @@ def _plan(args: argparse.Namespace) -> runner.Plan:
         raise ValueError(f"-r must be at least 1, not {args.repetitions}")
     if args.delay < 0:
         raise ValueError(f"--delay must be at least 0, not {args.delay}")
-    methods = [str(parse(spec)) for spec in args.method or [os.environ.get("LCTX_METHOD") or "full"]]
+    methods = args.method or [os.environ.get("LCTX_METHOD") or "full"]
+    for spec in methods:
+        parse(spec)  # refused now, not when its turn comes
     stock = engines.find_stock(args.stock) if args.vs_stock else None
     flash_attention = _flash_attention(args)
     return runner.Plan(methods, args.repetitions, not args.no_warmup, args.delay, args.progress, stock, flash_attention)
