@@ -11,7 +11,9 @@ import random
 from pathlib import Path
 
 from report import machine, table
-from speed import model_file, peer_and_ours
+
+from pylongctx.bench.case import model_file
+from pylongctx.bench.record import physical_cores
 
 MIB = 2**20
 METHODS = ["corm,window=16,recent=256", "h2o,budget=4096"]
@@ -19,8 +21,9 @@ METHODS = ["corm,window=16,recent=256", "h2o,budget=4096"]
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    peer_and_ours(parser)
     add = parser.add_argument
+    add("--model", default="random:llama-3-8b:2:q8_0", help="as pylongctx bench takes it")
+    add("--threads", type=int, default=physical_cores())
     add("--tokens", type=int, default=16384)
     add("--kv", default="f16,q8_0", help="types of K and V")
     add("--method", action="append", help=f"may be repeated; default: {' and '.join(METHODS)}")
@@ -52,7 +55,7 @@ def measure(model: str, method: str, kv: str, n: int, threads: int) -> list[str]
 
 def main() -> None:
     args = arguments()
-    model = str(model_file(args))
+    model = model_file(args.model)
     head = ["method", "KV", "held before, MiB", "after", "reported to be free", "RSS fell by", "ratio"]
     jobs = [(method, kv) for kv in args.kv.split(",") for method in args.method or METHODS]
     rows = [measure(model, *job, args.tokens, args.threads) for job in jobs]

@@ -1,52 +1,65 @@
-"""One engine in one process: reads a JSON line, answers with a JSON line.
+"""One engine in one process, for ``scaling.py``: reads a JSON line, answers with a JSON line.
 
-The first line is the setup, every other line a request ``{"n_prompt": ..., "n_decode": ...}``; the answer holds the
-seconds of the whole prompt and of each decoded token. An engine that refuses its settings answers ``{"error": ...}``.
+The first line is the setup, every other line a depth to walk to: ``{"depth": ..., "decode": ...}``. An engine that
+refuses answers ``{"error": ...}``.
 """
 
 import json
 import os
-import random
 import sys
 from time import perf_counter
 
+import numpy as np
 
-def open_ours(setup: dict):
-    """Open the model with pylongctx; return it with a function that waits until it is done."""
-    from pylongctx import Llama
-
-    llm = Llama(setup["model"], method=setup["method"], type_k=setup["kv"], type_v=setup["kv"], **common(setup))
-    return llm, lambda: None
+LAST = 1024  # tokens before a depth whose rate is that of the depth
 
 
-def open_peer(setup: dict):
-    """Open the model with the installed llama_cpp package."""
-    import llama_cpp
+class Walker:
+    """A model whose context grows from depth to depth."""
 
-    kv = {"f32": 0, "f16": 1, "q8_0": 8}[setup["kv"]]
-    llm = llama_cpp.Llama(setup["model"], type_k=kv, type_v=kv, flash_attn=setup["flash_attn"], **common(setup))
-    return llm, lambda: llama_cpp.llama_synchronize(llm.ctx)
+    def __init__(self, setup: dict):
+        threads = {"n_threads": setup["n_threads"], "n_threads_batch": setup["n_threads"]}
+        common = {"n_ctx": setup["n_ctx"], "n_batch": 2048, "n_ubatch": 512, "verbose": False} | threads
+        self.llm, self.wait = (self._ours if "method" in setup else self._peer)(setup, common)
+        self.rng = np.random.default_rng(0)
+        self.tokens, self.seconds = 0, 0.0  # of all prompts so far
 
+    def _ours(self, setup: dict, common: dict):
+        from pylongctx import Llama
 
-def common(setup: dict) -> dict:
-    threads = {"n_threads": setup["n_threads"], "n_threads_batch": setup["n_threads"]}
-    return {"n_ctx": setup["n_ctx"], "n_batch": 512, "n_ubatch": 512, "verbose": False} | threads
+        kv = {"type_k": setup["kv"], "type_v": setup["kv"]}
+        return Llama(setup["model"], method=setup["method"], **kv, **common), lambda: None
 
+    def _peer(self, setup: dict, common: dict):
+        import llama_cpp
 
-def measure(llm, wait, n_prompt: int, n_decode: int) -> dict:
-    """Evaluate a random prompt, then random tokens one by one at its end."""
-    rng = random.Random(0)
-    tokens = [rng.randrange(3, llm.n_vocab()) for _ in range(n_prompt + n_decode)]
-    llm.reset()
-    prefill = timed(llm, wait, tokens[:n_prompt])
-    return {"prefill": prefill, "decode": [timed(llm, wait, [token]) for token in tokens[n_prompt:]]}
+        kv = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}[setup["kv"]]
+        options = {"type_k": kv, "type_v": kv, "flash_attn": setup["flash_attn"]}
+        llm = llama_cpp.Llama(setup["model"], **options, **common)
+        return llm, lambda: llama_cpp.llama_synchronize(llm.ctx)
 
+    def facts(self) -> dict:
+        return {"chosen": str(getattr(self.llm, "method", "full"))}
 
-def timed(llm, wait, tokens: list[int]) -> float:
-    start = perf_counter()
-    llm.eval(tokens)
-    wait()
-    return perf_counter() - start
+    def walk(self, depth: int, decode: int) -> dict:
+        """Evaluate the prompt up to a depth, then decode tokens; they stay, as a part of the next prompt."""
+        missing = depth - self.llm.n_tokens
+        last = min(LAST, missing)
+        seconds = [self.timed(n) for n in (missing - last, last) if n]
+        self.tokens, self.seconds = self.tokens + missing, self.seconds + sum(seconds)
+        self.timed(1)  # the first one sets up what the others use again
+        return {
+            "prefill_mean": self.tokens / self.seconds,
+            "prefill_last": last / seconds[-1],
+            "token_ms": [1e3 * self.timed(1) for _ in range(decode)],
+        }
+
+    def timed(self, n: int) -> float:
+        tokens = self.rng.integers(3, self.llm.n_vocab(), n).tolist()
+        start = perf_counter()
+        self.llm.eval(tokens)
+        self.wait()
+        return perf_counter() - start
 
 
 def main() -> None:
@@ -57,14 +70,13 @@ def main() -> None:
     def answer(message: dict) -> None:
         print(json.dumps(message), file=answers, flush=True)
 
-    setup = json.loads(sys.stdin.readline())
     try:
-        llm, wait = (open_ours if setup["engine"] == "ours" else open_peer)(setup)
+        walker = Walker(json.loads(sys.stdin.readline()))
+        answer(walker.facts())
+        for line in sys.stdin:
+            answer(walker.walk(**json.loads(line)))
     except Exception as reason:
-        return answer({"error": str(reason)})
-    answer({"ready": True})
-    for line in sys.stdin:
-        answer(measure(llm, wait, **json.loads(line)))
+        answer({"error": str(reason) or type(reason).__name__})
 
 
 if __name__ == "__main__":

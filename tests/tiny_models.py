@@ -1,20 +1,18 @@
 """What each architecture is made of: tensor names, metadata and the sizes that it needs. No code: see ``tiny_gguf.py``.
 
-A recipe lists tensors by name. ``name=a,b`` overrides the usual size (rows, columns; see ``tiny_gguf.dims``) and ``+b``
-adds a bias. Sizes are chosen so that every peculiarity of an architecture shows: partial rotation, grouped heads, heads
+Sizes are chosen so that every peculiarity of an architecture shows: partial rotation, grouped heads, heads
 wider than the embedding, norms of queries and keys, scales, fused and biased projections, experts.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import replace
+
+from pylongctx.bench.random_model import ATTENTION, GATED, LLAMA, PHI2, QKV_BIAS, QWEN2, Recipe, biased
 
 PROJECTIONS = "attn_q attn_k attn_v attn_output"
-ATTENTION = f"attn_norm {PROJECTIONS}"
-QKV_BIAS = "attn_norm attn_q+b attn_k+b attn_v+b attn_output"
 FUSED = "attn_norm attn_qkv attn_output"
 HEAD_NORMS = "attn_q_norm attn_k_norm"
 WIDE_NORMS = "attn_q_norm=q attn_k_norm=kv"
 GATES = "ffn_gate ffn_up ffn_down"
-GATED = f"ffn_norm {GATES}"
 PLAIN = "ffn_norm ffn_up ffn_down"
 PACKED = "ffn_norm ffn_up=2ff,embd ffn_down"  # gate and up in one matrix
 MIXTURE = "ffn_gate_inp ffn_gate_exps ffn_up_exps ffn_down_exps"
@@ -29,41 +27,8 @@ FINE_MOE = MOE | {"expert_feed_forward_length": 96}
 SHARED_MOE = FINE_MOE | {"expert_shared_count": 1, "leading_dense_block_count": 0}
 SCALES = {"embedding_scale": 2.0, "residual_scale": 0.5, "logit_scale": 2.0}
 
-
-def biased(words: str) -> str:
-    return " ".join(f"{word}+b" for word in words.split())
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """One architecture.
-
-    Attributes
-    ----------
-    layer : str or tuple of str
-        Tensors of every block, or of one block after the other.
-    outer : str
-        Tensors after the blocks; the token embedding is always there.
-    arch : str
-        The name in the file, when the recipe is a variant.
-    shape : dict
-        Fields of ``tiny_gguf.Shape``.
-    meta : dict
-        More metadata, named without the architecture.
-    embedding : float
-        Deviation of the token embedding, for models that scale it up again.
-    """
-
-    layer: str | tuple[str, ...]
-    outer: str = "output_norm output"
-    arch: str = ""
-    shape: dict = field(default_factory=dict)
-    meta: dict = field(default_factory=dict)
-    embedding: float = 1.0
-
-
 PROVEN = {
-    "llama": Recipe(f"{ATTENTION} {GATED}"),
+    "llama": LLAMA,
     "llama-freqs": Recipe(f"{ATTENTION} {GATED}", "output_norm output rope_freqs", "llama"),
     "mistral": Recipe(f"{ATTENTION} {GATED}", arch="llama", shape={"n_head_kv": 1, "freq_base": 1e6}),
     "mixtral": Recipe(f"{ATTENTION} {EXPERTS}", arch="llama", meta=MOE),
@@ -143,7 +108,7 @@ PROVEN = {
     ),
     "orion": Recipe(f"attn_norm+b {PROJECTIONS} ffn_norm+b {GATES}", "output_norm+b output"),
     "pangu-embedded": Recipe(f"{QKV_BIAS}+b {GATED}"),
-    "phi2": Recipe(biased(f"{ATTENTION} ffn_up ffn_down"), biased("output_norm output"), shape=PARTIAL | MHA),
+    "phi2": replace(PHI2, shape=PARTIAL | MHA),
     "phi3": Recipe(
         f"{FUSED} {PACKED}",
         "output_norm output rope_factors_long rope_factors_short",
@@ -154,7 +119,7 @@ PROVEN = {
     "qwen": Recipe(
         "attn_norm attn_qkv+b attn_output ffn_norm ffn_gate=ff/2,embd ffn_up=ff/2,embd ffn_down=embd,ff/2", shape=MHA
     ),
-    "qwen2": Recipe(f"{QKV_BIAS} {GATED}"),
+    "qwen2": QWEN2,
     "qwen2moe": Recipe(
         f"{QKV_BIAS} {EXPERTS} ffn_gate_inp_shexp=embd {SHARED}",
         meta=FINE_MOE | {"expert_shared_feed_forward_length": 96},

@@ -1,0 +1,102 @@
+"""What is measured: the parameters of one test, and what the options say of them."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+RANGE = re.compile(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test of one model, without the engine that runs it. The names are those of llama-bench's fields."""
+
+    model_filename: str
+    n_prompt: int
+    n_gen: int
+    n_depth: int = 0
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_threads: int = 1
+    type_k: str = "f16"
+    type_v: str = "f16"
+    n_gpu_layers: int = 0
+
+    @property
+    def name(self) -> str:
+        """llama-bench's name of the test, such as ``"pp512 @ d16384"``."""
+        return label(self.n_prompt, self.n_gen, self.n_depth)
+
+    @property
+    def n_ctx(self) -> int:
+        """The tokens that the test evaluates."""
+        return self.n_prompt + self.n_gen + self.n_depth
+
+
+def label(n_prompt: int, n_gen: int, n_depth: int) -> str:
+    """Return llama-bench's name of a test."""
+    parts = ([f"pp{n_prompt}"] if n_prompt else []) + ([f"tg{n_gen}"] if n_gen else [])
+    return "+".join(parts) + (f" @ d{n_depth}" if n_depth else "")
+
+
+def int_list(text: str, lowest: int = 0) -> list[int]:
+    """Return the numbers of ``"1,2"``, ``"first-last"``, ``"first-last+step"`` or ``"first-last*factor"``.
+
+    Raises
+    ------
+    ValueError
+        When the text is nothing of that, a number is below ``lowest``, or a range never ends.
+    """
+    numbers = [n for part in text.split(",") for n in _range(part)]
+    if too_low := [n for n in numbers if n < lowest]:
+        raise ValueError(f"{too_low[0]} is below {lowest}")
+    return numbers
+
+
+def _range(text: str) -> Iterator[int]:
+    match = RANGE.fullmatch(text)
+    if not match:
+        raise ValueError(f"{text!r} is no number and no range; examples: 512  0-4096+1024  256-4096*2")
+    first, last, sign, step = int(match[1]), int(match[2] or match[1]), match[3] or "+", int(match[4] or 1)
+    n = first
+    while n <= last:
+        yield n
+        n, before = (n + step if sign == "+" else n * step), n
+        if n <= before:
+            raise ValueError(f"the range {text!r} never ends: its step leads from {before} to {n}")
+
+
+def model_file(name: str) -> str:
+    """Return the file of a model, ``name`` itself unless it is ``random:...``, see ``random_model.cached_model``."""
+    if not name.startswith("random:"):
+        return name
+    from pylongctx.bench.random_model import cached_model
+
+    return str(cached_model(name.removeprefix("random:")))
+
+
+def pair(text: str) -> tuple[int, int]:
+    """Return the tokens of a prompt and of a generation, given as ``"512,128"``."""
+    match = re.fullmatch(r"(\d+),(\d+)", text)
+    if not match:
+        raise ValueError(f"{text!r} is no pair such as 512,128")
+    return int(match[1]), int(match[2])
+
+
+def wanted(
+    prompts: Sequence[int], generations: Sequence[int], pairs: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Return (n_prompt, n_gen) of every test, in the order of llama-bench; 0 tokens are no test."""
+    every = [*((p, 0) for p in prompts), *((0, n) for n in generations), *pairs]
+    return [test for test in every if test != (0, 0)]
+
+
+def cases(tests: Sequence[tuple[int, int]], **values: Sequence[object]) -> list[Case]:
+    """Return all combinations of values, fields of ``Case``; the last one changes fastest, then the test."""
+    combinations = (dict(zip(values, chosen, strict=True)) for chosen in product(*values.values()))
+    return [
+        Case(n_prompt=n_prompt, n_gen=n_gen, **fields)  # type: ignore[arg-type]
+        for fields in combinations
+        for n_prompt, n_gen in tests
+    ]

@@ -1,0 +1,404 @@
+"""GGUF files with random weights: real widths for the benchmarks, tiny ones for the tests.
+
+Weights are scaled so that logits are of order one and attention is far from uniform, so a position error shows.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+try:
+    import gguf
+except ImportError as reason:
+    raise ImportError("models of random weights are written with the gguf package: pip install gguf") from reason
+
+Q4_K, Q6_K, Q8_0, F16, F32 = (gguf.GGMLQuantizationType[name] for name in ("Q4_K", "Q6_K", "Q8_0", "F16", "F32"))
+SHARPNESS = 2.0  # factor on q and k: attention scores get a standard deviation of about its square
+N_EXPERT = 4
+Array = NDArray[Any]
+NOT_WEIGHTS = ("exp_probs_b.bias", "ssm_a", "ssm_d")  # names that stand as they are
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a transformer; the names are llama.cpp's. ``key_length`` and ``n_rot`` follow from the rest when 0."""
+
+    n_vocab: int = 288
+    n_embd: int = 64
+    n_layer: int = 2
+    n_head: int = 4
+    n_head_kv: int = 2
+    n_ff: int = 96
+    n_ctx_train: int = 64
+    freq_base: float = 10000.0
+    key_length: int = 0
+    n_rot: int = 0
+
+    @property
+    def head_dim(self) -> int:
+        """The width of a head."""
+        return self.key_length or self.n_embd // max(1, self.n_head)
+
+    @property
+    def n_embd_q(self) -> int:
+        """The width of all query heads."""
+        return self.head_dim * self.n_head
+
+    @property
+    def n_embd_kv(self) -> int:
+        """The width of all KV heads."""
+        return self.head_dim * self.n_head_kv
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The tensors of one architecture, listed by name.
+
+    ``name=a,b`` overrides the usual size (rows, columns; see ``dims``) and ``+b`` adds a bias.
+
+    Attributes
+    ----------
+    layer : str or tuple of str
+        Tensors of every block, or of one block after the other.
+    outer : str
+        Tensors after the blocks; the token embedding is always there.
+    arch : str
+        The name in the file, when the recipe is a variant.
+    shape : dict
+        Fields of ``Shape`` that the architecture asks for.
+    meta : dict
+        More metadata, named without the architecture.
+    embedding : float
+        Deviation of the token embedding, for models that scale it up again.
+    """
+
+    layer: str | tuple[str, ...]
+    outer: str = "output_norm output"
+    arch: str = ""
+    shape: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+    embedding: float = 1.0
+
+
+def biased(words: str) -> str:
+    """Return the words of a recipe with a bias each."""
+    return " ".join(f"{word}+b" for word in words.split())
+
+
+ATTENTION = "attn_norm attn_q attn_k attn_v attn_output"
+QKV_BIAS = "attn_norm attn_q+b attn_k+b attn_v+b attn_output"
+GATED = "ffn_norm ffn_gate ffn_up ffn_down"
+LLAMA = Recipe(f"{ATTENTION} {GATED}", arch="llama")
+QWEN2 = Recipe(f"{QKV_BIAS} {GATED}", arch="qwen2")
+PHI2 = Recipe(biased(f"{ATTENTION} ffn_up ffn_down"), biased("output_norm output"), "phi2")
+
+# ---- metadata ----
+
+
+def add_vocab(writer: gguf.GGUFWriter, n_vocab: int) -> None:
+    """Add a SentencePiece vocabulary of at least 260: specials, 256 byte tokens, a space, single characters."""
+    kind = gguf.TokenType
+    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)] + ["\u2581"]
+    tokens += [chr(ord("a") + i) if i < 26 else f"[{i}]" for i in range(n_vocab - len(tokens))]
+    types = [kind.UNKNOWN, kind.CONTROL, kind.CONTROL] + [kind.BYTE] * 256
+    types += [kind.NORMAL] * (n_vocab - len(types))
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens[:n_vocab])
+    writer.add_token_scores([-float(i) for i in range(n_vocab)])
+    writer.add_token_types(types)
+    writer.add_token_type_count(2)  # sentence types, for encoders
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(False)
+
+
+def add_meta(writer: gguf.GGUFWriter, arch: str, values: dict[str, Any]) -> None:
+    """Add metadata of one architecture with the types that llama.cpp expects."""
+    add: dict[type, Callable[[str, Any], None]] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for name, value in values.items():
+        add[type(value)](f"{arch}.{name}", value)
+
+
+def shape_meta(shape: Shape) -> dict[str, Any]:
+    """Return the hyperparameters that every transformer has."""
+    return {
+        "context_length": shape.n_ctx_train,
+        "embedding_length": shape.n_embd,
+        "block_count": shape.n_layer,
+        "feed_forward_length": shape.n_ff,
+        "attention.head_count": shape.n_head,
+        "attention.head_count_kv": shape.n_head_kv,
+        "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "attention.layer_norm_epsilon": 1e-5,
+        "rope.dimension_count": shape.n_rot or shape.head_dim,
+        "rope.freq_base": shape.freq_base,
+    }
+
+
+def scaling_meta(kind: str, factor: float, n_ctx_orig: int) -> dict[str, Any]:
+    """Return the metadata of linear or YaRN scaling."""
+    return {
+        "rope.scaling.type": kind,
+        "rope.scaling.factor": factor,
+        "rope.scaling.original_context_length": n_ctx_orig,
+    }
+
+
+# ---- tensors ----
+
+SIZES = {
+    "token_embd": "n_vocab,embd",
+    "output": "n_vocab,embd",
+    "attn_q": "q,embd",
+    "attn_k": "kv,embd",
+    "attn_v": "kv,embd",
+    "attn_qkv": "qkv,embd",
+    "attn_output": "embd,q",
+    "attn_q_norm": "head",
+    "attn_k_norm": "head",
+    "ffn_gate": "ff,embd",
+    "ffn_up": "ff,embd",
+    "ffn_down": "embd,ff",
+    "ffn_gate_inp": "expert,embd",
+    "ffn_gate_exps": "expert,ff,embd",
+    "ffn_up_exps": "expert,ff,embd",
+    "ffn_down_exps": "expert,embd,ff",
+    "ffn_gate_shexp": "ff,embd",
+    "ffn_up_shexp": "ff,embd",
+    "ffn_down_shexp": "embd,ff",
+    "rope_freqs": "rot/2",
+    "rope_factors_long": "rot/2",
+    "rope_factors_short": "rot/2",
+}  # every other one is a vector of the embedding's size
+
+
+def dims(shape: Shape) -> dict[str, int]:
+    """Return the sizes that a recipe may name."""
+    return vars(shape) | {
+        "embd": shape.n_embd,
+        "q": shape.n_embd_q,
+        "kv": shape.n_embd_kv,
+        "qkv": shape.n_embd_q + 2 * shape.n_embd_kv,
+        "2q": 2 * shape.n_embd_q,
+        "2qkv": 2 * (shape.n_embd_q + 2 * shape.n_embd_kv),
+        "head": shape.head_dim,
+        "rot/2": (shape.n_rot or shape.head_dim) // 2,
+        "ff": shape.n_ff,
+        "ff/2": shape.n_ff // 2,
+        "2ff": 2 * shape.n_ff,
+        "expert": N_EXPERT,
+    }
+
+
+class Weights:
+    """Random tensors on their way into a file."""
+
+    def __init__(self, writer: gguf.GGUFWriter, shape: Shape, seed: int, qtype: gguf.GGMLQuantizationType = F32):
+        self.writer, self.shape, self.qtype = writer, shape, qtype
+        self.rng, self.dims = np.random.default_rng(seed), dims(shape)
+
+    def add(self, prefix: str, word: str) -> None:
+        """Add the tensor that a word of a recipe describes, and its bias."""
+        word, _, bias = word.partition("+")
+        name, _, size = word.partition("=")
+        sizes = [int(d) if d.isdigit() else self.dims[d] for d in (size or SIZES.get(name, "embd")).split(",")]
+        full = prefix + name
+        if name.startswith("rope_f"):
+            self.writer.add_tensor(f"{full}.weight", np.linspace(1.0, 8.0, sizes[0], dtype=np.float32))
+        elif "norm" in name:
+            self.vector(f"{full}.weight", sizes, SHARPNESS if name.endswith(("q_norm", "k_norm")) else 1.0)
+        elif name in NOT_WEIGHTS:
+            self.vector(full, sizes, mean=-1.0)
+        else:
+            self.matrix(f"{full}.weight", sizes, self._gain(name, sizes[0]))
+        if bias:
+            self.vector(f"{full}.bias", sizes[:1], mean=0.0, deviation=0.3)
+
+    def embedding(self, deviation: float) -> None:
+        """Add the token embedding; rows are looked up, so f32 whatever the type of the rest."""
+        values = deviation * self._normal([self.shape.n_vocab, self.shape.n_embd])
+        self.writer.add_tensor("token_embd.weight", values)
+
+    def matrix(self, name: str, sizes: list[int], gain: Array | float = 1.0) -> None:
+        """Add a matrix that keeps the variance of its input, times ``gain`` (of each row) squared."""
+        make = {Q4_K: self._q4_k, Q6_K: self._q6_k, Q8_0: self._q8_0, F16: self._f16, F32: self._f32}
+        qtype = self._type(name)
+        self.writer.add_tensor(name, make[qtype](sizes, gain * sizes[-1] ** -0.5), raw_dtype=qtype)
+
+    def vector(self, name: str, sizes: list[int], mean: float = 1.0, deviation: float = 0.1) -> None:
+        """Add a vector, f32 in every model."""
+        values = mean + deviation * self.rng.standard_normal(sizes)
+        self.writer.add_tensor(name, values.astype(np.float32))
+
+    def _type(self, name: str) -> gguf.GGMLQuantizationType:
+        """Return the type of a matrix; Q4_K is mixed with Q6_K in the places where llama.cpp's Q4_K_M does so."""
+        if self.qtype is not Q4_K or name == "output.weight":
+            return Q6_K if self.qtype is Q4_K else self.qtype
+        _, _, rest = name.partition("blk.")
+        number, _, part = rest.partition(".")
+        finer = part in ("attn_v.weight", "ffn_down.weight") and _more_bits(int(number), self.shape.n_layer)
+        return Q6_K if finer else Q4_K
+
+    def _gain(self, name: str, n_rows: int) -> Array | float:
+        """Return how much sharper than ordinary rows are: those that make queries and keys."""
+        if name == "attn_qkv":
+            n_v = n_rows * self.shape.n_embd_kv // self.dims["qkv"]
+            return np.repeat([SHARPNESS, 1.0], [n_rows - n_v, n_v])[:, None].astype(np.float32)
+        return SHARPNESS if name in ("attn_q", "attn_k") else 1.0
+
+    def _normal(self, sizes: list[int]) -> Array:
+        return self.rng.standard_normal(sizes, dtype=np.float32)
+
+    def _f32(self, sizes: list[int], std: Array | float) -> Array:
+        return std * self._normal(sizes)
+
+    def _f16(self, sizes: list[int], std: Array | float) -> Array:
+        return self._f32(sizes, std).astype(np.float16)
+
+    # quantized blocks are drawn directly, all with the same scale
+
+    def _q8_0(self, sizes: list[int], std: float) -> Array:
+        """Return blocks of 32: scale, 32 signed bytes; uniform ones have a deviation of 73.9."""
+        blocks = self._blocks(sizes, 32, 34)
+        blocks[..., :2] = _f16_bytes(std / 73.9)
+        return blocks.reshape(*sizes[:-1], -1)
+
+    def _q4_k(self, sizes: list[int], std: float) -> Array:
+        """Return blocks of 256: d, dmin, eight 6-bit scales and minima (32 each), 4-bit q; d * 32 * q - dmin * 32."""
+        blocks = self._blocks(sizes, 256, 144)
+        step = std / 4.61  # the deviation of q, whose mean is 7.5
+        blocks[..., :4] = np.concatenate([_f16_bytes(step / 32), _f16_bytes(7.5 * step / 32)])
+        blocks[..., 4:16] = [0xA0] * 8 + [0] * 4  # 32: upper bits in the first 8 bytes, lower ones all 0
+        return blocks.reshape(*sizes[:-1], -1)
+
+    def _q6_k(self, sizes: list[int], std: float) -> Array:
+        """Return blocks of 256: 6-bit q in 192 bytes, sixteen 8-bit scales (8 each), d; d * 8 * (q - 32)."""
+        blocks = self._blocks(sizes, 256, 210)
+        blocks[..., 192:208] = 8
+        blocks[..., 208:] = _f16_bytes(std / (8 * 18.5))
+        return blocks.reshape(*sizes[:-1], -1)
+
+    def _blocks(self, sizes: list[int], n: int, n_bytes: int) -> Array:
+        """Return random bytes for blocks of ``n`` values, uint8 [..., n_block, n_bytes]."""
+        if sizes[-1] % n:
+            raise ValueError(f"rows of {sizes[-1]} are no multiple of a block, {n}: use weights f16")
+        return self.rng.integers(0, 256, (*sizes[:-1], sizes[-1] // n, n_bytes), dtype=np.uint8)
+
+
+def _f16_bytes(value: float) -> Array:
+    return np.array([value], np.float16).view(np.uint8)
+
+
+def _more_bits(layer: int, n_layer: int) -> bool:
+    """Return whether llama.cpp's Q4_K_M gives a layer more bits (use_more_bits in llama-quant.cpp): half of them."""
+    return layer < n_layer // 8 or layer >= 7 * n_layer // 8 or (layer - n_layer // 8) % 3 == 2
+
+
+# ---- models ----
+
+FILE_TYPES = {
+    F32: gguf.LlamaFileType.ALL_F32,
+    F16: gguf.LlamaFileType.MOSTLY_F16,
+    Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
+    Q4_K: gguf.LlamaFileType.MOSTLY_Q4_K_M,
+}
+
+
+def write_model(
+    path: Path | str,
+    recipe: Recipe,
+    shape: Shape,
+    *,
+    seed: int = 0,
+    rope_freqs: bool = False,
+    rope_scaling: tuple[str, float, int] | None = None,
+    qtype: gguf.GGMLQuantizationType = F32,
+) -> Path:
+    """Write a model.
+
+    Parameters
+    ----------
+    rope_freqs : bool
+        Add per-pair frequency factors as Llama 3.1 has them.
+    rope_scaling : (type, factor, original context), optional
+        Metadata for linear or YaRN scaling.
+    """
+    writer = gguf.GGUFWriter(str(path), recipe.arch)
+    scaling = scaling_meta(*rope_scaling) if rope_scaling else {}
+    add_meta(writer, recipe.arch, shape_meta(shape) | scaling | recipe.meta)
+    writer.add_file_type(FILE_TYPES[qtype])
+    add_vocab(writer, shape.n_vocab)
+    _add_tensors(Weights(writer, shape, seed, qtype), recipe, rope_freqs)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return Path(path)
+
+
+def _add_tensors(w: Weights, recipe: Recipe, rope_freqs: bool) -> None:
+    w.embedding(recipe.embedding)
+    if rope_freqs:
+        w.add("", "rope_freqs")
+    layers = (recipe.layer,) if isinstance(recipe.layer, str) else recipe.layer
+    for i in range(w.shape.n_layer):
+        for word in layers[i % len(layers)].split():
+            w.add(f"blk.{i}.", word)
+    for word in recipe.outer.split():
+        w.add("", word)
+
+
+# ---- real widths ----
+
+WEIGHTS = {"q4_k_m": Q4_K, "q8_0": Q8_0, "f16": F16}
+# vocabulary (small, the output matrix is no part of what is compared), n_embd, n_layer, heads, KV heads, n_ff, context
+GEOMETRIES = {
+    "llama-2-7b": (LLAMA, Shape(512, 4096, 32, 32, 32, 11008, 4096)),
+    "llama-3-8b": (LLAMA, Shape(512, 4096, 32, 32, 8, 14336, 8192, 500000.0)),
+    "llama-3.2-1b": (LLAMA, Shape(512, 2048, 16, 32, 8, 8192, 8192, 500000.0)),
+    "phi-2": (PHI2, Shape(512, 2560, 32, 32, 32, 10240, 2048, n_rot=32)),
+    "qwen2.5-1.5b": (QWEN2, Shape(512, 1536, 28, 12, 2, 8960, 32768, 1000000.0)),
+    "qwen2.5-7b": (QWEN2, Shape(512, 3584, 28, 28, 4, 18944, 32768, 1000000.0)),
+}
+
+
+def cached_model(name: str) -> Path:
+    """Return the file of ``geometry:layers[:weights]``, for instance ``llama-3-8b:2:q8_0``; written on first use.
+
+    Raises
+    ------
+    ValueError
+        When the name is none; the message says how it is made up.
+    """
+    geometry, _, rest = name.partition(":")
+    layers, _, weights = rest.partition(":")
+    weights = weights or "q4_k_m"
+    if geometry not in GEOMETRIES or weights not in WEIGHTS or not layers.isdecimal() or not int(layers):
+        raise ValueError(
+            f"random:{name} is not random:geometry:layers[:weights]; geometries: {', '.join(GEOMETRIES)}; "
+            f"weights: {', '.join(WEIGHTS)}"
+        )
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pylongctx"
+    path = folder / f"{geometry}-{int(layers)}-{weights}.gguf"
+    if not path.exists():
+        recipe, shape = GEOMETRIES[geometry]
+        folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        write_model(part, recipe, replace(shape, n_layer=int(layers)), qtype=WEIGHTS[weights])
+        part.rename(path)
+    return path

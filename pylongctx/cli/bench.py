@@ -1,0 +1,187 @@
+"""``pylongctx bench``: llama-bench's tests, options and formats for methods; --vs-stock compares with llama.cpp."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from pylongctx.bench import engines, runner
+from pylongctx.bench.case import Case, cases, int_list, model_file, pair, wanted
+from pylongctx.bench.formats import FORMATS, Printer
+from pylongctx.bench.record import physical_cores
+from pylongctx.methods import parse
+from pylongctx.models import embedded_model
+
+FLASH_ATTENTION = {"0": 0, "off": 0, "1": 1, "on": 1, "auto": -1, "-1": -1}
+DEFAULTS: dict[str, list[Any]] = {
+    "n_prompt": [512],
+    "n_gen": [128],
+    "n_depth": [0],
+    "n_batch": [2048],
+    "n_ubatch": [512],
+    "type_k": ["f16"],
+    "type_v": ["f16"],
+    "n_gpu_layers": [-1],
+}
+EPILOG = """Several values: 1,2 or a repeated option; numbers also first-last, first-last+step and first-last*factor.
+The model may be random:geometry:layers[:weights], for instance random:llama-3-8b:2:q4_k_m: random weights of real
+width, written on first use. KV: bytes held after the test. peak RSS: of the test's own process, after its first
+repetition. TTFT: from an empty context to the first logits after depth and prompt."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "bench", help="measure speed and memory, as llama-bench", description=__doc__, epilog=EPILOG
+    )
+    _add_tests(parser)
+    add = parser.add_argument
+    add("-r", "--repetitions", type=int, default=5, metavar="N", help="repetitions of each test (5)")
+    add("--delay", type=float, default=0, metavar="S", help="seconds to wait before each test (0)")
+    add("--no-warmup", action="store_true", help="no run before the measured ones")
+    add("--progress", action="store_true", help="say on stderr what runs")
+    add("-o", "--output", choices=(*FORMATS, "none"), default="md", help="format on stdout (md)")
+    add("-oe", "--output-err", choices=(*FORMATS, "none"), default="none", help="format on stderr (none)")
+    add("--vs-stock", action="store_true", help="take turns with llama-bench of unpatched llama.cpp and print ratios")
+    add("--stock", metavar="FILE", help=f"that llama-bench (default: {engines.STOCK_VARIABLE}, or {engines.STOCK})")
+    parser.set_defaults(run=run)
+
+
+def _add_tests(parser: argparse.ArgumentParser) -> None:
+    def add(*names: str, parse: Callable[[str], list[Any]], help: str, metavar: str = "N") -> None:
+        parser.add_argument(*names, action="extend", type=_reported(parse), help=help, metavar=metavar)
+
+    def words(text: str) -> list[str]:
+        return text.split(",")
+
+    add("-m", "--model", parse=words, metavar="FILE", help="GGUF file (default: the embedded model)")
+    add("-p", "--n-prompt", parse=int_list, help="tokens of a prompt (512)")
+    add("-n", "--n-gen", parse=int_list, help="tokens to generate (128)")
+    add("-pg", parse=lambda text: [pair(text)], metavar="N,N", help="a prompt, then tokens to generate")
+    add("-d", "--n-depth", parse=int_list, help="tokens in the context before the test (0)")
+    add("-b", "--batch-size", parse=int_list, help="tokens per batch (2048)")
+    add("-ub", "--ubatch-size", parse=int_list, help="tokens per graph (512)")
+    add("-ctk", "--cache-type-k", parse=words, metavar="TYPE", help="type of K in the cache (f16)")
+    add("-ctv", "--cache-type-v", parse=words, metavar="TYPE", help="type of V in the cache (f16)")
+    add("-t", "--threads", parse=int_list, help="threads (all cores)")
+    add(
+        "-ngl",
+        "--n-gpu-layers",
+        parse=lambda text: int_list(text, -1),
+        help="layers on the GPU (all, where there is one)",
+    )
+    add(
+        "-fa",
+        "--flash-attn",
+        parse=words,
+        metavar="0|1|auto",
+        help="flash attention of llama.cpp, with --vs-stock (0,1)",
+    )
+    parser.add_argument(
+        "--method", action="append", metavar="M", help="may be repeated (default: LCTX_METHOD, or full)"
+    )
+
+
+def _reported(parse: Callable[[str], list[Any]]) -> Callable[[str], list[Any]]:
+    """Let argparse print the reason of a ValueError."""
+
+    def parsed(text: str) -> list[Any]:
+        try:
+            return parse(text)
+        except ValueError as reason:
+            raise argparse.ArgumentTypeError(str(reason)) from reason
+
+    return parsed
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run all tests and print their records; returns 1 when a test was refused."""
+    plan, chosen = _plan(args), _cases(args)
+    printers = _printers(args)
+    ratios: list[runner.Ratio] = []
+    failed = False
+    with ExitStack() as stack:
+        for printer in printers:
+            printer.start()
+            stack.callback(printer.stop)
+        for taking_turns in runner.run(plan, chosen):
+            for engine in taking_turns:
+                failed |= bool(engine.error)
+                for printer in printers:
+                    printer.add(engine.record())
+            ratios += runner.ratios(taking_turns)
+    if ratios:
+        print(f"\n{runner.ratio_table(ratios)}", file=sys.stdout if args.output == "md" else sys.stderr)
+    return int(failed)
+
+
+def _plan(args: argparse.Namespace) -> runner.Plan:
+    if args.repetitions < 1:
+        raise ValueError(f"-r must be at least 1, not {args.repetitions}")
+    if args.delay < 0:
+        raise ValueError(f"--delay must be at least 0, not {args.delay}")
+    methods = args.method or [os.environ.get("LCTX_METHOD") or "full"]
+    for spec in methods:
+        parse(spec)  # refused now, not when its turn comes
+    stock = engines.find_stock(args.stock) if args.vs_stock else None
+    flash_attention = _flash_attention(args)
+    return runner.Plan(methods, args.repetitions, not args.no_warmup, args.delay, args.progress, stock, flash_attention)
+
+
+def _flash_attention(args: argparse.Namespace) -> list[int]:
+    """Return how llama.cpp shall run, nothing when not told; our own attention has one form."""
+    words = args.flash_attn or []
+    if unknown := [word for word in words if word not in FLASH_ATTENTION]:
+        raise ValueError(f"-fa takes 0, 1 or auto, not {unknown[0]!r}")
+    chosen = [FLASH_ATTENTION[word] for word in words]
+    if 0 in chosen and not args.vs_stock:
+        raise ValueError(
+            "-fa 0: the attention of pylongctx never holds a whole score matrix, there is nothing to turn off; leave "
+            "-fa out, or add --vs-stock to choose how llama.cpp runs"
+        )
+    return chosen
+
+
+def _cases(args: argparse.Namespace) -> list[Case]:
+    given: dict[str, list[Any] | None] = {
+        "model_filename": [model_file(name) for name in args.model or [str(embedded_model())]],
+        "n_gpu_layers": _gpu_layers(args.n_gpu_layers),
+        "n_batch": args.batch_size,
+        "n_ubatch": args.ubatch_size,
+        "type_k": args.cache_type_k,
+        "type_v": args.cache_type_v,
+        "n_threads": args.threads or [physical_cores()],
+        "n_depth": args.n_depth,
+    }
+    tests = wanted(args.n_prompt or DEFAULTS["n_prompt"], args.n_gen or DEFAULTS["n_gen"], args.pg or [])
+    if not tests:
+        raise ValueError("no test is left: every -p, -n and -pg is 0")
+    return cases(tests, **{name: values or DEFAULTS[name] for name, values in given.items()})
+
+
+def _gpu_layers(given: list[int] | None) -> list[int]:
+    from pylongctx._arguments import has_gpu
+
+    if has_gpu():
+        return given or DEFAULTS["n_gpu_layers"]
+    if given and any(given):
+        raise ValueError(f"-ngl {given[0]}: this build of pylongctx has no GPU backend; leave -ngl out, or use -ngl 0")
+    return [0]
+
+
+def _printers(args: argparse.Namespace) -> list[Printer]:
+    options = {
+        "n_batch": args.batch_size,
+        "n_ubatch": args.ubatch_size,
+        "type_k": args.cache_type_k,
+        "type_v": args.cache_type_v,
+    }
+    columns = [name for name, values in options.items() if values and values != DEFAULTS[name]]
+    columns += ["flash_attn"] if args.vs_stock else []
+    columns += ["n_gpu_layers"] if any(_gpu_layers(args.n_gpu_layers)) else ["n_threads"]
+    wanted = ((sys.stdout, args.output), (sys.stderr, args.output_err))
+    return [FORMATS[name](file, columns) for file, name in wanted if name != "none"]

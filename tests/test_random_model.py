@@ -1,0 +1,64 @@
+"""Models of random weights: what the benchmarks run when no real model is at hand."""
+
+import sys
+from dataclasses import replace
+
+import gguf
+import numpy as np
+import pytest
+
+from pylongctx import Llama
+from pylongctx.bench import random_model
+from pylongctx.cli import main
+
+
+@pytest.mark.parametrize(("method", "name"), [("_q4_k", "Q4_K"), ("_q6_k", "Q6_K"), ("_q8_0", "Q8_0")])
+def test_random_blocks_have_the_deviation_asked_for(method, name):
+    blocks = getattr(random_model.Weights(None, random_model.Shape(), 0), method)([64, 2048], 0.02)
+    values = gguf.dequantize(blocks, gguf.GGMLQuantizationType[name])
+    assert values.shape == (64, 2048)
+    assert values.std() == pytest.approx(0.02, rel=0.02)
+    assert abs(values.mean()) < 0.001
+
+
+@pytest.mark.parametrize("recipe", [random_model.LLAMA, random_model.QWEN2, random_model.PHI2])
+@pytest.mark.parametrize("weights", random_model.WEIGHTS)
+def test_random_models_compute_logits_of_order_one(tmp_path, recipe, weights):
+    shape = random_model.Shape(512, 512, 4, 4, 4 if recipe is random_model.PHI2 else 2, 1024, 1024, n_rot=0)
+    if recipe is random_model.PHI2:
+        shape = replace(shape, n_rot=32)
+    path = random_model.write_model(tmp_path / "a.gguf", recipe, shape, qtype=random_model.WEIGHTS[weights])
+    types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
+    matrix = {"q4_k_m": "Q4_K"}.get(weights, weights.upper())
+    assert (types["blk.0.attn_q.weight"], types["blk.0.attn_v.weight"]) == (matrix, matrix)
+    assert types["blk.3.ffn_down.weight"] == types["output.weight"] == {"Q4_K": "Q6_K"}.get(matrix, matrix)
+    with Llama(str(path), n_ctx=256, n_threads=1, verbose=False) as llm:
+        llm.eval(np.random.default_rng(0).integers(3, 512, 64).tolist())
+        assert 0.5 < llm.scores.std() < 2
+
+
+def test_random_models_are_written_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shape = random_model.Shape(n_embd=256, n_ff=256)
+    monkeypatch.setitem(random_model.GEOMETRIES, "tiny", (random_model.LLAMA, shape))
+    path = random_model.cached_model("tiny:3")
+    assert path == tmp_path / "pylongctx" / "tiny-3-q4_k_m.gguf"
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    written = path.stat().st_mtime_ns
+    assert random_model.cached_model("tiny:3:q4_k_m") == path
+    assert path.stat().st_mtime_ns == written
+    with Llama(str(path), vocab_only=True, verbose=False) as llm:
+        assert llm.metadata["llama.block_count"] == "3"
+
+
+def test_random_models_need_whole_blocks(tmp_path):
+    shape = random_model.Shape(n_embd=96)
+    with pytest.raises(ValueError, match=r"rows of 96 are no multiple of a block, 256: use weights f16"):
+        random_model.write_model(tmp_path / "a.gguf", random_model.LLAMA, shape, qtype=random_model.Q4_K)
+
+
+def test_random_models_without_gguf_say_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "pylongctx.bench.random_model")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert main(["bench", "-m", "random:phi-2:1"]) == 1
+    assert "models of random weights are written with the gguf package: pip install gguf" in capsys.readouterr().err
