@@ -292,7 +292,7 @@ typedef struct lctx_op_args {
     int32_t type_k;
     int32_t type_v;
     int32_t n_threads;
-    int32_t page_seed;  // order of the pages in the pool
+    int32_t page_seed;  // order of the pages in the pool, 0: that of a prompt
     int32_t n_repeat;   // attend this many times, for timing
     float scale;
     float softcap;      // 0: none

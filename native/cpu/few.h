@@ -27,7 +27,7 @@ static inline int lctx_few_step(int n_left) {
 
 static inline void lctx_prefetch(const char * p, size_t n) {
     for (size_t i = 0; i < n; i += 64) {
-        __builtin_prefetch(p + i, 0, 2);
+        __builtin_prefetch(p + i, 0, 3);
     }
 }
 

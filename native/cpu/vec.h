@@ -96,7 +96,11 @@ template <int RM, int RN> static inline __attribute__((always_inline)) void lctx
 
 template <int RN> static inline void lctx_gemm_columns(int m, int k_dim, const float * a, int64_t a_row, int64_t a_col, const float * b,
                                                        int64_t b_row, float * c, int64_t c_row, bool add) {
+    constexpr int RM = LCTX_VL == 16 ? 8 : 6;  // accumulators: 16 of 32 registers, or 12 of 16; one panel of B stays in the first cache
     int i = 0;
+    for (; i + RM <= m; i += RM) {
+        lctx_gemm_tile<RM, RN>(k_dim, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);
+    }
     for (; i + 4 <= m; i += 4) {
         lctx_gemm_tile<4, RN>(k_dim, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);
     }
@@ -108,7 +112,7 @@ template <int RN> static inline void lctx_gemm_columns(int m, int k_dim, const f
 // C[m][n] (+)= A[m][k_dim] * B[k_dim][n]; n is a multiple of LCTX_VL; element (i, k) of A is a[i*a_row + k*a_col].
 static inline void lctx_gemm(int m, int n, int k_dim, const float * a, int64_t a_row, int64_t a_col, const float * b, int64_t b_row,
                              float * c, int64_t c_row, bool add) {
-    constexpr int RN = LCTX_VL == 16 ? 4 : 2;  // accumulators 16 of 32 registers, or 8 of 16
+    constexpr int RN = 2;
     int j = 0;
     for (; j + RN * LCTX_VL <= n; j += RN * LCTX_VL) {
         lctx_gemm_columns<RN>(m, k_dim, a, a_row, a_col, b + j, b_row, c + j, c_row, add);

@@ -95,10 +95,21 @@ inline void lctx_fill(ggml_tensor * t, const void * data) {
     ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t));
 }
 
-// Pages in an order that depends on the seed, so that nothing works by luck.
+// pages[head][block] in an order that depends on the seed, so that nothing works by luck; seed 0: as a memory hands them out to a
+// prompt, in runs of eight per head.
 inline std::vector<int32_t> lctx_shuffled_pages(const lctx_op_args & a, int32_t n_block) {
+    constexpr int32_t RUN = 512 / LCTX_PAGE_ROWS;
     std::vector<int32_t> pages((size_t)n_block * a.n_head_kv);
-    std::iota(pages.begin(), pages.end(), 0);
-    std::shuffle(pages.begin(), pages.end(), std::mt19937(a.page_seed));
+    int32_t next = 0;
+    for (int32_t first = 0; first < n_block; first += RUN) {
+        for (int32_t head = 0; head < a.n_head_kv; head++) {
+            for (int32_t block = first; block < std::min(first + RUN, n_block); block++) {
+                pages[(size_t)head * n_block + block] = next++;
+            }
+        }
+    }
+    if (a.page_seed != 0) {
+        std::shuffle(pages.begin(), pages.end(), std::mt19937(a.page_seed));
+    }
     return pages;
 }
