@@ -151,12 +151,16 @@ static inline char * lctx_near_row(const lctx_cache_args & cache, int32_t row, i
     return near.data + seq * near.seq_stride + head * near.head_stride + (size_t)(row % near.rows) * cache.k_pool.row_size;
 }
 
-// Keys of any n slots as floats: tmp, [n][dim].
+// Keys of any n <= LCTX_BLOCK slots as floats: tmp, [n][dim].
 static inline void lctx_gather_keys(const lctx_cache_args & cache, const lctx_slots & slots, bool near, const int32_t * picked, int n,
                                     int32_t head, int32_t seq, int dim, float * tmp) {
+    const char * rows[LCTX_BLOCK];
     for (int i = 0; i < n; i++) {
-        const char * src = near ? lctx_near_row(cache, slots.row(picked[i]), head, seq) : lctx_key_row(cache, picked[i], head, seq);
-        lctx_unpack_rows(cache.k_pool.type, src, cache.k_pool.row_size, 1, dim, tmp + (size_t)i * dim, dim);
+        rows[i] = near ? lctx_near_row(cache, slots.row(picked[i]), head, seq) : lctx_key_row(cache, picked[i], head, seq);
+        lctx_prefetch(rows[i], cache.k_pool.row_size);  // they are far apart
+    }
+    for (int i = 0; i < n; i++) {
+        lctx_unpack_rows(cache.k_pool.type, rows[i], cache.k_pool.row_size, 1, dim, tmp + (size_t)i * dim, dim);
     }
 }
 

@@ -46,12 +46,34 @@ bool any_votes(const lctx_vote_args & v, int token0, int n_token) {
     return std::any_of(v.voters + token0, v.voters + token0 + n_token, [](const lctx_voter & voter) { return voter.votes != 0; });
 }
 
-// Scores of n picked slots of one page: w.s, [n][n_pad].
+// f(picked, n) for the open slots of [lo, hi) that are this part's, up to LCTX_BLOCK at a time: few of a page may be open, and a product
+// with few rows is not worth its name.
+template <typename F>
+void each_open(const lctx_vote_args & v, const lctx_slots & slots, int32_t border, int lo, int hi, int split, int n_split, F && f) {
+    int32_t picked[2 * LCTX_BLOCK];
+    int n = 0;
+    for (int slot = lo, end; slot < hi; slot = end) {
+        end = std::min(hi, (slot / LCTX_BLOCK + 1) * LCTX_BLOCK);
+        if (lctx_is_mine(slot, split, n_split)) {
+            n += lctx_pick_open(v.retain, slots.held, border, slot, end - slot, picked + n);
+        }
+        if (n >= LCTX_BLOCK) {
+            f(picked, LCTX_BLOCK);
+            n -= LCTX_BLOCK;
+            memmove(picked, picked + LCTX_BLOCK, n * sizeof(int32_t));
+        }
+    }
+    if (n > 0) {
+        f(picked, n);
+    }
+}
+
+// Scores of n picked slots: w.s, [n][n_pad].
 void score_keys(const lctx_attend_args & a, const lctx_slots & slots, const lctx_columns & columns, bool near, const int32_t * picked,
                 int n, int head_kv, int32_t seq, const scratch & w) {
     int64_t step = a.head_dim_k;
     const float * k = w.k;
-    if (picked[n - 1] - picked[0] == n - 1) {
+    if (picked[n - 1] - picked[0] == n - 1 && picked[n - 1] / LCTX_BLOCK == picked[0] / LCTX_BLOCK) {
         const lctx_stored rows = lctx_stored_keys(a.cache, slots, near, picked[0], n, head_kv, seq, a.head_dim_k, w.k);
         k = lctx_unpack(rows, n, a.head_dim_k, w.k, &step, a.head_dim_k);
     } else {
@@ -75,28 +97,19 @@ void vote_tile(const lctx_vote_args & v, const lctx_tile & t, const scratch & w,
     }
     for (int seg = 0; seg < a.n_seg; seg++) {
         const lctx_tile_range r(a, t, slots, seg);
+        const bool near = (a.params.near_mask >> seg) & 1;
         bool loaded = false;
-        for (int b = r.first_block(); b < r.first_block() + r.n_block(); b++) {
-            if (!lctx_is_mine(b * LCTX_BLOCK, split, n_split)) {
-                continue;
-            }
-            int32_t picked[LCTX_BLOCK];
-            const int slot = r.block_lo(b), n_slot = r.block_hi(b) - slot;
-            const int n = lctx_pick_open(v.retain, slots.held, border, slot, n_slot, picked);
-            if (n == 0) {
-                continue;
-            }
+        each_open(v, slots, border, r.lo, r.hi, split, n_split, [&](const int32_t * picked, int n) {
             if (!loaded) {
                 lctx_load_queries(a, t, seg, columns, w.rotated);
                 loaded = true;
             }
-            const bool near = (a.params.near_mask >> seg) & 1;
             score_keys(a, slots, columns, near, picked, n, t.head_kv, lctx_segment_of(a, t.token0, 0).seq, w);
-            if (r.is_partial(slot, n_slot)) {
+            if (r.is_partial(picked[0], picked[n - 1] + 1 - picked[0])) {
                 lctx_tile_mask(a, t, seg, n, w.s, t.n_col_pad, 1, [&](int i) { return slots.row(picked[i]); });
             }
             lctx_count_votes(slots.held, v.retain.score, w.ballots, w.s, t.n_col, t.n_col_pad, picked, n);
-        }
+        });
     }
 }
 
@@ -112,6 +125,21 @@ void vote_job(const lctx_vote_args & v, const lctx_tiling & g, int head_kv, cons
     }
 }
 
+// Ballots and queries of the entries that are the columns.
+void load_entries(const lctx_vote_args & v, const lctx_list_plan & g, const lctx_list_block & b, const lctx_list_entry * e,
+                  const lctx_columns & columns, const scratch & w) {
+    const lctx_attend_args & a = v.attend;
+    w.ballots.clear();
+    for (int i = 0; i < columns.n; i++) {
+        const int token = b.token(g, e[i].column);
+        if (v.voters[token].votes) {
+            const lctx_segment * segs = a.segs + e[i].seg / a.n_seg * a.n_seg;
+            w.ballots.set(i, lse_of(a, token, b.head(g, e[i].column)), lctx_span(segs, a.n_seg), v.voters[token].row);
+        }
+    }
+    lctx_load_queries(a, g, b, e, columns, w.rotated);
+}
+
 // Up to MAX_COLUMNS entries of one chunk.
 void vote_entries(const lctx_vote_args & v, const lctx_list_plan & g, const lctx_list_block & b, const scratch & w,
                   const lctx_list_entry * e, int n, int split, int n_split) {
@@ -121,31 +149,17 @@ void vote_entries(const lctx_vote_args & v, const lctx_list_plan & g, const lctx
     const lctx_columns columns(w.queries, n, a.head_dim_k);
     const int32_t border = v.retain.border(v.voters[b.token0].row);
     bool loaded = false;
-    for (int slot = r.lo; slot < r.hi; slot = r.block_hi(slot)) {
-        int32_t picked[LCTX_BLOCK];
-        const int n_slot = r.block_hi(slot) - slot;
-        const int n_open = lctx_is_mine(slot, split, n_split) ? lctx_pick_open(v.retain, slots.held, border, slot, n_slot, picked) : 0;
-        if (n_open == 0) {
-            continue;
-        }
+    each_open(v, slots, border, r.lo, r.hi, split, n_split, [&](const int32_t * picked, int n_open) {
         if (!loaded) {
-            w.ballots.clear();
-            for (int i = 0; i < n; i++) {
-                const int token = b.token(g, e[i].column);
-                if (v.voters[token].votes) {
-                    const lctx_segment * segs = a.segs + e[i].seg / a.n_seg * a.n_seg;
-                    w.ballots.set(i, lse_of(a, token, b.head(g, e[i].column)), lctx_span(segs, a.n_seg), v.voters[token].row);
-                }
-            }
-            lctx_load_queries(a, g, b, e, columns, w.rotated);
+            load_entries(v, g, b, e, columns, w);
             loaded = true;
         }
         score_keys(a, slots, columns, lctx_is_near(a, e[0].seg), picked, n_open, b.head_kv, a.segs[e[0].seg].seq, w);
-        if (r.is_partial(slot, n_slot)) {
+        if (r.is_partial(picked[0], picked[n_open - 1] + 1 - picked[0])) {
             lctx_list_mask(a, e, n, n_open, w.s, columns.n_pad, 1, [&](int i) { return slots.row(picked[i]); });
         }
         lctx_count_votes(slots.held, v.retain.score, w.ballots, w.s, n, columns.n_pad, picked, n_open);
-    }
+    });
 }
 
 void vote_lists(const lctx_vote_args & v, const lctx_list_plan & g, int head_kv, const scratch & w, int split, int n_split) {
