@@ -4,7 +4,8 @@ Sizes are odd on purpose: one row, one page of 64 rows and its neighbours, a hea
 
 Tolerances are fractions of the largest absolute value of the reference. f32 rows leave float rounding only. The oracle
 rounds the rotated keys and the values to the storage type too, so for f16 and q8_0 what remains is a rounding that
-falls the other way when float32 and float64 disagree in the last bit: one step of one element here and there.
+falls the other way when float32 and float64 disagree in the last bit: one step of one element here and there. A step of
+q4_0 is an eighth of the largest value of its block.
 """
 
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,16 @@ from oracle import NEOX, NORM, Full, Method, Rope, Segment, SelfExtend, Window
 from oracle_chunks import LongHeads
 from oracle_evict import H2O, Corm, Evicting, Rule, Scissorhands, Tova
 
-TOLERANCE = {"f32": 1e-4, "f16": 1e-3, "q8_0": 2e-3}
-CHUNK_TOLERANCE = TOLERANCE | {"q4_0": 2e-2}  # one step of q4_0 is an eighth of the largest value of its block
+TOLERANCE = {
+    "f32": 1e-4,
+    "f16": 1e-3,
+    "bf16": 8e-3,
+    "q8_0": 2e-3,
+    "q5_0": 1e-2,
+    "q5_1": 1e-2,
+    "q4_0": 2e-2,
+    "q4_1": 2e-2,
+}
 LOGIT_TOLERANCE = 1e-4  # of the largest logit, f32 KV
 
 LONGHEADS = {
@@ -136,9 +145,27 @@ def _types() -> list[OpCase]:
     names = ("f32", "f16", "q8_0")
     pairs = [(k, v) for k in names for v in names]
     dims = (64, 96, 256)
+    all_types = [(name, name) for name in TOLERANCE]
     return [
-        OpCase(f"k-{k}-v-{v}-dim{d}-tokens{t}", n_rows=257, n_tokens=t, head_dim_k=d, head_dim_v=d, type_k=k, type_v=v)
-        for k, v in pairs for d in dims for t in (1, 7)
+        *(OpCase(f"k-{k}-v-{v}-dim{d}-tokens{t}", 257, t, head_dim_k=d, head_dim_v=d, type_k=k, type_v=v)
+          for k, v in pairs for d in dims for t in (1, 7)),
+        *(OpCase(f"columns{c}-k-{k}-v-{v}", n_rows=131, n_tokens=1, n_head=c, n_head_kv=1, type_k=k, type_v=v)
+          for k, v in [*all_types, ("q4_0", "f16"), ("f32", "q4_1")] for c in (1, 2, 3, 5, 6, 7, 8, 9)),
+    ]  # fmt: skip
+
+
+def _few() -> list[OpCase]:
+    """Return cases with few columns: several tokens of a tile, odd numbers of rows and of dimensions, ends of pages."""
+    sizes = [(rows, tokens) for rows in (1, 2, 3, 5, 17, 63, 64, 66, 127) for tokens in (1, 3)]
+    dims = [(32, 64), (48, 16), (64, 144), (80, 80), (96, 32), (8, 24), (20, 64), (64, 20)]
+    return [
+        *(OpCase(f"few-rows{r}-tokens{t}", n_rows=r, n_tokens=t, n_head=2, n_head_kv=1) for r, t in sizes),
+        *(OpCase(f"few-dim{k}x{v}", n_rows=67, n_tokens=1, n_head=3, n_head_kv=1, head_dim_k=k, head_dim_v=v)
+          for k, v in dims),
+        OpCase("few-softcap", n_rows=130, n_tokens=2, n_head=3, n_head_kv=1, softcap=5.0, sharpness=4.0),
+        OpCase("few-segments", n_rows=260, n_tokens=2, n_head=2, n_head_kv=1, random_segments=4, seed=3, type_k="q8_0"),
+        OpCase("few-selfextend-bf16", n_rows=200, n_tokens=2, n_head=2, n_head_kv=1, near_rows=64, type_k="bf16",
+               method=SelfExtend(4, 32)),
     ]  # fmt: skip
 
 
@@ -184,7 +211,7 @@ def _corners() -> list[OpCase]:
     ]  # fmt: skip
 
 
-OP_CASES = [*_shapes(), *_heads(), *_types(), *_ropes(), *_methods(), *_corners()]
+OP_CASES = [*_shapes(), *_heads(), *_types(), *_few(), *_ropes(), *_methods(), *_corners()]
 
 # Model-level cases: (method, number of tokens) for a model trained on 64 positions.
 N_CTX_TRAIN = 64
@@ -216,7 +243,7 @@ class ChunkCase(OpCase):
 
     @property
     def tolerance(self) -> float:
-        return max(CHUNK_TOLERANCE[self.type_k], CHUNK_TOLERANCE[self.type_v])
+        return max(TOLERANCE[self.type_k], TOLERANCE[self.type_v])
 
     def segments(self) -> list[list[Segment]]:
         """Return segments that are not read: the choice makes them."""
@@ -260,7 +287,7 @@ def _chunk_heads() -> list[ChunkCase]:
 
 def _chunk_types() -> list[ChunkCase]:
     dims = [chunk_case(f"dim{d}", head_dim_k=d, head_dim_v=d) for d in (32, 40, 80, 128)]
-    pairs = [(t, t) for t in CHUNK_TOLERANCE] + [("f16", "q8_0"), ("q8_0", "f32"), ("q4_0", "f16")]
+    pairs = [(t, t) for t in TOLERANCE] + [("f16", "q8_0"), ("q8_0", "f32"), ("q4_0", "f16")]
     return dims + _placed([chunk_case(f"k-{k}-v-{v}", type_k=k, type_v=v) for k, v in pairs])
 
 
@@ -346,7 +373,7 @@ class EvictCase(OpCase):
 
     @property
     def tolerance(self) -> float:
-        return max(CHUNK_TOLERANCE[self.type_k], CHUNK_TOLERANCE[self.type_v])
+        return max(TOLERANCE[self.type_k], TOLERANCE[self.type_v])
 
     @property
     def margin(self) -> float:

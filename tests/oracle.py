@@ -84,7 +84,7 @@ def rotate(x: np.ndarray, pos: np.ndarray | int, rope: Rope) -> np.ndarray:
 
 
 def round_trip(x: np.ndarray, type_name: str) -> np.ndarray:
-    """Return what is left of ``x`` after storing it as a ggml type, "f16" or "q8_0"."""
+    """Return what is left of ``x`` after storing it as a ggml type such as "f16" or "q8_0"."""
     qtype = gguf.GGMLQuantizationType[type_name.upper()]
     return gguf.dequantize(gguf.quantize(x.astype(np.float32), qtype), qtype).astype(np.float64)
 
