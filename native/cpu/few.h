@@ -59,7 +59,7 @@ template <int W> static inline __attribute__((always_inline)) lctx_vf lctx_vsums
 }
 
 // s[column][key] = k_key . q_column for N columns.
-template <typename R, int N> static inline void lctx_few_scores_n(const lctx_stored & k, int n, const float * q, int dim, float * s) {
+template <typename R, int N> static LCTX_KERNEL void lctx_few_scores_n(const lctx_stored & k, int n, const float * q, int dim, float * s) {
     constexpr int KEYS = LCTX_VL / N;  // keys at a time: N * KEYS sums fill one vector
     for (int i = 0; i < n; i += KEYS) {
         const char * row[KEYS];
@@ -92,7 +92,7 @@ template <typename R, int N> static inline void lctx_few_scores_n(const lctx_sto
 
 // o[column][d0 ...] += sum over keys of p[column][key] v_key[d0 ...] for N columns and D vectors of dimensions.
 template <typename R, int N, int D>
-static inline void lctx_few_weigh_n(const lctx_stored & v, int n, const float * p, int d0, float * o, int64_t o_row) {
+static LCTX_KERNEL void lctx_few_weigh_n(const lctx_stored & v, int n, const float * p, int d0, float * o, int64_t o_row) {
     lctx_vf sum[N][D];
     for (int c = 0; c < N; c++) {
         for (int j = 0; j < D; j++) {

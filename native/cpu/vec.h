@@ -65,10 +65,16 @@ static inline lctx_vf lctx_vexp(lctx_vf x) {
     return x < lctx_vset(-87.0f) ? lctx_vset(0.0f) : p * two_n;
 }
 
+// With 16 registers a kernel must have them to itself: inlined into its caller, GCC spills its accumulators.
+#if defined(__AVX512F__)
+#define LCTX_KERNEL inline
+#else
+#define LCTX_KERNEL __attribute__((noinline))
+#endif
+
 // Register tile: C[RM][RN*VL] (+)= A[RM][k_dim] * B[k_dim][RN*VL].
-template <int RM, int RN> static inline __attribute__((always_inline)) void lctx_gemm_tile(int k_dim, const float * a, int64_t a_row,
-                                                                                           int64_t a_col, const float * b, int64_t b_row,
-                                                                                           float * c, int64_t c_row, bool add) {
+template <int RM, int RN> static LCTX_KERNEL void lctx_gemm_tile(int k_dim, const float * a, int64_t a_row, int64_t a_col, const float * b,
+                                                                 int64_t b_row, float * c, int64_t c_row, bool add) {
     lctx_vf acc[RM][RN];
     for (int i = 0; i < RM; i++) {
         for (int j = 0; j < RN; j++) {
