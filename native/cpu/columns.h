@@ -14,7 +14,7 @@
 #include <numeric>
 
 constexpr int LCTX_BLOCK = LCTX_PAGE_ROWS;
-constexpr int LCTX_MAX_COLUMNS = 64;
+constexpr int LCTX_MAX_COLUMNS = 128;
 constexpr size_t LCTX_CACHE_LINE = 64;
 
 static inline int64_t lctx_ceil_div(int64_t a, int64_t b) {
@@ -41,20 +41,50 @@ static inline float lctx_dot(const float * x, const float * y, int dim) {
 
 // Columns in use, and their queries: as rows while they are few, else transposed.
 struct lctx_columns {
-    float * q;  // [n rounded up by lctx_few_step][dim], or [dim][n_pad]
+    float * q;  // [n rounded up by lctx_few_step][dim], or [dim][n_pad] and LCTX_VL rows that wait to be transposed
     int n;
     int n_pad;  // multiple of LCTX_VL
     int dim;
 
-    static size_t n_float(int max_pad, int dim) { return (size_t)dim * std::max(max_pad, LCTX_FEW_COLUMNS); }
+    static size_t n_float(int max_pad, int dim) { return (size_t)dim * (std::max(max_pad, LCTX_FEW_COLUMNS) + LCTX_VL); }
     lctx_columns(float * base, int n, int dim) : q(base), n(n), n_pad(lctx_round_up(n, LCTX_VL)), dim(dim) {}
 
-    bool few() const { return n <= LCTX_FEW_COLUMNS && dim % LCTX_VL == 0; }
-    void clear() const { std::fill_n(q, (size_t)dim * (few() ? LCTX_FEW_COLUMNS : n_pad), 0.0f); }
+    bool by_vectors() const { return dim % LCTX_VL == 0; }
+    bool few() const { return n <= LCTX_FEW_COLUMNS && by_vectors(); }
+    void clear() const {
+        if (few() || !by_vectors()) {  // what is transposed overwrites everything
+            std::fill_n(q, (size_t)dim * (few() ? LCTX_FEW_COLUMNS : n_pad), 0.0f);
+        }
+    }
+
+    // After clear(), all of them in their order.
     void set(int column, const float * src, float scale) const {
-        const int64_t first = few() ? (int64_t)column * dim : column, step = few() ? 1 : n_pad;
-        for (int d = 0; d < dim; d++) {
-            q[first + d * step] = scale * src[d];
+        const bool last = column % LCTX_VL == LCTX_VL - 1 || column == n - 1;
+        const int64_t row = few() ? column : n_pad + column % LCTX_VL;
+        for (int d = 0; by_vectors() && d < dim; d += LCTX_VL) {
+            lctx_vstore(q + row * dim + d, scale * lctx_vload(src + d));
+        }
+        for (int d = 0; !by_vectors() && d < dim; d++) {
+            q[(size_t)d * n_pad + column] = scale * src[d];
+        }
+        if (last && by_vectors() && !few()) {
+            transpose(column / LCTX_VL * LCTX_VL, column % LCTX_VL + 1);
+        }
+    }
+
+  private:
+    void transpose(int first, int n_row) const {
+        float * rows = q + (size_t)n_pad * dim;
+        std::fill(rows + (size_t)n_row * dim, rows + (size_t)LCTX_VL * dim, 0.0f);
+        for (int d = 0; d < dim; d += LCTX_VL) {
+            lctx_vf v[LCTX_VL];
+            for (int i = 0; i < LCTX_VL; i++) {
+                v[i] = lctx_vload(rows + (size_t)i * dim + d);
+            }
+            lctx_vtranspose(v);
+            for (int i = 0; i < LCTX_VL; i++) {
+                lctx_vstore(q + (size_t)(d + i) * n_pad + first, v[i]);
+            }
         }
     }
 };

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 constexpr int LCTX_FEW_COLUMNS = 8;  // up to here this beats a product padded to vector width
 constexpr int LCTX_FEW_KEYS = 64;    // most rows of a block, and the step from a column's scores to the next one's
@@ -28,33 +27,6 @@ static inline int lctx_few_step(int n_left) {
 static inline void lctx_prefetch(const char * p, size_t n) {
     for (size_t i = 0; i < n; i += 64) {
         __builtin_prefetch(p + i, 0, 3);
-    }
-}
-
-template <int... LANE> static inline lctx_vf lctx_vpick(lctx_vf a, lctx_vf b, std::integer_sequence<int, LANE...>) {
-#if defined(__clang__)
-    return __builtin_shufflevector(a, b, LANE...);
-#else
-    return __builtin_shuffle(a, b, lctx_vi{LANE...});
-#endif
-}
-
-// One step of lctx_vsums: lanes i with bit W clear become a[i] + a[i ^ W], the others b[i] + b[i ^ W].
-template <int W, int... I> static inline lctx_vf lctx_vfold(lctx_vf a, lctx_vf b, std::integer_sequence<int, I...>) {
-    const lctx_vf own = lctx_vpick(a, b, std::integer_sequence<int, (I & W ? I + LCTX_VL : I)...>{});
-    const lctx_vf other = lctx_vpick(a, b, std::integer_sequence<int, (I & W ? I - W + LCTX_VL : I + W)...>{});
-    return own + other;
-}
-
-// Lane i: the sum of the lanes of v[i]. v: [2 * W], overwritten; call with W = LCTX_VL / 2.
-template <int W> static inline __attribute__((always_inline)) lctx_vf lctx_vsums(lctx_vf * v) {
-    for (int j = 0; j < W; j++) {
-        v[j] = lctx_vfold<W>(v[j], v[j + W], std::make_integer_sequence<int, LCTX_VL>{});
-    }
-    if constexpr (W > 1) {
-        return lctx_vsums<W / 2>(v);
-    } else {
-        return v[0];
     }
 }
 
@@ -83,7 +55,7 @@ template <typename R, int N> static LCTX_KERNEL void lctx_few_scores_n(const lct
                 }
             }
         }
-        const lctx_vf sums = lctx_vsums<LCTX_VL / 2>(sum);
+        const lctx_vf sums = lctx_vsums(sum);
         for (int c = 0; c < N; c++) {
             memcpy(s + c * LCTX_FEW_KEYS + i, (const float *)&sums + c * KEYS, KEYS * sizeof(float));
         }
@@ -175,10 +147,7 @@ static inline float lctx_few_softmax(float * s, int n, float & m, float & l) {
     for (int i = 0; i < n_pad; i += LCTX_VL) {
         top = lctx_vmax(top, lctx_vload(s + i));
     }
-    float m_new = m;
-    for (int i = 0; i < LCTX_VL; i++) {
-        m_new = std::max(m_new, top[i]);
-    }
+    const float m_new = lctx_vtop(top);
     const float base = m_new == -INFINITY ? 0.0f : m_new;
     lctx_vf sum = lctx_vf{};
     for (int i = 0; i < n_pad; i += LCTX_VL) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__AVX512F__)
 constexpr int LCTX_VL = 16;
@@ -33,12 +34,77 @@ static inline lctx_vf lctx_vmax(lctx_vf a, lctx_vf b) {
     return b > a ? b : a;
 }
 
-static inline float lctx_vsum(lctx_vf v) {
-    float s = 0.0f;
-    for (int i = 0; i < LCTX_VL; i++) {
-        s += v[i];
+// Lanes of a (0 .. VL-1) and b (VL ..), in any order.
+template <int... LANE> static inline lctx_vf lctx_vpick(lctx_vf a, lctx_vf b, std::integer_sequence<int, LANE...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, LANE...);
+#else
+    return __builtin_shuffle(a, b, lctx_vi{LANE...});
+#endif
+}
+
+typedef std::make_integer_sequence<int, LCTX_VL> lctx_lanes;
+
+// Lane i ^ W at lane i.
+template <int W, int... I> static inline lctx_vf lctx_vswap(lctx_vf v, std::integer_sequence<int, I...>) {
+    return lctx_vpick(v, v, std::integer_sequence<int, (I ^ W)...>{});
+}
+
+// Sum and maximum of the lanes.
+template <int W = LCTX_VL / 2> static inline float lctx_vsum(lctx_vf v) {
+    v += lctx_vswap<W>(v, lctx_lanes{});
+    if constexpr (W > 1) {
+        return lctx_vsum<W / 2>(v);
+    } else {
+        return v[0];
     }
-    return s;
+}
+
+template <int W = LCTX_VL / 2> static inline float lctx_vtop(lctx_vf v) {
+    v = lctx_vmax(v, lctx_vswap<W>(v, lctx_lanes{}));
+    if constexpr (W > 1) {
+        return lctx_vtop<W / 2>(v);
+    } else {
+        return v[0];
+    }
+}
+
+// One step of lctx_vsums: lanes i with bit W clear become a[i] + a[i ^ W], the others b[i] + b[i ^ W].
+template <int W, int... I> static inline lctx_vf lctx_vfold(lctx_vf a, lctx_vf b, std::integer_sequence<int, I...>) {
+    const lctx_vf own = lctx_vpick(a, b, std::integer_sequence<int, (I & W ? I + LCTX_VL : I)...>{});
+    const lctx_vf other = lctx_vpick(a, b, std::integer_sequence<int, (I & W ? I - W + LCTX_VL : I + W)...>{});
+    return own + other;
+}
+
+// Lane i: the sum of the lanes of v[i]. v: [LCTX_VL], overwritten.
+template <int W = LCTX_VL / 2> static inline __attribute__((always_inline)) lctx_vf lctx_vsums(lctx_vf * v) {
+    for (int j = 0; j < W; j++) {
+        v[j] = lctx_vfold<W>(v[j], v[j + W], lctx_lanes{});
+    }
+    if constexpr (W > 1) {
+        return lctx_vsums<W / 2>(v);
+    } else {
+        return v[0];
+    }
+}
+
+// One step of lctx_vtranspose: swap the upper lanes of a with the lower ones of b, in groups of W.
+template <int W, int... I> static inline void lctx_vexchange(lctx_vf & a, lctx_vf & b, std::integer_sequence<int, I...>) {
+    const lctx_vf low = lctx_vpick(a, b, std::integer_sequence<int, (I & W ? I - W + LCTX_VL : I)...>{});
+    b = lctx_vpick(a, b, std::integer_sequence<int, (I & W ? I + LCTX_VL : I + W)...>{});
+    a = low;
+}
+
+// Lane i of v[j] and lane j of v[i] change places. v: [LCTX_VL].
+template <int W = LCTX_VL / 2> static inline __attribute__((always_inline)) void lctx_vtranspose(lctx_vf * v) {
+    for (int j = 0; j < LCTX_VL; j++) {
+        if (!(j & W)) {
+            lctx_vexchange<W>(v[j], v[j + W], lctx_lanes{});
+        }
+    }
+    if constexpr (W > 1) {
+        lctx_vtranspose<W / 2>(v);
+    }
 }
 
 // exp(x) to about 1e-7 relative; 0 below -87, where float ends; NaN stays NaN.
