@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 
 from report import machine, table
 
@@ -26,7 +26,7 @@ from pylongctx.bench.record import physical_cores
 PEERS = {"llama.cpp": {"flash_attn": False}, "llama.cpp flash": {"flash_attn": True}}
 ENGINES = [*PEERS, "full", "selfextend", "longheads", "corm", "longheads+corm"]
 MEASURES = {
-    "token_ms": ("one token, ms", lambda point: fmean(point["token_ms"])),
+    "token_ms": ("one token, ms", lambda point: median(point["token_ms"])),
     "prefill_last": ("prompt at the depth, tokens/s", lambda point: point["prefill_last"]),
     "prefill_mean": ("prompt up to the depth, tokens/s", lambda point: point["prefill_mean"]),
 }
@@ -134,7 +134,7 @@ def plot(engines: dict[str, dict[int, dict]], title: str, path: Path) -> None:
         axes.grid(alpha=0.3)
     axes.legend()
     figure.suptitle(title, fontsize="medium")
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=90, pil_kwargs={"optimize": True})
 
 
 def main() -> None:
