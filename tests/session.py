@@ -90,6 +90,14 @@ class Session:
         """Return the longest prefix of at most ``n`` positions that the sequence can be cut back to."""
         return self.lib.lctx_seq_restorable(self.ctx, seq, n)
 
+    def cut_back(self, n: int, seq: int) -> int:
+        """Keep ``n`` positions, or as many before them as the method can go back to; return how many."""
+        if not self.remove_tail(n, seq):
+            refused, n = n, self.restorable(n, seq)
+            assert n < refused
+            assert self.remove_tail(n, seq), self.error
+        return n
+
     # ---- several sequences ----
 
     def length(self, seq: int) -> int:

@@ -236,11 +236,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(seq=st.integers(0, N_SEQ - 1), back=st.integers(1, N_CTX))
     def remove_tail(self, seq, back):
-        n = max(0, len(self.model[seq]) - back)
-        if not self.session.remove_tail(n, seq):
-            refused, n = n, self.session.restorable(n, seq)
-            assert n < refused
-            assert self.session.remove_tail(n, seq), self.session.error
+        n = self.session.cut_back(max(0, len(self.model[seq]) - back), seq)
         del self.model[seq][n:]
 
     @rule(src=st.integers(0, N_SEQ - 1), dst=st.integers(0, N_SEQ - 1))

@@ -181,11 +181,7 @@ class Machine(RuleBasedStateMachine):
     def remove_tail(self, seq, back, rare):
         seq %= self.n_seq
         back = N_CTX if rare else back
-        n = max(0, len(self.model[seq]) - back)
-        if not self.session.remove_tail(n, seq):
-            refused, n = n, self.session.restorable(n, seq)
-            assert n < refused
-            assert self.session.remove_tail(n, seq), self.session.error
+        n = self.session.cut_back(max(0, len(self.model[seq]) - back), seq)
         del self.model[seq][n:]
 
     @rule(dst=st.integers(0, 3), back=st.sampled_from([0, 0, 1, 5, 30, N_CTX]), rare=RARELY)

@@ -60,11 +60,13 @@ template <typename Mask> static inline void lctx_attend_few(const lctx_attend_ar
         k.next = b.near ? nullptr : lctx_key_row(a.cache, b.slot + b.n, b.head, b.seq);
     }
     lctx_few_scores(lctx_readable(k, b.n, a.head_dim_k, w.k), b.n, columns.q, columns.n, a.head_dim_k, w.s);
-    lctx_softcap(w.s, (size_t)columns.n * LCTX_FEW_KEYS, a.params.softcap);
-    mask(w.s, 1, LCTX_FEW_KEYS);
+    lctx_softcap(w.s, (size_t)columns.n * LCTX_BLOCK, a.params.softcap);
+    mask(w.s, 1, LCTX_BLOCK);
     for (int c = 0; c < columns.n; c++) {
-        const float factor = lctx_few_softmax(w.s + (size_t)c * LCTX_FEW_KEYS, b.n, st.m[c], st.l[c]);
-        lctx_rescale(st.out(c), &factor, factor == 1.0f ? 0 : 1, st.dim_v);
+        const float factor = lctx_few_softmax(w.s + (size_t)c * LCTX_BLOCK, b.n, st.m[c], st.l[c]);
+        if (factor != 1.0f) {
+            lctx_rescale(st.out(c), &factor, 1, st.dim_v);
+        }
     }
     lctx_few_weigh(lctx_readable(v, b.n, a.head_dim_v, w.v), b.n, w.s, columns.n, a.head_dim_v, st.o, st.dim_v);
 }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "few.h"
-#include "kernels.h"
 #include "rotate.h"
 #include "softmax.h"
 #include "unpack.h"
@@ -13,7 +12,6 @@
 #include <cmath>
 #include <numeric>
 
-constexpr int LCTX_BLOCK = LCTX_PAGE_ROWS;
 constexpr int LCTX_MAX_COLUMNS = 128;
 constexpr size_t LCTX_CACHE_LINE = 64;
 
@@ -95,15 +93,15 @@ static inline void lctx_scores(const lctx_columns & q, const float * k, int64_t 
         lctx_gemm(n_row, q.n_pad, q.dim, k, k_row, 1, q.q, q.n_pad, s, q.n_pad, add);
         return;
     }
-    for (int i = 0; i < n_row; i += LCTX_FEW_KEYS) {
-        float few[LCTX_FEW_COLUMNS * LCTX_FEW_KEYS];
-        const int n = std::min(LCTX_FEW_KEYS, n_row - i);
+    for (int i = 0; i < n_row; i += LCTX_BLOCK) {
+        float few[LCTX_FEW_COLUMNS * LCTX_BLOCK];
+        const int n = std::min(LCTX_BLOCK, n_row - i);
         const lctx_stored rows = {GGML_TYPE_F32, k_row * sizeof(float), (const char *)(k + i * k_row), nullptr};
         lctx_few_scores(rows, n, q.q, q.n, q.dim, few);
         for (int x = 0; x < n; x++) {
             for (int c = 0; c < q.n_pad; c++) {
                 float & to = s[(size_t)(i + x) * q.n_pad + c];
-                to = (add ? to : 0.0f) + (c < q.n ? few[c * LCTX_FEW_KEYS + x] : 0.0f);
+                to = (add ? to : 0.0f) + (c < q.n ? few[c * LCTX_BLOCK + x] : 0.0f);
             }
         }
     }

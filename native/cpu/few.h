@@ -2,16 +2,17 @@
 // Their time is that of reading K and V, so nothing is unpacked to memory, and the rows of the next block are prefetched meanwhile.
 #pragma once
 
+#include "kernels.h"
 #include "rows.h"
 
 #include <algorithm>
 #include <cmath>
 
-constexpr int LCTX_FEW_COLUMNS = 8;  // up to here this beats a product padded to vector width
-constexpr int LCTX_FEW_KEYS = 64;    // most rows of a block, and the step from a column's scores to the next one's
+constexpr int LCTX_BLOCK = LCTX_PAGE_ROWS;  // most rows that are worked on at a time
+constexpr int LCTX_FEW_COLUMNS = 8;         // up to here this beats a product padded to vector width
 constexpr int LCTX_ACCUMULATORS = LCTX_VL == 16 ? 16 : 8;
 
-// Up to LCTX_FEW_KEYS rows that lie in one page.
+// Up to LCTX_BLOCK rows that lie in one page.
 struct lctx_stored {
     ggml_type type;
     size_t row_size;
@@ -57,7 +58,7 @@ template <typename R, int N> static LCTX_KERNEL void lctx_few_scores_n(const lct
         }
         const lctx_vf sums = lctx_vsums(sum);
         for (int c = 0; c < N; c++) {
-            memcpy(s + c * LCTX_FEW_KEYS + i, (const float *)&sums + c * KEYS, KEYS * sizeof(float));
+            memcpy(s + c * LCTX_BLOCK + i, (const float *)&sums + c * KEYS, KEYS * sizeof(float));
         }
     }
 }
@@ -81,7 +82,7 @@ static LCTX_KERNEL void lctx_few_weigh_n(const lctx_stored & v, int n, const flo
             value[j] = R::load(row, d0 + j * LCTX_VL);
         }
         for (int c = 0; c < N; c++) {
-            const lctx_vf weight = lctx_vset(p[c * LCTX_FEW_KEYS + i]);
+            const lctx_vf weight = lctx_vset(p[c * LCTX_BLOCK + i]);
             for (int j = 0; j < D; j++) {
                 sum[c][j] += weight * value[j];
             }
@@ -106,14 +107,14 @@ static inline void lctx_few_weigh_all(const lctx_stored & v, int n, const float 
     }
 }
 
-// s[column][key], [n_col rounded up by lctx_few_step][LCTX_FEW_KEYS]: k_key . q_column. The type of k is one of lctx_with_rows.
+// s[column][key], [n_col rounded up by lctx_few_step][LCTX_BLOCK]: k_key . q_column. The type of k is one of lctx_with_rows.
 // q: [n_col rounded up][dim]; scores of keys beyond n are undefined.
 static inline void lctx_few_scores(const lctx_stored & k, int n, const float * q, int n_col, int dim, float * s) {
     lctx_with_rows(k.type, [&](auto rows) {
         using R = decltype(rows);
         for (int c = 0; c < n_col; c += lctx_few_step(n_col - c)) {
             const float * qc = q + (size_t)c * dim;
-            float * sc = s + (size_t)c * LCTX_FEW_KEYS;
+            float * sc = s + (size_t)c * LCTX_BLOCK;
             switch (lctx_few_step(n_col - c)) {
                 case 1:  lctx_few_scores_n<R, 1>(k, n, qc, dim, sc); break;
                 case 2:  lctx_few_scores_n<R, 2>(k, n, qc, dim, sc); break;
@@ -128,7 +129,7 @@ static inline void lctx_few_weigh(const lctx_stored & v, int n, const float * p,
     lctx_with_rows(v.type, [&](auto rows) {
         using R = decltype(rows);
         for (int c = 0; c < n_col; c += lctx_few_step(n_col - c)) {
-            const float * pc = p + (size_t)c * LCTX_FEW_KEYS;
+            const float * pc = p + (size_t)c * LCTX_BLOCK;
             float * oc = o + c * o_row;
             switch (lctx_few_step(n_col - c)) {
                 case 1:  lctx_few_weigh_all<R, 1>(v, n, pc, dim, oc, o_row); break;

@@ -1,11 +1,8 @@
 // lctx_roofline_run: read bandwidth and rate of matrix products, on the threads of the CPU backend. For bench.
 #include "roofline.h"
 
-#include "../cpu/roofline.h"
-#include "../firewall.h"
-
-#include <cstdio>
 #include <fstream>
+#include "../cpu/roofline.h"
 
 namespace {
 
@@ -92,10 +89,5 @@ void lctx_time_attend(lctx_op_args & a, lctx_graph_run & g, ggml_tensor * node) 
 }
 
 int32_t lctx_roofline_run(lctx_roofline_args * args, char * err, size_t err_size) {
-    std::string error;
-    if (lctx_guard(&error, [&] { run(*args); })) {
-        return LCTX_OK;
-    }
-    snprintf(err, err_size, "%s", error.c_str());
-    return LCTX_INVALID;
+    return lctx_status_of([&] { run(*args); }, err, err_size);
 }

@@ -1,12 +1,9 @@
 // lctx_flash_run: the attention of lctx_op_run as llama.cpp does it, through a ggml graph on the CPU backend. For tests and bench.
 //
 // The cache is llama_kv_cache's for flash attention: rows of all heads, one per token; the graph that of llm_graph_context::build_attn_mha.
-#include "../firewall.h"
 #include "roofline.h"
 
 #include <cmath>
-#include <cstdio>
-
 namespace {
 
 constexpr int32_t N_KV_STEP = 256;  // llama.cpp attends to so many cells at a time
@@ -105,10 +102,5 @@ void run(lctx_op_args & a) {
 }  // namespace
 
 int32_t lctx_flash_run(lctx_op_args * args, char * err, size_t err_size) {
-    std::string error;
-    if (lctx_guard(&error, [&] { run(*args); })) {
-        return LCTX_OK;
-    }
-    snprintf(err, err_size, "%s", error.c_str());
-    return LCTX_INVALID;
+    return lctx_status_of([&] { run(*args); }, err, err_size);
 }

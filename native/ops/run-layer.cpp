@@ -1,8 +1,5 @@
 // lctx_layer_run: one layer of any method, ubatch by ubatch, through ggml graphs on the CPU backend. For tests.
-#include "../firewall.h"
 #include "layer.h"
-
-#include <cstdio>
 
 namespace {
 
@@ -92,10 +89,5 @@ void run(lctx_layer_run_args & args) {
 }  // namespace
 
 int32_t lctx_layer_run(lctx_layer_run_args * args, char * err, size_t err_size) {
-    std::string error;
-    if (lctx_guard(&error, [&] { run(*args); })) {
-        return LCTX_OK;
-    }
-    snprintf(err, err_size, "%s", error.c_str());
-    return LCTX_INVALID;
+    return lctx_status_of([&] { run(*args); }, err, err_size);
 }

@@ -1,9 +1,6 @@
 // lctx_step_run: the sub-ops of one ubatch at the end of a layer that holds many rows, each timed by itself. For bench and tests.
-#include "../firewall.h"
 #include "costs.h"
 #include "roofline.h"
-
-#include <cstdio>
 
 namespace {
 
@@ -161,10 +158,5 @@ void run(lctx_step_run_args & args) {
 }  // namespace
 
 int32_t lctx_step_run(lctx_step_run_args * args, char * err, size_t err_size) {
-    std::string error;
-    if (lctx_guard(&error, [&] { run(*args); })) {
-        return LCTX_OK;
-    }
-    snprintf(err, err_size, "%s", error.c_str());
-    return LCTX_INVALID;
+    return lctx_status_of([&] { run(*args); }, err, err_size);
 }

@@ -1,10 +1,7 @@
 // lctx_op_run: store rows and attend once, through a ggml graph on the CPU backend. For tests and bench.
 #include "run.h"
 
-#include "../firewall.h"
 #include "roofline.h"
-
-#include <cstdio>
 
 namespace {
 
@@ -89,10 +86,5 @@ void run(lctx_op_args & a) {
 }  // namespace
 
 int32_t lctx_op_run(lctx_op_args * args, char * err, size_t err_size) {
-    std::string error;
-    if (lctx_guard(&error, [&] { run(*args); })) {
-        return LCTX_OK;
-    }
-    snprintf(err, err_size, "%s", error.c_str());
-    return LCTX_INVALID;
+    return lctx_status_of([&] { run(*args); }, err, err_size);
 }

@@ -1,6 +1,7 @@
 // What the runs of single ops share: checked arguments, a graph on the CPU backend.
 #pragma once
 
+#include "../firewall.h"
 #include "../lctx.h"
 #include "../methods/method.h"
 #include "ggml-backend.h"
@@ -10,8 +11,19 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <numeric>
 #include <random>
+
+// What a run of the C API answers: LCTX_OK, or LCTX_INVALID with the reason in err.
+template <typename F> int32_t lctx_status_of(F && f, char * err, size_t err_size) noexcept {
+    std::string error;
+    if (lctx_guard(&error, f)) {
+        return LCTX_OK;
+    }
+    snprintf(err, err_size, "%s", error.c_str());
+    return LCTX_INVALID;
+}
 
 inline void lctx_require(bool ok, const char * what) {
     if (!ok) {
