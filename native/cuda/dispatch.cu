@@ -27,6 +27,7 @@ size_t lctx_cuda_wsize(const lctx_cuda_device & device, const ggml_tensor * node
         case LCTX_OP_SELECT:    return lctx_cuda_select_wsize(device, lctx_select_args_of(node));
         case LCTX_OP_VOTE:      return lctx_cuda_vote_wsize(device, lctx_vote_args_of(node));
         case LCTX_OP_EVICT:     return lctx_cuda_evict_wsize(device, lctx_evict_args_of(node));
+        case LCTX_OP_FETCH:     return lctx_cuda_fetch_wsize(device, lctx_fetch_args_of(node));
     }
     return 0;
 }
@@ -40,5 +41,6 @@ void lctx_cuda_run(const lctx_cuda_queue & queue, ggml_tensor * node) {
         case LCTX_OP_SELECT:    return lctx_cuda_select(queue, lctx_select_args_of(node));
         case LCTX_OP_VOTE:      return lctx_cuda_vote(queue, lctx_vote_args_of(node));
         case LCTX_OP_EVICT:     return lctx_cuda_evict(queue, lctx_evict_args_of(node));
+        case LCTX_OP_FETCH:     return lctx_cuda_fetch(queue, lctx_fetch_args_of(node));
     }
 }
