@@ -71,6 +71,19 @@ static __device__ __forceinline__ float lctx_exp2(float x) {
     return y;
 }
 
+// Each rounded on its own, to the nearest: no fused multiply-add, no approximate division.
+static __device__ __forceinline__ float lctx_add(float x, float y) {
+    return __fadd_rn(x, y);
+}
+
+static __device__ __forceinline__ float lctx_mul(float x, float y) {
+    return __fmul_rn(x, y);
+}
+
+static __device__ __forceinline__ float lctx_div(float x, float y) {
+    return __fdiv_rn(x, y);
+}
+
 // ---- tensor cores (PTX ISA, mma.m16n8k16 and ldmatrix); lane = 4 g + t ----
 
 // c += a b: a is 16 x 16 f16, b 16 x 8 f16, c 16 x 8 f32. c = rows g, g, g + 8, g + 8 at columns 2 t, 2 t + 1.

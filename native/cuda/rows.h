@@ -91,6 +91,19 @@ static __device__ inline void lctx_load_8(ggml_type type, const char * row, int 
     }
 }
 
+// The same of floats in memory, at once where they are aligned.
+static __device__ __forceinline__ void lctx_load_8(const float * at, float (&x)[8]) {
+    if ((uintptr_t)at % 16 == 0) {
+        const float4 low = *(const float4 *)at, high = *(const float4 *)(at + 4);
+        x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
+        x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+        return;
+    }
+    for (int i = 0; i < 8; i++) {
+        x[i] = at[i];
+    }
+}
+
 // One element of a rotated row: pairs are (2i, 2i + 1), or with NEOX (i, i + n_dims/2); dimensions from n_dims on stay. cs: cos, sin, ...
 static __device__ __forceinline__ float lctx_rotated(const float * row, int d, const float * cs, int n_dims, int mode) {
     if (d >= n_dims) {

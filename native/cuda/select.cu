@@ -1,0 +1,469 @@
+// *select*: every query scores the chunks before it and keeps the best (LongHeads, eq. 3).
+//
+// With extremes as representations the score is an upper bound of the best key's: sum over channels of max(q, 0) * maximum +
+// min(q, 0) * minimum, a product of twice the width. Scores stand in the work buffer, those of some tokens at a time.
+#include "kernels.h"
+#include "product.h"
+#include "rows.h"
+
+#include <cfloat>
+
+namespace {
+
+constexpr size_t MOST_SCORES = 32 << 20;  // bytes
+constexpr int FEW = 8;                    // so few queries that reading the representations is what takes time
+constexpr int FEW_WARPS = 4, FEW_CHUNKS = 4;
+constexpr int CUT_THREADS = 256;
+constexpr int CHOOSE_WARPS = 4;
+
+// Tokens [first, first + n) that choose together: neighbours of one sequence in one aligned block. n is 0 after the last block.
+struct block {
+    int32_t first, n;
+};
+
+// How the work is cut and where it lies.
+struct plan {
+    int32_t * begins;  // number of blocks, first token of each, n_tokens; nullptr: every token is a block
+    float * scores;    // [n_slab][n_choice][n_chunk_max] of the blocks from `first` on
+    int32_t first = 0;
+    int32_t n_slab;  // at most so many blocks at a time
+    int32_t n_token;
+    int32_t n_product;          // representations that make one score
+    int32_t heads_per_product;  // query heads that share each of them
+
+    plan(const lctx_select_args & a, char * work) : begins((int32_t *)work), scores((float *)(work + begins_size(a))) {
+        const size_t of_one = (size_t)a.n_choice * a.n_chunk_max * sizeof(float);
+        const int64_t most = lctx_max((int64_t)(MOST_SCORES / of_one / lctx_product::TILE), (int64_t)1) * lctx_product::TILE;
+        const int heads_per_choice = a.n_head / a.n_choice;
+        begins = begins_size(a) > 0 ? begins : nullptr;
+        n_slab = (int32_t)lctx_min(most, (int64_t)a.n_tokens);
+        n_token = a.n_tokens;
+        heads_per_product = a.chunks.minmax ? heads_per_choice : 1;
+        n_product = heads_per_choice / heads_per_product;
+    }
+    static size_t begins_size(const lctx_select_args & a) {
+        const size_t size = (size_t)lctx_div_up(a.n_tokens + 2, 64) * 64 * sizeof(int32_t);
+        return a.chunks.select_block > 1 && a.n_tokens > 1 ? size : 0;
+    }
+    size_t size(const lctx_select_args & a) const {
+        return begins_size(a) + (size_t)n_slab * a.n_choice * a.n_chunk_max * sizeof(float);
+    }
+    int64_t n_float(const lctx_select_args & a) const { return (int64_t)n_product * a.chunks.rep_dim(a.head_dim); }
+
+    // Block i of the slab.
+    __device__ block at(int i) const {
+        const int32_t b = first + i;
+        if (i >= n_slab || b >= (begins ? begins[0] : n_token)) {
+            return {0, 0};
+        }
+        return begins ? block{begins[1 + b], begins[2 + b] - begins[1 + b]} : block{b, 1};
+    }
+    __device__ float * scores_of(const lctx_select_args & a, int i, int choice) const {
+        return scores + ((size_t)i * a.n_choice + choice) * a.n_chunk_max;
+    }
+};
+
+__device__ uint32_t lanes_below() {
+    return (1u << lctx_lane()) - 1;
+}
+
+__device__ bool same_block(const lctx_select_args & a, int32_t t, int32_t u) {
+    const int32_t size = a.chunks.select_block;
+    return a.rows[t].seq == a.rows[u].seq && a.rows[t].row / size == a.rows[u].row / size;
+}
+
+// Chunks that need a score: those before the own one, or none where all are read.
+__device__ int n_scored(const lctx_select_args & a, const block & b) {
+    const int own = b.n > 0 ? a.rows[b.first].row / a.chunks.chunk_size : 0;
+    return own < a.chunks.n_chunk ? 0 : own;
+}
+
+// Write down where the blocks begin.
+__global__ void cut(lctx_select_args a, int32_t * begins) {
+    int32_t * count = (int32_t *)lctx_shared();
+    const int thread = (int)threadIdx.x;
+    int32_t n = 0;
+    for (int32_t t0 = 0; t0 < a.n_tokens; t0 += CUT_THREADS) {
+        const int32_t t = t0 + thread;
+        const bool is_first = t < a.n_tokens && (t == 0 || !same_block(a, t - 1, t));
+        const uint32_t firsts = lctx_ballot(is_first);
+        count[lctx_warp()] = __popc(firsts);
+        __syncthreads();
+        int32_t at = n + __popc(firsts & lanes_below());
+        for (int w = 0; w < CUT_THREADS / LCTX_WARP; w++) {
+            at += w < lctx_warp() ? count[w] : 0;
+            n += count[w];
+        }
+        if (is_first) {
+            begins[1 + at] = t;
+        }
+        __syncthreads();
+    }
+    if (thread == 0) {
+        begins[0] = n;
+        begins[1 + n] = a.n_tokens;
+    }
+}
+
+// ---- scores ----
+
+// Elements [d, d + 8) of what a block multiplies the representation of query heads [head, head + n) with: the mean query, or the
+// positive and negative parts of them, to meet maximum and minimum.
+__device__ void query_8(const lctx_select_args & a, const block & b, int head, int n, int d, float (&x)[8]) {
+    const bool is_negative = d >= a.head_dim;
+    const float share = 1.0f / (float)b.n;
+    for (int h = head; h < head + n; h++) {
+        float mean[8] = {};
+        for (int32_t t = b.first; t < b.first + b.n; t++) {
+            float q[8];
+            const float * row = (const float *)(a.q + h * a.q_head_stride + t * a.q_token_stride);
+            lctx_load_8(row + (is_negative ? d - a.head_dim : d), q);
+            for (int i = 0; i < 8; i++) {
+                mean[i] += q[i] * share;
+            }
+        }
+        for (int i = 0; i < 8; i++) {
+            x[i] += !a.chunks.minmax ? mean[i] : is_negative ? fminf(mean[i], 0.0f) : fmaxf(mean[i], 0.0f);
+        }
+    }
+}
+
+__device__ const char * reps_of(const lctx_select_args & a, int head, int32_t seq) {
+    return a.reps + head / (a.n_head / a.n_rep) * a.rep_head_stride + seq * a.rep_seq_stride;
+}
+
+// One query against some chunks: the query in shared memory, a warp for FEW_CHUNKS chunks.
+__global__ void score_few(lctx_select_args a, plan p) {
+    float * query = (float *)lctx_shared();  // [n_product][rep_dim]
+    const int choice = (int)blockIdx.y, i = (int)blockIdx.z, rep_dim = a.chunks.rep_dim(a.head_dim);
+    const int first = (int)blockIdx.x * FEW_WARPS * FEW_CHUNKS, first_head = choice * (a.n_head / a.n_choice);
+    const block b = p.at(i);
+    const int n = n_scored(a, b);
+    if (first >= n) {
+        return;
+    }
+    for (int d = (int)threadIdx.x * 8; d < p.n_product * rep_dim; d += FEW_WARPS * LCTX_WARP * 8) {
+        float x[8] = {};
+        query_8(a, b, first_head + d / rep_dim * p.heads_per_product, p.heads_per_product, d % rep_dim, x);
+        for (int j = 0; j < 8; j++) {
+            query[d + j] = x[j];
+        }
+    }
+    __syncthreads();
+    const int chunk = first + lctx_warp() * FEW_CHUNKS;
+    float score[FEW_CHUNKS] = {};
+    for (int product = 0; product < p.n_product; product++) {
+        const char * reps = reps_of(a, first_head + product * p.heads_per_product, a.rows[b.first].seq);
+        for (int d = lctx_lane() * 4; d < rep_dim; d += LCTX_WARP * 4) {
+            const float4 q = *(const float4 *)(query + product * rep_dim + d);
+            for (int c = 0; c < FEW_CHUNKS; c++) {
+                const float4 r = *(const float4 *)(reps + lctx_min(chunk + c, n - 1) * a.rep_stride + d * sizeof(float));
+                score[c] += q.x * r.x + q.y * r.y + q.z * r.z + q.w * r.w;
+            }
+        }
+    }
+    for (int c = 0; c < FEW_CHUNKS; c++) {
+        const float sum = lctx_warp_sum(score[c]);
+        if (lctx_lane() == 0 && chunk + c < n) {
+            p.scores_of(a, i, choice)[chunk + c] = sum;
+        }
+    }
+}
+
+// 64 blocks against 64 chunks; every run of blocks of one sequence meets its own representations.
+struct score_tile {
+    const lctx_select_args & a;
+    const plan & p;
+    lctx_product product;
+    block * blocks;    // [TILE]
+    int32_t * seq;     // [TILE] -1: no block
+    int32_t * scored;  // [TILE]
+    int choice, first, chunk0;
+
+    static constexpr size_t SHARED = lctx_product::N_FLOAT * sizeof(float) + lctx_product::TILE * (sizeof(block) + 2 * sizeof(int32_t));
+
+    __device__ score_tile(const lctx_select_args & a, const plan & p) : a(a), p(p), product{(float *)lctx_shared()} {
+        blocks = (block *)(product.slabs + lctx_product::N_FLOAT);
+        seq = (int32_t *)(blocks + lctx_product::TILE);
+        scored = seq + lctx_product::TILE;
+        chunk0 = (int)blockIdx.x * lctx_product::TILE;
+        choice = (int)blockIdx.y;
+        first = (int)blockIdx.z * lctx_product::TILE;
+    }
+    __device__ void load_blocks() const {
+        const int i = (int)threadIdx.x;
+        if (i < lctx_product::TILE) {
+            blocks[i] = p.at(first + i);
+            seq[i] = blocks[i].n > 0 ? a.rows[blocks[i].first].seq : -1;
+            scored[i] = n_scored(a, blocks[i]);
+        }
+        __syncthreads();
+    }
+    __device__ int most_scored() const { return -lctx_warp_min(-lctx_max(scored[lctx_lane()], scored[lctx_lane() + LCTX_WARP])); }
+
+    // One bit per block that begins a run; the first always does.
+    __device__ uint64_t runs() const {
+        const int low = lctx_lane(), high = low + LCTX_WARP;
+        const uint32_t in_low = lctx_ballot(low == 0 || seq[low] != seq[low - 1]), in_high = lctx_ballot(seq[high] != seq[high - 1]);
+        return in_low | (uint64_t)in_high << 32;
+    }
+    // limit: chunks that any block scores.
+    __device__ void score_run(int begin, int end, int limit) const {
+        const bool is_mine = product.a(0) < end && product.a(3) >= begin;
+        const int first_head = choice * (a.n_head / a.n_choice);
+        float score[4][4] = {};
+        for (int i = 0; i < p.n_product; i++) {
+            const int head = first_head + i * p.heads_per_product;
+            const char * reps = reps_of(a, head, seq[begin]);
+            const auto query = [&](int row, int d, float(&x)[8]) {
+                if (blocks[row].n > 0) {
+                    query_8(a, blocks[row], head, p.heads_per_product, d, x);
+                }
+            };
+            const auto rep = [&](int row, int d, float(&x)[8]) {
+                if (chunk0 + row < limit) {
+                    lctx_load_8((const float *)(reps + (chunk0 + row) * a.rep_stride) + d, x);
+                }
+            };
+            product.add(a.chunks.rep_dim(a.head_dim), query, rep, score, is_mine);
+        }
+        for (int i = 0; i < 4; i++) {
+            for (int j = 0; j < 4; j++) {
+                const int row = product.a(i), chunk = chunk0 + product.b(j);
+                if (row >= begin && row < end && chunk < scored[row]) {
+                    p.scores_of(a, first + row, choice)[chunk] = score[i][j];
+                }
+            }
+        }
+    }
+};
+
+__global__ void __launch_bounds__(lctx_product::THREADS) score_many(lctx_select_args a, plan p) {
+    const score_tile tile(a, p);
+    if (p.at(tile.first).n == 0) {
+        return;
+    }
+    tile.load_blocks();
+    const int limit = tile.most_scored();
+    if (tile.chunk0 >= limit) {
+        return;
+    }
+    uint64_t rest = tile.runs();
+    while (rest) {
+        const int begin = __ffsll((long long)rest) - 1;
+        rest &= rest - 1;
+        tile.score_run(begin, rest ? __ffsll((long long)rest) - 1 : lctx_product::TILE, limit);
+    }
+}
+
+// ---- choice ----
+
+// A number that looks random, the same for the same inputs (splitmix64).
+__device__ float noise(uint64_t a, uint64_t b, uint64_t c) {
+    uint64_t z = (a * 0x9e3779b97f4a7c15u) ^ (b * 0xbf58476d1ce4e5b9u) ^ (c * 0x94d049bb133111ebu);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (float)((z ^ (z >> 31)) >> 40);
+}
+
+// Bits [from, end) as far as they lie in word w.
+__device__ uint32_t bits_of_word(int w, int from, int end) {
+    const int lo = lctx_min(lctx_max(from - 32 * w, 0), 32), hi = lctx_min(lctx_max(end - 32 * w, 0), 32);
+    return (uint32_t)((1ull << hi) - 1) & ~(uint32_t)((1ull << lo) - 1);
+}
+
+// What a warp chooses for one block and choice. Lane i looks after the candidates 32 w + i.
+struct chooser {
+    const lctx_select_args & a;
+    const float * scores;
+    uint32_t * chosen;  // a bit per chunk, in shared memory
+    int32_t * order;    // [n_chunk] with n_neighbor > 0: the best, the best first; in shared memory
+    int32_t row;
+    int choice, own, first, end;
+
+    static int n_word(const lctx_select_args & a) { return a.n_chunk_max / 32 + 1; }  // the own chunk may be the one after the last
+    static size_t shared(const lctx_select_args & a) {
+        return (n_word(a) + (a.chunks.n_neighbor > 0 ? a.chunks.n_chunk : 0)) * sizeof(int32_t);
+    }
+
+    __device__ bool is_chosen(int c) const { return chosen[c / 32] >> c % 32 & 1; }
+    __device__ void choose(int c) const { chosen[c / 32] |= 1u << c % 32; }
+    __device__ float score(int c) const {
+        switch (a.chunks.ablation) {
+            case LCTX_ABLATE_RANDOM:
+            case LCTX_ABLATE_RANDOM_ALL: return noise(row, choice, c);
+            case LCTX_ABLATE_LAST:       return -scores[c];
+            default:                     return scores[c];
+        }
+    }
+    // Larger for a better candidate: by score, then by lower index; 0 for none. NaN, a chunk without rows, comes last.
+    __device__ uint64_t rank(int c) const {
+        if (c < first || c >= end || is_chosen(c)) {
+            return 0;
+        }
+        const float s = score(c), above = s > -FLT_MAX ? s : -FLT_MAX;
+        const uint32_t bits = above == 0.0f ? 0 : lctx_as_uint(above);
+        const uint32_t ascending = bits >> 31 ? ~bits : bits | 1u << 31;
+        return (uint64_t)ascending << 32 | (0xffffffffu - (uint32_t)c);
+    }
+    // The best of the candidates from + step * lane, from + step * (lane + 32), ...
+    __device__ uint64_t best_of(int from, int step) const {
+        uint64_t best = 0;
+        for (int c = from + step * lctx_lane(); c < end; c += 32 * step) {
+            best = lctx_max(best, rank(c));
+        }
+        return best;
+    }
+    __device__ static uint64_t warp_best(uint64_t x) {
+        for (int step = LCTX_WARP / 2; step > 0; step /= 2) {
+            x = lctx_max(x, lctx_shuffle_xor(x, step));
+        }
+        return x;
+    }
+    // Take the n best that are not chosen; they go to `order` when asked for.
+    __device__ void take_best(int n, bool in_order) const {
+        uint64_t mine = best_of(0, 1);
+        for (int i = 0; i < n; i++) {
+            const int c = (int)(0xffffffffu - (uint32_t)warp_best(mine));
+            if (lctx_lane() == 0) {
+                choose(c);
+                if (in_order) {
+                    order[i] = c;
+                }
+            }
+            lctx_sync_warp();
+            const uint64_t next = warp_best(best_of(c % 32, 32));
+            mine = lctx_lane() == c % 32 ? next : mine;
+        }
+    }
+    // Give n_neighbor slots to the neighbours of the best chunks, at most one to each in a pass; returns how many are taken. One lane.
+    __device__ int take_neighbours(int n_best) const {
+        const int most = a.chunks.n_neighbor;
+        const auto is_open = [&](int c) { return c >= first && c < end && !is_chosen(c) && score(c) == score(c); };
+        int n = 0;
+        for (int before = -1; before != n && n < most;) {
+            before = n;
+            for (int i = 0; i < n_best && n < most; i++) {
+                const int left = order[i] - 1, right = order[i] + 1;
+                const bool has_left = is_open(left), has_right = is_open(right);
+                if (has_left || has_right) {
+                    choose(has_left && (!has_right || score(left) >= score(right)) ? left : right);
+                    n++;
+                }
+            }
+        }
+        return n;
+    }
+    // Returns how many are chosen.
+    __device__ int run(int n_words) const {
+        const lctx_chunks & c = a.chunks;
+        const bool reads_all = own < c.n_chunk;
+        for (int w = lctx_lane(); w < n_words; w += LCTX_WARP) {
+            chosen[w] = reads_all ? bits_of_word(w, 0, own + 1) : bits_of_word(w, 0, first) | bits_of_word(w, end, own + 1);
+        }
+        lctx_sync_warp();
+        if (reads_all) {
+            return own + 1;
+        }
+        const int n_free = c.n_free(own), n_best = n_free - c.n_neighbor;
+        take_best(n_best, c.n_neighbor > 0);
+        if (c.n_neighbor > 0) {
+            const int n = lctx_shuffle(lctx_lane() == 0 ? take_neighbours(n_best) : 0, 0);
+            lctx_sync_warp();
+            take_best(c.n_neighbor - n, false);
+        }
+        return c.n_chunk;
+    }
+};
+
+__device__ void put_segment(lctx_segment * to, int32_t row0, int32_t row1, int32_t angle, int32_t seq) {
+    *(uint4 *)to = {(unsigned)row0, (unsigned)row1, (unsigned)angle, (unsigned)seq};
+}
+
+// The segments of one token: packed, or grouped with the near window apart. n: chunks that are chosen.
+__device__ void write_segments(const lctx_select_args & a, const chooser & c, int32_t token, int n, lctx_segment * segs) {
+    const lctx_chunk_row at = a.rows[token];
+    const int size = a.chunks.chunk_size, near_row = a.chunks.near_row(at.row), near_segment = a.chunks.near_segment();
+    const bool grouped = a.chunks.near_window > 0;
+    int n_seen = 0, n_near = 0;
+    for (int w = 0; w <= c.own / 32; w++) {
+        const uint32_t chosen = c.chosen[w];
+        if (chosen == 0) {
+            continue;
+        }
+        const int row0 = (32 * w + lctx_lane()) * size, row1 = lctx_min(row0 + size, at.row + 1), far1 = lctx_min(row1, near_row);
+        const bool is_mine = chosen >> lctx_lane() & 1, is_near = is_mine && row1 > near_row;
+        const uint32_t near = lctx_ballot(is_near);
+        if (is_mine) {
+            const int i = n_seen + __popc(chosen & lanes_below());
+            put_segment(segs + i, row0, lctx_max(row0, far1), at.angle + (grouped ? LCTX_ANGLE_FAR : n - 1 - i), at.seq);
+        }
+        if (is_near) {
+            const int i = near_segment + n_near + __popc(near & lanes_below());
+            put_segment(segs + i, lctx_max(row0, near_row), row1, at.angle + LCTX_ANGLE_EXACT, at.seq);
+        }
+        n_seen += __popc(chosen);
+        n_near += __popc(near);
+    }
+    for (int i = n + lctx_lane(); i < a.chunks.n_segment(); i += LCTX_WARP) {
+        if (i < near_segment || i >= near_segment + n_near) {
+            put_segment(segs + i, 0, 0, at.angle, at.seq);
+        }
+    }
+}
+
+// A warp per block and choice.
+__global__ void choose(lctx_select_args a, plan p, int n_word, int n_shared) {
+    const int64_t job = (int64_t)blockIdx.x * CHOOSE_WARPS + lctx_warp();
+    const int choice = (int)(job % a.n_choice), i = (int)lctx_min(job / a.n_choice, (int64_t)p.n_slab);
+    const block b = p.at(i);
+    if (b.n == 0) {
+        return;
+    }
+    const int own = a.rows[b.first].row / a.chunks.chunk_size;
+    uint32_t * shared = (uint32_t *)lctx_shared() + lctx_warp() * n_shared;
+    const chooser c = {a,
+                       p.scores_of(a, i, choice),
+                       shared,
+                       (int32_t *)shared + n_word,
+                       a.rows[b.first].row,
+                       choice,
+                       own,
+                       a.chunks.first_candidate(),
+                       a.chunks.end_candidate(own)};
+    const int n = c.run(n_word);
+    for (int32_t t = b.first; t < b.first + b.n; t++) {
+        write_segments(a, c, t, n, a.dst + ((size_t)t * a.n_choice + choice) * a.chunks.n_segment());
+    }
+}
+
+void launch_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const plan & p) {
+    if (a.n_tokens <= FEW) {
+        const dim3 grid((unsigned)lctx_div_up(a.n_chunk_max, FEW_WARPS * FEW_CHUNKS), a.n_choice, p.n_slab);
+        lctx_launch(score_few, grid, FEW_WARPS * LCTX_WARP, p.n_float(a) * sizeof(float), queue.stream, a, p);
+    } else {
+        const auto tiles = [](int64_t n) { return (unsigned)lctx_div_up(n, lctx_product::TILE); };
+        const dim3 grid(tiles(a.n_chunk_max), a.n_choice, tiles(p.n_slab));
+        lctx_launch(score_many, grid, lctx_product::THREADS, score_tile::SHARED, queue.stream, a, p);
+    }
+}
+
+}  // namespace
+
+size_t lctx_cuda_select_wsize(const lctx_cuda_device &, const lctx_select_args & args) {
+    return plan(args, nullptr).size(args);
+}
+
+void lctx_cuda_select(const lctx_cuda_queue & queue, const lctx_select_args & args) {
+    plan p(args, queue.work);
+    if (p.begins) {
+        lctx_launch(cut, dim3(1), CUT_THREADS, CUT_THREADS / LCTX_WARP * sizeof(int32_t), queue.stream, args, p.begins);
+    }
+    const size_t shared = chooser::shared(args);
+    for (; p.first < args.n_tokens; p.first += p.n_slab) {
+        launch_scores(queue, args, p);
+        const dim3 grid((unsigned)lctx_div_up((int64_t)p.n_slab * args.n_choice, CHOOSE_WARPS));
+        lctx_launch(choose, grid, CHOOSE_WARPS * LCTX_WARP, CHOOSE_WARPS * shared, queue.stream, args, p, chooser::n_word(args),
+                    (int)(shared / sizeof(int32_t)));
+    }
+}
