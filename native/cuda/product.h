@@ -1,7 +1,7 @@
 // Scores in f32, where f16 is not exact enough to choose by: products of 64 rows with 64 rows, in slabs of 32 elements.
 #pragma once
 
-#include "device.h"
+#include "rows.h"
 
 struct lctx_product {
     static constexpr int TILE = 64, SLAB = 32, THREADS = 256;
@@ -26,8 +26,8 @@ struct lctx_product {
                 load_b(row, d + octet, y);
             }
             __syncthreads();
-            put(slabs + row * STEP + octet, x);
-            put(slabs + (TILE + row) * STEP + octet, y);
+            lctx_store_8(slabs + row * STEP + octet, x);
+            lctx_store_8(slabs + (TILE + row) * STEP + octet, y);
             __syncthreads();
             if (is_wanted) {
                 add_slab(c);
@@ -36,10 +36,6 @@ struct lctx_product {
     }
 
   private:
-    __device__ static void put(float * to, const float (&x)[8]) {
-        *(float4 *)to = {x[0], x[1], x[2], x[3]};
-        *(float4 *)(to + 4) = {x[4], x[5], x[6], x[7]};
-    }
     __device__ void add_slab(float (&c)[4][4]) const {
         for (int d = 0; d < SLAB; d += 4) {
             float4 p[4], q[4];

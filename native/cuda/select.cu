@@ -2,11 +2,9 @@
 //
 // With extremes as representations the score is an upper bound of the best key's: sum over channels of max(q, 0) * maximum +
 // min(q, 0) * minimum, a product of twice the width. Scores stand in the work buffer, those of some tokens at a time.
+#include "choose.h"
 #include "kernels.h"
 #include "product.h"
-#include "rows.h"
-
-#include <cfloat>
 
 namespace {
 
@@ -45,9 +43,7 @@ struct plan {
         const size_t size = (size_t)lctx_div_up(a.n_tokens + 2, 64) * 64 * sizeof(int32_t);
         return a.chunks.select_block > 1 && a.n_tokens > 1 ? size : 0;
     }
-    size_t size(const lctx_select_args & a) const {
-        return begins_size(a) + (size_t)n_slab * a.n_choice * a.n_chunk_max * sizeof(float);
-    }
+    size_t size(const lctx_select_args & a) const { return begins_size(a) + (size_t)n_slab * a.n_choice * a.n_chunk_max * sizeof(float); }
     int64_t n_float(const lctx_select_args & a) const { return (int64_t)n_product * a.chunks.rep_dim(a.head_dim); }
 
     // Block i of the slab.
@@ -62,10 +58,6 @@ struct plan {
         return scores + ((size_t)i * a.n_choice + choice) * a.n_chunk_max;
     }
 };
-
-__device__ uint32_t lanes_below() {
-    return (1u << lctx_lane()) - 1;
-}
 
 __device__ bool same_block(const lctx_select_args & a, int32_t t, int32_t u) {
     const int32_t size = a.chunks.select_block;
@@ -89,7 +81,7 @@ __global__ void cut(lctx_select_args a, int32_t * begins) {
         const uint32_t firsts = lctx_ballot(is_first);
         count[lctx_warp()] = __popc(firsts);
         __syncthreads();
-        int32_t at = n + __popc(firsts & lanes_below());
+        int32_t at = n + __popc(firsts & lctx_lanes_below());
         for (int w = 0; w < CUT_THREADS / LCTX_WARP; w++) {
             at += w < lctx_warp() ? count[w] : 0;
             n += count[w];
@@ -145,9 +137,7 @@ __global__ void score_few(lctx_select_args a, plan p) {
     for (int d = (int)threadIdx.x * 8; d < p.n_product * rep_dim; d += FEW_WARPS * LCTX_WARP * 8) {
         float x[8] = {};
         query_8(a, b, first_head + d / rep_dim * p.heads_per_product, p.heads_per_product, d % rep_dim, x);
-        for (int j = 0; j < 8; j++) {
-            query[d + j] = x[j];
-        }
+        lctx_store_8(query + d, x);
     }
     __syncthreads();
     const int chunk = first + lctx_warp() * FEW_CHUNKS;
@@ -258,130 +248,12 @@ __global__ void __launch_bounds__(lctx_product::THREADS) score_many(lctx_select_
 
 // ---- choice ----
 
-// A number that looks random, the same for the same inputs (splitmix64).
-__device__ float noise(uint64_t a, uint64_t b, uint64_t c) {
-    uint64_t z = (a * 0x9e3779b97f4a7c15u) ^ (b * 0xbf58476d1ce4e5b9u) ^ (c * 0x94d049bb133111ebu);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (float)((z ^ (z >> 31)) >> 40);
-}
-
-// Bits [from, end) as far as they lie in word w.
-__device__ uint32_t bits_of_word(int w, int from, int end) {
-    const int lo = lctx_min(lctx_max(from - 32 * w, 0), 32), hi = lctx_min(lctx_max(end - 32 * w, 0), 32);
-    return (uint32_t)((1ull << hi) - 1) & ~(uint32_t)((1ull << lo) - 1);
-}
-
-// What a warp chooses for one block and choice. Lane i looks after the candidates 32 w + i.
-struct chooser {
-    const lctx_select_args & a;
-    const float * scores;
-    uint32_t * chosen;  // a bit per chunk, in shared memory
-    int32_t * order;    // [n_chunk] with n_neighbor > 0: the best, the best first; in shared memory
-    int32_t row;
-    int choice, own, first, end;
-
-    static int n_word(const lctx_select_args & a) { return a.n_chunk_max / 32 + 1; }  // the own chunk may be the one after the last
-    static size_t shared(const lctx_select_args & a) {
-        return (n_word(a) + (a.chunks.n_neighbor > 0 ? a.chunks.n_chunk : 0)) * sizeof(int32_t);
-    }
-
-    __device__ bool is_chosen(int c) const { return chosen[c / 32] >> c % 32 & 1; }
-    __device__ void choose(int c) const { chosen[c / 32] |= 1u << c % 32; }
-    __device__ float score(int c) const {
-        switch (a.chunks.ablation) {
-            case LCTX_ABLATE_RANDOM:
-            case LCTX_ABLATE_RANDOM_ALL: return noise(row, choice, c);
-            case LCTX_ABLATE_LAST:       return -scores[c];
-            default:                     return scores[c];
-        }
-    }
-    // Larger for a better candidate: by score, then by lower index; 0 for none. NaN, a chunk without rows, comes last.
-    __device__ uint64_t rank(int c) const {
-        if (c < first || c >= end || is_chosen(c)) {
-            return 0;
-        }
-        const float s = score(c), above = s > -FLT_MAX ? s : -FLT_MAX;
-        const uint32_t bits = above == 0.0f ? 0 : lctx_as_uint(above);
-        const uint32_t ascending = bits >> 31 ? ~bits : bits | 1u << 31;
-        return (uint64_t)ascending << 32 | (0xffffffffu - (uint32_t)c);
-    }
-    // The best of the candidates from + step * lane, from + step * (lane + 32), ...
-    __device__ uint64_t best_of(int from, int step) const {
-        uint64_t best = 0;
-        for (int c = from + step * lctx_lane(); c < end; c += 32 * step) {
-            best = lctx_max(best, rank(c));
-        }
-        return best;
-    }
-    __device__ static uint64_t warp_best(uint64_t x) {
-        for (int step = LCTX_WARP / 2; step > 0; step /= 2) {
-            x = lctx_max(x, lctx_shuffle_xor(x, step));
-        }
-        return x;
-    }
-    // Take the n best that are not chosen; they go to `order` when asked for.
-    __device__ void take_best(int n, bool in_order) const {
-        uint64_t mine = best_of(0, 1);
-        for (int i = 0; i < n; i++) {
-            const int c = (int)(0xffffffffu - (uint32_t)warp_best(mine));
-            if (lctx_lane() == 0) {
-                choose(c);
-                if (in_order) {
-                    order[i] = c;
-                }
-            }
-            lctx_sync_warp();
-            const uint64_t next = warp_best(best_of(c % 32, 32));
-            mine = lctx_lane() == c % 32 ? next : mine;
-        }
-    }
-    // Give n_neighbor slots to the neighbours of the best chunks, at most one to each in a pass; returns how many are taken. One lane.
-    __device__ int take_neighbours(int n_best) const {
-        const int most = a.chunks.n_neighbor;
-        const auto is_open = [&](int c) { return c >= first && c < end && !is_chosen(c) && score(c) == score(c); };
-        int n = 0;
-        for (int before = -1; before != n && n < most;) {
-            before = n;
-            for (int i = 0; i < n_best && n < most; i++) {
-                const int left = order[i] - 1, right = order[i] + 1;
-                const bool has_left = is_open(left), has_right = is_open(right);
-                if (has_left || has_right) {
-                    choose(has_left && (!has_right || score(left) >= score(right)) ? left : right);
-                    n++;
-                }
-            }
-        }
-        return n;
-    }
-    // Returns how many are chosen.
-    __device__ int run(int n_words) const {
-        const lctx_chunks & c = a.chunks;
-        const bool reads_all = own < c.n_chunk;
-        for (int w = lctx_lane(); w < n_words; w += LCTX_WARP) {
-            chosen[w] = reads_all ? bits_of_word(w, 0, own + 1) : bits_of_word(w, 0, first) | bits_of_word(w, end, own + 1);
-        }
-        lctx_sync_warp();
-        if (reads_all) {
-            return own + 1;
-        }
-        const int n_free = c.n_free(own), n_best = n_free - c.n_neighbor;
-        take_best(n_best, c.n_neighbor > 0);
-        if (c.n_neighbor > 0) {
-            const int n = lctx_shuffle(lctx_lane() == 0 ? take_neighbours(n_best) : 0, 0);
-            lctx_sync_warp();
-            take_best(c.n_neighbor - n, false);
-        }
-        return c.n_chunk;
-    }
-};
-
 __device__ void put_segment(lctx_segment * to, int32_t row0, int32_t row1, int32_t angle, int32_t seq) {
     *(uint4 *)to = {(unsigned)row0, (unsigned)row1, (unsigned)angle, (unsigned)seq};
 }
 
 // The segments of one token: packed, or grouped with the near window apart. n: chunks that are chosen.
-__device__ void write_segments(const lctx_select_args & a, const chooser & c, int32_t token, int n, lctx_segment * segs) {
+__device__ void write_segments(const lctx_select_args & a, const lctx_chooser & c, int32_t token, int n, lctx_segment * segs) {
     const lctx_chunk_row at = a.rows[token];
     const int size = a.chunks.chunk_size, near_row = a.chunks.near_row(at.row), near_segment = a.chunks.near_segment();
     const bool grouped = a.chunks.near_window > 0;
@@ -395,11 +267,11 @@ __device__ void write_segments(const lctx_select_args & a, const chooser & c, in
         const bool is_mine = chosen >> lctx_lane() & 1, is_near = is_mine && row1 > near_row;
         const uint32_t near = lctx_ballot(is_near);
         if (is_mine) {
-            const int i = n_seen + __popc(chosen & lanes_below());
+            const int i = n_seen + __popc(chosen & lctx_lanes_below());
             put_segment(segs + i, row0, lctx_max(row0, far1), at.angle + (grouped ? LCTX_ANGLE_FAR : n - 1 - i), at.seq);
         }
         if (is_near) {
-            const int i = near_segment + n_near + __popc(near & lanes_below());
+            const int i = near_segment + n_near + __popc(near & lctx_lanes_below());
             put_segment(segs + i, lctx_max(row0, near_row), row1, at.angle + LCTX_ANGLE_EXACT, at.seq);
         }
         n_seen += __popc(chosen);
@@ -422,15 +294,15 @@ __global__ void choose(lctx_select_args a, plan p, int n_word, int n_shared) {
     }
     const int own = a.rows[b.first].row / a.chunks.chunk_size;
     uint32_t * shared = (uint32_t *)lctx_shared() + lctx_warp() * n_shared;
-    const chooser c = {a,
-                       p.scores_of(a, i, choice),
-                       shared,
-                       (int32_t *)shared + n_word,
-                       a.rows[b.first].row,
-                       choice,
-                       own,
-                       a.chunks.first_candidate(),
-                       a.chunks.end_candidate(own)};
+    const lctx_chooser c = {a,
+                            p.scores_of(a, i, choice),
+                            shared,
+                            (int32_t *)shared + n_word,
+                            a.rows[b.first].row,
+                            choice,
+                            own,
+                            a.chunks.first_candidate(),
+                            a.chunks.end_candidate(own)};
     const int n = c.run(n_word);
     for (int32_t t = b.first; t < b.first + b.n; t++) {
         write_segments(a, c, t, n, a.dst + ((size_t)t * a.n_choice + choice) * a.chunks.n_segment());
@@ -459,11 +331,11 @@ void lctx_cuda_select(const lctx_cuda_queue & queue, const lctx_select_args & ar
     if (p.begins) {
         lctx_launch(cut, dim3(1), CUT_THREADS, CUT_THREADS / LCTX_WARP * sizeof(int32_t), queue.stream, args, p.begins);
     }
-    const size_t shared = chooser::shared(args);
+    const size_t shared = lctx_chooser::shared(args);
     for (; p.first < args.n_tokens; p.first += p.n_slab) {
         launch_scores(queue, args, p);
         const dim3 grid((unsigned)lctx_div_up((int64_t)p.n_slab * args.n_choice, CHOOSE_WARPS));
-        lctx_launch(choose, grid, CHOOSE_WARPS * LCTX_WARP, CHOOSE_WARPS * shared, queue.stream, args, p, chooser::n_word(args),
+        lctx_launch(choose, grid, CHOOSE_WARPS * LCTX_WARP, CHOOSE_WARPS * shared, queue.stream, args, p, lctx_chooser::n_word(args),
                     (int)(shared / sizeof(int32_t)));
     }
 }
