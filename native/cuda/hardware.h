@@ -65,12 +65,6 @@ static __device__ __forceinline__ uint32_t lctx_as_uint(float x) {
     return __float_as_uint(x);
 }
 
-static __device__ __forceinline__ float lctx_exp2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Each rounded on its own, to the nearest: no fused multiply-add, no approximate division.
 static __device__ __forceinline__ float lctx_add(float x, float y) {
     return __fadd_rn(x, y);
@@ -82,6 +76,12 @@ static __device__ __forceinline__ float lctx_mul(float x, float y) {
 
 static __device__ __forceinline__ float lctx_div(float x, float y) {
     return __fdiv_rn(x, y);
+}
+
+static __device__ __forceinline__ float lctx_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 // ---- tensor cores (PTX ISA, mma.m16n8k16 and ldmatrix); lane = 4 g + t ----

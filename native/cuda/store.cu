@@ -108,12 +108,12 @@ __global__ void store(lctx_store_args a) {
     }
     const int token = (int)(job / a.n_head_kv), head = (int)(job % a.n_head_kv);
     const lctx_row at = a.rows[token];
+    const lctx_slots slots(a.cache, head, at.seq);
+    const int32_t slot = slots.slot(at.row);
     const float * k = (const float *)(a.k + head * a.k_head_stride + token * a.k_token_stride);
     if (blockIdx.y == NEAR_KEY) {
         return put_key(a, k, at.near_angle, lctx_near_row(a.cache, at.row, head, at.seq));
     }
-    const lctx_slots slots(a.cache, head, at.seq);
-    const int32_t slot = slots.slot(at.row);
     if (blockIdx.y == VALUE) {
         const float * v = (const float *)(a.v + head * a.v_head_stride + token * a.v_token_stride);
         return put_value(a, v, lctx_value_row(a.cache, slot, head, at.seq));
