@@ -8,8 +8,8 @@
 
 namespace {
 
-constexpr size_t MOST_SCORES = 32 << 20;  // bytes
-constexpr int FEW = 8;                    // so few queries that reading the representations is what takes time
+constexpr size_t SCORES = 256 * 1024;  // bytes per multiprocessor: enough to keep all of them busy
+constexpr int FEW = 8;                 // so few queries that reading the representations is what takes time
 constexpr int FEW_WARPS = 4, FEW_CHUNKS = 4;
 constexpr int CUT_THREADS = 256;
 constexpr int CHOOSE_WARPS = 4;
@@ -29,9 +29,11 @@ struct plan {
     int32_t n_product;          // representations that make one score
     int32_t heads_per_product;  // query heads that share each of them
 
-    plan(const lctx_select_args & a, char * work) : begins((int32_t *)work), scores((float *)(work + begins_size(a))) {
+    plan(const lctx_cuda_device & device, const lctx_select_args & a, char * work)
+        : begins((int32_t *)work), scores((float *)(work + begins_size(a))) {
         const size_t of_one = (size_t)a.n_choice * a.n_chunk_max * sizeof(float);
-        const int64_t most = lctx_max((int64_t)(MOST_SCORES / of_one / lctx_product::TILE), (int64_t)1) * lctx_product::TILE;
+        const int64_t most =
+            lctx_max((int64_t)(SCORES * device.n_multiprocessor / of_one / lctx_product::TILE), (int64_t)1) * lctx_product::TILE;
         const int heads_per_choice = a.n_head / a.n_choice;
         begins = begins_size(a) > 0 ? begins : nullptr;
         n_slab = (int32_t)lctx_min(most, (int64_t)a.n_tokens);
@@ -322,12 +324,12 @@ void launch_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, co
 
 }  // namespace
 
-size_t lctx_cuda_select_wsize(const lctx_cuda_device &, const lctx_select_args & args) {
-    return plan(args, nullptr).size(args);
+size_t lctx_cuda_select_wsize(const lctx_cuda_device & device, const lctx_select_args & args) {
+    return plan(device, args, nullptr).size(args);
 }
 
 void lctx_cuda_select(const lctx_cuda_queue & queue, const lctx_select_args & args) {
-    plan p(args, queue.work);
+    plan p(queue.device, args, queue.work);
     if (p.begins) {
         lctx_launch(cut, dim3(1), CUT_THREADS, CUT_THREADS / LCTX_WARP * sizeof(int32_t), queue.stream, args, p.begins);
     }
