@@ -93,6 +93,7 @@ struct attention {
     const lctx_represent_args & a;
     const lctx_completed & c;
     int head;
+    int32_t ring;  // where the queries of the chunk begin in the ring: the half in which it was begun
     float scale;
     lctx_product product;
     float * columns;  // [WARPS][TILE] weights of a tile of keys
@@ -104,6 +105,8 @@ struct attention {
         return (lctx_product::N_FLOAT + WARPS * TILE + THREADS * 8 + a.head_dim_k) * sizeof(float) + TILE * sizeof(int32_t);
     }
     __device__ attention(const lctx_represent_args & a, const lctx_completed & c, int head) : a(a), c(c), head(head) {
+        const int32_t open = a.rows[c.last].open;
+        ring = (open < 0 ? ~open : open) / a.params.chunk_size * a.params.chunk_size;
         scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale;
         product.slabs = (float *)lctx_shared();
         columns = product.slabs + lctx_product::N_FLOAT;
@@ -129,9 +132,7 @@ struct attention {
         __syncthreads();
     }
     __device__ void query_8(int first, int i, int d, float (&x)[8]) const {
-        const int32_t at = a.rows[c.last].open, size = a.params.chunk_size;
-        const int32_t ring = (at < 0 ? ~at : at) / size * size;  // the half in which the chunk was begun
-        if (first + i >= size) {
+        if (first + i >= a.params.chunk_size) {
             return;
         }
         if (token[i] < 0) {
