@@ -137,8 +137,12 @@ template <typename O, typename E> static __device__ __forceinline__ void lctx_ro
         return;
     }
     if (!is_whole) {
+        float one_by_one[8];  // in memory; x stays in registers
         for (int i = 0; i < 8; i++) {
-            x[i] = lctx_rotated_of(element, d + i, cs, n_dims, mode);
+            one_by_one[i] = lctx_rotated_of(element, d + i, cs, n_dims, mode);
+        }
+        for (int i = 0; i < 8; i++) {
+            x[i] = one_by_one[i];
         }
     } else if (neox) {
         const bool is_first = d < half;
