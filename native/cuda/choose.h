@@ -24,22 +24,24 @@ static __device__ inline uint32_t lctx_bits_of_word(int w, int from, int end) {
     return (uint32_t)((1ull << hi) - 1) & ~(uint32_t)((1ull << lo) - 1);
 }
 
-// What a warp chooses for one block and choice. Lane i looks after the candidates 32 w + i.
+// What a warp chooses for one block and choice.
 struct lctx_chooser {
     const lctx_select_args & a;
     const float * scores;
-    uint32_t * chosen;  // a bit per chunk, in shared memory
-    int32_t * order;    // [n_chunk] with n_neighbor > 0: the best, the best first; in shared memory
+    uint32_t * keys;    // what takes the place of the scores: larger for a better candidate, 0 for what cannot be chosen (any more)
+    uint32_t * chosen;  // [n_word] a bit per chunk; shared memory as what follows
+    int32_t * found;    // [n_chunk] with n_neighbor > 0
+    int32_t * order;    // [n_chunk] with n_neighbor > 0: the best, the best first
     int32_t row;
     int choice, own, first, end;
 
+    static constexpr uint32_t EMPTY = 1;  // key of a chunk that has no rows any more
+
     static int n_word(const lctx_select_args & a) { return a.n_chunk_max / 32 + 1; }  // the own chunk may be the one after the last
     static size_t shared(const lctx_select_args & a) {
-        return (n_word(a) + (a.chunks.n_neighbor > 0 ? a.chunks.n_chunk : 0)) * sizeof(int32_t);
+        return (n_word(a) + (a.chunks.n_neighbor > 0 ? 2 * a.chunks.n_chunk : 0)) * sizeof(int32_t);
     }
 
-    __device__ bool is_chosen(int c) const { return chosen[c / 32] >> c % 32 & 1; }
-    __device__ void choose(int c) const { chosen[c / 32] |= 1u << c % 32; }
     __device__ float score(int c) const {
         switch (a.chunks.ablation) {
             case LCTX_ABLATE_RANDOM:
@@ -48,50 +50,85 @@ struct lctx_chooser {
             default:                     return scores[c];
         }
     }
-    // Larger for a better candidate: by score, then by lower index; 0 for none. NaN, a chunk without rows, comes last.
-    __device__ uint64_t rank(int c) const {
-        if (c < first || c >= end || is_chosen(c)) {
-            return 0;
+    __device__ void make_keys() const {
+        for (int c = first + lctx_lane(); c < end; c += LCTX_WARP) {
+            const float s = score(c);
+            const uint32_t bits = s == 0.0f ? 0 : lctx_as_uint(fmaxf(s, -FLT_MAX));  // one zero
+            keys[c] = s != s ? EMPTY : bits >> 31 ? ~bits : bits | 1u << 31;
         }
-        const float s = score(c), above = s > -FLT_MAX ? s : -FLT_MAX;
-        const uint32_t bits = above == 0.0f ? 0 : lctx_as_uint(above);
-        const uint32_t ascending = bits >> 31 ? ~bits : bits | 1u << 31;
-        return (uint64_t)ascending << 32 | (0xffffffffu - (uint32_t)c);
+        lctx_sync_warp();
     }
-    // The best of the candidates from + step * lane, from + step * (lane + 32), ...
-    __device__ uint64_t best_of(int from, int step) const {
-        uint64_t best = 0;
-        for (int c = from + step * lctx_lane(); c < end; c += 32 * step) {
-            best = lctx_max(best, rank(c));
+    // How many candidates have this key or a larger one.
+    __device__ int count(uint32_t least) const {
+        int n = 0;
+        for (int c = first + lctx_lane(); c < end; c += LCTX_WARP) {
+            n += keys[c] >= least;
         }
-        return best;
+        return (int)lctx_warp_sum((float)n);
     }
-    __device__ static uint64_t warp_best(uint64_t x) {
-        for (int step = LCTX_WARP / 2; step > 0; step /= 2) {
-            x = lctx_max(x, lctx_shuffle_xor(x, step));
-        }
-        return x;
-    }
-    // Take the n best that are not chosen; they go to `order` when asked for.
-    __device__ void take_best(int n, bool in_order) const {
-        uint64_t mine = best_of(0, 1);
-        for (int i = 0; i < n; i++) {
-            const int c = (int)(0xffffffffu - (uint32_t)warp_best(mine));
-            if (lctx_lane() == 0) {
-                choose(c);
-                if (in_order) {
-                    order[i] = c;
-                }
+    // The largest key that at least n candidates reach.
+    __device__ uint32_t threshold(int n) const {
+        uint32_t low = EMPTY, high = 0xffffffffu;
+        while (low < high) {
+            const uint32_t middle = high - (high - low) / 2;
+            const int reached = count(middle);
+            if (reached == n) {
+                return middle;
             }
-            lctx_sync_warp();
-            const uint64_t next = warp_best(best_of(c % 32, 32));
-            mine = lctx_lane() == c % 32 ? next : mine;
+            if (reached > n) {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
         }
+        return low;
+    }
+    // Take the n best candidates: those above the threshold, and of those that only reach it the first.
+    __device__ void take_best(int n) const {
+        const uint32_t least = threshold(n);
+        int rest = n - count(least + 1);
+        for (int w = first / 32; 32 * w < end; w++) {
+            const int c = 32 * w + lctx_lane();
+            const uint32_t key = c >= first && c < end ? keys[c] : 0;
+            const uint32_t at = lctx_ballot(key == least), above = lctx_ballot(key > least);
+            const uint32_t taken = above | lctx_ballot(key == least && __popc(at & lctx_lanes_below()) < rest);
+            rest -= __popc(taken & at);
+            if (lctx_lane() == 0) {
+                chosen[w] |= taken;
+            }
+        }
+        lctx_sync_warp();
+    }
+    // Sort the n candidates that are chosen, and take their keys away.
+    __device__ void put_in_order(int n) const {
+        int n_found = 0;
+        for (int w = first / 32; 32 * w < end; w++) {
+            const uint32_t bits = chosen[w] & lctx_bits_of_word(w, first, end);
+            if (bits >> lctx_lane() & 1) {
+                found[n_found + __popc(bits & lctx_lanes_below())] = 32 * w + lctx_lane();
+            }
+            n_found += __popc(bits);
+        }
+        lctx_sync_warp();
+        for (int i = lctx_lane(); i < n; i += LCTX_WARP) {
+            const uint32_t mine = keys[found[i]];
+            int place = 0;
+            for (int j = 0; j < n; j++) {
+                const uint32_t other = keys[found[j]];
+                place += other > mine || (other == mine && j < i);
+            }
+            order[place] = found[i];
+        }
+        lctx_sync_warp();
+        for (int i = lctx_lane(); i < n; i += LCTX_WARP) {
+            keys[order[i]] = 0;
+        }
+        lctx_sync_warp();
     }
     // Give n_neighbor slots to the neighbours of the best chunks, at most one to each in a pass; returns how many are taken. One lane.
     __device__ int take_neighbours(int n_best) const {
         const int most = a.chunks.n_neighbor;
-        const auto is_open = [&](int c) { return c >= first && c < end && !is_chosen(c) && score(c) == score(c); };
+        const auto is_open = [&](int c) { return c >= first && c < end && keys[c] > EMPTY; };
         int n = 0;
         for (int before = -1; before != n && n < most;) {
             before = n;
@@ -99,7 +136,9 @@ struct lctx_chooser {
                 const int left = order[i] - 1, right = order[i] + 1;
                 const bool has_left = is_open(left), has_right = is_open(right);
                 if (has_left || has_right) {
-                    choose(has_left && (!has_right || score(left) >= score(right)) ? left : right);
+                    const int c = has_left && (!has_right || keys[left] >= keys[right]) ? left : right;
+                    chosen[c / 32] |= 1u << c % 32;
+                    keys[c] = 0;
                     n++;
                 }
             }
@@ -118,11 +157,13 @@ struct lctx_chooser {
             return own + 1;
         }
         const int n_free = c.n_free(own), n_best = n_free - c.n_neighbor;
-        take_best(n_best, c.n_neighbor > 0);
+        make_keys();
+        take_best(n_best);
         if (c.n_neighbor > 0) {
+            put_in_order(n_best);
             const int n = lctx_shuffle(lctx_lane() == 0 ? take_neighbours(n_best) : 0, 0);
             lctx_sync_warp();
-            take_best(c.n_neighbor - n, false);
+            take_best(c.n_neighbor - n);
         }
         return c.n_chunk;
     }

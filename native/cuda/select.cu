@@ -296,10 +296,14 @@ __global__ void choose(lctx_select_args a, plan p, int n_word, int n_shared) {
     }
     const int own = a.rows[b.first].row / a.chunks.chunk_size;
     uint32_t * shared = (uint32_t *)lctx_shared() + lctx_warp() * n_shared;
+    float * scores = p.scores_of(a, i, choice);
+    int32_t * found = (int32_t *)shared + n_word;
     const lctx_chooser c = {a,
-                            p.scores_of(a, i, choice),
+                            scores,
+                            (uint32_t *)scores,
                             shared,
-                            (int32_t *)shared + n_word,
+                            found,
+                            found + a.chunks.n_chunk,
                             a.rows[b.first].row,
                             choice,
                             own,
