@@ -25,6 +25,9 @@ struct dim3 {
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
 using cudaStream_t = void *;
 
 extern dim3 gridDim, blockIdx, blockDim, threadIdx;
@@ -109,6 +112,31 @@ inline uint16_t lctx_to_bf16(float x) {
 
 inline float lctx_exp2(float x) {
     return exp2f(x);
+}
+
+// Each rounded on its own.
+inline float lctx_add(float x, float y) {
+    return x + y;
+}
+
+inline float lctx_mul(float x, float y) {
+    return x * y;
+}
+
+inline float lctx_div(float x, float y) {
+    return x / y;
+}
+
+inline int __ffs(int x) {
+    return __builtin_ffs(x);
+}
+
+inline int __ffsll(long long x) {
+    return __builtin_ffsll(x);
+}
+
+inline int __popc(unsigned x) {
+    return __builtin_popcount(x);
 }
 
 inline int atomicAdd(int * at, int x) {

@@ -71,6 +71,19 @@ static __device__ __forceinline__ uint32_t lctx_as_uint(float x) {
     return __float_as_uint(x);
 }
 
+// Each rounded on its own, to the nearest: no fused multiply-add, no approximate division.
+static __device__ __forceinline__ float lctx_add(float x, float y) {
+    return __fadd_rn(x, y);
+}
+
+static __device__ __forceinline__ float lctx_mul(float x, float y) {
+    return __fmul_rn(x, y);
+}
+
+static __device__ __forceinline__ float lctx_div(float x, float y) {
+    return __fdiv_rn(x, y);
+}
+
 static __device__ __forceinline__ float lctx_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -91,14 +91,77 @@ static __device__ inline void lctx_load_8(ggml_type type, const char * row, int 
     }
 }
 
+// The same of floats in memory, at once where they are aligned.
+static __device__ __forceinline__ void lctx_load_8(const float * at, float (&x)[8]) {
+    if ((uintptr_t)at % 16 == 0) {
+        const float4 low = *(const float4 *)at, high = *(const float4 *)(at + 4);
+        x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
+        x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+        return;
+    }
+    for (int i = 0; i < 8; i++) {
+        x[i] = at[i];
+    }
+}
+
+// To a 16-byte aligned place.
+static __device__ __forceinline__ void lctx_store_8(float * at, const float (&x)[8]) {
+    *(float4 *)at = {x[0], x[1], x[2], x[3]};
+    *(float4 *)(at + 4) = {x[4], x[5], x[6], x[7]};
+}
+
 // One element of a rotated row: pairs are (2i, 2i + 1), or with NEOX (i, i + n_dims/2); dimensions from n_dims on stay. cs: cos, sin, ...
-static __device__ __forceinline__ float lctx_rotated(const float * row, int d, const float * cs, int n_dims, int mode) {
+// element(d) gives one that is not rotated.
+template <typename E> static __device__ __forceinline__ float lctx_rotated_of(E && element, int d, const float * cs, int n_dims, int mode) {
     if (d >= n_dims) {
-        return row[d];
+        return element(d);
     }
     const int half = n_dims / 2;
     const bool neox = mode == GGML_ROPE_TYPE_NEOX;
     const int pair = neox ? d % half : d / 2, first = neox ? pair : 2 * pair, second = neox ? pair + half : first + 1;
     const float c = cs[2 * pair], s = cs[2 * pair + 1];
-    return d == first ? row[first] * c - row[second] * s : row[first] * s + row[second] * c;
+    return d == first ? element(first) * c - element(second) * s : element(first) * s + element(second) * c;
+}
+
+static __device__ __forceinline__ float lctx_rotated(const float * row, int d, const float * cs, int n_dims, int mode) {
+    return lctx_rotated_of([&](int e) { return row[e]; }, d, cs, n_dims, mode);
+}
+
+// Rotate elements [d, d + 8) of a row, which x holds: octet(d, y) gives 8 others, d a multiple of 8; element(d) as above, where halves
+// are no multiples of 8.
+template <typename O, typename E> static __device__ __forceinline__ void lctx_rotate_8(float (&x)[8], int d, const float * cs, int n_dims,
+                                                                                       int mode, O && octet, E && element) {
+    const int half = n_dims / 2;
+    const bool neox = mode == GGML_ROPE_TYPE_NEOX, is_whole = neox ? half % 8 == 0 : d + 8 <= n_dims;
+    if (d >= n_dims) {
+        return;
+    }
+    if (!is_whole) {
+        float one_by_one[8];  // in memory; x stays in registers
+        for (int i = 0; i < 8; i++) {
+            one_by_one[i] = lctx_rotated_of(element, d + i, cs, n_dims, mode);
+        }
+        for (int i = 0; i < 8; i++) {
+            x[i] = one_by_one[i];
+        }
+    } else if (neox) {
+        const bool is_first = d < half;
+        const float * at = cs + 2 * (is_first ? d : d - half);
+        float y[8], low[8], high[8];
+        octet(is_first ? d + half : d - half, y);
+        lctx_load_8(at, low);
+        lctx_load_8(at + 8, high);
+        for (int i = 0; i < 8; i++) {
+            const float c = i < 4 ? low[2 * i] : high[2 * i - 8], s = i < 4 ? low[2 * i + 1] : high[2 * i - 7];
+            x[i] = is_first ? x[i] * c - y[i] * s : y[i] * s + x[i] * c;
+        }
+    } else {
+        float of_pairs[8];
+        lctx_load_8(cs + d, of_pairs);
+        for (int i = 0; i < 8; i += 2) {
+            const float c = of_pairs[i], s = of_pairs[i + 1], first = x[i], second = x[i + 1];
+            x[i] = first * c - second * s;
+            x[i + 1] = first * s + second * c;
+        }
+    }
 }

@@ -1,0 +1,203 @@
+"""The CUDA kernels of *angles*, *store*, *represent* and *select*, run by the CPU: against the oracle and its own.
+
+Other CUDA kernels run too where they are there; the tensor cores of *attend* read f16.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cases import (
+    CHUNK_CASES,
+    EVICT_CASES,
+    LONGHEADS,
+    OP_CASES,
+    POSITIONS,
+    REPRESENTATIONS,
+    ROPES,
+    TOLERANCE,
+    ChunkCase,
+    chunk_case,
+)
+from op import LayerRun, make_inputs, run_chunks, run_evict, run_native, run_oracle, stored
+from oracle_chunks import LongHeads
+from session import Session, assert_same
+
+CASES = {case.name: case for case in CHUNK_CASES}
+ATTEND = 4e-3
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    """Run the CUDA kernels; the function that is returned goes back to the CPU's."""
+    from pylongctx._lib import build_info
+
+    if not build_info()["emulates_cuda"]:
+        pytest.skip("the library was built without LCTX_EMULATE, so the CUDA kernels are not in it")
+    monkeypatch.setenv("LCTX_EMULATE_CUDA", "1")
+    return lambda: monkeypatch.delenv("LCTX_EMULATE_CUDA")
+
+
+# ---- against the oracle ----
+
+
+def check(ffi, lib, case: ChunkCase) -> LayerRun:
+    x = make_inputs(case)
+    layer, got = stored(case, x), run_chunks(ffi, lib, case, x)
+    want, rounded_twice = layer.represent(), case.method.position == "grouped" and case.type_k != "f32"
+    assert_same(got.reps, want, (10 if rounded_twice else 1) * case.tolerance)
+    np.testing.assert_array_equal(got.chunks, layer.choose(got.reps, case.n_ubatch))
+    if case.type_k == case.type_v == "f32":
+        np.testing.assert_array_equal(got.chunks, layer.choose(want, case.n_ubatch))
+    assert_same(got.out, layer.attend(got.chunks), max(case.tolerance, ATTEND))
+    return got
+
+
+@pytest.mark.parametrize("representation", REPRESENTATIONS)
+@pytest.mark.parametrize("name", [
+    "chunk16-rows1", "chunk16-rows65", "chunk48-rows257", "chunk80-rows321",
+    "heads8x8", "heads6x2", "heads8x2-group", "heads4x1-group",
+    "dim32", "dim40", "dim80", "dim128",
+    "options-neighbor1", "options-neighbor2", "options-neighbor3", "options-recent0-grouped", "options-recent2-grouped",
+    "options-block2", "options-block16", "options-block8-ubatch7-group", "short-group", "softcap", "long",
+])  # fmt: skip
+def test_chunks_equal_the_oracle(ffi, lib, name, representation):
+    check(ffi, lib, CASES[f"{name}-{representation}"])
+
+
+@pytest.mark.parametrize("n_ubatch", [1, 7, 9, 300])
+@pytest.mark.parametrize("representation", REPRESENTATIONS)
+@pytest.mark.parametrize("select", ["head", "group"])
+def test_chunks_equal_the_oracle_in_ubatches_of_any_size(ffi, lib, n_ubatch, representation, select):
+    """Queries of a chunk come from the batch, from the ring, or from both."""
+    method = LongHeads(80, 400, representation=representation, select=select)
+    check(ffi, lib, chunk_case("ubatch", n_rows=490, n_head=4, n_head_kv=2, n_ubatch=n_ubatch, method=method))
+
+
+@pytest.mark.parametrize("n_ubatch", [8, 300])
+def test_blocks_of_queries_choose_together(ffi, lib, n_ubatch):
+    """More of them than one pass over the tokens finds."""
+    case = chunk_case(
+        "block", n_rows=601, n_head=2, n_head_kv=1, n_ubatch=n_ubatch, method=LongHeads(16, 96, select_block=2)
+    )
+    chunks = check(ffi, lib, case).chunks[:600].reshape(300, 2, -1)
+    assert (chunks == chunks[:, :1]).all()
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize(
+    "rope", ["neox", "norm-partial", "neox-partial", "neox-two-dims", "factors", "yarn-partial-factors"]
+)
+def test_keys_are_rotated_and_turned_back(ffi, lib, rope, position):
+    method = LongHeads(16, 96, position=position, representation="minmax")
+    check(ffi, lib, chunk_case("rope", n_rows=130, rope=ROPES[rope], method=method))
+
+
+@pytest.mark.parametrize("type_name", ["f32", "f16"])
+def test_halves_that_are_no_whole_vectors_are_turned_back(ffi, lib, type_name):
+    method = LongHeads(16, 96, position="grouped")
+    sizes = {"n_rows": 130, "head_dim_k": 40, "head_dim_v": 40, "type_k": type_name}
+    check(ffi, lib, chunk_case("halves", rope=ROPES["neox"], method=method, **sizes))
+
+
+@pytest.mark.parametrize("representation", REPRESENTATIONS)
+@pytest.mark.parametrize("size", [16, 48])
+def test_equal_chunks_are_chosen_by_their_index(ffi, lib, representation, size):
+    case = chunk_case("ties", n_rows=12 * size, method=LongHeads(size, 6 * size, representation=representation))
+    x = make_inputs(case)
+    for part in (x.k, x.v, x.q):
+        part[:] = part[np.arange(case.n_rows) % size]
+    got = run_chunks(ffi, lib, case, x)
+    for own in range(6, 12):
+        assert (got.chunks[own * size : (own + 1) * size] == [0, 1, 2, 3, own - 1, own]).all()
+
+
+@pytest.mark.parametrize("name", [c.name for c in OP_CASES if c.name.startswith(("rope-", "selfextend"))])
+def test_rows_stored_are_read_as_the_oracle_stores_them(ffi, lib, name):
+    case = next(c for c in OP_CASES if c.name == name)
+    x = make_inputs(case)
+    assert_same(run_native(ffi, lib, case, x)[0], run_oracle(case, x)[0], max(case.tolerance, ATTEND))
+
+
+# ---- against the CPU's kernels ----
+
+
+def both(run, back_to_the_cpu) -> list:
+    got = run()
+    back_to_the_cpu()
+    return [got, run()]
+
+
+@pytest.mark.parametrize("type_name", TOLERANCE)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_rows_are_rounded_as_on_the_cpu(ffi, lib, emulated, type_name, position):
+    """Extremes show what is stored; a rotation that is one bit off flips a level now and then."""
+    method = LongHeads(16, 96, representation="minmax", position=position)
+    case = chunk_case("rounding", type_k=type_name, type_v=type_name, method=method)
+    x = make_inputs(case)
+    got, want = both(lambda: run_chunks(ffi, lib, case, x).reps, emulated)
+    assert_same(got, want, case.tolerance)
+    assert np.isclose(got, want, rtol=1e-5, atol=1e-6).mean() > 0.98
+
+
+@pytest.mark.parametrize("ablation", ["random", "random_all", "no_first", "last"])
+@pytest.mark.parametrize("n_ubatch", [5, 64])
+def test_an_ablation_chooses_what_the_cpu_chooses(ffi, lib, emulated, monkeypatch, ablation, n_ubatch):
+    case = replace(chunk_case("ablation"), n_ubatch=n_ubatch)
+    x = make_inputs(case)
+    plain = run_chunks(ffi, lib, case, x).chunks
+    monkeypatch.setenv("LCTX_TEST_ABLATION", ablation)
+    got, want = both(lambda: run_chunks(ffi, lib, case, x).chunks, emulated)
+    np.testing.assert_array_equal(got, want)
+    assert (got[96:] != plain[96:]).any(-1).mean() > 0.5
+
+
+def test_positions_far_out_have_the_angles_of_the_cpu(ffi, lib, emulated):
+    case = next(c for c in OP_CASES if c.name == "rope-yarn")
+    x = make_inputs(case)
+    far = replace(x, k_pos=x.k_pos + 100_000, seg_pos=x.seg_pos + 100_000)
+    got, want = both(lambda: run_native(ffi, lib, case, far)[0], emulated)
+    assert_same(got, want, ATTEND)
+
+
+@pytest.mark.parametrize("name", ["empty-chunks", "block", "long-chunks", "longheads-grouped-corm"])
+def test_heads_that_drop_rows_choose_what_the_cpu_chooses(ffi, lib, emulated, name):
+    """A chunk that has lost its rows is not chosen; a vote at a near tie may fall the other way."""
+    case = next(c for c in EVICT_CASES if c.name == name)
+    x = make_inputs(case)
+    got, want = both(lambda: run_evict(ffi, lib, case, x), emulated)
+    assert np.isnan(want.reps).all(-1).any() or name != "empty-chunks"
+    assert (got.held == want.held).mean() > 0.99
+    assert (got.chunks == want.chunks).all(-1).mean() > 0.97
+
+
+# ---- whole models ----
+
+
+def assert_nearly_all_rows_equal(got: np.ndarray, want: np.ndarray) -> None:
+    error = abs(got - want).max(-1) / abs(want).max()
+    assert (error < 10 * ATTEND).mean() > 0.97, f"rows {np.flatnonzero(error >= 10 * ATTEND)} differ"
+
+
+SIZES = {"n_ctx": 200, "n_seq_max": 3, "n_batch": 60, "n_ubatch": 60}
+
+
+@pytest.mark.parametrize("step", [6, 60])
+@pytest.mark.parametrize("method", [*LONGHEADS.values(), LongHeads(16, 64, select_block=4)], ids=lambda m: m.text())
+def test_sequences_that_complete_their_chunks_together(open_session, tokens, emulated, method: LongHeads, step):
+    """Neighbouring tokens are of different sequences; every sequence meets its own representations."""
+    parts = [tokens[i : i + 140] for i in (0, 50, 100)]
+    pairs = [(seq, part[i]) for i in range(140) for seq, part in enumerate(parts)]
+
+    def run() -> np.ndarray:
+        session: Session = open_session("llama", method.text(), **SIZES)
+        return np.concatenate([session.decode_mixed(pairs[i : i + step]) for i in range(0, len(pairs), step)])
+
+    assert_nearly_all_rows_equal(*both(run, emulated))
+
+
+def test_scores_of_a_long_context_are_computed_in_parts(open_session, tokens, emulated):
+    """With room for so many chunks 64 queries are scored at a time."""
+    sizes = {"n_ctx": 16 * 1024, "n_batch": 200, "n_ubatch": 200}
+    run = lambda: open_session("llama-mha", LongHeads(16, 64).text(), **sizes).decode(tokens[:200])  # noqa: E731
+    assert_nearly_all_rows_equal(*both(run, emulated))
