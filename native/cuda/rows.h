@@ -98,7 +98,7 @@ static __device__ __forceinline__ float lctx_rotated(const float * row, int d, c
     }
     const int half = n_dims / 2;
     const bool neox = mode == GGML_ROPE_TYPE_NEOX;
-    const int pair = neox ? d % half : d / 2, first = neox ? pair : 2 * pair, second = neox ? pair + half : first + 1;
+    const int pair = !neox ? d / 2 : d < half ? d : d - half, first = neox ? pair : 2 * pair, second = neox ? pair + half : first + 1;
     const float c = cs[2 * pair], s = cs[2 * pair + 1];
     return d == first ? row[first] * c - row[second] * s : row[first] * s + row[second] * c;
 }

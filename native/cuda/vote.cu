@@ -320,6 +320,7 @@ template <typename S> __global__ void __launch_bounds__(S::THREADS) vote(const l
         for (int page = (int)blockIdx.x; page * S::ROWS < at.n_held; page += (int)gridDim.x) {
             vote_page(v, l, r.end, at, page, m);
         }
+        __syncthreads();  // another run may be of the same sequence
     });
 }
 
