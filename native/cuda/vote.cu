@@ -102,17 +102,38 @@ __device__ void keep_scores(const lctx_vote_args & v, const run & r, int head_kv
 struct lists {
     const lctx_attend_args & a;
     lctx_cuda_lists segs;
-    const float * spans;  // ln t of every list, or nullptr
     int token0, head0, n_choice, n_head;
 
-    __device__ lists(const lctx_attend_args & a, const float * spans, int token0, int head_kv)
-        : a(a), segs{a}, spans(spans), token0(token0), head0(head_kv * (a.n_head / a.n_head_kv)) {
+    __device__ lists(const lctx_attend_args & a, int token0, int head_kv)
+        : a(a), segs{a}, token0(token0), head0(head_kv * (a.n_head / a.n_head_kv)) {
         n_choice = segs.by_chunk() ? a.n_choice / a.n_head_kv : 1;
         n_head = a.n_head / a.n_head_kv / n_choice;
     }
     __device__ int token(int list) const { return token0 + list / n_choice; }
     __device__ int head(int list) const { return head0 + list % n_choice * n_head; }
     __device__ const lctx_segment * of(int list) const { return segs.of(token(list), head(list)); }
+};
+
+// ---- what many pages need is made once ----
+
+struct prepared {
+    float * spans;       // ln t of every list, where heads choose; else nullptr
+    uint16_t * queries;  // [n_seg][n_tokens][n_head][DIM] turned to where they look from, where many tokens read the same; else nullptr
+
+    static size_t n_span(const lctx_attend_args & a) { return a.params.chunk_size > 0 ? (size_t)a.n_tokens * a.n_choice : 0; }
+    template <typename S> static size_t n_query(const lctx_attend_args & a) {
+        const bool many = a.params.chunk_size == 0 && a.n_tokens * (a.n_head / a.n_head_kv) > S::COLUMNS;
+        return many ? (size_t)a.n_seg * a.n_tokens * a.n_head * S::DIM : 0;
+    }
+    template <typename S> static size_t size(const lctx_attend_args & a) {
+        return n_span(a) * sizeof(float) + n_query<S>(a) * sizeof(uint16_t);
+    }
+    template <typename S> static prepared in(char * work, const lctx_attend_args & a) {
+        return {n_span(a) > 0 ? (float *)work : nullptr, n_query<S>(a) > 0 ? (uint16_t *)work : nullptr};
+    }
+    template <typename S> __device__ uint16_t * query(const lctx_attend_args & a, int seg, int token, int head) const {
+        return queries + (((size_t)seg * a.n_tokens + token) * a.n_head + head) * S::DIM;
+    }
 };
 
 // Rows that the segments of a list span.
@@ -124,10 +145,35 @@ __device__ int32_t span_of(const lctx_segment * segs, int n_seg) {
     return n;
 }
 
-__global__ void span_lists(const lctx_attend_args a, float * spans) {
+__global__ void span_lists(const lctx_attend_args a, prepared made) {
     const int list = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (list < a.n_tokens * a.n_choice) {
-        spans[list] = logf((float)span_of(a.segs + (int64_t)list * a.n_seg, a.n_seg));
+        made.spans[list] = logf((float)span_of(a.segs + (int64_t)list * a.n_seg, a.n_seg));
+    }
+}
+
+// Dimensions d and d + 1 of a query that looks from `angle`; base 2 without softcap, as in *attend*.
+__device__ uint32_t turned(const lctx_attend_args & a, int token, int head, int32_t angle, int d) {
+    if (d >= a.head_dim_k) {
+        return 0;
+    }
+    const float scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale * LOG2_E;
+    const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
+    const float * cs = a.angles + (size_t)angle * a.n_dims;
+    return lctx_pack_limited(scale * lctx_rotated(q, d, cs, a.n_dims, a.params.rope_mode),
+                             scale * lctx_rotated(q, d + 1, cs, a.n_dims, a.params.rope_mode));
+}
+
+// A block of threads for a token and segment.
+template <typename S> __global__ void turn_queries(const lctx_attend_args a, prepared made) {
+    const int token = (int)blockIdx.x, seg = (int)blockIdx.y;
+    const lctx_segment segment = a.segs[(int64_t)token * a.n_seg + seg];
+    if (segment.row0 >= segment.row1) {
+        return;
+    }
+    for (int i = (int)threadIdx.x; i < a.n_head * S::DIM / 2; i += S::THREADS) {
+        const int head = i / (S::DIM / 2), d = i % (S::DIM / 2) * 2;
+        *(uint32_t *)(made.query<S>(a, seg, token, head) + d) = turned(a, token, head, segment.angle, d);
     }
 }
 
@@ -151,10 +197,9 @@ __device__ part part_of(const lctx_segment * segs, int first, int end, int32_t l
     return p;
 }
 
-// Columns [first, first + COLUMNS) of n_column: their queries, turned to where they look from, and their ballots. Neighbouring threads
-// share a column.
-template <typename S> __device__ void load_columns(const lctx_vote_args & v, const lists & l, int list0, int first, int n_column,
-                                                   memory<S> & m, ballot * ballots) {
+// Columns [first, first + COLUMNS) of n_column: their queries and their ballots. Neighbouring threads share a column.
+template <typename S> __device__ void load_columns(const lctx_vote_args & v, const prepared & made, const lists & l, int list0, int first,
+                                                   int n_column, memory<S> & m, ballot * ballots) {
     constexpr int SHARE = S::THREADS / S::COLUMNS;
     const lctx_attend_args & a = v.attend;
     const int c = (int)threadIdx.x / SHARE, mine = (int)threadIdx.x % SHARE;
@@ -165,26 +210,25 @@ template <typename S> __device__ void load_columns(const lctx_vote_args & v, con
     for (int step = S::THREADS / 2; step > 0; step /= 2) {
         at += m.start[at + step] <= first + c ? step : 0;
     }
-    const int list = list0 + at, in_list = first + c - m.start[at];
+    const int list = list0 + at, in_list = first + c - m.start[at], seg = m.first[at] + in_list / l.n_head;
     const int token = l.token(list), head = l.head(list) + in_list % l.n_head;
-    const lctx_segment segment = l.of(list)[m.first[at] + in_list / l.n_head];
-
-    const float scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale * LOG2_E;
-    const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
-    const float * cs = a.angles + (size_t)segment.angle * a.n_dims;
-    for (int d = 2 * mine; d < S::DIM; d += 2 * SHARE) {
-        float x[2] = {};
-        if (d < a.head_dim_k) {
-            x[0] = scale * lctx_rotated(q, d, cs, a.n_dims, a.params.rope_mode);
-            x[1] = scale * lctx_rotated(q, d + 1, cs, a.n_dims, a.params.rope_mode);
+    const lctx_segment segment = l.of(list)[seg];
+    uint16_t * q = m.q + c * S::STRIDE;
+    if (made.queries) {
+        const uint16_t * from = made.query<S>(a, seg, token, head);
+        for (int d = 8 * mine; d < S::DIM; d += 8 * SHARE) {
+            *(uint4 *)(q + d) = *(const uint4 *)(from + d);
         }
-        *(uint32_t *)(m.q + c * S::STRIDE + d) = lctx_pack_limited(x[0], x[1]);
+    } else {
+        for (int d = 2 * mine; d < S::DIM; d += 2 * SHARE) {
+            *(uint32_t *)(q + d) = turned(a, token, head, segment.angle, d);
+        }
     }
     if (mine == 0) {
         const float lse = a.lse[(size_t)token * a.n_head + head];
         float ln_t = 0.0f;
         if (v.retain.score != LCTX_SCORE_SUM) {
-            ln_t = l.spans ? l.spans[(l.of(list) - a.segs) / a.n_seg] : logf((float)span_of(l.of(list), a.n_seg));
+            ln_t = made.spans ? made.spans[(l.of(list) - a.segs) / a.n_seg] : logf((float)span_of(l.of(list), a.n_seg));
         }
         ballots[c] = {segment.row0, segment.row1, v.voters[token].row, LOG2_E * (lse - ln_t)};
     }
@@ -241,8 +285,8 @@ __device__ bool needs_votes(const lctx_retain & r, int32_t row, int32_t score, i
 }
 
 // The votes of tokens [token0, end) for the open rows of a page, as far as segments of one phase read them. score: of this thread's row
-template <typename S> __device__ void vote_phase(const lctx_vote_args & v, const lists & l, int end, int phase, const voted & at,
-                                                 int n_open, int32_t & score_of_mine, memory<S> & m) {
+template <typename S> __device__ void vote_phase(const lctx_vote_args & v, const prepared & made, const lists & l, int end, int phase,
+                                                 const voted & at, int n_open, int32_t & score_of_mine, memory<S> & m) {
     const int n_list = (end - l.token0) * l.n_choice, mine = (int)threadIdx.x;
     bool loaded = false;
     for (int list0 = 0, turn = 0; list0 < n_list; list0 += S::THREADS) {
@@ -263,7 +307,7 @@ template <typename S> __device__ void vote_phase(const lctx_vote_args & v, const
         __syncthreads();
         for (int first = 0; first < n_column; first += S::COLUMNS, turn ^= 1) {
             const int n = lctx_min(S::COLUMNS, n_column - first);
-            load_columns(v, l, list0, first, n_column, m, m.ballots[turn]);
+            load_columns(v, made, l, list0, first, n_column, m, m.ballots[turn]);
             __syncthreads();
             score(v.attend, n, n_open, m);
             __syncthreads();
@@ -275,8 +319,8 @@ template <typename S> __device__ void vote_phase(const lctx_vote_args & v, const
 }
 
 // The votes of tokens [token0, end) for one page.
-template <typename S>
-__device__ void vote_page(const lctx_vote_args & v, const lists & l, int end, const voted & at, int page, memory<S> & m) {
+template <typename S> __device__ void vote_page(const lctx_vote_args & v, const prepared & made, const lists & l, int end, const voted & at,
+                                                int page, memory<S> & m) {
     const int mine = (int)threadIdx.x, slot = page * S::ROWS + mine;
     const bool here = mine < S::ROWS && slot < at.n_held;
     const int32_t row = here ? at.held.rows()[slot] : 0;
@@ -295,7 +339,7 @@ __device__ void vote_page(const lctx_vote_args & v, const lists & l, int end, co
     for (int near = 1; near >= 0; near--) {  // what is near to a query is far from later ones
         for (int phase = 0; phase < l.segs.n_phase(); phase++) {
             if (l.segs.is_near(phase) == (near != 0)) {
-                vote_phase(v, l, end, phase, at, n_open, score, m);
+                vote_phase(v, made, l, end, phase, at, n_open, score, m);
             }
         }
     }
@@ -304,7 +348,7 @@ __device__ void vote_page(const lctx_vote_args & v, const lists & l, int end, co
     }
 }
 
-template <typename S> __global__ void __launch_bounds__(S::THREADS) vote(const lctx_vote_args v, const float * spans) {
+template <typename S> __global__ void __launch_bounds__(S::THREADS) vote(const lctx_vote_args v, prepared made) {
     auto & m = *(memory<S> *)lctx_shared();
     const int head_kv = (int)blockIdx.y;
     each_run(v, [&](const run & r) { keep_scores(v, r, head_kv); });
@@ -316,9 +360,9 @@ template <typename S> __global__ void __launch_bounds__(S::THREADS) vote(const l
             return;
         }
         const voted at(v, r, head_kv);
-        const lists l(v.attend, spans, first, head_kv);
+        const lists l(v.attend, first, head_kv);
         for (int page = (int)blockIdx.x; page * S::ROWS < at.n_held; page += (int)gridDim.x) {
-            vote_page(v, l, r.end, at, page, m);
+            vote_page(v, made, l, r.end, at, page, m);
         }
         __syncthreads();  // another run may be of the same sequence
     });
@@ -327,26 +371,37 @@ template <typename S> __global__ void __launch_bounds__(S::THREADS) vote(const l
 template <typename S> void launch(const lctx_cuda_queue & queue, const lctx_vote_args & v) {
     constexpr int PER_MULTIPROCESSOR = 8;  // blocks, so that none of them waits long for another
     const lctx_attend_args & a = v.attend;
-    float * spans = a.params.chunk_size > 0 ? (float *)queue.work : nullptr;
-    if (spans) {
-        lctx_launch(span_lists, dim3((unsigned)lctx_div_up(a.n_tokens * a.n_choice, S::THREADS)), S::THREADS, 0, queue.stream, a, spans);
+    const prepared made = prepared::in<S>(queue.work, a);
+    if (made.spans) {
+        const dim3 grid((unsigned)lctx_div_up(a.n_tokens * a.n_choice, S::THREADS));
+        lctx_launch(span_lists, grid, S::THREADS, 0, queue.stream, a, made);
+    }
+    if (made.queries) {
+        lctx_launch(turn_queries<S>, dim3(a.n_tokens, a.n_seg), S::THREADS, 0, queue.stream, a, made);
     }
     const int n_page = (int)lctx_div_up(a.cache.held.n_row_max, S::ROWS);
     const int n_block = (int)lctx_div_up(PER_MULTIPROCESSOR * queue.device.n_multiprocessor, a.n_head_kv);
-    lctx_launch(vote<S>, dim3(lctx_min(n_page, n_block), a.n_head_kv), S::THREADS, sizeof(memory<S>), queue.stream, v, spans);
+    lctx_launch(vote<S>, dim3(lctx_min(n_page, n_block), a.n_head_kv), S::THREADS, sizeof(memory<S>), queue.stream, v, made);
+}
+
+// f(shape) with the shape of these arguments.
+template <typename F> void with_shape(const lctx_attend_args & a, F && f) {
+    const int dim = a.head_dim_k;
+    return dim <= 64    ? f(shape<64>())
+           : dim <= 80  ? f(shape<80>())
+           : dim <= 96  ? f(shape<96>())
+           : dim <= 128 ? f(shape<128>())
+                        : f(shape<256>());
 }
 
 }  // namespace
 
 size_t lctx_cuda_vote_wsize(const lctx_cuda_device &, const lctx_vote_args & args) {
-    return args.attend.params.chunk_size > 0 ? (size_t)args.attend.n_tokens * args.attend.n_choice * sizeof(float) : 0;
+    size_t size = 0;
+    with_shape(args.attend, [&](auto s) { size = prepared::size<decltype(s)>(args.attend); });
+    return size;
 }
 
 void lctx_cuda_vote(const lctx_cuda_queue & queue, const lctx_vote_args & args) {
-    const int dim = args.attend.head_dim_k;
-    return dim <= 64    ? launch<shape<64>>(queue, args)
-           : dim <= 80  ? launch<shape<80>>(queue, args)
-           : dim <= 96  ? launch<shape<96>>(queue, args)
-           : dim <= 128 ? launch<shape<128>>(queue, args)
-                        : launch<shape<256>>(queue, args);
+    with_shape(args.attend, [&](auto s) { launch<decltype(s)>(queue, args); });
 }
