@@ -35,6 +35,27 @@ static __device__ __forceinline__ float lctx_warp_sum(float x, int n = LCTX_WARP
     return x;
 }
 
+// The sum of x over the threads before this one, and in `all` over the block; every thread must come. sums: [LCTX_WARP] in shared memory.
+static __device__ __forceinline__ int lctx_block_scan(int x, int * sums, int & all) {
+    int before = x;
+    for (int step = 1; step < LCTX_WARP; step *= 2) {
+        const int y = lctx_shuffle(before, lctx_lane() < step ? lctx_lane() : lctx_lane() - step);
+        before += lctx_lane() < step ? 0 : y;
+    }
+    __syncthreads();  // nobody reads the sums of an earlier call
+    if (lctx_lane() == LCTX_WARP - 1) {
+        sums[lctx_warp()] = before;
+    }
+    __syncthreads();
+    all = 0;
+    before -= x;
+    for (int warp = 0; warp < (int)blockDim.x / LCTX_WARP; warp++) {
+        before += warp < lctx_warp() ? sums[warp] : 0;
+        all += sums[warp];
+    }
+    return before;
+}
+
 static __device__ __forceinline__ int lctx_warp_min(int x, int n = LCTX_WARP) {
     for (int step = n / 2; step > 0; step /= 2) {
         const int y = lctx_shuffle_xor(x, step);

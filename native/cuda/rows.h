@@ -118,7 +118,7 @@ template <typename E> static __device__ __forceinline__ float lctx_rotated_of(E 
     }
     const int half = n_dims / 2;
     const bool neox = mode == GGML_ROPE_TYPE_NEOX;
-    const int pair = neox ? d % half : d / 2, first = neox ? pair : 2 * pair, second = neox ? pair + half : first + 1;
+    const int pair = !neox ? d / 2 : d < half ? d : d - half, first = neox ? pair : 2 * pair, second = neox ? pair + half : first + 1;
     const float c = cs[2 * pair], s = cs[2 * pair + 1];
     return d == first ? element(first) * c - element(second) * s : element(first) * s + element(second) * c;
 }

@@ -1,0 +1,255 @@
+// *evict*: rows without enough votes leave, the others move up inside the pages of their head, as they are stored.
+//
+// Whether a row stays is a comparison with one number per head, found first. Then every slice of the bytes of K and V rows has a block of
+// threads of its own, so that a head's rows move on many multiprocessors in their order; row numbers and scores, by which the slices know
+// what stays, move last.
+#include "../ops/cache.h"
+#include "kernels.h"
+
+namespace {
+
+constexpr int THREADS = 512;
+
+// What was decided for a head: slots from n_old on stay, and those before with a rank of at least `least`.
+struct decision {
+    uint64_t least;
+    int32_t n_held;
+    int32_t n_old;
+};
+
+__device__ decision & decision_of(const lctx_evict_args & a, decision * decisions, int head_kv, int seq) {
+    return decisions[(size_t)seq * a.n_head_kv + head_kv];
+}
+
+// Scores in the order of unsigned numbers; of equals the newer row ranks higher.
+__device__ uint64_t rank_of(lctx_score kind, int32_t score, int32_t slot) {
+    constexpr uint32_t SIGN = 0x80000000u;
+    const uint32_t bits = (uint32_t)score, ordered = kind == LCTX_SCORE_SUM && (bits & SIGN) ? ~bits : bits ^ SIGN;
+    return (uint64_t)ordered << 32 | (uint32_t)slot;
+}
+
+__device__ bool stays(const lctx_evict_args & a, const decision & d, int32_t score, int32_t slot) {
+    return slot >= d.n_old || rank_of(a.params.retain.score, score, slot) >= d.least;
+}
+
+struct search_memory {
+    int32_t count[256];  // ranks by their next 8 bits
+    int32_t digit;
+    int32_t n;
+};
+
+// The rank of the n-th best of slots [0, n_old), 8 bits at a time from the top; n > 0. All threads call and get it.
+__device__ uint64_t nth_best(lctx_score kind, const int32_t * scores, int32_t n_old, int32_t n, search_memory & m) {
+    uint64_t best = 0;
+    for (int shift = 56; shift >= 0; shift -= 8) {
+        const uint64_t known = shift == 56 ? 0 : ~(uint64_t)0 << (shift + 8);
+        const int mine = (int)threadIdx.x;
+        __syncthreads();  // the counts of before were read
+        if (mine < 256) {
+            m.count[mine] = 0;
+        }
+        __syncthreads();
+        for (int32_t slot = mine; slot < n_old; slot += THREADS) {
+            const uint64_t rank = rank_of(kind, scores[slot], slot);
+            if (((rank ^ best) & known) == 0) {
+                atomicAdd(&m.count[rank >> shift & 255], 1);
+            }
+        }
+        __syncthreads();
+        int better = 0;
+        for (int i = mine + 1; i < 256; i++) {
+            better += m.count[i];
+        }
+        if (mine < 256 && better < n && n <= better + m.count[mine]) {
+            m.digit = mine;
+            m.n = n - better;
+        }
+        __syncthreads();
+        best |= (uint64_t)m.digit << shift;
+        n = m.n;
+        if (m.count[m.digit] == n) {  // all of them: no bit below matters
+            break;
+        }
+    }
+    return best;
+}
+
+// Which rows of a head stay after row p; all threads call.
+__device__ decision decide(const lctx_evict_args & a, const lctx_held & held, int32_t p, search_memory & m) {
+    const lctx_retain & r = a.params.retain;
+    decision d = {0, p + 1 - held.n_gone(), 0};
+    int32_t first_safe = p - r.recent + 1;
+    if (a.params.chunk_size > 0) {
+        first_safe = lctx_min(first_safe, (p + 1) / a.params.chunk_size * a.params.chunk_size);
+    }
+    const int32_t n_old = lctx_min(held.slot(lctx_max(0, first_safe)), d.n_held);
+    if (r.budget == 0) {
+        d.n_old = n_old;
+        d.least = rank_of(r.score, p - r.window + 1, 0);
+    } else if (d.n_held > r.budget) {
+        const int32_t n_best = lctx_max(0, r.budget - (d.n_held - n_old));
+        d.n_old = n_old;
+        d.least = n_best > 0 ? nth_best(r.score, held.scores(), n_old, n_best, m) : ~(uint64_t)0;
+    }
+    return d;
+}
+
+// A chunk whose last row leaves is no candidate any more. A warp takes 32 slots and walks over every chunk that begins among them.
+__device__ void forget_chunks(const lctx_evict_args & a, const lctx_held & held, const decision & d, int head_kv, int seq) {
+    const int32_t * rows = held.rows();
+    const int size = a.params.chunk_size, lane = lctx_lane();
+    for (int first = lctx_warp() * LCTX_WARP; first < d.n_old; first += THREADS) {
+        const int mine = first + lane;
+        const bool begins = mine < d.n_old && (mine == 0 || rows[mine - 1] / size != rows[mine] / size);
+        const uint32_t begin = lctx_ballot(begins);
+        for (int i = 0; i < LCTX_WARP; i++) {
+            if (!(begin >> i & 1)) {
+                continue;
+            }
+            const int32_t chunk = rows[first + i] / size;
+            bool is_left = false, ends = false;
+            for (int slot = first + i + lane; !is_left && !ends; slot += LCTX_WARP) {
+                const bool here = slot < d.n_held && rows[slot] / size == chunk;
+                is_left = lctx_ballot(here && stays(a, d, held.scores()[slot], slot)) != 0;
+                ends = lctx_ballot(!here) != 0;
+            }
+            for (int n = lane; !is_left && n < a.n_rep * a.rep_dim; n += LCTX_WARP) {
+                const int rep = head_kv * a.n_rep + n / a.rep_dim;
+                float * at = (float *)(a.reps + chunk * a.rep_stride + rep * a.rep_head_stride + seq * a.rep_seq_stride);
+                at[n % a.rep_dim] = NAN;
+            }
+        }
+    }
+}
+
+__global__ void __launch_bounds__(THREADS) decide_heads(const lctx_evict_args a, decision * decisions) {
+    const int head_kv = (int)blockIdx.x, seq = (int)blockIdx.y;
+    if (a.due[seq] < 0) {
+        return;
+    }
+    const lctx_held held = lctx_slots(a.cache, head_kv, seq).held;
+    const decision d = decide(a, held, a.due[seq], *(search_memory *)lctx_shared());
+    if (a.reps) {
+        forget_chunks(a, held, d, head_kv, seq);
+    }
+    if (threadIdx.x == 0) {
+        decision_of(a, decisions, head_kv, seq) = d;
+    }
+}
+
+// ---- K and V ----
+
+constexpr int SLICE = 8;  // units of a row that a block of threads moves
+
+// The widest unit in which rows can be copied: pages are aligned, rows lie at multiples of their size.
+LCTX_HD int unit_size(size_t row_size) {
+    return row_size % 16 == 0 ? 16 : row_size % 4 == 0 ? 4 : 2;
+}
+
+LCTX_HD int n_slice(const lctx_pool_args & pool) {
+    return (int)lctx_div_up((long long)pool.row_size, SLICE * unit_size(pool.row_size));
+}
+
+struct move_memory {
+    int32_t sums[LCTX_WARP];
+    int32_t from[THREADS];  // slots that stay
+};
+
+// The units of slice `slice`, for THREADS slots at a time: all are read before one is written, and no row goes behind where it was.
+template <typename T> __device__ void move_slice(const lctx_evict_args & a, const lctx_pool_args & pool, const decision & d, int head_kv,
+                                                 int seq, int slice, move_memory & m) {
+    const lctx_held held = lctx_slots(a.cache, head_kv, seq).held;
+    const int n_unit = lctx_min(SLICE, (int)(pool.row_size / sizeof(T)) - slice * SLICE), mine = (int)threadIdx.x;
+    const auto unit = [&](int slot, int i) {
+        return (T *)(pool.data + lctx_pool_row(a.cache.table, slot, head_kv, seq) * pool.row_size) + slice * SLICE + i;
+    };
+    for (int first = 0, to = 0; first < d.n_held; first += THREADS) {
+        const int slot = first + mine;
+        const bool left = slot < d.n_held && stays(a, d, held.scores()[slot], slot);
+        int n;
+        const int at = lctx_block_scan(left, m.sums, n);
+        if (to < first || n < lctx_min(THREADS, d.n_held - first)) {  // else nothing has left so far
+            if (left) {
+                m.from[at] = slot;
+            }
+            __syncthreads();
+            T moved[SLICE];
+            for (int i = 0; i < SLICE; i++) {
+                const int at_unit = mine + i * THREADS;
+                if (at_unit < n * n_unit) {
+                    moved[i] = *unit(m.from[at_unit / n_unit], at_unit % n_unit);
+                }
+            }
+            __syncthreads();
+            for (int i = 0; i < SLICE; i++) {
+                const int at_unit = mine + i * THREADS;
+                if (at_unit < n * n_unit) {
+                    *unit(to + at_unit / n_unit, at_unit % n_unit) = moved[i];
+                }
+            }
+        }
+        to += n;
+    }
+}
+
+__global__ void __launch_bounds__(THREADS) move_rows(const lctx_evict_args a, decision * decisions) {
+    const int head_kv = (int)blockIdx.y, seq = (int)blockIdx.z, n_slice_k = n_slice(a.cache.k_pool);
+    if (a.due[seq] < 0) {
+        return;
+    }
+    const bool is_k = (int)blockIdx.x < n_slice_k;
+    const lctx_pool_args & pool = is_k ? a.cache.k_pool : a.cache.v_pool;
+    const int slice = (int)blockIdx.x - (is_k ? 0 : n_slice_k);
+    const decision d = decision_of(a, decisions, head_kv, seq);
+    move_memory & m = *(move_memory *)lctx_shared();
+    switch (unit_size(pool.row_size)) {
+        case 16: return move_slice<uint4>(a, pool, d, head_kv, seq, slice, m);
+        case 4:  return move_slice<uint32_t>(a, pool, d, head_kv, seq, slice, m);
+        default: return move_slice<uint16_t>(a, pool, d, head_kv, seq, slice, m);
+    }
+}
+
+// ---- row numbers, scores, header ----
+
+__global__ void __launch_bounds__(THREADS) move_scores(const lctx_evict_args a, decision * decisions) {
+    const int head_kv = (int)blockIdx.x, seq = (int)blockIdx.y;
+    const int32_t p = a.due[seq];
+    if (p < 0) {
+        return;
+    }
+    const lctx_held held = lctx_slots(a.cache, head_kv, seq).held;
+    const decision d = decision_of(a, decisions, head_kv, seq);
+    const lctx_retain & r = a.params.retain;
+    int to = 0;
+    for (int first = 0; first < d.n_held; first += THREADS) {
+        const int slot = first + (int)threadIdx.x;
+        const int32_t row = slot < d.n_held ? held.rows()[slot] : 0, score = slot < d.n_held ? held.scores()[slot] : 0;
+        const bool left = slot < d.n_held && stays(a, d, score, slot);
+        int n;
+        const int at = lctx_block_scan(left, (int *)lctx_shared(), n);  // all have read when it returns
+        if (left) {
+            held.rows()[to + at] = row;
+            held.scores()[to + at] = r.resets ? lctx_held::first_score(r.score) : score;
+        }
+        to += n;
+    }
+    if (threadIdx.x == 0) {
+        held.n_gone() = p + 1 - to;
+        held.dense_from() = p + 1;
+    }
+}
+
+}  // namespace
+
+size_t lctx_cuda_evict_wsize(const lctx_cuda_device &, const lctx_evict_args & args) {
+    return (size_t)args.n_head_kv * args.n_seq * sizeof(decision);
+}
+
+void lctx_cuda_evict(const lctx_cuda_queue & queue, const lctx_evict_args & args) {
+    decision * decisions = (decision *)queue.work;
+    const dim3 heads(args.n_head_kv, args.n_seq);
+    const dim3 slices(n_slice(args.cache.k_pool) + n_slice(args.cache.v_pool), args.n_head_kv, args.n_seq);
+    lctx_launch(decide_heads, heads, THREADS, sizeof(search_memory), queue.stream, args, decisions);
+    lctx_launch(move_rows, slices, THREADS, sizeof(move_memory), queue.stream, args, decisions);
+    lctx_launch(move_scores, heads, THREADS, LCTX_WARP * sizeof(int), queue.stream, args, decisions);
+}

@@ -1,0 +1,407 @@
+// *vote*: the queries of the batch vote for the rows that they have read, now that their LSE is known.
+//
+// A block of threads takes pages of one KV head, so that a row's score has one writer, and goes over the tokens of their sequence in order,
+// so that a sum does not depend on how they were cut. Scores are computed as in *attend*, for the rows of the page whose fate is open.
+#include "flash.h"
+#include "kernels.h"
+#include "tile.h"
+#include "walk.h"
+
+namespace {
+
+constexpr float LOG2_E = 1.44269504f;
+
+// Columns, (token, head, segment), that meet a page at once: half of the warps take half of the rows.
+template <int DIM_> struct shape {
+    static constexpr int DIM = DIM_;  // of K, padded
+    static constexpr int ROWS = LCTX_PAGE_ROWS;
+    static constexpr int COLUMNS = 32, WARP_COLUMNS = 16, WARP_ROWS = 32;
+    static constexpr int THREADS = 128;
+    static constexpr int STRIDE = DIM + 8;
+    static constexpr int SCORE_STRIDE = ROWS + 8;  // so that the lanes of a warp write to different banks
+    static_assert(THREADS == LCTX_WARP * (COLUMNS / WARP_COLUMNS) * (ROWS / WARP_ROWS), "a warp for every part");
+};
+
+// A column as a voter.
+struct ballot {
+    int32_t row0, row1;  // what it reads
+    int32_t step;        // its row
+    float level;         // its LSE, of SCORE_SUM; else the least score of an important row: LSE - ln t. Base 2
+};
+
+template <typename S> struct memory {
+    alignas(16) uint16_t k[S::ROWS * S::STRIDE];
+    alignas(16) uint16_t q[S::COLUMNS * S::STRIDE];
+    float scores[S::COLUMNS * S::SCORE_STRIDE];
+    ballot ballots[2][S::COLUMNS];  // those of the next columns are written while these are counted
+    int32_t slot[S::ROWS];          // open ones
+    int32_t row[S::ROWS];
+    int32_t start[S::THREADS];  // number of the first column of each list
+    int32_t first[S::THREADS];  // its first segment
+    int32_t sums[LCTX_WARP];
+};
+
+// Tokens [first, end) of one sequence.
+struct run {
+    int32_t first, end;
+};
+
+// The first token of [first, end) with f, else end; the whole warp calls and gets it.
+template <typename F> __device__ int find_token(int first, int end, F && f) {
+    for (; first < end; first += LCTX_WARP) {
+        const int token = first + lctx_lane(), found = lctx_warp_min(token < end && f(token) ? token : end);
+        if (found < end) {
+            return found;
+        }
+    }
+    return end;
+}
+
+// f(run) for the runs of the batch, in order.
+template <typename F> __device__ void each_run(const lctx_vote_args & v, F && f) {
+    for (run r = {0, 0}; r.first < v.attend.n_tokens; r.first = r.end) {
+        const int32_t seq = v.voters[r.first].seq;
+        r.end = find_token(r.first, v.attend.n_tokens, [&](int token) { return v.voters[token].seq != seq; });
+        f(r);
+    }
+}
+
+// One KV head of the sequence of a run.
+struct voted {
+    int32_t head_kv, seq, border;
+    lctx_held held;
+    int32_t n_held;
+
+    __device__ voted(const lctx_vote_args & v, const run & r, int head_kv)
+        : head_kv(head_kv),
+          seq(v.voters[r.first].seq),
+          border(v.retain.border(v.voters[r.first].row)),  // of all tokens: no ubatch crosses one
+          held(lctx_slots(v.attend.cache, head_kv, seq).held),
+          n_held(held.slot(v.voters[r.end - 1].row) + 1) {}
+};
+
+// The scores from before the ubatch, of this block's pages.
+__device__ void keep_scores(const lctx_vote_args & v, const run & r, int head_kv) {
+    const int32_t undo_from = v.voters[r.end - 1].undo_from;
+    if (undo_from < 0) {
+        return;
+    }
+    const voted at(v, r, head_kv);
+    for (int page = (int)blockIdx.x; page * LCTX_PAGE_ROWS < at.n_held; page += (int)gridDim.x) {
+        const int slot = page * LCTX_PAGE_ROWS + (int)threadIdx.x;
+        if ((int)threadIdx.x < LCTX_PAGE_ROWS && slot < at.n_held) {
+            at.held.undo()[slot] = at.held.scores()[slot];
+        }
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        at.held.undo_from() = undo_from;
+    }
+}
+
+// The lists of segments of the voting tokens for one KV head: by token, then by heads that share one.
+struct lists {
+    const lctx_attend_args & a;
+    lctx_cuda_lists segs;
+    int token0, head0, n_choice, n_head;
+
+    __device__ lists(const lctx_attend_args & a, int token0, int head_kv)
+        : a(a), segs{a}, token0(token0), head0(head_kv * (a.n_head / a.n_head_kv)) {
+        n_choice = segs.by_chunk() ? a.n_choice / a.n_head_kv : 1;
+        n_head = a.n_head / a.n_head_kv / n_choice;
+    }
+    __device__ int token(int list) const { return token0 + list / n_choice; }
+    __device__ int head(int list) const { return head0 + list % n_choice * n_head; }
+    __device__ const lctx_segment * of(int list) const { return segs.of(token(list), head(list)); }
+};
+
+// ---- what many pages need is made once ----
+
+struct prepared {
+    float * spans;       // ln t of every list, where heads choose; else nullptr
+    uint16_t * queries;  // [n_seg][n_tokens][n_head][DIM] turned to where they look from, where many tokens read the same; else nullptr
+
+    static size_t n_span(const lctx_attend_args & a) { return a.params.chunk_size > 0 ? (size_t)a.n_tokens * a.n_choice : 0; }
+    template <typename S> static size_t n_query(const lctx_attend_args & a) {
+        const bool many = a.params.chunk_size == 0 && a.n_tokens * (a.n_head / a.n_head_kv) > S::COLUMNS;
+        return many ? (size_t)a.n_seg * a.n_tokens * a.n_head * S::DIM : 0;
+    }
+    template <typename S> static size_t size(const lctx_attend_args & a) {
+        return n_span(a) * sizeof(float) + n_query<S>(a) * sizeof(uint16_t);
+    }
+    template <typename S> static prepared in(char * work, const lctx_attend_args & a) {
+        return {n_span(a) > 0 ? (float *)work : nullptr, n_query<S>(a) > 0 ? (uint16_t *)work : nullptr};
+    }
+    template <typename S> __device__ uint16_t * query(const lctx_attend_args & a, int seg, int token, int head) const {
+        return queries + (((size_t)seg * a.n_tokens + token) * a.n_head + head) * S::DIM;
+    }
+};
+
+// Rows that the segments of a list span.
+__device__ int32_t span_of(const lctx_segment * segs, int n_seg) {
+    int32_t n = 0;
+    for (int i = 0; i < n_seg; i++) {
+        n += lctx_max(0, segs[i].row1 - segs[i].row0);
+    }
+    return n;
+}
+
+__global__ void span_lists(const lctx_attend_args a, prepared made) {
+    const int list = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (list < a.n_tokens * a.n_choice) {
+        made.spans[list] = logf((float)span_of(a.segs + (int64_t)list * a.n_seg, a.n_seg));
+    }
+}
+
+// Dimensions d and d + 1 of a query that looks from `angle`; base 2 without softcap, as in *attend*.
+__device__ uint32_t turned(const lctx_attend_args & a, int token, int head, int32_t angle, int d) {
+    if (d >= a.head_dim_k) {
+        return 0;
+    }
+    const float scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale * LOG2_E;
+    const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
+    const float * cs = a.angles + (size_t)angle * a.n_dims;
+    return lctx_pack_limited(scale * lctx_rotated(q, d, cs, a.n_dims, a.params.rope_mode),
+                             scale * lctx_rotated(q, d + 1, cs, a.n_dims, a.params.rope_mode));
+}
+
+// A block of threads for a token and segment.
+template <typename S> __global__ void turn_queries(const lctx_attend_args a, prepared made) {
+    const int token = (int)blockIdx.x, seg = (int)blockIdx.y;
+    const lctx_segment segment = a.segs[(int64_t)token * a.n_seg + seg];
+    if (segment.row0 >= segment.row1) {
+        return;
+    }
+    for (int i = (int)threadIdx.x; i < a.n_head * S::DIM / 2; i += S::THREADS) {
+        const int head = i / (S::DIM / 2), d = i % (S::DIM / 2) * 2;
+        *(uint32_t *)(made.query<S>(a, seg, token, head) + d) = turned(a, token, head, segment.angle, d);
+    }
+}
+
+// Segments [first, first + n) of a list.
+struct part {
+    int first, n;
+};
+
+// Those of [first, end) that read rows between lo and hi: they ascend, and what is unused or empty comes last.
+__device__ part part_of(const lctx_segment * segs, int first, int end, int32_t lo, int32_t hi) {
+    for (int n = end - first; n > 0;) {
+        const lctx_segment & s = segs[first + n / 2];
+        const bool is_before = s.row0 < s.row1 && s.row1 <= lo;
+        first += is_before ? n / 2 + 1 : 0;
+        n = is_before ? n - n / 2 - 1 : n / 2;
+    }
+    part p = {first, 0};
+    for (; first < end && segs[first].row0 < segs[first].row1 && segs[first].row0 <= hi; first++) {
+        p.n++;
+    }
+    return p;
+}
+
+// Columns [first, first + COLUMNS) of n_column: their queries and their ballots. Neighbouring threads share a column.
+template <typename S> __device__ void load_columns(const lctx_vote_args & v, const prepared & made, const lists & l, int list0, int first,
+                                                   int n_column, memory<S> & m, ballot * ballots) {
+    constexpr int SHARE = S::THREADS / S::COLUMNS;
+    const lctx_attend_args & a = v.attend;
+    const int c = (int)threadIdx.x / SHARE, mine = (int)threadIdx.x % SHARE;
+    if (first + c >= n_column) {
+        return;
+    }
+    int at = 0;  // the last list that begins here or before
+    for (int step = S::THREADS / 2; step > 0; step /= 2) {
+        at += m.start[at + step] <= first + c ? step : 0;
+    }
+    const int list = list0 + at, in_list = first + c - m.start[at], seg = m.first[at] + in_list / l.n_head;
+    const int token = l.token(list), head = l.head(list) + in_list % l.n_head;
+    const lctx_segment segment = l.of(list)[seg];
+    uint16_t * q = m.q + c * S::STRIDE;
+    if (made.queries) {
+        const uint16_t * from = made.query<S>(a, seg, token, head);
+        for (int d = 8 * mine; d < S::DIM; d += 8 * SHARE) {
+            *(uint4 *)(q + d) = *(const uint4 *)(from + d);
+        }
+    } else {
+        for (int d = 2 * mine; d < S::DIM; d += 2 * SHARE) {
+            *(uint32_t *)(q + d) = turned(a, token, head, segment.angle, d);
+        }
+    }
+    if (mine == 0) {
+        const float lse = a.lse[(size_t)token * a.n_head + head];
+        float ln_t = 0.0f;
+        if (v.retain.score != LCTX_SCORE_SUM) {
+            ln_t = made.spans ? made.spans[(l.of(list) - a.segs) / a.n_seg] : logf((float)span_of(l.of(list), a.n_seg));
+        }
+        ballots[c] = {segment.row0, segment.row1, v.voters[token].row, LOG2_E * (lse - ln_t)};
+    }
+}
+
+// The open keys of the page as a tile.
+template <typename S> __device__ void load_keys(const lctx_attend_args & a, const voted & at, bool near, int n_open, memory<S> & m) {
+    const lctx_pool_args & pool = a.cache.k_pool;
+    const auto row = [&](int i) {
+        return near ? lctx_near_row(a.cache, m.row[i], at.head_kv, at.seq) : lctx_key_row(a.cache, m.slot[i], at.head_kv, at.seq);
+    };
+    if (pool.type == GGML_TYPE_F16) {
+        lctx_cuda_copy_rows<S::ROWS, S::DIM>(a.head_dim_k, 0, n_open, row, m.k);
+        lctx_copy_end_group();
+        lctx_copy_wait<0>();
+    } else {
+        lctx_cuda_unpack_rows<S::ROWS, S::DIM>(pool.type, a.head_dim_k, 0, n_open, row, m.k);
+    }
+}
+
+// Scores of up to COLUMNS columns and the open rows, base 2.
+template <typename S> __device__ void score(const lctx_attend_args & a, int n_column, int n_open, memory<S> & m) {
+    constexpr int COLUMN_WARPS = S::COLUMNS / S::WARP_COLUMNS;
+    const int column0 = lctx_warp() % COLUMN_WARPS * S::WARP_COLUMNS, row0 = lctx_warp() / COLUMN_WARPS * S::WARP_ROWS;
+    if (column0 >= n_column || row0 >= n_open) {
+        return;
+    }
+    lctx_cuda_flash<S::DIM, S::WARP_ROWS> f;
+    f.scores(m.q + column0 * S::STRIDE, m.k + row0 * S::STRIDE);
+    f.each_score([&](float s, int c, int row) {
+        m.scores[(column0 + c) * S::SCORE_STRIDE + row0 + row] = a.params.softcap != 0.0f ? LOG2_E * a.params.softcap * tanhf(s) : s;
+    });
+}
+
+// The score of the row of this thread after the votes of n columns. s: its scores
+template <typename S>
+__device__ int32_t count(lctx_score kind, int32_t score, int32_t row, const ballot * ballots, const float * s, int n_column) {
+    float sum = lctx_held::as_float(score);
+    for (int c = 0; c < n_column; c++) {
+        const ballot & b = ballots[c];
+        const float x = s[c * S::SCORE_STRIDE];
+        const bool reads = b.row0 <= row && row < b.row1, important = reads && x >= b.level;
+        switch (kind) {
+            case LCTX_SCORE_LAST:  score = important ? lctx_max(score, b.step) : score; break;
+            case LCTX_SCORE_COUNT: score += important; break;
+            case LCTX_SCORE_SUM:   sum += reads ? lctx_exp2(x - b.level) : 0.0f; break;
+        }
+    }
+    return kind == LCTX_SCORE_SUM ? lctx_held::as_score(sum) : score;
+}
+
+__device__ bool needs_votes(const lctx_retain & r, int32_t row, int32_t score, int32_t border) {
+    return !r.one_vote_is_enough() || r.is_open(row, score, border);
+}
+
+// The votes of tokens [token0, end) for the open rows of a page, as far as segments of one phase read them. score: of this thread's row
+template <typename S> __device__ void vote_phase(const lctx_vote_args & v, const prepared & made, const lists & l, int end, int phase,
+                                                 const voted & at, int n_open, int32_t & score_of_mine, memory<S> & m) {
+    const int n_list = (end - l.token0) * l.n_choice, mine = (int)threadIdx.x;
+    bool loaded = false;
+    for (int list0 = 0, turn = 0; list0 < n_list; list0 += S::THREADS) {
+        part p = {0, 0};
+        if (list0 + mine < n_list) {
+            p = part_of(l.of(list0 + mine), l.segs.first(phase), l.segs.end(phase), m.row[0], m.row[n_open - 1]);
+        }
+        int n_column;
+        m.start[mine] = lctx_block_scan(p.n * l.n_head, m.sums, n_column);
+        m.first[mine] = p.first;
+        if (n_column == 0) {
+            continue;
+        }
+        if (!loaded) {
+            load_keys(v.attend, at, l.segs.is_near(phase), n_open, m);
+            loaded = true;
+        }
+        __syncthreads();
+        for (int first = 0; first < n_column; first += S::COLUMNS, turn ^= 1) {
+            const int n = lctx_min(S::COLUMNS, n_column - first);
+            load_columns(v, made, l, list0, first, n_column, m, m.ballots[turn]);
+            __syncthreads();
+            score(v.attend, n, n_open, m);
+            __syncthreads();
+            if (mine < n_open) {
+                score_of_mine = count<S>(v.retain.score, score_of_mine, m.row[mine], m.ballots[turn], m.scores + mine, n);
+            }
+        }
+    }
+}
+
+// The votes of tokens [token0, end) for one page.
+template <typename S> __device__ void vote_page(const lctx_vote_args & v, const prepared & made, const lists & l, int end, const voted & at,
+                                                int page, memory<S> & m) {
+    const int mine = (int)threadIdx.x, slot = page * S::ROWS + mine;
+    const bool here = mine < S::ROWS && slot < at.n_held;
+    const int32_t row = here ? at.held.rows()[slot] : 0;
+    const bool is_open = here && needs_votes(v.retain, row, at.held.scores()[slot], at.border);
+    int n_open;
+    const int place = lctx_block_scan(is_open, m.sums, n_open);
+    if (n_open == 0) {
+        return;
+    }
+    if (is_open) {
+        m.slot[place] = slot;
+        m.row[place] = row;
+    }
+    __syncthreads();
+    int32_t score = mine < n_open ? at.held.scores()[m.slot[mine]] : 0;
+    for (int near = 1; near >= 0; near--) {  // what is near to a query is far from later ones
+        for (int phase = 0; phase < l.segs.n_phase(); phase++) {
+            if (l.segs.is_near(phase) == (near != 0)) {
+                vote_phase(v, made, l, end, phase, at, n_open, score, m);
+            }
+        }
+    }
+    if (mine < n_open) {
+        at.held.scores()[m.slot[mine]] = score;
+    }
+}
+
+template <typename S> __global__ void __launch_bounds__(S::THREADS) vote(const lctx_vote_args v, prepared made) {
+    auto & m = *(memory<S> *)lctx_shared();
+    const int head_kv = (int)blockIdx.y;
+    each_run(v, [&](const run & r) { keep_scores(v, r, head_kv); });
+    lctx_cuda_clear_padding<S::ROWS, S::DIM>(v.attend.head_dim_k, m.k);
+    __syncthreads();
+    each_run(v, [&](const run & r) {
+        const int first = find_token(r.first, r.end, [&](int token) { return v.voters[token].votes != 0; });
+        if (first == r.end) {
+            return;
+        }
+        const voted at(v, r, head_kv);
+        const lists l(v.attend, first, head_kv);
+        for (int page = (int)blockIdx.x; page * S::ROWS < at.n_held; page += (int)gridDim.x) {
+            vote_page(v, made, l, r.end, at, page, m);
+        }
+        __syncthreads();  // another run may be of the same sequence
+    });
+}
+
+template <typename S> void launch(const lctx_cuda_queue & queue, const lctx_vote_args & v) {
+    constexpr int PER_MULTIPROCESSOR = 8;  // blocks, so that none of them waits long for another
+    const lctx_attend_args & a = v.attend;
+    const prepared made = prepared::in<S>(queue.work, a);
+    if (made.spans) {
+        const dim3 grid((unsigned)lctx_div_up(a.n_tokens * a.n_choice, S::THREADS));
+        lctx_launch(span_lists, grid, S::THREADS, 0, queue.stream, a, made);
+    }
+    if (made.queries) {
+        lctx_launch(turn_queries<S>, dim3(a.n_tokens, a.n_seg), S::THREADS, 0, queue.stream, a, made);
+    }
+    const int n_page = (int)lctx_div_up(a.cache.held.n_row_max, S::ROWS);
+    const int n_block = (int)lctx_div_up(PER_MULTIPROCESSOR * queue.device.n_multiprocessor, a.n_head_kv);
+    lctx_launch(vote<S>, dim3(lctx_min(n_page, n_block), a.n_head_kv), S::THREADS, sizeof(memory<S>), queue.stream, v, made);
+}
+
+// f(shape) with the shape of these arguments.
+template <typename F> void with_shape(const lctx_attend_args & a, F && f) {
+    const int dim = a.head_dim_k;
+    return dim <= 64    ? f(shape<64>())
+           : dim <= 80  ? f(shape<80>())
+           : dim <= 96  ? f(shape<96>())
+           : dim <= 128 ? f(shape<128>())
+                        : f(shape<256>());
+}
+
+}  // namespace
+
+size_t lctx_cuda_vote_wsize(const lctx_cuda_device &, const lctx_vote_args & args) {
+    size_t size = 0;
+    with_shape(args.attend, [&](auto s) { size = prepared::size<decltype(s)>(args.attend); });
+    return size;
+}
+
+void lctx_cuda_vote(const lctx_cuda_queue & queue, const lctx_vote_args & args) {
+    with_shape(args.attend, [&](auto s) { launch<decltype(s)>(queue, args); });
+}

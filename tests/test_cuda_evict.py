@@ -1,0 +1,152 @@
+"""The CUDA kernels of *vote* and *evict*, run on the CPU (``native/cuda/emulate.h``).
+
+Queries and keys meet as f16 on the tensor cores, so a score of attention is off by up to ``SCORE_MARGIN``, and a decision
+within that may fall otherwise than the oracle's.
+"""
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import pytest
+from cases import BASES, EVICT_CASES, RULES, EvictCase, evict_case
+from op import make_inputs, run_evict, run_step
+from test_corm import METHODS, random_tokens
+from test_evict import check
+
+from pylongctx._lib import library_path
+
+SCORE_MARGIN = 8e-3
+TOLERANCE = 4e-3  # of an output
+
+pytestmark = pytest.mark.skipif(
+    b"LCTX_EMULATE_CUDA" not in library_path().read_bytes(), reason="the library was built without LCTX_EMULATE"
+)
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    monkeypatch.setenv("LCTX_EMULATE_CUDA", "1")
+
+
+@dataclass(frozen=True)
+class HalfCase(EvictCase):
+    """A case with scores from f16 operands."""
+
+    @property
+    def tolerance(self) -> float:
+        return max(super().tolerance, TOLERANCE)
+
+    @property
+    def margin(self) -> float:
+        return max(super().margin, SCORE_MARGIN)
+
+
+def half(case: EvictCase) -> HalfCase:
+    return HalfCase(**{f.name: getattr(case, f.name) for f in fields(case)})
+
+
+# ---- one layer, against the oracle ----
+
+CROSS = [f"{base}-{rule}" for base in BASES for rule in RULES]
+SHAPES = [f"heads{heads}-{what}" for heads in ("4x1", "6x2") for what in ("corm", "scissorhands", "longheads")]
+OTHERS = ["rows1-h2o", "rows65-corm-every16", "rows130-h2o", "rows321-corm-every16", "dim40x40", "dim80x80", "dim128x128",
+          "dim40-longheads", "dim128-longheads", "k-f16-v-f16-full-h2o", "k-f16-v-q4_0-longheads-grouped-scissorhands",
+          "k-q8_0-v-q8_0-selfextend-corm-unprotected", "k-q4_0-v-q4_0-longheads-head-corm-every16", "ubatch1-selfextend",
+          "ubatch1000-full", "ubatch7-longheads-grouped", "rope-neox-full", "rope-yarn-partial-factors-selfextend",
+          "softcap-full", "softcap-longheads-head", "empty-chunks", "block", "long-chunks",
+          "open-chunk-exceeds-the-budget", "window-one-unprotected", "every-wider-than-window", "budget-one",
+          "budget-is-nearly-recent", "tova-one", "scissorhands-every-one"]  # fmt: skip
+BY_NAME = {case.name: case for case in EVICT_CASES}
+
+
+@pytest.mark.parametrize("name", [*CROSS, *SHAPES, *OTHERS])
+def test_layers_evict_and_attend_as_defined(ffi, lib, name):
+    check(ffi, lib, half(BY_NAME[name]))
+
+
+@pytest.mark.parametrize("dim", [96, 192, 256])
+def test_heads_of_every_width(ffi, lib, dim):
+    check(ffi, lib, half(evict_case("wide", n_rows=140, head_dim_k=dim, head_dim_v=dim, type_k="f16", type_v="f16")))
+
+
+# ---- one layer, against itself ----
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("rule", ["corm-every16", "h2o", "scissorhands", "tova"])
+def test_the_size_of_a_ubatch_does_not_matter(ffi, lib, base, rule):
+    case = evict_case("ubatch", method=BASES[base], rule=RULES[rule])
+    x = make_inputs(case)
+    held = [run_evict(ffi, lib, replace(case, n_ubatch=n), x).held for n in (1, 13, 64)]
+    np.testing.assert_array_equal(held[0], held[1])
+    np.testing.assert_array_equal(held[0], held[2])
+
+
+# ---- which rows stay, and their bytes, against the CPU ----
+
+# rows of 2, 4 and 16 bytes at a time
+TYPES = [("f32", "f16", 128), ("q8_0", "q4_0", 96), ("q8_0", "q5_1", 64), ("bf16", "q8_0", 256)]
+
+
+@pytest.mark.parametrize("spec", ["corm,window=8", "h2o,budget=300", "scissorhands,budget=300", "tova,budget=1300"])
+@pytest.mark.parametrize(("type_k", "type_v", "dim"), TYPES)
+def test_the_same_rows_stay_as_on_the_cpu(ffi, lib, monkeypatch, spec, type_k, type_v, dim):
+    """Scores are random, and equal ones frequent; the output shows which rows stayed and that they are whole."""
+    shape = {"head_dim_k": dim, "head_dim_v": dim, "type_k": type_k, "type_v": type_v}
+    case = evict_case("step", n_rows=1500, n_head=4, n_head_kv=2, sharpness=1.0, **shape)
+    x = make_inputs(case)
+    got = run_step(ffi, lib, case, x, spec, n_tokens=1, held=0.4)
+    monkeypatch.delenv("LCTX_EMULATE_CUDA")
+    want = run_step(ffi, lib, case, x, spec, n_tokens=1, held=0.4)
+    assert got.n_held == want.n_held < 1499
+    np.testing.assert_allclose(got.out, want.out, rtol=0, atol=TOLERANCE * abs(want.out).max())
+
+
+# ---- whole models ----
+
+
+def shown(ffi, lib, session, seq: int) -> list[tuple[list[int], list[int]]]:
+    """Return the rows that the heads of the first layer hold, and their scores."""
+    rows, scores = np.zeros((2, 256), dtype=np.int32)
+    buffers = [ffi.from_buffer("int32_t[]", array, require_writable=True) for array in (rows, scores)]
+    out = []
+    for head in range(2):
+        n = lib.lctx_seq_held(session.ctx, seq, 0, head, *buffers, 256)
+        out.append((rows[:n].tolist(), scores[:n].tolist()))
+    return out
+
+
+@pytest.fixture
+def start(open_session):
+    """Return a function that opens a session on the tiny model."""
+    sizes = {"n_ctx": 256, "n_seq_max": 3, "n_batch": 96, "n_ubatch": 96, "n_threads": 2, "n_threads_batch": 2}
+    return lambda name: open_session("llama", METHODS[name].text(), **sizes)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_votes_that_were_taken_back_leave_no_trace(ffi, lib, start, name):
+    session, other, tokens = start(name), start(name), random_tokens(0)
+    every = METHODS[name].rule.evict_every
+    first = 90 // every * every
+    n = max(1, every - 1)
+    for one in (session, other):
+        one.decode(tokens[:first])
+    session.decode(random_tokens(1)[:n])
+    assert session.remove_tail(first)
+    np.testing.assert_array_equal(session.decode(tokens[first:]), other.decode(tokens[first:]))
+    assert shown(ffi, lib, session, 0) == shown(ffi, lib, other, 0)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_sequences_of_a_batch_vote_for_themselves(ffi, lib, start, name):
+    parts = {seq: random_tokens(seq)[:n] for seq, n in enumerate((150, 110, 7))}
+    mixed = [(seq, part[i]) for i in range(150) for seq, part in parts.items() if i < len(part)]
+    session = start(name)
+    for i in range(0, len(mixed), 60):
+        session.decode_mixed(mixed[i : i + 60])
+    for seq, part in parts.items():
+        alone = start(name)
+        alone.decode_mixed([(0, token) for token in part[:60]])
+        alone.decode_mixed([(0, token) for token in part[60:]])
+        got, want = shown(ffi, lib, session, seq), shown(ffi, lib, alone, 0)
+        assert [rows for rows, _ in got] == [rows for rows, _ in want]
