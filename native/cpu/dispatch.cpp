@@ -40,6 +40,7 @@ void lctx_cpu_forward(const ggml_compute_params * params, ggml_tensor * dst) {
             return lctx_by_chunks(dst) ? lctx_cpu_vote_chunks(params, lctx_vote_args_of(dst))
                                        : lctx_cpu_vote(params, lctx_vote_args_of(dst));
         case LCTX_OP_EVICT: return lctx_cpu_evict(params, lctx_evict_args_of(dst));
+        case LCTX_OP_FETCH: return lctx_cpu_fetch(params, lctx_fetch_args_of(dst));
     }
     GGML_ABORT("unknown LCTX sub-op %d", dst->op_params[0]);
 }
@@ -62,6 +63,7 @@ size_t lctx_cpu_wsize(const ggml_tensor * dst, int n_tasks) {
             return lctx_by_chunks(dst) ? lctx_cpu_vote_chunks_wsize(lctx_vote_args_of(dst), n_tasks)
                                        : lctx_cpu_vote_wsize(lctx_vote_args_of(dst), n_tasks);
         case LCTX_OP_EVICT: return lctx_cpu_evict_wsize(lctx_evict_args_of(dst), n_tasks);
+        case LCTX_OP_FETCH: return lctx_cpu_fetch_wsize(lctx_fetch_args_of(dst), n_tasks);
     }
     return 0;
 }

@@ -43,9 +43,8 @@ static __device__ __forceinline__ int lctx_warp_min(int x, int n = LCTX_WARP) {
     return x;
 }
 
-// Two floats as f16, what is too large as the largest: bf16 and f32 rows go through f16 on their way to the tensor cores.
-static __device__ __forceinline__ uint32_t lctx_half2(float low, float high) {
+// lctx_pack with what is too large as the largest: bf16 and f32 rows go through f16 on their way to the tensor cores.
+static __device__ __forceinline__ uint32_t lctx_pack_limited(float low, float high) {
     const float most = 65504.0f;
-    const uint32_t l = lctx_to_half(fminf(fmaxf(low, -most), most)), h = lctx_to_half(fminf(fmaxf(high, -most), most));
-    return l | h << 16;
+    return lctx_pack(fminf(fmaxf(low, -most), most), fminf(fmaxf(high, -most), most));
 }

@@ -212,8 +212,8 @@ void lctx_copy_wait_for(int n_group) {
     self().copies = std::move(later);
 }
 
-void lctx_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    const uint32_t ab[] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+void lctx_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    const uint32_t ab[] = {a[0], a[1], a[2], a[3], b0, b1};
     const lctx_gift * all = lctx_exchange(ab, sizeof(ab));
     const int g = blk.now % WARP / 4, t = blk.now % 4;
     // a[i] of lane 4 g + t: row g + 8 (i % 2), columns 2 t + 8 (i / 2), + 1; b[i]: rows 2 t + 8 i, + 1, column g

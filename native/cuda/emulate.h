@@ -95,6 +95,10 @@ inline uint16_t lctx_to_half(float x) {
     return ggml_fp32_to_fp16(x);
 }
 
+inline uint32_t lctx_pack(float low, float high) {
+    return lctx_to_half(low) | (uint32_t)lctx_to_half(high) << 16;
+}
+
 inline float lctx_from_bf16(uint16_t x) {
     return lctx_as_float((uint32_t)x << 16);
 }
@@ -119,6 +123,23 @@ inline int atomicMax(int * at, int x) {
     return old;
 }
 
-void lctx_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+inline unsigned atomicOr(unsigned * at, unsigned x) {
+    const unsigned old = *at;
+    *at |= x;
+    return old;
+}
+
+inline unsigned atomicAnd(unsigned * at, unsigned x) {
+    const unsigned old = *at;
+    *at &= x;
+    return old;
+}
+
+// The lowest bit that is set.
+inline int lctx_first_bit(uint32_t x) {
+    return __builtin_ctz(x);
+}
+
+void lctx_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 void lctx_load_matrices(uint32_t (&r)[4], const void * row);
 void lctx_load_transposed(uint32_t (&r)[4], const void * row);

@@ -49,6 +49,12 @@ static __device__ __forceinline__ uint16_t lctx_to_half(float x) {
     return __half_as_ushort(__float2half_rn(x));
 }
 
+// Two floats as two f16, the first in the low half.
+static __device__ __forceinline__ uint32_t lctx_pack(float low, float high) {
+    const __half2 x = __floats2half2_rn(low, high);
+    return *(const uint32_t *)&x;
+}
+
 static __device__ __forceinline__ float lctx_from_bf16(uint16_t x) {
     return __uint_as_float((uint32_t)x << 16);
 }
@@ -71,19 +77,24 @@ static __device__ __forceinline__ float lctx_exp2(float x) {
     return y;
 }
 
+// The lowest bit that is set.
+static __device__ __forceinline__ int lctx_first_bit(uint32_t x) {
+    return __ffs((int)x) - 1;
+}
+
 // ---- tensor cores (PTX ISA, mma.m16n8k16 and ldmatrix); lane = 4 g + t ----
 
 // c += a b: a is 16 x 16 f16, b 16 x 8 f16, c 16 x 8 f32. c = rows g, g, g + 8, g + 8 at columns 2 t, 2 t + 1.
-static __device__ __forceinline__ void lctx_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+static __device__ __forceinline__ void lctx_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
     for (int k = 0; k < 2; k++) {
         asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(b[k]));
+                     : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(k == 0 ? b0 : b1));
     }
 #endif
 }

@@ -25,6 +25,7 @@ void lctx_cuda_represent(const lctx_cuda_queue & queue, const lctx_represent_arg
 void lctx_cuda_select(const lctx_cuda_queue & queue, const lctx_select_args & args);
 void lctx_cuda_vote(const lctx_cuda_queue & queue, const lctx_vote_args & args);  // chunks too
 void lctx_cuda_evict(const lctx_cuda_queue & queue, const lctx_evict_args & args);
+void lctx_cuda_fetch(const lctx_cuda_queue & queue, const lctx_fetch_args & args);
 
 // Bytes of work buffer; 0: none.
 size_t lctx_cuda_attend_wsize(const lctx_cuda_device & device, const lctx_attend_args & args);
@@ -32,3 +33,4 @@ size_t lctx_cuda_represent_wsize(const lctx_cuda_device & device, const lctx_rep
 size_t lctx_cuda_select_wsize(const lctx_cuda_device & device, const lctx_select_args & args);
 size_t lctx_cuda_vote_wsize(const lctx_cuda_device & device, const lctx_vote_args & args);
 size_t lctx_cuda_evict_wsize(const lctx_cuda_device & device, const lctx_evict_args & args);
+size_t lctx_cuda_fetch_wsize(const lctx_cuda_device & device, const lctx_fetch_args & args);

@@ -20,6 +20,8 @@ struct lctx_pool_args {
     char * data;
     ggml_type type;
     size_t row_size;
+    char * far = nullptr;     // where row 0 would be of those from n_row on: they lie elsewhere
+    size_t n_row = SIZE_MAX;  // rows at data
 };
 
 struct lctx_table_args {
@@ -151,4 +153,21 @@ struct lctx_evict_args {
     size_t rep_head_stride;
     size_t rep_seq_stride;
     lctx_evict_params params;
+};
+
+struct lctx_fetch_args {
+    lctx_cache_args all;  // pools and table of all pages
+    lctx_pool_args k_resident;
+    lctx_pool_args v_resident;
+    int32_t * resident;  // lctx_resident of head h at resident + h*resident_stride
+    size_t resident_stride;
+    int32_t * table;  // result: strides as all.table
+    int32_t n_slot;
+    int32_t n_head_kv;
+    int32_t n_seq;
+    int32_t n_page_max;
+    const lctx_segment * segs;  // [n_tokens][n_choice][n_seg]
+    int32_t n_tokens;
+    int32_t n_choice;
+    int32_t n_seg;
 };

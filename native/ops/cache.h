@@ -17,17 +17,30 @@ struct lctx_slots {
 };
 
 // Where a slot lies: the row of the pools, and its key and value; near keys stand in a ring by row number.
+LCTX_HD inline int32_t lctx_page_of(const lctx_table_args & table, int32_t slot, int32_t head, int32_t seq) {
+    return table.pages[seq * table.seq_stride + head * table.head_stride + slot / LCTX_PAGE_ROWS];
+}
+
 LCTX_HD inline size_t lctx_pool_row(const lctx_table_args & table, int32_t slot, int32_t head, int32_t seq) {
-    const int32_t page = table.pages[seq * table.seq_stride + head * table.head_stride + slot / LCTX_PAGE_ROWS];
-    return (size_t)page * LCTX_PAGE_ROWS + slot % LCTX_PAGE_ROWS;
+    return (size_t)lctx_page_of(table, slot, head, seq) * LCTX_PAGE_ROWS + slot % LCTX_PAGE_ROWS;
+}
+
+LCTX_HD inline char * lctx_pool_at(const lctx_pool_args & pool, size_t row) {
+    return (row < pool.n_row ? pool.data : pool.far) + row * pool.row_size;
 }
 
 LCTX_HD inline char * lctx_value_row(const lctx_cache_args & cache, int32_t slot, int32_t head, int32_t seq) {
-    return cache.v_pool.data + lctx_pool_row(cache.table, slot, head, seq) * cache.v_pool.row_size;
+    return lctx_pool_at(cache.v_pool, lctx_pool_row(cache.table, slot, head, seq));
 }
 
 LCTX_HD inline char * lctx_key_row(const lctx_cache_args & cache, int32_t slot, int32_t head, int32_t seq) {
-    return cache.k_pool.data + lctx_pool_row(cache.table, slot, head, seq) * cache.k_pool.row_size;
+    return lctx_pool_at(cache.k_pool, lctx_pool_row(cache.table, slot, head, seq));
+}
+
+// Whether a page of resident pools: the table tells of others too.
+LCTX_HD inline bool lctx_is_resident(const lctx_cache_args & cache, int32_t slot, int32_t head, int32_t seq) {
+    const int32_t page = lctx_page_of(cache.table, slot, head, seq);
+    return page >= 0 && (size_t)page * LCTX_PAGE_ROWS < cache.k_pool.n_row;
 }
 
 LCTX_HD inline char * lctx_near_row(const lctx_cache_args & cache, int32_t row, int32_t head, int32_t seq) {

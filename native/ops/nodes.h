@@ -15,6 +15,14 @@ inline lctx_pool_args lctx_pool_of(const ggml_tensor * pool) {
     return {(char *)pool->data, pool->type, pool->nb[1]};
 }
 
+// The rows of `pool` behind those of `resident`.
+inline lctx_pool_args lctx_resident_pool_of(const ggml_tensor * resident, const ggml_tensor * pool) {
+    lctx_pool_args args = lctx_pool_of(resident);
+    args.n_row = (size_t)resident->ne[1];
+    args.far = (char *)pool->data - args.n_row * args.row_size;
+    return args;
+}
+
 inline lctx_table_args lctx_table_of(const ggml_tensor * table) {
     return {(const int32_t *)table->data, table->nb[1] / sizeof(int32_t), table->nb[2] / sizeof(int32_t)};
 }
@@ -60,6 +68,7 @@ inline lctx_store_args lctx_store_args_of(const ggml_tensor * dst) {
     args.cache.near = lctx_near_of(dst->src[7]);
     args.cache.held = lctx_held_of(dst->src[8]);
     args.params = lctx_params_of<lctx_store_params>(dst);
+    args.cache.k_pool.n_row = (size_t)dst->src[2]->ne[1];
     return args;
 }
 
@@ -78,6 +87,10 @@ inline lctx_attend_args lctx_attend_args_of(const ggml_tensor * dst) {
     args.n_dims = (int32_t)dst->src[5]->ne[0];
     args.cache.near = lctx_near_of(dst->src[6]);
     args.cache.held = lctx_held_of(dst->src[LCTX_ATTEND_HELD]);
+    if (dst->src[LCTX_ATTEND_HELD + 1]) {
+        args.cache.k_pool = lctx_resident_pool_of(dst->src[LCTX_ATTEND_HELD + 1], dst->src[1]);
+        args.cache.v_pool = lctx_resident_pool_of(dst->src[LCTX_ATTEND_HELD + 2], dst->src[2]);
+    }
     args.head_dim_k = (int32_t)q->ne[0];
     args.head_dim_v = (int32_t)dst->src[2]->ne[0];
     args.n_head = (int32_t)q->ne[1];
@@ -174,6 +187,27 @@ inline lctx_evict_args lctx_evict_args_of(const ggml_tensor * dst) {
         args.rep_seq_stride = reps->nb[3];
     }
     args.params = lctx_params_of<lctx_evict_params>(dst);
+    return args;
+}
+
+inline lctx_fetch_args lctx_fetch_args_of(const ggml_tensor * dst) {
+    const ggml_tensor * segs = dst->src[0];
+    const ggml_tensor * table = dst->src[3];
+    lctx_fetch_args args = {};
+    args.all = {lctx_pool_of(dst->src[1]), lctx_pool_of(dst->src[2]), lctx_table_of(table), {}, {}};
+    args.k_resident = lctx_pool_of(dst->src[4]);
+    args.v_resident = lctx_pool_of(dst->src[5]);
+    args.resident = (int32_t *)dst->src[6]->data;
+    args.resident_stride = dst->src[6]->nb[1] / sizeof(int32_t);
+    args.table = (int32_t *)dst->data;
+    args.n_slot = lctx_params_of<lctx_fetch_params>(dst).n_slot;
+    args.n_page_max = (int32_t)table->ne[0];
+    args.n_head_kv = (int32_t)table->ne[1];
+    args.n_seq = (int32_t)table->ne[2];
+    args.segs = (const lctx_segment *)segs->data;
+    args.n_seg = (int32_t)segs->ne[1];
+    args.n_choice = (int32_t)segs->ne[2];
+    args.n_tokens = (int32_t)segs->ne[3];
     return args;
 }
 
