@@ -31,8 +31,8 @@ typedef struct lctx_sampler lctx_sampler;
 // LCTX_ABI_VERSION of the library; Python refuses another one.
 int32_t lctx_abi_version(void);
 
-// One JSON object: version, upstream, series (hash of tarball and patches), compiler, build_type, backends, native, cuda (the
-// architectures that CUDA kernels were compiled for; null: none).
+// One JSON object: version, upstream, series (hash of tarball and patches), compiler, build_type, backends (devices), kernels (by device),
+// native, cuda (architectures that kernels were compiled for; null: none).
 const char * lctx_build_info(void);
 
 // The CPU features that the kernels were compiled for, as llama.cpp prints them.
