@@ -74,9 +74,14 @@ class Check:
 # ---- sub-ops ----
 
 
+def on(device: str) -> dict:
+    """Return what makes a run of an op one on a device."""
+    return {"device": ffi.new("char[]", device.encode())}
+
+
 def check_attend(check: Check, case: OpCase, device: str, x) -> None:
     """Store, and attend over the segments of the case: outputs and LSE."""
-    want, got = (run_native(ffi, lib, case, x, **on) for on in ({}, {"device": device}))
+    want, got = (run_native(ffi, lib, case, x, **where) for where in ({}, on(device)))
     for what, a, b in zip(("out", "lse"), got, want, strict=True):
         if a is not None:
             check.hold(f"{case.name} {what}", error_of(a, b), limit_of(case))
@@ -84,7 +89,7 @@ def check_attend(check: Check, case: OpCase, device: str, x) -> None:
 
 def check_chunks(check: Check, case: ChunkCase, device: str, x) -> None:
     """Represent, select and attend; outputs where the choice is the same."""
-    want, got = (run_chunks(ffi, lib, case, x, **on) for on in ({}, {"device": device}))
+    want, got = (run_chunks(ffi, lib, case, x, **where) for where in ({}, on(device)))
     check.hold(f"{case.name} representations", error_of(got.reps, want.reps), limit_of(case))
     same = (got.chunks == want.chunks).all(-1)
     check.hold(f"{case.name} choices", 1 - same.mean(), OTHER_CHOICES)
@@ -94,7 +99,7 @@ def check_chunks(check: Check, case: ChunkCase, device: str, x) -> None:
 
 def check_evict(check: Check, case: EvictCase, device: str, x) -> None:
     """Vote and evict too: the rows held, and outputs as long as nothing was evicted; later their median."""
-    want, got = (run_evict(ffi, lib, case, x, **on) for on in ({}, {"device": device}))
+    want, got = (run_evict(ffi, lib, case, x, **where) for where in ({}, on(device)))
     check.hold(f"{case.name} held", (got.held != want.held).mean(), OTHER_ROWS)
     error = abs(got.out - want.out).max(axis=(1, 2)) / max(abs(want.out).max(), 1e-30)
     check.hold(f"{case.name} out", float(np.median(error)), limit_of(case))

@@ -32,7 +32,7 @@ typedef struct lctx_sampler lctx_sampler;
 int32_t lctx_abi_version(void);
 
 // One JSON object: version, upstream, series (hash of tarball and patches), compiler, build_type, backends (devices), kernels (by device),
-// native, cuda (architectures that kernels were compiled for; null: none).
+// native, cuda (architectures that kernels were compiled for; null: none), emulates_cuda (LCTX_EMULATE).
 const char * lctx_build_info(void);
 
 // The CPU features that the kernels were compiled for, as llama.cpp prints them.
