@@ -1,4 +1,4 @@
-"""The CUDA kernels as a GPU gets them: they compile without a warning, keep to their registers and use the tensor cores."""
+"""The CUDA kernels as a GPU gets them: no warnings, no more registers than there are, products on tensor cores."""
 
 import os
 import re

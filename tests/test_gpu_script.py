@@ -13,8 +13,7 @@ from op import flash_run, make_inputs, roofline_run, run_chunks, run_evict, run_
 
 from pylongctx._lib import build_info
 
-BENCH = Path(__file__).resolve().parents[1] / "bench"
-sys.path.insert(0, str(BENCH))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 import gpu
 import gpu_checks
@@ -241,7 +240,7 @@ def test_the_command_fails_when_something_is_wrong(monkeypatch, capsys):
 
 
 def test_the_command_runs_by_itself():
-    done = subprocess.run([sys.executable, str(BENCH / "gpu.py"), "--help"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, gpu.__file__, "--help"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--sanitize" in done.stdout
 
