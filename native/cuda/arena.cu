@@ -39,9 +39,8 @@ void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor * t, uint8_t value,
 }
 
 void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * t, const void * data, size_t offset, size_t size) {
-    at_once(buffer, [&](cudaStream_t stream) {
-        return cudaMemcpyAsync((char *)t->data + offset, data, size, cudaMemcpyHostToDevice, stream);
-    });
+    at_once(buffer,
+            [&](cudaStream_t stream) { return cudaMemcpyAsync((char *)t->data + offset, data, size, cudaMemcpyHostToDevice, stream); });
 }
 
 void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * t, void * data, size_t offset, size_t size) {
@@ -55,14 +54,16 @@ bool cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, ggml_tens
     if (src->buffer->buft != buffer->buft) {
         return false;
     }
-    at_once(buffer, [&](cudaStream_t stream) {
-        return cudaMemcpyAsync(dst->data, src->data, ggml_nbytes(src), cudaMemcpyDeviceToDevice, stream);
-    });
+    at_once(buffer,
+            [&](cudaStream_t stream) { return cudaMemcpyAsync(dst->data, src->data, ggml_nbytes(src), cudaMemcpyDeviceToDevice, stream); });
     return true;
 }
 
 void clear(ggml_backend_buffer_t buffer, uint8_t value) {
-    arena_of(buffer).clear(value);
+    const lctx_cuda_arena & arena = arena_of(buffer);
+    arena.each_committed([&](size_t from, size_t end) {
+        at_once(buffer, [&](cudaStream_t stream) { return cudaMemsetAsync(arena.data() + from, value, end - from, stream); });
+    });
 }
 
 ggml_backend_buffer_i buffer_interface() {
@@ -123,11 +124,14 @@ std::unique_ptr<lctx_cuda_arena> lctx_cuda_arena::reserve(ggml_backend_buffer_ty
     if (n == 0 || cuMemAddressReserve(&address, n * grain, 0, 0, 0) != CUDA_SUCCESS) {
         return nullptr;
     }
-    std::unique_ptr<lctx_cuda_arena> arena(new lctx_cuda_arena(device, grain));
+    std::unique_ptr<lctx_cuda_arena> arena(new lctx_cuda_arena(buft, device, grain));
     arena->data_ = (char *)address;
     arena->is_committed_.resize(n, false);
-    arena->buffer_ = ggml_backend_buffer_init(buft, buffer_interface(), arena.get(), n * grain);
     return arena;
+}
+
+ggml_backend_buffer_t lctx_cuda_arena::new_buffer() {
+    return ggml_backend_buffer_init(buft_, buffer_interface(), this, is_committed_.size() * grain_);
 }
 
 lctx_cuda_arena::~lctx_cuda_arena() {
@@ -137,7 +141,6 @@ lctx_cuda_arena::~lctx_cuda_arena() {
         give_back(0, is_committed_.size() * grain_);
         cuMemAddressFree((CUdeviceptr)data_, is_committed_.size() * grain_);
     }
-    ggml_backend_buffer_free(buffer_);
 }
 
 bool lctx_cuda_arena::map(size_t index) {
@@ -189,14 +192,6 @@ void lctx_cuda_arena::give_back(size_t from, size_t end) {
         if (is_committed_[i]) {
             unmap(i);
             is_committed_[i] = false;
-        }
-    }
-}
-
-void lctx_cuda_arena::clear(unsigned char value) {
-    for (size_t i = 0; i < is_committed_.size(); i++) {
-        if (is_committed_[i]) {
-            at_once(buffer_, [&](cudaStream_t stream) { return cudaMemsetAsync(data_ + i * grain_, value, grain_, stream); });
         }
     }
 }
