@@ -60,11 +60,11 @@ lint: build
 	$(PIP) install ruff mypy clang-format==18.1.8
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'native/*.h' 'native/*.cpp')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'native/*.h' 'native/*.cpp' 'native/*.cu')
 
 format: build
 	$(PIP) install ruff clang-format==18.1.8
-	$(BIN)/ruff format . && $(BIN)/clang-format -i $$(git ls-files 'native/*.h' 'native/*.cpp')
+	$(BIN)/ruff format . && $(BIN)/clang-format -i $$(git ls-files 'native/*.h' 'native/*.cpp' 'native/*.cu')
 
 # into dist/: a wheel for this machine's CPU and the source package. Portable, in a build folder of its own, since CMake remembers options:
 # make wheel WHEEL_ARGS="-C build-dir=build/portable -C cmake.define.GGML_NATIVE=OFF"

@@ -122,7 +122,9 @@ void run(lctx_op_args & a) {
     q.fill(a, a.q, a.seg_pos);
     g.compute({q.rotated});
     lctx_time_attend(a, g, outs);
-    a.scratch_bytes = scratch.bytes(g.bytes());
+    // the CUDA backend keeps f16 copies of K and V behind the result
+    const size_t behind = ggml_backend_buft_get_alloc_size(ggml_backend_get_default_buffer_type(g.backend.get()), outs[0]);
+    a.scratch_bytes = scratch.bytes(g.bytes()) + behind - ggml_nbytes(outs[0]);
     ggml_backend_tensor_get(outs[0], a.out, 0, ggml_nbytes(outs[0]));
 }
 
