@@ -13,8 +13,8 @@ namespace {
 
 // ---- the buffer: ggml's own would free the range with cudaFree ----
 
-lctx_cuda_arena & arena_of(ggml_backend_buffer_t buffer) {
-    return *(lctx_cuda_arena *)buffer->context;
+lctx_cuda_memory & memory_of(ggml_backend_buffer_t buffer) {
+    return *(lctx_cuda_memory *)buffer->context;
 }
 
 void check(cudaError_t error) {
@@ -25,28 +25,33 @@ void check(cudaError_t error) {
 
 // One copy or memset, and what came before it on this thread.
 template <typename F> void at_once(ggml_backend_buffer_t buffer, F && start) {
-    check(cudaSetDevice(arena_of(buffer).device()));
+    check(cudaSetDevice(memory_of(buffer).device));
     check(start(cudaStreamPerThread));
     check(cudaStreamSynchronize(cudaStreamPerThread));
 }
 
+void copy(ggml_backend_buffer_t buffer, void * to, const void * from, size_t size) {
+    at_once(buffer, [&](cudaStream_t stream) { return cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, stream); });
+}
+
+void fill(ggml_backend_buffer_t buffer, void * to, uint8_t value, size_t size) {
+    at_once(buffer, [&](cudaStream_t stream) { return cudaMemsetAsync(to, value, size, stream); });
+}
+
 void * get_base(ggml_backend_buffer_t buffer) {
-    return arena_of(buffer).data();
+    return memory_of(buffer).data;
 }
 
 void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor * t, uint8_t value, size_t offset, size_t size) {
-    at_once(buffer, [&](cudaStream_t stream) { return cudaMemsetAsync((char *)t->data + offset, value, size, stream); });
+    fill(buffer, (char *)t->data + offset, value, size);
 }
 
 void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * t, const void * data, size_t offset, size_t size) {
-    at_once(buffer,
-            [&](cudaStream_t stream) { return cudaMemcpyAsync((char *)t->data + offset, data, size, cudaMemcpyHostToDevice, stream); });
+    copy(buffer, (char *)t->data + offset, data, size);
 }
 
 void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * t, void * data, size_t offset, size_t size) {
-    at_once(buffer, [&](cudaStream_t stream) {
-        return cudaMemcpyAsync(data, (const char *)t->data + offset, size, cudaMemcpyDeviceToHost, stream);
-    });
+    copy(buffer, data, (const char *)t->data + offset, size);
 }
 
 // From the same device only; ggml goes through the host for what is refused here.
@@ -54,27 +59,34 @@ bool cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, ggml_tens
     if (src->buffer->buft != buffer->buft) {
         return false;
     }
-    at_once(buffer,
-            [&](cudaStream_t stream) { return cudaMemcpyAsync(dst->data, src->data, ggml_nbytes(src), cudaMemcpyDeviceToDevice, stream); });
+    copy(buffer, dst->data, src->data, ggml_nbytes(src));
     return true;
 }
 
 void clear(ggml_backend_buffer_t buffer, uint8_t value) {
-    const lctx_cuda_arena & arena = arena_of(buffer);
-    arena.each_committed([&](size_t from, size_t end) {
-        at_once(buffer, [&](cudaStream_t stream) { return cudaMemsetAsync(arena.data() + from, value, end - from, stream); });
-    });
+    fill(buffer, memory_of(buffer).data, value, memory_of(buffer).size);
+}
+
+void clear_nothing(ggml_backend_buffer_t, uint8_t) {
+    GGML_ABORT("lctx: a range that is committed in parts is cleared tensor by tensor");
 }
 
 ggml_backend_buffer_i buffer_interface() {
     ggml_backend_buffer_i i = {};
+    i.clear = clear_nothing;
     i.get_base = get_base;
     i.memset_tensor = memset_tensor;
     i.set_tensor = set_tensor;
     i.get_tensor = get_tensor;
     i.cpy_tensor = cpy_tensor;
-    i.clear = clear;
     return i;
+}
+
+void free_pinned(ggml_backend_buffer_t buffer) {
+    cudaSetDevice(memory_of(buffer).device);
+    cudaDeviceSynchronize();  // nothing reads it any more
+    cudaFreeHost(memory_of(buffer).data);
+    delete &memory_of(buffer);
 }
 
 // ---- devices ----
@@ -92,7 +104,7 @@ int device_of(ggml_backend_buffer_type_t buft) {
     return cudaDeviceGetByPCIBusId(&device, id.substr(0, id.find('-')).c_str()) == cudaSuccess ? device : -1;
 }
 
-CUmemAllocationProp memory_of(int device) {
+CUmemAllocationProp allocation_on(int device) {
     CUmemAllocationProp prop = {};
     prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -102,7 +114,7 @@ CUmemAllocationProp memory_of(int device) {
 
 // 0: no virtual memory.
 size_t grain_of(int device) {
-    const CUmemAllocationProp prop = memory_of(device);
+    const CUmemAllocationProp prop = allocation_on(device);
     CUdevice handle;
     int is_supported = 0;
     size_t grain = 0;
@@ -113,6 +125,19 @@ size_t grain_of(int device) {
 }
 
 }  // namespace
+
+ggml_backend_buffer_t lctx_cuda_pinned_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+    const int device = device_of(buft);
+    void * data = nullptr;
+    if (device < 0 || cudaSetDevice(device) != cudaSuccess || cudaHostAlloc(&data, size, cudaHostAllocPortable) != cudaSuccess) {
+        cudaGetLastError();  // ggml takes what is left for an error of its own
+        return nullptr;
+    }
+    ggml_backend_buffer_i i = buffer_interface();
+    i.free_buffer = free_pinned;
+    i.clear = clear;
+    return ggml_backend_buffer_init(buft, i, new lctx_cuda_memory{device, (char *)data, size}, size);
+}
 
 std::unique_ptr<lctx_cuda_arena> lctx_cuda_arena::reserve(ggml_backend_buffer_type_t buft, size_t size) {
     const int device = device_of(buft);
@@ -125,27 +150,28 @@ std::unique_ptr<lctx_cuda_arena> lctx_cuda_arena::reserve(ggml_backend_buffer_ty
         return nullptr;
     }
     std::unique_ptr<lctx_cuda_arena> arena(new lctx_cuda_arena(buft, device, grain));
-    arena->data_ = (char *)address;
+    arena->memory_.data = (char *)address;
+    arena->memory_.size = n * grain;
     arena->is_committed_.resize(n, false);
     return arena;
 }
 
 ggml_backend_buffer_t lctx_cuda_arena::new_buffer() {
-    return ggml_backend_buffer_init(buft_, buffer_interface(), this, is_committed_.size() * grain_);
+    return ggml_backend_buffer_init(buft_, buffer_interface(), &memory_, memory_.size);
 }
 
 lctx_cuda_arena::~lctx_cuda_arena() {
-    if (data_) {
-        cudaSetDevice(device_);
+    if (memory_.data) {
+        cudaSetDevice(memory_.device);
         cudaDeviceSynchronize();  // nothing reads it any more
-        give_back(0, is_committed_.size() * grain_);
-        cuMemAddressFree((CUdeviceptr)data_, is_committed_.size() * grain_);
+        give_back(0, memory_.size);
+        cuMemAddressFree((CUdeviceptr)memory_.data, memory_.size);
     }
 }
 
 bool lctx_cuda_arena::map(size_t index) {
-    const CUdeviceptr at = (CUdeviceptr)data_ + index * grain_;
-    const CUmemAllocationProp prop = memory_of(device_);
+    const CUdeviceptr at = (CUdeviceptr)memory_.data + index * grain_;
+    const CUmemAllocationProp prop = allocation_on(memory_.device);
     CUmemGenericAllocationHandle handle;
     if (cuMemCreate(&handle, grain_, &prop, 0) != CUDA_SUCCESS) {
         return false;
@@ -163,8 +189,8 @@ bool lctx_cuda_arena::map(size_t index) {
 }
 
 void lctx_cuda_arena::unmap(size_t index) {
-    if (cuMemUnmap((CUdeviceptr)data_ + index * grain_, grain_) != CUDA_SUCCESS) {
-        GGML_ABORT("lctx: memory of CUDA device %d cannot be given back", device_);
+    if (cuMemUnmap((CUdeviceptr)memory_.data + index * grain_, grain_) != CUDA_SUCCESS) {
+        GGML_ABORT("lctx: memory of CUDA device %d cannot be given back", memory_.device);
     }
 }
 

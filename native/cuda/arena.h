@@ -1,4 +1,4 @@
-// Memory of a CUDA device in a reserved range of addresses: committed in grains before it is used, given back in grains after.
+// Memory that kernels of a CUDA device reach, in buffers of the device's own type: a scheduler copies what lies in other types.
 #pragma once
 
 #include "ggml-backend.h"
@@ -7,6 +7,17 @@
 #include <memory>
 #include <vector>
 
+// Memory of the host that stays where it is and that kernels read and write through the bus; nullptr when the system refuses.
+ggml_backend_buffer_t lctx_cuda_pinned_buffer(ggml_backend_buffer_type_t buft, size_t size);
+
+// Where a buffer lies.
+struct lctx_cuda_memory {
+    int device = -1;  // of the CUDA runtime
+    char * data = nullptr;
+    size_t size = 0;
+};
+
+// Memory of the device in a reserved range of addresses: committed in grains before it is used, given back in grains after.
 class lctx_cuda_arena {
   public:
     // buft: that of a CUDA device. nullptr when it has no virtual memory, or refuses.
@@ -25,25 +36,13 @@ class lctx_cuda_arena {
     // The whole grains in [from, end); nothing may be running that uses them.
     void give_back(size_t from, size_t end);
 
-    int device() const { return device_; }
-    char * data() const { return data_; }
-    // f(from, end) for every grain that is committed.
-    template <typename F> void each_committed(F && f) const {
-        for (size_t i = 0; i < is_committed_.size(); i++) {
-            if (is_committed_[i]) {
-                f(i * grain_, (i + 1) * grain_);
-            }
-        }
-    }
-
   private:
-    lctx_cuda_arena(ggml_backend_buffer_type_t buft, int device, size_t grain) : buft_(buft), device_(device), grain_(grain) {}
+    lctx_cuda_arena(ggml_backend_buffer_type_t buft, int device, size_t grain) : buft_(buft), grain_(grain) { memory_.device = device; }
     bool map(size_t index);
     void unmap(size_t index);
 
     ggml_backend_buffer_type_t buft_;
-    int device_;  // of the CUDA runtime
+    lctx_cuda_memory memory_;
     size_t grain_;
-    char * data_ = nullptr;
     std::vector<bool> is_committed_;  // per grain: each is a mapping of its own, since a part of one cannot be unmapped
 };
