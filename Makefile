@@ -1,4 +1,4 @@
-# make demo | test | lint | wheel | tools | sanitize: everything they need is set up first, in .venv.
+# make demo | test | lint | wheel | tools | sanitize | cuda-check: everything they need is set up first, in .venv.
 # Needs Python >= 3.10, a C++ compiler, make and git; cmake and ninja come from PyPI.
 
 PYTHON ?= python3
@@ -12,7 +12,12 @@ PEER_ARGS := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OF
 # one package for all builds: the one that the library's own build has fetched
 TARBALL   = $(addprefix $(CURDIR)/,$(firstword $(wildcard build/*/download/*.tar.gz)))
 
-.PHONY: build demo test lint format wheel tools tools-patched tools-stock sanitize sanitize-address sanitize-thread clean
+# nvcc, where there is one, and what the toolkit lacks where it comes from PyPI
+NVCC      = $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+CUBLAS    = nvidia-cublas==13.*
+HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
+
+.PHONY: build demo test lint format wheel tools tools-patched tools-stock sanitize sanitize-address sanitize-thread cuda-check clean
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -35,7 +40,19 @@ $(VENV)/.test-tools: $(VENV)/.build-tools
 	$(BIN)/python -c "import llama_cpp"  # pip may have a wheel in its cache that was built without the library
 	touch $@
 
-test: build $(VENV)/.test-tools
+# the headers alone of a large package
+build/cublas: $(BIN)/pip
+	mkdir -p build/download && $(PIP) download --no-deps --dest build/download "$(CUBLAS)"
+	$(BIN)/python -c "import glob, zipfile; f = zipfile.ZipFile(glob.glob('build/download/nvidia_cublas-*.whl')[0]); \
+	    f.extractall('build/cublas', [name for name in f.namelist() if name.endswith('.h')])"
+	rm build/download/nvidia_cublas-*.whl
+
+# what a GPU would get, checked without one
+cuda-check: build $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
+	$(PIP) install pytest
+	$(BIN)/python -m pytest -q -rs tests/test_cuda_build.py
+
+test: build $(VENV)/.test-tools $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
 	$(PIP) install --no-build-isolation --editable .[test]
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
@@ -43,14 +60,23 @@ lint: build
 	$(PIP) install ruff mypy clang-format==18.1.8
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'native/*.h' 'native/*.cpp')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'native/*.h' 'native/*.cpp' 'native/*.cu')
 
 format: build
 	$(PIP) install ruff clang-format==18.1.8
-	$(BIN)/ruff format . && $(BIN)/clang-format -i $$(git ls-files 'native/*.h' 'native/*.cpp')
+	$(BIN)/ruff format . && $(BIN)/clang-format -i $$(git ls-files 'native/*.h' 'native/*.cpp' 'native/*.cu')
 
 # into dist/: a wheel for this machine's CPU and the source package. Portable, in a build folder of its own, since CMake remembers options:
 # make wheel WHEEL_ARGS="-C build-dir=build/portable -C cmake.define.GGML_NATIVE=OFF"
+# For GPUs: make wheel CUDA=1, with "-C cmake.define.CMAKE_CUDA_ARCHITECTURES=86" in WHEEL_ARGS for one kind alone, which is much faster
+ifdef CUDA
+WHEEL_ARGS += -C build-dir=build/cuda -C cmake.define.GGML_CUDA=ON
+wheel: $(if $(HAS_CUBLAS),,$(VENV)/.cublas)
+endif
+$(VENV)/.cublas: $(BIN)/pip
+	$(PIP) install "$(CUBLAS)"
+	touch $@
+
 wheel: build
 	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist $(WHEEL_ARGS) .
 	$(BIN)/python -c "from scikit_build_core.build import build_sdist; build_sdist('dist')"

@@ -48,23 +48,45 @@ class Rows:
 
 @dataclass(frozen=True)
 class Run:
-    """How often and on what: ``n_rows`` rows in all, of which the last ``n_tokens`` ask."""
+    """How often and on what: ``n_rows`` rows in all, of which the last ``n_tokens`` ask.
+
+    Attributes
+    ----------
+    device : str or None
+        A ggml device; None is the CPU with caches made cold before every repeat.
+    n_layer : int
+        Equal layers that are timed together: so many that their rows fit no cache.
+    """
 
     kv: str
     n_rows: int
     n_tokens: int
     n_threads: int
     n_repeat: int
+    device: str | None = None
+    n_layer: int = 1
 
 
 @dataclass(frozen=True)
 class Step:
-    """Microseconds of every repeat, bytes and operations per sub-op; rows that KV head 0 held before."""
+    """Microseconds of every repeat, bytes and operations per sub-op; rows that KV head 0 held before.
+
+    ``scratch``: bytes of the device beside the tensors.
+    """
 
     times: dict[str, list[float]]
     bytes: dict[str, float]
     flops: dict[str, float]
     n_held: int
+    scratch: int
+
+
+@dataclass(frozen=True)
+class Flash:
+    """Microseconds of every repeat of ggml_flash_attn_ext; bytes of the device beside the tensors."""
+
+    times: list[float]
+    scratch: int
 
 
 def _call(function, args) -> None:
@@ -88,27 +110,30 @@ def _op_args(rows: Rows, run: Run, keep: list, **more):
         **more,
     }
     pointers = {name: _pointer(array) for name, array in arrays.items()}
+    pointers["device"] = ffi.new("char[]", run.device.encode()) if run.device else ffi.NULL
     keep += [*arrays.values(), *pointers.values()]
     kv = lib.lctx_type_from_name(run.kv.encode())
     return ffi.new("lctx_op_args *", pointers | {
         "head_dim_k": dim, "head_dim_v": dim, "n_head": shape.n_head, "n_head_kv": shape.n_head_kv,
         "n_rows": run.n_rows, "n_tokens": run.n_tokens, "n_seg": 1, "type_k": kv, "type_v": kv,
-        "n_threads": run.n_threads, "n_repeat": run.n_repeat, "cold": 1, "scale": 1 / math.sqrt(dim),
+        "n_threads": run.n_threads, "n_repeat": run.n_repeat, "n_layer": run.n_layer,
+        "cold": int(run.device is None), "scale": 1 / math.sqrt(dim),
         "rope_mode": 2 if shape.neox else 0, "rope_dims": 32 if dim == 80 else dim, "rope_n_ctx_orig": run.n_rows,
         "rope_freq_base": shape.base, "rope_freq_scale": 1.0, "rope_attn_factor": 1.0,
         "rope_beta_fast": 32.0, "rope_beta_slow": 1.0,
     })  # fmt: skip
 
 
-def flash(rows: Rows, run: Run) -> list[float]:
-    """Return the microseconds of ggml_flash_attn_ext, every repeat."""
+def flash(rows: Rows, run: Run) -> Flash:
+    """Return what ggml_flash_attn_ext takes on llama.cpp's layout of the same rows."""
     keep: list = []
     times = np.empty(run.n_repeat)
     positions = np.arange(run.n_rows, dtype=np.int32)
     last = positions[-run.n_tokens :].copy()
     segs = np.stack([np.zeros_like(last), last + 1], axis=1)
-    _call(lib.lctx_flash_run, _op_args(rows, run, keep, times=times, k_pos=positions, seg_pos=last, seg_rows=segs))
-    return times.tolist()
+    args = _op_args(rows, run, keep, times=times, k_pos=positions, seg_pos=last, seg_rows=segs)
+    _call(lib.lctx_flash_run, args)
+    return Flash(times.tolist(), args.scratch_bytes)
 
 
 def step(rows: Rows, run: Run, method: str, n_ctx_train: int, held: float = 1.0, unvoted: float = 1.0) -> Step:
@@ -122,7 +147,8 @@ def step(rows: Rows, run: Run, method: str, n_ctx_train: int, held: float = 1.0,
     })  # fmt: skip
     _call(lib.lctx_step_run, args)
     by_op = {op: row.tolist() for op, row in zip(OPS, times, strict=True)}
-    return Step(by_op, dict(zip(OPS, args.bytes, strict=True)), dict(zip(OPS, args.flops, strict=True)), args.n_held)
+    sums = [dict(zip(OPS, values, strict=True)) for values in (args.bytes, args.flops)]
+    return Step(by_op, *sums, args.n_held, op.scratch_bytes)
 
 
 @dataclass(frozen=True)
@@ -133,14 +159,16 @@ class Roofline:
     read_bandwidth: float
     gemm_f32: float
     gemm_bf16: float
+    copy_bandwidth: float
 
     def best(self, other: "Roofline") -> "Roofline":
         """Return the higher of each: what else runs on a machine only ever takes away."""
         return Roofline(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 
 
-def roofline(n_threads: int) -> Roofline:
-    """Measure what the machine can do."""
-    args = ffi.new("lctx_roofline_args *", {"n_threads": n_threads})
+def roofline(n_threads: int, device: str | None = None) -> Roofline:
+    """Measure what the machine can do; of a device, how fast it copies."""
+    name = ffi.new("char[]", device.encode()) if device else ffi.NULL
+    args = ffi.new("lctx_roofline_args *", {"n_threads": n_threads, "device": name})
     _call(lib.lctx_roofline_run, args)
-    return Roofline(args.cache_bytes, args.read_bandwidth, args.gemm_f32, args.gemm_bf16)
+    return Roofline(args.cache_bytes, args.read_bandwidth, args.gemm_f32, args.gemm_bf16, args.copy_bandwidth)

@@ -70,7 +70,7 @@ class Bench:
         ours, theirs = [], []
         for _ in range(self.args.rounds):
             ours.append(self.step(run, "full"))
-            theirs += flash(self.rows, run)
+            theirs += flash(self.rows, run).times
         times = {op: [us for s in ours for us in s.times[op]] for op in ours[0].times}
         return replace(ours[0], times=times), theirs
 
@@ -92,7 +92,7 @@ class Bench:
         for method in self.args.method or METHODS:
             usual = self.step(self.run(self.args.depth - PERIOD // 2), METHODS[method])
             border = self.step(self.run(self.args.depth), METHODS[method])
-            peer += flash(self.rows, self.run(self.args.depth))
+            peer += flash(self.rows, self.run(self.args.depth)).times
             out.append((method, usual, border))
         return [row for method, usual, border in out for row in self.by_op(method, usual, border, median(peer))]
 

@@ -22,6 +22,12 @@ LCTX_INTERNAL size_t lctx_cpu_wsize(const struct ggml_tensor * dst, int n_tasks)
 #ifdef __cplusplus
 }
 
+// The same of the CUDA backend: start the kernels of dst in the stream of ctx; whether a device can run op, whose sources need not have
+// memory yet.
+struct ggml_backend_cuda_context;
+LCTX_INTERNAL void lctx_cuda_forward(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
+LCTX_INTERNAL bool lctx_cuda_supported(int device, const ggml_tensor * op);
+
 struct llama_cparams;
 struct llama_memory_i;
 struct llama_memory_params;

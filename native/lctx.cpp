@@ -4,6 +4,7 @@
 #include "firewall.h"
 #include "ggml-backend.h"
 #include "handles.h"
+#include "kernel-name.h"
 #include "log.h"
 
 #include <cstring>
@@ -26,11 +27,14 @@ int32_t lctx_abi_version(void) {
 
 const char * lctx_build_info(void) {
     static const std::string info = [] {
-        std::string backends;
+        std::string backends, kernels;
         for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
-            backends += std::string(i ? ", " : "") + "\"" + ggml_backend_dev_name(ggml_backend_dev_get(i)) + "\"";
+            ggml_backend_dev_t dev = ggml_backend_dev_get(i);
+            const std::string name = std::string(i ? ", " : "") + "\"" + ggml_backend_dev_name(dev) + "\"";
+            backends += name;
+            kernels += name + ": \"" + lctx_kernel_name(dev) + "\"";
         }
-        return std::string(LCTX_BUILD_INFO) + ", \"backends\": [" + backends + "]}";
+        return std::string(LCTX_BUILD_INFO) + ", \"backends\": [" + backends + "], \"kernels\": {" + kernels + "}}";
     }();
     return info.c_str();
 }

@@ -31,7 +31,8 @@ typedef struct lctx_sampler lctx_sampler;
 // LCTX_ABI_VERSION of the library; Python refuses another one.
 int32_t lctx_abi_version(void);
 
-// One JSON object: version, upstream, series (hash of tarball and patches), compiler, build_type, backends, native.
+// One JSON object: version, upstream, series (hash of tarball and patches), compiler, build_type, backends (devices), kernels (by device),
+// native, cuda (architectures that kernels were compiled for; null: none), emulates_cuda (LCTX_EMULATE).
 const char * lctx_build_info(void);
 
 // The CPU features that the kernels were compiled for, as llama.cpp prints them.
@@ -277,8 +278,8 @@ void lctx_sampler_free(lctx_sampler * sampler);
 
 // ---- one op, for tests and bench ----
 
-// Store n_rows keys and values in shuffled pages, then attend with n_tokens queries of n_seg segments each; the graph runs on the
-// CPU backend. A segment of the near ring may read the last near_rows rows only.
+// Store n_rows keys and values in shuffled pages, then attend with n_tokens queries of n_seg segments each. A segment of the near ring
+// may read the last near_rows rows only.
 typedef struct lctx_op_args {
     int32_t head_dim_k;
     int32_t head_dim_v;
@@ -317,8 +318,11 @@ typedef struct lctx_op_args {
     float * lse;                 // [n_tokens][n_head] or NULL
     double store_us;             // result: time of the store node
     double attend_us;            // result: shortest time of one attend node
-    int32_t cold;                // 1: before every attend node all threads read four times the last-level cache
+    int32_t cold;                // 1: before every attend node all threads read four times the last-level cache; on the CPU only
     double * times;              // result: [n_repeat] microseconds of every attend node, or NULL
+    const char * device;         // where the graph runs: name of a ggml device ("CUDA0"), NULL: the CPU
+    int32_t n_layer;             // flash and step: a graph of this many equal layers is timed, divided by their number; 0: one
+    uint64_t scratch_bytes;      // result of flash and step: memory of the device beside the tensors; 0 on the CPU
 } lctx_op_args;
 
 // 0 on success, else LCTX_INVALID with the reason in err.
@@ -381,10 +385,12 @@ int32_t lctx_step_run(lctx_step_run_args * args, char * err, size_t err_size);
 // What the machine can do at most, measured: each the best of a few runs with n_threads.
 typedef struct lctx_roofline_args {
     int32_t n_threads;
+    const char * device;    // name of a ggml device: only its copy_bandwidth is measured; NULL: all, of the CPU
     uint64_t cache_bytes;   // result: the last-level cache
     double read_bandwidth;  // result: bytes per second, reading eight times the last-level cache
     double gemm_f32;        // result: operations per second of a matrix product that stays in the first-level cache
     double gemm_bf16;       // result: the same with bf16 factors and float sums; 0: not compiled for such a CPU
+    double copy_bandwidth;  // result: bytes read and written per second, copying 256 MiB from one place of the device to another
 } lctx_roofline_args;
 
 // 0 on success, else LCTX_INVALID with the reason in err.

@@ -136,13 +136,20 @@ def context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict
 
 
 def warn_without_gpu(n_gpu_layers: int) -> None:
-    """Warn when layers shall go to a GPU and the library has no GPU backend."""
+    """Warn when layers shall go to a GPU and there is none that the library can use."""
     if n_gpu_layers != 0 and not has_gpu():
-        warnings.warn(
-            f"n_gpu_layers={n_gpu_layers} has no effect: this build of pylongctx has no GPU backend",
-            RuntimeWarning,
-            stacklevel=3,
+        reason = f"n_gpu_layers={n_gpu_layers} has no effect, everything runs on the CPU: {why_no_gpu()}"
+        warnings.warn(reason, UserWarning, stacklevel=3)
+
+
+def why_no_gpu() -> str:
+    """Return why the library has no GPU to use, and the way out."""
+    if build_info()["cuda"] is None:
+        return (
+            "this build of pylongctx has no GPU backend; with the CUDA toolkit installed, build one with "
+            "pip install . -C cmake.define.GGML_CUDA=ON"
         )
+    return "the driver shows no GPU to this build with CUDA; nvidia-smi must list one, CUDA_VISIBLE_DEVICES not hide it"
 
 
 def has_gpu() -> bool:

@@ -108,6 +108,6 @@ def check_process(pid: int) -> None:
 
 
 def build_info() -> dict[str, Any]:
-    """Return how the library was built: version, upstream, series, compiler, build_type, backends, native."""
+    """Return how the library was built, and the devices that it finds; ``lctx_build_info`` says what is in it."""
     info: dict[str, Any] = json.loads(text(lib.lctx_build_info()))
     return info

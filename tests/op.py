@@ -90,9 +90,10 @@ def flash_run(ffi, lib, case: OpCase, x: Inputs, **override) -> tuple[np.ndarray
     return out, times
 
 
-def roofline_run(ffi, lib, n_threads: int):
+def roofline_run(ffi, lib, n_threads: int, device: bytes | None = None):
     """Return the filled ``lctx_roofline_args``."""
-    args = ffi.new("lctx_roofline_args *", {"n_threads": n_threads})
+    name = ffi.new("char[]", device) if device else ffi.NULL
+    args = ffi.new("lctx_roofline_args *", {"n_threads": n_threads, "device": name})
     _call(ffi, lib, lib.lctx_roofline_run, args)
     return args
 
@@ -183,7 +184,7 @@ class StepRun:
 
 
 def run_step(ffi, lib, case: OpCase, x: Inputs, spec: str, n_tokens: int, n_repeat: int = 1, held: float = 1.0,
-             unvoted: float = 1.0, fill_q: bool = True) -> StepRun:  # fmt: skip
+             unvoted: float = 1.0, fill_q: bool = True, n_layer: int = 0) -> StepRun:  # fmt: skip
     """Return what the last ``n_tokens`` rows of the case did as one ubatch of a method trained on 64 positions.
 
     Raises
@@ -196,7 +197,7 @@ def run_step(ffi, lib, case: OpCase, x: Inputs, spec: str, n_tokens: int, n_repe
     step = replace(x, q=np.ascontiguousarray(x.q[n_past:]))
     out = np.full((max(0, n_tokens), case.n_head, case.head_dim_v), POISON)
     times = np.full((len(names), n_repeat), -1.0)
-    sizes = {"n_tokens": n_tokens, "n_repeat": n_repeat}
+    sizes = {"n_tokens": n_tokens, "n_repeat": n_repeat, "n_layer": n_layer}
     with _op_args(ffi, lib, case, step, out, None, sizes) as op:
         pointers = {"op": op, "method": ffi.new("char[]", spec.encode()), "times": _pointer(ffi, times),
                     "fill_q": _pointer(ffi, x.q if fill_q else None)}  # fmt: skip

@@ -105,7 +105,7 @@ def test_legacy_arguments_are_silent(embedded_model, recwarn):
 def test_gpu_layers_without_a_gpu_warn(embedded_model):
     if any(name.upper() != "CPU" for name in _lib.build_info()["backends"]):
         pytest.skip("this build has a GPU backend")
-    with pytest.warns(RuntimeWarning, match="no GPU backend"):
+    with pytest.warns(UserWarning, match=r"no GPU backend.*pip install \. -C cmake\.define\.GGML_CUDA=ON"):
         make(embedded_model, n_gpu_layers=-1)
 
 

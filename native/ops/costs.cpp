@@ -49,25 +49,31 @@ struct reading {
     }
 };
 
-range slots_of(const lctx_op_layer & l, int32_t head_kv, const lctx_segment & s) {
-    if (!l.held) {
-        return {s.row0, s.row1};
-    }
-    const lctx_held held = l.held_of(head_kv);
-    return {held.slot(s.row0), held.slot(s.row1)};
-}
+// Copies of what says which rows are read.
+struct reader {
+    const lctx_op_ubatch & u;
+    lctx_held_copy held;
+    std::vector<lctx_segment> segs;
 
-reading read_by(const lctx_op_ubatch & u, int32_t head_kv) {
+    explicit reader(const lctx_op_ubatch & u) : u(u), held(u.layer), segs(ggml_nelements(u.segs) / 4) {
+        ggml_backend_tensor_get(u.segs, segs.data(), 0, ggml_nbytes(u.segs));
+    }
+    range slots_of(int32_t head_kv, const lctx_segment & s) {
+        return held.all() ? range{s.row0, s.row1} : range{held.of(head_kv).slot(s.row0), held.of(head_kv).slot(s.row1)};
+    }
+    reading by(int32_t head_kv);
+};
+
+reading reader::by(int32_t head_kv) {
     const lctx_op_layer & l = u.layer;
     const lctx_attend_params params = l.attend_params();
     const int64_t n_seg = u.segs->ne[1], n_choice = params.chunk_size > 0 ? u.segs->ne[2] : 1;
     const int32_t n_rep = l.a.n_head / l.a.n_head_kv;
-    const auto * segs = (const lctx_segment *)u.segs->data;
     reading r;
     for (int64_t i = 0; i < (int64_t)u.n * n_rep; i++) {
         const int64_t head = (int64_t)head_kv * n_rep + i % n_rep, choice = head * n_choice / l.a.n_head;
         for (int64_t s = 0; s < n_seg; s++) {
-            const range slots = slots_of(l, head_kv, segs[(i / n_rep * n_choice + choice) * n_seg + s]);
+            const range slots = slots_of(head_kv, segs[(i / n_rep * n_choice + choice) * n_seg + s]);
             const bool near = params.chunk_size > 0 ? l.near && s >= params.near_from : (params.near_mask >> s) & 1;
             (near ? r.near : r.far).push_back(slots);
             r.n_pair += slots.hi - slots.lo;
@@ -113,8 +119,9 @@ lctx_cost lctx_select_cost(const lctx_op_ubatch & u) {
 lctx_cost lctx_attend_cost(const lctx_op_ubatch & u) {
     const lctx_op_args & a = u.layer.a;
     lctx_cost cost = {};
+    reader read(u);
     for (int32_t head = 0; head < a.n_head_kv; head++) {
-        const reading r = read_by(u, head);
+        const reading r = read.by(head);
         cost.bytes += (n_slot(r.far) + n_slot(r.near)) * key_size(a) + n_slot(r.all()) * value_size(a);
         cost.flops += r.n_pair * 2.0 * (a.head_dim_k + a.head_dim_v);
     }
@@ -125,10 +132,11 @@ lctx_cost lctx_vote_cost(const lctx_op_ubatch & u) {
     const lctx_op_args & a = u.layer.a;
     const lctx_retain & retain = *u.layer.method.retain();
     lctx_cost cost = {};
+    reader read(u);
     for (int32_t head = 0; head < a.n_head_kv; head++) {
-        const lctx_held held = u.layer.held_of(head);
+        const lctx_held held = read.held.of(head);
         double n_open = 0.0, n_seen = 0.0;
-        for (const range & r : merged(read_by(u, head).all())) {
+        for (const range & r : merged(read.by(head).all())) {
             n_seen += r.hi - r.lo;
             for (int32_t slot = r.lo; slot < r.hi; slot++) {
                 n_open += !retain.one_vote_is_enough() || retain.is_open(held.rows()[slot], held.scores()[slot], retain.border(u.first));
@@ -143,9 +151,10 @@ lctx_cost lctx_vote_cost(const lctx_op_ubatch & u) {
 lctx_cost lctx_evict_cost(const lctx_op_ubatch & u, const std::vector<std::vector<int32_t>> & before) {
     const lctx_op_args & a = u.layer.a;
     double n_held = 0.0, n_moved = 0.0;
+    lctx_held_copy copy(u.layer);
     for (int32_t head = 0; head < a.n_head_kv; head++) {
         const std::vector<int32_t> & rows = before[head];
-        const lctx_held held = u.layer.held_of(head);
+        const lctx_held held = copy.of(head);
         const int32_t n_left = u.first + u.n - held.n_gone();
         const auto first = std::mismatch(held.rows(), held.rows() + n_left, rows.begin()).first;
         n_held += (double)rows.size();

@@ -16,8 +16,8 @@ void lctx_check_method(const lctx_op_args & a, const lctx_method & method) {
                  "representation=attention needs head_dim_v equal to head_dim_k; use representation=minmax");
 }
 
-lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method, int32_t n_ubatch)
-    : a(a), method(method), g(a.n_threads, 16), factors(), near(), held(), reps(), open() {
+lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method, int32_t n_ubatch, const lctx_backend & backend)
+    : a(a), method(method), g(backend, 16), factors(), near(), held(), reps(), open() {
     const lctx_chunks * c = method.chunks();
     const int32_t n_block = (a.n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS, near_window = method.near_window();
     const int64_t n_pool = (int64_t)n_block * a.n_head_kv * LCTX_PAGE_ROWS;
@@ -44,7 +44,7 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
         lctx_fill(factors, a.freq_factors);
     }
     for (int32_t head = 0; held && head < a.n_head_kv; head++) {
-        std::fill_n(held_of(head).data, lctx_held::HEADER, 0);  // nothing gone
+        ggml_backend_tensor_memset(held, 0, head * held->nb[1], lctx_held::HEADER * sizeof(int32_t));  // nothing gone
     }
 }
 
@@ -62,15 +62,26 @@ lctx_attend_params lctx_op_layer::attend_params() const {
     return params;
 }
 
-lctx_held lctx_op_layer::held_of(int32_t head_kv) const {
-    return {(int32_t *)((char *)held->data + head_kv * held->nb[1]), a.n_rows};
+lctx_held_copy::lctx_held_copy(const lctx_op_layer & layer) : layer_(layer) {
+    if (layer.held) {
+        data_.resize(ggml_nelements(layer.held));
+        ggml_backend_tensor_get(layer.held, data_.data(), 0, ggml_nbytes(layer.held));
+    }
+}
+
+lctx_held lctx_held_copy::of(int32_t head_kv) {
+    return {data_.data() + head_kv * layer_.held->ne[0], layer_.a.n_rows};
+}
+
+void lctx_held_copy::write_back() const {
+    lctx_fill(layer_.held, data_.data());
 }
 
 lctx_op_ubatch::lctx_op_ubatch(const lctx_op_layer & layer, int32_t first, int32_t n)
     : layer(layer),
       first(first),
       n(n),
-      g(layer.a.n_threads, 48),
+      g(layer.g.backend, 48),
       pos(),
       k(),
       v(),

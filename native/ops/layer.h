@@ -1,4 +1,4 @@
-// One layer of any method on the CPU backend, ubatch by ubatch: what lctx_layer_run and lctx_step_run share.
+// One layer of any method, ubatch by ubatch: what lctx_layer_run and lctx_step_run share.
 #pragma once
 
 #include "run.h"
@@ -11,9 +11,21 @@ struct lctx_op_layer {
     ggml_tensor *factors, *k_pool, *v_pool, *near, *table, *held, *reps, *open;
 
     // n_ubatch: tokens of the largest ubatch.
-    lctx_op_layer(const lctx_op_args & a, const lctx_method & method, int32_t n_ubatch);
+    lctx_op_layer(const lctx_op_args & a, const lctx_method & method, int32_t n_ubatch, const lctx_backend & backend);
     lctx_attend_params attend_params() const;
-    lctx_held held_of(int32_t head_kv) const;
+};
+
+// What the heads of a layer hold, copied from where it lies.
+class lctx_held_copy {
+  public:
+    explicit lctx_held_copy(const lctx_op_layer & layer);
+    bool all() const { return data_.empty(); }  // nothing is evicted
+    lctx_held of(int32_t head_kv);
+    void write_back() const;
+
+  private:
+    const lctx_op_layer & layer_;
+    std::vector<int32_t> data_;
 };
 
 // Rows [first, first + n): inputs, then nodes in their order.

@@ -19,10 +19,10 @@ class lctx_stream {
 
     std::vector<float> data_;
     lctx_graph_run g_;
-    ggml_cgraph * graph_;
+    lctx_graph graph_;
 };
 
-// Makes the caches as cold as the other layers of a model do, when asked to.
+// Makes the caches of the CPU as cold as the other layers of a model do, when asked to.
 class lctx_cooler {
   public:
     explicit lctx_cooler(const lctx_op_args & a);
@@ -32,5 +32,5 @@ class lctx_cooler {
     std::unique_ptr<lctx_stream> stream_;
 };
 
-// Times of the node that attends: a.times and a.attend_us.
-void lctx_time_attend(lctx_op_args & a, lctx_graph_run & g, ggml_tensor * node);
+// Times of the nodes that attend, one per layer: a.times and a.attend_us.
+void lctx_time_attend(lctx_op_args & a, const lctx_graph_run & g, const std::vector<ggml_tensor *> & nodes);

@@ -1,4 +1,4 @@
-// lctx_layer_run: one layer of any method, ubatch by ubatch, through ggml graphs on the CPU backend. For tests.
+// lctx_layer_run: one layer of any method, ubatch by ubatch, through ggml graphs. For tests.
 #include "layer.h"
 
 namespace {
@@ -8,6 +8,7 @@ void check(const lctx_layer_run_args & args) {
     lctx_check_shapes(*args.op);
     lctx_require(args.op->n_tokens == args.op->n_rows, "every row has a query: n_tokens must be n_rows");
     lctx_require(args.n_ctx_train > 0 && args.n_ubatch > 0, "sizes must be positive");
+    lctx_require(args.op->n_layer <= 1, "lctx_layer_run has one layer: n_layer is for lctx_flash_run and lctx_step_run");
 }
 
 void check_chunks(const lctx_layer_run_args & args, const lctx_chunks * c) {
@@ -30,11 +31,13 @@ void read_chunks(const lctx_layer_run_args & args, const lctx_chunks & c, const 
 
 void read_held(const lctx_layer_run_args & args, const lctx_op_layer & l) {
     const int32_t n_row = args.op->n_rows;
-    if (!l.held && args.held) {
-        std::fill_n(args.held, (size_t)args.op->n_head_kv * n_row, 1);
+    lctx_held_copy copy(l);
+    if (copy.all()) {
+        std::fill_n(args.held, args.held ? (size_t)args.op->n_head_kv * n_row : 0, 1);
+        return;
     }
-    for (int32_t head = 0; l.held && head < args.op->n_head_kv; head++) {
-        const lctx_held held = l.held_of(head);
+    for (int32_t head = 0; head < args.op->n_head_kv; head++) {
+        const lctx_held held = copy.of(head);
         if (args.held) {
             std::fill_n(args.held + (size_t)head * n_row, n_row, 0);
         }
@@ -69,7 +72,7 @@ void run(lctx_layer_run_args & args) {
     const lctx_chunks * c = method->chunks();
     lctx_check_method(a, *method);
     check_chunks(args, c);
-    const lctx_op_layer l(a, *method, std::min(args.n_ubatch, a.n_rows));
+    const lctx_op_layer l(a, *method, std::min(args.n_ubatch, a.n_rows), lctx_backend_of(a.device, a.n_threads));
     args.n_rep = c ? (int32_t)l.reps->ne[2] : 0;
     args.rep_dim = c ? (int32_t)l.reps->ne[0] : 0;
     args.n_slot = c ? c->n_chunk : 0;

@@ -53,12 +53,14 @@ void settle(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_
         return x < voted_share ? n_past - 1 : lctx_held::first_score(r.score);
     };
     const auto set_scores = [&](double voted_share) {
+        lctx_held_copy copy(l);
         for (int32_t head = 0; head < args.op->n_head_kv; head++) {
-            const lctx_held held = l.held_of(head);
+            const lctx_held held = copy.of(head);
             std::generate_n(held.scores(), n_past - held.n_gone(), [&] { return score(voted_share); });
         }
+        copy.write_back();
     };
-    lctx_graph_run g(args.op->n_threads, 8);
+    lctx_graph_run g(l.g.backend, 8);
     ggml_tensor * due = g.tensor(GGML_TYPE_I32, 1);
     ggml_tensor * evicted = lctx_evict(g.ctx.get(), l.k_pool, l.v_pool, l.table, l.held, due, l.reps, r, l.attend_params().chunk_size);
     g.allocate();
@@ -77,7 +79,8 @@ class saved_state {
     explicit saved_state(const lctx_op_layer & l) {
         for (ggml_tensor * t : {l.held, l.reps, l.open}) {
             if (t) {
-                copies_.emplace_back(t, std::vector<char>((char *)t->data, (char *)t->data + ggml_nbytes(t)));
+                copies_.emplace_back(t, std::vector<char>(ggml_nbytes(t)));
+                ggml_backend_tensor_get(t, copies_.back().second.data(), 0, ggml_nbytes(t));
             }
         }
     }
@@ -91,68 +94,131 @@ class saved_state {
     std::vector<std::pair<ggml_tensor *, std::vector<char>>> copies_;
 };
 
-std::vector<std::vector<int32_t>> rows_held(const lctx_op_ubatch & u) {
+// A layer that holds the rows before the step, and its ubatch.
+struct step_layer {
+    lctx_op_layer layer;
+    lctx_op_ubatch ubatch;
+
+    step_layer(const lctx_step_run_args & args, const lctx_method & method, const lctx_backend & backend)
+        : layer(*args.op, method, std::max(N_FILL, args.op->n_tokens), backend),
+          ubatch(layer, args.op->n_rows - args.op->n_tokens, args.op->n_tokens) {
+        const lctx_op_args & a = *args.op;
+        fill(args, layer, ubatch.first);
+        if (method.retain() && ubatch.first > 0) {
+            settle(args, layer, ubatch.first);
+        }
+        const size_t row = (size_t)ubatch.first * a.n_head_kv;
+        ubatch.fill(a.k + row * a.head_dim_k, a.v + row * a.head_dim_v, a.q);
+        ubatch.g.compute({ubatch.angles});
+    }
+    size_t bytes() const { return layer.g.bytes() + ubatch.g.bytes(); }
+};
+
+// Equal layers, whose sub-ops are timed together.
+class step_layers {
+  public:
+    step_layers(lctx_step_run_args & args, const lctx_method & method)
+        : args_(args), backend_(lctx_backend_of(args.op->device, args.op->n_threads)), scratch_(backend_), cool_(*args.op) {
+        for (int32_t i = 0; i < std::max(1, args.op->n_layer); i++) {
+            layers_.push_back(std::make_unique<step_layer>(args, method, backend_));
+        }
+    }
+    const lctx_op_ubatch & first() const { return layers_[0]->ubatch; }
+    uint64_t scratch_bytes() const;
+    // The rows that each head of the first layer holds; empty where nothing is evicted.
+    std::vector<std::vector<int32_t>> rows_held(int32_t n_row) const;
+    void run() const;
+
+  private:
+    // Time the nodes of a sub-op, when there are some.
+    void time(lctx_step_op op, ggml_tensor * lctx_op_ubatch::*node) const;
+    template <typename F> void run(lctx_step_op op, ggml_tensor * lctx_op_ubatch::*node, F && cost) const {
+        set_cost(op, first().*node ? cost(first()) : lctx_cost{});
+        time(op, node);
+    }
+    void set_cost(lctx_step_op op, const lctx_cost & cost) const {
+        args_.bytes[op] = cost.bytes;
+        args_.flops[op] = cost.flops;
+    }
+
+    lctx_step_run_args & args_;
+    lctx_backend backend_;
+    lctx_scratch scratch_;
+    mutable lctx_cooler cool_;
+    std::vector<std::unique_ptr<step_layer>> layers_;
+};
+
+uint64_t step_layers::scratch_bytes() const {
+    size_t tensors = 0;
+    for (const auto & l : layers_) {
+        tensors += l->bytes();
+    }
+    return scratch_.bytes(tensors);
+}
+
+std::vector<std::vector<int32_t>> step_layers::rows_held(int32_t n_row) const {
     std::vector<std::vector<int32_t>> rows;
-    for (int32_t head = 0; u.layer.held && head < u.layer.a.n_head_kv; head++) {
-        const lctx_held held = u.layer.held_of(head);
-        rows.emplace_back(held.rows(), held.rows() + u.first + u.n - held.n_gone());
+    lctx_held_copy copy(layers_[0]->layer);
+    for (int32_t head = 0; !copy.all() && head < args_.op->n_head_kv; head++) {
+        const lctx_held held = copy.of(head);
+        rows.emplace_back(held.rows(), held.rows() + n_row - held.n_gone());
     }
     return rows;
 }
 
-// Time the node of a sub-op, when there is one.
-void time_node(lctx_step_run_args & args, lctx_op_ubatch & u, lctx_step_op op, ggml_tensor * node, lctx_cooler & cool) {
-    const int32_t n = args.op->n_repeat;
-    double * times = args.times + (size_t)op * n;
-    std::fill_n(times, n, 0.0);
-    if (!node) {
+void step_layers::time(lctx_step_op op, ggml_tensor * lctx_op_ubatch::*node) const {
+    const int32_t n = args_.op->n_repeat;
+    double * times = args_.times + (size_t)op * n;
+    if (!(first().*node)) {
         return;
     }
-    const saved_state state(u.layer);
-    const std::vector<double> us = u.g.times(u.g.graph_of({node}), n, [&] { state.restore(), cool(); });
-    std::copy(us.begin(), us.end(), times);
-}
-
-void set_cost(lctx_step_run_args & args, lctx_step_op op, const lctx_cost & cost) {
-    args.bytes[op] = cost.bytes;
-    args.flops[op] = cost.flops;
-}
-
-void run_step(lctx_step_run_args & args, lctx_op_ubatch & u) {
-    lctx_cooler cool(*args.op);
-    const auto time = [&](lctx_step_op op, ggml_tensor * node, auto && cost) {
-        set_cost(args, op, node ? cost(u) : lctx_cost{});
-        time_node(args, u, op, node, cool);
+    std::vector<ggml_tensor *> nodes;
+    std::vector<saved_state> states;
+    for (const auto & l : layers_) {
+        nodes.push_back(l->ubatch.*node);
+        states.emplace_back(l->layer);
+    }
+    const lctx_graph_run & g = first().g;
+    const auto before = [&] {
+        for (const saved_state & state : states) {
+            state.restore();
+        }
+        cool_();
     };
-    u.g.compute({u.angles});
-    time(LCTX_STEP_STORE, u.stored, lctx_store_cost);
-    time(LCTX_STEP_REPRESENT, u.represented, lctx_represent_cost);
-    time(LCTX_STEP_SELECT, u.represented ? u.segs : nullptr, lctx_select_cost);
-    time(LCTX_STEP_ATTEND, u.out, lctx_attend_cost);
-    time(LCTX_STEP_VOTE, u.voted, lctx_vote_cost);
-    const std::vector<std::vector<int32_t>> before = rows_held(u);
-    time_node(args, u, LCTX_STEP_EVICT, u.evicted, cool);
-    set_cost(args, LCTX_STEP_EVICT, u.evicted ? lctx_evict_cost(u, before) : lctx_cost{});
+    for (double us : g.times(g.graph_of(nodes), n, before)) {
+        *times++ = us / (double)nodes.size();
+    }
+}
+
+void step_layers::run() const {
+    run(LCTX_STEP_STORE, &lctx_op_ubatch::stored, lctx_store_cost);
+    run(LCTX_STEP_REPRESENT, &lctx_op_ubatch::represented, lctx_represent_cost);
+    if (first().represented) {
+        run(LCTX_STEP_SELECT, &lctx_op_ubatch::segs, lctx_select_cost);
+    }
+    run(LCTX_STEP_ATTEND, &lctx_op_ubatch::out, lctx_attend_cost);
+    run(LCTX_STEP_VOTE, &lctx_op_ubatch::voted, lctx_vote_cost);
+    const std::vector<std::vector<int32_t>> before = rows_held(args_.op->n_rows);
+    time(LCTX_STEP_EVICT, &lctx_op_ubatch::evicted);
+    set_cost(LCTX_STEP_EVICT, first().evicted ? lctx_evict_cost(first(), before) : lctx_cost{});
 }
 
 void run(lctx_step_run_args & args) {
     check(args);
-    const lctx_op_args & a = *args.op;
+    lctx_op_args & a = *args.op;
     const int32_t n_past = a.n_rows - a.n_tokens;
     const auto method = lctx_method_create(lctx_method_parse(args.method), {args.n_ctx_train, a.n_rows});
     lctx_check_method(a, *method);
     check_step(args, *method, n_past);
-    const lctx_op_layer l(a, *method, std::max(N_FILL, a.n_tokens));
-    fill(args, l, n_past);
-    if (method->retain() && n_past > 0) {
-        settle(args, l, n_past);
-    }
-    args.n_held = l.held ? n_past - l.held_of(0).n_gone() : n_past;
-    lctx_op_ubatch u(l, n_past, a.n_tokens);
-    const size_t row = (size_t)n_past * a.n_head_kv;
-    u.fill(a.k + row * a.head_dim_k, a.v + row * a.head_dim_v, a.q);
-    run_step(args, u);
-    ggml_backend_tensor_get(u.out, a.out, 0, (size_t)a.n_tokens * a.n_head * a.head_dim_v * sizeof(float));
+    std::fill_n(args.times, (size_t)LCTX_N_STEP_OP * a.n_repeat, 0.0);
+    std::fill_n(args.bytes, (int)LCTX_N_STEP_OP, 0.0);
+    std::fill_n(args.flops, (int)LCTX_N_STEP_OP, 0.0);
+    const step_layers layers(args, *method);
+    const auto held = layers.rows_held(n_past);
+    args.n_held = held.empty() ? n_past : (int32_t)held[0].size();
+    layers.run();
+    a.scratch_bytes = layers.scratch_bytes();
+    ggml_backend_tensor_get(layers.first().out, a.out, 0, (size_t)a.n_tokens * a.n_head * a.head_dim_v * sizeof(float));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// lctx_op_run: store rows and attend once, through a ggml graph on the CPU backend. For tests and bench.
+// lctx_op_run: store rows and attend once, through a ggml graph. For tests and bench.
 #include "run.h"
 
 #include "roofline.h"
@@ -9,6 +9,7 @@ void check(const lctx_op_args & a) {
     lctx_check_shapes(a);
     lctx_require(a.k && a.v && a.q && a.k_pos && a.seg_rows && a.seg_pos && a.out, "an array is missing");
     lctx_require(a.n_seg > 0, "sizes must be positive");
+    lctx_require(a.n_layer <= 1, "lctx_op_run has one layer: n_layer is for lctx_flash_run and lctx_step_run");
     lctx_require(a.near_rows % LCTX_PAGE_ROWS == 0 && (a.near_rows > 0 || a.near_mask == 0), "near_rows must be a multiple of 64");
     lctx_require(a.near_rows == 0 || a.k_near_pos, "a near ring needs k_near_pos");
     for (int32_t i = 0; i < a.n_tokens * a.n_seg; i++) {
@@ -19,7 +20,7 @@ void check(const lctx_op_args & a) {
 
 void run(lctx_op_args & a) {
     check(a);
-    lctx_graph_run g(a.n_threads, 32 + 4 * (size_t)(a.n_rows / LCTX_PAGE_ROWS + 1));
+    lctx_graph_run g(lctx_backend_of(a.device, a.n_threads), 32 + 4 * (size_t)(a.n_rows / LCTX_PAGE_ROWS + 1));
     const lctx_rope rope = lctx_rope_of(a);
     const int32_t n_block = (a.n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS;
     const int32_t n_near = a.near_rows > 0 ? a.n_rows : 0;
@@ -75,7 +76,7 @@ void run(lctx_op_args & a) {
 
     g.compute({angles});
     a.store_us = g.compute(stored);
-    lctx_time_attend(a, g, out);
+    lctx_time_attend(a, g, {out});
     const size_t n_out = (size_t)a.n_tokens * a.n_head * a.head_dim_v;
     ggml_backend_tensor_get(out, a.out, 0, n_out * sizeof(float));
     if (a.lse) {

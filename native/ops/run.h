@@ -1,4 +1,4 @@
-// What the runs of single ops share: checked arguments, a graph on the CPU backend.
+// What the runs of single ops share: checked arguments, a graph on a device.
 #pragma once
 
 #include "../firewall.h"
@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <memory>
 #include <numeric>
 #include <random>
 
@@ -38,6 +39,7 @@ inline void lctx_check_shapes(const lctx_op_args & a) {
     lctx_require(a.head_dim_k > 0 && a.head_dim_v > 0 && a.n_head_kv > 0 && a.n_head > 0, "sizes must be positive");
     lctx_require(a.n_head % a.n_head_kv == 0, "n_head must be a multiple of n_head_kv");
     lctx_require(a.n_rows > 0 && a.n_tokens > 0 && a.n_threads > 0, "sizes must be positive");
+    lctx_require(a.n_layer >= 0, "n_layer must not be negative");
     lctx_require(a.rope_dims > 0 && a.rope_dims % 2 == 0 && a.rope_dims <= a.head_dim_k, "rope_dims must be even and at most head_dim_k");
     lctx_require(a.head_dim_k % ggml_blck_size((ggml_type)a.type_k) == 0, "head_dim_k is no multiple of the K block");
     lctx_require(a.head_dim_v % ggml_blck_size((ggml_type)a.type_v) == 0, "head_dim_v is no multiple of the V block");
@@ -48,16 +50,32 @@ inline lctx_rope lctx_rope_of(const lctx_op_args & a) {
             a.rope_ext_factor, a.rope_attn_factor, a.rope_beta_fast,  a.rope_beta_slow};
 }
 
+// A device at work; the graphs of a run share it.
+using lctx_backend = std::shared_ptr<ggml_backend>;
+
+// The device with this name, the CPU for nullptr. Throws lctx_refusal with the names that there are.
+lctx_backend lctx_backend_of(const char * device, int32_t n_threads);
+
+inline bool lctx_on_cpu(const lctx_backend & backend) {
+    return ggml_backend_is_cpu(backend.get());
+}
+
+// Nodes in their order.
+struct lctx_graph {
+    ggml_context_ptr ctx;
+    ggml_cgraph * graph;
+};
+
 // Tensors and nodes of one run.
 struct lctx_graph_run {
-    ggml_backend_ptr backend;
+    static constexpr int32_t N_WARM = 3;  // on a GPU: kernels are loaded, the graph is captured, it runs
+
+    lctx_backend backend;
     ggml_context_ptr ctx;
     ggml_backend_buffer_ptr buffer;
 
-    lctx_graph_run(int32_t n_threads, size_t n_tensor) : backend(ggml_backend_cpu_init()) {
-        ggml_backend_cpu_set_n_threads(backend.get(), n_threads);
-        ctx.reset(ggml_init({n_tensor * ggml_tensor_overhead() + 3 * ggml_graph_overhead_custom(n_tensor, false), nullptr, true}));
-    }
+    lctx_graph_run(lctx_backend backend, size_t n_tensor)
+        : backend(std::move(backend)), ctx(ggml_init({n_tensor * ggml_tensor_overhead(), nullptr, true})) {}
     ggml_tensor * tensor(ggml_type type, int64_t n0, int64_t n1 = 1, int64_t n2 = 1, int64_t n3 = 1) {
         return ggml_new_tensor_4d(ctx.get(), type, n0, n1, n2, n3);
     }
@@ -65,28 +83,38 @@ struct lctx_graph_run {
         buffer.reset(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
         lctx_require(buffer != nullptr, "out of memory");
     }
-    ggml_cgraph * graph_of(const std::vector<ggml_tensor *> & nodes) {
-        ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), nodes.size(), false);
-        for (ggml_tensor * node : nodes) {
-            node->flags |= GGML_TENSOR_FLAG_COMPUTE;
-            ggml_graph_add_node(graph, node);
-        }
-        return graph;
-    }
-    // Microseconds of n runs; before() comes ahead of each and is not counted.
-    template <typename F> std::vector<double> times(ggml_cgraph * graph, int32_t n, F && before) {
+    size_t bytes() const { return ggml_backend_buffer_get_size(buffer.get()); }
+    // Throws lctx_refusal when the device cannot run one of them.
+    lctx_graph graph_of(const std::vector<ggml_tensor *> & nodes) const;
+    // Microseconds of one run.
+    double compute(const lctx_graph & graph) const;
+    double compute(const std::vector<ggml_tensor *> & nodes) const { return compute(graph_of(nodes)); }
+    // The same of n runs; before() comes ahead of each and is not counted.
+    template <typename F> std::vector<double> times(const lctx_graph & graph, int32_t n, F && before) const {
         std::vector<double> us;
-        for (int32_t i = 0; i < n; i++) {
+        for (int32_t i = lctx_on_cpu(backend) ? 0 : -N_WARM; i < n; i++) {
             before();
-            const auto t0 = std::chrono::steady_clock::now();
-            lctx_require(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "the graph failed");
-            us.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - t0).count());
+            const double time = compute(graph);
+            if (i >= 0) {
+                us.push_back(time);
+            }
         }
         return us;
     }
-    double compute(const std::vector<ggml_tensor *> & nodes) {
-        return times(graph_of(nodes), 1, [] {})[0];
-    }
+};
+
+// What a device is asked for from now on, beside the buffers of graphs.
+class lctx_scratch {
+  public:
+    explicit lctx_scratch(lctx_backend backend) : backend_(std::move(backend)), free_(free_bytes()) {}
+    // tensors: the bytes of buffers since then.
+    uint64_t bytes(size_t tensors) const;
+
+  private:
+    size_t free_bytes() const;
+
+    lctx_backend backend_;
+    size_t free_;
 };
 
 // Tokens [first, first + n) of a [head_dim, n_head, n_tokens] tensor.

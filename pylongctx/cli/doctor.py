@@ -13,6 +13,9 @@ from rich.table import Table
 from pylongctx import __version__
 from pylongctx.models import embedded_model
 
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+HEAD_DIMS = (64, 80, 96, 128, 256)
+
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
@@ -61,7 +64,32 @@ def _library() -> dict[str, Any]:
         "abi": lib.lctx_abi_version(),
         "build": build_info(),
         "cpu_features": text(lib.lctx_system_info()),
+        "attention": {device: _attention(device) for device in build_info()["backends"]},
     }
+
+
+def _attention(device: str) -> dict[str, list[int]]:
+    """Return the widths of heads that a device runs, for every KV type: one row is stored and attended to."""
+    return {kv: [dim for dim in HEAD_DIMS if _runs(device, kv, dim)] for kv in KV_TYPES}
+
+
+def _runs(device: str, kv: str, head_dim: int) -> bool:
+    from pylongctx._lib import ffi, lib
+
+    row = [ffi.new("float[]", [1.0] * head_dim) for _ in range(3)]
+    out, zero, rows = ffi.new("float[]", head_dim), ffi.new("int32_t *", 0), ffi.new("int32_t[]", [0, 1])
+    name, reason = ffi.new("char[]", device.encode()), ffi.new("char[]", 512)
+    kv_type = lib.lctx_type_from_name(kv.encode())
+    args = ffi.new("lctx_op_args *", {
+        "head_dim_k": head_dim, "head_dim_v": head_dim, "n_head": 1, "n_head_kv": 1, "n_rows": 1, "n_tokens": 1,
+        "n_seg": 1, "type_k": kv_type, "type_v": kv_type, "n_threads": 1, "scale": 1.0, "rope_dims": head_dim,
+        "rope_freq_base": 10000.0, "rope_freq_scale": 1.0, "rope_attn_factor": 1.0, "k": row[0], "v": row[1],
+        "q": row[2], "k_pos": zero, "seg_pos": zero, "seg_rows": rows, "out": out, "device": name,
+    })  # fmt: skip
+    if lib.lctx_op_run(args, reason, len(reason)) != lib.LCTX_OK:
+        return False
+    # one row has all the weight, and 1.0 is exact in every type but for a rounding of the scale
+    return all(abs(x - 1.0) < 0.01 for x in out)
 
 
 def _table(facts: dict[str, Any]) -> Table:
@@ -75,10 +103,25 @@ def _table(facts: dict[str, Any]) -> Table:
 def _rows(key: str, value: Any) -> list[tuple[str, str]]:
     if key == "build":
         return [(f"build {name}", _shown(part)) for name, part in value.items()]
+    if key == "attention":
+        return [(f"attention on {device}", _by_width(types)) for device, types in value.items()]
     if key == "ram_bytes":
         return [("ram", f"{value / 2**30:.1f} GiB")]
     return [(key.replace("_", " "), _shown(value))]
 
 
+def _by_width(types: dict[str, list[int]]) -> str:
+    """Return the KV types, together where they run with the same widths."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for kv, dims in types.items():
+        groups.setdefault(tuple(dims), []).append(kv)
+    lines = [f"{' '.join(names)}: head_dim {' '.join(map(str, dims))}" for dims, names in groups.items() if dims]
+    return "\n".join(lines) or "none"
+
+
 def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {part}" for name, part in value.items())
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)

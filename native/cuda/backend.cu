@@ -1,0 +1,20 @@
+// The kernels as an op of ggml's CUDA backend: the one file that includes its headers.
+#include "../hooks.h"
+#include "dispatch.h"
+
+#include "ggml-cuda/common.cuh"
+
+void lctx_cuda_forward(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+    constexpr size_t ALIGN = 256;  // the pool's blocks begin at multiples of 128
+    const auto & info = ggml_cuda_info().devices[ctx.device];
+    const lctx_cuda_device device = {info.nsm, info.smpbo};
+    const size_t size = lctx_cuda_wsize(device, dst);
+    ggml_cuda_pool_alloc<char> work(ctx.pool());
+    char * aligned = size > 0 ? (char *)GGML_PAD((uintptr_t)work.alloc(size + ALIGN), ALIGN) : nullptr;
+    lctx_cuda_run({device, ctx.stream(), aligned}, dst);
+    CUDA_CHECK(cudaGetLastError());
+}
+
+bool lctx_cuda_supported(int device, const ggml_tensor * op) {
+    return ggml_cuda_info().devices[device].cc >= GGML_CUDA_CC_TURING && !lctx_cuda_refusal(op);
+}

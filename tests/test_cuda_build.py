@@ -1,0 +1,149 @@
+"""The CUDA kernels as a GPU gets them: no warnings, no more registers than there are, products on tensor cores."""
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CUDA = ROOT / "native" / "cuda"
+ARCHITECTURES = (75, 86, 90)
+NEEDS_GGML = ("backend.cu",)  # and with it the headers of cuBLAS
+SOURCES = sorted(path.name for path in CUDA.glob("*.cu"))
+KERNELS = [name for name in SOURCES if "__global__" in (CUDA / name).read_text()]
+PRODUCTS = ("attend.cu", "vote.cu", "select.cu", "represent.cu")  # those that multiply matrices
+# as CMakeLists.txt and ggml-cuda's say; ptxas tells what kernels need
+FLAGS = (
+    "-std=c++17 -O3 -use_fast_math -extended-lambda --expt-relaxed-constexpr -Werror all-warnings -Xptxas -v "
+    "-Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-unused-parameter"
+).split()
+MAX_LOCAL = 128  # bytes of a thread in local memory, which is as slow as global memory
+PROPERTIES = re.compile(
+    r"Compiling entry function '(\w+)' for 'sm_(\d+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+    r"(\d+) bytes spill loads.*?Used (\d+) registers",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    architecture: int
+    stack: int
+    spilled: int
+    registers: int
+
+
+@pytest.fixture(scope="session")
+def nvcc() -> str:
+    found = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    if not found:
+        pytest.skip("nvcc is not installed: the CUDA kernels were not compiled")
+    return found
+
+
+@pytest.fixture(scope="session")
+def upstream() -> Path:
+    """Return the newest patched llama.cpp that a build has left."""
+    stamps = sorted((ROOT / "build").glob("*/upstream/*/stamp"), key=lambda path: path.stat().st_mtime)
+    if not stamps:
+        pytest.skip("no build has patched llama.cpp (build/*/upstream)")
+    return stamps[-1].parent / "llama.cpp"
+
+
+@pytest.fixture(scope="session")
+def compiled(nvcc, upstream, tmp_path_factory):
+    """Return a function from a source to its folder and its kernels, compiled on first use."""
+    done = {}
+
+    def get(name: str) -> tuple[Path, list[Kernel]]:
+        if name not in done:
+            folder = tmp_path_factory.mktemp(name)
+            done[name] = folder, compile_kernels(nvcc, upstream, CUDA / name, folder)
+        return done[name]
+
+    return get
+
+
+def compile_kernels(nvcc: str, upstream: Path, source: Path, folder: Path) -> list[Kernel]:
+    """Compile a source for all architectures and return what ptxas says of it."""
+    code = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
+    threads = ["--threads", str(len(os.sched_getaffinity(0)))]
+    command = [nvcc, "-c", str(source), "-o", str(folder / "out.o"), *FLAGS, *includes(upstream), *code, *threads]
+    done = subprocess.run([*command, "--keep", f"--keep-dir={folder}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = PROPERTIES.findall(done.stdout + done.stderr)
+    return [Kernel(name, int(a), int(stack), int(out) + int(back), int(n)) for name, a, stack, out, back, n in found]
+
+
+def includes(upstream: Path) -> list[str]:
+    """Return what finds ggml's headers, whose warnings are not ours."""
+    return [word for part in ("include", "src") for word in ("-isystem", str(upstream / "ggml" / part))]
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if name not in NEEDS_GGML])
+def test_sources_compile_without_a_warning(compiled, name):
+    folder, kernels = compiled(name)
+    assert (folder / "out.o").stat().st_size > 0
+    assert {kernel.architecture for kernel in kernels} == (set(ARCHITECTURES) if name in KERNELS else set())
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_keep_to_their_registers(compiled, name):
+    _, kernels = compiled(name)
+    over = [kernel for kernel in kernels if max(kernel.stack, kernel.spilled) > MAX_LOCAL]
+    assert over == []
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if name in PRODUCTS])
+def test_products_run_on_tensor_cores(compiled, name):
+    folder, _ = compiled(name)
+    for architecture in ARCHITECTURES:
+        ptx = next(folder.glob(f"*compute_{architecture}*.ptx")).read_text()
+        assert re.search(r"mma\.sync\.aligned\.m16n8k(8|16)\.\S*f32\.f16\.f16\.f32", ptx), architecture
+
+
+def test_the_assembler_keeps_the_tensor_cores(compiled):
+    """What runs in the end; the disassembler is a package of its own."""
+    tool = shutil.which("cuobjdump") or shutil.which("/usr/local/cuda/bin/cuobjdump")
+    if not tool:
+        pytest.skip("cuobjdump is not installed (nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm)")
+    folder, _ = compiled("attend.cu")
+    done = subprocess.run([tool, "-sass", str(folder / "out.o")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    parts = re.split(r"arch = sm_(\d+)", done.stdout)
+    by_architecture = {int(a): code for a, code in zip(parts[1::2], parts[2::2], strict=True)}
+    assert set(ARCHITECTURES) <= set(by_architecture)
+    assert all("HMMA" in by_architecture[a] for a in ARCHITECTURES)
+
+
+# ---- inside ggml's backend ----
+
+
+@pytest.fixture(scope="session")
+def cublas() -> Path:
+    """Return the folder of cuBLAS's headers: the toolkit's, or those that the package nvidia-cublas brings."""
+    packages = Path(sysconfig.get_path("purelib")) / "nvidia"
+    folders = [Path("/usr/local/cuda/include"), packages / "cu13" / "include", packages / "cublas" / "include",
+               ROOT / "build" / "cublas" / "nvidia" / "cu13" / "include"]  # fmt: skip
+    found = [folder for folder in folders if (folder / "cublas_v2.h").is_file()]
+    if not found:
+        pytest.skip("no headers of cuBLAS: make build/cublas fetches them")
+    return found[0]
+
+
+@pytest.mark.parametrize(("source", "flags"), [
+    ("native/cuda/backend.cu", FLAGS),
+    ("ggml/src/ggml-cuda/ggml-cuda.cu", ["-std=c++17", "-O0", "-Xcicc=-O0", "-Xptxas=-O0", "-extended-lambda"]),
+])  # fmt: skip
+def test_the_backend_compiles_with_our_op(nvcc, upstream, cublas, tmp_path, source, flags):
+    """For one architecture; the kernels in it are ggml's."""
+    path = ROOT / source if source.startswith("native") else upstream / source
+    command = [nvcc, "-c", str(path), "-o", str(tmp_path / "out.o"), *flags, "-arch=sm_75", f"-I{ROOT}"]
+    done = subprocess.run([*command, *includes(upstream), "-isystem", str(cublas)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,269 @@
+"""``bench/gpu.py`` where there is no GPU: the CPU stands for it, or the CUDA kernels run there thread by thread."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cases import CHUNK_CASES, EVICT_CASES, OP_CASES, OpCase
+from op import flash_run, make_inputs, roofline_run, run_chunks, run_evict, run_native, run_step
+
+from pylongctx._lib import build_info
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+
+import gpu
+import gpu_checks
+import gpu_speed
+from gpu_checks import Check, Text
+from native_ops import Shape
+
+SMALL = Shape(4, 2, 64)
+METHODS = ("full", "longheads,chunk_size=16,window=64", "corm,window=16,recent=16,evict_every=16")
+
+
+# ---- runs of single ops on a device ----
+
+
+def case(**settings) -> OpCase:
+    return replace(OpCase("device", n_rows=130, n_tokens=3, lse=False), **settings)
+
+
+def test_a_device_is_asked_by_its_name(ffi, lib):
+    x = make_inputs(case())
+    want, _ = run_native(ffi, lib, case(), x)
+    for name in ("CPU", "cpu"):
+        got, _ = run_native(ffi, lib, case(), x, device=ffi.new("char[]", name.encode()))
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_device_that_is_not_there_is_refused_with_the_names_of_the_others(ffi, lib):
+    for run in (run_native, flash_run):
+        with pytest.raises(ValueError, match=r"no device 'XPU7', but: .*CPU"):
+            run(ffi, lib, case(), make_inputs(case()), device=ffi.new("char[]", b"XPU7"))
+
+
+def test_layers_that_are_timed_together_give_what_one_gives(ffi, lib):
+    x = make_inputs(case())
+    want, one = flash_run(ffi, lib, case(), x, n_repeat=2)
+    got, times = flash_run(ffi, lib, case(), x, n_repeat=2, n_layer=3)
+    np.testing.assert_array_equal(got, want)
+    assert (times > 0).all()
+    assert (one > 0).all()
+    step_case = replace(CHUNK_CASES[0], n_rows=200, n_tokens=200)
+    rows = make_inputs(step_case)
+    spec = "longheads,chunk_size=16,window=64+corm,window=16,recent=16,evict_every=16"
+    one, three = (run_step(ffi, lib, step_case, rows, spec, 8, n_repeat=2, n_layer=n) for n in (1, 3))
+    np.testing.assert_array_equal(three.out, one.out)
+    assert three.bytes == one.bytes
+    assert {op for op, us in three.times.items() if (us > 0).all()} == {op for op, us in one.times.items() if us.all()}
+
+
+@pytest.mark.parametrize(("run", "settings"), [(run_native, {"n_layer": 2}), (run_native, {"n_layer": -1}),
+                                               (run_chunks, {"n_layer": 2}), (flash_run, {"n_layer": -1})])  # fmt: skip
+def test_layers_that_cannot_be_are_refused(ffi, lib, run, settings):
+    one = CHUNK_CASES[0] if run is run_chunks else case()
+    with pytest.raises(ValueError, match="n_layer"):
+        run(ffi, lib, one, make_inputs(one), **settings)
+
+
+def test_caches_are_made_cold_on_the_cpu_only(ffi, lib):
+    with pytest.raises(ValueError, match="cold is for the CPU"):
+        run_native(ffi, lib, case(), make_inputs(case()), device=ffi.new("char[]", b"CPU"), cold=1)
+
+
+def test_copies_of_a_device_are_measured(ffi, lib):
+    limits = roofline_run(ffi, lib, 1, b"CPU")
+    assert limits.copy_bandwidth > 0
+    assert limits.read_bandwidth == limits.gemm_f32 == limits.gemm_bf16 == 0
+
+
+# ---- checks ----
+
+
+def test_the_cpu_is_right_in_every_group():
+    checks = list(gpu_checks.check_ops("CPU", seed=1, every=40))
+    assert {check.name.rsplit(" ", 1)[0] for check in checks} == {name for name, *_ in gpu_checks.GROUPS}
+    assert [check for check in checks if check.failures or check.error > 0] == []
+    assert sum(check.n for check in checks) >= len([*OP_CASES, *CHUNK_CASES, *EVICT_CASES]) // 40
+
+
+@pytest.mark.parametrize("group", range(3))
+def test_a_device_that_computes_something_else_is_found_out(monkeypatch, group):
+    """Every run on the device gets inputs of its own."""
+    for name, run in (("run_native", run_native), ("run_chunks", run_chunks), ("run_evict", run_evict)):
+        monkeypatch.setattr(gpu_checks, name, with_other_values(run))
+    checks = list(gpu_checks.check_ops("CPU", 1, every=60, groups=gpu_checks.GROUPS[group : group + 1]))
+    assert checks
+    assert all(check.failures and check.error > 1 for check in checks)
+
+
+def with_other_values(run):
+    def other(ffi, lib, case, x, **override):
+        return run(ffi, lib, case, replace(x, v=x.v + 1) if override else x, **override)
+
+    return other
+
+
+def test_what_a_device_refuses_is_a_failure_unless_it_is_not_made_for_it(monkeypatch):
+    def refuse(*_, **override):
+        raise ValueError("CUDA0 cannot run LCTX with these shapes and types")
+
+    monkeypatch.setattr(gpu_checks, "run_native", refuse)
+    wide, odd = Check("wide"), Check("odd")
+    gpu_checks.check_case(wide, case(), "CPU", gpu_checks.check_attend)
+    gpu_checks.check_case(odd, case(head_dim_k=20), "CPU", gpu_checks.check_attend)
+    assert (wide.refused, odd.refused) == (1, 1)
+    assert "cannot run" in wide.failures[0]
+    assert odd.failures == []
+
+
+@pytest.mark.parametrize(("got", "want", "error"), [
+    ([1, 2], [1, 2], 0), ([1, 3], [1, 2], 0.5), ([0, 0], [0, 0], 0), ([-np.inf, 2], [-np.inf, 2], 0),
+    ([np.nan, 2], [1, 2], np.inf), ([1, -np.inf], [1, 2], np.inf), ([1, 2], [-np.inf, 2], np.inf),
+])  # fmt: skip
+def test_errors_are_fractions_of_the_largest_value(got, want, error):
+    assert gpu_checks.error_of(np.array(got, float), np.array(want, float)) == error
+
+
+def test_a_limit_is_held_and_nan_is_beyond_every_limit():
+    check = Check("x")
+    check.hold("below", 0.5, 1.0)
+    assert (check.error, check.failures) == (0.5, [])
+    check.hold("above", 2.0, 1.0)
+    check.hold("nan", np.nan, 1.0)
+    assert [text.split(":")[0] for text in check.failures] == ["above", "nan"]
+    assert check.error == np.inf
+
+
+# ---- models ----
+
+
+@pytest.fixture
+def text(tokens) -> Text:
+    return Text(tokens[:90], tokens[90:100])
+
+
+def test_a_model_on_the_cpu_says_what_it_says(model_path, text):
+    checks = list(gpu_checks.check_model("tiny", str(model_path("llama")), text, 0, METHODS))
+    assert [check.name for check in checks] == [f"tiny {method}" for method in METHODS]
+    assert [check for check in checks if check.failures or check.error] == []
+
+
+def test_other_tokens_are_found_out(monkeypatch, text):
+    cpu = np.tile([0.0, 1.0, 3.0], (100, 1))
+    near, far = cpu.copy(), cpu.copy()
+    near[95, 1:] = 2.1, 2.0  # within the error: a tie
+    far[95] = 0.0, np.nan, 3.0
+    for wrong, n_other in ((near, 0), (far, 1)):
+        answers = {0: cpu, 99: wrong}
+        monkeypatch.setattr(gpu_checks, "logits", lambda *args, answers=answers: answers[args[2]])
+        assert len(gpu_checks.differences("", None, 99, text)[1]) == n_other
+
+
+def test_a_model_goes_on_as_it_says(embedded_model):
+    prompt = gpu.tokens_of(str(embedded_model), 40)
+    assert len(prompt) == 40
+    text = gpu_checks.greedy(str(embedded_model), prompt, 3)
+    logits = gpu_checks.logits(str(embedded_model), "full", 0, text)
+    assert logits[39:42].argmax(1).tolist() == text.rest
+
+
+# ---- speed ----
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_every_method_is_timed_beside_stock(phase):
+    speeds = list(gpu_speed.layer_speeds("CPU", "f16", 1024, phase, 1e9, repeats=1, n_layer=2, shape=SMALL))
+    assert [speed.method for speed in speeds] == list(gpu_speed.METHODS)
+    for speed in speeds:
+        assert min(speed.attend, speed.stock, speed.bandwidth, speed.of_copy, speed.rate) > 0
+        assert speed.step > speed.attend
+        assert len(gpu.speed_cells(speed)) == len(gpu.SPEEDS)
+
+
+def test_fewer_layers_are_taken_where_memory_ends():
+    def run(n: int):
+        if n > 2:
+            raise ValueError("out of memory")
+        return n
+
+    assert gpu_speed.with_layers(run, 16) == 2
+    with pytest.raises(ValueError, match="another reason"):
+        gpu_speed.with_layers(lambda n: (_ for _ in ()).throw(ValueError("another reason")), 16)
+
+
+@pytest.mark.parametrize("method", [None, METHODS[1]])
+def test_a_model_is_timed_end_to_end(model_path, method):
+    end = gpu_speed.end_to_end(str(model_path("llama")), method, "f16", 100, 0, n=4)
+    assert min(end.prompt, end.decode) > 0
+    assert (end.kv_bytes is None) == (method is None)
+    assert len(gpu.end_cells(end)) == len(gpu.ENDS)
+
+
+def test_aims_are_held_against_what_was_measured():
+    speed = gpu_speed.Speed("decode", "full", "f16", 32768, 10.0, 11.0, 12.0, 1e12, 0.6, 1e12, 0, 0)
+    end = gpu_speed.EndToEnd(gpu_speed.METHODS["longheads"], "f16", 8192, 1000.0, 50.0, 0, None)
+    reached = [ok for _, ok in gpu.aims([speed], [end, replace(end, depth=131072, decode=20.0)])]
+    assert reached == [True, False, False]
+
+
+# ---- the command ----
+
+
+def test_without_a_gpu_the_command_says_how_to_get_one(capsys):
+    if gpu.first_gpu():
+        pytest.skip("this build has a GPU")
+    assert gpu.main([]) == 2
+    assert "pip install . -C cmake.define.GGML_CUDA=ON" in capsys.readouterr().err
+    assert gpu.main(["--device", "XPU7"]) == 2
+    assert "there is no device 'XPU7'" in capsys.readouterr().err
+
+
+def test_the_command_prints_a_table_and_writes_the_numbers(capsys, tmp_path):
+    numbers = tmp_path / "numbers.json"
+    words = ["--device", "CPU", "--section", "ops", "--every", "150", "--json", str(numbers)]
+    assert gpu.main(words) == 0
+    assert "store, attend f32" in capsys.readouterr().out
+    saved = json.loads(numbers.read_text())
+    assert saved["device"] == "CPU"
+    assert all(check["n"] > 0 and check["failures"] == [] for check in saved["checks"])
+
+
+def test_the_command_fails_when_something_is_wrong(monkeypatch, capsys):
+    monkeypatch.setattr(gpu_checks, "run_native", with_other_values(run_native))
+    assert gpu.main(["--device", "CPU", "--section", "ops", "--every", "150"]) == 1
+    assert "FAILED store, attend" in capsys.readouterr().out
+
+
+def test_the_command_runs_by_itself():
+    done = subprocess.run([sys.executable, gpu.__file__, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--sanitize" in done.stdout
+
+
+# ---- the kernels of the GPU on the CPU ----
+
+
+def test_the_kernels_of_the_gpu_are_right(monkeypatch):
+    """The same checks as on a GPU, of the CUDA kernels as they are run for tests."""
+    if not build_info()["emulates_cuda"]:
+        pytest.skip("this build cannot run the CUDA kernels on the CPU (LCTX_EMULATE)")
+
+    def emulated(run):
+        def on_device(*args, **override):
+            with monkeypatch.context() as context:
+                if override:
+                    context.setenv("LCTX_EMULATE_CUDA", "1")
+                return run(*args, **override)
+
+        return on_device
+
+    for name, run in (("run_native", run_native), ("run_chunks", run_chunks), ("run_evict", run_evict)):
+        monkeypatch.setattr(gpu_checks, name, emulated(run))
+    checks = list(gpu_checks.check_ops("CPU", seed=2, every=25))
+    assert [failure for check in checks for failure in check.failures] == []
+    assert max(check.error for check in checks) > 0, "the CPU's own kernels ran"
