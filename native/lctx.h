@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 5 };
+enum { LCTX_ABI_VERSION = 6 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -46,6 +46,25 @@ int32_t lctx_type_from_name(const char * name);
 // The name of a ggml type, or NULL.
 const char * lctx_type_name(int32_t type);
 
+// ---- devices ----
+
+typedef struct lctx_device_info {
+    const char * name;  // strings of the library, never freed
+    const char * description;
+    const char * type;  // "CPU", "GPU", "integrated GPU", "accelerator"
+    uint64_t memory_free;
+    uint64_t memory_total;  // 0: the device does not tell
+} lctx_device_info;
+
+// The devices of this machine that the build can use. LCTX_INVALID when there is none with this number.
+int32_t lctx_device_count(void);
+int32_t lctx_device_get(int32_t i, lctx_device_info * info);
+
+// Lend devices of this machine ("CUDA0,CUDA1"; NULL or "": its GPUs, else the CPU) to others, one client at a time, on endpoint "address:port"
+// (IPv4), until the process ends. No authentication, no encryption: for trusted networks only. Returns only when that cannot be:
+// LCTX_INVALID, with the reason in err.
+int32_t lctx_rpc_serve(const char * endpoint, const char * devices, int32_t n_threads, char * err, size_t err_size);
+
 // ---- model ----
 
 typedef struct lctx_model_params {
@@ -55,6 +74,9 @@ typedef struct lctx_model_params {
     int32_t vocab_only;
     int32_t use_mmap;
     int32_t use_mlock;
+    const float * tensor_split;  // [n_tensor_split] shares of the devices, in their order; NULL: by free memory
+    int32_t n_tensor_split;
+    const char * rpc_servers;  // "host:port,host:port" whose devices come before the GPUs of this machine, or NULL
 } lctx_model_params;
 
 typedef struct lctx_model_info {

@@ -10,7 +10,10 @@ from typing import Any
 from pylongctx._lib import build_info, ffi, lib, text
 
 # Names that programs written for older llama-cpp-python versions pass, without effect there too.
-LEGACY = frozenset({"n_parts", "f16_kv", "rpc_servers", "mul_mat_q"})
+LEGACY = frozenset({"n_parts", "f16_kv", "mul_mat_q"})
+
+# How a model is split among devices, with llama.cpp's numbers.
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 
 # Processes, this one and those it was forked from, that use several threads.
 _PARALLEL: set[int] = set()
@@ -30,7 +33,6 @@ CONTEXT_FIELDS = (*ROPE_FIELDS, "pooling_type", "attention_type", "offload_kqv",
 
 # name: (default, why another value is refused)
 LATER: dict[str, tuple[Any, str]] = {
-    "tensor_split": (None, "splitting tensors over GPUs comes with the GPU backends"),
     "kv_overrides": (None, "overriding GGUF metadata comes in a later release; edit the file with gguf-new-metadata"),
     "embedding": (False, "embeddings come in a later release; use llama_cpp.Llama(embedding=True)"),
     "pooling_type": (-1, "pooling belongs to embeddings, which come in a later release"),
@@ -109,11 +111,19 @@ def kv_type(name: str, value: int | str | None) -> int:
     return number
 
 
-def model_settings(given: Mapping[str, Any]) -> dict[str, int]:
+def model_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of ``lctx_model_params`` that the arguments set."""
-    names = ("split_mode", "main_gpu", "vocab_only", "use_mmap", "use_mlock")
+    names = ("main_gpu", "vocab_only", "use_mmap", "use_mlock")
     every_layer = given["n_gpu_layers"] == -1
-    return {"n_gpu_layers": 2**31 - 1 if every_layer else given["n_gpu_layers"], **{k: int(given[k]) for k in names}}
+    if given["split_mode"] not in SPLIT_MODES.values():
+        raise ValueError(f"split_mode must be one of {SPLIT_MODES}, not {given['split_mode']!r}")
+    return {
+        "n_gpu_layers": 2**31 - 1 if every_layer else given["n_gpu_layers"],
+        "split_mode": int(given["split_mode"]),
+        "tensor_split": [float(share) for share in given["tensor_split"] or ()],
+        "rpc_servers": given["rpc_servers"] or "",
+        **{k: int(given[k]) for k in names},
+    }
 
 
 def context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict[str, Any]:
@@ -135,14 +145,14 @@ def context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict
     }
 
 
-def warn_without_gpu(n_gpu_layers: int) -> None:
-    """Warn when layers shall go to a GPU and the library has no GPU backend."""
-    if n_gpu_layers != 0 and not has_gpu():
-        warnings.warn(
-            f"n_gpu_layers={n_gpu_layers} has no effect: this build of pylongctx has no GPU backend",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+def warn_without_device(n_gpu_layers: int, rpc_servers: str | None) -> None:
+    """Warn when layers shall go to a device and there is none, or the other way round."""
+    if n_gpu_layers != 0 and not rpc_servers and not has_gpu():
+        reason = f"n_gpu_layers={n_gpu_layers} has no effect: this build of pylongctx has no GPU backend"
+        warnings.warn(reason, RuntimeWarning, stacklevel=3)
+    if n_gpu_layers == 0 and rpc_servers:
+        reason = f"rpc_servers={rpc_servers!r} has no effect with n_gpu_layers=0: no layer goes there"
+        warnings.warn(reason, RuntimeWarning, stacklevel=3)
 
 
 def has_gpu() -> bool:

@@ -36,6 +36,13 @@ class Llama(Generation, Later):
     ----------
     model_path : str
         GGUF file.
+    n_gpu_layers : int
+        How many of the last layers go to devices, with their part of the KV memory; -1: all.
+    tensor_split : list of float or None
+        Shares of the devices: those of ``rpc_servers``, then the GPUs of this machine. None: by free memory.
+    rpc_servers : str or None
+        "host:port,host:port" of machines that run ``pylongctx rpc-server``: their devices are used as if they were here.
+        A server that goes away while it is used ends this process, as in llama.cpp. For trusted networks only.
     n_ctx : int
         Context window in tokens. 0 (the default here): the trained context, times 4 for a method that extends.
     n_threads, n_threads_batch : int or None
@@ -78,6 +85,7 @@ class Llama(Generation, Later):
         split_mode: int = 1,
         main_gpu: int = 0,
         tensor_split: list[float] | None = None,
+        rpc_servers: str | None = None,
         vocab_only: bool = False,
         use_mmap: bool = True,
         use_mlock: bool = False,
@@ -126,7 +134,7 @@ class Llama(Generation, Later):
         given = {name: value for name, value in locals().items() if name not in ("self", "kwargs")}
         arguments.check_unknown(kwargs, list(given))
         arguments.check_later(given)
-        arguments.warn_without_gpu(n_gpu_layers)
+        arguments.warn_without_device(n_gpu_layers, rpc_servers)
         self._arguments = given
         self.model_path = str(model_path)
         self.verbose = verbose

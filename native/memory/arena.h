@@ -43,9 +43,7 @@ class lctx_grains {
         return each_run(from / grain_, (end + grain_ - 1) / grain_, false, f);
     }
     // f(from, end) for the runs of whole grains inside [from, end) that are committed.
-    template <typename F> void give_back(size_t from, size_t end, F && f) {
-        each_run((from + grain_ - 1) / grain_, end / grain_, true, f);
-    }
+    template <typename F> void give_back(size_t from, size_t end, F && f) { each_run((from + grain_ - 1) / grain_, end / grain_, true, f); }
 
   private:
     template <typename F> bool each_run(size_t grain, size_t end, bool were, F && f) {

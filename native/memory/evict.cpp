@@ -60,9 +60,7 @@ bool lctx_memory::own_all(int32_t seq) {
         return refuse("the page pool is full: an eviction needs copies of the pages that sequences share; remove a sequence");
     }
     std::string why;
-    each_block([&](lctx_kv_store & store, int32_t head, int32_t block) {
-        why = why.empty() ? store.own_page(seq, head, block) : why;
-    });
+    each_block([&](lctx_kv_store & store, int32_t head, int32_t block) { why = why.empty() ? store.own_page(seq, head, block) : why; });
     seqs_[seq].shares = !why.empty();
     return why.empty() || refuse(why);
 }

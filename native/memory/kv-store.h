@@ -31,7 +31,7 @@ struct lctx_layer {
 struct lctx_kv_shape {
     ggml_type type_k, type_v;
     int32_t head_dim_k, head_dim_v;
-    int32_t n_ctx;               // rows of one sequence
+    int32_t n_ctx;  // rows of one sequence
     int32_t n_seq;
     int32_t n_page_head;         // pages in the pools per head
     int32_t near_rows;           // of the near ring, 0: none
@@ -157,15 +157,15 @@ class lctx_kv_store {
 
     lctx_pages pages_;
     int32_t n_promised_ = 0;
-    int32_t * table_ = nullptr;     // where the host keeps the table: its tensor on the CPU
-    std::vector<int32_t> copy_;     // else here
-    std::vector<size_t> changed_;   // and the entries that the device does not know
-    std::vector<int32_t> gone_;     // [n_seq][n_head] rows evicted
-    std::vector<copied> copies_;    // not done yet
+    int32_t * table_ = nullptr;    // where the host keeps the table: its tensor on the CPU
+    std::vector<int32_t> copy_;    // else here
+    std::vector<size_t> changed_;  // and the entries that the device does not know
+    std::vector<int32_t> gone_;    // [n_seq][n_head] rows evicted
+    std::vector<copied> copies_;   // not done yet
 
-    ggml_tensor * due_ = nullptr;      // [n_seq]
-    ggml_tensor * counts_ = nullptr;   // [1, n_head, n_seq] rows evicted, as the device counts
-    ggml_backend_ptr evictor_;         // on the CPU; elsewhere backend_
+    ggml_tensor * due_ = nullptr;     // [n_seq]
+    ggml_tensor * counts_ = nullptr;  // [1, n_head, n_seq] rows evicted, as the device counts
+    ggml_backend_ptr evictor_;        // on the CPU; elsewhere backend_
     ggml_context_ptr evict_ctx_;
     ggml_cgraph * evict_graph_ = nullptr;
 };

@@ -346,6 +346,11 @@ lctx_layer lctx_memory::layer(ggml_context * ctx, int32_t il) const {
     return layers_[il].store->layer(ctx, layers_[il].heads);
 }
 
+int32_t lctx_memory::first_layer(const lctx_kv_store & store) const {
+    const auto it = std::find_if(layers_.begin(), layers_.end(), [&](const layer_place & layer) { return layer.store == &store; });
+    return (int32_t)(it - layers_.begin());
+}
+
 void lctx_memory::attach(ggml_backend_sched_t sched) const {
     for (const auto & store : stores_) {
         store->attach(sched);

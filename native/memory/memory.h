@@ -54,6 +54,7 @@ class lctx_memory final : public llama_memory_i {
     lctx_layer layer(ggml_context * ctx, int32_t il) const;
     const lctx_kv_store & store(int32_t il) const { return *layers_[il].store; }
     const std::vector<std::unique_ptr<lctx_kv_store>> & stores() const { return stores_; }
+    int32_t first_layer(const lctx_kv_store & store) const;
     // A graph of the context is being built: where it runs.
     void attach(ggml_backend_sched_t sched) const;
     // A graph is about to run: the devices have to know where the rows lie.

@@ -166,7 +166,8 @@ void lctx_memory::read_sequence(llama_io_read_i & io, int32_t seq) {
                 saved.first_near <= n_pos,
             "its counters contradict each other");
     for (int32_t chunk : saved.open) {
-        require(chunk == -1 || (has_open() && chunk >= 0 && (int64_t)chunk * chunks_->chunk_size < n_pos), "its counters contradict each other");
+        require(chunk == -1 || (has_open() && chunk >= 0 && (int64_t)chunk * chunks_->chunk_size < n_pos),
+                "its counters contradict each other");
     }
     require(0 <= saved.evicted_to && saved.evicted_to <= n_pos && saved.voted_to <= n_pos && saved.undo_from <= n_pos,
             "its counters contradict each other");
