@@ -99,10 +99,9 @@ void create(lctx_context * ctx, const lctx_model * model, const lctx_context_par
     c.n_ctx = (n_ctx + 255) / 256 * 256 * c.n_seq_max;  // llama.cpp pads, and shares n_ctx among the sequences
     c.abort_callback = on_abort;
     c.abort_callback_data = ctx;
-    c.cb_eval = lctx_trace::on_node;
-    c.cb_eval_user_data = &ctx->trace;
     lctx_log_begin();
     ctx->ctx = init(model->model, c, method, n_ctx, params.kv_limit);
+    lctx_rpc_forget_graphs(model->servers);
     if (!ctx->ctx) {
         throw lctx_refusal(lctx_log_errors("the context could not be created"));
     }
@@ -263,6 +262,7 @@ const char * lctx_context_error(const lctx_context * ctx) {
 void lctx_context_free(lctx_context * ctx) {
     if (ctx) {
         llama_free(ctx->ctx);
+        lctx_guard(nullptr, [&] { lctx_rpc_forget_graphs(ctx->model->servers); });
         delete ctx;
     }
 }

@@ -99,6 +99,7 @@ lctx_model * lctx_model_load(const char * path, const lctx_model_params * params
         p.vocab_only = params->vocab_only != 0;
         p.load_mode = (llama_load_mode)((params->use_mmap ? LLAMA_LOAD_MODE_MMAP : 0) | (params->use_mlock ? LLAMA_LOAD_MODE_MLOCK : 0));
         m->model = llama_model_load_from_file(path, p);
+        lctx_rpc_forget_graphs(m->servers);
         if (!m->model) {
             m->error = lctx_log_errors("the model could not be loaded");
             return;
@@ -116,6 +117,7 @@ const char * lctx_model_error(const lctx_model * model) {
 void lctx_model_free(lctx_model * model) {
     if (model) {
         llama_model_free(model->model);
+        lctx_guard(nullptr, [&] { lctx_rpc_forget_graphs(model->servers); });
         delete model;
     }
 }

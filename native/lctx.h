@@ -60,9 +60,9 @@ typedef struct lctx_device_info {
 int32_t lctx_device_count(void);
 int32_t lctx_device_get(int32_t i, lctx_device_info * info);
 
-// Lend devices of this machine ("CUDA0,CUDA1"; NULL or "": its GPUs, else the CPU) to others, one client at a time, on endpoint "address:port"
-// (IPv4), until the process ends. No authentication, no encryption: for trusted networks only. Returns only when that cannot be:
-// LCTX_INVALID, with the reason in err.
+// Lend devices of this machine ("CUDA0,CUDA1"; NULL or "": its GPUs, else the CPU) to others, one client at a time, on endpoint
+// "address:port" (IPv4), until the process ends. No authentication, no encryption: for trusted networks only. Returns only when that cannot
+// be: LCTX_INVALID, with the reason in err.
 int32_t lctx_rpc_serve(const char * endpoint, const char * devices, int32_t n_threads, char * err, size_t err_size);
 
 // ---- model ----

@@ -141,6 +141,18 @@ std::shared_ptr<lctx_rpc_server> lctx_rpc_connect(const std::string & endpoint) 
     return server;
 }
 
+void lctx_rpc_forget_graphs(const std::vector<std::shared_ptr<lctx_rpc_server>> & servers) {
+    for (const auto & server : servers) {
+        for (ggml_backend_dev_t dev : server->devices) {
+            const ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead() + ggml_graph_overhead_custom(1, false), nullptr, true}));
+            ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), 1, false);
+            ggml_graph_add_node(graph, ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, 1));  // no op, no memory
+            const ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
+            ggml_backend_graph_compute(backend.get(), graph);
+        }
+    }
+}
+
 void lctx_rpc_serve_devices(const std::string & endpoint, std::vector<ggml_backend_dev_t> devices, int32_t n_threads) {
     split(endpoint);
     auto * serve = rpc_function<decltype(ggml_backend_rpc_start_server)>("ggml_backend_rpc_start_server");

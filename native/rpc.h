@@ -22,5 +22,9 @@ std::shared_ptr<lctx_rpc_server> lctx_rpc_connect(const std::string & endpoint);
 // The endpoints of "host:port,host:port". Throws lctx_refusal.
 std::vector<std::string> lctx_rpc_endpoints(const std::string & text);
 
+// A server forgets its last graph when a buffer is freed, and ggml may still ask for that graph again, which ends the process. Run an
+// empty one, so that the next graph of whatever context is sent as a whole: after anything that may have freed buffers.
+void lctx_rpc_forget_graphs(const std::vector<std::shared_ptr<lctx_rpc_server>> & servers);
+
 // Serve the devices on an address (IPv4) until the process ends; throws lctx_refusal when that cannot be.
 [[noreturn]] void lctx_rpc_serve_devices(const std::string & endpoint, std::vector<ggml_backend_dev_t> devices, int32_t n_threads);

@@ -35,7 +35,7 @@ class Model:
         check_gguf(path)
         params = ffi.new("lctx_model_params *")
         lib.lctx_model_params_default(params)
-        split, servers = settings["tensor_split"], settings["rpc_servers"]
+        split, servers = settings.get("tensor_split", []), settings.get("rpc_servers", "")
         memory = ffi.new("float[]", split), ffi.new("char[]", servers.encode())  # must outlive the call
         fields = settings | {"tensor_split": memory[0], "n_tensor_split": len(split), "rpc_servers": memory[1]}
         for key, value in fields.items():

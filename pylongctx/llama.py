@@ -41,8 +41,8 @@ class Llama(Generation, Later):
     tensor_split : list of float or None
         Shares of the devices: those of ``rpc_servers``, then the GPUs of this machine. None: by free memory.
     rpc_servers : str or None
-        "host:port,host:port" of machines that run ``pylongctx rpc-server``: their devices are used as if they were here.
-        A server that goes away while it is used ends this process, as in llama.cpp. For trusted networks only.
+        "host:port,host:port" of machines that run ``pylongctx rpc-server``: their devices are used as if they were
+        here. A server that goes away while it is used ends this process, as in llama.cpp. For trusted networks only.
     n_ctx : int
         Context window in tokens. 0 (the default here): the trained context, times 4 for a method that extends.
     n_threads, n_threads_batch : int or None

@@ -4,12 +4,13 @@ import argparse
 import ipaddress
 import signal
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pylongctx._devices import Device, devices, serve
+if TYPE_CHECKING:
+    from pylongctx._devices import Device
 
-EPILOG = """On the other machine: Llama(..., rpc_servers="HOST:PORT", n_gpu_layers=-1), or --rpc HOST:PORT -ngl -1. One client
-at a time. There is no authentication and no encryption: who can connect can read and crash this process."""
+EPILOG = """On the other machine: Llama(..., rpc_servers="HOST:PORT", n_gpu_layers=-1), or --rpc HOST:PORT -ngl -1.
+One client at a time. No authentication, no encryption: who can connect can read and crash this process."""
 
 
 def add_parser(commands: Any) -> None:
@@ -26,6 +27,8 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
+    from pylongctx._devices import devices, serve
+
     if args.list_devices:
         print("\n".join(map(_line, devices())))
         return 0
@@ -44,6 +47,6 @@ def is_loopback(host: str) -> bool:
     return ipaddress.IPv4Address(host).is_loopback
 
 
-def _line(device: Device) -> str:
+def _line(device: "Device") -> str:
     memory = f"{device.memory_free / 2**30:.1f} of {device.memory_total / 2**30:.1f} GiB free"
     return f"{device.name}: {device.description} ({device.type}, {memory})"
