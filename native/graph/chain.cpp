@@ -81,9 +81,12 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
 
 std::string lctx_why_not_there(const llama_model & model, const lctx_memory & memory) {
     for (const auto & store : memory.stores()) {
+        if (store->is_host) {
+            continue;
+        }
         const ggml_context_ptr ctx(ggml_init({64 * ggml_tensor_overhead(), nullptr, true}));
         for (const lctx_link & link : sample(ctx.get(), model, memory, memory.first_layer(*store)).links) {
-            if (!store->is_host && !ggml_backend_dev_supports_op(store->dev, link.node)) {
+            if (!ggml_backend_dev_supports_op(store->dev, link.node)) {
                 return "layers are on " + store->name() + ", which cannot compute " + link.name + " for " + memory.method().full_spec() +
                        " with K " + ggml_type_name(store->k_pool->type) + " and V " + ggml_type_name(store->v_pool->type) +
                        "; use n_gpu_layers=0, or offload_kqv=False, which keeps K, V and attention on the CPU";

@@ -110,7 +110,9 @@ void lctx_kv_store::attach(ggml_backend_sched_t sched) {
             backend_ = backend;
         }
     }
-    GGML_ASSERT(backend_ && "llama.cpp has no backend for a device of its model");
+    if (!backend_) {
+        throw lctx_refusal("the context has no backend for " + name() + ", where layers of its model are");
+    }
 }
 
 lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & heads) const {

@@ -140,7 +140,7 @@ void lctx_memory::read_held(llama_io_read_i & io, int32_t seq) {
     const sequence & s = seqs_[seq];
     each_held_run(seq, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
         const auto n = (int32_t)(size / sizeof(int32_t)), n_dense = s.n_pos - s.evicted_to;
-        std::vector<int32_t> list(n);
+        std::vector<int32_t> list(std::max(n, 1));
         io.read(list.data(), size);
         const bool is_rows = (offset % t->nb[1]) / sizeof(int32_t) == lctx_held::HEADER;
         require(n_dense <= n, "its lists of rows contradict its counters");
