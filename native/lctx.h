@@ -215,7 +215,8 @@ size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size
 // Forget everything.
 void lctx_clear(lctx_context * ctx);
 
-// While *flag != 0, a running lctx_decode stops at the next graph node of the CPU; other devices finish what they have begun. The flag must outlive the context; NULL: none.
+// While *flag != 0, a running lctx_decode stops at the next graph node of the CPU; other devices finish what they have begun. The flag
+// must outlive the context; NULL: none.
 void lctx_context_set_abort(lctx_context * ctx, const volatile int32_t * flag);
 
 typedef struct lctx_kv_info {

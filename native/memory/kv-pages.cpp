@@ -117,9 +117,9 @@ void lctx_kv_store::drop_pages(int32_t seq, int32_t head, int32_t first, int32_t
 std::string lctx_kv_store::promise_pages(int32_t n) {
     bool ok = true;
     std::vector<int32_t> taken;
-    while (ok && (int32_t)taken.size() < n) {
-        taken.push_back(pages_.take());
-        ok = commit_page(taken.back());
+    for (int32_t page = 0; ok && (int32_t)taken.size() < n && (page = pages_.take()) >= 0;) {
+        taken.push_back(page);
+        ok = commit_page(page);
     }
     n_promised_ = ok ? n : 0;
     std::for_each(taken.rbegin(), taken.rend(), [&](int32_t p) { pages_.give_back(p); });
