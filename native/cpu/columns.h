@@ -2,6 +2,7 @@
 // A column is one (token, query head); scores and transposed queries are laid out [key or dimension][column].
 #pragma once
 
+#include "../ops/cache.h"
 #include "few.h"
 #include "rotate.h"
 #include "softmax.h"
@@ -145,38 +146,6 @@ static inline const float * lctx_unpack(const lctx_stored & rows, int n, int dim
     *step = pad;
     lctx_unpack_rows(rows.type, rows.data, rows.row_size, n, dim, tmp, pad);
     return tmp;
-}
-
-// What one head of a sequence holds: a row's slot is its place among them, the row number itself when nothing is evicted.
-struct lctx_slots {
-    lctx_held held;
-
-    lctx_slots(const lctx_cache_args & cache, int32_t head, int32_t seq)
-        : held{cache.held.data ? cache.held.data + head * cache.held.head_stride + seq * cache.held.seq_stride : nullptr,
-               cache.held.n_row_max} {}
-    bool all() const { return !held.data; }
-    // The first slot whose row is not before `row`.
-    int32_t slot(int32_t row) const { return all() ? row : held.slot(row); }
-    int32_t row(int32_t slot) const { return all() ? slot : held.rows()[slot]; }
-};
-
-// Where a slot lies: the row of the pools, and its key and value; near keys stand in a ring by row number.
-static inline size_t lctx_pool_row(const lctx_table_args & table, int32_t slot, int32_t head, int32_t seq) {
-    const int32_t page = table.pages[seq * table.seq_stride + head * table.head_stride + slot / LCTX_PAGE_ROWS];
-    return (size_t)page * LCTX_PAGE_ROWS + slot % LCTX_PAGE_ROWS;
-}
-
-static inline char * lctx_value_row(const lctx_cache_args & cache, int32_t slot, int32_t head, int32_t seq) {
-    return cache.v_pool.data + lctx_pool_row(cache.table, slot, head, seq) * cache.v_pool.row_size;
-}
-
-static inline char * lctx_key_row(const lctx_cache_args & cache, int32_t slot, int32_t head, int32_t seq) {
-    return cache.k_pool.data + lctx_pool_row(cache.table, slot, head, seq) * cache.k_pool.row_size;
-}
-
-static inline char * lctx_near_row(const lctx_cache_args & cache, int32_t row, int32_t head, int32_t seq) {
-    const lctx_near_args & near = cache.near;
-    return near.data + seq * near.seq_stride + head * near.head_stride + (size_t)(row % near.rows) * cache.k_pool.row_size;
 }
 
 // Keys of any n <= LCTX_BLOCK slots as floats: tmp, [n][dim].

@@ -1,217 +1,69 @@
-// From ggml nodes to kernels on raw pointers.
+// From ggml nodes to the CPU kernels.
 #include "../hooks.h"
+#include "../ops/nodes.h"
 
 #include "ggml-cpu-impl.h"
 #include "kernels.h"
 
-#include <cstring>
+#ifdef LCTX_EMULATE
+#include "../cuda/dispatch.h"
 
-namespace {
+#include <cstdlib>
 
-template <typename T> T params_of(const ggml_tensor * node) {
-    T params;
-    memcpy(&params, node->op_params, sizeof(params));
-    return params;
+// For tests, which say so in the environment: the CUDA kernels in place of these. Few multiprocessors, yet enough to split the work.
+static bool is_emulated(const ggml_tensor * dst) {
+    return getenv("LCTX_EMULATE_CUDA") && !lctx_cuda_refusal(dst);
 }
 
-lctx_pool_args pool_of(const ggml_tensor * pool) {
-    return {(char *)pool->data, pool->type, pool->nb[1]};
-}
-
-lctx_table_args table_of(const ggml_tensor * table) {
-    return {(const int32_t *)table->data, table->nb[1] / sizeof(int32_t), table->nb[2] / sizeof(int32_t)};
-}
-
-lctx_near_args near_of(const ggml_tensor * near) {
-    return near ? lctx_near_args{(char *)near->data, near->nb[2], near->nb[3], near->ne[1]} : lctx_near_args{};
-}
-
-lctx_held_args held_of(const ggml_tensor * held) {
-    if (!held) {
-        return {};
-    }
-    const auto n_row_max = (int32_t)((held->ne[0] - lctx_held::HEADER) / lctx_held::PLANES);
-    return {(int32_t *)held->data, held->nb[1] / sizeof(int32_t), held->nb[2] / sizeof(int32_t), n_row_max};
-}
-
-lctx_angles_args angles_args(ggml_tensor * dst) {
-    const ggml_tensor * factors = dst->src[1];
-    return {(const int32_t *)dst->src[0]->data, factors ? (const float *)factors->data : nullptr, (float *)dst->data, dst->ne[1],
-            params_of<lctx_angles_params>(dst).rope};
-}
-
-lctx_store_args store_args(const ggml_tensor * dst) {
-    const ggml_tensor * k = dst->src[0];
-    const ggml_tensor * v = dst->src[1];
-    lctx_store_args args;
-    args.k = (const char *)k->data;
-    args.v = (const char *)v->data;
-    args.k_head_stride = k->nb[1];
-    args.k_token_stride = k->nb[2];
-    args.v_head_stride = v->nb[1];
-    args.v_token_stride = v->nb[2];
-    args.head_dim_k = (int32_t)k->ne[0];
-    args.head_dim_v = (int32_t)v->ne[0];
-    args.n_head_kv = (int32_t)k->ne[1];
-    args.n_tokens = (int32_t)k->ne[2];
-    args.cache.k_pool = pool_of(dst->src[2]);
-    args.cache.v_pool = pool_of(dst->src[3]);
-    args.cache.table = table_of(dst->src[4]);
-    args.rows = (const lctx_row *)dst->src[5]->data;
-    args.angles = (const float *)dst->src[6]->data;
-    args.n_dims = (int32_t)dst->src[6]->ne[0];
-    args.cache.near = near_of(dst->src[7]);
-    args.cache.held = held_of(dst->src[8]);
-    args.params = params_of<lctx_store_params>(dst);
-    return args;
-}
-
-lctx_attend_args attend_args(const ggml_tensor * dst) {
-    const ggml_tensor * q = dst->src[0];
-    lctx_attend_args args;
-    args.q = (const char *)q->data;
-    args.q_head_stride = q->nb[1];
-    args.q_token_stride = q->nb[2];
-    args.cache.k_pool = pool_of(dst->src[1]);
-    args.cache.v_pool = pool_of(dst->src[2]);
-    args.cache.table = table_of(dst->src[3]);
-    args.segs = (const lctx_segment *)dst->src[4]->data;
-    args.n_seg = (int32_t)dst->src[4]->ne[1];
-    args.angles = (const float *)dst->src[5]->data;
-    args.n_dims = (int32_t)dst->src[5]->ne[0];
-    args.cache.near = near_of(dst->src[6]);
-    args.cache.held = held_of(dst->src[LCTX_ATTEND_HELD]);
-    args.head_dim_k = (int32_t)q->ne[0];
-    args.head_dim_v = (int32_t)dst->src[2]->ne[0];
-    args.n_head = (int32_t)q->ne[1];
-    args.n_head_kv = (int32_t)dst->src[3]->ne[1];
-    args.n_tokens = (int32_t)q->ne[2];
-    args.params = params_of<lctx_attend_params>(dst);
-    args.n_choice = args.params.chunk_size > 0 ? (int32_t)dst->src[4]->ne[2] : 1;
-    args.dst = (float *)dst->data;
-    args.lse = args.params.lse ? args.dst + (size_t)args.n_tokens * args.n_head * args.head_dim_v : nullptr;
-    return args;
-}
-
-lctx_represent_args represent_args(const ggml_tensor * dst) {
-    const ggml_tensor * q = dst->src[0];
-    const ggml_tensor * reps = dst->src[6];
-    const ggml_tensor * open = dst->src[8];
-    lctx_represent_args args = {};
-    args.q = (const char *)q->data;
-    args.q_head_stride = q->nb[1];
-    args.q_token_stride = q->nb[2];
-    args.head_dim_k = (int32_t)q->ne[0];
-    args.head_dim_v = (int32_t)dst->src[2]->ne[0];
-    args.n_head = (int32_t)q->ne[1];
-    args.n_head_kv = (int32_t)dst->src[3]->ne[1];
-    args.n_tokens = (int32_t)q->ne[2];
-    args.cache.k_pool = pool_of(dst->src[1]);
-    args.cache.v_pool = pool_of(dst->src[2]);
-    args.cache.table = table_of(dst->src[3]);
-    args.rows = (const lctx_chunk_row *)dst->src[4]->data;
-    args.angles = (const float *)dst->src[5]->data;
-    args.n_dims = (int32_t)dst->src[5]->ne[0];
-    args.cache.near = near_of(dst->src[7]);
-    args.cache.held = held_of(dst->src[9]);
-    args.reps = (char *)reps->data;
-    args.rep_stride = reps->nb[1];
-    args.rep_head_stride = reps->nb[2];
-    args.rep_seq_stride = reps->nb[3];
-    if (open) {
-        args.open = (char *)open->data;
-        args.open_stride = open->nb[1];
-        args.open_head_stride = open->nb[2];
-        args.open_seq_stride = open->nb[3];
-    }
-    args.params = params_of<lctx_represent_params>(dst);
-    return args;
-}
-
-lctx_select_args select_args(const ggml_tensor * dst) {
-    const ggml_tensor * q = dst->src[0];
-    const ggml_tensor * reps = dst->src[1];
-    lctx_select_args args = {};
-    args.q = (const char *)q->data;
-    args.q_head_stride = q->nb[1];
-    args.q_token_stride = q->nb[2];
-    args.head_dim = (int32_t)q->ne[0];
-    args.n_head = (int32_t)q->ne[1];
-    args.n_rep = (int32_t)reps->ne[2];
-    args.n_choice = (int32_t)dst->ne[2];
-    args.n_tokens = (int32_t)q->ne[2];
-    args.n_chunk_max = (int32_t)reps->ne[1];
-    args.reps = (const char *)reps->data;
-    args.rep_stride = reps->nb[1];
-    args.rep_head_stride = reps->nb[2];
-    args.rep_seq_stride = reps->nb[3];
-    args.rows = (const lctx_chunk_row *)dst->src[2]->data;
-    args.chunks = params_of<lctx_select_params>(dst).chunks;
-    args.dst = (lctx_segment *)dst->data;
-    return args;
-}
-
-lctx_vote_args vote_args(const ggml_tensor * dst) {
-    const ggml_tensor * attended = dst->src[LCTX_ATTEND_HELD + 1];
-    lctx_vote_args args;
-    args.attend = attend_args(attended);
-    args.voters = (const lctx_voter *)dst->src[LCTX_ATTEND_HELD + 2]->data;
-    args.retain = params_of<lctx_vote_params>(dst).retain;
-    return args;
-}
-
-lctx_evict_args evict_args(const ggml_tensor * dst) {
-    const ggml_tensor * table = dst->src[2];
-    const ggml_tensor * reps = dst->src[5];
-    lctx_evict_args args = {};
-    args.cache = {pool_of(dst->src[0]), pool_of(dst->src[1]), table_of(table), {}, held_of(dst->src[3])};
-    args.n_head_kv = (int32_t)table->ne[1];
-    args.n_seq = (int32_t)table->ne[2];
-    args.due = (const int32_t *)dst->src[4]->data;
-    if (reps) {
-        args.reps = (char *)reps->data;
-        args.rep_dim = (int32_t)reps->ne[0];
-        args.n_rep = (int32_t)(reps->ne[2] / table->ne[1]);
-        args.rep_stride = reps->nb[1];
-        args.rep_head_stride = reps->nb[2];
-        args.rep_seq_stride = reps->nb[3];
-    }
-    args.params = params_of<lctx_evict_params>(dst);
-    return args;
-}
-
-bool by_chunks(const ggml_tensor * dst) {
-    return params_of<lctx_attend_params>(dst).chunk_size > 0;
-}
-
-}  // namespace
+static constexpr lctx_cuda_device EMULATED = {4, 96 * 1024};
+static constexpr size_t EMULATED_ALIGN = 256;
+#endif
 
 void lctx_cpu_forward(const ggml_compute_params * params, ggml_tensor * dst) {
+#ifdef LCTX_EMULATE
+    if (is_emulated(dst)) {
+        if (params->ith == 0) {
+            lctx_cuda_run({EMULATED, nullptr, (char *)GGML_PAD((uintptr_t)params->wdata, EMULATED_ALIGN)}, dst);
+        }
+        return;
+    }
+#endif
     switch ((lctx_op)dst->op_params[0]) {
-        case LCTX_OP_ANGLES: return lctx_cpu_angles(params, angles_args(dst));
-        case LCTX_OP_STORE:  return lctx_cpu_store(params, store_args(dst));
+        case LCTX_OP_ANGLES: return lctx_cpu_angles(params, lctx_angles_args_of(dst));
+        case LCTX_OP_STORE:  return lctx_cpu_store(params, lctx_store_args_of(dst));
         case LCTX_OP_ATTEND:
-            return by_chunks(dst) ? lctx_cpu_attend_chunks(params, attend_args(dst)) : lctx_cpu_attend(params, attend_args(dst));
-        case LCTX_OP_REPRESENT: return lctx_cpu_represent(params, represent_args(dst));
-        case LCTX_OP_SELECT:    return lctx_cpu_select(params, select_args(dst));
-        case LCTX_OP_VOTE:      return by_chunks(dst) ? lctx_cpu_vote_chunks(params, vote_args(dst)) : lctx_cpu_vote(params, vote_args(dst));
-        case LCTX_OP_EVICT:     return lctx_cpu_evict(params, evict_args(dst));
+            return lctx_by_chunks(dst) ? lctx_cpu_attend_chunks(params, lctx_attend_args_of(dst))
+                                       : lctx_cpu_attend(params, lctx_attend_args_of(dst));
+        case LCTX_OP_REPRESENT: return lctx_cpu_represent(params, lctx_represent_args_of(dst));
+        case LCTX_OP_SELECT:    return lctx_cpu_select(params, lctx_select_args_of(dst));
+        case LCTX_OP_VOTE:
+            return lctx_by_chunks(dst) ? lctx_cpu_vote_chunks(params, lctx_vote_args_of(dst))
+                                       : lctx_cpu_vote(params, lctx_vote_args_of(dst));
+        case LCTX_OP_EVICT: return lctx_cpu_evict(params, lctx_evict_args_of(dst));
+        case LCTX_OP_FETCH: return lctx_cpu_fetch(params, lctx_fetch_args_of(dst));
     }
     GGML_ABORT("unknown LCTX sub-op %d", dst->op_params[0]);
 }
 
 size_t lctx_cpu_wsize(const ggml_tensor * dst, int n_tasks) {
+#ifdef LCTX_EMULATE
+    if (is_emulated(dst)) {
+        return lctx_cuda_wsize(EMULATED, dst) + EMULATED_ALIGN;
+    }
+#endif
     switch ((lctx_op)dst->op_params[0]) {
         case LCTX_OP_ANGLES: return 0;
-        case LCTX_OP_STORE:  return lctx_cpu_store_wsize(store_args(dst), n_tasks);
+        case LCTX_OP_STORE:  return lctx_cpu_store_wsize(lctx_store_args_of(dst), n_tasks);
         case LCTX_OP_ATTEND:
-            return by_chunks(dst) ? lctx_cpu_attend_chunks_wsize(attend_args(dst), n_tasks)
-                                  : lctx_cpu_attend_wsize(attend_args(dst), n_tasks);
-        case LCTX_OP_REPRESENT: return lctx_cpu_represent_wsize(represent_args(dst), n_tasks);
-        case LCTX_OP_SELECT:    return lctx_cpu_select_wsize(select_args(dst), n_tasks);
+            return lctx_by_chunks(dst) ? lctx_cpu_attend_chunks_wsize(lctx_attend_args_of(dst), n_tasks)
+                                       : lctx_cpu_attend_wsize(lctx_attend_args_of(dst), n_tasks);
+        case LCTX_OP_REPRESENT: return lctx_cpu_represent_wsize(lctx_represent_args_of(dst), n_tasks);
+        case LCTX_OP_SELECT:    return lctx_cpu_select_wsize(lctx_select_args_of(dst), n_tasks);
         case LCTX_OP_VOTE:
-            return by_chunks(dst) ? lctx_cpu_vote_chunks_wsize(vote_args(dst), n_tasks) : lctx_cpu_vote_wsize(vote_args(dst), n_tasks);
-        case LCTX_OP_EVICT: return lctx_cpu_evict_wsize(evict_args(dst), n_tasks);
+            return lctx_by_chunks(dst) ? lctx_cpu_vote_chunks_wsize(lctx_vote_args_of(dst), n_tasks)
+                                       : lctx_cpu_vote_wsize(lctx_vote_args_of(dst), n_tasks);
+        case LCTX_OP_EVICT: return lctx_cpu_evict_wsize(lctx_evict_args_of(dst), n_tasks);
+        case LCTX_OP_FETCH: return lctx_cpu_fetch_wsize(lctx_fetch_args_of(dst), n_tasks);
     }
     return 0;
 }

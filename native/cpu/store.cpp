@@ -16,6 +16,9 @@ void store_row(const lctx_store_args & args, int32_t token, int32_t head, float 
 
     const lctx_slots slots(args.cache, head, at.seq);
     const int32_t slot = slots.slot(at.row);
+    if (args.params.resident_only && !lctx_is_resident(args.cache, slot, head, at.seq)) {
+        return;
+    }
     lctx_rotate_row(k, tmp, args.head_dim_k, args.angles + (size_t)at.angle * args.n_dims, args.n_dims, args.params.rope_mode);
     from_k(tmp, lctx_key_row(args.cache, slot, head, at.seq), args.head_dim_k);
     from_v(v, lctx_value_row(args.cache, slot, head, at.seq), args.head_dim_v);

@@ -5,7 +5,8 @@
 // eq. 3).
 #pragma once
 
-#include <algorithm>
+#include "portable.h"
+
 #include <cstdint>
 
 // Ablations of table 4, for tests.
@@ -23,23 +24,23 @@ struct lctx_chunks {
     lctx_ablation ablation;
 
     // Elements of one representation.
-    int32_t rep_dim(int32_t head_dim) const { return minmax ? 2 * head_dim : head_dim; }
+    LCTX_HD int32_t rep_dim(int32_t head_dim) const { return minmax ? 2 * head_dim : head_dim; }
 
     // Segments per query: the chunks, and with grouped positions the chunks that the near window touches once more.
-    int32_t n_segment() const { return n_chunk + (near_window > 0 ? n_near_chunk() : 0); }
-    int32_t n_near_chunk() const { return (near_window + chunk_size - 1) / chunk_size + 1; }
+    LCTX_HD int32_t n_segment() const { return n_chunk + (near_window > 0 ? n_near_chunk() : 0); }
+    LCTX_HD int32_t n_near_chunk() const { return (near_window + chunk_size - 1) / chunk_size + 1; }
     // The segments that read the near ring begin here.
-    int32_t near_segment() const { return n_chunk; }
+    LCTX_HD int32_t near_segment() const { return n_chunk; }
 
     // The first row that the query at p reads at its exact distance.
-    int32_t near_row(int32_t p) const {
-        return near_window == 0 ? p + 1 : std::max({0, p - near_window + 1, (p / chunk_size - n_recent) * chunk_size});
+    LCTX_HD int32_t near_row(int32_t p) const {
+        return near_window == 0 ? p + 1 : lctx_max(lctx_max(0, p - near_window + 1), (p / chunk_size - n_recent) * chunk_size);
     }
 
     // Candidates [first, end) and how many of them are chosen, for a query in chunk own. Everything is read while own < n_chunk.
-    int32_t first_candidate() const { return ablation == LCTX_ABLATE_NO_FIRST || ablation == LCTX_ABLATE_RANDOM_ALL ? 0 : 1; }
-    int32_t end_candidate(int32_t own) const { return ablation == LCTX_ABLATE_RANDOM_ALL ? own : own - n_recent; }
-    int32_t n_free(int32_t own) const { return n_chunk - first_candidate() - (own - end_candidate(own)) - 1; }
+    LCTX_HD int32_t first_candidate() const { return ablation == LCTX_ABLATE_NO_FIRST || ablation == LCTX_ABLATE_RANDOM_ALL ? 0 : 1; }
+    LCTX_HD int32_t end_candidate(int32_t own) const { return ablation == LCTX_ABLATE_RANDOM_ALL ? own : own - n_recent; }
+    LCTX_HD int32_t n_free(int32_t own) const { return n_chunk - first_candidate() - (own - end_candidate(own)) - 1; }
 };
 
 // Rows of the angle table of one token, from its first one on.

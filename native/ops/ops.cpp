@@ -64,7 +64,7 @@ ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * f
 
 ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
                          ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                         int32_t rope_mode, lctx_score score) {
+                         int32_t rope_mode, lctx_score score, bool resident_only) {
     GGML_ASSERT(k->type == GGML_TYPE_F32 && k->nb[0] == sizeof(float) && k->ne[0] == k_pool->ne[0]);
     GGML_ASSERT(v->type == GGML_TYPE_F32 && v->nb[0] == sizeof(float) && v->ne[0] == v_pool->ne[0]);
     GGML_ASSERT(k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && k->ne[1] == table->ne[1]);
@@ -74,14 +74,14 @@ ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, g
     GGML_ASSERT(is_held(held, table));
 
     ggml_tensor * result = ggml_view_tensor(ctx, k_pool);
-    set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode, score});
+    set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode, score, resident_only});
     set_sources(result, {k, v, k_pool, v_pool, table, rows, angles, near, held});
     return result;
 }
 
 ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
                           ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                          const lctx_attend_params & params) {
+                          const lctx_attend_params & params, ggml_tensor * k_resident, ggml_tensor * v_resident) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0]);
     GGML_ASSERT(q->ne[1] % table->ne[1] == 0 && q->ne[3] == 1);
     GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && ggml_is_contiguous(segs));
@@ -89,13 +89,14 @@ ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
     GGML_ASSERT(params.near_mask == 0 || near);
     GGML_ASSERT(params.near_mask == 0 || params.chunk_size == 0);
     GGML_ASSERT(is_held(held, table));
+    GGML_ASSERT(!k_resident || (v_resident && !held && params.chunk_size > 0));
 
     const int64_t n_query = q->ne[1] * q->ne[2];
     ggml_tensor * result = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, n_query * (v_pool->ne[0] + (params.lse ? 1 : 0)));
     lctx_attend_params with_op = params;
     with_op.op = LCTX_OP_ATTEND;
     set_params(result, with_op);
-    set_sources(result, {q, k, v_pool, table, segs, angles, near, held});
+    set_sources(result, {q, k, v_pool, table, segs, angles, near, held, k_resident, v_resident});
     return result;
 }
 
@@ -160,5 +161,21 @@ ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor *
     ggml_tensor * result = ggml_view_tensor(ctx, held);
     set_params(result, lctx_evict_params{LCTX_OP_EVICT, retain, chunk_size});
     set_sources(result, {k_pool, v_pool, table, held, due, reps});
+    return result;
+}
+
+ggml_tensor * lctx_fetch(ggml_context * ctx, ggml_tensor * segs, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
+                         ggml_tensor * k_resident, ggml_tensor * v_resident, ggml_tensor * resident, ggml_tensor * resident_table) {
+    const int64_t n_slot = k_resident->ne[1] / LCTX_PAGE_ROWS / table->ne[1];
+    GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && segs->ne[2] % table->ne[1] == 0 && ggml_is_contiguous(segs));
+    GGML_ASSERT(k_resident->type == k->type && k_resident->ne[0] == k->ne[0] && n_slot > 0);
+    GGML_ASSERT(v_resident->type == v_pool->type && v_resident->ne[0] == v_pool->ne[0] && v_resident->ne[1] == k_resident->ne[1]);
+    GGML_ASSERT(resident->type == GGML_TYPE_I32 && resident->ne[0] == lctx_resident::size((int32_t)n_slot) &&
+                resident->ne[1] == table->ne[1]);
+    GGML_ASSERT(resident_table->type == GGML_TYPE_I32 && ggml_are_same_shape(resident_table, table));
+
+    ggml_tensor * result = ggml_view_tensor(ctx, resident_table);
+    set_params(result, lctx_fetch_params{LCTX_OP_FETCH, (int32_t)n_slot});
+    set_sources(result, {segs, k, v_pool, table, k_resident, v_resident, resident, resident_table});
     return result;
 }

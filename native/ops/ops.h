@@ -7,6 +7,7 @@
 
 #include "chunks.h"
 #include "ggml.h"
+#include "resident.h"
 #include "retain.h"
 
 #include <cstdint>
@@ -22,6 +23,7 @@ enum lctx_op : int32_t {
     LCTX_OP_SELECT,
     LCTX_OP_VOTE,
     LCTX_OP_EVICT,
+    LCTX_OP_FETCH,
 };
 
 // RoPE as ggml's op_params give it; NORM or NEOX.
@@ -46,7 +48,8 @@ struct lctx_angles_params {
 struct lctx_store_params {
     lctx_op op;
     int32_t rope_mode;
-    lctx_score score;  // of the votes for the rows, when heads evict
+    lctx_score score;       // of the votes for the rows, when heads evict
+    int32_t resident_only;  // 1: rows whose page is not resident are left out
 };
 
 struct lctx_attend_params {
@@ -89,6 +92,11 @@ struct lctx_evict_params {
     lctx_op op;
     lctx_retain retain;
     int32_t chunk_size;  // > 0: rows of the open chunk stay, and a chunk without rows loses its representation
+};
+
+struct lctx_fetch_params {
+    lctx_op op;
+    int32_t n_slot;  // resident pages of a head
 };
 
 // True for the types that K and V rows can have: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1.
@@ -144,10 +152,11 @@ ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * f
 //   angles:  F32 [n_dims, *]
 //   near:    as k_pool [head_dim_k, near_rows, n_head_kv, n_seq] or NULL: keys once more, in row % near_rows
 //   held:    I32 [lctx_held::size, n_head_kv, n_seq] or NULL: heads evict, the new rows are written down there
+//   resident_only: the pools are the resident pages and the table is theirs: other rows are left out
 //   result:  view of k_pool; what reads the pools takes it as its source
 ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
                          ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                         int32_t rope_mode, lctx_score score);
+                         int32_t rope_mode, lctx_score score, bool resident_only = false);
 
 // Attention of every query over its segments.
 //   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
@@ -156,9 +165,10 @@ ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, g
 //            I32 [4, n_seg, n_choice, n_tokens] with params.chunk_size > 0: result of lctx_select
 //   result:  F32 [n_head*head_dim_v*n_tokens] as [head_dim_v, n_head, n_tokens], then with lse: [n_head, n_tokens]
 // A query without any row gives 0 and LSE -inf.
+// With resident pages (lctx_fetch) table is the result of lctx_fetch, and there is neither a near ring nor held.
 ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
                           ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                          const lctx_attend_params & params);
+                          const lctx_attend_params & params, ggml_tensor * k_resident = nullptr, ggml_tensor * v_resident = nullptr);
 
 // Representations of the chunks that the batch completes; the queries of chunks that stay open are kept.
 //   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
@@ -193,3 +203,13 @@ ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor 
 //   result:  view of held
 ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor * v_pool, ggml_tensor * table, ggml_tensor * held,
                          ggml_tensor * due, ggml_tensor * reps, const lctx_retain & retain, int32_t chunk_size);
+
+// Bring the pages that the batch reads close, where there is room: the least recently read ones make place.
+//   segs:       result of lctx_select
+//   k:          result of lctx_store into the pool of all pages; v_pool, table: as there
+//   k_resident: as k_pool [head_dim_k, n_head_kv*n_slot*64]: head h has the pages from h*n_slot on; v_resident likewise
+//   resident:   I32 [lctx_resident::size, n_head_kv]
+//   resident_table: I32 as table: a resident page, or the number of resident pages + the page of the pool; -1: not known
+//   result:     view of resident_table
+ggml_tensor * lctx_fetch(ggml_context * ctx, ggml_tensor * segs, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
+                         ggml_tensor * k_resident, ggml_tensor * v_resident, ggml_tensor * resident, ggml_tensor * resident_table);

@@ -4,7 +4,8 @@
 // lies in page table[i / 64]. Queries vote for the rows they read; at a border the rows without enough votes leave and the others move up.
 #pragma once
 
-#include <algorithm>
+#include "portable.h"
+
 #include <cstdint>
 #include <cstring>
 
@@ -23,12 +24,12 @@ struct lctx_retain {
     int32_t budget;       // rows that a head keeps at most, the best by score; 0: those that a query of the window found important
 
     // The first border at p or later: an eviction follows it.
-    int32_t border(int32_t p) const { return (p / evict_every + 1) * evict_every - 1; }
-    bool votes(int32_t p) const { return border(p) - p < window; }
+    LCTX_HD int32_t border(int32_t p) const { return (p / evict_every + 1) * evict_every - 1; }
+    LCTX_HD bool votes(int32_t p) const { return border(p) - p < window; }
 
     // True when every vote counts at one border only. Then a row that has one, or is too new to leave, needs no other.
-    bool one_vote_is_enough() const { return score == LCTX_SCORE_LAST && evict_every >= window; }
-    bool is_open(int32_t row, int32_t score_so_far, int32_t border) const {
+    LCTX_HD bool one_vote_is_enough() const { return score == LCTX_SCORE_LAST && evict_every >= window; }
+    LCTX_HD bool is_open(int32_t row, int32_t score_so_far, int32_t border) const {
         return border - score_so_far >= window && border - row >= recent;
     }
 };
@@ -39,32 +40,41 @@ struct lctx_held {
     int32_t n_row_max;
 
     static constexpr int32_t HEADER = 4, PLANES = 3;
-    static int64_t size(int32_t n_row_max) { return HEADER + (int64_t)PLANES * n_row_max; }
+    LCTX_HD static int64_t size(int32_t n_row_max) { return HEADER + (int64_t)PLANES * n_row_max; }
 
-    int32_t & n_gone() const { return data[0]; }      // rows evicted so far
-    int32_t & dense_from() const { return data[1]; }  // rows from this one on are all here
-    int32_t & undo_from() const { return data[2]; }   // undo() is what scores() was before the queries from this row on voted
-    int32_t * rows() const { return data + HEADER; }
-    int32_t * scores() const { return rows() + n_row_max; }
-    int32_t * undo() const { return scores() + n_row_max; }  // scores before the last ubatch that voted: it may be taken back
+    LCTX_HD int32_t & n_gone() const { return data[0]; }      // rows evicted so far
+    LCTX_HD int32_t & dense_from() const { return data[1]; }  // rows from this one on are all here
+    LCTX_HD int32_t & undo_from() const { return data[2]; }   // undo() is what scores() was before the queries from this row on voted
+    LCTX_HD int32_t * rows() const { return data + HEADER; }
+    LCTX_HD int32_t * scores() const { return rows() + n_row_max; }
+    LCTX_HD int32_t * undo() const { return scores() + n_row_max; }  // scores before the last ubatch that voted: it may be taken back
 
-    static int32_t first_score(lctx_score kind) { return kind == LCTX_SCORE_LAST ? -1 : 0; }
-    static float as_float(int32_t score) {
+    LCTX_HD static int32_t first_score(lctx_score kind) { return kind == LCTX_SCORE_LAST ? -1 : 0; }
+    LCTX_HD static float as_float(int32_t score) {
         float value;
         memcpy(&value, &score, sizeof(value));
         return value;
     }
-    static int32_t as_score(float value) {
+    LCTX_HD static int32_t as_score(float value) {
         int32_t score;
         memcpy(&score, &value, sizeof(score));
         return score;
     }
 
     // The number of held rows before `row`: its slot when it is held.
-    int32_t slot(int32_t row) const {
+    LCTX_HD int32_t slot(int32_t row) const {
         if (row >= dense_from()) {
             return row - n_gone();
         }
-        return (int32_t)(std::lower_bound(rows(), rows() + dense_from() - n_gone(), row) - rows());
+        int32_t lo = 0, hi = dense_from() - n_gone();
+        while (lo < hi) {
+            const int32_t middle = lo + (hi - lo) / 2;
+            if (rows()[middle] < row) {
+                lo = middle + 1;
+            } else {
+                hi = middle;
+            }
+        }
+        return lo;
     }
 };

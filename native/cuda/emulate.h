@@ -1,0 +1,145 @@
+// CUDA on one CPU thread, as far as our kernels use it. A block's threads are fibers that change at barriers, in an order that is shuffled,
+// with the shared memory poisoned: a missing barrier, an unwritten value and a barrier that not all reach show in the tests.
+#pragma once
+
+#include "ggml.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <functional>
+
+#define __global__ static
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __shared__ static
+#define __align__(n) alignas(n)
+#define __launch_bounds__(...)
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+using cudaStream_t = void *;
+
+extern dim3 gridDim, blockIdx, blockDim, threadIdx;
+
+// Run every thread of every block. n_shared bytes of shared memory.
+void lctx_emulate(const std::function<void()> & kernel, dim3 grid, int n_thread, size_t n_shared);
+char * lctx_shared();
+void __syncthreads();
+// Give up to 32 bytes to the other lanes of the warp and wait for theirs: what lane i gave is at [i].
+struct lctx_gift {
+    alignas(16) char bytes[32];
+};
+const lctx_gift * lctx_exchange(const void * data, size_t size);
+// A copy that arrives when it is waited for.
+void lctx_copy_16(void * to, const void * from);
+void lctx_copy_end_group();
+void lctx_copy_wait_for(int n_group);
+
+template <typename... P, typename... A>
+void lctx_launch(void (*kernel)(P...), dim3 grid, int n_thread, size_t n_shared, cudaStream_t, const A &... args) {
+    lctx_emulate([&] { kernel(args...); }, grid, n_thread, n_shared);
+}
+
+template <int N> inline void lctx_copy_wait() {
+    lctx_copy_wait_for(N);
+}
+
+template <typename T> inline T lctx_shuffle(T x, int lane) {
+    T y;
+    memcpy(&y, lctx_exchange(&x, sizeof(x))[lane].bytes, sizeof(y));
+    return y;
+}
+
+template <typename T> inline T lctx_shuffle_xor(T x, int mask) {
+    return lctx_shuffle(x, (int)threadIdx.x % 32 ^ mask);
+}
+
+inline uint32_t lctx_ballot(bool x) {
+    const lctx_gift * all = lctx_exchange(&x, sizeof(x));
+    uint32_t votes = 0;
+    for (int lane = 0; lane < 32; lane++) {
+        votes |= (uint32_t)(all[lane].bytes[0] != 0) << lane;
+    }
+    return votes;
+}
+
+inline void lctx_sync_warp() {
+    lctx_exchange(nullptr, 0);
+}
+
+inline uint32_t lctx_as_uint(float x) {
+    uint32_t y;
+    memcpy(&y, &x, sizeof(y));
+    return y;
+}
+
+inline float lctx_as_float(uint32_t x) {
+    float y;
+    memcpy(&y, &x, sizeof(y));
+    return y;
+}
+
+inline float lctx_from_half(uint16_t x) {
+    return ggml_fp16_to_fp32(x);
+}
+
+inline uint16_t lctx_to_half(float x) {
+    return ggml_fp32_to_fp16(x);
+}
+
+inline uint32_t lctx_pack(float low, float high) {
+    return lctx_to_half(low) | (uint32_t)lctx_to_half(high) << 16;
+}
+
+inline float lctx_from_bf16(uint16_t x) {
+    return lctx_as_float((uint32_t)x << 16);
+}
+
+inline uint16_t lctx_to_bf16(float x) {
+    return ggml_fp32_to_bf16(x).bits;
+}
+
+inline float lctx_exp2(float x) {
+    return exp2f(x);
+}
+
+inline int atomicAdd(int * at, int x) {
+    const int old = *at;
+    *at += x;
+    return old;
+}
+
+inline int atomicMax(int * at, int x) {
+    const int old = *at;
+    *at = std::max(old, x);
+    return old;
+}
+
+inline unsigned atomicOr(unsigned * at, unsigned x) {
+    const unsigned old = *at;
+    *at |= x;
+    return old;
+}
+
+inline unsigned atomicAnd(unsigned * at, unsigned x) {
+    const unsigned old = *at;
+    *at &= x;
+    return old;
+}
+
+// The lowest bit that is set.
+inline int lctx_first_bit(uint32_t x) {
+    return __builtin_ctz(x);
+}
+
+void lctx_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+void lctx_load_matrices(uint32_t (&r)[4], const void * row);
+void lctx_load_transposed(uint32_t (&r)[4], const void * row);

@@ -1,0 +1,104 @@
+// A warp's part of *attend*: 16 columns against rows of a tile on the tensor cores, with an online softmax (arXiv 2307.08691, algorithm 1).
+// lane = 4 g + t holds columns g and g + 8; of S rows 2 t, 2 t + 1 of every 8, of O dimensions 2 t, 2 t + 1 of every 8. Scores are base 2.
+#pragma once
+
+#include "device.h"
+
+#include <cmath>
+
+// Unrolled: what is indexed lives in registers.
+template <int N, typename F> static __device__ __forceinline__ void lctx_unrolled(F && f) {
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+    for (int i = 0; i < N; i++) {
+        f(i);
+    }
+}
+
+// DIM: of a tile's rows, padded; ROWS: those of this warp.
+template <int DIM, int ROWS> struct lctx_cuda_flash {
+    static constexpr int STRIDE = DIM + 8;
+    float o[DIM / 8][4];
+    float m[2], l[2];  // l: this lane's part
+    float s[ROWS / 8][4];
+
+    __device__ __forceinline__ void clear() {
+        lctx_unrolled<DIM / 8>([&](int n) { lctx_unrolled<4>([&](int i) { o[n][i] = 0.0f; }); });
+        m[0] = m[1] = -INFINITY;
+        l[0] = l[1] = 0.0f;
+    }
+
+    // s = Q K^T. q: 16 rows of the query tile; k: this warp's rows of the K tile.
+    __device__ __forceinline__ void scores(const uint16_t * q, const uint16_t * k) {
+        const int lane = lctx_lane();
+        const uint16_t * q_row = q + lane % 16 * STRIDE + lane / 16 * 8;
+        const uint16_t * k_row = k + (lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 8;
+        lctx_unrolled<ROWS / 8>([&](int n) { lctx_unrolled<4>([&](int i) { s[n][i] = 0.0f; }); });
+        lctx_unrolled<DIM / 16>([&](int step) {
+            uint32_t a[4];
+            lctx_load_matrices(a, q_row + step * 16);
+            lctx_unrolled<ROWS / 16>([&](int n) {
+                uint32_t b[4];
+                lctx_load_matrices(b, k_row + n * 16 * STRIDE + step * 16);
+                lctx_mma(s[2 * n], a, b[0], b[1]);
+                lctx_mma(s[2 * n + 1], a, b[2], b[3]);
+            });
+        });
+    }
+
+    // f(score, column of 16, row of the warp's) for every score of this lane.
+    template <typename F> __device__ __forceinline__ void each_score(F && f) {
+        const int g = lctx_lane() / 4, t = lctx_lane() % 4;
+        lctx_unrolled<ROWS / 8>([&](int n) { lctx_unrolled<4>([&](int i) { f(s[n][i], g + i / 2 * 8, n * 8 + 2 * t + i % 2); }); });
+    }
+
+    // Scores to weights, and the state to the new maximum.
+    __device__ __forceinline__ void softmax() {
+        lctx_unrolled<2>([&](int h) {
+            float most = m[h];
+            lctx_unrolled<ROWS / 8>([&](int n) { most = fmaxf(most, fmaxf(s[n][2 * h], s[n][2 * h + 1])); });
+            most = lctx_warp_max(most, 4);
+            const float base = most == -INFINITY ? 0.0f : most;  // no row yet: keeps the exponents defined
+            const float factor = lctx_exp2(m[h] - base);
+            m[h] = most;
+            l[h] *= factor;
+            lctx_unrolled<DIM / 8>([&](int n) { o[n][2 * h] *= factor, o[n][2 * h + 1] *= factor; });
+            lctx_unrolled<ROWS / 8>([&](int n) {
+                s[n][2 * h] = lctx_exp2(s[n][2 * h] - base);
+                s[n][2 * h + 1] = lctx_exp2(s[n][2 * h + 1] - base);
+                l[h] += s[n][2 * h] + s[n][2 * h + 1];
+            });
+        });
+    }
+
+    // o += P V: the weights of 16 rows have the layout of the left factor already.
+    __device__ __forceinline__ void weigh(const uint16_t * v) {
+        const int lane = lctx_lane();
+        const uint16_t * v_row = v + (lane / 8 % 2 * 8 + lane % 8) * STRIDE + lane / 16 * 8;
+        lctx_unrolled<ROWS / 16>([&](int step) {
+            const float(&s0)[4] = s[2 * step], (&s1)[4] = s[2 * step + 1];
+            const uint32_t a[4] = {lctx_pack(s0[0], s0[1]), lctx_pack(s0[2], s0[3]), lctx_pack(s1[0], s1[1]), lctx_pack(s1[2], s1[3])};
+            lctx_unrolled<DIM / 16>([&](int n) {
+                uint32_t b[4];
+                lctx_load_transposed(b, v_row + step * 16 * STRIDE + n * 16);
+                lctx_mma(o[2 * n], a, b[0], b[1]);
+                lctx_mma(o[2 * n + 1], a, b[2], b[3]);
+            });
+        });
+    }
+
+    // The lanes that share a column add their parts of l.
+    __device__ __forceinline__ void finish() {
+        l[0] = lctx_warp_sum(l[0], 4);
+        l[1] = lctx_warp_sum(l[1], 4);
+    }
+
+    // f(column of 16, dimension, m, l, o of it and of the next)
+    template <typename F> __device__ __forceinline__ void each_result(F && f) const {
+        const int lane = lctx_lane();
+        lctx_unrolled<2>([&](int h) {
+            lctx_unrolled<DIM / 8>([&](int n) { f(lane / 4 + 8 * h, n * 8 + 2 * (lane % 4), m[h], l[h], o[n][2 * h], o[n][2 * h + 1]); });
+        });
+    }
+};

@@ -1,0 +1,140 @@
+// device.h with nvcc. The names that emulate.h defines too; sm_75 and newer.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+// Shared memory given at the launch; 16-byte aligned.
+static __device__ __forceinline__ char * lctx_shared() {
+    extern __shared__ __align__(16) char lctx_shared_memory[];
+    return lctx_shared_memory;
+}
+
+// What went wrong in a launch shows in cudaGetLastError, which ggml looks at.
+template <typename... P, typename... A>
+void lctx_launch(void (*kernel)(P...), dim3 grid, int n_thread, size_t n_shared, cudaStream_t stream, const A &... args) {
+    constexpr size_t WITHOUT_ASKING = 48 * 1024;
+    if (n_shared > WITHOUT_ASKING) {
+        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_shared);
+    }
+    kernel<<<grid, n_thread, n_shared, stream>>>(args...);
+}
+
+// ---- the lanes of a warp, all of which must come here ----
+
+template <typename T> static __device__ __forceinline__ T lctx_shuffle_xor(T x, int mask) {
+    return __shfl_xor_sync(0xffffffffu, x, mask);
+}
+
+template <typename T> static __device__ __forceinline__ T lctx_shuffle(T x, int lane) {
+    return __shfl_sync(0xffffffffu, x, lane);
+}
+
+static __device__ __forceinline__ uint32_t lctx_ballot(bool x) {
+    return __ballot_sync(0xffffffffu, x);
+}
+
+static __device__ __forceinline__ void lctx_sync_warp() {
+    __syncwarp();
+}
+
+// ---- numbers ----
+
+static __device__ __forceinline__ float lctx_from_half(uint16_t x) {
+    return __half2float(__ushort_as_half(x));
+}
+
+static __device__ __forceinline__ uint16_t lctx_to_half(float x) {
+    return __half_as_ushort(__float2half_rn(x));
+}
+
+// Two floats as two f16, the first in the low half.
+static __device__ __forceinline__ uint32_t lctx_pack(float low, float high) {
+    const __half2 x = __floats2half2_rn(low, high);
+    return *(const uint32_t *)&x;
+}
+
+static __device__ __forceinline__ float lctx_from_bf16(uint16_t x) {
+    return __uint_as_float((uint32_t)x << 16);
+}
+
+static __device__ __forceinline__ uint16_t lctx_to_bf16(float x) {
+    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+
+static __device__ __forceinline__ float lctx_as_float(uint32_t x) {
+    return __uint_as_float(x);
+}
+
+static __device__ __forceinline__ uint32_t lctx_as_uint(float x) {
+    return __float_as_uint(x);
+}
+
+static __device__ __forceinline__ float lctx_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// The lowest bit that is set.
+static __device__ __forceinline__ int lctx_first_bit(uint32_t x) {
+    return __ffs((int)x) - 1;
+}
+
+// ---- tensor cores (PTX ISA, mma.m16n8k16 and ldmatrix); lane = 4 g + t ----
+
+// c += a b: a is 16 x 16 f16, b 16 x 8 f16, c 16 x 8 f32. c = rows g, g, g + 8, g + 8 at columns 2 t, 2 t + 1.
+static __device__ __forceinline__ void lctx_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    for (int k = 0; k < 2; k++) {
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(k == 0 ? b0 : b1));
+    }
+#endif
+}
+
+// Four 8 x 8 matrices of f16: lane l gives the address of row l % 8 of matrix l / 8; r[i] = matrix i at row g, columns 2 t, 2 t + 1.
+static __device__ __forceinline__ void lctx_load_matrices(uint32_t (&r)[4], const void * row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
+// The same of the transposed matrices: r[i] = matrix i at rows 2 t, 2 t + 1, column g.
+static __device__ __forceinline__ void lctx_load_transposed(uint32_t (&r)[4], const void * row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
+// ---- 16 bytes from global to shared memory, on their way while the thread goes on; in groups ----
+
+static __device__ __forceinline__ void lctx_copy_16(void * to_shared, const void * from_global) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to_shared)), "l"(from_global)
+                 : "memory");
+#else
+    *(uint4 *)to_shared = *(const uint4 *)from_global;
+#endif
+}
+
+static __device__ __forceinline__ void lctx_copy_end_group() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Until at most N groups of this thread are on their way. Other threads' copies: __syncthreads after it.
+template <int N> static __device__ __forceinline__ void lctx_copy_wait() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}

@@ -1,0 +1,36 @@
+// The CUDA kernels (../ops/args.h says what they take): launches in a stream, without waiting for anything, of a size that depends on
+// shapes only, so that a graph of them can be captured and run again.
+#pragma once
+
+#include "../ops/args.h"
+#include "device.h"
+
+// What a launch needs to know of the device.
+struct lctx_cuda_device {
+    int n_multiprocessor;
+    size_t max_shared;  // bytes that a block may ask for
+};
+
+// Where a node runs; work: lctx_cuda_NAME_wsize bytes, 256-byte aligned.
+struct lctx_cuda_queue {
+    lctx_cuda_device device;
+    cudaStream_t stream;
+    char * work;
+};
+
+void lctx_cuda_angles(const lctx_cuda_queue & queue, const lctx_angles_args & args);
+void lctx_cuda_store(const lctx_cuda_queue & queue, const lctx_store_args & args);
+void lctx_cuda_attend(const lctx_cuda_queue & queue, const lctx_attend_args & args);  // chunks too
+void lctx_cuda_represent(const lctx_cuda_queue & queue, const lctx_represent_args & args);
+void lctx_cuda_select(const lctx_cuda_queue & queue, const lctx_select_args & args);
+void lctx_cuda_vote(const lctx_cuda_queue & queue, const lctx_vote_args & args);  // chunks too
+void lctx_cuda_evict(const lctx_cuda_queue & queue, const lctx_evict_args & args);
+void lctx_cuda_fetch(const lctx_cuda_queue & queue, const lctx_fetch_args & args);
+
+// Bytes of work buffer; 0: none.
+size_t lctx_cuda_attend_wsize(const lctx_cuda_device & device, const lctx_attend_args & args);
+size_t lctx_cuda_represent_wsize(const lctx_cuda_device & device, const lctx_represent_args & args);
+size_t lctx_cuda_select_wsize(const lctx_cuda_device & device, const lctx_select_args & args);
+size_t lctx_cuda_vote_wsize(const lctx_cuda_device & device, const lctx_vote_args & args);
+size_t lctx_cuda_evict_wsize(const lctx_cuda_device & device, const lctx_evict_args & args);
+size_t lctx_cuda_fetch_wsize(const lctx_cuda_device & device, const lctx_fetch_args & args);

@@ -1,0 +1,88 @@
+// Blocks of K and V rows as f16 in shared memory, [ROWS][DIM + 8]: the padding keeps eight rows of a matrix in different banks.
+#pragma once
+
+#include "../ops/cache.h"
+#include "rows.h"
+
+// Slots [first, first + ROWS) of a head's page list, of which [lo, hi) are read.
+struct lctx_cuda_block {
+    const lctx_cache_args & cache;
+    int32_t head, seq, first, lo, hi;
+    bool near;
+
+    // Near keys of a head that evicts do not lie together: their ring goes by row number.
+    __device__ bool is_gathered() const { return near && cache.held.data; }
+    __device__ const char * k() const { return near ? lctx_near_row(cache, first, head, seq) : lctx_key_row(cache, first, head, seq); }
+    __device__ const char * v() const { return lctx_value_row(cache, first, head, seq); }
+    __device__ const char * gathered_k(int i) const { return lctx_near_row(cache, lctx_slots(cache, head, seq).row(first + i), head, seq); }
+};
+
+// f(type) with one of the element types of rows.h.
+template <typename F> static __device__ __forceinline__ void lctx_cuda_with_rows(ggml_type type, F && f) {
+    switch (type) {
+        case GGML_TYPE_F32:  return f(lctx_cuda_f32());
+        case GGML_TYPE_F16:  return f(lctx_cuda_f16());
+        case GGML_TYPE_BF16: return f(lctx_cuda_bf16());
+        case GGML_TYPE_Q8_0: return f(lctx_cuda_q8_0());
+        case GGML_TYPE_Q4_0: return f(lctx_cuda_q4_0());
+        case GGML_TYPE_Q4_1: return f(lctx_cuda_q4_1());
+        case GGML_TYPE_Q5_0: return f(lctx_cuda_q5_0());
+        default:             return f(lctx_cuda_q5_1());
+    }
+}
+
+// f(row, first element) for every 8 elements of ROWS rows, dealt to the threads.
+template <int ROWS, typename F> static __device__ __forceinline__ void lctx_cuda_each_8(int n_dim, F && f) {
+    const int n_step = n_dim / 8;
+    for (int i = (int)threadIdx.x; i < ROWS * n_step; i += (int)blockDim.x) {
+        f(i / n_step, i % n_step * 8);
+    }
+}
+
+static __device__ __forceinline__ void lctx_cuda_put_8(uint16_t * to, const float (&x)[8]) {
+    *(uint4 *)to = {lctx_pack_limited(x[0], x[1]), lctx_pack_limited(x[2], x[3]), lctx_pack_limited(x[4], x[5]),
+                    lctx_pack_limited(x[6], x[7])};
+}
+
+// Begin to copy f16 rows [lo, hi) into a tile; the others become 0, for what is not read may be anything, and 0 times NaN is NaN.
+template <int ROWS, int DIM, typename Row>
+static __device__ void lctx_cuda_copy_rows(int n_dim, int lo, int hi, Row && row, uint16_t * tile) {
+    lctx_cuda_each_8<ROWS>(n_dim, [&](int i, int d) {
+        uint16_t * to = tile + i * (DIM + 8) + d;
+        if (i >= lo && i < hi) {
+            lctx_copy_16(to, row(i) + d * sizeof(uint16_t));
+        } else {
+            *(uint4 *)to = {0, 0, 0, 0};
+        }
+    });
+}
+
+// Rows of any type into a tile.
+template <int ROWS, int DIM, typename Row>
+static __device__ void lctx_cuda_unpack_rows(ggml_type type, int n_dim, int lo, int hi, Row && row, uint16_t * tile) {
+    lctx_cuda_with_rows(type, [&](auto rows) {
+        lctx_cuda_each_8<ROWS>(n_dim, [&](int i, int d) {
+            float x[8] = {};
+            if (i >= lo && i < hi) {
+                lctx_load_8<decltype(rows)>(row(i), d, x);
+            }
+            lctx_cuda_put_8(tile + i * (DIM + 8) + d, x);
+        });
+    });
+}
+
+// Begin to copy the bytes of a block as they are; rows of a page are a multiple of 16 bytes from its beginning.
+static __device__ __forceinline__ void lctx_cuda_copy_bytes(char * to, const char * from, size_t n) {
+    for (size_t i = threadIdx.x * 16; i < n; i += blockDim.x * 16) {
+        lctx_copy_16(to + i, from + i);
+    }
+}
+
+// Dimensions [n_dim, DIM) of a tile, which no row has.
+template <int ROWS, int DIM> static __device__ void lctx_cuda_clear_padding(int n_dim, uint16_t * tile) {
+    for (int i = (int)threadIdx.x; i < ROWS; i += (int)blockDim.x) {
+        for (int d = n_dim; d < DIM; d++) {
+            tile[i * (DIM + 8) + d] = 0;
+        }
+    }
+}

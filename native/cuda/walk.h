@@ -1,0 +1,142 @@
+// The walk of a tile of *attend*: columns, one per (token, query head) of one KV head, and the spans of slots that they read.
+//
+// A span is what columns of one sequence read of one chunk, or of one segment where all heads read the same: spans come in the order of
+// sequence and chunk, each once, with the columns that read it. That is the inverted list of LongHeads, made tile by tile.
+#pragma once
+
+#include "../ops/cache.h"
+#include "device.h"
+
+#include <climits>
+
+// How the tokens and heads are cut, by shapes only.
+struct lctx_cuda_tiling {
+    int n_rep;        // query heads per KV head
+    int head_block;   // query heads of a tile
+    int token_block;  // tokens of a tile
+    int n_head_tile;
+    int n_token_tile;
+
+    LCTX_HD lctx_cuda_tiling(const lctx_attend_args & a, int n_column) {
+        n_rep = a.n_head / a.n_head_kv;
+        head_block = lctx_min(n_rep, n_column);
+        token_block = lctx_max(n_column / head_block, 1);
+        n_head_tile = (int)lctx_div_up(n_rep, head_block);
+        n_token_tile = (int)lctx_div_up(a.n_tokens, token_block);
+    }
+    LCTX_HD int n_tile() const { return n_head_tile * n_token_tile; }
+};
+
+// Columns of tile `index` of a KV head: late tokens, which read most, come first.
+struct lctx_cuda_tile {
+    int head_kv, head0, n_head, token0, n_token;
+
+    LCTX_HD lctx_cuda_tile(const lctx_attend_args & a, const lctx_cuda_tiling & t, int index, int head_kv) : head_kv(head_kv) {
+        const int token_tile = t.n_token_tile - 1 - index / t.n_head_tile, head_tile = index % t.n_head_tile;
+        head0 = head_kv * t.n_rep + head_tile * t.head_block;
+        n_head = lctx_min(t.head_block, t.n_rep - head_tile * t.head_block);
+        token0 = token_tile * t.token_block;
+        n_token = lctx_min(t.token_block, a.n_tokens - token0);
+    }
+    LCTX_HD int n_column() const { return n_head * n_token; }
+    LCTX_HD int token(int column) const { return token0 + column / n_head; }
+    LCTX_HD int head(int column) const { return head0 + column % n_head; }
+};
+
+// The lists of segments of the columns: phases come one after the other, a phase is segments [first, end) of every column.
+struct lctx_cuda_lists {
+    const lctx_attend_args & a;
+
+    LCTX_HD bool by_chunk() const { return a.params.chunk_size > 0; }
+    LCTX_HD int n_phase() const { return !by_chunk() ? a.n_seg : a.params.near_from < a.n_seg ? 2 : 1; }
+    LCTX_HD int first(int phase) const { return !by_chunk() ? phase : phase == 0 ? 0 : a.params.near_from; }
+    LCTX_HD int end(int phase) const { return !by_chunk() ? phase + 1 : phase == 0 ? lctx_min(a.params.near_from, a.n_seg) : a.n_seg; }
+    LCTX_HD bool is_near(int phase) const { return !by_chunk() ? (a.params.near_mask >> phase) & 1 : phase == 1; }
+    LCTX_HD const lctx_segment * of(int token, int head) const {
+        const int64_t list = by_chunk() ? (int64_t)token * a.n_choice + head / (a.n_head / a.n_choice) : token;
+        return a.segs + list * a.n_seg;
+    }
+    // Sequence and chunk: what is read together has the same.
+    LCTX_HD int64_t key(const lctx_segment & s) const {
+        return (int64_t)s.seq << 32 | (uint32_t)(by_chunk() ? s.row0 / a.params.chunk_size : 0);
+    }
+    LCTX_HD static constexpr int64_t no_key() { return INT64_MAX; }
+};
+
+// The blocks of ROWS slots of a span that are this part's: every n_split-th of the tile's, whose number grows from span to span.
+struct lctx_cuda_share {
+    int split, n_split;
+
+    // The first block from `block` on, where `at` is the number of `block` among all.
+    LCTX_HD int next(int block, int at) const { return block + (split - at % n_split + n_split) % n_split; }
+};
+
+// What is read next: known to all threads.
+struct lctx_cuda_span {
+    int32_t lo, hi;          // slots that any column reads
+    int32_t all_lo, all_hi;  // slots that every column reads
+    int32_t seq;
+    int32_t near;
+    int32_t valid;
+};
+
+// Shared memory of the walk: two spans, since the next one is looked up while one is read.
+template <int COLUMNS> struct lctx_cuda_walk_memory {
+    lctx_cuda_span span[2];
+    int32_t lo[2][COLUMNS], hi[2][COLUMNS];  // slots of each column; lo == hi: none
+    int32_t angle[2][COLUMNS];
+    int32_t cursor[COLUMNS];
+};
+
+// Find the next span into memory.span[to]: the first warp works, all call. Then __syncthreads before anybody reads it.
+template <int COLUMNS> static __device__ void lctx_cuda_next_span(const lctx_attend_args & a, const lctx_cuda_tile & tile, int & phase,
+                                                                  lctx_cuda_walk_memory<COLUMNS> & m, int to) {
+    if (lctx_warp() != 0) {
+        return;
+    }
+    const lctx_cuda_lists lists = {a};
+    const int n_column = tile.n_column();
+    lctx_cuda_span span = {INT_MAX, 0, 0, INT_MAX, 0, 0, 0};
+    for (; phase < lists.n_phase() && !span.valid; phase += !span.valid) {
+        int64_t key = lists.no_key();
+        for (int c = lctx_lane(); c < n_column; c += LCTX_WARP) {
+            const lctx_segment * segs = lists.of(tile.token(c), tile.head(c));
+            int & at = m.cursor[c];
+            at = lctx_max(at, lists.first(phase));
+            for (; at < lists.end(phase) && segs[at].row0 >= segs[at].row1; at++) {
+            }
+            key = lctx_min(key, at < lists.end(phase) ? lists.key(segs[at]) : lists.no_key());
+        }
+        for (int step = LCTX_WARP / 2; step > 0; step /= 2) {
+            key = lctx_min(key, lctx_shuffle_xor(key, step));
+        }
+        if (key == lists.no_key()) {
+            continue;
+        }
+        span.valid = 1;
+        span.seq = (int32_t)(key >> 32);
+        span.near = lists.is_near(phase);
+        const lctx_slots slots(a.cache, tile.head_kv, span.seq);
+        for (int c = lctx_lane(); c < COLUMNS; c += LCTX_WARP) {
+            int lo = 0, hi = 0, angle = 0;
+            if (c < n_column) {
+                const lctx_segment * segs = lists.of(tile.token(c), tile.head(c));
+                const int at = m.cursor[c];
+                if (at < lists.end(phase) && lists.key(segs[at]) == key) {
+                    lo = slots.slot(segs[at].row0), hi = slots.slot(segs[at].row1), angle = segs[at].angle;
+                    m.cursor[c]++;
+                }
+                if (lo < hi) {
+                    span.lo = lctx_min(span.lo, lo), span.hi = lctx_max(span.hi, hi);
+                }
+                span.all_lo = lctx_max(span.all_lo, lo), span.all_hi = lctx_min(span.all_hi, hi);
+            }
+            m.lo[to][c] = lo, m.hi[to][c] = hi, m.angle[to][c] = angle;
+        }
+        span.lo = lctx_warp_min(span.lo), span.hi = -lctx_warp_min(-span.hi);
+        span.all_lo = -lctx_warp_min(-span.all_lo), span.all_hi = lctx_warp_min(span.all_hi);
+    }
+    if (lctx_lane() == 0) {
+        m.span[to] = span;
+    }
+}

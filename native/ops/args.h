@@ -1,0 +1,173 @@
+// What the kernels take: raw pointers and strides in bytes, no graph. nodes.h fills these from a node; the CPU and the CUDA kernels share
+// them.
+#pragma once
+
+#include "ops.h"
+
+#include <cstddef>
+#include <cstdint>
+
+struct lctx_angles_args {
+    const int32_t * pos;         // [n]
+    const float * freq_factors;  // [n_dims/2] or nullptr
+    float * dst;                 // [n][n_dims]
+    int64_t n;
+    lctx_rope rope;
+};
+
+// Rows of one kind: where a row of (page, head, sequence) lies.
+struct lctx_pool_args {
+    char * data;
+    ggml_type type;
+    size_t row_size;
+    char * far = nullptr;     // where row 0 would be of those from n_row on: they lie elsewhere
+    size_t n_row = SIZE_MAX;  // rows at data
+};
+
+struct lctx_table_args {
+    const int32_t * pages;  // pages[seq][head][row / 64]
+    size_t head_stride;     // in elements
+    size_t seq_stride;
+};
+
+struct lctx_near_args {
+    char * data;         // nullptr: no near ring
+    size_t head_stride;  // in bytes
+    size_t seq_stride;
+    int64_t rows;
+};
+
+// What every head of every sequence holds.
+struct lctx_held_args {
+    int32_t * data;      // nullptr: all rows
+    size_t head_stride;  // in elements
+    size_t seq_stride;
+    int32_t n_row_max;
+};
+
+// The rows of one layer.
+struct lctx_cache_args {
+    lctx_pool_args k_pool;
+    lctx_pool_args v_pool;
+    lctx_table_args table;
+    lctx_near_args near;
+    lctx_held_args held;
+};
+
+struct lctx_store_args {
+    const char * k;  // F32 rows at k + head*k_head_stride + token*k_token_stride
+    const char * v;
+    size_t k_head_stride;
+    size_t k_token_stride;
+    size_t v_head_stride;
+    size_t v_token_stride;
+    int32_t head_dim_k;
+    int32_t head_dim_v;
+    int32_t n_head_kv;
+    int32_t n_tokens;
+    lctx_cache_args cache;
+    const lctx_row * rows;  // [n_tokens]
+    const float * angles;   // [*][n_dims]
+    int32_t n_dims;
+    lctx_store_params params;
+};
+
+struct lctx_attend_args {
+    const char * q;  // F32 rows at q + head*q_head_stride + token*q_token_stride
+    size_t q_head_stride;
+    size_t q_token_stride;
+    int32_t head_dim_k;
+    int32_t head_dim_v;
+    int32_t n_head;
+    int32_t n_head_kv;
+    int32_t n_tokens;
+    int32_t n_seg;
+    lctx_cache_args cache;
+    const lctx_segment * segs;  // [n_tokens][n_seg], or [n_tokens][n_choice][n_seg] with params.chunk_size > 0
+    int32_t n_choice;           // heads with segments of their own
+    const float * angles;       // [*][n_dims]
+    int32_t n_dims;
+    lctx_attend_params params;
+    float * dst;  // [n_tokens][n_head][head_dim_v]
+    float * lse;  // [n_tokens][n_head] or nullptr
+};
+
+struct lctx_represent_args {
+    const char * q;  // F32 rows as in lctx_attend_args; nullptr with minmax
+    size_t q_head_stride;
+    size_t q_token_stride;
+    int32_t head_dim_k;
+    int32_t head_dim_v;
+    int32_t n_head;
+    int32_t n_head_kv;
+    int32_t n_tokens;
+    lctx_cache_args cache;
+    const lctx_chunk_row * rows;  // [n_tokens]
+    const float * angles;         // [*][n_dims]
+    int32_t n_dims;
+    char * reps;  // F32 rows at reps + chunk*rep_stride + head*rep_head_stride + seq*rep_seq_stride
+    size_t rep_stride;
+    size_t rep_head_stride;
+    size_t rep_seq_stride;
+    char * open;  // F32 rows at open + row*open_stride + head*open_head_stride + seq*open_seq_stride, or nullptr
+    size_t open_stride;
+    size_t open_head_stride;
+    size_t open_seq_stride;
+    lctx_represent_params params;
+};
+
+struct lctx_select_args {
+    const char * q;
+    size_t q_head_stride;
+    size_t q_token_stride;
+    int32_t head_dim;
+    int32_t n_head;
+    int32_t n_rep;     // heads with a representation of their own
+    int32_t n_choice;  // heads with a choice of their own
+    int32_t n_tokens;
+    int32_t n_chunk_max;
+    const char * reps;
+    size_t rep_stride;
+    size_t rep_head_stride;
+    size_t rep_seq_stride;
+    const lctx_chunk_row * rows;
+    lctx_chunks chunks;
+    lctx_segment * dst;  // [n_tokens][n_choice][n_segment]
+};
+
+struct lctx_vote_args {
+    lctx_attend_args attend;    // the attention that was run; its lse is an input here
+    const lctx_voter * voters;  // [n_tokens]
+    lctx_retain retain;
+};
+
+struct lctx_evict_args {
+    lctx_cache_args cache;
+    int32_t n_head_kv;
+    int32_t n_seq;
+    const int32_t * due;  // [n_seq]
+    char * reps;          // nullptr: none
+    int32_t rep_dim;
+    int32_t n_rep;  // per KV head
+    size_t rep_stride;
+    size_t rep_head_stride;
+    size_t rep_seq_stride;
+    lctx_evict_params params;
+};
+
+struct lctx_fetch_args {
+    lctx_cache_args all;  // pools and table of all pages
+    lctx_pool_args k_resident;
+    lctx_pool_args v_resident;
+    int32_t * resident;  // lctx_resident of head h at resident + h*resident_stride
+    size_t resident_stride;
+    int32_t * table;  // result: strides as all.table
+    int32_t n_slot;
+    int32_t n_head_kv;
+    int32_t n_seq;
+    int32_t n_page_max;
+    const lctx_segment * segs;  // [n_tokens][n_choice][n_seg]
+    int32_t n_tokens;
+    int32_t n_choice;
+    int32_t n_seg;
+};

@@ -1,0 +1,217 @@
+// From ggml nodes to the arguments of the kernels.
+#pragma once
+
+#include "args.h"
+
+#include <cstring>
+
+template <typename T> T lctx_params_of(const ggml_tensor * node) {
+    T params;
+    memcpy(&params, node->op_params, sizeof(params));
+    return params;
+}
+
+inline lctx_pool_args lctx_pool_of(const ggml_tensor * pool) {
+    return {(char *)pool->data, pool->type, pool->nb[1]};
+}
+
+// The rows of `pool` behind those of `resident`.
+inline lctx_pool_args lctx_resident_pool_of(const ggml_tensor * resident, const ggml_tensor * pool) {
+    lctx_pool_args args = lctx_pool_of(resident);
+    args.n_row = (size_t)resident->ne[1];
+    args.far = (char *)pool->data - args.n_row * args.row_size;
+    return args;
+}
+
+inline lctx_table_args lctx_table_of(const ggml_tensor * table) {
+    return {(const int32_t *)table->data, table->nb[1] / sizeof(int32_t), table->nb[2] / sizeof(int32_t)};
+}
+
+inline lctx_near_args lctx_near_of(const ggml_tensor * near) {
+    return near ? lctx_near_args{(char *)near->data, near->nb[2], near->nb[3], near->ne[1]} : lctx_near_args{};
+}
+
+inline lctx_held_args lctx_held_of(const ggml_tensor * held) {
+    if (!held) {
+        return {};
+    }
+    const auto n_row_max = (int32_t)((held->ne[0] - lctx_held::HEADER) / lctx_held::PLANES);
+    return {(int32_t *)held->data, held->nb[1] / sizeof(int32_t), held->nb[2] / sizeof(int32_t), n_row_max};
+}
+
+inline lctx_angles_args lctx_angles_args_of(ggml_tensor * dst) {
+    const ggml_tensor * factors = dst->src[1];
+    return {(const int32_t *)dst->src[0]->data, factors ? (const float *)factors->data : nullptr, (float *)dst->data, dst->ne[1],
+            lctx_params_of<lctx_angles_params>(dst).rope};
+}
+
+inline lctx_store_args lctx_store_args_of(const ggml_tensor * dst) {
+    const ggml_tensor * k = dst->src[0];
+    const ggml_tensor * v = dst->src[1];
+    lctx_store_args args;
+    args.k = (const char *)k->data;
+    args.v = (const char *)v->data;
+    args.k_head_stride = k->nb[1];
+    args.k_token_stride = k->nb[2];
+    args.v_head_stride = v->nb[1];
+    args.v_token_stride = v->nb[2];
+    args.head_dim_k = (int32_t)k->ne[0];
+    args.head_dim_v = (int32_t)v->ne[0];
+    args.n_head_kv = (int32_t)k->ne[1];
+    args.n_tokens = (int32_t)k->ne[2];
+    args.cache.k_pool = lctx_pool_of(dst->src[2]);
+    args.cache.v_pool = lctx_pool_of(dst->src[3]);
+    args.cache.table = lctx_table_of(dst->src[4]);
+    args.rows = (const lctx_row *)dst->src[5]->data;
+    args.angles = (const float *)dst->src[6]->data;
+    args.n_dims = (int32_t)dst->src[6]->ne[0];
+    args.cache.near = lctx_near_of(dst->src[7]);
+    args.cache.held = lctx_held_of(dst->src[8]);
+    args.params = lctx_params_of<lctx_store_params>(dst);
+    args.cache.k_pool.n_row = (size_t)dst->src[2]->ne[1];
+    return args;
+}
+
+inline lctx_attend_args lctx_attend_args_of(const ggml_tensor * dst) {
+    const ggml_tensor * q = dst->src[0];
+    lctx_attend_args args;
+    args.q = (const char *)q->data;
+    args.q_head_stride = q->nb[1];
+    args.q_token_stride = q->nb[2];
+    args.cache.k_pool = lctx_pool_of(dst->src[1]);
+    args.cache.v_pool = lctx_pool_of(dst->src[2]);
+    args.cache.table = lctx_table_of(dst->src[3]);
+    args.segs = (const lctx_segment *)dst->src[4]->data;
+    args.n_seg = (int32_t)dst->src[4]->ne[1];
+    args.angles = (const float *)dst->src[5]->data;
+    args.n_dims = (int32_t)dst->src[5]->ne[0];
+    args.cache.near = lctx_near_of(dst->src[6]);
+    args.cache.held = lctx_held_of(dst->src[LCTX_ATTEND_HELD]);
+    if (dst->src[LCTX_ATTEND_HELD + 1]) {
+        args.cache.k_pool = lctx_resident_pool_of(dst->src[LCTX_ATTEND_HELD + 1], dst->src[1]);
+        args.cache.v_pool = lctx_resident_pool_of(dst->src[LCTX_ATTEND_HELD + 2], dst->src[2]);
+    }
+    args.head_dim_k = (int32_t)q->ne[0];
+    args.head_dim_v = (int32_t)dst->src[2]->ne[0];
+    args.n_head = (int32_t)q->ne[1];
+    args.n_head_kv = (int32_t)dst->src[3]->ne[1];
+    args.n_tokens = (int32_t)q->ne[2];
+    args.params = lctx_params_of<lctx_attend_params>(dst);
+    args.n_choice = args.params.chunk_size > 0 ? (int32_t)dst->src[4]->ne[2] : 1;
+    args.dst = (float *)dst->data;
+    args.lse = args.params.lse ? args.dst + (size_t)args.n_tokens * args.n_head * args.head_dim_v : nullptr;
+    return args;
+}
+
+inline lctx_represent_args lctx_represent_args_of(const ggml_tensor * dst) {
+    const ggml_tensor * q = dst->src[0];
+    const ggml_tensor * reps = dst->src[6];
+    const ggml_tensor * open = dst->src[8];
+    lctx_represent_args args = {};
+    args.q = (const char *)q->data;
+    args.q_head_stride = q->nb[1];
+    args.q_token_stride = q->nb[2];
+    args.head_dim_k = (int32_t)q->ne[0];
+    args.head_dim_v = (int32_t)dst->src[2]->ne[0];
+    args.n_head = (int32_t)q->ne[1];
+    args.n_head_kv = (int32_t)dst->src[3]->ne[1];
+    args.n_tokens = (int32_t)q->ne[2];
+    args.cache.k_pool = lctx_pool_of(dst->src[1]);
+    args.cache.v_pool = lctx_pool_of(dst->src[2]);
+    args.cache.table = lctx_table_of(dst->src[3]);
+    args.rows = (const lctx_chunk_row *)dst->src[4]->data;
+    args.angles = (const float *)dst->src[5]->data;
+    args.n_dims = (int32_t)dst->src[5]->ne[0];
+    args.cache.near = lctx_near_of(dst->src[7]);
+    args.cache.held = lctx_held_of(dst->src[9]);
+    args.reps = (char *)reps->data;
+    args.rep_stride = reps->nb[1];
+    args.rep_head_stride = reps->nb[2];
+    args.rep_seq_stride = reps->nb[3];
+    if (open) {
+        args.open = (char *)open->data;
+        args.open_stride = open->nb[1];
+        args.open_head_stride = open->nb[2];
+        args.open_seq_stride = open->nb[3];
+    }
+    args.params = lctx_params_of<lctx_represent_params>(dst);
+    return args;
+}
+
+inline lctx_select_args lctx_select_args_of(const ggml_tensor * dst) {
+    const ggml_tensor * q = dst->src[0];
+    const ggml_tensor * reps = dst->src[1];
+    lctx_select_args args = {};
+    args.q = (const char *)q->data;
+    args.q_head_stride = q->nb[1];
+    args.q_token_stride = q->nb[2];
+    args.head_dim = (int32_t)q->ne[0];
+    args.n_head = (int32_t)q->ne[1];
+    args.n_rep = (int32_t)reps->ne[2];
+    args.n_choice = (int32_t)dst->ne[2];
+    args.n_tokens = (int32_t)q->ne[2];
+    args.n_chunk_max = (int32_t)reps->ne[1];
+    args.reps = (const char *)reps->data;
+    args.rep_stride = reps->nb[1];
+    args.rep_head_stride = reps->nb[2];
+    args.rep_seq_stride = reps->nb[3];
+    args.rows = (const lctx_chunk_row *)dst->src[2]->data;
+    args.chunks = lctx_params_of<lctx_select_params>(dst).chunks;
+    args.dst = (lctx_segment *)dst->data;
+    return args;
+}
+
+inline lctx_vote_args lctx_vote_args_of(const ggml_tensor * dst) {
+    const ggml_tensor * attended = dst->src[LCTX_ATTEND_HELD + 1];
+    lctx_vote_args args;
+    args.attend = lctx_attend_args_of(attended);
+    args.voters = (const lctx_voter *)dst->src[LCTX_ATTEND_HELD + 2]->data;
+    args.retain = lctx_params_of<lctx_vote_params>(dst).retain;
+    return args;
+}
+
+inline lctx_evict_args lctx_evict_args_of(const ggml_tensor * dst) {
+    const ggml_tensor * table = dst->src[2];
+    const ggml_tensor * reps = dst->src[5];
+    lctx_evict_args args = {};
+    args.cache = {lctx_pool_of(dst->src[0]), lctx_pool_of(dst->src[1]), lctx_table_of(table), {}, lctx_held_of(dst->src[3])};
+    args.n_head_kv = (int32_t)table->ne[1];
+    args.n_seq = (int32_t)table->ne[2];
+    args.due = (const int32_t *)dst->src[4]->data;
+    if (reps) {
+        args.reps = (char *)reps->data;
+        args.rep_dim = (int32_t)reps->ne[0];
+        args.n_rep = (int32_t)(reps->ne[2] / table->ne[1]);
+        args.rep_stride = reps->nb[1];
+        args.rep_head_stride = reps->nb[2];
+        args.rep_seq_stride = reps->nb[3];
+    }
+    args.params = lctx_params_of<lctx_evict_params>(dst);
+    return args;
+}
+
+inline lctx_fetch_args lctx_fetch_args_of(const ggml_tensor * dst) {
+    const ggml_tensor * segs = dst->src[0];
+    const ggml_tensor * table = dst->src[3];
+    lctx_fetch_args args = {};
+    args.all = {lctx_pool_of(dst->src[1]), lctx_pool_of(dst->src[2]), lctx_table_of(table), {}, {}};
+    args.k_resident = lctx_pool_of(dst->src[4]);
+    args.v_resident = lctx_pool_of(dst->src[5]);
+    args.resident = (int32_t *)dst->src[6]->data;
+    args.resident_stride = dst->src[6]->nb[1] / sizeof(int32_t);
+    args.table = (int32_t *)dst->data;
+    args.n_slot = lctx_params_of<lctx_fetch_params>(dst).n_slot;
+    args.n_page_max = (int32_t)table->ne[0];
+    args.n_head_kv = (int32_t)table->ne[1];
+    args.n_seq = (int32_t)table->ne[2];
+    args.segs = (const lctx_segment *)segs->data;
+    args.n_seg = (int32_t)segs->ne[1];
+    args.n_choice = (int32_t)segs->ne[2];
+    args.n_tokens = (int32_t)segs->ne[3];
+    return args;
+}
+
+// True for *attend* and *vote* of heads with segments of their own.
+inline bool lctx_by_chunks(const ggml_tensor * dst) {
+    return lctx_params_of<lctx_attend_params>(dst).chunk_size > 0;
+}
