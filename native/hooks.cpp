@@ -128,7 +128,7 @@ llama_memory_i * lctx_create_memory(const llama_model & model, const llama_memor
     }
     const uint32_t n_ctx = pending.active ? pending.n_ctx : cparams.n_ctx_seq;
     auto memory = std::make_unique<lctx_memory>(model, params, cparams, make_method(model, cparams, text, n_ctx), n_ctx,
-                                                pending.active ? pending.kv_limit : 0);
+                                                pending.active ? pending.kv_limit : 0, pending.active ? pending.kv_offload : 0);
     const std::string why = lctx_why_not_there(model, *memory);
     if (!why.empty()) {
         throw lctx_refusal(why);

@@ -95,3 +95,11 @@ int32_t lctx_rpc_serve(const char * endpoint, const char * devices, int32_t n_th
     lctx_guard(&error, [&] { lctx_rpc_serve_devices(endpoint, devices_of(devices), n_threads); });
     return told(error, err, err_size);
 }
+
+int32_t lctx_offload_usage(const lctx_context * ctx, lctx_offload_info * info) {
+    if (!ctx->memory) {
+        return LCTX_INVALID;
+    }
+    *info = ctx->memory->offload();
+    return LCTX_OK;
+}

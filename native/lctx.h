@@ -130,6 +130,9 @@ int32_t lctx_token_is_eog(const lctx_model * model, int32_t token);
 
 // ---- context ----
 
+// kv_offload: twice what a token reads
+#define LCTX_OFFLOAD_AUTO 0xffffffffffffffff
+
 typedef struct lctx_context_params {
     uint32_t n_seq_max;
     uint32_t n_ctx;  // of one sequence; 0: the trained context, times 4 for a method that extends
@@ -154,6 +157,7 @@ typedef struct lctx_context_params {
     int32_t op_offload;
     int32_t no_perf;
     uint64_t kv_limit;  // most bytes that lctx_kv_usage may report, 0: none; beyond, LCTX_NO_SLOT
+    uint64_t kv_offload;  // bytes of the devices for pages of K and V, which all lie in memory of the host (longheads); 0: no offload
 } lctx_context_params;
 
 void lctx_context_params_default(lctx_context_params * params);
@@ -230,6 +234,18 @@ typedef struct lctx_kv_info {
 // KV memory of the context; evictions that are due are done first. rows: NULL or int32[n_layer][n_head_kv], rows held per layer and KV
 // head. LCTX_INVALID when the context runs without a method.
 int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows);
+
+// Pages with kv_offload; counts are of all layers and heads, since the context was created.
+typedef struct lctx_offload_info {
+    uint64_t n_hit;   // pages that lay on the device when they were wanted
+    uint64_t n_miss;  // pages that were brought
+    uint64_t n_far;   // pages that were read where they are: more were wanted at once than fit
+    uint64_t device_bytes;
+    uint64_t page_bytes;  // of one page
+    int32_t n_slot;       // pages of a head on the device; 0: no kv_offload
+} lctx_offload_info;
+
+int32_t lctx_offload_usage(const lctx_context * ctx, lctx_offload_info * info);
 
 // The rows that a KV head of a layer holds, ascending, and their scores (the last query that found the row important, -1 none; a count;
 // or the bits of a float), after evictions that are due. rows, scores: NULL or int32[n_max]. Returns the number of rows, 0 for a head

@@ -10,6 +10,7 @@ from typing import Any
 from pylongctx._lib import build_info, ffi, lib, text
 
 # Names that programs written for older llama-cpp-python versions pass, without effect there too.
+OFFLOAD_AUTO = 2**64 - 1  # LCTX_OFFLOAD_AUTO
 LEGACY = frozenset({"n_parts", "f16_kv", "mul_mat_q"})
 
 # How a model is split among devices, with llama.cpp's numbers.
@@ -142,7 +143,19 @@ def context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict
         "type_k": kv_type("type_k", given["type_k"]),
         "type_v": kv_type("type_v", given["type_v"]),
         "kv_limit": min(kv_limit or 0, 2**64 - 1),
+        "kv_offload": kv_offload(given["kv_offload"], given["kv_offload_mib"]),
     }
+
+
+def kv_offload(where: str | None, mib: int | None) -> int:
+    """Return the bytes of the devices for pages of K and V that lie in memory of the host; 0 for no offload."""
+    if where not in (None, "host"):
+        raise ValueError(f"kv_offload must be 'host' or None, not {where!r}")
+    if where is None:
+        if mib is not None:
+            raise ValueError("kv_offload_mib needs kv_offload='host'")
+        return 0
+    return OFFLOAD_AUTO if mib is None else check_count("kv_offload_mib", mib) << 20
 
 
 def warn_without_device(n_gpu_layers: int, rpc_servers: str | None) -> None:

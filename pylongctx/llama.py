@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx import _arguments as arguments
-from pylongctx._context import Context, KVUsage
+from pylongctx._context import Context, KVUsage, OffloadUsage
 from pylongctx._later import Later
 from pylongctx._lib import lib
 from pylongctx._model import Model
@@ -62,6 +62,11 @@ class Llama(Generation, Later):
         ``"selfextend,group_size=8"`` or ``"longheads+corm"``. None: llama.cpp's own KV cache.
     kv_limit : int or None
         Most bytes of KV memory, as ``kv_usage().bytes`` counts them; beyond, ContextFull is raised, nothing changed.
+    kv_offload : "host" or None
+        "host": K and V lie in memory of the host, the pages that the heads choose are brought to the device, the least
+        recently read ones making place. For longheads without an eviction rule.
+    kv_offload_mib : int or None
+        MiB of the devices for these pages; None: twice what a token reads. ``offload_usage()`` tells how it goes.
     progress_callback : callable or None
         Called as ``progress_callback(n_done, n_total)`` after each step of a prompt.
     **kwargs
@@ -128,6 +133,8 @@ class Llama(Generation, Later):
         verbose: bool = True,
         method: Method | str | None = "full",
         kv_limit: int | None = None,
+        kv_offload: str | None = None,
+        kv_offload_mib: int | None = None,
         progress_callback: Callable[[int, int], None] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -194,6 +201,10 @@ class Llama(Generation, Later):
     def kv_usage(self) -> KVUsage:
         """Return the KV memory: ``bytes``, ``peak_bytes``, ``full_bytes``, ``rows`` int32 [n_layer, n_head_kv]."""
         return self._session.context.kv_usage()
+
+    def offload_usage(self) -> OffloadUsage:
+        """Return how the pages of ``kv_offload="host"`` were read since the model was loaded."""
+        return self._session.context.offload_usage()
 
     def held_rows(self, layer: int, head: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return which tokens a KV head still holds, and what its queries think of them.

@@ -98,3 +98,7 @@ std::unique_ptr<lctx_arena> lctx_arena_create(ggml_backend_buffer_type_t buft, s
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(buft, size);
     return buffer ? std::make_unique<buffer_arena>(buffer) : nullptr;
 }
+
+std::unique_ptr<lctx_arena> lctx_arena_create_far(ggml_backend_buffer_type_t buft, size_t size) {
+    return buft == ggml_backend_cpu_buffer_type() ? create_on_host(size) : nullptr;
+}

@@ -70,5 +70,8 @@ class lctx_grains {
 // Bytes that are committed and given back together in arenas of this buffer type; 0: they are allocated as a whole.
 size_t lctx_arena_grain(ggml_backend_buffer_type_t buft);
 
+// Memory of this machine's host that the device of a buffer type reads and writes too; nullptr when there is no such thing, or none left.
+std::unique_ptr<lctx_arena> lctx_arena_create_far(ggml_backend_buffer_type_t buft, size_t size);
+
 // nullptr when the device refuses. LCTX_STRICT_ARENA=1 in the environment: on the CPU too, what is not committed cannot be touched.
 std::unique_ptr<lctx_arena> lctx_arena_create(ggml_backend_buffer_type_t buft, size_t size);

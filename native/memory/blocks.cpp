@@ -156,6 +156,9 @@ bool lctx_memory::copy_prefix(int32_t src, int32_t dst, int32_t n_pos) {
         truncate(dst, 0);
         return refuse(why + "; the copy is empty");
     }
+    for (const auto & store : stores_) {
+        store->forget_resident(dst);
+    }
     copy_evictions(src, dst);
     take_votes_back(dst, n_pos);
     seqs_[dst].n_pos = n_pos;

@@ -57,7 +57,7 @@ bool lctx_kv_store::commit_page(int32_t page) {
     bool ok = true;
     for (const ggml_tensor * pool : {k_pool, v_pool}) {
         const size_t size = LCTX_PAGE_ROWS * pool->nb[1], from = at(pool) + page * size;
-        ok = ok && (!commits() || arena_->commit(from, from + size));
+        ok = ok && (!commits() || arena_of(pool).commit(from, from + size));
     }
     return ok;
 }
@@ -136,7 +136,7 @@ void lctx_kv_store::return_pages() {
         wait();
         for (const ggml_tensor * pool : {k_pool, v_pool}) {
             const size_t size = LCTX_PAGE_ROWS * pool->nb[1];
-            arena_->give_back(at(pool) + first * size, at(pool) + end * size);
+            arena_of(pool).give_back(at(pool) + first * size, at(pool) + end * size);
         }
     });
 }
@@ -186,4 +186,53 @@ void lctx_kv_store::return_rows(int32_t seq, int32_t n_then, int32_t n_now) {
         arena_->give_back(from, end);
         return true;
     });
+}
+
+// ---- pages that lie close ----
+
+void lctx_kv_store::init_resident() {
+    if (!resident) {
+        return;
+    }
+    ggml_backend_tensor_memset(resident, 0xff, 0, ggml_nbytes(resident));
+    ggml_backend_tensor_memset(resident_table, 0xff, 0, ggml_nbytes(resident_table));
+    const int32_t header[lctx_resident::HEADER] = {};
+    for (int32_t head = 0; head < n_head; head++) {
+        ggml_backend_tensor_set(resident, header, head * resident->nb[1], sizeof(header));
+    }
+}
+
+void lctx_kv_store::forget_resident(int32_t seq) {
+    if (!resident) {
+        return;
+    }
+    std::vector<int32_t> data(ggml_nelements(resident));
+    read(resident, 0, data.data(), ggml_nbytes(resident));
+    for (int32_t head = 0; head < n_head; head++) {
+        const lctx_resident r = {&data[head * resident->ne[0]], shape_.n_slot};
+        for (int32_t slot = 0; slot < r.n_slot; slot++) {
+            if (r.keys()[slot] >= 0 && r.keys()[slot] / table->ne[0] == seq) {
+                r.keys()[slot] = r.last_used()[slot] = -1;
+            }
+        }
+    }
+    write(resident, 0, data.data(), ggml_nbytes(resident));
+    ggml_backend_tensor_memset(resident_table, 0xff, seq * resident_table->nb[2], resident_table->nb[2]);
+}
+
+lctx_offload_info lctx_kv_store::offload() {
+    lctx_offload_info info = {};
+    if (!resident) {
+        return info;
+    }
+    std::vector<int32_t> data(ggml_nelements(resident));
+    read(resident, 0, data.data(), ggml_nbytes(resident));
+    for (int32_t head = 0; head < n_head; head++) {
+        const lctx_resident r = {&data[head * resident->ne[0]], shape_.n_slot};
+        info.n_hit += (uint32_t)r.n_hit(), info.n_miss += (uint32_t)r.n_miss(), info.n_far += (uint32_t)r.n_far();
+    }
+    info.device_bytes = bytes();
+    info.page_bytes = LCTX_PAGE_ROWS * (k_pool->nb[1] + v_pool->nb[1]);
+    info.n_slot = shape_.n_slot;
+    return info;
 }

@@ -18,7 +18,7 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
       work_(work),
       pages_(shape.n_page_head * n_head),
       gone_((size_t)shape.n_seq * n_head) {
-    ctx_.reset(ggml_init({9 * ggml_tensor_overhead(), nullptr, true}));
+    ctx_.reset(ggml_init({13 * ggml_tensor_overhead(), nullptr, true}));
     const auto tensor = [&](const char * name, ggml_type type, int64_t n0, int64_t n1, int64_t n2 = 1, int64_t n3 = 1) {
         ggml_tensor * t = ggml_new_tensor_4d(ctx_.get(), type, n0, n1, n2, n3);
         ggml_set_name(t, name);
@@ -28,6 +28,13 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
     k_pool = tensor("lctx_k_pool", shape.type_k, shape.head_dim_k, n_row);
     v_pool = tensor("lctx_v_pool", shape.type_v, shape.head_dim_v, n_row);
     table = tensor("lctx_table", GGML_TYPE_I32, lctx_kv_shape::n_block(shape.n_ctx), n_head, shape.n_seq);
+    if (shape.n_slot > 0) {
+        const int64_t n_resident = (int64_t)n_head * shape.n_slot * LCTX_PAGE_ROWS;
+        k_resident = tensor("lctx_k_resident", shape.type_k, shape.head_dim_k, n_resident);
+        v_resident = tensor("lctx_v_resident", shape.type_v, shape.head_dim_v, n_resident);
+        resident = tensor("lctx_resident", GGML_TYPE_I32, lctx_resident::size(shape.n_slot), n_head);
+        resident_table = tensor("lctx_resident_table", GGML_TYPE_I32, table->ne[0], n_head, shape.n_seq);
+    }
     if (shape.near_rows > 0) {
         near = tensor("lctx_near", shape.type_k, shape.head_dim_k, shape.near_rows, n_head, shape.n_seq);
     }
@@ -48,11 +55,15 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
 size_t lctx_kv_store::bytes() const {
     size_t n = 0;
     each_tensor([&](const ggml_tensor * t) { n += ggml_nbytes(t); });
-    return n;
+    return n - far_bytes();
+}
+
+size_t lctx_kv_store::far_bytes() const {
+    return k_resident ? ggml_nbytes(k_pool) + ggml_nbytes(v_pool) : 0;
 }
 
 size_t lctx_kv_store::most_bytes(uint64_t kv_limit) const {
-    const size_t pools = ggml_nbytes(k_pool) + ggml_nbytes(v_pool);
+    const size_t pools = k_resident ? 0 : ggml_nbytes(k_pool) + ggml_nbytes(v_pool);
     return kv_limit > 0 && lctx_arena_grain(buft) > 0 ? bytes() - pools + std::min<size_t>(pools, kv_limit) : bytes();
 }
 
@@ -66,7 +77,7 @@ size_t lctx_kv_store::padded(const ggml_tensor * t) const {
 }
 
 size_t lctx_kv_store::at(const ggml_tensor * t) const {
-    return (char *)t->data - (char *)ggml_backend_buffer_get_base(arena_->buffer());
+    return (char *)t->data - (char *)ggml_backend_buffer_get_base(arena_of(t).buffer());
 }
 
 bool lctx_kv_store::allocate(bool dry) {
@@ -77,17 +88,20 @@ bool lctx_kv_store::allocate(bool dry) {
     }
     size_t size = 0;
     each_tensor([&](const ggml_tensor * t) { size += padded(t); });
-    arena_ = lctx_arena_create(buft, size);
-    if (!arena_) {
+    const size_t far_size = k_resident ? padded(k_pool) + padded(v_pool) : 0;
+    arena_ = lctx_arena_create(buft, size - far_size);
+    far_ = far_size > 0 ? lctx_arena_create_far(buft, far_size) : nullptr;
+    if (!arena_ || (far_size > 0 && !far_)) {
         return false;
     }
-    char * data = (char *)ggml_backend_buffer_get_base(arena_->buffer());
+    char * data[] = {(char *)ggml_backend_buffer_get_base(arena_->buffer()),
+                     far_ ? (char *)ggml_backend_buffer_get_base(far_->buffer()) : nullptr};
     each_tensor([&](ggml_tensor * t) {
-        ggml_backend_tensor_alloc(arena_->buffer(), t, data);
-        data += padded(t);
+        ggml_backend_tensor_alloc(arena_of(t).buffer(), t, data[is_far(t)]);
+        data[is_far(t)] += padded(t);
     });
     bool ok = true;
-    for (const ggml_tensor * t : {table, due_, counts_}) {
+    for (const ggml_tensor * t : {table, due_, counts_, k_resident, v_resident, resident, resident_table}) {
         ok = ok && (!t || arena_->commit(at(t), at(t) + ggml_nbytes(t)));
     }
     for (int32_t i = 0; ok && held && i < n_head * shape_.n_seq; i++) {
@@ -99,6 +113,7 @@ bool lctx_kv_store::allocate(bool dry) {
     table_ = is_host ? (int32_t *)table->data : copy_.data();
     if (ok) {
         std::fill_n(table_, n_entry, -1);
+        init_resident();
     }
     return ok;
 }
@@ -124,6 +139,11 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
     const auto lists = [&](ggml_tensor * t) {
         return t ? ggml_view_3d(ctx, t, t->ne[0], heads.n, t->ne[2], t->nb[1], t->nb[2], heads.first * t->nb[1]) : nullptr;
     };
+    // the resident pages of the heads
+    const auto pages = [&](ggml_tensor * t) {
+        const int64_t n_row = (int64_t)shape_.n_slot * LCTX_PAGE_ROWS;
+        return t ? ggml_view_2d(ctx, t, t->ne[0], heads.n * n_row, t->nb[1], heads.first * n_row * t->nb[1]) : nullptr;
+    };
     const bool by_group = shape_.chunks && shape_.chunks->minmax;
     return {k_pool,
             v_pool,
@@ -131,7 +151,11 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
             rows(near, heads.first, heads.n),
             rows(reps, by_group ? heads.first : heads.first_query, by_group ? heads.n : heads.n_query),
             rows(open, heads.first_query, heads.n_query),
-            lists(held)};
+            lists(held),
+            pages(k_resident),
+            pages(v_resident),
+            resident ? ggml_view_2d(ctx, resident, resident->ne[0], heads.n, resident->nb[1], heads.first * resident->nb[1]) : nullptr,
+            lists(resident_table)};
 }
 
 // ---- host and device ----
@@ -161,7 +185,8 @@ void lctx_kv_store::write(ggml_tensor * t, size_t offset, const void * data, siz
 }
 
 void lctx_kv_store::copy(ggml_tensor * t, size_t from, size_t to, size_t size) {
-    if (is_host) {
+    if (is_host || is_far(t)) {
+        wait();
         memcpy((char *)t->data + to, (const char *)t->data + from, size);
         return;
     }

@@ -25,6 +25,11 @@ struct lctx_layer {
     ggml_tensor * reps;  // representations of chunks, or nullptr
     ggml_tensor * open;  // queries of the open chunk, or nullptr
     ggml_tensor * held;  // which rows each head holds, or nullptr: all
+    // pages that lie close while the pools are far (ops/resident.h), or nullptr
+    ggml_tensor * k_resident;
+    ggml_tensor * v_resident;
+    ggml_tensor * resident;
+    ggml_tensor * resident_table;
 };
 
 // What all stores of a memory have in common.
@@ -35,6 +40,7 @@ struct lctx_kv_shape {
     int32_t n_seq;
     int32_t n_page_head;         // pages in the pools per head
     int32_t near_rows;           // of the near ring, 0: none
+    int32_t n_slot;              // > 0: the pools are in memory of the host, and so many pages of a head lie on the device
     const lctx_chunks * chunks;  // or nullptr
     const lctx_retain * retain;  // or nullptr
 
@@ -57,7 +63,8 @@ class lctx_kv_store {
     lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, const lctx_kv_shape & shape,
                   const std::vector<lctx_layer_heads> & layers, lctx_work & work);
 
-    size_t bytes() const;  // of all tensors
+    size_t bytes() const;      // of all tensors on the device
+    size_t far_bytes() const;  // of the pools, when they are not
     // Most bytes that are in use at once when pages of all stores together take kv_limit bytes; 0: no limit.
     size_t most_bytes(uint64_t kv_limit) const;
     std::string name() const;  // of the device, for messages
@@ -103,6 +110,11 @@ class lctx_kv_store {
     // A graph is about to run: the device has to know where the rows lie.
     void begin_graph();
 
+    // Pages that lie close: what is known of a sequence's is void, after its rows were written from elsewhere.
+    void forget_resident(int32_t seq);
+    // How many pages were there, were brought, and were read from afar; of all heads.
+    lctx_offload_info offload();
+
     // Eviction.
     size_t held_offset(int32_t seq, int32_t head, int32_t plane) const;  // plane -1: the header
     std::vector<int32_t> headers(int32_t seq);                           // [n_head][lctx_held::HEADER]
@@ -123,11 +135,19 @@ class lctx_kv_store {
     ggml_tensor * reps = nullptr;    // [rep_dim, n_chunk_max, n_head or n_query_head, n_seq]
     ggml_tensor * open = nullptr;    // [head_dim_k, 2*chunk_size, n_query_head, n_seq]
     ggml_tensor * held = nullptr;    // [lctx_held::size, n_head, n_seq]
+    // with n_slot > 0
+    ggml_tensor * k_resident = nullptr;      // [head_dim_k, n_head*n_slot*64]
+    ggml_tensor * v_resident = nullptr;      // [head_dim_v, n_head*n_slot*64]
+    ggml_tensor * resident = nullptr;        // [lctx_resident::size, n_head]
+    ggml_tensor * resident_table = nullptr;  // as table
 
   private:
     struct copied {
         size_t from, to, size;  // in the arena
     };
+    bool is_far(const ggml_tensor * t) const { return far_ && (t == k_pool || t == v_pool); }
+    lctx_arena & arena_of(const ggml_tensor * t) const { return is_far(t) ? *far_ : *arena_; }
+    void init_resident();
 
     template <typename F> void each_tensor(F && f) const {
         for (ggml_tensor * t = ggml_get_first_tensor(ctx_.get()); t; t = ggml_get_next_tensor(ctx_.get(), t)) {
@@ -150,6 +170,7 @@ class lctx_kv_store {
     const std::vector<lctx_layer_heads> layers_;
     lctx_work & work_;
     std::unique_ptr<lctx_arena> arena_;
+    std::unique_ptr<lctx_arena> far_;  // of the pools, with n_slot > 0
     ggml_backend_buffer_ptr dry_;
     ggml_context_ptr ctx_;
     ggml_backend_t backend_ = nullptr;

@@ -26,7 +26,7 @@ void check_type(ggml_type type, int32_t head_dim, const char * what) {
 }  // namespace
 
 lctx_memory::lctx_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
-                         std::unique_ptr<lctx_method> method, uint32_t n_ctx, uint64_t kv_limit)
+                         std::unique_ptr<lctx_method> method, uint32_t n_ctx, uint64_t kv_limit, uint64_t kv_offload)
     : method_(std::move(method)),
       chunks_(method_->chunks()),
       retain_(method_->retain()),
@@ -39,7 +39,7 @@ lctx_memory::lctx_memory(const llama_model & model, const llama_memory_params & 
       n_threads_(cparams.n_threads_batch) {
     const llama_hparams & hparams = model.hparams;
     shape_ = {params.type_k, params.type_v, (int32_t)hparams.n_embd_head_k(0), (int32_t)hparams.n_embd_head_v(0), n_ctx_, n_seq_, 0, 0,
-              chunks_,       retain_};
+              0,             chunks_, retain_};
     check_type(shape_.type_k, shape_.head_dim_k, "K");
     check_type(shape_.type_v, shape_.head_dim_v, "V");
     for (uint32_t il = 0; il < hparams.n_layer(); il++) {
@@ -57,6 +57,11 @@ lctx_memory::lctx_memory(const llama_model & model, const llama_memory_params & 
         shape_.near_rows = n_block(method_->near_window() + n_ubatch_ + n_batch_) * LCTX_PAGE_ROWS;
     }
     shape_.n_page_head = n_page_head();
+    for (uint32_t il = 0; il < hparams.n_layer(); il++) {
+        n_head_total_ += (int32_t)hparams.n_head_kv(il);
+        n_query_head_total_ += hparams.n_head_kv(il) > 0 ? (int32_t)hparams.n_head(il) : 0;
+    }
+    shape_.n_slot = kv_offload > 0 ? n_resident(kv_offload) : 0;
     seqs_.resize(n_seq_);
     allocate(model, cparams.offload_kqv);
     if (!model.hparams.no_alloc) {
@@ -73,6 +78,22 @@ int32_t lctx_memory::live_blocks() const {
 // Sequences share the pool: rows of all together, plus one page that is not full for each.
 int32_t lctx_memory::n_page_head() const {
     return (int32_t)std::min<int64_t>((int64_t)n_seq_ * live_blocks(), (int64_t)n_block(n_rows_all_) + n_seq_);
+}
+
+// Pages of a head that lie close, for so many bytes: at least those that one query of a group reads.
+int32_t lctx_memory::n_resident(uint64_t kv_offload) const {
+    if (!chunks_ || retain_) {
+        throw lctx_refusal("kv_offload keeps pages in memory of the host and brings those that the heads choose: method=longheads does, " +
+                           method_->full_spec() + " does not; use longheads without an eviction rule, or offload_kqv=False");
+    }
+    const uint64_t page = LCTX_PAGE_ROWS * (ggml_row_size(shape_.type_k, shape_.head_dim_k) + ggml_row_size(shape_.type_v, shape_.head_dim_v));
+    const auto least = (uint64_t)chunks_->n_chunk * std::max(1, chunks_->chunk_size / LCTX_PAGE_ROWS) + 1;
+    const uint64_t n_slot = kv_offload == LCTX_OFFLOAD_AUTO ? 2 * least : kv_offload / (page * n_head_total_);
+    if (n_slot < least) {
+        throw lctx_refusal("kv_offload: a token reads " + mib(least * page * n_head_total_) + " of pages, which do not fit into " +
+                           mib(kv_offload) + " of the device; give it more, or use a smaller window or type_k=type_v=q8_0");
+    }
+    return (int32_t)std::min<uint64_t>(n_slot, (uint64_t)n_seq_ * n_block(n_ctx_));
 }
 
 // One store for every kind of memory that layers have: that of their device, or of the CPU.
@@ -101,12 +122,15 @@ void lctx_memory::allocate(const llama_model & model, bool offload) {
         places.push_back({it - parts.begin(), p.layers.size()});
         p.layers.push_back({p.n_head, n_head, p.n_query_head, n_query_head});
         p.n_head += n_head, p.n_query_head += n_query_head;
-        n_head_total_ += n_head, n_query_head_total_ += n_query_head;
     }
     for (const auto & [buft, p] : parts) {
         stores_.push_back(std::make_unique<lctx_kv_store>(p.dev, buft, shape_, p.layers, work_));
         check_memory(*stores_.back());
         if (!stores_.back()->allocate(model.hparams.no_alloc)) {
+            if (shape_.n_slot > 0) {
+                throw lctx_refusal("kv_offload: memory of the host that " + stores_.back()->name() + " reads too cannot be had; use a GPU of " +
+                                   "this machine, a smaller n_ctx, or offload_kqv=False");
+            }
             throw lctx_refusal("could not reserve " + mib(stores_.back()->bytes()) + " for the KV cache on " + stores_.back()->name() +
                                "; lower n_ctx or use type_k=type_v=q8_0");
         }

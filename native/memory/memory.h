@@ -27,10 +27,10 @@
 
 class lctx_memory final : public llama_memory_i {
   public:
-    // kv_limit: most bytes that kv usage may report, 0: none. Throws lctx_refusal when the pools do not fit a device or the types do not
-    // fit the heads.
+    // kv_limit: most bytes that kv usage may report, 0: none. kv_offload: bytes of the devices for pages that lie close, 0: all do. Throws
+    // lctx_refusal when the pools do not fit a device or the types do not fit the heads.
     lctx_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
-                std::unique_ptr<lctx_method> method, uint32_t n_ctx, uint64_t kv_limit);
+                std::unique_ptr<lctx_method> method, uint32_t n_ctx, uint64_t kv_limit, uint64_t kv_offload);
 
     // llama_memory_i
     llama_memory_context_ptr init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) override;
@@ -62,6 +62,7 @@ class lctx_memory final : public llama_memory_i {
 
     // for the API
     void usage(lctx_kv_info & info, int32_t * rows);
+    lctx_offload_info offload() const;
     // The rows that a head holds, ascending, and their scores: room for n_max; returns their number.
     int32_t held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max);
     // Of n tokens from position pos on, how many a batch may take that can be taken back whole.
@@ -113,6 +114,7 @@ class lctx_memory final : public llama_memory_i {
     static int32_t n_block(int32_t n_rows) { return lctx_kv_shape::n_block(n_rows); }
     int32_t live_blocks() const;
     int32_t n_page_head() const;
+    int32_t n_resident(uint64_t kv_offload) const;
     void allocate(const llama_model & model, bool offload);
     void check_memory(const lctx_kv_store & store) const;
     // f(store, head in the store) for the KV heads of all layers.

@@ -180,6 +180,7 @@ void lctx_memory::read_sequence(llama_io_read_i & io, int32_t seq) {
                   0,     saved.evicted_to, saved.voted_to,   saved.undo_from};
     for (const auto & store : stores_) {
         store->wait();  // llama.cpp writes to the tensors, in the end
+        store->forget_resident(seq);
     }
     const auto read = [&](lctx_kv_store &, ggml_tensor * t, size_t offset, size_t size) { io.read_tensor(t, offset, size); };
     each_run(seq, read);

@@ -111,3 +111,14 @@ void lctx_memory::usage(lctx_kv_info & info, int32_t * rows) {
         }
     }
 }
+
+lctx_offload_info lctx_memory::offload() const {
+    lctx_offload_info all = {};
+    for (const auto & store : stores_) {
+        const lctx_offload_info one = store->offload();
+        all.n_hit += one.n_hit, all.n_miss += one.n_miss, all.n_far += one.n_far;
+        all.device_bytes += one.device_bytes;
+        all.page_bytes = one.page_bytes, all.n_slot = one.n_slot;
+    }
+    return all;
+}

@@ -27,6 +27,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-mg", "--main-gpu", type=int, default=0, metavar="N", help="the device, with --split-mode none"
     )
+    parser.add_argument(
+        "--kv-offload", type=_mib, metavar="MIB", help="K and V in memory of the host, but for so much (auto)"
+    )
     parser.add_argument("--rope-freq-base", type=float, default=0.0, metavar="X", help="RoPE base (the model's)")
     parser.add_argument("--rope-freq-scale", type=float, default=0.0, metavar="X", help="RoPE scale (the model's)")
 
@@ -40,6 +43,11 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
 
 def _shares(text: str) -> list[float]:
     return [float(share) for share in text.split(",")]
+
+
+def _mib(text: str) -> int:
+    """MiB as an integer; 0 stands for auto."""
+    return 0 if text == "auto" else int(text)
 
 
 def model_path(args: argparse.Namespace) -> str:
@@ -69,6 +77,8 @@ def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "tensor_split": args.tensor_split,
         "split_mode": SPLIT_MODES.index(args.split_mode),
         "main_gpu": args.main_gpu,
+        "kv_offload": None if args.kv_offload is None else "host",
+        "kv_offload_mib": args.kv_offload or None,
         "rope_freq_base": args.rope_freq_base,
         "rope_freq_scale": args.rope_freq_scale,
         "verbose": False,
