@@ -4,8 +4,10 @@
 #include "lctx.h"
 #include "llama.h"
 #include "memory/memory.h"
+#include "rpc.h"
 #include "trace.h"
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,7 @@ struct lctx_model {
     const llama_vocab * vocab = nullptr;
     bool vocab_only = false;
     std::string error;
+    std::vector<std::shared_ptr<lctx_rpc_server>> servers;
 };
 
 struct lctx_context {
@@ -31,3 +34,6 @@ struct lctx_context {
     std::vector<llama_seq_id *> seq_id;  // to the entries of seq
     std::vector<int8_t> output;
 };
+
+// For llama_model_params: the servers' devices, then the GPUs of this machine, then nullptr; empty without servers.
+std::vector<ggml_backend_dev_t> lctx_model_devices(const std::vector<std::shared_ptr<lctx_rpc_server>> & servers);

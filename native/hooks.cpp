@@ -1,5 +1,6 @@
 #include "hooks.h"
 
+#include "graph/chain.h"
 #include "llama-arch.h"
 #include "llama-impl.h"
 #include "memory/memory.h"
@@ -82,6 +83,9 @@ std::string why_unsupported(const llama_model & model, const llama_cparams & cpa
 }
 
 void check_supported(const llama_model & model, const llama_cparams & cparams) {
+    if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
+        throw lctx_refusal("split_mode=tensor divides K and V of a layer among devices, and pages are not divided; use split_mode=layer");
+    }
     const std::string why = why_unsupported(model, cparams);
     if (!why.empty()) {
         throw lctx_refusal("architecture '" + model.arch_name() + "' cannot run with a method: " + why +
@@ -124,7 +128,11 @@ llama_memory_i * lctx_create_memory(const llama_model & model, const llama_memor
     }
     const uint32_t n_ctx = pending.active ? pending.n_ctx : cparams.n_ctx_seq;
     auto memory = std::make_unique<lctx_memory>(model, params, cparams, make_method(model, cparams, text, n_ctx), n_ctx,
-                                                pending.active ? pending.kv_limit : 0);
+                                                pending.active ? pending.kv_limit : 0, pending.active ? pending.kv_offload : 0);
+    const std::string why = lctx_why_not_there(model, *memory);
+    if (!why.empty()) {
+        throw lctx_refusal(why);
+    }
     LLAMA_LOG_INFO("lctx: %s\n", memory->method().full_why().c_str());
     return memory.release();
 }

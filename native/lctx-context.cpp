@@ -74,9 +74,9 @@ bool on_abort(void * data) {
 
 // llama_init_from_model with our settings pending for this thread.
 llama_context * init(llama_model * model, const llama_context_params & params, const std::string & method, uint32_t n_ctx,
-                     uint64_t kv_limit) {
+                     const lctx_context_params & ours) {
     lctx_pending & pending = lctx_pending_settings();
-    pending = {true, method, n_ctx, kv_limit};
+    pending = {true, method, n_ctx, ours.kv_limit, ours.kv_offload};
     llama_context * ctx = llama_init_from_model(model, params);
     pending = {};
     return ctx;
@@ -86,6 +86,9 @@ void create(lctx_context * ctx, const lctx_model * model, const lctx_context_par
     check_params(params);
     if (params.kv_limit > 0 && method.empty()) {
         throw lctx_refusal("kv_limit needs a method; method=full behaves as llama.cpp's own cache");
+    }
+    if (params.kv_offload > 0 && method.empty()) {
+        throw lctx_refusal("kv_offload needs method=longheads");
     }
     if (model->vocab_only) {
         throw lctx_refusal("the model was loaded with vocab_only and has no weights to run");
@@ -99,10 +102,9 @@ void create(lctx_context * ctx, const lctx_model * model, const lctx_context_par
     c.n_ctx = (n_ctx + 255) / 256 * 256 * c.n_seq_max;  // llama.cpp pads, and shares n_ctx among the sequences
     c.abort_callback = on_abort;
     c.abort_callback_data = ctx;
-    c.cb_eval = lctx_trace::on_node;
-    c.cb_eval_user_data = &ctx->trace;
     lctx_log_begin();
-    ctx->ctx = init(model->model, c, method, n_ctx, params.kv_limit);
+    ctx->ctx = init(model->model, c, method, n_ctx, params);
+    lctx_rpc_forget_graphs(model->servers);
     if (!ctx->ctx) {
         throw lctx_refusal(lctx_log_errors("the context could not be created"));
     }
@@ -263,6 +265,7 @@ const char * lctx_context_error(const lctx_context * ctx) {
 void lctx_context_free(lctx_context * ctx) {
     if (ctx) {
         llama_free(ctx->ctx);
+        lctx_guard(nullptr, [&] { lctx_rpc_forget_graphs(ctx->model->servers); });
         delete ctx;
     }
 }

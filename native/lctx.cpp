@@ -7,6 +7,8 @@
 #include "kernel-name.h"
 #include "log.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <mutex>
 
@@ -59,9 +61,24 @@ const char * lctx_type_name(int32_t type) {
 
 // ---- model ----
 
+// llama.cpp reads one share for every device that there is; all zero: by free memory.
+static std::vector<float> tensor_split(const lctx_model_params & params, size_t n_device) {
+    if (params.n_tensor_split < 0 || (size_t)params.n_tensor_split > n_device) {
+        throw lctx_refusal("tensor_split has " + std::to_string(params.n_tensor_split) + " shares, at most " + std::to_string(n_device));
+    }
+    std::vector<float> split(params.tensor_split, params.tensor_split + (params.tensor_split ? params.n_tensor_split : 0));
+    for (float share : split) {
+        if (!(share >= 0.0f && std::isfinite(share))) {
+            throw lctx_refusal("tensor_split has the share " + std::to_string(share) + "; shares are 0 or more");
+        }
+    }
+    split.resize(n_device);
+    return split;
+}
+
 void lctx_model_params_default(lctx_model_params * params) {
     const llama_model_params d = llama_model_default_params();
-    *params = {d.n_gpu_layers, (int32_t)d.split_mode, d.main_gpu, d.vocab_only, 1, 0};
+    *params = {d.n_gpu_layers, (int32_t)d.split_mode, d.main_gpu, d.vocab_only, 1, 0, nullptr, 0, nullptr};
 }
 
 lctx_model * lctx_model_load(const char * path, const lctx_model_params * params) {
@@ -73,12 +90,20 @@ lctx_model * lctx_model_load(const char * path, const lctx_model_params * params
         backend_init();
         lctx_log_begin();
         llama_model_params p = llama_model_default_params();
+        for (const std::string & endpoint : lctx_rpc_endpoints(params->rpc_servers ? params->rpc_servers : "")) {
+            m->servers.push_back(lctx_rpc_connect(endpoint));
+        }
+        std::vector<ggml_backend_dev_t> devices = lctx_model_devices(m->servers);
+        p.devices = devices.empty() ? nullptr : devices.data();
+        const std::vector<float> split = tensor_split(*params, std::max(devices.size(), llama_max_devices()));
+        p.tensor_split = split.data();
         p.n_gpu_layers = params->n_gpu_layers;
         p.split_mode = (llama_split_mode)params->split_mode;
         p.main_gpu = params->main_gpu;
         p.vocab_only = params->vocab_only != 0;
         p.load_mode = (llama_load_mode)((params->use_mmap ? LLAMA_LOAD_MODE_MMAP : 0) | (params->use_mlock ? LLAMA_LOAD_MODE_MLOCK : 0));
         m->model = llama_model_load_from_file(path, p);
+        lctx_rpc_forget_graphs(m->servers);
         if (!m->model) {
             m->error = lctx_log_errors("the model could not be loaded");
             return;
@@ -96,6 +121,7 @@ const char * lctx_model_error(const lctx_model * model) {
 void lctx_model_free(lctx_model * model) {
     if (model) {
         llama_model_free(model->model);
+        lctx_guard(nullptr, [&] { lctx_rpc_forget_graphs(model->servers); });
         delete model;
     }
 }

@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 5 };
+enum { LCTX_ABI_VERSION = 6 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -47,6 +47,25 @@ int32_t lctx_type_from_name(const char * name);
 // The name of a ggml type, or NULL.
 const char * lctx_type_name(int32_t type);
 
+// ---- devices ----
+
+typedef struct lctx_device_info {
+    const char * name;  // strings of the library, never freed
+    const char * description;
+    const char * type;  // "CPU", "GPU", "integrated GPU", "accelerator"
+    uint64_t memory_free;
+    uint64_t memory_total;  // 0: the device does not tell
+} lctx_device_info;
+
+// The devices of this machine that the build can use. LCTX_INVALID when there is none with this number.
+int32_t lctx_device_count(void);
+int32_t lctx_device_get(int32_t i, lctx_device_info * info);
+
+// Lend devices of this machine ("CUDA0,CUDA1"; NULL or "": its GPUs, else the CPU) to others, one client at a time, on endpoint
+// "address:port" (IPv4), until the process ends. No authentication, no encryption: for trusted networks only. Returns only when that cannot
+// be: LCTX_INVALID, with the reason in err.
+int32_t lctx_rpc_serve(const char * endpoint, const char * devices, int32_t n_threads, char * err, size_t err_size);
+
 // ---- model ----
 
 typedef struct lctx_model_params {
@@ -56,6 +75,9 @@ typedef struct lctx_model_params {
     int32_t vocab_only;
     int32_t use_mmap;
     int32_t use_mlock;
+    const float * tensor_split;  // [n_tensor_split] shares of the devices, in their order; NULL: by free memory
+    int32_t n_tensor_split;
+    const char * rpc_servers;  // "host:port,host:port" whose devices come before the GPUs of this machine, or NULL
 } lctx_model_params;
 
 typedef struct lctx_model_info {
@@ -109,6 +131,9 @@ int32_t lctx_token_is_eog(const lctx_model * model, int32_t token);
 
 // ---- context ----
 
+// kv_offload: twice what a token reads
+#define LCTX_OFFLOAD_AUTO 0xffffffffffffffff
+
 typedef struct lctx_context_params {
     uint32_t n_seq_max;
     uint32_t n_ctx;  // of one sequence; 0: the trained context, times 4 for a method that extends
@@ -133,6 +158,7 @@ typedef struct lctx_context_params {
     int32_t op_offload;
     int32_t no_perf;
     uint64_t kv_limit;  // most bytes that lctx_kv_usage may report, 0: none; beyond, LCTX_NO_SLOT
+    uint64_t kv_offload;  // bytes of the devices for pages of K and V, which all lie in memory of the host (longheads); 0: no offload
 } lctx_context_params;
 
 void lctx_context_params_default(lctx_context_params * params);
@@ -194,7 +220,8 @@ size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size
 // Forget everything.
 void lctx_clear(lctx_context * ctx);
 
-// While *flag != 0, a running lctx_decode stops at the next graph node. The flag must outlive the context; NULL: none.
+// While *flag != 0, a running lctx_decode stops at the next graph node of the CPU; other devices finish what they have begun. The flag
+// must outlive the context; NULL: none.
 void lctx_context_set_abort(lctx_context * ctx, const volatile int32_t * flag);
 
 typedef struct lctx_kv_info {
@@ -208,6 +235,18 @@ typedef struct lctx_kv_info {
 // KV memory of the context; evictions that are due are done first. rows: NULL or int32[n_layer][n_head_kv], rows held per layer and KV
 // head. LCTX_INVALID when the context runs without a method.
 int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows);
+
+// Pages with kv_offload; counts are of all layers and heads, since the context was created.
+typedef struct lctx_offload_info {
+    uint64_t n_hit;   // pages that lay on the device when they were wanted
+    uint64_t n_miss;  // pages that were brought
+    uint64_t n_far;   // pages that were read where they are: more were wanted at once than fit
+    uint64_t device_bytes;
+    uint64_t page_bytes;  // of one page
+    int32_t n_slot;       // pages of a head on the device; 0: no kv_offload
+} lctx_offload_info;
+
+int32_t lctx_offload_usage(const lctx_context * ctx, lctx_offload_info * info);
 
 // The rows that a KV head of a layer holds, ascending, and their scores (the last query that found the row important, -1 none; a count;
 // or the bits of a float), after evictions that are due. rows, scores: NULL or int32[n_max]. Returns the number of rows, 0 for a head

@@ -9,6 +9,7 @@ struct lctx_pending {
     std::string method;   // empty: llama.cpp's own cache
     uint32_t n_ctx = 0;   // as asked, before padding
     uint64_t kv_limit = 0;
+    uint64_t kv_offload = 0;  // bytes of the device for pages, the others staying in memory of the host; 0: all on the device
 };
 
 lctx_pending & lctx_pending_settings();

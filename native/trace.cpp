@@ -3,6 +3,7 @@
 #include "firewall.h"
 #include "ggml-backend.h"
 #include "handles.h"
+#include "llama-context.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -107,6 +108,12 @@ int32_t lctx_trace_start(lctx_context * ctx, int32_t p0, int32_t p1) {
     }
     const llama_model * model = ctx->model->model;
     ctx->trace.start(p0, p1, {0, llama_model_n_layer(model), llama_model_n_head(model), chunks->n_chunk, chunks->chunk_size});
+    // with a callback a device waits after every part of a graph, so there is none otherwise; graphs that are built later take it from
+    // the parameters
+    auto & params = const_cast<llama_cparams &>(ctx->ctx->get_cparams());
+    params.cb_eval = p0 < p1 ? lctx_trace::on_node : nullptr;
+    params.cb_eval_user_data = &ctx->trace;
+    ggml_backend_sched_set_eval_callback(ctx->ctx->get_sched(), params.cb_eval, params.cb_eval_user_data);
     return LCTX_OK;
 }
 

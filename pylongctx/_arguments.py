@@ -10,7 +10,11 @@ from typing import Any
 from pylongctx._lib import build_info, ffi, lib, text
 
 # Names that programs written for older llama-cpp-python versions pass, without effect there too.
-LEGACY = frozenset({"n_parts", "f16_kv", "rpc_servers", "mul_mat_q"})
+OFFLOAD_AUTO = 2**64 - 1  # LCTX_OFFLOAD_AUTO
+LEGACY = frozenset({"n_parts", "f16_kv", "mul_mat_q"})
+
+# How a model is split among devices, with llama.cpp's numbers.
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 
 # Processes, this one and those it was forked from, that use several threads.
 _PARALLEL: set[int] = set()
@@ -30,7 +34,6 @@ CONTEXT_FIELDS = (*ROPE_FIELDS, "pooling_type", "attention_type", "offload_kqv",
 
 # name: (default, why another value is refused)
 LATER: dict[str, tuple[Any, str]] = {
-    "tensor_split": (None, "splitting tensors over GPUs comes with the GPU backends"),
     "kv_overrides": (None, "overriding GGUF metadata comes in a later release; edit the file with gguf-new-metadata"),
     "embedding": (False, "embeddings come in a later release; use llama_cpp.Llama(embedding=True)"),
     "pooling_type": (-1, "pooling belongs to embeddings, which come in a later release"),
@@ -109,11 +112,19 @@ def kv_type(name: str, value: int | str | None) -> int:
     return number
 
 
-def model_settings(given: Mapping[str, Any]) -> dict[str, int]:
+def model_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of ``lctx_model_params`` that the arguments set."""
-    names = ("split_mode", "main_gpu", "vocab_only", "use_mmap", "use_mlock")
+    names = ("main_gpu", "vocab_only", "use_mmap", "use_mlock")
     every_layer = given["n_gpu_layers"] == -1
-    return {"n_gpu_layers": 2**31 - 1 if every_layer else given["n_gpu_layers"], **{k: int(given[k]) for k in names}}
+    if given["split_mode"] not in SPLIT_MODES.values():
+        raise ValueError(f"split_mode must be one of {SPLIT_MODES}, not {given['split_mode']!r}")
+    return {
+        "n_gpu_layers": 2**31 - 1 if every_layer else given["n_gpu_layers"],
+        "split_mode": int(given["split_mode"]),
+        "tensor_split": [float(share) for share in given["tensor_split"] or ()],
+        "rpc_servers": given["rpc_servers"] or "",
+        **{k: int(given[k]) for k in names},
+    }
 
 
 def context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict[str, Any]:
@@ -132,13 +143,28 @@ def context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict
         "type_k": kv_type("type_k", given["type_k"]),
         "type_v": kv_type("type_v", given["type_v"]),
         "kv_limit": min(kv_limit or 0, 2**64 - 1),
+        "kv_offload": kv_offload(given["kv_offload"], given["kv_offload_mib"]),
     }
 
 
-def warn_without_gpu(n_gpu_layers: int) -> None:
-    """Warn when layers shall go to a GPU and there is none that the library can use."""
-    if n_gpu_layers != 0 and not has_gpu():
+def kv_offload(where: str | None, mib: int | None) -> int:
+    """Return the bytes of the devices for pages of K and V that lie in memory of the host; 0 for no offload."""
+    if where not in (None, "host"):
+        raise ValueError(f"kv_offload must be 'host' or None, not {where!r}")
+    if where is None:
+        if mib is not None:
+            raise ValueError("kv_offload_mib needs kv_offload='host'")
+        return 0
+    return OFFLOAD_AUTO if mib is None else check_count("kv_offload_mib", mib) << 20
+
+
+def warn_without_device(n_gpu_layers: int, rpc_servers: str | None) -> None:
+    """Warn when layers shall go to a device and there is none that the library can use, or the other way round."""
+    if n_gpu_layers != 0 and not rpc_servers and not has_gpu():
         reason = f"n_gpu_layers={n_gpu_layers} has no effect, everything runs on the CPU: {why_no_gpu()}"
+        warnings.warn(reason, UserWarning, stacklevel=3)
+    if n_gpu_layers == 0 and rpc_servers:
+        reason = f"rpc_servers={rpc_servers!r} has no effect with n_gpu_layers=0: no layer goes there"
         warnings.warn(reason, UserWarning, stacklevel=3)
 
 

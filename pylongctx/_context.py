@@ -34,6 +34,41 @@ class KVUsage:
     rows: NDArray[np.int32]
 
 
+@dataclass(frozen=True)
+class OffloadUsage:
+    """Pages of K and V that lie in memory of the host, of all layers and heads since the context was created.
+
+    Attributes
+    ----------
+    hits, misses, far : int
+        Pages that lay on the device when they were wanted; that were brought; that were read where they are, because
+        more were wanted at once than fit.
+    page_bytes : int
+        Bytes of a page: 64 rows of K and of V of one head.
+    device_bytes : int
+        Bytes on the devices for all that the method keeps there.
+    slots : int
+        Pages of a head that fit on its device; 0 without ``kv_offload``.
+    """
+
+    hits: int
+    misses: int
+    far: int
+    page_bytes: int
+    device_bytes: int
+    slots: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the pages that lay on the device already."""
+        return self.hits / max(1, self.hits + self.misses + self.far)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that came from memory of the host."""
+        return (self.misses + self.far) * self.page_bytes
+
+
 class Context:
     """Owner of one ``lctx_context``.
 
@@ -168,6 +203,13 @@ class Context:
             rows = np.zeros((info.n_layer, info.n_head_kv), np.int32)
             self._kv_usage(info, out_buffer("rows", rows, np.int32))
         return KVUsage(info.bytes, info.peak_bytes, info.full_bytes, rows)
+
+    def offload_usage(self) -> OffloadUsage:
+        """Return how the pages of ``kv_offload`` were read."""
+        info = ffi.new("lctx_offload_info *")
+        with self._lock:
+            check(lib.lctx_offload_usage(self.handle, info), lib.lctx_context_error(self.handle))
+        return OffloadUsage(info.n_hit, info.n_miss, info.n_far, info.page_bytes, info.device_bytes, info.n_slot)
 
     def _kv_usage(self, info: Any, rows: Any) -> None:
         check(lib.lctx_kv_usage(self.handle, info, rows), lib.lctx_context_error(self.handle))

@@ -27,7 +27,7 @@ class Model:
         When the file is missing or cannot be loaded.
     """
 
-    def __init__(self, path: str, settings: dict[str, int]) -> None:
+    def __init__(self, path: str, settings: dict[str, Any]) -> None:
         self._handle: Any = None
         self._pid = os.getpid()
         if not os.path.exists(path):
@@ -35,7 +35,10 @@ class Model:
         check_gguf(path)
         params = ffi.new("lctx_model_params *")
         lib.lctx_model_params_default(params)
-        for key, value in settings.items():
+        split, servers = settings.get("tensor_split", []), settings.get("rpc_servers", "")
+        memory = ffi.new("float[]", split), ffi.new("char[]", servers.encode())  # must outlive the call
+        fields = settings | {"tensor_split": memory[0], "n_tensor_split": len(split), "rpc_servers": memory[1]}
+        for key, value in fields.items():
             setattr(params, key, value)
         handle = lib.lctx_model_load(os.fsencode(path), params)
         if failure := text(lib.lctx_model_error(handle)):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx import _arguments as arguments
-from pylongctx._context import Context, KVUsage
+from pylongctx._context import Context, KVUsage, OffloadUsage
 from pylongctx._later import Later
 from pylongctx._lib import lib
 from pylongctx._model import Model
@@ -36,6 +36,13 @@ class Llama(Generation, Later):
     ----------
     model_path : str
         GGUF file.
+    n_gpu_layers : int
+        How many of the last layers go to devices, with their part of the KV memory; -1: all.
+    tensor_split : list of float or None
+        Shares of the devices: those of ``rpc_servers``, then the GPUs of this machine. None: by free memory.
+    rpc_servers : str or None
+        "host:port,host:port" of machines that run ``pylongctx rpc-server``: their devices are used as if they were
+        here. A server that goes away while it is used ends this process, as in llama.cpp. For trusted networks only.
     n_ctx : int
         Context window in tokens. 0 (the default here): the trained context, times 4 for a method that extends.
     n_threads, n_threads_batch : int or None
@@ -55,6 +62,11 @@ class Llama(Generation, Later):
         ``"selfextend,group_size=8"`` or ``"longheads+corm"``. None: llama.cpp's own KV cache.
     kv_limit : int or None
         Most bytes of KV memory, as ``kv_usage().bytes`` counts them; beyond, ContextFull is raised, nothing changed.
+    kv_offload : "host" or None
+        "host": K and V lie in memory of the host, the pages that the heads choose are brought to the device, the least
+        recently read ones making place. For longheads without an eviction rule.
+    kv_offload_mib : int or None
+        MiB of the devices for these pages; None: twice what a token reads. ``offload_usage()`` tells how it goes.
     progress_callback : callable or None
         Called as ``progress_callback(n_done, n_total)`` after each step of a prompt.
     **kwargs
@@ -78,6 +90,7 @@ class Llama(Generation, Later):
         split_mode: int = 1,
         main_gpu: int = 0,
         tensor_split: list[float] | None = None,
+        rpc_servers: str | None = None,
         vocab_only: bool = False,
         use_mmap: bool = True,
         use_mlock: bool = False,
@@ -120,13 +133,15 @@ class Llama(Generation, Later):
         verbose: bool = True,
         method: Method | str | None = "full",
         kv_limit: int | None = None,
+        kv_offload: str | None = None,
+        kv_offload_mib: int | None = None,
         progress_callback: Callable[[int, int], None] | None = None,
         **kwargs: Any,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "kwargs")}
         arguments.check_unknown(kwargs, list(given))
         arguments.check_later(given)
-        arguments.warn_without_gpu(n_gpu_layers)
+        arguments.warn_without_device(n_gpu_layers, rpc_servers)
         self._arguments = given
         self.model_path = str(model_path)
         self.verbose = verbose
@@ -186,6 +201,10 @@ class Llama(Generation, Later):
     def kv_usage(self) -> KVUsage:
         """Return the KV memory: ``bytes``, ``peak_bytes``, ``full_bytes``, ``rows`` int32 [n_layer, n_head_kv]."""
         return self._session.context.kv_usage()
+
+    def offload_usage(self) -> OffloadUsage:
+        """Return how the pages of ``kv_offload="host"`` were read since the model was loaded."""
+        return self._session.context.offload_usage()
 
     def held_rows(self, layer: int, head: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return which tokens a KV head still holds, and what its queries think of them.

@@ -12,7 +12,7 @@ def assert_same(got: np.ndarray, want: np.ndarray, tolerance: float = LOGIT_TOLE
 
 
 class Session:
-    """One model and one context; the keyword arguments are fields of ``lctx_context_params``.
+    """One model and one context; ``where`` are fields of ``lctx_model_params``, the others of ``lctx_context_params``.
 
     Raises
     ------
@@ -20,10 +20,13 @@ class Session:
         With the reason that the native code gave.
     """
 
-    def __init__(self, ffi, lib, path: Path | str, method: str, **params):
+    def __init__(self, ffi, lib, path: Path | str, method: str, where: dict | None = None, **params):
         self.ffi, self.lib, self.ctx = ffi, lib, ffi.NULL
         model_params = ffi.new("lctx_model_params *")
         lib.lctx_model_params_default(model_params)
+        servers = ffi.new("char[]", (where or {}).get("rpc_servers", "").encode())
+        for name, value in ((where or {}) | {"rpc_servers": servers}).items():
+            setattr(model_params, name, value)
         self.model = lib.lctx_model_load(str(path).encode(), model_params)
         self._raise_error(lib.lctx_model_error(self.model))
         self.ctx = lib.lctx_context_create(self.model, self._context_params(params), method.encode())

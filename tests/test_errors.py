@@ -72,7 +72,6 @@ def test_constructor_refuses(embedded_model, kwargs, error, message):
 @pytest.mark.parametrize(
     "kwargs",
     [
-        {"tensor_split": [0.5, 0.5]},
         {"kv_overrides": {"a": 1}},
         {"embedding": True},
         {"pooling_type": 1},
@@ -98,7 +97,7 @@ def test_unknown_arguments_warn_with_the_closest_name(embedded_model):
 
 
 def test_legacy_arguments_are_silent(embedded_model, recwarn):
-    make(embedded_model, n_parts=-1, f16_kv=True, rpc_servers=None, mul_mat_q=True, flash_attn=True)
+    make(embedded_model, n_parts=-1, f16_kv=True, mul_mat_q=True, flash_attn=True)
     assert not recwarn.list
 
 

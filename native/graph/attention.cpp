@@ -45,21 +45,11 @@ ggml_tensor * project(const llm_graph_context & graph, ggml_tensor * cur, ggml_t
     return wo_b ? ggml_add(graph.ctx0, cur, wo_b) : cur;
 }
 
-// Represent the chunks that the batch completes, then let every head choose.
-ggml_tensor * choose_chunks(const llm_graph_context & graph, const lctx_chunks & chunks, const lctx_graph_input & input,
-                            const lctx_layer & layer, ggml_tensor * q, ggml_tensor * stored, ggml_tensor * angles,
-                            const lctx_attend_params & attend) {
-    lctx_represent_params params = {};
-    params.rope_mode = attend.rope_mode;
-    params.scale = attend.scale;
-    params.softcap = attend.softcap;
-    params.chunk_size = chunks.chunk_size;
-    params.minmax = chunks.minmax;
-    params.from_near = layer.near != nullptr;
-    params.key_pairs = has_key_pairs(graph.arch, attend.rope_mode);
-    ggml_tensor * reps = lctx_represent(graph.ctx0, q, stored, layer.v_pool, layer.table, input.chunk_rows, angles, layer.near, layer.held,
-                                        layer.reps, layer.open, params);
-    return lctx_select(graph.ctx0, q, reps, input.chunk_rows, layer.table->ne[1], chunks);
+// A node of a layer runs where the rows of the layer are; the scheduler would move the pools where the weights are.
+void add(const llm_graph_context & graph, const lctx_kv_store & store, ggml_tensor * node, const char * name, int il) {
+    ggml_backend_sched_set_tensor_backend(graph.sched, node, store.backend());
+    graph.cb(node, name, il);
+    ggml_build_forward_expand(graph.gf, node);
 }
 
 }  // namespace
@@ -67,6 +57,7 @@ ggml_tensor * choose_chunks(const llm_graph_context & graph, const lctx_chunks &
 lctx_graph_input::lctx_graph_input(const llm_graph_context & graph, const lctx_memory_context * mctx)
     : llm_graph_input_attn_kv(graph.hparams, graph.cparams, nullptr), mctx_(mctx) {
     const lctx_method & method = memory().method();
+    memory().attach(graph.sched);
     rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_rows");
     if (method.chunks()) {
         chunk_rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_chunk_rows");
@@ -82,6 +73,7 @@ lctx_graph_input::lctx_graph_input(const llm_graph_context & graph, const lctx_m
 void lctx_graph_input::set_input(const llama_ubatch * ubatch) {
     const lctx_method & method = memory().method();
     const int32_t n_angle = method.n_angle();
+    memory().begin_graph();
     std::vector<lctx_row> row(ubatch->n_tokens);
     std::vector<int32_t> position((size_t)ubatch->n_tokens * n_angle);
     for (uint32_t i = 0; i < ubatch->n_tokens; i++) {
@@ -130,15 +122,16 @@ bool lctx_graph_input::can_reuse(const llm_graph_params & params) {
     return rows->ne[1] == params.ubatch.n_tokens;
 }
 
-ggml_tensor * lctx_graph_input::angles(const llm_graph_context & graph, const lctx_peeled & peeled) {
-    for (const auto & [known, tensor] : angles_) {
-        if (lctx_same_rope(known, peeled)) {
+ggml_tensor * lctx_graph_input::angles(const llm_graph_context & graph, const lctx_peeled & peeled, int il) {
+    const lctx_kv_store & store = memory().store(il);
+    for (const auto & [known, where, tensor] : angles_) {
+        if (where == &store && lctx_same_rope(known, peeled)) {
             return tensor;
         }
     }
     ggml_tensor * tensor = lctx_angles(graph.ctx0, pos, peeled.freq_factors, peeled.rope);
-    graph.cb(tensor, "lctx_angles", -1);
-    angles_.emplace_back(peeled, tensor);
+    add(graph, store, tensor, "lctx_angles", -1);
+    angles_.emplace_back(peeled, &store, tensor);
     return tensor;
 }
 
@@ -165,41 +158,22 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_a
     if (!lctx_same_rope(q, k)) {
         throw lctx_refusal("layer " + std::to_string(il) + " rotates queries and keys differently, which no method supports");
     }
-    ggml_context * ctx = graph.ctx0;
-    const lctx_method & method = input->memory().method();
-    const lctx_layer layer = input->memory().layer(ctx, il);
-    ggml_tensor * angles = input->angles(graph, q);
+    const lctx_memory & memory = input->memory();
     for (ggml_tensor * t : {q.x, v_cur, k.x, q.pos}) {  // q.pos: an input that nothing reads would not be allocated
         ggml_build_forward_expand(graph.gf, t);
     }
-
-    ggml_tensor * stored = lctx_store(ctx, k.x, v_cur, layer.k_pool, layer.v_pool, layer.table, input->rows, angles, layer.near, layer.held,
-                                      k.rope.mode, method.retain() ? method.retain()->score : LCTX_SCORE_LAST);
-    graph.cb(stored, "lctx_store", il);
-    ggml_build_forward_expand(graph.gf, stored);
-
     lctx_attend_params params = {};
     params.rope_mode = q.rope.mode;
     params.scale = kq_scale * q.scale * k.scale;
     params.softcap = graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
-    params.near_mask = method.near_mask();
-    ggml_tensor * segs = input->segs;
-    if (const lctx_chunks * chunks = method.chunks()) {
-        segs = choose_chunks(graph, *chunks, *input, layer, q.x, stored, angles, params);
-        graph.cb(segs, LCTX_SELECT_NAME, il);
-        ggml_build_forward_expand(graph.gf, segs);
-        params.chunk_size = chunks->chunk_size;
-        params.near_from = chunks->near_segment();
+    const lctx_chain_inputs in = {q.x, k.x, v_cur, input->rows, input->segs, input->chunk_rows, input->voters, input->angles(graph, q, il)};
+    const lctx_chain chain =
+        lctx_chain_layer(graph.ctx0, memory.method(), memory.layer(graph.ctx0, il), in, params, has_key_pairs(graph.arch, q.rope.mode));
+    for (const lctx_link & link : chain.links) {
+        add(graph, memory.store(il), link.node, link.name, il);
     }
-    params.lse = method.retain() != nullptr;
-    ggml_tensor * cur = lctx_attend(ctx, q.x, stored, layer.v_pool, layer.table, segs, angles, layer.near, layer.held, params);
-    if (method.retain()) {
-        ggml_tensor * votes = lctx_vote(ctx, cur, input->voters, *method.retain());
-        graph.cb(votes, "lctx_vote", il);
-        ggml_build_forward_expand(graph.gf, votes);
-    }
-    const int64_t n_out = layer.v_pool->ne[0] * q.x->ne[1];
-    cur = ggml_view_2d(ctx, cur, n_out, q.x->ne[2], n_out * sizeof(float), 0);  // the LSE follows
+    const int64_t n_out = v_cur->ne[0] * q.x->ne[1];
+    ggml_tensor * cur = ggml_view_2d(graph.ctx0, chain.attended, n_out, q.x->ne[2], n_out * sizeof(float), 0);  // the LSE follows
     graph.cb(cur, "kqv_out", il);
     ggml_build_forward_expand(graph.gf, cur);
     return project(graph, cur, wo, wo_b, wo_s);

@@ -1,15 +1,12 @@
 // Attention of one layer: peel the RoPE, chain the sub-ops.
 #pragma once
 
-#include "../memory/memory.h"
+#include "chain.h"
 #include "llama-graph.h"
 #include "rope.h"
 
-#include <utility>
+#include <tuple>
 #include <vector>
-
-// Name of the nodes that hold what the heads of a layer chose; llama.cpp appends "-layer".
-constexpr const char * LCTX_SELECT_NAME = "lctx_select";
 
 // The inputs of a graph that change with every ubatch. Topology depends on the method and the number of tokens only, so that
 // graphs are reused; the host writes O(n_tokens) numbers.
@@ -20,8 +17,8 @@ class lctx_graph_input final : public llm_graph_input_attn_kv {
     void set_input(const llama_ubatch * ubatch) override;
     bool can_reuse(const llm_graph_params & params) override;
 
-    // The angle table for this RoPE; made once and shared by the layers that rotate alike.
-    ggml_tensor * angles(const llm_graph_context & graph, const lctx_peeled & peeled);
+    // The angle table for this RoPE; made once per device and shared by the layers that rotate alike.
+    ggml_tensor * angles(const llm_graph_context & graph, const lctx_peeled & peeled, int il);
 
     const lctx_memory & memory() const { return mctx_->memory(); }
 
@@ -36,5 +33,5 @@ class lctx_graph_input final : public llm_graph_input_attn_kv {
     void set_chunk_rows(const llama_ubatch * ubatch);
 
     const lctx_memory_context * mctx_;
-    std::vector<std::pair<lctx_peeled, ggml_tensor *>> angles_;
+    std::vector<std::tuple<lctx_peeled, const lctx_kv_store *, ggml_tensor *>> angles_;
 };

@@ -2,35 +2,103 @@
 
 #include <sys/mman.h>
 #include <unistd.h>
-#include <cstdint>
+#include <cstdlib>
+#include <cstring>
 
-lctx_arena::~lctx_arena() {
-    if (data_) {
-        munmap(data_, size_);
-    }
-}
+namespace {
 
-size_t lctx_arena::grain() {
+size_t system_page() {
     static const auto size = (size_t)sysconf(_SC_PAGESIZE);
     return size;
 }
 
-bool lctx_arena::reserve(size_t size) {
-    void * data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data == MAP_FAILED) {
-        return false;
+// Addresses of the CPU: all zero, committed by the system when they are first written to.
+class host_arena : public lctx_arena {
+  public:
+    ~host_arena() override {
+        buffer_.reset();
+        munmap(data_, size_);
     }
+
+    // nullptr when the system refuses.
+    static char * reserve(size_t size, int protection) {
+        void * data = mmap(nullptr, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (data == MAP_FAILED) {
+            return nullptr;
+        }
 #ifdef MADV_NOHUGEPAGE
-    madvise(data, size, MADV_NOHUGEPAGE);  // a huge page would stay while any part of it is in use
+        madvise(data, size, MADV_NOHUGEPAGE);  // a huge page would stay while any part of it is in use
 #endif
-    data_ = (char *)data;
-    size_ = size;
-    return true;
+        return (char *)data;
+    }
+
+    host_arena(char * data, size_t size) : data_(data), size_(size) { buffer_.reset(ggml_backend_cpu_buffer_from_ptr(data, size)); }
+
+    void give_back(size_t from, size_t end) override {
+        const size_t mask = system_page() - 1, first = (from + mask) & ~mask, last = end & ~mask;
+        if (first < last) {
+            madvise(data_ + first, last - first, MADV_DONTNEED);
+        }
+    }
+
+  protected:
+    char * data_;
+    size_t size_;
+};
+
+// The same for tests: a byte that was not committed cannot be read or written.
+class strict_arena final : public host_arena {
+  public:
+    strict_arena(char * data, size_t size) : host_arena(data, size), grains_(system_page(), size) {}
+
+    bool commits() const override { return true; }
+
+    bool commit(size_t from, size_t end) override {
+        return grains_.commit(from, end, [&](size_t first, size_t last) { return protect(first, last, PROT_READ | PROT_WRITE); });
+    }
+
+    void give_back(size_t from, size_t end) override {
+        grains_.give_back(from, end, [&](size_t first, size_t last) {
+            host_arena::give_back(first, last);
+            return protect(first, last, PROT_NONE);
+        });
+    }
+
+  private:
+    bool protect(size_t from, size_t end, int protection) { return mprotect(data_ + from, end - from, protection) == 0; }
+
+    lctx_grains grains_;
+};
+
+class buffer_arena final : public lctx_arena {
+  public:
+    explicit buffer_arena(ggml_backend_buffer_t buffer) { buffer_.reset(buffer); }
+};
+
+std::unique_ptr<lctx_arena> create_on_host(size_t size) {
+    const char * strict = getenv("LCTX_STRICT_ARENA");
+    const bool is_strict = strict && strcmp(strict, "1") == 0;
+    char * data = host_arena::reserve(size, is_strict ? PROT_NONE : PROT_READ | PROT_WRITE);
+    if (!data) {
+        return nullptr;
+    }
+    return is_strict ? std::make_unique<strict_arena>(data, size) : std::make_unique<host_arena>(data, size);
 }
 
-void lctx_arena::give_back(char * from, char * end) {
-    const uintptr_t mask = grain() - 1, first = ((uintptr_t)from + mask) & ~mask, last = (uintptr_t)end & ~mask;
-    if (first < last) {
-        madvise((void *)first, last - first, MADV_DONTNEED);
+}  // namespace
+
+size_t lctx_arena_grain(ggml_backend_buffer_type_t buft) {
+    return buft == ggml_backend_cpu_buffer_type() ? system_page() : 0;
+}
+
+std::unique_ptr<lctx_arena> lctx_arena_create(ggml_backend_buffer_type_t buft, size_t size) {
+    if (buft == ggml_backend_cpu_buffer_type()) {
+        return create_on_host(size);
     }
+    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(buft, size);
+    return buffer ? std::make_unique<buffer_arena>(buffer) : nullptr;
+}
+
+std::unique_ptr<lctx_arena> lctx_arena_create_far(ggml_backend_buffer_type_t buft, size_t size) {
+    return buft == ggml_backend_cpu_buffer_type() ? create_on_host(size) : nullptr;
 }

@@ -4,19 +4,17 @@
 // kept, in the half that does not hold the chunk in which the batch began, so that a batch can be taken back whole.
 #include "memory.h"
 
-#include <cstring>
-
 // A batch begins: what its first rows continue must outlive it.
 void lctx_memory::keep_open() {
     for (sequence & s : seqs_) {
-        const int32_t half = open_ && s.n_pos > 0 ? s.half((s.n_pos - 1) / chunks_->chunk_size) : -1;
+        const int32_t half = has_open() && s.n_pos > 0 ? s.half((s.n_pos - 1) / chunks_->chunk_size) : -1;
         s.kept_half = half >= 0 ? half : s.kept_half;
     }
 }
 
 void lctx_memory::place_open(const llama_ubatch & ubatch) {
     open_rows_.assign(ubatch.n_tokens, -1);
-    if (!open_) {
+    if (!has_open()) {
         return;
     }
     const int32_t size = chunks_->chunk_size;
@@ -49,32 +47,44 @@ void lctx_memory::forget_open(int32_t seq) {
     }
 }
 
-// f(tensor, offset, size) for every run of bytes that holds representations or open queries of the sequence.
-void lctx_memory::each_chunk_run(int32_t seq, const std::function<void(ggml_tensor *, size_t, size_t)> & f) const {
-    for (int64_t head = 0; n_complete(seqs_[seq].n_pos) > 0 && head < reps_->ne[2]; head++) {
-        f(reps_, seq * reps_->nb[3] + head * reps_->nb[2], n_complete(seqs_[seq].n_pos) * reps_->nb[1]);
+// Every run of bytes that holds representations or open queries of the sequence.
+void lctx_memory::each_chunk_run(int32_t seq, const run_visitor & f) const {
+    const int32_t n_chunk = shape_.n_complete(seqs_[seq].n_pos);
+    for (const layer_place & l : layers_) {
+        const int32_t first = chunks_ && chunks_->minmax ? l.heads.first : l.heads.first_query;
+        const int32_t n = chunks_ && chunks_->minmax ? l.heads.n : l.heads.n_query;
+        for (int32_t head = first; n_chunk > 0 && head < first + n; head++) {
+            ggml_tensor * t = l.store->reps;
+            f(*l.store, t, seq * t->nb[3] + head * t->nb[2], n_chunk * t->nb[1]);
+        }
     }
-    for (int64_t head = 0; open_ && head < open_->ne[2]; head++) {
-        for (int32_t half = 0; half < 2; half++) {
+    for (const layer_place & l : layers_) {
+        for (int32_t i = 0; has_open() && i < 2 * l.heads.n_query; i++) {
+            const int32_t head = l.heads.first_query + i / 2, half = i % 2;
             if (seqs_[seq].open[half] >= 0) {
-                const size_t half_size = chunks_->chunk_size * open_->nb[1];
-                f(open_, seq * open_->nb[3] + head * open_->nb[2] + half * half_size, half_size);
+                ggml_tensor * t = l.store->open;
+                const size_t half_size = chunks_->chunk_size * t->nb[1];
+                f(*l.store, t, seq * t->nb[3] + head * t->nb[2] + half * half_size, half_size);
             }
         }
     }
 }
 
 void lctx_memory::copy_chunks(int32_t src, int32_t dst) {
-    each_chunk_run(dst, [&](ggml_tensor * t, size_t offset, size_t size) {
-        memcpy((char *)t->data + offset, (char *)t->data + offset + (src - dst) * (int64_t)t->nb[3], size);
+    each_chunk_run(dst, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
+        store.copy(t, offset + src * t->nb[3] - dst * t->nb[3], offset, size);
     });
 }
 
 // At most: a chunk in each half of the ring.
 size_t lctx_memory::chunk_bytes(int32_t n_pos) const {
-    size_t bytes = reps_ ? (size_t)n_complete(n_pos) * reps_->nb[1] * reps_->ne[2] : 0;
-    if (open_ && n_pos > 0) {
-        bytes += (size_t)(n_pos > chunks_->chunk_size ? 2 : 1) * chunks_->chunk_size * open_->nb[1] * open_->ne[2];
+    if (!chunks_) {
+        return 0;
+    }
+    const size_t rep = chunks_->rep_dim(shape_.head_dim_k) * sizeof(float), query = shape_.head_dim_k * sizeof(float);
+    size_t bytes = shape_.n_complete(n_pos) * rep * (chunks_->minmax ? n_head_total_ : n_query_head_total_);
+    if (has_open() && n_pos > 0) {
+        bytes += (n_pos > chunks_->chunk_size ? 2 : 1) * chunks_->chunk_size * query * n_query_head_total_;
     }
     return bytes;
 }

@@ -4,14 +4,7 @@
 // pages that nobody else reads.
 #include "memory.h"
 
-#include "ggml-cpu.h"
-
 #include <algorithm>
-#include <cstring>
-
-lctx_held lctx_memory::held(int32_t seq, int32_t head) const {
-    return {(int32_t *)held_->data + ((int64_t)seq * n_head_total_ + head) * held_->ne[0], n_ctx_};
-}
 
 bool lctx_memory::is_due(int32_t seq) const {
     const sequence & s = seqs_[seq];
@@ -36,50 +29,40 @@ std::vector<int32_t> lctx_memory::due_in(const llama_batch & batch) const {
     return due;
 }
 
-// One node per layer, on tensors of this memory only: it can run whenever nothing else does.
-void lctx_memory::prepare_eviction() {
-    const size_t n_layer = n_head_kv_.size();
-    evict_ctx_.reset(ggml_init({n_layer * 8 * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_layer, false), nullptr, true}));
-    evict_graph_ = ggml_new_graph_custom(evict_ctx_.get(), n_layer, false);
-    for (size_t il = 0; il < n_layer; il++) {
-        const lctx_layer l = layer(evict_ctx_.get(), (int32_t)il);
-        ggml_tensor * node =
-            lctx_evict(evict_ctx_.get(), k_pool_, v_pool_, l.table, l.held, due_, l.reps, *retain_, chunks_ ? chunks_->chunk_size : 0);
-        node->flags |= GGML_TENSOR_FLAG_COMPUTE;
-        ggml_graph_add_node(evict_graph_, node);
-    }
-    evictor_.reset(ggml_backend_cpu_init());
-    ggml_backend_cpu_set_n_threads(evictor_.get(), n_threads_);
-}
-
 // Rows move inside the pages of a sequence, so nobody else may read them.
 bool lctx_memory::own_all(int32_t seq) {
     if (!seqs_[seq].shares) {
         return true;
     }
-    int64_t n_shared = 0;
-    const auto each_block = [&](const std::function<bool(int32_t, int32_t)> & f) {
-        bool ok = true;
-        for (int32_t head = 0; head < n_head_total_; head++) {
-            for (int32_t block = 0; ok && block < n_block(n_slot(seq, head, seqs_[seq].n_pos)); block++) {
-                ok = f(head, block);
+    const auto each_block = [&](const std::function<void(lctx_kv_store &, int32_t, int32_t)> & f) {
+        each_head([&](lctx_kv_store & store, int32_t head) {
+            for (int32_t block = 0; block < n_block(store.n_slot(seq, head, seqs_[seq].n_pos)); block++) {
+                f(store, head, block);
             }
-        }
-        return ok;
+        });
     };
-    each_block([&](int32_t head, int32_t block) {
-        n_shared += pages_.is_shared(page(seq, head, block));
-        return true;
+    std::map<const lctx_kv_store *, int32_t> n_shared;
+    each_block([&](lctx_kv_store & store, int32_t head, int32_t block) {
+        const int32_t page = store.page(seq, head, block);
+        n_shared[&store] += page >= 0 && store.pages().is_shared(page);
     });
-    const std::string limit = n_shared > 0 ? check_limit(pages_.n_held() + n_shared, lengths()) : "";
+    int64_t n_all = 0;
+    bool is_room = true;
+    for (const auto & [store, n] : n_shared) {
+        n_all += n;
+        is_room = is_room && n <= store->pages().n_free();
+    }
+    const std::string limit = n_all > 0 ? check_limit(n_held_page() + n_all, lengths()) : "";
     if (!limit.empty()) {
         return refuse(limit);
     }
-    if (n_shared > pages_.n_free()) {
+    if (!is_room) {
         return refuse("the page pool is full: an eviction needs copies of the pages that sequences share; remove a sequence");
     }
-    seqs_[seq].shares = !each_block([&](int32_t head, int32_t block) { return own_page(seq, head, block); });
-    return !seqs_[seq].shares;
+    std::string why;
+    each_block([&](lctx_kv_store & store, int32_t head, int32_t block) { why = why.empty() ? store.own_page(seq, head, block) : why; });
+    seqs_[seq].shares = !why.empty();
+    return why.empty() || refuse(why);
 }
 
 // Do what is due for these sequences; false when there is no room to make their pages their own.
@@ -87,22 +70,25 @@ bool lctx_memory::settle(const std::vector<int32_t> & seqs) {
     if (seqs.empty()) {
         return true;
     }
-    std::fill_n((int32_t *)due_->data, n_seq_, -1);
+    std::vector<int32_t> due(n_seq_, -1);
     for (int32_t seq : seqs) {
         if (!own_all(seq)) {
             return false;
         }
-        ((int32_t *)due_->data)[seq] = seqs_[seq].n_pos - 1;
+        due[seq] = seqs_[seq].n_pos - 1;
     }
     work_.n_evict++;
-    if (ggml_backend_graph_compute(evictor_.get(), evict_graph_) != GGML_STATUS_SUCCESS) {
-        break_with("the eviction failed");
-        return false;
+    for (const auto & store : stores_) {
+        if (!store->evict(due, n_threads_)) {
+            break_with("the eviction on " + store->name() + " failed");
+            return false;
+        }
     }
     for (int32_t seq : seqs) {
-        after_eviction(seq);
+        sequence & s = seqs_[seq];
+        s.evicted_to = s.voted_to = s.n_pos;
+        s.undo_from = -1;
     }
-    return_memory();
     return true;
 }
 
@@ -114,24 +100,6 @@ bool lctx_memory::settle_all() {
         }
     }
     return settle(due);
-}
-
-// The pages and planes behind the rows that stayed are free.
-void lctx_memory::after_eviction(int32_t seq) {
-    sequence & s = seqs_[seq];
-    for (int32_t head = 0; head < n_head_total_; head++) {
-        const lctx_held h = held(seq, head);
-        const int32_t n_before = n_slot(seq, head, s.n_pos), n_left = s.n_pos - h.n_gone();
-        drop_pages(seq, head, n_block(n_left), n_block(n_before));
-        for (int32_t * plane : {h.rows(), h.scores(), h.undo()}) {
-            lctx_arena::give_back((char *)(plane + n_left), (char *)(plane + n_before));
-        }
-        gone_[(size_t)seq * n_head_total_ + head] = h.n_gone();
-        h.undo_from() = -1;
-    }
-    s.evicted_to = s.n_pos;
-    s.voted_to = s.n_pos;
-    s.undo_from = -1;
 }
 
 // Before a ubatch: whose queries vote, and from where on their votes can be taken back.
@@ -157,10 +125,16 @@ void lctx_memory::take_votes_back(int32_t seq, int32_t n_pos) {
     if (!retain_ || n_pos >= s.voted_to) {
         return;
     }
-    for (int32_t head = 0; n_pos > 0 && n_pos == s.undo_from && head < n_head_total_; head++) {
-        const lctx_held h = held(seq, head);
-        if (h.undo_from() == n_pos) {
-            std::copy_n(h.undo(), n_slot(seq, head, n_pos), h.scores());
+    if (n_pos > 0 && n_pos == s.undo_from) {
+        for (const auto & store : stores_) {
+            const std::vector<int32_t> headers = store->headers(seq);
+            for (int32_t head = 0; head < store->n_head; head++) {
+                const lctx_held h = {const_cast<int32_t *>(&headers[(size_t)head * lctx_held::HEADER]), 0};
+                if (h.undo_from() == n_pos) {
+                    store->copy(store->held, store->held_offset(seq, head, 2), store->held_offset(seq, head, 1),
+                                store->n_slot(seq, head, n_pos) * sizeof(int32_t));
+                }
+            }
         }
     }
     s.voted_to = n_pos;
@@ -168,48 +142,55 @@ void lctx_memory::take_votes_back(int32_t seq, int32_t n_pos) {
 }
 
 void lctx_memory::forget_evictions(int32_t seq) {
-    for (int32_t head = 0; held_ && head < n_head_total_; head++) {
-        const lctx_held h = held(seq, head);
-        h.n_gone() = h.dense_from() = 0;
-        h.undo_from() = -1;
-        gone_[(size_t)seq * n_head_total_ + head] = 0;
-    }
-}
-
-void lctx_memory::copy_evictions(int32_t src, int32_t dst) {
-    for (int32_t head = 0; held_ && head < n_head_total_; head++) {
-        gone_[(size_t)dst * n_head_total_ + head] = gone_[(size_t)src * n_head_total_ + head];
-        std::copy_n(held(src, head).data, lctx_held::HEADER, held(dst, head).data);
-    }
-    const int64_t stride = held_ ? (src - dst) * (int64_t)held_->nb[2] : 0;
-    each_held_run(dst, [&](void * data, size_t size) { memcpy(data, (const char *)data + stride, size); });
-}
-
-// f(data, size) for every run of bytes that says what the heads of the sequence hold.
-void lctx_memory::each_held_run(int32_t seq, const std::function<void(void *, size_t)> & f) const {
-    for (int32_t head = 0; held_ && head < n_head_total_; head++) {
-        const lctx_held h = held(seq, head);
-        for (int32_t * plane : {h.rows(), h.scores(), h.undo()}) {
-            f(plane, n_slot(seq, head, seqs_[seq].n_pos) * sizeof(int32_t));
+    for (const auto & store : stores_) {
+        for (int32_t head = 0; head < store->n_head; head++) {
+            store->gone(seq, head) = 0;
+        }
+        if (store->held) {
+            store->set_headers(seq, 0, -1);
         }
     }
 }
 
+void lctx_memory::copy_evictions(int32_t src, int32_t dst) {
+    each_held_run(dst, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
+        store.copy(t, offset + src * t->nb[2] - dst * t->nb[2], offset, size);
+    });
+    for (const auto & store : stores_) {
+        for (int32_t head = 0; store->held && head < store->n_head; head++) {
+            store->copy(store->held, store->held_offset(src, head, -1), store->held_offset(dst, head, -1),
+                        lctx_held::HEADER * sizeof(int32_t));
+        }
+    }
+}
+
+// Every run of bytes that says what the heads of the sequence hold.
+void lctx_memory::each_held_run(int32_t seq, const run_visitor & f) const {
+    each_head([&](lctx_kv_store & store, int32_t head) {
+        for (int32_t plane = 0; store.held && plane < lctx_held::PLANES; plane++) {
+            f(store, store.held, store.held_offset(seq, head, plane), store.n_slot(seq, head, seqs_[seq].n_pos) * sizeof(int32_t));
+        }
+    });
+}
+
 int32_t lctx_memory::held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) {
-    if (seq < 0 || seq >= n_seq_ || il < 0 || il >= (int32_t)n_head_kv_.size() || head < 0 || head >= n_head_kv_[il]) {
+    if (seq < 0 || seq >= n_seq_ || il < 0 || il >= (int32_t)layers_.size() || head < 0 || head >= layers_[il].heads.n) {
         return 0;
     }
     if (!settle_all()) {
         error_.clear();
     }
-    const int32_t at = head_offset_[il] + head, n_dead_row = n_dead(seq) * LCTX_PAGE_ROWS;
-    const int32_t first_dead = n_block(method_->n_sink()) * LCTX_PAGE_ROWS, n = n_slot(seq, at, seqs_[seq].n_pos) - n_dead_row;
-    for (int32_t i = 0; i < std::min(n, n_max); i++) {
-        if (rows) {
-            rows[i] = held_ ? held(seq, at).rows()[i] : i < first_dead ? i : i + n_dead_row;
+    lctx_kv_store & store = *layers_[il].store;
+    const int32_t at = layers_[il].heads.first + head, n_dead_row = n_dead(seq) * LCTX_PAGE_ROWS;
+    const int32_t first_dead = n_block(method_->n_sink()) * LCTX_PAGE_ROWS, n = store.n_slot(seq, at, seqs_[seq].n_pos) - n_dead_row;
+    const int32_t n_told = std::min(n, n_max);
+    for (int32_t plane = 0; plane < 2; plane++) {
+        int32_t * out = plane == 0 ? rows : scores;
+        if (out && store.held) {
+            store.read(store.held, store.held_offset(seq, at, plane), out, std::max(0, n_told) * sizeof(int32_t));
         }
-        if (scores) {
-            scores[i] = held_ ? held(seq, at).scores()[i] : 0;
+        for (int32_t i = 0; out && !store.held && i < n_told; i++) {
+            out[i] = plane == 1 ? 0 : i < first_dead ? i : i + n_dead_row;
         }
     }
     return n;

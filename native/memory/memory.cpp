@@ -1,12 +1,10 @@
 #include "memory.h"
 
 #include "ggml-backend.h"
-#include "ggml-cpu.h"
 #include "llama-impl.h"
 
 #include <unistd.h>
 #include <algorithm>
-#include <cstring>
 
 namespace {
 
@@ -28,13 +26,11 @@ void check_type(ggml_type type, int32_t head_dim, const char * what) {
 }  // namespace
 
 lctx_memory::lctx_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
-                         std::unique_ptr<lctx_method> method, uint32_t n_ctx, uint64_t kv_limit)
+                         std::unique_ptr<lctx_method> method, uint32_t n_ctx, uint64_t kv_limit, uint64_t kv_offload)
     : method_(std::move(method)),
       chunks_(method_->chunks()),
       retain_(method_->retain()),
       kv_limit_(kv_limit),
-      type_k_(params.type_k),
-      type_v_(params.type_v),
       n_ctx_((int32_t)n_ctx),
       n_rows_all_((int32_t)std::max(n_ctx, cparams.n_ctx)),
       n_ubatch_((int32_t)cparams.n_ubatch),
@@ -42,33 +38,35 @@ lctx_memory::lctx_memory(const llama_model & model, const llama_memory_params & 
       n_seq_((int32_t)cparams.n_seq_max),
       n_threads_(cparams.n_threads_batch) {
     const llama_hparams & hparams = model.hparams;
-    head_dim_k_ = (int32_t)hparams.n_embd_head_k(0);
-    head_dim_v_ = (int32_t)hparams.n_embd_head_v(0);
-    check_type(type_k_, head_dim_k_, "K");
-    check_type(type_v_, head_dim_v_, "V");
+    shape_ = {params.type_k, params.type_v, (int32_t)hparams.n_embd_head_k(0), (int32_t)hparams.n_embd_head_v(0), n_ctx_, n_seq_, 0, 0,
+              0,             chunks_, retain_};
+    check_type(shape_.type_k, shape_.head_dim_k, "K");
+    check_type(shape_.type_v, shape_.head_dim_v, "V");
     for (uint32_t il = 0; il < hparams.n_layer(); il++) {
-        if ((int32_t)hparams.n_embd_head_k(il) != head_dim_k_ || (int32_t)hparams.n_embd_head_v(il) != head_dim_v_) {
+        if ((int32_t)hparams.n_embd_head_k(il) != shape_.head_dim_k || (int32_t)hparams.n_embd_head_v(il) != shape_.head_dim_v) {
             throw lctx_refusal("layers with different head_dim are not supported");
         }
-        head_offset_.push_back(n_head_total_);
-        n_head_kv_.push_back((int32_t)hparams.n_head_kv(il));
-        n_head_total_ += n_head_kv_.back();
-        query_head_offset_.push_back(n_query_head_total_);
-        n_query_head_.push_back((int32_t)hparams.n_head(il));
-        n_query_head_total_ += n_query_head_.back();
     }
-    if (chunks_ && !chunks_->minmax && head_dim_k_ != head_dim_v_) {
+    if (chunks_ && !chunks_->minmax && shape_.head_dim_k != shape_.head_dim_v) {
         throw lctx_refusal("representation=attention compares values with keys, whose sizes differ in this model (" +
-                           std::to_string(head_dim_v_) + " and " + std::to_string(head_dim_k_) + "); use representation=minmax");
+                           std::to_string(shape_.head_dim_v) + " and " + std::to_string(shape_.head_dim_k) +
+                           "); use representation=minmax");
     }
     if (method_->near_window() > 0) {
         // the window of a ubatch's first query, and a whole batch that may be taken back
-        near_rows_ = n_block(method_->near_window() + n_ubatch_ + n_batch_) * LCTX_PAGE_ROWS;
+        shape_.near_rows = n_block(method_->near_window() + n_ubatch_ + n_batch_) * LCTX_PAGE_ROWS;
     }
+    shape_.n_page_head = n_page_head();
+    for (uint32_t il = 0; il < hparams.n_layer(); il++) {
+        n_head_total_ += (int32_t)hparams.n_head_kv(il);
+        n_query_head_total_ += hparams.n_head_kv(il) > 0 ? (int32_t)hparams.n_head(il) : 0;
+    }
+    shape_.n_slot = kv_offload > 0 ? n_resident(kv_offload) : 0;
     seqs_.resize(n_seq_);
-    gone_.resize((size_t)n_seq_ * n_head_total_);
-    allocate(model);
-    clear(false);
+    allocate(model, cparams.offload_kqv);
+    if (!model.hparams.no_alloc) {
+        clear(false);
+    }
 }
 
 // Most blocks that one sequence holds: all its rows, or sinks, window, and what a batch and its withdrawal need.
@@ -78,76 +76,86 @@ int32_t lctx_memory::live_blocks() const {
 }
 
 // Sequences share the pool: rows of all together, plus one page that is not full for each.
-int32_t lctx_memory::n_page() const {
-    const int64_t blocks = std::min<int64_t>((int64_t)n_seq_ * live_blocks(), (int64_t)n_block(n_rows_all_) + n_seq_);
-    return (int32_t)(blocks * n_head_total_);
+int32_t lctx_memory::n_page_head() const {
+    return (int32_t)std::min<int64_t>((int64_t)n_seq_ * live_blocks(), (int64_t)n_block(n_rows_all_) + n_seq_);
 }
 
-void lctx_memory::allocate(const llama_model & model) {
-    const int64_t n_row = (int64_t)n_page() * LCTX_PAGE_ROWS;
-    ctx_.reset(ggml_init({8 * ggml_tensor_overhead(), nullptr, true}));
-    const auto tensor = [&](const char * name, ggml_type type, int64_t n0, int64_t n1, int64_t n2 = 1, int64_t n3 = 1) {
-        ggml_tensor * t = ggml_new_tensor_4d(ctx_.get(), type, n0, n1, n2, n3);
-        ggml_set_name(t, name);
-        return t;
+// Pages of a head that lie close, for so many bytes: at least those that one query of a group reads.
+int32_t lctx_memory::n_resident(uint64_t kv_offload) const {
+    if (!chunks_ || retain_) {
+        throw lctx_refusal("kv_offload keeps pages in memory of the host and brings those that the heads choose: method=longheads does, " +
+                           method_->full_spec() + " does not; use longheads without an eviction rule, or offload_kqv=False");
+    }
+    const uint64_t page = LCTX_PAGE_ROWS * (ggml_row_size(shape_.type_k, shape_.head_dim_k) + ggml_row_size(shape_.type_v, shape_.head_dim_v));
+    const auto least = (uint64_t)chunks_->n_chunk * std::max(1, chunks_->chunk_size / LCTX_PAGE_ROWS) + 1;
+    const uint64_t n_slot = kv_offload == LCTX_OFFLOAD_AUTO ? 2 * least : kv_offload / (page * n_head_total_);
+    if (n_slot < least) {
+        throw lctx_refusal("kv_offload: a token reads " + mib(least * page * n_head_total_) + " of pages, which do not fit into " +
+                           mib(kv_offload) + " of the device; give it more, or use a smaller window or type_k=type_v=q8_0");
+    }
+    return (int32_t)std::min<uint64_t>(n_slot, (uint64_t)n_seq_ * n_block(n_ctx_));
+}
+
+// One store for every kind of memory that layers have: that of their device, or of the CPU.
+void lctx_memory::allocate(const llama_model & model, bool offload) {
+    struct part {
+        ggml_backend_dev_t dev;
+        std::vector<lctx_layer_heads> layers;
+        int32_t n_head = 0, n_query_head = 0;
     };
-    k_pool_ = tensor("lctx_k_pool", type_k_, head_dim_k_, n_row);
-    v_pool_ = tensor("lctx_v_pool", type_v_, head_dim_v_, n_row);
-    table_ = tensor("lctx_table", GGML_TYPE_I32, n_block(n_ctx_), n_head_total_, n_seq_);
-    if (near_rows_ > 0) {
-        near_ = tensor("lctx_near", type_k_, head_dim_k_, near_rows_, n_head_total_, n_seq_);
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    std::vector<std::pair<ggml_backend_buffer_type_t, part>> parts;
+    std::vector<std::pair<size_t, size_t>> places;  // of every layer: part, and number in it
+    for (uint32_t il = 0; il < model.hparams.n_layer(); il++) {
+        const auto n_head = (int32_t)model.hparams.n_head_kv(il), n_query_head = (int32_t)model.hparams.n_head(il);
+        ggml_backend_dev_t dev = offload ? model.dev_layer((int)il) : cpu;
+        ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(dev);
+        auto it = std::find_if(parts.begin(), parts.end(), [&](const auto & p) { return p.first == buft; });
+        if (n_head == 0) {
+            places.push_back({0, SIZE_MAX});
+            continue;
+        }
+        if (it == parts.end()) {
+            it = parts.insert(it, {buft, {dev, {}}});
+        }
+        part & p = it->second;
+        places.push_back({it - parts.begin(), p.layers.size()});
+        p.layers.push_back({p.n_head, n_head, p.n_query_head, n_query_head});
+        p.n_head += n_head, p.n_query_head += n_query_head;
     }
-    if (chunks_) {
-        const int64_t n_chunk = std::max(1, n_complete(n_ctx_));
-        reps_ = tensor("lctx_reps", GGML_TYPE_F32, chunks_->rep_dim(head_dim_k_), n_chunk,
-                       chunks_->minmax ? n_head_total_ : n_query_head_total_, n_seq_);
+    for (const auto & [buft, p] : parts) {
+        stores_.push_back(std::make_unique<lctx_kv_store>(p.dev, buft, shape_, p.layers, work_));
+        check_memory(*stores_.back());
+        if (!stores_.back()->allocate(model.hparams.no_alloc)) {
+            if (shape_.n_slot > 0) {
+                throw lctx_refusal("kv_offload: memory of the host that " + stores_.back()->name() + " reads too cannot be had; use a GPU of " +
+                                   "this machine, a smaller n_ctx, or offload_kqv=False");
+            }
+            throw lctx_refusal("could not reserve " + mib(stores_.back()->bytes()) + " for the KV cache on " + stores_.back()->name() +
+                               "; lower n_ctx or use type_k=type_v=q8_0");
+        }
     }
-    if (chunks_ && !chunks_->minmax) {
-        open_ = tensor("lctx_open", GGML_TYPE_F32, head_dim_k_, 2 * chunks_->chunk_size, n_query_head_total_, n_seq_);
+    for (const auto & [i, number] : places) {
+        layers_.push_back(number == SIZE_MAX ? layer_place{} : layer_place{stores_[i].get(), parts[i].second.layers[number]});
     }
-    if (retain_) {
-        held_ = tensor("lctx_held", GGML_TYPE_I32, lctx_held::size(n_ctx_), n_head_total_, n_seq_);
-        due_ = tensor("lctx_due", GGML_TYPE_I32, n_seq_, 1);
+}
+
+// Where memory is committed as it is used, pages take no more than kv_limit.
+void lctx_memory::check_memory(const lctx_kv_store & store) const {
+    size_t room = machine_memory(), total = 0;
+    if (!store.is_host) {
+        ggml_backend_dev_memory(store.dev, &room, &total);
     }
-    const size_t size = memory_breakdown().begin()->second;
-    check_machine(size);
-    if (model.hparams.no_alloc) {
-        buffers_.emplace_back(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), 0));
-        each_tensor([&](ggml_tensor * t) { t->buffer = buffers_[0].get(); });
+    const size_t most = store.most_bytes(kv_limit_);
+    if (most <= room || (!store.is_host && total == 0)) {  // a device that does not tell
         return;
     }
-    if (!arena_.reserve(arena_size())) {
-        throw lctx_refusal("could not reserve " + mib(size) + " for the KV cache; lower n_ctx or use type_k=type_v=q8_0");
-    }
-    buffers_.emplace_back(ggml_backend_cpu_buffer_from_ptr(arena_.data(), arena_.size()));
-    char * at = arena_.data();
-    each_tensor([&](ggml_tensor * t) {
-        ggml_backend_tensor_alloc(buffers_[0].get(), t, at);
-        at += GGML_PAD(ggml_nbytes(t), lctx_arena::grain());
-    });
-    memset(table_->data, 0xff, ggml_nbytes(table_));  // -1: no page
-    pages_ = lctx_pages(n_page());
-    if (retain_) {
-        prepare_eviction();
-    }
-}
-
-// Every tensor begins with a grain of its own.
-size_t lctx_memory::arena_size() const {
-    size_t size = 0;
-    each_tensor([&](const ggml_tensor * t) { size += GGML_PAD(ggml_nbytes(t), lctx_arena::grain()); });
-    return size;
-}
-
-// Pages are committed as they are used: of the pools no more than kv_limit.
-void lctx_memory::check_machine(size_t size) const {
-    const size_t pools = ggml_nbytes(k_pool_) + ggml_nbytes(v_pool_);
-    const size_t most = kv_limit_ ? size - pools + std::min<size_t>(pools, kv_limit_) : size;
-    if (most > machine_memory()) {
-        throw lctx_refusal("the KV cache for n_ctx " + std::to_string(n_ctx_) + " needs " + mib(most) + " (K " + ggml_type_name(type_k_) +
-                           ", V " + ggml_type_name(type_v_) + "), this machine has " + mib(machine_memory()) +
-                           "; lower n_ctx, use type_k=type_v=q8_0, set a kv_limit, or method=window");
-    }
+    throw lctx_refusal("the KV cache for n_ctx " + std::to_string(n_ctx_) + " needs " + mib(most) + " (K " + ggml_type_name(shape_.type_k) +
+                       ", V " + ggml_type_name(shape_.type_v) + ")" +
+                       (store.is_host ? ", this machine has " + mib(room) : " on " + store.name() + ", which has " + mib(room) + " free") +
+                       "; lower n_ctx, use type_k=type_v=q8_0, " +
+                       (lctx_arena_grain(store.buft) > 0 ? "set a kv_limit, " : "put fewer layers there (n_gpu_layers, tensor_split), ") +
+                       "or method=window");
 }
 
 // ---- llama_memory_i ----
@@ -178,6 +186,10 @@ llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, ui
         // evictions make room, or find none for themselves
         status = LLAMA_MEMORY_STATUS_FAILED_PREPARE;
         wrong = settle(due) ? check_batch(batch, status) : take_error();
+    }
+    if (wrong.empty() && !promise(batch)) {
+        status = LLAMA_MEMORY_STATUS_FAILED_PREPARE;
+        wrong = take_error();
     }
     if (!wrong.empty()) {
         LLAMA_LOG_WARN("lctx: %s\n", wrong.c_str());
@@ -214,9 +226,9 @@ std::string lctx_memory::why_not_back_to(int32_t seq, int32_t p) const {
     const sequence & s = seqs_[seq];
     const int32_t first_row = std::max(method_->first_row(p), method_->n_sink());
     const int32_t first_near = std::max(0, p - method_->near_window() + 1);
-    const bool rows = first_row >= s.first_live && (near_rows_ == 0 || first_near >= s.first_near);
+    const bool rows = first_row >= s.first_live && (shape_.near_rows == 0 || first_near >= s.first_near);
     const bool votes = !retain_ || p == s.n_pos || (p >= s.evicted_to && (p >= s.voted_to || p == s.undo_from));
-    const bool queries = !open_ || p % chunks_->chunk_size == 0 || s.half(p / chunks_->chunk_size) >= 0;
+    const bool queries = !has_open() || p % chunks_->chunk_size == 0 || s.half(p / chunks_->chunk_size) >= 0;
     if (p == 0 || (rows && queries && votes)) {
         return "";
     }
@@ -297,12 +309,11 @@ bool lctx_memory::copy(int32_t src, int32_t dst, int32_t n_pos) {
     }
     std::vector<int32_t> n_pos_then = lengths();
     n_pos_then[dst] = n_pos;
-    const std::string limit = check_limit(pages_.n_held(), n_pos_then);
+    const std::string limit = check_limit(n_held_page(), n_pos_then);
     if (!limit.empty()) {
         return refuse(limit);
     }
-    copy_prefix(src, dst, n_pos);
-    return true;
+    return copy_prefix(src, dst, n_pos);
 }
 
 void lctx_memory::seq_keep(llama_seq_id seq_id) {
@@ -334,9 +345,11 @@ llama_pos lctx_memory::seq_pos_max(llama_seq_id seq_id) const {
 }
 
 std::map<ggml_backend_buffer_type_t, size_t> lctx_memory::memory_breakdown() const {
-    size_t bytes = 0;
-    each_tensor([&](const ggml_tensor * t) { bytes += ggml_nbytes(t); });
-    return {{ggml_backend_cpu_buffer_type(), bytes}};
+    std::map<ggml_backend_buffer_type_t, size_t> bytes;
+    for (const auto & store : stores_) {
+        bytes[store->buft] += store->bytes();
+    }
+    return bytes;
 }
 
 bool lctx_memory::refuse(const std::string & reason) const {
@@ -354,28 +367,22 @@ void lctx_memory::break_with(const std::string & reason) {
 // ---- graph and API ----
 
 lctx_layer lctx_memory::layer(ggml_context * ctx, int32_t il) const {
-    const int64_t n_head = n_head_kv_[il];
-    lctx_layer layer = {k_pool_, v_pool_, nullptr, nullptr, nullptr, nullptr, nullptr};
-    // the heads of this layer in a tensor [*, *, heads of all layers, n_seq]
-    const auto heads = [&](ggml_tensor * t, int64_t first, int64_t n) {
-        return ggml_view_4d(ctx, t, t->ne[0], t->ne[1], n, n_seq_, t->nb[1], t->nb[2], t->nb[3], first * t->nb[2]);
-    };
-    // the same in a tensor [*, heads of all layers, n_seq]
-    const auto lists = [&](ggml_tensor * t) {
-        return ggml_view_3d(ctx, t, t->ne[0], n_head, n_seq_, t->nb[1], t->nb[2], head_offset_[il] * t->nb[1]);
-    };
-    layer.table = lists(table_);
-    if (held_) {
-        layer.held = lists(held_);
+    return layers_[il].store->layer(ctx, layers_[il].heads);
+}
+
+int32_t lctx_memory::first_layer(const lctx_kv_store & store) const {
+    const auto it = std::find_if(layers_.begin(), layers_.end(), [&](const layer_place & layer) { return layer.store == &store; });
+    return (int32_t)(it - layers_.begin());
+}
+
+void lctx_memory::attach(ggml_backend_sched_t sched) const {
+    for (const auto & store : stores_) {
+        store->attach(sched);
     }
-    if (near_) {
-        layer.near = heads(near_, head_offset_[il], n_head);
+}
+
+void lctx_memory::begin_graph() const {
+    for (const auto & store : stores_) {
+        store->begin_graph();
     }
-    if (reps_) {
-        layer.reps = chunks_->minmax ? heads(reps_, head_offset_[il], n_head) : heads(reps_, query_head_offset_[il], n_query_head_[il]);
-    }
-    if (open_) {
-        layer.open = heads(open_, query_head_offset_[il], n_query_head_[il]);
-    }
-    return layer;
 }

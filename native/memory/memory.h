@@ -4,20 +4,19 @@
 // the last batch can be taken back, or when somebody looks.
 //
 // Sequences that were copied share their full pages; a page is copied before somebody else's row would be written to it.
+// Rows lie in stores, one per device that has layers (kv-store.h); sequences, and what may be done with them, are the same for all.
 // What cannot be done is refused with a message: bool operations return false, state operations throw, and void operations mark
 // the memory broken, so that the next batch fails with the message until the memory is cleared. Never a silently wrong cache.
 #pragma once
 
 #include "../lctx.h"
 #include "../methods/method.h"
-#include "arena.h"
 #include "ggml-backend.h"
-#include "ggml-cpp.h"
+#include "kv-store.h"
 #include "llama-batch.h"
 #include "llama-cparams.h"
 #include "llama-memory.h"
 #include "llama-model.h"
-#include "pages.h"
 
 #include <functional>
 #include <map>
@@ -26,23 +25,12 @@
 #include <utility>
 #include <vector>
 
-// Pools of one layer as the graph sees them: views made in the graph's context.
-struct lctx_layer {
-    ggml_tensor * k_pool;
-    ggml_tensor * v_pool;
-    ggml_tensor * table;
-    ggml_tensor * near;  // nullptr: the method has no near ring
-    ggml_tensor * reps;  // representations of chunks, or nullptr
-    ggml_tensor * open;  // queries of the open chunk, or nullptr
-    ggml_tensor * held;  // which rows each head holds, or nullptr: all
-};
-
 class lctx_memory final : public llama_memory_i {
   public:
-    // kv_limit: most bytes that kv usage may report, 0: none. Throws lctx_refusal when the pools do not fit the machine or the types do not
-    // fit the heads.
+    // kv_limit: most bytes that kv usage may report, 0: none. kv_offload: bytes of the devices for pages that lie close, 0: all do. Throws
+    // lctx_refusal when the pools do not fit a device or the types do not fit the heads.
     lctx_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
-                std::unique_ptr<lctx_method> method, uint32_t n_ctx, uint64_t kv_limit);
+                std::unique_ptr<lctx_method> method, uint32_t n_ctx, uint64_t kv_limit, uint64_t kv_offload);
 
     // llama_memory_i
     llama_memory_context_ptr init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) override;
@@ -64,9 +52,17 @@ class lctx_memory final : public llama_memory_i {
     // for the graph
     const lctx_method & method() const { return *method_; }
     lctx_layer layer(ggml_context * ctx, int32_t il) const;
+    const lctx_kv_store & store(int32_t il) const { return *layers_[il].store; }
+    const std::vector<std::unique_ptr<lctx_kv_store>> & stores() const { return stores_; }
+    int32_t first_layer(const lctx_kv_store & store) const;
+    // A graph of the context is being built: where it runs.
+    void attach(ggml_backend_sched_t sched) const;
+    // A graph is about to run: the devices have to know where the rows lie.
+    void begin_graph() const;
 
     // for the API
     void usage(lctx_kv_info & info, int32_t * rows);
+    lctx_offload_info offload() const;
     // The rows that a head holds, ascending, and their scores: room for n_max; returns their number.
     int32_t held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max);
     // Of n tokens from position pos on, how many a batch may take that can be taken back whole.
@@ -107,56 +103,60 @@ class lctx_memory final : public llama_memory_i {
         int32_t half(int32_t chunk) const { return open[0] == chunk ? 0 : open[1] == chunk ? 1 : -1; }
     };
 
-    int32_t n_block(int32_t n_rows) const { return (n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS; }
-    int32_t & page(int32_t seq, int32_t head, int32_t block) const;
+    struct layer_place {
+        lctx_kv_store * store;
+        lctx_layer_heads heads;  // in the store
+    };
+
+    // A run of bytes: offset and size in a tensor of a store.
+    using run_visitor = std::function<void(lctx_kv_store &, ggml_tensor *, size_t, size_t)>;
+
+    static int32_t n_block(int32_t n_rows) { return lctx_kv_shape::n_block(n_rows); }
     int32_t live_blocks() const;
-    int32_t n_page() const;
-    void allocate(const llama_model & model);
-    size_t arena_size() const;
-    void check_machine(size_t size) const;
-    template <typename F> void each_tensor(F && f) const {
-        for (ggml_tensor * t = ggml_get_first_tensor(ctx_.get()); t; t = ggml_get_next_tensor(ctx_.get(), t)) {
-            f(t);
+    int32_t n_page_head() const;
+    int32_t n_resident(uint64_t kv_offload) const;
+    void allocate(const llama_model & model, bool offload);
+    void check_memory(const lctx_kv_store & store) const;
+    // f(store, head in the store) for the KV heads of all layers.
+    template <typename F> void each_head(F && f) const {
+        for (const layer_place & layer : layers_) {
+            for (int32_t head = layer.heads.first; head < layer.heads.first + layer.heads.n; head++) {
+                f(*layer.store, head);
+            }
         }
     }
 
-    // blocks.cpp: the pages of a sequence; block i of a head is its slots [64 i, 64 i + 64), row i is slot i unless heads evict
-    int32_t n_slot(int32_t seq, int32_t head, int32_t n_pos) const { return n_pos - gone_[seq * n_head_total_ + head]; }
+    // blocks.cpp: the pages of a sequence; row i is slot i unless heads evict
     int32_t n_dead(int32_t seq) const;
-    int64_t pages_needed(const std::vector<int32_t> & n_pos) const;
-    bool own_page(int32_t seq, int32_t head, int32_t block);
-    void drop_pages(int32_t seq, int32_t head, int32_t first, int32_t end);
+    int64_t n_held_page() const;
+    int32_t pages_needed(const lctx_kv_store & store, const std::vector<int32_t> & n_pos) const;
+    bool promise(const llama_batch & batch);
     void drop_dead(int32_t seq, int32_t p);
-    void return_rows(int32_t seq, int32_t n_pos, int32_t n_before);
-    void return_memory();
     void truncate(int32_t seq, int32_t n_pos);
     bool grow(int32_t seq, int32_t n_pos);
     std::string why_not_back_to(int32_t seq, int32_t p) const;
-    void copy_prefix(int32_t src, int32_t dst, int32_t n_pos);
+    bool copy_prefix(int32_t src, int32_t dst, int32_t n_pos);
 
     // evict.cpp: votes and evictions
-    lctx_held held(int32_t seq, int32_t head) const;
     bool is_due(int32_t seq) const;
     std::vector<int32_t> due_in(const llama_batch & batch) const;
     bool settle(const std::vector<int32_t> & seqs);
     bool settle_all();
     bool own_all(int32_t seq);
-    void prepare_eviction();
-    void after_eviction(int32_t seq);
     void note_votes(const llama_ubatch & ubatch);
     void take_votes_back(int32_t seq, int32_t n_pos);
     void forget_evictions(int32_t seq);
     void copy_evictions(int32_t src, int32_t dst);
-    void each_held_run(int32_t seq, const std::function<void(void *, size_t)> & f) const;
+    void each_held_run(int32_t seq, const run_visitor & f) const;
 
     // chunks.cpp: representations, and the queries of the open chunk
+    bool has_open() const { return chunks_ && !chunks_->minmax; }
     void keep_open();
     void place_open(const llama_ubatch & ubatch);
     void forget_open(int32_t seq);
     void copy_chunks(int32_t src, int32_t dst);
-    int32_t n_complete(int32_t n_pos) const { return chunks_ ? n_pos / chunks_->chunk_size : 0; }
     size_t chunk_bytes(int32_t n_pos) const;
-    void each_chunk_run(int32_t seq, const std::function<void(ggml_tensor *, size_t, size_t)> & f) const;
+    void each_chunk_run(int32_t seq, const run_visitor & f) const;
 
     std::string check_batch(const llama_batch & batch, llama_memory_status & status) const;
     std::string check_room(const std::vector<int32_t> & n_pos) const;
@@ -172,43 +172,23 @@ class lctx_memory final : public llama_memory_i {
     void check_header(llama_io_read_i & io, int32_t n_seq) const;
     void read_sequence(llama_io_read_i & io, int32_t seq);
     void take_pages(int32_t seq, int32_t n_pos, int32_t first_live, const std::vector<int32_t> & gone);
-    void check_held(int32_t seq);
-    template <typename F> void each_run(int32_t seq, F && f) const;
+    void read_held(llama_io_read_i & io, int32_t seq);
+    void each_run(int32_t seq, const run_visitor & f) const;
 
     std::unique_ptr<lctx_method> method_;
     const lctx_chunks * chunks_;  // of the method, or nullptr
     const lctx_retain * retain_;  // of the method, or nullptr
     uint64_t kv_limit_;           // bytes, 0: none
-    ggml_type type_k_, type_v_;
-    int32_t n_ctx_;       // rows of one sequence
-    int32_t n_rows_all_;  // rows of all sequences together
+    int32_t n_ctx_;               // rows of one sequence
+    int32_t n_rows_all_;          // rows of all sequences together
     int32_t n_ubatch_, n_batch_, n_seq_, n_threads_;
-    int32_t head_dim_k_, head_dim_v_;
-    int32_t near_rows_ = 0;
-    int32_t n_head_total_ = 0;          // KV heads of all layers
-    std::vector<int32_t> n_head_kv_;    // per layer
-    std::vector<int32_t> head_offset_;  // first head of a layer
-    int32_t n_query_head_total_ = 0;    // query heads of all layers
-    std::vector<int32_t> n_query_head_;
-    std::vector<int32_t> query_head_offset_;
-    lctx_arena arena_;
-    ggml_context_ptr ctx_;
-    std::vector<ggml_backend_buffer_ptr> buffers_;
-    ggml_tensor * k_pool_ = nullptr;  // [head_dim_k, n_page*64]
-    ggml_tensor * v_pool_ = nullptr;  // [head_dim_v, n_page*64]
-    ggml_tensor * near_ = nullptr;    // [head_dim_k, near_rows, n_head_total, n_seq]
-    ggml_tensor * table_ = nullptr;   // [n_page_max, n_head_total, n_seq]
-    ggml_tensor * reps_ = nullptr;    // [rep_dim, n_chunk_max, n_head_total or n_query_head_total, n_seq]
-    ggml_tensor * open_ = nullptr;    // [head_dim_k, 2*chunk_size, n_query_head_total, n_seq]
-    ggml_tensor * held_ = nullptr;    // [lctx_held::size, n_head_total, n_seq]
-    ggml_tensor * due_ = nullptr;     // [n_seq]
+    lctx_kv_shape shape_ = {};
+    int32_t n_head_total_ = 0;        // KV heads of all layers
+    int32_t n_query_head_total_ = 0;  // query heads of all layers
+    std::vector<std::unique_ptr<lctx_kv_store>> stores_;
+    std::vector<layer_place> layers_;
     std::vector<int32_t> open_rows_;
     std::vector<lctx_voter> voters_;
-    std::vector<int32_t> gone_;  // [n_seq][n_head_total] rows evicted
-    ggml_backend_ptr evictor_;   // runs evict_graph_
-    ggml_context_ptr evict_ctx_;
-    ggml_cgraph * evict_graph_ = nullptr;
-    lctx_pages pages_;
     std::vector<sequence> seqs_;
     uint64_t peak_bytes_ = 0;
     mutable lctx_work work_ = {};

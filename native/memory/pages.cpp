@@ -25,7 +25,7 @@ void lctx_pages::give_back(int32_t page) {
     }
 }
 
-void lctx_pages::cool(int32_t n_keep, const std::function<void(int32_t, int32_t)> & f) {
+void lctx_pages::cool(int32_t n_keep, int32_t n_reach, const std::function<void(int32_t, int32_t)> & f) {
     if ((int32_t)warm.size() <= n_keep) {
         return;
     }
@@ -36,14 +36,16 @@ void lctx_pages::cool(int32_t n_keep, const std::function<void(int32_t, int32_t)
     for (int32_t page : fresh) {
         pages[page].is_cold = true;
     }
-    // a run takes in the cold neighbours: together they may fill what none of them fills
-    for (int32_t first : fresh) {
-        if (first > 0 && pages[first - 1].is_cold && std::binary_search(fresh.begin(), fresh.end(), first - 1)) {
-            continue;  // inside the run before
+    const auto is_cold = [&](int32_t page) { return page >= 0 && page < (int32_t)pages.size() && pages[page].is_cold; };
+    for (size_t i = 0; i < fresh.size();) {
+        int32_t first = fresh[i], end = first;
+        for (; i < fresh.size() && fresh[i] == end; i++) {
+            end++;
         }
-        int32_t end = first + 1;
-        first -= first > 0 && pages[first - 1].is_cold;
-        while (end < (int32_t)pages.size() && pages[end].is_cold) {
+        for (int32_t n = 0; n < n_reach && is_cold(first - 1); n++) {
+            first--;
+        }
+        for (int32_t n = 0; n < n_reach && is_cold(end); n++) {
             end++;
         }
         f(first, end);

@@ -18,8 +18,9 @@ class lctx_pages {
     // One owner less; free without any.
     void give_back(int32_t page);
 
-    // The memory of all free pages but n_keep is not needed: f(first, end) for runs of free pages, which are cold then.
-    void cool(int32_t n_keep, const std::function<void(int32_t, int32_t)> & f);
+    // The memory of all free pages but n_keep is not needed: f(first, end) for runs of free pages, which are cold then. A run takes in up
+    // to n_reach neighbours on each side that were cold before: together they may fill what none of them fills.
+    void cool(int32_t n_keep, int32_t n_reach, const std::function<void(int32_t, int32_t)> & f);
 
     int32_t n_owner(int32_t page) const { return pages[page].n_owner; }
     bool is_shared(int32_t page) const { return n_owner(page) > 1; }

@@ -53,35 +53,37 @@ void require(bool ok, const std::string & reason) {
 
 }  // namespace
 
-// f(tensor, offset, size) for every run of bytes that holds rows of the sequence.
-template <typename F> void lctx_memory::each_run(int32_t seq, F && f) const {
+// Every run of bytes that holds rows of the sequence.
+void lctx_memory::each_run(int32_t seq, const run_visitor & f) const {
     const int32_t n_pos = seqs_[seq].n_pos;
-    for (int32_t head = 0; head < n_head_total_; head++) {
-        const int32_t n_row = n_slot(seq, head, n_pos);
+    each_head([&](lctx_kv_store & store, int32_t head) {
+        const int32_t n_row = store.n_slot(seq, head, n_pos);
         for (int32_t block = 0; block < n_block(n_row); block++) {
-            if (page(seq, head, block) < 0) {
-                continue;
+            const int32_t page = store.page(seq, head, block);
+            for (ggml_tensor * pool : {store.k_pool, store.v_pool}) {
+                if (page >= 0) {
+                    const size_t n = std::min(LCTX_PAGE_ROWS, n_row - block * LCTX_PAGE_ROWS);
+                    f(store, pool, (size_t)page * LCTX_PAGE_ROWS * pool->nb[1], n * pool->nb[1]);
+                }
             }
-            const size_t row = (size_t)page(seq, head, block) * LCTX_PAGE_ROWS;
-            const size_t n = std::min(LCTX_PAGE_ROWS, n_row - block * LCTX_PAGE_ROWS);
-            f(k_pool_, row * k_pool_->nb[1], n * k_pool_->nb[1]);
-            f(v_pool_, row * v_pool_->nb[1], n * v_pool_->nb[1]);
         }
-        if (near_) {
-            f(near_, seq * near_->nb[3] + head * near_->nb[2], (size_t)std::min(n_pos, near_rows_) * near_->nb[1]);
+        if (ggml_tensor * near = store.near) {
+            f(store, near, seq * near->nb[3] + head * near->nb[2], (size_t)std::min(n_pos, shape_.near_rows) * near->nb[1]);
         }
-    }
+    });
 }
 
 void lctx_memory::write_sequence(llama_io_write_i & io, int32_t seq) const {
     const sequence & s = seqs_[seq];
     put(io, state_sequence{seq, s.n_pos, s.first_live, s.first_near, {s.open[0], s.open[1]}, s.evicted_to, s.voted_to, s.undo_from});
-    if (retain_) {
-        io.write(&gone_[(size_t)seq * n_head_total_], n_head_total_ * sizeof(int32_t));
-    }
-    const auto write = [&](ggml_tensor * t, size_t offset, size_t size) { io.write_tensor(t, offset, size); };
+    each_head([&](const lctx_kv_store & store, int32_t head) {
+        if (retain_) {
+            put(io, store.gone(seq, head));
+        }
+    });
+    const auto write = [&](lctx_kv_store &, ggml_tensor * t, size_t offset, size_t size) { io.write_tensor(t, offset, size); };
     each_run(seq, write);
-    each_held_run(seq, [&](void * data, size_t size) { io.write(data, size); });
+    each_held_run(seq, write);
     each_chunk_run(seq, write);
 }
 
@@ -90,14 +92,17 @@ void lctx_memory::state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_
         throw lctx_refusal(flags ? "partial and on-device states are not available for a context with a method"
                                  : "sequence " + std::to_string(seq_id) + " is outside n_seq_max " + std::to_string(n_seq_));
     }
+    for (const auto & store : stores_) {
+        store->wait();
+    }
     state_header header = {};
-    header.type_k = type_k_;
-    header.type_v = type_v_;
-    header.head_dim_k = head_dim_k_;
-    header.head_dim_v = head_dim_v_;
-    header.n_layer = (int32_t)n_head_kv_.size();
+    header.type_k = shape_.type_k;
+    header.type_v = shape_.type_v;
+    header.head_dim_k = shape_.head_dim_k;
+    header.head_dim_v = shape_.head_dim_v;
+    header.n_layer = (int32_t)layers_.size();
     header.n_head_total = n_head_total_;
-    header.near_rows = near_rows_;
+    header.near_rows = shape_.near_rows;
     header.n_seq = seq_id < 0 ? n_seq_ : 1;
     put(io, header);
     io.write_string(method_->full_spec());
@@ -109,36 +114,46 @@ void lctx_memory::state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_
 // Pages of a sequence that was saved.
 void lctx_memory::take_pages(int32_t seq, int32_t n_pos, int32_t first_live, const std::vector<int32_t> & gone) {
     const int32_t first_kept = n_block(method_->n_sink());
-    for (int32_t head = 0; head < n_head_total_; head++) {
-        require(0 <= gone[head] && gone[head] <= n_pos, "its counters contradict each other");
-        gone_[(size_t)seq * n_head_total_ + head] = gone[head];
-    }
+    size_t i = 0;
+    each_head([&](lctx_kv_store & store, int32_t head) {
+        require(0 <= gone[i] && gone[i] <= n_pos, "its counters contradict each other");
+        store.gone(seq, head) = gone[i++];
+    });
     seqs_[seq].n_pos = n_pos;  // what is taken is dropped again should there be too little
-    for (int32_t head = 0; head < n_head_total_; head++) {
-        for (int32_t block = 0; block < n_block(n_slot(seq, head, n_pos)); block++) {
+    each_head([&](lctx_kv_store & store, int32_t head) {
+        for (int32_t block = 0; block < n_block(store.n_slot(seq, head, n_pos)); block++) {
             const bool dead = block >= first_kept && (block + 1) * LCTX_PAGE_ROWS <= first_live;
-            page(seq, head, block) = dead ? -1 : pages_.take();
-            require(dead || page(seq, head, block) >= 0, "the page pool is too small");
+            const std::string why = dead ? "" : store.take_page(seq, head, block);
+            require(why.empty(), why);
         }
+    });
+    for (const auto & store : stores_) {
+        const std::string why = store->commit_rows(seq, 0, n_pos);
+        require(why.empty(), why);
     }
-    const std::string limit = check_limit(pages_.n_held(), lengths());
+    const std::string limit = check_limit(n_held_page(), lengths());
     require(limit.empty(), limit);
 }
 
-// Kernels trust the lists of rows: ascending, and below the end.
-void lctx_memory::check_held(int32_t seq) {
+// What the heads hold. Kernels trust the lists of rows: ascending, and below the end.
+void lctx_memory::read_held(llama_io_read_i & io, int32_t seq) {
     const sequence & s = seqs_[seq];
-    for (int32_t head = 0; held_ && head < n_head_total_; head++) {
-        const lctx_held h = held(seq, head);
-        const int32_t n = n_slot(seq, head, s.n_pos), n_dense = s.n_pos - s.evicted_to;
-        h.n_gone() = gone_[(size_t)seq * n_head_total_ + head];
-        h.dense_from() = s.evicted_to;
-        h.undo_from() = s.undo_from;
+    each_held_run(seq, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
+        const auto n = (int32_t)(size / sizeof(int32_t)), n_dense = s.n_pos - s.evicted_to;
+        std::vector<int32_t> list(std::max(n, 1));
+        io.read(list.data(), size);
+        const bool is_rows = (offset % t->nb[1]) / sizeof(int32_t) == lctx_held::HEADER;
         require(n_dense <= n, "its lists of rows contradict its counters");
-        for (int32_t i = 0; i < n; i++) {
-            const int32_t row = h.rows()[i], before = i > 0 ? h.rows()[i - 1] : -1;
+        for (int32_t i = 0; is_rows && i < n; i++) {
+            const int32_t row = list[i], before = i > 0 ? list[i - 1] : -1;
             require(before < row && row < s.n_pos && (i < n - n_dense || row == s.n_pos - (n - i)),
                     "its lists of rows contradict its counters");
+        }
+        store.write(t, offset, list.data(), size);
+    });
+    for (const auto & store : stores_) {
+        if (store->held) {
+            store->set_headers(seq, s.evicted_to, s.undo_from);
         }
     }
 }
@@ -151,7 +166,8 @@ void lctx_memory::read_sequence(llama_io_read_i & io, int32_t seq) {
                 saved.first_near <= n_pos,
             "its counters contradict each other");
     for (int32_t chunk : saved.open) {
-        require(chunk == -1 || (open_ && chunk >= 0 && (int64_t)chunk * chunks_->chunk_size < n_pos), "its counters contradict each other");
+        require(chunk == -1 || (has_open() && chunk >= 0 && (int64_t)chunk * chunks_->chunk_size < n_pos),
+                "its counters contradict each other");
     }
     require(0 <= saved.evicted_to && saved.evicted_to <= n_pos && saved.voted_to <= n_pos && saved.undo_from <= n_pos,
             "its counters contradict each other");
@@ -162,10 +178,13 @@ void lctx_memory::read_sequence(llama_io_read_i & io, int32_t seq) {
     take_pages(seq, n_pos, saved.first_live, gone);
     seqs_[seq] = {n_pos, saved.first_live, saved.first_near, {saved.open[0], saved.open[1]},
                   0,     saved.evicted_to, saved.voted_to,   saved.undo_from};
-    const auto read = [&](ggml_tensor * t, size_t offset, size_t size) { io.read_tensor(t, offset, size); };
+    for (const auto & store : stores_) {
+        store->wait();  // llama.cpp writes to the tensors, in the end
+        store->forget_resident(seq);
+    }
+    const auto read = [&](lctx_kv_store &, ggml_tensor * t, size_t offset, size_t size) { io.read_tensor(t, offset, size); };
     each_run(seq, read);
-    each_held_run(seq, [&](void * data, size_t size) { io.read(data, size); });  // at once, tensors are read later
-    check_held(seq);
+    read_held(io, seq);
     each_chunk_run(seq, read);
 }
 
@@ -176,11 +195,11 @@ void lctx_memory::check_header(llama_io_read_i & io, int32_t n_seq) const {
     std::string spec;
     io.read_string(spec);
     require(spec == method_->full_spec(), "it was written with " + spec + ", this context runs " + method_->full_spec());
-    require(header.type_k == type_k_ && header.type_v == type_v_, "its K or V type is another one");
-    require(header.head_dim_k == head_dim_k_ && header.head_dim_v == head_dim_v_ && header.n_layer == (int32_t)n_head_kv_.size() &&
+    require(header.type_k == shape_.type_k && header.type_v == shape_.type_v, "its K or V type is another one");
+    require(header.head_dim_k == shape_.head_dim_k && header.head_dim_v == shape_.head_dim_v && header.n_layer == (int32_t)layers_.size() &&
                 header.n_head_total == n_head_total_,
             "it belongs to a model of another shape");
-    require(header.near_rows == near_rows_, "it was written with another n_batch or n_ubatch");
+    require(header.near_rows == shape_.near_rows, "it was written with another n_batch or n_ubatch");
     require(header.n_seq == n_seq, "it holds " + std::to_string(header.n_seq) + " sequences");
 }
 

@@ -37,11 +37,15 @@ std::string lctx_memory::check_room(const std::vector<int32_t> & n_pos) const {
                    std::to_string(n_ctx_) + " are used";
         }
     }
-    const int64_t n_need = pages_needed(n_pos);
-    if (n_need > pages_.n_free()) {
-        return "the page pool is full: remove a sequence or raise n_ctx";
+    int64_t n_need = 0;
+    for (const auto & store : stores_) {
+        const int32_t n = pages_needed(*store, n_pos);
+        if (n > store->pages().n_free()) {
+            return "the page pool is full: remove a sequence or raise n_ctx";
+        }
+        n_need += n;
     }
-    return check_limit(pages_.n_held() + n_need, n_pos);
+    return check_limit(n_held_page() + n_need, n_pos);
 }
 
 // Why so much cannot be held; empty when it can.
@@ -64,12 +68,14 @@ std::vector<int32_t> lctx_memory::lengths() const {
 
 // What is held with so many pages and sequences of these lengths.
 uint64_t lctx_memory::bytes(int64_t n_held_page, const std::vector<int32_t> & n_pos) const {
-    const uint64_t row_k = ggml_row_size(type_k_, head_dim_k_), row_v = ggml_row_size(type_v_, head_dim_v_);
+    const uint64_t row_k = ggml_row_size(shape_.type_k, shape_.head_dim_k), row_v = ggml_row_size(shape_.type_v, shape_.head_dim_v);
     uint64_t n = n_held_page * LCTX_PAGE_ROWS * (row_k + row_v);
     for (int32_t seq = 0; seq < n_seq_; seq++) {
-        n += (uint64_t)std::min(n_pos[seq], near_rows_) * n_head_total_ * row_k + chunk_bytes(n_pos[seq]);
-        for (int32_t head = 0; retain_ && head < n_head_total_; head++) {
-            n += (uint64_t)n_slot(seq, head, n_pos[seq]) * lctx_held::PLANES * sizeof(int32_t);
+        n += (uint64_t)std::min(n_pos[seq], shape_.near_rows) * n_head_total_ * row_k + chunk_bytes(n_pos[seq]);
+        for (const auto & store : stores_) {
+            for (int32_t head = 0; retain_ && head < store->n_head; head++) {
+                n += (uint64_t)store->n_slot(seq, head, n_pos[seq]) * lctx_held::PLANES * sizeof(int32_t);
+            }
         }
     }
     return n;
@@ -80,24 +86,39 @@ void lctx_memory::usage(lctx_kv_info & info, int32_t * rows) {
         error_.clear();  // the next batch will say so
     }
     const std::vector<int32_t> n_pos = lengths();
-    info.bytes = bytes(pages_.n_held(), n_pos);
+    info.bytes = bytes(n_held_page(), n_pos);
     peak_bytes_ = std::max(peak_bytes_, info.bytes);
     info.peak_bytes = peak_bytes_;
     info.full_bytes = 0;
+    const uint64_t row_k = ggml_row_size(shape_.type_k, shape_.head_dim_k), row_v = ggml_row_size(shape_.type_v, shape_.head_dim_v);
     for (int32_t n : n_pos) {
-        info.full_bytes += (uint64_t)n * n_head_total_ * (ggml_row_size(type_k_, head_dim_k_) + ggml_row_size(type_v_, head_dim_v_));
+        info.full_bytes += (uint64_t)n * n_head_total_ * (row_k + row_v);
     }
-    info.n_layer = (int32_t)n_head_kv_.size();
-    info.n_head_kv = *std::max_element(n_head_kv_.begin(), n_head_kv_.end());
+    info.n_layer = (int32_t)layers_.size();
+    info.n_head_kv = 0;
+    for (const layer_place & layer : layers_) {
+        info.n_head_kv = std::max(info.n_head_kv, layer.heads.n);
+    }
     if (!rows) {
         return;
     }
     std::fill_n(rows, (size_t)info.n_layer * info.n_head_kv, 0);
-    for (int32_t il = 0; il < info.n_layer; il++) {
-        for (int32_t head = 0; head < n_head_kv_[il]; head++) {
-            for (int32_t seq = 0; seq < n_seq_; seq++) {
-                rows[il * info.n_head_kv + head] += n_slot(seq, head_offset_[il] + head, n_pos[seq]) - n_dead(seq) * LCTX_PAGE_ROWS;
-            }
+    for (int32_t i = 0; i < info.n_layer * info.n_head_kv; i++) {
+        const layer_place & layer = layers_[i / info.n_head_kv];
+        const int32_t head = i % info.n_head_kv;
+        for (int32_t seq = 0; head < layer.heads.n && seq < n_seq_; seq++) {
+            rows[i] += layer.store->n_slot(seq, layer.heads.first + head, n_pos[seq]) - n_dead(seq) * LCTX_PAGE_ROWS;
         }
     }
+}
+
+lctx_offload_info lctx_memory::offload() const {
+    lctx_offload_info all = {};
+    for (const auto & store : stores_) {
+        const lctx_offload_info one = store->offload();
+        all.n_hit += one.n_hit, all.n_miss += one.n_miss, all.n_far += one.n_far;
+        all.device_bytes += one.device_bytes;
+        all.page_bytes = one.page_bytes, all.n_slot = one.n_slot;
+    }
+    return all;
 }

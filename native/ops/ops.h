@@ -165,7 +165,7 @@ ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, g
 //            I32 [4, n_seg, n_choice, n_tokens] with params.chunk_size > 0: result of lctx_select
 //   result:  F32 [n_head*head_dim_v*n_tokens] as [head_dim_v, n_head, n_tokens], then with lse: [n_head, n_tokens]
 // A query without any row gives 0 and LSE -inf.
-// With resident pages (lctx_fetch) table is the result of lctx_fetch, and there is neither a near ring nor held.
+// With resident pages table is the result of lctx_fetch, and heads do not evict.
 ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
                           ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
                           const lctx_attend_params & params, ggml_tensor * k_resident = nullptr, ggml_tensor * v_resident = nullptr);

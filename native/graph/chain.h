@@ -1,0 +1,32 @@
+// The sub-ops of one layer, chained.
+#pragma once
+
+#include "../memory/memory.h"
+
+#include <vector>
+
+// What a layer computes from; segs where all heads read the same, else chunk_rows; voters where heads evict.
+struct lctx_chain_inputs {
+    ggml_tensor *q, *k, *v;  // not rotated
+    ggml_tensor *rows, *segs, *chunk_rows, *voters, *angles;
+};
+
+// What nodes are called; llama.cpp appends "-layer".
+constexpr const char * LCTX_SELECT_NAME = "lctx_select";
+
+struct lctx_link {
+    const char * name;
+    ggml_tensor * node;
+};
+
+struct lctx_chain {
+    std::vector<lctx_link> links;  // in their order
+    ggml_tensor * attended;
+};
+
+// params: rope_mode, scale, softcap; the method fills in the rest. key_pairs: see lctx_represent_params.
+lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, const lctx_layer & layer, const lctx_chain_inputs & in,
+                            lctx_attend_params params, bool key_pairs);
+
+// Why the layers cannot be where they are, because a device lacks a sub-op; empty when they can.
+std::string lctx_why_not_there(const llama_model & model, const lctx_memory & memory);

@@ -1,0 +1,105 @@
+// The C API: devices, and RPC servers.
+#include "firewall.h"
+#include "handles.h"
+#include "lctx.h"
+#include "rpc.h"
+
+#include <cstring>
+#include <sstream>
+
+namespace {
+
+bool is_gpu(ggml_backend_dev_t dev) {
+    const auto type = ggml_backend_dev_type(dev);
+    return type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
+}
+
+const char * type_name(ggml_backend_dev_t dev) {
+    switch (ggml_backend_dev_type(dev)) {
+        case GGML_BACKEND_DEVICE_TYPE_CPU:   return "CPU";
+        case GGML_BACKEND_DEVICE_TYPE_GPU:   return "GPU";
+        case GGML_BACKEND_DEVICE_TYPE_IGPU:  return "integrated GPU";
+        case GGML_BACKEND_DEVICE_TYPE_ACCEL: return "accelerator";
+        default:                             return "other";
+    }
+}
+
+// Devices of this machine: those that are named, else its GPUs, else the CPU.
+std::vector<ggml_backend_dev_t> devices_of(const char * names) {
+    std::vector<ggml_backend_dev_t> devices;
+    std::istringstream list(names ? names : "");
+    for (std::string name; std::getline(list, name, ',');) {
+        ggml_backend_dev_t dev = ggml_backend_dev_by_name(name.c_str());
+        if (!dev) {
+            std::string known;
+            for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+                known += (i > 0 ? ", " : "") + std::string(ggml_backend_dev_name(ggml_backend_dev_get(i)));
+            }
+            throw lctx_refusal("there is no device " + name + ", but " + known);
+        }
+        devices.push_back(dev);
+    }
+    for (size_t i = 0; (!names || !*names) && i < ggml_backend_dev_count(); i++) {
+        if (is_gpu(ggml_backend_dev_get(i))) {
+            devices.push_back(ggml_backend_dev_get(i));
+        }
+    }
+    if (devices.empty()) {
+        devices.push_back(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+    }
+    return devices;
+}
+
+int32_t told(const std::string & error, char * err, size_t err_size) {
+    if (err && err_size > 0) {
+        strncpy(err, error.c_str(), err_size - 1);
+        err[err_size - 1] = 0;
+    }
+    return LCTX_INVALID;
+}
+
+}  // namespace
+
+std::vector<ggml_backend_dev_t> lctx_model_devices(const std::vector<std::shared_ptr<lctx_rpc_server>> & servers) {
+    std::vector<ggml_backend_dev_t> devices;
+    for (const auto & server : servers) {
+        devices.insert(devices.end(), server->devices.begin(), server->devices.end());
+    }
+    if (!devices.empty()) {
+        const std::vector<ggml_backend_dev_t> local = devices_of(nullptr);
+        std::copy_if(local.begin(), local.end(), std::back_inserter(devices), is_gpu);
+        devices.push_back(nullptr);
+    }
+    return devices;
+}
+
+int32_t lctx_device_count(void) {
+    int32_t n = 0;
+    lctx_guard(nullptr, [&] { n = (int32_t)ggml_backend_dev_count(); });
+    return n;
+}
+
+int32_t lctx_device_get(int32_t i, lctx_device_info * info) {
+    if (i < 0 || i >= lctx_device_count()) {
+        return LCTX_INVALID;
+    }
+    ggml_backend_dev_t dev = ggml_backend_dev_get(i);
+    size_t free = 0, total = 0;
+    ggml_backend_dev_memory(dev, &free, &total);
+    *info = {ggml_backend_dev_name(dev), ggml_backend_dev_description(dev), type_name(dev), free, total};
+    return LCTX_OK;
+}
+
+int32_t lctx_rpc_serve(const char * endpoint, const char * devices, int32_t n_threads, char * err, size_t err_size) {
+    std::string error;
+    lctx_guard(&error, [&] { lctx_rpc_serve_devices(endpoint, devices_of(devices), n_threads); });
+    return told(error, err, err_size);
+}
+
+int32_t lctx_offload_usage(const lctx_context * ctx, lctx_offload_info * info) {
+    if (!ctx->memory) {
+        return LCTX_INVALID;
+    }
+    *info = ctx->memory->offload();
+    return LCTX_OK;
+}

@@ -1,0 +1,83 @@
+// What the heads of a store hold, and evictions: one graph on the device, whose only answer is how many rows are gone.
+#include "kv-store.h"
+
+#include "ggml-cpu.h"
+
+#include <algorithm>
+
+size_t lctx_kv_store::held_offset(int32_t seq, int32_t head, int32_t plane) const {
+    const size_t n = plane < 0 ? 0 : lctx_held::HEADER + (size_t)plane * shape_.n_ctx;
+    return seq * held->nb[2] + head * held->nb[1] + n * sizeof(int32_t);
+}
+
+std::vector<int32_t> lctx_kv_store::headers(int32_t seq) {
+    std::vector<int32_t> values((size_t)n_head * lctx_held::HEADER);
+    constexpr size_t size = lctx_held::HEADER * sizeof(int32_t);
+    wait();
+    ggml_backend_tensor_get_2d(held, values.data(), held_offset(seq, 0, -1), size, n_head, held->nb[1], size);
+    return values;
+}
+
+void lctx_kv_store::set_headers(int32_t seq, int32_t dense_from, int32_t undo_from) {
+    std::vector<int32_t> values((size_t)n_head * lctx_held::HEADER);
+    constexpr size_t size = lctx_held::HEADER * sizeof(int32_t);
+    for (int32_t head = 0; head < n_head; head++) {
+        const lctx_held h = {&values[(size_t)head * lctx_held::HEADER], 0};
+        h.n_gone() = gone(seq, head);
+        h.dense_from() = dense_from;
+        h.undo_from() = undo_from;
+    }
+    wait();
+    ggml_backend_tensor_set_2d(held, values.data(), held_offset(seq, 0, -1), size, n_head, held->nb[1], size);
+}
+
+// One node per layer, on tensors of this store only: it can run whenever nothing else does. The last one gathers the counts.
+void lctx_kv_store::prepare_eviction(int32_t n_threads) {
+    const size_t n_node = layers_.size() + 1;
+    evict_ctx_.reset(ggml_init({n_node * 8 * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_node, false), nullptr, true}));
+    evict_graph_ = ggml_new_graph_custom(evict_ctx_.get(), n_node, false);
+    for (const lctx_layer_heads & heads : layers_) {
+        const lctx_layer l = layer(evict_ctx_.get(), heads);
+        lctx_add_node(evict_graph_, lctx_evict(evict_ctx_.get(), k_pool, v_pool, l.table, l.held, due_, l.reps, *shape_.retain,
+                                               shape_.chunks ? shape_.chunks->chunk_size : 0));
+    }
+    ggml_tensor * counted = ggml_view_3d(evict_ctx_.get(), held, 1, n_head, shape_.n_seq, held->nb[1], held->nb[2], 0);
+    lctx_add_node(evict_graph_, ggml_cpy(evict_ctx_.get(), counted, counts_));
+    if (is_host) {
+        evictor_.reset(ggml_backend_cpu_init());
+        ggml_backend_cpu_set_n_threads(evictor_.get(), n_threads);
+    }
+}
+
+bool lctx_kv_store::evict(const std::vector<int32_t> & due, int32_t n_threads) {
+    if (!evict_graph_) {
+        prepare_eviction(n_threads);
+    }
+    wait();
+    upload_table();
+    ggml_backend_tensor_set(due_, due.data(), 0, ggml_nbytes(due_));
+    if (ggml_backend_graph_compute(is_host ? evictor_.get() : backend_, evict_graph_) != GGML_STATUS_SUCCESS) {
+        return false;
+    }
+    std::vector<int32_t> counts((size_t)shape_.n_seq * n_head);
+    ggml_backend_tensor_get(counts_, counts.data(), 0, ggml_nbytes(counts_));
+    for (int32_t seq = 0; seq < shape_.n_seq; seq++) {
+        for (int32_t head = 0; due[seq] >= 0 && head < n_head; head++) {
+            const int32_t n_pos = due[seq] + 1, n_before = n_slot(seq, head, n_pos);
+            gone(seq, head) = counts[(size_t)seq * n_head + head];
+            shrink(seq, head, n_before, n_slot(seq, head, n_pos));
+        }
+    }
+    return_pages();
+    return true;
+}
+
+// Pages and planes behind the rows that stayed are free.
+void lctx_kv_store::shrink(int32_t seq, int32_t head, int32_t n_before, int32_t n_left) {
+    const auto whole = [&](int32_t n) { return (size_t)std::min(lctx_kv_shape::n_block(n) * LCTX_PAGE_ROWS, shape_.n_ctx); };
+    drop_pages(seq, head, lctx_kv_shape::n_block(n_left), lctx_kv_shape::n_block(n_before));
+    for (int32_t plane = 0; whole(n_left) < whole(n_before) && plane < lctx_held::PLANES; plane++) {
+        const size_t base = at(held) + held_offset(seq, head, plane);
+        arena_->give_back(base + whole(n_left) * sizeof(int32_t), base + whole(n_before) * sizeof(int32_t));
+    }
+}

@@ -1,0 +1,238 @@
+// Pages, their table, and the memory of rows.
+#include "kv-store.h"
+
+#include <algorithm>
+
+size_t lctx_kv_store::index(int32_t seq, int32_t head, int32_t block) const {
+    return ((size_t)seq * n_head + head) * table->ne[0] + block;
+}
+
+int32_t lctx_kv_store::page(int32_t seq, int32_t head, int32_t block) const {
+    work_.n_table++;
+    return table_[index(seq, head, block)];
+}
+
+// The device need not know which pages were dropped: no row there is read again.
+void lctx_kv_store::set_page(int32_t seq, int32_t head, int32_t block, int32_t page) {
+    work_.n_table++;
+    const size_t i = index(seq, head, block);
+    table_[i] = page;
+    if (!is_host && page >= 0) {
+        changed_.push_back(i);
+    }
+}
+
+// Entries that follow each other go together, and the same of heads that follow each other in one call.
+void lctx_kv_store::upload_table() {
+    if (changed_.empty()) {
+        return;
+    }
+    wait();
+    std::sort(changed_.begin(), changed_.end());
+    changed_.erase(std::unique(changed_.begin(), changed_.end()), changed_.end());
+    const size_t n = changed_.size(), row = table->ne[0], entry = sizeof(int32_t);
+    for (size_t i = 0; i < n;) {
+        const size_t first = changed_[i];
+        size_t len = 1, n_head_alike = 1;
+        while (i + len < n && changed_[i + len] == first + len) {
+            len++;
+        }
+        const auto is_alike = [&](size_t from, size_t begin) {
+            return from + len <= n && changed_[from] == begin && changed_[from + len - 1] == begin + len - 1;
+        };
+        while (is_alike(i + n_head_alike * len, first + n_head_alike * row)) {
+            n_head_alike++;
+        }
+        ggml_backend_tensor_set_2d(table, table_ + first, first * entry, len * entry, n_head_alike, row * entry, row * entry);
+        i += n_head_alike * len;
+    }
+    changed_.clear();
+}
+
+std::string lctx_kv_store::no_memory() const {
+    return name() + " has no memory left for the KV cache: remove tokens, put fewer layers there, or use method=window";
+}
+
+bool lctx_kv_store::commit_page(int32_t page) {
+    bool ok = true;
+    for (const ggml_tensor * pool : {k_pool, v_pool}) {
+        const size_t size = LCTX_PAGE_ROWS * pool->nb[1], from = at(pool) + page * size;
+        ok = ok && (!commits() || arena_of(pool).commit(from, from + size));
+    }
+    return ok;
+}
+
+std::string lctx_kv_store::take_page(int32_t seq, int32_t head, int32_t block) {
+    const int32_t fresh = pages_.take();
+    if (fresh < 0) {
+        return "the page pool is empty";
+    }
+    if (!commit_page(fresh)) {
+        pages_.give_back(fresh);
+        return no_memory();
+    }
+    n_promised_ = std::max(0, n_promised_ - 1);
+    set_page(seq, head, block, fresh);
+    return "";
+}
+
+std::string lctx_kv_store::own_page(int32_t seq, int32_t head, int32_t block) {
+    const int32_t old = page(seq, head, block);
+    if (old < 0 || !pages_.is_shared(old)) {
+        return "";
+    }
+    const std::string why = take_page(seq, head, block);
+    if (!why.empty()) {
+        return why;
+    }
+    for (ggml_tensor * pool : {k_pool, v_pool}) {
+        const size_t size = LCTX_PAGE_ROWS * pool->nb[1];
+        copy(pool, old * size, page(seq, head, block) * size, size);
+    }
+    pages_.give_back(old);
+    return "";
+}
+
+void lctx_kv_store::share_pages(int32_t src, int32_t dst, int32_t head, int32_t n_block) {
+    for (int32_t block = 0; block < n_block; block++) {
+        const int32_t p = page(src, head, block);
+        set_page(dst, head, block, p);
+        if (p >= 0) {
+            pages_.share(p);
+        }
+    }
+}
+
+void lctx_kv_store::drop_pages(int32_t seq, int32_t head, int32_t first, int32_t end) {
+    for (int32_t block = first; block < end; block++) {
+        const int32_t p = page(seq, head, block);
+        if (p >= 0) {
+            pages_.give_back(p);
+            set_page(seq, head, block, -1);
+        }
+    }
+}
+
+// They are taken and given back in such an order that they are taken next.
+std::string lctx_kv_store::promise_pages(int32_t n) {
+    bool ok = true;
+    std::vector<int32_t> taken;
+    for (int32_t page = 0; ok && (int32_t)taken.size() < n && (page = pages_.take()) >= 0;) {
+        taken.push_back(page);
+        ok = commit_page(page);
+    }
+    n_promised_ = ok ? n : 0;
+    std::for_each(taken.rbegin(), taken.rend(), [&](int32_t p) { pages_.give_back(p); });
+    return ok ? "" : no_memory();
+}
+
+void lctx_kv_store::return_pages() {
+    const size_t grain = lctx_arena_grain(buft);
+    if (grain == 0) {
+        return;
+    }
+    const size_t smallest = LCTX_PAGE_ROWS * std::min(k_pool->nb[1], v_pool->nb[1]);
+    pages_.cool(std::max(n_head, n_promised_), (int32_t)((grain + smallest - 1) / smallest), [&](int32_t first, int32_t end) {
+        wait();
+        for (const ggml_tensor * pool : {k_pool, v_pool}) {
+            const size_t size = LCTX_PAGE_ROWS * pool->nb[1];
+            arena_of(pool).give_back(at(pool) + first * size, at(pool) + end * size);
+        }
+    });
+}
+
+// f(from, end) for the bytes beside the pages that rows [n_from, n_to) of a sequence take, in whole pages of rows; false as soon as f is.
+template <typename F> bool lctx_kv_store::each_row_range(int32_t seq, int32_t n_from, int32_t n_to, F && f) const {
+    const auto whole = [](int32_t n, int64_t most) { return std::min<int64_t>(lctx_kv_shape::n_block(n) * LCTX_PAGE_ROWS, most); };
+    const auto rows = [&](const ggml_tensor * t, int64_t head, int64_t from, int64_t to) {
+        const size_t base = at(t) + seq * t->nb[3] + head * t->nb[2];
+        return from >= to || f(base + from * t->nb[1], base + to * t->nb[1]);
+    };
+    bool ok = true;
+    for (int32_t head = 0; near && ok && head < n_head; head++) {
+        ok = rows(near, head, whole(n_from, shape_.near_rows), whole(n_to, shape_.near_rows));
+    }
+    for (int64_t head = 0; reps && ok && head < reps->ne[2]; head++) {
+        const int64_t from = shape_.n_complete((int32_t)whole(n_from, shape_.n_ctx));
+        ok = rows(reps, head, from, shape_.n_complete((int32_t)whole(n_to, shape_.n_ctx)));
+    }
+    for (int64_t head = 0; open && ok && n_from == 0 && head < n_query_head; head++) {
+        ok = rows(open, head, 0, n_to > 0 ? open->ne[1] : 0);
+    }
+    for (int32_t i = 0; held && ok && i < n_head * lctx_held::PLANES; i++) {
+        const int32_t head = i / lctx_held::PLANES;
+        const size_t base = at(held) + held_offset(seq, head, i % lctx_held::PLANES);
+        const int64_t from = n_from == 0 ? 0 : whole(n_slot(seq, head, n_from), shape_.n_ctx);
+        const int64_t to = whole(n_slot(seq, head, n_to), shape_.n_ctx);
+        ok = from >= to || f(base + from * sizeof(int32_t), base + to * sizeof(int32_t));
+    }
+    return ok;
+}
+
+std::string lctx_kv_store::commit_rows(int32_t seq, int32_t n_now, int32_t n_then) {
+    if (!commits()) {
+        return "";
+    }
+    const bool ok = each_row_range(seq, n_now, n_then, [&](size_t from, size_t end) { return arena_->commit(from, end); });
+    return ok ? "" : no_memory();
+}
+
+void lctx_kv_store::return_rows(int32_t seq, int32_t n_then, int32_t n_now) {
+    if (lctx_arena_grain(buft) == 0) {
+        return;
+    }
+    wait();
+    each_row_range(seq, n_then, n_now, [&](size_t from, size_t end) {
+        arena_->give_back(from, end);
+        return true;
+    });
+}
+
+// ---- pages that lie close ----
+
+void lctx_kv_store::init_resident() {
+    if (!resident) {
+        return;
+    }
+    ggml_backend_tensor_memset(resident, 0xff, 0, ggml_nbytes(resident));
+    ggml_backend_tensor_memset(resident_table, 0xff, 0, ggml_nbytes(resident_table));
+    const int32_t header[lctx_resident::HEADER] = {};
+    for (int32_t head = 0; head < n_head; head++) {
+        ggml_backend_tensor_set(resident, header, head * resident->nb[1], sizeof(header));
+    }
+}
+
+void lctx_kv_store::forget_resident(int32_t seq) {
+    if (!resident) {
+        return;
+    }
+    std::vector<int32_t> data(ggml_nelements(resident));
+    read(resident, 0, data.data(), ggml_nbytes(resident));
+    for (int32_t head = 0; head < n_head; head++) {
+        const lctx_resident r = {&data[head * resident->ne[0]], shape_.n_slot};
+        for (int32_t slot = 0; slot < r.n_slot; slot++) {
+            if (r.keys()[slot] >= 0 && r.keys()[slot] / table->ne[0] == seq) {
+                r.keys()[slot] = r.last_used()[slot] = -1;
+            }
+        }
+    }
+    write(resident, 0, data.data(), ggml_nbytes(resident));
+    ggml_backend_tensor_memset(resident_table, 0xff, seq * resident_table->nb[2], resident_table->nb[2]);
+}
+
+lctx_offload_info lctx_kv_store::offload() {
+    lctx_offload_info info = {};
+    if (!resident) {
+        return info;
+    }
+    std::vector<int32_t> data(ggml_nelements(resident));
+    read(resident, 0, data.data(), ggml_nbytes(resident));
+    for (int32_t head = 0; head < n_head; head++) {
+        const lctx_resident r = {&data[head * resident->ne[0]], shape_.n_slot};
+        info.n_hit += (uint32_t)r.n_hit(), info.n_miss += (uint32_t)r.n_miss(), info.n_far += (uint32_t)r.n_far();
+    }
+    info.device_bytes = bytes();
+    info.page_bytes = LCTX_PAGE_ROWS * (k_pool->nb[1] + v_pool->nb[1]);
+    info.n_slot = shape_.n_slot;
+    return info;
+}

@@ -1,0 +1,233 @@
+// Tensors, memory, and what goes between host and device.
+#include "kv-store.h"
+
+#include "../methods/method.h"
+
+#include <algorithm>
+#include <cstring>
+
+lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, const lctx_kv_shape & shape,
+                             const std::vector<lctx_layer_heads> & layers, lctx_work & work)
+    : dev(dev),
+      buft(buft),
+      is_host(buft == ggml_backend_cpu_buffer_type()),
+      n_head(layers.back().first + layers.back().n),
+      n_query_head(layers.back().first_query + layers.back().n_query),
+      shape_(shape),
+      layers_(layers),
+      work_(work),
+      pages_(shape.n_page_head * n_head),
+      gone_((size_t)shape.n_seq * n_head) {
+    ctx_.reset(ggml_init({13 * ggml_tensor_overhead(), nullptr, true}));
+    const auto tensor = [&](const char * name, ggml_type type, int64_t n0, int64_t n1, int64_t n2 = 1, int64_t n3 = 1) {
+        ggml_tensor * t = ggml_new_tensor_4d(ctx_.get(), type, n0, n1, n2, n3);
+        ggml_set_name(t, name);
+        return t;
+    };
+    const int64_t n_row = (int64_t)shape.n_page_head * n_head * LCTX_PAGE_ROWS;
+    k_pool = tensor("lctx_k_pool", shape.type_k, shape.head_dim_k, n_row);
+    v_pool = tensor("lctx_v_pool", shape.type_v, shape.head_dim_v, n_row);
+    table = tensor("lctx_table", GGML_TYPE_I32, lctx_kv_shape::n_block(shape.n_ctx), n_head, shape.n_seq);
+    if (shape.n_slot > 0) {
+        const int64_t n_resident = (int64_t)n_head * shape.n_slot * LCTX_PAGE_ROWS;
+        k_resident = tensor("lctx_k_resident", shape.type_k, shape.head_dim_k, n_resident);
+        v_resident = tensor("lctx_v_resident", shape.type_v, shape.head_dim_v, n_resident);
+        resident = tensor("lctx_resident", GGML_TYPE_I32, lctx_resident::size(shape.n_slot), n_head);
+        resident_table = tensor("lctx_resident_table", GGML_TYPE_I32, table->ne[0], n_head, shape.n_seq);
+    }
+    if (shape.near_rows > 0) {
+        near = tensor("lctx_near", shape.type_k, shape.head_dim_k, shape.near_rows, n_head, shape.n_seq);
+    }
+    if (const lctx_chunks * c = shape.chunks) {
+        reps = tensor("lctx_reps", GGML_TYPE_F32, c->rep_dim(shape.head_dim_k), std::max(1, shape.n_complete(shape.n_ctx)),
+                      c->minmax ? n_head : n_query_head, shape.n_seq);
+        if (!c->minmax) {
+            open = tensor("lctx_open", GGML_TYPE_F32, shape.head_dim_k, 2 * c->chunk_size, n_query_head, shape.n_seq);
+        }
+    }
+    if (shape.retain) {
+        held = tensor("lctx_held", GGML_TYPE_I32, lctx_held::size(shape.n_ctx), n_head, shape.n_seq);
+        due_ = tensor("lctx_due", GGML_TYPE_I32, shape.n_seq, 1);
+        counts_ = tensor("lctx_counts", GGML_TYPE_I32, 1, n_head, shape.n_seq);
+    }
+}
+
+size_t lctx_kv_store::bytes() const {
+    size_t n = 0;
+    each_tensor([&](const ggml_tensor * t) { n += ggml_nbytes(t); });
+    return n - far_bytes();
+}
+
+size_t lctx_kv_store::far_bytes() const {
+    return k_resident ? ggml_nbytes(k_pool) + ggml_nbytes(v_pool) : 0;
+}
+
+size_t lctx_kv_store::most_bytes(uint64_t kv_limit) const {
+    const size_t pools = k_resident ? 0 : ggml_nbytes(k_pool) + ggml_nbytes(v_pool);
+    return kv_limit > 0 && lctx_arena_grain(buft) > 0 ? bytes() - pools + std::min<size_t>(pools, kv_limit) : bytes();
+}
+
+std::string lctx_kv_store::name() const {
+    return std::string(ggml_backend_dev_name(dev)) + " (" + ggml_backend_dev_description(dev) + ")";
+}
+
+// Every tensor begins with a grain of its own.
+size_t lctx_kv_store::padded(const ggml_tensor * t) const {
+    return GGML_PAD(ggml_backend_buft_get_alloc_size(buft, t), std::max(lctx_arena_grain(buft), ggml_backend_buft_get_alignment(buft)));
+}
+
+size_t lctx_kv_store::at(const ggml_tensor * t) const {
+    return (char *)t->data - (char *)ggml_backend_buffer_get_base(arena_of(t).buffer());
+}
+
+bool lctx_kv_store::allocate(bool dry) {
+    if (dry) {
+        dry_.reset(ggml_backend_buft_alloc_buffer(buft, 0));
+        each_tensor([&](ggml_tensor * t) { t->buffer = dry_.get(); });
+        return dry_ != nullptr;
+    }
+    size_t size = 0;
+    each_tensor([&](const ggml_tensor * t) { size += padded(t); });
+    const size_t far_size = k_resident ? padded(k_pool) + padded(v_pool) : 0;
+    arena_ = lctx_arena_create(buft, size - far_size);
+    far_ = far_size > 0 ? lctx_arena_create_far(buft, far_size) : nullptr;
+    if (!arena_ || (far_size > 0 && !far_)) {
+        return false;
+    }
+    char * data[] = {(char *)ggml_backend_buffer_get_base(arena_->buffer()),
+                     far_ ? (char *)ggml_backend_buffer_get_base(far_->buffer()) : nullptr};
+    each_tensor([&](ggml_tensor * t) {
+        ggml_backend_tensor_alloc(arena_of(t).buffer(), t, data[is_far(t)]);
+        data[is_far(t)] += padded(t);
+    });
+    bool ok = true;
+    for (const ggml_tensor * t : {table, due_, counts_, k_resident, v_resident, resident, resident_table}) {
+        ok = ok && (!t || arena_->commit(at(t), at(t) + ggml_nbytes(t)));
+    }
+    for (int32_t i = 0; ok && held && i < n_head * shape_.n_seq; i++) {
+        const size_t header = at(held) + held_offset(i / n_head, i % n_head, -1);
+        ok = arena_->commit(header, header + lctx_held::HEADER * sizeof(int32_t));
+    }
+    const size_t n_entry = ggml_nelements(table);
+    copy_.resize(is_host ? 0 : n_entry);
+    table_ = is_host ? (int32_t *)table->data : copy_.data();
+    if (ok) {
+        std::fill_n(table_, n_entry, -1);
+        init_resident();
+    }
+    return ok;
+}
+
+void lctx_kv_store::attach(ggml_backend_sched_t sched) {
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); i++) {
+        ggml_backend_t backend = ggml_backend_sched_get_backend(sched, i);
+        if (ggml_backend_get_device(backend) == dev) {
+            backend_ = backend;
+        }
+    }
+    if (!backend_) {
+        throw lctx_refusal("the context has no backend for " + name() + ", where layers of its model are");
+    }
+}
+
+lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & heads) const {
+    // heads of the layer in a tensor [*, *, heads, n_seq]
+    const auto rows = [&](ggml_tensor * t, int64_t first, int64_t n) {
+        return t ? ggml_view_4d(ctx, t, t->ne[0], t->ne[1], n, t->ne[3], t->nb[1], t->nb[2], t->nb[3], first * t->nb[2]) : nullptr;
+    };
+    // the same in a tensor [*, heads, n_seq]
+    const auto lists = [&](ggml_tensor * t) {
+        return t ? ggml_view_3d(ctx, t, t->ne[0], heads.n, t->ne[2], t->nb[1], t->nb[2], heads.first * t->nb[1]) : nullptr;
+    };
+    // the resident pages of the heads
+    const auto pages = [&](ggml_tensor * t) {
+        const int64_t n_row = (int64_t)shape_.n_slot * LCTX_PAGE_ROWS;
+        return t ? ggml_view_2d(ctx, t, t->ne[0], heads.n * n_row, t->nb[1], heads.first * n_row * t->nb[1]) : nullptr;
+    };
+    const bool by_group = shape_.chunks && shape_.chunks->minmax;
+    return {k_pool,
+            v_pool,
+            lists(table),
+            rows(near, heads.first, heads.n),
+            rows(reps, by_group ? heads.first : heads.first_query, by_group ? heads.n : heads.n_query),
+            rows(open, heads.first_query, heads.n_query),
+            lists(held),
+            pages(k_resident),
+            pages(v_resident),
+            resident ? ggml_view_2d(ctx, resident, resident->ne[0], heads.n, resident->nb[1], heads.first * resident->nb[1]) : nullptr,
+            lists(resident_table)};
+}
+
+// ---- host and device ----
+
+void lctx_kv_store::wait() {
+    run_copies();
+    if (!is_host && !is_idle_) {
+        ggml_backend_synchronize(backend_);
+        is_idle_ = true;
+    }
+}
+
+void lctx_kv_store::begin_graph() {
+    run_copies();
+    upload_table();
+    is_idle_ = false;
+}
+
+void lctx_kv_store::read(const ggml_tensor * t, size_t offset, void * data, size_t size) {
+    wait();
+    ggml_backend_tensor_get(t, data, offset, size);
+}
+
+void lctx_kv_store::write(ggml_tensor * t, size_t offset, const void * data, size_t size) {
+    wait();
+    ggml_backend_tensor_set(t, data, offset, size);
+}
+
+void lctx_kv_store::copy(ggml_tensor * t, size_t from, size_t to, size_t size) {
+    if (is_host || is_far(t)) {
+        wait();
+        memcpy((char *)t->data + to, (const char *)t->data + from, size);
+        return;
+    }
+    if (size > 0) {
+        copies_.push_back({at(t) + from, at(t) + to, size});
+    }
+}
+
+void lctx_add_node(ggml_cgraph * graph, ggml_tensor * node) {
+    const auto place = [](ggml_tensor * t) {
+        if (t && t->view_src && !t->buffer) {
+            ggml_backend_view_init(t);
+        }
+    };
+    std::for_each(std::begin(node->src), std::end(node->src), place);
+    place(node);
+    node->flags |= GGML_TENSOR_FLAG_COMPUTE;
+    ggml_graph_add_node(graph, node);
+}
+
+// One graph for many copies: the device does not answer each of them.
+void lctx_kv_store::run_copies() {
+    constexpr size_t MOST = 4096;
+    char * base = copies_.empty() ? nullptr : (char *)ggml_backend_buffer_get_base(arena_->buffer());
+    for (size_t first = 0; first < copies_.size(); first += MOST) {
+        const size_t n = std::min(MOST, copies_.size() - first);
+        const ggml_context_ptr ctx(ggml_init({3 * n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false), nullptr, true}));
+        ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), n, false);
+        for (size_t i = first; i < first + n; i++) {
+            const auto bytes = [&](size_t offset) {
+                ggml_tensor * t = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, (int64_t)copies_[i].size);
+                ggml_backend_tensor_alloc(arena_->buffer(), t, base + offset);
+                return t;
+            };
+            ggml_tensor * from = bytes(copies_[i].from);
+            lctx_add_node(graph, ggml_cpy(ctx.get(), from, bytes(copies_[i].to)));
+        }
+        if (ggml_backend_graph_compute(backend_, graph) != GGML_STATUS_SUCCESS) {
+            throw lctx_refusal("copies of rows on " + name() + " failed");
+        }
+        is_idle_ = true;
+    }
+    copies_.clear();
+}

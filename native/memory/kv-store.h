@@ -1,0 +1,192 @@
+// What the layers of one device keep: pages of K and V, page tables, and what else their method needs, in tensors of its own.
+//
+// The host has page numbers and counts, the device has the rows. Nothing of a device is read or written but through here: on the CPU
+// at once, elsewhere after the graphs that were started there (wait()). What one row after the other needs makes nobody wait: page
+// tables go out when a page is taken, counts come back after an eviction.
+#pragma once
+
+#include "../lctx.h"
+#include "../ops/ops.h"
+#include "arena.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "pages.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+// Pools of one layer as the graph sees them: views made in the graph's context.
+struct lctx_layer {
+    ggml_tensor * k_pool;
+    ggml_tensor * v_pool;
+    ggml_tensor * table;
+    ggml_tensor * near;  // nullptr: the method has no near ring
+    ggml_tensor * reps;  // representations of chunks, or nullptr
+    ggml_tensor * open;  // queries of the open chunk, or nullptr
+    ggml_tensor * held;  // which rows each head holds, or nullptr: all
+    // pages that lie close while the pools are far (ops/resident.h), or nullptr
+    ggml_tensor * k_resident;
+    ggml_tensor * v_resident;
+    ggml_tensor * resident;
+    ggml_tensor * resident_table;
+};
+
+// What all stores of a memory have in common.
+struct lctx_kv_shape {
+    ggml_type type_k, type_v;
+    int32_t head_dim_k, head_dim_v;
+    int32_t n_ctx;  // rows of one sequence
+    int32_t n_seq;
+    int32_t n_page_head;         // pages in the pools per head
+    int32_t near_rows;           // of the near ring, 0: none
+    int32_t n_slot;              // > 0: the pools are in memory of the host, and so many pages of a head lie on the device
+    const lctx_chunks * chunks;  // or nullptr
+    const lctx_retain * retain;  // or nullptr
+
+    static int32_t n_block(int32_t n_rows) { return (n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS; }
+    int32_t n_complete(int32_t n_pos) const { return chunks ? n_pos / chunks->chunk_size : 0; }
+};
+
+// The heads of a layer among those of its store.
+struct lctx_layer_heads {
+    int32_t first, n;              // KV heads
+    int32_t first_query, n_query;  // query heads
+};
+
+// Add a node whose result is a view, and whose sources may be views, of tensors that have their memory.
+void lctx_add_node(ggml_cgraph * graph, ggml_tensor * node);
+
+class lctx_kv_store {
+  public:
+    // Only the tensors; nothing is allocated. work: where entries of page tables are counted.
+    lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, const lctx_kv_shape & shape,
+                  const std::vector<lctx_layer_heads> & layers, lctx_work & work);
+
+    size_t bytes() const;      // of all tensors on the device
+    size_t far_bytes() const;  // of the pools, when they are not
+    // Most bytes that are in use at once when pages of all stores together take kv_limit bytes; 0: no limit.
+    size_t most_bytes(uint64_t kv_limit) const;
+    std::string name() const;  // of the device, for messages
+
+    // False when the device refuses. dry: give the tensors a buffer without memory, for graphs that are never run.
+    bool allocate(bool dry);
+    // The backend of the context that runs here; it is known when its first graph is built, and lives as long as the context.
+    void attach(ggml_backend_sched_t sched);
+    ggml_backend_t backend() const { return backend_; }
+
+    lctx_layer layer(ggml_context * ctx, const lctx_layer_heads & heads) const;
+
+    // Pages: block i of a head is its slots [64 i, 64 i + 64). Functions that return a string: why it cannot be, empty when it was done.
+    int32_t page(int32_t seq, int32_t head, int32_t block) const;
+    std::string take_page(int32_t seq, int32_t head, int32_t block);
+    // Copy a page that other sequences read too, before this one writes to it.
+    std::string own_page(int32_t seq, int32_t head, int32_t block);
+    void share_pages(int32_t src, int32_t dst, int32_t head, int32_t n_block);
+    void drop_pages(int32_t seq, int32_t head, int32_t first, int32_t end);
+    // True when memory has to be committed before it is used.
+    bool commits() const { return arena_->commits(); }
+    // Commit what n more pages need; they are taken later.
+    std::string promise_pages(int32_t n);
+    // Free pages belong to the device again, but for those that the next rows need.
+    void return_pages();
+    const lctx_pages & pages() const { return pages_; }
+
+    // Rows of a sequence that a head holds: those stored but those evicted.
+    int32_t n_slot(int32_t seq, int32_t head, int32_t n_pos) const { return n_pos - gone(seq, head); }
+    int32_t & gone(int32_t seq, int32_t head) { return gone_[(size_t)seq * n_head + head]; }
+    int32_t gone(int32_t seq, int32_t head) const { return gone_[(size_t)seq * n_head + head]; }
+
+    // Memory beside the pages for rows [n_now, n_then) of a sequence.
+    std::string commit_rows(int32_t seq, int32_t n_now, int32_t n_then);
+    void return_rows(int32_t seq, int32_t n_then, int32_t n_now);
+
+    // Host and device. Copies are done together, before anything else happens there.
+    void read(const ggml_tensor * t, size_t offset, void * data, size_t size);
+    void write(ggml_tensor * t, size_t offset, const void * data, size_t size);
+    void copy(ggml_tensor * t, size_t from, size_t to, size_t size);
+    // Until nothing is running there.
+    void wait();
+    // A graph is about to run: the device has to know where the rows lie.
+    void begin_graph();
+
+    // Pages that lie close: what is known of a sequence's is void, after its rows were written from elsewhere.
+    void forget_resident(int32_t seq);
+    // How many pages were there, were brought, and were read from afar; of all heads.
+    lctx_offload_info offload();
+
+    // Eviction.
+    size_t held_offset(int32_t seq, int32_t head, int32_t plane) const;  // plane -1: the header
+    std::vector<int32_t> headers(int32_t seq);                           // [n_head][lctx_held::HEADER]
+    void set_headers(int32_t seq, int32_t dense_from, int32_t undo_from);
+    // Evict at the border of every sequence in due ([n_seq], < 0: it does not), and free what is behind the rows that stayed; false
+    // when the device fails.
+    bool evict(const std::vector<int32_t> & due, int32_t n_threads);
+
+    const ggml_backend_dev_t dev;
+    const ggml_backend_buffer_type_t buft;
+    const bool is_host;
+    const int32_t n_head, n_query_head;  // of all its layers
+
+    ggml_tensor * k_pool = nullptr;  // [head_dim_k, n_page*64]
+    ggml_tensor * v_pool = nullptr;  // [head_dim_v, n_page*64]
+    ggml_tensor * table = nullptr;   // [n_page_max, n_head, n_seq]
+    ggml_tensor * near = nullptr;    // [head_dim_k, near_rows, n_head, n_seq]
+    ggml_tensor * reps = nullptr;    // [rep_dim, n_chunk_max, n_head or n_query_head, n_seq]
+    ggml_tensor * open = nullptr;    // [head_dim_k, 2*chunk_size, n_query_head, n_seq]
+    ggml_tensor * held = nullptr;    // [lctx_held::size, n_head, n_seq]
+    // with n_slot > 0
+    ggml_tensor * k_resident = nullptr;      // [head_dim_k, n_head*n_slot*64]
+    ggml_tensor * v_resident = nullptr;      // [head_dim_v, n_head*n_slot*64]
+    ggml_tensor * resident = nullptr;        // [lctx_resident::size, n_head]
+    ggml_tensor * resident_table = nullptr;  // as table
+
+  private:
+    struct copied {
+        size_t from, to, size;  // in the arena
+    };
+    bool is_far(const ggml_tensor * t) const { return far_ && (t == k_pool || t == v_pool); }
+    lctx_arena & arena_of(const ggml_tensor * t) const { return is_far(t) ? *far_ : *arena_; }
+    void init_resident();
+
+    template <typename F> void each_tensor(F && f) const {
+        for (ggml_tensor * t = ggml_get_first_tensor(ctx_.get()); t; t = ggml_get_next_tensor(ctx_.get(), t)) {
+            f(t);
+        }
+    }
+    size_t padded(const ggml_tensor * t) const;
+    size_t at(const ggml_tensor * t) const;
+    size_t index(int32_t seq, int32_t head, int32_t block) const;
+    void set_page(int32_t seq, int32_t head, int32_t block, int32_t page);
+    bool commit_page(int32_t page);
+    std::string no_memory() const;
+    template <typename F> bool each_row_range(int32_t seq, int32_t n_from, int32_t n_to, F && f) const;
+    void run_copies();
+    void upload_table();
+    void prepare_eviction(int32_t n_threads);
+    void shrink(int32_t seq, int32_t head, int32_t n_before, int32_t n_left);
+
+    const lctx_kv_shape & shape_;
+    const std::vector<lctx_layer_heads> layers_;
+    lctx_work & work_;
+    std::unique_ptr<lctx_arena> arena_;
+    std::unique_ptr<lctx_arena> far_;  // of the pools, with n_slot > 0
+    ggml_backend_buffer_ptr dry_;
+    ggml_context_ptr ctx_;
+    ggml_backend_t backend_ = nullptr;
+    bool is_idle_ = true;  // nothing was started on the device since the last wait()
+
+    lctx_pages pages_;
+    int32_t n_promised_ = 0;
+    int32_t * table_ = nullptr;    // where the host keeps the table: its tensor on the CPU
+    std::vector<int32_t> copy_;    // else here
+    std::vector<size_t> changed_;  // and the entries that the device does not know
+    std::vector<int32_t> gone_;    // [n_seq][n_head] rows evicted
+    std::vector<copied> copies_;   // not done yet
+
+    ggml_tensor * due_ = nullptr;     // [n_seq]
+    ggml_tensor * counts_ = nullptr;  // [1, n_head, n_seq] rows evicted, as the device counts
+    ggml_backend_ptr evictor_;        // on the CPU; elsewhere backend_
+    ggml_context_ptr evict_ctx_;
+    ggml_cgraph * evict_graph_ = nullptr;
+};

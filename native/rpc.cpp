@@ -1,0 +1,161 @@
+#include "rpc.h"
+
+#include "ggml-rpc.h"
+#include "methods/method.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+namespace {
+
+constexpr int TIMEOUT_SECONDS = 10;
+
+// The first message of ggml's RPC protocol and its answer: command, size, then what the sides can do.
+constexpr uint8_t HELLO = 14;
+constexpr uint64_t N_CAPS = 24;
+struct hello_answer {
+    uint64_t size;
+    uint8_t major, minor, patch, padding;
+    uint8_t caps[N_CAPS];
+};
+
+[[noreturn]] void refuse(const std::string & endpoint, const std::string & reason) {
+    throw lctx_refusal("RPC server " + endpoint + ": " + reason);
+}
+
+// Host and port, which must be a number.
+std::pair<std::string, std::string> split(const std::string & endpoint) {
+    const size_t colon = endpoint.find(':');
+    const std::string port = colon == std::string::npos ? "" : endpoint.substr(colon + 1);
+    const bool is_number = !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
+    if (colon == 0 || !is_number || std::stoi(port) < 1 || std::stoi(port) > 65535) {
+        refuse(endpoint, "servers are given as host:port, for instance 192.168.1.2:50052");
+    }
+    return {endpoint.substr(0, colon), port};
+}
+
+struct connected_socket {
+    int fd = -1;
+    ~connected_socket() {
+        if (fd >= 0) {
+            close(fd);
+        }
+    }
+};
+
+void connect_to(connected_socket & s, const std::string & endpoint) {
+    const auto [host, port] = split(endpoint);
+    addrinfo hints = {}, *found = nullptr;
+    hints.ai_family = AF_INET;
+    hints.ai_socktype = SOCK_STREAM;
+    if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) {
+        refuse(endpoint, "the host is not known");
+    }
+    const std::unique_ptr<addrinfo, void (*)(addrinfo *)> addresses(found, freeaddrinfo);
+    const timeval timeout = {TIMEOUT_SECONDS, 0};
+    s.fd = socket(found->ai_family, found->ai_socktype, found->ai_protocol);
+    setsockopt(s.fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));  // of connect too
+    setsockopt(s.fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+    if (s.fd < 0 || connect(s.fd, found->ai_addr, found->ai_addrlen) != 0) {
+        refuse(endpoint, std::string("no connection (") + strerror(errno) + "); start it with: pylongctx rpc-server");
+    }
+}
+
+// Greet the server as ggml would, and hang up.
+void probe(const std::string & endpoint) {
+    connected_socket s;
+    connect_to(s, endpoint);
+    uint8_t greeting[1 + sizeof(N_CAPS) + N_CAPS] = {HELLO};
+    memcpy(greeting + 1, &N_CAPS, sizeof(N_CAPS));
+    hello_answer answer = {};
+    if (send(s.fd, greeting, sizeof(greeting), MSG_NOSIGNAL) != (ssize_t)sizeof(greeting)) {
+        refuse(endpoint, std::string("it does not listen (") + strerror(errno) + ")");
+    }
+    const ssize_t n = recv(s.fd, &answer, sizeof(answer), MSG_WAITALL);
+    if (n < (ssize_t)(sizeof(answer.size) + 3)) {
+        refuse(endpoint, n == 0 ? "it hung up: it is no RPC server, or one of another version"
+                                : "it does not answer: it serves somebody else (one client at a time), or it is no RPC server");
+    }
+    const auto version = [](int major, int minor, int patch) {
+        return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
+    };
+    if (answer.major != RPC_PROTO_MAJOR_VERSION || answer.minor > RPC_PROTO_MINOR_VERSION || answer.patch != RPC_PROTO_PATCH_VERSION) {
+        refuse(endpoint, "it speaks version " + version(answer.major, answer.minor, answer.patch) + ", this is " +
+                             version(RPC_PROTO_MAJOR_VERSION, RPC_PROTO_MINOR_VERSION, RPC_PROTO_PATCH_VERSION) +
+                             "; start pylongctx rpc-server of the same version there");
+    }
+}
+
+// A function of the RPC backend, which may be left out of a build.
+template <typename F> F * rpc_function(const char * name) {
+    ggml_backend_reg_t reg = ggml_backend_reg_by_name("RPC");
+    void * found = reg ? ggml_backend_reg_get_proc_address(reg, name) : nullptr;
+    if (!found) {
+        throw lctx_refusal("this build of pylongctx has no RPC backend; build it with -DGGML_RPC=ON");
+    }
+    return (F *)found;
+}
+
+}  // namespace
+
+std::vector<std::string> lctx_rpc_endpoints(const std::string & text) {
+    std::vector<std::string> endpoints;
+    for (size_t from = 0; !text.empty() && from <= text.size();) {
+        const size_t end = std::min(text.find(',', from), text.size());
+        endpoints.push_back(text.substr(from, end - from));
+        split(endpoints.back());
+        from = end + 1;
+    }
+    if (endpoints.size() > GGML_RPC_MAX_SERVERS) {
+        throw lctx_refusal("at most " + std::to_string(GGML_RPC_MAX_SERVERS) + " RPC servers");
+    }
+    return endpoints;
+}
+
+std::shared_ptr<lctx_rpc_server> lctx_rpc_connect(const std::string & endpoint) {
+    static std::mutex mutex;
+    static std::map<std::string, std::weak_ptr<lctx_rpc_server>> servers;
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (std::shared_ptr<lctx_rpc_server> known = servers[endpoint].lock()) {
+        return known;
+    }
+    auto * add_server = rpc_function<decltype(ggml_backend_rpc_add_server)>("ggml_backend_rpc_add_server");
+    probe(endpoint);
+    ggml_backend_reg_t reg = add_server(endpoint.c_str());
+    if (!reg || ggml_backend_reg_dev_count(reg) == 0) {
+        refuse(endpoint, "it has no devices");
+    }
+    auto server = std::make_shared<lctx_rpc_server>();
+    server->endpoint = endpoint;
+    for (size_t i = 0; i < ggml_backend_reg_dev_count(reg); i++) {
+        server->devices.push_back(ggml_backend_reg_dev_get(reg, i));
+    }
+    server->connection.reset(ggml_backend_dev_init(server->devices[0], nullptr));
+    servers[endpoint] = server;
+    return server;
+}
+
+void lctx_rpc_forget_graphs(const std::vector<std::shared_ptr<lctx_rpc_server>> & servers) {
+    for (const auto & server : servers) {
+        for (ggml_backend_dev_t dev : server->devices) {
+            const ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead() + ggml_graph_overhead_custom(1, false), nullptr, true}));
+            ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), 1, false);
+            ggml_graph_add_node(graph, ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, 1));  // no op, no memory
+            const ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
+            ggml_backend_graph_compute(backend.get(), graph);
+        }
+    }
+}
+
+void lctx_rpc_serve_devices(const std::string & endpoint, std::vector<ggml_backend_dev_t> devices, int32_t n_threads) {
+    split(endpoint);
+    auto * serve = rpc_function<decltype(ggml_backend_rpc_start_server)>("ggml_backend_rpc_start_server");
+    serve(endpoint.c_str(), nullptr, (size_t)n_threads, devices.size(), devices.data());
+    throw lctx_refusal("cannot listen on " + endpoint + " (" + strerror(errno) + "): give an IPv4 address of this machine and a free port");
+}

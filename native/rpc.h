@@ -1,0 +1,30 @@
+// RPC servers: other machines, or processes, whose memory and processors are devices of this one.
+#pragma once
+
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+// One connection. ggml ends the process when it finds no server, or loses it; so a server is asked first, and the connection is kept as
+// long as somebody needs it.
+struct lctx_rpc_server {
+    std::string endpoint;  // "host:port"
+    std::vector<ggml_backend_dev_t> devices;
+    ggml_backend_ptr connection;
+};
+
+// Connect, or share the connection that there is. Throws lctx_refusal with the reason.
+std::shared_ptr<lctx_rpc_server> lctx_rpc_connect(const std::string & endpoint);
+
+// The endpoints of "host:port,host:port". Throws lctx_refusal.
+std::vector<std::string> lctx_rpc_endpoints(const std::string & text);
+
+// A server forgets its last graph when a buffer is freed, and ggml may still ask for that graph again, which ends the process. Run an
+// empty one, so that the next graph of whatever context is sent as a whole: after anything that may have freed buffers.
+void lctx_rpc_forget_graphs(const std::vector<std::shared_ptr<lctx_rpc_server>> & servers);
+
+// Serve the devices on an address (IPv4) until the process ends; throws lctx_refusal when that cannot be.
+[[noreturn]] void lctx_rpc_serve_devices(const std::string & endpoint, std::vector<ggml_backend_dev_t> devices, int32_t n_threads);

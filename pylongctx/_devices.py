@@ -1,0 +1,52 @@
+"""The devices of this machine, and lending them."""
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from pylongctx._arguments import check_count, thread_counts
+from pylongctx._lib import error, ffi, lib, text
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the library can compute on.
+
+    Attributes
+    ----------
+    name, description, type : str
+        For instance "CUDA0", the product's name, "GPU".
+    memory_free, memory_total : int
+        Bytes; 0 where the device does not tell.
+    """
+
+    name: str
+    description: str
+    type: str
+    memory_free: int
+    memory_total: int
+
+
+def devices() -> list[Device]:
+    """Return the devices that the build can use."""
+    found = []
+    info = ffi.new("lctx_device_info *")
+    for i in range(lib.lctx_device_count()):
+        lib.lctx_device_get(i, info)
+        names = text(info.name), text(info.description), text(info.type)
+        found.append(Device(*names, info.memory_free, info.memory_total))
+    return found
+
+
+def serve(host: str, port: int, names: str = "", n_threads: int | None = None) -> NoReturn:
+    """Lend devices (all GPUs, or the CPU, when none is named) until the process ends.
+
+    Raises
+    ------
+    InvalidInput
+        When the address or a device is not usable.
+    """
+    n_threads, _ = thread_counts(n_threads, 1)
+    reason = ffi.new("char[]", 1024)
+    endpoint = f"{host}:{check_count('port', port)}"
+    status = lib.lctx_rpc_serve(endpoint.encode(), names.encode(), n_threads, reason, len(reason))
+    raise error(status, text(reason))

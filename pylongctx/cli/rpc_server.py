@@ -1,0 +1,52 @@
+"""``pylongctx rpc-server``: lend the memory and processors of this machine to a model on another one."""
+
+import argparse
+import ipaddress
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pylongctx._devices import Device
+
+EPILOG = """On the other machine: Llama(..., rpc_servers="HOST:PORT", n_gpu_layers=-1), or --rpc HOST:PORT -ngl -1.
+One client at a time. No authentication, no encryption: who can connect can read and crash this process."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser("rpc-server", help="lend this machine to another", description=__doc__, epilog=EPILOG)
+    add = parser.add_argument
+    add("-H", "--host", default="127.0.0.1", metavar="IP", help="IPv4 address to listen on (127.0.0.1: this machine)")
+    add("-p", "--port", type=int, default=50052, metavar="N", help="port (50052)")
+    add("-d", "--device", default="", metavar="NAME,...", help="devices to lend (the GPUs, or the CPU)")
+    add("-t", "--threads", type=int, metavar="N", help="threads of the CPU (half of the cores)")
+    add("--list-devices", action="store_true", help="print the devices and exit")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    from pylongctx._devices import devices, serve
+
+    if args.list_devices:
+        print("\n".join(map(_line, devices())))
+        return 0
+    if not is_loopback(args.host):
+        print(
+            f"pylongctx: warning: anyone who reaches {args.host}:{args.port} can use, read and crash this process; "
+            "never do this on a network that you do not trust",
+            file=sys.stderr,
+        )
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the library never comes back to Python, which would handle it
+    serve(args.host, args.port, args.device, args.threads)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can connect; ValueError when it is no IPv4 address."""
+    return ipaddress.IPv4Address(host).is_loopback
+
+
+def _line(device: "Device") -> str:
+    memory = f"{device.memory_free / 2**30:.1f} of {device.memory_total / 2**30:.1f} GiB free"
+    return f"{device.name}: {device.description} ({device.type}, {memory})"

@@ -1,0 +1,299 @@
+"""Layers on other devices: RPC servers of our own on this machine, whose kernels are those of the CPU."""
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import test_memory
+from cases import LONGHEADS, SPECS
+from session import assert_same
+
+from pylongctx import InvalidInput, Llama
+
+SIZES = {"n_ctx": 256, "n_seq_max": 3, "n_batch": 48, "n_ubatch": 16, "n_threads": 1, "n_threads_batch": 1}
+EVICTION = "corm,window=8,recent=16,evict_every=16"
+METHODS = {
+    **{name: SPECS[name] for name in ("full", "window", "selfextend", "longheads-minmax", "longheads-attention")},
+    "longheads-grouped": SPECS["longheads-grouped"],
+    "corm": EVICTION,
+    "longheads+corm": f"{LONGHEADS['longheads-attention'].text()}+{EVICTION}",
+    "selfextend+h2o": f"{SPECS['selfextend']}+h2o,budget=70,recent=12,evict_every=8",
+}
+ALL, LAST = 99, 2  # of the two layers of the tiny model: both, or the second; and the output
+TOLERANCE = 1e-6  # the same kernels
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as s:
+        return s.getsockname()[1]
+
+
+@contextmanager
+def server(*options: str):
+    """Run an RPC server; yields its endpoint and its process."""
+    port = free_port()
+    command = [sys.executable, "-m", "pylongctx", "rpc-server", "-p", str(port), "-t", "1", *options]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while process.poll() is None:
+                try:
+                    socket.create_connection(("127.0.0.1", port)).close()
+                    break
+                except ConnectionRefusedError:
+                    continue
+            assert process.poll() is None, process.stderr.read()
+            yield f"127.0.0.1:{port}", process
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def endpoints():
+    with ExitStack() as stack:
+        yield [stack.enter_context(server())[0] for _ in range(2)]
+
+
+@pytest.fixture(scope="module")
+def places(endpoints):
+    """Return where layers are, by name."""
+    one, both = endpoints[0], ",".join(endpoints)
+    return {
+        "cpu": {},
+        "all": {"rpc_servers": one, "n_gpu_layers": ALL},
+        "half": {"rpc_servers": one, "n_gpu_layers": LAST},
+        "two": {"rpc_servers": both, "n_gpu_layers": ALL},
+    }
+
+
+@pytest.fixture
+def start(open_session, places):
+    """Return a function that opens a session somewhere."""
+
+    def start(spec, place="all", **params):
+        return open_session("llama", spec, where=places[place], **SIZES | params)
+
+    return start
+
+
+@pytest.fixture(params=METHODS)
+def spec(request) -> str:
+    return METHODS[request.param]
+
+
+def play(session, tokens: list[int]) -> list[np.ndarray]:
+    """Grow, copy, mix, cut back, save and restore; return all logits and what is held on the way."""
+
+    def grow(seq: int, n: int, step: int) -> np.ndarray:
+        part = tokens[session.length(seq) :][:n]
+        steps = [part[i : i + step] for i in range(0, n, step)]
+        return np.concatenate([session.decode_mixed([(seq, t) for t in some]) for some in steps])
+
+    out = [grow(0, 130, 37), grow(1, 21, 5)]
+    assert session.copy(0, 1, session.restorable(120))
+    out.append(session.decode_mixed([(seq, t) for t in tokens[30:50] for seq in (0, 1)]))
+    out.append(np.array([session.kv_bytes]))
+    session.cut_back(session.length(0) - 3, 0)
+    out.append(grow(0, 9, 1))
+    session.cut_back(session.length(0) - 1, 0)
+    out.append(grow(0, 20, 7))
+    assert session.restore(session.save(0), 2)
+    session.keep(2)
+    out += [grow(2, 11, 3), np.array([session.kv_bytes])]
+    assert session.remove_tail(0, 2)
+    return [*out, grow(2, 40, 16), np.array([session.kv_bytes])]
+
+
+@pytest.mark.parametrize("place", ["all", "half", "two"])
+def test_layers_elsewhere_are_the_same(start, spec, tokens, place):
+    for here, there in zip(play(start(spec, "cpu"), tokens), play(start(spec, place), tokens), strict=True):
+        assert_same(there, here, TOLERANCE)
+
+
+@pytest.mark.parametrize(("src", "dst"), [("cpu", "all"), ("half", "cpu"), ("two", "half")])
+def test_a_state_moves(start, spec, tokens, src, dst):
+    """Half of a text, the state, and the rest elsewhere."""
+    session, other, reference = start(spec, src), start(spec, dst), start(spec, "cpu")
+    session.decode(tokens[:125], 41)
+    assert other.restore(session.save(0), 0), other.error
+    reference.decode(tokens[:125], 41)
+    assert_same(other.decode(tokens[125:], 13), reference.decode(tokens[125:], 13), TOLERANCE)
+
+
+@pytest.mark.parametrize("place", ["half", "two"])
+@pytest.mark.parametrize("name", ["window", "longheads-grouped", "corm", "longheads+corm"])
+def test_any_order_of_operations(start, tokens, name, place):
+    def start_there(spec, n_seq_max=3, **params):
+        return start(spec, place if n_seq_max > 1 else "cpu", n_seq_max=n_seq_max, **params)
+
+    test_memory.test_any_order_of_operations(start_there, METHODS[name], tokens)
+
+
+def test_rows_and_scores_of_a_head(start, ffi, lib, tokens):
+    """What a head holds can be asked for wherever it is."""
+    held = {}
+    for place in ("cpu", "half", "two"):
+        session = start(EVICTION, place)
+        session.decode(tokens[:160], 48)
+        lists = [(ffi.new("int32_t[256]"), ffi.new("int32_t[256]")) for _ in range(4)]
+        n = [lib.lctx_seq_held(session.ctx, 0, i // 2, i % 2, *lists[i], 256) for i in range(4)]
+        held[place] = [(list(rows)[:k], list(scores)[:k]) for k, (rows, scores) in zip(n, lists, strict=True)]
+    assert held["cpu"] == held["half"] == held["two"]
+    assert any(len(rows) < 160 for rows, _ in held["cpu"])
+
+
+def test_attention_can_stay(start, tokens):
+    """offload_kqv=False keeps K, V and attention here; only weights are there."""
+    for spec in (METHODS["longheads+corm"], SPECS["selfextend"]):
+        session = start(spec, "all", offload_kqv=0)
+        assert_same(session.decode(tokens, 48), start(spec, "cpu").decode(tokens, 48), TOLERANCE)
+
+
+def test_one_graph_serves_all_tokens(start, lib, ffi, tokens):
+    session = start(METHODS["longheads+corm"], "half")
+    session.decode(tokens[:100], 1)
+    work = ffi.new("lctx_work *")
+    assert lib.lctx_context_work(session.ctx, work) == lib.LCTX_OK
+    assert work.n_graph == 100
+    assert work.n_built == 1
+
+
+def test_contexts_come_and_go(start, tokens):
+    """A context goes on while others on the same server are created, run and freed."""
+    want = start("full", "cpu").decode(tokens[:40], 1)
+    session = start("full", "all")
+    got = [session.decode(tokens[:10], 1)]
+    other = start(EVICTION, "all")
+    got.append(session.decode(tokens[10:20], 1))
+    other.decode(tokens[:20], 1)
+    got.append(session.decode(tokens[20:30], 1))
+    other.close()
+    got.append(session.decode(tokens[30:40], 1))
+    assert_same(np.concatenate(got), want, TOLERANCE)
+    session.close()
+    assert_same(start("full", "two").decode(tokens[:40], 1), want, TOLERANCE)
+
+
+# ---- Python, and what is refused ----
+
+
+def test_llama_on_two_servers(embedded_model, endpoints):
+    prompt = b"The grass is green. The sky is blue. " * 4
+    outputs = []
+    for where in ({}, {"rpc_servers": ",".join(endpoints), "n_gpu_layers": -1, "tensor_split": [1, 3]}):
+        with Llama(str(embedded_model), n_ctx=512, n_threads=1, verbose=False, method=EVICTION, **where) as llm:
+            llm.eval(llm.tokenize(prompt))
+            outputs.append((llm._session.context.kv_usage().bytes, llm.sample(temp=0.0)))
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(("where", "message"), [
+    ({"rpc_servers": "localhost"}, "servers are given as host:port"),
+    ({"rpc_servers": "localhost:99999"}, "servers are given as host:port"),
+    ({"rpc_servers": "localhost:1,"}, "servers are given as host:port"),
+    ({"rpc_servers": "nobody.invalid:50052"}, "the host is not known"),
+    ({"tensor_split": [1.0] * 17}, "tensor_split has 17 shares, at most 16"),
+    ({"tensor_split": [-1.0]}, "shares are 0 or more"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused(embedded_model, where, message):
+    with pytest.raises(InvalidInput, match=message):
+        Llama(str(embedded_model), verbose=False, **{"n_gpu_layers": 1} | where)
+
+
+def test_a_server_that_is_not_there(embedded_model):
+    with pytest.raises(InvalidInput, match=r"no connection .*pylongctx rpc-server"):
+        Llama(str(embedded_model), rpc_servers=f"127.0.0.1:{free_port()}", n_gpu_layers=1, verbose=False)
+
+
+def test_a_server_of_something_else(embedded_model):
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1"]
+    port = free_port()
+    with subprocess.Popen([*command, str(port)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        try:
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port)).close()
+                    break
+                except ConnectionRefusedError:
+                    assert process.poll() is None
+            with pytest.raises(InvalidInput, match=r"it is no RPC server|it speaks version"):
+                Llama(str(embedded_model), rpc_servers=f"127.0.0.1:{port}", n_gpu_layers=1, verbose=False)
+        finally:
+            process.kill()
+
+
+def test_servers_without_layers_warn(embedded_model, endpoints):
+    with pytest.warns(RuntimeWarning, match="no effect with n_gpu_layers=0"):
+        Llama(str(embedded_model), rpc_servers=endpoints[0], verbose=False).close()
+
+
+GONE = """
+import sys
+from pylongctx import Llama
+llm = Llama(sys.argv[1], rpc_servers=sys.argv[2], n_gpu_layers=-1, n_ctx=64, verbose=False)
+llm.eval([5, 6, 7])
+print("ready", flush=True)
+sys.stdin.readline()
+llm.eval([8])
+llm.sample(temp=0.0)
+"""
+
+
+def test_a_server_that_goes_away(embedded_model):
+    """ggml ends the process; what it prints says why."""
+    with server() as (endpoint, process):
+        client = subprocess.Popen(
+            [sys.executable, "-c", GONE, str(embedded_model), endpoint],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert client.stdout.readline() == "ready\n"
+        process.kill()
+        process.wait()
+        _, errors = client.communicate("\n")
+    assert client.returncode != 0
+    assert "Remote RPC server crashed or returned malformed response" in errors
+
+
+# ---- the command ----
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "pylongctx", "rpc-server", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_devices_are_listed():
+    done = run_command("--list-devices")
+    assert done.returncode == 0
+    assert "CPU" in done.stdout
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["-d", "CUDA77"], "there is no device CUDA77, but"),
+    (["-H", "192.0.2.1"], "cannot listen on 192.0.2.1:50052"),
+    (["-H", "192.0.2.1"], "warning: anyone who reaches 192.0.2.1:50052"),
+    (["-H", "nowhere"], "nowhere"),
+    (["-p", "99999"], "host:port"),
+])  # fmt: skip
+def test_a_server_that_cannot_be(arguments, message):
+    done = run_command(*arguments)
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+# ---- memory that is committed before it is used ----
+
+
+@pytest.mark.parametrize("tests", ["test_memory.py", "test_corm_sequences.py", "test_chunks.py", "test_kv_limit.py"])
+def test_nothing_is_touched_before_it_is_committed(tests):
+    """With LCTX_STRICT_ARENA=1 the system stops who reads or writes what was not committed, or was given back."""
+    folder = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(folder / tests)],
+        env=os.environ | {"LCTX_STRICT_ARENA": "1"}, capture_output=True, text=True, check=False, cwd=folder.parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
