@@ -139,6 +139,11 @@ ggml_backend_buffer_t lctx_cuda_pinned_buffer(ggml_backend_buffer_type_t buft, s
     return ggml_backend_buffer_init(buft, i, new lctx_cuda_memory{device, (char *)data, size}, size);
 }
 
+size_t lctx_cuda_arena_grain(ggml_backend_buffer_type_t buft) {
+    const int device = device_of(buft);
+    return device >= 0 ? grain_of(device) : 0;
+}
+
 std::unique_ptr<lctx_cuda_arena> lctx_cuda_arena::reserve(ggml_backend_buffer_type_t buft, size_t size) {
     const int device = device_of(buft);
     if (size == 0 || device < 0 || cudaSetDevice(device) != cudaSuccess) {

@@ -10,6 +10,9 @@
 // Memory of the host that stays where it is and that kernels read and write through the bus; nullptr when the system refuses.
 ggml_backend_buffer_t lctx_cuda_pinned_buffer(ggml_backend_buffer_type_t buft, size_t size);
 
+// Bytes that are committed and given back together; 0: the device has no virtual memory, or is none of CUDA.
+size_t lctx_cuda_arena_grain(ggml_backend_buffer_type_t buft);
+
 // Where a buffer lies.
 struct lctx_cuda_memory {
     int device = -1;  // of the CUDA runtime

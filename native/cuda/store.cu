@@ -110,6 +110,9 @@ __global__ void store(lctx_store_args a) {
     const lctx_row at = a.rows[token];
     const lctx_slots slots(a.cache, head, at.seq);
     const int32_t slot = slots.slot(at.row);
+    if (a.params.resident_only && !lctx_is_resident(a.cache, slot, head, at.seq)) {
+        return;
+    }
     const float * k = (const float *)(a.k + head * a.k_head_stride + token * a.k_token_stride);
     if (blockIdx.y == NEAR_KEY) {
         return put_key(a, k, at.near_angle, lctx_near_row(a.cache, at.row, head, at.seq));

@@ -64,9 +64,9 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
                                       params.rope_mode, retain ? retain->score : LCTX_SCORE_LAST);
     chain.links.push_back({"lctx_store", stored});
     if (layer.resident) {  // before anything else that reads the pools: links.back() is what they read
-        chain.links.insert(chain.links.begin(),
-                           {"lctx_store_resident", lctx_store(ctx, in.k, in.v, layer.k_resident, layer.v_resident, layer.resident_table, in.rows,
-                                                              in.angles, nullptr, nullptr, params.rope_mode, LCTX_SCORE_LAST, true)});
+        chain.links.insert(chain.links.begin(), {"lctx_store_resident", lctx_store(ctx, in.k, in.v, layer.k_resident, layer.v_resident,
+                                                                                   layer.resident_table, in.rows, in.angles, nullptr,
+                                                                                   nullptr, params.rope_mode, LCTX_SCORE_LAST, true)});
     }
     ggml_tensor * segs = in.segs;
     if (const lctx_chunks * chunks = method.chunks()) {
@@ -78,7 +78,8 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
     params.lse = retain != nullptr;
     ggml_tensor * table = layer.table;
     if (layer.resident) {
-        table = lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_resident, layer.v_resident, layer.resident, layer.resident_table);
+        table = lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_resident, layer.v_resident, layer.resident,
+                           layer.resident_table);
         chain.links.push_back({"lctx_fetch", table});
     }
     chain.attended = lctx_attend(ctx, in.q, stored, layer.v_pool, table, segs, in.angles, layer.near, layer.held, params, layer.k_resident,

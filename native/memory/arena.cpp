@@ -1,5 +1,9 @@
 #include "arena.h"
 
+#ifdef LCTX_CUDA_ARENA
+#include "../cuda/arena.h"
+#endif
+
 #include <sys/mman.h>
 #include <unistd.h>
 #include <cstdlib>
@@ -75,6 +79,50 @@ class buffer_arena final : public lctx_arena {
     explicit buffer_arena(ggml_backend_buffer_t buffer) { buffer_.reset(buffer); }
 };
 
+#ifdef LCTX_CUDA_ARENA
+class cuda_arena final : public lctx_arena {
+  public:
+    explicit cuda_arena(std::unique_ptr<lctx_cuda_arena> range) : range_(std::move(range)) { buffer_.reset(range_->new_buffer()); }
+    ~cuda_arena() override { buffer_.reset(); }
+
+    bool commits() const override { return true; }
+    bool commit(size_t from, size_t end) override { return range_->commit(from, end); }
+    void give_back(size_t from, size_t end) override { range_->give_back(from, end); }
+
+  private:
+    std::unique_ptr<lctx_cuda_arena> range_;
+};
+
+size_t cuda_grain(ggml_backend_buffer_type_t buft) {
+    return lctx_cuda_arena_grain(buft);
+}
+
+std::unique_ptr<lctx_arena> create_on_cuda(ggml_backend_buffer_type_t buft, size_t size) {
+    auto range = lctx_cuda_arena::reserve(buft, size);
+    return range ? std::make_unique<cuda_arena>(std::move(range)) : nullptr;
+}
+
+ggml_backend_buffer_t pinned_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+    return lctx_cuda_pinned_buffer(buft, size);
+}
+#else
+size_t cuda_grain(ggml_backend_buffer_type_t) {
+    return 0;
+}
+
+std::unique_ptr<lctx_arena> create_on_cuda(ggml_backend_buffer_type_t, size_t) {
+    return nullptr;
+}
+
+ggml_backend_buffer_t pinned_buffer(ggml_backend_buffer_type_t, size_t) {
+    return nullptr;
+}
+#endif
+
+std::unique_ptr<lctx_arena> on_buffer(ggml_backend_buffer_t buffer) {
+    return buffer ? std::make_unique<buffer_arena>(buffer) : nullptr;
+}
+
 std::unique_ptr<lctx_arena> create_on_host(size_t size) {
     const char * strict = getenv("LCTX_STRICT_ARENA");
     const bool is_strict = strict && strcmp(strict, "1") == 0;
@@ -88,17 +136,17 @@ std::unique_ptr<lctx_arena> create_on_host(size_t size) {
 }  // namespace
 
 size_t lctx_arena_grain(ggml_backend_buffer_type_t buft) {
-    return buft == ggml_backend_cpu_buffer_type() ? system_page() : 0;
+    return buft == ggml_backend_cpu_buffer_type() ? system_page() : cuda_grain(buft);
 }
 
 std::unique_ptr<lctx_arena> lctx_arena_create(ggml_backend_buffer_type_t buft, size_t size) {
     if (buft == ggml_backend_cpu_buffer_type()) {
         return create_on_host(size);
     }
-    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(buft, size);
-    return buffer ? std::make_unique<buffer_arena>(buffer) : nullptr;
+    auto arena = create_on_cuda(buft, size);
+    return arena ? std::move(arena) : on_buffer(ggml_backend_buft_alloc_buffer(buft, size));
 }
 
 std::unique_ptr<lctx_arena> lctx_arena_create_far(ggml_backend_buffer_type_t buft, size_t size) {
-    return buft == ggml_backend_cpu_buffer_type() ? create_on_host(size) : nullptr;
+    return buft == ggml_backend_cpu_buffer_type() ? create_on_host(size) : on_buffer(pinned_buffer(buft, size));
 }

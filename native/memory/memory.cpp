@@ -38,8 +38,8 @@ lctx_memory::lctx_memory(const llama_model & model, const llama_memory_params & 
       n_seq_((int32_t)cparams.n_seq_max),
       n_threads_(cparams.n_threads_batch) {
     const llama_hparams & hparams = model.hparams;
-    shape_ = {params.type_k, params.type_v, (int32_t)hparams.n_embd_head_k(0), (int32_t)hparams.n_embd_head_v(0), n_ctx_, n_seq_, 0, 0,
-              0,             chunks_, retain_};
+    shape_ = {params.type_k, params.type_v, (int32_t)hparams.n_embd_head_k(0), (int32_t)hparams.n_embd_head_v(0), n_ctx_, n_seq_, 0, 0, 0,
+              chunks_,       retain_};
     check_type(shape_.type_k, shape_.head_dim_k, "K");
     check_type(shape_.type_v, shape_.head_dim_v, "V");
     for (uint32_t il = 0; il < hparams.n_layer(); il++) {
@@ -86,7 +86,8 @@ int32_t lctx_memory::n_resident(uint64_t kv_offload) const {
         throw lctx_refusal("kv_offload keeps pages in memory of the host and brings those that the heads choose: method=longheads does, " +
                            method_->full_spec() + " does not; use longheads without an eviction rule, or offload_kqv=False");
     }
-    const uint64_t page = LCTX_PAGE_ROWS * (ggml_row_size(shape_.type_k, shape_.head_dim_k) + ggml_row_size(shape_.type_v, shape_.head_dim_v));
+    const uint64_t page =
+        LCTX_PAGE_ROWS * (ggml_row_size(shape_.type_k, shape_.head_dim_k) + ggml_row_size(shape_.type_v, shape_.head_dim_v));
     const auto least = (uint64_t)chunks_->n_chunk * std::max(1, chunks_->chunk_size / LCTX_PAGE_ROWS) + 1;
     const uint64_t n_slot = kv_offload == LCTX_OFFLOAD_AUTO ? 2 * least : kv_offload / (page * n_head_total_);
     if (n_slot < least) {
@@ -128,8 +129,8 @@ void lctx_memory::allocate(const llama_model & model, bool offload) {
         check_memory(*stores_.back());
         if (!stores_.back()->allocate(model.hparams.no_alloc)) {
             if (shape_.n_slot > 0) {
-                throw lctx_refusal("kv_offload: memory of the host that " + stores_.back()->name() + " reads too cannot be had; use a GPU of " +
-                                   "this machine, a smaller n_ctx, or offload_kqv=False");
+                throw lctx_refusal("kv_offload: memory of the host that " + stores_.back()->name() +
+                                   " reads too cannot be had; use a GPU of " + "this machine, a smaller n_ctx, or offload_kqv=False");
             }
             throw lctx_refusal("could not reserve " + mib(stores_.back()->bytes()) + " for the KV cache on " + stores_.back()->name() +
                                "; lower n_ctx or use type_k=type_v=q8_0");
