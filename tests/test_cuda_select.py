@@ -179,15 +179,15 @@ def assert_nearly_all_rows_equal(got: np.ndarray, want: np.ndarray) -> None:
     assert (error < 10 * ATTEND).mean() > 0.97, f"rows {np.flatnonzero(error >= 10 * ATTEND)} differ"
 
 
-SIZES = {"n_ctx": 200, "n_seq_max": 3, "n_batch": 60, "n_ubatch": 60}
+SIZES = {"n_ctx": 96, "n_seq_max": 3, "n_batch": 60, "n_ubatch": 60}
 
 
 @pytest.mark.parametrize("step", [6, 60])
 @pytest.mark.parametrize("method", [*LONGHEADS.values(), LongHeads(16, 64, select_block=4)], ids=lambda m: m.text())
 def test_sequences_that_complete_their_chunks_together(open_session, tokens, emulated, method: LongHeads, step):
     """Neighbouring tokens are of different sequences; every sequence meets its own representations."""
-    parts = [tokens[i : i + 140] for i in (0, 50, 100)]
-    pairs = [(seq, part[i]) for i in range(140) for seq, part in enumerate(parts)]
+    parts = [tokens[i : i + 90] for i in (0, 50, 100)]
+    pairs = [(seq, part[i]) for i in range(90) for seq, part in enumerate(parts)]
 
     def run() -> np.ndarray:
         session: Session = open_session("llama", method.text(), **SIZES)

@@ -244,7 +244,9 @@ __global__ void __launch_bounds__(lctx_product::THREADS) score_many(lctx_select_
     while (rest) {
         const int begin = __ffsll((long long)rest) - 1;
         rest &= rest - 1;
-        tile.score_run(begin, rest ? __ffsll((long long)rest) - 1 : lctx_product::TILE, limit);
+        if (tile.seq[begin] >= 0) {
+            tile.score_run(begin, rest ? __ffsll((long long)rest) - 1 : lctx_product::TILE, limit);
+        }
     }
 }
 
