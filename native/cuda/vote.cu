@@ -291,7 +291,7 @@ template <typename S> __device__ void vote_phase(const lctx_vote_args & v, const
     bool loaded = false;
     for (int list0 = 0, turn = 0; list0 < n_list; list0 += S::THREADS) {
         part p = {0, 0};
-        if (list0 + mine < n_list) {
+        if (list0 + mine < n_list && v.voters[l.token(list0 + mine)].votes) {
             p = part_of(l.of(list0 + mine), l.segs.first(phase), l.segs.end(phase), m.row[0], m.row[n_open - 1]);
         }
         int n_column;
