@@ -53,7 +53,8 @@ cuda-check: build $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
 	$(BIN)/python -m pytest -q -rs tests/test_cuda_build.py
 
 test: build $(VENV)/.test-tools $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
-	$(PIP) install --no-build-isolation --editable .[test]
+	# with the CUDA kernels as C++, so that they are tested where there is no GPU
+	$(PIP) install --no-build-isolation --editable .[test] -C cmake.define.LCTX_EMULATE=ON
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: build
@@ -78,7 +79,7 @@ $(VENV)/.cublas: $(BIN)/pip
 	touch $@
 
 wheel: build
-	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist $(WHEEL_ARGS) .
+	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist -C cmake.define.LCTX_EMULATE=OFF $(WHEEL_ARGS) .
 	$(BIN)/python -c "from scikit_build_core.build import build_sdist; build_sdist('dist')"
 
 # llama-perplexity and llama-bench with our library's insides (LCTX_METHOD turns a method on) and without any change

@@ -54,7 +54,14 @@ def measure(args: argparse.Namespace, n: int, slots: float | None) -> list[str]:
     rate = f"{100 * hits / (hits + misses + far):.1f} %" if hits + misses + far else ""
     there = usage.device_bytes if usage.slots else held
     sizes = [f"{held / MIB:.1f}", f"{there / MIB:.1f}", f"{100 * there / held:.0f} %"]
-    return [str(n), "all" if slots is None else f"{slots:g}", *sizes, rate, f"{moved / MIB:.2f}", f"{args.decode / seconds:.1f}"]
+    return [
+        str(n),
+        "all" if slots is None else f"{slots:g}",
+        *sizes,
+        rate,
+        f"{moved / MIB:.2f}",
+        f"{args.decode / seconds:.1f}",
+    ]
 
 
 def room(args: argparse.Namespace, options: dict, slots: float) -> int:

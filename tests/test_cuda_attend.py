@@ -1,0 +1,100 @@
+"""The CUDA kernel of *attend*, run by the CPU thread by thread: against the oracle, and whole models against the CPU's kernels."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cases import CHUNK_CASES, OP_CASES, SPECS
+from op import POISON, make_inputs, run_chunks, run_native, run_oracle, stored
+from session import assert_same
+
+TOLERANCE = 2e-3  # queries, weights and rows are f16 on the tensor cores
+N = 100
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    """Run the CUDA kernels; the function that is returned goes back to the CPU's."""
+    from pylongctx._lib import build_info
+
+    if not build_info()["emulates_cuda"]:
+        pytest.skip("the library was built without LCTX_EMULATE, so the CUDA kernels are not in it")
+    monkeypatch.setenv("LCTX_EMULATE_CUDA", "1")
+    return lambda: monkeypatch.delenv("LCTX_EMULATE_CUDA")
+
+
+@pytest.mark.parametrize("case", OP_CASES, ids=lambda case: case.name)
+def test_attend_equals_the_oracle(ffi, lib, case):
+    x = make_inputs(case)
+    parts = zip(run_native(ffi, lib, case, x), run_oracle(case, x), strict=True)
+    for got, want in ((got, want) for got, want in parts if got is not None):
+        assert not (got == POISON).any(), "an element was not written"
+        finite = np.isfinite(want)
+        np.testing.assert_array_equal(got[~finite], want[~finite])
+        scale = max(1, abs(want[finite]).max(initial=0))
+        np.testing.assert_allclose(got[finite], want[finite], rtol=0, atol=max(TOLERANCE, case.tolerance) * scale)
+
+
+@pytest.mark.parametrize("case", CHUNK_CASES[::3], ids=lambda case: case.name)
+def test_chunks_equal_the_oracle(ffi, lib, case):
+    x = make_inputs(case)
+    got = run_chunks(ffi, lib, case, x)
+    assert_same(got.out, stored(case, x).attend(got.chunks), max(2 * TOLERANCE, case.tolerance))
+
+
+@pytest.mark.parametrize("n_tokens", [1, 9, 130])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_any_tile_of_any_width(ffi, lib, n_tokens, head_dim):
+    """Few and many columns, parts of the rows that are merged, and heads in tiles of their own."""
+    for n_head, n_head_kv in ((8, 8), (8, 1), (71, 1)):
+        case = replace(OP_CASES[0], n_rows=193, n_tokens=n_tokens, n_head=n_head, n_head_kv=n_head_kv, lse=True,
+                       head_dim_k=head_dim, head_dim_v=head_dim, type_k="f16", type_v="f16")  # fmt: skip
+        x = make_inputs(case)
+        for got, want in zip(run_native(ffi, lib, case, x), run_oracle(case, x), strict=True):
+            assert_same(got, want, TOLERANCE)
+
+
+@pytest.mark.parametrize("step", [1, 7, 64])
+@pytest.mark.parametrize("name", SPECS)
+def test_models_equal_the_cpu(emulated, open_session, tokens, name, step):
+    sizes = {
+        "n_ctx": 128,
+        "n_batch": 64,
+        "n_ubatch": 32,
+        "n_threads": 1,
+        "n_threads_batch": 1,
+        "type_k": 1,
+        "type_v": 1,
+    }
+    got = open_session("llama", SPECS[name], **sizes).decode(tokens[:N], step)
+    emulated()
+    want = open_session("llama", SPECS[name], **sizes).decode(tokens[:N], step)
+    # a near tie may choose another chunk
+    assert np.median(abs(got - want)) < TOLERANCE * abs(want).max()
+    assert (abs(got - want).max(axis=1) > 5 * TOLERANCE * abs(want).max()).mean() < 0.1
+
+
+def test_sequences_in_one_tile(emulated, open_session, tokens):
+    sizes = {"n_ctx": 128, "n_batch": 64, "n_ubatch": 64, "n_seq_max": 3, "n_threads": 1, "n_threads_batch": 1}
+    answers = []
+    for _ in range(2):
+        session = open_session("llama", "full", **sizes)
+        batches = [[(i % 3, t) for i, t in enumerate(tokens[:60])], [(i, t) for i, t in enumerate(tokens[60:63])]]
+        answers.append(np.concatenate([session.decode_mixed(batch) for batch in batches]))
+        if len(answers) == 1:
+            emulated()
+    assert_same(answers[0], answers[1], TOLERANCE)
+
+
+def test_pages_in_memory_of_the_host(open_session, tokens):
+    """The kernels of *fetch* and of rows that are left out: the same answers with and without."""
+    sizes = {"n_ctx": 320, "n_batch": 64, "n_ubatch": 32, "n_threads": 1, "n_threads_batch": 1, "n_seq_max": 2}
+    spec, answers = SPECS["longheads-minmax"], []
+    for offload in (0, 2**64 - 1):
+        session = open_session("llama", spec, kv_offload=offload, **sizes)
+        answers.append(session.decode(tokens[:250], 50))
+    info = session.ffi.new("lctx_offload_info *")
+    assert session.lib.lctx_offload_usage(session.ctx, info) == session.lib.LCTX_OK
+    assert info.n_hit > 0
+    assert info.n_miss > 0
+    np.testing.assert_array_equal(*answers)
