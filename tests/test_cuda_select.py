@@ -74,6 +74,22 @@ def test_chunks_equal_the_oracle_in_ubatches_of_any_size(ffi, lib, n_ubatch, rep
     check(ffi, lib, chunk_case("ubatch", n_rows=490, n_head=4, n_head_kv=2, n_ubatch=n_ubatch, method=method))
 
 
+@pytest.mark.parametrize("n_ubatch", [1, 200])
+def test_long_chunks_equal_the_oracle(ffi, lib, n_ubatch):
+    """Several tiles of queries and keys, and more tokens than a warp looks through at once."""
+    sizes = {"n_rows": 650, "n_head": 2, "n_head_kv": 1, "n_ubatch": n_ubatch}
+    check(ffi, lib, chunk_case("long-chunks", method=LongHeads(320, 960), **sizes))
+
+
+@pytest.mark.parametrize("n_ubatch", [8, 512])
+@pytest.mark.parametrize("n_neighbor", [0, 34])
+def test_many_chunks_equal_the_oracle(ffi, lib, n_neighbor, n_ubatch):
+    """More chunks to choose, and more of them to choose from, than a warp has lanes."""
+    sizes = {"n_rows": 1200, "n_head": 1, "n_head_kv": 1, "head_dim_k": 32, "head_dim_v": 32, "n_ubatch": n_ubatch}
+    method = LongHeads(16, 50 * 16 if n_neighbor == 0 else 70 * 16, n_neighbor=n_neighbor)
+    check(ffi, lib, chunk_case("many-chunks", method=method, **sizes))
+
+
 @pytest.mark.parametrize("n_ubatch", [8, 300])
 def test_blocks_of_queries_choose_together(ffi, lib, n_ubatch):
     """More of them than one pass over the tokens finds."""
