@@ -1,4 +1,4 @@
-"""The CUDA kernel of *attend*, run by the CPU thread by thread: against the oracle, and whole models against the CPU's kernels."""
+"""The CUDA kernel of *attend*, run by the CPU thread by thread: against the oracle; whole models against the CPU's."""
 
 from dataclasses import replace
 

@@ -1,12 +1,12 @@
-"""Pages in memory of the host: the same logits as without, whatever lies on the device; the CPU stands for both sides."""
+"""Pages in memory of the host: the same logits whatever lies on the device; the CPU stands for both sides."""
 
 import numpy as np
 import pytest
 from cases import SPECS
 from llamas import TEXT, new
 
-from pylongctx.errors import InvalidInput
 from pylongctx._context import OffloadUsage
+from pylongctx.errors import InvalidInput
 from pylongctx.models import embedded_model
 
 METHODS = ["longheads-minmax", "longheads-attention", "longheads-grouped"]
@@ -111,7 +111,7 @@ def test_sequences_copies_and_states(start, tokens, name):
 
 @pytest.mark.parametrize("spec", ["full", "window", "selfextend", "longheads+corm"])
 def test_other_methods_are_refused(open_session, spec):
-    with pytest.raises(ValueError, match="method=longheads does, .* does not; use longheads without an eviction rule"):
+    with pytest.raises(ValueError, match=r"method=longheads does, .* does not; use longheads without an eviction rule"):
         open_session("llama", spec, **SIZES | {"kv_offload": 1 << 30})
 
 
