@@ -208,7 +208,7 @@ template <typename S> __device__ void attend_block(const lctx_attend_args & a, c
     const lctx_cuda_span & span = m.span[slot];
     f.scores(q + column0 * S::STRIDE, k + row0 * S::STRIDE);
     if (a.params.softcap != 0.0f) {
-        f.each_score([&](float & s, int, int) { s = LOG2_E * a.params.softcap * tanhf(s); });
+        f.each_score([&](float & s, int, int) { s = LOG2_E * a.params.softcap * lctx_tanh(s); });
     }
     if (first < span.all_lo || first + S::ROWS > span.all_hi) {
         f.each_score([&](float & s, int c, int row) {

@@ -69,3 +69,8 @@ static __device__ __forceinline__ uint32_t lctx_pack_limited(float low, float hi
     const float most = 65504.0f;
     return lctx_pack(fminf(fmaxf(low, -most), most), fminf(fmaxf(high, -most), most));
 }
+
+// tanh to 1e-6: that of fast math is too coarse for scores, which a softcap multiplies.
+static __device__ __forceinline__ float lctx_tanh(float x) {
+    return 1.0f - 2.0f / (1.0f + lctx_exp2(2.88539008f * x));
+}

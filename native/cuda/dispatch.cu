@@ -14,7 +14,9 @@ const char * lctx_cuda_refusal(const ggml_tensor * node) {
             const lctx_attend_args a = lctx_attend_args_of(node);
             return fits(a.head_dim_k) && fits(a.head_dim_v) ? nullptr : "head_dim must be a multiple of 8 and at most 256";
         }
-        default: return nullptr;
+        case LCTX_OP_REPRESENT:
+        case LCTX_OP_SELECT:    return node->src[0]->ne[0] % 8 == 0 ? nullptr : "head_dim must be a multiple of 8";
+        default:                return nullptr;
     }
 }
 

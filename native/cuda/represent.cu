@@ -114,7 +114,7 @@ struct attention {
         query = parts + THREADS * 8;
         token = (int32_t *)(query + a.head_dim_k);
     }
-    __device__ float capped(float s) const { return a.params.softcap != 0.0f ? a.params.softcap * tanhf(s) : s; }
+    __device__ float capped(float s) const { return a.params.softcap != 0.0f ? a.params.softcap * lctx_tanh(s) : s; }
 
     // Where queries [first, first + TILE) of the chunk are.
     __device__ void find_queries(int first) const {

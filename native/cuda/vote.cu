@@ -259,7 +259,7 @@ template <typename S> __device__ void score(const lctx_attend_args & a, int n_co
     lctx_cuda_flash<S::DIM, S::WARP_ROWS> f;
     f.scores(m.q + column0 * S::STRIDE, m.k + row0 * S::STRIDE);
     f.each_score([&](float s, int c, int row) {
-        m.scores[(column0 + c) * S::SCORE_STRIDE + row0 + row] = a.params.softcap != 0.0f ? LOG2_E * a.params.softcap * tanhf(s) : s;
+        m.scores[(column0 + c) * S::SCORE_STRIDE + row0 + row] = a.params.softcap != 0.0f ? LOG2_E * a.params.softcap * lctx_tanh(s) : s;
     });
 }
 
