@@ -47,7 +47,9 @@ def half(case: EvictCase) -> HalfCase:
 
 # ---- one layer, against the oracle ----
 
-CROSS = [f"{base}-{rule}" for base in BASES for rule in ("corm-every16", "corm-unprotected", "h2o", "scissorhands")]
+CROSS = [f"{base}-{rule}" for base in BASES for rule in ("corm-every16", "corm-unprotected", "h2o", "scissorhands")][
+    ::2
+]
 SHAPES = [f"heads{heads}-{what}" for heads in ("4x1", "6x2") for what in ("scissorhands", "longheads")]
 OTHERS = [
     *("full-tova", "rows1-h2o", "rows65-corm-every16", "rows130-h2o", "rows321-corm-every16"),
@@ -75,8 +77,10 @@ def test_heads_of_every_width(ffi, lib, dim):
 # ---- one layer, against itself ----
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("rule", ["corm-every16", "h2o", "scissorhands", "tova"])
+PAIRS = list(zip(BASES, cycle(("corm-every16", "h2o", "scissorhands", "tova")), strict=False))
+
+
+@pytest.mark.parametrize(("base", "rule"), PAIRS)
 def test_the_size_of_a_ubatch_does_not_matter(ffi, lib, base, rule):
     case = evict_case("ubatch", method=BASES[base], rule=RULES[rule])
     x = make_inputs(case)
