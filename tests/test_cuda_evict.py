@@ -5,6 +5,7 @@ decision within that may fall otherwise than the oracle's.
 """
 
 from dataclasses import dataclass, fields, replace
+from itertools import cycle
 
 import numpy as np
 import pytest
