@@ -20,7 +20,7 @@ PRODUCTS = ("attend.cu", "vote.cu", "select.cu", "represent.cu")  # those that m
 # as CMakeLists.txt and ggml-cuda's say; ptxas tells what kernels need
 FLAGS = (
     "-std=c++17 -O3 -use_fast_math -extended-lambda --expt-relaxed-constexpr -Werror all-warnings -Xptxas -v "
-    "-Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-unused-parameter"
+    "-Xcompiler=-Wall,-Wextra,-Wcast-qual,-Wextra-semi,-Wno-missing-field-initializers,-Wno-unused-parameter"
 ).split()
 MAX_LOCAL = 128  # bytes of a thread in local memory, which is as slow as global memory
 PROPERTIES = re.compile(
