@@ -220,7 +220,7 @@ template <typename S> __device__ void attend_block(const lctx_attend_args & a, c
     f.weigh(v + row0 * S::STRIDE);
 }
 
-template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS)
+template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     attend(const lctx_attend_args a, const stages st, const parts part) {
     const lctx_cuda_tiling tiling(a, S::COLUMNS);
     const lctx_cuda_tile t(a, tiling, (int)blockIdx.x, (int)blockIdx.y);
