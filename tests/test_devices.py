@@ -13,7 +13,8 @@ import test_memory
 from cases import LONGHEADS, SPECS
 from session import assert_same
 
-from pylongctx import InvalidInput, Llama
+from pylongctx import Llama
+from pylongctx.errors import InvalidInput
 
 SIZES = {"n_ctx": 256, "n_seq_max": 3, "n_batch": 48, "n_ubatch": 16, "n_threads": 1, "n_threads_batch": 1}
 EVICTION = "corm,window=8,recent=16,evict_every=16"
