@@ -20,10 +20,11 @@ constexpr int TIMEOUT_SECONDS = 10;
 constexpr uint8_t HELLO = 14;
 constexpr uint64_t N_CAPS = 24;
 struct hello_answer {
-    uint64_t size;
+    uint8_t size[sizeof(uint64_t)];
     uint8_t major, minor, patch, padding;
     uint8_t caps[N_CAPS];
 };
+static_assert(sizeof(hello_answer) == sizeof(uint64_t) + 4 + N_CAPS, "as it is sent");
 
 [[noreturn]] void refuse(const std::string & endpoint, const std::string & reason) {
     throw lctx_refusal("RPC server " + endpoint + ": " + reason);
