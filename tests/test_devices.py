@@ -129,7 +129,7 @@ def test_a_state_moves(start, spec, tokens, src, dst):
 @pytest.mark.parametrize("name", ["window", "longheads-grouped", "corm", "longheads+corm"])
 def test_any_order_of_operations(start, tokens, name, place):
     def start_there(spec, n_seq_max=3, **params):
-        return start(spec, place if n_seq_max > 1 else "cpu", n_seq_max=n_seq_max, **params)
+        return start(spec, place if n_seq_max > 1 else "cpu", n_seq_max=n_seq_max, n_ctx=test_memory.N_CTX, **params)
 
     test_memory.test_any_order_of_operations(start_there, METHODS[name], tokens)
 
