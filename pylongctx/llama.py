@@ -40,9 +40,6 @@ class Llama(Generation, Later):
         How many of the last layers go to devices, with their part of the KV memory; -1: all.
     tensor_split : list of float or None
         Shares of the devices: those of ``rpc_servers``, then the GPUs of this machine. None: by free memory.
-    rpc_servers : str or None
-        "host:port,host:port" of machines that run ``pylongctx rpc-server``: their devices are used as if they were
-        here. A server that goes away while it is used ends this process, as in llama.cpp. For trusted networks only.
     n_ctx : int
         Context window in tokens. 0 (the default here): the trained context, times 4 for a method that extends.
     n_threads, n_threads_batch : int or None
@@ -62,6 +59,9 @@ class Llama(Generation, Later):
         ``"selfextend,group_size=8"`` or ``"longheads+corm"``. None: llama.cpp's own KV cache.
     kv_limit : int or None
         Most bytes of KV memory, as ``kv_usage().bytes`` counts them; beyond, ContextFull is raised, nothing changed.
+    rpc_servers : str or None
+        "host:port,host:port" of machines that run ``pylongctx rpc-server``: their devices are used as if they were
+        here. A server that goes away while it is used ends this process, as in llama.cpp. For trusted networks only.
     progress_callback : callable or None
         Called as ``progress_callback(n_done, n_total)`` after each step of a prompt.
     **kwargs
@@ -85,7 +85,6 @@ class Llama(Generation, Later):
         split_mode: int = 1,
         main_gpu: int = 0,
         tensor_split: list[float] | None = None,
-        rpc_servers: str | None = None,
         vocab_only: bool = False,
         use_mmap: bool = True,
         use_mlock: bool = False,
@@ -128,6 +127,7 @@ class Llama(Generation, Later):
         verbose: bool = True,
         method: Method | str | None = "full",
         kv_limit: int | None = None,
+        rpc_servers: str | None = None,
         progress_callback: Callable[[int, int], None] | None = None,
         **kwargs: Any,
     ) -> None:
