@@ -20,10 +20,11 @@ constexpr int TIMEOUT_SECONDS = 10;
 constexpr uint8_t HELLO = 14;
 constexpr uint64_t N_CAPS = 24;
 struct hello_answer {
-    uint64_t size;
+    uint8_t size[sizeof(uint64_t)];
     uint8_t major, minor, patch, padding;
     uint8_t caps[N_CAPS];
 };
+static_assert(sizeof(hello_answer) == sizeof(uint64_t) + 4 + N_CAPS, "as it is sent");
 
 [[noreturn]] void refuse(const std::string & endpoint, const std::string & reason) {
     throw lctx_refusal("RPC server " + endpoint + ": " + reason);
@@ -78,9 +79,11 @@ void probe(const std::string & endpoint) {
         refuse(endpoint, std::string("it does not listen (") + strerror(errno) + ")");
     }
     const ssize_t n = recv(s.fd, &answer, sizeof(answer), MSG_WAITALL);
-    if (n < (ssize_t)(sizeof(answer.size) + 3)) {
-        refuse(endpoint, n == 0 ? "it hung up: it is no RPC server, or one of another version"
-                                : "it does not answer: it serves somebody else (one client at a time), or it is no RPC server");
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+        refuse(endpoint, "it does not answer: it serves somebody else (one client at a time), or it is no RPC server");
+    }
+    if (n < (ssize_t)sizeof(answer)) {
+        refuse(endpoint, "it hung up: it is no RPC server, or one of another version");
     }
     const auto version = [](int major, int minor, int patch) {
         return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);

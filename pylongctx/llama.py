@@ -40,9 +40,6 @@ class Llama(Generation, Later):
         How many of the last layers go to devices, with their part of the KV memory; -1: all.
     tensor_split : list of float or None
         Shares of the devices: those of ``rpc_servers``, then the GPUs of this machine. None: by free memory.
-    rpc_servers : str or None
-        "host:port,host:port" of machines that run ``pylongctx rpc-server``: their devices are used as if they were
-        here. A server that goes away while it is used ends this process, as in llama.cpp. For trusted networks only.
     n_ctx : int
         Context window in tokens. 0 (the default here): the trained context, times 4 for a method that extends.
     n_threads, n_threads_batch : int or None
@@ -67,6 +64,9 @@ class Llama(Generation, Later):
         recently read ones making place. For longheads without an eviction rule.
     kv_offload_mib : int or None
         MiB of the devices for these pages; None: twice what a token reads. ``offload_usage()`` tells how it goes.
+    rpc_servers : str or None
+        "host:port,host:port" of machines that run ``pylongctx rpc-server``: their devices are used as if they were
+        here. A server that goes away while it is used ends this process, as in llama.cpp. For trusted networks only.
     progress_callback : callable or None
         Called as ``progress_callback(n_done, n_total)`` after each step of a prompt.
     **kwargs
@@ -90,7 +90,6 @@ class Llama(Generation, Later):
         split_mode: int = 1,
         main_gpu: int = 0,
         tensor_split: list[float] | None = None,
-        rpc_servers: str | None = None,
         vocab_only: bool = False,
         use_mmap: bool = True,
         use_mlock: bool = False,
@@ -135,6 +134,7 @@ class Llama(Generation, Later):
         kv_limit: int | None = None,
         kv_offload: str | None = None,
         kv_offload_mib: int | None = None,
+        rpc_servers: str | None = None,
         progress_callback: Callable[[int, int], None] | None = None,
         **kwargs: Any,
     ) -> None:

@@ -48,7 +48,8 @@ def test_parameters_are_those_of_llama_cpp(name):
     ours = [p for p in inspect.signature(getattr(Llama, name)).parameters if p != "kwargs"]
     theirs = peer_parameters(name)
     assert ours[: len(theirs)] == theirs
-    assert ours[len(theirs) :] == (["method", "kv_limit", "progress_callback"] if name == "__init__" else [])
+    own = ["method", "kv_limit", "rpc_servers", "progress_callback"]
+    assert ours[len(theirs) :] == (own if name == "__init__" else [])
 
 
 PEER = """

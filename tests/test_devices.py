@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import test_memory
 from cases import LONGHEADS, SPECS
 from session import assert_same
 
-from pylongctx import InvalidInput, Llama
+from pylongctx import Llama
+from pylongctx.errors import InvalidInput
 
 SIZES = {"n_ctx": 256, "n_seq_max": 3, "n_batch": 48, "n_ubatch": 16, "n_threads": 1, "n_threads_batch": 1}
 EVICTION = "corm,window=8,recent=16,evict_every=16"
@@ -128,7 +130,7 @@ def test_a_state_moves(start, spec, tokens, src, dst):
 @pytest.mark.parametrize("name", ["window", "longheads-grouped", "corm", "longheads+corm"])
 def test_any_order_of_operations(start, tokens, name, place):
     def start_there(spec, n_seq_max=3, **params):
-        return start(spec, place if n_seq_max > 1 else "cpu", n_seq_max=n_seq_max, **params)
+        return start(spec, place if n_seq_max > 1 else "cpu", n_seq_max=n_seq_max, n_ctx=test_memory.N_CTX, **params)
 
     test_memory.test_any_order_of_operations(start_there, METHODS[name], tokens)
 
@@ -201,7 +203,7 @@ def test_llama_on_two_servers(embedded_model, endpoints):
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(embedded_model, where, message):
     with pytest.raises(InvalidInput, match=message):
-        Llama(str(embedded_model), verbose=False, **{"n_gpu_layers": 1} | where)
+        Llama(str(embedded_model), verbose=False, n_gpu_layers=int("rpc_servers" in where), **where)
 
 
 def test_a_server_that_is_not_there(embedded_model):
@@ -209,21 +211,22 @@ def test_a_server_that_is_not_there(embedded_model):
         Llama(str(embedded_model), rpc_servers=f"127.0.0.1:{free_port()}", n_gpu_layers=1, verbose=False)
 
 
-def test_a_server_of_something_else(embedded_model):
-    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1"]
-    port = free_port()
-    with subprocess.Popen([*command, str(port)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
-        try:
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port)).close()
-                    break
-                except ConnectionRefusedError:
-                    assert process.poll() is None
-            with pytest.raises(InvalidInput, match=r"it is no RPC server|it speaks version"):
-                Llama(str(embedded_model), rpc_servers=f"127.0.0.1:{port}", n_gpu_layers=1, verbose=False)
-        finally:
-            process.kill()
+@pytest.mark.parametrize(("answer", "message"), [
+    (b"", "it hung up: it is no RPC server"),
+    (bytes([28, 0, 0, 0, 0, 0, 0, 0, 6, 1, 2]) + bytes(25), r"it speaks version 6\.1\.2"),
+], ids=["nothing", "version"])  # fmt: skip
+def test_a_server_of_something_else(embedded_model, answer, message):
+    def talk(listener):
+        with listener.accept()[0] as client:
+            client.recv(33)
+            client.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        done = pool.submit(talk, listener)
+        with pytest.raises(InvalidInput, match=message):
+            where = {"rpc_servers": f"127.0.0.1:{listener.getsockname()[1]}", "n_gpu_layers": 1}
+            Llama(str(embedded_model), verbose=False, **where)
+        done.result()
 
 
 def test_servers_without_layers_warn(embedded_model, endpoints):
@@ -288,7 +291,7 @@ def test_a_server_that_cannot_be(arguments, message):
 # ---- memory that is committed before it is used ----
 
 
-@pytest.mark.parametrize("tests", ["test_memory.py", "test_corm_sequences.py", "test_chunks.py", "test_kv_limit.py"])
+@pytest.mark.parametrize("tests", ["test_memory.py", "test_pages.py"])
 def test_nothing_is_touched_before_it_is_committed(tests):
     """With LCTX_STRICT_ARENA=1 the system stops who reads or writes what was not committed, or was given back."""
     folder = Path(__file__).parent
