@@ -133,6 +133,6 @@ llama_memory_i * lctx_create_memory(const llama_model & model, const llama_memor
     if (!why.empty()) {
         throw lctx_refusal(why);
     }
-    LLAMA_LOG_INFO("lctx: %s\n", memory->method().full_why().c_str());
+    LLAMA_LOG_INFO("lctx: %s\n", memory->full_why().c_str());
     return memory.release();
 }

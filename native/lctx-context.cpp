@@ -112,7 +112,7 @@ void create(lctx_context * ctx, const lctx_model * model, const lctx_context_par
     ctx->memory = dynamic_cast<lctx_memory *>(llama_get_memory(ctx->ctx));
     if (ctx->memory) {
         ctx->method = ctx->memory->method().full_spec();
-        ctx->why = ctx->memory->method().full_why();
+        ctx->why = ctx->memory->full_why();
     }
     const uint32_t n_batch = llama_n_batch(ctx->ctx);
     ctx->pos.resize(n_batch);

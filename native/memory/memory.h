@@ -61,6 +61,8 @@ class lctx_memory final : public llama_memory_i {
     void begin_graph() const;
 
     // for the API
+    // What was chosen and why, and which kernels run where on rows of which types.
+    std::string full_why() const;
     void usage(lctx_kv_info & info, int32_t * rows);
     lctx_offload_info offload() const;
     // The rows that a head holds, ascending, and their scores: room for n_max; returns their number.

@@ -1,6 +1,8 @@
 // What is held, and what may be.
 #include "memory.h"
 
+#include "../kernel-name.h"
+
 #include <algorithm>
 
 // What is wrong with a batch; empty when it can be evaluated. Nothing changes here.
@@ -110,6 +112,17 @@ void lctx_memory::usage(lctx_kv_info & info, int32_t * rows) {
             rows[i] += layer.store->n_slot(seq, layer.heads.first + head, n_pos[seq]) - n_dead(seq) * LCTX_PAGE_ROWS;
         }
     }
+}
+
+std::string lctx_memory::full_why() const {
+    const std::string why = method_->full_why();
+    std::string where = why.empty() ? "attention on " : "; on ";
+    for (const auto & store : stores_) {
+        where += (store == stores_[0] ? "" : " and ") + std::string(ggml_backend_dev_name(store->dev));
+        where += " (" + lctx_kernel_name(store->dev) + ")";
+    }
+    where += std::string(", K ") + ggml_type_name(shape_.type_k) + ", V " + ggml_type_name(shape_.type_v);
+    return why + where + (shape_.n_slot > 0 ? ", in memory of the host but for " + std::to_string(shape_.n_slot) + " pages of a head" : "");
 }
 
 lctx_offload_info lctx_memory::offload() const {
