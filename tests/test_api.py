@@ -48,7 +48,7 @@ def test_parameters_are_those_of_llama_cpp(name):
     ours = [p for p in inspect.signature(getattr(Llama, name)).parameters if p != "kwargs"]
     theirs = peer_parameters(name)
     assert ours[: len(theirs)] == theirs
-    own = ["method", "kv_limit", "rpc_servers", "progress_callback"]
+    own = ["method", "kv_limit", "kv_offload", "kv_offload_mib", "rpc_servers", "progress_callback"]
     assert ours[len(theirs) :] == (own if name == "__init__" else [])
 
 

@@ -230,7 +230,7 @@ def test_a_server_of_something_else(embedded_model, answer, message):
 
 
 def test_servers_without_layers_warn(embedded_model, endpoints):
-    with pytest.warns(RuntimeWarning, match="no effect with n_gpu_layers=0"):
+    with pytest.warns(UserWarning, match="no effect with n_gpu_layers=0"):
         Llama(str(embedded_model), rpc_servers=endpoints[0], verbose=False).close()
 
 
