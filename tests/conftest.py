@@ -111,3 +111,17 @@ def open_session(ffi, lib, model_path):
     yield open_session
     for session in sessions:
         session.close()
+
+
+# ---- CUDA kernels on the CPU ----
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """Run the CUDA kernels on the CPU; the function that is returned goes back to the CPU's own."""
+    from pylongctx._lib import build_info
+
+    if not build_info()["emulates_cuda"]:
+        pytest.skip("the library was built without LCTX_EMULATE, so the CUDA kernels are not in it")
+    monkeypatch.setenv("LCTX_EMULATE_CUDA", "1")
+    return lambda: monkeypatch.delenv("LCTX_EMULATE_CUDA")

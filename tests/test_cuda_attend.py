@@ -12,15 +12,7 @@ TOLERANCE = 2e-3  # queries, weights and rows are f16 on the tensor cores
 N = 100
 
 
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch):
-    """Run the CUDA kernels; the function that is returned goes back to the CPU's."""
-    from pylongctx._lib import build_info
-
-    if not build_info()["emulates_cuda"]:
-        pytest.skip("the library was built without LCTX_EMULATE, so the CUDA kernels are not in it")
-    monkeypatch.setenv("LCTX_EMULATE_CUDA", "1")
-    return lambda: monkeypatch.delenv("LCTX_EMULATE_CUDA")
+pytestmark = pytest.mark.usefixtures("emulated")
 
 
 @pytest.mark.parametrize("case", OP_CASES, ids=lambda case: case.name)

@@ -14,19 +14,10 @@ from op import make_inputs, run_evict, run_step
 from test_corm import METHODS, random_tokens
 from test_evict import check
 
-from pylongctx._lib import library_path
-
 SCORE_MARGIN = 8e-3
 TOLERANCE = 4e-3  # of an output
 
-pytestmark = pytest.mark.skipif(
-    b"LCTX_EMULATE_CUDA" not in library_path().read_bytes(), reason="the library was built without LCTX_EMULATE"
-)
-
-
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch):
-    monkeypatch.setenv("LCTX_EMULATE_CUDA", "1")
+pytestmark = pytest.mark.usefixtures("emulated")
 
 
 @dataclass(frozen=True)

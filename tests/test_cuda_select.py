@@ -27,15 +27,7 @@ CASES = {case.name: case for case in CHUNK_CASES}
 ATTEND = 4e-3
 
 
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch):
-    """Run the CUDA kernels; the function that is returned goes back to the CPU's."""
-    from pylongctx._lib import build_info
-
-    if not build_info()["emulates_cuda"]:
-        pytest.skip("the library was built without LCTX_EMULATE, so the CUDA kernels are not in it")
-    monkeypatch.setenv("LCTX_EMULATE_CUDA", "1")
-    return lambda: monkeypatch.delenv("LCTX_EMULATE_CUDA")
+pytestmark = pytest.mark.usefixtures("emulated")
 
 
 # ---- against the oracle ----
