@@ -7,8 +7,6 @@
 
 namespace {
 
-constexpr float LOG2_E = 1.44269504f, LN_2 = 0.69314718f;
-
 // One warp has 16 columns. With few columns the warps share the rows of a block instead.
 template <int DIM_, bool FEW> struct shape {
     static constexpr int DIM = DIM_;                   // of K and V, padded
@@ -57,7 +55,7 @@ struct parts {
 // The queries of a tile, turned to the positions from which they look at a span; scores are base 2 without softcap.
 template <typename S>
 __device__ void load_queries(const lctx_attend_args & a, const lctx_cuda_tile & t, const int32_t * angle, uint16_t * to) {
-    const float scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale * LOG2_E;
+    const float scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale * LCTX_LOG2_E;
     for (int i = (int)threadIdx.x; i < S::COLUMNS * S::DIM / 2; i += S::THREADS) {
         const int c = i / (S::DIM / 2), d = i % (S::DIM / 2) * 2;
         float x[2] = {};
@@ -170,7 +168,7 @@ __device__ void write_result(const lctx_attend_args & a, const parts & part, int
     const float inverse = l > 0.0f ? 1.0f / l : 0.0f;
     a.dst[at * a.head_dim_v + d] = o0 * inverse, a.dst[at * a.head_dim_v + d + 1] = o1 * inverse;
     if (a.lse && d == 0) {
-        a.lse[at] = l > 0.0f ? m * LN_2 + logf(l) : -INFINITY;
+        a.lse[at] = l > 0.0f ? m * LCTX_LN_2 + logf(l) : -INFINITY;
     }
 }
 
@@ -208,7 +206,7 @@ template <typename S> __device__ void attend_block(const lctx_attend_args & a, c
     const lctx_cuda_span & span = m.span[slot];
     f.scores(q + column0 * S::STRIDE, k + row0 * S::STRIDE);
     if (a.params.softcap != 0.0f) {
-        f.each_score([&](float & s, int, int) { s = LOG2_E * a.params.softcap * lctx_tanh(s); });
+        f.each_score([&](float & s, int, int) { s = LCTX_LOG2_E * a.params.softcap * lctx_tanh(s); });
     }
     if (first < span.all_lo || first + S::ROWS > span.all_hi) {
         f.each_score([&](float & s, int c, int row) {
@@ -302,7 +300,7 @@ __global__ void merge(const lctx_attend_args a, const parts part) {
         a.dst[at * a.head_dim_v + d] = l > 0.0f ? o / l : 0.0f;
     }
     if (threadIdx.x == 0 && a.lse) {
-        a.lse[at] = l > 0.0f ? m * LN_2 + logf(l) : -INFINITY;
+        a.lse[at] = l > 0.0f ? m * LCTX_LN_2 + logf(l) : -INFINITY;
     }
 }
 

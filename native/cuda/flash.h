@@ -6,6 +6,9 @@
 
 #include <cmath>
 
+// Scores are base 2.
+constexpr float LCTX_LOG2_E = 1.44269504f, LCTX_LN_2 = 0.69314718f;
+
 // Unrolled: what is indexed lives in registers.
 template <int N, typename F> static __device__ __forceinline__ void lctx_unrolled(F && f) {
 #ifdef __CUDACC__

@@ -9,8 +9,6 @@
 
 namespace {
 
-constexpr float LOG2_E = 1.44269504f;
-
 // Columns, (token, head, segment), that meet a page at once: half of the warps take half of the rows.
 template <int DIM_> struct shape {
     static constexpr int DIM = DIM_;  // of K, padded
@@ -157,7 +155,7 @@ __device__ uint32_t turned(const lctx_attend_args & a, int token, int head, int3
     if (d >= a.head_dim_k) {
         return 0;
     }
-    const float scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale * LOG2_E;
+    const float scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale * LCTX_LOG2_E;
     const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
     const float * cs = a.angles + (size_t)angle * a.n_dims;
     return lctx_pack_limited(scale * lctx_rotated(q, d, cs, a.n_dims, a.params.rope_mode),
@@ -230,7 +228,7 @@ template <typename S> __device__ void load_columns(const lctx_vote_args & v, con
         if (v.retain.score != LCTX_SCORE_SUM) {
             ln_t = made.spans ? made.spans[(l.of(list) - a.segs) / a.n_seg] : logf((float)span_of(l.of(list), a.n_seg));
         }
-        ballots[c] = {segment.row0, segment.row1, v.voters[token].row, LOG2_E * (lse - ln_t)};
+        ballots[c] = {segment.row0, segment.row1, v.voters[token].row, LCTX_LOG2_E * (lse - ln_t)};
     }
 }
 
@@ -259,7 +257,8 @@ template <typename S> __device__ void score(const lctx_attend_args & a, int n_co
     lctx_cuda_flash<S::DIM, S::WARP_ROWS> f;
     f.scores(m.q + column0 * S::STRIDE, m.k + row0 * S::STRIDE);
     f.each_score([&](float s, int c, int row) {
-        m.scores[(column0 + c) * S::SCORE_STRIDE + row0 + row] = a.params.softcap != 0.0f ? LOG2_E * a.params.softcap * lctx_tanh(s) : s;
+        m.scores[(column0 + c) * S::SCORE_STRIDE + row0 + row] =
+            a.params.softcap != 0.0f ? LCTX_LOG2_E * a.params.softcap * lctx_tanh(s) : s;
     });
 }
 
