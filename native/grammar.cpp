@@ -3,7 +3,9 @@
 #include "llama-grammar.h"
 #include "methods/method.h"
 
-#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <cstring>
 
 namespace {
 
@@ -23,23 +25,37 @@ const char * skip_item(const char * pos) {
     return end && *pos ? pos + 1 : pos;
 }
 
-void check_size(const std::string & text) {
-    int depth = 0, rules = 0;
-    for (const char * pos = text.c_str(); *pos; pos = skip_item(pos)) {
-        depth += (*pos == '(') - (*pos == ')');
-        rules += *pos == '(' || (pos[0] == ':' && pos[1] == ':');
-        if (depth > MAX_DEPTH || rules > MAX_RULES) {
-            throw lctx_refusal("the grammar is too large: at most " + std::to_string(MAX_RULES) + " rules and groups, " +
-                               std::to_string(MAX_DEPTH) + " groups in each other");
-        }
-    }
-}
-
 const char * skip_blank(const char * pos) {
     while (*pos && strchr(" \t\r\n#", *pos)) {
         pos = *pos == '#' ? skip_item(pos) : pos + 1;
     }
     return pos;
+}
+
+// llama.cpp counts from the most down to the least and meets no end when the most is less.
+void check_repetition(const char * pos) {
+    char * end = nullptr;
+    const unsigned long long least = strtoull(skip_blank(pos + 1), &end, 10);
+    pos = skip_blank(end);
+    pos = *pos == ',' ? skip_blank(pos + 1) : "";
+    if (isdigit((unsigned char)*pos) && strtoull(pos, nullptr, 10) < least) {
+        throw lctx_refusal("the grammar repeats something at least " + std::to_string(least) + " times, and at most fewer");
+    }
+}
+
+void check_size(const std::string & text) {
+    int depth = 0, rules = 0;
+    for (const char * pos = text.c_str(); *pos; pos = skip_item(pos)) {
+        depth += (*pos == '(') - (*pos == ')');
+        rules += *pos == '(' || (pos[0] == ':' && pos[1] == ':');
+        if (*pos == '{') {
+            check_repetition(pos);
+        }
+        if (depth > MAX_DEPTH || rules > MAX_RULES) {
+            throw lctx_refusal("the grammar is too large: at most " + std::to_string(MAX_RULES) + " rules and groups, " +
+                               std::to_string(MAX_DEPTH) + " groups in each other");
+        }
+    }
 }
 
 void parse(llama_grammar_parser & parser, const std::string & text) {

@@ -113,6 +113,8 @@ BROKEN = [
     ('root ::= root "x"', "left recursion"),
     ("", "no rule named root"),
     ('root ::= "x"{5000}', "repetitions"),
+    ('root ::= "x"{2,1}', "at least 2 times, and at most fewer"),  # llama.cpp takes all memory for it
+    ("root ::= [a{3,1}]{ 22 , # so\n 5 }", "at least 22 times"),
     ("root ::= " + "(" * 5000 + '"x"' + ")" * 5000, "too large"),
     ("root ::= a0\n" + "\n".join(f"a{i} ::= a{i + 1}" for i in range(30000)), "too large"),
     ("root ::= [", "unexpected end of input"),
@@ -142,6 +144,12 @@ def test_a_broken_grammar_is_refused_and_nothing_is_lost(llm, text, reason, capf
 def test_a_schema_that_is_none(schema, reason):
     with pytest.raises(InvalidInput, match=reason):
         schema_to_gbnf(schema)
+
+
+def test_a_schema_that_nothing_follows(llm):
+    grammar = LlamaGrammar.from_json_schema({"type": "string", "minLength": 5, "maxLength": 2})
+    with pytest.raises(InvalidInput, match="at least 5 times, and at most fewer"):
+        say(llm, grammar)
 
 
 def test_a_grammar_that_is_no_text(llm):
