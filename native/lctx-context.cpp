@@ -39,6 +39,15 @@ void check_params(const lctx_context_params & p) {
     }
 }
 
+void check_embedding(const lctx_context_params & p) {
+    if (p.pooling_type < LLAMA_POOLING_TYPE_UNSPECIFIED || p.pooling_type > LLAMA_POOLING_TYPE_RANK) {
+        throw lctx_refusal("pooling_type must be -1 (that of the model), 0 none, 1 mean, 2 cls, 3 last or 4 rank");
+    }
+    if (p.attention_type < LLAMA_ATTENTION_TYPE_UNSPECIFIED || p.attention_type > LLAMA_ATTENTION_TYPE_NON_CAUSAL) {
+        throw lctx_refusal("attention_type must be -1 (that of the model), 0 causal or 1 not causal");
+    }
+}
+
 llama_context_params to_llama(const lctx_context_params & p) {
     llama_context_params c = llama_context_default_params();
     c.n_ctx = p.n_ctx;
@@ -84,6 +93,10 @@ llama_context * init(llama_model * model, const llama_context_params & params, c
 
 void create(lctx_context * ctx, const lctx_model * model, const lctx_context_params & params, const std::string & method) {
     check_params(params);
+    check_embedding(params);
+    if (params.embeddings && !method.empty()) {
+        throw lctx_refusal("embeddings need llama.cpp's own memory: no method");
+    }
     if (params.kv_limit > 0 && method.empty()) {
         throw lctx_refusal("kv_limit needs a method; method=full behaves as llama.cpp's own cache");
     }
@@ -99,7 +112,8 @@ void create(lctx_context * ctx, const lctx_model * model, const lctx_context_par
         c.n_ctx = method.empty() ? n_ctx_train : lctx_method_default_n_ctx(lctx_method_parse(method), n_ctx_train);
     }
     const uint32_t n_ctx = c.n_ctx;
-    c.n_ctx = (n_ctx + 255) / 256 * 256 * c.n_seq_max;  // llama.cpp pads, and shares n_ctx among the sequences
+    c.kv_unified = c.embeddings;                                             // the texts of a call share one context
+    c.n_ctx = (n_ctx + 255) / 256 * 256 * (c.kv_unified ? 1 : c.n_seq_max);  // llama.cpp pads, and shares n_ctx among the sequences
     c.abort_callback = on_abort;
     c.abort_callback_data = ctx;
     lctx_log_begin();
@@ -108,6 +122,7 @@ void create(lctx_context * ctx, const lctx_model * model, const lctx_context_par
     if (!ctx->ctx) {
         throw lctx_refusal(lctx_log_errors("the context could not be created"));
     }
+    llama_set_embeddings(ctx->ctx, false);  // lctx_embed asks for them
     ctx->n_ctx = n_ctx;
     ctx->memory = dynamic_cast<lctx_memory *>(llama_get_memory(ctx->ctx));
     if (ctx->memory) {

@@ -1,13 +1,20 @@
-// The C API: llama.cpp's sampler chain on one row of logits.
+// The C API: llama.cpp's sampler chain on one row of logits, and a grammar beside it.
+#include "constraint.h"
 #include "firewall.h"
 #include "handles.h"
+#include "log.h"
 
+#include <algorithm>
 #include <cmath>
 #include <new>
 
 struct lctx_sampler {
+    const llama_vocab * vocab = nullptr;
     llama_sampler * chain = nullptr;
+    bool remembers = false;  // the chain learns from what it is shown (mirostat): it may be run once per token only
+    std::unique_ptr<lctx_constraint> constraint;
     std::vector<llama_token_data> candidates;
+    std::string error;
 };
 
 namespace {
@@ -43,24 +50,47 @@ llama_sampler * make_chain(const llama_vocab * vocab, const lctx_sampler_params 
     return chain;
 }
 
-int32_t sample(lctx_sampler * s, const float * logits, int32_t n_vocab) {
-    bool usable = false;
+bool any_left(const std::vector<llama_token_data> & candidates) {
+    return std::any_of(candidates.begin(), candidates.end(), [](const llama_token_data & c) { return c.logit > -INFINITY; });
+}
+
+// The token that the chain chooses, among those that the grammar allows when restricted.
+llama_token choose(lctx_sampler * s, const float * logits, int32_t n_vocab, bool restricted) {
     s->candidates.resize(n_vocab);
     for (int32_t i = 0; i < n_vocab; i++) {
         // a NaN would poison every comparison of the chain
-        const float logit = std::isnan(logits[i]) ? -INFINITY : logits[i];
-        usable |= logit > -INFINITY;
-        s->candidates[i] = {i, logit, 0.0f};
+        s->candidates[i] = {i, std::isnan(logits[i]) ? -INFINITY : logits[i], 0.0f};
     }
-    if (!usable) {
-        return -1;
+    if (!any_left(s->candidates)) {
+        throw lctx_refusal("no token can be sampled: every logit is NaN or -inf");
     }
     llama_token_data_array array = {s->candidates.data(), s->candidates.size(), -1, false};
+    if (restricted) {
+        s->constraint->restrict(&array);
+        if (!any_left(s->candidates)) {
+            throw lctx_refusal("no token can be sampled: the grammar allows none of those that are left");
+        }
+    }
     llama_sampler_apply(s->chain, &array);
     if (array.selected < 0 || array.selected >= (int64_t)array.size) {
-        return -1;
+        throw lctx_refusal("no token can be sampled");
     }
-    const llama_token token = array.data[array.selected].id;
+    return array.data[array.selected].id;
+}
+
+// Asking the grammar about one token is cheap, about all of them is not: the chain goes first.
+int32_t sample(lctx_sampler * s, const float * logits, int32_t n_vocab) {
+    const bool first = s->constraint && s->remembers;
+    llama_token token = choose(s, logits, n_vocab, first);
+    if (s->constraint && !first && !s->constraint->allows(token)) {
+        token = choose(s, logits, n_vocab, true);
+    }
+    if (s->constraint) {
+        if (!s->constraint->allows(token)) {
+            throw lctx_refusal("no token can be sampled: logit_bias forbids all that the grammar allows");
+        }
+        s->constraint->accept(token);
+    }
     llama_sampler_accept(s->chain, token);
     return token;
 }
@@ -87,12 +117,29 @@ lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_
         delete s;
         return nullptr;
     }
+    if (s) {
+        s->vocab = model->vocab;
+        s->remembers = params->mirostat_mode != 0;
+    }
     return s;
+}
+
+int32_t lctx_sampler_constrain(lctx_sampler * sampler, const char * constraint) {
+    lctx_log_begin();
+    sampler->error.clear();
+    const bool done = lctx_guard(
+        &sampler->error, [&] { sampler->constraint = std::make_unique<lctx_constraint>(sampler->vocab, common_json::parse(constraint)); });
+    return done ? LCTX_OK : LCTX_INVALID;
+}
+
+const char * lctx_sampler_error(const lctx_sampler * sampler) {
+    return sampler->error.empty() ? nullptr : sampler->error.c_str();
 }
 
 int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_t n_vocab) {
     int32_t token = -1;
-    lctx_guard(nullptr, [&] { token = sample(sampler, logits, n_vocab); });
+    sampler->error.clear();
+    lctx_guard(&sampler->error, [&] { token = sample(sampler, logits, n_vocab); });
     return token;
 }
 

@@ -435,6 +435,91 @@ typedef struct lctx_roofline_args {
 // 0 on success, else LCTX_INVALID with the reason in err.
 int32_t lctx_roofline_run(lctx_roofline_args * args, char * err, size_t err_size);
 
+// ---- text made by the library ----
+
+typedef struct lctx_text lctx_text;
+
+// The text, UTF-8 without NUL bytes; NULL: lctx_text_error says why there is none.
+const char * lctx_text_get(const lctx_text * text);
+const char * lctx_text_error(const lctx_text * text);
+void lctx_text_free(lctx_text * text);
+
+// ---- grammars ----
+
+// The GBNF grammar of what a JSON schema allows.
+lctx_text * lctx_schema_to_grammar(const char * schema);
+
+// Let a sampler choose only what a grammar allows. constraint: JSON, "grammar" (GBNF, starts at "root"), and what lctx_template_apply
+// adds to it; "lazy": the grammar begins with a trigger. LCTX_INVALID: lctx_sampler_error says why, the sampler is as before.
+int32_t lctx_sampler_constrain(lctx_sampler * sampler, const char * constraint);
+
+// Why the last call on the sampler failed, or NULL.
+const char * lctx_sampler_error(const lctx_sampler * sampler);
+
+// ---- chat ----
+
+typedef struct lctx_template lctx_template;
+typedef struct lctx_parser lctx_parser;
+
+// Read a chat template. source: Jinja text, or NULL for the model's own, ChatML where it has none. Never NULL; check lctx_template_error.
+// The model must outlive it.
+lctx_template * lctx_template_create(const lctx_model * model, const char * source);
+
+// NULL when the template can be used, else why not.
+const char * lctx_template_error(const lctx_template * tmpl);
+
+void lctx_template_free(lctx_template * tmpl);
+
+// JSON: "source", "own" (whether the model or the caller gave one), "caps" (what the template can render).
+lctx_text * lctx_template_info(const lctx_template * tmpl);
+
+// Render a conversation. request: JSON with OpenAI's "messages", "tools", "tool_choice" (auto, none, required), "parallel_tool_calls";
+// "json_schema", "add_generation_prompt", "continue_final_message", "enable_thinking", "reasoning_format", "kwargs" (more
+// variables of the template). The answer, JSON: "prompt" (no BOS where the vocabulary adds one), "constraint" (for
+// lctx_sampler_constrain; null for none), "preserved_tokens" (texts that one special token stands for and the parser needs), "stops",
+// "syntax" (for lctx_parser_create), "supports_thinking".
+lctx_text * lctx_template_apply(const lctx_template * tmpl, const char * request);
+
+// A parser of one answer. Never NULL but when out of memory; check lctx_parser_error.
+lctx_parser * lctx_parser_create(const char * syntax);
+const char * lctx_parser_error(const lctx_parser * parser);
+void lctx_parser_free(lctx_parser * parser);
+
+// Read the answer so far, whole; final: it is complete. JSON, what is new since the last call: a list of objects with
+// "reasoning_content", "content" or "tool_call" (index, id, name, arguments: those that are new).
+lctx_text * lctx_parser_feed(lctx_parser * parser, const char * answer, size_t size, int32_t final);
+
+// ---- LoRA ----
+
+typedef struct lctx_adapter lctx_adapter;
+
+// Load a LoRA adapter from a GGUF file. Never NULL but when out of memory; check lctx_adapter_error. Free it before the model.
+lctx_adapter * lctx_adapter_load(lctx_model * model, const char * path);
+const char * lctx_adapter_error(const lctx_adapter * adapter);
+void lctx_adapter_free(lctx_adapter * adapter);
+
+// The adapters of a context from now on, none with n = 0; they must outlive it or be replaced. What is in the cache stays as it is.
+int32_t lctx_context_set_adapters(lctx_context * ctx, int32_t n, lctx_adapter ** adapters, const float * scales);
+
+// ---- embeddings ----
+
+// The pooling of a context: 0 none, 1 mean, 2 cls, 3 last, 4 rank.
+int32_t lctx_context_pooling(const lctx_context * ctx);
+
+// Numbers per embedding.
+int32_t lctx_embedding_size(const lctx_context * ctx);
+
+// Embed n_text texts, tokens one after the other, lengths[i] of text i (together at most n_ubatch); the cache is empty afterwards.
+// out: float[n_text][size], or without pooling float[sum of lengths][size].
+int32_t lctx_embed(lctx_context * ctx, int32_t n_text, const int32_t * lengths, const int32_t * tokens, float * out);
+
+// ---- log-probabilities ----
+
+// Of float[n_rows][n_vocab]: own[i] that of tokens[i] (NaN for a token of -1), and the n_top likeliest tokens of every row, the likeliest
+// first; top_tokens, top: [n_rows][n_top].
+int32_t lctx_logprobs(const float * logits, int32_t n_rows, int32_t n_vocab, const int32_t * tokens, float * own, int32_t n_top,
+                      int32_t * top_tokens, float * top);
+
 // [cdef end]
 
 #ifdef __cplusplus

@@ -6,36 +6,65 @@ from typing import TYPE_CHECKING, Any
 from pylongctx.methods import H2O, Corm, Full, LongHeads, Scissorhands, SelfExtend, Tova, Window
 
 if TYPE_CHECKING:
-    from pylongctx.cache import LlamaCache, LlamaDiskCache, LlamaRAMCache
+    from pylongctx._tokenizer import LlamaTokenizer
+    from pylongctx.cache import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
+    from pylongctx.chat import register_chat_completion_handler, unregister_chat_completion_handler
+    from pylongctx.grammar import LlamaGrammar
     from pylongctx.llama import Llama
-    from pylongctx.sampling import LogitsProcessorList, MinTokensLogitsProcessor, StoppingCriteriaList
+    from pylongctx.sampling import (
+        LogitsProcessor,
+        LogitsProcessorList,
+        MinTokensLogitsProcessor,
+        StoppingCriteria,
+        StoppingCriteriaList,
+    )
+    from pylongctx.speculative import LlamaDraftModel, LlamaPromptLookupDecoding
     from pylongctx.state import LlamaState
 
 __version__ = "0.1.0"
 __all__ = [
     "H2O",
+    "BaseLlamaCache",
     "Corm",
     "Full",
     "Llama",
     "LlamaCache",
     "LlamaDiskCache",
+    "LlamaDraftModel",
+    "LlamaGrammar",
+    "LlamaPromptLookupDecoding",
     "LlamaRAMCache",
     "LlamaState",
+    "LlamaTokenizer",
+    "LogitsProcessor",
     "LogitsProcessorList",
     "LongHeads",
     "MinTokensLogitsProcessor",
     "Scissorhands",
     "SelfExtend",
+    "StoppingCriteria",
     "StoppingCriteriaList",
     "Tova",
     "Window",
     "__version__",
+    "register_chat_completion_handler",
+    "unregister_chat_completion_handler",
 ]
 
 _LAZY = {
-    "cache": ("LlamaCache", "LlamaDiskCache", "LlamaRAMCache"),
+    "cache": ("BaseLlamaCache", "LlamaCache", "LlamaDiskCache", "LlamaRAMCache"),
+    "chat": ("register_chat_completion_handler", "unregister_chat_completion_handler"),
+    "grammar": ("LlamaGrammar",),
     "llama": ("Llama",),
-    "sampling": ("LogitsProcessorList", "MinTokensLogitsProcessor", "StoppingCriteriaList"),
+    "_tokenizer": ("LlamaTokenizer",),
+    "sampling": (
+        "LogitsProcessor",
+        "LogitsProcessorList",
+        "MinTokensLogitsProcessor",
+        "StoppingCriteria",
+        "StoppingCriteriaList",
+    ),
+    "speculative": ("LlamaDraftModel", "LlamaPromptLookupDecoding"),
     "state": ("LlamaState",),
 }
 

@@ -19,6 +19,9 @@ SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 # Processes, this one and those it was forked from, that use several threads.
 _PARALLEL: set[int] = set()
 
+# Texts that one call embeds together.
+MAX_TEXTS = 64
+
 # What the rows of a KV cache depend on, beside model, method and types.
 ROPE_FIELDS = (
     "rope_scaling_type",
@@ -35,17 +38,14 @@ CONTEXT_FIELDS = (*ROPE_FIELDS, "pooling_type", "attention_type", "offload_kqv",
 # name: (default, why another value is refused)
 LATER: dict[str, tuple[Any, str]] = {
     "kv_overrides": (None, "overriding GGUF metadata comes in a later release; edit the file with gguf-new-metadata"),
-    "embedding": (False, "embeddings come in a later release; use llama_cpp.Llama(embedding=True)"),
-    "pooling_type": (-1, "pooling belongs to embeddings, which come in a later release"),
     "swa_full": (None, "models with sliding-window layers come in a later release"),
-    "lora_base": (None, "LoRA comes in a later release; merge the adapter with llama-export-lora"),
-    "lora_path": (None, "LoRA comes in a later release; merge the adapter with llama-export-lora"),
-    "lora_scale": (1.0, "LoRA comes in a later release; merge the adapter with llama-export-lora"),
+    "lora_base": (
+        None,
+        "an adapter applies to the model that is open; pass its own model as model_path",
+    ),
     "numa": (False, "NUMA placement comes in a later release; use numactl"),
-    "chat_handler": (None, "chat comes in a later release; format the prompt and use create_completion"),
-    "draft_model": (None, "speculative decoding comes in a later release"),
     "tokenizer": (None, "only the tokenizer of the GGUF file is supported; pass token ids instead of text"),
-    "spm_infill": (False, "infill comes in a later release"),
+    "spm_infill": (False, "infill prompts differ between models: write that prompt, and pass it without suffix"),
 }
 
 
@@ -132,12 +132,15 @@ def context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict
     kv_limit = given["kv_limit"]
     if kv_limit is not None and (isinstance(kv_limit, bool) or not isinstance(kv_limit, Integral) or kv_limit < 1):
         raise ValueError(f"kv_limit must be a number of bytes or None, not {kv_limit!r}")
-    n_batch = check_count("n_batch", given["n_batch"])
+    n_batch, embedding = check_count("n_batch", given["n_batch"]), bool(given["embedding"])
     settings = {name: given[name] for name in CONTEXT_FIELDS if given[name] is not None}  # None: llama.cpp's default
     return settings | {
-        "n_ctx": check_count("n_ctx", given["n_ctx"], 0),
+        "n_ctx": check_count("n_ctx", given["n_ctx"], 0) or (n_batch if embedding else 0),
         "n_batch": n_batch,
-        "n_ubatch": min(n_batch, check_count("n_ubatch", given["n_ubatch"])),
+        # a text is embedded in one go
+        "n_ubatch": n_batch if embedding else min(n_batch, check_count("n_ubatch", given["n_ubatch"])),
+        "n_seq_max": min(n_batch, MAX_TEXTS) if embedding else 1,
+        "embeddings": embedding,
         "n_threads": threads[0],
         "n_threads_batch": threads[1],
         "type_k": kv_type("type_k", given["type_k"]),

@@ -195,6 +195,31 @@ class Context:
                 reason = text(lib.lctx_context_error(self.handle)) or "its length is wrong"
                 raise error(lib.LCTX_INVALID, f"the saved state cannot be used: {reason}")
 
+    def set_adapters(self, adapters: list[tuple[Any, float]]) -> None:
+        """Use these LoRA adapters, handle and scale; the cache stays as it is."""
+        handles = ffi.new("lctx_adapter *[]", [handle for handle, _ in adapters])
+        scales = ffi.new("float[]", [scale for _, scale in adapters])
+        with self._lock:
+            status = lib.lctx_context_set_adapters(self.handle, len(adapters), handles, scales)
+            check(status, lib.lctx_context_error(self.handle))
+
+    def pooling_type(self) -> int:
+        """Return the pooling, see ``lctx_context_pooling``."""
+        return int(lib.lctx_context_pooling(self.handle))
+
+    def embed(self, texts: list[list[int]]) -> NDArray[np.float32]:
+        """Return embeddings, float32 [n, size], one per text or without pooling per token; the cache is empty then."""
+        lengths = np.array([len(tokens) for tokens in texts], np.int32)
+        tokens = np.concatenate([np.array(tokens, np.int32) for tokens in texts])
+        with self._lock:
+            handle = self.handle
+            n = len(tokens) if lib.lctx_context_pooling(handle) == 0 else len(texts)
+            out = np.empty((n, lib.lctx_embedding_size(handle)), np.float32)
+            buffers = [in_buffer(name, array, np.int32) for name, array in (("lengths", lengths), ("tokens", tokens))]
+            status = lib.lctx_embed(handle, len(texts), *buffers, out_buffer("out", out, np.float32))
+            check(status, lib.lctx_context_error(handle))
+        return out
+
     def kv_usage(self) -> KVUsage:
         """Return the KV memory held now."""
         info = ffi.new("lctx_kv_info *")

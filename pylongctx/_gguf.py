@@ -16,6 +16,12 @@ from pylongctx._lib import error, lib
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 MAX_LAYERS = 512
+ADAPTER_KINDS = {
+    "general.type": STRING,
+    "general.architecture": STRING,
+    "adapter.type": STRING,
+    "adapter.lora.alpha": 6,  # f32
+}
 # ggml types that no matrix product reads: q8_1 and q8_K are intermediate results, the others are integers and f64.
 NO_WEIGHTS = {9: "q8_1", 15: "q8_K", 24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64"}
 PLAIN = (0, 1, 30)  # f32, f16, bf16: the types of vectors
@@ -41,6 +47,27 @@ def check_gguf(path: str) -> None:
         return  # cut off, or a value of another type than its key has: refused by llama.cpp
     if found:
         raise error(lib.LCTX_INVALID, f"{path} cannot be used: {'; '.join(found[:3])}")
+
+
+def check_adapter(path: str) -> None:
+    """Raise InvalidInput when loading the file as a LoRA adapter would end the process."""
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            wrong = list(_wrong_kinds(_Reader(data)))
+    except (OSError, ValueError, KeyError, UnicodeDecodeError, OverflowError, struct.error):
+        return  # cut off or no GGUF file: refused by llama.cpp
+    if wrong:
+        raise error(lib.LCTX_INVALID, f"{path} cannot be used: the value of {wrong[0]} has the wrong type")
+
+
+def _wrong_kinds(reader: "_Reader") -> Iterator[str]:
+    _, _, _, n_meta = reader.struct("<4sIQQ")
+    for _ in range(n_meta):
+        key = reader.string().decode()
+        (kind,) = reader.struct("<I")
+        reader.value(kind)
+        if kind != ADAPTER_KINDS.get(key, kind):
+            yield key
 
 
 def _problems(meta: dict[str, Any], tensors: list[Tensor]) -> Iterator[str]:

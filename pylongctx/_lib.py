@@ -25,6 +25,7 @@ __all__ = [
     "lib",
     "library_path",
     "out_buffer",
+    "take_text",
     "text",
 ]
 
@@ -67,6 +68,14 @@ _CLASSES = {lib.LCTX_NO_SLOT: ContextFull, lib.LCTX_ABORTED: Aborted, lib.LCTX_I
 def text(pointer: Any) -> str:
     """Decode a C string; NULL is the empty string."""
     return ffi.string(pointer).decode("utf-8", "replace") if pointer else ""
+
+
+def take_text(result: Any) -> str:
+    """Return the string of an ``lctx_text`` and free it; InvalidInput with its reason when there is none."""
+    result = ffi.gc(result, lib.lctx_text_free)
+    if failure := text(lib.lctx_text_error(result)):
+        raise error(lib.LCTX_INVALID, failure)
+    return text(lib.lctx_text_get(result))
 
 
 def error(status: int, message: str) -> LctxError:

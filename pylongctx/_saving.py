@@ -81,8 +81,12 @@ class Saving:
         """Let completions start from the states of a cache, and add theirs to it; None: no cache."""
         self.cache = cache
 
-    @cached_property
+    @property
     def _identity(self) -> Mapping[str, Any]:
+        return self._own_identity
+
+    @cached_property
+    def _own_identity(self) -> Mapping[str, Any]:
         own = model_identity(self._model, self.model_path)
         return own | self._session.identity | {name: self._arguments[name] for name in ROPE_FIELDS}
 

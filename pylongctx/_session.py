@@ -149,6 +149,11 @@ class Session:
             if known < len(part):
                 yield rows[known:]
 
+    def settle(self, n: int, row: NDArray[np.float32]) -> None:
+        """Let the state be that after ``n`` evaluated tokens, ``row`` being the logits; the cache follows later."""
+        self.n_tokens = n
+        self._keep_last(row)
+
     def save(self) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]:
         """Return tokens, last logits (empty when not known) and the bytes of the cache."""
         self.eval(np.empty(0, np.int32))  # makes cache and tokens agree after an interrupt or a smaller n_tokens

@@ -114,7 +114,7 @@ class Request:
     end: Callable[[], None] = lambda: None
 
 
-class _Run:
+class Run:
     """The course of one completion: what was generated, what of it may be shown."""
 
     def __init__(self, request: Request) -> None:
@@ -141,6 +141,12 @@ class _Run:
                 break
         yield request.filter.feed(b"", final=True), self._waiting
 
+    def usage(self) -> CompletionUsage:
+        """Return the token counts so far."""
+        n_prompt = self.request.n_prompt
+        total = n_prompt + self.n_tokens
+        return {"prompt_tokens": n_prompt, "completion_tokens": self.n_tokens, "total_tokens": total}
+
     def _feed(self, token: int) -> tuple[str, list[Entry]]:
         request, known = self.request, self.request.filter
         if request.score:
@@ -166,17 +172,13 @@ def stream(request: Request) -> Iterator[Completion]:
             "choices": [choice],
         }
 
-    run = _Run(request)
+    run = Run(request)
     for text, entries in run.parts():
         if text or entries:
             yield chunk(text, as_dict(entries) if request.score else None, None)
     request.end()
     last = chunk("", None, run.reason)
-    last["usage"] = {
-        "prompt_tokens": request.n_prompt,
-        "completion_tokens": run.n_tokens,
-        "total_tokens": request.n_prompt + run.n_tokens,
-    }
+    last["usage"] = run.usage()
     yield last
 
 

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,12 +11,15 @@ from pylongctx import completion
 from pylongctx._arguments import check_count
 from pylongctx._lib import ContextFull, lib
 from pylongctx._saving import Saving
-from pylongctx.completion import Completion, Request, StopFilter
+from pylongctx.completion import Request, StopFilter
+from pylongctx.grammar import constraint
 from pylongctx.logprobs import Entry, Scorer
 from pylongctx.sampling import LogitsProcessor, Sampler, SamplingParams, StoppingCriteria, process, seed_sequence
+from pylongctx.speculative import Drafting
 
 Processors = LogitsProcessor | list[LogitsProcessor] | None
 Criteria = StoppingCriteria | None
+Chunk = TypeVar("Chunk")
 
 NUMBERS = (
     "top_k",
@@ -31,10 +34,7 @@ NUMBERS = (
     "mirostat_tau",
     "mirostat_eta",
 )
-LATER = {
-    "grammar": "grammars come in a later release; use a logits_processor",
-    "suffix": "infill comes in a later release",
-}
+INFILL = "infill prompts differ between models: write that prompt, and pass it without suffix"
 
 
 class Generation(Saving):
@@ -42,6 +42,7 @@ class Generation(Saving):
 
     metadata: dict[str, str]
     last_n_tokens_size: int
+    draft_model: Any
     _seeds: Iterator[int]
 
     def sample(
@@ -64,7 +65,7 @@ class Generation(Saving):
         idx: int | None = None,
     ) -> int:
         """Choose a token from the logits after the last token, or after token ``idx`` with logits_all."""
-        sampler, session = Sampler(self._model, self._sampling(locals())), self._session
+        sampler, session = Sampler(self._model, self._sampling(locals()), constraint(grammar)), self._session
         with session.lock:
             row = session.row(idx)
             return sampler.sample(process(logits_processor, session.tokens, row))
@@ -95,14 +96,15 @@ class Generation(Saving):
         With ``reset``, ``tokens`` are the whole sequence and what the cache holds of their beginning is reused;
         without, they follow the current tokens.
         """
-        return self._generate(tokens, self._sampling(locals()), reset, logits_processor, stopping_criteria)
+        sampler = Sampler(self._model, self._sampling(locals()), constraint(grammar))
+        return self._generate(tokens, sampler, reset, logits_processor, stopping_criteria)
 
     def _generate(
-        self, tokens: Sequence[int], params: SamplingParams, reset: bool, processors: Processors, criteria: Criteria
+        self, tokens: Sequence[int], sampler: Sampler, reset: bool, processors: Processors, criteria: Criteria
     ) -> Generator[int, Sequence[int] | None, None]:
         session = self._session
         session.context.abort = False
-        sampler = Sampler(self._model, params)
+        evaluate = session.eval if self.draft_model is None else Drafting(session, self.draft_model).eval
         with session.lock:
             pending = self._model.check_tokens(tokens, allow_empty=not reset and session.has_logits)
             if reset:
@@ -113,7 +115,7 @@ class Generation(Saving):
             with self._session.lock:  # held between two yields only: a waiting generator blocks nobody
                 session.check_changes(changes)
                 if len(pending):
-                    session.eval(pending)
+                    evaluate(pending)
                 row, changes = session.last_logits, session.changes
                 token = sampler.sample(process(processors, session.tokens, row))
                 if criteria is not None and criteria(session.tokens, row):
@@ -174,22 +176,21 @@ class Generation(Saving):
         ValueError
             When the prompt is empty or does not fit the context.
         NotImplementedError
-            For suffix and grammar.
+            For suffix.
         """
-        params = self._sampling(locals() | {"temp": temperature})
+        if suffix is not None:
+            raise NotImplementedError(f"suffix: {INFILL}")
+        sampler = Sampler(self._model, self._sampling(locals() | {"temp": temperature}), constraint(grammar))
         tokens = self._prompt_tokens(prompt)
-        room = self._session.context.n_ctx - len(tokens)
-        if room <= 0:
-            raise ContextFull(self._session.overflow_message(len(tokens)), lib.LCTX_NO_SLOT)
         text = self._prompt_text(prompt)
         scorer = None if logprobs is None else Scorer(self._model, check_count("logprobs", logprobs, 0))
         request = Request(
             model_name=self.model_path if model is None else model,
-            tokens=self._generate(tokens, params, True, logits_processor, stopping_criteria),
+            tokens=self._generate(tokens, sampler, True, logits_processor, stopping_criteria),
             piece=self._model.piece,
             ends=self._model.ends_generation,
             n_prompt=len(tokens),
-            max_tokens=min(max_tokens, room) if max_tokens and max_tokens > 0 else room,
+            max_tokens=self._room(len(tokens), max_tokens),
             filter=StopFilter([stop] if isinstance(stop, str) else list(stop or []), strip_space=not prompt),
             offset=len(text),
             echo=partial(self._echo, tokens, text, isinstance(prompt, str), scorer) if echo else None,
@@ -220,6 +221,13 @@ class Generation(Saving):
             warnings.warn("the prompt begins with the BOS token, which is added anyway", RuntimeWarning, stacklevel=3)
         return tokens
 
+    def _room(self, n_prompt: int, max_tokens: int | None) -> int:
+        """Return how many tokens may follow a prompt; ContextFull when none."""
+        room = self._session.context.n_ctx - n_prompt
+        if room <= 0:
+            raise ContextFull(self._session.overflow_message(n_prompt), lib.LCTX_NO_SLOT)
+        return min(max_tokens, room) if max_tokens and max_tokens > 0 else room
+
     def _echo(self, tokens: list[int], text: str, special: bool, scorer: Scorer | None) -> tuple[str, list[Entry]]:
         self._session.context.abort = False
         ids = np.array(tokens, np.int32)
@@ -228,7 +236,7 @@ class Generation(Saving):
     def _score(self, scorer: Scorer, token: int, offset: int) -> Entry:
         return scorer.entry(token, self._session.last_logits, offset)
 
-    def _locked_steps(self, chunks: Iterator[Completion]) -> Iterator[Completion]:
+    def _locked_steps(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         while True:
             with self._session.lock:
                 chunk = next(chunks, None)
@@ -241,9 +249,6 @@ class Generation(Saving):
 
     def _sampling(self, given: Mapping[str, Any]) -> SamplingParams:
         """Return the parameters of a sampler from the arguments of a public method."""
-        for name, reason in LATER.items():
-            if given.get(name) is not None:
-                raise NotImplementedError(f"{name}: {reason}")
         if given["tfs_z"] != 1.0 or not given.get("penalize_nl", True):
             warnings.warn("tfs_z and penalize_nl have no effect: llama.cpp removed them", RuntimeWarning, stacklevel=3)
         seed = given.get("seed")

@@ -12,21 +12,24 @@ from numpy.typing import NDArray
 
 from pylongctx import _arguments as arguments
 from pylongctx._context import Context, KVUsage, OffloadUsage
-from pylongctx._later import Later
 from pylongctx._lib import lib
 from pylongctx._model import Model
 from pylongctx._session import Session, longest_prefix
 from pylongctx._tokenizer import LlamaTokenizer
 from pylongctx._tracing import record
-from pylongctx.generation import Generation
+from pylongctx.chat.completion import Chat
+from pylongctx.embeddings import Embeddings
+from pylongctx.hub import from_pretrained
 from pylongctx.inspect.trace import Trace
-from pylongctx.methods import Method, parse
+from pylongctx.lora import Adapter, Adapters
+from pylongctx.methods import Full, Method, parse
 from pylongctx.sampling import seed_sequence
+from pylongctx.speculative import check_draft
 
 DEFAULT_SEED = 0xFFFFFFFF
 
 
-class Llama(Generation, Later):
+class Llama(Chat, Embeddings, Adapters):
     """A GGUF model and one context, with the interface of ``llama_cpp.Llama`` 0.3.36.
 
     Calls from several threads wait for each other; only ``abort`` comes through at once. Between two chunks of a stream
@@ -48,6 +51,16 @@ class Llama(Generation, Later):
         Keep the logits of every token, see ``scores``.
     type_k, type_v : int or str or None
         ggml types of the KV cache, by number or name ("q8_0"). None: f16.
+    embedding : bool
+        Open for ``embed`` and ``create_embedding``, on llama.cpp's own memory; ``pooling_type`` -1 is the model's.
+    lora_path, lora_scale : str and float
+        A LoRA adapter, see ``add_lora``.
+    chat_format : str or None
+        A named format, Jinja text, or ``chat_template.NAME`` of the model. None: the model's own template, else ChatML.
+    chat_handler : callable or None
+        Answers ``create_chat_completion`` instead, called as llama_cpp's handlers.
+    draft_model : callable or None
+        Guesses tokens, which are evaluated together, see ``LlamaPromptLookupDecoding``. Not with a rule that evicts.
     seed : int
         Seed of the sampler; unseeded runs are random.
     flash_attn : bool
@@ -146,16 +159,22 @@ class Llama(Generation, Later):
         self.model_path = str(model_path)
         self.verbose = verbose
         self.chat_format = chat_format
+        self.chat_handler = chat_handler
+        self.draft_model = draft_model
+        self._adapters: dict[str, Adapter] = {}
         self.last_n_tokens_size = arguments.check_count("last_n_tokens_size", last_n_tokens_size, 0)
         threads = self.n_threads, self.n_threads_batch = arguments.thread_counts(n_threads, n_threads_batch)
         self.set_seed(seed)
-        settings, spec = arguments.context_settings(given, threads), _spec(method)
+        settings, spec = arguments.context_settings(given, threads), _spec(method, embedding)
+        check_draft(draft_model, parse(spec) if spec else None)
         lib.lctx_log_set_level(2 if verbose else 1)
         self._model = Model(self.model_path, arguments.model_settings(given))
-        self._finalizer = weakref.finalize(self, _close, self._model, None)
+        self._finalizer = weakref.finalize(self, _close, self._model, None, self._adapters)
         self.metadata = self._model.metadata()
         self.n_batch = n_batch
         self._loaded = None if vocab_only else self._open(settings, spec)
+        if lora_path is not None:
+            self._add_first_lora(lora_path, lora_scale)
 
     def _open(self, settings: dict[str, Any], spec: str) -> Session:
         try:
@@ -164,13 +183,22 @@ class Llama(Generation, Later):
             self.close()
             raise
         self._finalizer.detach()
-        self._finalizer = weakref.finalize(self, _close, self._model, context)
+        self._finalizer = weakref.finalize(self, _close, self._model, context, self._adapters)
         self.n_batch = context.n_batch
         session = Session(self._model, context, self._arguments["logits_all"], self.verbose)
         session.progress = self._arguments["progress_callback"]
         if self.verbose and context.why:
             print(f"pylongctx: {context.why}", file=sys.stderr)
         return session
+
+    def _add_first_lora(self, path: str, scale: float) -> None:
+        try:
+            self.add_lora(path, scale)
+        except BaseException:
+            self.close()
+            raise
+
+    from_pretrained = classmethod(from_pretrained)
 
     # ---- life ----
 
@@ -385,13 +413,17 @@ class Llama(Generation, Later):
             return np.asarray(shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True)), np.float32)
 
 
-def _spec(method: Method | str | None) -> str:
-    if method is None:
+def _spec(method: Method | str | None, embedding: bool) -> str:
+    if embedding and method not in (None, "full") and not isinstance(method, Full):
+        raise ValueError(f"embedding=True runs on llama.cpp's own memory, without method={method}")
+    if method is None or embedding:
         return ""
     return str(method if isinstance(method, Method) else parse(method))
 
 
-def _close(model: Model, context: Context | None) -> None:
+def _close(model: Model, context: Context | None, adapters: dict[str, Adapter]) -> None:
     if context is not None:
         context.close()
+    for adapter in adapters.values():
+        adapter.close()
     model.close()

@@ -1,12 +1,13 @@
 """Log-probabilities of tokens: token i's come from the logits after token i - 1."""
 
 import codecs
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx._lib import error, in_buffer, lib, out_buffer
 from pylongctx._model import Model
 from pylongctx._session import Session
 
@@ -21,12 +22,27 @@ class CompletionLogprobs(TypedDict):
 
 
 class Entry(NamedTuple):
-    """One token: its text, where it starts in the returned text, its log-probability, the likeliest tokens."""
+    """One token: its bytes, where it starts in the returned text, its log-probability, the likeliest tokens."""
 
-    text: str
+    piece: bytes
     offset: int
     logprob: float | None
-    top: dict[str, float] | None
+    top: list[tuple[bytes, float]] | None
+
+    @property
+    def text(self) -> str:
+        """The token's text; bytes of an unfinished character are left out."""
+        return self.piece.decode("utf-8", "ignore")
+
+    @property
+    def top_texts(self) -> dict[str, float] | None:
+        """The likeliest tokens by text, and this one; of two with the same text the likelier one is kept."""
+        if self.top is None or self.logprob is None:
+            return None
+        found: dict[str, float] = {}
+        for piece, value in self.top:
+            found.setdefault(piece.decode("utf-8", "ignore"), value)
+        return found | {self.text: self.logprob}
 
 
 def as_dict(entries: Iterable[Entry]) -> CompletionLogprobs:
@@ -36,7 +52,7 @@ def as_dict(entries: Iterable[Entry]) -> CompletionLogprobs:
         "tokens": [entry.text for entry in entries],
         "text_offset": [entry.offset for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [entry.top for entry in entries],
+        "top_logprobs": [entry.top_texts for entry in entries],
     }
 
 
@@ -50,15 +66,17 @@ def merge(parts: Iterable[CompletionLogprobs | None]) -> CompletionLogprobs:
 
 
 class Scorer:
-    """Make entries from tokens and logits; of two tokens with the same text the likelier one is kept."""
+    """Make entries from tokens and logits."""
 
-    def __init__(self, model: Model, n_top: int) -> None:
+    def __init__(self, model: Model, n_top: int, piece: Callable[[int], bytes] | None = None) -> None:
         self._model = model
         self._n_top = min(n_top, int(model.info.n_vocab))
+        self._piece = piece or model.piece
 
     def entry(self, token: int, row: NDArray[np.float32], offset: int) -> Entry:
         """Return the entry of a token that follows the logits float32 [n_vocab]."""
-        return Entry(self._text(token), offset, *self._score(token, row))
+        own, top = self._score(np.array([token], np.int32), row[np.newaxis])
+        return Entry(self._piece(token), offset, own[0], top[0])
 
     def prompt(self, session: Session, tokens: NDArray[np.int32], text: str, special: bool) -> list[Entry]:
         """Evaluate a whole prompt and return the entries of its tokens but a leading BOS.
@@ -66,36 +84,42 @@ class Scorer:
         Memory does not grow with vocabulary times tokens: of every row of logits only the entry is kept.
         """
         session.clear()
-        scores: list[tuple[float | None, dict[str, float] | None]] = [(None, None)]  # nothing precedes the first
+        own: list[float | None] = [None]  # nothing precedes the first
+        top: list[list[tuple[bytes, float]] | None] = [None]
         for rows in session.eval_rows(tokens):
-            following = tokens[len(scores) : len(scores) + len(rows)].tolist()
-            scores += [self._score(token, row) for token, row in zip(following, rows, strict=False)]
+            following = tokens[len(own) : len(own) + len(rows)]
+            values, likeliest = self._score(following, rows[: len(following)])
+            own += values
+            top += likeliest
         first = int(tokens[0] == self._model.info.token_bos)
         pieces = [self._model.piece(token, special) for token in tokens[first:].tolist()]
-        texts = [piece.decode("utf-8", "ignore") for piece in pieces]
-        places = zip(texts, _offsets(pieces, text), scores[first:], strict=True)
-        return [Entry(piece, offset, *score) for piece, offset, score in places]
+        places = zip(pieces, _offsets(pieces, text), own[first:], top[first:], strict=True)
+        return [Entry(*place) for place in places]
 
-    def _score(self, token: int, row: NDArray[np.float32]) -> tuple[float, dict[str, float]]:
-        top = row.max()
-        norm = float(top) + np.log(np.exp(row - top).sum(dtype=np.float64))
-        found: dict[str, float] = {}
-        for i in _largest(row, self._n_top):
-            found.setdefault(self._text(i), float(row[i] - norm))
-        own = float(row[token] - norm)
-        return own, found | {self._text(token): own}
-
-    def _text(self, token: int) -> str:
-        return self._model.piece(token).decode("utf-8", "ignore")
-
-
-def _largest(row: NDArray[np.float32], n: int) -> list[int]:
-    """Return the indices of the ``n`` largest numbers, the largest first."""
-    if n == 0:
-        return []
-    found = np.argpartition(row, -n)[-n:]
-    indices: list[int] = found[np.argsort(-row[found], kind="stable")].tolist()
-    return indices
+    def _score(
+        self, tokens: NDArray[np.int32], rows: NDArray[np.float32]
+    ) -> tuple[list[float], list[list[tuple[bytes, float]]]]:
+        """Return the log-probabilities of tokens, each after its row of logits, and the likeliest of each row."""
+        n, n_vocab = rows.shape
+        own, top = np.empty(n, np.float32), np.empty((n, self._n_top), np.float32)
+        ids = np.empty((n, self._n_top), np.int32)
+        status = lib.lctx_logprobs(
+            in_buffer("logits", rows, np.float32),
+            n,
+            n_vocab,
+            in_buffer("tokens", tokens, np.int32),
+            out_buffer("own", own, np.float32),
+            self._n_top,
+            out_buffer("ids", ids, np.int32),
+            out_buffer("top", top, np.float32),
+        )
+        if status != lib.LCTX_OK:
+            raise error(status, "the log-probabilities cannot be computed")
+        likeliest = [
+            [(self._piece(token), value) for token, value in zip(*pair, strict=True)]
+            for pair in zip(ids.tolist(), top.tolist(), strict=True)
+        ]
+        return own.tolist(), likeliest
 
 
 def _offsets(pieces: Sequence[bytes], text: str) -> Iterator[int]:

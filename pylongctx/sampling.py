@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx._lib import error, ffi, in_buffer, lib
+from pylongctx._lib import error, ffi, in_buffer, lib, text
 from pylongctx._model import Model
 
 LogitsProcessor = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
@@ -87,9 +87,24 @@ class SamplingParams:
 
 
 class Sampler:
-    """Owner of one ``lctx_sampler``: llama.cpp's sampler chain on plain logits rows."""
+    """Owner of one ``lctx_sampler``: llama.cpp's sampler chain on plain logits rows.
 
-    def __init__(self, model: Model, params: SamplingParams) -> None:
+    Parameters
+    ----------
+    model : Model
+        Must outlive the sampler.
+    params : SamplingParams
+        The chain's settings.
+    constraint : str or None
+        A grammar, as ``lctx_sampler_constrain`` reads it.
+
+    Raises
+    ------
+    InvalidInput
+        When the grammar cannot be used.
+    """
+
+    def __init__(self, model: Model, params: SamplingParams, constraint: str | None = None) -> None:
         settings = ffi.new("lctx_sampler_params *")
         lib.lctx_sampler_params_default(settings)
         for key, value in params.settings().items():
@@ -105,12 +120,14 @@ class Sampler:
         if not handle:
             raise MemoryError("the sampler cannot be created")
         self._handle = ffi.gc(handle, lib.lctx_sampler_free)
+        if constraint and lib.lctx_sampler_constrain(self._handle, constraint.encode()) != lib.LCTX_OK:
+            raise error(lib.LCTX_INVALID, text(lib.lctx_sampler_error(self._handle)))
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         """Choose a token from float32 [n_vocab] and remember it for the penalties."""
         token: int = lib.lctx_sampler_sample(self._handle, in_buffer("logits", logits, np.float32), len(logits))
         if token < 0:
-            raise error(lib.LCTX_FAILED, "no token can be sampled: every logit is NaN or -inf")
+            raise error(lib.LCTX_FAILED, text(lib.lctx_sampler_error(self._handle)))
         return token
 
 

@@ -147,11 +147,11 @@ def model_identity(model: Model, path: str) -> dict[str, Any]:
         "n_params": info.n_params,
         "size": info.size,
         "n_vocab": info.n_vocab,
-        "sample": _file_sample(path),
+        "sample": file_sample(path),
     }
 
 
-def _file_sample(path: str) -> str:
+def file_sample(path: str) -> str:
     """Return a checksum of some pages spread evenly over the file: reading all of it would take too long."""
     checksum, size = 0, os.path.getsize(path)
     with open(path, "rb") as file:

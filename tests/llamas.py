@@ -23,15 +23,18 @@ def greedy(llm, tokens, n=8):
     return list(islice(llm.generate(tokens, temp=0.0), n))
 
 
-def script(llm, text: str):
-    """Return a logits processor that makes the model say ``text``, which begins with a space, and then end."""
-    wanted = [*llm.tokenize(text[1:].encode(), add_bos=False), llm.token_eos()]
+def script(llm, text: str, end: bool = True):
+    """Return a logits processor that makes the model say ``text``, which begins with a space, and end, or go on."""
+    wanted = llm.tokenize(text[1:].encode(), add_bos=False) + [llm.token_eos()] * end
     start: list[int] = []
 
     def force(input_ids, logits):
         start.append(len(input_ids))
+        n = len(input_ids) - start[0]
+        if n >= len(wanted) and not end:
+            return logits
         forced = np.full_like(logits, -np.inf)
-        forced[wanted[len(input_ids) - start[0]]] = 0
+        forced[wanted[n]] = 0
         return forced
 
     return force

@@ -1,8 +1,6 @@
-"""Llama against llama_cpp.Llama: the same parameters, the same answers."""
+"""Llama against llama_cpp.Llama: the same answers; the same parameters in test_surface.py."""
 
-import ast
 import importlib.util
-import inspect
 import json
 import subprocess
 import sys
@@ -12,7 +10,6 @@ import pytest
 from llamas import TEXT
 
 import pylongctx
-from pylongctx import Llama
 
 
 def peer_file() -> Path:
@@ -20,36 +17,6 @@ def peer_file() -> Path:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("llama_cpp is not installed")
     return Path(spec.submodule_search_locations[0]) / "llama.py"
-
-
-def peer_parameters(name: str) -> list[str]:
-    tree = ast.parse(peer_file().read_text(encoding="utf-8"))
-    cls = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Llama")
-    args = next(node for node in cls.body if isinstance(node, ast.FunctionDef) and node.name == name).args
-    return [arg.arg for arg in [*args.args, *args.kwonlyargs]]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "__init__",
-        "__call__",
-        "create_completion",
-        "tokenize",
-        "detokenize",
-        "eval",
-        "sample",
-        "generate",
-        "reset",
-        "set_seed",
-    ],
-)
-def test_parameters_are_those_of_llama_cpp(name):
-    ours = [p for p in inspect.signature(getattr(Llama, name)).parameters if p != "kwargs"]
-    theirs = peer_parameters(name)
-    assert ours[: len(theirs)] == theirs
-    own = ["method", "kv_limit", "kv_offload", "kv_offload_mib", "rpc_servers", "progress_callback"]
-    assert ours[len(theirs) :] == (own if name == "__init__" else [])
 
 
 PEER = """

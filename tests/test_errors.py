@@ -73,14 +73,9 @@ def test_constructor_refuses(embedded_model, kwargs, error, message):
     "kwargs",
     [
         {"kv_overrides": {"a": 1}},
-        {"embedding": True},
-        {"pooling_type": 1},
         {"swa_full": True},
-        {"lora_path": "x"},
         {"lora_base": "x"},
         {"numa": True},
-        {"chat_handler": print},
-        {"draft_model": print},
         {"tokenizer": print},
         {"spm_infill": True},
     ],
@@ -172,7 +167,6 @@ def test_sampling_needs_logits(llm):
         ({"logits_processor": lambda ids, logits: logits[:5]}, ValueError, "logits_processor must return shape"),
         ({"logits_processor": lambda ids, logits: logits * np.nan}, LctxError, "no token can be sampled"),
         ({"stop": [b"x"]}, TypeError, "stop must be a string"),
-        ({"grammar": "root ::= x"}, NotImplementedError, "grammar"),
         ({"suffix": "x"}, NotImplementedError, "suffix"),
     ],
 )
@@ -195,22 +189,6 @@ def test_a_second_bos_warns(llm):
 def test_vocabulary_refuses(llm, call):
     with pytest.raises((TypeError, ValueError), match=r"must be bytes|outside the vocabulary"):
         call(llm)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "create_chat_completion",
-        "create_chat_completion_openai_v1",
-        "create_embedding",
-        "embed",
-        "pooling_type",
-        "from_pretrained",
-    ],
-)
-def test_later_methods_say_so(llm, name):
-    with pytest.raises(NotImplementedError, match=f"{name} comes in a later release.*until then"):
-        getattr(llm, name)()
 
 
 @pytest.mark.parametrize("last", [0, 10, -1])

@@ -1,0 +1,25 @@
+// Text that crosses the C API, or the reason why there is none.
+#pragma once
+
+#include "firewall.h"
+#include "log.h"
+
+#include "lctx.h"
+
+#include <new>
+#include <string>
+
+struct lctx_text {
+    std::string text, error;
+    bool made = false;
+};
+
+// The string that f returns; what it throws or logs is the reason.
+template <typename F> lctx_text * lctx_make_text(F && f) {
+    auto * result = new (std::nothrow) lctx_text;
+    if (result) {
+        lctx_log_begin();
+        result->made = lctx_guard(&result->error, [&] { result->text = f(); });
+    }
+    return result;
+}

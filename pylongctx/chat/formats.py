@@ -1,0 +1,114 @@
+"""Named chat formats: the templates that programs ask for by llama_cpp's names, as Jinja text."""
+
+from typing import NamedTuple
+
+from pylongctx.errors import InvalidInput
+
+
+class Format(NamedTuple):
+    """A template, and what ends an answer where the model's vocabulary does not know."""
+
+    source: str
+    stops: tuple[str, ...] = ()
+
+
+def _turns(system: str, user: str, assistant: str, start: str, stops: tuple[str, ...] = ()) -> Format:
+    """Return the format that writes each message in its own frame, ``%`` being the content; no system frame: merged."""
+    branches = []
+    for role, frame in (("system", system), ("user", user), ("assistant", assistant)):
+        before, _, after = frame.partition("%")
+        if frame:
+            branches.append(f"message['role'] == {role!r} %}}{{{{ {before!r} + message['content'] + {after!r} }}}}")
+    source = "{% for message in messages %}{% if " + "{% elif ".join(branches) + "{% endif %}{% endfor %}"
+    return Format(source + f"{{% if add_generation_prompt %}}{{{{ {start!r} }}}}{{% endif %}}", stops)
+
+
+# with tools as Hermes and Qwen write them
+CHATML = Format(
+    """{%- if tools %}
+{%- set tail = '\\n\\n# Tools\\n\\nYou may call functions. Their signatures are within <tools></tools>:\\n<tools>' %}
+{{- '<|im_start|>system\\n' + (messages[0].content if messages[0].role == 'system' else '') + tail }}
+{%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+{{- '\\n</tools>\\n\\nFor each call return a JSON object within <tool_call></tool_call>:\\n<tool_call>\\n' }}
+{{- '{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+{%- elif message.role == 'assistant' and message.tool_calls %}
+{{- '<|im_start|>assistant\\n' + (message.content or '') }}
+{%- for call in message.tool_calls %}
+{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- (call.function.arguments | tojson) + '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- elif not (tools and loop.first and message.role == 'system') %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}""",
+    ("<|im_end|>",),
+)
+LLAMA_2 = Format(
+    "{% if messages[0]['role'] == 'system' %}{% set system = '<<SYS>>\n' + messages[0]['content'] + '\n<</SYS>>\n\n' %}"
+    "{% set turns = messages[1:] %}{% else %}{% set system = '' %}{% set turns = messages %}{% endif %}"
+    "{% for message in turns %}{% if message['role'] == 'user' %}"
+    "{{ bos_token + '[INST] ' + (system if loop.first else '') + message['content'] + ' [/INST]' }}"
+    "{% else %}{{ ' ' + message['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+MISTRAL = Format(
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + "
+    "' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+LLAMA_3 = "<|start_header_id|>{}<|end_header_id|>\n\n"
+FORMATS = {
+    "chatml": CHATML,
+    "qwen": CHATML,
+    "llama-2": LLAMA_2,
+    "llama-3": _turns(
+        LLAMA_3.format("system") + "%<|eot_id|>",
+        LLAMA_3.format("user") + "%<|eot_id|>",
+        LLAMA_3.format("assistant") + "%<|eot_id|>",
+        LLAMA_3.format("assistant"),
+        ("<|eot_id|>",),
+    ),
+    "mistral-instruct": MISTRAL,
+    "zephyr": _turns(
+        "<|system|>\n%</s>\n", "<|user|>\n%</s>\n", "<|assistant|>\n%</s>\n", "<|assistant|>\n", ("</s>",)
+    ),
+    "gemma": _turns(
+        "",
+        "<start_of_turn>user\n%<end_of_turn>\n",
+        "<start_of_turn>model\n%<end_of_turn>\n",
+        "<start_of_turn>model\n",
+        ("<end_of_turn>",),
+    ),
+    "vicuna": _turns("% ", "USER: % ", "ASSISTANT: %</s>", "ASSISTANT:", ("</s>",)),
+    "alpaca": _turns(
+        "%\n\n",
+        "### Instruction:\n%\n\n",
+        "### Response:\n%\n\n",
+        "### Response:\n",
+        ("### Instruction:",),
+    ),
+    "openchat": _turns(
+        "%<|end_of_turn|>",
+        "GPT4 Correct User: %<|end_of_turn|>",
+        "GPT4 Correct Assistant: %<|end_of_turn|>",
+        "GPT4 Correct Assistant:",
+        ("<|end_of_turn|>",),
+    ),
+}
+
+
+def find(name: str) -> Format:
+    """Return a named format, or Jinja text as it is; InvalidInput for a name that is not known."""
+    if name in FORMATS:
+        return FORMATS[name]
+    if "{{" in name or "{%" in name:
+        return Format(name)
+    raise InvalidInput(
+        f"unknown chat_format {name!r}. Known are {', '.join(sorted(FORMATS))}; others can be given as Jinja text, "
+        "and without chat_format the model's own template is used",
+        -1,
+    )

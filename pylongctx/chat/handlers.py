@@ -1,0 +1,31 @@
+"""Chat handlers: functions that answer in place of the templates, as in llama_cpp."""
+
+from collections.abc import Callable
+from typing import Any
+
+# llama_cpp's protocol: handler(llama=..., messages=..., and the other arguments of create_chat_completion by name)
+Handler = Callable[..., Any]
+
+_HANDLERS: dict[str, Handler] = {}
+
+
+def register_chat_completion_handler(name: str) -> Callable[[Handler], Handler]:
+    """Return a decorator that makes a function the handler of ``chat_format=name``."""
+
+    def register(handler: Handler) -> Handler:
+        if name in _HANDLERS:
+            raise ValueError(f"a chat handler named {name!r} is registered already")
+        _HANDLERS[name] = handler
+        return handler
+
+    return register
+
+
+def unregister_chat_completion_handler(name: str) -> None:
+    """Forget a handler; KeyError when there is none."""
+    del _HANDLERS[name]
+
+
+def registered_handler(name: str | None) -> Handler | None:
+    """Return the handler of a name."""
+    return _HANDLERS.get(name) if name else None

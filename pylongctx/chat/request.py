@@ -1,0 +1,108 @@
+"""What create_chat_completion is asked, checked and in the terms of the template."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pylongctx.chat.types import Message
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+
+def check_messages(messages: Any, source: str) -> list[Message]:
+    """Return the messages, OpenAI's functions as tools.
+
+    Raises
+    ------
+    ValueError
+        When one is not a message; a role must be OpenAI's, or one that the template itself names.
+    """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise ValueError("messages must be a list of at least one message")
+    return [_check_message(i, message, source) for i, message in enumerate(messages)]
+
+
+def _check_message(i: int, message: Any, source: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise ValueError(f"messages[{i}] must be a dict, not {type(message).__name__}")
+    role = message.get("role")
+    if not isinstance(role, str) or (role not in ROLES and f"'{role}'" not in source and f'"{role}"' not in source):
+        raise ValueError(f"messages[{i}]: unknown role {role!r}; roles are {', '.join(sorted(ROLES))}")
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        _check_parts(i, content)
+    elif content is not None and not isinstance(content, str):
+        raise ValueError(f"messages[{i}]: content must be text or a list of text parts, not {type(content).__name__}")
+    return _without_functions({"content": None, **message})
+
+
+def _check_parts(i: int, parts: Sequence[Any]) -> None:
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind != "text":
+            raise ValueError(
+                f"messages[{i}]: a content part of type {kind!r} cannot be read, only text; "
+                "for pictures pass a chat_handler that reads them"
+            )
+
+
+def _without_functions(message: dict[str, Any]) -> Message:
+    """Return a message with OpenAI's older function calls as tool calls; the function's name is the call's id."""
+    if message["role"] == "function":
+        return message | {"role": "tool", "tool_call_id": message.get("name", "")}
+    call = message.pop("function_call", None)
+    if call is not None:
+        message["tool_calls"] = [{"type": "function", "id": call["name"], "function": dict(call)}]
+    return message
+
+
+def choose_tools(functions: Any, function_call: Any, tools: Any, tool_choice: Any) -> tuple[list[dict[str, Any]], str]:
+    """Return the tools that may be called, and whether: auto, none or required. One that is named is the only one left.
+
+    Raises
+    ------
+    ValueError
+        When a tool is no function, or the choice is none of them.
+    """
+    if functions:
+        tools = [{"type": "function", "function": function} for function in functions]
+        tool_choice = function_call
+        if isinstance(function_call, Mapping):
+            tool_choice = {"type": "function", "function": function_call}
+    tools = [_check_tool(i, tool) for i, tool in enumerate(tools or [])]
+    if isinstance(tool_choice, Mapping):
+        name = (tool_choice.get("function") or {}).get("name")
+        named = [tool for tool in tools if tool["function"]["name"] == name]
+        if not named:
+            raise ValueError(f"tool_choice names {name!r}, which is none of the tools")
+        return named, "required"
+    choice = tool_choice or "auto"
+    if choice not in ("auto", "none", "required"):
+        raise ValueError(f"tool_choice must be 'auto', 'none', 'required' or name a function, not {tool_choice!r}")
+    if choice == "required" and not tools:
+        raise ValueError("tool_choice='required' needs tools")
+    return tools, choice
+
+
+def _check_tool(i: int, tool: Any) -> dict[str, Any]:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or tool.get("type") != "function":
+        raise ValueError(f"tools[{i}] must be {{'type': 'function', 'function': {{'name': ..., 'parameters': ...}}}}")
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    return {"type": "function", "function": {**function, "parameters": parameters}}
+
+
+def wanted_schema(response_format: Any) -> Any:
+    """Return the JSON schema that an answer must follow, None for plain text; json_object is any object."""
+    if response_format is None:
+        return None
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return response_format.get("schema") or {"type": "object"}
+    if kind == "json_schema":
+        wrapper = response_format.get("json_schema")
+        if isinstance(wrapper, Mapping) and "schema" in wrapper:
+            return wrapper["schema"]
+        raise ValueError("response_format json_schema needs {'json_schema': {'schema': ...}}")
+    raise ValueError(f"response_format must have type text, json_object or json_schema, not {response_format!r}")

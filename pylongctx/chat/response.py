@@ -1,0 +1,154 @@
+"""From the text of an answer to OpenAI's chat chunks, and from these to the whole."""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pylongctx.chat.parser import AnswerParser
+from pylongctx.chat.types import AnswerMessage, ChatChunk, ChatCompletion, ChatLogprobs, Delta, FinishReason, TopLogprob
+from pylongctx.completion import Request, Run
+from pylongctx.logprobs import Entry
+
+
+@dataclass
+class Answer:
+    """An answer on its way.
+
+    Attributes
+    ----------
+    request : Request
+        The completion that writes it.
+    parser : AnswerParser
+        What it says.
+    legacy : bool
+        Calls are OpenAI's older function calls.
+    usage_chunk : bool
+        A stream ends with a chunk of its own for the usage, as OpenAI's ``stream_options.include_usage``.
+    say : callable
+        Is told when the answer does not follow the template's syntax; what could be read of it stands.
+    """
+
+    request: Request
+    parser: AnswerParser
+    legacy: bool = False
+    usage_chunk: bool = False
+    say: Callable[[str], None] = lambda message: None
+    text: str = ""
+    entries: list[Entry] = field(default_factory=list)  # not in a chunk yet
+    called: bool = False
+
+    def stream(self) -> Iterator[ChatChunk]:
+        """Yield a chunk with the role, chunks of the message, and one with the finish reason and the usage."""
+        answer_id, created = f"chatcmpl-{uuid.uuid4()}", int(time.time())
+
+        def chunk(delta: Delta, reason: FinishReason | None = None) -> ChatChunk:
+            choice: Any = {"index": 0, "delta": delta, "logprobs": self._logprobs(), "finish_reason": reason}
+            return {
+                "id": answer_id,
+                "object": "chat.completion.chunk",
+                "created": created,
+                "model": self.request.model_name,
+                "choices": [choice],
+            }
+
+        run = Run(self.request)
+        yield chunk({"role": "assistant"})
+        for delta in self._deltas(run):
+            yield chunk(delta)
+        self.request.end()
+        last = chunk({}, self._reason(run))
+        if self.usage_chunk:
+            yield last
+            last = chunk({})
+            last["choices"] = []
+        last["usage"] = run.usage()
+        yield last
+
+    def _deltas(self, run: Run) -> Iterator[Delta]:
+        for text, entries in run.parts():
+            self.entries += entries
+            if text:
+                self.text += text
+                yield from map(self._delta, self.parser.feed(self.text))
+        yield from map(self._delta, self.parser.feed(self.text, final=run.reason == "stop"))
+        if self.parser.failure:
+            self.say(f"the answer does not follow the chat template: {self.parser.failure}")
+
+    def _delta(self, found: dict[str, Any]) -> Delta:
+        delta: Delta = {}
+        if "reasoning_content" in found:
+            delta["reasoning_content"] = found["reasoning_content"]
+        if "content" in found:
+            delta["content"] = found["content"]
+        if "tool_call" not in found:
+            return delta
+        self.called = True
+        call = found["tool_call"]
+        function: Any = {"name": call["name"] or None, "arguments": call["arguments"]}
+        if self.legacy:
+            delta["function_call"] = function
+        else:
+            named = {"id": call["id"]} if call["id"] else {}
+            delta["tool_calls"] = [{"index": call["index"], **named, "type": "function", "function": function}]  # type: ignore[typeddict-item]
+        return delta
+
+    def _reason(self, run: Run) -> FinishReason:
+        if run.reason == "stop" and self.called:
+            return "function_call" if self.legacy else "tool_calls"
+        return run.reason
+
+    def _logprobs(self) -> ChatLogprobs | None:
+        entries, self.entries = self.entries, []
+        if not self.request.score or not entries:
+            return None
+        content: list[Any] = [
+            _token(entry.piece, entry.logprob or 0.0) | {"top_logprobs": [_token(*pair) for pair in entry.top or []]}
+            for entry in entries
+        ]
+        return {"content": content, "refusal": None}
+
+
+def collect(chunks: Iterator[ChatChunk], with_logprobs: bool) -> ChatCompletion:
+    """Return the whole answer of a stream without a usage chunk."""
+    message: AnswerMessage = {"role": "assistant", "content": None}
+    logprobs: Any = {"content": [], "refusal": None} if with_logprobs else None
+    for chunk in chunks:
+        choice = chunk["choices"][0]
+        _add(message, choice["delta"])
+        if choice["logprobs"]:
+            logprobs["content"] += choice["logprobs"]["content"]
+    if message["content"] is None and not message.keys() & {"tool_calls", "function_call"}:
+        message["content"] = ""
+    return {
+        "id": chunk["id"],
+        "object": "chat.completion",
+        "created": chunk["created"],
+        "model": chunk["model"],
+        "choices": [{"index": 0, "message": message, "logprobs": logprobs, "finish_reason": choice["finish_reason"]}],
+        "usage": chunk["usage"],
+    }
+
+
+def _add(message: AnswerMessage, delta: Delta) -> None:
+    if delta.get("content"):
+        message["content"] = (message["content"] or "") + str(delta["content"])
+    if "reasoning_content" in delta:
+        message["reasoning_content"] = message.get("reasoning_content", "") + delta["reasoning_content"]
+    if "function_call" in delta:
+        _add_call(message.setdefault("function_call", {"name": "", "arguments": ""}), delta["function_call"])
+    for call in delta.get("tool_calls", []):
+        calls = message.setdefault("tool_calls", [])
+        if call["index"] == len(calls):
+            calls.append({"id": call.get("id", ""), "type": "function", "function": {"name": "", "arguments": ""}})
+        _add_call(calls[call["index"]]["function"], call["function"])
+
+
+def _add_call(function: Any, delta: Any) -> None:
+    function["name"] = delta["name"] or function["name"]
+    function["arguments"] += delta["arguments"]
+
+
+def _token(piece: bytes, logprob: float) -> TopLogprob:
+    return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}

@@ -1,0 +1,129 @@
+"""The dicts of chat completions, as OpenAI and llama_cpp shape them."""
+
+from typing import Any, Literal, TypedDict
+
+from pylongctx.completion import CompletionUsage
+
+Message = dict[str, Any]  # a message of a request: role, content, tool_calls, ...
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
+
+
+class TopLogprob(TypedDict):
+    """One of the likeliest tokens."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    """A token of the answer."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """The tokens that an answer was made of, markers of tool calls included."""
+
+    content: list[TokenLogprob] | None
+    refusal: list[TokenLogprob] | None
+
+
+class FunctionCall(TypedDict):
+    """A function and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class _Answer(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+
+
+class AnswerMessage(_Answer, total=False):
+    """What the model said."""
+
+    reasoning_content: str
+    tool_calls: list[ToolCall]
+    function_call: FunctionCall
+
+
+class ChatChoice(TypedDict):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletion(TypedDict):
+    """A whole answer."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+
+
+class FunctionCallDelta(TypedDict):
+    """More of a call: the name comes once."""
+
+    name: str | None
+    arguments: str
+
+
+class _ToolCallDelta(TypedDict):
+    index: int
+    type: Literal["function"]
+    function: FunctionCallDelta
+
+
+class ToolCallDelta(_ToolCallDelta, total=False):
+    """More of a tool call; its first one has the id."""
+
+    id: str
+
+
+class Delta(TypedDict, total=False):
+    """What a chunk adds to the message."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str
+    tool_calls: list[ToolCallDelta]
+    function_call: FunctionCallDelta
+
+
+class ChunkChoice(TypedDict):
+    """More of an answer."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class _Chunk(TypedDict):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+
+
+class ChatChunk(_Chunk, total=False):
+    """A chunk of a stream; only the last one has ``usage``."""
+
+    usage: CompletionUsage

@@ -1,0 +1,147 @@
+"""The chat templates of real models, rendered by llama.cpp, against jinja2 as Hugging Face sets it up."""
+
+import json
+from datetime import datetime
+
+import pytest
+from upstream import files
+
+from pylongctx import Llama
+from pylongctx.chat.formats import FORMATS
+from pylongctx.chat.parser import AnswerParser
+from pylongctx.chat.template import ChatTemplate
+
+jinja2 = pytest.importorskip("jinja2.sandbox")
+TemplateError = pytest.importorskip("jinja2").TemplateError
+
+CONVERSATION = [
+    {"role": "user", "content": "What is 1+1?"},
+    {"role": "assistant", "content": "It is 2."},
+    {"role": "user", "content": "And 2+2?"},
+]
+SYSTEM = [{"role": "system", "content": "Be brief."}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    },
+}
+
+
+# those that render without tools and without a date
+TEMPLATES = """
+Apertus-8B-Instruct ByteDance-Seed-OSS GLM-4.6 HuggingFaceTB-SmolLM3-3B Kimi-K2-Instruct LFM2-8B-A1B MiniMax-M2
+Mistral-Small-3.2-24B-Instruct-2506 NVIDIA-Nemotron-Nano-v2 NousResearch-Hermes-3-Llama-3.1-8B-tool_use
+Qwen-QwQ-32B Qwen-Qwen2.5-7B-Instruct Qwen-Qwen3-0.6B Qwen3-Coder deepseek-ai-DeepSeek-R1-Distill-Llama-8B
+deepseek-ai-DeepSeek-V3.1 google-gemma-2-2b-it ibm-granite-granite-3.3-2B-Instruct llama-cpp-deepseek-r1
+meetkai-functionary-medium-v3.1 meta-llama-Llama-3.1-8B-Instruct meta-llama-Llama-3.2-3B-Instruct
+meta-llama-Llama-3.3-70B-Instruct microsoft-Phi-3.5-mini-instruct mistralai-Mistral-Nemo-Instruct-2407
+openai-gpt-oss-120b unsloth-Apriel-1.5 upstage-Solar-Open-100B
+""".split()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return files(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def environment():
+    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def raise_exception(message):
+        raise ValueError(message)
+
+    found = jinja2.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    found.filters["tojson"] = tojson
+    found.globals |= {"raise_exception": raise_exception, "strftime_now": lambda f: datetime.now().strftime(f)}
+    return found
+
+
+def render(environment, llm, source, messages, **variables):
+    """Return what Jinja2ChatFormatter of llama_cpp returns, without the BOS token that is added to the tokens."""
+    bos, eos = (llm._model.piece(t, True).decode() if t >= 0 else "" for t in (llm.token_bos(), llm.token_eos()))
+    given = {"messages": messages, "bos_token": bos, "eos_token": eos, "add_generation_prompt": True} | variables
+    given["date_string"] = datetime.now().strftime("%d %b %Y")  # which llama.cpp gives to every template
+    text = environment.from_string(source).render(given)
+    return text.removeprefix(bos) if llm._model.info.add_bos else text
+
+
+@pytest.mark.parametrize("vocabulary", ["llama-bpe", "qwen2"])
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("with_system", [False, True])
+def test_templates_equal_jinja2(folder, environment, name, vocabulary, with_system):
+    source = (folder / f"{name}.jinja").read_text()
+    messages = [*(SYSTEM if with_system else []), *CONVERSATION]
+    with Llama(
+        str(folder / f"ggml-vocab-{vocabulary}.gguf"), vocab_only=True, chat_format=source, verbose=False
+    ) as llm:
+        try:
+            expected = render(environment, llm, source, messages, enable_thinking=True)
+        except (ValueError, TypeError, TemplateError) as reason:
+            pytest.skip(f"jinja2 does not render it: {reason}")
+        assert llm.apply_template(messages) == expected
+
+
+@pytest.mark.parametrize("name", ["Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B", "Qwen3-Coder"])
+def test_tools_equal_jinja2(folder, environment, name):
+    source = (folder / f"{name}.jinja").read_text()
+    with Llama(str(folder / "ggml-vocab-qwen2.gguf"), vocab_only=True, chat_format=source, verbose=False) as llm:
+        expected = render(environment, llm, source, CONVERSATION, enable_thinking=True, tools=[TOOL])
+        assert llm.apply_template(CONVERSATION, tools=[TOOL]) == expected
+        assert "Add two numbers" in expected
+
+
+def test_every_template_of_the_package_can_be_used(folder):
+    """All of them, the ones that jinja2 cannot render included; what is refused says why."""
+    refused, found = {}, sorted(folder.glob("*.jinja"))
+    assert len(found) > 60
+    request = {"messages": CONVERSATION, "tools": [TOOL]}
+    with Llama(str(folder / "ggml-vocab-qwen2.gguf"), vocab_only=True, verbose=False) as llm:
+        for path in found:
+            try:
+                rendered = ChatTemplate(llm._model, path.read_text()).render(request)
+            except ValueError as reason:
+                refused[path.stem] = str(reason)
+            else:
+                assert "And 2+2?" in rendered.prompt
+                AnswerParser(rendered.syntax).feed("Four.")
+    assert refused == {}
+
+
+# ---- named formats ----
+
+EXPECTED = {
+    "chatml": "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 1+1?<|im_end|>\n"
+    "<|im_start|>assistant\nIt is 2.<|im_end|>\n<|im_start|>user\nAnd 2+2?<|im_end|>\n<|im_start|>assistant\n",
+    "llama-2": "[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nWhat is 1+1? [/INST] It is 2. </s><s>[INST] And 2+2? [/INST]",
+    "llama-3": "<|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nWhat is 1+1?<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\nIt is 2.<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nAnd 2+2?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+    "mistral-instruct": "[INST] Be brief.\nWhat is 1+1? [/INST]It is 2.</s>[INST] And 2+2? [/INST]",
+    "zephyr": "<|system|>\nBe brief.</s>\n<|user|>\nWhat is 1+1?</s>\n<|assistant|>\nIt is 2.</s>\n"
+    "<|user|>\nAnd 2+2?</s>\n<|assistant|>\n",
+    "gemma": "<start_of_turn>user\nBe brief.\nWhat is 1+1?<end_of_turn>\n<start_of_turn>model\nIt is 2.<end_of_turn>\n"
+    "<start_of_turn>user\nAnd 2+2?<end_of_turn>\n<start_of_turn>model\n",
+    "vicuna": "Be brief. USER: What is 1+1? ASSISTANT: It is 2.</s>USER: And 2+2? ASSISTANT:",
+    "alpaca": "Be brief.\n\n### Instruction:\nWhat is 1+1?\n\n### Response:\nIt is 2.\n\n"
+    "### Instruction:\nAnd 2+2?\n\n### Response:\n",
+    "openchat": "Be brief.<|end_of_turn|>GPT4 Correct User: What is 1+1?<|end_of_turn|>"
+    "GPT4 Correct Assistant: It is 2.<|end_of_turn|>GPT4 Correct User: And 2+2?<|end_of_turn|>GPT4 Correct Assistant:",
+}
+
+
+def test_all_formats_are_tested():
+    assert set(FORMATS) == {*EXPECTED, "qwen"}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_named_formats(embedded_model, name):
+    with Llama(str(embedded_model), vocab_only=True, chat_format=name, verbose=False) as llm:
+        assert llm.apply_template([*SYSTEM, *CONVERSATION]) == EXPECTED[name]

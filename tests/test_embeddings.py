@@ -1,0 +1,128 @@
+"""Embeddings against unpatched llama.cpp and against their definitions."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pylongctx import Llama
+
+TEXTS = ["It was the best of times", "it was the worst of times, it was the age of wisdom", "x"]
+NONE, MEAN, CLS, LAST = range(4)
+
+
+def open_model(path, **kwargs):
+    return Llama(str(path), **{"embedding": True, "n_ctx": 256, "verbose": False} | kwargs)
+
+
+def check(found, expected, share):
+    """Compare; the activations are rounded (Q8_0 weights, f16 rows), in other steps in other ways."""
+    assert np.shape(found) == np.shape(expected)
+    assert np.abs(np.subtract(found, expected)).max() < share * np.abs(expected).max()
+
+
+PEER = """
+import json, sys
+from llama_cpp import Llama
+found = []
+for pooling in json.loads(sys.argv[3]):
+    llm = Llama(sys.argv[1], n_ctx=256, embedding=True, pooling_type=pooling, verbose=False)
+    found.append([llm.embed(text) for text in json.loads(sys.argv[2])])
+print(json.dumps(found))
+"""
+
+
+def peer(path, poolings):
+    """What unpatched llama.cpp says, in a process of its own."""
+    if subprocess.run([sys.executable, "-c", "import llama_cpp"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("llama_cpp is not installed, or without its library")
+    command = [sys.executable, "-c", PEER, str(path), json.dumps(TEXTS), json.dumps(poolings)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.parametrize("name", ["embedded", "bert", "qwen2"])
+def test_embeddings_equal_llama_cpp(name, embedded_model, model_path):
+    path = embedded_model if name == "embedded" else model_path(name)
+    poolings = [NONE, MEAN, CLS, LAST]
+    for pooling, expected in zip(poolings, peer(path, poolings), strict=True):
+        with open_model(path, pooling_type=pooling) as llm:
+            assert llm.pooling_type() == pooling
+            for ours, theirs in zip(llm.embed(TEXTS), expected, strict=True):
+                check(ours, theirs, 5e-2 if name == "embedded" else 5e-3)
+
+
+def test_several_texts_are_each_alone(embedded_model):
+    with open_model(embedded_model, pooling_type=MEAN) as llm:
+        together = llm.embed(TEXTS * 30)  # more than one evaluation takes
+        for text, found in zip(TEXTS, together, strict=False):
+            check(found, llm.embed(text), 5e-2)
+        assert len(together) == 90
+        check(together[:3], together[87:], 5e-2)
+
+
+def test_normalize(embedded_model):
+    with open_model(embedded_model, pooling_type=MEAN) as llm:
+        plain, unit = np.array(llm.embed(TEXTS)), np.array(llm.embed(TEXTS, normalize=True))
+    np.testing.assert_allclose(unit, plain / np.linalg.norm(plain, axis=1, keepdims=True), rtol=1e-5)
+
+
+def test_pooling_of_the_last_is_the_last(embedded_model):
+    with open_model(embedded_model, pooling_type=NONE) as every, open_model(embedded_model, pooling_type=LAST) as last:
+        np.testing.assert_allclose(every.embed(TEXTS[1])[-1], last.embed(TEXTS[1]), atol=1e-5)
+
+
+def test_the_response(embedded_model):
+    with open_model(embedded_model, pooling_type=MEAN) as llm:
+        done = llm.create_embedding(TEXTS, model="mine")
+        n_tokens = sum(len(llm.tokenize(text.encode())) for text in TEXTS)
+        single = llm.create_embedding(TEXTS[0])
+        assert llm.embed(TEXTS, return_count=True)[1] == n_tokens
+        assert len(single["data"][0]["embedding"]) == llm.n_embd()
+    assert (done["object"], done["model"]) == ("list", "mine")
+    assert done["usage"] == {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    assert [(one["index"], one["object"]) for one in done["data"]] == [(i, "embedding") for i in range(3)]
+    assert json.loads(json.dumps(done)) == done
+
+
+def test_long_texts_are_cut_or_refused(embedded_model):
+    with open_model(embedded_model, pooling_type=MEAN, n_batch=16) as llm:
+        text = TEXTS[1] * 5
+        cut = llm.detokenize(llm.tokenize(text.encode())[:16])
+        assert llm.tokenize(cut) == llm.tokenize(text.encode())[:16]
+        check(llm.embed(text), llm.embed(cut.decode()), 5e-2)
+        with pytest.raises(ValueError, match=r"Requested tokens \(\d+\) exceed batch size of 16"):
+            llm.embed(text, truncate=False)
+
+
+def test_the_object_still_generates(embedded_model):
+    with open_model(embedded_model, pooling_type=MEAN) as llm, Llama(str(embedded_model), verbose=False) as other:
+        llm.embed(TEXTS)
+        said = [one("It was", max_tokens=8, temperature=0.0)["choices"][0]["text"] for one in (llm, other)]
+        first = llm.embed(TEXTS)
+        assert llm.n_tokens == 0
+        assert llm.embed(TEXTS) == first
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"method": "selfextend"}, "without method=selfextend"),
+        ({"pooling_type": 9}, "pooling_type must be"),
+        ({"attention_type": 5}, "attention_type must be"),
+    ],
+)
+def test_what_cannot_be(embedded_model, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        open_model(embedded_model, **kwargs)
+
+
+def test_without_embedding(llm, embedded_model):
+    with pytest.raises(RuntimeError, match="must be created with embedding=True"):
+        llm.embed("x")
+    with open_model(embedded_model) as other:
+        assert other.embed([]) == []
+        with pytest.raises(TypeError, match="text"):
+            other.embed([7])
