@@ -56,9 +56,9 @@ static __device__ __forceinline__ int lctx_block_scan(int x, int * sums, int & a
     return before;
 }
 
-static __device__ __forceinline__ int lctx_warp_min(int x, int n = LCTX_WARP) {
+template <typename T> static __device__ __forceinline__ T lctx_warp_min(T x, int n = LCTX_WARP) {
     for (int step = n / 2; step > 0; step /= 2) {
-        const int y = lctx_shuffle_xor(x, step);
+        const T y = lctx_shuffle_xor(x, step);
         x = y < x ? y : x;
     }
     return x;

@@ -31,9 +31,7 @@ __device__ int victim(const lctx_resident & r) {
     for (int slot = lctx_lane(); slot < r.n_slot; slot += LCTX_WARP) {
         least = lctx_min(least, (int64_t)r.last_used()[slot] << 32 | slot);
     }
-    for (int step = LCTX_WARP / 2; step > 0; step /= 2) {
-        least = lctx_min(least, lctx_shuffle_xor(least, step));
-    }
+    least = lctx_warp_min(least);
     return (int32_t)(least >> 32) == r.clock() ? -1 : (int)(least & 0x7fffffff);
 }
 

@@ -107,9 +107,7 @@ template <int COLUMNS> static __device__ void lctx_cuda_next_span(const lctx_att
             }
             key = lctx_min(key, at < lists.end(phase) ? lists.key(segs[at]) : lists.no_key());
         }
-        for (int step = LCTX_WARP / 2; step > 0; step /= 2) {
-            key = lctx_min(key, lctx_shuffle_xor(key, step));
-        }
+        key = lctx_warp_min(key);
         if (key == lists.no_key()) {
             continue;
         }
