@@ -15,12 +15,13 @@ struct lctx_model {
     llama_model * model = nullptr;
     const llama_vocab * vocab = nullptr;
     bool vocab_only = false;
+    bool dry = false;  // nothing may be evaluated
     std::string error;
     std::vector<std::shared_ptr<lctx_rpc_server>> servers;
 };
 
 struct lctx_context {
-    const lctx_model * model = nullptr;
+    const lctx_model * model = nullptr;  // dry: only for lctx_estimate
     llama_context * ctx = nullptr;
     lctx_memory * memory = nullptr;  // nullptr: llama.cpp's own cache
     uint32_t n_ctx = 0;              // as asked; llama.cpp pads it
@@ -34,6 +35,15 @@ struct lctx_context {
     std::vector<llama_seq_id *> seq_id;  // to the entries of seq
     std::vector<int8_t> output;
 };
+
+// What n_ctx stands for: 0 is the trained context, or what the method makes of it; throws lctx_refusal for an unknown method.
+uint32_t lctx_context_default_n_ctx(const lctx_model & model, const lctx_context_params & params, const std::string & method);
+// llama.cpp makes n_ctx a multiple of so many tokens.
+inline uint32_t lctx_padded_n_ctx(uint32_t n_ctx) {
+    return (n_ctx + 255) / 256 * 256;
+}
+// Open a context whose model is set; throws lctx_refusal.
+void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, const std::string & method);
 
 // For llama_model_params: the servers' devices, then the GPUs of this machine, then nullptr; empty without servers.
 std::vector<ggml_backend_dev_t> lctx_model_devices(const std::vector<std::shared_ptr<lctx_rpc_server>> & servers);

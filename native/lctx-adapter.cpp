@@ -21,6 +21,9 @@ lctx_adapter * lctx_adapter_load(lctx_model * model, const char * path) {
         if (model->vocab_only) {
             throw lctx_refusal("the model was loaded with vocab_only and has no weights to adapt");
         }
+        if (model->dry) {
+            throw lctx_refusal("the model was loaded dry: it has no weights to adapt");
+        }
         a->adapter = llama_adapter_lora_init(model->model, path);
         if (!a->adapter) {
             throw lctx_refusal(lctx_log_errors("the adapter could not be loaded"));

@@ -1,7 +1,7 @@
 // The C API of pylongctx.
 //
 // The block between the two markers is the cffi cdef, read verbatim by pylongctx/_build_ffi.py: opaque structs, plain
-// structs of fixed-size fields, enums with values, functions. No macros, no llama.h types.
+// structs of fixed-size fields, enums with values, functions. No macros but numbers, no llama.h types.
 //
 // Handles: lctx_model_load and lctx_context_create return a handle even when they fail; then *_error() gives the reason
 // and only *_error() and *_free() may be called. One call at a time per handle; different contexts may run in parallel.
@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 7 };
+enum { LCTX_ABI_VERSION = 8 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -78,6 +78,7 @@ typedef struct lctx_model_params {
     const float * tensor_split;  // [n_tensor_split] shares of the devices, in their order; NULL: by free memory
     int32_t n_tensor_split;
     const char * rpc_servers;  // "host:port,host:port" whose devices come before the GPUs of this machine, or NULL
+    int32_t dry;               // 1: the weights get no memory; for lctx_estimate, contexts and adapters are refused
 } lctx_model_params;
 
 typedef struct lctx_model_info {
@@ -167,6 +168,26 @@ void lctx_context_params_default(lctx_context_params * params);
 // "h2o,budget=1024", or both, "longheads+corm".
 // NULL or "" leaves llama.cpp's own KV cache in place. Never NULL; check lctx_context_error.
 lctx_context * lctx_context_create(lctx_model * model, const lctx_context_params * params, const char * method);
+
+// What a context holds on one device, in bytes.
+typedef struct lctx_sizes {
+    const char * device;  // a string of the library, never freed; "CPU": memory of the host
+    uint64_t weights;
+    uint64_t k;        // rows in pages; in llama.cpp's own cache all that it keeps of keys
+    uint64_t v;        // the same for values
+    uint64_t chunks;   // representations of chunks and queries of the open one
+    uint64_t near;     // keys at exact positions, next to grouped ones
+    uint64_t other;    // page tables, lists of the rows that heads hold, memory of recurrent layers
+    uint64_t compute;  // of graphs
+    uint64_t free;     // of the device; 0: it does not tell, or is the host
+} lctx_sizes;
+
+// What a context with these parameters would hold when its text fills n_ctx, by device, the host first; nothing of that is allocated.
+// Where heads evict: at most, but with corm, whose heads decide for themselves, at least. model was loaded dry; params->n_ctx 0 is
+// replaced by what it stands for. Returns how many devices there are, of which at most n_max are written, or LCTX_INVALID with the reason
+// in err: what lctx_context_create would refuse.
+int32_t lctx_estimate(const lctx_model * model, lctx_context_params * params, const char * method, lctx_sizes * sizes, int32_t n_max,
+                      char * err, size_t err_size);
 
 // The message of the last failure on this handle, or NULL.
 const char * lctx_context_error(const lctx_context * ctx);

@@ -10,7 +10,6 @@ from typing import Any
 from pylongctx._lib import build_info, ffi, lib, text
 
 # Names that programs written for older llama-cpp-python versions pass, without effect there too.
-OFFLOAD_AUTO = 2**64 - 1  # LCTX_OFFLOAD_AUTO
 LEGACY = frozenset({"n_parts", "f16_kv", "mul_mat_q"})
 
 # How a model is split among devices, with llama.cpp's numbers.
@@ -158,7 +157,7 @@ def kv_offload(where: str | None, mib: int | None) -> int:
         if mib is not None:
             raise ValueError("kv_offload_mib needs kv_offload='host'")
         return 0
-    return OFFLOAD_AUTO if mib is None else check_count("kv_offload_mib", mib) << 20
+    return int(lib.LCTX_OFFLOAD_AUTO) if mib is None else check_count("kv_offload_mib", mib) << 20
 
 
 def warn_without_device(n_gpu_layers: int, rpc_servers: str | None) -> None:

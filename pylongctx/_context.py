@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._lib import check, check_process, error, ffi, in_buffer, lib, out_buffer, text
-from pylongctx._model import Model
+from pylongctx._model import Model, with_fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,10 +92,7 @@ class Context:
         self._handle: Any = None
         self._pid = os.getpid()
         self._abort = ffi.new("int32_t *")
-        params = ffi.new("lctx_context_params *")
-        lib.lctx_context_params_default(params)
-        for key, value in settings.items():
-            setattr(params, key, value)
+        params = with_fields("lctx_context_params", lib.lctx_context_params_default, settings)
         handle = lib.lctx_context_create(model.handle, params, method.encode())
         if failure := text(lib.lctx_context_error(handle)):
             lib.lctx_context_free(handle)

@@ -1,7 +1,7 @@
 """A loaded GGUF model: facts, metadata, vocabulary."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,13 +33,10 @@ class Model:
         if not os.path.exists(path):
             raise ValueError(f"Model path does not exist: {path}")
         check_gguf(path)
-        params = ffi.new("lctx_model_params *")
-        lib.lctx_model_params_default(params)
         split, servers = settings.get("tensor_split", []), settings.get("rpc_servers", "")
         memory = ffi.new("float[]", split), ffi.new("char[]", servers.encode())  # must outlive the call
         fields = settings | {"tensor_split": memory[0], "n_tensor_split": len(split), "rpc_servers": memory[1]}
-        for key, value in fields.items():
-            setattr(params, key, value)
+        params = with_fields("lctx_model_params", lib.lctx_model_params_default, fields)
         handle = lib.lctx_model_load(os.fsencode(path), params)
         if failure := text(lib.lctx_model_error(handle)):
             lib.lctx_model_free(handle)
@@ -128,6 +125,15 @@ class Model:
         if bad.any():
             raise ValueError(f"token {ids[bad][0]} is outside the vocabulary (0 to {self.info.n_vocab - 1})")
         return np.ascontiguousarray(ids, np.int32)
+
+
+def with_fields(name: str, defaults: Callable[[Any], None], fields: Mapping[str, Any]) -> Any:
+    """Return a new struct of the library: its defaults, but for ``fields``."""
+    params = ffi.new(f"{name} *")
+    defaults(params)
+    for key, value in fields.items():
+        setattr(params, key, value)
+    return params
 
 
 def _string(function: Callable[..., int], *args: Any) -> str:

@@ -14,6 +14,7 @@ from pylongctx import _arguments as arguments
 from pylongctx._context import Context, KVUsage, OffloadUsage
 from pylongctx._lib import lib
 from pylongctx._model import Model
+from pylongctx._preflight import fit
 from pylongctx._session import Session, longest_prefix
 from pylongctx._tokenizer import LlamaTokenizer
 from pylongctx._tracing import record
@@ -44,7 +45,8 @@ class Llama(Chat, Embeddings, Adapters):
     tensor_split : list of float or None
         Shares of the devices: those of ``rpc_servers``, then the GPUs of this machine. None: by free memory.
     n_ctx : int
-        Context window in tokens. 0 (the default here): the trained context, times 4 for a method that extends.
+        Context window in tokens. 0 (the default here): the trained context, times 4 for a method that extends, or as
+        much as memory allows, with a warning.
     n_threads, n_threads_batch : int or None
         Threads for one token (None: half of the cores) and for a prompt (None: all cores).
     logits_all : bool
@@ -82,6 +84,9 @@ class Llama(Chat, Embeddings, Adapters):
         here. A server that goes away while it is used ends this process, as in llama.cpp. For trusted networks only.
     progress_callback : callable or None
         Called as ``progress_callback(n_done, n_total)`` after each step of a prompt.
+    preflight : bool
+        Ask before anything is allocated whether weights, K and V of ``n_ctx`` tokens and compute buffers fit into free
+        memory. False: open it all the same, for texts that are shorter; memory is taken as they grow.
     **kwargs
         Unknown names are ignored with a warning.
 
@@ -93,6 +98,8 @@ class Llama(Chat, Embeddings, Adapters):
         When the file, the method or a number is not usable.
     NotImplementedError
         When an argument asks for what this version does not have.
+    MemoryError
+        When model and context do not fit, with a table of what each part takes and ways out.
     """
 
     def __init__(
@@ -149,6 +156,7 @@ class Llama(Chat, Embeddings, Adapters):
         kv_offload_mib: int | None = None,
         rpc_servers: str | None = None,
         progress_callback: Callable[[int, int], None] | None = None,
+        preflight: bool = True,
         **kwargs: Any,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "kwargs")}
@@ -167,8 +175,11 @@ class Llama(Chat, Embeddings, Adapters):
         self.set_seed(seed)
         settings, spec = arguments.context_settings(given, threads), _spec(method, embedding)
         check_draft(draft_model, parse(spec) if spec else None)
+        where = arguments.model_settings(given)
+        if preflight and not vocab_only:
+            settings = fit(self.model_path, where, settings, spec)
         lib.lctx_log_set_level(2 if verbose else 1)
-        self._model = Model(self.model_path, arguments.model_settings(given))
+        self._model = Model(self.model_path, where)
         self._finalizer = weakref.finalize(self, _close, self._model, None, self._adapters)
         self.metadata = self._model.metadata()
         self.n_batch = n_batch

@@ -16,7 +16,7 @@ OTHER_DEFAULTS = {
 }
 # parameters that are ours, behind llama_cpp's
 OURS = {
-    "__init__": ["method", "kv_limit", "kv_offload", "kv_offload_mib", "rpc_servers", "progress_callback"],
+    "__init__": ["method", "kv_limit", "kv_offload", "kv_offload_mib", "rpc_servers", "progress_callback", "preflight"],
     "create_chat_completion": [
         "stopping_criteria",
         "stream_options",

@@ -62,9 +62,22 @@ size_t lctx_kv_store::far_bytes() const {
     return k_resident ? ggml_nbytes(k_pool) + ggml_nbytes(v_pool) : 0;
 }
 
-size_t lctx_kv_store::most_bytes(uint64_t kv_limit) const {
-    const size_t pools = k_resident ? 0 : ggml_nbytes(k_pool) + ggml_nbytes(v_pool);
-    return kv_limit > 0 && lctx_arena_grain(buft) > 0 ? bytes() - pools + std::min<size_t>(pools, kv_limit) : bytes();
+lctx_sizes lctx_kv_store::sizes(int32_t n_slot) const {
+    const bool is_whole = lctx_arena_grain(buft) == 0;
+    const auto pool = [&](const ggml_tensor * t) -> uint64_t {
+        const uint64_t n_row = (uint64_t)shape_.n_seq * n_head * lctx_kv_shape::n_block(n_slot) * LCTX_PAGE_ROWS;
+        return is_whole ? ggml_nbytes(t) : std::min<uint64_t>(ggml_nbytes(t), n_row * t->nb[1]);
+    };
+    const auto all = [](const ggml_tensor * t) -> uint64_t { return t ? ggml_nbytes(t) : 0; };
+    lctx_sizes s = {};
+    s.k = pool(k_pool), s.v = pool(v_pool);
+    s.chunks = all(reps) + all(open);
+    s.near = all(near);
+    s.other = bytes() + far_bytes() - all(k_pool) - all(v_pool) - s.chunks - s.near;
+    if (held && !is_whole) {
+        s.other -= (uint64_t)shape_.n_seq * n_head * lctx_held::PLANES * (shape_.n_ctx - n_slot) * sizeof(int32_t);
+    }
+    return s;
 }
 
 std::string lctx_kv_store::name() const {

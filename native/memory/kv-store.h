@@ -65,8 +65,8 @@ class lctx_kv_store {
 
     size_t bytes() const;      // of all tensors on the device
     size_t far_bytes() const;  // of the pools, when they are not
-    // Most bytes that are in use at once when pages of all stores together take kv_limit bytes; 0: no limit.
-    size_t most_bytes(uint64_t kv_limit) const;
+    // Bytes in use when every head of every sequence holds n_slot rows; all that is allocated where memory is not committed as it is used.
+    lctx_sizes sizes(int32_t n_slot) const;
     std::string name() const;  // of the device, for messages
 
     // False when the device refuses. dry: give the tensors a buffer without memory, for graphs that are never run.

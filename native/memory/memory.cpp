@@ -3,14 +3,9 @@
 #include "ggml-backend.h"
 #include "llama-impl.h"
 
-#include <unistd.h>
 #include <algorithm>
 
 namespace {
-
-size_t machine_memory() {
-    return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGE_SIZE);
-}
 
 std::string mib(size_t bytes) {
     return std::to_string(bytes / (1024 * 1024)) + " MiB";
@@ -126,7 +121,6 @@ void lctx_memory::allocate(const llama_model & model, bool offload) {
     }
     for (const auto & [buft, p] : parts) {
         stores_.push_back(std::make_unique<lctx_kv_store>(p.dev, buft, shape_, p.layers, work_));
-        check_memory(*stores_.back());
         if (!stores_.back()->allocate(model.hparams.no_alloc)) {
             if (shape_.n_slot > 0) {
                 throw lctx_refusal("kv_offload: memory of the host that " + stores_.back()->name() +
@@ -139,24 +133,6 @@ void lctx_memory::allocate(const llama_model & model, bool offload) {
     for (const auto & [i, number] : places) {
         layers_.push_back(number == SIZE_MAX ? layer_place{} : layer_place{stores_[i].get(), parts[i].second.layers[number]});
     }
-}
-
-// Where memory is committed as it is used, pages take no more than kv_limit.
-void lctx_memory::check_memory(const lctx_kv_store & store) const {
-    size_t room = machine_memory(), total = 0;
-    if (!store.is_host) {
-        ggml_backend_dev_memory(store.dev, &room, &total);
-    }
-    const size_t most = store.most_bytes(kv_limit_);
-    if (most <= room || (!store.is_host && total == 0)) {  // a device that does not tell
-        return;
-    }
-    throw lctx_refusal("the KV cache for n_ctx " + std::to_string(n_ctx_) + " needs " + mib(most) + " (K " + ggml_type_name(shape_.type_k) +
-                       ", V " + ggml_type_name(shape_.type_v) + ")" +
-                       (store.is_host ? ", this machine has " + mib(room) : " on " + store.name() + ", which has " + mib(room) + " free") +
-                       "; lower n_ctx, use type_k=type_v=q8_0, " +
-                       (lctx_arena_grain(store.buft) > 0 ? "set a kv_limit, " : "put fewer layers there (n_gpu_layers, tensor_split), ") +
-                       "or method=window");
 }
 
 // ---- llama_memory_i ----

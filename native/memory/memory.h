@@ -65,6 +65,8 @@ class lctx_memory final : public llama_memory_i {
     std::string full_why() const;
     void usage(lctx_kv_info & info, int32_t * rows);
     lctx_offload_info offload() const;
+    // What its rows take when the text fills n_ctx, where heads evict at most (with corm at least): f(device, bytes).
+    void each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const;
     // The rows that a head holds, ascending, and their scores: room for n_max; returns their number.
     int32_t held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max);
     // Of n tokens from position pos on, how many a batch may take that can be taken back whole.
@@ -118,7 +120,6 @@ class lctx_memory final : public llama_memory_i {
     int32_t n_page_head() const;
     int32_t n_resident(uint64_t kv_offload) const;
     void allocate(const llama_model & model, bool offload);
-    void check_memory(const lctx_kv_store & store) const;
     // f(store, head in the store) for the KV heads of all layers.
     template <typename F> void each_head(F && f) const {
         for (const layer_place & layer : layers_) {
@@ -164,6 +165,7 @@ class lctx_memory final : public llama_memory_i {
     std::string check_room(const std::vector<int32_t> & n_pos) const;
     std::string check_limit(int64_t n_held_page, const std::vector<int32_t> & n_pos) const;
     int32_t next_ubatch(const llama_batch & batch, int32_t first, int32_t n_ubatch) const;
+    int32_t most_slots() const;
     uint64_t bytes(int64_t n_held_page, const std::vector<int32_t> & n_pos) const;
     std::vector<int32_t> lengths() const;
     bool refuse(const std::string & reason) const;

@@ -83,6 +83,40 @@ uint64_t lctx_memory::bytes(int64_t n_held_page, const std::vector<int32_t> & n_
     return n;
 }
 
+// Rows that a head of a sequence holds at most; with corm, whose heads decide for themselves, at least.
+int32_t lctx_memory::most_slots() const {
+    if (!retain_) {
+        return n_ctx_;
+    }
+    // what comes before it can be judged
+    const int64_t judged = retain_->budget > 0 ? (int64_t)retain_->budget + n_batch_ : retain_->recent;
+    return (int32_t)std::min<int64_t>(n_ctx_, judged + retain_->evict_every);
+}
+
+void lctx_memory::each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const {
+    uint64_t total = 0;
+    for (const auto & store : stores_) {
+        const lctx_sizes s = store->sizes(most_slots());
+        total += s.k + s.v + s.chunks + s.near;
+    }
+    const double share = kv_limit_ > 0 && total > kv_limit_ ? (double)kv_limit_ / (double)total : 1.0;
+    for (const auto & store : stores_) {
+        lctx_sizes near = store->sizes(most_slots()), far = {};
+        if (lctx_arena_grain(store->buft) > 0) {  // where less is taken than there could be
+            for (uint64_t * size : {&near.k, &near.v, &near.chunks, &near.near}) {
+                *size = (uint64_t)(share * (double)*size);
+            }
+        }
+        if (shape_.n_slot > 0) {
+            far.k = near.k, far.v = near.v;
+            near.k = ggml_nbytes(store->k_resident), near.v = ggml_nbytes(store->v_resident);
+            near.other -= near.k + near.v;
+        }
+        f(store->dev, near);
+        f(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), far);
+    }
+}
+
 void lctx_memory::usage(lctx_kv_info & info, int32_t * rows) {
     if (!settle_all()) {
         error_.clear();  // the next batch will say so

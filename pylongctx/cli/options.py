@@ -30,6 +30,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-offload", type=_mib, metavar="MIB", help="K and V in memory of the host, but for so much (auto)"
     )
+    parser.add_argument(
+        "--no-preflight", dest="preflight", action="store_false", help="open what may not fit into memory"
+    )
     parser.add_argument("--rope-freq-base", type=float, default=0.0, metavar="X", help="RoPE base (the model's)")
     parser.add_argument("--rope-freq-scale", type=float, default=0.0, metavar="X", help="RoPE scale (the model's)")
 
@@ -79,6 +82,7 @@ def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "main_gpu": args.main_gpu,
         "kv_offload": None if args.kv_offload is None else "host",
         "kv_offload_mib": args.kv_offload or None,
+        "preflight": args.preflight,
         "rope_freq_base": args.rope_freq_base,
         "rope_freq_scale": args.rope_freq_scale,
         "verbose": False,

@@ -1,0 +1,201 @@
+// The C API: evaluation, sequences and their states.
+#include "firewall.h"
+#include "handles.h"
+#include "llama-context.h"
+#include "log.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace {
+
+int32_t fail(lctx_context * ctx, int32_t status, const std::string & reason) {
+    ctx->error = reason;
+    return status;
+}
+
+int32_t n_past(const lctx_context * ctx, int32_t seq) {
+    return llama_memory_seq_pos_max(llama_get_memory(ctx->ctx), seq) + 1;
+}
+
+bool is_sequence(const lctx_context * ctx, int32_t seq) {
+    return seq >= 0 && seq < (int32_t)llama_n_seq_max(ctx->ctx);
+}
+
+// Why the last call failed: the memory's own words, else what llama.cpp logged.
+std::string failure(lctx_context * ctx, const char * fallback) {
+    const std::string own = ctx->memory ? ctx->memory->take_error() : "";
+    return own.empty() ? lctx_log_errors(fallback) : own;
+}
+
+// What is wrong with a batch; empty when it can be decoded. next: the next position of every sequence.
+std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std::vector<int32_t> next) {
+    const int32_t n_vocab = llama_vocab_n_tokens(ctx->model->vocab);
+    for (int32_t i = 0; i < batch.n_tokens; i++) {
+        const int32_t seq = batch.seq_id[i][0];
+        if (batch.token[i] < 0 || batch.token[i] >= n_vocab) {
+            return "token id " + std::to_string(batch.token[i]) + " is outside the vocabulary of " + std::to_string(n_vocab);
+        }
+        if (!is_sequence(ctx, seq)) {
+            return "sequence " + std::to_string(seq) + " is outside n_seq_max " + std::to_string(next.size());
+        }
+        if (batch.pos[i] != next[seq]++) {
+            return "the next position of sequence " + std::to_string(seq) + " is " + std::to_string(next[seq] - 1) + ", not " +
+                   std::to_string(batch.pos[i]);
+        }
+    }
+    return "";
+}
+
+// Put the sequences back to what they were; methods keep what a withdrawn batch needs. One that evicts ends where the ubatch that failed
+// began, when others of the same batch were before it.
+void withdraw(lctx_context * ctx, const std::vector<int32_t> & before) {
+    for (int32_t seq = 0; seq < (int32_t)before.size(); seq++) {
+        llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, before[seq], -1);
+    }
+}
+
+int32_t run_batch(lctx_context * ctx, const llama_batch & batch, float * logits) {
+    std::vector<int32_t> before;
+    for (uint32_t seq = 0; seq < llama_n_seq_max(ctx->ctx); seq++) {
+        before.push_back(n_past(ctx, seq));
+    }
+    const std::string wrong = check_batch(ctx, batch, before);
+    if (!wrong.empty()) {
+        return fail(ctx, LCTX_INVALID, wrong);
+    }
+    lctx_log_begin();
+    const int32_t status = llama_decode(ctx->ctx, batch);
+    if (status != LCTX_OK) {
+        const std::string reason = status == LCTX_ABORTED ? "aborted" : failure(ctx, "llama_decode failed");
+        withdraw(ctx, before);
+        return fail(ctx, status == LCTX_NO_SLOT || status == LCTX_ABORTED ? status : LCTX_FAILED, reason);
+    }
+    if (logits) {
+        const int64_t n_row = std::count_if(batch.logits, batch.logits + batch.n_tokens, [](int8_t wanted) { return wanted != 0; });
+        memcpy(logits, llama_get_logits(ctx->ctx), n_row * llama_vocab_n_tokens(ctx->model->vocab) * sizeof(float));
+    }
+    return LCTX_OK;
+}
+
+// Decode a batch in the context's own arrays: fill(i) sets pos, seq and output of token i.
+template <typename F> int32_t decode(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, float * logits, F && fill) {
+    int32_t status = LCTX_FAILED;
+    ctx->error.clear();
+    lctx_guard(&ctx->error, [&] {
+        const int32_t n_batch = (int32_t)llama_n_batch(ctx->ctx);
+        if (n_tokens < 1 || n_tokens > n_batch) {
+            status = fail(ctx, LCTX_INVALID, "a batch holds 1 .. " + std::to_string(n_batch) + " tokens, not " + std::to_string(n_tokens));
+            return;
+        }
+        for (int32_t i = 0; i < n_tokens; i++) {
+            fill(i);
+        }
+        const llama_batch batch = {
+            n_tokens,          const_cast<llama_token *>(tokens), nullptr, ctx->pos.data(), ctx->n_seq_id.data(), ctx->seq_id.data(),
+            ctx->output.data()};
+        status = run_batch(ctx, batch, logits);
+    });
+    return status;
+}
+
+// Run f, which returns true, with errors of the memory as the context's error.
+template <typename F> int32_t guarded(lctx_context * ctx, F && f) {
+    bool done = false;
+    ctx->error.clear();
+    lctx_guard(&ctx->error, [&] {
+        lctx_log_begin();
+        done = f();
+        if (!done && ctx->error.empty()) {
+            ctx->error = failure(ctx, "the cache refused");
+        }
+    });
+    return done;
+}
+
+}  // namespace
+
+int32_t lctx_decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos, float * logits, int32_t all) {
+    return decode(ctx, n_tokens, tokens, logits, [&](int32_t i) {
+        ctx->pos[i] = pos + i;
+        ctx->seq[i] = 0;
+        ctx->output[i] = logits && (all || i == n_tokens - 1);
+    });
+}
+
+int32_t lctx_decode_batch(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, const int32_t * pos, const int32_t * seqs,
+                          const int8_t * outputs, float * logits) {
+    return decode(ctx, n_tokens, tokens, logits, [&](int32_t i) {
+        ctx->pos[i] = pos[i];
+        ctx->seq[i] = seqs[i];
+        ctx->output[i] = logits && outputs[i] != 0;
+    });
+}
+
+int32_t lctx_n_past(const lctx_context * ctx, int32_t seq) {
+    return is_sequence(ctx, seq) ? n_past(ctx, seq) : 0;
+}
+
+int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1) {
+    return guarded(ctx, [&] { return llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, p0, p1); });
+}
+
+int32_t lctx_seq_restorable(const lctx_context * ctx, int32_t seq, int32_t n) {
+    return ctx->memory ? ctx->memory->restorable(seq, n) : std::max(0, std::min(n, lctx_n_past(ctx, seq)));
+}
+
+int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n) {
+    return guarded(ctx, [&] {
+        if (!is_sequence(ctx, src) || !is_sequence(ctx, dst)) {
+            ctx->error = "sequences are 0 .. " + std::to_string(llama_n_seq_max(ctx->ctx) - 1);
+            return false;
+        }
+        if (ctx->memory) {
+            return ctx->memory->copy(src, dst, n);
+        }
+        llama_memory_seq_rm(llama_get_memory(ctx->ctx), dst, -1, -1);
+        llama_memory_seq_cp(llama_get_memory(ctx->ctx), src, dst, -1, n);
+        return true;
+    });
+}
+
+void lctx_seq_keep(lctx_context * ctx, int32_t seq) {
+    guarded(ctx, [&] {
+        llama_memory_seq_keep(llama_get_memory(ctx->ctx), seq);
+        return true;
+    });
+}
+
+size_t lctx_state_size(lctx_context * ctx, int32_t seq) {
+    size_t n = 0;
+    guarded(ctx, [&] {
+        n = seq < 0 ? llama_state_get_size(ctx->ctx) : llama_state_seq_get_size(ctx->ctx, seq);
+        return n > 0;
+    });
+    return n;
+}
+
+size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size) {
+    size_t n = 0;
+    guarded(ctx, [&] {
+        n = seq < 0 ? llama_state_get_data(ctx->ctx, buf, size) : llama_state_seq_get_data(ctx->ctx, buf, size, seq);
+        return n > 0;
+    });
+    return n;
+}
+
+size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {
+    size_t n = 0;
+    guarded(ctx, [&] {
+        n = seq < 0 ? llama_state_set_data(ctx->ctx, buf, size) : llama_state_seq_set_data(ctx->ctx, buf, size, seq);
+        if (n == 0) {  // llama.cpp may have given up before the memory was asked
+            llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, -1, -1);
+        }
+        return n > 0;
+    });
+    return n;
+}
+
+void lctx_clear(lctx_context * ctx) {
+    lctx_guard(&ctx->error, [&] { llama_memory_clear(llama_get_memory(ctx->ctx), false); });
+}

@@ -1,0 +1,109 @@
+"""What somebody whose context does not fit into memory can do, with numbers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pylongctx._lib import InvalidInput, lib
+from pylongctx._preflight import Plan, Sizes, amount, most
+
+MOST = 4
+SMALL_TYPE, SMALL_BATCH = "q8_0", 128  # the smallest that cost next to nothing
+
+Way = tuple[bool, str]  # whether it is enough by itself, and what to do
+
+
+def ways_out(plan: Plan, longest: int) -> list[str]:
+    """Return changes of the arguments, those that are enough first; ``longest`` is the largest n_ctx that fits."""
+    sizes = plan.sizes()
+    if any(size.free is not None and size.weights > size.free for size in sizes):
+        ways = [*_elsewhere(plan), (False, _smaller_model(sizes))]
+    else:
+        ways = [
+            *_smaller_types(plan),
+            *_fewer_tokens(plan, longest),
+            *_elsewhere(plan),
+            *_limited(plan),
+            *_fewer_rows(plan),
+            *_smaller_batch(plan),
+        ]
+    return [way for _, way in sorted(ways, key=lambda way: not way[0])][:MOST]
+
+
+def _sum(sizes: list[Sizes]) -> int:
+    return sum(size.total for size in sizes)
+
+
+def _changed(plan: Plan, what: str, sum_is: str = "in all", **changes: Any) -> Iterator[Way]:
+    """Yield what a change makes of the sum, when that becomes smaller."""
+    try:
+        after = plan.sizes(**changes)
+    except InvalidInput:
+        return  # this model, or the method, cannot have it
+    before = plan.sizes()
+    if _sum(after) < _sum(before):
+        enough = all(size.fits for size in after)
+        numbers = f"{amount(_sum(after))} {sum_is} instead of {amount(_sum(before))}"
+        yield enough, f"{what}: {numbers}" + ("" if enough else ", not enough by itself")
+
+
+def _smaller_types(plan: Plan) -> Iterator[Way]:
+    small = lib.lctx_type_from_name(SMALL_TYPE.encode())
+    what = f'type_k="{SMALL_TYPE}", type_v="{SMALL_TYPE}" (-ctk {SMALL_TYPE} -ctv {SMALL_TYPE})'
+    yield from _changed(plan, what, type_k=small, type_v=small)
+
+
+def _smaller_batch(plan: Plan) -> Iterator[Way]:
+    what = f"n_ubatch={SMALL_BATCH} (-ub {SMALL_BATCH})"
+    if plan.settings["n_ubatch"] > SMALL_BATCH:
+        yield from _changed(plan, what, n_ubatch=SMALL_BATCH)
+
+
+def _fewer_tokens(plan: Plan, longest: int) -> Iterator[Way]:
+    if longest > 0:
+        yield True, f"n_ctx={longest} (-c {longest}): fits"
+
+
+def _elsewhere(plan: Plan) -> Iterator[Way]:
+    """Yield what makes room on devices: K and V, or layers, in memory of the host."""
+    if all(size.fits for size in plan.sizes()[1:]):
+        return
+    far = {"method": "longheads", "kv_offload": lib.LCTX_OFFLOAD_AUTO}
+    if plan.fits(**far):
+        rows = amount(sum(size.kv for size in plan.sizes(**far)[1:]))
+        yield True, f'method="longheads", kv_offload="host" (--kv-offload auto): {rows} on devices, the rest here'
+    n_layer = _most_layers(plan)
+    if n_layer > 0:
+        yield True, f"n_gpu_layers={n_layer} (-ngl {n_layer}): fits"
+
+
+def _most_layers(plan: Plan) -> int:
+    def works(n_layer: int) -> bool:
+        settings = plan.model_settings | {"n_gpu_layers": n_layer}
+        with Plan(plan.path, settings, plan.settings, plan.method) as other:
+            return other.fits()
+
+    return most(min(plan.model_settings["n_gpu_layers"], plan.info.n_layer), works)
+
+
+def _limited(plan: Plan) -> Iterator[Way]:
+    """Yield the limit under which the host holds as much as it can."""
+    host = plan.sizes()[0]
+    if not plan.method or plan.settings["kv_limit"] or host.fits or host.free is None:
+        return
+    limit, text = host.free - host.weights - host.compute - host.other, host.kv - host.other
+    if limit > 0 and plan.fits(kv_limit=limit):
+        n = plan.n_ctx() * limit // text
+        yield True, f"kv_limit={limit}: n_ctx as it is, of which about {n} tokens can be used"
+
+
+def _fewer_rows(plan: Plan) -> Iterator[Way]:
+    """Yield a rule by which heads evict."""
+    name = plan.method.partition(",")[0]
+    if name in ("full", "selfextend", "longheads") and "+" not in plan.method:
+        method = "corm" if name == "full" else f"{plan.method}+corm"
+        yield from _changed(plan, f'method="{method}"', "at least", method=method)
+
+
+def _smaller_model(sizes: list[Sizes]) -> str:
+    weights = amount(sum(size.weights for size in sizes))
+    return f"a smaller model, or a smaller quantization of it: the weights alone take {weights}"

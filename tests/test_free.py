@@ -1,0 +1,74 @@
+"""Free memory of the host, in made-up systems."""
+
+from pathlib import Path
+
+import pytest
+
+from pylongctx._free import free_bytes
+
+MIB = 2**20
+
+
+@pytest.fixture
+def system(tmp_path):
+    """Return a function that writes files, by path, into a system with 900 MiB available."""
+
+    def system(cgroup: str = "", files: dict[str, object] | None = None) -> Path:
+        texts = {"proc/meminfo": f"MemTotal: 1000 kB\nMemAvailable: {900 * 1024} kB\n", "proc/self/cgroup": cgroup}
+        for name, text in (texts | (files or {})).items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(f"{text}")
+        return tmp_path
+
+    return system
+
+
+def group(folder: str, limit: object, used: int, cached: int = 0) -> dict[str, object]:
+    stat = f"anon 5\ninactive_file {cached}\nactive_file 1\n"
+    return {f"{folder}/memory.max": limit, f"{folder}/memory.current": used, f"{folder}/memory.stat": stat}
+
+
+def old_group(folder: str, limit: int, used: int) -> dict[str, object]:
+    stat = f"inactive_file 7\ntotal_inactive_file {MIB}\ntotal_active_file 0\n"
+    return {
+        f"{folder}/memory.limit_in_bytes": limit, f"{folder}/memory.usage_in_bytes": used, f"{folder}/memory.stat": stat
+    }  # fmt: skip
+
+
+def test_a_system_without_groups(system):
+    root = system()
+    (root / "proc/self/cgroup").unlink()
+    assert free_bytes(root) == 900 * MIB
+
+
+def test_the_limit_of_the_group(system):
+    files = group("sys/fs/cgroup/a/b", 300 * MIB, 100 * MIB, cached=50 * MIB - 1)
+    assert free_bytes(system("0::/a/b\n", files)) == 250 * MIB
+
+
+def test_the_limit_of_a_group_around_it(system):
+    files = group("sys/fs/cgroup/a/b", "max", 100 * MIB) | group("sys/fs/cgroup/a", 200 * MIB, 150 * MIB - 1)
+    assert free_bytes(system("0::/a/b\n", files)) == 50 * MIB + 2
+
+
+def test_a_container_sees_its_group_as_the_root(system):
+    files = group("sys/fs/cgroup", 200 * MIB, 150 * MIB - 1)
+    assert free_bytes(system("0::/of/the/host\n", files)) == 50 * MIB + 2
+
+
+def test_groups_of_version_1(system):
+    files = old_group("sys/fs/cgroup/memory/a", 40 * MIB, 10 * MIB)
+    assert free_bytes(system("5:cpu,cpuacct:/\n4:memory:/a\n0::/\n", files)) == 31 * MIB
+
+
+def test_no_limit_of_version_1(system):
+    files = old_group("sys/fs/cgroup/memory", 2**63 - 4096, 10 * MIB)
+    assert free_bytes(system("4:memory:/\n", files)) == 900 * MIB
+
+
+def test_more_than_allowed_is_used(system):
+    assert free_bytes(system("0::/\n", group("sys/fs/cgroup", MIB, 3 * MIB))) == 0
+
+
+def test_this_system():
+    assert 0 < free_bytes() < 2**50
