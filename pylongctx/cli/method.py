@@ -62,6 +62,11 @@ def chosen_method(args: argparse.Namespace) -> "Method":
     return base + rules[0] if rules else base
 
 
+def with_method(args: argparse.Namespace, spec: str) -> argparse.Namespace:
+    """Return the arguments with another method; sizes that were given for the first one are not its."""
+    return argparse.Namespace(**vars(args) | dict.fromkeys(BELONGS) | {"method": spec})
+
+
 def _with(method: "Method", values: dict[str, Any]) -> "Method":
     for name, value in values.items():
         if getattr(method, name) not in (None, value):

@@ -26,6 +26,9 @@ SAMPLING = {
     "stop": "reverse_prompt",
 }
 
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+ESCAPE = re.compile(r"""\\([nrt'"\\]|x([0-9A-Fa-f]{2}))""")
+
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add how tokens are chosen and where an answer ends, see ``sampling_arguments``."""
@@ -51,6 +54,27 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     add("--grammar-file", parse=file_text, metavar="FILE", help="the same, from a file")
     add("-j", "--json-schema", metavar="SCHEMA", help="JSON schema that holds the answer; {} is any object")
     add("-jf", "--json-schema-file", parse=file_text, metavar="FILE", help="the same, from a file")
+
+
+def add_text_options(parser: argparse.ArgumentParser, title: str) -> None:
+    """Add a text to begin with, see ``given_text``."""
+    options = Options(parser, title)
+    options.add("-p", "--prompt", metavar="TEXT", help="the text to begin with")
+    options.add("-f", "--file", parse=file_text, metavar="FILE", help="the same, from a file, as it is")
+    options.switch("-e", "--escape", off=("--no-escape",), help="read \\n and such in options (on)", dest="escape")
+
+
+def given_text(args: argparse.Namespace, option: str, file_option: str) -> str | None:
+    """Return the text of an option or of a file, None when neither is given."""
+    text: str | None = one(args, option, file_option)
+    return text if text is None or getattr(args, option) is None else unescaped(args, text)
+
+
+def unescaped(args: argparse.Namespace, text: str) -> str:
+    """Return a text of the command line with its escape sequences read, unless --no-escape."""
+    if getattr(args, "escape", None) is False:
+        return text
+    return ESCAPE.sub(lambda found: chr(int(found[2], 16)) if found[2] else ESCAPES[found[1]], text)
 
 
 def add_template_options(parser: argparse.ArgumentParser) -> None:
@@ -104,6 +128,8 @@ def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
     ``max_tokens`` is always there: as in llama.cpp, an answer ends at the model's end or at that of the context.
     """
     found = {keyword: value for keyword, name in SAMPLING.items() if (value := getattr(args, name)) is not None}
+    if "stop" in found:
+        found["stop"] = [unescaped(args, text) for text in found["stop"]]
     if args.logit_bias:
         found["logit_bias"] = dict(args.logit_bias)
     if (grammar := wanted_grammar(args)) is not None:
