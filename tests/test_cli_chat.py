@@ -1,0 +1,431 @@
+"""pylongctx chat: what a turn costs, what Ctrl-C leaves, and the commands, as a user types them."""
+
+import re
+from itertools import islice
+
+import pytest
+from chat_templates import THINKING
+from llamas import new
+from terminal import CTRL_C, CTRL_D, UP, Terminal, run
+
+from pylongctx.cli.conversation import Conversation, forgets
+from pylongctx.errors import ContextFull
+from pylongctx.methods import parse
+
+STRIPPING = THINKING.replace(
+    "message.reasoning_content %}", "message.reasoning_content and loop.last %}"
+)  # as Qwen3: old thoughts are left out
+CORM = "corm,window=64,recent=64"
+METHODS = ["full", "selfextend", "longheads", CORM, "window,window=200"]
+WORDS = 'root ::= [a-z ]+ "."'
+ENDLESS = ("--grammar", WORDS, "-l", "2-1000", "-l", "17-1000", "--temp", "0")  # neither the end token nor a full stop
+ONE = {"n_threads": 1, "n_threads_batch": 1}
+YES = ("--grammar", 'root ::= "yes" | "no"', "--temp", "0")
+TURN = re.compile(
+    r"prompt (\d+) tokens(?:, [\d.]+ t/s)?; answer (\d+) tokens(?:, [\d.]+ t/s)?; KV ([\d.]+) MiB; context (\d+)/(\d+)"
+)
+
+
+def never():
+    return False
+
+
+def said(pieces):
+    return "".join(text for _, text in pieces)
+
+
+@pytest.fixture
+def talk(embedded_model):
+    """Return a function that opens a conversation on the embedded model."""
+    opened = []
+
+    def open_one(method="full", n_ctx=4096, system="Tell me a story.", chat_format=None, **arguments):
+        llm = new(embedded_model, n_ctx=n_ctx, method=method, chat_format=chat_format, **ONE)
+        opened.append(llm)
+        return Conversation(llm, system, {"max_tokens": 12, "temperature": 0.0} | arguments)
+
+    yield open_one
+    for llm in opened:
+        llm.close()
+
+
+# ---- what a turn costs ----
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_forty_turns_cost_what_is_new(talk, method):
+    conversation = talk(method, grammar=WORDS)
+    llm = conversation.llm
+    for i in range(40):
+        known, evaluated = llm.n_tokens, llm._session.n_evaluated
+        answer = said(conversation.ask(f"And what happened on day {i}?", never))
+        turn, cost = conversation.turn, llm._session.n_evaluated - evaluated
+        assert cost == llm.n_tokens - known, i
+        assert cost <= turn.n_prompt + turn.n_answer
+        assert 0 < turn.n_prompt < 100
+        assert 0 < turn.n_answer <= 12
+        assert conversation.messages[-1] == {"role": "assistant", "content": answer}
+    assert len(conversation.messages) == 81
+    assert llm.n_tokens > 1500
+
+
+@pytest.mark.parametrize("method", ["full", "longheads", CORM])
+def test_thoughts_that_are_left_out_cost_the_last_turn_only(talk, method):
+    """The next prompt differs where the thoughts began: there is the checkpoint of methods that forget."""
+    grammar = 'root ::= "<think>\\n" [a-z ]{20,30} "\\n</think>\\n\\n" [a-z]{5,9}'
+    conversation = talk(method, chat_format=STRIPPING, grammar=grammar, max_tokens=60, temperature=1.0, seed=3)
+    for i in range(12):
+        before = conversation.llm._session.n_evaluated
+        kinds = {kind for kind, _ in conversation.ask(f"And on day {i}?", never)}
+        assert kinds == {"reasoning_content", "content"}
+        assert conversation.llm._session.n_evaluated - before < 200
+    assert conversation.llm.n_tokens > 500
+
+
+@pytest.mark.parametrize("method", ["full", "selfextend", CORM])
+def test_another_answer_costs_the_answer_only(talk, method):
+    conversation = talk(method)
+    for i in range(6):
+        said(conversation.ask(f"Question number {i}?", never))
+    messages = [*conversation.messages]
+    before = conversation.llm._session.n_evaluated
+    again = said(conversation.ask_again(never))
+    assert again == messages[-1]["content"]
+    assert conversation.messages == messages
+    assert conversation.turn.n_prompt <= 12  # where an answer begins
+    assert conversation.llm._session.n_evaluated - before < 30
+
+
+def test_what_forgets():
+    assert [forgets(parse(method)) for method in METHODS] == [False, False, False, True, True]
+    assert not forgets(None)
+
+
+# ---- what is stopped ----
+
+
+@pytest.mark.parametrize("method", ["full", "longheads", CORM])
+def test_a_stopped_answer_is_part_of_the_conversation(talk, method):
+    conversation, seen = talk(method, grammar=WORDS, max_tokens=40), []
+    said(conversation.ask("Hello?", never))
+    for _, text in conversation.ask("And then?", lambda: len(seen) >= 3):
+        seen.append(text)
+    assert conversation.turn.reason is None
+    assert conversation.messages[-1] == {"role": "assistant", "content": "".join(seen)}
+    before, known = conversation.llm._session.n_evaluated, conversation.llm.n_tokens
+    said(conversation.ask("Go on.", never))
+    assert conversation.llm._session.n_evaluated - before == conversation.llm.n_tokens - known
+    assert conversation.turn.reason in ("stop", "length")
+
+
+def test_a_message_without_an_answer_is_no_part_of_the_conversation(talk):
+    conversation = talk()
+    said(conversation.ask("Hello?", never))
+    messages = [*conversation.messages]
+    assert said(conversation.ask("And then?", lambda: True)) == ""
+    assert conversation.messages == messages
+    assert said(conversation.ask_again(lambda: True)) == ""
+    assert conversation.messages == messages
+
+
+def test_an_answer_that_is_dropped_halfway_leaves_a_conversation(talk):
+    conversation = talk(grammar=WORDS, max_tokens=40)
+    answer = conversation.ask("Hello?", never)
+    begun = said(islice(answer, 2))
+    answer.close()
+    assert [message["content"] for message in conversation.messages] == ["Tell me a story.", "Hello?", begun]
+
+
+def test_too_long_a_message_changes_nothing(talk):
+    for method in ("full", CORM):
+        conversation = talk(method, n_ctx=300)
+        said(conversation.ask("Hello?", never))
+        messages, n_tokens = [*conversation.messages], conversation.llm.n_tokens
+        with pytest.raises(ContextFull, match=r"Requested tokens \(\d+\) exceed context window of 300"):
+            said(conversation.ask("word " * 400, never))
+        assert conversation.messages == messages
+        assert conversation.llm.n_tokens == n_tokens
+
+
+# ---- other conversations ----
+
+
+@pytest.mark.parametrize("method", ["full", CORM])
+def test_a_saved_conversation_goes_on(talk, tmp_path, method):
+    first, second = talk(method), talk(method, system=None)
+    for text in ("Hello?", "And then?"):
+        said(first.ask(text, never))
+    first.save(tmp_path / "chat")
+    second.load(tmp_path / "chat")
+    assert second.messages == first.messages
+    assert said(second.ask("Go on.", never)) == said(first.ask("Go on.", never))
+    assert second.turn.n_prompt == first.turn.n_prompt
+
+
+def test_what_cannot_be_loaded_changes_nothing(talk, tmp_path, embedded_model):
+    first, other, small = talk(), talk(CORM), talk(n_ctx=64)
+    said(first.ask("Hello, hello, hello, what is the matter with you today, my friend?", never))
+    said(other.ask("Hi", never))
+    first.save(tmp_path / "chat")
+    first.llm.save_state().save(tmp_path / "state")
+    for conversation, name, message in (
+        (other, "chat", "cannot be continued here: it was saved with method='full', this object has method='corm"),
+        (small, "chat", "exceed context window of 64"),
+        (other, "state", "a saved state without a conversation"),
+        (other, "missing", "No such file"),
+    ):
+        messages, n_tokens = [*conversation.messages], conversation.llm.n_tokens
+        with pytest.raises((ValueError, OSError), match=message):
+            conversation.load(tmp_path / name)
+        assert (conversation.messages, conversation.llm.n_tokens) == (messages, n_tokens)
+
+
+def test_another_method_reads_the_conversation(talk, embedded_model):
+    conversation = talk()
+    for text in ("Hello?", "And then?"):
+        said(conversation.ask(text, never))
+    with new(embedded_model, n_ctx=2048, method=CORM, **ONE) as llm:
+        conversation.switch(llm)
+        known = llm.n_tokens
+        assert known > 50
+        said(conversation.ask("Go on.", never))
+        assert conversation.turn.n_prompt < 60
+
+
+# ---- with pipes ----
+
+
+def test_a_script_gets_answers_on_stdout():
+    done = run("chat", *YES, "-sys", "Be brief.", input="First?\n\n  \nSecond\\\nline?\n/regen\n/stats\n")
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"((yes|no)\n){3}", done.stdout)
+    turns = TURN.findall(done.stderr)
+    assert len(turns) == 3
+    assert [int(turn[1]) > 0 for turn in turns] == [True] * 3
+    assert turns[1][3] == turns[2][3]
+    assert "messages" in done.stderr
+    assert "\x1b" not in done.stderr + done.stdout
+    assert "> " not in done.stdout
+
+
+def test_blocks_of_lines_are_one_message():
+    done = run("chat", *YES, "--no-show-timings", input='"""one\ntwo\n"""\n"""three"""\nlast\\')
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.split()) == 3
+
+
+def test_a_single_turn_and_escapes():
+    prompt = "a\\nb"
+    escaped, plain = (run("chat", *YES, "-st", "-p", prompt, *more, input="x\n") for more in ([], ["--no-escape"]))
+    assert len(escaped.stdout.split()) == len(plain.stdout.split()) == 1
+    assert TURN.search(escaped.stderr)[1] != TURN.search(plain.stderr)[1]
+
+
+def test_bytes_that_are_no_text_and_long_lines():
+    done = run("chat", *YES, "-c", "9000", "--method", "longheads", input=b"caf\xe9?\n" + b"long " * 4000 + b"\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the message is not UTF-8") == 1
+    assert len(done.stdout.split()) == 2
+    assert int(TURN.findall(done.stderr)[1][0]) > 4000
+
+
+def test_what_does_not_fit_is_an_error_and_the_rest_is_answered():
+    done = run("chat", *YES, "-c", "256", input="long " * 400 + "\nHello?\n/nonsense\n")
+    assert done.returncode == 1
+    assert re.search(
+        r"Requested tokens \(\d+\) exceed context window of 256;.*ways out: /clear, .*-c, .*/method", done.stderr
+    )
+    assert "there is no command /nonsense" in done.stderr
+    assert done.stdout.strip() in ("yes", "no")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_answer_that_fills_the_context_says_so():
+    done = run("chat", *ENDLESS, "-c", "128", input="Hello?\n")
+    assert done.returncode == 0, done.stderr
+    assert "the answer ended where the context does" in done.stderr
+    assert "context 127/128" in done.stderr
+
+
+def test_files_go_before_the_message(tmp_path):
+    for name in ("one.txt", "two.txt"):
+        (tmp_path / name).write_text("The thief is the butler. " * 3)
+    (tmp_path / "odd.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "binary.txt").write_bytes(b"a\0b")
+    lines = [
+        f"/read {tmp_path}/one.txt",
+        "Who?",
+        f"/glob {tmp_path}/**/*[eo].txt",
+        "Who?",
+        f"/read {tmp_path}/odd.txt",
+        f"/read {tmp_path}/binary.txt",
+        f"/glob {tmp_path}/*.pdf",
+        "/read",
+        "/clear",
+        "Who?",
+    ]
+    done = run("chat", *YES, input="\n".join(lines))
+    n = [int(turn[0]) for turn in TURN.findall(done.stderr)]
+    assert n[1] > n[0] + 20 > 60
+    assert n[2] < 50
+    assert re.search(r"one.txt: (\d+) tokens\n(\d+) tokens of files go before the next message", done.stderr)
+    assert (
+        "odd.txt: 5 tokens (not UTF-8" in done.stderr or "(not UTF-8: what cannot be read is replaced)" in done.stderr
+    )
+    for message in ("binary.txt is no text file", "no file matches", "usage: /read FILE"):
+        assert message in done.stderr
+
+
+def test_a_file_that_does_not_fit_is_told_before(tmp_path):
+    (tmp_path / "long").write_text("word " * 900)
+    done = run("chat", *YES, input=f"/read {tmp_path}/long\n")
+    assert re.search(r"(\d+) tokens of files go before the next message; there is room for 512", done.stderr)
+    assert "that does not fit; ways out:" in done.stderr
+
+
+def test_methods_change_while_talking(tmp_path):
+    lines = [
+        "Hello?",
+        f"/save {tmp_path}/chat",
+        "/method",
+        "/method nonsense",
+        "/method selfextend,group_size=4,neighbor_window=64",
+        f"/load {tmp_path}/chat",
+        "And then?",
+        "/method full",
+        f"/load {tmp_path}/chat",
+        "And then?",
+    ]
+    done = run("chat", *YES, "-c", "600", input="\n".join(lines))
+    assert done.returncode == 1
+    assert re.search(r"saved: \d+ tokens, [\d.]+ MiB\nfull\n", done.stderr)
+    assert "unknown method 'nonsense'" in done.stderr
+    assert "selfextend,group_size=4,neighbor_window=64; KV" in done.stderr
+    assert "it was saved with method='full', this object has method='selfextend" in done.stderr
+    assert "loaded: 2 messages" in done.stderr
+    first, second, third = (list(map(int, (turn[0], turn[3]))) for turn in TURN.findall(done.stderr))
+    assert second[0] < first[0] + 20
+    assert third == second
+
+
+def test_a_method_that_cannot_hold_the_conversation_changes_nothing():
+    lines = ["word " * 300, "/method full", "And then?"]
+    done = run("chat", *YES, "--method", "longheads", input="\n".join(lines * 1))
+    assert done.returncode == 0, done.stderr
+    lines = ["word " * 900, "/method full", "/method", "And then?"]
+    done = run("chat", *YES, "--method", "longheads", input="\n".join(lines))
+    assert "exceed context window of 512" in done.stderr
+    assert len(done.stdout.split()) == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["missing.gguf"], "Model path does not exist: missing.gguf"),
+        (["--grammar", "root ::= nothing"], "grammar"),
+        (["-p", "a", "-f", __file__], "give one of --prompt and --file"),
+        (["-gan", "4", "--method", "corm"], "belong to selfextend, not to method corm"),
+    ],
+)
+def test_errors_are_one_line(args, message):
+    done = run("chat", *args, input="Hello?\n")
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ---- in a terminal ----
+
+
+def test_a_conversation_in_a_terminal():
+    with Terminal("chat", *YES, "-sys", "Be brief.") as terminal:
+        assert "512 tokens of context; /help" in terminal.until("> ")
+        assert re.search(r"\n(yes|no)\r\n", terminal.ask("Hello?"))
+        assert TURN.search(terminal.ask(UP))  # the line before, from the history
+        terminal.type("left\x7f\x7f\x7f\x7fright\\\n")
+        terminal.until(". ")
+        assert TURN.search(terminal.ask("and more"))
+        assert "/glob PATTERN" in terminal.ask("/help")
+        assert "6 messages" not in terminal.ask("/stats")
+        terminal.type("/exit\n")
+        assert terminal.end() == 0
+
+
+def test_ctrl_c_stops_the_answer():
+    with Terminal("chat", *ENDLESS, "-c", "32000", "--method", "longheads") as terminal:
+        terminal.until("> ")
+        terminal.type("Hello?\n")
+        terminal.until("\n")
+        terminal.until(" ")  # a word of the answer
+        terminal.type(CTRL_C)
+        shown = terminal.until("\n> ")
+        assert "stopped; /regen" in shown
+        n = int(TURN.search(shown)[2])
+        assert 0 < n < 31000
+        assert "3 messages" not in terminal.ask("/stats")
+        terminal.type("And?\n")
+        terminal.until("\n")
+        terminal.until(" ")
+        terminal.type(CTRL_C)
+        assert int(TURN.search(terminal.until("\n> "))[1]) < 60
+
+
+def test_ctrl_c_stops_the_prompt(tmp_path):
+    (tmp_path / "long").write_text("word " * 20000)
+    with Terminal("chat", *YES, "-c", "30000", "--method", "longheads", "-b", "16") as terminal:
+        terminal.until("> ")
+        terminal.ask("Hello?")
+        terminal.ask(f"/read {tmp_path}/long")
+        terminal.type("What?\n")
+        terminal.until("reading")
+        terminal.until("t/s")
+        terminal.type(CTRL_C)
+        assert "what was not answered is no part of the conversation" in terminal.until("\n> ")
+        assert "2 messages" in terminal.ask("/stats")
+        terminal.ask("/clear")
+        assert re.search(r"\n(yes|no)\r\n", terminal.ask("And now?"))
+
+
+def test_ctrl_c_at_the_prompt():
+    with Terminal("chat", *YES) as terminal:
+        terminal.until("> ")
+        terminal.type("half a mess")
+        terminal.until("half a mess")
+        terminal.type(CTRL_C)
+        assert "leaves" not in terminal.until("\n> ")
+        terminal.type(CTRL_C)
+        assert "Ctrl-C again or Ctrl-D leaves" in terminal.until("\n> ")
+        terminal.ask("Hello?")
+        terminal.type(CTRL_C)
+        terminal.until("\n> ")
+        terminal.type(CTRL_C)
+        assert terminal.end() == 0
+
+
+def test_ctrl_d_leaves():
+    with Terminal("chat", *YES) as terminal:
+        terminal.until("> ")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+@pytest.mark.parametrize("color", ["on", "off"])
+def test_thoughts_are_dimmed(tmp_path, color):
+    template = tmp_path / "template"
+    template.write_text(THINKING)
+    grammar = 'root ::= "<think>\\nHm, two.\\n</think>\\n\\nIt is 2."'
+    with Terminal("chat", "--chat-template-file", str(template), "--grammar", grammar, "--color", color) as terminal:
+        terminal.until("> ")
+        shown = terminal.ask("1 + 1?")
+        plain = re.sub(r"\x1b\[\d*m", "", shown)
+        assert re.search(r"Hm, two\.\s+It is 2\.", plain)
+        assert ("\x1b[2m" in shown) == (color == "on")
+        assert not re.search(r"\x1b\[2m[^\x1b]*It is", shown)
+
+
+def test_a_terminal_does_not_obey_what_a_model_writes():
+    with Terminal("chat", "--grammar", 'root ::= "a\\x1b]0;title\\x07b\\tc"') as terminal:
+        terminal.until("> ")
+        shown = terminal.ask("Hello?")
+        assert "\x1b]0" not in shown
+        assert "a\N{REPLACEMENT CHARACTER}]0;title\N{REPLACEMENT CHARACTER}b" in shown
