@@ -179,7 +179,8 @@ async def read(request: Request, body: type[Body]) -> Body:
         # a page of another site can send other types without asking this server first
         raise ApiError(415, "invalid_request_error", f"send the header Content-Type: application/json, not {kind!r}")
     try:
-        return body.model_validate_json(await request.body())
+        found: Body = body.model_validate_json(await request.body())
+        return found
     except ValidationError as reason:
         first = reason.errors()[0]
         # a union names the alternative that did not fit behind the field

@@ -1,8 +1,8 @@
 """One completion of the server: Llama's own request logic, with tokens that come from the engine."""
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class Served(Chat):
         self._seeds = seed_sequence(self._arguments["seed"])
         self._engine = engine
         self._limit = limit
-        self._settings = {"with_rows": with_rows, "traced": traced, "progress": progress}
+        self._settings: dict[str, Any] = {"with_rows": with_rows, "traced": traced, "progress": progress}
         self._cancelled = False
         self.job: Job | None = None
 
@@ -123,7 +123,7 @@ class Served(Chat):
         held = [slot.session.tokens.tolist() for slot in self._engine.slots]
         return prompt_tokens(self._model, prompt, closest(self._model, prompt, held))
 
-    def _render(self, given: "dict[str, object]", messages: object) -> Rendered:  # type: ignore[override]
+    def _render(self, given: Mapping[str, Any], messages: Any) -> Rendered:
         with _TEMPLATE:
             return super()._render(given, messages)
 

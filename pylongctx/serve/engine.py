@@ -40,7 +40,7 @@ class Counters:
 
 
 class Engine:
-    """Continuous batching: every step evaluates one token of each sequence that writes, and shares the rest among prompts.
+    """Continuous batching: a step evaluates one token of each sequence that writes, and shares the rest among prompts.
 
     All that happens to the context happens in its thread, ``call`` included.
 
@@ -60,9 +60,7 @@ class Engine:
         self.tracer = Tracer(host)
         self._step_size = min(self.context.n_batch, self.context.n_ubatch)
         if self._step_size < host.n_seq:
-            raise ValueError(
-                f"a batch of {self._step_size} tokens has no room for {host.n_seq} sequences: raise -b, -ub"
-            )
+            raise ValueError(f"{host.n_seq} sequences need batches of as many tokens, not {self._step_size}: raise -ub")
         self._wake = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()

@@ -49,10 +49,11 @@ class Exchange:
     async def results(self, receive: Receive) -> list[Any] | None:
         """Run all calls and return what they return, None when the client went away meanwhile."""
         tasks = [self._loop.run_in_executor(self._pool, call) for _, call in self.parts]
-        work = asyncio.gather(*tasks)
-        gone = asyncio.ensure_future(until_gone(receive))
+        work: asyncio.Future[list[Any]] = asyncio.gather(*tasks)
+        gone: asyncio.Future[None] = asyncio.ensure_future(until_gone(receive))
+        waited: set[asyncio.Future[Any]] = {work, gone}
         try:
-            await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             return work.result() if work.done() else None
         finally:
             gone.cancel()

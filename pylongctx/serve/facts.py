@@ -166,7 +166,7 @@ def _model(service: Service) -> dict[str, Any]:
 
 def _slot(service: Service, slot: Slot) -> dict[str, Any]:
     job = slot.job or slot.last
-    found = {
+    found: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": service.host.n_ctx(),
         "speculative": False,
@@ -174,11 +174,8 @@ def _slot(service: Service, slot: Slot) -> dict[str, Any]:
         "n_past": slot.session.n_tokens,
     }
     if job is not None:
-        token = {
-            "has_next_token": slot.job is not None,
-            "n_remain": job.limit - job.n_generated,
-            "n_decoded": job.n_generated,
-        }
+        n_remain = job.limit - job.n_generated
+        token = {"has_next_token": slot.job is not None, "n_remain": n_remain, "n_decoded": job.n_generated}
         found |= {
             "n_prompt_tokens": len(job.tokens),
             "n_prompt_tokens_processed": job.n_read,

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -51,14 +51,16 @@ def _chat(given: dict[str, Any], served: Served, **more: Any) -> Any:
     return served.create_chat_completion(**given, **more)
 
 
-async def _answer(service: Service, request: Request, body: Generate, makes: list[Make], with_rows: bool) -> Response:
+async def _answer(
+    service: Service, request: Request, body: Generate, makes: Sequence[Make], with_rows: bool
+) -> Response:
     if len(makes) > MOST_PARTS:
         raise invalid(f"one request may ask for {MOST_PARTS} completions, not {len(makes)}", "prompt")
     service.admit()
     exchange, handed_over = Exchange(service.pool), False
     try:
         for index, make in enumerate(makes):
-            served = _served(service, exchange, body, index, with_rows)
+            served = _served(service, exchange, body, index, rows)
             more = {"stream": bool(body.stream), "model": service.settings.alias}
             exchange.parts.append((served, partial(make, served, **more)))
         found = await exchange.results(request.receive)
@@ -108,13 +110,9 @@ async def _events(
         if chunk is None:
             yield None
         elif "prompt_progress" in chunk:
-            choice = {
-                "index": index,
-                "finish_reason": None,
-                "logprobs": None,
-                **({"delta": {}} if chat else {"text": ""}),
-            }
-            yield {**frame, "choices": [choice], **chunk}
+            empty: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
+            choice = {"index": index, "finish_reason": None, "logprobs": None}
+            yield {**frame, "choices": [choice | empty], **chunk}
         else:
             chunk["choices"][0]["index"] = index
             usage = chunk.pop("usage", None)

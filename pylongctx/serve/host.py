@@ -8,7 +8,7 @@ from pylongctx.methods import LongHeads
 
 
 class Host(Llama):
-    """A Llama whose context has ``n_seq`` sequences of ``n_ctx`` tokens each; the other arguments are those of Llama."""
+    """A Llama whose context has ``n_seq`` sequences of ``n_ctx`` tokens each; other arguments are those of Llama."""
 
     def __init__(self, model_path: str, n_seq: int, **arguments: Any) -> None:
         if n_seq < 1:

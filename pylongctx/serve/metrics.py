@@ -50,4 +50,4 @@ def page(service: Service, kv: int) -> bytes:
     """Return the text for Prometheus."""
     state = CollectorRegistry()
     state.register(_State(service, kv))
-    return generate_latest(state) + generate_latest(service.answers.registry)
+    return b"".join(map(generate_latest, (state, service.answers.registry)))

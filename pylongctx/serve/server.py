@@ -18,7 +18,7 @@ def run(service: Service, host: str, port: int) -> None:
             "and put a proxy with TLS in front of it",
             file=sys.stderr,
         )
-    # uvicorn handles these signals and raises them again at its end, where the defaults would end this process as failed
+    # uvicorn handles these signals and raises them again at its end, where the defaults would make it a failure
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     uvicorn.Server(config(service, host, port)).run()
