@@ -30,6 +30,8 @@ class Session:
         Held by whoever evaluates or samples, so that calls from several threads wait for each other.
     changes : int
         Counts evaluations; a generator that was waiting sees whether another call came between.
+    n_evaluated : int
+        Counts tokens that were evaluated, those evaluated again included.
     """
 
     def __init__(self, model: Model, context: Context, logits_all: bool, verbose: bool, seq: int = 0) -> None:
@@ -41,6 +43,7 @@ class Session:
         self.progress: Progress | None = None
         self.lock = threading.RLock()
         self.changes = 0
+        self.n_evaluated = 0
         self.n_tokens = 0
         self.input_ids = np.zeros(context.n_ctx, np.int32)
         self._rows = np.empty((FIRST_ROWS if logits_all else 1, model.info.n_vocab), np.float32)
@@ -227,6 +230,7 @@ class Session:
             self._known = -1
             self.changes += 1
             self.context.decode(part, start, out, every)
+            self.n_evaluated += len(part)
             # n_tokens last: an interrupt in between leaves the shorter, consistent state.
             self.input_ids[start:end] = part
             self.n_tokens = end

@@ -133,17 +133,17 @@ class ChatBody(Generate):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def template_arguments(self) -> dict[str, Any]:
+    def template_arguments(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments that tell a template what to write."""
-        more = dict(self.chat_template_kwargs or {})
-        thinking = bool(more.pop("enable_thinking", True))
+        more = {**defaults.get("chat_template_kwargs", {}), **(self.chat_template_kwargs or {})}
+        thinking = bool(more.pop("enable_thinking", defaults.get("enable_thinking", True)))
         return {"enable_thinking": thinking, "chat_template_kwargs": more}
 
-    def arguments(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments(self, defaults: Mapping[str, Any], template: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keyword arguments of ``create_chat_completion``."""
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         own = {name: getattr(self, name) for name in CHAT}
-        return {**self.sampling(defaults), **own, **self.template_arguments(), "max_tokens": limit}
+        return {**self.sampling(defaults), **own, **self.template_arguments(template), "max_tokens": limit}
 
 
 class EmbeddingsBody(BaseModel):

@@ -54,7 +54,7 @@ def routes(service: Service) -> APIRouter:
     @router.get("/props")
     async def props() -> dict[str, Any]:
         return {
-            "default_generation_settings": {"n_ctx": host.n_ctx(), "params": service.settings.sampling},
+            "default_generation_settings": {"n_ctx": host.n_ctx(), "params": _plain(service.settings.sampling)},
             "total_slots": host.n_seq,
             "model_alias": service.settings.alias,
             "model_path": host.model_path,
@@ -119,7 +119,7 @@ def routes(service: Service) -> APIRouter:
     async def apply_template(request: Request) -> dict[str, str]:
         body = await read(request, ChatBody)
         names = ("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")
-        given = {name: getattr(body, name) for name in names} | body.template_arguments()
+        given = {name: getattr(body, name) for name in names} | body.template_arguments(service.settings.template)
         served = Served(host, engine)
         return {"prompt": await threaded(partial(served.apply_template, body.messages, **given))}
 
@@ -139,6 +139,11 @@ def routes(service: Service) -> APIRouter:
         return JSONResponse(found)
 
     return router
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Return what JSON can tell, without grammars."""
+    return {name: value for name, value in values.items() if isinstance(value, int | float | str | list)}
 
 
 def _text(service: Service, token: int) -> str:

@@ -37,7 +37,8 @@ def routes(service: Service) -> APIRouter:
     @router.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request) -> Response:
         body = await read(request, ChatBody)
-        makes = [partial(_chat, body.arguments(service.settings.sampling))] * (body.n or 1)
+        given = body.arguments(service.settings.sampling, service.settings.template)
+        makes = [partial(_chat, given)] * (body.n or 1)
         return await _answer(service, request, body, makes, bool(body.logprobs))
 
     return router
@@ -51,9 +52,7 @@ def _chat(given: dict[str, Any], served: Served, **more: Any) -> Any:
     return served.create_chat_completion(**given, **more)
 
 
-async def _answer(
-    service: Service, request: Request, body: Generate, makes: Sequence[Make], with_rows: bool
-) -> Response:
+async def _answer(service: Service, request: Request, body: Generate, makes: Sequence[Make], rows: bool) -> Response:
     if len(makes) > MOST_PARTS:
         raise invalid(f"one request may ask for {MOST_PARTS} completions, not {len(makes)}", "prompt")
     service.admit()

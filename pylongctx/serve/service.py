@@ -38,6 +38,8 @@ class Settings:
         Seconds that running requests have when the server ends.
     sampling : dict
         Values for what a request leaves out, by the names of Llama.
+    template : dict
+        The same for the template: ``enable_thinking``, ``chat_template_kwargs``.
     """
 
     alias: str
@@ -49,6 +51,7 @@ class Settings:
     patience: float = 10.0
     grace: float = 10.0
     sampling: dict[str, Any] = field(default_factory=dict)
+    template: dict[str, Any] = field(default_factory=dict)
 
 
 class Service:
