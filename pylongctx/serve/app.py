@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from pylongctx import __version__
 from pylongctx.serve import facts, generate
-from pylongctx.serve.errors import ApiError, as_api_error, invalid
+from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.gate import Gate, as_response
 from pylongctx.serve.service import Service
 
@@ -33,8 +33,6 @@ def create_app(service: Service) -> FastAPI:
     public = _add_page(app)
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
-    for kind in (ApiError, RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError):
-        app.add_exception_handler(kind, _on_error)
     if service.settings.cors_origins:
         origins = list(service.settings.cors_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
@@ -57,10 +55,6 @@ def _add_page(app: FastAPI) -> frozenset[str]:
     for path, name in paths.items():
         add(path, name)
     return frozenset(paths)
-
-
-async def _on_error(request: Request, reason: Exception) -> Response:
-    return as_response(as_api_error(reason))
 
 
 async def _on_http(request: Request, reason: Any) -> Response:

@@ -99,7 +99,7 @@ class Engine:
     def cancel(self, job: Job, satisfied: bool = False) -> None:
         """Let a job end with the step that is being evaluated; ``satisfied``: it has told what was wanted."""
         with self._wake:
-            job.satisfied = satisfied
+            job.satisfied |= satisfied
             job.cancelled = True
             if self._running and all(running.cancelled for running in self._running):
                 self.context.abort = True
@@ -131,6 +131,7 @@ class Engine:
             raise ValueError(f"sequence {seq} is busy")
         n = slot.session.n_tokens
         slot.session.clear()
+        slot.used = 0
         return n
 
     def _notify(self) -> None:
