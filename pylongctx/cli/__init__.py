@@ -1,4 +1,4 @@
-"""The command line: ``pylongctx chat``, ``complete``, and commands that measure and show."""
+"""The command line: ``pylongctx chat``, ``complete``, ``serve``, and commands that measure and show."""
 
 import argparse
 import os
@@ -10,12 +10,12 @@ from pylongctx import __version__
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser with all subcommands."""
-    from pylongctx.cli import bench, chat, complete, doctor, inspect, passkey, rpc_server
+    from pylongctx.cli import bench, chat, complete, doctor, inspect, passkey, rpc_server, serve
 
     parser = argparse.ArgumentParser(prog="pylongctx", description="Training-free long context for GGUF models.")
     parser.add_argument("--version", action="version", version=f"pylongctx {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for module in (chat, complete, passkey, bench, inspect, rpc_server, doctor):
+    for module in (chat, complete, serve, passkey, bench, inspect, rpc_server, doctor):
         module.add_parser(commands)
     return parser
 

@@ -229,8 +229,12 @@ def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
     return {"verbose": False} | found
 
 
-def open_llama(args: argparse.Namespace, progress: "Callable[[int, int], None] | None" = None) -> "Llama":
-    """Open the model with everything that ``add_llama_options`` and the others let choose.
+def open_llama(
+    args: argparse.Namespace,
+    progress: "Callable[[int, int], None] | None" = None,
+    make: "Callable[..., Llama] | None" = None,
+) -> "Llama":
+    """Open the model with everything that ``add_llama_options`` and the others let choose; ``make``: Llama, or like it.
 
     Raises
     ------
@@ -240,7 +244,8 @@ def open_llama(args: argparse.Namespace, progress: "Callable[[int, int], None] |
     from pylongctx.llama import Llama
 
     try:
-        llm = Llama(model_path(args), method=chosen_method(args), progress_callback=progress, **_constructor(args))
+        more = {"method": chosen_method(args), "progress_callback": progress, **_constructor(args)}
+        llm = (make or Llama)(model_path(args), **more)
         try:
             for path, scale in _loras(args):
                 llm.add_lora(path, scale)
