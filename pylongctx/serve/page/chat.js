@@ -17,6 +17,7 @@ function add(message, act) {
   const view = message.role === "user" ? userView(message, act) : answerView(message, act);
   views.set(message, view);
   view.update?.();
+  view.addMap?.();
   return view.element;
 }
 
@@ -35,6 +36,7 @@ export function update(message) {
     const follows = isAtEnd();
     view.update();
     toEnd(follows);
+    view.addMap?.();
   });
 }
 
@@ -94,9 +96,11 @@ function answerView(message, act) {
     showTrouble(trouble, message, act);
     stats.replaceChildren(...statistics(message));
     buttons.hidden = Boolean(message.running);
+  };
+  const addMap = () => {
     if (message.map && !map) element.append((map = chunkMap(message.map)));
   };
-  return { element, update };
+  return { element, update, addMap };
 }
 
 function showProgress(bar, label, { total, cache = 0, processed = 0, time_ms = 0 } = {}) {

@@ -38,7 +38,7 @@ class ChunkMap {
 
   /** The chunks that heads chose most; the first and the last ones are read by all, always. */
   mostRead() {
-    const { positions, chunk_size, n_recent = 1, n_chunk } = this.data;
+    const { positions, chunk_size, n_recent, n_chunk } = this.data;
     const end = Math.min(Math.floor(positions[0] / chunk_size) - n_recent, n_chunk);
     const chunks = Array.from({ length: Math.max(end - 1, 0) }, (_, i) => i + 1).filter((chunk) => this.sums[chunk] > 0);
     return chunks.sort((a, b) => this.sums[b] - this.sums[a]).slice(0, N_MOST_READ);
@@ -46,7 +46,7 @@ class ChunkMap {
 
   entry(chunk) {
     const label = `#${chunk} \u00b7 ${this.sums[chunk].toFixed(1)} heads`;
-    const text = h("span", {}, this.data.text[chunk]);
+    const text = h("span", {}, this.data.texts[chunk]);
     return h("li", {}, h("button", { type: "button", onclick: () => this.mark(chunk) }, h("b", {}, label), text));
   }
 
@@ -82,17 +82,17 @@ class ChunkMap {
   }
 
   mark(chunk, row = null) {
-    const { chunk_size, n_chunk, n_head, text, counts } = this.data;
+    const { chunk_size, n_chunk, n_head, texts, counts } = this.data;
     this.chunk = chunk;
     const heads = `read by ${this.sums[chunk].toFixed(1)} of ${this.n_row} heads per token`;
     const head = row === null ? "" : `, by head ${row % n_head} of layer ${Math.floor(row / n_head)} ` +
       `for ${percent(counts[row][chunk] / this.n_query)} of the tokens`;
     this.where.textContent = `Chunk ${chunk}, tokens ${count(chunk * chunk_size)} to ${count((chunk + 1) * chunk_size - 1)}: ${heads}${head}`;
-    this.text.textContent = text[chunk];
+    this.text.textContent = texts[chunk];
     this.frame.ariaValueMin = 0;
     this.frame.ariaValueMax = n_chunk - 1;
     this.frame.ariaValueNow = chunk;
-    this.frame.ariaValueText = `${this.where.textContent}. ${text[chunk]}`;
+    this.frame.ariaValueText = `${this.where.textContent}. ${texts[chunk]}`;
     this.place();
   }
 

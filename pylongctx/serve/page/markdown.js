@@ -2,9 +2,9 @@
 
 import { button, h } from "./dom.js";
 
-const INLINE = /(`+)(.+?)\1|\*\*(.+?)\*\*|\*(\S(?:.*?\S)?)\*|\[([^\]]+)\]\((https?:\/\/[^\s)]+)\)/s;
+const INLINE = /(`+)(.+?)\1|\*\*(.+?)\*\*|\*(\S(?:.*?\S)??)\*|\[([^\]]+)\]\((https?:\/\/[^\s)]+)\)/s;
 const FENCE = /^\s*(`{3,}|~{3,})\s*([\w+#.-]*)/;
-const ITEM = /^(\s*)(?:[-*+]|(\d+)[.)])\s+(.*)/;
+const ITEM = /^(\s*)(?:[-*+]|(\d{1,3})[.)])\s+(.*)/;
 const ROW = /^\s*\|.*\|\s*$/;
 
 /** Show text in an element; blocks that have not changed since the last call stay as they are. */
