@@ -60,7 +60,7 @@ export async function* stream(body, signal) {
       const data = line.slice(5).trim();
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new ServerError(chunk.error.code ?? 500, chunk.error);
+      if (chunk.error) throw new ServerError(response.status, chunk.error);
       yield chunk;
     }
   }

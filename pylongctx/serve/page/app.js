@@ -16,7 +16,7 @@ const opened = new Map(); // conversations by id: what is open stays one object
 async function askServer() {
   try {
     const [models, longctx] = await Promise.all([get("v1/models"), get("v1/longctx")]);
-    server = { model: models.data[0].id, ...longctx, n_ctx_train: models.data[0].meta?.n_ctx_train };
+    server = { ...longctx, model: models.data[0].id, parts: methodParts(longctx.method ?? "llama.cpp's own") };
     notice();
   } catch (error) {
     server = null;
@@ -24,16 +24,19 @@ async function askServer() {
     else notice(error.words, "Try again", askServer);
   }
   showServer();
+  return server;
 }
+
+/** Return [name, choice, ...] of each part of a method such as "longheads,window=256+corm,window=128". */
+const methodParts = (method) => method.split("+").map((part) => part.split(","));
 
 function showServer() {
   $("model").textContent = server?.model ?? "";
   $("method").hidden = !server;
   if (server) {
-    const { name, ...choices } = server.method;
-    $("method").firstElementChild.textContent = name;
-    const rows = Object.entries(choices).flatMap(([key, value]) => [h("dt", {}, key), h("dd", {}, String(value))]);
-    $("method").lastElementChild.replaceChildren(...rows);
+    $("method").firstElementChild.textContent = server.parts.map(([name]) => name).join(" + ");
+    const rows = server.parts.flatMap(([, ...choices]) => choices).map((choice) => choice.split("="));
+    $("method").lastElementChild.replaceChildren(...rows.flatMap(([key, value]) => [h("dt", {}, key), h("dd", {}, value)]));
     const times = (server.n_ctx / server.n_ctx_train).toFixed(1).replace(".0", "");
     $("sizes").textContent = `context ${count(server.n_ctx)}, ${times} \u00d7 the trained ${count(server.n_ctx_train)}`;
   }
@@ -86,8 +89,7 @@ function keep(kept) {
 
 async function send() {
   if (running) return;
-  if (!server) await askServer();
-  const message = server && (await composer.take());
+  const message = (server || (await askServer())) && (await composer.take());
   if (!message) return;
   conversation.messages.push(message);
   chat.append(message, act);
@@ -102,7 +104,7 @@ const act = {
 
 /** Forget a message and what came after it, and answer again. */
 async function answerFrom(message, change) {
-  if (running) return;
+  if (running || !(server || (await askServer()))) return;
   conversation.messages.splice(conversation.messages.indexOf(message));
   change();
   chat.show(conversation.messages, act);
@@ -145,8 +147,9 @@ async function answer() {
 }
 
 function request(messages) {
-  const body = { model: server?.model, messages: [], stream: true, stream_options: { include_usage: true } };
-  Object.assign(body, { return_progress: true, longctx: { trace: true } });
+  const body = { model: server.model, messages: [], stream: true, stream_options: { include_usage: true } };
+  body.return_progress = true;
+  body.longctx = { trace: server.parts.some(([name]) => name === "longheads") };
   for (const name of ["temperature", "top_p", "max_tokens"]) {
     if (store.settings[name] !== "") body[name] = Number(store.settings[name]);
   }
@@ -169,13 +172,13 @@ function read({ prompt_progress: progress, choices, usage, timings }, message) {
     if (reason === "length") message.length = true;
   }
   if (timings) Object.assign(message.stats, timings);
-  if (usage) Object.assign(message.stats, { used: usage.total_tokens, n_ctx: server.n_ctx });
+  if (usage) Object.assign(message.stats, { read: usage.prompt_tokens, used: usage.total_tokens, n_ctx: server.n_ctx });
 }
 
 async function addNumbers(message) {
   const { kv, chunk_map: map } = await get("v1/longctx");
   message.stats.kv = kv;
-  message.map = map;
+  if (map?.n_prompt === message.stats.read) message.map = map; // else it is that of another user's answer
 }
 
 function setRunning(current) {
