@@ -53,11 +53,12 @@ def run(args: argparse.Namespace) -> int:
         raise ImportError(f"the server needs more packages ({reason}): pip install pylongctx[server]") from reason
 
     wanted = settings(args)
-    host: Any = open_llama(args, make=partial(Host, n_seq=PARALLEL if args.parallel is None else args.parallel))
-    service = Service(host, wanted, open_llama(args, make=_embedder) if args.embeddings else None)
-    address = args.host or HOST, PORT if args.port is None else args.port
-    print(f"pylongctx: {host.session.context.why}", file=sys.stderr)
-    server.run(service, *address)
+    with server.listen(args.host or HOST, PORT if args.port is None else args.port) as listener:
+        host: Any = open_llama(args, make=partial(Host, n_seq=PARALLEL if args.parallel is None else args.parallel))
+        service = Service(host, wanted, open_llama(args, make=_embedder) if args.embeddings else None)
+        print(f"pylongctx: {host.session.context.why}", file=sys.stderr)
+        server.announce(listener, bool(wanted.api_keys))
+        server.run(service, listener)
     return 0
 
 
@@ -66,11 +67,8 @@ def settings(args: argparse.Namespace) -> "Settings":
     from pylongctx.serve.service import Settings
 
     sampling, template = sampling_arguments(args), template_arguments(args)
-    given: dict[str, Any] = {
-        "n_queue": args.queue,
-        "n_body": args.max_body and args.max_body << 20,
-        "grace": args.grace,
-    }
+    most = args.max_body and args.max_body << 20
+    given: dict[str, Any] = {"n_queue": args.queue, "n_body": most, "grace": args.grace}
     limit = sampling.pop("max_tokens")
     return Settings(
         alias=args.alias or Path(model_path(args)).stem,
