@@ -1,0 +1,67 @@
+// Requests to the server that this page came from, and its refusals in words.
+
+import { count } from "./dom.js";
+import { settings } from "./store.js";
+
+export class ServerError extends Error {
+  constructor(status, error = {}) {
+    super(error.message ?? "");
+    this.status = status;
+    this.error = error;
+  }
+
+  /** What happened and the way out. */
+  get words() {
+    const { type, code, n_prompt_tokens: wanted, n_ctx: limit } = this.error;
+    if (this.status === 0) return "The server does not answer. See whether pylongctx serve still runs, then try again.";
+    if (this.status === 401) return "The server asks for an API key. Enter it in the settings, then try again.";
+    if (type === "exceed_context_size_error" || code === "context_length_exceeded") {
+      const size = wanted && limit ? ` (${count(wanted)} tokens, the context has ${count(limit)})` : "";
+      return `This is too long for the context${size}. Edit an earlier message, start a new conversation, ` +
+        "or start the server with a larger --ctx-size.";
+    }
+    if (this.status === 413) return "The server does not take a text of this size. Send a part of it.";
+    if (this.status === 503) return `${this.message || "The server is busy."} Try again in a moment.`;
+    return this.message || `The server refused with status ${this.status}.`;
+  }
+}
+
+async function request(path, body, signal) {
+  const headers = body ? { "Content-Type": "application/json" } : {};
+  if (settings.key) headers.Authorization = `Bearer ${settings.key}`;
+  let response;
+  try {
+    response = await fetch(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
+  } catch (reason) {
+    throw reason.name === "AbortError" ? reason : new ServerError(0);
+  }
+  if (response.ok) return response;
+  const answer = await response.json().catch(() => ({}));
+  throw new ServerError(response.status, answer.error);
+}
+
+export const get = async (path) => (await request(path)).json();
+
+export const countTokens = async (content) => (await (await request("tokenize", { content })).json()).tokens.length;
+
+/** Yield the chunks of a streamed answer; aborting the signal makes the server stop. */
+export async function* stream(body, signal) {
+  const response = await request("v1/chat/completions", body, signal);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ;) {
+    const { value, done } = await reader.read().catch((reason) => {
+      throw signal.aborted ? reason : new ServerError(0);
+    });
+    if (done) throw new ServerError(0);
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (!line.startsWith("data:")) continue;
+      const data = line.slice(5).trim();
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new ServerError(response.status, chunk.error);
+      yield chunk;
+    }
+  }
+}

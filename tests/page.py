@@ -1,0 +1,137 @@
+"""The web page of the server as its user sees it, in a headless Chromium."""
+
+import json
+import shutil
+from urllib.request import Request, urlopen
+
+import pytest
+
+NEEDS = "the page is tested with pip install selenium, and apt-get install chromium chromium-driver or their like"
+webdriver = pytest.importorskip("selenium.webdriver", reason=NEEDS)
+wait = pytest.importorskip("selenium.webdriver.support.wait", reason=NEEDS)
+CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+if not (CHROMIUM and CHROMEDRIVER):
+    pytest.skip(NEEDS, allow_module_level=True)
+
+Keys = webdriver.Keys
+PATIENCE = 60  # seconds; what is waited for comes within one
+RECORD = """
+window.seen = {};
+const note = (name, text) => {
+  const list = window.seen[name] ??= [];
+  if (text && list.at(-1) !== text) list.push(text);
+};
+new MutationObserver(() => {
+  note("answer", [...document.querySelectorAll(".answer > .text")].at(-1)?.textContent);
+  note("progress", [...document.querySelectorAll(".progress > span")].at(-1)?.textContent);
+}).observe(document.getElementById("log"), { subtree: true, childList: true, characterData: true });
+"""
+DROP = """
+const transfer = new DataTransfer();
+transfer.items.add(new File([arguments[1]], arguments[0], { type: "text/plain" }));
+for (const type of ["dragover", "drop"]) {
+  document.body.dispatchEvent(new DragEvent(type, { bubbles: true, cancelable: true, dataTransfer: transfer }));
+}
+"""
+# for each chunk and head, whether the middle of its cell has another color than a cell that nobody read
+CELLS = """
+const canvas = document.querySelector(".map canvas"), [rows, columns] = arguments;
+const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+const start = 53 * devicePixelRatio; // below the bars
+const color = (row, column) => {
+  const x = Math.floor((column + 0.5) * canvas.width / columns);
+  const y = start + Math.floor((row + 0.5) * (canvas.height - start) / rows);
+  return pixels.slice(4 * (y * canvas.width + x), 4 * (y * canvas.width + x) + 3).join();
+};
+const sunken = getComputedStyle(document.documentElement).getPropertyValue("--sunken");
+const empty = [1, 3, 5].map((at) => parseInt(sunken.slice(at, at + 2), 16)).join();
+const isRead = (row) => Array.from({ length: columns }, (_, column) => color(row, column) !== empty);
+return Array.from({ length: rows }, (_, row) => isRead(row));
+"""
+
+
+class Page:
+    """The page as a user sees it."""
+
+    def __init__(self, driver, url):
+        self.driver, self.url = driver, url
+        self._requests = []
+
+    def find(self, selector):
+        return self.driver.find_element("css selector", selector)
+
+    def all(self, selector):
+        return self.driver.find_elements("css selector", selector)
+
+    def text(self, selector):
+        return self.find(selector).text
+
+    def until(self, condition, message=""):
+        return wait.WebDriverWait(self.driver, PATIENCE, 0.02).until(lambda _: condition(), message)
+
+    def run(self, script, *arguments):
+        return self.driver.execute_script(script, *arguments)
+
+    def open(self, **settings):
+        self.driver.get(self.url)
+        self.run("localStorage.clear(); localStorage['pylongctx:settings'] = arguments[0]", json.dumps(settings))
+        self.reload()
+
+    def reload(self):
+        self.driver.get(self.url)
+        self.until(lambda: self.text("#sizes"), "the server's sizes")
+        self.run(RECORD)
+
+    def send(self, text):
+        self.find("#text").send_keys(text, Keys.ENTER)
+
+    def answered(self, n=1):
+        """Wait for ``n`` answers; returns the text of the last one."""
+        self.until(lambda: len(self.all(".answer:not(.running)")) == n, f"{n} answers")
+        return self.answer()
+
+    def answer(self):
+        return self.all(".answer > .text")[-1].get_property("textContent")
+
+    def ask(self, text, n=1):
+        self.send(text)
+        return self.answered(n)
+
+    def add(self, path):
+        self.find("#file").send_keys(str(path))
+        self.until(lambda: "tokens" in self.text("#files"), "the number of tokens")
+        return self.text("#files .chip")
+
+    def click(self, name):
+        """Click the first button of this text or label."""
+        self.find("body").find_element("xpath", f"//button[text()='{name}' or @aria-label='{name}']").click()
+
+    def requests(self):
+        """Return what the browser has asked for since the page was made."""
+        for entry in self.driver.get_log("performance"):
+            message = json.loads(entry["message"])["message"]
+            if message["method"] == "Network.requestWillBeSent":
+                self._requests.append(message["params"])
+        return self._requests
+
+    def run_module(self, name, script, *arguments):
+        """Run a script with a module of the page and an empty element."""
+        body = f"const box = document.createElement('div'); {script}"
+        load = f"const args = [...arguments], done = args.pop(); import('./{name}').then((module) => {{ {body} }}).catch(String).then(done)"
+        return self.driver.execute_async_script(load, *arguments)
+
+
+def open_browser():
+    """Return a driver of a browser that writes down what it is asked for."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1000"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    return webdriver.Chrome(options, webdriver.ChromeService(CHROMEDRIVER))
+
+
+def ask_server(url, path, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    with urlopen(Request(url + path, data, {"Content-Type": "application/json"})) as answer:
+        return json.load(answer)

@@ -1,0 +1,388 @@
+"""The web page of the server: what a user does, and what is seen."""
+
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+from page import CELLS, DROP, Keys, Page, ask_server, open_browser, webdriver
+from serving import running
+
+N_CTX = 8192
+KEY = "48213"
+SENTENCES = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+INTRO = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
+    "I will quiz you about the important information there."
+)
+QUESTION = "What is the pass key? The pass key is"
+# the embedded model goes on with a text: it has not learned to chat
+TEMPLATE = "{% for message in messages %}{{ message.content | replace('\\n\\n', ' ') }} {% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(method="longheads", n_ctx=N_CTX, n_ubatch=512, chat_format=TEMPLATE) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def url(server):
+    return f"{server.url}/"
+
+
+@pytest.fixture(scope="module")
+def driver():
+    driver = open_browser()
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def page(driver, url):
+    """Return the page, empty; at the end it has said nothing on the console and asked no other host."""
+    page = Page(driver, url)
+    page.open(temperature="0", max_tokens="24")
+    yield page
+    # refusals that a test provokes are logged as of the network
+    assert [entry for entry in driver.get_log("browser") if entry["source"] != "network"] == []
+    asked = {request["request"]["url"] for request in page.requests()}
+    assert [other for other in asked if not other.startswith((url, "data:"))] == []
+
+
+@pytest.fixture(scope="module")
+def haystack(tmp_path_factory):
+    path = tmp_path_factory.mktemp("files") / "haystack.txt"
+    path.write_text(
+        f"{INTRO} {SENTENCES * 130}The pass key is {KEY}. Remember it. {KEY} is the pass key. {SENTENCES * 139}"
+    )
+    return path
+
+
+# ---- what the server is ----
+
+
+def test_the_header_names_model_method_and_context(page, url):
+    assert page.text("#model") == ask_server(url, "v1/models")["data"][0]["id"]
+    assert page.text("#method summary") == "longheads"
+    assert page.text("#sizes") == "context 8,192, 16 \u00d7 the trained 512"
+    page.find("#method summary").click()
+    choices = dict(zip(*[iter(page.text("#method dl").split("\n"))] * 2, strict=True))
+    assert "longheads," + ",".join(map("=".join, choices.items())) == ask_server(url, "v1/longctx")["method"]
+
+
+# ---- chat ----
+
+
+def test_an_answer_grows_and_has_its_numbers(page):
+    page.open(temperature="0", max_tokens="1500")
+    answer = page.ask("It was the best of times, it was the")
+    seen = page.run("return window.seen.answer")
+    assert len(seen) > 2
+    assert all(after.startswith(before) for before, after in itertools.pairwise(seen))
+    assert seen[-1] == answer
+    stats = page.text(".stats")
+    for words in (
+        r"prompt \d+ at [\d,.]+ t/s",
+        r"answer 1,500 at [\d,.]+ t/s",
+        r"context [\d,]+ / 8,192",
+        r"KV [\d.]+ MiB of [\d.]+ MiB",
+    ):
+        assert re.search(words, stats), (words, stats)
+    assert "cut at the limit" in stats
+    used = re.search(r"context ([\d,]+) /", stats)[1]
+    assert page.text("#room") == f"{used} of 8,192 tokens"
+
+
+def test_shift_and_enter_make_a_line(page):
+    field = page.find("#text")
+    field.send_keys("one", Keys.SHIFT, Keys.ENTER, Keys.NULL, "two")
+    assert field.get_property("value") == "one\ntwo"
+    field.send_keys(Keys.ENTER)
+    page.answered()
+    assert page.text(".user .text") == "one\ntwo"
+    assert field.get_property("value") == ""
+
+
+def test_a_second_turn_reads_its_new_tokens_only(page):
+    page.ask("It was the best of times, " * 40)
+    page.ask("it was the worst", 2)
+    cached, read = (
+        int(re.search(words, page.text(".answer:last-child .stats"))[1])
+        for words in (r"(\d+) cached", r"prompt (\d+) at")
+    )
+    assert cached > 300 > 30 > read
+
+
+def test_escape_stops_the_answer_on_the_server_too(page, url):
+    page.open(temperature="0")
+    page.send("It was the best of times, it was the")
+    page.until(lambda: page.text(".answer > .text"))
+    page.find("#text").send_keys(Keys.ESCAPE)
+    page.answered()
+    assert "stopped" in page.text(".stats")
+    page.until(lambda: not any(slot["is_processing"] for slot in ask_server(url, "slots")), "the slots to be idle")
+
+
+def test_a_stopped_answer_is_written_again(page):
+    page.open(temperature="0", max_tokens="5000")
+    page.send("It was the best of times, it was the")
+    page.until(lambda: page.text(".answer > .text"))
+    page.find("#stop").click()
+    stopped = page.answered()
+    page.run("localStorage['pylongctx:settings'] = arguments[0]", json.dumps({"temperature": "0", "max_tokens": "3"}))
+    page.reload()
+    assert page.answer() == stopped
+    page.click("Again")
+    page.until(lambda: "answer 3 at" in page.text(".stats"))
+    assert stopped.startswith(page.answer())
+    assert "stopped" not in page.text(".stats")
+
+
+def test_an_edited_message_replaces_what_followed(page):
+    page.ask("It was the best")
+    page.ask("it was the worst", 2)
+    page.click("Edit")
+    page.find(".user textarea").send_keys(" of times", Keys.ENTER)
+    page.until(lambda: len(page.all(".answer")) == 1)
+    page.answered()
+    assert [element.text for element in page.all(".user .text")] == ["It was the best of times"]
+
+
+def test_escape_leaves_a_message_as_it_was(page):
+    page.ask("It was the best")
+    page.click("Edit")
+    page.find(".user textarea").send_keys(" of times", Keys.ESCAPE)
+    assert page.text(".user .text") == "It was the best"
+
+
+def test_conversations_are_kept(page):
+    first = page.ask("It was the best of times")
+    page.find("#new").click()
+    page.ask("It was the worst of times")
+    page.reload()
+    titles = [element.text for element in page.all("#conversations li > :first-child")]
+    assert titles == ["It was the worst of times", "It was the best of times"]
+    page.all("#conversations button")[2].click()
+    assert page.answer() == first
+    page.click("Delete It was the best of times")
+    assert page.all("article") == []
+    page.click("Undo")
+    assert page.answer() == first
+
+
+def test_the_settings_are_sent(page):
+    page.find("#open-settings").click()
+    for name, value in (("system", "Be brief."), ("max_tokens", "7"), ("top_p", "0.5")):
+        field = page.find(f"#settings [name={name}]")
+        field.clear()
+        field.send_keys(value)
+    page.find("#settings .primary").click()
+    page.reload()
+    page.ask("It was")
+    [body] = [
+        json.loads(request["request"]["postData"])
+        for request in page.requests()
+        if request["request"]["url"].endswith("completions")
+    ]
+    assert {name: body.get(name) for name in ("max_tokens", "top_p", "temperature")} == {
+        "max_tokens": 7,
+        "top_p": 0.5,
+        "temperature": 0,
+    }
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+
+
+# ---- files ----
+
+
+def test_a_file_shows_its_size_and_the_progress_of_its_reading(page, url, haystack):
+    chip = page.add(haystack)
+    text = haystack.read_text()
+    n_tokens = len(ask_server(url, "tokenize", {"content": text})["tokens"])
+    assert chip.startswith(f"haystack.txt {len(text):,} characters, {n_tokens:,} tokens")
+    assert page.text("#room") == f"{n_tokens:,} of 8,192 tokens"
+    assert KEY in page.ask(QUESTION)
+    seen = [
+        re.match(r"Reading ([\d,]+) of ([\d,]+) tokens", words) for words in page.run("return window.seen.progress")
+    ]
+    read = [int(found[1].replace(",", "")) for found in seen if found]
+    assert len(read) > 2
+    assert read == sorted(read)
+    assert n_tokens < int(seen[-1][2].replace(",", "")) < n_tokens + 64
+
+
+def test_a_dropped_file_that_is_too_long_is_refused_before_sending(page):
+    page.run(DROP, "long.txt", SENTENCES * 400)
+    page.until(lambda: page.text("#room").startswith("Does not fit"))
+    assert "the context has 8,192. Send less, or start the server with --ctx-size" in page.text("#room")
+    assert not page.find("#send").is_enabled()
+    page.send("What is this?")
+    assert page.all("article") == []
+    page.click("Remove long.txt")
+    assert page.find("#send").is_enabled()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("\0\1\2", "zeros.bin is not a text file"),
+        (" \n", "zeros.bin is empty"),
+        ("x" * (64 * N_CTX + 1), "far more than the 8,192 tokens of the context can hold"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_in_words(page, content, words):
+    page.run(DROP, "zeros.bin", content)
+    page.until(lambda: words in page.text("#notice"))
+    assert page.all("#files li") == []
+
+
+def test_a_long_paste_becomes_a_file(page):
+    page.run(
+        "const data = new DataTransfer(); data.setData('text/plain', arguments[0]);"
+        "const paste = new ClipboardEvent('paste', { clipboardData: data, cancelable: true });"
+        "document.getElementById('text').dispatchEvent(paste)",
+        SENTENCES * 60,
+    )
+    page.until(lambda: "tokens" in page.text("#files"))
+    assert page.text("#files").startswith(f"pasted text {len(SENTENCES) * 60:,} characters")
+
+
+def test_files_that_the_browser_cannot_keep_are_named(page, haystack):
+    page.run("localStorage.filler = 'x'.repeat(5 * 2 ** 20 - 20000)")
+    page.add(haystack)
+    page.ask("What is this?")
+    assert "no room for the files" in page.text("#notice")
+    page.reload()
+    assert "haystack.txt" in page.text(".user")
+    page.click("Again")
+    page.until(lambda: "haystack.txt was too large" in page.text("#notice"))
+
+
+# ---- errors ----
+
+
+def test_an_overflow_says_the_way_out(page):
+    page.ask("It was")
+    page.click("Edit")
+    page.run("document.querySelector('.user textarea').value = arguments[0]", SENTENCES * 400)
+    page.find(".user textarea").send_keys(Keys.ENTER)
+    page.until(lambda: "too long for the context" in page.text("#log"))
+    assert re.search(r"\([\d,]+ tokens, the context has 8,192\).*--ctx-size", page.text(".trouble"))
+
+
+def test_a_server_that_is_gone_is_said(page, driver):
+    driver.execute_cdp_cmd("Network.enable", {})
+    offline = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+    driver.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": True} | offline)
+    page.ask("It was")
+    driver.execute_cdp_cmd(
+        "Network.emulateNetworkConditions",
+        {"offline": False} | offline | {"downloadThroughput": -1, "uploadThroughput": -1},
+    )
+    assert "The server does not answer" in page.text(".trouble")
+    page.click("Again")
+    page.until(lambda: page.text(".answer > .text"))
+    page.answered()
+    assert not page.find(".trouble").is_displayed()
+
+
+# ---- the chunk map ----
+
+
+def test_the_map_is_that_of_the_server(page, url, haystack):
+    page.add(haystack)
+    page.ask(QUESTION)
+    page.until(lambda: page.all(".map"))
+    page.until(lambda: page.run("return document.querySelector('.map canvas').width") > N_CTX / 16)
+    data = ask_server(url, "v1/longctx")["chunk_map"]
+    counts = np.array(data["counts"])
+    assert counts.shape == (data["n_layer"] * data["n_head"], data["n_chunk"])
+    painted = np.array(page.run(CELLS, *counts.shape))
+    assert (painted == (counts > 0)).all()
+    sums = counts.sum(0) / len(data["positions"])
+    own = data["positions"][0] // data["chunk_size"]
+    best = np.argmax(sums[1 : own - data["n_recent"]]) + 1  # the first and the last chunks are read by all
+    assert page.text(".map .most li").startswith(f"#{best} \u00b7 {sums[best]:.1f} heads")
+    assert "pass key" in data["texts"][best]
+    assert page.text(".map blockquote") == data["texts"][best].strip()
+
+
+def test_the_map_is_read_with_keys_and_pointer(page, driver):
+    page.ask(SENTENCES * 20 + QUESTION)
+    page.until(lambda: page.all(".map"))
+    frame = page.find(".frame")
+    frame.send_keys(Keys.HOME, Keys.ARROW_RIGHT)
+    assert page.text(".where").startswith("Chunk 1, tokens 16 to 31: read by")
+    assert frame.get_attribute("aria-valuenow") == "1"
+    width, n_chunk = frame.size["width"], int(frame.get_attribute("aria-valuemax")) + 1
+    x = int(width * (5.5 / n_chunk - 0.5))  # from the middle
+    webdriver.ActionChains(driver).move_to_element_with_offset(frame, x, 20).perform()
+    words = r"Chunk 5, tokens 80 to 95: read by [\d.]+ of 32 heads per token, by head \d of layer \d for \d+ % of the tokens"
+    assert re.fullmatch(words, page.text(".where"))
+
+
+# ---- text of a model ----
+
+
+def test_text_of_a_model_is_never_markup(page):
+    html = page.run_module(
+        "markdown.js",
+        "module.render(box, args[0]); return box.innerHTML",
+        "<img src=x onerror=alert(1)> [a](javascript:alert(1)) [b](https://b.example) **<b>c</b>**\n\n```html\n<script>alert(1)</script>\n```",
+    )
+    assert "&lt;img" in html
+    assert "<script" not in html
+    assert "[a](javascript:alert(1))" in html
+    assert '<a href="https://b.example" target="_blank" rel="noopener noreferrer">b</a>' in html
+    assert "<strong>&lt;b&gt;c&lt;/b&gt;</strong>" in html
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("a *b* `c*d*`", "<p>a <em>b</em> <code>c*d*</code></p>"),
+        ("## a\nb", "<h4>a</h4><p>b</p>"),
+        ("a:\n- b\n  1. c\n- d", '<div><p>a:</p><ul><li>b<ol start="1"><li>c</li></ol></li><li>d</li></ul></div>'),
+        ("48213. a", "<p>48213. a</p>"),
+        ("> a\n> b", "<blockquote><p>a\nb</p></blockquote>"),
+        ("2 * 3 * 4 and snake_case_name", "<p>2 * 3 * 4 and snake_case_name</p>"),
+        ("| a | b |\n|--|--|\n| 1 | *2* |", "<tr><th>a</th><th>b</th></tr><tr><td>1</td><td><em>2</em></td></tr>"),
+        ("---", "<hr>"),
+    ],
+)
+def test_markdown(page, text, html):
+    assert html in page.run_module("markdown.js", "module.render(box, args[0]); return box.innerHTML", text)
+
+
+def test_text_in_pieces_becomes_what_it_becomes_at_once(page):
+    text = "# a\n\nb *c*\n\n```py\nd = 1\n\ne = 2\n```\n\n- f\n- g\n\nh"
+    script = "for (const text of args) module.render(box, text); return box.innerHTML"
+    prefixes = [text[:n] for n in range(len(text) + 1)]
+    assert page.run_module("markdown.js", script, *prefixes) == page.run_module("markdown.js", script, text)
+
+
+# ---- width ----
+
+
+@pytest.fixture
+def phone(driver, page):
+    driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    )
+    yield page
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_phone_needs_no_horizontal_scroll(phone, haystack):
+    phone.add(haystack)
+    phone.ask(QUESTION)
+    phone.until(lambda: phone.all(".map"))
+    phone.find("#method summary").click()
+    phone.find("#menu").click()
+    assert phone.find("#new").is_displayed()
+    boxes = "return ['html', '#log', '#composer', 'header'].map((name) => document.querySelector(name)).map((box) => box.scrollWidth - box.clientWidth)"
+    assert phone.run(boxes) == [0, 0, 0, 0]
+    phone.find("#new").click()
+    assert not phone.find("#side").is_displayed()
