@@ -305,6 +305,10 @@ uint32_t lctx_context_n_ubatch(const lctx_context * ctx) {
     return llama_n_ubatch(ctx->ctx);
 }
 
+void * lctx_context_llama(const lctx_context * ctx) {
+    return ctx->ctx;
+}
+
 int32_t lctx_decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos, float * logits, int32_t all) {
     return decode(ctx, n_tokens, tokens, logits, [&](int32_t i) {
         ctx->pos[i] = pos + i;
