@@ -105,6 +105,7 @@ class Context:
         self.n_ctx: int = lib.lctx_context_n_ctx(handle)
         self.n_batch: int = lib.lctx_context_n_batch(handle)
         self.n_ubatch: int = lib.lctx_context_n_ubatch(handle)
+        self.n_seq: int = params.n_seq_max
         self.types = {name: text(lib.lctx_type_name(getattr(params, name))) for name in ("type_k", "type_v")}
         self.method = text(lib.lctx_context_method(handle))
         self.why = text(lib.lctx_context_why(handle))
@@ -146,10 +147,29 @@ class Context:
             status = lib.lctx_decode(handle, in_buffer("tokens", tokens, np.int32), len(tokens), pos, out, every)
             check(status, lib.lctx_context_error(handle))
 
-    def n_past(self) -> int:
-        """Return the number of positions in the cache."""
+    def decode_batch(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        seqs: NDArray[np.int32],
+        wanted: NDArray[np.bool_],
+    ) -> NDArray[np.float32]:
+        """Evaluate tokens of several sequences, int32 [n] each; returns the logits after the wanted tokens."""
+        logits = np.empty((np.count_nonzero(wanted), self.n_vocab), np.float32)
+        named = {"tokens": tokens, "positions": positions, "seqs": seqs}
+        buffers = [in_buffer(name, array, np.int32) for name, array in named.items()]
+        outputs = ffi.from_buffer("int8_t[]", wanted.astype(np.int8))
         with self._lock:
-            return int(lib.lctx_n_past(self.handle, 0))
+            handle = self.handle
+            out = out_buffer("logits", logits, np.float32) if len(logits) else ffi.NULL
+            status = lib.lctx_decode_batch(handle, len(tokens), *buffers, outputs, out)
+            check(status, lib.lctx_context_error(handle))
+        return logits
+
+    def n_past(self, seq: int = 0) -> int:
+        """Return the number of positions of a sequence in the cache."""
+        with self._lock:
+            return int(lib.lctx_n_past(self.handle, seq))
 
     def step(self, pos: int, n: int) -> int:
         """Return how many of ``n`` tokens from ``pos`` on one ``decode`` may take that can be taken back whole."""
@@ -163,21 +183,34 @@ class Context:
             n = lib.lctx_seq_held(self.handle, 0, layer, head, *buffers, self.n_ctx)
         return rows[:n], scores[:n]
 
-    def truncate(self, n: int) -> str:
+    def n_held(self, seq: int, layer: int, head: int) -> int:
+        """Return how many rows a KV head holds of a sequence."""
+        with self._lock:
+            return int(lib.lctx_seq_held(self.handle, seq, layer, head, ffi.NULL, ffi.NULL, 0))
+
+    def truncate(self, n: int, seq: int = 0) -> str:
         """Remove the positions from ``n`` on; returns why it was refused, or the empty string."""
         with self._lock:
-            done = lib.lctx_seq_rm(self.handle, 0, n, -1)
+            done = lib.lctx_seq_rm(self.handle, seq, n, -1)
             return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
 
-    def restorable(self, n: int) -> int:
+    def restorable(self, n: int, seq: int = 0) -> int:
         """Return the longest prefix of at most ``n`` positions that ``truncate`` can cut back to."""
         with self._lock:
-            return int(lib.lctx_seq_restorable(self.handle, 0, n))
+            return int(lib.lctx_seq_restorable(self.handle, seq, n))
 
-    def clear(self) -> None:
-        """Forget everything."""
+    def copy(self, source: int, target: int, n: int) -> bool:
+        """Make one sequence a copy of the first ``n`` positions of another; False: refused, nothing changed."""
         with self._lock:
-            lib.lctx_clear(self.handle)
+            return bool(lib.lctx_seq_cp(self.handle, source, target, n))
+
+    def clear(self, seq: int = 0) -> None:
+        """Forget everything, or of several sequences one."""
+        with self._lock:
+            if self.n_seq == 1:
+                lib.lctx_clear(self.handle)
+            else:
+                lib.lctx_seq_rm(self.handle, seq, 0, -1)
 
     def state(self) -> NDArray[np.uint8]:
         """Return the bytes of the cache."""

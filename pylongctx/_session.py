@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 
 
 class Session:
-    """Evaluate tokens step by step and keep tokens, logits and cache consistent.
+    """Evaluate tokens of one sequence step by step and keep tokens, logits and cache consistent.
 
     One step is at most one ubatch, so that Ctrl-C and ``abort`` return soon, and ends where heads evict. Whatever
     interrupts an evaluation, ``n_tokens`` and ``input_ids`` say what was evaluated; the cache is cut back to that
@@ -32,17 +32,21 @@ class Session:
         Counts evaluations; a generator that was waiting sees whether another call came between.
     shared : bool
         Whether somebody else may have changed the cache; then it is filled again before the next step.
+    n_evaluated : int
+        Counts tokens that were evaluated, those evaluated again included.
     """
 
-    def __init__(self, model: Model, context: Context, logits_all: bool, verbose: bool) -> None:
+    def __init__(self, model: Model, context: Context, logits_all: bool, verbose: bool, seq: int = 0) -> None:
         self.model = model
         self.context = context
+        self.seq = seq
         self.logits_all = logits_all
         self.verbose = verbose
         self.progress: Progress | None = None
         self.lock = threading.RLock()
         self.changes = 0
         self.shared = False
+        self.n_evaluated = 0
         self.n_tokens = 0
         self.input_ids = np.zeros(context.n_ctx, np.int32)
         self._rows = np.empty((FIRST_ROWS if logits_all else 1, model.info.n_vocab), np.float32)
@@ -59,6 +63,11 @@ class Session:
         if self.logits_all:
             return self._rows[: self.n_tokens]
         return self._rows if self.has_logits else self._rows[:0]
+
+    @property
+    def n_past(self) -> int:
+        """The number of positions in the cache; after an interrupt it may differ from ``n_tokens``."""
+        return self.context.n_past(self.seq)
 
     @property
     def has_logits(self) -> bool:
@@ -93,7 +102,7 @@ class Session:
         self._known = -1
         self.changes += 1
         self.shared = False
-        self.context.clear()
+        self.context.clear(self.seq)
 
     def rewind(self, n: int) -> int:
         """Forget all but the first ``n`` tokens, more when the cache cannot be cut there; returns how many are left."""
@@ -110,25 +119,25 @@ class Session:
 
     def _cut(self, n: int) -> tuple[int, str]:
         """Cut the cache at ``n`` or at the last place before; returns what is left, and why it is less than ``n``."""
-        n_past = self.context.n_past()
+        n_past = self.n_past
         if n >= n_past:
             return (n, "") if n == n_past else (0, "it holds fewer")
-        refusal = self.context.truncate(n)
+        refusal = self.context.truncate(n, self.seq)
         if not refusal:
             return n, ""
-        kept = self.context.restorable(n)
-        return (0 if kept and self.context.truncate(kept) else kept), refusal
+        kept = self.context.restorable(n, self.seq)
+        return (0 if kept and self.context.truncate(kept, self.seq) else kept), refusal
 
     def reachable(self, n: int) -> int:
         """Return how many of the first ``n`` tokens need not be evaluated again when the others are forgotten."""
-        return n if n == self.context.n_past() else self.context.restorable(n)
+        return n if n == self.n_past else self.context.restorable(n, self.seq)
 
     def reuse(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
         """Keep the longest common prefix with the evaluated tokens; returns the tokens still to be evaluated."""
         prefix = longest_prefix(self.tokens, tokens)
         if prefix == len(tokens) and not (self.has_logits and prefix == self.n_tokens):
             prefix -= 1  # one token must be evaluated to get its logits
-        if prefix < self.n_tokens or self.shared or self.context.n_past() != self.n_tokens:
+        if prefix < self.n_tokens or self.shared or self.n_past != self.n_tokens:
             prefix = self.rewind(prefix)
         return tokens[prefix:]
 
@@ -153,6 +162,16 @@ class Session:
             if known < len(part):
                 yield rows[known:]
 
+    def advance(self, part: NDArray[np.int32], row: NDArray[np.float32] | None) -> None:
+        """Take note that tokens were evaluated in a batch of several sequences; ``row``: the logits after the last."""
+        end = self.n_tokens + len(part)
+        self._known = -1
+        self.changes += 1
+        self.input_ids[self.n_tokens : end] = part
+        self.n_tokens = end
+        if row is not None:
+            self._keep_last(row)
+
     def settle(self, n: int, row: NDArray[np.float32]) -> None:
         """Let the state be that after ``n`` evaluated tokens, ``row`` being the logits; the cache follows later."""
         self.n_tokens = n
@@ -172,7 +191,7 @@ class Session:
         if len(row) not in (0, self._rows.shape[1]):
             raise error(lib.LCTX_INVALID, f"the saved state holds {len(row)} logits, not {self._rows.shape[1]}")
         self.context.set_state(rows)
-        if (n_past := self.context.n_past()) != len(ids):
+        if (n_past := self.n_past) != len(ids):
             self.clear()
             raise error(lib.LCTX_INVALID, f"the saved state holds {len(ids)} tokens, but the cache of {n_past}")
         if self.logits_all:
@@ -215,6 +234,7 @@ class Session:
             self._known = -1
             self.changes += 1
             self.context.decode(part, start, out, every)
+            self.n_evaluated += len(part)
             # n_tokens last: an interrupt in between leaves the shorter, consistent state.
             self.input_ids[start:end] = part
             self.n_tokens = end

@@ -129,6 +129,9 @@ class Run:
         if request.echo:
             yield request.echo()
         request.begin()
+        if not request.max_tokens:
+            self.reason = "length"
+            return
         for token in request.tokens:
             if request.ends(token):
                 break

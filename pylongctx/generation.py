@@ -1,7 +1,7 @@
 """Sampling and completion: the part of llama_cpp.Llama's interface that makes tokens and text."""
 
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from pylongctx.speculative import Drafting
 Processors = LogitsProcessor | list[LogitsProcessor] | None
 Criteria = StoppingCriteria | None
 Chunk = TypeVar("Chunk")
+Whole = TypeVar("Whole")
 
 NUMBERS = (
     "top_k",
@@ -200,8 +201,7 @@ class Generation(Saving):
         )
         if stream:
             return self._locked_steps(completion.stream(request))
-        with self._session.lock:
-            return completion.collect(request)
+        return self._locked(partial(completion.collect, request))
 
     __call__ = create_completion
 
@@ -231,10 +231,17 @@ class Generation(Saving):
     def _echo(self, tokens: list[int], text: str, special: bool, scorer: Scorer | None) -> tuple[str, list[Entry]]:
         self._session.context.abort = False
         ids = np.array(tokens, np.int32)
-        return text, scorer.prompt(self._session, ids, text, special) if scorer else []
+        if scorer is None:
+            return text, []
+        self._session.clear()
+        return text, scorer.prompt(self._session.eval_rows(ids), ids, text, special)
 
     def _score(self, scorer: Scorer, token: int, offset: int) -> Entry:
         return scorer.entry(token, self._session.last_logits, offset)
+
+    def _locked(self, run: Callable[[], Whole]) -> Whole:
+        with self._session.lock:
+            return run()
 
     def _locked_steps(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         while True:

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from pylongctx._lib import error, in_buffer, lib, out_buffer
 from pylongctx._model import Model
-from pylongctx._session import Session
 
 
 class CompletionLogprobs(TypedDict):
@@ -78,15 +77,16 @@ class Scorer:
         own, top = self._score(np.array([token], np.int32), row[np.newaxis])
         return Entry(self._piece(token), offset, own[0], top[0])
 
-    def prompt(self, session: Session, tokens: NDArray[np.int32], text: str, special: bool) -> list[Entry]:
-        """Evaluate a whole prompt and return the entries of its tokens but a leading BOS.
+    def prompt(
+        self, parts: Iterable[NDArray[np.float32]], tokens: NDArray[np.int32], text: str, special: bool
+    ) -> list[Entry]:
+        """Return the entries of a prompt's tokens but a leading BOS; ``parts``: the logits after them, step by step.
 
         Memory does not grow with vocabulary times tokens: of every row of logits only the entry is kept.
         """
-        session.clear()
         own: list[float | None] = [None]  # nothing precedes the first
         top: list[list[tuple[bytes, float]] | None] = [None]
-        for rows in session.eval_rows(tokens):
+        for rows in parts:
             following = tokens[len(own) : len(own) + len(rows)]
             values, likeliest = self._score(following, rows[: len(following)])
             own += values

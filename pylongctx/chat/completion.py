@@ -112,8 +112,7 @@ class Chat(Generation):
         answer = self._answer(given)
         if stream:
             return self._locked_steps(answer.stream())
-        with self._session.lock:
-            return collect(answer.stream(), bool(logprobs))
+        return self._locked(partial(collect, answer.stream(), bool(logprobs)))
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
         """Answer a conversation with objects of the package ``openai``, which must be installed."""
@@ -183,7 +182,7 @@ class Chat(Generation):
         rendered = self._render(given, given["messages"])
         own_grammar = constraint(given["grammar"]) or rendered.constraint
         sampler = Sampler(self._model, self._sampling({**given, "temp": given["temperature"]}), own_grammar)
-        tokens = prompt_tokens(self._model, rendered.prompt, self._session.tokens.tolist())
+        tokens = self._conversation(rendered.prompt)
         piece = partial(self._piece, self._tokens_of(rendered.preserved))
         n_top = check_count("top_logprobs", given["top_logprobs"] or 0, 0)
         scorer = Scorer(self._model, n_top, piece) if given["logprobs"] else None
@@ -203,6 +202,9 @@ class Chat(Generation):
         usage_chunk = bool((given["stream_options"] or {}).get("include_usage")) and given["stream"]
         parser = AnswerParser(rendered.syntax)
         return Answer(request, parser, bool(given["functions"]), usage_chunk, self._session.say)
+
+    def _conversation(self, prompt: str) -> list[int]:
+        return prompt_tokens(self._model, prompt, self._session.tokens.tolist())
 
     def _tokens_of(self, texts: list[str]) -> frozenset[int]:
         """Return the tokens that stand for a whole text each."""

@@ -1,7 +1,7 @@
 """The tokens of a chat prompt: those of the conversation so far stay what they were."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pylongctx._model import Model
 
@@ -22,6 +22,13 @@ def prompt_tokens(model: Model, prompt: str, known: Sequence[int]) -> list[int]:
         if rest is not None:
             return [*start, *kept, *rest]
     return [*start, *model.tokenize(prompt.encode(), False, True)]
+
+
+def closest(model: Model, prompt: str, conversations: Iterable[Sequence[int]]) -> Sequence[int]:
+    """Return the one of several ``known`` tokens that saves most of a prompt; none when nothing does."""
+    n_start = int(model.info.add_bos and model.info.token_bos >= 0)
+    text = prompt.encode()
+    return max(conversations, key=lambda known: len(_common(model, known[n_start:], text)[0]), default=())
 
 
 def _common(model: Model, known: Sequence[int], prompt: bytes) -> tuple[Sequence[int], int]:

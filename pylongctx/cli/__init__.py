@@ -1,6 +1,7 @@
-"""The command line: ``pylongctx passkey``, ``bench``, ``inspect``, ``rpc-server`` and ``doctor``."""
+"""The command line: ``pylongctx chat``, ``complete``, ``serve``, and commands that measure and show."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -9,12 +10,12 @@ from pylongctx import __version__
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser with all subcommands."""
-    from pylongctx.cli import bench, doctor, inspect, passkey, rpc_server
+    from pylongctx.cli import bench, chat, complete, doctor, inspect, passkey, rpc_server, serve
 
     parser = argparse.ArgumentParser(prog="pylongctx", description="Training-free long context for GGUF models.")
     parser.add_argument("--version", action="version", version=f"pylongctx {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for module in (passkey, bench, inspect, rpc_server, doctor):
+    for module in (chat, complete, serve, passkey, bench, inspect, rpc_server, doctor):
         module.add_parser(commands)
     return parser
 
@@ -26,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = args.run(args)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # who reads the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, RuntimeError, ImportError, OSError, MemoryError) as reason:
         print(f"pylongctx: error: {reason}", file=sys.stderr)
         return 1

@@ -13,6 +13,7 @@ from pylongctx.bench import engines, runner
 from pylongctx.bench.case import Case, cases, int_list, model_file, pair, wanted
 from pylongctx.bench.formats import FORMATS, Printer
 from pylongctx.bench.record import physical_cores
+from pylongctx.cli.arguments import Options
 from pylongctx.methods import parse
 from pylongctx.models import embedded_model
 
@@ -48,6 +49,9 @@ def add_parser(commands: Any) -> None:
     add("-oe", "--output-err", choices=(*FORMATS, "none"), default="none", help="format on stderr (none)")
     add("--vs-stock", action="store_true", help="take turns with llama-bench of unpatched llama.cpp and print ratios")
     add("--stock", metavar="FILE", help=f"that llama-bench (default: {engines.STOCK_VARIABLE}, or {engines.STOCK})")
+    refused = Options(parser, environment=False)
+    refused.refuse("--rpc", reason="bench measures this machine; Llama(rpc_servers=...) uses others")
+    refused.refuse("--kv-offload", reason="bench/offload.py measures it, pylongctx inspect and passkey use it")
     parser.set_defaults(run=run)
 
 

@@ -1,37 +1,101 @@
 """Options that several commands share, spelled as llama.cpp spells them."""
 
 import argparse
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+from pylongctx.cli.arguments import (
+    FromEnvironment,
+    Options,
+    integer,
+    number,
+    on_off_auto,
+    one_of,
+    with_origins,
+)
+from pylongctx.cli.method import add_method_options, chosen_method
+from pylongctx.cli.refused import refuse_options
 from pylongctx.models import embedded_model
 
+if TYPE_CHECKING:
+    from pylongctx.llama import Llama
+
 SPLIT_MODES = ("none", "layer", "row")  # with llama.cpp's numbers
+ROPE_SCALINGS = ("none", "linear", "yarn")  # with llama.cpp's numbers
+LOAD_MODES = {
+    "auto": {},
+    "none": {"use_mmap": False},
+    "mmap": {"use_mmap": True},
+    "mlock": {"use_mmap": False, "use_mlock": True},
+    "mmap+mlock": {"use_mmap": True, "use_mlock": True},
+}
+
+# keyword of Llama: the option that it is, where its value goes there as it is
+PLAIN = {
+    "n_ctx": "ctx_size",
+    "n_threads": "threads",
+    "n_threads_batch": "threads_batch",
+    "n_batch": "batch_size",
+    "n_ubatch": "ubatch_size",
+    "type_k": "cache_type_k",
+    "type_v": "cache_type_v",
+    "n_gpu_layers": "gpu_layers",
+    "rpc_servers": "rpc",
+    "tensor_split": "tensor_split",
+    "split_mode": "split_mode",
+    "main_gpu": "main_gpu",
+    "rope_scaling_type": "rope_scaling",
+    "rope_freq_base": "rope_freq_base",
+    "rope_freq_scale": "rope_freq_scale",
+    "yarn_orig_ctx": "yarn_orig_ctx",
+    "yarn_ext_factor": "yarn_ext_factor",
+    "yarn_attn_factor": "yarn_attn_factor",
+    "yarn_beta_slow": "yarn_beta_slow",
+    "yarn_beta_fast": "yarn_beta_fast",
+    "offload_kqv": "kvo",
+    "kv_limit": "kv_limit",
+    "verbose": "verbose",
+}
+YARN = {
+    "ext-factor": "share of extrapolation",
+    "attn-factor": "factor of attention",
+    "beta-slow": "high correction dim",
+    "beta-fast": "low correction dim",
+}
+
+# ---- options ----
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the model and everything that configures its context."""
-    parser.add_argument("positional_model", nargs="?", metavar="model", help="GGUF file (default: the embedded model)")
-    parser.add_argument("-m", "--model", help="the same, as an option")
-    parser.add_argument("-t", "--threads", type=int, metavar="N", help="threads for one token")
-    parser.add_argument("-tb", "--threads-batch", type=int, metavar="N", help="threads for a prompt")
-    parser.add_argument("-b", "--batch-size", type=int, default=512, metavar="N", help="tokens per batch (512)")
-    parser.add_argument("-ub", "--ubatch-size", type=int, default=512, metavar="N", help="tokens per graph (512)")
-    parser.add_argument("-ctk", "--cache-type-k", default="f16", metavar="TYPE", help="type of K in the cache (f16)")
-    parser.add_argument("-ctv", "--cache-type-v", default="f16", metavar="TYPE", help="type of V in the cache (f16)")
-    parser.add_argument("-ngl", "--gpu-layers", type=int, default=0, metavar="N", help="layers on devices (0; -1: all)")
-    parser.add_argument("--rpc", metavar="HOST:PORT,...", help="devices of machines that run pylongctx rpc-server")
-    parser.add_argument(
-        "-ts", "--tensor-split", type=_shares, metavar="N,N,...", help="shares of the devices (by memory)"
-    )
-    parser.add_argument("-sm", "--split-mode", choices=SPLIT_MODES, default="layer", help="among devices (layer)")
-    parser.add_argument(
-        "-mg", "--main-gpu", type=int, default=0, metavar="N", help="the device, with --split-mode none"
-    )
-    parser.add_argument(
-        "--kv-offload", type=_mib, metavar="MIB", help="K and V in memory of the host, but for so much (auto)"
-    )
-    parser.add_argument("--rope-freq-base", type=float, default=0.0, metavar="X", help="RoPE base (the model's)")
-    parser.add_argument("--rope-freq-scale", type=float, default=0.0, metavar="X", help="RoPE scale (the model's)")
+    """Add the model and what passkey and inspect let configure of its context; no variables are read."""
+    options = Options(parser, environment=False)
+    _add_model(parser, options)
+    _add_context(options)
+    _add_devices(options)
+    _add_rope(options)
+
+
+def add_llama_options(parser: argparse.ArgumentParser) -> None:
+    """Add the model and everything that configures it, its context and its method, see ``open_llama``."""
+    options = Options(parser, "model and context")
+    _add_model(parser, options)
+    add = options.add
+    add("-c", "--ctx-size", parse=integer, env="LLAMA_ARG_CTX_SIZE", help="tokens of the context (the model's)")
+    _add_context(options)
+    add("-fa", "--flash-attn", parse=_flash_attention, metavar="on|auto", env="LLAMA_ARG_FLASH_ATTN", help="always on")
+    modes = one_of(tuple(LOAD_MODES))
+    add("-lm", "--load-mode", parse=modes, metavar="MODE", env="LLAMA_ARG_LOAD_MODE", help=f"{', '.join(LOAD_MODES)}")
+    options.several("--lora", metavar="FILE,...", help="LoRA adapters")
+    options.several("--lora-scaled", metavar="FILE:SCALE,...", help="LoRA adapters and their scales")
+    add("-a", "--alias", metavar="NAME", env="LLAMA_ARG_ALIAS", help="the model's name in answers (its file)")
+    options.switch("-v", "--verbose", "--log-verbose", help="say what the library does")
+    add_method_options(Options(parser, "long context"))
+    devices = Options(parser, "devices")
+    _add_devices(devices)
+    off = ("-nkvo", "--no-kv-offload")
+    devices.switch("-kvo", off=off, env="LLAMA_ARG_KV_OFFLOAD", help="K and V with their layers (on)", dest="kvo")
+    _add_rope(Options(parser, "positions"), extended=True)
+    refuse_options(Options(parser))
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
@@ -41,13 +105,103 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-s", "--seed", type=int, default=0, metavar="N", help="seed of keys and depths (0)")
 
 
+def _add_model(parser: argparse.ArgumentParser, options: Options) -> None:
+    parser.add_argument("positional_model", nargs="?", metavar="model", help="GGUF file (default: the embedded model)")
+    options.add("-m", "--model", metavar="FILE", env="LLAMA_ARG_MODEL", help="the same, as an option")
+
+
+def _add_context(options: Options) -> None:
+    add = options.add
+    add("-t", "--threads", parse=integer, env="LLAMA_ARG_THREADS", help="threads for one token")
+    add("-tb", "--threads-batch", parse=integer, help="threads for a prompt")
+    add("-b", "--batch-size", parse=integer, env="LLAMA_ARG_BATCH", help="tokens per batch (512)")
+    add("-ub", "--ubatch-size", parse=integer, env="LLAMA_ARG_UBATCH", help="tokens per graph (512)")
+    for letter in "kv":
+        add(
+            f"-ct{letter}",
+            f"--cache-type-{letter}",
+            metavar="TYPE",
+            env=f"LLAMA_ARG_CACHE_TYPE_{letter.upper()}",
+            help=f"type of {letter.upper()} in the cache (f16)",
+        )
+
+
+def _add_devices(options: Options) -> None:
+    add = options.add
+    add(
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        parse=_layers,
+        env="LLAMA_ARG_N_GPU_LAYERS",
+        help="layers on devices (0; -1 or all; auto: all where there is a GPU)",
+    )
+    add("--rpc", metavar="HOST:PORT,...", env="LLAMA_ARG_RPC", help="devices of machines that run pylongctx rpc-server")
+    env = "LLAMA_ARG_TENSOR_SPLIT"
+    add("-ts", "--tensor-split", parse=_shares, metavar="N,N,...", env=env, help="shares of the devices (by memory)")
+    add(
+        "-sm",
+        "--split-mode",
+        parse=_split_mode,
+        metavar=f"{{{','.join(SPLIT_MODES)}}}",
+        env="LLAMA_ARG_SPLIT_MODE",
+        help="among devices (layer)",
+    )
+    add("-mg", "--main-gpu", parse=integer, env="LLAMA_ARG_MAIN_GPU", help="the device, with --split-mode none")
+    add("--kv-offload", parse=_mib, metavar="MIB", help="K and V in memory of the host, but for so much (auto)")
+
+
+def _add_rope(options: Options, extended: bool = False) -> None:
+    add = options.add
+    add("--rope-freq-base", parse=number, metavar="X", env="LLAMA_ARG_ROPE_FREQ_BASE", help="RoPE base (the model's)")
+    add(
+        "--rope-freq-scale", parse=number, metavar="X", env="LLAMA_ARG_ROPE_FREQ_SCALE", help="RoPE scale (the model's)"
+    )
+    if not extended:
+        return
+    names = f"{{{','.join(ROPE_SCALINGS)}}}"
+    add("--rope-scaling", parse=_rope_scaling, metavar=names, env="LLAMA_ARG_ROPE_SCALING_TYPE", help="(the model's)")
+    add("--rope-scale", parse=number, metavar="X", env="LLAMA_ARG_ROPE_SCALE", help="1 / --rope-freq-scale")
+    add("--yarn-orig-ctx", parse=integer, env="LLAMA_ARG_YARN_ORIG_CTX", help="trained context (the model's)")
+    for name, meaning in YARN.items():
+        option, variable = f"--yarn-{name}", "LLAMA_ARG_YARN_" + name.upper().replace("-", "_")
+        add(option, parse=number, metavar="X", env=variable, help=f"YaRN's {meaning}")
+
+
+# ---- values ----
+
+
 def _shares(text: str) -> list[float]:
-    return [float(share) for share in text.split(",")]
+    return [number(share) for share in text.replace("/", ",").split(",")]
 
 
 def _mib(text: str) -> int:
     """MiB as an integer; 0 stands for auto."""
-    return 0 if text == "auto" else int(text)
+    return 0 if text == "auto" else integer(text)
+
+
+def _layers(text: str) -> int:
+    if text == "auto":
+        from pylongctx._arguments import has_gpu
+
+        return -1 if has_gpu() else 0
+    return -1 if text == "all" else integer(text)
+
+
+def _split_mode(text: str) -> int:
+    return SPLIT_MODES.index(one_of(SPLIT_MODES)(text))
+
+
+def _rope_scaling(text: str) -> int:
+    return ROPE_SCALINGS.index(one_of(ROPE_SCALINGS)(text))
+
+
+def _flash_attention(text: str) -> None:
+    if on_off_auto(text) is False:
+        raise ValueError("the attention of pylongctx never holds a whole score matrix, there is nothing to turn off")
+
+
+# ---- arguments ----
 
 
 def model_path(args: argparse.Namespace) -> str:
@@ -58,28 +212,75 @@ def model_path(args: argparse.Namespace) -> str:
     ValueError
         When it is given twice.
     """
-    if args.model and args.positional_model:
+    if args.positional_model and args.model and not isinstance(args.model, FromEnvironment):
         raise ValueError("the model is given twice: as an argument and with --model")
-    return str(args.model or args.positional_model or embedded_model())
+    return str(args.positional_model or args.model or embedded_model())
 
 
 def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the keyword arguments of Llama."""
-    return {
-        "n_threads": args.threads,
-        "n_threads_batch": args.threads_batch if args.threads_batch is not None else args.threads,
-        "n_batch": args.batch_size,
-        "n_ubatch": args.ubatch_size,
-        "type_k": args.cache_type_k,
-        "type_v": args.cache_type_v,
-        "n_gpu_layers": args.gpu_layers,
-        "rpc_servers": args.rpc,
-        "tensor_split": args.tensor_split,
-        "split_mode": SPLIT_MODES.index(args.split_mode),
-        "main_gpu": args.main_gpu,
-        "kv_offload": None if args.kv_offload is None else "host",
-        "kv_offload_mib": args.kv_offload or None,
-        "rope_freq_base": args.rope_freq_base,
-        "rope_freq_scale": args.rope_freq_scale,
-        "verbose": False,
-    }
+    """Return the keyword arguments of Llama that were given; all others have their defaults."""
+    found = {keyword: value for keyword, name in PLAIN.items() if (value := getattr(args, name, None)) is not None}
+    found.setdefault("n_threads_batch", args.threads)
+    if args.kv_offload is not None:
+        found |= {"kv_offload": "host", "kv_offload_mib": args.kv_offload or None}
+    return {"verbose": False} | found
+
+
+def open_llama(
+    args: argparse.Namespace,
+    progress: "Callable[[int, int], None] | None" = None,
+    make: "Callable[..., Llama] | None" = None,
+) -> "Llama":
+    """Open the model with everything that ``add_llama_options`` and the others let choose; ``make``: Llama, or like it.
+
+    Raises
+    ------
+    ValueError
+        When something is refused; the message names the environment variables that had a part in it.
+    """
+    from pylongctx.llama import Llama
+
+    try:
+        more = {"method": chosen_method(args), "progress_callback": progress, **_constructor(args)}
+        llm = (make or Llama)(model_path(args), **more)
+        try:
+            for path, scale in _loras(args):
+                llm.add_lora(path, scale)
+        except BaseException:
+            llm.close()
+            raise
+    except (ValueError, NotImplementedError) as reason:
+        raise ValueError(with_origins(reason, args)) from reason
+    return llm
+
+
+def _constructor(args: argparse.Namespace) -> dict[str, Any]:
+    found = llama_arguments(args) | LOAD_MODES[args.load_mode or "auto"]
+    if args.rope_scale is not None:
+        if args.rope_freq_scale is not None:
+            raise ValueError("--rope-scale and --rope-freq-scale are the same: give one")
+        if args.rope_scale <= 0:
+            raise ValueError(f"--rope-scale must be above 0, not {args.rope_scale}")
+        found["rope_freq_scale"] = 1 / args.rope_scale
+    more = {"seed": "seed", "last_n_tokens_size": "repeat_last_n"}
+    found |= {keyword: value for keyword, name in more.items() if (value := getattr(args, name, None)) is not None}
+    template = one(args, "chat_template", "chat_template_file")
+    return found if template is None else found | {"chat_format": template}
+
+
+def _loras(args: argparse.Namespace) -> list[tuple[str, float]]:
+    plain = [(path, 1.0) for paths in args.lora or [] for path in paths.split(",")]
+    for text in (item for items in args.lora_scaled or [] for item in items.split(",")):
+        path, colon, scale = text.rpartition(":")
+        if not colon:
+            raise ValueError(f"--lora-scaled takes FILE:SCALE, not {text!r}")
+        plain.append((path, number(scale)))
+    return plain
+
+
+def one(args: argparse.Namespace, *names: str) -> Any:
+    """Return the value of the one option that was given; ValueError when several were."""
+    given = [name for name in names if getattr(args, name, None) is not None]
+    if len(given) > 1:
+        raise ValueError(f"give one of {' and '.join('--' + name.replace('_', '-') for name in given)}")
+    return getattr(args, given[0]) if given else None

@@ -1,0 +1,197 @@
+"""How options are read: from the command line, else from the environment variables of llama.cpp."""
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+TRUE, FALSE = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")  # as llama.cpp reads them
+PREFIX = "LLAMA_ARG_"
+
+
+class FromEnvironment(str):
+    """The value of an environment variable, which an option on the command line replaces."""
+
+    variable: str
+
+    @classmethod
+    def read(cls, variable: str, value: str | None = None) -> "FromEnvironment | None":
+        """Return the variable's value, or ``value`` in its place; None when it is not set."""
+        if variable not in os.environ:
+            return None
+        found = cls(os.environ[variable] if value is None else value)
+        found.variable = variable
+        return found
+
+
+class Options:
+    """Adds options to a parser, or to a titled group of its help.
+
+    An option that is not given is None, so that defaults stay where they are written. ``environment`` of the parsed
+    arguments holds the variables that are in use, by the option's name.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        Gets the options.
+    title : str or None
+        The group in the help.
+    environment : bool
+        Whether variables are read.
+    """
+
+    def __init__(self, parser: argparse.ArgumentParser, title: str | None = None, environment: bool = True) -> None:
+        self._parser = parser
+        self._group = parser.add_argument_group(title) if title else parser
+        self._environment = environment
+        parser.set_defaults(environment=parser.get_default("environment") or {})
+
+    def add(
+        self,
+        *names: str,
+        help: str,
+        parse: Callable[[str], Any] = lambda text: text,
+        metavar: str = "N",
+        env: str | None = None,
+    ) -> None:
+        """Add an option with one value."""
+        value = FromEnvironment.read(env) if env and self._environment else None
+        self._add(names, value, type=reported(parse), metavar=metavar, help=self._help(help, env))
+
+    def switch(
+        self, *names: str, off: Sequence[str] = (), help: str, env: str | None = None, dest: str | None = None
+    ) -> None:
+        """Add an option without a value, and the names that turn it off; LLAMA_ARG_NO_X does so too."""
+        value = None
+        if env and self._environment:
+            value = FromEnvironment.read(env.replace(PREFIX, PREFIX + "NO_"), "0") or FromEnvironment.read(env)
+        more = {"dest": dest} if dest else {}
+        self._add((*names, *off), value, type=reported(switched), nargs=0, on=names, help=self._help(help, env), **more)
+
+    def several(
+        self, *names: str, help: str, parse: Callable[[str], Any] = lambda text: text, metavar: str = "N"
+    ) -> None:
+        """Add an option that may be repeated."""
+        self._group.add_argument(*names, action="append", type=reported(parse), metavar=metavar, help=help)
+
+    def refuse(self, *names: str, reason: str, env: str | None = None) -> None:
+        """Refuse an option of llama.cpp, with a reason; its variable too, unless that turns it off."""
+        value = FromEnvironment.read(env) if env and self._environment else None
+        refusal = _refusal(reason)
+        self._add(names, value, type=reported(refusal), nargs="?", const="", help=argparse.SUPPRESS)
+
+    def accept(self, name: str) -> None:
+        """Accept an option without a value, which has no effect."""
+        self._group.add_argument(name, action="store_true", help=argparse.SUPPRESS)
+
+    def _add(self, names: Sequence[str], value: FromEnvironment | None, **kwargs: Any) -> None:
+        action = self._group.add_argument(*names, action=_Store, default=value, **kwargs)
+        if value is not None:
+            self._parser.set_defaults(environment=self._parser.get_default("environment") | {action.dest: value})
+
+    def _help(self, help: str, env: str | None) -> str:
+        return f"{help} [{env}]" if env and self._environment else help
+
+
+class _Store(argparse.Action):
+    """Store a value, or whether a switch is on, and forget the variable that it replaces."""
+
+    def __init__(self, *args: Any, on: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._on = on
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if self.nargs == "?" and values == "":
+            values = self.type("")  # type: ignore[operator,misc]
+        setattr(namespace, self.dest, option_string in self._on if self.nargs == 0 else values)
+        others = {name: value for name, value in namespace.environment.items() if name != self.dest}
+        namespace.environment = others
+
+
+def reported(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Let argparse print the reason of a ValueError, and the variable that the value is from."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except (ValueError, OSError) as reason:
+            origin = f" (from {text.variable})" if isinstance(text, FromEnvironment) else ""
+            raise argparse.ArgumentTypeError(f"{reason}{origin}") from reason
+
+    return parsed
+
+
+def with_origins(reason: Exception, args: argparse.Namespace) -> str:
+    """Return the reason of a failure, and the variables that had a part in the arguments."""
+    names = ", ".join(f"{value.variable}={value}" for value in args.environment.values())
+    return f"{reason} (from the environment: {names})" if names else str(reason)
+
+
+def _refusal(reason: str) -> Callable[[str], None]:
+    def refuse(text: str) -> None:
+        if not (isinstance(text, FromEnvironment) and text in FALSE):
+            raise ValueError(f"not in pylongctx: {reason}")
+
+    return refuse
+
+
+# ---- values ----
+
+
+def integer(text: str) -> int:
+    """Return a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{str(text)!r} is no whole number") from None
+
+
+def number(text: str) -> float:
+    """Return a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{str(text)!r} is no number") from None
+
+
+def switched(text: str) -> bool:
+    """Return whether a word means on."""
+    if text in TRUE or text in FALSE:
+        return text in TRUE
+    raise ValueError(f"{str(text)!r} is neither on nor off")
+
+
+def on_off_auto(text: str) -> bool | None:
+    """Return True, False, or None for auto."""
+    if text in ("auto", "-1"):
+        return None
+    if text in TRUE or text in FALSE:
+        return text in TRUE
+    raise ValueError(f"{str(text)!r} is not on, off or auto")
+
+
+def one_of(words: Sequence[str]) -> Callable[[str], str]:
+    """Return a reader of one of these words."""
+
+    def word(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"{str(text)!r} is not one of {', '.join(words)}")
+        return str(text)
+
+    return word
+
+
+def file_text(path: str) -> str:
+    """Return the text of a file, without a newline at its end; bytes that are not UTF-8 are an error."""
+    text = Path(path).read_text(encoding="utf-8")
+    return text.removesuffix("\n")
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return a JSON object."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"{str(text)!r} is no JSON object")
+    return found

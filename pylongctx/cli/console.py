@@ -1,0 +1,219 @@
+"""What a person or a script types and reads: messages, answers, progress, Ctrl-C."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+try:
+    import readline  # gives input() line editing and history
+except ImportError:  # a Python without it
+    readline = None  # type: ignore[assignment]
+
+BLOCK = '"""'
+PROMPT, MORE = "> ", ". "
+LEAVE = "Ctrl-C again or Ctrl-D leaves"
+# what a terminal would obey instead of show, but for newline and tab
+CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
+
+
+class Stop:
+    """Ctrl-C as a wish that is looked at between two tokens; a second one raises KeyboardInterrupt at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self) -> bool:
+        """Return whether Ctrl-C was pressed."""
+        return self.asked
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take Ctrl-C as a wish, unless this process shall ignore it."""
+        self.asked = False
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            yield
+            return
+        before = signal.signal(signal.SIGINT, self._ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _ask(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+class Meter:
+    """A bar on a terminal's stderr while a prompt of several steps is read; a ``progress_callback`` of Llama.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+        Where the bar is; nothing is shown when that is no terminal.
+    stop : callable
+        Asked after every step; when true, KeyboardInterrupt ends the prompt there.
+    """
+
+    def __init__(self, console: Console, stop: Stop | None = None) -> None:
+        self._console = console
+        self._stop = stop
+        self._progress: Progress | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show ``done`` of ``total`` tokens."""
+        if self._stop is not None and self._stop():
+            self.close()
+            raise KeyboardInterrupt
+        if done < total and self._console.is_terminal:
+            self._show(done, total)
+        elif done >= total:
+            self.close()
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _show(self, done: int, total: int) -> None:
+        if self._progress is None:
+            columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), _Speed(), TimeRemainingColumn())
+            self._progress = Progress(*columns, console=self._console, transient=True, auto_refresh=False)
+            self._progress.add_task("", total=total, completed=done)
+            self._progress.start()
+        self._progress.update(self._progress.task_ids[0], completed=done, refresh=True)
+
+
+class _Speed(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        """Return tokens per second."""
+        return Text(f"{task.speed:.0f} t/s" if task.speed else "")
+
+
+class Output:
+    """Answers on stdout, everything else on stderr.
+
+    Parameters
+    ----------
+    color : bool or None
+        Whether thoughts and notes are dimmed; None: on terminals that can.
+    """
+
+    def __init__(self, color: bool | None) -> None:
+        system: Any = "auto" if color is None else None
+        self.notes = Console(stderr=True, color_system="standard" if color else system, force_terminal=color or None)
+        answers = Console(color_system=system)
+        self._dims = color if color is not None else bool(answers.color_system) and not answers.no_color
+        self._safe = sys.stdout.isatty()
+        if hasattr(sys.stdout, "reconfigure"):  # a terminal of another encoding shows what it can
+            sys.stdout.reconfigure(errors="replace")
+
+    def write(self, text: str, dim: bool = False) -> None:
+        """Write part of an answer."""
+        if self._safe:
+            text = text.translate(CONTROLS)
+        sys.stdout.write(f"\x1b[2m{text}\x1b[22m" if dim and self._dims else text)
+        sys.stdout.flush()
+
+    def note(self, text: str) -> None:
+        """Say something that is no answer."""
+        self.notes.print(text.translate(CONTROLS), style="dim", markup=False, highlight=False, soft_wrap=True)
+
+    def error(self, text: object) -> None:
+        """Say what went wrong."""
+        message = f"pylongctx: error: {text}".translate(CONTROLS)
+        self.notes.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+class Messages:
+    """What is typed: a line is a message, several with a backslash at the end of a line or between triple quotes.
+
+    Parameters
+    ----------
+    output : Output
+        Is told about bytes that are no UTF-8, and how to leave.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self.interactive = sys.stdin.isatty()
+        self._output = output
+        self._asked_to_leave = False
+
+    def __iter__(self) -> Iterator[str]:
+        while True:
+            try:
+                message = self._message()
+            except EOFError:
+                if self.interactive:
+                    self._output.note("")
+                return
+            except KeyboardInterrupt:
+                if not self.interactive:
+                    raise
+                if self._leaves():
+                    return
+            else:
+                self._asked_to_leave = False
+                yield message
+
+    def _message(self) -> str:
+        line = self._line(PROMPT)
+        if line.startswith(BLOCK):
+            return self._block(line.removeprefix(BLOCK))
+        lines = [line]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            lines.append(self._line_or_end())
+        return "\n".join(lines)
+
+    def _block(self, line: str) -> str:
+        lines = [line]
+        while not lines[-1].endswith(BLOCK):
+            lines.append(self._line(MORE))
+        lines[-1] = lines[-1].removesuffix(BLOCK)
+        return "\n".join(lines).strip("\n")
+
+    def _line_or_end(self) -> str:
+        try:
+            return self._line(MORE)
+        except EOFError:
+            return ""
+
+    def _line(self, prompt: str) -> str:
+        if self.interactive:
+            return self._clean(_typed(prompt).encode("utf-8", "surrogateescape"))
+        line = sys.stdin.buffer.readline()
+        if not line:
+            raise EOFError
+        return self._clean(line.rstrip(b"\r\n"))
+
+    def _clean(self, data: bytes) -> str:
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            self._output.note("the message is not UTF-8: what cannot be read is replaced")
+            return data.decode("utf-8", "replace")
+
+    def _leaves(self) -> bool:
+        """Return whether Ctrl-C came twice at an empty prompt."""
+        self._output.note("")
+        empty = readline is None or not readline.get_line_buffer()
+        leaves, self._asked_to_leave = empty and self._asked_to_leave, empty
+        if empty and not leaves:
+            self._output.note(LEAVE)
+        return leaves
+
+
+def _typed(prompt: str) -> str:
+    if sys.stdout.isatty():
+        return input(prompt)
+    print(prompt, end="", file=sys.stderr, flush=True)  # stdout is for answers
+    return input()

@@ -1,0 +1,215 @@
+"""A conversation with a model: its messages, and a KV cache that follows them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pylongctx.methods import Method, Window
+
+if TYPE_CHECKING:
+    from pylongctx.llama import Llama
+    from pylongctx.state import LlamaState
+
+MESSAGES = "conversation"  # the key in a saved state's identity
+KINDS = ("reasoning_content", "content")
+
+
+@dataclass
+class Turn:
+    """What an answer cost.
+
+    Attributes
+    ----------
+    n_prompt, n_answer : int
+        Tokens that were evaluated before the answer, and tokens of the answer.
+    prompt_seconds, answer_seconds : float
+        How long both took.
+    reason : str or None
+        Why the answer ended: stop, length, or None for Ctrl-C and errors.
+    """
+
+    n_prompt: int = 0
+    n_answer: int = 0
+    prompt_seconds: float = 0.0
+    answer_seconds: float = 0.0
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        prompt = f"prompt {self.n_prompt} tokens{_rate(self.n_prompt, self.prompt_seconds)}"
+        return f"{prompt}; answer {self.n_answer} tokens{_rate(self.n_answer, self.answer_seconds)}"
+
+
+def _rate(n: int, seconds: float) -> str:
+    return f", {n / seconds:.1f} t/s" if n and seconds else ""
+
+
+class Conversation:
+    """Messages, and the model that answers them.
+
+    Whatever interrupts an answer, the messages are those that were answered, partly or whole, and the next prompt
+    continues from what the cache has of them.
+
+    Parameters
+    ----------
+    llm : Llama
+        The model; ``switch`` closes it.
+    system : str or None
+        The system prompt.
+    arguments : dict
+        Keyword arguments of create_chat_completion.
+    """
+
+    def __init__(self, llm: "Llama", system: str | None, arguments: dict[str, Any]) -> None:
+        self.llm = llm
+        self.arguments = arguments
+        self.turn = Turn()
+        self._system = [{"role": "system", "content": system}] if system else []
+        self.messages: list[dict[str, Any]] = list(self._system)
+
+    @property
+    def used(self) -> str:
+        """What is held: KV memory, and tokens of the context."""
+        mib = self.llm.kv_usage().bytes / 2**20
+        return f"KV {mib:.2f} MiB; context {self.llm.n_tokens}/{self.llm.n_ctx()}"
+
+    @property
+    def full(self) -> bool:
+        """Whether no token fits any more."""
+        return self.llm.n_tokens + 1 >= self.llm.n_ctx()
+
+    # ---- answers ----
+
+    def ask(self, text: str, stop: Callable[[], bool]) -> Iterator[tuple[str, str]]:
+        """Yield what kind of text it is and the text, ``reasoning_content`` or ``content``, as it is generated.
+
+        ``stop`` is asked before each token. A message without any answer is no part of the conversation.
+        """
+        self.messages.append({"role": "user", "content": text})
+        try:
+            yield from self._answer(stop)
+        finally:
+            if self.messages[-1]["role"] == "user":
+                self.messages.pop()
+
+    def ask_again(self, stop: Callable[[], bool]) -> Iterator[tuple[str, str]]:
+        """Replace the last answer, see ``ask``; without any new text the old one stays."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            raise ValueError("there is no answer to replace")
+        old = self.messages.pop()
+        try:
+            yield from self._answer(stop)
+        finally:
+            if self.messages[-1]["role"] == "user":
+                self.messages.append(old)
+
+    def _answer(self, stop: Callable[[], bool]) -> Iterator[tuple[str, str]]:
+        turn = self.turn = Turn()
+        session, start = self.llm._session, perf_counter()
+        before = session.n_evaluated
+        message: dict[str, Any] = {"role": "assistant", "content": ""}
+
+        def look(ids: Any, logits: Any) -> bool:
+            nonlocal start
+            if not turn.prompt_seconds:  # the prompt is read, the first token comes
+                turn.n_prompt, turn.prompt_seconds = session.n_evaluated - before, perf_counter() - start
+                start = perf_counter()
+            return stop()
+
+        try:
+            if forgets(self.llm.method):
+                self.read()
+                self.llm.checkpoint()  # the next prompt may differ from here on, and the cache cannot go back
+            for chunk in self.llm.create_chat_completion(
+                self.messages, stream=True, stopping_criteria=look, **self.arguments
+            ):
+                choice = chunk["choices"][0]
+                for kind in KINDS:
+                    if text := choice["delta"].get(kind):
+                        message[kind] = message.get(kind, "") + text
+                        yield kind, text
+                if "usage" in chunk and not stop():
+                    turn.reason = choice["finish_reason"]
+                turn.n_answer = chunk.get("usage", {}).get("completion_tokens", 0)
+        finally:
+            turn.answer_seconds = perf_counter() - start
+            if turn.reason or any(map(message.get, KINDS)):
+                self.messages.append(message)
+
+    # ---- other conversations ----
+
+    def clear(self) -> None:
+        """Forget everything but the system prompt."""
+        self.messages = list(self._system)
+        self.llm.reset()
+
+    def save(self, path: str) -> None:
+        """Write the messages and the KV cache to a file."""
+        state = self.llm.save_state()
+        replace(state, identity={**state.identity, MESSAGES: self.messages}).save(path)
+
+    def load(self, path: str) -> None:
+        """Continue what ``save`` wrote.
+
+        Raises
+        ------
+        ValueError
+            When another model, method or setting wrote it, or it does not fit; nothing changed then.
+        """
+        from pylongctx.state import LlamaState, difference
+
+        state = LlamaState.load(path)
+        identity = dict(state.identity)
+        messages = identity.pop(MESSAGES, None)
+        if messages is None:
+            raise ValueError(f"{path} is a saved state without a conversation: it was not made with /save")
+        if reason := difference(identity, self.llm._identity):
+            raise ValueError(f"{path} cannot be continued here: {reason}")
+        self.llm._session.check_room(state.n_tokens)
+        self._continue(replace(state, identity=identity), messages)
+
+    def _continue(self, state: "LlamaState", messages: list[dict[str, Any]]) -> None:
+        self.llm.load_state(state)
+        self.messages = messages
+
+    def switch(self, llm: "Llama") -> None:
+        """Continue with another model object, which reads the conversation."""
+        self.llm = llm
+        if any(message["role"] == "user" for message in self.messages):
+            self.read()
+
+    def read(self) -> None:
+        """Evaluate the messages, but for what is known of them.
+
+        Raises
+        ------
+        ContextFull
+            When they do not fit; nothing changed then.
+        """
+        session, tokens = self.llm._session, self.tokens()
+        with session.lock:
+            session.check_room(len(tokens))
+            self.llm._recall(tokens)
+            pending = session.reuse(np.array(tokens, np.int32))
+            if len(pending):
+                session.eval(pending)
+
+    def tokens(self) -> list[int]:
+        """Return the tokens of the conversation so far."""
+        from pylongctx.chat.history import prompt_tokens
+
+        names = ("enable_thinking", "chat_template_kwargs")
+        asked = {name: value for name, value in self.arguments.items() if name in names}
+        text = self.llm.apply_template(self.messages, add_generation_prompt=False, **asked)
+        return prompt_tokens(self.llm._model, text, self.llm._session.tokens.tolist())
+
+    def count(self, text: str) -> int:
+        """Return how many tokens a text has."""
+        return len(self.llm.tokenize(text.encode(), add_bos=False))
+
+
+def forgets(method: Method | None) -> bool:
+    """Return whether what a method has read cannot be taken back, because parts of it are gone."""
+    return method is not None and any(part.role == "rule" or isinstance(part, Window) for part in method.parts)

@@ -1,0 +1,78 @@
+"""The method that is asked for: by --method, or by the options of llama.cpp and of LongHeads."""
+
+import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pylongctx.cli.arguments import Options, integer
+
+if TYPE_CHECKING:
+    from pylongctx.methods import Method
+
+VARIABLE = "LCTX_METHOD"
+
+# option: the method that it belongs to, and its parameter there
+BELONGS = {
+    "grp_attn_n": ("selfextend", "group_size"),
+    "grp_attn_w": ("selfextend", "neighbor_window"),
+    "chunk_size": ("longheads", "chunk_size"),
+    "attn_window": ("longheads", "window"),
+}
+
+
+def add_method_options(options: Options) -> None:
+    """Add the method, its sizes, and a limit of its memory, see ``chosen_method``."""
+    add = options.add
+    add("--method", metavar="M", env=VARIABLE, help="how a long context is read, such as longheads+corm (full)")
+    add("-gan", "--grp-attn-n", parse=integer, env="LLAMA_ARG_GRP_ATTN_N", help="SelfExtend's group_size")
+    add("-gaw", "--grp-attn-w", parse=integer, env="LLAMA_ARG_GRP_ATTN_W", help="SelfExtend's neighbor_window")
+    add("--chunk-size", parse=integer, help="LongHeads' chunk_size")
+    add("--attn-window", parse=integer, help="LongHeads' window")
+    add("--kv-limit", parse=_bytes, metavar="MIB", help="most MiB of KV memory")
+
+
+def _bytes(text: str) -> int:
+    return integer(text) << 20
+
+
+def chosen_method(args: argparse.Namespace) -> "Method":
+    """Return the method.
+
+    Raises
+    ------
+    ValueError
+        When an option belongs to another method than the one that is asked for.
+    """
+    from pylongctx.methods import parse
+
+    given = {name: value for name in BELONGS if (value := getattr(args, name)) is not None}
+    owners = sorted({BELONGS[name][0] for name in given})
+    if len(owners) > 1:
+        raise ValueError(f"{_spelled(given)} belong to different methods, {' and '.join(owners)}: choose one")
+    spec = args.method or (owners[0] if owners else "full")
+    method = parse(spec)
+    if not given:
+        return method
+    owner = owners[0]
+    if owner not in [part.name for part in method.parts]:
+        raise ValueError(f"{_spelled(given)} belong to {owner}, not to method {spec}: leave out one of both")
+    values: dict[str, Any] = {BELONGS[name][1]: value for name, value in given.items()}
+    parts = [_with(part, values) if part.name == owner else part for part in method.parts]
+    base, *rules = parts
+    return base + rules[0] if rules else base
+
+
+def with_method(args: argparse.Namespace, spec: str) -> argparse.Namespace:
+    """Return the arguments with another method; sizes that were given for the first one are not its."""
+    return argparse.Namespace(**vars(args) | dict.fromkeys(BELONGS) | {"method": spec})
+
+
+def _with(method: "Method", values: dict[str, Any]) -> "Method":
+    for name, value in values.items():
+        if getattr(method, name) not in (None, value):
+            raise ValueError(f"{name} of {method.name} is given twice: {getattr(method, name)} and {value}")
+    return replace(method, **values)
+
+
+def _spelled(given: dict[str, Any]) -> str:
+    return ", ".join("--" + name.replace("_", "-") for name in given)

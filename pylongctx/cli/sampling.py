@@ -1,0 +1,157 @@
+"""Options of commands that answer: how tokens are chosen, and how a conversation becomes a prompt."""
+
+import argparse
+import re
+from typing import TYPE_CHECKING, Any
+
+from pylongctx.cli.arguments import Options, file_text, integer, json_object, number, on_off_auto
+from pylongctx.cli.options import one
+
+if TYPE_CHECKING:
+    from pylongctx.grammar import LlamaGrammar
+
+# keyword of create_completion and create_chat_completion: the option
+SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical",
+    "repeat_penalty": "repeat_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "mirostat_mode": "mirostat",
+    "mirostat_eta": "mirostat_lr",
+    "mirostat_tau": "mirostat_ent",
+    "stop": "reverse_prompt",
+}
+
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+ESCAPE = re.compile(r"""\\([nrt'"\\]|x([0-9A-Fa-f]{2}))""")
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Add how tokens are chosen and where an answer ends, see ``sampling_arguments``."""
+    options = Options(parser, "sampling")
+    add = options.add
+    add("-n", "--predict", "--n-predict", parse=_predict, env="LLAMA_ARG_N_PREDICT", help="most tokens (-1: no limit)")
+    add("-s", "--seed", parse=integer, help="seed (random)")
+    add("--temp", "--temperature", parse=number, env="LLAMA_ARG_TEMPERATURE", help="temperature; 0 is greedy")
+    add("--top-k", parse=integer, env="LLAMA_ARG_TOP_K", help="the likeliest N tokens only (0: all)")
+    add("--top-p", parse=number, env="LLAMA_ARG_TOP_P", help="the likeliest tokens of this probability only (1: all)")
+    add("--min-p", parse=number, env="LLAMA_ARG_MIN_P", help="tokens of this share of the likeliest one only (0: all)")
+    add("--typical", "--typical-p", parse=number, help="locally typical sampling (1: off)")
+    add("--repeat-last-n", parse=integer, help="tokens that penalties look back at (0: off)")
+    add("--repeat-penalty", parse=number, env="LLAMA_ARG_REPEAT_PENALTY", help="divide what was said (1: off)")
+    add("--presence-penalty", parse=number, env="LLAMA_ARG_PRESENCE_PENALTY", help="subtract once (0: off)")
+    add("--frequency-penalty", parse=number, env="LLAMA_ARG_FREQUENCY_PENALTY", help="subtract per use (0: off)")
+    add("--mirostat", parse=integer, help="Mirostat 1 or 2 (0: off)")
+    add("--mirostat-lr", parse=number, help="its learning rate, eta")
+    add("--mirostat-ent", parse=number, help="its target entropy, tau")
+    options.several("-l", "--logit-bias", parse=_bias, metavar="TOKEN+BIAS", help="likelier, or with - less likely")
+    options.several("-r", "--reverse-prompt", metavar="TEXT", help="an answer ends before this text")
+    add("--grammar", metavar="GBNF", help="grammar that holds the answer")
+    add("--grammar-file", parse=file_text, metavar="FILE", help="the same, from a file")
+    add("-j", "--json-schema", metavar="SCHEMA", help="JSON schema that holds the answer; {} is any object")
+    add("-jf", "--json-schema-file", parse=file_text, metavar="FILE", help="the same, from a file")
+
+
+def add_text_options(parser: argparse.ArgumentParser, title: str) -> None:
+    """Add a text to begin with, see ``given_text``."""
+    options = Options(parser, title)
+    options.add("-p", "--prompt", metavar="TEXT", help="the text to begin with")
+    options.add("-f", "--file", parse=file_text, metavar="FILE", help="the same, from a file, as it is")
+    options.switch("-e", "--escape", off=("--no-escape",), help="read \\n and such in options (on)", dest="escape")
+
+
+def given_text(args: argparse.Namespace, option: str, file_option: str) -> str | None:
+    """Return the text of an option or of a file, None when neither is given."""
+    text: str | None = one(args, option, file_option)
+    return text if text is None or getattr(args, option) is None else unescaped(args, text)
+
+
+def unescaped(args: argparse.Namespace, text: str) -> str:
+    """Return a text of the command line with its escape sequences read, unless --no-escape."""
+    if getattr(args, "escape", None) is False:
+        return text
+    return ESCAPE.sub(lambda found: chr(int(found[2], 16)) if found[2] else ESCAPES[found[1]], text)
+
+
+def add_template_options(parser: argparse.ArgumentParser) -> None:
+    """Add how a conversation becomes a prompt, see ``template_arguments``."""
+    options = Options(parser, "conversation")
+    add = options.add
+    add("--chat-template", metavar="NAME|JINJA", env="LLAMA_ARG_CHAT_TEMPLATE", help="named format, or Jinja text")
+    add(
+        "--chat-template-file",
+        parse=file_text,
+        metavar="FILE",
+        env="LLAMA_ARG_CHAT_TEMPLATE_FILE",
+        help="Jinja text in a file",
+    )
+    add(
+        "--chat-template-kwargs",
+        parse=json_object,
+        metavar="JSON",
+        env="LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
+        help="variables for the template",
+    )
+    help = "accepted: templates are always read as Jinja"
+    options.switch("--jinja", off=("--no-jinja",), env="LLAMA_ARG_JINJA", help=help, dest="jinja")
+    options.add(
+        "-rea",
+        "--reasoning",
+        parse=on_off_auto,
+        metavar="on|off|auto",
+        env="LLAMA_ARG_REASONING",
+        help="whether a model that can may think (auto: yes)",
+    )
+
+
+def _predict(text: str) -> int:
+    n = integer(text)
+    if n < 1 and n not in (-1, -2):
+        raise ValueError(f"{n} tokens are no answer: at least 1, or -1 for no limit")
+    return n
+
+
+def _bias(text: str) -> tuple[int, float]:
+    found = re.fullmatch(r"(\d+)([+-].+)", text)
+    if not found:
+        raise ValueError(f"{text!r} is no token and bias such as 15043+1 or 15043-0.5")
+    return int(found[1]), number(found[2])
+
+
+def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the keyword arguments of create_completion and create_chat_completion that were given.
+
+    ``max_tokens`` is always there: as in llama.cpp, an answer ends at the model's end or at that of the context.
+    """
+    found = {keyword: value for keyword, name in SAMPLING.items() if (value := getattr(args, name)) is not None}
+    if "stop" in found:
+        found["stop"] = [unescaped(args, text) for text in found["stop"]]
+    if args.logit_bias:
+        found["logit_bias"] = dict(args.logit_bias)
+    if (grammar := wanted_grammar(args)) is not None:
+        found["grammar"] = grammar
+    return found | {"max_tokens": args.predict}
+
+
+def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the keyword arguments of create_chat_completion that ``add_template_options`` lets choose."""
+    if args.jinja is False:
+        raise ValueError("--no-jinja: templates are always read as Jinja; --chat-template takes a format by name")
+    found: dict[str, Any] = {"chat_template_kwargs": args.chat_template_kwargs} if args.chat_template_kwargs else {}
+    return found if args.reasoning is None else found | {"enable_thinking": args.reasoning}
+
+
+def wanted_grammar(args: argparse.Namespace) -> "LlamaGrammar | None":
+    """Return what holds the answer, None for nothing."""
+    names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
+    if one(args, *names) is None:
+        return None
+    from pylongctx.grammar import LlamaGrammar
+
+    if (text := one(args, *names[:2])) is not None:
+        return LlamaGrammar.from_string(text)
+    return LlamaGrammar.from_json_schema(str(one(args, *names[2:])))

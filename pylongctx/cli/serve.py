@@ -1,0 +1,87 @@
+"""``pylongctx serve``: an OpenAI-compatible server for one model."""
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pylongctx.cli.arguments import Options, integer, number
+from pylongctx.cli.options import add_llama_options, model_path, open_llama
+from pylongctx.cli.sampling import add_sampling_options, add_template_options, sampling_arguments, template_arguments
+
+if TYPE_CHECKING:
+    from pylongctx.llama import Llama
+    from pylongctx.serve.service import Settings
+
+HOST, PORT, PARALLEL = "127.0.0.1", 8080, 4
+EPILOG = f"Clients: OpenAI(base_url='http://{HOST}:{PORT}/v1', api_key='none'), or a browser at http://{HOST}:{PORT}/."
+KEY = "LLAMA_API_KEY"
+NOT_FOR_EMBEDDING = ("method", "kv_limit", "kv_offload", "kv_offload_mib", "progress_callback")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "serve", help="serve a model to OpenAI's clients", description=__doc__, epilog=EPILOG, allow_abbrev=False
+    )
+    options = Options(parser, "server")
+    add = options.add
+    add("--host", metavar="IP", env="LLAMA_ARG_HOST", help=f"address to listen on ({HOST}: this machine only)")
+    add("--port", parse=integer, env="LLAMA_ARG_PORT", help=f"port ({PORT})")
+    add("-np", "--parallel", parse=integer, env="LLAMA_ARG_N_PARALLEL", help=f"sequences of -c tokens ({PARALLEL})")
+    add("--api-key", metavar="KEY,...", env=KEY, help="keys of which clients must send one (none)")
+    options.several("--cors-origin", metavar="URL", help="let pages of this origin ask, * for all (none)")
+    add("--queue", parse=integer, help="requests that may wait for a sequence (64)")
+    add("--max-body", parse=integer, metavar="MIB", help="most MiB of a request (64)")
+    add("--grace", parse=number, metavar="SECONDS", help="for running requests when the server ends (10)")
+    env = "LLAMA_ARG_EMBEDDINGS"
+    options.switch("--embedding", "--embeddings", env=env, help="serve /v1/embeddings too", dest="embeddings")
+    add_llama_options(parser)
+    add_template_options(parser)
+    add_sampling_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the model and serve it until Ctrl-C or SIGTERM."""
+    try:
+        from pylongctx.serve import server
+        from pylongctx.serve.host import Host
+        from pylongctx.serve.service import Service
+    except ImportError as reason:
+        raise ImportError(f"the server needs more packages ({reason}): pip install pylongctx[server]") from reason
+
+    wanted = settings(args)
+    with server.listen(args.host or HOST, PORT if args.port is None else args.port) as listener:
+        host: Any = open_llama(args, make=partial(Host, n_seq=PARALLEL if args.parallel is None else args.parallel))
+        service = Service(host, wanted, open_llama(args, make=_embedder) if args.embeddings else None)
+        print(f"pylongctx: {host.session.context.why}", file=sys.stderr)
+        server.announce(listener, bool(wanted.api_keys))
+        server.run(service, listener)
+    return 0
+
+
+def settings(args: argparse.Namespace) -> "Settings":
+    """Return the settings of the service; what is not given has its default there."""
+    from pylongctx.serve.service import Settings
+
+    sampling, template = sampling_arguments(args), template_arguments(args)
+    most = args.max_body and args.max_body << 20
+    given: dict[str, Any] = {"n_queue": args.queue, "n_body": most, "grace": args.grace}
+    limit = sampling.pop("max_tokens")
+    return Settings(
+        alias=args.alias or Path(model_path(args)).stem,
+        api_keys=tuple(key for key in (args.api_key or "").split(",") if key),
+        cors_origins=tuple(args.cors_origin or ()),
+        n_predict=limit if limit and limit > 0 else None,
+        sampling=sampling,
+        template=template,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def _embedder(path: str, **arguments: Any) -> "Llama":
+    from pylongctx.llama import Llama
+
+    return Llama(path, embedding=True, **{k: v for k, v in arguments.items() if k not in NOT_FOR_EMBEDDING})

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server: one model, several sequences that are decoded together."""

@@ -1,0 +1,73 @@
+"""The application: routes, errors, middleware and the page."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from pylongctx import __version__
+from pylongctx.serve import facts, generate
+from pylongctx.serve.errors import ApiError, as_api_error, invalid
+from pylongctx.serve.gate import Gate, as_response
+from pylongctx.serve.service import Service
+
+PAGE = {"index.html": "text/html", "app.js": "text/javascript", "style.css": "text/css"}
+
+
+def create_app(service: Service) -> FastAPI:
+    """Return the ASGI application of a service, which is closed with it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    app = FastAPI(title="pylongctx", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.include_router(generate.routes(service))
+    app.include_router(facts.routes(service))
+    public = _add_page(app)
+    app.add_exception_handler(RequestValidationError, _on_validation)
+    app.add_exception_handler(HTTPException, _on_http)
+    for kind in (ApiError, RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError):
+        app.add_exception_handler(kind, _on_error)
+    if service.settings.cors_origins:
+        origins = list(service.settings.cors_origins)
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(Gate, service=service, public=public)
+    return app
+
+
+def _add_page(app: FastAPI) -> frozenset[str]:
+    """Serve the files of the page; returns their paths."""
+    paths = {"/": "index.html"} | {f"/{name}": name for name in PAGE}
+
+    def add(path: str, name: str) -> None:
+        @app.get(path, include_in_schema=False)
+        def file() -> Response:
+            found = resources.files("pylongctx") / "serve" / "page" / name
+            if not found.is_file():
+                raise ApiError(404, "not_found_error", f"this installation has no {name}")
+            return Response(found.read_bytes(), media_type=PAGE[name])
+
+    for path, name in paths.items():
+        add(path, name)
+    return frozenset(paths)
+
+
+async def _on_error(request: Request, reason: Exception) -> Response:
+    return as_response(as_api_error(reason))
+
+
+async def _on_http(request: Request, reason: Any) -> Response:
+    kind = "not_found_error" if reason.status_code == 404 else "invalid_request_error"
+    return as_response(ApiError(reason.status_code, kind, f"{reason.detail}: {request.method} {request.url.path}"))
+
+
+async def _on_validation(request: Request, reason: Any) -> Response:
+    first = reason.errors()[0]
+    return as_response(invalid(first["msg"], str(first["loc"][-1])))

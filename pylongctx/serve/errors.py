@@ -1,0 +1,73 @@
+"""Errors as OpenAI's clients read them."""
+
+from typing import Any
+
+from pylongctx.errors import ContextFull
+from pylongctx.serve.completion import Overflow
+from pylongctx.serve.job import Cancelled
+
+RETRY_AFTER = {"Retry-After": "1"}
+
+
+class ApiError(Exception):
+    """A request that is answered with an error.
+
+    Parameters
+    ----------
+    status : int
+        The HTTP status.
+    kind : str
+        OpenAI's or llama-server's name of such errors.
+    message : str
+        The reason and the way out.
+    param, code : str or None
+        The field that is wrong, and a name for programs.
+    more : dict
+        More fields of the error.
+    headers : dict
+        Of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        more: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers or {}
+        self.error = {"message": message, "type": kind, "param": param, "code": code, **(more or {})}
+
+
+def invalid(message: str, param: str | None = None) -> ApiError:
+    """Return the error of a request that makes no sense."""
+    return ApiError(400, "invalid_request_error", message, param)
+
+
+def unavailable(message: str) -> ApiError:
+    """Return the error of a server that cannot answer now."""
+    return ApiError(503, "unavailable_error", message, headers=RETRY_AFTER)
+
+
+def as_api_error(reason: BaseException) -> ApiError:
+    """Return what a client is told when a request fails with an exception."""
+    if isinstance(reason, ApiError):
+        return reason
+    if isinstance(reason, Overflow):
+        sizes = {"n_prompt_tokens": reason.n_prompt, "n_ctx": reason.n_ctx}
+        code = "context_length_exceeded"
+        return ApiError(400, "exceed_context_size_error", str(reason), "prompt", code, sizes)
+    if isinstance(reason, NotImplementedError):
+        return ApiError(501, "not_supported_error", str(reason))
+    if isinstance(reason, ContextFull | MemoryError):
+        return ApiError(503, "unavailable_error", f"no memory for more tokens now: {reason}", headers=RETRY_AFTER)
+    if isinstance(reason, Cancelled):
+        return unavailable(str(reason))
+    if isinstance(reason, ValueError | TypeError):
+        return invalid(str(reason))
+    return ApiError(500, "server_error", f"{type(reason).__name__}: {reason}")

@@ -1,0 +1,138 @@
+"""From worker threads, which run Llama's generators, to the event loop and the client."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import suppress
+from typing import Any
+
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from pylongctx.serve.completion import Served
+from pylongctx.serve.errors import as_api_error
+from pylongctx.serve.job import Job
+
+Part = tuple[Served, Callable[[], Any]]  # a completion, and the call that makes it
+
+
+class Exchange:
+    """The completions of one HTTP request.
+
+    Parameters
+    ----------
+    pool : Executor
+        Threads that wait for the engine.
+    """
+
+    def __init__(self, pool: Executor) -> None:
+        self._pool = pool
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        self.parts: list[Part] = []
+
+    def cancel(self) -> None:
+        """Let all completions end."""
+        for served, _ in self.parts:
+            served.cancel()
+
+    def put(self, index: int, item: Any) -> None:
+        """Add something to the stream; from any thread."""
+        with suppress(RuntimeError):  # the loop is closed: the server has ended
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, item))
+
+    def put_progress(self, index: int) -> Callable[[Job], None]:
+        """Return a function that adds the progress of a prompt."""
+        return lambda job: self.put(index, {"prompt_progress": job.prompt_progress()})
+
+    async def results(self, receive: Receive) -> list[Any] | None:
+        """Run all calls and return what they return, None when the client went away meanwhile."""
+        tasks = [self._loop.run_in_executor(self._pool, call) for _, call in self.parts]
+        work: asyncio.Future[list[Any]] = asyncio.gather(*tasks)
+        gone: asyncio.Future[None] = asyncio.ensure_future(until_gone(receive))
+        waited: set[asyncio.Future[Any]] = {work, gone}
+        try:
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            return work.result() if work.done() else None
+        finally:
+            gone.cancel()
+            work.cancel()
+
+    async def chunks(self, iterators: list[Iterator[Any]], patience: float) -> AsyncIterator[tuple[int, Any]]:
+        """Yield (part, chunk) of all parts as they come, (-1, None) when nothing came for ``patience`` seconds."""
+        for index, chunks in enumerate(iterators):
+            self._pool.submit(self._feed, index, chunks)
+        left = len(iterators)
+        while left:
+            try:
+                index, item = await asyncio.wait_for(self._queue.get(), patience)
+            except asyncio.TimeoutError:
+                yield -1, None
+                continue
+            if isinstance(item, BaseException):
+                raise item
+            left -= item is None
+            if item is not None:
+                yield index, item
+
+    def _feed(self, index: int, chunks: Iterator[Any]) -> None:
+        try:
+            for chunk in chunks:
+                self.put(index, chunk)
+            self.put(index, None)
+        except BaseException as reason:
+            self.put(index, reason)
+
+
+async def until_gone(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events; ends when the client goes away.
+
+    Parameters
+    ----------
+    events : async iterator
+        Objects that are sent as JSON; None is sent as a comment, which keeps the connection.
+    close : callable
+        Called at the end, whatever it was.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[Any], close: Callable[[], None]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        sending = asyncio.ensure_future(self._send_all(send))
+        gone = asyncio.ensure_future(until_gone(receive))
+        try:
+            await asyncio.wait([sending, gone], return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            self._close()
+            gone.cancel()
+            sending.cancel()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+        async def write(text: str) -> None:
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+        try:
+            async for event in self._events:
+                await write(": still working\n\n" if event is None else f"data: {json.dumps(event)}\n\n")
+        except Exception as reason:  # too late for a status
+            await write(f"data: {json.dumps({'error': as_api_error(reason).error})}\n\n")
+        await write("data: [DONE]\n\n")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,210 @@
+"""What a server tells about its model and itself, and what it does with tokens."""
+
+import asyncio
+import base64
+from functools import partial
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from pylongctx import __version__
+from pylongctx.serve import metrics
+from pylongctx.serve.bodies import ChatBody, DetokenizeBody, EmbeddingsBody, TokenizeBody, read
+from pylongctx.serve.completion import Served
+from pylongctx.serve.errors import ApiError, invalid, unavailable
+from pylongctx.serve.service import Service
+from pylongctx.serve.slots import Slot
+
+
+def routes(service: Service) -> APIRouter:
+    """Return the routes that answer without the engine making tokens."""
+    router = APIRouter()
+    host, engine = service.host, service.engine
+    info = host._model.info
+
+    async def ask(function: Any) -> Any:
+        """Return what a function finds between two steps of the engine."""
+        return await asyncio.wrap_future(engine.call(function))
+
+    async def threaded(function: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(service.pool, function)
+
+    @router.get("/health")
+    @router.get("/v1/health", include_in_schema=False)
+    async def health() -> dict[str, str]:
+        if engine.failure is not None:
+            raise unavailable(f"the engine has failed, restart the server: {engine.failure}")
+        return {"status": "ok"}
+
+    @router.get("/v1/models")
+    @router.get("/models", include_in_schema=False)
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model(service)]}
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        if name != service.settings.alias:
+            raise ApiError(
+                404, "not_found_error", f"this server has the model {service.settings.alias!r} only", "model"
+            )
+        return _model(service)
+
+    @router.get("/props")
+    async def props() -> dict[str, Any]:
+        return {
+            "default_generation_settings": {"n_ctx": host.n_ctx(), "params": _plain(service.settings.sampling)},
+            "total_slots": host.n_seq,
+            "model_alias": service.settings.alias,
+            "model_path": host.model_path,
+            "chat_template": host.chat_template.info["source"],
+            "bos_token": _text(service, info.token_bos),
+            "eos_token": _text(service, info.token_eos),
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"pylongctx {__version__}",
+        }
+
+    @router.get("/slots")
+    async def slots() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = await ask(lambda: [_slot(service, slot) for slot in engine.slots])
+        return found
+
+    @router.post("/slots/{seq}")
+    async def erase(seq: int, action: str = "erase") -> dict[str, int]:
+        if action != "erase":
+            raise ApiError(501, "not_supported_error", f"action={action!r}: a sequence can only be erased", "action")
+        if not 0 <= seq < host.n_seq:
+            raise invalid(f"sequences are 0 to {host.n_seq - 1}, not {seq}", "id_slot")
+        return {"id_slot": seq, "n_erased": await ask(partial(engine.erase, seq))}
+
+    @router.get("/metrics")
+    async def numbers() -> Response:
+        return Response(metrics.page(service, await ask(partial(metrics.kv_bytes, host))), media_type=metrics.TYPE)
+
+    @router.get("/v1/longctx")
+    async def longctx() -> dict[str, Any]:
+        found: dict[str, Any] = await ask(partial(_longctx, service))
+        return found
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> dict[str, Any]:
+        body = await read(request, TokenizeBody)
+        text, special = body.content, body.add_special
+        if text is None:
+            text, special = body.prompt, body.add_special_tokens
+        if text is None:
+            raise invalid("send the text as content or prompt", "content")
+        tokens = await threaded(partial(host.tokenize, text.encode(), special, body.parse_special))
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": host.n_ctx()}
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> dict[str, str]:
+        body = await read(request, DetokenizeBody)
+        text = (await threaded(partial(host.detokenize, body.tokens, special=True))).decode("utf-8", "replace")
+        return {"content": text, "prompt": text}
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        return {
+            "tokenizer_class": host.metadata.get("tokenizer.ggml.model"),
+            "vocab_size": host.n_vocab(),
+            "bos_token": _text(service, info.token_bos),
+            "eos_token": _text(service, info.token_eos),
+            "add_bos_token": bool(info.add_bos),
+            "chat_template": host.chat_template.info["source"],
+        }
+
+    @router.post("/apply-template")
+    async def apply_template(request: Request) -> dict[str, str]:
+        body = await read(request, ChatBody)
+        names = ("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")
+        given = {name: getattr(body, name) for name in names} | body.template_arguments(service.settings.template)
+        served = Served(host, engine)
+        return {"prompt": await threaded(partial(served.apply_template, body.messages, **given))}
+
+    @router.post("/v1/embeddings")
+    @router.post("/embeddings", include_in_schema=False)
+    async def embeddings(request: Request) -> Response:
+        body = await read(request, EmbeddingsBody)
+        if service.embedder is None:
+            raise ApiError(501, "not_supported_error", "this server makes no embeddings: start it with --embeddings")
+        if body.encoding_format not in ("float", "base64"):
+            raise invalid(f"encoding_format is float or base64, not {body.encoding_format!r}", "encoding_format")
+        with service.admitted():
+            found = await threaded(partial(service.embedder.create_embedding, body.input, service.settings.alias))
+        if body.encoding_format == "base64":
+            for one in found["data"]:
+                one["embedding"] = base64.b64encode(np.array(one["embedding"], np.float32).tobytes()).decode()
+        return JSONResponse(found)
+
+    return router
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Return what JSON can tell, without grammars."""
+    return {name: value for name, value in values.items() if isinstance(value, int | float | str | list)}
+
+
+def _text(service: Service, token: int) -> str:
+    return service.host._model.piece(token, True).decode("utf-8", "replace") if token >= 0 else ""
+
+
+def _model(service: Service) -> dict[str, Any]:
+    host, info = service.host, service.host._model.info
+    return {
+        "id": service.settings.alias,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "pylongctx",
+        "meta": {
+            "n_vocab": host.n_vocab(),
+            "n_ctx": host.n_ctx(),
+            "n_ctx_train": info.n_ctx_train,
+            "n_embd": host.n_embd(),
+            "n_params": info.n_params,
+            "size": info.size,
+            "method": str(host.method) if host.method else None,
+        },
+    }
+
+
+def _slot(service: Service, slot: Slot) -> dict[str, Any]:
+    job = slot.job or slot.last
+    found: dict[str, Any] = {
+        "id": slot.id,
+        "n_ctx": service.host.n_ctx(),
+        "speculative": False,
+        "is_processing": slot.job is not None,
+        "n_past": slot.session.n_tokens,
+    }
+    if job is not None:
+        n_remain = job.limit - job.n_generated
+        token = {"has_next_token": slot.job is not None, "n_remain": n_remain, "n_decoded": job.n_generated}
+        found |= {
+            "n_prompt_tokens": len(job.tokens),
+            "n_prompt_tokens_processed": job.n_read,
+            "n_prompt_tokens_cache": job.n_cached,
+            "next_token": [token],
+        }
+    return found
+
+
+def _longctx(service: Service) -> dict[str, Any]:
+    host, engine = service.host, service.engine
+    usage = host.kv_usage() if host.method else None
+    return {
+        "method": str(host.method) if host.method else None,
+        "why": host.session.context.why,
+        "n_ctx": host.n_ctx(),
+        "n_ctx_train": host._model.info.n_ctx_train,
+        "kv": usage and {"bytes": usage.bytes, "peak_bytes": usage.peak_bytes, "full_bytes": usage.full_bytes},
+        "sequences": [_slot(service, slot) | {"kv_rows": _rows(service, slot)} for slot in engine.slots],
+        "chunk_map": engine.tracer.chunk_map(),
+    }
+
+
+def _rows(service: Service, slot: Slot) -> int:
+    """Return the rows that a sequence holds, of all layers and heads."""
+    info, context = service.host._model.info, slot.session.context
+    return sum(context.n_held(slot.id, layer, head) for layer in range(info.n_layer) for head in range(info.n_head_kv))

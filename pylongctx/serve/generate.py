@@ -1,0 +1,136 @@
+"""POST /v1/completions and /v1/chat/completions."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from pylongctx.serve.bodies import ChatBody, CompletionBody, Generate, read
+from pylongctx.serve.completion import Served
+from pylongctx.serve.errors import invalid
+from pylongctx.serve.exchange import EventStream, Exchange
+from pylongctx.serve.service import Service
+
+MOST_PARTS = 1024  # completions that one request may ask for
+CLOSED = 499  # nobody is there to read this status; it is for the log
+
+Make = Callable[..., Any]
+
+
+def routes(service: Service) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter()
+
+    @router.post("/v1/completions")
+    @router.post("/completions", include_in_schema=False)
+    async def complete(request: Request) -> Response:
+        body = await read(request, CompletionBody)
+        given = body.arguments(service.settings.sampling)
+        makes = [partial(_complete, prompt, given) for prompt in body.prompts for _ in range(body.n or 1)]
+        return await _answer(service, request, body, makes, body.logprobs is not None)
+
+    @router.post("/v1/chat/completions")
+    @router.post("/chat/completions", include_in_schema=False)
+    async def chat(request: Request) -> Response:
+        body = await read(request, ChatBody)
+        given = body.arguments(service.settings.sampling, service.settings.template)
+        makes = [partial(_chat, given)] * (body.n or 1)
+        return await _answer(service, request, body, makes, bool(body.logprobs))
+
+    return router
+
+
+def _complete(prompt: str | list[int], given: dict[str, Any], served: Served, **more: Any) -> Any:
+    return served.create_completion(prompt, **given, **more)
+
+
+def _chat(given: dict[str, Any], served: Served, **more: Any) -> Any:
+    return served.create_chat_completion(**given, **more)
+
+
+async def _answer(service: Service, request: Request, body: Generate, makes: Sequence[Make], rows: bool) -> Response:
+    if len(makes) > MOST_PARTS:
+        raise invalid(f"one request may ask for {MOST_PARTS} completions, not {len(makes)}", "prompt")
+    service.admit()
+    exchange, handed_over = Exchange(service.pool), False
+    try:
+        for index, make in enumerate(makes):
+            served = _served(service, exchange, body, index, rows)
+            more = {"stream": bool(body.stream), "model": service.settings.alias}
+            exchange.parts.append((served, partial(make, served, **more)))
+        found = await exchange.results(request.receive)
+        if found is None:
+            return Response(status_code=CLOSED)
+        if not body.stream:
+            return JSONResponse(_whole(exchange, found))
+        handed_over = True
+        return EventStream(_events(service, exchange, body, found), partial(_close, service, exchange))
+    finally:
+        if not handed_over:
+            _close(service, exchange)
+
+
+def _close(service: Service, exchange: Exchange) -> None:
+    exchange.cancel()
+    service.leave()
+
+
+def _served(service: Service, exchange: Exchange, body: Generate, index: int, with_rows: bool) -> Served:
+    progress = exchange.put_progress(index) if body.stream and body.return_progress else None
+    n_predict, traced = service.settings.n_predict, body.longctx.trace
+    return Served(service.host, service.engine, with_rows, n_predict, traced, progress)
+
+
+def _whole(exchange: Exchange, found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one answer with the choices of all completions."""
+    whole = found[0]
+    whole["choices"] = [{**choice, "index": i} for i, one in enumerate(found) for choice in one["choices"]]
+    return whole | {"usage": _usage(exchange, [one["usage"] for one in found]), "timings": _timings(exchange, 0)}
+
+
+async def _events(
+    service: Service, exchange: Exchange, body: Generate, iterators: list[Iterator[Any]]
+) -> AsyncIterator[dict[str, Any] | None]:
+    """Yield the chunks of all completions; with ``include_usage``, the usage in a chunk of its own."""
+    apart = body.stream_options is not None and body.stream_options.include_usage
+    chat = isinstance(body, ChatBody)
+    frame = {
+        "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4()}",
+        "object": "chat.completion.chunk" if chat else "text_completion",
+        "created": int(time.time()),
+        "model": service.settings.alias,
+    }
+    usages = []
+    async for index, chunk in exchange.chunks(iterators, service.settings.patience):
+        if chunk is None:
+            yield None
+        elif "prompt_progress" in chunk:
+            empty: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
+            choice = {"index": index, "finish_reason": None, "logprobs": None}
+            yield {**frame, "choices": [choice | empty], **chunk}
+        else:
+            chunk["choices"][0]["index"] = index
+            usage = chunk.pop("usage", None)
+            if usage is not None:
+                usages.append(usage)
+                chunk["timings"] = _timings(exchange, index)
+                if not apart:
+                    chunk["usage"] = _usage(exchange, [usage])
+            yield {**chunk, **frame}
+    if apart:
+        yield {**frame, "choices": [], "usage": _usage(exchange, usages), "timings": _timings(exchange, 0)}
+
+
+def _usage(exchange: Exchange, usages: list[dict[str, int]]) -> dict[str, Any]:
+    total = {name: sum(usage[name] for usage in usages) for name in usages[0]}
+    cached = sum(served.job.n_cached for served, _ in exchange.parts if served.job)
+    return {**total, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def _timings(exchange: Exchange, index: int) -> dict[str, float]:
+    job = exchange.parts[index][0].job
+    return job.timings() if job else {}

@@ -1,0 +1,66 @@
+"""The sequences of the engine, and which one a prompt goes to."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx._session import Session, longest_prefix
+from pylongctx.serve.job import Job
+
+SIMILAR = 0.1  # share of a prompt that a sequence must hold to be preferred to the least recently used one
+
+
+@dataclass(eq=False)
+class Slot:
+    """One sequence of the native context, and the job that runs on it."""
+
+    session: Session
+    job: Job | None = None
+    last: Job | None = None  # the job before, for those who ask
+    used: int = 0  # when the last job ended, in jobs
+
+    @property
+    def id(self) -> int:
+        """The number of the sequence."""
+        return self.session.seq
+
+    def saved(self, tokens: NDArray[np.int32]) -> int:
+        """Return how many tokens of a prompt need not be evaluated on this sequence."""
+        return self.session.reachable(longest_prefix(self.session.tokens, tokens))
+
+
+def assign(slots: list[Slot], job: Job) -> Slot | None:
+    """Return the idle sequence for a job, its cache cut to what the prompt shares with it; None: all are busy.
+
+    A prompt goes where most of it is already, else to the sequence that was not used for longest. What a busy sequence
+    holds is copied, which shares the pages.
+    """
+    idle = [slot for slot in slots if slot.job is None and (slot.id == 0 or not job.traced)]
+    if not idle:
+        return None
+    oldest = min(idle, key=lambda slot: (slot.session.n_tokens > 0, slot.used))
+    if job.every_row:
+        oldest.session.clear()
+        job.pending = job.tokens
+        return oldest
+    best = max(slots, key=lambda slot: (slot.saved(job.tokens), slot in idle))
+    n = best.saved(job.tokens)
+    chosen = oldest if n < SIMILAR * len(job.tokens) else best
+    if chosen not in idle:
+        chosen = max(idle, key=lambda slot: slot.saved(job.tokens))
+        if chosen.saved(job.tokens) < SIMILAR * len(job.tokens):
+            chosen = oldest
+        _copy(best, chosen, n)
+    job.pending = chosen.session.reuse(job.tokens)
+    return chosen
+
+
+def _copy(source: Slot, target: Slot, n: int) -> None:
+    """Let a sequence begin as another one, where the method can and that saves something."""
+    context = target.session.context
+    if not context.method or n <= target.saved(source.session.tokens[:n]):
+        return  # llama.cpp's own cache copies whole sequences only
+    target.session.clear()
+    if context.copy(source.id, target.id, n):
+        target.session.advance(source.session.tokens[:n], None)

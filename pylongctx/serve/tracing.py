@@ -1,0 +1,72 @@
+"""Which chunks were read for an answer."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx.serve.host import Host
+from pylongctx.serve.job import Job
+
+N_SHOWN = 80  # characters of a chunk's text
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """What was recorded of one job: the arrays of ``lctx_trace_get``, and the text's tokens."""
+
+    positions: NDArray[np.int32]
+    chunks: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    n_prompt: int
+
+
+class Tracer:
+    """Records the chunks of one job at a time, on sequence 0; keeps the last record."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.record: Record | None = None
+
+    def start(self, job: Job) -> None:
+        """Begin with the last token of the prompt, which makes the first one of the answer."""
+        first = len(job.tokens) - 1
+        self._host.session.context.start_trace(first, min(first + max(job.limit, 1), self._host.n_ctx()))
+
+    def end(self, job: Job) -> None:
+        """Take the record."""
+        session = self._host.session
+        try:
+            self.record = Record(*session.context.read_trace(), session.tokens.copy(), len(job.tokens))
+        except MemoryError as reason:
+            self.record = None
+            session.say(str(reason))
+        finally:
+            session.context.start_trace(0, 0)
+
+    def chunk_map(self) -> dict[str, Any] | None:
+        """Return how often each head read each chunk, and how the chunks begin; None before the first record."""
+        record, chunked = self.record, self._host.chunked
+        if record is None or chunked is None or not len(record.positions):
+            return None
+        size = chunked.chunk_size or 1
+        _, n_layer, n_head, _ = record.chunks.shape
+        n_chunk = int(record.positions[-1]) // size + 1
+        heads = record.chunks.transpose(1, 2, 0, 3).reshape(n_layer * n_head, -1)
+        counts = [np.bincount(read[read >= 0], minlength=n_chunk).tolist() for read in heads]
+        return {
+            "n_layer": n_layer,
+            "n_head": n_head,
+            "chunk_size": size,
+            "n_recent": chunked.n_recent,
+            "n_chunk": n_chunk,
+            "n_prompt": record.n_prompt,
+            "positions": record.positions.tolist(),
+            "counts": counts,
+            "texts": [self._text(record.tokens[i * size : (i + 1) * size]) for i in range(n_chunk)],
+        }
+
+    def _text(self, tokens: NDArray[np.int32]) -> str:
+        text = self._host.detokenize(tokens.tolist()).decode("utf-8", "replace")
+        return text if len(text) <= N_SHOWN else text[:N_SHOWN] + "..."

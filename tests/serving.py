@@ -1,0 +1,91 @@
+"""A server in a thread of the test process, and its clients."""
+
+import threading
+from contextlib import contextmanager
+
+from pylongctx.models import embedded_model
+
+ALIAS = "tiny"
+PATIENCE = 60.0  # seconds until a test that waits in vain fails
+
+
+class Running:
+    """A service that listens on a free port of this machine.
+
+    Attributes
+    ----------
+    client : openai.OpenAI
+        The real client.
+    http : httpx.Client
+        For what OpenAI does not have.
+    """
+
+    def __init__(self, service):
+        import httpx
+        import openai
+
+        from pylongctx.serve.server import listen, make_server
+
+        listener = listen("127.0.0.1", 0)
+        self.service, self.engine, self.host = service, service.engine, service.host
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self.server = make_server(service)
+        self.thread = threading.Thread(target=self.server.run, args=([listener],))
+        self.thread.start()
+        key = (*service.settings.api_keys, "none")[0]
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE)
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE)
+
+    def close(self):
+        self.client.close()
+        self.http.close()
+        self.server.should_exit = True
+        self.thread.join()
+
+    def ask(self, function):
+        """Return what a function finds between two steps of the engine."""
+        return self.engine.call(function).result(PATIENCE)
+
+    def erase(self):
+        """Forget all sequences, as between two tests."""
+        self.ask(lambda: [self.engine.erase(slot.id) for slot in self.engine.slots if slot.job is None])
+
+    @contextmanager
+    def held(self):
+        """Stop the engine between two steps while the block runs."""
+        release = threading.Event()
+        self.engine.call(lambda: release.wait(PATIENCE))
+        try:
+            yield
+        finally:
+            release.set()
+
+    def metric(self, name):
+        """Return a number of /metrics."""
+        lines = dict(line.rsplit(" ", 1) for line in self.http.get("/metrics").text.splitlines() if line[0] != "#")
+        return float(lines[f"pylongctx_{name}"])
+
+
+@contextmanager
+def running(n_seq=2, embedder=None, settings=(), path=None, **arguments):
+    """Open a model and serve it while the block runs."""
+    from pylongctx.serve.host import Host
+    from pylongctx.serve.service import Service, Settings
+
+    host = Host(str(path or embedded_model()), n_seq, **{"n_ctx": 512, "n_ubatch": 64, "verbose": False} | arguments)
+    server = Running(Service(host, Settings(**{"alias": ALIAS, "grace": 1.0} | dict(settings)), embedder))
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def events(response):
+    """Yield the objects of a stream of server-sent events, up to its end."""
+    import json
+
+    for line in response.iter_lines():
+        if line == "data: [DONE]":
+            return
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))

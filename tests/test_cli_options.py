@@ -1,0 +1,266 @@
+"""The options that commands share: llama.cpp's names, its variables, and what becomes of them."""
+
+import argparse
+import re
+import tarfile
+
+import pytest
+from upstream import tarball
+
+from pylongctx import Corm, LongHeads, SelfExtend
+from pylongctx.cli.method import chosen_method
+from pylongctx.cli.options import add_llama_options, llama_arguments, model_path, open_llama
+from pylongctx.cli.sampling import (
+    add_sampling_options,
+    add_template_options,
+    sampling_arguments,
+    template_arguments,
+    wanted_grammar,
+)
+from pylongctx.models import embedded_model
+
+
+def parser():
+    made = argparse.ArgumentParser(allow_abbrev=False)
+    add_llama_options(made)
+    add_sampling_options(made)
+    add_template_options(made)
+    return made
+
+
+def parse(*words):
+    return parser().parse_args(words)
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch):
+    for name in ("LCTX_METHOD", "LLAMA_ARG_MODEL", "LLAMA_ARG_CTX_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_what_is_not_given_is_left_to_llama():
+    args = parse()
+    assert llama_arguments(args) == {"verbose": False, "n_threads_batch": None}
+    assert sampling_arguments(args) == {"max_tokens": None}
+    assert template_arguments(args) == {}
+    assert model_path(args) == str(embedded_model())
+
+
+def test_options_become_arguments():
+    words = "-c 700 -b 64 -ub 32 -t 1 -ctk q8_0 -ctv q5_0 -ngl 0 -nkvo --yarn-beta-fast 16 --rope-scaling yarn -sm row"
+    found = llama_arguments(parse(*words.split(), "--kv-limit", "3", "-ts", "3/1", "--kv-offload", "7"))
+    assert found == {
+        "n_ctx": 700,
+        "n_batch": 64,
+        "n_ubatch": 32,
+        "n_threads": 1,
+        "n_threads_batch": 1,
+        "type_k": "q8_0",
+        "type_v": "q5_0",
+        "n_gpu_layers": 0,
+        "offload_kqv": False,
+        "yarn_beta_fast": 16.0,
+        "rope_scaling_type": 2,
+        "split_mode": 2,
+        "kv_limit": 3 << 20,
+        "tensor_split": [3.0, 1.0],
+        "kv_offload": "host",
+        "kv_offload_mib": 7,
+        "verbose": False,
+    }
+
+
+def test_sampling_options_become_arguments():
+    words = "-n 5 --temp 0 --top-k 3 --top-p 0.5 --min-p 0.1 --typical 0.9 --repeat-penalty 1.1 --presence-penalty 0.2"
+    more = "--frequency-penalty 0.3 --mirostat 2 --mirostat-lr 0.2 --mirostat-ent 4 -l 7+1.5 -l 8-2 -r A -r B"
+    assert sampling_arguments(parse(*words.split(), *more.split())) == {
+        "max_tokens": 5,
+        "temperature": 0.0,
+        "top_k": 3,
+        "top_p": 0.5,
+        "min_p": 0.1,
+        "typical_p": 0.9,
+        "repeat_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "mirostat_mode": 2,
+        "mirostat_eta": 0.2,
+        "mirostat_tau": 4.0,
+        "logit_bias": {7: 1.5, 8: -2.0},
+        "stop": ["A", "B"],
+    }
+
+
+@pytest.mark.parametrize(("word", "layers"), [("all", -1), ("-1", -1), ("3", 3)])
+def test_layers(word, layers):
+    assert llama_arguments(parse("-ngl", word))["n_gpu_layers"] == layers
+
+
+def test_layers_auto_follows_the_machine(monkeypatch):
+    for has_gpu, layers in ((True, -1), (False, 0)):
+        monkeypatch.setattr("pylongctx._arguments.has_gpu", lambda has_gpu=has_gpu: has_gpu)
+        assert llama_arguments(parse("-ngl", "auto"))["n_gpu_layers"] == layers
+
+
+# ---- variables ----
+
+
+def test_the_command_line_comes_before_variables(monkeypatch):
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "300")
+    monkeypatch.setenv("LLAMA_ARG_MODEL", "other.gguf")
+    assert llama_arguments(parse())["n_ctx"] == 300
+    assert model_path(parse()) == "other.gguf"
+    args = parse("-c", "400", "mine.gguf")
+    assert llama_arguments(args)["n_ctx"] == 400
+    assert model_path(args) == "mine.gguf"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("LLAMA_ARG_CTX_SIZE", "many", "argument -c/--ctx-size: 'many' is no whole number (from LLAMA_ARG_CTX_SIZE)"),
+        ("LLAMA_ARG_FLASH_ATTN", "off", "there is nothing to turn off (from LLAMA_ARG_FLASH_ATTN)"),
+        ("LLAMA_ARG_CONTEXT_SHIFT", "1", "not in pylongctx: the context is never shifted or cut"),
+        (
+            "LLAMA_ARG_N_PREDICT",
+            "0",
+            "0 tokens are no answer: at least 1, or -1 for no limit (from LLAMA_ARG_N_PREDICT",
+        ),
+    ],
+)
+def test_a_bad_variable_is_named(monkeypatch, capsys, variable, value, message):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SystemExit):
+        parse()
+    assert message in capsys.readouterr().err
+
+
+def test_a_replaced_variable_is_not_named(monkeypatch):
+    monkeypatch.setenv("LLAMA_ARG_CACHE_TYPE_K", "q9_9")
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "300")
+    with pytest.raises(
+        ValueError, match=r"unknown type_k 'q9_9'.*\(from the environment: LLAMA_ARG_CACHE_TYPE_K=q9_9\)"
+    ):
+        open_llama(parse("-c", "200"))
+
+
+def test_switches_have_a_negative_variable(monkeypatch):
+    monkeypatch.setenv("LLAMA_ARG_NO_KV_OFFLOAD", "")
+    assert llama_arguments(parse())["offload_kqv"] is False
+    assert llama_arguments(parse("-kvo"))["offload_kqv"] is True
+    monkeypatch.setenv("LLAMA_ARG_CONTEXT_SHIFT", "off")
+    parse()
+
+
+def test_names_and_variables_are_those_of_llama_cpp():
+    with tarfile.open(tarball()) as archive:
+        (member,) = [name for name in archive.getnames() if name.endswith("common/arg.cpp")]
+        source = archive.extractfile(member).read().decode()
+    known = {}
+    for block in source.split("add_opt(common_arg(")[1:]:
+        head, env = block[: block.find("[](")], re.findall(r'set_env\("(\w+)"\)', block)
+        for name in re.findall(r'"(--?[a-zA-Z][\w-]*)"', head):
+            known.setdefault(name, set()).add(env[0] if env else None)
+    ours = {"--method", "--chunk-size", "--attn-window", "--kv-limit", "--kv-offload", "--help", "-h"}
+    for action in parser()._actions:
+        for name in set(action.option_strings) - ours:
+            assert name in known, f"llama.cpp has no {name}"
+            shown = re.search(r"\[(LLAMA_ARG_\w+)\]", action.help or "")
+            if action.help != argparse.SUPPRESS:
+                assert (shown[1] if shown else None) in known[name], name
+
+
+# ---- methods ----
+
+
+@pytest.mark.parametrize(
+    ("words", "method"),
+    [
+        ("-gan 8 -gaw 128", SelfExtend(8, 128)),
+        ("-gan 8 --method selfextend", SelfExtend(8)),
+        ("-gan 8 --method selfextend+corm,window=64", SelfExtend(8) + Corm(window=64)),
+        ("--chunk-size 32 --attn-window 256", LongHeads(32, 256)),
+    ],
+)
+def test_sizes_of_methods(words, method):
+    assert chosen_method(parse(*words.split())) == method
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("-gan 8 --method longheads", "--grp-attn-n belong to selfextend, not to method longheads"),
+        ("-gan 8 --chunk-size 16", "belong to different methods, longheads and selfextend"),
+        ("-gan 8 --method selfextend,group_size=4", "group_size of selfextend is given twice: 4 and 8"),
+        ("--method nonsense", "unknown method 'nonsense'"),
+    ],
+)
+def test_sizes_that_belong_elsewhere(words, message):
+    with pytest.raises(ValueError, match=message):
+        chosen_method(parse(*words.split()))
+
+
+def test_the_method_may_come_from_a_variable(monkeypatch):
+    monkeypatch.setenv("LCTX_METHOD", "corm")
+    assert chosen_method(parse()) == Corm()
+    assert chosen_method(parse("--method", "longheads")) == LongHeads()
+    with pytest.raises(ValueError, match=r"not to method corm.*from the environment: LCTX_METHOD=corm"):
+        open_llama(parse("-gan", "8"))
+
+
+# ---- refusals and choices ----
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--keep 4", "argument --keep: not in pylongctx: the context is never shifted or cut"),
+        ("--dry-multiplier 0.8", "samplers are"),
+        ("--mmproj file", "models read text only"),
+        ("-hf owner/name", "models are files"),
+        ("-fa off", "there is nothing to turn off"),
+        ("-l 5", "'5' is no token and bias"),
+        ("--grammar-file missing.gbnf", "No such file"),
+        ("--chat-template-kwargs [1]", "'[1]' is no JSON object"),
+    ],
+)
+def test_refusals_say_why(capsys, words, message):
+    with pytest.raises(SystemExit) as ended:
+        parse(*words.split())
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_done_anyway_is_accepted():
+    parse("--no-context-shift", "--no-warmup", "--jinja", "-fa", "on", "-fa", "auto")
+
+
+def test_one_grammar_only():
+    assert wanted_grammar(parse("-j", "{}")) is not None
+    assert wanted_grammar(parse("--grammar", 'root ::= "a"'))._grammar == 'root ::= "a"'
+    with pytest.raises(ValueError, match="give one of --grammar and --json-schema"):
+        wanted_grammar(parse("-j", "{}", "--grammar", "root ::= x"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rope-scale", "2", "--rope-freq-scale", "0.5"], "are the same: give one"),
+        (["--rope-scale", "0"], "--rope-scale must be above 0"),
+        (["-m", "a.gguf", "b.gguf"], "the model is given twice"),
+        (["--lora-scaled", "adapter"], "--lora-scaled takes FILE:SCALE"),
+        (["--lora", "missing"], "LoRA path does not exist: missing"),
+        (["--chat-template", "chatml", "--chat-template-file", __file__], "give one of --chat-template and"),
+    ],
+)
+def test_contradictions(words, message):
+    with pytest.raises(ValueError, match=message):
+        open_llama(parse("-c", "64", *words))
+
+
+def test_a_model_opens_as_asked():
+    words = "-c 300 -ub 64 --rope-scale 2 -s 7 --repeat-last-n 5 --chat-template zephyr --method corm"
+    with open_llama(parse(*words.split())) as llm:
+        assert (llm.n_ctx(), llm.last_n_tokens_size, llm.chat_format) == (300, 5, "zephyr")
+        assert llm._arguments["rope_freq_scale"] == 0.5
+        assert isinstance(llm.method, Corm)

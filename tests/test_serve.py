@@ -1,0 +1,233 @@
+"""OpenAI's own client against the server: chat, completions, errors."""
+
+import json
+
+import numpy as np
+import pytest
+from llamas import TEXT, new
+from serving import ALIAS, events, running
+
+pytest.importorskip("fastapi", reason="the extra server is not installed")
+openai = pytest.importorskip("openai", reason="the real client is not installed")
+
+MESSAGES = [{"role": "user", "content": "It was the best of times, it was the worst of times."}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "parameters": {
+            "type": "object",
+            "properties": {"chapter": {"type": "integer", "minimum": 1, "maximum": 40}},
+            "required": ["chapter"],
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server):
+    server.erase()
+    return server.client
+
+
+@pytest.fixture(scope="module")
+def llama(embedded_model):
+    with new(embedded_model) as llm:
+        yield llm
+
+
+def chat(client, **more):
+    return client.chat.completions.create(**{"model": ALIAS, "messages": MESSAGES, "max_tokens": 12} | more)
+
+
+def calling(llama):
+    """Return arguments by which the model begins a call, which it would not do by itself, and ends behind it."""
+    begin = llama.tokenize(b"<tool_call>\n", add_bos=False)
+    assert len(begin) == len(set(begin))
+    bias = {token: 1000 - 10 * i for i, token in enumerate(begin)} | {llama.token_eos(): 2000}
+    return {"logit_bias": bias, "presence_penalty": 500, "max_tokens": 100, "tools": [TOOL]}
+
+
+def complete(client, prompt=None, **more):
+    given = {"model": ALIAS, "prompt": prompt or TEXT.decode(), "max_tokens": 12, "temperature": 0} | more
+    return client.completions.create(**given)
+
+
+def test_an_answer_is_that_of_llama(client, llama):
+    llama.reset()
+    expected = llama.create_chat_completion(MESSAGES, max_tokens=12, temperature=0)
+    answer = chat(client, temperature=0)
+    assert answer.choices[0].message.content == expected["choices"][0]["message"]["content"]
+    assert answer.choices[0].finish_reason == expected["choices"][0]["finish_reason"] == "length"
+    assert answer.usage.completion_tokens == 12
+    assert answer.usage.prompt_tokens == expected["usage"]["prompt_tokens"]
+    assert answer.model == ALIAS
+
+
+def test_a_stream_is_the_whole_in_parts(client):
+    whole = chat(client, temperature=0)
+    chunks = list(chat(client, temperature=0, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert chunks[-1].usage.completion_tokens == 12
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_usage_comes_in_a_chunk_of_its_own_when_asked_for(client):
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
+    assert [bool(chunk.choices) for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+    assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks[-1].usage.total_tokens == chunks[-1].usage.prompt_tokens + 12
+
+
+def test_a_required_tool_is_called(client, llama):
+    answer = chat(client, tool_choice="required", **calling(llama)).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    assert 1 <= json.loads(answer.message.tool_calls[0].function.arguments)["chapter"] <= 40
+
+
+def test_a_tool_call_is_streamed(client, llama):
+    chunks = list(chat(client, tool_choice="required", stream=True, **calling(llama)))
+    parts = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    assert parts[0].function.name == "look_up"
+    assert set(json.loads("".join(part.function.arguments for part in parts))) == {"chapter"}
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_an_answer_follows_a_schema(client):
+    schema = {"type": "object", "properties": {"guilty": {"type": "boolean"}}, "required": ["guilty"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": schema}}
+    answer = chat(client, response_format=wanted, max_tokens=200, temperature=1.0)
+    assert isinstance(json.loads(answer.choices[0].message.content)["guilty"], bool)
+
+
+def test_several_choices_come_together(client):
+    answer = chat(client, n=3, temperature=0)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in answer.choices}) == 1
+    assert answer.usage.completion_tokens == 36
+
+
+def test_several_choices_are_streamed_together(client):
+    chunks = list(chat(client, n=2, temperature=0, stream=True))
+    texts = ["".join(c.choices[0].delta.content or "" for c in chunks if c.choices[0].index == i) for i in range(2)]
+    assert texts[0] == texts[1] != ""
+
+
+def test_max_completion_tokens_is_the_newer_name(client):
+    assert chat(client, max_completion_tokens=5).usage.completion_tokens == 5
+
+
+def test_log_probabilities_of_a_chat_are_those_of_llama(client, llama):
+    llama.reset()
+    expected = llama.create_chat_completion(MESSAGES, max_tokens=4, temperature=0, logprobs=True, top_logprobs=3)
+    answer = chat(client, max_tokens=4, temperature=0, logprobs=True, top_logprobs=3)
+    found, wanted = answer.choices[0].logprobs.content, expected["choices"][0]["logprobs"]["content"]
+    assert [token.token for token in found] == [token["token"] for token in wanted]
+    np.testing.assert_allclose([token.logprob for token in found], [t["logprob"] for t in wanted], atol=1e-3)
+    assert [len(token.top_logprobs) for token in found] == [3] * 4
+
+
+@pytest.mark.parametrize("as_tokens", [False, True])
+def test_echo_with_log_probabilities_is_that_of_llama(client, llama, as_tokens):
+    prompt = llama.tokenize(TEXT) if as_tokens else TEXT.decode()
+    expected = llama.create_completion(prompt, echo=True, logprobs=2, max_tokens=1, temperature=0)["choices"][0]
+    found = complete(client, prompt, echo=True, logprobs=2, max_tokens=1).choices[0]
+    assert found.text == expected["text"]
+    assert found.logprobs.tokens == expected["logprobs"]["tokens"]
+    assert found.logprobs.text_offset == expected["logprobs"]["text_offset"]
+    np.testing.assert_allclose(found.logprobs.token_logprobs, expected["logprobs"]["token_logprobs"], atol=1e-3)
+    assert found.logprobs.top_logprobs[5] == pytest.approx(expected["logprobs"]["top_logprobs"][5], abs=1e-3)
+
+
+def test_a_prompt_can_be_scored_alone(client):
+    answer = complete(client, echo=True, logprobs=0, max_tokens=0)
+    assert answer.choices[0].text == TEXT.decode()
+    assert answer.usage.completion_tokens == 0
+    assert len(answer.choices[0].logprobs.tokens) == answer.usage.prompt_tokens - 1  # all but the BOS token
+
+
+def test_prompts_come_in_batches_of_texts_or_tokens(client, llama):
+    texts = ["It was the age of wisdom", "A tale", "Chapter one. The"]
+    alone = [complete(client, text).choices[0].text for text in texts]
+    assert [choice.text for choice in complete(client, texts).choices] == alone
+    tokens = [llama.tokenize(text.encode(), special=True) for text in texts]
+    answer = complete(client, tokens, n=2)
+    assert [choice.text for choice in answer.choices] == [text for text in alone for _ in range(2)]
+    assert [choice.index for choice in answer.choices] == list(range(6))
+
+
+def test_a_stop_string_ends_a_completion(client, server):
+    text = complete(client).choices[0].text
+    answer = complete(client, stop=[text[5:9]])
+    assert answer.choices[0].text == text[:5]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_turn_evaluates_its_new_tokens_only(client, server):
+    first = chat(client)
+    more = [first.choices[0].message.model_dump(include={"role", "content"}), {"role": "user", "content": "Why?"}]
+    answer = chat(client, messages=[*MESSAGES, *more])
+    known = first.usage.total_tokens - 1  # the last token of an answer is chosen, not evaluated
+    assert answer.usage.prompt_tokens_details.cached_tokens == known
+
+
+def test_a_prompt_that_is_too_long_is_refused_as_llama_server_does(client):
+    with pytest.raises(openai.BadRequestError, match="exceeds the available context size") as caught:
+        chat(client, messages=[{"role": "user", "content": "word " * 600}])
+    assert caught.value.status_code == 400
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.type == "exceed_context_size_error"
+    assert caught.value.body["n_ctx"] == 512
+    assert caught.value.body["n_prompt_tokens"] > 512
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "reason"),
+    [
+        ({"temperature": "hot"}, "temperature", "number"),
+        ({"n": 0}, "n", "greater"),
+        ({"messages": []}, None, "at least one message"),
+        ({"response_format": {"type": "xml"}}, None, "response_format"),
+        ({"tools": [TOOL], "extra_body": {"grammar": 'root ::= "a"'}}, None, "grammar"),
+        ({"extra_body": {"longctx": {"trace": True}}}, None, "reads no chunks"),
+        ({"stream": True, "tool_choice": "required"}, None, "needs tools"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_its_reason(client, more, param, reason):
+    with pytest.raises(openai.BadRequestError, match=reason) as caught:
+        chat(client, **more)
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+
+
+def test_unknown_fields_are_ignored(client):
+    assert chat(client, extra_body={"user_field": 1, "cache_prompt": True}).usage.completion_tokens == 12
+
+
+def test_progress_of_a_prompt_comes_first(server):
+    server.erase()
+    body = {"prompt": TEXT.decode() * 6, "max_tokens": 2, "stream": True, "return_progress": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        chunks = list(events(response))
+    progress = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    assert [one["processed"] for one in progress] == [*range(64, progress[0]["total"], 64), progress[0]["total"]]
+    assert all(chunk["choices"][0]["text"] == "" for chunk in chunks[: len(progress)])
+    timings = chunks[-1]["timings"]
+    assert (timings["cache_n"], timings["prompt_n"], timings["predicted_n"]) == (0, progress[0]["total"], 2)
+
+
+def test_models_are_listed(client):
+    (model,) = client.models.list().data
+    assert model.id == ALIAS
+    assert model.meta["n_ctx_train"] == 512
+    assert client.models.retrieve(ALIAS).id == ALIAS
+    with pytest.raises(openai.NotFoundError, match=ALIAS):
+        client.models.retrieve("gpt")
