@@ -211,6 +211,10 @@ uint32_t lctx_context_n_ubatch(const lctx_context * ctx) {
     return llama_n_ubatch(ctx->ctx);
 }
 
+void * lctx_context_llama(const lctx_context * ctx) {
+    return ctx->ctx;
+}
+
 void lctx_context_set_abort(lctx_context * ctx, const volatile int32_t * flag) {
     ctx->abort_flag = flag;
 }

@@ -130,6 +130,10 @@ void lctx_model_free(lctx_model * model) {
     }
 }
 
+void * lctx_model_llama(const lctx_model * model) {
+    return model->model;
+}
+
 void lctx_model_get_info(const lctx_model * model, lctx_model_info * info) {
     const llama_model * m = model->model;
     const llama_vocab * v = model->vocab;

@@ -30,6 +30,8 @@ class Session:
         Held by whoever evaluates or samples, so that calls from several threads wait for each other.
     changes : int
         Counts evaluations; a generator that was waiting sees whether another call came between.
+    shared : bool
+        Whether somebody else may have changed the cache; then it is filled again before the next step.
     n_evaluated : int
         Counts tokens that were evaluated, those evaluated again included.
     """
@@ -43,6 +45,7 @@ class Session:
         self.progress: Progress | None = None
         self.lock = threading.RLock()
         self.changes = 0
+        self.shared = False
         self.n_evaluated = 0
         self.n_tokens = 0
         self.input_ids = np.zeros(context.n_ctx, np.int32)
@@ -98,11 +101,12 @@ class Session:
         self.n_tokens = 0
         self._known = -1
         self.changes += 1
+        self.shared = False
         self.context.clear(self.seq)
 
     def rewind(self, n: int) -> int:
         """Forget all but the first ``n`` tokens, more when the cache cannot be cut there; returns how many are left."""
-        if n == 0:
+        if n == 0 or self.shared:
             self.clear()
             return 0
         kept, refusal = self._cut(n)
@@ -133,7 +137,7 @@ class Session:
         prefix = longest_prefix(self.tokens, tokens)
         if prefix == len(tokens) and not (self.has_logits and prefix == self.n_tokens):
             prefix -= 1  # one token must be evaluated to get its logits
-        if prefix < self.n_tokens or self.n_past != self.n_tokens:
+        if prefix < self.n_tokens or self.shared or self.n_past != self.n_tokens:
             prefix = self.rewind(prefix)
         return tokens[prefix:]
 
