@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -16,6 +16,7 @@ from pylongctx.eval.scorers import mean
 from pylongctx.llama import Llama
 
 Record = dict[str, Any]  # what a JSON line holds
+OpenLlama = Callable[[str | None], Llama]  # with the method of that name; None: with the one that is measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,10 +121,6 @@ class Task(ABC):
         """Return the samples of ``length`` tokens, the answer included; they follow from the arguments alone."""
 
     @abstractmethod
-    def run(self, llm: Llama, vocabulary: Vocabulary, sample: Sample) -> Record:
-        """Return what a model makes of a sample, from an empty cache: scores, and facts for the record."""
-
-    @abstractmethod
     def summary(self, records: Sequence[Record]) -> dict[str, float]:
         """Return the numbers of all samples together."""
 
@@ -131,19 +128,31 @@ class Task(ABC):
         """Return the context window that the samples need."""
         return length
 
-    @contextmanager
-    def opened(self, open_llama: Callable[[str | None], Llama], chat: bool) -> Iterator[Callable[[Sample], Record]]:
+    @abstractmethod
+    def opened(self, open_llama: OpenLlama, chat: bool) -> AbstractContextManager[Callable[[Sample], Record]]:
         """Open what the samples need, and yield a function that runs one; ``open_llama(None)`` has the job's method."""
-        with open_llama(None) as llm:
-            chosen, vocabulary = {"method": str(llm.method or "")}, ModelVocabulary(llm, chat)
-            yield lambda sample: chosen | self.run(llm, vocabulary, sample)
 
     def cell(self, records: Sequence[Record]) -> str:
         """Return the text of a table cell."""
         return f"{100 * self.summary(records)[self.headline]:.1f}"
 
 
-class Question(Task):
+class SingleModel(Task):
+    """A task for which the model is opened once."""
+
+    @abstractmethod
+    def run(self, llm: Llama, vocabulary: Vocabulary, sample: Sample) -> Record:
+        """Return what a model makes of a sample, from an empty cache: scores, and facts for the record."""
+
+    @contextmanager
+    def opened(self, open_llama: OpenLlama, chat: bool) -> Iterator[Callable[[Sample], Record]]:
+        """Open the model, and yield a function that runs a sample."""
+        with open_llama(None) as llm:
+            chosen, vocabulary = {"method": str(llm.method or "")}, ModelVocabulary(llm, chat)
+            yield lambda sample: chosen | self.run(llm, vocabulary, sample)
+
+
+class Question(SingleModel):
     """A task whose samples are answered greedily."""
 
     @abstractmethod
