@@ -102,7 +102,14 @@ class Prompt:
 
 
 def make_prompt(
-    tokenize: Tokenize, haystack: Haystack, length: int, trial: int, seed: int, separator: str = "space"
+    tokenize: Tokenize,
+    haystack: Haystack,
+    length: int,
+    trial: int,
+    seed: int,
+    separator: str = "space",
+    n_digits: int | None = None,
+    depth: float | None = None,
 ) -> Prompt:
     """Build the longest prompt that, with its answer, has at most ``length`` tokens.
 
@@ -114,6 +121,10 @@ def make_prompt(
         From UTF-8 bytes to token ids, the BOS token included where the model wants one.
     separator : str
         What joins the parts, "space" or "newline".
+    n_digits : int or None
+        Digits of the key; None: 5.
+    depth : float or None
+        Where the key is hidden, 0 to 1; None: drawn.
 
     Raises
     ------
@@ -121,7 +132,9 @@ def make_prompt(
         When the parts without haystack are longer than ``length``.
     """
     random = Random(f"{seed}-{length}-{trial}")
-    key, depth, start = random.randint(10000, 99999), random.random(), random.random()
+    lowest = 10 ** ((n_digits or 5) - 1)
+    key, drawn, start = random.randint(lowest, 10 * lowest - 1), random.random(), random.random()
+    depth = drawn if depth is None else depth
 
     needle = f"The pass key is {key}. Remember it. {key} is the pass key."
 
@@ -139,9 +152,9 @@ def make_prompt(
         raise ValueError(
             f"length {length} is too short: the prompt without haystack has {sum(map(len, build(0)))} tokens"
         )
-    n = _largest(fits, 4 * length)
+    n = largest_fit(fits, 4 * length)
     tokens, answer = build(n)
-    span = _span(tokenize, tokens, SEPARATORS[separator].join([*parts(n)[:2], ""]), needle)
+    span = token_span(tokenize, tokens, SEPARATORS[separator].join([*parts(n)[:2], ""]), needle)
     return Prompt(length, trial, seed, haystack.name, separator, key, depth, tokens, answer, span)
 
 
@@ -154,14 +167,14 @@ def _tokens(tokenize: Tokenize, text: str, answer: str) -> tuple[list[int], list
     return whole[:n], whole[n:]
 
 
-def _span(tokenize: Tokenize, tokens: list[int], before: str, needle: str) -> tuple[int, int]:
+def token_span(tokenize: Tokenize, tokens: list[int], before: str, needle: str) -> tuple[int, int]:
     """Return start and stop of the tokens that hold ``needle``, which follows ``before``."""
     until = tokenize((before + needle).encode())
     stop = longest_prefix(tokens, until)
     return longest_prefix(tokens, tokenize(before.encode())), stop + (stop < len(until))
 
 
-def _largest(fits: Callable[[int], bool], guess: int) -> int:
+def largest_fit(fits: Callable[[int], bool], guess: int) -> int:
     """Return the largest n that fits, by doubling and bisection; ``fits(0)`` holds."""
     low, high = 0, guess
     while fits(high):

@@ -1,0 +1,68 @@
+"""Texts to hide things in: files, or sentences made from a seed."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+SYNTHETIC = "synthetic"
+WHO = "The baker|The captain|A gardener|My neighbour|The old teacher|A young clerk|The miller|Our doctor"
+DID = "carried|painted|repaired|sold|found|borrowed|measured|counted|washed|forgot|described|bought"
+HOW = "small|heavy|broken|green|wooden|silver|borrowed|narrow|dusty|painted|quiet|round"
+WHAT = "basket|clock|ladder|blanket|lantern|bottle|carpet|window|wagon|violin|kettle|letter|saddle|mirror"
+WHERE = "near the river|behind the church|at the market|in the orchard|by the bridge|on the hill|under the roof"
+WHEN = "in the morning|after the rain|before supper|last winter|on a Tuesday|every spring|at noon|years ago"
+WHY = "because the road was long|while the children slept|and nobody asked about it|so the dog could rest"
+SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])")
+
+
+def synthetic_sentences(seed: int) -> Iterator[str]:
+    """Yield plain sentences without end; they follow from the seed and hold no digits."""
+    random = Random(f"haystack-{seed}")
+
+    def choose(words: str) -> str:
+        return random.choice(words.split("|"))
+
+    while True:
+        parts = [choose(WHO), choose(DID), "the", choose(HOW), choose(WHAT), choose(WHERE)]
+        parts += [choose(more) for more in (WHEN, WHY) if random.random() < 0.5]
+        yield " ".join(parts) + "."
+
+
+def synthetic_text(n_characters: int, seed: int) -> str:
+    """Return paragraphs of at least ``n_characters``; a longer text begins with the shorter one of the same seed."""
+    random, parts, n = Random(f"paragraphs-{seed}"), [], 0
+    for sentence in synthetic_sentences(seed):
+        parts.append(sentence + ("\n\n" if random.random() < 0.1 else " "))
+        n += len(parts[-1])
+        if n >= n_characters:
+            break
+    return "".join(parts)
+
+
+def load_text(name: str, n_characters: int, seed: int = 0) -> str:
+    """Return at least ``n_characters`` of a haystack: "synthetic", a text file, or a folder of ``*.txt``.
+
+    A text that is too short is repeated.
+
+    Raises
+    ------
+    ValueError
+        When there is no such file or folder, or no text in it.
+    """
+    if name == SYNTHETIC:
+        return synthetic_text(n_characters, seed)
+    text = _read(Path(name))
+    if not text:
+        raise ValueError(f"haystack {name!r} is neither {SYNTHETIC!r} nor a text file nor a folder of .txt files")
+    return (text + "\n") * (n_characters // (len(text) + 1) + 1)
+
+
+def _read(path: Path) -> str:
+    files = sorted(path.glob("*.txt")) if path.is_dir() else [path] if path.is_file() else []
+    return "\n".join(file.read_text(encoding="utf-8").strip() for file in files)
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a text, split by punctuation alone."""
+    return [part for part in SENTENCE_END.split(text.strip()) if part]

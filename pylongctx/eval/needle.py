@@ -1,0 +1,149 @@
+"""Needle in a haystack: one sentence in a long text, over a grid of context lengths and depths.
+
+Options, trimming and insertion are those of gkamradt's LLMTest_NeedleInAHaystack; the judge is not a model but words:
+their overlap with the expected answer, ROUGE-L, or a match. ``passkey`` as a needle is LongHeads' figure 7.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import ClassVar
+
+import numpy as np
+
+from pylongctx.eval.haystack import SYNTHETIC, load_text
+from pylongctx.eval.scorers import exact_match, mean, rouge_l, string_match_part, word_overlap
+from pylongctx.eval.task import Answer, Question, Record, Sample, Vocabulary
+
+SCORERS = {"overlap": word_overlap, "match": string_match_part, "exact": exact_match, "rouge": rouge_l}
+N_PER_TOKEN = 8  # characters of haystack made for each token wanted: more than any tokenizer takes of this text
+
+
+@dataclass(frozen=True)
+class Needle(Question):
+    """Answer a question about one sentence of a long text.
+
+    Attributes
+    ----------
+    depth_percents : tuple of float
+        Where the needle is put, 0 to 100, see ``depth_grid``.
+    needle, retrieval_question, expected : str
+        Texts; ``{key}`` stands for five random digits.
+    prefix : str
+        What the answer begins with.
+    haystack : str
+        "synthetic", a text file or a folder of them.
+    final_context_length_buffer : int
+        Tokens of the length that are left to question and answer.
+    tests : int
+        Samples of each depth.
+    scorer : str
+        The score that counts, a name in ``SCORERS``.
+    """
+
+    headline: ClassVar[str] = "score"
+    depth_percents: tuple[float, ...] = (0.0, 25.0, 50.0, 75.0, 100.0)
+    needle: str = "\nThe best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day.\n"
+    retrieval_question: str = "What is the best thing to do in San Francisco?"
+    expected: str = "eat a sandwich and sit in Dolores Park on a sunny day"
+    prefix: str = "\nAnswer:"
+    haystack: str = SYNTHETIC
+    final_context_length_buffer: int = 200
+    max_tokens: int = 48
+    tests: int = 1
+    scorer: str = "overlap"
+    name: str = field(default="needle", init=False)
+
+    def __post_init__(self) -> None:
+        if self.scorer not in SCORERS:
+            raise ValueError(f"unknown scorer {self.scorer!r}; available: {', '.join(SCORERS)}")
+        if not all(0 <= depth <= 100 for depth in self.depth_percents):
+            raise ValueError("depth percents must be from 0 to 100")
+
+    def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
+        """Return the samples of every depth."""
+        text = load_text(self.haystack, length * N_PER_TOKEN, seed)
+        context = vocabulary.tokenize(text)[:length]
+        grid = [(depth, trial) for depth in self.depth_percents for trial in range(self.tests)]
+        return [self._sample(vocabulary, context, length, seed, trial, depth) for depth, trial in grid]
+
+    def _sample(
+        self, vocabulary: Vocabulary, context: list[int], length: int, seed: int, trial: int, depth: float
+    ) -> Sample:
+        key = Random(f"{seed}-{length}-{depth}-{trial}").randint(10000, 99999)
+        needle = vocabulary.tokenize(self.needle.format(key=key))
+        room = length - self.final_context_length_buffer
+        kept = context[: max(0, room - len(needle))]
+        n_before = insertion_point(vocabulary, kept, depth)
+        text = vocabulary.detokenize([*kept[:n_before], *needle, *kept[n_before:]])
+        name = f"{length}-{seed}-{depth:g}-{trial}"
+        sample = Sample(
+            name,
+            f"{text}\n\nQuestion: {self.retrieval_question}",
+            prefix=self.prefix,
+            answers=(self.expected.format(key=key),),
+            max_tokens=self.max_tokens,
+            facts={"depth_percent": float(depth), "trial": trial, "needle_token": len(vocabulary.bos) + n_before},
+        )
+        n_tokens = len(vocabulary.tokens(sample)) + self.max_tokens
+        if n_tokens > length:
+            raise ValueError(
+                f"length {length}: question and answer need {n_tokens - length} tokens more than the buffer of"
+                f" {self.final_context_length_buffer}; enlarge --final-context-length-buffer"
+            )
+        if not kept:
+            raise ValueError(
+                f"length {length} leaves no room for a haystack; make --final-context-length-buffer smaller"
+            )
+        return sample
+
+    def scores(self, sample: Sample, answer: Answer) -> dict[str, float]:
+        """Return ``score``, the one that counts, and those that need no package."""
+        names = {self.scorer, *SCORERS} - ({"rouge"} - {self.scorer})
+        found = {name: round(SCORERS[name](answer.text, sample.answers), 4) for name in sorted(names)}
+        return {"score": found[self.scorer]} | found
+
+    def summary(self, records: Sequence[Record]) -> dict[str, float]:
+        """Return the mean score, and that of every depth as ``depth N``."""
+        depths = sorted({record["depth_percent"] for record in records})
+        by_depth = {d: mean(r["score"] for r in records if r["depth_percent"] == d) for d in depths}
+        return {"score": mean(r["score"] for r in records)} | {f"depth {d:g}": value for d, value in by_depth.items()}
+
+
+# LongHeads, figure 7: the pass key in other text
+PASSKEY = {
+    "needle": " The pass key is {key}. Remember it. {key} is the pass key. ",
+    "retrieval_question": "What is the pass key?",
+    "expected": "{key}",
+    "prefix": " The pass key is",
+    "scorer": "match",
+}
+
+
+def insertion_point(vocabulary: Vocabulary, tokens: Sequence[int], depth_percent: float) -> int:
+    """Return where a needle goes: the depth, moved back to the end of a sentence; 100 is the end itself."""
+    if depth_percent == 100:
+        return len(tokens)
+    at = int(len(tokens) * (depth_percent / 100))
+    while at > 0 and not vocabulary.detokenize(tokens[at - 1 : at]).endswith("."):
+        at -= 1
+    return at
+
+
+def context_lengths(lowest: int, highest: int, n: int) -> list[int]:
+    """Return ``n`` evenly spread lengths."""
+    return [int(length) for length in np.round(np.linspace(lowest, highest, n))]
+
+
+def depth_grid(lowest: float, highest: float, n: int, kind: str) -> tuple[float, ...]:
+    """Return ``n`` depths in percent: "linear", whole numbers, or "sigmoid", denser at both ends."""
+    spread = np.linspace(lowest, highest, n)
+    if kind == "linear":
+        return tuple(float(depth) for depth in np.round(spread))
+    if kind == "sigmoid":
+        return tuple(_logistic(float(depth)) for depth in spread)
+    raise ValueError(f"depths are spread 'linear' or 'sigmoid', not {kind!r}")
+
+
+def _logistic(depth: float) -> float:
+    return depth if depth in (0, 100) else float(np.round(100 / (1 + np.exp(-0.1 * (depth - 50))), 3))

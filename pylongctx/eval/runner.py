@@ -1,0 +1,152 @@
+"""Run tasks: a job is a list of records, one for each sample, and a file of records says what is done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pylongctx.eval.task import ModelVocabulary, Record, Sample, Task
+from pylongctx.llama import Llama
+from pylongctx.methods import parse
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method of one model on the samples of one task and length; can be pickled.
+
+    Attributes
+    ----------
+    model : str
+        GGUF file.
+    method : str
+        Spec string; automatic choices are made for the context window of the job.
+    chat : bool
+        Surround prompts by the model's chat template.
+    options : dict
+        Other arguments of Llama.
+    """
+
+    model: str
+    method: str
+    task: Task
+    length: int
+    seed: int = 0
+    type_k: str = "f16"
+    type_v: str = "f16"
+    chat: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> Record:
+        """What every record of the job holds."""
+        return {
+            "task": self.task.name,
+            "model": Path(self.model).name,
+            "asked": str(parse(self.method)),
+            "type_k": self.type_k,
+            "type_v": self.type_v,
+            "chat": self.chat,
+            "length": self.length,
+            "seed": self.seed,
+        }
+
+    def open(self, n_ctx: int, method: str | None = None) -> Llama:
+        """Open the model, with another method and f16 KV where one is named."""
+        types = {"type_k": self.type_k, "type_v": self.type_v} if method is None else {"type_k": "f16", "type_v": "f16"}
+        chosen = self.method if method is None else method
+        return Llama(self.model, **{"verbose": False, **self.options, **types}, method=chosen, n_ctx=n_ctx)
+
+
+# arguments of Llama that change how fast an answer comes, not which
+UNNAMED = {
+    *("n_threads", "n_threads_batch", "n_batch", "n_ubatch", "n_gpu_layers", "verbose", "rpc_servers", "tensor_split"),
+    *("split_mode", "main_gpu", "kv_offload", "kv_offload_mib", "use_mmap", "use_mlock", "progress_callback"),
+}
+
+
+def digest(job: Job, sample: Sample) -> str:
+    """Return a name of a sample in a job that changes with everything an answer depends on, but the model's bytes."""
+    options = {name: value for name, value in job.options.items() if name not in UNNAMED}
+    parts = [job.facts, options, sample.id, sample.prefix, sample.answers, sample.max_tokens, sample.stop]
+    name = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
+    name.update(sample.prompt.encode() if isinstance(sample.prompt, str) else sample.prompt.tobytes())
+    return name.hexdigest()[:16]
+
+
+def make_samples(job: Job) -> list[Sample]:
+    """Return the samples of a job; they are the same for every method."""
+    with Llama(job.model, vocab_only=True, verbose=False) as llm:
+        return job.task.samples(ModelVocabulary(llm, job.chat), job.length, job.seed)
+
+
+def run(job: Job, samples: Sequence[Sample] | None = None, done: Container[str] = ()) -> Iterator[Record]:
+    """Run the samples of a job and yield their records.
+
+    Parameters
+    ----------
+    samples : sequence of Sample or None
+        What ``make_samples(job)`` returned, all of them: the context window follows from it. None: make them.
+    done : container of str
+        Digests of samples to leave out; nothing is loaded when all are done.
+    """
+    samples = make_samples(job) if samples is None else samples
+    names = {sample.id: digest(job, sample) for sample in samples}
+    todo = [sample for sample in samples if names[sample.id] not in done]
+    if not todo:
+        return
+    with job.task.opened(partial(_open, job, samples), job.chat) as evaluate:
+        for sample in todo:
+            facts = {"digest": names[sample.id], "id": sample.id, **job.facts}
+            yield facts | evaluate(sample)
+
+
+def _open(job: Job, samples: Sequence[Sample], method: str | None) -> Llama:
+    with Llama(job.model, vocab_only=True, verbose=False) as llm:
+        n_ctx = job.task.n_ctx(ModelVocabulary(llm, job.chat), samples, job.length)
+    return job.open(n_ctx, method)
+
+
+class Results:
+    """Records in a file of JSON lines, or in memory only.
+
+    Parameters
+    ----------
+    path : str or None
+        A file that is continued; a last line that was cut off by a crash is dropped.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self._path = None if path is None else Path(path)
+        self.records: dict[str, Record] = {}
+        if self._path is not None and self._path.exists():
+            self._load(self._path)
+
+    def _load(self, path: Path) -> None:
+        data = path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        for number, line in enumerate(data[:whole].decode().splitlines(), 1):
+            try:
+                record = json.loads(line)
+                self.records[record["digest"]] = record
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(f"{path}, line {number}, is no record of an evaluation; name another file") from None
+        if whole < len(data):
+            with path.open("r+b") as file:
+                file.truncate(whole)
+
+    def add(self, record: Record) -> None:
+        """Keep a record, and append it to the file at once."""
+        self.records[record["digest"]] = record
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+    def of(self, job: Job, samples: Iterable[Sample]) -> list[Record]:
+        """Return the records of a job's samples that are there, in the order of the samples."""
+        names = (digest(job, sample) for sample in samples)
+        return [self.records[name] for name in names if name in self.records]

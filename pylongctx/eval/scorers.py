@@ -1,0 +1,200 @@
+"""Scorers: numbers from 0 to 1 for a prediction and its answers, as published benchmarks define them.
+
+The definitions of RULER (arXiv 2404.06654), LongBench (arXiv 2308.14508) and L-Eval (arXiv 2307.11088), odd corners
+included, so that numbers can stand beside published ones. ROUGE, edit ratio and Chinese words come from the packages of
+the extra ``eval``.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import Any
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+CONTROL = re.compile(r"[\x00-\x1f]")
+CHINESE_PUNCTUATION = (
+    "\uff01\uff1f\uff61\u3002\uff02\uff03\uff04\uff05\uff06\uff07\uff08\uff09\uff0a\uff0b\uff0c\uff0d\uff0f\uff1a"
+    "\uff1b\uff1c\uff1d\uff1e\uff20\uff3b\uff3c\uff3d\uff3e\uff3f\uff40\uff5b\uff5c\uff5d\uff5e\uff5f\uff60\uff62"
+    "\uff63\uff64\u3001\u3003\u300b\u300c\u300d\u300e\u300f\u3010\u3011\u3014\u3015\u3016\u3017\u3018\u3019\u301a"
+    "\u301b\u301c\u301d\u301e\u301f\u3030\u303e\u303f\u2013\u2014\u2018\u2019\u201b\u201c\u201d\u201e\u201f\u2026"
+    "\u2027\ufe4f."
+)
+CHOICES = "ABCD"
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean, NaN of nothing."""
+    found = [float(value) for value in values]
+    return sum(found) / len(found) if found else float("nan")
+
+
+def _package(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as reason:
+        raise ImportError(f"this score needs the package {name.split('.')[0]}: pip install pylongctx[eval]") from reason
+
+
+# ---- pass keys and needles ----
+
+
+def first_number(prediction: str, answers: Sequence[str]) -> float:
+    """Return whether the first number is the answer."""
+    number = re.search(r"\d+", prediction)
+    return float(number is not None and number.group() in answers)
+
+
+def exact_match(prediction: str, answers: Sequence[str]) -> float:
+    """Return whether the prediction is an answer, after normalization."""
+    return float(normalize(prediction) in map(normalize, answers))
+
+
+def word_overlap(prediction: str, answers: Sequence[str]) -> float:
+    """Return the share of the different words of an answer that the prediction has; the best answer counts."""
+    said = set(prediction.lower().split())
+    return max(len(said & wanted) / len(wanted) for wanted in (set(answer.lower().split()) for answer in answers))
+
+
+# ---- RULER ----
+
+
+def _readable(prediction: str) -> str:
+    return CONTROL.sub("\n", prediction.strip()).strip().lower()
+
+
+def string_match_all(prediction: str, answers: Sequence[str]) -> float:
+    """Return the share of the answers that the prediction contains."""
+    text = _readable(prediction)
+    return mean(answer.lower() in text for answer in answers)
+
+
+def string_match_part(prediction: str, answers: Sequence[str]) -> float:
+    """Return whether the prediction contains one of the answers."""
+    text = _readable(prediction)
+    return float(any(answer.lower() in text for answer in answers))
+
+
+# ---- LongBench ----
+
+
+def normalize(text: str) -> str:
+    """Return the text in lower case without punctuation, articles and superfluous space."""
+    bare = "".join(c for c in text.lower() if c not in string.punctuation)
+    return " ".join(ARTICLES.sub(" ", bare).split())
+
+
+def token_f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
+    """Return the harmonic mean of precision and recall of two bags of words."""
+    n_same = (Counter(prediction) & Counter(answer)).total() if prediction and answer else 0
+    return 2 * n_same / (len(prediction) + len(answer)) if n_same else 0.0
+
+
+def qa_f1(prediction: str, answers: Sequence[str]) -> float:
+    """Return the F1 of normalized words; the best answer counts."""
+    said = normalize(prediction).split()
+    return max(token_f1(said, normalize(answer).split()) for answer in answers)
+
+
+def _chinese_words(text: str) -> list[str]:
+    words: Iterable[str] = _package("jieba").cut(text, cut_all=False)
+    return list(words)
+
+
+def qa_f1_zh(prediction: str, answers: Sequence[str]) -> float:
+    """Return the F1 of the words that jieba finds, punctuation left out; the best answer counts."""
+    dropped = frozenset(string.punctuation + CHINESE_PUNCTUATION)
+
+    def words(text: str) -> list[str]:
+        bare = ("".join("".join(c for c in w.lower() if c not in dropped).split()) for w in _chinese_words(text))
+        return [word for word in bare if word]
+
+    said = words(prediction)
+    return max(token_f1(said, words(answer)) for answer in answers)
+
+
+def rouge_l(prediction: str, answers: Sequence[str]) -> float:
+    """Return F of ROUGE-L by the package rouge; the best answer counts; 0 where it cannot read the texts."""
+    rouge = _package("rouge").Rouge(metrics=["rouge-l"])
+
+    def one(answer: str) -> float:
+        try:
+            return float(rouge.get_scores([prediction], [answer], avg=True)["rouge-l"]["f"])
+        except (ValueError, RecursionError):  # an empty text; the package recurses over long sentences
+            return 0.0
+
+    return max(map(one, answers))
+
+
+def rouge_l_zh(prediction: str, answers: Sequence[str]) -> float:
+    """Return F of ROUGE-L on the words that jieba finds; the best answer counts."""
+    return rouge_l(" ".join(_chinese_words(prediction)), [" ".join(_chinese_words(answer)) for answer in answers])
+
+
+def classification(prediction: str, answers: Sequence[str], classes: Sequence[str]) -> float:
+    """Return 1 / number of the classes that the prediction names, when the answer is among them.
+
+    A class that is a part of the answer does not count; as published, the one after a dropped class is not looked at.
+    """
+
+    def one(answer: str) -> float:
+        named = [name for name in classes if name in prediction]
+        for name in named:  # shrinks meanwhile: the published loop
+            if name in answer and name != answer:
+                named.remove(name)
+        return 1 / len(named) if answer in named else 0.0
+
+    return max(map(one, answers))
+
+
+def share_of_numbers(prediction: str, answers: Sequence[str]) -> float:
+    """Return how many of the numbers in the prediction are the number in the answer; the best answer counts."""
+    numbers = re.findall(r"\d+", prediction)
+
+    def one(answer: str) -> float:
+        wanted = re.findall(r"\d+", answer)[0]
+        return numbers.count(wanted) / len(numbers) if numbers else 0.0
+
+    return max(map(one, answers))
+
+
+def code_similarity(prediction: str, answers: Sequence[str]) -> float:
+    """Return the indel ratio of the first line that is no comment, in hundredths; the best answer counts.
+
+    The published scorer calls fuzzywuzzy, which gives this number only where python-Levenshtein is installed; else
+    difflib's, which differs by some hundredths.
+    """
+    lines = (line for line in prediction.lstrip("\n").split("\n") if not re.search("`|#|//", line))
+    line, fuzz = next(lines, ""), _package("rapidfuzz.fuzz")
+    return max(float(round(fuzz.ratio(line, answer))) / 100 for answer in answers)
+
+
+# ---- L-Eval ----
+
+
+def chosen_letters(response: str, several: bool) -> str:
+    """Return the letters A to D that a response chooses; A where it names none, as published."""
+    if not several and (single := re.search(f"[{CHOICES}]", response)):
+        return single.group()
+    leading = response[: len(response) - len(response.lstrip(CHOICES))]
+    if len(leading) > 1:
+        return "".join(sorted(set(leading)))
+    rest = response[len(leading) :].split("Question")[0]
+    return "".join(sorted({*leading, *re.findall(f"[{CHOICES}](?=[\\s.)])", rest)})) or "A"
+
+
+def right_letters(answer: str) -> str:
+    """Return the letters of the right choice, given as ``"(B) Because"`` or ``"AC"``; A where there is none."""
+    return re.sub(f"[^{CHOICES}]", "", answer.split()[0]) or "A"
+
+
+def multiple_choice(prediction: str, answers: Sequence[str], several: bool = False) -> float:
+    """Return 1 for the right letters and 0.25 for some of them; the best answer counts."""
+    said = chosen_letters(prediction, several)
+
+    def one(answer: str) -> float:
+        wanted = right_letters(answer)
+        return 1.0 if said == wanted else 0.25 * (set(said) <= set(wanted))
+
+    return max(map(one, answers))

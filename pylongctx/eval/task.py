@@ -1,0 +1,194 @@
+"""What a task is: samples that follow from a length and a seed, what a Llama does with one, how that is scored."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx.eval.scorers import mean
+from pylongctx.llama import Llama
+
+Record = dict[str, Any]  # what a JSON line holds
+OpenLlama = Callable[[str | None], Llama]  # with the method of that name; None: with the one that is measured
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One question, or one piece of text to measure.
+
+    Attributes
+    ----------
+    id : str
+        Its name within the task, length and seed; does not depend on which samples are run, or in which order.
+    prompt : str or numpy.ndarray
+        A text, which a chat template may surround, or int32 tokens that are used as they are.
+    prefix : str
+        What the answer begins with: follows the prompt, and the chat template.
+    answers : tuple of str
+        What is right; the task says whether one or all are wanted.
+    max_tokens : int
+        Most tokens of the answer.
+    stop : tuple of str
+        Strings that end the answer.
+    chat : bool
+        Whether a chat template may surround the prompt.
+    facts : dict
+        What the record holds besides.
+    """
+
+    id: str
+    prompt: str | NDArray[np.int32]
+    prefix: str = ""
+    answers: tuple[str, ...] = ()
+    max_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    chat: bool = True
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Vocabulary(Protocol):
+    """The tokenizer of a model, as the generators of samples need it."""
+
+    @property
+    def bos(self) -> list[int]:
+        """The tokens that begin every text: one, or none."""
+
+    @property
+    def overhead(self) -> int:
+        """How many tokens BOS and chat template add to a prompt."""
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the tokens of a text without BOS."""
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+
+    def tokens(self, sample: Sample) -> NDArray[np.int32]:
+        """Return all tokens of a prompt: BOS, template and prefix included."""
+
+
+class ModelVocabulary:
+    """The vocabulary of a Llama; with ``chat`` its template surrounds the prompts."""
+
+    def __init__(self, llm: Llama, chat: bool = False) -> None:
+        self._llm = llm
+        self._chat = chat
+        self.bos = llm.tokenize(b"")
+        self.overhead = len(self.tokens(Sample("", "x"))) - len(self.tokenize("x"))
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the tokens of a text without BOS."""
+        return self._llm.tokenize(text.encode(), add_bos=False)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return self._llm.detokenize(list(tokens)).decode("utf-8", "ignore")
+
+    def tokens(self, sample: Sample) -> NDArray[np.int32]:
+        """Return all tokens of a prompt: BOS, template and prefix included."""
+        if not isinstance(sample.prompt, str):
+            return sample.prompt
+        text, chat = sample.prompt, self._chat and sample.chat
+        if chat:
+            text = self._llm.apply_template([{"role": "user", "content": text}])
+        return np.array(self._llm.tokenize((text + sample.prefix).encode(), special=chat), np.int32)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said: its text up to a stop string, its tokens without the end token."""
+
+    text: str
+    tokens: list[int]
+
+
+class Task(ABC):
+    """A kind of sample, with all its options; a frozen dataclass, so that it can be sent to another process."""
+
+    name: str
+    headline: ClassVar[str]  # the number of ``summary`` that a table shows
+    best: ClassVar[float] = 1.0  # of a score, for heat maps; inf where lower is better
+
+    @abstractmethod
+    def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
+        """Return the samples of ``length`` tokens, the answer included; they follow from the arguments alone."""
+
+    @abstractmethod
+    def summary(self, records: Sequence[Record]) -> dict[str, float]:
+        """Return the numbers of all samples together."""
+
+    def n_ctx(self, vocabulary: Vocabulary, samples: Sequence[Sample], length: int) -> int:
+        """Return the context window that the samples need."""
+        return length
+
+    @abstractmethod
+    def opened(self, open_llama: OpenLlama, chat: bool) -> AbstractContextManager[Callable[[Sample], Record]]:
+        """Open what the samples need, and yield a function that runs one; ``open_llama(None)`` has the job's method."""
+
+    def cell(self, records: Sequence[Record]) -> str:
+        """Return the text of a table cell."""
+        return f"{100 * self.summary(records)[self.headline]:.1f}"
+
+
+class SingleModel(Task):
+    """A task for which the model is opened once."""
+
+    @abstractmethod
+    def run(self, llm: Llama, vocabulary: Vocabulary, sample: Sample) -> Record:
+        """Return what a model makes of a sample, from an empty cache: scores, and facts for the record."""
+
+    @contextmanager
+    def opened(self, open_llama: OpenLlama, chat: bool) -> Iterator[Callable[[Sample], Record]]:
+        """Open the model, and yield a function that runs a sample."""
+        with open_llama(None) as llm:
+            chosen, vocabulary = {"method": str(llm.method or "")}, ModelVocabulary(llm, chat)
+            yield lambda sample: chosen | self.run(llm, vocabulary, sample)
+
+
+class Question(SingleModel):
+    """A task whose samples are answered greedily."""
+
+    @abstractmethod
+    def scores(self, sample: Sample, answer: Answer) -> dict[str, float]:
+        """Return the scores of an answer, 0 to 1, by name."""
+
+    def run(self, llm: Llama, vocabulary: Vocabulary, sample: Sample) -> Record:
+        """Return text, scores and times of the answer to a sample, from an empty cache."""
+        tokens = vocabulary.tokens(sample)
+        start = time.perf_counter()
+        answer, first = _answer(llm, tokens, sample)
+        seconds = time.perf_counter() - start
+        facts = {"n_tokens": len(tokens) + sample.max_tokens, "answer": answer.text, "answers": list(sample.answers)}
+        times = {"seconds": round(seconds, 4), "ttft": round(first - start, 4), "n_generated": len(answer.tokens)}
+        memory = {"kv_bytes": llm.kv_usage().bytes}
+        return {**facts, **sample.facts, **self.scores(sample, answer), **times, **memory}
+
+    def summary(self, records: Sequence[Record]) -> dict[str, float]:
+        """Return the mean of the score that counts."""
+        return {self.headline: mean(record[self.headline] for record in records)}
+
+
+def _answer(llm: Llama, tokens: NDArray[np.int32], sample: Sample) -> tuple[Answer, float]:
+    """Return the greedy answer, and when its first token was there."""
+    llm.reset()
+    output: list[int] = []
+    text, first = "", 0.0
+    for token in llm.generate(tokens.tolist(), temp=0.0):
+        first = first or time.perf_counter()
+        if llm._model.ends_generation(token):
+            break
+        output.append(token)
+        text = llm.detokenize(output).decode("utf-8", "ignore")
+        stops = [text.index(stop) for stop in sample.stop if stop in text]
+        if stops:
+            text = text[: min(stops)]
+        if stops or len(output) == sample.max_tokens:
+            break
+    return Answer(text, output), first
