@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from pylongctx._arguments import check_count, thread_counts
+from pylongctx._free import free_bytes
 from pylongctx._lib import error, ffi, lib, text
 
 
@@ -25,6 +26,13 @@ class Device:
     memory_free: int
     memory_total: int
 
+    @property
+    def memory(self) -> str:
+        """The memory in words."""
+        if not self.memory_total:
+            return "memory unknown"
+        return f"{self.memory_free / 2**30:.1f} of {self.memory_total / 2**30:.1f} GiB free"
+
 
 def devices() -> list[Device]:
     """Return the devices that the build can use."""
@@ -33,7 +41,9 @@ def devices() -> list[Device]:
     for i in range(lib.lctx_device_count()):
         lib.lctx_device_get(i, info)
         names = text(info.name), text(info.description), text(info.type)
-        found.append(Device(*names, info.memory_free, info.memory_total))
+        # ggml calls all memory of the host free
+        free = min(free_bytes(), info.memory_total) if names[2] == "CPU" else info.memory_free
+        found.append(Device(*names, free, info.memory_total))
     return found
 
 

@@ -37,12 +37,15 @@ def test_doctor_json():
     assert Path(facts["embedded_model"]).is_file()
     assert {"version", "upstream", "series", "compiler", "build_type", "backends", "native"} <= set(facts["build"])
     assert facts["ram_bytes"] > 2**28
+    (cpu,) = [device for device in facts["devices"] if device["type"] == "CPU"]
+    assert 0 < cpu["memory_free"] <= cpu["memory_total"]
 
 
 def test_doctor_table():
     done = run("doctor")
     assert done.returncode == 0, done.stderr
-    for word in ("version", "library", "backends", "cpu features", "cffi", "numpy", "embedded model", "ram"):
+    words = ("version", "library", "backends", "GiB free", "cpu features", "cffi", "numpy", "embedded model", "ram")
+    for word in words:
         assert word in done.stdout
 
 

@@ -5,6 +5,7 @@
 #include "flash.h"
 #include "kernels.h"
 #include "tile.h"
+#include "voters.h"
 #include "walk.h"
 
 namespace {
@@ -39,52 +40,13 @@ template <typename S> struct memory {
     int32_t sums[LCTX_WARP];
 };
 
-// Tokens [first, end) of one sequence.
-struct run {
-    int32_t first, end;
-};
-
-// The first token of [first, end) with f, else end; the whole warp calls and gets it.
-template <typename F> __device__ int find_token(int first, int end, F && f) {
-    for (; first < end; first += LCTX_WARP) {
-        const int token = first + lctx_lane(), found = lctx_warp_min(token < end && f(token) ? token : end);
-        if (found < end) {
-            return found;
-        }
-    }
-    return end;
-}
-
-// f(run) for the runs of the batch, in order.
-template <typename F> __device__ void each_run(const lctx_vote_args & v, F && f) {
-    for (run r = {0, 0}; r.first < v.attend.n_tokens; r.first = r.end) {
-        const int32_t seq = v.voters[r.first].seq;
-        r.end = find_token(r.first, v.attend.n_tokens, [&](int token) { return v.voters[token].seq != seq; });
-        f(r);
-    }
-}
-
-// One KV head of the sequence of a run.
-struct voted {
-    int32_t head_kv, seq, border;
-    lctx_held held;
-    int32_t n_held;
-
-    __device__ voted(const lctx_vote_args & v, const run & r, int head_kv)
-        : head_kv(head_kv),
-          seq(v.voters[r.first].seq),
-          border(v.retain.border(v.voters[r.first].row)),  // of all tokens: no ubatch crosses one
-          held(lctx_slots(v.attend.cache, head_kv, seq).held),
-          n_held(held.slot(v.voters[r.end - 1].row) + 1) {}
-};
-
 // The scores from before the ubatch, of this block's pages.
-__device__ void keep_scores(const lctx_vote_args & v, const run & r, int head_kv) {
+__device__ void keep_scores(const lctx_vote_args & v, const lctx_run & r, int head_kv) {
     const int32_t undo_from = v.voters[r.end - 1].undo_from;
     if (undo_from < 0) {
         return;
     }
-    const voted at(v, r, head_kv);
+    const lctx_voted at(v, r, head_kv);
     for (int page = (int)blockIdx.x; page * LCTX_PAGE_ROWS < at.n_held; page += (int)gridDim.x) {
         const int slot = page * LCTX_PAGE_ROWS + (int)threadIdx.x;
         if ((int)threadIdx.x < LCTX_PAGE_ROWS && slot < at.n_held) {
@@ -233,7 +195,7 @@ template <typename S> __device__ void load_columns(const lctx_vote_args & v, con
 }
 
 // The open keys of the page as a tile.
-template <typename S> __device__ void load_keys(const lctx_attend_args & a, const voted & at, bool near, int n_open, memory<S> & m) {
+template <typename S> __device__ void load_keys(const lctx_attend_args & a, const lctx_voted & at, bool near, int n_open, memory<S> & m) {
     const lctx_pool_args & pool = a.cache.k_pool;
     const auto row = [&](int i) {
         return near ? lctx_near_row(a.cache, m.row[i], at.head_kv, at.seq) : lctx_key_row(a.cache, m.slot[i], at.head_kv, at.seq);
@@ -285,7 +247,7 @@ __device__ bool needs_votes(const lctx_retain & r, int32_t row, int32_t score, i
 
 // The votes of tokens [token0, end) for the open rows of a page, as far as segments of one phase read them. score: of this thread's row
 template <typename S> __device__ void vote_phase(const lctx_vote_args & v, const prepared & made, const lists & l, int end, int phase,
-                                                 const voted & at, int n_open, int32_t & score_of_mine, memory<S> & m) {
+                                                 const lctx_voted & at, int n_open, int32_t & score_of_mine, memory<S> & m) {
     const int n_list = (end - l.token0) * l.n_choice, mine = (int)threadIdx.x;
     bool loaded = false;
     for (int list0 = 0, turn = 0; list0 < n_list; list0 += S::THREADS) {
@@ -318,8 +280,8 @@ template <typename S> __device__ void vote_phase(const lctx_vote_args & v, const
 }
 
 // The votes of tokens [token0, end) for one page.
-template <typename S> __device__ void vote_page(const lctx_vote_args & v, const prepared & made, const lists & l, int end, const voted & at,
-                                                int page, memory<S> & m) {
+template <typename S> __device__ void vote_page(const lctx_vote_args & v, const prepared & made, const lists & l, int end,
+                                                const lctx_voted & at, int page, memory<S> & m) {
     const int mine = (int)threadIdx.x, slot = page * S::ROWS + mine;
     const bool here = mine < S::ROWS && slot < at.n_held;
     const int32_t row = here ? at.held.rows()[slot] : 0;
@@ -350,15 +312,15 @@ template <typename S> __device__ void vote_page(const lctx_vote_args & v, const 
 template <typename S> __global__ void __launch_bounds__(S::THREADS) vote(const lctx_vote_args v, prepared made) {
     auto & m = *(memory<S> *)lctx_shared();
     const int head_kv = (int)blockIdx.y;
-    each_run(v, [&](const run & r) { keep_scores(v, r, head_kv); });
+    lctx_each_run(v, [&](const lctx_run & r) { keep_scores(v, r, head_kv); });
     lctx_cuda_clear_padding<S::ROWS, S::DIM>(v.attend.head_dim_k, m.k);
     __syncthreads();
-    each_run(v, [&](const run & r) {
-        const int first = find_token(r.first, r.end, [&](int token) { return v.voters[token].votes != 0; });
+    lctx_each_run(v, [&](const lctx_run & r) {
+        const int first = lctx_find_token(r.first, r.end, [&](int token) { return v.voters[token].votes != 0; });
         if (first == r.end) {
             return;
         }
-        const voted at(v, r, head_kv);
+        const lctx_voted at(v, r, head_kv);
         const lists l(v.attend, first, head_kv);
         for (int page = (int)blockIdx.x; page * S::ROWS < at.n_held; page += (int)gridDim.x) {
             vote_page(v, made, l, r.end, at, page, m);

@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -57,12 +58,14 @@ def report() -> dict[str, Any]:
 
 
 def _library() -> dict[str, Any]:
+    from pylongctx._devices import devices
     from pylongctx._lib import build_info, lib, library_path, text
 
     return {
         "library": str(library_path()),
         "abi": lib.lctx_abi_version(),
         "build": build_info(),
+        "devices": [asdict(device) for device in devices()],
         "cpu_features": text(lib.lctx_system_info()),
         "attention": {device: _attention(device) for device in build_info()["backends"]},
     }
@@ -103,11 +106,20 @@ def _table(facts: dict[str, Any]) -> Table:
 def _rows(key: str, value: Any) -> list[tuple[str, str]]:
     if key == "build":
         return [(f"build {name}", _shown(part)) for name, part in value.items()]
+    if key == "devices":
+        return [(device["name"], _device(device)) for device in value]
     if key == "attention":
         return [(f"attention on {device}", _by_width(types)) for device, types in value.items()]
     if key == "ram_bytes":
         return [("ram", f"{value / 2**30:.1f} GiB")]
     return [(key.replace("_", " "), _shown(value))]
+
+
+def _device(facts: dict[str, Any]) -> str:
+    from pylongctx._devices import Device
+
+    device = Device(**facts)
+    return f"{device.type}, {device.description}, {device.memory}"
 
 
 def _by_width(types: dict[str, list[int]]) -> str:

@@ -48,5 +48,4 @@ def is_loopback(host: str) -> bool:
 
 
 def _line(device: "Device") -> str:
-    memory = f"{device.memory_free / 2**30:.1f} of {device.memory_total / 2**30:.1f} GiB free"
-    return f"{device.name}: {device.description} ({device.type}, {memory})"
+    return f"{device.name}: {device.description} ({device.type}, {device.memory})"
