@@ -207,6 +207,20 @@ def test_a_script_gets_answers_on_stdout():
     assert "> " not in done.stdout
 
 
+@pytest.mark.parametrize("method", ["longheads", CORM])
+def test_the_line_after_each_of_forty_turns_adds_up(method):
+    lines = "".join(f"And what happened on day {i}?\n" for i in range(40))
+    done = run("chat", "-c", "4096", "--temp", "0", "-n", "9", "--method", method, input=lines)
+    assert done.returncode == 0, done.stderr
+    turns = [tuple(map(int, (turn[0], turn[1], turn[3]))) for turn in TURN.findall(done.stderr)]
+    assert len(turns) == 40
+    used = 0
+    for n_prompt, n_answer, context in turns:
+        assert context - used in (n_prompt + n_answer, n_prompt + n_answer - 1)  # the last token is read later
+        assert n_prompt < 80
+        used = context
+
+
 def test_blocks_of_lines_are_one_message():
     done = run("chat", *YES, "--no-show-timings", input='"""one\ntwo\n"""\n"""three"""\nlast\\')
     assert (done.returncode, done.stderr) == (0, "")
@@ -232,7 +246,7 @@ def test_what_does_not_fit_is_an_error_and_the_rest_is_answered():
     done = run("chat", *YES, "-c", "256", input="long " * 400 + "\nHello?\n/nonsense\n")
     assert done.returncode == 1
     assert re.search(
-        r"Requested tokens \(\d+\) exceed context window of 256;.*ways out: /clear, .*-c, .*/method", done.stderr
+        r"Requested tokens \(\d+\) exceed context window of 256;.*ways out: /clear, .*-c .*/method", done.stderr
     )
     assert "there is no command /nonsense" in done.stderr
     assert done.stdout.strip() in ("yes", "no")
@@ -390,14 +404,14 @@ def test_ctrl_c_at_the_prompt():
         terminal.until("> ")
         terminal.type("half a mess")
         terminal.until("half a mess")
-        terminal.type(CTRL_C)
+        terminal.interrupt_prompt()
         assert "leaves" not in terminal.until("\n> ")
-        terminal.type(CTRL_C)
+        terminal.interrupt_prompt()
         assert "Ctrl-C again or Ctrl-D leaves" in terminal.until("\n> ")
         terminal.ask("Hello?")
-        terminal.type(CTRL_C)
+        terminal.interrupt_prompt()
         terminal.until("\n> ")
-        terminal.type(CTRL_C)
+        terminal.interrupt_prompt()
         assert terminal.end() == 0
 
 

@@ -92,6 +92,7 @@ def test_bytes_that_are_no_text():
     ("args", "message"),
     [
         (["-p", "word " * 600], "exceed context window of 512"),
+        ([b"-p", b"caf\xe9"], "--prompt is not UTF-8: use a file"),
         (["-p", "x", "--logprobs", "1"], "--logprobs needs --json"),
         (["-p", "x", "-f", __file__], "give one of --prompt and --file"),
         (["-p", "x", "--grammar", "root ::= nothing"], "nothing"),
@@ -127,9 +128,7 @@ def test_a_reader_that_has_enough_is_no_error():
 
 
 def test_an_interrupt_is_status_130():
-    with start(
-        "-p", PROMPT, *ENDLESS, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
-    ) as process:
+    with start("-p", PROMPT, *ENDLESS, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as process:
         assert process.stdout.read(10)
         process.send_signal(signal.SIGINT)
         process.stdout.read()
