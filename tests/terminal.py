@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 DEADLINE = 60
 CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
@@ -71,6 +72,14 @@ class Terminal:
 
     def type(self, text):
         os.write(self.master, text.encode())
+
+    def interrupt_prompt(self):
+        """Press Ctrl-C when the command waits for keys: Python's input() misses one in the moment before."""
+        end = time.monotonic() + DEADLINE
+        while Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+            assert time.monotonic() < end, "the command does not wait for keys"
+            os.sched_yield()
+        self.type(CTRL_C)
 
     def until(self, text):
         """Read until a text appears; returns everything up to its end."""

@@ -202,10 +202,23 @@ def test_a_script_gets_answers_on_stdout():
     turns = TURN.findall(done.stderr)
     assert len(turns) == 3
     assert [int(turn[1]) > 0 for turn in turns] == [True] * 3
-    assert turns[1][3] == turns[2][3]
     assert "messages" in done.stderr
     assert "\x1b" not in done.stderr + done.stdout
     assert "> " not in done.stdout
+
+
+@pytest.mark.parametrize("method", ["longheads", CORM])
+def test_the_line_after_each_of_forty_turns_adds_up(method):
+    lines = "".join(f"And what happened on day {i}?\n" for i in range(40))
+    done = run("chat", "-c", "4096", "--temp", "0", "-n", "9", "--method", method, input=lines)
+    assert done.returncode == 0, done.stderr
+    turns = [tuple(map(int, (turn[0], turn[1], turn[3]))) for turn in TURN.findall(done.stderr)]
+    assert len(turns) == 40
+    used = 0
+    for n_prompt, n_answer, context in turns:
+        assert context - used in (n_prompt + n_answer, n_prompt + n_answer - 1)  # the last token is read later
+        assert n_prompt < 80
+        used = context
 
 
 def test_blocks_of_lines_are_one_message():
@@ -233,7 +246,7 @@ def test_what_does_not_fit_is_an_error_and_the_rest_is_answered():
     done = run("chat", *YES, "-c", "256", input="long " * 400 + "\nHello?\n/nonsense\n")
     assert done.returncode == 1
     assert re.search(
-        r"Requested tokens \(\d+\) exceed context window of 256;.*ways out: /clear, .*-c, .*/method", done.stderr
+        r"Requested tokens \(\d+\) exceed context window of 256;.*ways out: /clear, .*-c .*/method", done.stderr
     )
     assert "there is no command /nonsense" in done.stderr
     assert done.stdout.strip() in ("yes", "no")
@@ -303,9 +316,9 @@ def test_methods_change_while_talking(tmp_path):
     assert "selfextend,group_size=4,neighbor_window=64; KV" in done.stderr
     assert "it was saved with method='full', this object has method='selfextend" in done.stderr
     assert "loaded: 2 messages" in done.stderr
-    first, second, third = (list(map(int, (turn[0], turn[3]))) for turn in TURN.findall(done.stderr))
-    assert second[0] < first[0] + 20
-    assert third == second
+    first, second, third = (int(turn[0]) for turn in TURN.findall(done.stderr))
+    assert second < first + 20  # the conversation is known already
+    assert third < first + 20
 
 
 def test_a_method_that_cannot_hold_the_conversation_changes_nothing():
@@ -383,7 +396,7 @@ def test_ctrl_c_stops_the_prompt(tmp_path):
         assert "what was not answered is no part of the conversation" in terminal.until("\n> ")
         assert "2 messages" in terminal.ask("/stats")
         terminal.ask("/clear")
-        assert re.search(r"\n(yes|no)\r\n", terminal.ask("And now?"))
+        assert re.search(r"(yes|no)\r\n", terminal.ask("And now?"))
 
 
 def test_ctrl_c_at_the_prompt():
@@ -391,14 +404,14 @@ def test_ctrl_c_at_the_prompt():
         terminal.until("> ")
         terminal.type("half a mess")
         terminal.until("half a mess")
-        terminal.type(CTRL_C)
+        terminal.interrupt_prompt()
         assert "leaves" not in terminal.until("\n> ")
-        terminal.type(CTRL_C)
+        terminal.interrupt_prompt()
         assert "Ctrl-C again or Ctrl-D leaves" in terminal.until("\n> ")
         terminal.ask("Hello?")
-        terminal.type(CTRL_C)
+        terminal.interrupt_prompt()
         terminal.until("\n> ")
-        terminal.type(CTRL_C)
+        terminal.interrupt_prompt()
         assert terminal.end() == 0
 
 

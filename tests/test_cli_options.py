@@ -8,6 +8,7 @@ import pytest
 from upstream import tarball
 
 from pylongctx import Corm, LongHeads, SelfExtend
+from pylongctx.cli import main
 from pylongctx.cli.method import chosen_method
 from pylongctx.cli.options import add_llama_options, llama_arguments, model_path, open_llama
 from pylongctx.cli.sampling import (
@@ -120,7 +121,7 @@ def test_the_command_line_comes_before_variables(monkeypatch):
     [
         ("LLAMA_ARG_CTX_SIZE", "many", "argument -c/--ctx-size: 'many' is no whole number (from LLAMA_ARG_CTX_SIZE)"),
         ("LLAMA_ARG_FLASH_ATTN", "off", "there is nothing to turn off (from LLAMA_ARG_FLASH_ATTN)"),
-        ("LLAMA_ARG_CONTEXT_SHIFT", "1", "not in pylongctx: the context is never shifted or cut"),
+        ("LLAMA_ARG_CONTEXT_SHIFT", "1", "not here: the context is never shifted or cut"),
         (
             "LLAMA_ARG_N_PREDICT",
             "0",
@@ -214,7 +215,7 @@ def test_the_method_may_come_from_a_variable(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--keep 4", "argument --keep: not in pylongctx: the context is never shifted or cut"),
+        ("--keep 4", "argument --keep: not here: the context is never shifted or cut"),
         ("--dry-multiplier 0.8", "samplers are"),
         ("--mmproj file", "models read text only"),
         ("-hf owner/name", "models are files"),
@@ -229,6 +230,20 @@ def test_refusals_say_why(capsys, words, message):
         parse(*words.split())
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--rpc", "--kv-offload"])
+def test_bench_says_that_it_measures_this_machine(capsys, option):
+    with pytest.raises(SystemExit):
+        main(["bench", option, "1"])
+    assert f"argument {option}: not here: bench" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_text(tmp_path, capsys):
+    (tmp_path / "odd").write_bytes(b"caf\xe9")
+    with pytest.raises(SystemExit):
+        parse("--grammar-file", str(tmp_path / "odd"))
+    assert re.search(r"odd is not UTF-8 .*; convert it with iconv", capsys.readouterr().err)
 
 
 def test_what_is_done_anyway_is_accepted():

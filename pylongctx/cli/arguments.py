@@ -132,7 +132,7 @@ def with_origins(reason: Exception, args: argparse.Namespace) -> str:
 def _refusal(reason: str) -> Callable[[str], None]:
     def refuse(text: str) -> None:
         if not (isinstance(text, FromEnvironment) and text in FALSE):
-            raise ValueError(f"not in pylongctx: {reason}")
+            raise ValueError(f"not here: {reason}")
 
     return refuse
 
@@ -184,9 +184,11 @@ def one_of(words: Sequence[str]) -> Callable[[str], str]:
 
 
 def file_text(path: str) -> str:
-    """Return the text of a file, without a newline at its end; bytes that are not UTF-8 are an error."""
-    text = Path(path).read_text(encoding="utf-8")
-    return text.removesuffix("\n")
+    """Return the text of a file, without a newline at its end."""
+    try:
+        return Path(path).read_text(encoding="utf-8").removesuffix("\n")
+    except UnicodeDecodeError as reason:
+        raise ValueError(f"{path} is not UTF-8 ({reason}); convert it with iconv") from None
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from pylongctx.errors import ContextFull
 from pylongctx.methods import parse
 
 MOST_FILES = 100  # that one /glob reads
-WAYS_OUT = "/clear, a shorter message, a larger -c, or a method that reads more: /method"
+WAYS_OUT = "/clear, a shorter message, a larger -c or --kv-limit, or a method that holds more: /method"
 HELP = """/regen           another answer to the last message
 /clear           forget the conversation, but for the system prompt
 /save FILE       write the conversation and its KV cache
@@ -181,13 +181,14 @@ class Chat:
 
     def save(self, path: str) -> None:
         """Write the conversation."""
-        self.conversation.save(_required(path, "/save FILE"))
-        self.output.note(f"saved: {self.conversation.llm.n_tokens} tokens, {Path(path).stat().st_size / 2**20:.2f} MiB")
+        file = Path(_required(path, "/save FILE")).expanduser()
+        self.conversation.save(file)
+        self.output.note(f"saved: {self.conversation.llm.n_tokens} tokens, {_mib(file.stat().st_size)}")
 
     def load(self, path: str) -> None:
-        """Continue another conversation, and show its last answer."""
+        """Continue another conversation."""
         conversation = self.conversation
-        conversation.load(_required(path, "/load FILE"))
+        conversation.load(Path(_required(path, "/load FILE")).expanduser())
         self.output.note(f"loaded: {len(conversation.messages)} messages; {conversation.used}")
 
     def read(self, path: str) -> None:

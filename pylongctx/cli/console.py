@@ -64,6 +64,7 @@ class Meter:
 
     def __init__(self, console: Console, stop: Stop | None = None) -> None:
         self._console = console
+        self._visible = console.file.isatty()
         self._stop = stop
         self._progress: Progress | None = None
 
@@ -72,7 +73,7 @@ class Meter:
         if self._stop is not None and self._stop():
             self.close()
             raise KeyboardInterrupt
-        if done < total and self._console.is_terminal:
+        if done < total and self._visible:
             self._show(done, total)
         elif done >= total:
             self.close()

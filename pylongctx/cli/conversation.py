@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -145,12 +146,12 @@ class Conversation:
         self.messages = list(self._system)
         self.llm.reset()
 
-    def save(self, path: str) -> None:
+    def save(self, path: Path) -> None:
         """Write the messages and the KV cache to a file."""
         state = self.llm.save_state()
         replace(state, identity={**state.identity, MESSAGES: self.messages}).save(path)
 
-    def load(self, path: str) -> None:
+    def load(self, path: Path) -> None:
         """Continue what ``save`` wrote.
 
         Raises

@@ -67,7 +67,11 @@ def add_text_options(parser: argparse.ArgumentParser, title: str) -> None:
 def given_text(args: argparse.Namespace, option: str, file_option: str) -> str | None:
     """Return the text of an option or of a file, None when neither is given."""
     text: str | None = one(args, option, file_option)
-    return text if text is None or getattr(args, option) is None else unescaped(args, text)
+    if text is None or getattr(args, option) is None:
+        return text
+    if not text.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in text):
+        raise ValueError(f"--{option.replace('_', '-')} is not UTF-8: use a file")
+    return unescaped(args, text)
 
 
 def unescaped(args: argparse.Namespace, text: str) -> str:
