@@ -127,6 +127,15 @@ def test_what_a_busy_sequence_holds_is_shared(server, engine):
         assert alone == greedy(llm, [*tokens, 9], 4)
 
 
+@pytest.mark.parametrize("method", ["full", LONGHEADS, "corm,window=64,recent=64"])
+def test_several_choices_read_their_prompt_once(method):
+    with running(n_seq=3, method=method) as server:
+        given = {"model": ALIAS, "prompt": PROMPTS[0] * 6, "max_tokens": N, "temperature": 0, "n": 3}
+        answer = server.client.completions.create(**given)
+        assert len({choice.text for choice in answer.choices}) == 1
+        assert server.engine.counters.prompt_tokens == answer.usage.prompt_tokens
+
+
 def _submitted(engine, one):
     engine.submit(one)
     return one

@@ -38,8 +38,9 @@ CHAT = (
     "parallel_tool_calls",
 )
 MOST_CHOICES = 64
+MOST_LIKELIEST = 100  # tokens whose log-probabilities are told for each token
 
-Prompt = str | list[int] | list[str] | list[list[int]]
+Prompt = str | list[int] | list[str | list[int]]
 
 
 class StreamOptions(BaseModel):
@@ -100,7 +101,7 @@ class CompletionBody(Generate):
     prompt: Prompt = ""
     suffix: str | None = None
     echo: bool = False
-    logprobs: int | None = None
+    logprobs: int | None = Field(None, ge=0, le=MOST_LIKELIEST)
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -129,7 +130,7 @@ class ChatBody(Generate):
     tool_choice: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LIKELIEST)
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

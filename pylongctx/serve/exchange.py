@@ -24,10 +24,13 @@ class Exchange:
     ----------
     pool : Executor
         Threads that wait for the engine.
+    n_threads : int
+        How many of them it may use at once.
     """
 
-    def __init__(self, pool: Executor) -> None:
+    def __init__(self, pool: Executor, n_threads: int) -> None:
         self._pool = pool
+        self._turn = asyncio.Semaphore(n_threads)
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
         self.parts: list[Part] = []
@@ -48,8 +51,7 @@ class Exchange:
 
     async def results(self, receive: Receive) -> list[Any] | None:
         """Run all calls and return what they return, None when the client went away meanwhile."""
-        tasks = [self._loop.run_in_executor(self._pool, call) for _, call in self.parts]
-        work: asyncio.Future[list[Any]] = asyncio.gather(*tasks)
+        work: asyncio.Future[list[Any]] = asyncio.gather(*(self._run(call) for _, call in self.parts))
         gone: asyncio.Future[None] = asyncio.ensure_future(until_gone(receive))
         waited: set[asyncio.Future[Any]] = {work, gone}
         try:
@@ -61,9 +63,8 @@ class Exchange:
 
     async def chunks(self, iterators: list[Iterator[Any]], patience: float) -> AsyncIterator[tuple[int, Any]]:
         """Yield (part, chunk) of all parts as they come, (-1, None) when nothing came for ``patience`` seconds."""
-        for index, chunks in enumerate(iterators):
-            self._pool.submit(self._feed, index, chunks)
-        left = len(iterators)
+        feeds = [asyncio.ensure_future(self._run(self._feed, i, chunks)) for i, chunks in enumerate(iterators)]
+        left = len(feeds)
         while left:
             try:
                 index, item = await asyncio.wait_for(self._queue.get(), patience)
@@ -75,6 +76,10 @@ class Exchange:
             left -= item is None
             if item is not None:
                 yield index, item
+
+    async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        async with self._turn:
+            return await self._loop.run_in_executor(self._pool, function, *args)
 
     def _feed(self, index: int, chunks: Iterator[Any]) -> None:
         try:

@@ -49,6 +49,8 @@ class Job:
     progress: Callable[["Job"], None] | None = None
 
     submitted: bool = False
+    forerunner: "Job | None" = None  # reads a prompt that begins as this one, which waits for that
+    considered: bool = False  # whether there is one was found out
     cancelled: bool = False
     satisfied: bool = False  # cancelled, since the reader has all that it wants
     stalled: bool = False  # the engine waits until the reader has taken something
