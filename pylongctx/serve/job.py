@@ -97,10 +97,6 @@ class Job:
         while (result := self.take()) is not None:
             yield result
 
-    def usage_details(self) -> dict[str, int]:
-        """Return OpenAI's details about the tokens of the prompt."""
-        return {"cached_tokens": self.n_cached}
-
     def prompt_progress(self) -> dict[str, int]:
         """Return llama-server's object about a prompt that is being read."""
         return {
