@@ -225,6 +225,18 @@ def test_closing_ends_jobs_and_threads(embedded_model):
         assert server.http.post("/v1/completions", json={"prompt": "a"}).status_code == 503
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_server_whose_engine_failed_says_so(monkeypatch):
+    with running() as server:
+        monkeypatch.setattr(server.engine, "_shares", lambda: 1 / 0)
+        failed = server.http.post("/v1/completions", json={"prompt": "a"})
+        assert (failed.status_code, failed.json()["error"]["type"]) == (500, "server_error")
+        for path in ("/health", "/v1/completions"):
+            answer = server.http.request("GET" if path == "/health" else "POST", path, json={"prompt": "a"})
+            assert answer.status_code == 503
+            assert "restart the server" in answer.json()["error"]["message"]
+
+
 # ---- memory ----
 
 

@@ -148,6 +148,18 @@ def test_an_error_in_the_middle_of_a_stream_is_told(server, http, monkeypatch):
     assert server.engine.n_busy == 0 or server.wait_for(lambda: server.engine.n_busy == 0) is None
 
 
+def test_names_of_llama_server_are_read_too(http):
+    schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
+    answer = http.post("/v1/completions", json={"prompt": "It", "n_predict": 200, "json_schema": schema}).json()
+    assert isinstance(json.loads(answer["choices"][0]["text"])["yes"], bool)
+    assert http.post("/v1/completions", json={"prompt": "It", "n_predict": 2}).json()["timings"]["predicted_n"] == 2
+    forbidden = {"prompt": "It", "n_predict": 1, "temperature": 0, "logprobs": 1}
+    first = http.post("/v1/completions", json=forbidden).json()["choices"][0]["logprobs"]["tokens"]
+    (token,) = http.post("/tokenize", json={"content": first[0], "parse_special": False}).json()["tokens"][-1:]
+    other = http.post("/v1/completions", json=forbidden | {"logit_bias": [[token, False]]}).json()
+    assert other["choices"][0]["logprobs"]["tokens"] != first
+
+
 # ---- facts ----
 
 
