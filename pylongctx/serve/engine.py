@@ -270,6 +270,7 @@ class Engine:
         finally:
             with self._wake:
                 self._running = []
+                self.context.abort = False
 
     def _make_room(self, shares: list[Share], reason: ContextFull) -> None:
         """Forget the idle sequence that was not used for longest; without one, find the jobs that do not fit."""
