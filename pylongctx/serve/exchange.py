@@ -35,10 +35,11 @@ class Exchange:
         self._queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
         self.parts: list[Part] = []
 
-    def cancel(self) -> None:
-        """Let all completions end."""
+    def close(self) -> None:
+        """Let all completions end, and let go of them: they know this object, and hold memory of the library."""
         for served, _ in self.parts:
             served.cancel()
+        self.parts = []
 
     def put(self, index: int, item: Any) -> None:
         """Add something to the stream; from any thread."""
@@ -72,7 +73,10 @@ class Exchange:
                 yield -1, None
                 continue
             if isinstance(item, BaseException):
-                raise item
+                try:
+                    raise item
+                finally:
+                    del item  # which knows this frame
             left -= item is None
             if item is not None:
                 yield index, item

@@ -75,7 +75,7 @@ async def _answer(service: Service, request: Request, body: Generate, makes: Seq
 
 
 def _close(service: Service, exchange: Exchange) -> None:
-    exchange.cancel()
+    exchange.close()
     service.leave()
 
 

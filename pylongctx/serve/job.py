@@ -80,7 +80,10 @@ class Job:
         if self.stalled:
             self.wake()
         if isinstance(result, BaseException):
-            raise result
+            try:
+                raise result
+            finally:
+                del result  # which knows this frame
         return result
 
     def rows(self) -> Iterator[NDArray[np.float32]]:
