@@ -272,10 +272,10 @@ class Context:
     def _kv_usage(self, info: Any, rows: Any) -> None:
         check(lib.lctx_kv_usage(self.handle, info, rows), lib.lctx_context_error(self.handle))
 
-    def start_trace(self, start: int, stop: int) -> None:
-        """Record the chunks read at positions ``start <= p < stop`` and forget the records so far; none: stop."""
+    def start_trace(self, start: int, stop: int, seq: int = 0) -> None:
+        """Record the chunks a sequence reads at ``start <= p < stop`` and forget the records so far; none: stop."""
         with self._lock:
-            check(lib.lctx_trace_start(self.handle, start, stop), lib.lctx_context_error(self.handle))
+            check(lib.lctx_trace_start(self.handle, seq, start, stop), lib.lctx_context_error(self.handle))
             self.tracing = start < stop
 
     def read_trace(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
