@@ -36,7 +36,7 @@ def assign(slots: list[Slot], job: Job) -> Slot | None:
     A prompt goes where most of it is already, else to the sequence that was not used for longest. What a busy sequence
     holds is copied, which shares the pages.
     """
-    idle = [slot for slot in slots if slot.job is None and (slot.id == 0 or not job.traced)]
+    idle = [slot for slot in slots if slot.job is None]
     if not idle:
         return None
     oldest = min(idle, key=lambda slot: (slot.session.n_tokens > 0, slot.used))
