@@ -173,7 +173,7 @@ class Llama(Chat, Embeddings, Adapters, Facts):
         self.last_n_tokens_size = arguments.check_count("last_n_tokens_size", last_n_tokens_size, 0)
         threads = self.n_threads, self.n_threads_batch = arguments.thread_counts(n_threads, n_threads_batch)
         self.set_seed(seed)
-        settings, spec = arguments.context_settings(given, threads), _spec(method, embedding)
+        settings, spec = self._settings(given, threads), _spec(method, embedding)
         check_draft(draft_model, parse(spec) if spec else None)
         where = arguments.model_settings(given)
         if preflight and not vocab_only:
@@ -208,6 +208,9 @@ class Llama(Chat, Embeddings, Adapters, Facts):
         except BaseException:
             self.close()
             raise
+
+    def _settings(self, given: dict[str, Any], threads: tuple[int, int]) -> dict[str, Any]:
+        return arguments.context_settings(given, threads)
 
     from_pretrained = classmethod(from_pretrained)
 

@@ -127,6 +127,15 @@ def test_what_a_busy_sequence_holds_is_shared(server, engine):
         assert alone == greedy(llm, [*tokens, 9], 4)
 
 
+@pytest.mark.parametrize("method", ["full", LONGHEADS, "corm,window=64,recent=64"])
+def test_several_choices_read_their_prompt_once(method):
+    with running(n_seq=3, method=method) as server:
+        given = {"model": ALIAS, "prompt": PROMPTS[0] * 6, "max_tokens": N, "temperature": 0, "n": 3}
+        answer = server.client.completions.create(**given)
+        assert len({choice.text for choice in answer.choices}) == 1
+        assert server.engine.counters.prompt_tokens == answer.usage.prompt_tokens
+
+
 def _submitted(engine, one):
     engine.submit(one)
     return one
@@ -216,6 +225,18 @@ def test_closing_ends_jobs_and_threads(embedded_model):
         assert server.http.post("/v1/completions", json={"prompt": "a"}).status_code == 503
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_server_whose_engine_failed_says_so(monkeypatch):
+    with running() as server:
+        monkeypatch.setattr(server.engine, "_shares", lambda: 1 / 0)
+        failed = server.http.post("/v1/completions", json={"prompt": "a"})
+        assert (failed.status_code, failed.json()["error"]["type"]) == (500, "server_error")
+        for path in ("/health", "/v1/completions"):
+            answer = server.http.request("GET" if path == "/health" else "POST", path, json={"prompt": "a"})
+            assert answer.status_code == 503
+            assert "restart the server" in answer.json()["error"]["message"]
+
+
 # ---- memory ----
 
 
@@ -265,8 +286,27 @@ def test_a_traced_answer_leaves_a_map_of_its_chunks():
         assert sum(one["kv_rows"] for one in found["sequences"]) > 0
 
 
-def test_a_traced_answer_is_the_same():
-    with running(method=LONGHEADS) as server:
-        plain = stream(server, PROMPTS[0] * 5)
+def test_traced_answers_are_the_same_and_recorded_one_at_a_time():
+    with running(n_seq=3, method=LONGHEADS) as server:
+        texts = [PROMPTS[i] * 4 for i in range(3)]
+        plain = [stream(server, text) for text in texts]
         server.erase()
-        assert stream(server, PROMPTS[0] * 5, extra_body={"longctx": {"trace": True}}) == plain
+        with ThreadPoolExecutor(3) as pool, server.held():
+            traced = [pool.submit(stream, server, text, extra_body={"longctx": {"trace": True}}) for text in texts]
+            server.wait_for(lambda: server.engine.n_waiting == 3)
+            server.release()
+            assert [one.result(PATIENCE) for one in traced] == plain
+        last = server.engine.tracer.record
+        n_prompts = [len(server.host.tokenize(text.encode())) for text in texts]
+        assert last.n_prompt in n_prompts
+        assert last.positions.tolist() == list(range(last.n_prompt - 1, last.n_prompt + N - 1))
+
+
+def test_a_busy_first_sequence_does_not_hold_up_a_trace():
+    with running(method=LONGHEADS) as server:
+        endless = job(server, [1, 5, 6], 400)
+        server.engine.submit(endless)
+        endless.take()
+        stream(server, PROMPTS[1], extra_body={"longctx": {"trace": True}})
+        assert server.engine.slots[0].job is endless
+        assert len(server.engine.tracer.record.positions) == N

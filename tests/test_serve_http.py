@@ -1,5 +1,6 @@
 """What the server does beside answering: limits, keys, facts about itself, tokens."""
 
+import asyncio
 import base64
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -148,6 +149,18 @@ def test_an_error_in_the_middle_of_a_stream_is_told(server, http, monkeypatch):
     assert server.engine.n_busy == 0 or server.wait_for(lambda: server.engine.n_busy == 0) is None
 
 
+def test_names_of_llama_server_are_read_too(http):
+    schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
+    answer = http.post("/v1/completions", json={"prompt": "It", "n_predict": 200, "json_schema": schema}).json()
+    assert isinstance(json.loads(answer["choices"][0]["text"])["yes"], bool)
+    assert http.post("/v1/completions", json={"prompt": "It", "n_predict": 2}).json()["timings"]["predicted_n"] == 2
+    forbidden = {"prompt": "It", "n_predict": 1, "temperature": 0, "logprobs": 1}
+    first = http.post("/v1/completions", json=forbidden).json()["choices"][0]["logprobs"]["tokens"]
+    (token,) = http.post("/tokenize", json={"content": first[0], "parse_special": False}).json()["tokens"][-1:]
+    other = http.post("/v1/completions", json=forbidden | {"logit_bias": [[token, False]]}).json()
+    assert other["choices"][0]["logprobs"]["tokens"] != first
+
+
 # ---- facts ----
 
 
@@ -184,6 +197,28 @@ def test_without_a_method_the_memory_is_llama_cpps():
         assert server.http.post("/v1/completions", json=SMALL).json()["usage"]["completion_tokens"] == 3
         assert server.http.get("/v1/longctx").json()["kv"] is None
         assert server.metric("kv_bytes") == 0
+
+
+def test_the_files_of_the_page_are_served_without_a_key(strict, monkeypatch, tmp_path):
+    from pylongctx.serve import app
+
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "index.html").write_text("<p>chat")
+    (tmp_path / "page" / "chat.js").write_text("1")
+    (tmp_path / "page" / "notes.txt").write_text("not for the world")
+    monkeypatch.setattr(app.resources, "files", lambda package: tmp_path)
+    transport = httpx.ASGITransport(app.create_app(strict.service))
+
+    async def ask():
+        async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
+            return [await client.get(path) for path in ("/", "/index.html", "/chat.js", "/notes.txt", "/../app.py")]
+
+    index, same, script, *others = asyncio.run(ask())
+    assert index.text == same.text == "<p>chat"
+    assert index.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in index.headers["content-security-policy"]
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert [answer.status_code for answer in others] == [401, 401]
 
 
 # ---- tokens ----

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import resources
+from pathlib import PurePath
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -16,7 +17,13 @@ from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.gate import Gate, as_response
 from pylongctx.serve.service import Service
 
-PAGE = {"index.html": "text/html", "app.js": "text/javascript", "style.css": "text/css"}
+INDEX = "index.html"
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+HEADERS = {  # the page loads nothing from elsewhere, and is no part of another one
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
 
 
 def create_app(service: Service) -> FastAPI:
@@ -41,16 +48,15 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _add_page(app: FastAPI) -> frozenset[str]:
-    """Serve the files of the page; returns their paths."""
-    paths = {"/": "index.html"} | {f"/{name}": name for name in PAGE}
+    """Serve the files of the page; returns their paths, which need no key."""
+    folder = resources.files("pylongctx.serve") / "page"
+    names = [file.name for file in folder.iterdir() if PurePath(file.name).suffix in TYPES] if folder.is_dir() else []
+    paths = {f"/{name}": name for name in names} | ({"/": INDEX} if INDEX in names else {})
 
     def add(path: str, name: str) -> None:
         @app.get(path, include_in_schema=False)
         def file() -> Response:
-            found = resources.files("pylongctx") / "serve" / "page" / name
-            if not found.is_file():
-                raise ApiError(404, "not_found_error", f"this installation has no {name}")
-            return Response(found.read_bytes(), media_type=PAGE[name])
+            return Response((folder / name).read_bytes(), 200, HEADERS, TYPES[PurePath(name).suffix])
 
     for path, name in paths.items():
         add(path, name)

@@ -109,7 +109,9 @@ class Served(Chat):
             return text, []
         self.job.every_row = True
         self._engine.submit(self.job)
-        return text, scorer.prompt(self.job.rows(), np.array(tokens, np.int32), text, special)
+        entries = scorer.prompt(self.job.rows(), np.array(tokens, np.int32), text, special)
+        missing = 0 if special else len(tokens) - len(entries)  # who sends tokens counts on an entry for each
+        return text, [Entry(b"", 0, None, None)] * missing + entries
 
     def _score(self, scorer: Scorer, token: int, offset: int) -> Entry:
         assert self._row is not None

@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,29 +13,16 @@ from numpy.typing import NDArray
 from pylongctx._lib import Aborted, ContextFull
 from pylongctx._session import Session
 from pylongctx.errors import LctxError
+from pylongctx.serve.counters import Counters
 from pylongctx.serve.host import Host
 from pylongctx.serve.job import Cancelled, Job
-from pylongctx.serve.slots import Slot, assign
+from pylongctx.serve.slots import Slot, assign, forerunner
 from pylongctx.serve.tracing import Tracer
 
 ROW_BYTES = 1 << 26  # most bytes of logits that a step of a scored prompt makes
 
 Result = TypeVar("Result")
 Share = tuple[Slot, Job, NDArray[np.int32]]  # a sequence, its job, and the tokens that a step evaluates of it
-
-
-@dataclass
-class Counters:
-    """What the engine has done since it was started."""
-
-    prompt_tokens: int = 0  # evaluated
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    steps: int = 0
-    busy_seconds: float = 0.0
-    completed: int = 0
-    cancelled: int = 0
-    failed: int = 0
 
 
 class Engine:
@@ -169,7 +155,11 @@ class Engine:
         return any(job.cancelled for job in self._waiting) or any(self._fits(job) for job in self._waiting)
 
     def _fits(self, job: Job) -> bool:
-        return any(slot.job is None for slot in (self.slots[:1] if job.traced else self.slots))
+        if job.forerunner is not None and job.forerunner.is_reading:
+            return False
+        if job.traced and self.tracer.busy:
+            return False  # one record at a time
+        return any(slot.job is None for slot in self.slots)
 
     def _can_step(self) -> bool:
         return any(slot.job is not None and (slot.job.cancelled or self._can_run(slot.job)) for slot in self.slots)
@@ -183,6 +173,8 @@ class Engine:
         with self._wake:
             jobs = list(self._waiting)
         for job in jobs:
+            if self._fits(job) and not job.considered:
+                job.forerunner, job.considered = forerunner(self.slots, job, self._step_size), True
             if not (job.cancelled or self._fits(job)):
                 continue
             with self._wake:
@@ -194,12 +186,12 @@ class Engine:
             self._begin(job)
 
     def _begin(self, job: Job) -> None:
-        job.started = time.monotonic()
+        job.started, job.forerunner = time.monotonic(), None
         try:
             slot = assign(self.slots, job)
             assert slot is not None  # _fits
             if job.traced:
-                self.tracer.start(job)
+                self.tracer.start(job, slot.session)
         except Exception as reason:
             self.counters.failed += 1
             job.results.put(reason)
@@ -266,6 +258,7 @@ class Engine:
         finally:
             with self._wake:
                 self._running = []
+                self.context.abort = False
 
     def _make_room(self, shares: list[Share], reason: ContextFull) -> None:
         """Forget the idle sequence that was not used for longest; without one, find the jobs that do not fit."""
@@ -317,7 +310,7 @@ class Engine:
         job.ended = time.monotonic()
         job.read = job.read or job.ended
         if job.traced:
-            self.tracer.end(job)
+            self.tracer.end(job, slot.session)
         self._n_ended += 1
         slot.job, slot.last, slot.used = None, job, self._n_ended
         name = "completed" if reason is None else "cancelled" if isinstance(reason, Cancelled) else "failed"

@@ -19,8 +19,8 @@ class Host(Llama):
         if not self.verbose:
             lib.lctx_log_set_level(0)  # llama.cpp calls it an error that a client went away; others become exceptions
 
-    def _open(self, settings: dict[str, Any], spec: str) -> Session:
-        return super()._open(settings | {"n_seq_max": self.n_seq}, spec)
+    def _settings(self, given: dict[str, Any], threads: tuple[int, int]) -> dict[str, Any]:
+        return super()._settings(given, threads) | {"n_seq_max": self.n_seq}
 
     @property
     def session(self) -> Session:
