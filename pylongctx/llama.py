@@ -165,7 +165,7 @@ class Llama(Chat, Embeddings, Adapters):
         self.last_n_tokens_size = arguments.check_count("last_n_tokens_size", last_n_tokens_size, 0)
         threads = self.n_threads, self.n_threads_batch = arguments.thread_counts(n_threads, n_threads_batch)
         self.set_seed(seed)
-        settings, spec = arguments.context_settings(given, threads), _spec(method, embedding)
+        settings, spec = self._settings(given, threads), _spec(method, embedding)
         check_draft(draft_model, parse(spec) if spec else None)
         lib.lctx_log_set_level(2 if verbose else 1)
         self._model = Model(self.model_path, arguments.model_settings(given))
@@ -197,6 +197,9 @@ class Llama(Chat, Embeddings, Adapters):
         except BaseException:
             self.close()
             raise
+
+    def _settings(self, given: dict[str, Any], threads: tuple[int, int]) -> dict[str, Any]:
+        return arguments.context_settings(given, threads)
 
     from_pretrained = classmethod(from_pretrained)
 

@@ -1,11 +1,13 @@
 """A server in a thread of the test process, and its clients."""
 
 import threading
+import time
 from contextlib import contextmanager
 
 from pylongctx.models import embedded_model
 
 ALIAS = "tiny"
+DEFAULTS = {"n_ctx": 512, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 PATIENCE = 60.0  # seconds until a test that waits in vain fails
 
 
@@ -46,19 +48,27 @@ class Running:
         """Return what a function finds between two steps of the engine."""
         return self.engine.call(function).result(PATIENCE)
 
+    def wait_for(self, condition):
+        """Wait until a condition holds; a round trip to the server paces the question."""
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < end, "waited in vain"
+            self.http.get("/health")
+
     def erase(self):
         """Forget all sequences, as between two tests."""
         self.ask(lambda: [self.engine.erase(slot.id) for slot in self.engine.slots if slot.job is None])
 
     @contextmanager
     def held(self):
-        """Stop the engine between two steps while the block runs."""
-        release = threading.Event()
-        self.engine.call(lambda: release.wait(PATIENCE))
+        """Stop the engine between two steps while the block runs, or until ``release``."""
+        event = threading.Event()
+        self.release = event.set
+        self.engine.call(lambda: event.wait(PATIENCE))
         try:
             yield
         finally:
-            release.set()
+            event.set()
 
     def metric(self, name):
         """Return a number of /metrics."""
@@ -72,7 +82,7 @@ def running(n_seq=2, embedder=None, settings=(), path=None, **arguments):
     from pylongctx.serve.host import Host
     from pylongctx.serve.service import Service, Settings
 
-    host = Host(str(path or embedded_model()), n_seq, **{"n_ctx": 512, "n_ubatch": 64, "verbose": False} | arguments)
+    host = Host(str(path or embedded_model()), n_seq, **DEFAULTS | arguments)
     server = Running(Service(host, Settings(**{"alias": ALIAS, "grace": 1.0} | dict(settings)), embedder))
     try:
         yield server

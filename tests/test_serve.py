@@ -135,16 +135,25 @@ def test_log_probabilities_of_a_chat_are_those_of_llama(client, llama):
     assert [len(token.top_logprobs) for token in found] == [3] * 4
 
 
-@pytest.mark.parametrize("as_tokens", [False, True])
-def test_echo_with_log_probabilities_is_that_of_llama(client, llama, as_tokens):
-    prompt = llama.tokenize(TEXT) if as_tokens else TEXT.decode()
+def test_echo_with_log_probabilities_is_that_of_llama(client, llama):
+    prompt = TEXT.decode()
     expected = llama.create_completion(prompt, echo=True, logprobs=2, max_tokens=1, temperature=0)["choices"][0]
-    found = complete(client, prompt, echo=True, logprobs=2, max_tokens=1).choices[0]
+    found = complete(client, echo=True, logprobs=2, max_tokens=1).choices[0]
     assert found.text == expected["text"]
     assert found.logprobs.tokens == expected["logprobs"]["tokens"]
     assert found.logprobs.text_offset == expected["logprobs"]["text_offset"]
     np.testing.assert_allclose(found.logprobs.token_logprobs, expected["logprobs"]["token_logprobs"], atol=1e-3)
     assert found.logprobs.top_logprobs[5] == pytest.approx(expected["logprobs"]["top_logprobs"][5], abs=1e-3)
+
+
+def test_every_token_that_was_sent_has_its_log_probability(client, llama):
+    tokens = llama.tokenize(TEXT)
+    answer = complete(client, echo=True, logprobs=1, max_tokens=1).choices[0].logprobs
+    found = complete(client, tokens, echo=True, logprobs=1, max_tokens=1).choices[0].logprobs
+    assert tokens[0] == llama.token_bos()
+    assert len(found.token_logprobs) == len(tokens) + 1
+    assert found.token_logprobs[0] is found.top_logprobs[0] is None
+    np.testing.assert_allclose(found.token_logprobs[1:], answer.token_logprobs, atol=1e-5)
 
 
 def test_a_prompt_can_be_scored_alone(client):
@@ -194,6 +203,8 @@ def test_a_prompt_that_is_too_long_is_refused_as_llama_server_does(client):
     [
         ({"temperature": "hot"}, "temperature", "number"),
         ({"n": 0}, "n", "greater"),
+        ({"logprobs": True, "top_logprobs": 101}, "top_logprobs", "100"),
+        ({"extra_body": {"top_k": 2**40}}, None, "1099511627776"),
         ({"messages": []}, None, "at least one message"),
         ({"response_format": {"type": "xml"}}, None, "response_format"),
         ({"tools": [TOOL], "extra_body": {"grammar": 'root ::= "a"'}}, None, "grammar"),

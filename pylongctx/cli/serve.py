@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pylongctx.cli.arguments import Options, integer, number
+from pylongctx.cli.arguments import Options, integer, number, one_of
 from pylongctx.cli.options import add_llama_options, model_path, open_llama
 from pylongctx.cli.sampling import add_sampling_options, add_template_options, sampling_arguments, template_arguments
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 HOST, PORT, PARALLEL = "127.0.0.1", 8080, 4
 EPILOG = f"Clients: OpenAI(base_url='http://{HOST}:{PORT}/v1', api_key='none'), or a browser at http://{HOST}:{PORT}/."
 KEY = "LLAMA_API_KEY"
+POOLINGS = ("none", "mean", "cls", "last", "rank")  # with llama.cpp's numbers
 NOT_FOR_EMBEDDING = ("method", "kv_limit", "kv_offload", "kv_offload_mib", "progress_callback")
 
 
@@ -37,6 +38,8 @@ def add_parser(commands: Any) -> None:
     add("--grace", parse=number, metavar="SECONDS", help="for running requests when the server ends (10)")
     env = "LLAMA_ARG_EMBEDDINGS"
     options.switch("--embedding", "--embeddings", env=env, help="serve /v1/embeddings too", dest="embeddings")
+    env = "LLAMA_ARG_POOLING"
+    add("--pooling", parse=one_of(POOLINGS[1:]), metavar="KIND", env=env, help="of embeddings (the model's)")
     add_llama_options(parser)
     add_template_options(parser)
     add_sampling_options(parser)
@@ -46,19 +49,20 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load the model and serve it until Ctrl-C or SIGTERM."""
     try:
-        from pylongctx.serve import server
         from pylongctx.serve.host import Host
+        from pylongctx.serve.server import announce, listen, serve
         from pylongctx.serve.service import Service
     except ImportError as reason:
         raise ImportError(f"the server needs more packages ({reason}): pip install pylongctx[server]") from reason
 
     wanted = settings(args)
-    with server.listen(args.host or HOST, PORT if args.port is None else args.port) as listener:
+    with listen(args.host or HOST, PORT if args.port is None else args.port) as listener:
+        vectors = embedder(args) if args.embeddings else None
         host: Any = open_llama(args, make=partial(Host, n_seq=PARALLEL if args.parallel is None else args.parallel))
-        service = Service(host, wanted, open_llama(args, make=_embedder) if args.embeddings else None)
+        service = Service(host, wanted, vectors)
         print(f"pylongctx: {host.session.context.why}", file=sys.stderr)
-        server.announce(listener, bool(wanted.api_keys))
-        server.run(service, listener)
+        announce(listener, bool(wanted.api_keys))
+        serve(service, listener)
     return 0
 
 
@@ -81,7 +85,24 @@ def settings(args: argparse.Namespace) -> "Settings":
     )
 
 
-def _embedder(path: str, **arguments: Any) -> "Llama":
+def embedder(args: argparse.Namespace) -> "Llama":
+    """Return the model, opened for embeddings.
+
+    Raises
+    ------
+    ValueError
+        When neither the model nor the options tell how vectors of tokens become one.
+    """
+    from pylongctx.embeddings import NO_POOLING
     from pylongctx.llama import Llama
 
-    return Llama(path, embedding=True, **{k: v for k, v in arguments.items() if k not in NOT_FOR_EMBEDDING})
+    def make(path: str, **arguments: Any) -> Llama:
+        pooling = -1 if args.pooling is None else POOLINGS.index(args.pooling)
+        given = {name: value for name, value in arguments.items() if name not in NOT_FOR_EMBEDDING}
+        return Llama(path, embedding=True, pooling_type=pooling, **given)
+
+    llm = open_llama(args, make=make)
+    if llm.pooling_type() == NO_POOLING:
+        llm.close()
+        raise ValueError("the model does not say how to make one vector of a text: choose --pooling mean, cls or last")
+    return llm

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import resources
+from pathlib import PurePath
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -12,11 +13,17 @@ from starlette.middleware.cors import CORSMiddleware
 
 from pylongctx import __version__
 from pylongctx.serve import facts, generate
-from pylongctx.serve.errors import ApiError, as_api_error, invalid
+from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.gate import Gate, as_response
 from pylongctx.serve.service import Service
 
-PAGE = {"index.html": "text/html", "app.js": "text/javascript", "style.css": "text/css"}
+INDEX = "index.html"
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+HEADERS = {  # the page loads nothing from elsewhere, and is no part of another one
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
 
 
 def create_app(service: Service) -> FastAPI:
@@ -33,8 +40,6 @@ def create_app(service: Service) -> FastAPI:
     public = _add_page(app)
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
-    for kind in (ApiError, RuntimeError, ValueError, TypeError, NotImplementedError, MemoryError):
-        app.add_exception_handler(kind, _on_error)
     if service.settings.cors_origins:
         origins = list(service.settings.cors_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
@@ -43,24 +48,19 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _add_page(app: FastAPI) -> frozenset[str]:
-    """Serve the files of the page; returns their paths."""
-    paths = {"/": "index.html"} | {f"/{name}": name for name in PAGE}
+    """Serve the files of the page; returns their paths, which need no key."""
+    folder = resources.files("pylongctx.serve") / "page"
+    names = [file.name for file in folder.iterdir() if PurePath(file.name).suffix in TYPES] if folder.is_dir() else []
+    paths = {f"/{name}": name for name in names} | ({"/": INDEX} if INDEX in names else {})
 
     def add(path: str, name: str) -> None:
         @app.get(path, include_in_schema=False)
         def file() -> Response:
-            found = resources.files("pylongctx") / "serve" / "page" / name
-            if not found.is_file():
-                raise ApiError(404, "not_found_error", f"this installation has no {name}")
-            return Response(found.read_bytes(), media_type=PAGE[name])
+            return Response((folder / name).read_bytes(), 200, HEADERS, TYPES[PurePath(name).suffix])
 
     for path, name in paths.items():
         add(path, name)
     return frozenset(paths)
-
-
-async def _on_error(request: Request, reason: Exception) -> Response:
-    return as_response(as_api_error(reason))
 
 
 async def _on_http(request: Request, reason: Any) -> Response:

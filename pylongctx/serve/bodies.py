@@ -1,11 +1,13 @@
 """Bodies of requests: OpenAI's fields and llama-server's; fields that nobody reads are ignored."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import AliasChoices, BaseModel, Field, ValidationError, field_validator
 
+from pylongctx.grammar import LlamaGrammar
 from pylongctx.serve.errors import ApiError, invalid
 
 # fields that create_completion and create_chat_completion take as they are
@@ -38,8 +40,14 @@ CHAT = (
     "parallel_tool_calls",
 )
 MOST_CHOICES = 64
+MOST_LIKELIEST = 100  # tokens whose log-probabilities are told for each token
 
-Prompt = str | list[int] | list[str] | list[list[int]]
+Prompt = str | list[int] | list[str | list[int]]
+
+
+def _also(*names: str) -> Any:
+    """Return an optional field with llama-server's name beside Llama's."""
+    return Field(None, validation_alias=AliasChoices(*names))
 
 
 class StreamOptions(BaseModel):
@@ -61,21 +69,22 @@ class Generate(BaseModel):
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
-    max_tokens: int | None = None
+    max_tokens: int | None = _also("max_tokens", "n_predict")
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
-    typical_p: float | None = None
+    typical_p: float | None = _also("typical_p", "typ_p")
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repeat_penalty: float | None = None
-    mirostat_mode: int | None = None
+    mirostat_mode: int | None = _also("mirostat_mode", "mirostat")
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
     logit_bias: dict[int, float] | None = None
     longctx: Extension = Extension()
 
@@ -91,6 +100,8 @@ class Generate(BaseModel):
     def sampling(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of Llama that were given, by the request or by the server."""
         given = {name: getattr(self, name) for name in SAMPLING}
+        if self.json_schema is not None:
+            given["grammar"] = LlamaGrammar.from_json_schema(json.dumps(self.json_schema))
         return {**defaults, **{name: value for name, value in given.items() if value is not None}}
 
 
@@ -100,7 +111,7 @@ class CompletionBody(Generate):
     prompt: Prompt = ""
     suffix: str | None = None
     echo: bool = False
-    logprobs: int | None = None
+    logprobs: int | None = Field(None, ge=0, le=MOST_LIKELIEST)
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -129,7 +140,7 @@ class ChatBody(Generate):
     tool_choice: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LIKELIEST)
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

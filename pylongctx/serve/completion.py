@@ -89,11 +89,8 @@ class Served(Chat):
 
     def _tokens(self, job: Job) -> Generator[int, Sequence[int] | None, None]:
         self._engine.submit(job)
-        try:
-            for token, self._row in job.generated():
-                yield token
-        finally:
-            self._engine.cancel(job, satisfied=not self._cancelled)
+        for token, self._row in job.generated():
+            yield token
 
     def _room(self, n_prompt: int, max_tokens: int | None) -> int:
         assert self.job is not None
@@ -112,11 +109,17 @@ class Served(Chat):
             return text, []
         self.job.every_row = True
         self._engine.submit(self.job)
-        return text, scorer.prompt(self.job.rows(), np.array(tokens, np.int32), text, special)
+        entries = scorer.prompt(self.job.rows(), np.array(tokens, np.int32), text, special)
+        missing = 0 if special else len(tokens) - len(entries)  # who sends tokens counts on an entry for each
+        return text, [Entry(b"", 0, None, None)] * missing + entries
 
     def _score(self, scorer: Scorer, token: int, offset: int) -> Entry:
         assert self._row is not None
         return scorer.entry(token, self._row, offset)
+
+    def _remember(self) -> None:
+        if self.job is not None:
+            self._engine.cancel(self.job, satisfied=True)  # a stop string may have come before the engine's end
 
     def _conversation(self, prompt: str) -> list[int]:
         # Tokens that the engine changes meanwhile do no harm: they are used as far as they spell the prompt.

@@ -16,7 +16,7 @@ from pylongctx._session import Session
 from pylongctx.errors import LctxError
 from pylongctx.serve.host import Host
 from pylongctx.serve.job import Cancelled, Job
-from pylongctx.serve.slots import Slot, assign
+from pylongctx.serve.slots import Slot, assign, forerunner
 from pylongctx.serve.tracing import Tracer
 
 ROW_BYTES = 1 << 26  # most bytes of logits that a step of a scored prompt makes
@@ -99,7 +99,7 @@ class Engine:
     def cancel(self, job: Job, satisfied: bool = False) -> None:
         """Let a job end with the step that is being evaluated; ``satisfied``: it has told what was wanted."""
         with self._wake:
-            job.satisfied = satisfied
+            job.satisfied |= satisfied
             job.cancelled = True
             if self._running and all(running.cancelled for running in self._running):
                 self.context.abort = True
@@ -131,6 +131,7 @@ class Engine:
             raise ValueError(f"sequence {seq} is busy")
         n = slot.session.n_tokens
         slot.session.clear()
+        slot.used = 0
         return n
 
     def _notify(self) -> None:
@@ -168,6 +169,8 @@ class Engine:
         return any(job.cancelled for job in self._waiting) or any(self._fits(job) for job in self._waiting)
 
     def _fits(self, job: Job) -> bool:
+        if job.forerunner is not None and job.forerunner.is_reading:
+            return False
         return any(slot.job is None for slot in (self.slots[:1] if job.traced else self.slots))
 
     def _can_step(self) -> bool:
@@ -182,6 +185,8 @@ class Engine:
         with self._wake:
             jobs = list(self._waiting)
         for job in jobs:
+            if self._fits(job) and not job.considered:
+                job.forerunner, job.considered = forerunner(self.slots, job, self._step_size), True
             if not (job.cancelled or self._fits(job)):
                 continue
             with self._wake:
@@ -265,6 +270,7 @@ class Engine:
         finally:
             with self._wake:
                 self._running = []
+                self.context.abort = False
 
     def _make_room(self, shares: list[Share], reason: ContextFull) -> None:
         """Forget the idle sequence that was not used for longest; without one, find the jobs that do not fit."""

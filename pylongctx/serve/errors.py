@@ -68,6 +68,6 @@ def as_api_error(reason: BaseException) -> ApiError:
         return ApiError(503, "unavailable_error", f"no memory for more tokens now: {reason}", headers=RETRY_AFTER)
     if isinstance(reason, Cancelled):
         return unavailable(str(reason))
-    if isinstance(reason, ValueError | TypeError):
+    if isinstance(reason, ValueError | TypeError | OverflowError):
         return invalid(str(reason))
     return ApiError(500, "server_error", f"{type(reason).__name__}: {reason}")

@@ -24,18 +24,22 @@ class Exchange:
     ----------
     pool : Executor
         Threads that wait for the engine.
+    n_threads : int
+        How many of them it may use at once.
     """
 
-    def __init__(self, pool: Executor) -> None:
+    def __init__(self, pool: Executor, n_threads: int) -> None:
         self._pool = pool
+        self._turn = asyncio.Semaphore(n_threads)
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
         self.parts: list[Part] = []
 
-    def cancel(self) -> None:
-        """Let all completions end."""
+    def close(self) -> None:
+        """Let all completions end, and let go of them: they know this object, and hold memory of the library."""
         for served, _ in self.parts:
             served.cancel()
+        self.parts = []
 
     def put(self, index: int, item: Any) -> None:
         """Add something to the stream; from any thread."""
@@ -48,8 +52,7 @@ class Exchange:
 
     async def results(self, receive: Receive) -> list[Any] | None:
         """Run all calls and return what they return, None when the client went away meanwhile."""
-        tasks = [self._loop.run_in_executor(self._pool, call) for _, call in self.parts]
-        work: asyncio.Future[list[Any]] = asyncio.gather(*tasks)
+        work: asyncio.Future[list[Any]] = asyncio.gather(*(self._run(call) for _, call in self.parts))
         gone: asyncio.Future[None] = asyncio.ensure_future(until_gone(receive))
         waited: set[asyncio.Future[Any]] = {work, gone}
         try:
@@ -61,9 +64,8 @@ class Exchange:
 
     async def chunks(self, iterators: list[Iterator[Any]], patience: float) -> AsyncIterator[tuple[int, Any]]:
         """Yield (part, chunk) of all parts as they come, (-1, None) when nothing came for ``patience`` seconds."""
-        for index, chunks in enumerate(iterators):
-            self._pool.submit(self._feed, index, chunks)
-        left = len(iterators)
+        feeds = [asyncio.ensure_future(self._run(self._feed, i, chunks)) for i, chunks in enumerate(iterators)]
+        left = len(feeds)
         while left:
             try:
                 index, item = await asyncio.wait_for(self._queue.get(), patience)
@@ -71,10 +73,17 @@ class Exchange:
                 yield -1, None
                 continue
             if isinstance(item, BaseException):
-                raise item
+                try:
+                    raise item
+                finally:
+                    del item  # which knows this frame
             left -= item is None
             if item is not None:
                 yield index, item
+
+    async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        async with self._turn:
+            return await self._loop.run_in_executor(self._pool, function, *args)
 
     def _feed(self, index: int, chunks: Iterator[Any]) -> None:
         try:

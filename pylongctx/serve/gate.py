@@ -1,20 +1,22 @@
 """What every request passes: the limit of its size, the API key, the count of answers."""
 
 import hmac
+import logging
 from typing import Any
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pylongctx.serve.errors import ApiError
+from pylongctx.serve.errors import ApiError, as_api_error
 from pylongctx.serve.service import Service
 
 PUBLIC = frozenset({"/health", "/v1/health"})
+LOG = logging.getLogger("uvicorn.error")
 
 
 class Gate:
-    """ASGI middleware around the application.
+    """ASGI middleware around the application, which makes answers of its exceptions.
 
     Parameters
     ----------
@@ -37,7 +39,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 500
+        status = 0
 
         async def counting(message: Message) -> None:
             nonlocal status
@@ -49,8 +51,13 @@ class Gate:
             self._check_key(scope)
             receive = await self._with_body(Headers(scope=scope), receive)
             await self._app(scope, receive, counting)
-        except ApiError as reason:
-            await as_response(reason)(scope, receive, counting)
+        except Exception as reason:
+            if status:
+                raise
+            error = as_api_error(reason)
+            if error.status == 500:
+                LOG.exception("%s %s", scope["method"], scope["path"])
+            await as_response(error)(scope, receive, counting)
         finally:
             route = scope.get("route")
             self._service.answers.add(getattr(route, "path", "other"), status)

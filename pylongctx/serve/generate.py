@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,7 +56,7 @@ async def _answer(service: Service, request: Request, body: Generate, makes: Seq
     if len(makes) > MOST_PARTS:
         raise invalid(f"one request may ask for {MOST_PARTS} completions, not {len(makes)}", "prompt")
     service.admit()
-    exchange, handed_over = Exchange(service.pool), False
+    exchange, handed_over = Exchange(service.pool, service.host.n_seq), False
     try:
         for index, make in enumerate(makes):
             served = _served(service, exchange, body, index, rows)
@@ -66,7 +66,7 @@ async def _answer(service: Service, request: Request, body: Generate, makes: Seq
         if found is None:
             return Response(status_code=CLOSED)
         if not body.stream:
-            return JSONResponse(_whole(exchange, found))
+            return JSONResponse(_whole(exchange, body, found))
         handed_over = True
         return EventStream(_events(service, exchange, body, found), partial(_close, service, exchange))
     finally:
@@ -75,7 +75,7 @@ async def _answer(service: Service, request: Request, body: Generate, makes: Seq
 
 
 def _close(service: Service, exchange: Exchange) -> None:
-    exchange.cancel()
+    exchange.close()
     service.leave()
 
 
@@ -85,11 +85,12 @@ def _served(service: Service, exchange: Exchange, body: Generate, index: int, wi
     return Served(service.host, service.engine, with_rows, n_predict, traced, progress)
 
 
-def _whole(exchange: Exchange, found: list[dict[str, Any]]) -> dict[str, Any]:
+def _whole(exchange: Exchange, body: Generate, found: list[dict[str, Any]]) -> dict[str, Any]:
     """Return one answer with the choices of all completions."""
     whole = found[0]
     whole["choices"] = [{**choice, "index": i} for i, one in enumerate(found) for choice in one["choices"]]
-    return whole | {"usage": _usage(exchange, [one["usage"] for one in found]), "timings": _timings(exchange, 0)}
+    usage = _usage(exchange, body, {i: one["usage"] for i, one in enumerate(found)})
+    return whole | {"usage": usage, "timings": _timings(exchange, 0)}
 
 
 async def _events(
@@ -104,7 +105,7 @@ async def _events(
         "created": int(time.time()),
         "model": service.settings.alias,
     }
-    usages = []
+    usages: dict[int, dict[str, int]] = {}
     async for index, chunk in exchange.chunks(iterators, service.settings.patience):
         if chunk is None:
             yield None
@@ -116,19 +117,27 @@ async def _events(
             chunk["choices"][0]["index"] = index
             usage = chunk.pop("usage", None)
             if usage is not None:
-                usages.append(usage)
+                usages[index] = usage
                 chunk["timings"] = _timings(exchange, index)
                 if not apart:
-                    chunk["usage"] = _usage(exchange, [usage])
+                    chunk["usage"] = _usage(exchange, body, {index: usage})
             yield {**chunk, **frame}
     if apart:
-        yield {**frame, "choices": [], "usage": _usage(exchange, usages), "timings": _timings(exchange, 0)}
+        yield {**frame, "choices": [], "usage": _usage(exchange, body, usages), "timings": _timings(exchange, 0)}
 
 
-def _usage(exchange: Exchange, usages: list[dict[str, int]]) -> dict[str, Any]:
-    total = {name: sum(usage[name] for usage in usages) for name in usages[0]}
-    cached = sum(served.job.n_cached for served, _ in exchange.parts if served.job)
-    return {**total, "prompt_tokens_details": {"cached_tokens": cached}}
+def _usage(exchange: Exchange, body: Generate, usages: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:
+    """Return the sum; of several choices for one prompt, the first one has read it."""
+    readers = [i for i in usages if i % (body.n or 1) == 0] or list(usages)
+    n_prompt = sum(usages[i]["prompt_tokens"] for i in readers)
+    n_answer = sum(usage["completion_tokens"] for usage in usages.values())
+    jobs = [exchange.parts[i][0].job for i in readers]
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_answer,
+        "total_tokens": n_prompt + n_answer,
+        "prompt_tokens_details": {"cached_tokens": sum(job.n_cached for job in jobs if job)},
+    }
 
 
 def _timings(exchange: Exchange, index: int) -> dict[str, float]:

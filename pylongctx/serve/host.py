@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pylongctx._lib import lib
 from pylongctx._session import Session
 from pylongctx.llama import Llama
 from pylongctx.methods import LongHeads
@@ -15,9 +16,11 @@ class Host(Llama):
             raise ValueError(f"a server needs at least 1 sequence, not {n_seq}")
         self.n_seq = n_seq
         super().__init__(model_path, **arguments)
+        if not self.verbose:
+            lib.lctx_log_set_level(0)  # llama.cpp calls it an error that a client went away; others become exceptions
 
-    def _open(self, settings: dict[str, Any], spec: str) -> Session:
-        return super()._open(settings | {"n_seq_max": self.n_seq}, spec)
+    def _settings(self, given: dict[str, Any], threads: tuple[int, int]) -> dict[str, Any]:
+        return super()._settings(given, threads) | {"n_seq_max": self.n_seq}
 
     @property
     def session(self) -> Session:

@@ -49,6 +49,8 @@ class Job:
     progress: Callable[["Job"], None] | None = None
 
     submitted: bool = False
+    forerunner: "Job | None" = None  # reads a prompt that begins as this one, which waits for that
+    considered: bool = False  # whether there is one was found out
     cancelled: bool = False
     satisfied: bool = False  # cancelled, since the reader has all that it wants
     stalled: bool = False  # the engine waits until the reader has taken something
@@ -78,7 +80,10 @@ class Job:
         if self.stalled:
             self.wake()
         if isinstance(result, BaseException):
-            raise result
+            try:
+                raise result
+            finally:
+                del result  # which knows this frame
         return result
 
     def rows(self) -> Iterator[NDArray[np.float32]]:
@@ -94,10 +99,6 @@ class Job:
         """Yield tokens, with their logits when they were asked for."""
         while (result := self.take()) is not None:
             yield result
-
-    def usage_details(self) -> dict[str, int]:
-        """Return OpenAI's details about the tokens of the prompt."""
-        return {"cached_tokens": self.n_cached}
 
     def prompt_progress(self) -> dict[str, int]:
         """Return llama-server's object about a prompt that is being read."""

@@ -19,7 +19,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise OSError(f"cannot listen on {host}:{port}, choose another --host or --port: {reason}") from reason
 
 
-def run(service: Service, listener: socket.socket) -> None:
+def serve(service: Service, listener: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM: running requests have ``grace`` seconds then."""
     # uvicorn handles these signals and raises them again at its end, where the defaults would make it a failure
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -63,4 +63,16 @@ def _copy(source: Slot, target: Slot, n: int) -> None:
         return  # llama.cpp's own cache copies whole sequences only
     target.session.clear()
     if context.copy(source.id, target.id, n):
-        target.session.advance(source.session.tokens[:n], None)
+        whole = source.session.n_tokens == n and source.session.has_logits
+        target.session.advance(source.session.tokens[:n], source.session.last_logits if whole else None)
+
+
+def forerunner(slots: list[Slot], job: Job, worth: int) -> Job | None:
+    """Return a job whose prompt is being read and saves this one at least ``worth`` tokens when it is copied then."""
+    if not slots[0].session.context.method or job.every_row:
+        return None
+    reading = [slot.job for slot in slots if slot.job is not None and slot.job.is_reading]
+    shared = {other: longest_prefix(other.tokens, job.tokens) for other in reading}
+    best = max(shared, key=lambda other: shared[other], default=None)
+    saved = max(slot.saved(job.tokens) for slot in slots)
+    return best if best is not None and shared[best] - saved >= worth else None

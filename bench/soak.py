@@ -1,0 +1,219 @@
+"""Soak of the server: mixed requests on loopback, some cancelled, oversized or malformed; one table.
+
+    python bench/soak.py --requests 2000
+
+Exit status 1: the server ended, an answer had the wrong status, the server's memory grew by more than 2 % after the
+first fifth of the requests (with 1000 requests or more), or pages of KV memory did not come back.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import httpx
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+CLIENTS = 12  # requests at the same time
+N_SEQ, N_CTX = 4, 512
+OPTIONS = ["-np", str(N_SEQ), "-c", str(N_CTX), "-ub", "128", "-t", "1", "--max-body", "1", "--queue", str(2 * CLIENTS)]
+GROWTH = 0.02  # of the server's memory
+PART = 0.2  # share of the requests after which memory is measured; the first time is the one to compare with
+ENOUGH = 1000  # requests from which on growth is judged
+WORDS = "It was the best of times, it was the worst of times, it was the age of wisdom".split()
+TOOL = {"type": "function", "function": {"name": "go", "parameters": {"type": "object", "properties": {}}}}
+SCHEMA = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
+
+
+@dataclass
+class Count:
+    """What became of one kind of requests."""
+
+    right: int = 0
+    wrong: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Soak:
+    """Clients of one server."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        self.http = httpx.AsyncClient(base_url=url, timeout=60.0, limits=httpx.Limits(max_connections=CLIENTS))
+        self.random = random.Random(seed)
+        self.counts: dict[str, Count] = {kind: Count() for kind in KINDS}
+
+    def text(self, n: int) -> str:
+        return " ".join(self.random.choices(WORDS, k=n))
+
+    def messages(self, n: int = 20) -> list[dict[str, str]]:
+        return [{"role": "user", "content": self.text(self.random.randint(1, n))}]
+
+    async def status(self, path: str, body: dict[str, object]) -> int:
+        return (await self.http.post(path, json=body)).status_code
+
+    async def stream(self, body: dict[str, object], n: int | None = None) -> int:
+        """Read a stream, or its first ``n`` lines; 0: it did not end as it should."""
+        async with self.http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as response:
+            lines: list[str] = []
+            async for line in response.aiter_lines():
+                lines += [line] if line else []
+                if n is not None and len(lines) >= n:
+                    return response.status_code
+        ended = bool(lines) and lines[-1] == "data: [DONE]" and '"error"' not in lines[-2]
+        return response.status_code if response.status_code != 200 or ended else 0
+
+    async def abandon(self, body: dict[str, object]) -> int:
+        """Close the connection before the answer is there; 200 also when it was quicker."""
+        try:
+            return (
+                await self.http.post("/v1/completions", json=body, timeout=self.random.uniform(0.005, 0.1))
+            ).status_code
+        except httpx.TimeoutException:
+            return 200
+
+    async def one(self, kind: str) -> None:
+        """Send one request and compare its status."""
+        expected, make = KINDS[kind]
+        count, start = self.counts[kind], time.monotonic()
+        try:
+            status: int | str = await make(self)
+        except httpx.HTTPError as reason:
+            status = type(reason).__name__
+        count.seconds += time.monotonic() - start
+        if status == expected:
+            count.right += 1
+        else:
+            count.wrong.append(str(status))
+
+    async def run(self, kinds: list[str]) -> None:
+        """Send requests, some at a time, until all are answered and the server is idle."""
+        left = iter(kinds)
+
+        async def client() -> None:
+            for kind in left:
+                await self.one(kind)
+
+        await asyncio.gather(*(client() for _ in range(CLIENTS)))
+        while await self.metric("requests_active") or await self.metric("sequences_busy"):
+            pass
+        for seq in range(N_SEQ):
+            await self.http.post(f"/slots/{seq}", params={"action": "erase"})
+
+    async def metric(self, name: str) -> float:
+        found = re.search(rf"^pylongctx_{name} (\S+)$", (await self.http.get("/metrics")).text, re.M)
+        assert found
+        return float(found[1])
+
+
+async def _malformed(soak: Soak) -> int:
+    body = json.dumps({"messages": soak.messages()})[: soak.random.randint(1, 20)]
+    headers = {"Content-Type": "application/json"}
+    return (await soak.http.post("/v1/chat/completions", content=body, headers=headers)).status_code
+
+
+async def _large_body(soak: Soak) -> int:
+    return await soak.status("/v1/completions", {"prompt": "a" * (2 << 20)})
+
+
+def _completion(**more: object) -> Callable[[Soak], Awaitable[int]]:
+    return lambda soak: soak.status("/v1/completions", {"prompt": soak.text(30), "max_tokens": 12} | more)
+
+
+def _chat(**more: object) -> Callable[[Soak], Awaitable[int]]:
+    return lambda soak: soak.status("/v1/chat/completions", {"messages": soak.messages(), "max_tokens": 16} | more)
+
+
+# kind: the status that it must have, and how it is sent
+KINDS: dict[str, tuple[int, Callable[[Soak], Awaitable[int]]]] = {
+    "chat": (200, _chat()),
+    "chat, streamed": (200, lambda soak: soak.stream({"messages": soak.messages(), "max_tokens": 24})),
+    "chat, tools": (200, _chat(tools=[TOOL])),
+    "chat, schema": (200, _chat(response_format={"type": "json_schema", "json_schema": {"schema": SCHEMA}})),
+    "completion": (200, _completion()),
+    "completion, 3 prompts": (200, _completion(prompt=["It was", "the worst", [1, 300, 400]], n=2)),
+    "scored": (200, _completion(echo=True, logprobs=2, max_tokens=1)),
+    "cancelled stream": (200, lambda soak: soak.stream({"messages": soak.messages()}, soak.random.randint(1, 9))),
+    "cancelled answer": (200, lambda soak: soak.abandon({"prompt": soak.text(60), "max_tokens": 400})),
+    "prompt too long": (400, lambda soak: soak.status("/v1/completions", {"prompt": soak.text(N_CTX + 99)})),
+    "body too large": (413, _large_body),
+    "malformed JSON": (400, _malformed),
+    "wrong type": (400, _chat(temperature="hot")),
+    "bad schema": (400, _chat(response_format={"type": "json_schema", "json_schema": {"schema": {"type": "wrong"}}})),
+    "unknown route": (404, lambda soak: soak.status("/v1/nothing", {})),
+    "tokenize": (200, lambda soak: soak.status("/tokenize", {"content": soak.text(50)})),
+}
+
+
+def start() -> tuple[subprocess.Popen[str], str]:
+    """Start the server on a free port; returns its process and address."""
+    command = [sys.executable, "-m", "pylongctx", "serve", "--port", "0", *OPTIONS]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr
+    for line in process.stderr:
+        if found := re.search(r"serving at (http://\S+)", line):
+            return process, found[1]
+    raise RuntimeError(f"the server ended with status {process.wait()}")
+
+
+async def soak(url: str, pid: int, n: int, seed: int) -> tuple[Soak, list[int], int]:
+    """Return the counts, the server's bytes after every fifth, and its KV bytes."""
+    clients = Soak(url, seed)
+    kinds = list(itertools.islice(itertools.cycle(KINDS), n))
+    clients.random.shuffle(kinds)
+    size, memory = max(1, int(PART * n)), []
+    for first in range(0, n, size):
+        await clients.run(kinds[first : first + size])
+        memory.append(psutil.Process(pid).memory_info().rss)
+    kv = int(await clients.metric("kv_bytes"))
+    await clients.http.aclose()
+    return clients, memory, kv
+
+
+def table(counts: dict[str, Count]) -> Table:
+    """Return the table of all kinds."""
+    made = Table(title=f"{sum(one.right + len(one.wrong) for one in counts.values())} requests")
+    for name in ("request", "sent", "expected", "right", "wrong", "ms"):
+        made.add_column(name, justify="left" if name == "request" else "right")
+    for kind, one in counts.items():
+        sent = one.right + len(one.wrong)
+        wrong = ", ".join(sorted(set(one.wrong))) or "-"
+        made.add_row(
+            kind, str(sent), str(KINDS[kind][0]), str(one.right), wrong, f"{1000 * one.seconds / max(1, sent):.0f}"
+        )
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=2000, metavar="N", help="how many (2000)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of their order and texts (0)")
+    args = parser.parse_args(argv)
+    process, url = start()
+    try:
+        clients, memory, kv = asyncio.run(soak(url, process.pid, args.requests, args.seed))
+        alive = process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(60)
+    finally:
+        process.kill()
+    growth = memory[-1] / memory[0] - 1
+    Console().print(table(clients.counts))
+    series = ", ".join(f"{rss / 2**20:.1f}" for rss in memory)
+    print(f"memory of the server {series} MiB ({growth:+.1%}), KV {kv} bytes, exit status {status}")
+    wrong = sum(len(one.wrong) for one in clients.counts.values())
+    too_much = growth > GROWTH and args.requests >= ENOUGH
+    return int(bool(wrong or kv or too_much or status or not alive))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""What the server does beside answering: limits, keys, facts about itself, tokens."""
+
+import asyncio
+import base64
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from llamas import TEXT, new
+from serving import ALIAS, PATIENCE, events, running
+
+pytest.importorskip("fastapi", reason="the extra server is not installed")
+httpx = pytest.importorskip("httpx", reason="the client is not installed")
+
+KEYS = ("first-key", "second-key")
+SMALL = {"prompt": "It was", "max_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def server(embedded_model):
+    with running(embedder=new(embedded_model, embedding=True, pooling_type=1, n_ctx=0, n_batch=256)) as server:
+        yield server
+
+
+@pytest.fixture
+def http(server):
+    server.erase()
+    return server.http
+
+
+@pytest.fixture(scope="module")
+def strict():
+    """Return a server with every limit."""
+    settings = {
+        "api_keys": KEYS,
+        "n_body": 1000,
+        "n_queue": 1,
+        "n_predict": 5,
+        "patience": 0.01,
+        "cors_origins": ("http://page.example",),
+        "sampling": {"temperature": 0.0},
+    }
+    with running(n_seq=1, settings=settings) as server:
+        server.http.headers["Authorization"] = f"Bearer {KEYS[1]}"
+        yield server
+
+
+def error(response):
+    found = response.json()["error"]
+    assert set(found) >= {"message", "type", "param", "code"}
+    return response.status_code, found["type"]
+
+
+# ---- limits ----
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic first-key"}])
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/v1/longctx", "/nowhere"])
+def test_a_key_is_asked_for(strict, headers, path):
+    assert error(httpx.get(strict.url + path, headers=headers)) == (401, "authentication_error")
+
+
+@pytest.mark.parametrize("headers", [{"Authorization": f"Bearer {KEYS[0]}"}, {"X-Api-Key": KEYS[1]}])
+def test_one_of_the_keys_is_enough(strict, headers):
+    assert httpx.get(f"{strict.url}/v1/models", headers=headers).status_code == 200
+
+
+def test_health_needs_no_key(strict):
+    assert httpx.get(f"{strict.url}/health").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_large_body_is_refused(strict, chunked):
+    body = json.dumps(SMALL | {"prompt": "a" * 1000}).encode()
+    content = iter([body[:700], body[700:]]) if chunked else body
+    response = strict.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    assert error(response) == (413, "invalid_request_error")
+
+
+def test_no_answer_is_longer_than_the_server_allows(strict):
+    for more in ({}, {"max_tokens": 100}, {"max_tokens": -1}):
+        answer = strict.http.post("/v1/completions", json={"prompt": "It was"} | more).json()
+        assert answer["usage"]["completion_tokens"] == 5
+    assert strict.http.post("/v1/completions", json=SMALL).json()["usage"]["completion_tokens"] == 3
+
+
+def test_the_server_has_its_own_defaults(strict):
+    texts = {strict.http.post("/v1/completions", json=SMALL).json()["choices"][0]["text"] for _ in range(5)}
+    assert len(texts) == 1
+
+
+def test_a_full_queue_asks_to_come_again(strict):
+    with strict.held(), ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(strict.http.post, "/v1/completions", json=SMALL) for _ in range(2)]
+        strict.wait_for(lambda: strict.service.n_requests == 2)
+        refused = strict.http.post("/v1/completions", json=SMALL)
+        assert error(refused) == (503, "unavailable_error")
+        assert int(refused.headers["Retry-After"]) > 0
+        strict.release()
+        assert [one.result(PATIENCE).status_code for one in waiting] == [200, 200]
+    assert strict.service.n_requests == 0
+
+
+def test_a_stream_that_waits_is_kept_alive(strict):
+    with strict.held(), strict.http.stream("POST", "/v1/completions", json=SMALL | {"stream": True}) as response:
+        lines = response.iter_lines()
+        assert next(line for line in lines if line) == ": still working"
+        strict.release()
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+
+
+def test_pages_of_other_origins_may_ask_when_they_are_named(strict, http):
+    asked = {"Origin": "http://page.example", "Access-Control-Request-Method": "POST"}
+    assert strict.http.options("/v1/models", headers=asked).headers["access-control-allow-origin"] == asked["Origin"]
+    assert "access-control-allow-origin" not in http.get("/v1/models", headers=asked).headers
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b'{"prompt": ', "application/json", 400),
+        (b"\xff\xfe", "application/json", 400),
+        (b"[1, 2]", "application/json", 400),
+        (b'{"prompt": {}}', "application/json", 400),
+        (b'{"prompt": []}', "application/json", 400),
+        (b'{"prompt": [99999]}', "application/json", 400),
+        (b'{"prompt": "a", "max_tokens": 1e99}', "application/json", 400),
+        (b'{"prompt": "a", "temperature": NaN}', "application/json", 400),
+        (b'{"prompt": "a", "suffix": "b"}', "application/json", 501),
+        (b'{"prompt": "a"}', "text/plain", 415),
+    ],
+)
+def test_malformed_requests_are_refused(http, body, kind, status):
+    response = http.post("/v1/completions", content=body, headers={"Content-Type": kind})
+    assert error(response)[0] == status
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)])
+def test_unknown_routes_are_errors_of_the_same_form(http, method, path, status):
+    assert error(http.request(method, path))[0] == status
+
+
+def test_an_error_in_the_middle_of_a_stream_is_told(server, http, monkeypatch):
+    monkeypatch.setattr(server.host._model, "piece", lambda *args: 1 / 0)
+    with http.stream("POST", "/v1/completions", json=SMALL | {"stream": True}) as response:
+        (found,) = events(response)
+    assert "ZeroDivisionError" in found["error"]["message"]
+    assert server.engine.n_busy == 0 or server.wait_for(lambda: server.engine.n_busy == 0) is None
+
+
+def test_names_of_llama_server_are_read_too(http):
+    schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
+    answer = http.post("/v1/completions", json={"prompt": "It", "n_predict": 200, "json_schema": schema}).json()
+    assert isinstance(json.loads(answer["choices"][0]["text"])["yes"], bool)
+    assert http.post("/v1/completions", json={"prompt": "It", "n_predict": 2}).json()["timings"]["predicted_n"] == 2
+    forbidden = {"prompt": "It", "n_predict": 1, "temperature": 0, "logprobs": 1}
+    first = http.post("/v1/completions", json=forbidden).json()["choices"][0]["logprobs"]["tokens"]
+    (token,) = http.post("/tokenize", json={"content": first[0], "parse_special": False}).json()["tokens"][-1:]
+    other = http.post("/v1/completions", json=forbidden | {"logit_bias": [[token, False]]}).json()
+    assert other["choices"][0]["logprobs"]["tokens"] != first
+
+
+# ---- facts ----
+
+
+def test_slots_tell_what_they_hold(server, http):
+    usage = http.post("/v1/completions", json=SMALL).json()["usage"]
+    first, second = http.get("/slots").json()
+    assert (first["id"], first["is_processing"], first["n_prompt_tokens"]) == (0, False, usage["prompt_tokens"])
+    assert first["next_token"][0]["n_decoded"] == 3
+    assert (second["id"], second["n_past"]) == (1, 0)
+    assert http.post("/slots/0").json() == {"id_slot": 0, "n_erased": usage["prompt_tokens"] + 2}
+    assert error(http.post("/slots/2"))[0] == 400
+    assert error(http.post("/slots/0", params={"action": "save"}))[0] == 501
+
+
+def test_metrics_count(server, http):
+    before = {name: server.metric(name) for name in ("prompt_tokens_total", "generated_tokens_total")}
+    usage = http.post("/v1/completions", json=SMALL).json()["usage"]
+    assert server.metric("prompt_tokens_total") == before["prompt_tokens_total"] + usage["prompt_tokens"]
+    assert server.metric("generated_tokens_total") == before["generated_tokens_total"] + 3
+    assert server.metric('http_requests_total{route="/v1/completions",status="200"}') >= 1
+
+
+def test_props_and_longctx_describe_the_server(server, http):
+    props = http.get("/props").json()
+    assert (props["total_slots"], props["default_generation_settings"]["n_ctx"]) == (2, 512)
+    assert props["eos_token"] == http.get("/tokenizer_info").json()["eos_token"] != ""
+    found = http.get("/v1/longctx").json()
+    assert (found["method"], found["n_ctx"], found["chunk_map"]) == ("full", 512, None)
+    assert [one["kv_rows"] for one in found["sequences"]] == [0, 0]
+
+
+def test_without_a_method_the_memory_is_llama_cpps():
+    with running(method=None) as server:
+        assert server.http.post("/v1/completions", json=SMALL).json()["usage"]["completion_tokens"] == 3
+        assert server.http.get("/v1/longctx").json()["kv"] is None
+        assert server.metric("kv_bytes") == 0
+
+
+def test_the_files_of_the_page_are_served_without_a_key(strict, monkeypatch, tmp_path):
+    from pylongctx.serve import app
+
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "index.html").write_text("<p>chat")
+    (tmp_path / "page" / "chat.js").write_text("1")
+    (tmp_path / "page" / "notes.txt").write_text("not for the world")
+    monkeypatch.setattr(app.resources, "files", lambda package: tmp_path)
+    transport = httpx.ASGITransport(app.create_app(strict.service))
+
+    async def ask():
+        async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
+            return [await client.get(path) for path in ("/", "/index.html", "/chat.js", "/notes.txt", "/../app.py")]
+
+    index, same, script, *others = asyncio.run(ask())
+    assert index.text == same.text == "<p>chat"
+    assert index.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in index.headers["content-security-policy"]
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert [answer.status_code for answer in others] == [401, 401]
+
+
+# ---- tokens ----
+
+
+def test_tokens_there_and_back(server, http):
+    text = TEXT.decode().strip()
+    for body, add_bos in (({"content": text}, False), ({"content": text, "add_special": True}, True)):
+        assert http.post("/tokenize", json=body).json()["tokens"] == server.host.tokenize(text.encode(), add_bos, True)
+    found = http.post("/tokenize", json={"prompt": text, "add_special_tokens": True}).json()
+    assert found["count"] == len(found["tokens"])
+    plain = http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
+    assert http.post("/detokenize", json={"tokens": plain}).json()["content"].strip() == text
+    assert error(http.post("/tokenize", json={}))[0] == 400
+
+
+def test_a_conversation_becomes_a_prompt(server, http):
+    messages = [{"role": "user", "content": "Why?"}]
+    prompt = http.post("/apply-template", json={"messages": messages}).json()["prompt"]
+    assert prompt == server.host.apply_template(messages)
+
+
+def test_embeddings_are_those_of_llama(server, http):
+    texts = ["the thief", "the butler did it"]
+    expected = server.service.embedder.embed(texts)
+    found = server.client.embeddings.create(model=ALIAS, input=texts)  # as base64, which is the client's default
+    np.testing.assert_allclose([one.embedding for one in found.data], expected, rtol=1e-6)
+    plain = http.post("/v1/embeddings", json={"input": texts[0], "encoding_format": "base64"}).json()
+    assert np.frombuffer(base64.b64decode(plain["data"][0]["embedding"]), np.float32).tolist() == expected[0]
+    assert plain["usage"]["prompt_tokens"] > 0
+
+
+def test_embeddings_name_their_option(strict):
+    response = strict.http.post("/v1/embeddings", json={"input": "a"})
+    assert error(response) == (501, "not_supported_error")
+    assert "--embeddings" in response.json()["error"]["message"]

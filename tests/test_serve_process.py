@@ -1,0 +1,138 @@
+"""``pylongctx serve`` as a process: options, signals, warnings."""
+
+import argparse
+import json
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+from serving import PATIENCE, events
+
+from pylongctx.cli import main, serve
+
+pytest.importorskip("fastapi", reason="the extra server is not installed")
+httpx = pytest.importorskip("httpx", reason="the client is not installed")
+
+
+class Process:
+    """A running server; ``stop`` sends a signal and returns the exit status and what it said."""
+
+    def __init__(self, *options):
+        command = [sys.executable, "-m", "pylongctx", "serve", "--port", "0", "-c", "512", "-t", "1", *options]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.said = []
+        while not (found := re.search(r"serving at (http://\S+)", self.line())):
+            pass
+        self.url = found[1]
+
+    def line(self):
+        line = self.process.stderr.readline()
+        self.said.append(line)
+        assert line, "".join(self.said)
+        return line
+
+    def stop(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        rest = self.process.communicate(timeout=PATIENCE)[1]
+        return self.process.returncode, "".join(self.said) + rest
+
+
+@contextmanager
+def started(*options):
+    process = Process(*options)
+    try:
+        yield process
+    finally:
+        process.process.kill()
+        process.process.wait()
+        process.process.stderr.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_an_idle_server(number):
+    with started() as server:
+        assert httpx.get(f"{server.url}/health", timeout=PATIENCE).json() == {"status": "ok"}
+        status, said = server.stop(number)
+        assert status == 0
+        assert "Traceback" not in said
+        assert "warning" not in said
+
+
+def test_a_running_answer_may_end_in_the_time_of_grace():
+    with started("--grace", "30") as server:
+        body = {"prompt": "It was", "max_tokens": 200, "stream": True, "temperature": 0}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE) as response:
+            chunks = events(response)
+            next(chunks)
+            server.process.send_signal(signal.SIGTERM)
+            assert list(chunks)[-1]["usage"]["completion_tokens"] == 200
+        assert server.stop()[0] == 0
+
+
+def test_an_answer_without_end_is_cut_off_after_it():
+    with started("--grace", "1", "-c", "60000") as server:
+        body = {"prompt": "It was", "max_tokens": 59000, "logit_bias": {"2": -100.0}, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE) as response:
+            next(response.iter_lines())
+            assert server.stop()[0] == 0
+
+
+def test_who_lets_others_in_without_a_key_is_warned():
+    with started("--host", "0.0.0.0") as server:
+        assert "set --api-key" in server.line()
+
+
+def test_with_a_key_there_is_no_warning(monkeypatch):
+    monkeypatch.setenv("LLAMA_API_KEY", "secret")
+    with started("--host", "0.0.0.0") as server:
+        url = server.url.replace("0.0.0.0", "127.0.0.1")
+        assert httpx.get(f"{url}/v1/models", timeout=PATIENCE).status_code == 401
+        assert "warning" not in server.stop()[1]
+
+
+def test_options_reach_the_server():
+    words = "-np 3 --method longheads -n 7 -a mine --temp 0 --embeddings --pooling mean --chat-template chatml"
+    with started(*words.split()) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
+        assert http.get("/v1/models").json()["data"][0]["id"] == "mine"
+        assert http.get("/props").json()["total_slots"] == 3
+        assert http.get("/v1/longctx").json()["method"].startswith("longheads")
+        messages = [{"role": "user", "content": "Why?"}]
+        answer = http.post("/v1/chat/completions", json={"messages": messages}).json()
+        assert answer["usage"]["completion_tokens"] <= 7
+        assert "<|im_start|>user\nWhy?" in http.post("/apply-template", json={"messages": messages}).json()["prompt"]
+        assert len(http.post("/v1/embeddings", json={"input": "a"}).json()["data"][0]["embedding"]) == 256
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["-np", "0"], "at least 1 sequence"),
+        (["-np", "9", "-ub", "8"], "raise -ub"),
+        (["--embeddings"], "--pooling"),
+        (["--port", "1", "--host", "192.0.2.1"], "choose another --host or --port"),
+        (["--method", "nothing"], "nothing"),
+    ],
+)
+def test_what_cannot_be_served_is_said(capsys, words, reason):
+    assert main(["serve", "--port", "0", "-c", "512", *words]) == 1
+    assert reason in capsys.readouterr().err
+
+
+def test_settings_keep_their_defaults():
+    parser = argparse.ArgumentParser()
+    serve.add_parser(parser.add_subparsers())
+    found = serve.settings(parser.parse_args(["serve", "--api-key", "a,b", "--max-body", "3", "--queue", "5"]))
+    assert found.api_keys == ("a", "b")
+    assert (found.n_body, found.n_queue, found.n_predict) == (3 << 20, 5, None)
+    assert json.dumps(found.sampling) == "{}"
+
+
+def test_the_packages_of_the_server_are_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    for name in [name for name in sys.modules if name.startswith("pylongctx.serve.")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert main(["serve"]) == 1
+    assert "pip install pylongctx[server]" in capsys.readouterr().err
