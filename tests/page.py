@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from urllib.request import Request, urlopen
 
 import pytest
 
@@ -116,9 +115,11 @@ class Page:
 
     def run_module(self, name, script, *arguments):
         """Run a script with a module of the page and an empty element."""
+        start = f"const args = [...arguments], done = args.pop(); import('./{name}')"
         body = f"const box = document.createElement('div'); {script}"
-        load = f"const args = [...arguments], done = args.pop(); import('./{name}').then((module) => {{ {body} }}).catch(String).then(done)"
-        return self.driver.execute_async_script(load, *arguments)
+        return self.driver.execute_async_script(
+            f"{start}.then((module) => {{ {body} }}).catch(String).then(done)", *arguments
+        )
 
 
 def open_browser():
@@ -129,9 +130,3 @@ def open_browser():
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     return webdriver.Chrome(options, webdriver.ChromeService(CHROMEDRIVER))
-
-
-def ask_server(url, path, body=None):
-    data = None if body is None else json.dumps(body).encode()
-    with urlopen(Request(url + path, data, {"Content-Type": "application/json"})) as answer:
-        return json.load(answer)

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from page import CELLS, DROP, Keys, Page, ask_server, open_browser, webdriver
+from page import CELLS, DROP, Keys, Page, open_browser, webdriver
 from serving import running
 
 N_CTX = 8192
@@ -23,13 +23,8 @@ TEMPLATE = "{% for message in messages %}{{ message.content | replace('\\n\\n', 
 
 @pytest.fixture(scope="module")
 def server():
-    with running(method="longheads", n_ctx=N_CTX, n_ubatch=512, chat_format=TEMPLATE) as server:
+    with running(method="longheads", n_ctx=N_CTX, n_ubatch=256, chat_format=TEMPLATE) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def url(server):
-    return f"{server.url}/"
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +35,17 @@ def driver():
 
 
 @pytest.fixture
-def page(driver, url):
+def page(driver, server):
     """Return the page, empty; at the end it has said nothing on the console and asked no other host."""
-    page = Page(driver, url)
+    driver.get_log("performance")  # of the test before
+    server.erase()
+    page = Page(driver, f"{server.url}/")
     page.open(temperature="0", max_tokens="24")
     yield page
     # refusals that a test provokes are logged as of the network
     assert [entry for entry in driver.get_log("browser") if entry["source"] != "network"] == []
     asked = {request["request"]["url"] for request in page.requests()}
-    assert [other for other in asked if not other.startswith((url, "data:"))] == []
+    assert [other for other in asked if not other.startswith((page.url, "data:"))] == []
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +60,13 @@ def haystack(tmp_path_factory):
 # ---- what the server is ----
 
 
-def test_the_header_names_model_method_and_context(page, url):
-    assert page.text("#model") == ask_server(url, "v1/models")["data"][0]["id"]
+def test_the_header_names_model_method_and_context(page, server):
+    assert page.text("#model") == server.http.get("/v1/models").json()["data"][0]["id"]
     assert page.text("#method summary") == "longheads"
     assert page.text("#sizes") == "context 8,192, 16 \u00d7 the trained 512"
     page.find("#method summary").click()
     choices = dict(zip(*[iter(page.text("#method dl").split("\n"))] * 2, strict=True))
-    assert "longheads," + ",".join(map("=".join, choices.items())) == ask_server(url, "v1/longctx")["method"]
+    assert "longheads," + ",".join(map("=".join, choices.items())) == server.http.get("/v1/longctx").json()["method"]
 
 
 # ---- chat ----
@@ -87,7 +84,7 @@ def test_an_answer_grows_and_has_its_numbers(page):
         r"prompt \d+ at [\d,.]+ t/s",
         r"answer 1,500 at [\d,.]+ t/s",
         r"context [\d,]+ / 8,192",
-        r"KV [\d.]+ MiB of [\d.]+ MiB",
+        r"KV [\d.]+ MiB, full [\d.]+ MiB",
     ):
         assert re.search(words, stats), (words, stats)
     assert "cut at the limit" in stats
@@ -108,21 +105,19 @@ def test_shift_and_enter_make_a_line(page):
 def test_a_second_turn_reads_its_new_tokens_only(page):
     page.ask("It was the best of times, " * 40)
     page.ask("it was the worst", 2)
-    cached, read = (
-        int(re.search(words, page.text(".answer:last-child .stats"))[1])
-        for words in (r"(\d+) cached", r"prompt (\d+) at")
-    )
+    stats = page.text(".answer:last-child .stats")
+    cached, read = (int(re.search(words, stats)[1]) for words in (r"(\d+) cached", r"prompt (\d+) at"))
     assert cached > 300 > 30 > read
 
 
-def test_escape_stops_the_answer_on_the_server_too(page, url):
+def test_escape_stops_the_answer_on_the_server_too(page, server):
     page.open(temperature="0")
     page.send("It was the best of times, it was the")
     page.until(lambda: page.text(".answer > .text"))
     page.find("#text").send_keys(Keys.ESCAPE)
     page.answered()
     assert "stopped" in page.text(".stats")
-    page.until(lambda: not any(slot["is_processing"] for slot in ask_server(url, "slots")), "the slots to be idle")
+    page.until(lambda: not any(slot["is_processing"] for slot in server.http.get("/slots").json()))
 
 
 def test_a_stopped_answer_is_written_again(page):
@@ -181,32 +176,32 @@ def test_the_settings_are_sent(page):
     page.find("#settings .primary").click()
     page.reload()
     page.ask("It was")
-    [body] = [
-        json.loads(request["request"]["postData"])
-        for request in page.requests()
-        if request["request"]["url"].endswith("completions")
-    ]
-    assert {name: body.get(name) for name in ("max_tokens", "top_p", "temperature")} == {
-        "max_tokens": 7,
-        "top_p": 0.5,
-        "temperature": 0,
-    }
+    [sent] = [request["request"] for request in page.requests() if request["request"]["url"].endswith("completions")]
+    body = json.loads(sent["postData"])
+    assert (body["max_tokens"], body["top_p"], body["temperature"]) == (7, 0.5, 0)
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+
+
+def test_thoughts_are_folded(page):
+    message = {"role": "assistant", "reasoning": "Hm, *well*.", "content": "Yes.", "stats": {}}
+    page.run_module("chat.js", "module.append(args[0], {})", message)
+    assert page.text(".answer > .text") == "Yes."
+    assert not page.find(".thought .text").is_displayed()
+    page.find(".thought summary").click()
+    assert page.text(".thought .text") == "Hm, well."
 
 
 # ---- files ----
 
 
-def test_a_file_shows_its_size_and_the_progress_of_its_reading(page, url, haystack):
+def test_a_file_shows_its_size_and_the_progress_of_its_reading(page, server, haystack):
     chip = page.add(haystack)
     text = haystack.read_text()
-    n_tokens = len(ask_server(url, "tokenize", {"content": text})["tokens"])
+    n_tokens = len(server.http.post("/tokenize", json={"content": text}).json()["tokens"])
     assert chip.startswith(f"haystack.txt {len(text):,} characters, {n_tokens:,} tokens")
     assert page.text("#room") == f"{n_tokens:,} of 8,192 tokens"
     assert KEY in page.ask(QUESTION)
-    seen = [
-        re.match(r"Reading ([\d,]+) of ([\d,]+) tokens", words) for words in page.run("return window.seen.progress")
-    ]
+    seen = [re.match(r"Reading ([\d,]+) of ([\d,]+)", words) for words in page.run("return window.seen.progress")]
     read = [int(found[1].replace(",", "")) for found in seen if found]
     assert len(read) > 2
     assert read == sorted(read)
@@ -263,6 +258,19 @@ def test_files_that_the_browser_cannot_keep_are_named(page, haystack):
 # ---- errors ----
 
 
+def test_a_key_is_asked_for(driver):
+    with running(settings={"api_keys": ("secret",)}) as locked:
+        page = Page(driver, f"{locked.url}/")
+        driver.get(page.url)
+        page.until(lambda: "asks for an API key" in page.text("#notice"))
+        page.find("#notice button").click()
+        page.find("#settings [name=key]").send_keys("secret", Keys.ENTER)
+        page.until(lambda: page.text("#sizes"))
+        assert page.ask("It was")
+        page.reload()
+        assert not page.find("#notice").is_displayed()
+
+
 def test_an_overflow_says_the_way_out(page):
     page.ask("It was")
     page.click("Edit")
@@ -273,14 +281,9 @@ def test_an_overflow_says_the_way_out(page):
 
 
 def test_a_server_that_is_gone_is_said(page, driver):
-    driver.execute_cdp_cmd("Network.enable", {})
-    offline = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
-    driver.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": True} | offline)
+    driver.set_network_conditions(offline=True, latency=0, throughput=0)
     page.ask("It was")
-    driver.execute_cdp_cmd(
-        "Network.emulateNetworkConditions",
-        {"offline": False} | offline | {"downloadThroughput": -1, "uploadThroughput": -1},
-    )
+    driver.delete_network_conditions()
     assert "The server does not answer" in page.text(".trouble")
     page.click("Again")
     page.until(lambda: page.text(".answer > .text"))
@@ -291,12 +294,12 @@ def test_a_server_that_is_gone_is_said(page, driver):
 # ---- the chunk map ----
 
 
-def test_the_map_is_that_of_the_server(page, url, haystack):
+def test_the_map_is_that_of_the_server(page, server, haystack):
     page.add(haystack)
     page.ask(QUESTION)
     page.until(lambda: page.all(".map"))
     page.until(lambda: page.run("return document.querySelector('.map canvas').width") > N_CTX / 16)
-    data = ask_server(url, "v1/longctx")["chunk_map"]
+    data = server.http.get("/v1/longctx").json()["chunk_map"]
     counts = np.array(data["counts"])
     assert counts.shape == (data["n_layer"] * data["n_head"], data["n_chunk"])
     painted = np.array(page.run(CELLS, *counts.shape))
@@ -310,7 +313,9 @@ def test_the_map_is_that_of_the_server(page, url, haystack):
 
 
 def test_the_map_is_read_with_keys_and_pointer(page, driver):
-    page.ask(SENTENCES * 20 + QUESTION)
+    page.run(DROP, "short.txt", SENTENCES * 20)
+    page.until(lambda: "tokens" in page.text("#files"))
+    page.ask(QUESTION)
     page.until(lambda: page.all(".map"))
     frame = page.find(".frame")
     frame.send_keys(Keys.HOME, Keys.ARROW_RIGHT)
@@ -319,48 +324,9 @@ def test_the_map_is_read_with_keys_and_pointer(page, driver):
     width, n_chunk = frame.size["width"], int(frame.get_attribute("aria-valuemax")) + 1
     x = int(width * (5.5 / n_chunk - 0.5))  # from the middle
     webdriver.ActionChains(driver).move_to_element_with_offset(frame, x, 20).perform()
-    words = r"Chunk 5, tokens 80 to 95: read by [\d.]+ of 32 heads per token, by head \d of layer \d for \d+ % of the tokens"
-    assert re.fullmatch(words, page.text(".where"))
-
-
-# ---- text of a model ----
-
-
-def test_text_of_a_model_is_never_markup(page):
-    html = page.run_module(
-        "markdown.js",
-        "module.render(box, args[0]); return box.innerHTML",
-        "<img src=x onerror=alert(1)> [a](javascript:alert(1)) [b](https://b.example) **<b>c</b>**\n\n```html\n<script>alert(1)</script>\n```",
-    )
-    assert "&lt;img" in html
-    assert "<script" not in html
-    assert "[a](javascript:alert(1))" in html
-    assert '<a href="https://b.example" target="_blank" rel="noopener noreferrer">b</a>' in html
-    assert "<strong>&lt;b&gt;c&lt;/b&gt;</strong>" in html
-
-
-@pytest.mark.parametrize(
-    ("text", "html"),
-    [
-        ("a *b* `c*d*`", "<p>a <em>b</em> <code>c*d*</code></p>"),
-        ("## a\nb", "<h4>a</h4><p>b</p>"),
-        ("a:\n- b\n  1. c\n- d", '<div><p>a:</p><ul><li>b<ol start="1"><li>c</li></ol></li><li>d</li></ul></div>'),
-        ("48213. a", "<p>48213. a</p>"),
-        ("> a\n> b", "<blockquote><p>a\nb</p></blockquote>"),
-        ("2 * 3 * 4 and snake_case_name", "<p>2 * 3 * 4 and snake_case_name</p>"),
-        ("| a | b |\n|--|--|\n| 1 | *2* |", "<tr><th>a</th><th>b</th></tr><tr><td>1</td><td><em>2</em></td></tr>"),
-        ("---", "<hr>"),
-    ],
-)
-def test_markdown(page, text, html):
-    assert html in page.run_module("markdown.js", "module.render(box, args[0]); return box.innerHTML", text)
-
-
-def test_text_in_pieces_becomes_what_it_becomes_at_once(page):
-    text = "# a\n\nb *c*\n\n```py\nd = 1\n\ne = 2\n```\n\n- f\n- g\n\nh"
-    script = "for (const text of args) module.render(box, text); return box.innerHTML"
-    prefixes = [text[:n] for n in range(len(text) + 1)]
-    assert page.run_module("markdown.js", script, *prefixes) == page.run_module("markdown.js", script, text)
+    words = page.text(".where").split(", by ")
+    assert re.fullmatch(r"Chunk 5, tokens 80 to 95: read by [\d.]+ of 32 heads per token", words[0])
+    assert re.fullmatch(r"head \d of layer \d for \d+ % of the tokens", words[1])
 
 
 # ---- width ----
@@ -368,9 +334,8 @@ def test_text_in_pieces_becomes_what_it_becomes_at_once(page):
 
 @pytest.fixture
 def phone(driver, page):
-    driver.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
-    )
+    size = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     yield page
     driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -382,7 +347,8 @@ def test_a_phone_needs_no_horizontal_scroll(phone, haystack):
     phone.find("#method summary").click()
     phone.find("#menu").click()
     assert phone.find("#new").is_displayed()
-    boxes = "return ['html', '#log', '#composer', 'header'].map((name) => document.querySelector(name)).map((box) => box.scrollWidth - box.clientWidth)"
-    assert phone.run(boxes) == [0, 0, 0, 0]
+    names = ["html", "#log", "#composer", "header"]
+    too_wide = "const box = document.querySelector(arguments[0]); return box.scrollWidth - box.clientWidth"
+    assert [phone.run(too_wide, name) for name in names] == [0] * len(names)
     phone.find("#new").click()
     assert not phone.find("#side").is_displayed()

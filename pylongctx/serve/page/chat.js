@@ -127,12 +127,12 @@ function showTrouble(box, { trouble, running }, act) {
 function statistics({ running, stopped, length, stats }) {
   const parts = [];
   const part = (title, ...words) => parts.push(h("span", { title }, ...words));
-  if (stopped && !running) part("", "stopped");
+  if (stopped && !running) part("By you", "stopped");
   if (length) part("The longest answer of the settings, or the end of the context", "cut at the limit");
   if (stats?.prompt_n) part("Tokens of the prompt that were read now", `prompt ${count(stats.prompt_n)} at ${rate(stats.prompt_per_second)}`);
   if (stats?.cache_n) part("Tokens that were still known from before", `${count(stats.cache_n)} cached`);
   if (stats?.predicted_n) part("Tokens of the answer", `answer ${count(stats.predicted_n)} at ${rate(stats.predicted_per_second)}`);
   if (stats?.used) part("Tokens of this conversation, and how many fit", `context ${count(stats.used)} / ${count(stats.n_ctx)}`);
-  if (stats?.kv) part("Memory of keys and values, and what full attention needs", `KV ${bytes(stats.kv.bytes)} of ${bytes(stats.kv.full_bytes)}`);
+  if (stats?.kv) part("Memory of keys and values, and what full attention needs", `KV ${bytes(stats.kv.bytes)}, full ${bytes(stats.kv.full_bytes)}`);
   return parts;
 }

@@ -29,7 +29,8 @@ class ChunkMap {
     this.element = h("details", { className: "map", open: true },
       h("summary", {}, "What this answer read"),
       h("p", { className: "hint" }, `${count(data.n_chunk)} chunks of ${data.chunk_size} tokens from left to right, ` +
-        `${data.n_layer} layers of ${data.n_head} heads downwards. Stronger: read for more of the answer's tokens. On top: how many heads read it.`),
+        `${data.n_layer} layers of ${data.n_head} heads from top to bottom. Color: for how many tokens of the answer a head read a chunk. ` +
+        "Bars: how many heads read it."),
       this.frame, this.where, this.text,
       ...(this.list.children.length ? [h("h4", {}, "Chosen most, besides the beginning and the end"), this.list] : []));
     this.listen();
