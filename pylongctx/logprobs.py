@@ -80,8 +80,9 @@ class Scorer:
     def prompt(
         self, parts: Iterable[NDArray[np.float32]], tokens: NDArray[np.int32], text: str, special: bool
     ) -> list[Entry]:
-        """Return the entries of a prompt's tokens but a leading BOS; ``parts``: the logits after them, step by step.
+        """Return the entries of a prompt's tokens; ``parts``: the logits after them, step by step.
 
+        Of a text (``special``) the BOS that was added is left out; token ids have an entry each, as clients count them.
         Memory does not grow with vocabulary times tokens: of every row of logits only the entry is kept.
         """
         own: list[float | None] = [None]  # nothing precedes the first
@@ -91,7 +92,7 @@ class Scorer:
             values, likeliest = self._score(following, rows[: len(following)])
             own += values
             top += likeliest
-        first = int(tokens[0] == self._model.info.token_bos)
+        first = int(special and tokens[0] == self._model.info.token_bos)
         pieces = [self._model.piece(token, special) for token in tokens[first:].tolist()]
         places = zip(pieces, _offsets(pieces, text), own[first:], top[first:], strict=True)
         return [Entry(*place) for place in places]

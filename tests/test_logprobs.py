@@ -69,6 +69,18 @@ def test_logprobs_equal_the_definition(path, method, echo):
     assert text.startswith(prompt) == echo
 
 
+def test_token_ids_have_an_entry_each(path):
+    """Clients count tokens: the entry of a BOS that they send themselves is there, as that of any first token."""
+    with new(path) as llm:
+        tokens = [llm.token_bos(), *llm.tokenize(b"It was", add_bos=False)]
+        _, found, _ = run(llm, tokens, echo=True, max_tokens=1)
+        text = [llm._model.piece(token).decode("utf-8", "ignore") for token in tokens]
+    assert len(found["tokens"]) == len(tokens) + 1
+    assert found["tokens"][:-1] == text
+    assert found["token_logprobs"][0] is None
+    assert None not in found["token_logprobs"][1:]
+
+
 def test_values_are_exact_in_the_same_steps(path):
     """Same batches, same numbers: nothing but rounding of the log-softmax is left."""
     with new(path) as llm, new(path, logits_all=True) as every:
