@@ -1,4 +1,4 @@
-"""The command line: ``pylongctx passkey``, ``bench``, ``inspect``, ``rpc-server`` and ``doctor``."""
+"""The command line: evaluations such as ``pylongctx passkey``, ``bench``, ``inspect``, ``rpc-server``, ``doctor``."""
 
 import argparse
 import sys
@@ -9,12 +9,13 @@ from pylongctx import __version__
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser with all subcommands."""
-    from pylongctx.cli import bench, doctor, inspect, passkey, rpc_server
+    from pylongctx.cli import bench, doctor, inspect, leval, longbench, needle, passkey, perplexity, rpc_server, ruler
 
     parser = argparse.ArgumentParser(prog="pylongctx", description="Training-free long context for GGUF models.")
     parser.add_argument("--version", action="version", version=f"pylongctx {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for module in (passkey, bench, inspect, rpc_server, doctor):
+    evaluations = (passkey, needle, ruler, longbench, leval, perplexity)
+    for module in (*evaluations, bench, inspect, rpc_server, doctor):
         module.add_parser(commands)
     return parser
 
