@@ -10,12 +10,14 @@ from pylongctx import __version__
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser with all subcommands."""
-    from pylongctx.cli import bench, chat, complete, doctor, inspect, passkey, rpc_server, serve
+    from pylongctx.cli import bench, chat, complete, doctor, inspect, leval, longbench, needle, passkey, perplexity
+    from pylongctx.cli import rpc_server, ruler, serve
 
     parser = argparse.ArgumentParser(prog="pylongctx", description="Training-free long context for GGUF models.")
     parser.add_argument("--version", action="version", version=f"pylongctx {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for module in (chat, complete, serve, passkey, bench, inspect, rpc_server, doctor):
+    evaluations = (passkey, needle, ruler, longbench, leval, perplexity)
+    for module in (chat, complete, serve, *evaluations, bench, inspect, rpc_server, doctor):
         module.add_parser(commands)
     return parser
 

@@ -13,7 +13,7 @@ WHAT = "basket|clock|ladder|blanket|lantern|bottle|carpet|window|wagon|violin|ke
 WHERE = "near the river|behind the church|at the market|in the orchard|by the bridge|on the hill|under the roof"
 WHEN = "in the morning|after the rain|before supper|last winter|on a Tuesday|every spring|at noon|years ago"
 WHY = "because the road was long|while the children slept|and nobody asked about it|so the dog could rest"
-SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])")
+SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]]))\s+(?=[\"'(\[]?[A-Z0-9])")
 
 
 def synthetic_sentences(seed: int) -> Iterator[str]:

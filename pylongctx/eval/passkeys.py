@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pylongctx.eval.passkey import INTRO, SENTENCES, largest_fit, load_haystack, make_prompt, token_span
-from pylongctx.eval.task import Answer, Question, Sample, Vocabulary
+from pylongctx.eval.task import Answer, Question, Record, Sample, Vocabulary
 
 GARBAGE = SENTENCES.strip()
 ASKED, PREFIX = "What is the pass key?", " The pass key is"
@@ -73,6 +73,10 @@ class Passkey(Question):
         """Return ``strict``: the answer begins with the key, and ``regex``: its first number is the key."""
         begin, first = re.match(r" ?(\d+)", answer.text), re.search(r"(\d+)", answer.text)
         return {name: bool(m and m[1] in sample.answers) for name, m in (("strict", begin), ("regex", first))}
+
+    def cell(self, records: Sequence[Record]) -> str:
+        """Return the share of keys that were found."""
+        return f"{100 * self.summary(records)['strict']:.0f} %"
 
     def n_ctx(self, vocabulary: Vocabulary, samples: Sequence[Sample], length: int) -> int:
         """Return the length, or more where a style does not count tokens."""

@@ -1,0 +1,108 @@
+"""``pylongctx perplexity``: how well a text is predicted, by method and length."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from pylongctx.cli.evaluate import Measured, add_run_options, evaluate, int_list, length_table, show
+from pylongctx.cli.options import add_model_options
+
+MODES = {
+    "llama.cpp": "the second half of chunks, as llama-perplexity",
+    "sliding": "the last tokens of windows that advance by the stride",
+    "incremental": "every token given all before it, with a curve by position",
+    "last": "the last tokens of passages that end at the same places for every length",
+}
+N_POINTS = 16  # rows of the curve that is printed; the JSON lines have all
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    modes = "; ".join(f"{name}: {what}" for name, what in MODES.items())
+    parser = commands.add_parser("perplexity", help="how well a text is predicted", description=__doc__, epilog=modes)
+    add_model_options(parser)
+    add_run_options(parser, lengths="")
+    add = parser.add_argument
+    add("-f", "--file", required=True, metavar="FILE", help="plain text")
+    add(
+        "-c",
+        "--ctx-size",
+        "--lengths",
+        dest="lengths",
+        type=int_list,
+        default=[512],
+        metavar="N,N",
+        help="tokens (512)",
+    )
+    add("--mode", choices=MODES, help="see below (llama.cpp)")
+    add("--chunks", type=int, metavar="N", help="only so many chunks, windows or passages (all; incremental 1, last 4)")
+    add("--ppl-stride", type=int, metavar="N", help="of windows, scored ends and curves (256); alone: --mode sliding")
+    add("--kl-divergence", action="store_true", help="compare with another method, token by token")
+    add("--base", default="full", metavar="M", help="that method, with an f16 cache (full)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print the table, llama-perplexity's last lines, and the curve."""
+    if args.kl_divergence:
+        return _divergence(args)
+    from pylongctx.eval.perplexity import Perplexity
+
+    mode = args.mode or ("llama.cpp" if args.ppl_stride is None else "sliding")
+    stride = {} if args.ppl_stride is None else {"stride": args.ppl_stride}
+    task = Perplexity(args.file, mode, args.chunks, **stride)
+    measured = evaluate(args, [task], args.lengths)
+    title = f"perplexity of {Path(args.file).name}, {Path(measured[0].job.model).name}"
+    tables = [length_table(measured, title, MODES[mode])]
+    if mode == "incremental":
+        tables += [_curves([m for m in measured if m.job.length == n], task.stride) for n in args.lengths]
+    status = show(measured, *tables)
+    for m in measured:
+        found = task.summary(m.records)
+        estimate = f"PPL = {found['perplexity']:.4f} +/- {found['error']:.5f}"
+        print(f"{m.job.method} at {m.job.length}: Final estimate: {estimate}")
+    return status
+
+
+def _curves(measured: list[Measured], stride: int) -> Table:
+    from pylongctx.eval.perplexity import curve
+
+    table = Table(title="perplexity by position")
+    table.add_column("position", justify="right")
+    curves = []
+    for m in measured:
+        table.add_column(m.job.method, justify="right")
+        curves.append(curve(m.records, stride))
+    positions = curves[0][0]
+    step = -(-len(positions) // N_POINTS)
+    for i in range(0, len(positions), step):
+        table.add_row(str(positions[i]), *(f"{values[i]:.2f}" for _, values in curves))
+    return table
+
+
+def _divergence(args: argparse.Namespace) -> int:
+    from pylongctx.eval.kld import Divergence
+
+    if args.mode not in (None, "llama.cpp") or args.ppl_stride is not None:
+        raise ValueError("--kl-divergence is measured on llama.cpp's chunks: leave --mode and --ppl-stride out")
+    task = Divergence(args.file, args.chunks, args.base)
+    measured = evaluate(args, [task], args.lengths)
+    title = f"KL divergence from {args.base}, {Path(args.file).name}, {Path(measured[0].job.model).name}"
+    status = show(measured, length_table(measured, title, "nats per token"))
+    for m in measured:
+        print(f"\n====== {m.job.method} at {m.job.length} ======")
+        for line in _statistics(task.summary(m.records)):
+            print(line)
+    return status
+
+
+def _statistics(found: dict[str, float]) -> Iterator[str]:
+    for label, value in found.items():
+        if not label.endswith(" error"):
+            error = found.get(f"{label} error")
+            yield f"{label:<30}: {value:12.6f}" + ("" if error is None else f" \u00b1 {error:.6f}")

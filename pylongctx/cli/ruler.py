@@ -1,0 +1,72 @@
+"""``pylongctx ruler``: RULER's retrieval, tracking, counting and question tasks, made here."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pylongctx.cli.evaluate import Measured, add_run_options, evaluate, length_table, show
+from pylongctx.cli.options import add_model_options
+
+ESSAY = "essay"
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser("ruler", help="RULER's 13 tasks", description=__doc__)
+    add_model_options(parser)
+    add_run_options(parser, lengths="4096")
+    add = parser.add_argument
+    add("--tasks", default="all", metavar="T,T", help="niah_single_1,vt,... (all: those whose data is here)")
+    add("--tests", type=int, default=20, metavar="N", help="samples per task, method and length (20; RULER: 500)")
+    add(
+        "--data",
+        action="append",
+        default=[],
+        type=_data,
+        metavar="NAME=FILE",
+        help="essay=TEXT|FOLDER|JSON, qa_1=SQUAD.json, qa_2=HOTPOTQA.json, cwe=WORDS.json; may be repeated",
+    )
+    add("-s", "--seed", type=int, default=42, metavar="N", help="RULER's (42)")
+    parser.set_defaults(run=run)
+
+
+def _data(text: str) -> tuple[str, str]:
+    name, _, file = text.partition("=")
+    if name not in (ESSAY, "qa_1", "qa_2", "cwe") or not file:
+        raise argparse.ArgumentTypeError(f"{text!r} is not such as essay=FILE or qa_1=FILE")
+    return name, file
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the tasks and print a table by length, the mean of the tasks at its end."""
+    from pylongctx.eval.ruler import NAMES, Ruler
+    from pylongctx.eval.ruler.niah import KINDS
+
+    data = dict(args.data)
+    names = [name for name in NAMES if not name.startswith("qa") or name in data]
+    if args.tasks != "all":
+        names = args.tasks.split(",")
+
+    def file(name: str) -> str | None:
+        wants_essay = name in KINDS and KINDS[name].type_haystack == ESSAY
+        found: str | None = data.get(ESSAY if wants_essay else name)
+        return found
+
+    measured = evaluate(args, [Ruler(name, args.tests, file(name)) for name in names], args.lengths, args.seed)
+    labels = {m.job.task.name for m in measured for r in m.records if r["label"] != "RULER"}
+    caption = f"RULER-compatible, with other data: {', '.join(sorted(labels))}" if labels else "RULER's prompts"
+    title = f"RULER, {Path(measured[0].job.model).name}"
+    table = length_table(measured, title, caption)
+    if len(names) > 1:
+        table.add_section()
+        for method in dict.fromkeys(m.job.method for m in measured):
+            table.add_row("mean", method, *(_mean(measured, method, n) for n in args.lengths))
+    return show(measured, table)
+
+
+def _mean(measured: list[Measured], method: str, length: int) -> str:
+    chosen = [m for m in measured if (m.job.method, m.job.length) == (method, length)]
+    return f"{100 * fmean(m.job.task.summary(m.records)['string_match'] for m in chosen):.1f}"
