@@ -10,8 +10,21 @@ from pylongctx import __version__
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser with all subcommands."""
-    from pylongctx.cli import bench, chat, complete, doctor, inspect, leval, longbench, needle, passkey, perplexity
-    from pylongctx.cli import rpc_server, ruler, serve
+    from pylongctx.cli import (
+        bench,
+        chat,
+        complete,
+        doctor,
+        inspect,
+        leval,
+        longbench,
+        needle,
+        passkey,
+        perplexity,
+        rpc_server,
+        ruler,
+        serve,
+    )
 
     parser = argparse.ArgumentParser(prog="pylongctx", description="Training-free long context for GGUF models.")
     parser.add_argument("--version", action="version", version=f"pylongctx {__version__}")
