@@ -1,5 +1,6 @@
-"""How much memory of the host is free: for the system, and for the control groups that this process is in."""
+"""How much memory of the host is free: for the system, the control groups of this process, and its own limit."""
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +11,20 @@ V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", 
 
 def free_bytes(root: Path = Path("/")) -> int:
     """Return the bytes that this process can still take, cached files counted as free."""
-    return min([_available(root), *_group_rooms(root)])
+    return min([_available(root), *address_room(root), *_group_rooms(root)])
 
 
 def _available(root: Path) -> int:
     fields = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
     return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def address_room(root: Path = Path("/")) -> Iterator[int]:
+    """Yield the addresses that ``ulimit -v`` leaves: all that is allocated or mapped takes some."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        pages = int((root / "proc/self/statm").read_text().split()[0])
+        yield max(0, limit - pages * resource.getpagesize())
 
 
 def _group_rooms(root: Path) -> Iterator[int]:

@@ -13,11 +13,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pylongctx._free import free_bytes
+from pylongctx._free import address_room, free_bytes
 from pylongctx._lib import InvalidInput, check, ffi, lib, text
 from pylongctx._model import Model, with_fields
 
 MAX_DEVICES = 64
+LOOK = 32 * 2**20  # addresses that a model and a context without memory take; llama.cpp aborts where there are none
 STEP = 256  # tokens: llama.cpp pads n_ctx to it
 ROWS = {
     "weights": "weights",
@@ -137,6 +138,8 @@ def fit(path: str, model_settings: dict[str, Any], settings: dict[str, Any], met
     InvalidInput
         When the library refuses the model or the settings.
     """
+    if min(address_room(), default=LOOK) < LOOK:
+        raise MemoryError(f"to look at a model takes {amount(LOOK)}, and ulimit -v leaves less; raise it")
     with _quiet(), Plan(path, model_settings, settings, method) as plan:
         if all(size.fits for size in plan.sizes()):
             return settings

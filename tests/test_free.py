@@ -1,5 +1,6 @@
 """Free memory of the host, in made-up systems."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,11 @@ def test_no_limit_of_version_1(system):
 
 def test_more_than_allowed_is_used(system):
     assert free_bytes(system("0::/\n", group("sys/fs/cgroup", MIB, 3 * MIB))) == 0
+
+
+def test_the_limit_of_the_process(system, monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda which: (resource.getpagesize() * 100, -1))
+    assert free_bytes(system("0::/\n", {"proc/self/statm": "70 50 3 1 0 2 0\n"})) == resource.getpagesize() * 30
 
 
 def test_this_system():

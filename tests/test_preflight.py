@@ -5,11 +5,13 @@ import re
 import pytest
 from llamas import TEXT, new
 from test_devices import server
+from tiny_gguf import sparse_model
 
 from pylongctx import Llama, _preflight
 from pylongctx._lib import lib
 from pylongctx._preflight import Plan
 from pylongctx._ways_out import ways_out
+from pylongctx.bench.random_model import Shape
 from pylongctx.cli import make_parser
 from pylongctx.cli.options import llama_arguments
 from pylongctx.errors import ContextFull, InvalidInput
@@ -190,6 +192,21 @@ def test_an_estimate_needs_a_dry_model(ffi, embedded_model):
 
 
 # ---- what does not fit ----
+
+
+def test_a_large_model_is_told_before_it_is_read(tmp_path, free):
+    shape = Shape(n_layer=32, n_embd=4096, n_head=32, n_head_kv=8, n_ff=14336, n_vocab=32000, n_ctx_train=8192)
+    path = sparse_model(tmp_path / "8b.gguf", shape)
+    assert path.stat().st_blocks * 512 < 4 * MIB
+    free(24 * 2**30)
+    with pytest.raises(MemoryError) as reason:
+        new(path, n_ctx=131072, method="selfextend")
+    for line in (r"weights +13\.5 GiB", r"K +8\.0 GiB", r"V +8\.0 GiB"):
+        assert re.search(rf"^{line}$", str(reason.value), re.MULTILINE)
+    assert re.search(r"-ctv q8_0\): \d+\.\d GiB in all instead of \d+\.\d GiB$", str(reason.value), re.MULTILINE)
+    free(4 * 2**30)
+    with pytest.raises(MemoryError, match=r"the weights alone take 13\.5 GiB"):
+        new(path, n_ctx=512)
 
 
 def test_ten_million_tokens_are_refused_before_anything_is_opened(embedded_model, free, monkeypatch):

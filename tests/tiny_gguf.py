@@ -1,12 +1,16 @@
-"""Tiny GGUF files with random weights."""
+"""Tiny GGUF files with random weights, and large ones without any."""
 
+import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 from tiny_models import RECIPES
 
-from pylongctx.bench.random_model import Shape, write_model
+from pylongctx.bench.random_model import LLAMA, SIZES, Shape, add_meta, add_vocab, dims, shape_meta, write_model
 
 TINY = Shape()
 
@@ -15,3 +19,24 @@ def make_model(path: Path | str, shape: Shape = TINY, *, arch: str = "llama", **
     """Write a model of the recipe named ``arch`` (see ``tiny_models.py``); options are those of ``write_model``."""
     recipe = RECIPES[arch]
     return write_model(path, replace(recipe, arch=recipe.arch or arch), replace(shape, **recipe.shape), **options)
+
+
+def sparse_model(path: Path, shape: Shape) -> Path:
+    """Write the header of a llama model in f16, and a hole where its weights would be: no disk is used for them."""
+    writer, sizes = gguf.GGUFWriter(path, "llama"), dims(shape)
+    add_vocab(writer, shape.n_vocab)
+    add_meta(writer, "llama", shape_meta(shape))
+    layers = [f"blk.{i}.{name}" for i in range(shape.n_layer) for name in LLAMA.layer.split()]
+    n_bytes = 0
+    for name in ["token_embd", "output_norm", "output", *layers]:
+        lengths = [sizes[word] for word in SIZES.get(name.rpartition(".")[2], "embd").split(",")]
+        dtype = np.dtype(np.float32 if "norm" in name else np.float16)
+        writer.add_tensor_info(f"{name}.weight", lengths, dtype, math.prod(lengths) * dtype.itemsize)
+        n_bytes += gguf.GGUFWriter.ggml_pad(math.prod(lengths) * dtype.itemsize, writer.data_alignment)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    header = gguf.GGUFWriter.ggml_pad(path.stat().st_size, writer.data_alignment)
+    os.truncate(path, header + n_bytes)
+    return path
