@@ -319,6 +319,15 @@ def test_methods_change_while_talking(tmp_path):
     assert third < first + 20
 
 
+def test_without_a_method():
+    lines = ["Hello?", "/regen", "/stats", "/method full", "And then?", "/method none", "And then?"]
+    done = run("chat", *YES, "--method", "none", input="\n".join(lines))
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 4
+    assert done.stderr.count("KV of llama.cpp; context") == 5
+    assert "2 messages; KV of llama.cpp" in done.stderr
+
+
 def test_a_method_that_cannot_hold_the_conversation_changes_nothing():
     lines = ["word " * 300, "/method full", "And then?"]
     done = run("chat", *YES, "--method", "longheads", input="\n".join(lines))
