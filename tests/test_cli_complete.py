@@ -56,6 +56,12 @@ def test_json_has_openai_s_fields_and_more(expected):
     assert found["kv"]["bytes"] > 0
 
 
+def test_json_without_a_method(expected):
+    found = json.loads(run("complete", *GREEDY, "-p", PROMPT, "--json", "--method", "none").stdout)
+    assert found["choices"][0]["text"] == expected["choices"][0]["text"]
+    assert (found["method"], found["kv"]) == ("none", None)
+
+
 def test_escapes_in_options_only(tmp_path):
     (tmp_path / "prompt").write_text("a\\nb")
     echoed = [

@@ -7,7 +7,7 @@ import tarfile
 import pytest
 from upstream import tarball
 
-from pylongctx import Corm, LongHeads, SelfExtend
+from pylongctx import Corm, Full, LongHeads, SelfExtend
 from pylongctx.cli import main
 from pylongctx.cli.method import chosen_method
 from pylongctx.cli.options import add_llama_options, llama_arguments, model_path, open_llama
@@ -191,6 +191,7 @@ def test_sizes_of_methods(words, method):
     ("words", "message"),
     [
         ("-gan 8 --method longheads", "--grp-attn-n belong to selfextend, not to method longheads"),
+        ("-gan 8 --method none", "not to method none"),
         ("-gan 8 --chunk-size 16", "belong to different methods, longheads and selfextend"),
         ("-gan 8 --method selfextend,group_size=4", "group_size of selfextend is given twice: 4 and 8"),
         ("--method nonsense", "unknown method 'nonsense'"),
@@ -199,6 +200,11 @@ def test_sizes_of_methods(words, method):
 def test_sizes_that_belong_elsewhere(words, message):
     with pytest.raises(ValueError, match=message):
         chosen_method(parse(*words.split()))
+
+
+def test_no_method_is_llama_cpp_s_own_cache():
+    assert chosen_method(parse("--method", "none")) is None
+    assert chosen_method(parse()) == Full()
 
 
 def test_the_method_may_come_from_a_variable(monkeypatch):

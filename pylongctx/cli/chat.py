@@ -13,7 +13,7 @@ from typing import Any
 from pylongctx.cli.arguments import Options, file_text, on_off_auto
 from pylongctx.cli.console import Messages, Meter, Output, Stop
 from pylongctx.cli.conversation import Conversation
-from pylongctx.cli.method import with_method
+from pylongctx.cli.method import name_of, read_method, with_method
 from pylongctx.cli.options import add_llama_options, open_llama
 from pylongctx.cli.sampling import (
     add_sampling_options,
@@ -24,7 +24,6 @@ from pylongctx.cli.sampling import (
     template_arguments,
 )
 from pylongctx.errors import ContextFull
-from pylongctx.methods import parse
 
 MOST_FILES = 100  # that one /glob reads
 WAYS_OUT = "/clear, a shorter message, a larger -c or --kv-limit, or a method that holds more: /method"
@@ -95,7 +94,9 @@ class Chat:
         messages = Messages(self.output)
         if messages.interactive:
             llm = self.conversation.llm
-            self.output.note(f"{Path(llm.model_path).name}, {llm.method}, {llm.n_ctx()} tokens of context; /help")
+            self.output.note(
+                f"{Path(llm.model_path).name}, {name_of(llm.method)}, {llm.n_ctx()} tokens of context; /help"
+            )
         try:
             for message in self._all(messages):
                 self._take(message, messages.interactive)
@@ -226,21 +227,21 @@ class Chat:
 
     def stats(self, rest: str) -> None:
         """Show what is held."""
-        llm, usage = self.conversation.llm, self.conversation.llm.kv_usage()
-        rows = f"{usage.rows.min()} to {usage.rows.max()} rows per head" if usage.rows.size else "no rows"
-        self.output.note(
-            f"{llm.model_path}\n{llm.method}\n"
-            f"context {llm.n_tokens} of {llm.n_ctx()} tokens, {len(self.conversation.messages)} messages\n"
-            f"KV {_mib(usage.bytes)}, at most {_mib(usage.peak_bytes)}; {rows}; "
-            f"full attention would hold {_mib(usage.full_bytes)}"
-        )
+        llm = self.conversation.llm
+        self.output.note(f"{llm.model_path}\n{name_of(llm.method)}")
+        self.output.note(f"{len(self.conversation.messages)} messages; {self.conversation.used}")
+        if llm.method is not None:
+            usage = llm.kv_usage()
+            rows = f"{usage.rows.min()} to {usage.rows.max()} rows per head"
+            full = f"full attention would hold {_mib(usage.full_bytes)}"
+            self.output.note(f"KV at most {_mib(usage.peak_bytes)} so far; {rows}; {full}")
 
     def method(self, spec: str) -> None:
         """Show the method, or open the context again with another one, which reads the conversation."""
         if not spec:
-            self.output.note(str(self.conversation.llm.method))
+            self.output.note(name_of(self.conversation.llm.method))
             return
-        parse(spec)  # refused before anything is closed
+        read_method(spec)  # refused before anything is closed
         before, self.args = self.args, with_method(self.args, spec)
         try:
             self._open()
@@ -248,7 +249,7 @@ class Chat:
             self.args = before
             self._open()
             raise
-        self.output.note(f"{self.conversation.llm.method}; {self.conversation.used}")
+        self.output.note(f"{name_of(self.conversation.llm.method)}; {self.conversation.used}")
 
     def _open(self) -> None:
         self.conversation.llm.close()

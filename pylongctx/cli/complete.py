@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pylongctx.cli.arguments import Options, integer
 from pylongctx.cli.console import Meter, Output
+from pylongctx.cli.method import name_of
 from pylongctx.cli.options import add_llama_options, open_llama
 from pylongctx.cli.sampling import add_sampling_options, add_text_options, given_text, sampling_arguments, unescaped
 
@@ -83,10 +84,16 @@ def _write_json(llm: "Llama", output: Output, text: str, **arguments: Any) -> No
 
     done = llm.create_completion(text, stopping_criteria=look, **arguments)
     seconds = (read[0] - start, perf_counter() - read[0])
-    usage = llm.kv_usage()
-    kv = {"bytes": usage.bytes, "peak_bytes": usage.peak_bytes, "full_bytes": usage.full_bytes}
-    more = {"timings": _timings(done["usage"], *seconds), "method": str(llm.method), "kv": kv}
+    more = {"timings": _timings(done["usage"], *seconds), "method": name_of(llm.method), "kv": _kv(llm)}
     print(json.dumps(done | more))
+
+
+def _kv(llm: "Llama") -> dict[str, int] | None:
+    """Return the KV memory; None for llama.cpp's own, which does not tell."""
+    if llm.method is None:
+        return None
+    usage = llm.kv_usage()
+    return {"bytes": usage.bytes, "peak_bytes": usage.peak_bytes, "full_bytes": usage.full_bytes}
 
 
 def _timings(usage: Mapping[str, int], prompt: float, answer: float) -> dict[str, float]:

@@ -73,8 +73,9 @@ class Conversation:
     @property
     def used(self) -> str:
         """What is held: KV memory, and tokens of the context."""
-        mib = self.llm.kv_usage().bytes / 2**20
-        return f"KV {mib:.2f} MiB; context {self.llm.n_tokens}/{self.llm.n_ctx()}"
+        llm = self.llm
+        kv = "of llama.cpp" if llm.method is None else f"{llm.kv_usage().bytes / 2**20:.2f} MiB"
+        return f"KV {kv}; context {llm.n_tokens}/{llm.n_ctx()}"
 
     @property
     def full(self) -> bool:
