@@ -113,6 +113,16 @@ def test_a_new_prompt_takes_the_sequence_that_was_not_used_for_longest(server, e
     assert [int(slot.session.tokens[1]) for slot in engine.slots] == [170, 80, 110, 140]
 
 
+def test_a_long_conversation_is_not_cut_for_a_new_one_that_begins_alike(server, engine):
+    tokens = tokens_of(server)
+    long = [1, *tokens[:20], *tokens * 2]
+    finish(_submitted(engine, job(server, long)))
+    new = _submitted(engine, job(server, [1, *tokens[:20], 5, 6, 7]))
+    finish(new)
+    assert new.n_cached == 21
+    assert [slot.session.n_tokens for slot in engine.slots[:2]] == [len(long) + 3, len(new.tokens) + 3]
+
+
 def test_what_a_busy_sequence_holds_is_shared(server, engine):
     tokens = tokens_of(server) * 3
     first, second = job(server, tokens, 50), job(server, [*tokens, 9])

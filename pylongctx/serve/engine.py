@@ -47,6 +47,7 @@ class Engine:
         self._step_size = min(self.context.n_batch, self.context.n_ubatch)
         if self._step_size < host.n_seq:
             raise ValueError(f"{host.n_seq} sequences need batches of as many tokens, not {self._step_size}: raise -ub")
+        self._rows = np.empty((host.n_seq, self.context.n_vocab), np.float32)
         self._wake = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -248,17 +249,25 @@ class Engine:
             sizes = [len(part) for _, _, part in shares]
             starts = [slot.session.n_tokens for slot, _, _ in shares]
             wanted = [_wanted(job, len(part)) for _, job, part in shares]
-            logits = self.context.decode_batch(
+            logits = self._buffer(shares, sum(map(np.count_nonzero, wanted)))
+            self.context.decode_batch(
                 np.concatenate([part for _, _, part in shares]),
                 np.concatenate([np.arange(p, p + n, dtype=np.int32) for p, n in zip(starts, sizes, strict=True)]),
                 np.repeat(np.array([slot.id for slot, _, _ in shares], np.int32), sizes),
                 np.concatenate(wanted),
+                logits,
             )
             return np.split(logits, np.cumsum([np.count_nonzero(rows) for rows in wanted])[:-1])
         finally:
             with self._wake:
                 self._running = []
                 self.context.abort = False
+
+    def _buffer(self, shares: list[Share], n: int) -> NDArray[np.float32]:
+        """Return room for ``n`` rows of logits: the same in every step, but where readers keep them."""
+        if any(job.every_row for _, job, _ in shares):
+            return np.empty((n, self.context.n_vocab), np.float32)
+        return self._rows[:n]
 
     def _make_room(self, shares: list[Share], reason: ContextFull) -> None:
         """Forget the idle sequence that was not used for longest; without one, find the jobs that do not fit."""
