@@ -104,7 +104,8 @@ const act = {
 
 /** Forget a message and what came after it, and answer again. */
 async function answerFrom(message, change) {
-  if (running || !(server || (await askServer()))) return;
+  if (running) return notice("Stop the answer first.");
+  if (!(server || (await askServer()))) return;
   conversation.messages.splice(conversation.messages.indexOf(message));
   change();
   chat.show(conversation.messages, act);

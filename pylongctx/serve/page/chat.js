@@ -1,7 +1,7 @@
 // The messages of a conversation.
 
 import { chunkMap } from "./map.js";
-import { $, button, bytes, count, h, rate, seconds } from "./dom.js";
+import { $, button, bytes, copy, count, h, rate, seconds } from "./dom.js";
 import { render } from "./markdown.js";
 
 const views = new Map();
@@ -49,7 +49,7 @@ function toEnd(follows) {
 export const fileChip = (file, ...more) => h("li", { className: "chip" }, h("b", {}, file.name),
   ` ${count(file.length)} characters`, file.tokens === undefined ? "" : `, ${count(file.tokens)} tokens`, ...more);
 
-const copyButton = (message) => button("Copy", "Copy this message", () => navigator.clipboard.writeText(message.content));
+const copyButton = (message) => button("Copy", "Copy this message", () => copy(message.content));
 
 function userView(message, act) {
   const buttons = h("footer", {}, button("Edit", "Edit this message and send it again", () => edit()), copyButton(message));
