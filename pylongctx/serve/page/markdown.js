@@ -67,7 +67,8 @@ function code(lines) {
   const text = lines.slice(1, closed ? -1 : undefined).join("\n");
   const copying = button("copy", "Copy this code", () => copy(text));
   const language = FENCE.exec(lines[0])[2];
-  return h("figure", { className: "code" }, h("figcaption", {}, language, copying), h("pre", { tabIndex: 0 }, h("code", {}, text)));
+  const caption = h("figcaption", {}, language, copying);
+  return h("figure", { className: "code" }, caption, h("pre", { tabIndex: 0 }, h("code", {}, text)));
 }
 
 function table(lines) {
