@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 6 };
+enum { LCTX_ABI_VERSION = 7 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -275,9 +275,10 @@ typedef struct lctx_trace_info {
     int32_t chunk_size;
 } lctx_trace_info;
 
-// Record the chunks that every layer and head reads for the queries of sequence 0 at positions [p0, p1), and forget what was
-// recorded before; p1 <= p0 stops. LCTX_INVALID when the method chooses no chunks. A run that does not record is not slowed.
-int32_t lctx_trace_start(lctx_context * ctx, int32_t p0, int32_t p1);
+// Record the chunks that every layer and head reads for the queries of one sequence at positions [p0, p1), and forget what was
+// recorded before; p1 <= p0 stops. LCTX_INVALID when the method chooses no chunks or there is no such sequence. A run that does not
+// record is not slowed.
+int32_t lctx_trace_start(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1);
 
 // What was recorded, by position. pos: NULL or int32[n_query]; chunks: NULL or int32[n_query][n_layer][n_head][n_slot], ascending,
 // then -1 for the slots that were not used. LCTX_FAILED: memory ran out while recording, later queries are missing.

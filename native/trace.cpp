@@ -34,9 +34,10 @@ int32_t layer_of(const ggml_tensor * node) {
 
 }  // namespace
 
-void lctx_trace::start(int32_t p0, int32_t p1, const lctx_trace_info & shape) {
+void lctx_trace::start(int32_t seq, int32_t p0, int32_t p1, const lctx_trace_info & shape) {
     queries_.clear();
     failed_ = false;
+    seq_ = seq;
     p0_ = p0;
     p1_ = p1;
     shape_ = shape;
@@ -55,12 +56,16 @@ void lctx_trace::get(lctx_trace_info & info, int32_t * pos, int32_t * chunks) co
     }
 }
 
+bool lctx_trace::covers(const lctx_chunk_row & row) const {
+    return row.seq == seq_ && row.row >= p0_ && row.row < p1_;
+}
+
 bool lctx_trace::wants(const ggml_tensor * node) const {
     if (p1_ <= p0_ || !is_select(node)) {
         return false;
     }
     const std::vector<lctx_chunk_row> rows = rows_of(node);
-    return std::any_of(rows.begin(), rows.end(), [&](const lctx_chunk_row & r) { return r.seq == 0 && r.row >= p0_ && r.row < p1_; });
+    return std::any_of(rows.begin(), rows.end(), [&](const lctx_chunk_row & row) { return covers(row); });
 }
 
 void lctx_trace::record(const ggml_tensor * node) {
@@ -69,7 +74,7 @@ void lctx_trace::record(const ggml_tensor * node) {
     const int64_t n_segment = node->ne[1], n_choice = node->ne[2], n_head = node->src[0]->ne[1];
     const int32_t layer = layer_of(node);
     for (size_t t = 0; t < rows.size(); t++) {
-        if (rows[t].seq != 0 || rows[t].row < p0_ || rows[t].row >= p1_ || layer < 0 || layer >= shape_.n_layer) {
+        if (!covers(rows[t]) || layer < 0 || layer >= shape_.n_layer) {
             continue;
         }
         std::vector<int32_t> & query = queries_[rows[t].row];
@@ -100,14 +105,19 @@ bool lctx_trace::on_node(ggml_tensor * node, bool ask, void * data) {
     return ask ? wanted : true;
 }
 
-int32_t lctx_trace_start(lctx_context * ctx, int32_t p0, int32_t p1) {
+int32_t lctx_trace_start(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1) {
     const lctx_chunks * chunks = ctx->memory ? ctx->memory->method().chunks() : nullptr;
     if (!chunks) {
         ctx->error = "only a method that chooses chunks (longheads) can be traced";
         return LCTX_INVALID;
     }
+    const auto n_seq = (int32_t)llama_n_seq_max(ctx->ctx);
+    if (seq < 0 || seq >= n_seq) {
+        ctx->error = "sequences are 0 .. " + std::to_string(n_seq - 1) + ", not " + std::to_string(seq);
+        return LCTX_INVALID;
+    }
     const llama_model * model = ctx->model->model;
-    ctx->trace.start(p0, p1, {0, llama_model_n_layer(model), llama_model_n_head(model), chunks->n_chunk, chunks->chunk_size});
+    ctx->trace.start(seq, p0, p1, {0, llama_model_n_layer(model), llama_model_n_head(model), chunks->n_chunk, chunks->chunk_size});
     // with a callback a device waits after every part of a graph, so there is none otherwise; graphs that are built later take it from
     // the parameters
     auto & params = const_cast<llama_cparams &>(ctx->ctx->get_cparams());

@@ -9,11 +9,12 @@
 #include <vector>
 
 struct ggml_tensor;
+struct lctx_chunk_row;
 
 class lctx_trace {
   public:
-    // Forget everything; record the queries of sequence 0 at positions [p0, p1).
-    void start(int32_t p0, int32_t p1, const lctx_trace_info & shape);
+    // Forget everything; record the queries of a sequence at positions [p0, p1).
+    void start(int32_t seq, int32_t p0, int32_t p1, const lctx_trace_info & shape);
     void get(lctx_trace_info & info, int32_t * pos, int32_t * chunks) const;
 
     bool failed() const { return failed_; }
@@ -22,10 +23,11 @@ class lctx_trace {
     static bool on_node(ggml_tensor * node, bool ask, void * data);
 
   private:
+    bool covers(const lctx_chunk_row & row) const;
     bool wants(const ggml_tensor * node) const;
     void record(const ggml_tensor * node);
 
-    int32_t p0_ = 0, p1_ = 0;
+    int32_t seq_ = 0, p0_ = 0, p1_ = 0;
     bool failed_ = false;
     lctx_trace_info shape_ = {};
     std::map<int32_t, std::vector<int32_t>> queries_;  // position -> [n_layer][n_head][n_slot]

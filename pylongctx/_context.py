@@ -153,9 +153,11 @@ class Context:
         positions: NDArray[np.int32],
         seqs: NDArray[np.int32],
         wanted: NDArray[np.bool_],
-    ) -> NDArray[np.float32]:
-        """Evaluate tokens of several sequences, int32 [n] each; returns the logits after the wanted tokens."""
-        logits = np.empty((np.count_nonzero(wanted), self.n_vocab), np.float32)
+        logits: NDArray[np.float32],
+    ) -> None:
+        """Evaluate tokens of several sequences, int32 [n] each; logits: float32 [n_wanted, n_vocab]."""
+        if logits.shape != (np.count_nonzero(wanted), self.n_vocab):
+            raise ValueError(f"logits must have a row of {self.n_vocab} for each wanted token, not {logits.shape}")
         named = {"tokens": tokens, "positions": positions, "seqs": seqs}
         buffers = [in_buffer(name, array, np.int32) for name, array in named.items()]
         outputs = ffi.from_buffer("int8_t[]", wanted.astype(np.int8))
@@ -164,7 +166,6 @@ class Context:
             out = out_buffer("logits", logits, np.float32) if len(logits) else ffi.NULL
             status = lib.lctx_decode_batch(handle, len(tokens), *buffers, outputs, out)
             check(status, lib.lctx_context_error(handle))
-        return logits
 
     def n_past(self, seq: int = 0) -> int:
         """Return the number of positions of a sequence in the cache."""
@@ -272,10 +273,10 @@ class Context:
     def _kv_usage(self, info: Any, rows: Any) -> None:
         check(lib.lctx_kv_usage(self.handle, info, rows), lib.lctx_context_error(self.handle))
 
-    def start_trace(self, start: int, stop: int) -> None:
-        """Record the chunks read at positions ``start <= p < stop`` and forget the records so far; none: stop."""
+    def start_trace(self, start: int, stop: int, seq: int = 0) -> None:
+        """Record the chunks a sequence reads at ``start <= p < stop`` and forget the records so far; none: stop."""
         with self._lock:
-            check(lib.lctx_trace_start(self.handle, start, stop), lib.lctx_context_error(self.handle))
+            check(lib.lctx_trace_start(self.handle, seq, start, stop), lib.lctx_context_error(self.handle))
             self.tracing = start < stop
 
     def read_trace(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

@@ -113,6 +113,16 @@ def test_a_new_prompt_takes_the_sequence_that_was_not_used_for_longest(server, e
     assert [int(slot.session.tokens[1]) for slot in engine.slots] == [170, 80, 110, 140]
 
 
+def test_a_long_conversation_is_not_cut_for_a_new_one_that_begins_alike(server, engine):
+    tokens = tokens_of(server)
+    long = [1, *tokens[:20], *tokens * 2]
+    finish(_submitted(engine, job(server, long)))
+    new = _submitted(engine, job(server, [1, *tokens[:20], 5, 6, 7]))
+    finish(new)
+    assert new.n_cached == 21
+    assert [slot.session.n_tokens for slot in engine.slots[:2]] == [len(long) + 3, len(new.tokens) + 3]
+
+
 def test_what_a_busy_sequence_holds_is_shared(server, engine):
     tokens = tokens_of(server) * 3
     first, second = job(server, tokens, 50), job(server, [*tokens, 9])
@@ -286,8 +296,27 @@ def test_a_traced_answer_leaves_a_map_of_its_chunks():
         assert sum(one["kv_rows"] for one in found["sequences"]) > 0
 
 
-def test_a_traced_answer_is_the_same():
-    with running(method=LONGHEADS) as server:
-        plain = stream(server, PROMPTS[0] * 5)
+def test_traced_answers_are_the_same_and_recorded_one_at_a_time():
+    with running(n_seq=3, method=LONGHEADS) as server:
+        texts = [PROMPTS[i] * 4 for i in range(3)]
+        plain = [stream(server, text) for text in texts]
         server.erase()
-        assert stream(server, PROMPTS[0] * 5, extra_body={"longctx": {"trace": True}}) == plain
+        with ThreadPoolExecutor(3) as pool, server.held():
+            traced = [pool.submit(stream, server, text, extra_body={"longctx": {"trace": True}}) for text in texts]
+            server.wait_for(lambda: server.engine.n_waiting == 3)
+            server.release()
+            assert [one.result(PATIENCE) for one in traced] == plain
+        last = server.engine.tracer.record
+        n_prompts = [len(server.host.tokenize(text.encode())) for text in texts]
+        assert last.n_prompt in n_prompts
+        assert last.positions.tolist() == list(range(last.n_prompt - 1, last.n_prompt + N - 1))
+
+
+def test_a_busy_first_sequence_does_not_hold_up_a_trace():
+    with running(method=LONGHEADS) as server:
+        endless = job(server, [1, 5, 6], 400)
+        server.engine.submit(endless)
+        endless.take()
+        stream(server, PROMPTS[1], extra_body={"longctx": {"trace": True}})
+        assert server.engine.slots[0].job is endless
+        assert len(server.engine.tracer.record.positions) == N

@@ -121,11 +121,13 @@ def test_what_cannot_be_served_is_said(capsys, words, reason):
     assert reason in capsys.readouterr().err
 
 
-def test_settings_keep_their_defaults():
+def test_settings_keep_their_defaults(tmp_path):
     parser = argparse.ArgumentParser()
     serve.add_parser(parser.add_subparsers())
-    found = serve.settings(parser.parse_args(["serve", "--api-key", "a,b", "--max-body", "3", "--queue", "5"]))
-    assert found.api_keys == ("a", "b")
+    (tmp_path / "keys").write_text("# ours\nc\n\n")
+    words = f"--api-key a,b --api-key-file {tmp_path / 'keys'} --max-body 3 --queue 5 --metrics -cb"
+    found = serve.settings(parser.parse_args(["serve", *words.split()]))
+    assert found.api_keys == ("a", "b", "c")
     assert (found.n_body, found.n_queue, found.n_predict) == (3 << 20, 5, None)
     assert json.dumps(found.sampling) == "{}"
 

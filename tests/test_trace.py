@@ -176,3 +176,46 @@ def test_a_reused_prefix_costs_a_chunk_at_most(chunked, tokens, prefix, monkeypa
     chunked.reset()
     chunked.eval(other)
     assert np.median(np.abs(reused - chunked.scores)) < 0.05  # a choice between equals may differ
+
+
+# ---- several sequences ----
+
+SMALL = "longheads,chunk_size=16,window=64"  # fits what the tiny model was trained on
+
+
+@pytest.fixture
+def read_chunks(ffi, lib, open_session):
+    """Return a function: positions and chunks recorded of a sequence while (sequence, token) pairs are evaluated."""
+
+    def read(pairs: list[tuple[int, int]], seq: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        session = open_session("llama", SMALL, n_ctx=512, n_seq_max=2, n_batch=50, n_ubatch=50, n_threads=1)
+        assert lib.lctx_trace_start(session.ctx, seq, start, stop) == lib.LCTX_OK
+        for i in range(0, len(pairs), 50):
+            session.decode_mixed(pairs[i : i + 50])
+        info = ffi.new("lctx_trace_info *")
+        assert lib.lctx_trace_get(session.ctx, info, ffi.NULL, ffi.NULL) == lib.LCTX_OK
+        positions = np.empty(info.n_query, np.int32)
+        chunks = np.empty((info.n_query, info.n_layer, info.n_head, info.n_slot), np.int32)
+        buffers = [ffi.from_buffer("int32_t[]", array, require_writable=True) for array in (positions, chunks)]
+        assert lib.lctx_trace_get(session.ctx, info, *buffers) == lib.LCTX_OK
+        return positions, chunks
+
+    return read
+
+
+def test_the_sequence_that_was_asked_for_is_recorded(read_chunks):
+    texts = np.random.default_rng(3).integers(3, 60, (2, N)).tolist()
+    mixed = [pair for both in zip(*texts, strict=True) for pair in enumerate(both)]
+    together = [read_chunks(mixed, seq, 250, 290) for seq in range(2)]
+    alone = [read_chunks([(seq, token) for token in texts[seq]], seq, 250, 290) for seq in range(2)]
+    for (positions, chunks), (_, expected) in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(positions, np.arange(250, 290))
+        assert (chunks == expected).mean() > 0.99  # a choice between equals may differ
+    assert (together[0][1] == together[1][1]).mean() < 0.9
+
+
+@pytest.mark.parametrize("seq", [-1, 2, 2**31 - 1])
+def test_a_sequence_that_is_not_there_is_refused(lib, open_session, seq):
+    session = open_session("llama", SMALL, n_ctx=64, n_seq_max=2)
+    assert lib.lctx_trace_start(session.ctx, seq, 0, 10) == lib.LCTX_INVALID
+    assert session.error == f"sequences are 0 .. 1, not {seq}"

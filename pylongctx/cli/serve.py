@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pylongctx.cli.arguments import Options, integer, number, one_of
+from pylongctx.cli.arguments import Options, file_text, integer, number, one_of
 from pylongctx.cli.options import add_llama_options, model_path, open_llama
 from pylongctx.cli.sampling import add_sampling_options, add_template_options, sampling_arguments, template_arguments
 
@@ -32,6 +32,7 @@ def add_parser(commands: Any) -> None:
     add("--port", parse=integer, env="LLAMA_ARG_PORT", help=f"port ({PORT})")
     add("-np", "--parallel", parse=integer, env="LLAMA_ARG_N_PARALLEL", help=f"sequences of -c tokens ({PARALLEL})")
     add("--api-key", metavar="KEY,...", env=KEY, help="keys of which clients must send one (none)")
+    add("--api-key-file", parse=file_text, metavar="FILE", help="the same from a file, one a line")
     options.several("--cors-origin", metavar="URL", help="let pages of this origin ask, * for all (none)")
     add("--queue", parse=integer, help="requests that may wait for a sequence (64)")
     add("--max-body", parse=integer, metavar="MIB", help="most MiB of a request (64)")
@@ -40,6 +41,8 @@ def add_parser(commands: Any) -> None:
     options.switch("--embedding", "--embeddings", env=env, help="serve /v1/embeddings too", dest="embeddings")
     env = "LLAMA_ARG_POOLING"
     add("--pooling", parse=one_of(POOLINGS[1:]), metavar="KIND", env=env, help="of embeddings (the model's)")
+    for name in ("--metrics", "--slots", "--props", "-cb", "--cont-batching"):
+        options.accept(name)  # as it is anyway
     add_llama_options(parser)
     add_template_options(parser)
     add_sampling_options(parser)
@@ -71,12 +74,13 @@ def settings(args: argparse.Namespace) -> "Settings":
     from pylongctx.serve.service import Settings
 
     sampling, template = sampling_arguments(args), template_arguments(args)
+    keys = [*(args.api_key or "").split(","), *(args.api_key_file or "").splitlines()]
     most = args.max_body and args.max_body << 20
     given: dict[str, Any] = {"n_queue": args.queue, "n_body": most, "grace": args.grace}
     limit = sampling.pop("max_tokens")
     return Settings(
         alias=args.alias or Path(model_path(args)).stem,
-        api_keys=tuple(key for key in (args.api_key or "").split(",") if key),
+        api_keys=tuple(key for key in keys if key and not key.startswith("#")),
         cors_origins=tuple(args.cors_origin or ()),
         n_predict=limit if limit and limit > 0 else None,
         sampling=sampling,

@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from pylongctx._lib import Aborted, ContextFull
 from pylongctx._session import Session
 from pylongctx.errors import LctxError
+from pylongctx.serve.counters import Counters
 from pylongctx.serve.host import Host
 from pylongctx.serve.job import Cancelled, Job
 from pylongctx.serve.slots import Slot, assign, forerunner
@@ -23,20 +23,6 @@ ROW_BYTES = 1 << 26  # most bytes of logits that a step of a scored prompt makes
 
 Result = TypeVar("Result")
 Share = tuple[Slot, Job, NDArray[np.int32]]  # a sequence, its job, and the tokens that a step evaluates of it
-
-
-@dataclass
-class Counters:
-    """What the engine has done since it was started."""
-
-    prompt_tokens: int = 0  # evaluated
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    steps: int = 0
-    busy_seconds: float = 0.0
-    completed: int = 0
-    cancelled: int = 0
-    failed: int = 0
 
 
 class Engine:
@@ -61,6 +47,7 @@ class Engine:
         self._step_size = min(self.context.n_batch, self.context.n_ubatch)
         if self._step_size < host.n_seq:
             raise ValueError(f"{host.n_seq} sequences need batches of as many tokens, not {self._step_size}: raise -ub")
+        self._rows = np.empty((host.n_seq, self.context.n_vocab), np.float32)
         self._wake = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -171,7 +158,9 @@ class Engine:
     def _fits(self, job: Job) -> bool:
         if job.forerunner is not None and job.forerunner.is_reading:
             return False
-        return any(slot.job is None for slot in (self.slots[:1] if job.traced else self.slots))
+        if job.traced and self.tracer.busy:
+            return False  # one record at a time
+        return any(slot.job is None for slot in self.slots)
 
     def _can_step(self) -> bool:
         return any(slot.job is not None and (slot.job.cancelled or self._can_run(slot.job)) for slot in self.slots)
@@ -198,12 +187,12 @@ class Engine:
             self._begin(job)
 
     def _begin(self, job: Job) -> None:
-        job.started = time.monotonic()
+        job.started, job.forerunner = time.monotonic(), None
         try:
             slot = assign(self.slots, job)
             assert slot is not None  # _fits
             if job.traced:
-                self.tracer.start(job)
+                self.tracer.start(job, slot.session)
         except Exception as reason:
             self.counters.failed += 1
             job.results.put(reason)
@@ -260,17 +249,25 @@ class Engine:
             sizes = [len(part) for _, _, part in shares]
             starts = [slot.session.n_tokens for slot, _, _ in shares]
             wanted = [_wanted(job, len(part)) for _, job, part in shares]
-            logits = self.context.decode_batch(
+            logits = self._buffer(shares, sum(map(np.count_nonzero, wanted)))
+            self.context.decode_batch(
                 np.concatenate([part for _, _, part in shares]),
                 np.concatenate([np.arange(p, p + n, dtype=np.int32) for p, n in zip(starts, sizes, strict=True)]),
                 np.repeat(np.array([slot.id for slot, _, _ in shares], np.int32), sizes),
                 np.concatenate(wanted),
+                logits,
             )
             return np.split(logits, np.cumsum([np.count_nonzero(rows) for rows in wanted])[:-1])
         finally:
             with self._wake:
                 self._running = []
                 self.context.abort = False
+
+    def _buffer(self, shares: list[Share], n: int) -> NDArray[np.float32]:
+        """Return room for ``n`` rows of logits: the same in every step, but where readers keep them."""
+        if any(job.every_row for _, job, _ in shares):
+            return np.empty((n, self.context.n_vocab), np.float32)
+        return self._rows[:n]
 
     def _make_room(self, shares: list[Share], reason: ContextFull) -> None:
         """Forget the idle sequence that was not used for longest; without one, find the jobs that do not fit."""
@@ -322,7 +319,7 @@ class Engine:
         job.ended = time.monotonic()
         job.read = job.read or job.ended
         if job.traced:
-            self.tracer.end(job)
+            self.tracer.end(job, slot.session)
         self._n_ended += 1
         slot.job, slot.last, slot.used = None, job, self._n_ended
         name = "completed" if reason is None else "cancelled" if isinstance(reason, Cancelled) else "failed"

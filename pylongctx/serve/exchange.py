@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
+from traceback import clear_frames
 from typing import Any
 
 from fastapi import Response
@@ -12,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from pylongctx.serve.completion import Served
 from pylongctx.serve.errors import as_api_error
-from pylongctx.serve.job import Job
+from pylongctx.serve.job import Cancelled, Job
 
 Part = tuple[Served, Callable[[], Any]]  # a completion, and the call that makes it
 
@@ -35,10 +36,14 @@ class Exchange:
         self._queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
         self.parts: list[Part] = []
 
-    def close(self) -> None:
-        """Let all completions end, and let go of them: they know this object, and hold memory of the library."""
+    def cancel(self) -> None:
+        """Let all completions end."""
         for served, _ in self.parts:
             served.cancel()
+
+    def close(self) -> None:
+        """Let all completions end, and let go of them: they know this object, and hold memory of the library."""
+        self.cancel()
         self.parts = []
 
     def put(self, index: int, item: Any) -> None:
@@ -51,16 +56,29 @@ class Exchange:
         return lambda job: self.put(index, {"prompt_progress": job.prompt_progress()})
 
     async def results(self, receive: Receive) -> list[Any] | None:
-        """Run all calls and return what they return, None when the client went away meanwhile."""
-        work: asyncio.Future[list[Any]] = asyncio.gather(*(self._run(call) for _, call in self.parts))
-        gone: asyncio.Future[None] = asyncio.ensure_future(until_gone(receive))
+        """Run all calls and return what they return, None when the client went away meanwhile.
+
+        The first call that fails ends the others.
+        """
+        work = asyncio.gather(*(self._run(call) for _, call in self.parts), return_exceptions=True)
+        gone: asyncio.Future[Any] = asyncio.ensure_future(until_gone(receive))
         waited: set[asyncio.Future[Any]] = {work, gone}
         try:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            return work.result() if work.done() else None
         finally:
             gone.cancel()
-            work.cancel()
+            whole = work.done()
+            if not whole:
+                self.cancel()
+        found = await work
+        failures = [one for one in found if isinstance(one, BaseException)]
+        failures.sort(key=lambda one: isinstance(one, Cancelled))  # the others only follow
+        try:
+            if failures and whole:
+                raise failures[0]
+        finally:
+            del work, waited, failures  # they know this frame by the exception
+        return found if whole else None
 
     async def chunks(self, iterators: list[Iterator[Any]], patience: float) -> AsyncIterator[tuple[int, Any]]:
         """Yield (part, chunk) of all parts as they come, (-1, None) when nothing came for ``patience`` seconds."""
@@ -83,7 +101,11 @@ class Exchange:
 
     async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         async with self._turn:
-            return await self._loop.run_in_executor(self._pool, function, *args)
+            try:
+                return await self._loop.run_in_executor(self._pool, function, *args)
+            except Exception:
+                self.cancel()
+                raise
 
     def _feed(self, index: int, chunks: Iterator[Any]) -> None:
         try:
@@ -101,10 +123,12 @@ async def until_gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events; ends when the client goes away.
+    """The chunks of an exchange as server-sent events.
 
     Parameters
     ----------
+    exchange : Exchange
+        Ends when the client goes away.
     events : async iterator
         Objects that are sent as JSON; None is sent as a comment, which keeps the connection.
     close : callable
@@ -113,35 +137,34 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[Any], close: Callable[[], None]) -> None:
+    def __init__(self, exchange: Exchange, events: AsyncIterator[Any], close: Callable[[], None]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
+        self._exchange = exchange
         self._events = events
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
-        sending = asyncio.ensure_future(self._send_all(send))
-        gone = asyncio.ensure_future(until_gone(receive))
+        """Send the events; what is sent to a client that is gone is lost, and no error."""
+        watching = asyncio.ensure_future(self._watch(receive))
         try:
-            await asyncio.wait([sending, gone], return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for text in self._lines():
+                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
+            watching.cancel()
             self._close()
-            gone.cancel()
-            sending.cancel()
 
-    async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+    async def _watch(self, receive: Receive) -> None:
+        await until_gone(receive)
+        self._exchange.put(-1, Cancelled("the client went away"))
 
-        async def write(text: str) -> None:
-            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
-
+    async def _lines(self) -> AsyncIterator[str]:
         try:
             async for event in self._events:
-                await write(": still working\n\n" if event is None else f"data: {json.dumps(event)}\n\n")
+                yield ": still working\n\n" if event is None else f"data: {json.dumps(event)}\n\n"
         except Exception as reason:  # too late for a status
-            await write(f"data: {json.dumps({'error': as_api_error(reason).error})}\n\n")
-        await write("data: [DONE]\n\n")
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            yield f"data: {json.dumps({'error': as_api_error(reason).error})}\n\n"
+            clear_frames(reason.__traceback__)
+        yield "data: [DONE]\n\n"

@@ -2,6 +2,7 @@
 
 import hmac
 import logging
+from traceback import clear_frames
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -57,6 +58,7 @@ class Gate:
             error = as_api_error(reason)
             if error.status == 500:
                 LOG.exception("%s %s", scope["method"], scope["path"])
+            clear_frames(reason.__traceback__)  # they hold the request, and memory of the library
             await as_response(error)(scope, receive, counting)
         finally:
             route = scope.get("route")

@@ -68,7 +68,7 @@ async def _answer(service: Service, request: Request, body: Generate, makes: Seq
         if not body.stream:
             return JSONResponse(_whole(exchange, body, found))
         handed_over = True
-        return EventStream(_events(service, exchange, body, found), partial(_close, service, exchange))
+        return EventStream(exchange, _events(service, exchange, body, found), partial(_close, service, exchange))
     finally:
         if not handed_over:
             _close(service, exchange)

@@ -34,9 +34,9 @@ def assign(slots: list[Slot], job: Job) -> Slot | None:
     """Return the idle sequence for a job, its cache cut to what the prompt shares with it; None: all are busy.
 
     A prompt goes where most of it is already, else to the sequence that was not used for longest. What a busy sequence
-    holds is copied, which shares the pages.
+    holds is copied, which shares the pages; so is the beginning of a long text when there is an empty sequence.
     """
-    idle = [slot for slot in slots if slot.job is None and (slot.id == 0 or not job.traced)]
+    idle = [slot for slot in slots if slot.job is None]
     if not idle:
         return None
     oldest = min(idle, key=lambda slot: (slot.session.n_tokens > 0, slot.used))
@@ -44,16 +44,22 @@ def assign(slots: list[Slot], job: Job) -> Slot | None:
         oldest.session.clear()
         job.pending = job.tokens
         return oldest
-    best = max(slots, key=lambda slot: (slot.saved(job.tokens), slot in idle))
-    n = best.saved(job.tokens)
-    chosen = oldest if n < SIMILAR * len(job.tokens) else best
-    if chosen not in idle:
-        chosen = max(idle, key=lambda slot: slot.saved(job.tokens))
-        if chosen.saved(job.tokens) < SIMILAR * len(job.tokens):
-            chosen = oldest
-        _copy(best, chosen, n)
+    saved = {slot: slot.saved(job.tokens) for slot in slots}
+    best = max(slots, key=lambda slot: (saved[slot], slot in idle))
+    chosen = best
+    if saved[best] < SIMILAR * len(job.tokens):
+        chosen = oldest
+    elif best not in idle or (_loses_much(best, saved[best]) and not oldest.session.n_tokens):
+        nearest = max(idle, key=lambda slot: saved[slot])
+        chosen = nearest if best not in idle and saved[nearest] >= SIMILAR * len(job.tokens) else oldest
+        _copy(best, chosen, saved[best])
     job.pending = chosen.session.reuse(job.tokens)
     return chosen
+
+
+def _loses_much(slot: Slot, n: int) -> bool:
+    """Return whether a cut to ``n`` tokens would lose more than it keeps, and a copy can be made instead."""
+    return bool(slot.session.context.method) and slot.session.n_tokens > 2 * n
 
 
 def _copy(source: Slot, target: Slot, n: int) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx._session import Session
 from pylongctx.serve.host import Host
 from pylongctx.serve.job import Job
 
@@ -23,20 +24,23 @@ class Record:
 
 
 class Tracer:
-    """Records the chunks of one job at a time, on sequence 0; keeps the last record."""
+    """Records the chunks of one job at a time; keeps the last record."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self.record: Record | None = None
+        self.busy = False
 
-    def start(self, job: Job) -> None:
+    def start(self, job: Job, session: Session) -> None:
         """Begin with the last token of the prompt, which makes the first one of the answer."""
         first = len(job.tokens) - 1
-        self._host.session.context.start_trace(first, min(first + max(job.limit, 1), self._host.n_ctx()))
+        last = min(first + max(job.limit, 1), self._host.n_ctx())
+        session.context.start_trace(first, last, session.seq)
+        self.busy = True
 
-    def end(self, job: Job) -> None:
+    def end(self, job: Job, session: Session) -> None:
         """Take the record."""
-        session = self._host.session
+        self.busy = False
         try:
             self.record = Record(*session.context.read_trace(), session.tokens.copy(), len(job.tokens))
         except MemoryError as reason:

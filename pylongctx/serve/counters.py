@@ -1,0 +1,17 @@
+"""What the engine counts."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Counters:
+    """What the engine has done since it was started."""
+
+    prompt_tokens: int = 0  # evaluated
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+    busy_seconds: float = 0.0
+    completed: int = 0
+    cancelled: int = 0
+    failed: int = 0
