@@ -120,6 +120,15 @@ def test_escape_stops_the_answer_on_the_server_too(page, server):
     page.until(lambda: not any(slot["is_processing"] for slot in server.http.get("/slots").json()))
 
 
+def test_a_reload_keeps_what_was_written(page):
+    page.open(temperature="0")
+    page.send("It was the best of times, it was the")
+    page.until(lambda: page.text(".answer > .text"))
+    page.reload()
+    assert page.answer()
+    assert "stopped" in page.text(".stats")
+
+
 def test_a_stopped_answer_is_written_again(page):
     page.open(temperature="0", max_tokens="5000")
     page.send("It was the best of times, it was the")
@@ -327,6 +336,18 @@ def test_the_map_is_read_with_keys_and_pointer(page, driver):
     words = page.text(".where").split(", by ")
     assert re.fullmatch(r"Chunk 5, tokens 80 to 95: read by [\d.]+ of 32 heads per token", words[0])
     assert re.fullmatch(r"head \d of layer \d for \d+ % of the tokens", words[1])
+
+
+@pytest.mark.parametrize(("method", "name"), [("full", "full"), (None, "llama.cpp's own")])
+def test_a_method_without_chunks_has_no_map(driver, method, name):
+    with running(method=method) as server:
+        page = Page(driver, f"{server.url}/")
+        page.open(max_tokens="3")
+        assert page.text("#method summary") == name
+        page.ask("It was")
+        page.until(lambda: "answer 3 at" in page.text(".stats"))
+        assert page.all(".map, .trouble > *") == []
+        assert ("KV" in page.text(".stats")) == bool(method)
 
 
 # ---- width ----

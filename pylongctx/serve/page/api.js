@@ -20,7 +20,6 @@ export class ServerError extends Error {
       return `This is too long for the context${size}. Edit an earlier message, start a new conversation, ` +
         "or start the server with a larger --ctx-size.";
     }
-    if (this.status === 413) return "The server does not take a text of this size. Send a part of it.";
     if (this.status === 503) return `${this.message || "The server is busy."} Try again in a moment.`;
     return this.message || `The server refused with status ${this.status}.`;
   }

@@ -36,7 +36,8 @@ function showServer() {
   if (server) {
     $("method").firstElementChild.textContent = server.parts.map(([name]) => name).join(" + ");
     const rows = server.parts.flatMap(([, ...choices]) => choices).map((choice) => choice.split("="));
-    $("method").lastElementChild.replaceChildren(...rows.flatMap(([key, value]) => [h("dt", {}, key), h("dd", {}, value)]));
+    const entry = ([name, value]) => [h("dt", {}, name), h("dd", {}, value)];
+    $("method").lastElementChild.replaceChildren(...rows.flatMap(entry));
     const times = (server.n_ctx / server.n_ctx_train).toFixed(1).replace(".0", "");
     $("sizes").textContent = `context ${count(server.n_ctx)}, ${times} \u00d7 the trained ${count(server.n_ctx_train)}`;
   }
@@ -49,7 +50,7 @@ function open(next) {
   conversation = next;
   opened.set(next.id, next);
   chat.show(conversation.messages, act);
-  document.body.classList.remove("side-open");
+  showSide(false);
   showContext();
   showList();
   $("text").focus();
@@ -60,12 +61,18 @@ function showContext() {
   composer.setContext(used, server?.n_ctx ?? 0);
 }
 
+function showSide(shown) {
+  $("menu").ariaExpanded = String(shown);
+  document.body.classList.toggle("side-open", shown);
+}
+
 const recall = (id) => opened.get(id) ?? store.load(id);
 
 function showList() {
   const entries = store.list().map(({ id, title }) => {
     const current = id === conversation.id ? { "aria-current": "true" } : {};
-    const go = h("button", { type: "button", onclick: () => id !== conversation.id && open(recall(id)), ...current }, title);
+    const choose = () => { if (id !== conversation.id) open(recall(id)); };
+    const go = h("button", { type: "button", onclick: choose, ...current }, title);
     return h("li", {}, go, button("\u00d7", `Delete ${title}`, () => discard(id, title), { className: "icon" }));
   });
   $("conversations").replaceChildren(...entries);
@@ -81,7 +88,8 @@ function discard(id, title) {
 }
 
 function keep(kept) {
-  if (!store.save(kept)) notice("This browser has no room for the files of this conversation: they are gone when the page is closed.");
+  const fits = store.save(kept);
+  if (!fits) notice("This browser has no room for the files of this conversation: they are lost with the page.");
   showList();
 }
 
@@ -104,7 +112,8 @@ const act = {
 
 /** Forget a message and what came after it, and answer again. */
 async function answerFrom(message, change) {
-  if (running || !(server || (await askServer()))) return;
+  if (running) return notice("Stop the answer first.");
+  if (!(server || (await askServer()))) return;
   conversation.messages.splice(conversation.messages.indexOf(message));
   change();
   chat.show(conversation.messages, act);
@@ -154,9 +163,9 @@ function request(messages) {
     if (store.settings[name] !== "") body[name] = Number(store.settings[name]);
   }
   if (store.settings.system) body.messages.push({ role: "system", content: store.settings.system });
-  for (const { role, content, files, reasoning } of messages) {
-    if (role === "user") body.messages.push({ role, content: [...files.map(fileText), content].filter(Boolean).join("\n\n") });
-    else if (content) body.messages.push({ role, content, ...(reasoning ? { reasoning_content: reasoning } : {}) });
+  for (const { role, content, files = [], reasoning } of messages) {
+    const text = [...files.map(fileText), content].filter(Boolean).join("\n\n");
+    if (text) body.messages.push({ role, content: text, ...(reasoning ? { reasoning_content: reasoning } : {}) });
   }
   return body;
 }
@@ -209,9 +218,7 @@ $("settings").onclose = () => {
 composer.listen(send);
 $("open-settings").onclick = openSettings;
 $("new").onclick = () => open(store.create());
-$("menu").onclick = () => {
-  $("menu").ariaExpanded = String(document.body.classList.toggle("side-open"));
-};
+$("menu").onclick = () => showSide($("menu").ariaExpanded === "false");
 $("stop").onclick = stop;
 document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !$("settings").open) stop(); });
 addEventListener("pagehide", () => {

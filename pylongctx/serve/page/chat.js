@@ -1,7 +1,7 @@
 // The messages of a conversation.
 
 import { chunkMap } from "./map.js";
-import { $, button, bytes, count, h, rate, seconds } from "./dom.js";
+import { $, button, bytes, copy, count, h, rate, seconds } from "./dom.js";
 import { render } from "./markdown.js";
 
 const views = new Map();
@@ -10,7 +10,13 @@ const views = new Map();
 export function show(messages, act) {
   views.clear();
   $("log").replaceChildren(...messages.map((message) => add(message, act)));
+  foldMaps(-1);
   toEnd(true);
+}
+
+/** Fold the maps up to the n-th, all without one. */
+function foldMaps(n) {
+  for (const map of [...$("log").querySelectorAll(".map")].slice(0, n)) map.open = false;
 }
 
 function add(message, act) {
@@ -22,7 +28,7 @@ function add(message, act) {
 }
 
 export function append(message, act) {
-  for (const map of $("log").querySelectorAll(".map")) map.open = false;
+  foldMaps();
   $("log").append(add(message, act));
   toEnd(true);
 }
@@ -49,10 +55,11 @@ function toEnd(follows) {
 export const fileChip = (file, ...more) => h("li", { className: "chip" }, h("b", {}, file.name),
   ` ${count(file.length)} characters`, file.tokens === undefined ? "" : `, ${count(file.tokens)} tokens`, ...more);
 
-const copyButton = (message) => button("Copy", "Copy this message", () => navigator.clipboard.writeText(message.content));
+const copyButton = (message) => button("Copy", "Copy this message", () => copy(message.content));
 
 function userView(message, act) {
-  const buttons = h("footer", {}, button("Edit", "Edit this message and send it again", () => edit()), copyButton(message));
+  const change = button("Edit", "Edit this message and send it again", () => edit());
+  const buttons = h("footer", {}, change, copyButton(message));
   const files = h("ul", { className: "files" }, ...message.files.map((file) => fileChip(file)));
   const text = h("div", { className: "text" }, message.content);
   const element = h("article", { className: "user", "aria-label": "You" });
@@ -64,8 +71,8 @@ function userView(message, act) {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
       if (event.key === "Escape") { event.stopPropagation(); plain(); }
     };
-    const choices = h("footer", {}, button("Send", "Send the edited message", send), button("Cancel", "Leave it as it was", plain));
-    element.replaceChildren(files, field, choices);
+    const cancel = button("Cancel", "Leave it as it was", plain);
+    element.replaceChildren(files, field, h("footer", {}, button("Send", "Send the edited message", send), cancel));
     field.focus();
   };
   plain();
@@ -82,8 +89,10 @@ function answerView(message, act) {
   const wait = h("div", { className: "progress" }, progress, reading);
   const trouble = h("div", { className: "trouble", role: "alert" });
   const stats = h("p", { className: "stats" });
-  const buttons = h("footer", {}, button("Again", "Answer again", () => act.again(message)), copyButton(message));
-  const element = h("article", { className: "answer", "aria-label": "Answer" }, thought, text, wait, trouble, stats, buttons);
+  const again = button("Again", "Answer again", () => act.again(message));
+  const buttons = h("footer", {}, again, copyButton(message));
+  const element = h("article", { className: "answer", "aria-label": "Answer" });
+  element.append(thought, text, wait, trouble, stats, buttons);
   let map = null;
   const update = () => {
     element.classList.toggle("running", Boolean(message.running));
@@ -124,15 +133,17 @@ function showTrouble(box, { trouble, running }, act) {
   box.replaceChildren(h("p", {}, trouble.text), ...way);
 }
 
-function statistics({ running, stopped, length, stats }) {
-  const parts = [];
-  const part = (title, ...words) => parts.push(h("span", { title }, ...words));
-  if (stopped && !running) part("By you", "stopped");
-  if (length) part("The longest answer of the settings, or the end of the context", "cut at the limit");
-  if (stats?.prompt_n) part("Tokens of the prompt that were read now", `prompt ${count(stats.prompt_n)} at ${rate(stats.prompt_per_second)}`);
-  if (stats?.cache_n) part("Tokens that were still known from before", `${count(stats.cache_n)} cached`);
-  if (stats?.predicted_n) part("Tokens of the answer", `answer ${count(stats.predicted_n)} at ${rate(stats.predicted_per_second)}`);
-  if (stats?.used) part("Tokens of this conversation, and how many fit", `context ${count(stats.used)} / ${count(stats.n_ctx)}`);
-  if (stats?.kv) part("Memory of keys and values, and what full attention needs", `KV ${bytes(stats.kv.bytes)}, full ${bytes(stats.kv.full_bytes)}`);
-  return parts;
+function statistics({ running, stopped, length, stats = {} }) {
+  const { prompt_n: read, cache_n: cached, predicted_n: written, used, n_ctx, kv } = stats;
+  const pace = (name, n, speed) => `${name} ${count(n)} at ${rate(speed)}`;
+  const parts = [
+    [stopped && !running, () => "stopped", "By you"],
+    [length, () => "cut at the limit", "The longest answer of the settings, or the end of the context"],
+    [read, () => pace("prompt", read, stats.prompt_per_second), "Tokens of the prompt that were read now"],
+    [cached, () => `${count(cached)} cached`, "Tokens that were still known from before"],
+    [written, () => pace("answer", written, stats.predicted_per_second), "Tokens of the answer"],
+    [used, () => `context ${count(used)} / ${count(n_ctx)}`, "Tokens of this conversation, and how many fit"],
+    [kv, () => `KV ${bytes(kv.bytes)}, full ${bytes(kv.full_bytes)}`, "Memory of keys and values, and with full attention"],
+  ];
+  return parts.filter(([known]) => known).map(([, words, title]) => h("span", { title }, words()));
 }

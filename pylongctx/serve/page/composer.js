@@ -36,7 +36,8 @@ export async function take() {
 
 export async function addFile(file) {
   if (context.n_ctx && file.size > context.n_ctx * LONGEST_TOKEN) {
-    notice(`${file.name} has ${bytes(file.size)}: far more than the ${count(context.n_ctx)} tokens of the context can hold. Add a part of it.`);
+    const most = `far more than the ${count(context.n_ctx)} tokens of the context can hold`;
+    notice(`${file.name} has ${bytes(file.size)}: ${most}. Add a part of it.`);
     return;
   }
   const text = decode(await file.arrayBuffer());
@@ -103,7 +104,8 @@ function roomWords(used, total, n_ctx) {
   if (!fits()) {
     const way = used ? "Start a new conversation, shorten this one" : "Send less";
     const enough = 1024 * Math.ceil((total + 512) / 1024);
-    return `Does not fit: ${count(total)} tokens, the context has ${count(n_ctx)}. ${way}, or start the server with --ctx-size ${enough}.`;
+    const sizes = `${count(total)} tokens, the context has ${count(n_ctx)}`;
+    return `Does not fit: ${sizes}. ${way}, or start the server with --ctx-size ${enough}.`;
   }
   if (files.some(({ tokens }) => tokens === undefined)) return "Counting tokens\u2026";
   const parts = used && total > used ? `${count(used)} + ${count(total - used)}` : count(total);

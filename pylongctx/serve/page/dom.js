@@ -29,6 +29,12 @@ export function seconds(s) {
   return s < 3600 ? `${Math.floor(s / 60)} min ${Math.round(s % 60)} s` : `${(s / 3600).toFixed(1)} h`;
 }
 
+/** Put text on the clipboard, which browsers offer to pages of this machine and of https only. */
+export function copy(text) {
+  if (navigator.clipboard) navigator.clipboard.writeText(text);
+  else notice("This browser lets pages copy over https or on localhost only. Select the text and copy it.");
+}
+
 /** Say something to those who listen instead of looking. */
 export const announce = (text) => { $("status").textContent = text; };
 

@@ -22,15 +22,16 @@ class ChunkMap {
     this.sums = data.counts[0].map((_, chunk) => data.counts.reduce((sum, row) => sum + row[chunk], 0) / this.n_query);
     this.canvas = h("canvas", { height: 1 });
     this.cursor = h("div", { className: "cursor" });
-    this.frame = h("div", { className: "frame", tabIndex: 0, role: "slider", "aria-label": "Chunk of the text" }, this.canvas, this.cursor);
+    this.frame = h("div", { className: "frame", tabIndex: 0, role: "slider", "aria-label": "Chunk of the text" });
+    this.frame.append(this.canvas, this.cursor);
     this.where = h("p", { className: "where" });
     this.text = h("blockquote");
     this.list = h("ol", { className: "most" }, ...this.mostRead().map((chunk) => this.entry(chunk)));
     this.element = h("details", { className: "map", open: true },
       h("summary", {}, "What this answer read"),
       h("p", { className: "hint" }, `${count(data.n_chunk)} chunks of ${data.chunk_size} tokens from left to right, ` +
-        `${data.n_layer} layers of ${data.n_head} heads from top to bottom. Color: for how many tokens of the answer a head read a chunk. ` +
-        "Bars: how many heads read it."),
+        `${data.n_layer} layers of ${data.n_head} heads from top to bottom. ` +
+        "Color: for how many tokens of the answer a head read a chunk. Bars: how many heads read it."),
       this.frame, this.where, this.text,
       ...(this.list.children.length ? [h("h4", {}, "Chosen most, besides the beginning and the end"), this.list] : []));
     this.listen();
@@ -88,7 +89,8 @@ class ChunkMap {
     const heads = `read by ${this.sums[chunk].toFixed(1)} of ${this.n_row} heads per token`;
     const head = row === null ? "" : `, by head ${row % n_head} of layer ${Math.floor(row / n_head)} ` +
       `for ${percent(counts[row][chunk] / this.n_query)} of the tokens`;
-    this.where.textContent = `Chunk ${chunk}, tokens ${count(chunk * chunk_size)} to ${count((chunk + 1) * chunk_size - 1)}: ${heads}${head}`;
+    const tokens = `tokens ${count(chunk * chunk_size)} to ${count((chunk + 1) * chunk_size - 1)}`;
+    this.where.textContent = `Chunk ${chunk}, ${tokens}: ${heads}${head}`;
     this.text.textContent = texts[chunk];
     this.frame.ariaValueMin = 0;
     this.frame.ariaValueMax = n_chunk - 1;

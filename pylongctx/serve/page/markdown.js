@@ -1,6 +1,6 @@
 // A subset of Markdown as elements: what models write. Everything else stays the text that it is.
 
-import { button, h } from "./dom.js";
+import { button, copy, h } from "./dom.js";
 
 const INLINE = /(`+)(.+?)\1|\*\*(.+?)\*\*|\*(\S(?:.*?\S)??)\*|\[([^\]]+)\]\((https?:\/\/[^\s)]+)\)/s;
 const FENCE = /^\s*(`{3,}|~{3,})\s*([\w+#.-]*)/;
@@ -65,9 +65,10 @@ function toBlock(source) {
 function code(lines) {
   const closed = lines.length > 1 && FENCE.test(lines.at(-1));
   const text = lines.slice(1, closed ? -1 : undefined).join("\n");
-  const copy = button("copy", "Copy this code", () => navigator.clipboard.writeText(text));
+  const copying = button("copy", "Copy this code", () => copy(text));
   const language = FENCE.exec(lines[0])[2];
-  return h("figure", { className: "code" }, h("figcaption", {}, language, copy), h("pre", { tabIndex: 0 }, h("code", {}, text)));
+  const caption = h("figcaption", {}, language, copying);
+  return h("figure", { className: "code" }, caption, h("pre", { tabIndex: 0 }, h("code", {}, text)));
 }
 
 function table(lines) {
