@@ -17,9 +17,8 @@ with_package = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-
 
 def environment(**more):
     """Return the variables of a user who set none of those that choose a library or a method."""
-    return {
-        name: value for name, value in os.environ.items() if name not in ("LLAMA_CPP_LIB_PATH", "LCTX_METHOD")
-    } | more
+    chosen = ("LLAMA_CPP_LIB_PATH", "LCTX_METHOD")
+    return {name: value for name, value in os.environ.items() if name not in chosen} | more
 
 
 def python(*arguments, **more):
@@ -47,7 +46,6 @@ def fails(script, path, **more):
 @with_package
 def test_its_names_are_ours_wherever_they_are_bound(embedded_model):
     script = """
-import importlib
 with compat.enable():
     import llama_cpp
     from llama_cpp.llama import Llama
@@ -110,11 +108,11 @@ with {OPEN}, n_ubatch=64) as llm:
     assert np.abs(read(tokens) - want).max() < 1e-5 * np.abs(want).max()
     assert np.abs(read(tokens[::-1]) - want).max() > 1
     llm.eval(tokens[:1])
-    wrong = llm.scores[-1].copy()
+    after = llm.scores[-1].copy()
     llm.reset()
     llm.eval(tokens)
     llm.eval(tokens[:1])
-    print(len(tokens), np.abs(llm.scores[-1] - wrong).max() < 1e-5 * np.abs(want).max())
+    print(len(tokens), np.abs(llm.scores[-1] - after).max() < 1e-5 * np.abs(want).max())
 """
     n, agrees = run(script, embedded_model, method)[0].split()
     assert int(n) > 128

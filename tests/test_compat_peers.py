@@ -28,7 +28,8 @@ def test_langchain_completes_and_streams(embedded_model):
 from langchain_community.llms import LlamaCpp
 llm = LlamaCpp(model_path=path, n_ctx=4096, n_batch=64, temperature=0, max_tokens=9, verbose=False)
 whole = llm.invoke(text)
-assert whole == "".join(llm.stream(text)) == llm.client(text, max_tokens=9, temperature=0, repeat_penalty=1.1)["choices"][0]["text"]
+assert whole == "".join(llm.stream(text))
+assert whole == llm.client(text, max_tokens=9, temperature=0, repeat_penalty=1.1)["choices"][0]["text"]
 assert llm.get_num_tokens(text) > 512
 ruled = LlamaCpp(model_path=path, n_ctx=512, grammar='root ::= "yes" | "no"', max_tokens=5, verbose=False)
 assert ruled.invoke("Was it? ") in ("yes", "no")
@@ -54,17 +55,18 @@ print(type(chat.client.method).__name__)
 
 
 def test_langchain_embeds(embedded_model):
+    """The model has no pooling, so LangChain gets a row for every token; the default method is left aside."""
     script = """
 import numpy as np
 from langchain_community.embeddings import LlamaCppEmbeddings
 from pylongctx import Llama
 found = LlamaCppEmbeddings(model_path=path, n_ctx=512, verbose=False).embed_documents(["the sky", "the grass"])
-with Llama(path, embedding=True, n_ctx=512, rope_freq_base=10000.0, verbose=False) as llm:
-    want = llm.embed(["the sky", "the grass"])
-np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
-print(len(found))
+with Llama(path, embedding=True, n_ctx=512, verbose=False) as llm:
+    want = np.concatenate(llm.embed(["the sky", "the grass"]))
+np.testing.assert_allclose(found, want, rtol=0, atol=1e-4 * np.abs(want).max())
+print(len(found) > 2)
 """
-    assert run("langchain_community", script, embedded_model) == "2\n"
+    assert run("langchain_community", script, embedded_model) == "True\n"
 
 
 def test_guidance_generates_through_raw_pointers(embedded_model):
