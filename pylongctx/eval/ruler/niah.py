@@ -70,7 +70,7 @@ class Niah:
         """Return by how many units of haystack a prompt shrinks."""
         is_long = length >= 4096
         if self._kind.type_haystack == "essay":
-            return 500 if is_long else 20  # RULER: always 500, which leaves no short prompts
+            return 500 if is_long else 100  # RULER: always 500, which leaves no short prompts
         return 25 if is_long else 5
 
     def _value(self, kind: str) -> str:
