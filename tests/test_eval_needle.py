@@ -67,6 +67,12 @@ def test_samples_keep_the_buffer_and_hold_the_needle(words, length):
         assert len(words.tokenize(context)) in (length - 200, length - 199)
 
 
+def test_a_haystack_is_as_long_as_it_must_be(words):
+    words.tokenize = lambda text: [1] * (len(text) // 50)
+    words.detokenize = lambda tokens: "." * len(tokens)
+    assert len(Needle()._context(words, 777, 0)) == 777
+
+
 def test_the_needle_stands_at_its_depth(words):
     deep = {sample.facts["depth_percent"]: sample for sample in Needle((0.0, 50.0, 100.0)).samples(words, 3000, 0)}
     assert deep[0].prompt.startswith("\nThe best thing")
