@@ -58,7 +58,7 @@ def test_a_job_makes_one_record_per_sample(records):
         assert record["answer"].strip().isdigit()
         assert record["n_tokens"] <= LENGTH
         assert 0 < record["ttft"] <= record["seconds"]
-        assert record["kv_bytes"] > 0
+        assert min(record["kv_bytes"], record["kv_full_bytes"]) > 0
         assert json.loads(json.dumps(record)) == record
 
 
@@ -163,7 +163,7 @@ class Scripted:
     def kv_usage(self):
         return self
 
-    bytes = 1
+    bytes = full_bytes = 1
 
 
 @pytest.mark.parametrize(
@@ -206,6 +206,11 @@ def test_prompts_with_a_chat_template_fit(chatty):
     for task in (Ruler("vt", 2), Needle((50.0,)), Passkey("llama.cpp", 2)):
         for sample in task.samples(vocabulary, 1200, 0):
             assert len(vocabulary.tokens(sample)) + sample.max_tokens <= 1200
+
+
+def test_a_style_without_room_for_a_template_is_refused(chatty):
+    with pytest.raises(ValueError, match="the style fill counts tokens without a chat template"):
+        Passkey().samples(ModelVocabulary(chatty, chat=True), 1200, 0)
 
 
 def test_text_comes_back_from_its_tokens(chatty):

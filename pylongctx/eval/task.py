@@ -17,6 +17,7 @@ from pylongctx.llama import Llama
 
 Record = dict[str, Any]  # what a JSON line holds
 OpenLlama = Callable[[str | None], Llama]  # with the method of that name; None: with the one that is measured
+CHAT_MARGIN = 4  # tokens by which a prompt may grow where a template touches it
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,7 @@ class ModelVocabulary:
         self._chat = chat
         self.bos = llm.tokenize(b"")
         self._adds_space = llm.detokenize(llm.tokenize(b"x", add_bos=False)).startswith(b" ")
-        self.overhead = len(self.tokens(Sample("", "x"))) - len(self.tokenize("x"))
+        self.overhead = len(self.tokens(Sample("", "x"))) - len(self.tokenize("x")) + chat * CHAT_MARGIN
 
     def tokenize(self, text: str) -> list[int]:
         """Return the tokens of a text without BOS."""
@@ -116,7 +117,6 @@ class Task(ABC):
 
     name: str
     headline: ClassVar[str]  # the number of ``summary`` that a table shows
-    best: ClassVar[float] = 1.0  # of a score, for heat maps; inf where lower is better
 
     @abstractmethod
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
@@ -169,12 +169,17 @@ class Question(SingleModel):
         seconds = time.perf_counter() - start
         facts = {"n_tokens": len(tokens) + sample.max_tokens, "answer": answer.text, "answers": list(sample.answers)}
         times = {"seconds": round(seconds, 4), "ttft": round(first - start, 4), "n_generated": len(answer.tokens)}
-        memory = {"kv_bytes": llm.kv_usage().bytes}
-        return {**facts, **sample.facts, **self.scores(sample, answer), **times, **memory}
+        return {**facts, **sample.facts, **self.scores(sample, answer), **times, **memory(llm)}
 
     def summary(self, records: Sequence[Record]) -> dict[str, float]:
         """Return the mean of the score that counts."""
         return {self.headline: mean(record[self.headline] for record in records)}
+
+
+def memory(llm: Llama) -> Record:
+    """Return the bytes of KV memory that are held, and what a full cache of the same types holds."""
+    usage = llm.kv_usage()
+    return {"kv_bytes": usage.bytes, "kv_full_bytes": usage.full_bytes}
 
 
 def _answer(llm: Llama, tokens: NDArray[np.int32], sample: Sample) -> tuple[Answer, float]:
