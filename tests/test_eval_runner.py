@@ -29,6 +29,7 @@ TASKS = [
     Divergence("a.txt"),
 ]
 LENGTH = 160
+TIMES = ("seconds", "ttft", "prompt_per_second", "token_seconds")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def records(job, samples):
 
 
 def timeless(record):
-    return {key: value for key, value in record.items() if key not in ("seconds", "ttft")}
+    return {key: value for key, value in record.items() if key not in TIMES}
 
 
 def test_a_job_makes_one_record_per_sample(records):
@@ -85,6 +86,7 @@ def test_jobs_travel_to_other_processes(task):
         {"type_k": "q8_0"},
         {"type_v": "q8_0"},
         {"chat": True},
+        {"rope": "ntk"},
         {"options": {"rope_freq_base": 1e6}},
     ],
 )
@@ -163,7 +165,7 @@ class Scripted:
     def kv_usage(self):
         return self
 
-    bytes = full_bytes = 1
+    bytes = peak_bytes = full_bytes = 1
 
 
 @pytest.mark.parametrize(

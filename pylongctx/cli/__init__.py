@@ -18,9 +18,11 @@ def make_parser() -> argparse.ArgumentParser:
         inspect,
         leval,
         longbench,
+        matrix,
         needle,
         passkey,
         perplexity,
+        report,
         rpc_server,
         ruler,
         serve,
@@ -30,7 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pylongctx {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     evaluations = (passkey, needle, ruler, longbench, leval, perplexity)
-    for module in (chat, complete, serve, *evaluations, bench, inspect, rpc_server, doctor):
+    for module in (chat, complete, serve, *evaluations, matrix, report, bench, inspect, rpc_server, doctor):
         module.add_parser(commands)
     return parser
 
@@ -38,6 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 1 for an error, 130 for Ctrl-C."""
     args = make_parser().parse_args(argv)
+    args.argv = sys.argv[1:] if argv is None else list(argv)
     try:
         status: int = args.run(args)
     except KeyboardInterrupt:

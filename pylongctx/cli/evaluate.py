@@ -75,17 +75,17 @@ def evaluate(args: argparse.Namespace, tasks: Sequence[Task], lengths: Sequence[
     fields |= {"type_k": given.pop("type_k"), "type_v": given.pop("type_v"), "options": given}
     jobs = [Job(method=m, task=t, length=n, **fields) for t in tasks for m in methods(args) for n in lengths]
     results = Results(args.json)
-    with _progress() as progress:
+    with progress_bar() as progress:
         samples = _make(jobs, progress)
         bar = progress.add_task("", total=sum(len(s) * job.length for job, s in samples), n=0, of=0)
         progress.update(bar, of=sum(len(s) for _, s in samples))
         for job, wanted in samples:
             progress.update(bar, description=f"{job.task.name}: {parse(job.method)} at {job.length}")
             known = results.of(job, wanted)
-            _advance(progress, bar, job, len(known))
+            advance(progress, bar, job.length, len(known))
             for record in run(job, wanted, {record["digest"] for record in known}):
                 results.add(record)
-                _advance(progress, bar, job, 1)
+                advance(progress, bar, job.length, 1)
     return [Measured(job, results.of(job, wanted)) for job, wanted in samples]
 
 
@@ -104,12 +104,14 @@ def _make(jobs: Sequence[Job], progress: Progress) -> list[tuple[Job, list[Sampl
     return [(job, made[id(job.task), job.length]) for job in jobs]
 
 
-def _advance(progress: Progress, bar: Any, job: Job, n: int) -> None:
+def advance(progress: Progress, bar: Any, length: int, n: int) -> None:
+    """Move a bar by ``n`` samples of a length."""
     done = next(task.fields["n"] for task in progress.tasks if task.id == bar)
-    progress.update(bar, advance=n * job.length, n=done + n)
+    progress.update(bar, advance=n * length, n=done + n)
 
 
-def _progress() -> Progress:
+def progress_bar() -> Progress:
+    """Return a bar with the numbers of samples, the time gone and the time left."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[n]}/{task.fields[of]}"))
     console = Console(stderr=True)
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)

@@ -14,8 +14,6 @@ from rich.table import Table
 from pylongctx.cli.evaluate import Measured, add_run_options, evaluate, float_list, int_list, show
 from pylongctx.cli.options import add_model_options
 
-COLORS = ("#f0496e", "#ebb839", "#0cd79f")  # of the published heat maps: not found, partly, found
-
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
@@ -83,4 +81,6 @@ def _grid(measured: list[Measured]) -> Table:
 
 
 def _colored(score: float) -> str:
+    from pylongctx.eval.needle import COLORS
+
     return f"[{COLORS[min(2, int(3 * score))]}]{100 * score:.0f}[/]"

@@ -16,6 +16,7 @@ from pylongctx.eval.scorers import exact_match, mean, rouge_l, string_match_part
 from pylongctx.eval.task import Answer, Question, Record, Sample, Vocabulary
 
 SCORERS = {"overlap": word_overlap, "match": string_match_part, "exact": exact_match, "rouge": rouge_l}
+COLORS = ("#f0496e", "#ebb839", "#0cd79f")  # of the published heat maps: not found, partly, found
 N_PER_TOKEN = 8  # characters of haystack made for each token wanted; more when they are not enough
 
 

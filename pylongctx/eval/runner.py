@@ -29,6 +29,8 @@ class Job:
         Surround prompts by the model's chat template.
     options : dict
         Other arguments of Llama.
+    rope : str
+        Name of the RoPE scaling that is part of the options, "" for the model's own.
     """
 
     model: str
@@ -40,6 +42,7 @@ class Job:
     type_v: str = "f16"
     chat: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    rope: str = ""
 
     @property
     def facts(self) -> Record:
@@ -48,6 +51,8 @@ class Job:
             "task": self.task.name,
             "model": Path(self.model).name,
             "asked": str(parse(self.method)),
+            "rope": self.rope,
+            "options": {name: value for name, value in self.options.items() if name not in UNNAMED},
             "type_k": self.type_k,
             "type_v": self.type_v,
             "chat": self.chat,
@@ -71,8 +76,7 @@ UNNAMED = {
 
 def digest(job: Job, sample: Sample) -> str:
     """Return a name of a sample in a job that changes with everything an answer depends on, but the model's bytes."""
-    options = {name: value for name, value in job.options.items() if name not in UNNAMED}
-    parts = [job.facts, options, sample.id, sample.prefix, sample.answers, sample.max_tokens, sample.stop]
+    parts = [job.facts, sample.id, sample.prefix, sample.answers, sample.max_tokens, sample.stop]
     name = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
     name.update(sample.prompt.encode() if isinstance(sample.prompt, str) else sample.prompt.tobytes())
     return name.hexdigest()[:16]
@@ -105,10 +109,14 @@ def run(job: Job, samples: Sequence[Sample] | None = None, done: Container[str] 
             yield facts | evaluate(sample)
 
 
-def _open(job: Job, samples: Sequence[Sample], method: str | None) -> Llama:
+def context_window(job: Job, samples: Sequence[Sample]) -> int:
+    """Return the context window that a job needs, for all its samples."""
     with Llama(job.model, vocab_only=True, verbose=False) as llm:
-        n_ctx = job.task.n_ctx(ModelVocabulary(llm, job.chat), samples, job.length)
-    return job.open(n_ctx, method)
+        return job.task.n_ctx(ModelVocabulary(llm, job.chat), samples, job.length)
+
+
+def _open(job: Job, samples: Sequence[Sample], method: str | None) -> Llama:
+    return job.open(context_window(job, samples), method)
 
 
 class Results:

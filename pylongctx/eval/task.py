@@ -165,10 +165,13 @@ class Question(SingleModel):
         """Return text, scores and times of the answer to a sample, from an empty cache."""
         tokens = vocabulary.tokens(sample)
         start = time.perf_counter()
-        answer, first = _answer(llm, tokens, sample)
+        answer, first, n_steps = _answer(llm, tokens, sample)
         seconds = time.perf_counter() - start
         facts = {"n_tokens": len(tokens) + sample.max_tokens, "answer": answer.text, "answers": list(sample.answers)}
         times = {"seconds": round(seconds, 4), "ttft": round(first - start, 4), "n_generated": len(answer.tokens)}
+        times |= {"prompt_per_second": round(len(tokens) / (first - start), 2)}
+        if n_steps > 1:
+            times["token_seconds"] = round((seconds - (first - start)) / (n_steps - 1), 6)
         return {**facts, **sample.facts, **self.scores(sample, answer), **times, **memory(llm)}
 
     def summary(self, records: Sequence[Record]) -> dict[str, float]:
@@ -177,18 +180,19 @@ class Question(SingleModel):
 
 
 def memory(llm: Llama) -> Record:
-    """Return the bytes of KV memory that are held, and what a full cache of the same types holds."""
+    """Return the bytes of KV memory: held now, ever, and what a full cache of the same types holds."""
     usage = llm.kv_usage()
-    return {"kv_bytes": usage.bytes, "kv_full_bytes": usage.full_bytes}
+    return {"kv_bytes": usage.bytes, "kv_peak_bytes": usage.peak_bytes, "kv_full_bytes": usage.full_bytes}
 
 
-def _answer(llm: Llama, tokens: NDArray[np.int32], sample: Sample) -> tuple[Answer, float]:
-    """Return the greedy answer, and when its first token was there."""
+def _answer(llm: Llama, tokens: NDArray[np.int32], sample: Sample) -> tuple[Answer, float, int]:
+    """Return the greedy answer, when its first token was there, and the tokens drawn: the end token counts."""
     llm.reset()
     output: list[int] = []
-    text, first = "", 0.0
+    text, first, n_steps = "", 0.0, 0
     for token in llm.generate(tokens.tolist(), temp=0.0):
         first = first or time.perf_counter()
+        n_steps += 1
         if llm._model.ends_generation(token):
             break
         output.append(token)
@@ -198,4 +202,4 @@ def _answer(llm: Llama, tokens: NDArray[np.int32], sample: Sample) -> tuple[Answ
             text = text[: min(stops)]
         if stops or len(output) == sample.max_tokens:
             break
-    return Answer(text, output), first
+    return Answer(text, output), first, n_steps

@@ -1,0 +1,210 @@
+"""``pylongctx matrix``: methods x RoPE scalings x KV types x lengths x tasks, from a TOML file or options.
+
+The folder of --out is continued: samples that it has are not run again. ``pylongctx report`` draws it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from pylongctx.cli.evaluate import advance, int_list, progress_bar
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from pylongctx.eval.executors import Executor, Unit
+    from pylongctx.eval.matrix import Matrix
+    from pylongctx.eval.runner import Job, Results
+    from pylongctx.eval.task import Sample
+
+Jobs = list[tuple["Job", list["Sample"]]]
+AUTO = "auto"
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser("matrix", help="every method on every task and length", description=__doc__)
+    add = parser.add_argument
+    add("file", nargs="?", metavar="FILE.toml", help="what is measured; the options below go before what it says")
+    add("--out", required=True, metavar="DIR", help="folder of the records, which is continued")
+    add("-m", "--model", action="append", metavar="FILE", help="GGUF file; may be repeated (the embedded model)")
+    add("--method", action="append", metavar="M", help="such as longheads, ntk, selfextend@yarn; may be repeated (all)")
+    add("--lengths", type=int_list, metavar="N,N", help="tokens")
+    add("--kv", type=lambda text: text.split(","), metavar="T,T", help="KV types such as q8_0 or q8_0/f16 (f16)")
+    add(
+        "--task", action="append", type=_task, metavar="KIND,KEY=VALUE", help="such as passkey,tests=5; may be repeated"
+    )
+    add("-s", "--seed", type=int, metavar="N", help="(0)")
+    add("-t", "--threads", type=int, metavar="N", help="threads of a worker (its share of the cores)")
+    add("-ngl", "--n-gpu-layers", type=int, metavar="N", help="layers on devices (0)")
+    add("--executor", default="local", metavar="E", help="local, or dask://HOST:PORT of a scheduler (local)")
+    add("--workers", type=_workers, default=1, metavar="N", help="most processes of local; auto: as many as fit (1)")
+    parser.set_defaults(run=run)
+
+
+def _workers(text: str) -> int | None:
+    return None if text == AUTO else int(text)
+
+
+def _task(text: str) -> dict[str, Any]:
+    kind, *options = text.split(",")
+    pairs = [option.partition("=")[::2] for option in options]
+    return {"kind": kind} | {key: _value(value) for key, value in pairs}
+
+
+def _value(text: str) -> Any:
+    """Return a number, true or false, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run what is missing and print the tables; returns 1 when something was refused."""
+    from pylongctx.eval.executors import make_executor
+    from pylongctx.eval.matrix import make
+    from pylongctx.eval.runner import Results
+    from pylongctx.report.records import RECORDS
+
+    matrix = make(_table(args))
+    executor = make_executor(args.executor, args.workers)
+    folder = Path(args.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_about(folder, matrix, args.argv)
+    results = Results(str(folder / RECORDS))
+    jobs = matrix.jobs()
+    with progress_bar() as progress:
+        failed = measure(make_all(jobs, progress), executor, results, progress)
+    write_failures(folder, failed)
+    return show(results, jobs, failed)
+
+
+def _table(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the file says, with the options in its place."""
+    from pylongctx.eval.matrix import read
+
+    table = read(args.file) if args.file else {}
+    given = {"model": args.model, "methods": args.method, "lengths": args.lengths, "kv": args.kv}
+    given |= {"tasks": args.task, "seed": args.seed}
+    llama = {"n_threads": args.threads, "n_threads_batch": args.threads, "n_gpu_layers": args.n_gpu_layers}
+    table |= {key: value for key, value in given.items() if value is not None}
+    more = {key: value for key, value in llama.items() if value is not None}
+    return table | {"llama": table.get("llama", {}) | more}
+
+
+# ---- running ----
+
+
+def make_all(jobs: Sequence[Job], progress: Progress) -> Jobs:
+    """Return the samples of all jobs; methods and KV types share theirs."""
+    from pylongctx.eval.runner import make_samples
+
+    made: dict[tuple[Any, ...], list[Sample]] = {}
+    bar = progress.add_task("", total=len(jobs), n=0, of=len(jobs))
+    for job in jobs:
+        progress.update(bar, description=f"making the samples of {job.task.name} at {job.length}")
+        if _content(job) not in made:
+            made[_content(job)] = make_samples(job)
+        advance(progress, bar, 1, 1)
+    progress.remove_task(bar)
+    return [(job, made[_content(job)]) for job in jobs]
+
+
+def _content(job: Job) -> tuple[Any, ...]:
+    return job.model, job.task, job.length, job.seed, job.chat
+
+
+def measure(jobs: Jobs, executor: Executor, results: Results, progress: Progress) -> list[tuple[Job, str]]:
+    """Run the samples that have no record, writing each as it comes; returns what failed, and why."""
+    from pylongctx.eval.executors import Failed, units_of
+
+    units = [unit for job, samples in jobs for unit in units_of(job, samples, results.records)]
+    bar = progress.add_task("", total=_total(jobs), n=0, of=sum(len(samples) for _, samples in jobs))
+    for job, samples in jobs:
+        advance(progress, bar, job.length, len(samples) - _missing(units, job))
+    failed: list[tuple[Job, str]] = []
+    for unit, outcome in executor.run(units):
+        job = unit.job
+        progress.update(bar, description=f"{job.task.name}: {name_of(job)} at {job.length}")
+        if isinstance(outcome, Failed):
+            failed.append((job, outcome.reason))
+            advance(progress, bar, job.length, len(unit.todo))
+        elif outcome["digest"] not in results.records:
+            results.add(outcome)
+            advance(progress, bar, job.length, 1)
+    return failed
+
+
+def _total(jobs: Jobs) -> int:
+    return sum(job.length * len(samples) for job, samples in jobs)
+
+
+def _missing(units: Sequence[Unit], job: Job) -> int:
+    return sum(len(unit.todo) for unit in units if unit.job is job)
+
+
+def name_of(job: Job) -> str:
+    """Return what a job is called in tables."""
+    from pylongctx.report.records import label
+
+    return label(job.facts)
+
+
+# ---- what is written and printed ----
+
+
+def write_about(folder: Path, matrix: Matrix, argv: Sequence[str]) -> None:
+    """Write how the records are made; models of earlier runs stay."""
+    from pylongctx import __version__
+    from pylongctx.bench.record import cpu_name
+    from pylongctx.eval.matrix import read_positions
+    from pylongctx.report.records import ABOUT
+
+    file = folder / ABOUT
+    before: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    models = {Path(model).name: read_positions(model).n_ctx_train for model in matrix.models}
+    about = {
+        "command": shlex.join(["pylongctx", *argv]),
+        "version": __version__,
+        "machine": f"{cpu_name()}, {os.cpu_count()} cores",
+        "models": {**before.get("models", {}), **models},
+    }
+    file.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def write_failures(folder: Path, failed: Sequence[tuple[Job, str]]) -> None:
+    """Write what failed in this run; the next one tries it again."""
+    from pylongctx.report.records import FAILED
+
+    lines = [
+        {"task": job.task.name, "length": job.length, "method": name_of(job), "reason": why} for job, why in failed
+    ]
+    (folder / FAILED).write_text(json.dumps(lines, indent=2) + "\n", encoding="utf-8")
+
+
+def show(results: Results, jobs: Sequence[Job], failed: Sequence[tuple[Job, str]]) -> int:
+    """Print the tables of what was asked for, and what failed; returns the exit status."""
+    from pylongctx.report.grids import grids
+    from pylongctx.report.records import Evidence
+
+    wanted = {json.dumps(job.facts, sort_keys=True): None for job in jobs}
+    keys = jobs[0].facts
+    found = [r for r in results.records.values() if json.dumps({k: r.get(k) for k in keys}, sort_keys=True) in wanted]
+    console, evidence = Console(), Evidence(found)
+    for model in evidence.models:
+        for grid in grids(evidence.of(model)):
+            console.print(grid.rich())
+    for job, reason in failed:
+        console.print(
+            f"failed: {job.task.name}, {name_of(job)} at {job.length}: {reason}", markup=False, soft_wrap=True
+        )
+    return int(bool(failed))

@@ -1,0 +1,23 @@
+"""``pylongctx report``: the records of a folder as Markdown and as one HTML file, with tables and pictures."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser("report", help="tables and pictures of what was measured", description=__doc__)
+    parser.add_argument("folder", metavar="DIR", help="the --out of pylongctx matrix, or a folder of --json files")
+    parser.add_argument("--out", metavar="FILE", help="report.md or report.html; both are written (DIR/report)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the report and print the names of its files."""
+    from pylongctx.report import write_report
+
+    for path in write_report(args.folder, args.out):
+        print(path)
+    return 0

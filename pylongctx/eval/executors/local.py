@@ -1,0 +1,187 @@
+"""Processes of this machine, as many as free memory and cores allow; a process that dies is replaced."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+from pylongctx import _arguments as arguments
+from pylongctx._lib import InvalidInput
+from pylongctx._preflight import Plan, most
+from pylongctx.eval.executors.units import Failed, Unit, reason_of
+from pylongctx.eval.runner import Job, context_window
+from pylongctx.eval.task import Record
+from pylongctx.llama import Llama
+
+TRIES = 3  # workers that may die on a sample before it is given up
+SPAWN = get_context("spawn")  # OpenMP does not survive a fork
+
+Bytes = Counter[str]  # by device
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    connection: Connection
+    unit: Unit
+    tries: int
+
+
+class Local:
+    """Up to ``n_workers`` processes; None: as many as memory and cores allow."""
+
+    def __init__(self, n_workers: int | None = 1) -> None:
+        if n_workers is not None and n_workers < 1:
+            raise ValueError(f"there must be at least 1 worker, not {n_workers}")
+        self._most = n_workers
+
+    def run(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, Record | Failed]]:
+        """Yield records as they come, or why there are none."""
+        if not units:
+            return
+        n_workers, n_threads = self.plan(units)
+        waiting = deque((with_threads(unit, n_threads), 1) for unit in units)
+        idle: list[tuple[BaseProcess, Connection]] = []
+        busy: dict[Connection, _Worker] = {}
+        try:
+            while waiting or busy:
+                while waiting and len(busy) < n_workers:
+                    worker = _give(idle.pop() if idle else _start(), *waiting.popleft())
+                    busy[worker.connection] = worker
+                for connection in wait(list(busy)):
+                    assert isinstance(connection, Connection)
+                    yield from _receive(busy, connection, idle, waiting)
+        finally:
+            for process, connection in [*idle, *((w.process, w.connection) for w in busy.values())]:
+                process.terminate()
+                process.join()
+                connection.close()
+
+    def plan(self, units: Sequence[Unit]) -> tuple[int, int]:
+        """Return how many workers there are, and threads for each: so many that the largest job fits for all."""
+        cores = len(os.sched_getaffinity(0))
+        wanted = min(cores if self._most is None else self._most, len(units))
+        if wanted > 1:
+            needs = [memory_of(unit) for unit in {id(unit.job): unit for unit in units}.values()]
+            wanted = max(1, most(wanted, lambda n: all(_fits(need, n) for need in needs)))
+        return wanted, max(1, cores // wanted)
+
+
+# ---- memory ----
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a job takes, by device: the weights, which processes share on the host, and all else; what is free."""
+
+    shared: Bytes
+    own: Bytes
+    free: Bytes
+
+
+def _fits(need: Need, n: int) -> bool:
+    return all(need.shared[device] + n * need.own[device] <= free for device, free in need.free.items())
+
+
+def memory_of(unit: Unit) -> Need:
+    """Return what a job takes, by the estimate of ``Llama(preflight=True)``; nothing where the library refuses it."""
+    job = unit.job
+    given = {name: part.default for name, part in inspect.signature(Llama).parameters.items()}
+    given |= {**job.options, "type_k": job.type_k, "type_v": job.type_v, "n_ctx": context_window(job, unit.samples)}
+    settings = arguments.context_settings(given, (1, 1))
+    need = Need(Counter(), Counter(), Counter())
+    try:
+        with Plan(job.model, arguments.model_settings(given), settings, job.method) as plan:
+            sizes = plan.sizes()
+    except InvalidInput:
+        return need  # its turn comes, and says why
+    for i, size in enumerate(sizes):
+        (need.own if i else need.shared)[size.device] += size.weights
+        need.own[size.device] += size.total - size.weights
+        if size.free is not None:
+            need.free[size.device] = size.free
+    return need
+
+
+def with_threads(unit: Unit, n_threads: int) -> Unit:
+    """Return a unit whose job takes its share of the cores, unless it was told how many threads to use."""
+    threads = {"n_threads": n_threads, "n_threads_batch": n_threads}
+    job: Job = replace(unit.job, options={**threads, **unit.job.options})
+    return replace(unit, job=job)
+
+
+# ---- processes ----
+
+
+def _start() -> tuple[BaseProcess, Connection]:
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=serve, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _give(worker: tuple[BaseProcess, Connection], unit: Unit, tries: int) -> _Worker:
+    process, connection = worker
+    with suppress(BrokenPipeError):  # it died meanwhile, which _receive sees
+        connection.send(unit)
+    return _Worker(process, connection, unit, tries)
+
+
+def _receive(
+    busy: dict[Connection, _Worker],
+    connection: Connection,
+    idle: list[tuple[BaseProcess, Connection]],
+    waiting: deque[tuple[Unit, int]],
+) -> Iterator[tuple[Unit, Record | Failed]]:
+    """Take one message of a worker: a record, a failure, None for the end; or its death, after which it is redone."""
+    worker = busy[connection]
+    try:
+        message: Record | Failed | None = connection.recv()
+    except (EOFError, OSError):
+        del busy[connection]
+        worker.process.join()
+        connection.close()
+        if worker.tries < TRIES:
+            waiting.appendleft((worker.unit, worker.tries + 1))
+        else:
+            yield worker.unit, Failed(f"{TRIES} workers died of it, the last with {_status(worker.process)}")
+        return
+    if isinstance(message, dict):
+        worker.unit, worker.tries = worker.unit.without({message["digest"]}), 1
+    else:
+        del busy[connection]
+        idle.append((worker.process, connection))
+    if message is not None:
+        yield worker.unit, message
+
+
+def _status(process: BaseProcess) -> str:
+    code = process.exitcode or 0
+    return f"status {code}" if code >= 0 else signal.Signals(-code).name
+
+
+def serve(connection: Connection) -> None:
+    """Run units until there are no more; the other end sees to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        try:
+            unit: Unit = connection.recv()
+        except EOFError:
+            return
+        try:
+            for record in unit.records():
+                connection.send(record)
+            connection.send(None)
+        except BrokenPipeError:
+            return
+        except Exception as reason:
+            connection.send(Failed(reason_of(reason)))

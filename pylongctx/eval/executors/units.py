@@ -1,0 +1,79 @@
+"""Units of work: some samples of one job, which a worker runs from an open model to its records."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from pylongctx.eval.runner import Job, digest, run
+from pylongctx.eval.task import Record, Sample
+
+SAMPLES_PER_UNIT = 8  # few enough to be spread and redone, enough to be worth opening a model
+RESET_PEAK = "5"  # what clear_refs of Linux takes for that
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Some samples of a job; can be pickled.
+
+    Attributes
+    ----------
+    samples : sequence of Sample
+        All samples of the job, which its context window follows from.
+    todo : tuple of str
+        Digests of those to run.
+    """
+
+    job: Job
+    samples: Sequence[Sample]
+    todo: tuple[str, ...]
+
+    def without(self, done: Container[str]) -> Unit:
+        """Return what is left of it."""
+        return replace(self, todo=tuple(name for name in self.todo if name not in done))
+
+    def records(self) -> Iterator[Record]:
+        """Run the samples and yield their records, with the peak memory of this process meanwhile."""
+        reset_peak_memory()
+        others = {name for sample in self.samples if (name := digest(self.job, sample)) not in self.todo}
+        for record in run(self.job, self.samples, others):
+            yield record | {"peak_rss": peak_memory()}
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why the samples of a unit have no records."""
+
+    reason: str
+
+
+class Executor(Protocol):
+    """Runs units, in any order."""
+
+    def run(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, Record | Failed]]:
+        """Yield every record, or why there is none, with the unit that it is of; the caller writes them."""
+
+
+def units_of(job: Job, samples: Sequence[Sample], done: Container[str]) -> list[Unit]:
+    """Return the units of the samples that are not done."""
+    todo = [name for sample in samples if (name := digest(job, sample)) not in done]
+    parts = (tuple(todo[at : at + SAMPLES_PER_UNIT]) for at in range(0, len(todo), SAMPLES_PER_UNIT))
+    return [Unit(job, samples, part) for part in parts]
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an exception as a line."""
+    return f"{type(error).__name__}: {error}"
+
+
+def reset_peak_memory() -> None:
+    """Let the peak of this process begin anew."""
+    Path("/proc/self/clear_refs").write_text(RESET_PEAK)
+
+
+def peak_memory() -> int:
+    """Return the most bytes of memory that this process had since ``reset_peak_memory``."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -1,0 +1,193 @@
+"""Every method on every KV type, length and task: what a TOML file asks for, as jobs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pylongctx.eval.kld import Divergence
+from pylongctx.eval.leval import Choices
+from pylongctx.eval.longbench import LongBench
+from pylongctx.eval.needle import PASSKEY, Needle
+from pylongctx.eval.passkeys import Passkey
+from pylongctx.eval.perplexity import Perplexity
+from pylongctx.eval.rope import SCALINGS, Positions, positions_of, scaling
+from pylongctx.eval.ruler import Ruler
+from pylongctx.eval.runner import Job
+from pylongctx.eval.task import Task
+from pylongctx.llama import Llama
+from pylongctx.methods import METHODS, parse
+from pylongctx.methods.table import CLASSES
+from pylongctx.models import embedded_model
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TASKS: dict[str, type[Task]] = {
+    "passkey": Passkey,
+    "needle": Needle,
+    "ruler": Ruler,
+    "longbench": LongBench,
+    "leval": Choices,
+    "perplexity": Perplexity,
+    "kld": Divergence,
+}
+ALL = "all"
+BASES = ("selfextend", "longheads")  # what a rule is composed with in "all"
+FILES = ("file", "data")  # fields of tasks that name files, from the folder of the TOML file on
+KEYS = ("model", "methods", "kv", "lengths", "seed", "chat", "llama", "tasks")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A task, and the lengths it is run at."""
+
+    task: Task
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What is measured.
+
+    Attributes
+    ----------
+    models : tuple of str
+        GGUF files.
+    methods : tuple of str
+        Spec strings, a RoPE scaling behind ``@``: ``"longheads@ntk"``; ``"ntk"`` is ``"full@ntk"``.
+    kv : tuple of str
+        Types of K and V: ``"q8_0"``, ``"q8_0/f16"``.
+    options : dict
+        Other arguments of Llama.
+    """
+
+    models: tuple[str, ...]
+    methods: tuple[str, ...]
+    tasks: tuple[Wanted, ...]
+    kv: tuple[str, ...] = ("f16",)
+    seed: int = 0
+    chat: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def longest(self) -> int:
+        """The longest text, for which RoPE scalings are fixed."""
+        return max(length for wanted in self.tasks for length in wanted.lengths)
+
+    def jobs(self) -> list[Job]:
+        """Return one job for each model, task, length, KV type and method."""
+        known = {model: read_positions(model) for model in self.models}
+        grid = [(model, wanted.task, n) for model in self.models for wanted in self.tasks for n in wanted.lengths]
+        return [
+            self._job(known[model], (model, *rest), kv, m)
+            for model, *rest in grid
+            for kv in self.kv
+            for m in self.methods
+        ]
+
+    def _job(self, known: Positions, where: Sequence[Any], kv: str, method: str) -> Job:
+        model, task, length = where
+        spec, rope = split_method(method)
+        type_k, _, type_v = kv.partition("/")
+        more = scaling(rope, known, length, self.longest) if rope else {}
+        types = {"type_k": type_k, "type_v": type_v or type_k}
+        options = {**self.options, **more}
+        return Job(model, spec, task, length, self.seed, **types, chat=self.chat, options=options, rope=rope)
+
+
+def read_positions(model: str) -> Positions:
+    """Return what RoPE scalings need to know of a GGUF file."""
+    with Llama(model, vocab_only=True, verbose=False) as llm:
+        return positions_of(llm)
+
+
+def split_method(text: str) -> tuple[str, str]:
+    """Return the spec string and the RoPE scaling of ``"longheads@ntk"``, "" for none."""
+    spec, _, rope = text.partition("@")
+    if spec in SCALINGS:
+        spec, rope = "full", spec
+    if rope and rope not in SCALINGS:
+        raise ValueError(f"{text!r}: unknown rope scaling {rope!r}; available: {', '.join(SCALINGS)}")
+    return str(parse(spec)), rope
+
+
+def all_methods() -> list[str]:
+    """Return what ``"all"`` stands for: every RoPE scaling, every method, and compositions."""
+    rules = [cls.name for cls in CLASSES if cls.role == "rule"]
+    alone = [name for name in METHODS if name != "full"]
+    return ["full", *SCALINGS, *alone, "longheads@dynamic", *(f"{base}+{rule}" for base in BASES for rule in rules[:1])]
+
+
+# ---- reading ----
+
+
+def read(path: str) -> dict[str, Any]:
+    """Return the table of a TOML file, files named from its folder on."""
+    folder = Path(path).parent
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as reason:
+        raise ValueError(f"{path}: {reason}") from reason
+    if "model" in table:
+        table["model"] = [str(folder / model) for model in _list(table["model"])]
+    for task in table.get("tasks", []):
+        task |= {name: str(folder / task[name]) for name in FILES if name in task}
+    return table
+
+
+def make(table: Mapping[str, Any]) -> Matrix:
+    """Return the matrix of a table as ``read`` returns it.
+
+    Raises
+    ------
+    ValueError
+        When a key, a task, a method or a value is unknown, or there is no task.
+    """
+    _check_keys("a matrix", table, KEYS)
+    methods = [name for word in _list(table.get("methods", ALL)) for name in (all_methods() if word == ALL else [word])]
+    for method in methods:
+        split_method(method)
+    tasks = [wanted for entry in table.get("tasks", []) for wanted in _tasks(entry, table.get("lengths", []))]
+    if not tasks:
+        raise ValueError('there is no task; add [[tasks]] with kind = "passkey" to the file, or --task passkey')
+    return Matrix(
+        models=tuple(_list(table.get("model", str(embedded_model())))),
+        methods=tuple(dict.fromkeys(methods)),
+        tasks=tuple(tasks),
+        kv=tuple(_list(table.get("kv", "f16"))),
+        seed=table.get("seed", 0),
+        chat=table.get("chat", False),
+        options={"verbose": False} | table.get("llama", {}),
+    )
+
+
+def _tasks(entry: Mapping[str, Any], common: Sequence[int]) -> list[Wanted]:
+    """Return the tasks of one entry: one, or one for each of several names."""
+    values = dict(entry)
+    kind, lengths = values.pop("kind", None), tuple(_list(values.pop("lengths", common)))
+    if kind not in TASKS:
+        raise ValueError(f"a task has no kind {kind!r}; available: {', '.join(TASKS)}")
+    if not lengths:
+        raise ValueError(f"the task {kind!r} has no lengths; add lengths = [512, 2048]")
+    if kind == "needle" and values.pop("passkey", False):
+        values = PASSKEY | values
+    known = [part.name for part in fields(TASKS[kind]) if part.init]  # type: ignore[arg-type]
+    _check_keys(f"a task of kind {kind!r}", values, known)
+    names = [{"name": name} for name in _list(values.pop("name"))] if "name" in values else [{}]
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return [Wanted(TASKS[kind](**values, **name), lengths) for name in names]
+
+
+def _check_keys(what: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+    if unknown := [key for key in table if key not in known]:
+        raise ValueError(f"{what} has no {unknown[0]!r}; available: {', '.join(known)}")
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,0 +1,248 @@
+"""Tables in the papers' layout: LongHeads' (arXiv 2402.10685) 1 and 2, SelfExtend's (arXiv 2401.01325) 1 and 3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from rich.table import Table
+
+from pylongctx.eval.longbench import tasks as longbench_tasks
+from pylongctx.eval.ruler import NAMES as RULER
+from pylongctx.eval.scorers import mean
+from pylongctx.eval.task import Record
+from pylongctx.report.records import (
+    Evidence,
+    grouped,
+    has_score,
+    is_full,
+    label,
+    labels,
+    mean_score,
+    perplexity,
+)
+
+LARGE = 1000  # perplexities above are written as the papers do
+GROUPS = {True: "Full attention", False: "Restricted attention"}
+# LongBench's tasks as LongHeads' table 2 has them; others follow under their own names
+LONGBENCH = {
+    "narrativeqa": "NQA", "qasper": "Qspr.", "multifieldqa_en": "MulFi", "hotpotqa": "HQA", "2wikimqa": "WMQA",
+    "musique": "Musq.", "gov_report": "GRpt", "qmsum": "QMSM", "multi_news": "MulN", "trec": "TREC",
+    "triviaqa": "TriQA", "samsum": "SMSM", "passage_count": "PsgC", "passage_retrieval_en": "PsgR", "lcc": "Lcc",
+    "repobench-p": "Repo",
+}  # fmt: skip
+SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of texts.
+
+    Attributes
+    ----------
+    rows : sequence
+        First a label, then a cell per column; a row with nothing but a label is the head of a group.
+    """
+
+    title: str
+    note: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """Return it as Markdown."""
+        head = f"| {' | '.join(self.columns)} |\n|---|{'---:|' * (len(self.columns) - 1)}"
+        lines = [f"| {' | '.join(_bars(cell) for cell in self._cells(row, '*'))} |" for row in self.rows]
+        return "\n".join([f"**{self.title}**", "", head, *lines, "", self.note])
+
+    def html(self) -> str:
+        """Return it as HTML."""
+        head = "".join(f"<th>{escape(column)}</th>" for column in self.columns)
+        lines = [self._html_row(row) for row in self.rows]
+        caption = f"<caption><b>{escape(self.title)}</b><br>{escape(self.note)}</caption>"
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+    def rich(self) -> Table:
+        """Return it for a terminal."""
+        table = Table(title=self.title, caption=self.note)
+        for i, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if i else "left", overflow="fold")
+        for row in self.rows:
+            table.add_row(*self._cells(row, ""))
+        return table
+
+    def _cells(self, row: Sequence[str], mark: str) -> list[str]:
+        if len(row) == 1:
+            return [f"{mark}{row[0]}{mark}", *[""] * (len(self.columns) - 1)]
+        return list(row)
+
+    def _html_row(self, row: Sequence[str]) -> str:
+        if len(row) == 1:
+            return f'<tr><th class="group" colspan="{len(self.columns)}">{escape(row[0])}</th></tr>'
+        return f"<tr><th>{escape(row[0])}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in row[1:])}</tr>"
+
+
+def _bars(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def grids(evidence: Evidence) -> Iterator[Grid]:
+    """Yield the tables for which there are records of one model."""
+    records, model = evidence.records, evidence.models[0]
+    yield from _perplexities(records, model)
+    answered = [record for record in records if has_score(record)]
+    by_task = grouped(answered, "task")
+    yield from _of_lengths(by_task, model)
+    yield from _of_tasks(by_task, model)
+    yield from _costs(records, model)
+
+
+def _sections(records: Sequence[Record], columns: Sequence[Any], cell: Callable[[str, Any], str]) -> list[list[str]]:
+    """Return a row per label, under the papers' groups when both are there."""
+    groups = {full: labels(found) for full, found in sorted(grouped(records, is_full).items(), reverse=True)}
+    rows: list[list[str]] = []
+    for full, names in groups.items():
+        rows += [[GROUPS[full]]] if len(groups) > 1 else []
+        rows += [[name, *(cell(name, column) for column in columns)] for name in names]
+    return rows
+
+
+def length_grid(title: str, note: str, records: Sequence[Record], text: Callable[[list[Record]], str]) -> Grid:
+    """Return a row per method and a column per length."""
+    lengths = sorted({record["length"] for record in records})
+    found = grouped(records, label, "length")
+
+    def cell(name: str, length: int) -> str:
+        return text(found[name, length]) if (name, length) in found else ""
+
+    return Grid(title, note, ["Method", *map(str, lengths)], _sections(records, lengths, cell))
+
+
+def _perplexities(records: Sequence[Record], model: str) -> Iterator[Grid]:
+    """Yield LongHeads' table 1, SelfExtend's table 1: perplexity by context window, for each way to measure it."""
+    measured = [record for record in records if record["task"] == "perplexity"]
+    for mode, found in grouped(measured, "mode").items():
+        title = f"Perplexity ({mode}) by evaluation context window, {model}"
+        yield length_grid(title, f"{_samples(found)}; lower is better", found, _perplexity_text)
+    diverged = [record for record in records if record["task"] == "kld"]
+    if diverged:
+        note = f"{_samples(diverged)}; nats per token, lower is better"
+        yield length_grid(f"Mean KL divergence from full attention, {model}", note, diverged, _divergence_text)
+
+
+def _perplexity_text(records: list[Record]) -> str:
+    value = perplexity(records)
+    return f">{LARGE:.0e}".replace("e+0", "e") if value > LARGE else f"{value:.2f}"
+
+
+def _divergence_text(records: list[Record]) -> str:
+    return f"{mean(value for record in records for value in record['kld']):.4f}"
+
+
+def score_text(records: list[Record]) -> str:
+    """Return the mean score in percent."""
+    return f"{mean_score(records):.1f}"
+
+
+def _of_lengths(by_task: dict[str, list[Record]], model: str) -> Iterator[Grid]:
+    """Yield retrieval by length: pass keys, needles, each of RULER's tasks, and their mean."""
+    for task, found in by_task.items():
+        if task in ("passkey", "needle") or task in RULER:
+            yield length_grid(f"{task}, percent right, {model}", _samples(found), found, score_text)
+    ruled = {task: found for task, found in by_task.items() if task in RULER}
+    if len(ruled) > 1:
+        every = [record for found in ruled.values() for record in found]
+        title = f"RULER, mean of {len(ruled)} tasks, {model}"
+        yield length_grid(title, ", ".join(ruled), every, lambda part: f"{_mean_of_tasks(part):.1f}")
+
+
+def _mean_of_tasks(records: list[Record]) -> float:
+    return mean(mean_score(part) for part in grouped(records, "task").values())
+
+
+def _of_tasks(by_task: dict[str, list[Record]], model: str) -> Iterator[Grid]:
+    """Yield LongHeads' table 2 (LongBench) and SelfExtend's table 3 (L-Eval), a column per task, for each length."""
+    known = longbench_tasks()
+    long = {task: by_task[task] for task in [*LONGBENCH, *known] if task in by_task}
+    others = (*long, *RULER, "passkey", "needle")
+    choices = {task: found for task, found in by_task.items() if task not in others}
+    for name, tasks in (("LongBench", long), ("L-Eval, multiple choice", choices)):
+        every = [record for found in tasks.values() for record in found]
+        for length, found in sorted(grouped(every, "length").items()):
+            yield _task_grid(f"{name}, {length} tokens, {model}", list(tasks), found)
+
+
+def _task_grid(title: str, tasks: list[str], records: list[Record]) -> Grid:
+    found = grouped(records, label, "task")
+
+    def cell(name: str, task: str | None) -> str:
+        if task is not None:
+            return score_text(found[name, task]) if (name, task) in found else ""
+        every = [record for part in tasks for record in found.get((name, part), [])]
+        return f"{_mean_of_tasks(every):.2f}" if all((name, part) in found for part in tasks) else ""
+
+    heads = [LONGBENCH.get(task, task) for task in tasks]
+    columns: list[str | None] = [*tasks, None]
+    return Grid(title, _samples(records), ["Method", *heads, "Avg."], _sections(records, columns, cell))
+
+
+def _costs(records: Sequence[Record], model: str) -> Iterator[Grid]:
+    """Yield LongHeads' table 5: time of a token, and memory."""
+    timed = [record for record in records if "token_seconds" in record]
+    held = [record for record in records if "kv_bytes" in record]
+    note = "mean of all samples"
+    for title, found, key, text in (
+        ("Time per token, ms", timed, "token_seconds", lambda value: f"{1000 * value:.2f}"),
+        ("Prompt, tokens per second", timed, "prompt_per_second", lambda value: f"{value:.0f}"),
+        ("KV memory", held, "kv_bytes", bytes_text),
+    ):
+        if found:
+            yield length_grid(f"{title}, {model}", note, found, _mean_text(key, text))
+    peaks = [record for record in records if "peak_rss" in record]
+    if peaks:
+        title = f"Peak memory of the process, {model}"
+        yield length_grid(title, "weights included", peaks, lambda part: bytes_text(max(r["peak_rss"] for r in part)))
+
+
+def _mean_text(key: str, text: Callable[[float], str]) -> Callable[[list[Record]], str]:
+    return lambda records: text(mean(record[key] for record in records))
+
+
+def bytes_text(n: float) -> str:
+    """Return bytes in a unit that fits."""
+    unit, size = next(((unit, size) for unit, size in SIZES if n >= size), SIZES[-1])
+    return f"{n / size:.1f} {unit}"
+
+
+def _samples(records: Sequence[Record]) -> str:
+    counts = sorted({len(part) for part in grouped(records, label, "length", "task").values()})
+    return f"{'-'.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} samples per method and length"
+
+
+def choices_grid(evidence: Evidence) -> Grid:
+    """Return what the automatic choices of every method were."""
+    found = grouped(evidence.records, label, "method")
+    lengths = {key: sorted({record["length"] for record in part}) for key, part in found.items()}
+    rows = [
+        [name, chosen, ", ".join(map(str, lengths[name, chosen])), _options(part)]
+        for (name, chosen), part in found.items()
+    ]
+    return Grid(
+        "Methods as chosen",
+        "options: arguments of Llama beside the method",
+        ["Method", "chosen", "lengths", "options"],
+        rows,
+    )
+
+
+def _options(records: list[Record]) -> str:
+    found = dict.fromkeys(_named(record.get("options", {})) for record in records)
+    return "; ".join(text for text in found if text)
+
+
+def _named(options: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in options.items()
+    )

@@ -1,0 +1,100 @@
+"""Needle heat maps as they are published: length to the right, depth downward, red to green."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx.eval.needle import COLORS
+from pylongctx.eval.scorers import mean
+from pylongctx.eval.task import Record
+from pylongctx.inspect.canvas import new_figure
+from pylongctx.report.records import grouped, label, labels, score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMNS = 4  # most panels beside each other
+PANEL = (3.6, 2.7)  # inches
+STEP = 10  # percent: depths that are random are put together
+SMALL = 8  # points
+
+
+def depth_of(record: Record) -> float:
+    """Return the depth of a needle or a pass key in percent, a pass key's rounded."""
+    if "depth_percent" in record:
+        return float(record["depth_percent"])
+    return float(STEP * round(100 * record["depth"] / STEP))
+
+
+def is_grid(records: Sequence[Record]) -> bool:
+    """Return whether most depths are there at most lengths, so that a map shows more than gaps."""
+    if not any(name in records[0] for name in ("depth", "depth_percent")):
+        return False
+    filled = grouped(records, depth_of, "length")
+    return 2 * len(filled) >= len(depths_of(records)) * len(grouped(records, "length"))
+
+
+def depths_of(records: Sequence[Record]) -> list[float]:
+    """Return the depths of the rows: those of the needles, or steps through all of the text."""
+    if "depth_percent" in records[0]:
+        return sorted({depth_of(record) for record in records})
+    return [float(depth) for depth in range(0, 101, STEP)]
+
+
+def cells(records: Sequence[Record], depths: Sequence[float], lengths: Sequence[int]) -> NDArray[np.float64]:
+    """Return the mean scores, float64 [depth, length], nan where there is none."""
+    found = grouped(records, depth_of, "length")
+    rows = [[mean(map(score, found[d, n])) if (d, n) in found else np.nan for n in lengths] for d in depths]
+    return np.array(rows)
+
+
+def heat_map(records: Sequence[Record], trained: int | None) -> Figure:
+    """Return a map per method; a dashed line marks the trained length."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    depths = depths_of(records)
+    lengths = sorted({record["length"] for record in records})
+    parts, names = grouped(records, label), labels(records)
+    n_columns = min(COLUMNS, len(names))
+    n_rows = -(-len(names) // n_columns)
+    figure = new_figure(figsize=(PANEL[0] * n_columns + 0.8, PANEL[1] * n_rows), layout="constrained")
+    panels = figure.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True)
+    colors = LinearSegmentedColormap.from_list("needle", COLORS)
+    colors.set_bad("#eeeeee")
+    image: Any = None
+    for axes, name in zip(panels.flat, names, strict=False):
+        image = axes.imshow(cells(parts[name], depths, lengths), cmap=colors, vmin=0, vmax=1, aspect="auto")
+        _label(axes, name, depths, lengths)
+        if trained:
+            _mark(axes, trained, lengths)
+    for axes in panels.flat[len(names) :]:
+        axes.set_visible(False)
+    figure.supxlabel("Token Limit", fontsize=SMALL + 2)
+    figure.supylabel("Depth Percent", fontsize=SMALL + 2)
+    figure.colorbar(image, ax=panels, label="score", fraction=0.03, shrink=0.6)
+    return figure
+
+
+def _label(axes: Axes, name: str, depths: Sequence[float], lengths: Sequence[int]) -> None:
+    step = max(1, len(depths) // 6)
+    axes.set_xticks(range(len(lengths)), [str(n) for n in lengths], fontsize=SMALL, rotation=45)
+    axes.set_yticks(range(0, len(depths), step), [f"{d:g}" for d in depths[::step]], fontsize=SMALL)
+    axes.tick_params(labelbottom=True)
+    axes.set_title(name, fontsize=SMALL + 1)
+    axes.set_xticks(np.arange(len(lengths) - 1) + 0.5, minor=True)
+    axes.set_yticks(np.arange(len(depths) - 1) + 0.5, minor=True)
+    axes.grid(which="minor", color="grey", linestyle="--", linewidth=0.4)
+    axes.tick_params(which="minor", length=0)
+
+
+def _mark(axes: Axes, trained: int, lengths: Sequence[int]) -> None:
+    """Draw the line behind the last length that is not longer than the trained one."""
+    at = sum(length <= trained for length in lengths) - 0.5
+    if -0.5 < at < len(lengths) - 0.5:
+        axes.axvline(at, color="black", linewidth=2.6)
+        axes.axvline(at, color="white", linestyle="--", linewidth=1.6)

@@ -1,0 +1,153 @@
+"""The records of a folder, and what they are called in tables and pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pylongctx.eval.runner import Results
+from pylongctx.eval.scorers import mean
+from pylongctx.eval.task import Record
+from pylongctx.methods import Method, parse
+
+RECORDS, ABOUT, FAILED = "records.jsonl", "about.json", "failed.json"
+SCORES = ("strict", "string_match", "score")  # the score that counts, by kind of task
+READ_ALL = ("full", "selfextend", "dca")  # methods whose queries read every token
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a folder holds.
+
+    Attributes
+    ----------
+    records : list of dict
+        One per sample.
+    about : dict
+        How they were made: command, machine, trained length by model.
+    failed : list of dict
+        What was refused, with the reason.
+    """
+
+    records: list[Record]
+    about: dict[str, Any] = field(default_factory=dict)
+    failed: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def models(self) -> list[str]:
+        """The models, in order."""
+        return list(dict.fromkeys(record["model"] for record in self.records))
+
+    def trained(self, model: str) -> int | None:
+        """Return the trained length of a model, None when it is not known."""
+        found: int | None = self.about.get("models", {}).get(model)
+        return found
+
+    def of(self, model: str) -> Evidence:
+        """Return what is there of one model."""
+        return Evidence([r for r in self.records if r["model"] == model], self.about, [])
+
+
+def load(folder: str | Path) -> Evidence:
+    """Return all records of a folder's ``.jsonl`` files, without those that two of them share.
+
+    Raises
+    ------
+    ValueError
+        When there are none.
+    """
+    files = sorted(Path(folder).glob("*.jsonl"))
+    records = {name: record for file in files for name, record in Results(str(file)).records.items()}
+    if not records:
+        raise ValueError(f"{folder} has no records; make some: pylongctx matrix FILE.toml --out {folder}")
+    return Evidence(list(records.values()), _json(folder, ABOUT, {}), _json(folder, FAILED, []))
+
+
+def _json(folder: str | Path, name: str, default: Any) -> Any:
+    file = Path(folder) / name
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else default
+
+
+# ---- names ----
+
+
+def label(record: Record) -> str:
+    """Return method, RoPE scaling and KV types; what is usual is left out."""
+    types = kv_types(record)
+    return method_name(record) if types == "f16" else f"{method_name(record)} {types}"
+
+
+def method_name(record: Record) -> str:
+    """Return method and RoPE scaling: a scaling alone is of full attention."""
+    asked, rope = short(record["asked"]), record.get("rope", "")
+    return (f"{asked}@{rope}" if rope else asked).removeprefix("full@")
+
+
+def kv_types(record: Record) -> str:
+    """Return the types of K and V, one word where they are equal."""
+    return "/".join(dict.fromkeys((record["type_k"], record["type_v"])))
+
+
+def short(spec: str) -> str:
+    """Return a spec string without the options that are as usual."""
+    return "+".join(_short(part) for part in parse(spec).parts)
+
+
+def _short(part: Method) -> str:
+    given = {option.name: getattr(part, option.name) for option in fields(part)}
+    usual = {option.name: option.default for option in fields(part)}
+    return ",".join([part.name, *(f"{key}={value}" for key, value in given.items() if value != usual[key])])
+
+
+def is_full(record: Record) -> bool:
+    """Return whether every token is read, as the papers' groups of methods have it."""
+    return record["asked"].split(",")[0] in READ_ALL and "+" not in record["asked"]
+
+
+def has_score(record: Record) -> bool:
+    """Return whether a record is of an answer."""
+    return any(name in record for name in SCORES)
+
+
+def score(record: Record) -> float:
+    """Return the score that counts, 0 to 1."""
+    return float(next(record[name] for name in SCORES if name in record))
+
+
+# ---- groups ----
+
+
+def grouped(records: Iterable[Record], *keys: str | Callable[[Record], Any]) -> dict[Any, list[Record]]:
+    """Return records by a key, or a tuple of several, in the order of their first record."""
+    found: dict[Any, list[Record]] = {}
+    for record in records:
+        values = tuple(record[key] if isinstance(key, str) else key(record) for key in keys)
+        found.setdefault(values if len(keys) > 1 else values[0], []).append(record)
+    return found
+
+
+def perplexity(records: Iterable[Record]) -> float:
+    """Return the perplexity of all scored tokens."""
+    parts = [(record["nll"], record["n_scored"]) for record in records]
+    value = sum(nll for nll, _ in parts) / sum(n for _, n in parts)
+    return math.exp(value) if value < 700 else math.inf
+
+
+def mean_of(key: str) -> Callable[[list[Record]], float]:
+    """Return a function that averages a field of the records."""
+    return lambda records: mean(record[key] for record in records)
+
+
+def mean_score(records: list[Record]) -> float:
+    """Return the mean score in percent."""
+    return 100 * mean(map(score, records))
+
+
+def labels(records: Iterable[Record]) -> list[str]:
+    """Return all labels, those that read every token first."""
+    found = {label(record): is_full(record) for record in records}
+    return sorted(found, key=lambda name: not found[name])

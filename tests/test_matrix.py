@@ -1,0 +1,168 @@
+"""The matrix: what a TOML file asks for, RoPE scalings with the published formulas, a folder that is continued."""
+
+import json
+import math
+
+import pytest
+
+from pylongctx.cli import main
+from pylongctx.eval.matrix import all_methods, make, read, split_method
+from pylongctx.eval.needle import Needle
+from pylongctx.eval.passkeys import Passkey
+from pylongctx.eval.rope import LINEAR, YARN, Positions, positions_of, scaling
+from pylongctx.methods import METHODS, parse
+
+TRAINED = Positions(512, 64, 10000.0)
+PASSKEY = {"kind": "passkey", "tests": 1}
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
+# ---- rope scalings ----
+
+
+def test_ntk_slows_the_slowest_channel_by_the_factor_and_keeps_the_fastest():
+    base = scaling("ntk", TRAINED, 700, 4096)["rope_freq_base"]
+    slowest = 62 / 64  # the exponent of the last pair of channels
+    assert math.isclose(base**slowest, 8 * 10000.0**slowest)
+
+
+def test_dynamic_ntk_follows_the_length_of_the_text():
+    assert scaling("dynamic", TRAINED, 512, 4096) == {}
+    assert scaling("dynamic", TRAINED, 4096, 4096) == scaling("ntk", TRAINED, 700, 4096)
+    assert scaling("dynamic", TRAINED, 1024, 4096)["rope_freq_base"] == pytest.approx(10000 * 2 ** (64 / 62))
+
+
+def test_linear_and_yarn_are_fixed_for_the_longest_text():
+    assert scaling("linear", TRAINED, 512, 2048) == {"rope_scaling_type": LINEAR, "rope_freq_scale": 0.25}
+    yarn = {"rope_scaling_type": YARN, "rope_freq_scale": 0.25, "yarn_orig_ctx": 512}
+    assert scaling("yarn", TRAINED, 512, 2048) == yarn
+
+
+def test_a_scaling_is_not_put_on_top_of_another():
+    with pytest.raises(ValueError, match="made with rope scaling 'yarn'"):
+        scaling("ntk", Positions(512, 64, scaled="yarn"), 700, 700)
+
+
+def test_the_model_tells_its_positions(llm, model_path):
+    assert positions_of(llm) == TRAINED
+    from llamas import new
+
+    with new(model_path("llama-yarn"), vocab_only=True) as scaled:
+        assert positions_of(scaled).scaled == "yarn"
+
+
+# ---- jobs ----
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("ntk", ("full", "ntk")),
+        ("window,window=64", (str(parse("window,window=64")), "")),
+        ("longheads+corm@dynamic", (str(parse("longheads+corm")), "dynamic")),
+    ],
+)
+def test_a_method_and_its_scaling(text, found):
+    assert split_method(text) == found
+
+
+def test_all_is_every_method_that_there_is():
+    named = all_methods()
+    assert set(METHODS) <= set(named)
+    assert {"ntk", "dynamic", "linear", "yarn", "longheads@dynamic", "longheads+corm"} <= set(named)
+    assert len({split_method(name) for name in named}) == len(named)
+
+
+def test_jobs_are_the_product():
+    table = {"methods": ["full", "linear"], "kv": ["f16", "q8_0/f16"], "lengths": [100, 1024], "tasks": [PASSKEY]}
+    jobs = make(table | {"seed": 3, "llama": {"n_ubatch": 64}}).jobs()
+    found = [(job.length, job.type_k, job.type_v, job.rope, job.seed) for job in jobs]
+    types = (("f16", "f16"), ("q8_0", "f16"))
+    assert found == [(n, k, v, rope, 3) for n in (100, 1024) for k, v in types for rope in ("", "linear")]
+    assert [job.options.get("rope_freq_scale") for job in jobs] == [None, 0.5] * 4
+    assert all(job.options["n_ubatch"] == 64 for job in jobs)
+
+
+def test_files_are_named_from_the_folder_of_the_toml(tmp_path):
+    (tmp_path / "m.toml").write_text(
+        'model = "a.gguf"\nlengths = [64]\n[[tasks]]\nkind = "perplexity"\nfile = "a.txt"\n'
+        '[[tasks]]\nkind = "needle"\npasskey = true\nlengths = [300]\ndepth_percents = [0, 50]\n'
+    )
+    matrix = make(read(str(tmp_path / "m.toml")))
+    text, needle = matrix.tasks
+    assert matrix.models == (str(tmp_path / "a.gguf"),)
+    assert (text.task.file, text.lengths) == (str(tmp_path / "a.txt"), (64,))
+    assert isinstance(needle.task, Needle)
+    assert (needle.task.scorer, needle.task.depth_percents, needle.lengths) == ("match", (0, 50), (300,))
+
+
+def test_several_names_are_several_tasks():
+    tasks = make({"lengths": [512], "tasks": [{"kind": "ruler", "name": ["vt", "niah_single_1"], "tests": 2}]}).tasks
+    assert [(wanted.task.name, wanted.task.tests) for wanted in tasks] == [("vt", 2), ("niah_single_1", 2)]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({}, "there is no task"),
+        ({"method": "full"}, "a matrix has no 'method'; available: model, methods"),
+        ({"methods": ["fuII"]}, "unknown method 'fuII'"),
+        ({"methods": ["full@ntq"]}, "unknown rope scaling 'ntq'"),
+        ({"tasks": [{"kind": "poem"}]}, "a task has no kind 'poem'"),
+        ({"tasks": [PASSKEY]}, "'passkey' has no lengths"),
+        ({"lengths": 64, "tasks": [PASSKEY | {"test": 1}]}, "a task of kind 'passkey' has no 'test'; available: style"),
+    ],
+)
+def test_errors_name_what_there_is(table, message):
+    with pytest.raises(ValueError, match=message):
+        make(table)
+
+
+# ---- the command ----
+
+OPTIONS = ["--method", "full", "--method", "longheads@dynamic", "--lengths", "256,700", "-t", "1"]
+
+
+def test_a_run_is_continued_and_shown(tmp_path, capsys):
+    command = ["matrix", *OPTIONS, "--out", str(tmp_path)]
+    assert main([*command, "--task", "passkey,tests=1"]) == 0
+    first = lines(tmp_path)
+    assert main([*command, "--task", "passkey,tests=2"]) == 0
+    found = lines(tmp_path)
+    assert found[: len(first)] == first
+    assert len(found) == len({record["digest"] for record in found}) == 8
+    assert {(record["asked"].split(",")[0], record["rope"], record["length"]) for record in found} == {
+        *(("full", "", n) for n in (256, 700)),
+        *(("longheads", "dynamic", n) for n in (256, 700)),
+    }
+    for record in found:
+        assert record["kv_bytes"] <= record["kv_peak_bytes"] < record["peak_rss"]
+        assert min(record["prompt_per_second"], record["token_seconds"]) > 0
+    assert [bool(record["options"].get("rope_freq_base")) for record in found] == [
+        record["rope"] == "dynamic" and record["length"] > 512 for record in found
+    ]
+    before = (tmp_path / "records.jsonl").read_bytes()
+    capsys.readouterr()
+    assert main([*command, "--task", "passkey,tests=2"]) == 0
+    assert (tmp_path / "records.jsonl").read_bytes() == before
+    assert "longheads@dynamic" in capsys.readouterr().out
+    assert json.loads((tmp_path / "about.json").read_text())["models"] == {found[0]["model"]: 512}
+
+
+def test_what_is_refused_is_said_and_the_rest_is_run(tmp_path, capsys):
+    options = ["--method", "longheads,window=1024", "--method", "full", "--lengths", "700", "--task", "passkey,tests=1"]
+    assert main(["matrix", *options, "--out", str(tmp_path)]) == 1
+    assert [record["asked"] for record in lines(tmp_path)] == ["full"]
+    (failed,) = json.loads((tmp_path / "failed.json").read_text())
+    assert failed["method"] == "longheads,window=1024"
+    assert failed["reason"] in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_task_of_options_is_like_one_of_a_file():
+    from pylongctx.cli.matrix import _task
+
+    entry = _task("passkey,style=llama.cpp,tests=3")
+    assert make({"lengths": [400], "tasks": [entry]}).tasks[0].task == Passkey(style="llama.cpp", tests=3)
