@@ -79,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
     executor = make_executor(args.executor, args.workers)
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
-    write_about(folder, matrix, args.argv)
-    results = Results(str(folder / RECORDS))
     jobs = matrix.jobs()
+    write_about(folder, matrix, jobs, args.argv)
+    results = Results(str(folder / RECORDS))
     with progress_bar() as progress:
         failed = measure(make_all(jobs, progress), executor, results, progress)
     write_failures(folder, failed)
@@ -162,8 +162,8 @@ def name_of(job: Job) -> str:
 # ---- what is written and printed ----
 
 
-def write_about(folder: Path, matrix: Matrix, argv: Sequence[str]) -> None:
-    """Write how the records are made; models of earlier runs stay."""
+def write_about(folder: Path, matrix: Matrix, jobs: Sequence[Job], argv: Sequence[str]) -> None:
+    """Write how the records are made; models and methods of earlier runs stay."""
     from pylongctx import __version__
     from pylongctx.bench.record import cpu_name
     from pylongctx.eval.matrix import read_positions
@@ -177,6 +177,7 @@ def write_about(folder: Path, matrix: Matrix, argv: Sequence[str]) -> None:
         "version": __version__,
         "machine": f"{cpu_name()}, {os.cpu_count()} cores",
         "models": {**before.get("models", {}), **models},
+        "methods": list(dict.fromkeys([*before.get("methods", []), *map(name_of, jobs)])),
     }
     file.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
@@ -194,12 +195,11 @@ def write_failures(folder: Path, failed: Sequence[tuple[Job, str]]) -> None:
 def show(results: Results, jobs: Sequence[Job], failed: Sequence[tuple[Job, str]]) -> int:
     """Print the tables of what was asked for, and what failed; returns the exit status."""
     from pylongctx.report.grids import grids
-    from pylongctx.report.records import Evidence
+    from pylongctx.report.records import Evidence, in_order
 
-    wanted = {json.dumps(job.facts, sort_keys=True): None for job in jobs}
-    keys = jobs[0].facts
-    found = [r for r in results.records.values() if json.dumps({k: r.get(k) for k in keys}, sort_keys=True) in wanted]
-    console, evidence = Console(), Evidence(found)
+    wanted, keys = [job.facts for job in jobs], jobs[0].facts
+    found = [record for record in results.records.values() if {key: record.get(key) for key in keys} in wanted]
+    console, evidence = Console(), Evidence(in_order(found, [name_of(job) for job in jobs]))
     for model in evidence.models:
         for grid in grids(evidence.of(model)):
             console.print(grid.rich())

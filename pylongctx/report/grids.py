@@ -218,7 +218,7 @@ def bytes_text(n: float) -> str:
 
 def _samples(records: Sequence[Record]) -> str:
     counts = sorted({len(part) for part in grouped(records, label, "length", "task").values()})
-    return f"{'-'.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} samples per method and length"
+    return f"samples per method and length: {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))}"
 
 
 def choices_grid(evidence: Evidence) -> Grid:

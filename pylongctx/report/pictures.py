@@ -35,6 +35,7 @@ ENTRY = 0.18  # inches of a line of the legend
 SMALL = 8  # points
 MARKERS = "os^Dv<>pP*Xhd"
 LARGEST, SMALLEST = 10.0, 4.0  # points of the first and last method's marker, so that none hides those below
+MOST_MARKERS = 12  # of a line
 DODGE = 0.006  # by which methods stand beside each other, of a length, where their values are equal
 MIB = 2**20
 Line = tuple[Sequence[float], Sequence[float]]
@@ -176,7 +177,8 @@ def _drawn(
         for i, (name, part) in enumerate(grouped(found, method_name).items()):
             x, y = line(part)
             shift = 1 + DODGE * (i - len(styles) / 2) if dodge else 1
-            axes.plot([n * shift for n in x], _finite(y), label=name, **styles[name])
+            style = styles[name] if len(x) <= MOST_MARKERS else styles[name] | {"marker": ""}
+            axes.plot([n * shift for n in x], _finite(y), label=name, **style)
         if trained:
             axes.axvline(trained, color="#555555", linestyle=":", linewidth=1, label=f"trained: {trained}")
         axes.set_title(f"KV {types}" if len(panels) > 1 else "", fontsize=SMALL + 2)

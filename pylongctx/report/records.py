@@ -64,7 +64,14 @@ def load(folder: str | Path) -> Evidence:
     records = {name: record for file in files for name, record in Results(str(file)).records.items()}
     if not records:
         raise ValueError(f"{folder} has no records; make some: pylongctx matrix FILE.toml --out {folder}")
-    return Evidence(list(records.values()), _json(folder, ABOUT, {}), _json(folder, FAILED, []))
+    about = _json(folder, ABOUT, {})
+    return Evidence(in_order(records.values(), about.get("methods", [])), about, _json(folder, FAILED, []))
+
+
+def in_order(records: Iterable[Record], names: Iterable[str]) -> list[Record]:
+    """Return records in the order of their methods' labels, which workers do not keep; unknown ones come last."""
+    places = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    return sorted(records, key=lambda record: places.get(label(record), len(places)))
 
 
 def _json(folder: str | Path, name: str, default: Any) -> Any:
