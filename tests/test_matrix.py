@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from llamas import new
 
 from pylongctx.cli import main
 from pylongctx.eval.matrix import all_methods, make, read, split_method
@@ -48,8 +49,6 @@ def test_a_scaling_is_not_put_on_top_of_another():
 
 def test_the_model_tells_its_positions(llm, model_path):
     assert positions_of(llm) == TRAINED
-    from llamas import new
-
     with new(model_path("llama-yarn"), vocab_only=True) as scaled:
         assert positions_of(scaled).scaled == "yarn"
 

@@ -22,6 +22,7 @@ COLUMNS = 4  # most panels beside each other
 PANEL = (3.6, 2.7)  # inches
 STEP = 10  # percent: depths that are random are put together
 SMALL = 8  # points
+MISSING = "#eeeeee"
 
 
 def depth_of(record: Record) -> float:
@@ -64,8 +65,7 @@ def heat_map(records: Sequence[Record], trained: int | None) -> Figure:
     n_rows = -(-len(names) // n_columns)
     figure = new_figure(figsize=(PANEL[0] * n_columns + 0.8, PANEL[1] * n_rows), layout="constrained")
     panels = figure.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True)
-    colors = LinearSegmentedColormap.from_list("needle", COLORS)
-    colors.set_bad("#eeeeee")
+    colors = LinearSegmentedColormap.from_list("needle", COLORS).with_extremes(bad=MISSING)
     image: Any = None
     for axes, name in zip(panels.flat, names, strict=False):
         image = axes.imshow(cells(parts[name], depths, lengths), cmap=colors, vmin=0, vmax=1, aspect="auto")

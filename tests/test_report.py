@@ -1,0 +1,271 @@
+"""Reports: tables as the papers have them, pictures of what is there, pages that need nothing else."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from pylongctx.cli import main
+from pylongctx.report.grids import choices_grid, grids
+from pylongctx.report.heat import cells, is_grid
+from pylongctx.report.records import Evidence, in_order, label, load, short
+from pylongctx.report.records import perplexity as perplexity_of
+
+MODEL = "tiny.gguf"
+ABOUT = {"command": "pylongctx matrix m.toml --out here", "models": {MODEL: 512}, "methods": ["full", "longheads"]}
+
+
+def record(asked="full", length=256, task="passkey", **fields):
+    usual = {"asked": asked, "method": asked, "rope": "", "type_k": "f16", "type_v": "f16", "options": {}}
+    return usual | {"model": MODEL, "length": length, "task": task} | fields
+
+
+def answers(task="passkey", methods=("full", "longheads"), lengths=(256, 1024), **fields):
+    costs = {"kv_bytes": 2**20, "peak_rss": 2**30, "token_seconds": 0.002, "prompt_per_second": 900.0}
+    scored = {"passkey": "strict", "vt": "string_match"}.get(task, "score")
+    return [
+        record(m, n, task, **({scored: float(m != "full" or n < 512)} | costs | fields))
+        for m in methods
+        for n in lengths
+    ]
+
+
+def texts(method="full", length=256, nll=1.0, **fields):
+    return record(method, length, "perplexity", mode="sliding", nll=10 * nll, n_scored=10, kv_bytes=2**20, **fields)
+
+
+def folder_of(path, records, about=ABOUT, failed=()):
+    lines = [json.dumps(r | {"digest": str(i)}) for i, r in enumerate(records)]
+    (path / "records.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (path / "about.json").write_text(json.dumps(about))
+    (path / "failed.json").write_text(json.dumps(list(failed)))
+    return str(path)
+
+
+def grid(records, title):
+    return next(found for found in grids(Evidence(records, ABOUT)) if found.title.startswith(title))
+
+
+# ---- names ----
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({}, "full"),
+        ({"rope": "ntk"}, "ntk"),
+        ({"asked": "longheads,n_recent=1", "rope": "dynamic"}, "longheads@dynamic"),
+        ({"type_k": "q8_0", "type_v": "q8_0"}, "full q8_0"),
+        ({"type_k": "q8_0"}, "full q8_0/f16"),
+    ],
+)
+def test_labels_leave_out_what_is_usual(fields, name):
+    assert label(record() | fields) == name
+
+
+def test_short_specs_keep_what_was_chosen():
+    assert short("longheads,window=64,n_recent=1+corm,window=256,recent=8") == "longheads,window=64+corm,recent=8"
+
+
+def test_records_are_in_the_order_of_the_matrix():
+    found = in_order(
+        [record("window"), record("longheads"), record("full", 1), record("full", 2)], ["full", "longheads"]
+    )
+    assert [(r["asked"], r["length"]) for r in found] == [("full", 1), ("full", 2), ("longheads", 256), ("window", 256)]
+
+
+# ---- tables ----
+
+
+def test_perplexities_are_of_all_tokens_and_large_ones_are_not_told():
+    records = [
+        texts(nll=np.log(4)),
+        texts(nll=np.log(16)),
+        texts(length=1024, nll=8),
+        texts("longheads", nll=np.log(3)),
+    ]
+    assert perplexity_of(records[:2]) == pytest.approx(8)
+    found = grid(records, "Perplexity (sliding)")
+    assert found.columns == ["Method", "256", "1024"]
+    groups = [["Full attention"], ["full", "8.00", ">1e3"], ["Restricted attention"], ["longheads", "3.00", ""]]
+    assert found.rows == groups
+
+
+def test_retrieval_is_by_length():
+    found = grid(answers() + answers(lengths=(256,), strict=0.0), "passkey")
+    assert found.rows[1] == ["full", "50.0", "0.0"]
+    assert found.rows[3] == ["longheads", "50.0", "100.0"]
+    assert found.note == "samples per method and length: 1 to 2"
+
+
+def test_ruler_has_a_mean_of_tasks():
+    records = (
+        answers("vt", ("full",), (256,))
+        + answers("vt", ("full",), (256,))
+        + answers("cwe", ("full",), (256,), score=0.0)
+    )
+    assert grid(records, "RULER, mean of 2 tasks").rows == [["full", "50.0"]]
+
+
+def test_longbench_is_as_in_the_paper():
+    records = [*answers("lcc", lengths=(256,), score=0.5), *answers("qasper", ("full",), (256,), score=0.25)]
+    found = grid(records, "LongBench, 256 tokens")
+    assert found.columns == ["Method", "Qspr.", "Lcc", "Avg."]
+    assert found.rows[1] == ["full", "25.0", "50.0", "37.50"]
+    assert found.rows[3] == ["longheads", "", "50.0", ""]
+
+
+def test_multiple_choice_has_a_column_per_file():
+    found = grid(answers("quality", score=1.0) + answers("coursera", score=0.0), "L-Eval, multiple choice, 1024")
+    assert found.columns == ["Method", "quality", "coursera", "Avg."]
+    assert found.rows[1] == ["full", "100.0", "0.0", "50.00"]
+
+
+def test_costs_have_units():
+    assert grid(answers(), "Time per token").rows[1] == ["full", "2.00", "2.00"]
+    assert grid(answers(), "KV memory").rows[1] == ["full", "1.0 MiB", "1.0 MiB"]
+    assert grid(answers(), "Peak memory").rows[1] == ["full", "1.0 GiB", "1.0 GiB"]
+
+
+def test_choices_name_method_and_options():
+    chosen = "longheads,window=128"
+    records = [record("longheads", n, method=chosen, options={"rope_freq_base": 2e6}) for n in (700, 256)]
+    assert choices_grid(Evidence(records)).rows == [["longheads", chosen, "256, 700", "rope_freq_base=2e+06"]]
+
+
+# ---- pictures ----
+
+
+def names(path, records):
+    folder = folder_of(path, records)
+    assert main(["report", folder]) == 0
+    found = sorted(file.name.removeprefix("tiny-") for file in (path / "report").iterdir())
+    assert [name.rpartition(".")[2] for name in found] == ["png", "svg"] * (len(found) // 2)
+    return {name.rpartition(".")[0] for name in found}
+
+
+def test_only_what_is_there_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    assert names(tmp_path, answers(methods=("full",))) == {"accuracy-passkey", "time", "prompt", "memory"}
+
+
+def test_perplexities_are_drawn_by_length_and_position(tmp_path):
+    pytest.importorskip("matplotlib")
+    curved = [texts(m, 1024, curve=[[9.0, 4], [20.0, 2]]) for m in ("full", "longheads")]
+    drawn = names(tmp_path, [texts(), *curved])
+    assert drawn == {"perplexity-sliding", "position", "memory"}
+
+
+def test_needles_are_a_map_and_memory_has_a_frontier(tmp_path):
+    pytest.importorskip("matplotlib")
+    records = [r for depth in (0.0, 50.0) for r in answers("needle", depth_percent=depth)]
+    drawn = names(tmp_path, records)
+    assert drawn == {"accuracy-needle", "depths-needle", "frontier-needle", "time", "prompt", "memory"}
+
+
+def test_a_map_holds_mean_scores():
+    records = [
+        *answers("needle", ("full",), (256,), depth_percent=0.0, score=1.0),
+        *answers("needle", ("full",), (256,), depth_percent=0.0, score=0.0),
+        *answers("needle", ("full",), (1024,), depth_percent=50.0, score=0.25),
+    ]
+    np.testing.assert_array_equal(cells(records, [0, 50], [256, 1024]), [[0.5, np.nan], [np.nan, 0.25]])
+
+
+def test_scattered_pass_keys_are_no_map():
+    assert not is_grid(answers(depth=0.31))
+    assert is_grid([r for tenth in range(6) for r in answers(depth=tenth / 5)])
+
+
+def test_the_frontier_is_what_nothing_beats():
+    pytest.importorskip("matplotlib")
+    from pylongctx.report.pictures import unbeaten
+
+    assert unbeaten([(3, 50), (1, 20), (2, 50), (2, 10), (4, 90), (5, 80)]) == [(1, 20), (2, 50), (4, 90)]
+
+
+# ---- pages ----
+
+
+class Page(HTMLParser):
+    """The sources, captions and rows of a page; every tag is closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.sources, self.open, self.captions = [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.sources += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] == ["figcaption"]:
+            self.captions.append(data)
+
+
+def test_pages_hold_tables_pictures_and_captions(tmp_path):
+    pytest.importorskip("matplotlib")
+    failed = [{"task": "passkey", "method": "tova", "length": 9, "reason": "ValueError: a <reason>"}]
+    folder = folder_of(tmp_path, [*answers(), *answers(methods=("window",))], failed=failed)
+    assert main(["report", folder, "--out", str(tmp_path / "new" / "page.html")]) == 0
+    html, markdown = ((tmp_path / "new" / f"page.{suffix}").read_text() for suffix in ("html", "md"))
+    page = Page(html)
+    assert len(page.sources) == len(page.captions) == 5
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in page.sources)
+    for text in (*page.captions, *re.findall(r"^\*(.*Model.*)\*$", markdown, re.M)):
+        assert f"Model: {MODEL}, trained on 512 tokens. Methods: full, longheads, window." in text
+        assert text.endswith(f"Made by: {ABOUT['command']}")
+    linked = re.findall(r"!\[.*\]\((.*)\)", markdown)
+    assert len(linked) == 5
+    assert all((tmp_path / "new" / name).exists() for name in linked)
+    assert "| full | 100.0 | 0.0 |" in markdown
+    assert "a &lt;reason&gt;" in html
+
+
+def test_several_files_are_one_report(tmp_path):
+    folder_of(tmp_path, answers())
+    more = record("tova", strict=1.0) | {"digest": "another"}
+    (tmp_path / "more.jsonl").write_text(json.dumps(more) + "\n")
+    assert len(load(tmp_path).records) == 5
+
+
+def test_a_folder_without_records_says_how_to_make_some(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 1
+    assert f"{tmp_path} has no records; make some: pylongctx matrix" in capsys.readouterr().err
+
+
+def test_without_matplotlib_the_report_says_how_to_install(tmp_path, monkeypatch, capsys):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["report", folder_of(tmp_path, answers())]) == 1
+    assert "pip install 'pylongctx[plot]'" in capsys.readouterr().err
+
+
+# ---- from nothing ----
+
+
+def test_a_matrix_becomes_a_report(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "text.txt").write_text(" ".join(f"It was chapter {i}." for i in range(400)))
+    (tmp_path / "m.toml").write_text(
+        'methods = ["full", "ntk", "longheads"]\nlengths = [256, 700]\n[llama]\nn_threads = 1\n'
+        '[[tasks]]\nkind = "needle"\npasskey = true\ndepth_percents = [0, 100]\nmax_tokens = 6\n'
+        "final_context_length_buffer = 80\n"
+        '[[tasks]]\nkind = "perplexity"\nmode = "last"\nstride = 64\nchunks = 1\nfile = "text.txt"\n'
+    )
+    out = tmp_path / "out"
+    assert main(["matrix", str(tmp_path / "m.toml"), "--out", str(out)]) == 0
+    assert main(["report", str(out)]) == 0
+    drawn = {file.stem.partition("q8_0-")[2] for file in (out / "report").iterdir()}
+    assert {"accuracy-needle", "depths-needle", "perplexity-last", "memory", "time", "frontier-needle"} <= drawn
+    markdown = (out / "report.md").read_text()
+    assert re.findall(r"^\| (full|ntk|longheads) \| \d", markdown, re.M)[:3] == ["full", "ntk", "longheads"]
