@@ -98,6 +98,20 @@ def test_the_digest_does_not_follow_speed(job, samples):
     assert digest(replace(job, options={"n_threads": 7, "n_ubatch": 64}), samples[0]) == digest(job, samples[0])
 
 
+@pytest.mark.parametrize(
+    ("task", "changed"),
+    [
+        (Perplexity("a.txt", "last"), {"stride": 2}),
+        (Perplexity("a.txt"), {"mode": "incremental"}),
+        (Needle(), {"scorer": "exact"}),
+        (Divergence("a.txt"), {"base": "window"}),
+    ],
+)
+def test_the_digest_follows_how_is_measured(job, task, changed):
+    names = {digest(replace(job, task=t), Sample("0", "x")) for t in (task, replace(task, **changed))}
+    assert len(names) == 2
+
+
 def test_digests_of_samples_differ(job):
     fields = ({}, {"prompt": "y"}, {"id": "1"}, {"answers": ("b",)}, {"max_tokens": 2}, {"prefix": " z"})
     found = [digest(job, replace(Sample("0", "x"), **changed)) for changed in fields]

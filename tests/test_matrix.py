@@ -103,6 +103,11 @@ def test_several_names_are_several_tasks():
     assert [(wanted.task.name, wanted.task.tests) for wanted in tasks] == [("vt", 2), ("niah_single_1", 2)]
 
 
+def test_a_method_that_is_named_twice_is_run_once():
+    jobs = make({"methods": ["ntk", "full@ntk", "full"], "lengths": 700, "tasks": [PASSKEY]}).jobs()
+    assert [job.rope for job in jobs] == ["ntk", ""]
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -112,6 +117,7 @@ def test_several_names_are_several_tasks():
         ({"methods": ["full@ntq"]}, "unknown rope scaling 'ntq'"),
         ({"tasks": [{"kind": "poem"}]}, "a task has no kind 'poem'"),
         ({"tasks": [PASSKEY]}, "'passkey' has no lengths"),
+        ({"lengths": 64, "tasks": [PASSKEY, PASSKEY | {"digits": 9}]}, "two tasks are 'passkey' at the same length"),
         ({"lengths": 64, "tasks": [PASSKEY | {"test": 1}]}, "a task of kind 'passkey' has no 'test'; available: style"),
     ],
 )

@@ -33,7 +33,9 @@ def answers(task="passkey", methods=("full", "longheads"), lengths=(256, 1024), 
 
 
 def texts(method="full", length=256, nll=1.0, **fields):
-    return record(method, length, "perplexity", mode="sliding", nll=10 * nll, n_scored=10, kv_bytes=2**20, **fields)
+    return record(
+        method, length, "perplexity", mode="sliding", stride=256, nll=10 * nll, n_scored=10, kv_bytes=2**20, **fields
+    )
 
 
 def folder_of(path, records, about=ABOUT, failed=()):
@@ -87,7 +89,7 @@ def test_perplexities_are_of_all_tokens_and_large_ones_are_not_told():
         texts("longheads", nll=np.log(3)),
     ]
     assert perplexity_of(records[:2]) == pytest.approx(8)
-    found = grid(records, "Perplexity (sliding)")
+    found = grid(records, "Perplexity (sliding, stride 256)")
     assert found.columns == ["Method", "256", "1024"]
     groups = [["Full attention"], ["full", "8.00", ">1e3"], ["Restricted attention"], ["longheads", "3.00", ""]]
     assert found.rows == groups
@@ -154,8 +156,8 @@ def test_only_what_is_there_is_drawn(tmp_path):
 def test_perplexities_are_drawn_by_length_and_position(tmp_path):
     pytest.importorskip("matplotlib")
     curved = [texts(m, 1024, curve=[[9.0, 4], [20.0, 2]]) for m in ("full", "longheads")]
-    drawn = names(tmp_path, [texts(), *curved])
-    assert drawn == {"perplexity-sliding", "position", "memory"}
+    drawn = names(tmp_path, [texts(curve=[[9.0, 4]]), *curved])
+    assert drawn == {"perplexity-sliding-256", "position-sliding-256", "memory"}
 
 
 def test_needles_are_a_map_and_memory_has_a_frontier(tmp_path):
@@ -257,7 +259,7 @@ def test_a_matrix_becomes_a_report(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     (tmp_path / "text.txt").write_text(" ".join(f"It was chapter {i}." for i in range(400)))
     (tmp_path / "m.toml").write_text(
-        'methods = ["full", "ntk", "longheads"]\nlengths = [256, 700]\n[llama]\nn_threads = 1\n'
+        'methods = ["full", "longheads@ntk"]\nlengths = [256, 700]\n[llama]\nn_threads = 1\n'
         '[[tasks]]\nkind = "needle"\npasskey = true\ndepth_percents = [0, 100]\nmax_tokens = 6\n'
         "final_context_length_buffer = 80\n"
         '[[tasks]]\nkind = "perplexity"\nmode = "last"\nstride = 64\nchunks = 1\nfile = "text.txt"\n'
@@ -266,6 +268,6 @@ def test_a_matrix_becomes_a_report(tmp_path, capsys):
     assert main(["matrix", str(tmp_path / "m.toml"), "--out", str(out)]) == 0
     assert main(["report", str(out)]) == 0
     drawn = {file.stem.partition("q8_0-")[2] for file in (out / "report").iterdir()}
-    assert {"accuracy-needle", "depths-needle", "perplexity-last", "memory", "time", "frontier-needle"} <= drawn
+    assert {"accuracy-needle", "depths-needle", "perplexity-last-64", "memory", "time", "frontier-needle"} <= drawn
     markdown = (out / "report.md").read_text()
-    assert re.findall(r"^\| (full|ntk|longheads) \| \d", markdown, re.M)[:3] == ["full", "ntk", "longheads"]
+    assert re.findall(r"^\| (full|longheads@ntk) \| \d", markdown, re.M)[:2] == ["full", "longheads@ntk"]

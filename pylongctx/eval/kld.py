@@ -53,6 +53,11 @@ class Divergence(Task):
     base: str = "full"
     name: str = field(default="kld", init=False)
 
+    @property
+    def settings(self) -> Record:
+        """What the numbers are relative to."""
+        return {"base": self.base}
+
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return the chunks of the text; the seed changes nothing."""
         if length < 4:

@@ -156,9 +156,10 @@ def make(table: Mapping[str, Any]) -> Matrix:
     tasks = [wanted for entry in table.get("tasks", []) for wanted in _tasks(entry, table.get("lengths", []))]
     if not tasks:
         raise ValueError('there is no task; add [[tasks]] with kind = "passkey" to the file, or --task passkey')
+    _check_distinct(tasks)
     return Matrix(
         models=tuple(_list(table.get("model", str(embedded_model())))),
-        methods=tuple(dict.fromkeys(methods)),
+        methods=tuple({split_method(method): method for method in methods}.values()),
         tasks=tuple(tasks),
         kv=tuple(_list(table.get("kv", "f16"))),
         seed=table.get("seed", 0),
@@ -182,6 +183,15 @@ def _tasks(entry: Mapping[str, Any], common: Sequence[int]) -> list[Wanted]:
     names = [{"name": name} for name in _list(values.pop("name"))] if "name" in values else [{}]
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return [Wanted(TASKS[kind](**values, **name), lengths) for name in names]
+
+
+def _check_distinct(tasks: Sequence[Wanted]) -> None:
+    """Refuse tasks that a report could not tell apart."""
+    found = [(w.task.name, n, getattr(w.task, "mode", "")) for w in tasks for n in w.lengths]
+    if twice := [name for place, (name, *_) in enumerate(found) if found[place] in found[:place]]:
+        raise ValueError(
+            f"two tasks are {twice[0]!r} at the same length, tables would mix them; give each its own --out"
+        )
 
 
 def _check_keys(what: str, table: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -61,6 +61,11 @@ class Needle(Question):
         if not all(0 <= depth <= 100 for depth in self.depth_percents):
             raise ValueError("depth percents must be from 0 to 100")
 
+    @property
+    def settings(self) -> Record:
+        """The score that counts."""
+        return {"scorer": self.scorer}
+
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return the samples of every depth."""
         context = self._context(vocabulary, length, seed)

@@ -141,6 +141,11 @@ class Perplexity(SingleModel):
         if self.stride < 1 or (self.chunks is not None and self.chunks < 1):
             raise ValueError("stride and chunks must be at least 1")
 
+    @property
+    def settings(self) -> Record:
+        """The way to measure, and the tokens that it scores or averages."""
+        return {"mode": self.mode} | ({} if self.mode == "llama.cpp" else {"stride": self.stride})
+
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return the pieces of the text; the seed changes nothing."""
         if length < (4 if self.mode == "llama.cpp" else self.stride + 1 if self.mode != "incremental" else 2):
@@ -171,7 +176,7 @@ class Perplexity(SingleModel):
     def run(self, llm: Llama, vocabulary: Vocabulary, sample: Sample) -> Record:
         """Return the sums over the scored tokens, and with ``incremental`` the curve."""
         values = token_nll(llm, vocabulary.tokens(sample), self.first(sample))
-        record = {"mode": self.mode, **sample.facts, "n_tokens": len(sample.prompt), "n_scored": len(values)}
+        record = {**self.settings, **sample.facts, "n_tokens": len(sample.prompt), "n_scored": len(values)}
         record |= {"nll": float(values.sum()), "nll2": float((values**2).sum()), **memory(llm)}
         if self.mode == "incremental":
             bins = np.split(values, range(self.stride, len(values), self.stride))

@@ -76,7 +76,7 @@ UNNAMED = {
 
 def digest(job: Job, sample: Sample) -> str:
     """Return a name of a sample in a job that changes with everything an answer depends on, but the model's bytes."""
-    parts = [job.facts, sample.id, sample.prefix, sample.answers, sample.max_tokens, sample.stop]
+    parts = [job.facts, job.task.settings, sample.id, sample.prefix, sample.answers, sample.max_tokens, sample.stop]
     name = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
     name.update(sample.prompt.encode() if isinstance(sample.prompt, str) else sample.prompt.tobytes())
     return name.hexdigest()[:16]

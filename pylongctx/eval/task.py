@@ -118,6 +118,11 @@ class Task(ABC):
     name: str
     headline: ClassVar[str]  # the number of ``summary`` that a table shows
 
+    @property
+    def settings(self) -> Record:
+        """What a record depends on that the sample does not tell: how it is measured."""
+        return {}
+
     @abstractmethod
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return the samples of ``length`` tokens, the answer included; they follow from the arguments alone."""

@@ -22,6 +22,7 @@ from pylongctx.report.records import (
     labels,
     mean_of,
     mean_score,
+    measure,
     method_name,
     perplexity,
 )
@@ -91,15 +92,15 @@ def _several(records: Sequence[Record], key: str) -> bool:
 
 def _perplexities(records: Sequence[Record], trained: int | None) -> Iterator[tuple[str, str, Figure]]:
     measured = [record for record in records if record["task"] == "perplexity"]
-    for mode, found in grouped(measured, "mode").items():
+    for way, found in grouped(measured, measure).items():
+        name = way.replace(", stride ", "-")
         if _several(found, "length"):
-            figure = curves(found, perplexity, f"perplexity ({mode})", trained, log=True)
-            yield f"perplexity-{mode}", f"Perplexity ({mode}) against length", figure
-    curved = [record for record in measured if "curve" in record]
-    if curved:
-        longest = max(record["length"] for record in curved)
-        figure = by_position([record for record in curved if record["length"] == longest], trained)
-        yield "position", f"Perplexity by position in texts of {longest} tokens", figure
+            figure = curves(found, perplexity, f"perplexity ({way})", trained, log=True)
+            yield f"perplexity-{name}", f"Perplexity ({way}) against length", figure
+        if "curve" in found[0]:
+            longest = max(record["length"] for record in found)
+            figure = by_position([record for record in found if record["length"] == longest], trained)
+            yield f"position-{name}", f"Perplexity by position in texts of {longest} tokens", figure
 
 
 def _costs(records: Sequence[Record], trained: int | None) -> Iterator[tuple[str, str, Figure]]:

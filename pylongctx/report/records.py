@@ -144,6 +144,11 @@ def perplexity(records: Iterable[Record]) -> float:
     return math.exp(value) if value < 700 else math.inf
 
 
+def measure(record: Record) -> str:
+    """Return how a perplexity was measured."""
+    return f"{record['mode']}, stride {record['stride']}" if "stride" in record else str(record["mode"])
+
+
 def mean_of(key: str) -> Callable[[list[Record]], float]:
     """Return a function that averages a field of the records."""
     return lambda records: mean(record[key] for record in records)
