@@ -406,6 +406,21 @@ def test_ctrl_c_stops_the_prompt(tmp_path):
         assert re.search(r"(yes|no)\r\n", terminal.ask("And now?"))
 
 
+def test_ctrl_c_stops_another_method(tmp_path):
+    (tmp_path / "long").write_text("word " * 5000)
+    with Terminal("chat", *YES, "-c", "8000", "--method", "longheads", "-b", "16") as terminal:
+        terminal.until("> ")
+        terminal.ask(f"/read {tmp_path}/long")
+        terminal.ask("Who?")
+        terminal.type("/method selfextend\n")
+        terminal.until("reading")
+        terminal.type(CTRL_C)
+        assert "stopped" in terminal.until("\n> ")
+        assert "longheads" in terminal.ask("/method")
+        assert "2 messages" in terminal.ask("/stats")
+        assert int(TURN.search(terminal.ask("And who else?"))[1]) > 5000
+
+
 def test_ctrl_c_at_the_prompt():
     with Terminal("chat", *YES) as terminal:
         terminal.until("> ")
