@@ -81,6 +81,7 @@ class ModelVocabulary:
         self._llm = llm
         self._chat = chat
         self.bos = llm.tokenize(b"")
+        self._adds_space = llm.detokenize(llm.tokenize(b"x", add_bos=False)).startswith(b" ")
         self.overhead = len(self.tokens(Sample("", "x"))) - len(self.tokenize("x"))
 
     def tokenize(self, text: str) -> list[int]:
@@ -88,8 +89,9 @@ class ModelVocabulary:
         return self._llm.tokenize(text.encode(), add_bos=False)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens."""
-        return self._llm.detokenize(list(tokens)).decode("utf-8", "ignore")
+        """Return the text of tokens, without the space that tokenizing put in front."""
+        text = self._llm.detokenize(list(tokens)).decode("utf-8", "ignore")
+        return text.removeprefix(" ") if self._adds_space else text
 
     def tokens(self, sample: Sample) -> NDArray[np.int32]:
         """Return all tokens of a prompt: BOS, template and prefix included."""

@@ -1,0 +1,141 @@
+"""The commands that evaluate: what is printed, what is written, what is not run again."""
+
+import json
+
+import pytest
+
+from pylongctx.cli import main
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(" ".join(f"It was the best of times, it was chapter {i}." for i in range(40)))
+    return str(file)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_passkey_goes_on_where_it_stopped(tmp_path, capsys):
+    out = tmp_path / "out.jsonl"
+    options = ["passkey", "--lengths", "160", "--method", "full", "--json", str(out)]
+    assert main([*options, "--tests", "1"]) == 0
+    first = out.read_text()
+    assert main([*options, "--tests", "2"]) == 0
+    assert out.read_text().startswith(first)
+    assert [line["trial"] for line in lines(out)] == [0, 1]
+    again = out.read_text()
+    assert main([*options, "--tests", "2"]) == 0
+    assert out.read_text() == again
+    assert "pass key found" in capsys.readouterr().out
+
+
+def test_passkey_styles(tmp_path, capsys):
+    out = tmp_path / "out.jsonl"
+    options = ["--tests", "2", "--lengths", "274", "--method", "full", "--digits", "8", "--json", str(out)]
+    assert main(["passkey", "--style", "landmark", *options]) == 0
+    assert [(line["style"], len(line["answers"][0])) for line in lines(out)] == [("landmark", 8)] * 2
+
+
+def test_needle_prints_depths_by_lengths(tmp_path, capsys):
+    out = tmp_path / "out.jsonl"
+    options = ["--context-lengths", "150,200", "--document-depth-percents", "0,100", "--passkey", "--predict", "6"]
+    options += ["--final-context-length-buffer", "70", "--method", "full", "--json", str(out)]
+    assert main(["needle", *options]) == 0
+    found = lines(out)
+    assert [(line["length"], line["depth_percent"]) for line in found] == [(150, 0), (150, 100), (200, 0), (200, 100)]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    share = {(line["length"], line["depth_percent"]): f"{100 * line['score']:.0f}" for line in found}
+    assert ["\u2502", "100", "%", "\u2502", share[150, 100], "\u2502", share[200, 100], "\u2502"] in rows
+
+
+def test_ruler_prints_tasks_and_their_mean(capsys, tmp_path):
+    pytest.importorskip("wonderwords", reason="RULER's words need pylongctx[eval]")
+    out = tmp_path / "out.jsonl"
+    options = ["--tasks", "niah_single_2,vt", "--tests", "1", "--lengths", "1024", "--method", "window,window=64"]
+    assert main(["ruler", *options, "--json", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "mean" in printed
+    assert "RULER-compatible, with other data: niah_single_2" in " ".join(printed.split())
+    found = lines(out)
+    assert [line["label"] for line in found] == ["RULER-compatible", "RULER"]
+    assert [line["seed"] for line in found] == [42, 42]
+    assert all(line["n_tokens"] <= 1024 for line in found)
+
+
+def test_longbench_e_has_a_table_per_range(tmp_path, capsys):
+    line = {
+        "input": "Q",
+        "context": "It was the cat. " * 200,
+        "answers": ["cat"],
+        "length": 4500,
+        "all_classes": ["cat"],
+    }
+    (tmp_path / "trec_e.jsonl").write_text(json.dumps(line) + "\n")
+    assert main(["longbench", "--data", str(tmp_path), "-E", "--lengths", "200", "--method", "full"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("LongBench-E") == 4
+    assert main(["longbench", "--data", str(tmp_path), "--method", "full"]) == 1
+    assert "has no file of LongBench, such as trec.jsonl" in capsys.readouterr().err
+
+
+def test_leval_asks_all_files(tmp_path, capsys):
+    line = {"input": "It was the cat.", "instructions": ["Who? (A) cat (B) dog"], "outputs": ["(A) cat"]}
+    for name in ("quality", "tpo"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
+    data = [part for name in ("quality", "tpo") for part in ("--data", str(tmp_path / f"{name}.jsonl"))]
+    assert main(["leval", *data, "--lengths", "200", "--predict", "3", "--method", "full"]) == 0
+    printed = capsys.readouterr().out
+    assert "quality" in printed
+    assert "tpo" in printed
+
+
+def test_perplexity_prints_the_final_estimate(text, tmp_path, capsys):
+    out = tmp_path / "out.jsonl"
+    assert main(["perplexity", "-f", text, "-c", "64,96", "--method", "full", "--chunks", "2", "--json", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("Final estimate: PPL = ") == 2
+    assert [line["n_scored"] for line in lines(out)] == [31, 31, 47, 47]
+
+
+def test_perplexity_prints_a_curve(text, capsys):
+    options = ["--mode", "incremental", "--ppl-stride", "50", "-c", "200", "--method", "full", "--method", "window"]
+    assert main(["perplexity", "-f", text, *options]) == 0
+    printed = capsys.readouterr().out.split("perplexity by position")[1]
+    assert [n for n in ("25", "75", "125", "175") if f" {n} " in printed] == ["25", "75", "125", "175"]
+
+
+def test_a_stride_alone_means_sliding_windows(text, tmp_path, capsys):
+    out = tmp_path / "out.jsonl"
+    options = ["-c", "64", "--ppl-stride", "16", "--chunks", "2", "--method", "full", "--json", str(out)]
+    assert main(["perplexity", "-f", text, *options]) == 0
+    assert [(line["mode"], line["n_scored"]) for line in lines(out)] == [("sliding", 63), ("sliding", 16)]
+
+
+def test_the_divergence_of_full_from_itself_is_zero(text, capsys):
+    options = ["--kl-divergence", "-c", "64", "--chunks", "2", "--method", "full", "--method", "window,window=8"]
+    assert main(["perplexity", "-f", text, *options]) == 0
+    own, other = capsys.readouterr().out.split("======")[2::2]
+    assert "Maximum KLD                   :     0.000000" in own
+    assert "Same top p                    :   100.000000" in own
+    assert "Maximum KLD                   :     0.000000" not in other
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["perplexity", "-f", "missing.txt"], "no text file 'missing.txt'"),
+        (["perplexity", "-f", "x", "--kl-divergence", "--mode", "last"], "leave --mode and --ppl-stride out"),
+        (["needle", "--context-lengths", "120"], "make --final-context-length-buffer smaller"),
+        (["needle", "--tests", "0"], "--tests must be at least 1"),
+        (["ruler", "--tasks", "poem"], "RULER has no task 'poem'"),
+        (["ruler", "--tasks", "qa_2"], "qa_2 needs the questions of HotpotQA"),
+        (["leval", "--data", "missing.jsonl"], "missing.jsonl does not exist"),
+        (["passkey", "--style", "landmark", "--depths", "0.5"], "landmark draws its depths itself"),
+    ],
+)
+def test_errors_are_one_line(args, message, capsys):
+    assert main([*args, "--method", "full"]) == 1
+    assert message in capsys.readouterr().err
