@@ -7,6 +7,7 @@ import pytest
 from llamas import TEXT, new
 
 from pylongctx.eval import kld
+from pylongctx.eval.haystack import synthetic_text
 from pylongctx.eval.perplexity import Perplexity, chunks, curve, passages, read_text, token_nll, windows
 from pylongctx.eval.runner import Job, run
 from pylongctx.eval.task import ModelVocabulary
@@ -94,6 +95,16 @@ def test_llama_cpp_scores_the_second_half_of_each_chunk(llm, vocabulary, book, e
     assert summary["perplexity"] == pytest.approx(math.exp(joined.mean()), rel=1e-4)
     error = joined.std() / math.sqrt(len(joined) - 1) * math.exp(joined.mean())
     assert summary["error"] == pytest.approx(error, rel=1e-4)
+
+
+def test_llama_cpp_mode_equals_llama_perplexity(model_path, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(synthetic_text(2000, 0))
+    task = Perplexity(str(file), chunks=4)
+    summary = task.summary(all_records(model_path("llama"), task, 64))
+    # llama-perplexity -m tiny.gguf -f text.txt -c 64 -b 64 --chunks 4, of llama-cpp-python 0.3.36
+    assert summary["perplexity"] == pytest.approx(506.8250, rel=1e-5)
+    assert summary["error"] == pytest.approx(43.97408, rel=1e-5)
 
 
 def test_sliding_windows_equal_a_slow_reference(llm, vocabulary, book, embedded_model):

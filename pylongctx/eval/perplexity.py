@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.eval.task import Record, Sample, SingleModel, Vocabulary
+from pylongctx.eval.task import Record, Sample, SingleModel, Vocabulary, memory
 from pylongctx.llama import Llama
 
 MODES = ("llama.cpp", "sliding", "incremental", "last")
@@ -173,7 +173,7 @@ class Perplexity(SingleModel):
         """Return the sums over the scored tokens, and with ``incremental`` the curve."""
         values = token_nll(llm, vocabulary.tokens(sample), self.first(sample))
         record = {"mode": self.mode, **sample.facts, "n_tokens": len(sample.prompt), "n_scored": len(values)}
-        record |= {"nll": float(values.sum()), "nll2": float((values**2).sum()), "kv_bytes": llm.kv_usage().bytes}
+        record |= {"nll": float(values.sum()), "nll2": float((values**2).sum()), **memory(llm)}
         if self.mode == "incremental":
             bins = np.split(values, range(self.stride, len(values), self.stride))
             record["curve"] = [[float(part.sum()), len(part)] for part in bins]

@@ -169,12 +169,17 @@ class Question(SingleModel):
         seconds = time.perf_counter() - start
         facts = {"n_tokens": len(tokens) + sample.max_tokens, "answer": answer.text, "answers": list(sample.answers)}
         times = {"seconds": round(seconds, 4), "ttft": round(first - start, 4), "n_generated": len(answer.tokens)}
-        memory = {"kv_bytes": llm.kv_usage().bytes}
-        return {**facts, **sample.facts, **self.scores(sample, answer), **times, **memory}
+        return {**facts, **sample.facts, **self.scores(sample, answer), **times, **memory(llm)}
 
     def summary(self, records: Sequence[Record]) -> dict[str, float]:
         """Return the mean of the score that counts."""
         return {self.headline: mean(record[self.headline] for record in records)}
+
+
+def memory(llm: Llama) -> Record:
+    """Return the bytes of KV memory that are held, and what a full cache of the same types holds."""
+    usage = llm.kv_usage()
+    return {"kv_bytes": usage.bytes, "kv_full_bytes": usage.full_bytes}
 
 
 def _answer(llm: Llama, tokens: NDArray[np.int32], sample: Sample) -> tuple[Answer, float]:
