@@ -98,6 +98,7 @@ def test_wheel_holds_exactly_one_library(packed):
 
 def test_wheel_holds_the_package(packed):
     names = {path.relative_to(ROOT).as_posix() for path in (ROOT / "pylongctx").rglob("*.py")}
+    names |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "pylongctx/eval/data").iterdir()}
     assert names <= packed.keys()
     assert {"pylongctx/_ffi_generated.py", "pylongctx/py.typed"} <= packed.keys()
     model = "pylongctx/models/pylongctx-tiny-q8_0.gguf"

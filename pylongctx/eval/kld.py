@@ -48,7 +48,6 @@ class Divergence(Task):
     """
 
     headline: ClassVar[str] = "Mean KLD"
-    best: ClassVar[float] = float("inf")
     file: str
     chunks: int | None = None
     base: str = "full"

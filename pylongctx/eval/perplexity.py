@@ -129,7 +129,6 @@ class Perplexity(SingleModel):
     """
 
     headline: ClassVar[str] = "perplexity"
-    best: ClassVar[float] = math.inf
     file: str
     mode: str = "llama.cpp"
     chunks: int | None = None

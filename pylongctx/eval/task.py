@@ -116,7 +116,6 @@ class Task(ABC):
 
     name: str
     headline: ClassVar[str]  # the number of ``summary`` that a table shows
-    best: ClassVar[float] = 1.0  # of a score, for heat maps; inf where lower is better
 
     @abstractmethod
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
