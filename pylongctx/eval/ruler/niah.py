@@ -66,12 +66,12 @@ class Niah:
         wanted = {kind.type_needle_k, kind.type_needle_v}
         self._words = adjective_nouns() if "words" in wanted else None
 
-    def step(self, length: int) -> int:
-        """Return by how many units of haystack a prompt shrinks."""
+    def steps(self, length: int) -> tuple[int, int]:
+        """Return by how many units of haystack a prompt shrinks, and with how many the search begins."""
         is_long = length >= 4096
         if self._kind.type_haystack == "essay":
-            return 500 if is_long else 100  # RULER: always 500, which leaves no short prompts
-        return 25 if is_long else 5
+            return (500, 500) if is_long else (20, 100)  # RULER: always 500, which leaves no short prompts
+        return (25, 25) if is_long else (5, 5)
 
     def _value(self, kind: str) -> str:
         if kind == "numbers":

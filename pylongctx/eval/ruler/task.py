@@ -74,7 +74,8 @@ class Ruler(Question):
     def _draw(self, prompts: dict[str, Any], sizes: _Sizes, seed: int) -> tuple[Iterable[Drawn], Any]:
         if self.name in KINDS:
             niah = Niah(KINDS[self.name], prompts, seed, self._essay(seed))
-            return sizes.fitted(niah, niah.step(sizes.length), self.tests), lambda: not self._wants_essay
+            step, probe = niah.steps(sizes.length)
+            return sizes.fitted(niah, step, self.tests, probe=probe), lambda: not self._wants_essay
         if self.name == "vt":
             return self._tracked(Tracking(prompts, seed), sizes), lambda: True
         if self.name == "cwe":
@@ -141,15 +142,18 @@ class _Sizes:
         """Return whether a prompt leaves room for the answer."""
         return self.of(drawn) <= self.room
 
-    def units(self, draw: Any, step: int, n_shown: int = 0) -> int:
+    def units(self, draw: Any, step: int, n_shown: int = 0, probe: int = 0) -> int:
         """Return how many units of haystack to begin with; ``n_shown`` tokens stand before."""
-        per_unit = self.of(draw(step)) / step
+        probe = probe or step
+        per_unit = self.of(draw(probe)) / probe
         highest = max(int(self.most / per_unit * 3), 2 * step)
         return largest_size(lambda n: self.of(draw(n)), step, highest, self.room - n_shown)
 
-    def fitted(self, draw: Any, step: int, n: int, n_shown: int = 0, last: Any = None) -> Iterator[Drawn]:
+    def fitted(
+        self, draw: Any, step: int, n: int, n_shown: int = 0, last: Any = None, probe: int = 0
+    ) -> Iterator[Drawn]:
         """Yield ``n`` prompts of the largest size; ``last`` draws them, where the search does it another way."""
-        n_units = self.units(draw, step, n_shown)
+        n_units = self.units(draw, step, n_shown, probe)
         yield from draw_all(last or draw, self.fits, n_units, step, n)
 
 
