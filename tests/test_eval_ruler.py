@@ -69,6 +69,12 @@ def test_samples_follow_from_the_seed(name):
     assert len({sample.id for sample in [*a, *c]}) == 4
 
 
+@pytest.mark.parametrize("name", GENERATED)
+def test_fewer_samples_are_the_first_ones(name):
+    few, many = samples(name, 1200, 1), samples(name, 1200, 3)
+    assert [text(few[0]), few[0].answers] == [text(many[0]), many[0].answers]
+
+
 NEEDLES = [
     ("niah_single_1", 1, r"\d{7}", "RULER"),
     ("niah_single_2", 1, r"\d{7}", "RULER-compatible"),

@@ -208,6 +208,11 @@ def test_prompts_with_a_chat_template_fit(chatty):
             assert len(vocabulary.tokens(sample)) + sample.max_tokens <= 1200
 
 
+def test_a_style_without_room_for_a_template_is_refused(chatty):
+    with pytest.raises(ValueError, match="the style fill counts tokens without a chat template"):
+        Passkey().samples(ModelVocabulary(chatty, chat=True), 1200, 0)
+
+
 def test_text_comes_back_from_its_tokens(chatty):
     vocabulary = ModelVocabulary(chatty)
     assert vocabulary.detokenize(vocabulary.tokenize("It was. \nSo.")) == "It was. \nSo."

@@ -28,7 +28,7 @@ class Measured(NamedTuple):
     records: list[Record]
 
 
-def add_run_options(parser: argparse.ArgumentParser, lengths: str = "512,2048") -> None:
+def add_run_options(parser: argparse.ArgumentParser, lengths: str = "512,2048", chat: bool = True) -> None:
     """Add which methods and lengths are run, and where the records go."""
     parser.add_argument(
         "--method",
@@ -40,7 +40,9 @@ def add_run_options(parser: argparse.ArgumentParser, lengths: str = "512,2048") 
     if lengths:
         add = parser.add_argument
         add("--lengths", type=int_list, default=int_list(lengths), metavar="N,N", help=f"tokens ({lengths})")
-    parser.add_argument("--chat", action="store_true", help="surround the prompts by the model's chat template")
+    parser.set_defaults(chat=False)
+    if chat:
+        parser.add_argument("--chat", action="store_true", help="surround the prompts by the model's chat template")
     parser.add_argument(
         "--json", metavar="FILE", help="append one JSON line per sample; a sample that the file has is not run again"
     )

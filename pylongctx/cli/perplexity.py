@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> None:
     modes = "; ".join(f"{name}: {what}" for name, what in MODES.items())
     parser = commands.add_parser("perplexity", help="how well a text is predicted", description=__doc__, epilog=modes)
     add_model_options(parser)
-    add_run_options(parser, lengths="")
+    add_run_options(parser, lengths="", chat=False)
     add = parser.add_argument
     add("-f", "--file", required=True, metavar="FILE", help="plain text")
     add(

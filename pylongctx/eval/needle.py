@@ -16,7 +16,7 @@ from pylongctx.eval.scorers import exact_match, mean, rouge_l, string_match_part
 from pylongctx.eval.task import Answer, Question, Record, Sample, Vocabulary
 
 SCORERS = {"overlap": word_overlap, "match": string_match_part, "exact": exact_match, "rouge": rouge_l}
-N_PER_TOKEN = 8  # characters of haystack made for each token wanted: more than any tokenizer takes of this text
+N_PER_TOKEN = 8  # characters of haystack made for each token wanted; more when they are not enough
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,17 @@ class Needle(Question):
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return the samples of every depth."""
-        text = load_text(self.haystack, length * N_PER_TOKEN, seed)
-        context = vocabulary.tokenize(text)[:length]
+        context = self._context(vocabulary, length, seed)
         grid = [(depth, trial) for depth in self.depth_percents for trial in range(self.tests)]
         return [self._sample(vocabulary, context, length, seed, trial, depth) for depth, trial in grid]
+
+    def _context(self, vocabulary: Vocabulary, n: int, seed: int) -> list[int]:
+        """Return the first ``n`` tokens of the haystack."""
+        n_characters, tokens = 0, list[int]()
+        while len(tokens) < n:
+            n_characters += n * N_PER_TOKEN
+            tokens = vocabulary.tokenize(load_text(self.haystack, n_characters, seed))
+        return tokens[:n]
 
     def _sample(
         self, vocabulary: Vocabulary, context: list[int], length: int, seed: int, trial: int, depth: float

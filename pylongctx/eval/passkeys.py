@@ -66,6 +66,8 @@ class Passkey(Question):
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return one sample per trial."""
+        if self.style == "fill" and vocabulary.overhead != len(vocabulary.bos):
+            raise ValueError("the style fill counts tokens without a chat template; choose another style, or no --chat")
         make = {"fill": self._fill, "landmark": self._landmark}.get(self.style, self._lines)
         return [make(vocabulary, length, seed, trial) for trial in range(self.tests)]
 

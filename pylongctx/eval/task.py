@@ -17,6 +17,7 @@ from pylongctx.llama import Llama
 
 Record = dict[str, Any]  # what a JSON line holds
 OpenLlama = Callable[[str | None], Llama]  # with the method of that name; None: with the one that is measured
+CHAT_MARGIN = 4  # tokens by which a prompt may grow where a template touches it
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,7 @@ class ModelVocabulary:
         self._chat = chat
         self.bos = llm.tokenize(b"")
         self._adds_space = llm.detokenize(llm.tokenize(b"x", add_bos=False)).startswith(b" ")
-        self.overhead = len(self.tokens(Sample("", "x"))) - len(self.tokenize("x"))
+        self.overhead = len(self.tokens(Sample("", "x"))) - len(self.tokenize("x")) + chat * CHAT_MARGIN
 
     def tokenize(self, text: str) -> list[int]:
         """Return the tokens of a text without BOS."""
