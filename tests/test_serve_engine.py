@@ -180,6 +180,17 @@ def test_a_client_that_goes_away_frees_its_sequence_within_one_step(server, engi
     assert engine.slots[0].last.n_read in (192, 256)  # the last step may have been given up
 
 
+def test_a_closed_stream_of_openai_ends_its_job(server, engine):
+    cancelled, forever = engine.counters.cancelled, {server.host.token_eos(): -100}
+    given = {"model": ALIAS, "prompt": "It", "max_tokens": 500, "logit_bias": forever, "stream": True}
+    with server.held():  # so that the answer cannot be complete before
+        chunks = server.client.completions.create(**given)
+        chunks.close()
+        server.wait_for(lambda: engine._waiting and engine._waiting[0].cancelled)
+    server.wait_for(lambda: engine.n_busy == engine.n_waiting == 0)
+    assert engine.counters.cancelled == cancelled + 1
+
+
 @pytest.mark.parametrize("body", [{}, {"echo": True, "logprobs": 0}, {"n": 3}])
 def test_so_does_one_that_waits_for_the_whole_answer(server, engine, body):
     before = engine.counters.cancelled
