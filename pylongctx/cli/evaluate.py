@@ -72,7 +72,7 @@ def evaluate(args: argparse.Namespace, tasks: Sequence[Task], lengths: Sequence[
         raise ValueError(f"--tests must be at least 1, not {args.tests}")
     given = llama_arguments(args)
     fields = {"model": model_path(args), "seed": seed, "chat": args.chat}
-    fields |= {"type_k": given.pop("type_k"), "type_v": given.pop("type_v"), "options": given}
+    fields |= {name: given.pop(name) for name in ("type_k", "type_v") if name in given} | {"options": given}
     jobs = [Job(method=m, task=t, length=n, **fields) for t in tasks for m in methods(args) for n in lengths]
     results = Results(args.json)
     with _progress() as progress:
