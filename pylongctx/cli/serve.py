@@ -53,11 +53,12 @@ def run(args: argparse.Namespace) -> int:
     """Load the model and serve it until Ctrl-C or SIGTERM."""
     try:
         from pylongctx.serve.host import Host
-        from pylongctx.serve.server import announce, listen, serve
+        from pylongctx.serve.server import announce, listen, serve, share_heaps
         from pylongctx.serve.service import Service
     except ImportError as reason:
         raise ImportError(f"the server needs more packages ({reason}): pip install pylongctx[server]") from reason
 
+    share_heaps()
     wanted = settings(args)
     with listen(args.host or HOST, PORT if args.port is None else args.port) as listener:
         vectors = embedder(args) if args.embeddings else None
