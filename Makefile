@@ -1,4 +1,4 @@
-# make demo | test | lint | wheel | tools | sanitize | cuda-check: everything they need is set up first, in .venv.
+# make demo | test | test-peers | lint | wheel | tools | sanitize | cuda-check: everything they need is set up first, in .venv.
 # Needs Python >= 3.10, a C++ compiler, make and git; cmake and ninja come from PyPI.
 
 PYTHON ?= python3
@@ -17,7 +17,7 @@ NVCC      = $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/
 CUBLAS    = nvidia-cublas==13.*
 HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
 
-.PHONY: build demo test lint format wheel tools tools-patched tools-stock sanitize sanitize-address sanitize-thread cuda-check clean
+.PHONY: build demo test test-peers lint format wheel tools tools-patched tools-stock sanitize sanitize-address sanitize-thread cuda-check clean
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -56,6 +56,11 @@ test: build $(VENV)/.test-tools $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
 	# with the CUDA kernels as C++, so that they are tested where there is no GPU
 	$(PIP) install --no-build-isolation --editable .[test] -C cmake.define.LCTX_EMULATE=ON
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# the programs of others that use the package: LangChain, guidance, LlamaIndex, lm-evaluation-harness (1 GB of packages)
+test-peers: build $(VENV)/.test-tools
+	$(PIP) install --no-build-isolation --editable .[test,test-peers]
+	$(BIN)/python -m pytest -m peers $(PYTEST_ARGS)
 
 lint: build
 	$(PIP) install ruff mypy clang-format==18.1.8

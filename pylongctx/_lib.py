@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 HOW_TO_BUILD = "build it with 'pip install .' in the source tree of pylongctx"
+CUDA_LIBRARIES = "it is built for GPUs; install what it needs with 'pip install nvidia-cublas nvidia-cuda-runtime'"
 CTYPES: dict[Any, str] = {np.int32: "int32_t[]", np.float32: "float[]", np.uint8: "uint8_t[]"}
 
 
@@ -51,7 +52,8 @@ def _load() -> tuple[Any, Any]:
         lib = ffi.dlopen(str(path))
         version = lib.lctx_abi_version()
     except (OSError, AttributeError) as reason:
-        raise ImportError(f"the native library {path} cannot be loaded ({reason}): {HOW_TO_BUILD}") from reason
+        way_out = CUDA_LIBRARIES if "libcu" in str(reason) else HOW_TO_BUILD
+        raise ImportError(f"the native library {path} cannot be loaded ({reason}): {way_out}") from reason
     if version != lib.LCTX_ABI_VERSION:
         raise ImportError(
             f"the native library {path} has ABI version {version}, this package needs {lib.LCTX_ABI_VERSION}: "

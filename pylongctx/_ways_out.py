@@ -91,9 +91,11 @@ def _limited(plan: Plan) -> Iterator[Way]:
     if not plan.method or plan.settings["kv_limit"] or host.fits or host.free is None:
         return
     limit, text = host.free - host.weights - host.compute - host.other, host.kv - host.other
+    mib = limit >> 20  # the command line's unit
+    limit = mib << 20
     if limit > 0 and plan.fits(kv_limit=limit):
         n = plan.n_ctx() * limit // text
-        yield True, f"kv_limit={limit}: n_ctx as it is, of which about {n} tokens can be used"
+        yield True, f"kv_limit={limit} (--kv-limit {mib}): n_ctx as it is, of which about {n} tokens can be used"
 
 
 def _fewer_rows(plan: Plan) -> Iterator[Way]:

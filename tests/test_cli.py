@@ -39,6 +39,7 @@ def test_doctor_json():
     assert facts["ram_bytes"] > 2**28
     (cpu,) = [device for device in facts["devices"] if device["type"] == "CPU"]
     assert 0 < cpu["memory_free"] <= cpu["memory_total"]
+    assert (len(facts["devices"]) == 1) == facts["gpu"].startswith("none: ")
 
 
 def test_doctor_table():

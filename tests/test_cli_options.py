@@ -163,6 +163,7 @@ def test_names_and_variables_are_those_of_llama_cpp():
         for name in re.findall(r'"(--?[a-zA-Z][\w-]*)"', head):
             known.setdefault(name, set()).add(env[0] if env else None)
     ours = {"--method", "--chunk-size", "--attn-window", "--kv-limit", "--kv-offload", "--help", "-h"}
+    ours |= {"--preflight", "--no-preflight"}
     for action in parser()._actions:
         for name in set(action.option_strings) - ours:
             assert name in known, f"llama.cpp has no {name}"

@@ -349,6 +349,19 @@ def test_a_missing_library_says_how_to_build(monkeypatch, tmp_path):
         _lib._load()
 
 
+def test_a_library_for_gpus_says_what_it_needs(monkeypatch, tmp_path):
+    library = tmp_path / "libllama.so"
+    library.touch()
+    monkeypatch.setattr(_lib, "library_path", lambda: library)
+
+    def dlopen(path):
+        raise OSError("libcublas.so.13: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr("pylongctx._ffi_generated.ffi", SimpleNamespace(dlopen=dlopen))
+    with pytest.raises(ImportError, match=r"cannot be loaded .*pip install nvidia-cublas nvidia-cuda-runtime"):
+        _lib._load()
+
+
 def test_another_abi_version_is_refused(monkeypatch):
     fake = SimpleNamespace(lctx_abi_version=lambda: 99, LCTX_ABI_VERSION=1)
     monkeypatch.setattr("pylongctx._ffi_generated.ffi", SimpleNamespace(dlopen=lambda path: fake))

@@ -34,9 +34,10 @@ def test_passkey_goes_on_where_it_stopped(tmp_path, capsys):
 
 def test_passkey_styles(tmp_path, capsys):
     out = tmp_path / "out.jsonl"
-    options = ["--tests", "2", "--lengths", "274", "--method", "full", "--digits", "8", "--json", str(out)]
+    options = ["--tests", "2", "--lengths", "274", "--method", "full", "--digits", "5,8", "--json", str(out)]
     assert main(["passkey", "--style", "landmark", *options]) == 0
-    assert [(line["style"], len(line["answers"][0])) for line in lines(out)] == [("landmark", 8)] * 2
+    assert [(line["style"], len(line["answers"][0])) for line in lines(out)] == [("landmark", n) for n in (5, 5, 8, 8)]
+    assert "passkey-8-digits" in capsys.readouterr().out
 
 
 def test_needle_prints_depths_by_lengths(tmp_path, capsys):

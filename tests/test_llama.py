@@ -57,8 +57,8 @@ def test_a_known_prompt_is_not_evaluated_again(llm, prompt):
 def test_a_refused_rollback_evaluates_again(llm, prompt, monkeypatch):
     expected = greedy(llm, prompt)
     greedy(llm, [*prompt[:20], 300, 301])
-    monkeypatch.setattr(llm._session.context, "truncate", lambda n: "refused for the test")
-    monkeypatch.setattr(llm._session.context, "restorable", lambda n: 0)
+    monkeypatch.setattr(llm._session.context, "truncate", lambda n, seq: "refused for the test")
+    monkeypatch.setattr(llm._session.context, "restorable", lambda n, seq: 0)
     assert greedy(llm, prompt) == expected
     assert llm.eval_tokens[len(prompt)] == expected[0]
     llm.n_tokens = len(prompt)
@@ -70,8 +70,8 @@ def test_a_refused_rollback_evaluates_again(llm, prompt, monkeypatch):
 def by_eight(llm, monkeypatch):
     """Return a Llama whose cache can be cut at multiples of 8 only."""
     truncate = llm._session.context.truncate
-    monkeypatch.setattr(llm._session.context, "truncate", lambda n: "in a chunk" if n % 8 else truncate(n))
-    monkeypatch.setattr(llm._session.context, "restorable", lambda n: n // 8 * 8)
+    monkeypatch.setattr(llm._session.context, "truncate", lambda n, seq: "in a chunk" if n % 8 else truncate(n, seq))
+    monkeypatch.setattr(llm._session.context, "restorable", lambda n, seq: n // 8 * 8)
     return llm
 
 

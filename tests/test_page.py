@@ -9,6 +9,9 @@ import pytest
 from page import CELLS, DROP, Keys, Page, open_browser, webdriver
 from serving import running
 
+pytest.importorskip("fastapi", reason="the extra server is not installed")
+pytest.importorskip("httpx", reason="the client is not installed")
+
 N_CTX = 8192
 KEY = "48213"
 SENTENCES = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "

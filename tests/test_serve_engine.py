@@ -1,5 +1,7 @@
 """Several sequences in one engine: equal to one at a time, fair, freed when nobody waits, within the memory."""
 
+import json
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -180,15 +182,29 @@ def test_a_client_that_goes_away_frees_its_sequence_within_one_step(server, engi
     assert engine.slots[0].last.n_read in (192, 256)  # the last step may have been given up
 
 
+def test_a_closed_stream_of_openai_ends_its_job(server, engine):
+    cancelled, forever = engine.counters.cancelled, {server.host.token_eos(): -100}
+    given = {"model": ALIAS, "prompt": "It", "max_tokens": 500, "logit_bias": forever, "stream": True}
+    with server.held():  # so that the answer cannot be complete before
+        chunks = server.client.completions.create(**given)
+        chunks.close()
+        server.wait_for(lambda: engine._waiting and engine._waiting[0].cancelled)
+    server.wait_for(lambda: engine.n_busy == engine.n_waiting == 0)
+    assert engine.counters.cancelled == cancelled + 1
+
+
 @pytest.mark.parametrize("body", [{}, {"echo": True, "logprobs": 0}, {"n": 3}])
 def test_so_does_one_that_waits_for_the_whole_answer(server, engine, body):
-    before = engine.counters.cancelled
+    before, n = engine.counters.cancelled, body.get("n", 1)
+    text = json.dumps({"prompt": PROMPTS[2], "max_tokens": 400} | body)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(text)}"
     with server.held():
-        with httpx.Client(base_url=server.url, timeout=0.3) as impatient, pytest.raises(httpx.ReadTimeout):
-            impatient.post("/v1/completions", json={"prompt": PROMPTS[2], "max_tokens": 400} | body)
+        with socket.create_connection((httpx.URL(server.url).host, httpx.URL(server.url).port)) as client:
+            client.sendall(f"{head}\r\n\r\n{text}".encode())
+            server.wait_for(lambda: engine.n_waiting == n)
         server.wait_for(lambda: all(job.cancelled for job in engine._waiting))
     server.wait_for(lambda: engine.n_busy == engine.n_waiting == 0)
-    assert engine.counters.cancelled == before + body.get("n", 1)
+    assert engine.counters.cancelled == before + n
 
 
 def test_a_stop_string_ends_the_job_too(server, engine):

@@ -19,6 +19,13 @@ endif()
 # here too: what links ggml-cuda is linked as CUDA
 enable_language(CUDA)
 
+if(NOT GGML_CUDA_NO_VMM)
+    # instead of the driver's own library, which a machine without a GPU does not have
+    add_library(lctx-cuda-driver STATIC "${CMAKE_SOURCE_DIR}/native/cuda/driver.cpp")
+    target_include_directories(lctx-cuda-driver SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+    target_link_libraries(lctx-cuda-driver PRIVATE ${CMAKE_DL_LIBS})
+    add_library(CUDA::cuda_driver ALIAS lctx-cuda-driver)
+endif()
 find_package(CUDAToolkit REQUIRED)
 if(NOT TARGET CUDA::cublas)
     find_path(LCTX_CUBLAS_INCLUDE cublas_v2.h HINTS "${Python3_SITELIB}/nvidia/cu13/include" "${Python3_SITELIB}/nvidia/cublas/include")
@@ -31,17 +38,4 @@ if(NOT TARGET CUDA::cublas)
     add_library(CUDA::cublas UNKNOWN IMPORTED)
     set_target_properties(CUDA::cublas PROPERTIES IMPORTED_LOCATION "${LCTX_CUBLAS_LIBRARY}"
                                                   INTERFACE_INCLUDE_DIRECTORIES "${LCTX_CUBLAS_INCLUDE}")
-endif()
-if(NOT TARGET CUDA::cuda_driver AND NOT GGML_CUDA_NO_VMM)
-    # to link with, as the toolkit's own stub: the driver's library is there where it runs
-    set(calls cuGetErrorString cuDeviceGet cuDeviceGetAttribute cuMemGetAllocationGranularity cuMemAddressReserve cuMemAddressFree
-              cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess)
-    set(stub "")
-    foreach(call IN LISTS calls)
-        string(APPEND stub "int ${call}(void) { return 0; }\n")
-    endforeach()
-    file(GENERATE OUTPUT "${CMAKE_BINARY_DIR}/cuda-stub.c" CONTENT "${stub}")
-    add_library(lctx-cuda-stub SHARED "${CMAKE_BINARY_DIR}/cuda-stub.c")
-    set_target_properties(lctx-cuda-stub PROPERTIES OUTPUT_NAME cuda SOVERSION 1)
-    add_library(CUDA::cuda_driver ALIAS lctx-cuda-stub)
 endif()

@@ -58,6 +58,7 @@ def report() -> dict[str, Any]:
 
 
 def _library() -> dict[str, Any]:
+    from pylongctx._arguments import has_gpu, why_no_gpu
     from pylongctx._devices import devices
     from pylongctx._lib import build_info, lib, library_path, text
 
@@ -65,6 +66,7 @@ def _library() -> dict[str, Any]:
         "library": str(library_path()),
         "abi": lib.lctx_abi_version(),
         "build": build_info(),
+        "gpu": "used for layers with n_gpu_layers" if has_gpu() else f"none: {why_no_gpu()}",
         "devices": [asdict(device) for device in devices()],
         "cpu_features": text(lib.lctx_system_info()),
         "attention": {device: _attention(device) for device in build_info()["backends"]},

@@ -35,7 +35,13 @@ def add_parser(commands: Any) -> None:
     add("--retrieval-question", metavar="TEXT")
     add("--expected", metavar="TEXT", help="the right answer")
     add("--passkey", action="store_true", help="hide a pass key instead, as LongHeads' figure 7 does")
-    add("--haystack", default="synthetic", metavar="FILE", help="'synthetic', a text, or a folder of texts (synthetic)")
+    add(
+        "--haystack",
+        "--haystack-dir",
+        default="synthetic",
+        metavar="FILE",
+        help="'synthetic', a text, or a folder of texts (synthetic)",
+    )
     add("--scorer", choices=("overlap", "match", "exact", "rouge"), help="(overlap; match with --passkey)")
     add("-n", "--predict", type=int, default=48, metavar="N", help="tokens of the answer (48)")
     add("--tests", type=int, default=1, metavar="N", help="samples per length and depth (1)")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pylongctx.cli.evaluate import add_run_options, evaluate, float_list, length_table, show
+from pylongctx.cli.evaluate import add_run_options, evaluate, float_list, int_list, length_table, show
 from pylongctx.cli.options import add_model_options, add_prompt_options
 
 
@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
         default="fill",
         help="prompts that fill the length (fill), or those of a paper or program",
     )
-    add("--digits", type=int, metavar="N", help="digits of the key (5; 1 to 50000 with landmark and llama.cpp)")
+    add("--digits", type=int_list, metavar="N,N", help="of the key (5; 1 to 50000 with landmark and llama.cpp)")
     add("--depths", type=float_list, default=(), metavar="X,X", help="depths of the key, 0 to 1 (random)")
     add(
         "--junk", type=int, metavar="N", help="lines of haystack, with selfextend and llama.cpp (what the length holds)"
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from pylongctx.eval.passkeys import Passkey
 
     fields = {"haystack": args.haystack, "separator": args.separator, "junk": args.junk, "position": args.pos}
-    task = Passkey(args.style, args.tests, args.digits, args.depths, **fields)
-    measured = evaluate(args, [task], args.lengths, args.seed)
+    tasks = [Passkey(args.style, args.tests, n, args.depths, **fields) for n in args.digits or [None]]
+    measured = evaluate(args, tasks, args.lengths, args.seed)
     title = f"pass key found, {Path(measured[0].job.model).name}"
     return show(measured, length_table(measured, title, "strict: the answer begins with the key"))

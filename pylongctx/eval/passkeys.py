@@ -59,6 +59,8 @@ class Passkey(Question):
     def __post_init__(self) -> None:
         if self.style not in STYLES:
             raise ValueError(f"unknown style {self.style!r}; available: {', '.join(STYLES)}")
+        if self.digits is not None:
+            object.__setattr__(self, "name", f"passkey-{self.digits}-digits")
         if self.digits is not None and self.digits < 1:
             raise ValueError(f"digits must be at least 1, not {self.digits}")
         if self.style == "landmark" and self.depths:

@@ -7,6 +7,7 @@ by position. ``last``: the ends of passages, the same tokens for every length. P
 """
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,8 +176,15 @@ class Perplexity(SingleModel):
 
     def run(self, llm: Llama, vocabulary: Vocabulary, sample: Sample) -> Record:
         """Return the sums over the scored tokens, and with ``incremental`` the curve."""
+        start = time.perf_counter()
         values = token_nll(llm, vocabulary.tokens(sample), self.first(sample))
-        record = {**self.settings, **sample.facts, "n_tokens": len(sample.prompt), "n_scored": len(values)}
+        record = {
+            "seconds": round(time.perf_counter() - start, 4),
+            **self.settings,
+            **sample.facts,
+            "n_tokens": len(sample.prompt),
+            "n_scored": len(values),
+        }
         record |= {"nll": float(values.sum()), "nll2": float((values**2).sum()), **memory(llm)}
         if self.mode == "incremental":
             bins = np.split(values, range(self.stride, len(values), self.stride))

@@ -71,6 +71,7 @@ class Job:
 UNNAMED = {
     *("n_threads", "n_threads_batch", "n_batch", "n_ubatch", "n_gpu_layers", "verbose", "rpc_servers", "tensor_split"),
     *("split_mode", "main_gpu", "kv_offload", "kv_offload_mib", "use_mmap", "use_mlock", "progress_callback"),
+    "preflight",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -28,6 +28,8 @@ FAMILIES = {
 NAMES = tuple(FAMILIES)
 ESSAY_CHARACTERS = 650_000  # about what RULER's essays have
 CWE_PROBE = 4096
+
+Draw = Callable[[int], Drawn]  # from units of haystack to a prompt
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Ruler(Question):
         facts = {"label": label, "index": index}
         return Sample(f"{length}-{seed}-{index}", prompt, drawn.prefix, tuple(drawn.answers), n, facts=facts)
 
-    def _draw(self, prompts: dict[str, Any], sizes: _Sizes, seed: int) -> tuple[Iterable[Drawn], Any]:
+    def _draw(self, prompts: dict[str, Any], sizes: _Sizes, seed: int) -> tuple[Iterable[Drawn], Callable[[], bool]]:
+        """Return the prompts, and what tells afterwards whether they are RULER's own."""
         if self.name in KINDS:
             niah = Niah(KINDS[self.name], prompts, seed, self._essay(seed))
             step, probe = niah.steps(sizes.length)
@@ -142,7 +145,7 @@ class _Sizes:
         """Return whether a prompt leaves room for the answer."""
         return self.of(drawn) <= self.room
 
-    def units(self, draw: Any, step: int, n_shown: int = 0, probe: int = 0) -> int:
+    def units(self, draw: Draw, step: int, n_shown: int = 0, probe: int = 0) -> int:
         """Return how many units of haystack to begin with; ``n_shown`` tokens stand before."""
         probe = probe or step
         per_unit = self.of(draw(probe)) / probe
@@ -150,7 +153,7 @@ class _Sizes:
         return largest_size(lambda n: self.of(draw(n)), step, highest, self.room - n_shown)
 
     def fitted(
-        self, draw: Any, step: int, n: int, n_shown: int = 0, last: Any = None, probe: int = 0
+        self, draw: Draw, step: int, n: int, n_shown: int = 0, last: Draw | None = None, probe: int = 0
     ) -> Iterator[Drawn]:
         """Yield ``n`` prompts of the largest size; ``last`` draws them, where the search does it another way."""
         n_units = self.units(draw, step, n_shown, probe)
