@@ -117,7 +117,7 @@ def test_a_method_that_is_named_twice_is_run_once():
         ({"methods": ["full@ntq"]}, "unknown rope scaling 'ntq'"),
         ({"tasks": [{"kind": "poem"}]}, "a task has no kind 'poem'"),
         ({"tasks": [PASSKEY]}, "'passkey' has no lengths"),
-        ({"lengths": 64, "tasks": [PASSKEY, PASSKEY | {"digits": 9}]}, "two tasks are 'passkey' at the same length"),
+        ({"lengths": 64, "tasks": [PASSKEY, PASSKEY | {"tests": 2}]}, "two tasks are 'passkey' at the same length"),
         ({"lengths": 64, "tasks": [PASSKEY | {"test": 1}]}, "a task of kind 'passkey' has no 'test'; available: style"),
     ],
 )

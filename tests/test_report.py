@@ -102,6 +102,12 @@ def test_retrieval_is_by_length():
     assert found.note == "samples per method and length: 1 to 2"
 
 
+def test_pass_keys_of_more_digits_have_their_own_table():
+    found = [g.title for g in grids(Evidence(answers() + answers("passkey-9-digits", strict=1.0)))]
+    assert [title.partition(",")[0] for title in found[:2]] == ["passkey", "passkey-9-digits"]
+    assert not any(title.startswith("L-Eval") for title in found)
+
+
 def test_ruler_has_a_mean_of_tasks():
     records = (
         answers("vt", ("full",), (256,))

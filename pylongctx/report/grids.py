@@ -34,6 +34,7 @@ LONGBENCH = {
     "triviaqa": "TriQA", "samsum": "SMSM", "passage_count": "PsgC", "passage_retrieval_en": "PsgR", "lcc": "Lcc",
     "repobench-p": "Repo",
 }  # fmt: skip
+RETRIEVAL = ("passkey", "needle")  # first words of tasks, as in passkey-9-digits
 SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
@@ -147,10 +148,15 @@ def score_text(records: list[Record]) -> str:
     return f"{mean_score(records):.1f}"
 
 
+def is_retrieval(task: str) -> bool:
+    """Return whether a task's table is by length: pass keys of any kind, needles, RULER."""
+    return task in RULER or task.partition("-")[0] in RETRIEVAL
+
+
 def _of_lengths(by_task: dict[str, list[Record]], model: str) -> Iterator[Grid]:
     """Yield retrieval by length: pass keys, needles, each of RULER's tasks, and their mean."""
     for task, found in by_task.items():
-        if task in ("passkey", "needle") or task in RULER:
+        if is_retrieval(task):
             yield length_grid(f"{task}, percent right, {model}", _samples(found), found, score_text)
     ruled = {task: found for task, found in by_task.items() if task in RULER}
     if len(ruled) > 1:
@@ -167,8 +173,7 @@ def _of_tasks(by_task: dict[str, list[Record]], model: str) -> Iterator[Grid]:
     """Yield LongHeads' table 2 (LongBench) and SelfExtend's table 3 (L-Eval), a column per task, for each length."""
     known = longbench_tasks()
     long = {task: by_task[task] for task in [*LONGBENCH, *known] if task in by_task}
-    others = (*long, *RULER, "passkey", "needle")
-    choices = {task: found for task, found in by_task.items() if task not in others}
+    choices = {task: found for task, found in by_task.items() if task not in long and not is_retrieval(task)}
     for name, tasks in (("LongBench", long), ("L-Eval, multiple choice", choices)):
         every = [record for found in tasks.values() for record in found]
         for length, found in sorted(grouped(every, "length").items()):
