@@ -211,7 +211,8 @@ def styles_of(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """Return how the lines of methods look: a color and a marker each, dashed where every token is read."""
     from matplotlib import colormaps
 
-    colors = colormaps["tab10"].colors  # type: ignore[attr-defined]
+    palette: Any = colormaps["tab10"]
+    colors = palette.colors
     full = {method_name(record): is_full(record) for record in records}
     return {
         name: {
