@@ -198,6 +198,28 @@ def test_a_run_keeps_its_settings(corpus, tmp_path):
         Trainer(replace(SETTINGS, steps=9, schedule="cosine"), corpus, tmp_path)
 
 
+def test_a_run_keeps_its_texts(corpus, folder, tmp_path):
+    train(corpus, tmp_path, 1)
+    other = replace(corpus, texts=corpus.texts[:1])
+    with pytest.raises(ValueError, match=r"made with other settings \(texts\)"):
+        Trainer(SETTINGS, other, tmp_path)
+
+
+def test_a_tokenizer_of_another_size_is_refused(corpus, tmp_path):
+    settings = replace(SETTINGS, shape=replace(SHAPE, n_vocab=500))
+    with pytest.raises(ValueError, match=r"tokenizer.model has 448 tokens, not 500; remove it, or take another folder"):
+        Trainer(settings, corpus, tmp_path)
+
+
+def test_what_came_after_the_checkpoint_is_logged_once(corpus, tmp_path):
+    trainer = Trainer(SETTINGS, corpus, tmp_path)
+    for record in trainer.train(99, 1, 2):
+        if record["step"] == 3:  # killed after a report, before the next checkpoint
+            break
+    train(corpus, tmp_path, 4)
+    assert [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(("schedule", "middle"), [("trapezoid", 1.0), ("cosine", 0.5)])
 def test_schedules_warm_up_and_end_near_nothing(schedule, middle):
     settings = Settings(steps=1000, schedule=schedule)
@@ -210,6 +232,12 @@ def test_schedules_warm_up_and_end_near_nothing(schedule, middle):
 def test_no_text_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"neither a text file nor a folder with \.txt files"):
         load_corpus(tmp_path, None, tmp_path / "tokenizer.model", 300)
+
+
+def test_a_vocabulary_that_the_texts_have_not_is_an_error(tmp_path):
+    (tmp_path / "a.txt").write_text("One line. " * 200)
+    with pytest.raises(ValueError, match="no vocabulary of 60000 tokens can be made of these texts: "):
+        load_corpus(tmp_path, None, tmp_path / "tokenizer.model", 60000)
 
 
 def test_the_command_trains_and_exports(folder, tmp_path, capsys):

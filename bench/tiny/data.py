@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -58,6 +59,11 @@ class Corpus:
     def tokens(self) -> NDArray[np.uint16]:
         """All tokens of the texts, one text after the other."""
         return np.concatenate([np.array(self.tokenizer.encode(text), np.uint16) for text in self.texts])
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells these tokens from all others."""
+        return sha256(self.tokens.tobytes()).hexdigest()
 
     @cached_property
     def words(self) -> list[str]:
@@ -198,7 +204,7 @@ def _pieces(quiz: Quiz, hay: list[str]) -> list[tuple[str, bool]]:
     pieces = [(quiz.separator.join(filter(None, parts)), False)]
     for question, answer in quiz.questions:
         pieces += [(quiz.separator + question, False), (answer, True)]
-    return pieces
+    return [*pieces, ("\n", False)]
 
 
 def _weighted(corpus: Corpus, pieces: list[tuple[str, bool]]) -> Row:

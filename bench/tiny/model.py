@@ -41,8 +41,7 @@ class Block(nn.Module):
 
     def __init__(self, arch: str, shape: Shape) -> None:
         super().__init__()
-        self.head_dim, self.n_shared = shape.head_dim, shape.n_head // shape.n_head_kv
-        self.interleaved, bias = INTERLEAVED[arch], BIASED[arch]
+        self.head_dim, self.interleaved, bias = shape.head_dim, INTERLEAVED[arch], BIASED[arch]
         self.attn_norm, self.ffn_norm = Norm(shape.n_embd), Norm(shape.n_embd)
         self.attn_q = nn.Linear(shape.n_embd, shape.n_embd_q, bias)
         self.attn_k = nn.Linear(shape.n_embd, shape.n_embd_kv, bias)
@@ -63,9 +62,10 @@ class Block(nn.Module):
             for project in (self.attn_q, self.attn_k, self.attn_v)
         )
         q, k = (rotate(heads, cos, sin, self.interleaved).to(v.dtype) for heads in (q, k))
-        k, v = (heads.repeat_interleave(self.n_shared, 1) for heads in (k, v))
         return self.attn_output(
-            functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
+            functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            .transpose(1, 2)
+            .flatten(-2)
         )
 
 

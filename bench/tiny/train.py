@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -68,11 +68,16 @@ class Trainer:
     Raises
     ------
     ValueError
-        When the folder holds a run with other settings.
+        When the folder holds a run with other settings or texts, or a tokenizer of another size.
     """
 
     def __init__(self, settings: Settings, corpus: Corpus, run: Path, device: str = "cpu") -> None:
         self.settings, self.corpus, self.run, self.device = settings, corpus, run, device
+        self._identity = asdict(settings) | {"texts": corpus.digest}
+        if (n := corpus.tokenizer.get_piece_size()) != settings.shape.n_vocab:
+            raise ValueError(
+                f"{run / TOKENIZER} has {n} tokens, not {settings.shape.n_vocab}; remove it, or take another folder"
+            )
         torch.manual_seed(settings.seed)
         self.model = Model(settings.arch, settings.shape).to(device)
         self.step = 0
@@ -96,10 +101,12 @@ class Trainer:
         if not path.exists():
             return
         state = torch.load(path, map_location=self.device, weights_only=True)
-        mine = asdict(self.settings)
-        if other := [name for name, value in mine.items() if state["settings"].get(name) != value]:
+        if other := [name for name, value in self._identity.items() if state["identity"].get(name) != value]:
             raise ValueError(f"{path} was made with other settings ({', '.join(other)}); take those, or another folder")
         self.step = state["step"]
+        log = self.run / LOG  # what came after the checkpoint is done again
+        lines = log.read_text().splitlines(keepends=True)
+        log.write_text("".join(line for line in lines if json.loads(line)["step"] <= self.step))
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
@@ -109,7 +116,7 @@ class Trainer:
         path = self.run / CHECKPOINT
         part = path.with_suffix(".part")
         optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
-        state = {"settings": asdict(self.settings), "step": self.step}
+        state = {"identity": self._identity, "step": self.step}
         torch.save(state | {"model": self.model.state_dict(), "optimizers": optimizers}, part)
         part.replace(path)
 
@@ -133,8 +140,13 @@ class Trainer:
         self.step += 1
         return loss.item()
 
+    def _precision(self) -> AbstractContextManager[object]:
+        if not self.settings.bf16:
+            return nullcontext()
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16)
+
     def _loss(self, tokens: Tensor, weights: Tensor) -> Tensor:
-        with torch.autocast(self.device, torch.bfloat16) if self.settings.bf16 else nullcontext():
+        with self._precision():
             logits = self.model(tokens[:, :-1])
         weights = weights[:, 1:].flatten()
         losses = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
@@ -152,11 +164,13 @@ class Trainer:
             n_tokens = (self.step - first) * self.settings.batch_tokens
             seconds = time.monotonic() - start
             record = {"step": self.step, "loss": round(sum(losses) / len(losses), 4)}
-            record |= {"tokens_per_second": round(n_tokens / seconds), "seconds": round(seconds, 1)}
+            left = seconds / (self.step - first) * (self.settings.steps - self.step)
+            record |= {"tokens_per_second": round(n_tokens / seconds), "minutes_left": round(left / 60, 1)}
             losses = []
             if is_check:
                 record |= self._exam.run(self.model)
-                self.save()
             with (self.run / LOG).open("a") as log:
                 log.write(json.dumps(record) + "\n")
+            if is_check:
+                self.save()
             yield record
