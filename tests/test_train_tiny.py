@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import gguf
 import numpy as np
 import pytest
 
@@ -77,6 +78,8 @@ def test_llama_cpp_computes_the_logits_of_torch(corpus, tmp_path, variant):
     with torch.no_grad():
         expected = model(torch.from_numpy(tokens)[None])[0].numpy()
     path = export(tmp_path / "a.gguf", model, corpus.tokenizer, "f32")
+    names = [tensor.name for tensor in gguf.GGUFReader(path).tensors]
+    assert ("blk.1.attn_k.bias" in names) == variant.startswith("qwen2")
     with Llama(str(path), n_ctx=256, n_threads=1, logits_all=True, type_k="f32", type_v="f32", verbose=False) as llm:
         llm.eval(tokens.tolist())
         scores = np.array(llm.scores)
