@@ -5,6 +5,8 @@
 ``texts/``: any folder of plain text. Into ``run/`` go the tokenizer, checkpoints, a log and, at the end,
 ``model-f32.gguf`` and ``model-q8_0.gguf`` (below 6 MB). The same command again goes on where it stopped;
 ``--until`` stops it early. The same seed, machine and number of threads give the same model.
+
+A step of 8192 tokens takes about 3.2 core-seconds in bf16 (AMD EPYC, Zen 5): 2200 of them an hour on two idle cores.
 """
 
 import argparse

@@ -42,7 +42,7 @@ class Settings:
 
     arch: str = "llama"
     shape: Shape = field(default_factory=lambda: Shape(4096, 256, 4, 8, 4, 768, 512, key_length=64))
-    steps: int = 2400
+    steps: int = 2200
     batch_tokens: int = 8192
     seed: int = 0
     muon_lr: float = 0.02
