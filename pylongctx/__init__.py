@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pylongctx.methods import H2O, Corm, Full, LongHeads, Scissorhands, SelfExtend, Tova, Window
+from pylongctx.methods import H2O, Corm, DualChunk, Full, LongHeads, Scissorhands, SelfExtend, Tova, Window
 
 if TYPE_CHECKING:
     from pylongctx._tokenizer import LlamaTokenizer
@@ -26,6 +26,7 @@ __all__ = [
     "H2O",
     "BaseLlamaCache",
     "Corm",
+    "DualChunk",
     "Full",
     "Llama",
     "LlamaCache",

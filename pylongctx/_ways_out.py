@@ -5,8 +5,10 @@ from typing import Any
 
 from pylongctx._lib import InvalidInput, lib
 from pylongctx._preflight import Plan, Sizes, amount, most
+from pylongctx.methods.table import CLASSES
 
 MOST = 4
+BASES = [cls.name for cls in CLASSES if cls.role == "base"]
 SMALL_TYPE, SMALL_BATCH = "q8_0", 128  # the smallest that cost next to nothing
 
 Way = tuple[bool, str]  # whether it is enough by itself, and what to do
@@ -101,7 +103,7 @@ def _limited(plan: Plan) -> Iterator[Way]:
 def _fewer_rows(plan: Plan) -> Iterator[Way]:
     """Yield a rule by which heads evict."""
     name = plan.method.partition(",")[0]
-    if name in ("full", "selfextend", "longheads") and "+" not in plan.method:
+    if name in BASES and "+" not in plan.method:
         method = "corm" if name == "full" else f"{plan.method}+corm"
         yield from _changed(plan, f'method="{method}"', "at least", method=method)
 

@@ -11,7 +11,7 @@ q4_0 is an eighth of the largest value of its block.
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from oracle import NEOX, NORM, Full, Method, Rope, Segment, SelfExtend, Window
+from oracle import NEOX, NORM, DualChunk, Full, Method, Rope, Segment, SelfExtend, Window
 from oracle_chunks import LongHeads
 from oracle_evict import H2O, Corm, Evicting, Rule, Scissorhands, Tova
 
@@ -39,6 +39,7 @@ SPECS = {
     "window": "window,n_sink=3,window=40",
     "selfextend": "selfextend,group_size=7,neighbor_window=21",
     **{name: method.text() for name, method in LONGHEADS.items()},
+    "dca": "dca,chunk_size=23,local_window=9",
 }
 PAGE_ROWS = 64
 
@@ -123,6 +124,9 @@ METHODS = {
     "window-one": Window(1, 1),
     "selfextend": SelfExtend(4, 32),
     "selfextend-odd": SelfExtend(7, 45),
+    "dca": DualChunk(48, 16),
+    "dca-odd": DualChunk(29, 11),
+    "dca-one": DualChunk(1, 1),
 }
 
 
@@ -225,6 +229,10 @@ MODEL_CASES = {
     "selfextend-8": (SelfExtend(8, 32), 200),
     "selfextend-odd": (SelfExtend(7, 13), 200),
     "selfextend-wide": (SelfExtend(16, 48), 200),
+    "dca": (DualChunk(48, 16), 200),
+    "dca-odd": (DualChunk(29, 11), 200),
+    "dca-half": (DualChunk(32, 32), 150),
+    "dca-narrow": (DualChunk(63, 1), 200),
 }
 
 
@@ -338,6 +346,7 @@ BASES = {
     "longheads-head": LongHeads(16, 96),
     "longheads-group": LongHeads(16, 96, select="group", representation="minmax"),
     "longheads-grouped": LongHeads(16, 96, representation="minmax", position="grouped", n_neighbor=1, n_recent=0),
+    "dca": DualChunk(37, 19),
 }
 CORM_EDGES = {
     "window-beyond-the-end": Corm(300, 8, 1),

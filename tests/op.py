@@ -169,7 +169,8 @@ def run_chunks(ffi, lib, case: ChunkCase, x: Inputs, method: str | None = None, 
 
 def run_evict(ffi, lib, case: EvictCase, x: Inputs, spec: str | None = None, **override) -> LayerRun:
     """Return what heads that drop rows read and held."""
-    return run_layer(ffi, lib, case, x, case.n_ubatch, spec or case.evicting.text(), 4096, **override)
+    n_ctx_train = getattr(case.method, "n_ctx_train", 4096)
+    return run_layer(ffi, lib, case, x, case.n_ubatch, spec or case.evicting.text(), n_ctx_train, **override)
 
 
 @dataclass

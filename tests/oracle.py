@@ -224,7 +224,47 @@ def self_extend_auto(n_ctx_train: int, n_ctx: int) -> SelfExtend:
     return SelfExtend(size, window)
 
 
-Method = Full | Window | SelfExtend
+@dataclass(frozen=True)
+class DualChunk:
+    """ChunkLlama (arXiv 2402.17463): chunks of s keys at positions 0 .. s - 1, and three kinds of query positions.
+
+    Its own chunk is seen from t = p mod s, the one before from s + t by the first w queries of a chunk, all else from
+    c - 1, with the trained context c >= s + w.
+    """
+
+    chunk_size: int
+    local_window: int
+    n_ctx_train: int = 64
+
+    def text(self) -> str:
+        return f"dca,chunk_size={self.chunk_size},local_window={self.local_window}"
+
+    def relative_positions(self, p: int) -> tuple[np.ndarray, np.ndarray]:
+        s, w, last = self.chunk_size, self.local_window, self.n_ctx_train - 1
+        successive = [*range(s, s + w), *[last] * (s - w)]
+        keys = np.arange(p + 1)
+        chunks_between = p // s - keys // s
+        seen_from = np.select([chunks_between == 0, chunks_between == 1], [p % s, successive[p % s]], last)
+        return keys, seen_from - keys % s
+
+    def segments(self, p: int) -> list[Segment]:
+        own = p - p % self.chunk_size
+        before = max(0, own - self.chunk_size)
+        near = self.chunk_size + p % self.chunk_size
+        a = near if p - own < self.local_window else self.n_ctx_train - 1
+        return [Segment(own, p + 1, p - own), Segment(before, own, a), Segment(0, before, self.n_ctx_train - 1)]
+
+    def storage(self, j: np.ndarray) -> np.ndarray:
+        return j % self.chunk_size
+
+
+def dual_chunk_auto(n_ctx_train: int) -> DualChunk:
+    """Return the automatic choice: chunks of three quarters of the trained context, the rest is the local window."""
+    size = n_ctx_train - n_ctx_train // 4
+    return DualChunk(size, n_ctx_train - size, n_ctx_train)
+
+
+Method = Full | Window | SelfExtend | DualChunk
 
 
 def attend_method(

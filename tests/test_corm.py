@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cases import LOGIT_TOLERANCE
 from model_oracle import Model, Run, WatchedModel
-from oracle import Full, SelfExtend
+from oracle import DualChunk, Full, SelfExtend
 from oracle_chunks import LongHeads
 from oracle_evict import H2O, Corm, Evicting, Layer, Scissorhands, Tova
 from test_longheads import assert_nearly_all_rows_equal
@@ -29,6 +29,7 @@ METHODS = {
     "h2o": Evicting(Full(), H2O(60, 12, 8)),
     "scissorhands": Evicting(Full(), Scissorhands(60, 9, 10, 12)),
     "selfextend-tova": Evicting(EXTENDED, Tova(50, 3)),
+    "dca-corm": Evicting(DualChunk(29, 11), Corm(14, 10, 7)),
 }
 CHUNKED = {
     "longheads-corm": Evicting(LongHeads(16, 64), Corm(8, 16, 8)),

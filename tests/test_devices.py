@@ -20,8 +20,8 @@ from pylongctx.errors import InvalidInput
 SIZES = {"n_ctx": 256, "n_seq_max": 3, "n_batch": 48, "n_ubatch": 16, "n_threads": 1, "n_threads_batch": 1}
 EVICTION = "corm,window=8,recent=16,evict_every=16"
 METHODS = {
-    **{name: SPECS[name] for name in ("full", "window", "selfextend", "longheads-minmax", "longheads-attention")},
-    "longheads-grouped": SPECS["longheads-grouped"],
+    **{name: SPECS[name] for name in ("full", "window", "selfextend", "dca", "longheads-minmax")},
+    **{name: SPECS[name] for name in ("longheads-attention", "longheads-grouped")},
     "corm": EVICTION,
     "longheads+corm": f"{LONGHEADS['longheads-attention'].text()}+{EVICTION}",
     "selfextend+h2o": f"{SPECS['selfextend']}+h2o,budget=70,recent=12,evict_every=8",

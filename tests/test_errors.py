@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pylongctx import Full, Llama, LongHeads, SelfExtend, Window, _lib
+from pylongctx import DualChunk, Full, Llama, LongHeads, SelfExtend, Window, _lib
 from pylongctx.errors import Aborted, ContextFull, InvalidInput, LctxError
 from pylongctx.eval.perplexity import mean_nll, perplexity
 from pylongctx.methods import parse
@@ -219,6 +219,9 @@ def test_perplexity_equals_the_definition(embedded_model, llm):
         SelfExtend(),
         SelfExtend(8, 128),
         SelfExtend(group_size=8),
+        DualChunk(),
+        DualChunk(48, 16),
+        DualChunk(local_window=9),
         LongHeads(),
         LongHeads.paper(),
         LongHeads.paper(256, 2048),
@@ -234,6 +237,8 @@ def test_spec_strings():
     assert str(Window()) == "window,n_sink=4"
     assert str(SelfExtend()) == "selfextend"
     assert str(SelfExtend(8, 128)) == "selfextend,group_size=8,neighbor_window=128"
+    assert str(DualChunk()) == "dca"
+    assert str(DualChunk(48, 16)) == "dca,chunk_size=48,local_window=16"
     assert str(LongHeads()) == "longheads,n_recent=1"
     assert str(LongHeads.paper(256)) == (
         "longheads,chunk_size=256,n_recent=1,select=head,select_block=1,"
@@ -258,6 +263,9 @@ def test_spec_strings():
         ("selfextend,group_size=8,group_size=9", "given twice"),
         ("selfextend,group_size=0", "group_size must be at least 1"),
         ("selfextend,neighbor_window=-1", "neighbor_window must be at least 1"),
+        ("dca,window=8", "options: chunk_size=N, local_window=N"),
+        ("dca,chunk_size=0", "chunk_size must be at least 1"),
+        ("dca,chunk_size=8,local_window=9", "local_window must be at most 8, not 9"),
         ("window,n_sink=-1", "n_sink must be at least 0"),
         ("window,window=0", "window must be at least 1"),
         ("longheads,chunk=16", r"options: chunk_size=N, window=N, n_recent=N, select=head\|group, select_block=N"),
@@ -290,6 +298,7 @@ def test_bad_specs(spec, message):
     "make_method",
     [
         lambda: SelfExtend(1.5),
+        lambda: DualChunk(48.0),
         lambda: Window(None),
         lambda: Window(window=True),
         lambda: LongHeads("64"),

@@ -191,7 +191,7 @@ def test_a_rule_that_evicts_nothing_equals_its_base(ffi, lib, base, idle):
     case = evict_case("idle", method=base, rule=IDLE[idle])
     x = make_inputs(case)
     got = run_evict(ffi, lib, case, x)
-    plain = run_layer(ffi, lib, case, x, case.n_ubatch, base.text(), 4096)
+    plain = run_evict(ffi, lib, case, x, spec=base.text())
     assert got.held.all()
     assert plain.held.all()
     assert_same(got.out, plain.out, 1e-5)

@@ -11,7 +11,7 @@ from llamas import TEXT, new
 from pylongctx import Llama
 from pylongctx.cli import main
 from pylongctx.inspect import Compression, column_shares, compression, held_map, kvmap, observer, sparsity
-from pylongctx.methods import Corm, Full, LongHeads, SelfExtend, parse
+from pylongctx.methods import Corm, DualChunk, Full, LongHeads, SelfExtend, parse
 
 CORM = "corm,window=16,recent=16,evict_every=16"
 CHUNKED = f"longheads,chunk_size=16,window=128+{CORM}"
@@ -135,8 +135,8 @@ def test_sparsity_is_the_share_of_weights_above_average(model_path):
     assert (shares[2:] < 1).all()
 
 
-def test_sparsity_with_selfextend_keeps_everything(embedded_model, text):
-    base = SelfExtend(group_size=4, neighbor_window=64)
+@pytest.mark.parametrize("base", [SelfExtend(4, 64), DualChunk(37, 19)], ids=["selfextend", "dca"])
+def test_sparsity_keeps_everything(embedded_model, text, base):
     with new(embedded_model, method=observer(base, 512)) as llm:
         shares = sparsity(llm, text, [100, 199])
         rows = llm.kv_usage().rows
@@ -154,7 +154,10 @@ def test_sparsity_with_selfextend_keeps_everything(embedded_model, text):
         (CORM, r"use method=observer\(Full\(\), n_ctx\), which is 'corm,window=201,recent=200,evict_every=200'"),
         ("corm,window=513,recent=199,evict_every=512", "may forget keys or votes"),
         ("corm,window=512,recent=512,evict_every=512", "may forget keys or votes"),
-        (str(observer(LongHeads(chunk_size=16, window=128), 512)), "where every key is read: with full or selfextend"),
+        (
+            str(observer(LongHeads(chunk_size=16, window=128), 512)),
+            "every key is read: with full, selfextend or dca",
+        ),
     ],
 )
 def test_sparsity_refuses_what_would_not_show_every_key(embedded_model, text, method, message):

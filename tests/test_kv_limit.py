@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from cases import LONGHEADS
-from oracle import Full, SelfExtend, Window
+from oracle import DualChunk, Full, SelfExtend, Window
 from oracle_evict import Corm, Evicting
 from session import Session, assert_same
 from test_pages import (
@@ -33,6 +33,7 @@ CALM = {  # nothing leaves before 200 tokens
     "full": Full(),
     "window": Window(3, 60),
     "selfextend": SelfExtend(10, 21),
+    "dca": DualChunk(23, 9),
     "longheads-attention": LONGHEADS["longheads-attention"],
     "longheads-minmax": LONGHEADS["longheads-minmax"],
     "corm": Evicting(Full(), Corm(8, 8, 256)),

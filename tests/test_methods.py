@@ -11,9 +11,21 @@ from cases import LOGIT_TOLERANCE, MODEL_CASES, N_CTX_TRAIN
 from model_oracle import Model
 
 import pylongctx
-from pylongctx.methods import H2O, METHODS, Composition, Corm, Full, LongHeads, Scissorhands, SelfExtend, Tova, parse
+from pylongctx.methods import (
+    H2O,
+    METHODS,
+    Composition,
+    Corm,
+    DualChunk,
+    Full,
+    LongHeads,
+    Scissorhands,
+    SelfExtend,
+    Tova,
+    parse,
+)
 
-BASES = [Full, SelfExtend, LongHeads]
+BASES = [Full, SelfExtend, LongHeads, DualChunk]
 RULES = [Corm, H2O, Scissorhands, Tova]
 LARGEST = 2**30
 
@@ -58,6 +70,16 @@ def test_logits_equal_the_oracle_on_other_models(model_path, tokens, model, meth
     assert_same_logits(evaluate(model_path(model), method.text(), tokens[:160]), want)
 
 
+@pytest.mark.parametrize(("model", "n_ctx_train"), [
+    ("llama-mha", 64), ("llama-wide", 64), ("llama-freqs", 64), ("llama-linear", 64), ("llama-yarn", 256),
+])  # fmt: skip
+def test_dual_chunks_equal_the_oracle_on_other_models(model_path, tokens, model, n_ctx_train):
+    """The constant distance is what the model was trained on: four times the original context with its YaRN."""
+    method = oracle.DualChunk(29, 11, n_ctx_train)
+    want = Model.load(model_path(model)).logits(tokens[:160], method)
+    assert_same_logits(evaluate(model_path(model), method.text(), tokens[:160]), want)
+
+
 @pytest.mark.parametrize(("type_name", "tolerance"), [("f16", 1e-2), ("q8_0", 5e-2)])
 def test_a_rounded_cache_stays_close(model_path, tokens, type_name, tolerance):
     """Head dim 64, so that q8_0 has whole blocks; the oracle keeps its cache in float64."""
@@ -70,10 +92,10 @@ def test_a_rounded_cache_stays_close(model_path, tokens, type_name, tolerance):
 
 def test_methods_differ_beyond_the_trained_context(model_path, tokens):
     """The comparison with the oracle could not fail if every method gave the same logits."""
-    methods = ["full", "window,n_sink=4,window=32", "selfextend,group_size=8,neighbor_window=16"]
+    methods = ["full", "window,n_sink=4,window=32", "selfextend,group_size=8,neighbor_window=16", "dca"]
     results = [evaluate(model_path("llama"), method, tokens[:160])[-1] for method in methods]
-    for i, j in ((0, 1), (0, 2), (1, 2)):
-        assert abs(results[i] - results[j]).max() > 0.1
+    for one, other in combinations(results, 2):
+        assert abs(one - other).max() > 0.1
 
 
 @pytest.mark.parametrize("method", [
@@ -82,6 +104,9 @@ def test_methods_differ_beyond_the_trained_context(model_path, tokens):
     "window,n_sink=4,window=60",
     "window,n_sink=0,window=60",
     "selfextend",
+    "dca",
+    "dca,chunk_size=32",
+    "dca,chunk_size=51,local_window=9",
     "longheads,chunk_size=16,window=64",
     "longheads,chunk_size=16,window=64,select_block=8,representation=minmax",
     "longheads,chunk_size=16,window=64,position=grouped,group_size=1",
@@ -90,6 +115,20 @@ def test_methods_that_do_nothing_equal_full(model_path, tokens, method):
     path, tokens = model_path("llama"), tokens[:60]
     full = evaluate(path, "full", tokens, n_ctx=60)
     assert_same_logits(evaluate(path, method, tokens, n_ctx=60), full, 1e-5)
+
+
+@pytest.mark.parametrize(("spec", "n_same"), [
+    ("dca", N_CTX_TRAIN),
+    ("dca,chunk_size=40", N_CTX_TRAIN),
+    ("dca,chunk_size=21,local_window=10", 31),
+    ("dca,chunk_size=17", 34),
+])  # fmt: skip
+def test_dual_chunks_equal_full_until_the_local_window_ends(model_path, tokens, spec, n_same):
+    """In any n_ctx: to the token, whatever follows."""
+    full = evaluate(model_path("llama"), "full", tokens[:90])
+    got = evaluate(model_path("llama"), spec, tokens[:90])
+    assert_same_logits(got[:n_same], full[:n_same], 1e-5)
+    assert abs(got - full)[n_same].max() > 1e-3 * abs(full).max()
 
 
 def test_the_embedded_model_equals_the_oracle(embedded_model):
@@ -119,8 +158,27 @@ def test_automatic_selfextend_equals_the_oracle(model_path, tokens):
     assert_same_logits(evaluate(model_path("llama"), "selfextend", tokens[:200], n_ctx=200), want)
 
 
+@pytest.mark.parametrize("n_ctx", [32, 64, 200])
+def test_automatic_dual_chunks_depend_on_the_trained_context(model_path, tokens, n_ctx):
+    want = oracle.dual_chunk_auto(N_CTX_TRAIN)
+    with open_llama(model_path("llama"), "dca", n_ctx=n_ctx) as llm:
+        assert llm.method == DualChunk(want.chunk_size, want.local_window)
+
+
+@pytest.mark.parametrize(("options", "chosen"), [
+    ("chunk_size=48", (48, 16)),
+    ("chunk_size=20", (20, 20)),
+    ("local_window=9", (48, 9)),
+    ("local_window=20", (44, 20)),
+    ("local_window=32", (32, 32)),
+])  # fmt: skip
+def test_one_option_of_dual_chunks_gives_the_other(model_path, options, chosen):
+    with open_llama(model_path("llama"), f"dca,{options}", n_ctx=200) as llm:
+        assert llm.method == DualChunk(*chosen)
+
+
 def test_default_context_is_the_trained_one_or_four_times_that(model_path):
-    for method, n_ctx in (("full", N_CTX_TRAIN), ("selfextend", 4 * N_CTX_TRAIN)):
+    for method, n_ctx in (("full", N_CTX_TRAIN), ("selfextend", 4 * N_CTX_TRAIN), ("dca", 4 * N_CTX_TRAIN)):
         with open_llama(model_path("llama"), method) as llm:
             assert llm.n_ctx() == n_ctx
 
@@ -158,6 +216,13 @@ def test_unsupported_models_are_refused_with_the_reason(model_path, model, reaso
     ("selfextend,group_size=four", "group_size"),
     ("selfextend,neighbor_window=0", "neighbor_window"),
     ("selfextend,group_size=2,neighbor_window=65", "neighbor_window"),
+    ("dca,chunk_size=0", "chunk_size must be 1 .. 63"),
+    ("dca,chunk_size=64", "chunk_size must be 1 .. 63"),
+    ("dca,chunk_size=48,local_window=17", "local_window must be 1 .. 16"),
+    ("dca,chunk_size=20,local_window=21", "local_window must be 1 .. 20"),
+    ("dca,local_window=33", "local_window must be 1 .. 31"),
+    ("dca,local_window=0", "local_window must be 1 .. 16"),
+    ("dca,window=8", "window"),
     ("window,window=0", "window"),
     ("window,n_sink=-1", "n_sink"),
     ("full,window=4", "window"),
@@ -290,6 +355,7 @@ def test_numpy_integers_are_integers():
     ),
     (LongHeads(n_recent=0) + H2O(), "longheads,n_recent=0+h2o"),
     (SelfExtend(4) + Tova(100), "selfextend,group_size=4+tova,budget=100"),
+    (DualChunk(48) + H2O(100), "dca,chunk_size=48+h2o,budget=100"),
 ])  # fmt: skip
 def test_specs_of_compositions(method, spec):
     assert str(method) == spec
@@ -350,7 +416,7 @@ def test_what_does_not_compose_says_what_does(spec, reason):
     with pytest.raises(ValueError, match=reason) as info:
         parse(spec)
     assert str(info.value).endswith(
-        "a composition is one base (full, selfextend or longheads) + one rule (corm, h2o, scissorhands or tova)"
+        "a composition is one base (full, selfextend, longheads or dca) + one rule (corm, h2o, scissorhands or tova)"
     )
 
 
@@ -380,7 +446,7 @@ def test_parts_are_method_objects(compose):
 
 
 @pytest.mark.parametrize(("spec", "message"), [
-    ("longheads+", "unknown method ''; available: full, window, selfextend, longheads, corm, h2o, scissorhands, tova"),
+    ("longheads+", "unknown method ''; available: full, window, selfextend, longheads, dca, corm, h2o"),
     ("+corm", "unknown method ''"),
     ("longheads++corm", "unknown method ''"),
     ("longheads+nonsense", "unknown method 'nonsense'"),

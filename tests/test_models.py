@@ -6,7 +6,7 @@
 import re
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -30,7 +30,12 @@ IDLE = {  # methods, set so that they change nothing in N_SHORT tokens
     "longheads": "longheads,chunk_size=16,window=64,representation=attention",
     "corm": "corm,window=4,recent=60,evict_every=16",
 }
-METHODS = {"full": oracle.Full(), "window": oracle.Window(4, 29), "selfextend": oracle.SelfExtend(8, 13)}
+METHODS = {
+    "full": oracle.Full(),
+    "window": oracle.Window(4, 29),
+    "selfextend": oracle.SelfExtend(8, 13),
+    "dca": oracle.DualChunk(29, 11),
+}
 # ggml looks GELU up in a table of f16: an input that rounds the other way moves an activation by 5e-4
 GELU = ("codeshell", "falcon", "gemma", "gptneox", "phi2", "starcoder2")
 # When the oracle rounds rows too, two things remain: float rounding, and a tie in the rounding that falls the other way
@@ -118,8 +123,9 @@ def test_methods_that_do_nothing_equal_full(folder, tokens, name):
 
 
 @pytest.mark.parametrize("name", PROVEN)
-def test_selfextend_goes_beyond_the_trained_context_in_any_batches(folder, tokens, name):
-    got, want = in_two_cuts(make(folder, name), tokens[:N], "selfextend,group_size=8,neighbor_window=16")
+@pytest.mark.parametrize("method", ["selfextend,group_size=8,neighbor_window=16", "dca"])
+def test_methods_go_beyond_the_trained_context_in_any_batches(folder, tokens, name, method):
+    got, want = in_two_cuts(make(folder, name), tokens[:N], method)
     assert_equal(name, got, want)
 
 
@@ -212,11 +218,16 @@ SCALINGS = {
 }
 
 
+STRETCHED = {"linear": 4 * N_CTX_TRAIN, "yarn": 4 * N_CTX_TRAIN}  # positions that a scaled model can tell apart
+
+
 @pytest.mark.parametrize("model", ["llama", "qwen2"])
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("method", [*METHODS, *LONGHEADS])
 def test_rope_scaling_composes_with_every_method(model_path, tokens, model, scaling, method):
     path, method, (settings, rope) = model_path(model), (METHODS | LONGHEADS)[method], SCALINGS[scaling]
+    if isinstance(method, oracle.DualChunk):
+        method = replace(method, n_ctx_train=STRETCHED.get(scaling, N_CTX_TRAIN))
     want = Model.load(path, **rope).logits(tokens[:110], method)
     got = evaluate(path, method.text(), tokens[:110], n_ctx=110, **settings)
     assert_same_logits(got, want)

@@ -35,7 +35,16 @@ def check(ffi, lib, case: OpCase) -> None:
 
 
 @given(
-    st.sampled_from([*METHODS.values(), oracle.SelfExtend(1, 5), oracle.SelfExtend(3, 1), oracle.Window(9, 2)]),
+    st.sampled_from(
+        [
+            *METHODS.values(),
+            oracle.SelfExtend(1, 5),
+            oracle.SelfExtend(3, 1),
+            oracle.Window(9, 2),
+            oracle.DualChunk(19, 19),
+            oracle.DualChunk(63, 1),
+        ]
+    ),
     st.integers(0, 400),
 )
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -66,6 +75,25 @@ def test_selfextend_keeps_distances_within_training():
     far = method.max_ctx(64) - 1
     assert method.relative_positions(far)[1].max() < 64
     assert (method.relative_positions(far)[1] >= 0).all()
+
+
+@pytest.mark.parametrize("method", [oracle.DualChunk(48, 16), oracle.DualChunk(29, 11), oracle.DualChunk(1, 1)])
+def test_dual_chunks_keep_distances_within_training_and_the_local_window_exact(method):
+    for p in range(300):
+        keys, distance = method.relative_positions(p)
+        assert distance.min() == 0
+        assert distance.max() < method.n_ctx_train
+        near = p - keys <= method.local_window
+        np.testing.assert_array_equal(distance[near], (p - keys)[near])
+
+
+def test_dual_chunks_are_those_of_the_papers_example():
+    """Trained on 10 tokens, chunks of 6, a local window of 4; the third row has all three kinds."""
+    method = oracle.DualChunk(6, 4, 10)
+    rows = [method.relative_positions(p)[1].tolist() for p in (9, 10, 14)]
+    assert rows[0] == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
+    assert rows[1] == [9, 8, 7, 6, 5, 4, 4, 3, 2, 1, 0]
+    assert rows[2] == [9, 8, 7, 6, 5, 4, 8, 7, 6, 5, 4, 3, 2, 1, 0]
 
 
 @pytest.mark.parametrize(("n_ctx", "want"), [(64, (1, 16)), (65, (4, 16)), (128, (8, 16)), (256, (16, 16))])

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
-from oracle import Full, SelfExtend, Window
+from oracle import DualChunk, Full, SelfExtend, Window
 from oracle_chunks import LongHeads
 from oracle_evict import H2O, Corm, Evicting
 from session import Session
@@ -28,6 +28,7 @@ METHODS = {
     "corm": Evicting(Full(), Corm(6, 8, 4)),
     "corm-every16": Evicting(Full(), Corm(9, 12, 16)),
     "selfextend-corm": Evicting(SelfExtend(10, 21), Corm(8, 10, 8)),
+    "dca": DualChunk(23, 9),
     "longheads-h2o": Evicting(LONGHEADS["longheads-attention"], H2O(70, 12, 8)),
     "longheads-corm": Evicting(LONGHEADS["longheads-minmax"], Corm(8, 16, 16)),
 }
@@ -41,11 +42,11 @@ def blocks(n: int | np.ndarray) -> int | np.ndarray:
 class Sizes:
     """What the memory of a method takes, f32 K and V of the model "llama"."""
 
-    method: Full | Window | SelfExtend | LongHeads | Evicting
+    method: Full | Window | SelfExtend | DualChunk | LongHeads | Evicting
     n_batch: int = N_BATCH
 
     @property
-    def base(self) -> Full | Window | SelfExtend | LongHeads:
+    def base(self) -> Full | Window | SelfExtend | DualChunk | LongHeads:
         return self.method.base if isinstance(self.method, Evicting) else self.method
 
     def beside_pages(self, n: int, n_held: int) -> int:

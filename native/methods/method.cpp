@@ -31,6 +31,7 @@ const std::vector<entry> & table() {
          true,
          lctx_longheads_create,
          nullptr},
+        {"dca", {"chunk_size", "local_window"}, true, true, lctx_dca_create, nullptr},
         {"corm", {"window", "recent", "evict_every"}, false, false, nullptr, lctx_corm_create},
         {"h2o", {"budget", "recent", "evict_every"}, false, false, nullptr, lctx_h2o_create},
         {"scissorhands", {"budget", "window", "recent", "evict_every"}, false, false, nullptr, lctx_scissorhands_create},

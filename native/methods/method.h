@@ -96,6 +96,7 @@ std::unique_ptr<lctx_method> lctx_full_create(const lctx_method_spec & spec, con
 std::unique_ptr<lctx_method> lctx_window_create(const lctx_method_spec & spec, const lctx_method_env & env);
 std::unique_ptr<lctx_method> lctx_selfextend_create(const lctx_method_spec & spec, const lctx_method_env & env);
 std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec, const lctx_method_env & env);
+std::unique_ptr<lctx_method> lctx_dca_create(const lctx_method_spec & spec, const lctx_method_env & env);
 
 // Eviction rules; each throws lctx_refusal.
 lctx_rule lctx_corm_create(const lctx_method_spec & spec, const lctx_method_env & env);

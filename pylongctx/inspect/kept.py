@@ -185,9 +185,11 @@ def _important(llm: Llama, position: int) -> NDArray[np.float64]:
 
 
 def check_reads_all(method: Method) -> None:
-    """Raise ValueError unless ``method`` reads every key and forgets none: full or selfextend."""
+    """Raise ValueError unless ``method`` reads every key and forgets none: a base other than LongHeads."""
     if method.role != "base" or isinstance(method, LongHeads):
-        raise ValueError(f"sparsity is measured where every key is read: with full or selfextend, not {str(method)!r}")
+        raise ValueError(
+            f"sparsity is measured where every key is read: with full, selfextend or dca, not {str(method)!r}"
+        )
 
 
 def _check_observes(method: Method | None, n_tokens: int) -> None:

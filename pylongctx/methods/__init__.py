@@ -6,6 +6,7 @@ from typing import Any
 from pylongctx.methods.base import Method
 from pylongctx.methods.compose import Composition, compose
 from pylongctx.methods.corm import Corm
+from pylongctx.methods.dca import DualChunk
 from pylongctx.methods.full import Full
 from pylongctx.methods.h2o import H2O
 from pylongctx.methods.longheads import LongHeads
@@ -20,6 +21,7 @@ __all__ = [
     "METHODS",
     "Composition",
     "Corm",
+    "DualChunk",
     "Full",
     "LongHeads",
     "Method",

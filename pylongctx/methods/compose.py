@@ -14,8 +14,8 @@ class Composition(Method):
     Parameters
     ----------
     base : Method
-        What is read: SelfExtend or LongHeads. Full attention is what a rule alone reads: ``Full() + Corm()`` is
-        ``Corm()``.
+        What is read: SelfExtend, LongHeads or DualChunk. Full attention is what a rule alone reads:
+        ``Full() + Corm()`` is ``Corm()``.
     rule : Method
         What is forgotten: Corm, H2O, Scissorhands or Tova.
 

@@ -2,6 +2,7 @@
 
 from pylongctx.methods.base import Method
 from pylongctx.methods.corm import Corm
+from pylongctx.methods.dca import DualChunk
 from pylongctx.methods.full import Full
 from pylongctx.methods.h2o import H2O
 from pylongctx.methods.longheads import LongHeads
@@ -10,7 +11,7 @@ from pylongctx.methods.selfextend import SelfExtend
 from pylongctx.methods.tova import Tova
 from pylongctx.methods.window import Window
 
-CLASSES: tuple[type[Method], ...] = (Full, Window, SelfExtend, LongHeads, Corm, H2O, Scissorhands, Tova)
+CLASSES: tuple[type[Method], ...] = (Full, Window, SelfExtend, LongHeads, DualChunk, Corm, H2O, Scissorhands, Tova)
 METHODS: dict[str, type[Method]] = {cls.name: cls for cls in CLASSES}
 
 
