@@ -14,9 +14,7 @@ class dca_method final : public lctx_method {
     dca_method(int32_t size, int32_t window, int32_t trained, std::string reason)
         : size(size), window(window), trained(trained), reason(std::move(reason)) {}
 
-    std::string spec() const override {
-        return "dca,chunk_size=" + std::to_string(size) + ",local_window=" + std::to_string(window);
-    }
+    std::string spec() const override { return "dca,chunk_size=" + std::to_string(size) + ",local_window=" + std::to_string(window); }
 
     std::string why() const override { return spec() + ": " + reason; }
 
@@ -70,7 +68,8 @@ std::unique_ptr<lctx_method> lctx_dca_create(const lctx_method_spec & spec, cons
         throw lctx_refusal("dca: local_window must be 1 .. " + text(most) + " (at most chunk_size " + text(size) +
                            ", and the trained context " + text(trained) + " less chunk_size), not " + text(window));
     }
-    const std::string chosen = asked_size < 0 ? "chunk_size from the trained context " + text(trained)
-                                              : "as asked; trained context " + text(trained);
-    return std::make_unique<dca_method>(size, window, trained, chosen + "; the first " + text(size + window) + " tokens are read as by full");
+    const std::string chosen =
+        asked_size < 0 ? "chunk_size from the trained context " + text(trained) : "as asked; trained context " + text(trained);
+    return std::make_unique<dca_method>(size, window, trained,
+                                        chosen + "; the first " + text(size + window) + " tokens are read as by full");
 }
