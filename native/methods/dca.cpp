@@ -1,4 +1,4 @@
-// Dual chunk attention (ChunkLlama, arXiv 2402.17463, equations 2-8): exact distances inside a chunk and to its neighbours across the
+// Dual chunk attention (ChunkLlama, arXiv 2402.17463): exact distances inside a chunk and to neighbours across its
 // border, a bounded distance to everything before.
 //
 // Keys are stored at j mod s. The query at p, t = p mod s, reads its own chunk from t; the chunk before from s + t for the first w
@@ -14,9 +14,7 @@ class dca_method final : public lctx_method {
     dca_method(int32_t size, int32_t window, int32_t trained, std::string reason)
         : size(size), window(window), trained(trained), reason(std::move(reason)) {}
 
-    std::string spec() const override {
-        return "dca,chunk_size=" + std::to_string(size) + ",local_window=" + std::to_string(window);
-    }
+    std::string spec() const override { return "dca,chunk_size=" + std::to_string(size) + ",local_window=" + std::to_string(window); }
 
     std::string why() const override { return spec() + ": " + reason; }
 
@@ -70,7 +68,8 @@ std::unique_ptr<lctx_method> lctx_dca_create(const lctx_method_spec & spec, cons
         throw lctx_refusal("dca: local_window must be 1 .. " + text(most) + " (at most chunk_size " + text(size) +
                            ", and the trained context " + text(trained) + " less chunk_size), not " + text(window));
     }
-    const std::string chosen = asked_size < 0 ? "chunk_size from the trained context " + text(trained)
-                                              : "as asked; trained context " + text(trained);
-    return std::make_unique<dca_method>(size, window, trained, chosen + "; the first " + text(size + window) + " tokens are read as by full");
+    const std::string chosen =
+        asked_size < 0 ? "chunk_size from the trained context " + text(trained) : "as asked; trained context " + text(trained);
+    return std::make_unique<dca_method>(size, window, trained,
+                                        chosen + "; the first " + text(size + window) + " tokens are read as by full");
 }
