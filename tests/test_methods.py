@@ -131,10 +131,13 @@ def test_dual_chunks_equal_full_until_the_local_window_ends(model_path, tokens, 
     assert abs(got - full)[n_same].max() > 1e-3 * abs(full).max()
 
 
-def test_the_embedded_model_equals_the_oracle(embedded_model):
+@pytest.mark.parametrize(
+    "method", [oracle.SelfExtend(8, 128), oracle.DualChunk(192, 64, 512)], ids=["selfextend", "dca"]
+)
+def test_the_embedded_model_equals_the_oracle(embedded_model, method):
     """A trained model past its 512 positions; llama.cpp quantizes the activations for its q8_0 weights: 0.3 %."""
     tokens = np.random.default_rng(0).integers(300, 2000, 560).tolist()
-    model, method = Model.load(embedded_model), oracle.SelfExtend(8, 128)
+    model = Model.load(embedded_model)
     got = evaluate(embedded_model, method.text(), tokens, n_ctx=1024)[-48:]
     want = model.logits(tokens, method)[-48:]
     assert np.median(abs(got - want)) < 0.003 * abs(want).max()

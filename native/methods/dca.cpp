@@ -1,4 +1,4 @@
-// Dual chunk attention (ChunkLlama, arXiv 2402.17463, equations 2-8): exact distances inside a chunk and to its neighbours across the
+// Dual chunk attention (ChunkLlama, arXiv 2402.17463): exact distances inside a chunk and to neighbours across its
 // border, a bounded distance to everything before.
 //
 // Keys are stored at j mod s. The query at p, t = p mod s, reads its own chunk from t; the chunk before from s + t for the first w
