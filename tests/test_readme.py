@@ -1,17 +1,21 @@
-"""The Python snippets of the README run as they stand, on the embedded model."""
+"""The Python snippets of the README run as they stand, on the embedded model; its commands are understood."""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from pylongctx.cli import make_parser
+
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 # Sections whose snippets share their names, one after the other, in this process.
 SECTIONS = {"Chat, tools, JSON": 3, "Does it fit?": 1, "Evaluate": 1}
 URL = "http://127.0.0.1:8080"
+COMMANDS = re.findall(r"^(?: {4})?(?:[^#\n]*\| )?(pylongctx [a-z-]+(?: .*)?)$", README, re.MULTILINE)
 
 
 def snippets(section: str) -> list[str]:
@@ -50,6 +54,23 @@ def test_the_client_of_the_server(folder, capsys):
         run("Server", {}, (URL, server.url))
         assert server.http.get("/v1/longctx").json()["chunk_map"]["n_prompt"] > 256
     assert "tokens are read" in capsys.readouterr().out
+
+
+def words(command: str) -> list[str]:
+    """Return the arguments of a command line, of "a|b" the first choice."""
+    found = shlex.split(command, comments=True)
+    return [word.strip("[]").partition("|")[0] for word in found[1:] if word != "&"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_understood(command, folder):
+    args = make_parser().parse_args(words(command))
+    assert callable(args.run)
+
+
+def test_every_command_is_shown():
+    shown = {words(command)[0] for command in COMMANDS}
+    assert shown == set(make_parser()._subparsers._group_actions[0].choices)
 
 
 @pytest.mark.peers
