@@ -1,25 +1,21 @@
-"""What a server tells about its model and itself, and what it does with tokens."""
+"""What a server tells about its model and itself."""
 
 import asyncio
-import base64
 from functools import partial
 from typing import Any
 
-import numpy as np
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Response
 
 from pylongctx import __version__
 from pylongctx.serve import metrics
-from pylongctx.serve.bodies import ChatBody, DetokenizeBody, EmbeddingsBody, TokenizeBody, read
-from pylongctx.serve.completion import Served
 from pylongctx.serve.errors import ApiError, invalid, unavailable
 from pylongctx.serve.service import Service
 from pylongctx.serve.slots import Slot
+from pylongctx.serve.texts import token_text
 
 
 def routes(service: Service) -> APIRouter:
-    """Return the routes that answer without the engine making tokens."""
+    """Return the routes."""
     router = APIRouter()
     host, engine = service.host, service.engine
     info = host._model.info
@@ -27,9 +23,6 @@ def routes(service: Service) -> APIRouter:
     async def ask(function: Any) -> Any:
         """Return what a function finds between two steps of the engine."""
         return await asyncio.wrap_future(engine.call(function))
-
-    async def threaded(function: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(service.pool, function)
 
     @router.get("/health")
     @router.get("/v1/health", include_in_schema=False)
@@ -59,8 +52,8 @@ def routes(service: Service) -> APIRouter:
             "model_alias": service.settings.alias,
             "model_path": host.model_path,
             "chat_template": host.chat_template.info["source"],
-            "bos_token": _text(service, info.token_bos),
-            "eos_token": _text(service, info.token_eos),
+            "bos_token": token_text(service, info.token_bos),
+            "eos_token": token_text(service, info.token_eos),
             "modalities": {"vision": False, "audio": False},
             "build_info": f"pylongctx {__version__}",
         }
@@ -87,67 +80,12 @@ def routes(service: Service) -> APIRouter:
         found: dict[str, Any] = await ask(partial(_longctx, service))
         return found
 
-    @router.post("/tokenize")
-    async def tokenize(request: Request) -> dict[str, Any]:
-        body = await read(request, TokenizeBody)
-        text, special = body.content, body.add_special
-        if text is None:
-            text, special = body.prompt, body.add_special_tokens
-        if text is None:
-            raise invalid("send the text as content or prompt", "content")
-        tokens = await threaded(partial(host.tokenize, text.encode(), special, body.parse_special))
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": host.n_ctx()}
-
-    @router.post("/detokenize")
-    async def detokenize(request: Request) -> dict[str, str]:
-        body = await read(request, DetokenizeBody)
-        text = (await threaded(partial(host.detokenize, body.tokens, special=True))).decode("utf-8", "replace")
-        return {"content": text, "prompt": text}
-
-    @router.get("/tokenizer_info")
-    async def tokenizer_info() -> dict[str, Any]:
-        return {
-            "tokenizer_class": host.metadata.get("tokenizer.ggml.model"),
-            "vocab_size": host.n_vocab(),
-            "bos_token": _text(service, info.token_bos),
-            "eos_token": _text(service, info.token_eos),
-            "add_bos_token": bool(info.add_bos),
-            "chat_template": host.chat_template.info["source"],
-        }
-
-    @router.post("/apply-template")
-    async def apply_template(request: Request) -> dict[str, str]:
-        body = await read(request, ChatBody)
-        names = ("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")
-        given = {name: getattr(body, name) for name in names} | body.template_arguments(service.settings.template)
-        served = Served(host, engine)
-        return {"prompt": await threaded(partial(served.apply_template, body.messages, **given))}
-
-    @router.post("/v1/embeddings")
-    @router.post("/embeddings", include_in_schema=False)
-    async def embeddings(request: Request) -> Response:
-        body = await read(request, EmbeddingsBody)
-        if service.embedder is None:
-            raise ApiError(501, "not_supported_error", "this server makes no embeddings: start it with --embeddings")
-        if body.encoding_format not in ("float", "base64"):
-            raise invalid(f"encoding_format is float or base64, not {body.encoding_format!r}", "encoding_format")
-        with service.admitted():
-            found = await threaded(partial(service.embedder.create_embedding, body.input, service.settings.alias))
-        if body.encoding_format == "base64":
-            for one in found["data"]:
-                one["embedding"] = base64.b64encode(np.array(one["embedding"], np.float32).tobytes()).decode()
-        return JSONResponse(found)
-
     return router
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     """Return what JSON can tell, without grammars."""
     return {name: value for name, value in values.items() if isinstance(value, int | float | str | list)}
-
-
-def _text(service: Service, token: int) -> str:
-    return service.host._model.piece(token, True).decode("utf-8", "replace") if token >= 0 else ""
 
 
 def _model(service: Service) -> dict[str, Any]:
