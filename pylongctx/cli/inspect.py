@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pylongctx.eval.passkey import Trial
     from pylongctx.inspect import Trace
 
-TOPS = (1, 5)
 WHAT = {"chunks": "longheads", "kept": "corm", "compression": "corm", "sparsity": "full"}  # and the default method
 
 
@@ -105,12 +104,14 @@ def _fitting(args: argparse.Namespace, method: Method) -> list[str]:
 
 
 def _show(args: argparse.Namespace, method: Method, wanted: list[str]) -> None:
+    from pylongctx.inspect import findings
+
     finding, kept = (None, kv.keep_text(args, method)) if args.text else _ask(args, method, wanted)
     facts: dict[str, Any] = {}
     if finding:
-        numbers = {"first": _numbers(finding.trace.query(0), finding), "all": _numbers(finding.trace, finding)}
-        facts |= _report(finding, numbers)
-        Console().print(_table(finding, numbers))
+        found = findings(finding.trace, finding.answer_chunks)
+        facts |= asdict(finding.trial) | found
+        Console().print(_table(finding, [found["first"], found["all"]]))
         print(finding.trial.method)
     if kept:
         facts |= (asdict(kept.trial) if kept.trial else {}) | kv.kept_report(kept)
@@ -140,28 +141,9 @@ def _ask(args: argparse.Namespace, method: Method, wanted: list[str]) -> tuple[F
     return Finding(trial, trace, list(chunks_of(*prompt.needle, trace.chunk_size))), kept
 
 
-def _numbers(trace: Trace, finding: Finding) -> dict[str, float | None]:
-    """Return the numbers of table 3; None where a hit rate says nothing."""
-    from pylongctx.inspect import cover_rate, hit_rate, uniformity
+def _table(finding: Finding, numbers: Sequence[dict[str, float | None]]) -> Table:
+    from pylongctx.inspect.stats import TOPS
 
-    hits = {f"hit_rate_top{top}": hit_rate(trace, finding.answer_chunks, top) for top in TOPS}
-    return {"cover_rate": cover_rate(trace), "gini": uniformity(trace)} | {
-        name: None if math.isnan(value) else value for name, value in hits.items()
-    }
-
-
-def _report(finding: Finding, numbers: dict[str, dict[str, float | None]]) -> dict[str, Any]:
-    trace = finding.trace
-    return asdict(finding.trial) | {
-        "chunk_size": trace.chunk_size,
-        "n_chunks": trace.n_chunks,
-        "answer_chunks": finding.answer_chunks,
-        "positions": trace.positions.tolist(),
-        **numbers,
-    }
-
-
-def _table(finding: Finding, numbers: dict[str, dict[str, float | None]]) -> Table:
     trial, trace = finding.trial, finding.trace
     cut = f"{len(finding.answer_chunks)} chunks: a border cuts it" if len(finding.answer_chunks) > 1 else "one chunk"
     table = Table(
@@ -172,7 +154,7 @@ def _table(finding: Finding, numbers: dict[str, dict[str, float | None]]) -> Tab
     table.add_column("to predict")
     for name in ("cover rate", "Gini", *(f"hit rate, top {top}" for top in TOPS)):
         table.add_column(name, justify="right")
-    for label, row in zip(("first answer token", "all answer tokens"), numbers.values(), strict=True):
+    for label, row in zip(("first answer token", "all answer tokens"), numbers, strict=True):
         cover, gini, *hits = ("-" if value is None else value for value in row.values())
         table.add_row(label, _percent(cover), f"{gini:.2f}", *map(_percent, hits))
     return table

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from pylongctx.eval.chunks import Chunks
 from pylongctx.eval.kld import Divergence
 from pylongctx.eval.leval import Choices
 from pylongctx.eval.longbench import LongBench
@@ -19,7 +20,7 @@ from pylongctx.eval.ruler import Ruler
 from pylongctx.eval.runner import Job
 from pylongctx.eval.task import Task
 from pylongctx.llama import Llama
-from pylongctx.methods import METHODS, parse
+from pylongctx.methods import Full, parse
 from pylongctx.methods.table import CLASSES
 from pylongctx.models import embedded_model
 
@@ -36,19 +37,26 @@ TASKS: dict[str, type[Task]] = {
     "leval": Choices,
     "perplexity": Perplexity,
     "kld": Divergence,
+    "chunks": Chunks,
 }
 ALL = "all"
-BASES = ("selfextend", "longheads")  # what a rule is composed with in "all"
 FILES = ("file", "data")  # fields of tasks that name files, from the folder of the TOML file on
 KEYS = ("model", "methods", "kv", "lengths", "seed", "chat", "llama", "tasks")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A task, and the lengths it is run at."""
+    """A task, and what it is run with.
+
+    Attributes
+    ----------
+    methods : tuple of str
+        Spec strings, a RoPE scaling behind ``@``: ``"longheads@ntk"``; ``"ntk"`` is ``"full@ntk"``.
+    """
 
     task: Task
     lengths: tuple[int, ...]
+    methods: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -59,8 +67,6 @@ class Matrix:
     ----------
     models : tuple of str
         GGUF files.
-    methods : tuple of str
-        Spec strings, a RoPE scaling behind ``@``: ``"longheads@ntk"``; ``"ntk"`` is ``"full@ntk"``.
     kv : tuple of str
         Types of K and V: ``"q8_0"``, ``"q8_0/f16"``.
     options : dict
@@ -68,7 +74,6 @@ class Matrix:
     """
 
     models: tuple[str, ...]
-    methods: tuple[str, ...]
     tasks: tuple[Wanted, ...]
     kv: tuple[str, ...] = ("f16",)
     seed: int = 0
@@ -83,12 +88,12 @@ class Matrix:
     def jobs(self) -> list[Job]:
         """Return one job for each model, task, length, KV type and method."""
         known = {model: read_positions(model) for model in self.models}
-        grid = [(model, wanted.task, n) for model in self.models for wanted in self.tasks for n in wanted.lengths]
+        grid = [(model, wanted, n) for model in self.models for wanted in self.tasks for n in wanted.lengths]
         return [
-            self._job(known[model], (model, *rest), kv, m)
-            for model, *rest in grid
+            self._job(known[model], (model, wanted.task, n), kv, m)
+            for model, wanted, n in grid
             for kv in self.kv
-            for m in self.methods
+            for m in wanted.methods
         ]
 
     def _job(self, known: Positions, where: Sequence[Any], kv: str, method: str) -> Job:
@@ -119,9 +124,10 @@ def split_method(text: str) -> tuple[str, str]:
 
 def all_methods() -> list[str]:
     """Return what ``"all"`` stands for: every RoPE scaling, every method, and compositions."""
-    rules = [cls.name for cls in CLASSES if cls.role == "rule"]
-    alone = [name for name in METHODS if name != "full"]
-    return ["full", *SCALINGS, *alone, "longheads@dynamic", *(f"{base}+{rule}" for base in BASES for rule in rules[:1])]
+    rule = next(cls.name for cls in CLASSES if cls.role == "rule")
+    alone = [cls for cls in CLASSES if cls is not Full]
+    composed = [f"{cls.name}+{rule}" for cls in alone if cls.role == "base"]
+    return [Full.name, *SCALINGS, *(cls.name for cls in alone), "longheads@dynamic", *composed]
 
 
 # ---- reading ----
@@ -150,16 +156,14 @@ def make(table: Mapping[str, Any]) -> Matrix:
         When a key, a task, a method or a value is unknown, or there is no task.
     """
     _check_keys("a matrix", table, KEYS)
-    methods = [name for word in _list(table.get("methods", ALL)) for name in (all_methods() if word == ALL else [word])]
-    for method in methods:
-        split_method(method)
-    tasks = [wanted for entry in table.get("tasks", []) for wanted in _tasks(entry, table.get("lengths", []))]
+    common = {"lengths": table.get("lengths", []), "methods": table.get("methods", ALL)}
+    _methods(common["methods"])  # of which an error is told also where every task has its own
+    tasks = [wanted for entry in table.get("tasks", []) for wanted in _tasks({**common, **entry})]
     if not tasks:
         raise ValueError('there is no task; add [[tasks]] with kind = "passkey" to the file, or --task passkey')
     _check_distinct(tasks)
     return Matrix(
         models=tuple(_list(table.get("model", str(embedded_model())))),
-        methods=tuple({split_method(method): method for method in methods}.values()),
         tasks=tuple(tasks),
         kv=tuple(_list(table.get("kv", "f16"))),
         seed=table.get("seed", 0),
@@ -168,21 +172,30 @@ def make(table: Mapping[str, Any]) -> Matrix:
     )
 
 
-def _tasks(entry: Mapping[str, Any], common: Sequence[int]) -> list[Wanted]:
+def _methods(words: Any) -> tuple[str, ...]:
+    """Return the methods that are named, "all" written out, each once."""
+    named = [name for word in _list(words) for name in (all_methods() if word == ALL else [word])]
+    return tuple({split_method(name): name for name in named}.values())
+
+
+def _tasks(entry: Mapping[str, Any]) -> list[Wanted]:
     """Return the tasks of one entry: one, or one for each of several names."""
     values = dict(entry)
-    kind, lengths = values.pop("kind", None), tuple(_list(values.pop("lengths", common)))
+    kind, lengths = values.pop("kind", None), tuple(_list(values.pop("lengths")))
+    methods = _methods(values.pop("methods"))
     if kind not in TASKS:
         raise ValueError(f"a task has no kind {kind!r}; available: {', '.join(TASKS)}")
     if not lengths:
         raise ValueError(f"the task {kind!r} has no lengths; add lengths = [512, 2048]")
+    if not methods:
+        raise ValueError(f'the task {kind!r} has no methods; add methods = ["full", "longheads"]')
     if kind == "needle" and values.pop("passkey", False):
         values = PASSKEY | values
     known = [part.name for part in fields(TASKS[kind]) if part.init]  # type: ignore[arg-type]
     _check_keys(f"a task of kind {kind!r}", values, known)
     names = [{"name": name} for name in _list(values.pop("name"))] if "name" in values else [{}]
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return [Wanted(TASKS[kind](**values, **name), lengths) for name in names]
+    return [Wanted(TASKS[kind](**values, **name), lengths, methods) for name in names]
 
 
 def _check_distinct(tasks: Sequence[Wanted]) -> None:

@@ -98,12 +98,19 @@ def run(job: Job, samples: Sequence[Sample] | None = None, done: Container[str] 
         What ``make_samples(job)`` returned, all of them: the context window follows from it. None: make them.
     done : container of str
         Digests of samples to leave out; nothing is loaded when all are done.
+
+    Raises
+    ------
+    ValueError
+        When the task cannot measure the method, before a model is opened, or the method does not fit the model.
     """
     samples = make_samples(job) if samples is None else samples
     names = {sample.id: digest(job, sample) for sample in samples}
     todo = [sample for sample in samples if names[sample.id] not in done]
     if not todo:
         return
+    if refusal := job.task.refusal(parse(job.method)):
+        raise ValueError(refusal)
     with job.task.opened(partial(_open, job, samples), job.chat) as evaluate:
         for sample in todo:
             facts = {"digest": names[sample.id], "id": sample.id, **job.facts}

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pylongctx.eval.scorers import mean
 from pylongctx.llama import Llama
+from pylongctx.methods import Method
 
 Record = dict[str, Any]  # what a JSON line holds
 OpenLlama = Callable[[str | None], Llama]  # with the method of that name; None: with the one that is measured
@@ -131,6 +132,10 @@ class Task(ABC):
     def summary(self, records: Sequence[Record]) -> dict[str, float]:
         """Return the numbers of all samples together."""
 
+    def refusal(self, method: Method) -> str:
+        """Return why a method cannot be measured and the way out, "" when it can."""
+        return ""
+
     def n_ctx(self, vocabulary: Vocabulary, samples: Sequence[Sample], length: int) -> int:
         """Return the context window that the samples need."""
         return length
@@ -170,7 +175,7 @@ class Question(SingleModel):
         """Return text, scores and times of the answer to a sample, from an empty cache."""
         tokens = vocabulary.tokens(sample)
         start = time.perf_counter()
-        answer, first, n_steps = _answer(llm, tokens, sample)
+        answer, first, n_steps = greedy(llm, tokens, sample)
         seconds = time.perf_counter() - start
         facts = {"n_tokens": len(tokens) + sample.max_tokens, "answer": answer.text, "answers": list(sample.answers)}
         times = {"seconds": round(seconds, 4), "ttft": round(first - start, 4), "n_generated": len(answer.tokens)}
@@ -190,8 +195,8 @@ def memory(llm: Llama) -> Record:
     return {"kv_bytes": usage.bytes, "kv_peak_bytes": usage.peak_bytes, "kv_full_bytes": usage.full_bytes}
 
 
-def _answer(llm: Llama, tokens: NDArray[np.int32], sample: Sample) -> tuple[Answer, float, int]:
-    """Return the greedy answer, when its first token was there, and the tokens drawn: the end token counts."""
+def greedy(llm: Llama, tokens: NDArray[np.int32], sample: Sample) -> tuple[Answer, float, int]:
+    """Answer from an empty cache; returns when the first token was there, too, and the tokens drawn: the end counts."""
     llm.reset()
     output: list[int] = []
     text, first, n_steps = "", 0.0, 0

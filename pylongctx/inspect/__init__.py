@@ -5,7 +5,7 @@ LongHeads, arXiv 2402.10685, section 4.1 (table 3, figure 5) and CORM, arXiv 240
 """
 
 from pylongctx.inspect.kept import Compression, column_shares, compression, held_map, observer, sparsity
-from pylongctx.inspect.stats import chunks_of, cover_rate, hit_rate, uniformity
+from pylongctx.inspect.stats import chunks_of, cover_rate, findings, hit_rate, numbers, uniformity
 from pylongctx.inspect.trace import Trace
 
 __all__ = [
@@ -15,8 +15,10 @@ __all__ = [
     "column_shares",
     "compression",
     "cover_rate",
+    "findings",
     "held_map",
     "hit_rate",
+    "numbers",
     "observer",
     "sparsity",
     "uniformity",

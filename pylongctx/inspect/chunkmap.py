@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["CHOSEN", "FORCED", "UNREAD", "chunk_map", "draw", "save"]
+__all__ = ["CHOSEN", "FORCED", "UNREAD", "cells_of", "chunk_map", "draw", "draw_cells", "save"]
 
 UNREAD, FORCED, CHOSEN = range(3)
 COLORS = ("#ffffff", "#c3d3ea", "#1d4f9c")
@@ -32,13 +32,21 @@ def chunk_map(trace: Trace) -> NDArray[np.uint8]:
     """
     if not trace.n_chunks:
         raise ValueError("the trace holds no query: there is nothing to draw")
-    chunks, forced = trace.chunks, trace.forced()
-    cells = np.zeros((chunks.shape[1] * chunks.shape[2], trace.n_chunks), np.uint8)
-    for read, made in zip(chunks, forced, strict=True):
-        heads, slots = np.nonzero(read.reshape(len(cells), -1) >= 0)
-        chunk = read.reshape(len(cells), -1)[heads, slots]
-        np.maximum.at(cells, (heads, chunk), np.where(made[chunk], FORCED, CHOSEN).astype(np.uint8))
-    return cells
+    return cells_of(trace.reads(), trace.forced().sum(axis=0))
+
+
+def cells_of(reads: NDArray[np.int64], forced: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return the same from counts of queries.
+
+    Parameters
+    ----------
+    reads : numpy.ndarray
+        int64 [n_layer, n_head, n_chunks], the queries for which a head read a chunk, see ``Trace.reads``.
+    forced : numpy.ndarray
+        int64 [n_chunks], those for which it was made to.
+    """
+    rows = reads.reshape(-1, len(forced))
+    return np.where(rows > forced, CHOSEN, np.where(rows > 0, FORCED, UNREAD)).astype(np.uint8)
 
 
 def draw(trace: Trace, answer_chunks: Iterable[int] = (), title: str = "") -> "Figure":
@@ -60,11 +68,16 @@ def draw(trace: Trace, answer_chunks: Iterable[int] = (), title: str = "") -> "F
     ValueError
         When the trace holds no query.
     """
-    cells = chunk_map(trace)
+    return draw_cells(chunk_map(trace), trace.chunks.shape[1], trace.chunk_size, answer_chunks, title)
+
+
+def draw_cells(
+    cells: NDArray[np.uint8], n_layer: int, chunk_size: int, answer_chunks: Iterable[int] = (), title: str = ""
+) -> "Figure":
+    """Return the map of cells as ``chunk_map`` returns them; see ``draw``."""
     figure, axes = new_map(*cells.shape)
     _paint(axes, cells)
-    _, n_layer, n_head, _ = trace.chunks.shape
-    scale(axes, n_layer, n_head, "heads", f"chunk of {trace.chunk_size} tokens", font_size(figure))
+    scale(axes, n_layer, len(cells) // n_layer, "heads", f"chunk of {chunk_size} tokens", font_size(figure))
     frames = runs(answer_chunks)
     for first, n in frames:
         frame(axes, first, n, len(cells))

@@ -3,12 +3,16 @@
 The paper defines them in a caption only. Where it leaves a choice, the one made here fits the values that it reports.
 """
 
+import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx.inspect.trace import Trace
+
+TOPS = (1, 5)  # most often chosen chunks among which the answer is looked for
 
 
 def chunks_of(start: int, stop: int, chunk_size: int) -> range:
@@ -100,6 +104,28 @@ def hit_rate(trace: Trace, answer_chunks: Iterable[int], top: int) -> float:
     hits = np.isin(best, answer) & (np.take_along_axis(reads, best, axis=1) > 0)
     asked = np.any(free[:, answer], axis=1)
     return float(np.any(hits, axis=1)[asked].mean()) if asked.any() else float("nan")
+
+
+def numbers(trace: Trace, answer_chunks: Iterable[int]) -> dict[str, float | None]:
+    """Return the numbers of table 3 by name; None where a hit rate says nothing."""
+    answer = list(answer_chunks)
+    hits = {f"hit_rate_top{top}": hit_rate(trace, answer, top) for top in TOPS}
+    return {"cover_rate": cover_rate(trace), "gini": uniformity(trace)} | {
+        name: None if math.isnan(value) else value for name, value in hits.items()
+    }
+
+
+def findings(trace: Trace, answer_chunks: Iterable[int]) -> dict[str, Any]:
+    """Return what JSON holds of a trace: chunks, queries, the numbers of its first query and of all of them."""
+    answer = list(answer_chunks)
+    return {
+        "chunk_size": trace.chunk_size,
+        "n_chunks": trace.n_chunks,
+        "answer_chunks": answer,
+        "positions": trace.positions.tolist(),
+        "first": numbers(trace.query(0), answer),
+        "all": numbers(trace, answer),
+    }
 
 
 def _free(trace: Trace) -> NDArray[np.bool_]:

@@ -87,6 +87,14 @@ class Trace:
         rows = [np.bincount(read[read >= 0].ravel(), minlength=n_chunks) for read in chunks]
         return np.array(rows, np.int64).reshape(len(chunks), n_chunks)
 
+    def reads(self) -> NDArray[np.int64]:
+        """Return for how many queries a head read a chunk, int64 [n_layer, n_head, n_chunks]."""
+        chunks = self.chunks
+        found = np.zeros((*chunks.shape[1:3], self.n_chunks), np.int64)
+        _, layers, heads, _ = np.nonzero(chunks >= 0)
+        np.add.at(found, (layers, heads, chunks[chunks >= 0]), 1)
+        return found
+
     def forced(self) -> NDArray[np.bool_]:
         """Return what every head is made to read, bool [n_query, n_chunks]: chunk 0, the own one, those before it."""
         own = self.positions[:, None] // self.chunk_size

@@ -9,10 +9,12 @@ from typing import Any
 
 from rich.table import Table
 
+from pylongctx.eval.chunks import means
 from pylongctx.eval.longbench import tasks as longbench_tasks
 from pylongctx.eval.ruler import NAMES as RULER
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record
+from pylongctx.inspect.stats import TOPS
 from pylongctx.report.records import (
     Evidence,
     grouped,
@@ -36,6 +38,20 @@ LONGBENCH = {
 }  # fmt: skip
 RETRIEVAL = ("passkey", "needle")  # first words of tasks, as in passkey-9-digits
 SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def percent(value: float) -> str:
+    """Return a share as the papers write it."""
+    return f"{100 * value:.0f} %"
+
+
+CHUNK_PARTS = {"first": "first answer token", "all": "all answer tokens"}
+CHUNK_NOTE = "Gini: 0 where all are read alike; hit rate: one that holds the pass key is among the most chosen"
+CHUNKS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "cover_rate": ("cover rate", percent),
+    "gini": ("Gini", "{:.2f}".format),
+    **{f"hit_rate_top{top}": (f"hit rate, top {top}", percent) for top in TOPS},
+}
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,7 @@ def grids(evidence: Evidence) -> Iterator[Grid]:
     by_task = grouped(answered, "task")
     yield from _of_lengths(by_task, model)
     yield from _of_tasks(by_task, model)
+    yield from _chunks(records, model)
     yield from _costs(records, model)
 
 
@@ -192,6 +209,22 @@ def _task_grid(title: str, tasks: list[str], records: list[Record]) -> Grid:
     heads = [LONGBENCH.get(task, task) for task in tasks]
     columns: list[str | None] = [*tasks, None]
     return Grid(title, _samples(records), ["Method", *heads, "Avg."], _sections(records, columns, cell))
+
+
+def _chunks(records: Sequence[Record], model: str) -> Iterator[Grid]:
+    """Yield LongHeads' table 3 for each length: the chunks that are read, by groups of the queries that count."""
+    shown = [record for record in records if record["task"] == "chunks"]
+    for length, found in sorted(grouped(shown, "length").items()):
+        rows: list[list[str]] = []
+        for part, head in CHUNK_PARTS.items():
+            by_label = grouped(found, label).items()
+            rows += [[head], *([name, *_chunk_cells(means(r[part] for r in of))] for name, of in by_label)]
+        columns = ["Method", *(text for text, _ in CHUNKS.values())]
+        yield Grid(f"Chunks that are read, {length} tokens, {model}", f"{_samples(found)}; {CHUNK_NOTE}", columns, rows)
+
+
+def _chunk_cells(numbers: dict[str, float]) -> list[str]:
+    return [write(numbers[name]) if name in numbers else "-" for name, (_, write) in CHUNKS.items()]
 
 
 def _costs(records: Sequence[Record], model: str) -> Iterator[Grid]:

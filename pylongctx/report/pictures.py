@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pylongctx.eval import perplexity as ppl
+from pylongctx.eval.chunks import unpack
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record
+from pylongctx.inspect import chunkmap
 from pylongctx.inspect.canvas import new_figure
 from pylongctx.report.heat import heat_map, is_grid
 from pylongctx.report.records import (
@@ -54,7 +57,15 @@ class Picture:
 def pictures(evidence: Evidence) -> Iterator[Picture]:
     """Yield the pictures for which there are records of one model."""
     for name, what, figure in _figures(evidence):
-        yield Picture(f"{evidence.models[0].removesuffix('.gguf')}-{name}", caption(what, evidence), figure)
+        yield Picture(_stem(evidence, name), caption(what, evidence), figure)
+    for record in _mapped(evidence.records):
+        shown = Evidence([record], evidence.about)
+        yield Picture(_stem(evidence, f"chunks-{label(record)}"), caption(_map_text(record), shown), chunk_map(record))
+
+
+def _stem(evidence: Evidence, name: str) -> str:
+    """Return a name of files without spaces and slashes, which labels of methods have."""
+    return f"{evidence.models[0].removesuffix('.gguf')}-{re.sub('[ /]', '-', name)}"
 
 
 def caption(what: str, evidence: Evidence) -> str:
@@ -261,3 +272,29 @@ def unbeaten(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
         if not found or y > found[-1][1]:
             found.append((x, y))
     return found
+
+
+# ---- chunk maps ----
+
+
+def _mapped(records: Sequence[Record]) -> Iterator[Record]:
+    """Yield the record of each method and KV type that is drawn: its first one at its longest length."""
+    for found in grouped([record for record in records if record["task"] == "chunks"], label).values():
+        yield min(found, key=lambda record: (-record["length"], record["seed"], record["trial"]))
+
+
+def _map_text(record: Record) -> str:
+    return (
+        f"Chunks that {label(record)} reads at {record['length']} tokens while it answers with a pass key, "
+        "as in LongHeads, figure 5: each row is a head, layers upward; chosen is what a head reads for at least one "
+        "token of the answer without being made to; the red frame holds the pass key"
+    )
+
+
+def chunk_map(record: Record) -> Figure:
+    """Return which chunks the heads of every layer read for an answer."""
+    reads, forced = unpack(record)
+    said = f"said {record['answer'].strip()}: {'right' if record['right'] else 'wrong, not ' + record['answers'][0]}"
+    title = f"{label(record)} at {record['length']} tokens, {len(record['positions'])} answer tokens, {said}"
+    cells = chunkmap.cells_of(reads, forced)
+    return chunkmap.draw_cells(cells, len(reads), record["chunk_size"], record["answer_chunks"], title)
