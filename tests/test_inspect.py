@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from pylongctx.inspect import Trace, chunkmap, chunks_of, cover_rate, hit_rate, uniformity
+from pylongctx.inspect import Trace, chunkmap, chunks_of, cover_rate, findings, hit_rate, uniformity
 
 # One query in chunk 6 of 0..6; chunks 0, 5, 6 are forced. Reads of 1, 2, 3, 4 by choice: 1, 3, 1, 1.
 HEADS = [[0, 2, 3, 5, 6], [0, 2, 4, 5, 6], [0, 1, 2, 5, 6]]
@@ -44,6 +44,12 @@ def test_counts_and_what_is_forced():
     np.testing.assert_array_equal(np.flatnonzero(trace.forced()), [0, 5, 6])
     np.testing.assert_array_equal(np.flatnonzero(one_query(n_recent=0).forced()), [0, 6])
     np.testing.assert_array_equal(np.flatnonzero(one_query([[0, 1]], 20, n_recent=5).forced()), [0, 1])
+
+
+def test_reads_of_heads_add_up_to_those_of_chunks():
+    trace = Trace([16, 100], [[[[0, 1, -1], [1, -1, -1]]], [[[0, 1, 6], [4, 5, 6]]]], 16)
+    np.testing.assert_array_equal(trace.reads(), [[[2, 2, 0, 0, 0, 0, 1], [0, 1, 0, 0, 1, 1, 1]]])
+    np.testing.assert_array_equal(trace.reads().sum(axis=(0, 1)), trace.counts().sum(axis=0))
 
 
 def test_cover_rate():
@@ -90,6 +96,19 @@ def test_hit_rate_is_an_average_over_queries_with_a_choice():
     assert hit_rate(trace, [2], 1) == pytest.approx(2 / 3)
     assert math.isnan(hit_rate(one_query(), [0], 1))
     assert math.isnan(hit_rate(one_query(), [5, 6], 5))
+
+
+def test_findings_are_of_the_first_query_and_of_all():
+    found = findings(Trace([50, 100], [[[[0, 1, 2, 3]]], [[[0, 1, 5, 6]]]], 16), [1])
+    usual = {"chunk_size": 16, "n_chunks": 7, "answer_chunks": [1], "positions": [50, 100]}
+    assert {name: found[name] for name in usual} == usual
+    assert found["first"] == {"cover_rate": 1.0, "gini": 0.0, "hit_rate_top1": 1.0, "hit_rate_top5": 1.0}
+    assert found["all"]["cover_rate"] == 6 / 7
+
+
+def test_findings_without_a_choice_have_no_hit_rate():
+    numbers = findings(one_query(), [0])["all"]
+    assert (numbers["hit_rate_top1"], numbers["hit_rate_top5"]) == (None, None)
 
 
 def test_a_chunk_that_nobody_reads_is_no_hit():

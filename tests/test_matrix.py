@@ -72,6 +72,7 @@ def test_all_is_every_method_that_there_is():
     named = all_methods()
     assert set(METHODS) <= set(named)
     assert {"ntk", "dynamic", "linear", "yarn", "longheads@dynamic", "longheads+corm"} <= set(named)
+    assert {"selfextend+corm", "dca+corm"} <= set(named)
     assert len({split_method(name) for name in named}) == len(named)
 
 
@@ -103,6 +104,21 @@ def test_several_names_are_several_tasks():
     assert [(wanted.task.name, wanted.task.tests) for wanted in tasks] == [("vt", 2), ("niah_single_1", 2)]
 
 
+def test_a_task_has_its_own_methods():
+    own = {"kind": "perplexity", "file": "a.txt", "methods": ["window", "longheads@ntk", "window"]}
+    jobs = make({"methods": ["full"], "lengths": 700, "tasks": [own, PASSKEY]}).jobs()
+    assert [(job.task.name, job.method.split(",")[0], job.rope) for job in jobs] == [
+        ("perplexity", "window", ""),
+        ("perplexity", "longheads", "ntk"),
+        ("passkey", "full", ""),
+    ]
+
+
+def test_a_task_may_have_all_methods():
+    (wanted,) = make({"methods": "full", "lengths": 64, "tasks": [PASSKEY | {"methods": "all"}]}).tasks
+    assert list(wanted.methods) == all_methods()
+
+
 def test_a_method_that_is_named_twice_is_run_once():
     jobs = make({"methods": ["ntk", "full@ntk", "full"], "lengths": 700, "tasks": [PASSKEY]}).jobs()
     assert [job.rope for job in jobs] == ["ntk", ""]
@@ -115,6 +131,9 @@ def test_a_method_that_is_named_twice_is_run_once():
         ({"method": "full"}, "a matrix has no 'method'; available: model, methods"),
         ({"methods": ["fuII"]}, "unknown method 'fuII'"),
         ({"methods": ["full@ntq"]}, "unknown rope scaling 'ntq'"),
+        ({"lengths": 64, "tasks": [PASSKEY | {"methods": ["fuII"]}]}, "unknown method 'fuII'"),
+        ({"lengths": 64, "tasks": [PASSKEY | {"methods": []}]}, "'passkey' has no methods"),
+        ({"methods": ["fuII"], "tasks": [PASSKEY | {"methods": "full"}]}, "unknown method 'fuII'"),
         ({"tasks": [{"kind": "poem"}]}, "a task has no kind 'poem'"),
         ({"tasks": [PASSKEY]}, "'passkey' has no lengths"),
         ({"lengths": 64, "tasks": [PASSKEY, PASSKEY | {"tests": 2}]}, "two tasks are 'passkey' at the same length"),
@@ -166,8 +185,20 @@ def test_what_is_refused_is_said_and_the_rest_is_run(tmp_path, capsys):
     assert failed["reason"] in " ".join(capsys.readouterr().out.split())
 
 
+def test_methods_without_chunks_are_refused_and_the_others_are_shown(tmp_path, capsys):
+    options = ["--method", "full", "--method", "longheads,window=64", "--lengths", "300", "-t", "1"]
+    assert main(["matrix", *options, "--task", "chunks", "--out", str(tmp_path)]) == 1
+    assert [record["asked"].split(",")[0] for record in lines(tmp_path)] == ["longheads"]
+    (failed,) = json.loads((tmp_path / "failed.json").read_text())
+    assert (failed["method"], failed["task"]) == ("full", "chunks")
+    assert "give the task its own methods" in failed["reason"]
+    assert "Chunks that are read, 300 tokens" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_task_of_options_is_like_one_of_a_file():
     from pylongctx.cli.matrix import _task
 
-    entry = _task("passkey,style=llama.cpp,tests=3")
-    assert make({"lengths": [400], "tasks": [entry]}).tasks[0].task == Passkey(style="llama.cpp", tests=3)
+    entry = _task("passkey,style=llama.cpp,tests=3,methods=ntk")
+    (wanted,) = make({"lengths": [400], "tasks": [entry]}).tasks
+    assert wanted.task == Passkey(style="llama.cpp", tests=3)
+    assert wanted.methods == ("ntk",)

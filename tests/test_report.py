@@ -10,6 +10,7 @@ import pytest
 from pylongctx.cli import main
 from pylongctx.report.grids import choices_grid, grids
 from pylongctx.report.heat import cells, is_grid
+from pylongctx.report.pictures import chunk_map
 from pylongctx.report.records import Evidence, in_order, label, load, short
 from pylongctx.report.records import perplexity as perplexity_of
 
@@ -36,6 +37,15 @@ def texts(method="full", length=256, nll=1.0, **fields):
     return record(
         method, length, "perplexity", mode="sliding", stride=256, nll=10 * nll, n_scored=10, kv_bytes=2**20, **fields
     )
+
+
+def chunks(method="longheads", length=256, top1=1.0, **fields):
+    numbers = {"cover_rate": 0.75, "gini": 0.5, "hit_rate_top1": top1, "hit_rate_top5": 1.0}
+    parts = {"first": numbers | {"gini": 0.25}, "all": numbers, "positions": [90, 91], "chunk_size": 16}
+    heads = [[[0, 2], [1, 1], [4, 2], [5, 2]], [[0, 2], [2, 1], [4, 2], [5, 2]]]
+    seen = {"forced": [2, 0, 0, 0, 2, 2], "reads": [heads]}
+    said = {"right": True, "answer_chunks": [1, 2], "seed": 0, "trial": 0}
+    return record(method, length, "chunks", **{**parts, **seen, **said, **fields})
 
 
 def folder_of(path, records, about=ABOUT, failed=()):
@@ -137,6 +147,21 @@ def test_costs_have_units():
     assert grid(answers(), "Peak memory").rows[1] == ["full", "1.0 GiB", "1.0 GiB"]
 
 
+def test_chunks_that_are_read_are_a_table_for_each_length():
+    records = [chunks(), chunks(top1=None, trial=1), chunks("longheads+corm", top1=None), chunks(length=512)]
+    found = grid(records, "Chunks that are read, 256 tokens")
+    assert found.columns == ["Method", "cover rate", "Gini", "hit rate, top 1", "hit rate, top 5"]
+    assert found.rows == [
+        ["first answer token"],
+        ["longheads", "75 %", "0.25", "100 %", "100 %"],
+        ["longheads+corm", "75 %", "0.25", "-", "100 %"],
+        ["all answer tokens"],
+        ["longheads", "75 %", "0.50", "100 %", "100 %"],
+        ["longheads+corm", "75 %", "0.50", "-", "100 %"],
+    ]
+    assert len(list(grids(Evidence(records, ABOUT)))) == 2
+
+
 def test_choices_name_method_and_options():
     chosen = "longheads,window=128"
     records = [record("longheads", n, method=chosen, options={"rope_freq_base": 2e6}) for n in (700, 256)]
@@ -171,6 +196,25 @@ def test_needles_are_a_map_and_memory_has_a_frontier(tmp_path):
     records = [r for depth in (0.0, 50.0) for r in answers("needle", depth_percent=depth)]
     drawn = names(tmp_path, records)
     assert drawn == {"accuracy-needle", "depths-needle", "frontier-needle", "time", "prompt", "memory"}
+
+
+def test_chunk_maps_are_of_the_longest_length_for_each_method_and_kv_type(tmp_path):
+    pytest.importorskip("matplotlib")
+    shown = [chunks(), chunks(length=512, trial=1), chunks(length=512), chunks("longheads+corm", type_k="q8_0")]
+    assert names(tmp_path, shown) == {"chunks-longheads", "chunks-longheads+corm-q8_0-f16"}
+    captions = re.findall(r"^\*(.*Model.*)\*$", (tmp_path / "report.md").read_text(), re.M)
+    assert "Chunks that longheads reads at 512 tokens" in captions[0]
+    assert "Methods: longheads+corm q8_0/f16. Made by" in captions[1]
+
+
+def test_a_chunk_map_tells_choices_from_duties_and_frames_the_pass_key():
+    pytest.importorskip("matplotlib")
+    figure = chunk_map(chunks())
+    axes = figure.axes[0]
+    np.testing.assert_array_equal(axes.images[0].get_array(), [[1, 2, 0, 0, 1, 1], [1, 0, 2, 0, 1, 1]])
+    (frame,) = axes.patches
+    assert (round(frame.get_bbox().x0 + 0.5), round(frame.get_bbox().x1 + 0.5)) == (1, 3)
+    assert figure.get_suptitle() == "longheads at 256 tokens: 2 tokens of a right answer"
 
 
 def test_a_map_holds_mean_scores():

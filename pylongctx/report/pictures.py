@@ -285,16 +285,16 @@ def _mapped(records: Sequence[Record]) -> Iterator[Record]:
 
 def _map_text(record: Record) -> str:
     return (
-        f"Chunks that {label(record)} reads at {record['length']} tokens while it answers with a pass key, "
-        "as in LongHeads, figure 5: each row is a head, layers upward; chosen is what a head reads for at least one "
-        "token of the answer without being made to; the red frame holds the pass key"
+        f"Chunks that {label(record)} reads at {record['length']} tokens while it answers with a pass key, as in "
+        "LongHeads, figure 5. Each row is a head, layers upward; chosen is what a head reads for at least one token of "
+        "the answer without being made to; the red frame holds the pass key"
     )
 
 
 def chunk_map(record: Record) -> Figure:
     """Return which chunks the heads of every layer read for an answer."""
     reads, forced = unpack(record)
-    said = f"said {record['answer'].strip()}: {'right' if record['right'] else 'wrong, not ' + record['answers'][0]}"
-    title = f"{label(record)} at {record['length']} tokens, {len(record['positions'])} answer tokens, {said}"
+    said = "right" if record["right"] else "wrong"
+    title = f"{label(record)} at {record['length']} tokens: {len(record['positions'])} tokens of a {said} answer"
     cells = chunkmap.cells_of(reads, forced)
     return chunkmap.draw_cells(cells, len(reads), record["chunk_size"], record["answer_chunks"], title)
