@@ -52,11 +52,14 @@ class Wanted:
     ----------
     methods : tuple of str
         Spec strings, a RoPE scaling behind ``@``: ``"longheads@ntk"``; ``"ntk"`` is ``"full@ntk"``.
+    kv : tuple of str
+        Types of K and V: ``"q8_0"``, ``"q8_0/f16"``.
     """
 
     task: Task
     lengths: tuple[int, ...]
     methods: tuple[str, ...]
+    kv: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -67,15 +70,12 @@ class Matrix:
     ----------
     models : tuple of str
         GGUF files.
-    kv : tuple of str
-        Types of K and V: ``"q8_0"``, ``"q8_0/f16"``.
     options : dict
         Other arguments of Llama.
     """
 
     models: tuple[str, ...]
     tasks: tuple[Wanted, ...]
-    kv: tuple[str, ...] = ("f16",)
     seed: int = 0
     chat: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Matrix:
         return [
             self._job(known[model], (model, wanted.task, n), kv, m)
             for model, wanted, n in grid
-            for kv in self.kv
+            for kv in wanted.kv
             for m in wanted.methods
         ]
 
@@ -156,7 +156,7 @@ def make(table: Mapping[str, Any]) -> Matrix:
         When a key, a task, a method or a value is unknown, or there is no task.
     """
     _check_keys("a matrix", table, KEYS)
-    common = {"lengths": table.get("lengths", []), "methods": table.get("methods", ALL)}
+    common = {"lengths": table.get("lengths", []), "methods": table.get("methods", ALL), "kv": table.get("kv", "f16")}
     _methods(common["methods"])  # of which an error is told also where every task has its own
     tasks = [wanted for entry in table.get("tasks", []) for wanted in _tasks({**common, **entry})]
     if not tasks:
@@ -165,7 +165,6 @@ def make(table: Mapping[str, Any]) -> Matrix:
     return Matrix(
         models=tuple(_list(table.get("model", str(embedded_model())))),
         tasks=tuple(tasks),
-        kv=tuple(_list(table.get("kv", "f16"))),
         seed=table.get("seed", 0),
         chat=table.get("chat", False),
         options={"verbose": False} | table.get("llama", {}),
@@ -182,20 +181,22 @@ def _tasks(entry: Mapping[str, Any]) -> list[Wanted]:
     """Return the tasks of one entry: one, or one for each of several names."""
     values = dict(entry)
     kind, lengths = values.pop("kind", None), tuple(_list(values.pop("lengths")))
-    methods = _methods(values.pop("methods"))
+    methods, kv = _methods(values.pop("methods")), tuple(_list(values.pop("kv")))
     if kind not in TASKS:
         raise ValueError(f"a task has no kind {kind!r}; available: {', '.join(TASKS)}")
     if not lengths:
         raise ValueError(f"the task {kind!r} has no lengths; add lengths = [512, 2048]")
     if not methods:
         raise ValueError(f'the task {kind!r} has no methods; add methods = ["full", "longheads"]')
+    if not kv:
+        raise ValueError(f'the task {kind!r} has no KV types; add kv = ["f16"]')
     if kind == "needle" and values.pop("passkey", False):
         values = PASSKEY | values
     known = [part.name for part in fields(TASKS[kind]) if part.init]  # type: ignore[arg-type]
     _check_keys(f"a task of kind {kind!r}", values, known)
     names = [{"name": name} for name in _list(values.pop("name"))] if "name" in values else [{}]
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return [Wanted(TASKS[kind](**values, **name), lengths, methods) for name in names]
+    return [Wanted(TASKS[kind](**values, **name), lengths, methods, kv) for name in names]
 
 
 def _check_distinct(tasks: Sequence[Wanted]) -> None:
