@@ -17,7 +17,6 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from perplexity import passages
 from report import machine, table
 
 PARTS = ["chunk_size=16", "chunk_size=32"], ["attention", "minmax"], ["packed", "grouped"], ["head", "group"]
@@ -56,6 +55,14 @@ def scaling(model: str, name: str, length: int) -> dict:
         "pi": {"rope_freq_scale": 1 / stretch},
         "yarn": {"rope_scaling_type": 2, "rope_freq_scale": 1 / stretch, "yarn_orig_ctx": int(trained)},
     }[kind]
+
+
+def passages(tokens: list[int], longest: int, n: int) -> list[list[int]]:
+    """Return ``n`` evenly spread passages of the longest length; shorter ones are their ends."""
+    if len(tokens) < longest:
+        raise SystemExit(f"the text has {len(tokens)} tokens, the longest passage needs {longest}")
+    starts = np.linspace(0, len(tokens) - longest, n).astype(int)
+    return [tokens[start : start + longest] for start in starts]
 
 
 def measure(job: dict) -> dict:
