@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 from report import machine, table
 
+from pylongctx.cli.arguments import int_list
+
 PARTS = ["chunk_size=16", "chunk_size=32"], ["attention", "minmax"], ["packed", "grouped"], ["head", "group"]
 COMBINATIONS = [f"longheads,{c},representation={r},position={p},select={s}" for c, r, p, s in product(*PARTS)]
 
@@ -28,7 +30,7 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("file", type=Path, help="plain text: a haystack, and the text whose perplexity is measured")
     add("--model", help="GGUF file; default: the embedded model")
-    add("--lengths", default="4096,32768")
+    add("--lengths", type=int_list, default="4096,32768")
     add("--tests", type=int, default=50, help="pass keys per setting, length and haystack")
     add("--haystacks", default="sentences,novel")
     add("--passages", type=int, default=3, help="0: no perplexity")
@@ -97,10 +99,9 @@ def measure(job: dict) -> dict:
 def main() -> None:
     args = arguments()
     haystacks = args.haystacks.split(",") if args.tests else []
-    lengths = [int(n) for n in args.lengths.split(",")]
     shared = {"file": str(args.file), "model": args.model, "tests": args.tests, "haystacks": haystacks,
-              "passages": args.passages, "lengths": lengths}  # fmt: skip
-    jobs = [shared | {"method": m, "length": n} for m in args.method or COMBINATIONS for n in lengths]
+              "passages": args.passages, "lengths": args.lengths}  # fmt: skip
+    jobs = [shared | {"method": m, "length": n} for m in args.method or COMBINATIONS for n in args.lengths]
     done = [json.loads(line) for line in args.json.read_text().splitlines()] if args.json and args.json.exists() else []
     known = {json.dumps({k: r[k] for k in jobs[0]}, sort_keys=True): r for r in done}
     results = {}
