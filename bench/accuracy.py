@@ -17,8 +17,9 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from perplexity import passages
 from report import machine, table
+
+from pylongctx.cli.arguments import int_list
 
 PARTS = ["chunk_size=16", "chunk_size=32"], ["attention", "minmax"], ["packed", "grouped"], ["head", "group"]
 COMBINATIONS = [f"longheads,{c},representation={r},position={p},select={s}" for c, r, p, s in product(*PARTS)]
@@ -29,7 +30,7 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("file", type=Path, help="plain text: a haystack, and the text whose perplexity is measured")
     add("--model", help="GGUF file; default: the embedded model")
-    add("--lengths", default="4096,32768")
+    add("--lengths", type=int_list, default="4096,32768")
     add("--tests", type=int, default=50, help="pass keys per setting, length and haystack")
     add("--haystacks", default="sentences,novel")
     add("--passages", type=int, default=3, help="0: no perplexity")
@@ -56,6 +57,14 @@ def scaling(model: str, name: str, length: int) -> dict:
         "pi": {"rope_freq_scale": 1 / stretch},
         "yarn": {"rope_scaling_type": 2, "rope_freq_scale": 1 / stretch, "yarn_orig_ctx": int(trained)},
     }[kind]
+
+
+def passages(tokens: list[int], longest: int, n: int) -> list[list[int]]:
+    """Return ``n`` evenly spread passages of the longest length; shorter ones are their ends."""
+    if len(tokens) < longest:
+        raise SystemExit(f"the text has {len(tokens)} tokens, the longest passage needs {longest}")
+    starts = np.linspace(0, len(tokens) - longest, n).astype(int)
+    return [tokens[start : start + longest] for start in starts]
 
 
 def measure(job: dict) -> dict:
@@ -90,10 +99,9 @@ def measure(job: dict) -> dict:
 def main() -> None:
     args = arguments()
     haystacks = args.haystacks.split(",") if args.tests else []
-    lengths = [int(n) for n in args.lengths.split(",")]
     shared = {"file": str(args.file), "model": args.model, "tests": args.tests, "haystacks": haystacks,
-              "passages": args.passages, "lengths": lengths}  # fmt: skip
-    jobs = [shared | {"method": m, "length": n} for m in args.method or COMBINATIONS for n in lengths]
+              "passages": args.passages, "lengths": args.lengths}  # fmt: skip
+    jobs = [shared | {"method": m, "length": n} for m in args.method or COMBINATIONS for n in args.lengths]
     done = [json.loads(line) for line in args.json.read_text().splitlines()] if args.json and args.json.exists() else []
     known = {json.dumps({k: r[k] for k in jobs[0]}, sort_keys=True): r for r in done}
     results = {}

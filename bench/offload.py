@@ -14,7 +14,8 @@ from pathlib import Path
 from report import machine, table
 
 from pylongctx import Llama
-from pylongctx.bench.case import int_list, model_file
+from pylongctx.bench.case import model_file
+from pylongctx.cli.arguments import int_list
 from pylongctx.eval.passkey import SENTENCES
 from pylongctx.models import embedded_model
 

@@ -19,9 +19,10 @@ from statistics import median
 
 from report import machine, table
 
-from pylongctx.bench.case import int_list, model_file
+from pylongctx.bench.case import model_file
 from pylongctx.bench.engines import clean_environment
 from pylongctx.bench.record import physical_cores
+from pylongctx.cli.arguments import int_list
 
 PEERS = {"llama.cpp": {"flash_attn": False}, "llama.cpp flash": {"flash_attn": True}}
 ENGINES = [*PEERS, "full", "selfextend", "longheads", "corm", "longheads+corm"]

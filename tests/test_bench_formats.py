@@ -1,4 +1,4 @@
-"""What ``pylongctx bench`` takes and prints: lists and ranges, records, formats."""
+"""What ``pylongctx bench`` takes and prints: tests, records, formats."""
 
 import csv
 import io
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pylongctx.bench import formats, record
-from pylongctx.bench.case import Case, cases, int_list, label, pair, wanted
+from pylongctx.bench.case import Case, cases, label, pair, wanted
 
 UPSTREAM = sorted(
     (Path(__file__).parents[1] / "build").glob("*/upstream/*/llama.cpp/tools/llama-bench/llama-bench.cpp")
@@ -19,35 +19,7 @@ UPSTREAM = sorted(
 OURS = ["method", "kv_bytes", "peak_rss", "ttft_ns", "error"]
 
 
-# ---- lists and ranges ----
-
-
-@pytest.mark.parametrize(
-    ("text", "numbers"),
-    [
-        ("512", [512]),
-        ("1,2", [1, 2]),
-        ("1-4", [1, 2, 3, 4]),
-        ("0-100+50", [0, 50, 100]),
-        ("0-100+40,7", [0, 40, 80, 7]),
-        ("256-2048*2", [256, 512, 1024, 2048]),
-        ("3-2", []),
-    ],
-)
-def test_lists_and_ranges(text, numbers):
-    assert int_list(text) == numbers
-
-
-@pytest.mark.parametrize("text", ["", "x", "1,", "1-", "1-2x3", "1-8*", "-1", "1 2"])
-def test_what_is_no_list(text):
-    with pytest.raises(ValueError, match=r"no number|below 0"):
-        int_list(text)
-
-
-@pytest.mark.parametrize("text", ["0-8*2", "1-8*1", "1-8+0"])
-def test_a_range_that_never_ends(text):
-    with pytest.raises(ValueError, match="never ends"):
-        int_list(text)
+# ---- tests ----
 
 
 def test_pairs():

@@ -95,7 +95,8 @@ def test_leval_asks_all_files(tmp_path, capsys):
 
 def test_perplexity_prints_the_final_estimate(text, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
-    assert main(["perplexity", "-f", text, "-c", "64,96", "--method", "full", "--chunks", "2", "--json", str(out)]) == 0
+    options = ["-c", "64-96+32", "--method", "full", "--chunks", "2", "--json", str(out)]
+    assert main(["perplexity", "-f", text, *options]) == 0
     printed = capsys.readouterr().out
     assert printed.count("Final estimate: PPL = ") == 2
     assert [line["n_scored"] for line in lines(out)] == [31, 31, 47, 47]
@@ -140,3 +141,9 @@ def test_the_divergence_of_full_from_itself_is_zero(text, capsys):
 def test_errors_are_one_line(args, message, capsys):
     assert main([*args, "--method", "full"]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_lengths_that_are_no_numbers_are_told_why(capsys):
+    with pytest.raises(SystemExit):
+        main(["passkey", "--lengths", "512-64"])
+    assert "the range '512-64' is empty" in capsys.readouterr().err

@@ -113,6 +113,29 @@ def test_scores(folder, name, answer, score):
     assert task.scores(sample, Answer(answer, []))["score"] == pytest.approx(score, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted", "answer", "score"),
+    [  # the published scorers: of the numbers in the answer, the share that is the wanted one
+        ("passage_count", "3", "3", 1.0),
+        ("passage_count", "3", "There are 3 unique paragraphs out of 13.", 0.5),
+        ("passage_count", "3", "13", 0.0),
+        ("passage_count", "3", "3.0", 0.5),
+        ("passage_count", "3", "three", 0.0),
+        ("passage_retrieval_en", "Paragraph 3", "Paragraph 3", 1.0),
+        ("passage_retrieval_en", "Paragraph 3", "3", 1.0),
+        ("passage_retrieval_en", "Paragraph 3", "Paragraph 3\nParagraph 4\nParagraph 5", 1 / 3),
+        ("passage_retrieval_en", "Paragraph 3", "Paragraph 30", 0.0),
+        ("passage_retrieval_en", "Paragraph 3", "Paragraph three", 0.0),
+        ("passage_retrieval_zh", "\u6bb5\u843d12", "\u6bb5\u843d12", 1.0),
+        ("passage_retrieval_zh", "\u6bb5\u843d12", "\u6bb5\u843d1\uff0c\u6bb5\u843d12", 0.5),
+    ],
+)
+def test_scores_of_the_synthetic_tasks(folder, name, wanted, answer, score):
+    task = LongBench(name, folder)
+    sample = replace(task.samples(Words(), 700, 0)[0], answers=(wanted,))
+    assert task.scores(sample, Answer(answer, []))["score"] == pytest.approx(score, abs=1e-6)
+
+
 def test_longbench_e_is_by_length():
     records = [{"score": score, "words": n} for score, n in ((1, 3999), (0, 4000), (0.5, 7999), (1, 8000), (0, 20000))]
     summary = LongBench("qasper", e=True).summary(records)

@@ -9,6 +9,7 @@ import pytest
 from llamas import new
 from vocabulary import Words
 
+from pylongctx.eval import runner
 from pylongctx.eval.kld import Divergence
 from pylongctx.eval.leval import Choices
 from pylongctx.eval.longbench import LongBench
@@ -29,7 +30,7 @@ TASKS = [
     Divergence("a.txt"),
 ]
 LENGTH = 160
-TIMES = ("seconds", "ttft", "prompt_per_second", "token_seconds")
+TIMES = ("seconds", "ttft", "prompt_per_second", "token_seconds", "peak_rss")
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,15 @@ def test_a_job_makes_one_record_per_sample(records):
         assert record["answer"].strip().isdigit()
         assert record["n_tokens"] <= LENGTH
         assert 0 < record["ttft"] <= record["seconds"]
-        assert min(record["kv_bytes"], record["kv_full_bytes"]) > 0
+        assert 0 < record["kv_bytes"] <= record["kv_peak_bytes"] < record["peak_rss"]
+        assert record["kv_full_bytes"] > 0
         assert json.loads(json.dumps(record)) == record
+
+
+def test_a_peak_that_cannot_begin_anew_is_not_told(monkeypatch, job, samples, records):
+    monkeypatch.setattr(runner, "reset_peak_memory", lambda: False)
+    (record,) = run(job, samples, {record["digest"] for record in records[1:]})
+    assert records[0].keys() - record.keys() == {"peak_rss"}
 
 
 def test_records_do_not_depend_on_which_samples_are_run(job, samples, records):

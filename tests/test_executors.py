@@ -10,7 +10,7 @@ import pytest
 
 from pylongctx.cli import main
 from pylongctx.eval.executors import Failed, local, make_executor, units_of
-from pylongctx.eval.executors.units import SAMPLES_PER_UNIT, peak_memory, reset_peak_memory
+from pylongctx.eval.executors.units import SAMPLES_PER_UNIT
 from pylongctx.eval.passkeys import Passkey
 from pylongctx.eval.runner import Job, digest, make_samples, run
 
@@ -73,15 +73,6 @@ def test_units_hold_what_is_not_done(job):
     assert [len(unit.todo) for unit in units] == [SAMPLES_PER_UNIT, SAMPLES_PER_UNIT, 1]
     assert [name for unit in units for name in unit.todo] == names[1:]
     assert units_of(many, samples, set(names)) == []
-
-
-def test_peak_memory_begins_anew():
-    block = b"x" * (64 * MIB)
-    reset_peak_memory()
-    with_block = peak_memory()
-    del block
-    reset_peak_memory()
-    assert peak_memory() < with_block - 32 * MIB
 
 
 # ---- processes ----

@@ -27,6 +27,7 @@ OTHER_BASE = {"rope_freq_base": 20000.0}
 IDLE = {  # methods, set so that they change nothing in N_SHORT tokens
     "window": "window,n_sink=4,window=60",
     "selfextend": "selfextend,group_size=4,neighbor_window=60",
+    "dca": "dca,chunk_size=37,local_window=23",
     "longheads": "longheads,chunk_size=16,window=64,representation=attention",
     "corm": "corm,window=4,recent=60,evict_every=16",
 }

@@ -12,6 +12,8 @@ from serving import running
 pytest.importorskip("fastapi", reason="the extra server is not installed")
 pytest.importorskip("httpx", reason="the client is not installed")
 
+from pylongctx.serve.tracing import Tracer
+
 N_CTX = 8192
 KEY = "48213"
 SENTENCES = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
@@ -339,6 +341,15 @@ def test_the_map_is_read_with_keys_and_pointer(page, driver):
     words = page.text(".where").split(", by ")
     assert re.fullmatch(r"Chunk 5, tokens 80 to 95: read by [\d.]+ of 32 heads per token", words[0])
     assert re.fullmatch(r"head \d of layer \d for \d+ % of the tokens", words[1])
+
+
+def test_the_map_of_another_answer_is_not_shown(page, haystack, monkeypatch):
+    own = Tracer.chunk_map
+    monkeypatch.setattr(Tracer, "chunk_map", lambda tracer: own(tracer) | {"id": "chatcmpl-another"})
+    page.add(haystack)
+    page.ask(QUESTION)
+    page.answered()
+    assert not page.all(".map")
 
 
 @pytest.mark.parametrize(("method", "name"), [("full", "full"), (None, "llama.cpp's own")])

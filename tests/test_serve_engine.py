@@ -300,10 +300,12 @@ def test_a_traced_answer_leaves_a_map_of_its_chunks():
     with running(method=LONGHEADS) as server:
         assert server.http.get("/v1/longctx").json()["chunk_map"] is None
         body = {"prompt": PROMPTS[0] * 6, "max_tokens": 5, "temperature": 0, "longctx": {"trace": True}}
-        n_prompt = server.http.post("/v1/completions", json=body).json()["usage"]["prompt_tokens"]
+        answer = server.http.post("/v1/completions", json=body).json()
+        n_prompt = answer["usage"]["prompt_tokens"]
         found = server.http.get("/v1/longctx").json()
         map = found["chunk_map"]
         assert found["method"].startswith("longheads,chunk_size=16")
+        assert map["id"] == answer["id"]
         assert map["positions"] == list(range(n_prompt - 1, n_prompt + 4 - 1 + 1))
         assert np.shape(map["counts"]) == (map["n_layer"] * map["n_head"], map["n_chunk"])
         assert (np.array(map["counts"])[:, 0] == 5).all()  # every head reads the first chunk for every token

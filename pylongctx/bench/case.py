@@ -1,11 +1,9 @@
 """What is measured: the parameters of one test, and what the options say of them."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-
-RANGE = re.compile(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
 
 
 @dataclass(frozen=True)
@@ -38,33 +36,6 @@ def label(n_prompt: int, n_gen: int, n_depth: int) -> str:
     """Return llama-bench's name of a test."""
     parts = ([f"pp{n_prompt}"] if n_prompt else []) + ([f"tg{n_gen}"] if n_gen else [])
     return "+".join(parts) + (f" @ d{n_depth}" if n_depth else "")
-
-
-def int_list(text: str, lowest: int = 0) -> list[int]:
-    """Return the numbers of ``"1,2"``, ``"first-last"``, ``"first-last+step"`` or ``"first-last*factor"``.
-
-    Raises
-    ------
-    ValueError
-        When the text is nothing of that, a number is below ``lowest``, or a range never ends.
-    """
-    numbers = [n for part in text.split(",") for n in _range(part)]
-    if too_low := [n for n in numbers if n < lowest]:
-        raise ValueError(f"{too_low[0]} is below {lowest}")
-    return numbers
-
-
-def _range(text: str) -> Iterator[int]:
-    match = RANGE.fullmatch(text)
-    if not match:
-        raise ValueError(f"{text!r} is no number and no range; examples: 512  0-4096+1024  256-4096*2")
-    first, last, sign, step = int(match[1]), int(match[2] or match[1]), match[3] or "+", int(match[4] or 1)
-    n = first
-    while n <= last:
-        yield n
-        n, before = (n + step if sign == "+" else n * step), n
-        if n <= before:
-            raise ValueError(f"the range {text!r} never ends: its step leads from {before} to {n}")
 
 
 def model_file(name: str) -> str:

@@ -5,15 +5,14 @@ The first line is the setup; every line after it asks for one repetition. An exc
 
 import json
 import os
-import re
 import sys
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx._peak import peak_memory
 from pylongctx.bench.case import Case
 from pylongctx.llama import Llama
 
@@ -70,7 +69,7 @@ class Running:
         self.runs += 1
         prompt, tokens = self._evaluate(self.case.n_prompt, self.case.n_gen)
         first = (self.depth_ns + prompt) or tokens[0]
-        usage = {"kv_bytes": self.llm.kv_usage().bytes, "peak_rss": peak_rss()}
+        usage = {"kv_bytes": self.llm.kv_usage().bytes, "peak_rss": peak_memory()}
         return {"ns": prompt + sum(tokens), "ttft_ns": first} | usage
 
     def _evaluate(self, n_prompt: int, n_gen: int) -> tuple[int, list[int]]:
@@ -105,14 +104,6 @@ class Running:
             self.llm.reset()
             self._prompt(depth)
             self.llm.checkpoint()
-
-
-def peak_rss() -> int:
-    """Return the most bytes that this process had in memory; getrusage's peak is inherited from the parent."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
-    if not found:
-        raise RuntimeError("/proc/self/status has no VmHWM")
-    return 1024 * int(found[1])
 
 
 def main() -> None:

@@ -3,12 +3,14 @@
 import argparse
 import json
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 TRUE, FALSE = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")  # as llama.cpp reads them
 PREFIX = "LLAMA_ARG_"
+RANGE = re.compile(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
 
 
 class FromEnvironment(str):
@@ -154,6 +156,35 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"{str(text)!r} is no number") from None
+
+
+def int_list(text: str, lowest: int = 0) -> list[int]:
+    """Return the numbers of ``"1,2"``, ``"first-last"``, ``"first-last+step"`` or ``"first-last*factor"``.
+
+    Raises
+    ------
+    ValueError
+        When the text is nothing of that, a number is below ``lowest``, or a range is empty or never ends.
+    """
+    numbers = [n for part in text.split(",") for n in _range(part)]
+    if too_low := [n for n in numbers if n < lowest]:
+        raise ValueError(f"{too_low[0]} is below {lowest}")
+    return numbers
+
+
+def _range(text: str) -> Iterator[int]:
+    match = RANGE.fullmatch(text)
+    if not match:
+        raise ValueError(f"{text!r} is no number and no range; examples: 512  0-4096+1024  256-4096*2")
+    first, last, sign, step = int(match[1]), int(match[2] or match[1]), match[3] or "+", int(match[4] or 1)
+    if last < first:
+        raise ValueError(f"the range {text!r} is empty: it ends before it begins")
+    n = first
+    while n <= last:
+        yield n
+        n, before = (n + step if sign == "+" else n * step), n
+        if n <= before:
+            raise ValueError(f"the range {text!r} never ends: its step leads from {before} to {n}")
 
 
 def switched(text: str) -> bool:

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from typing import Any
 
 from pylongctx.bench import engines, runner
-from pylongctx.bench.case import Case, cases, int_list, model_file, pair, wanted
+from pylongctx.bench.case import Case, cases, model_file, pair, wanted
 from pylongctx.bench.formats import FORMATS, Printer
 from pylongctx.bench.record import physical_cores
-from pylongctx.cli.arguments import Options
+from pylongctx.cli.arguments import Options, int_list, reported
 from pylongctx.methods import parse
 from pylongctx.models import embedded_model
 
@@ -57,7 +57,7 @@ def add_parser(commands: Any) -> None:
 
 def _add_tests(parser: argparse.ArgumentParser) -> None:
     def add(*names: str, parse: Callable[[str], list[Any]], help: str, metavar: str = "N") -> None:
-        parser.add_argument(*names, action="extend", type=_reported(parse), help=help, metavar=metavar)
+        parser.add_argument(*names, action="extend", type=reported(parse), help=help, metavar=metavar)
 
     def words(text: str) -> list[str]:
         return text.split(",")
@@ -88,18 +88,6 @@ def _add_tests(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method", action="append", metavar="M", help="may be repeated (default: LCTX_METHOD, or full)"
     )
-
-
-def _reported(parse: Callable[[str], list[Any]]) -> Callable[[str], list[Any]]:
-    """Let argparse print the reason of a ValueError."""
-
-    def parsed(text: str) -> list[Any]:
-        try:
-            return parse(text)
-        except ValueError as reason:
-            raise argparse.ArgumentTypeError(str(reason)) from reason
-
-    return parsed
 
 
 def run(args: argparse.Namespace) -> int:

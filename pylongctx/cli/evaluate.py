@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from pylongctx.cli import arguments
 from pylongctx.cli.options import llama_arguments, model_path
 from pylongctx.methods import parse
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pylongctx.eval.task import Record, Sample, Task
 
 DEFAULT_METHODS = ("full", "selfextend", "longheads")
+int_list = arguments.reported(arguments.int_list)  # as the type of an option: "512,2048", "512-8192*2"
 
 
 class Measured(NamedTuple):
@@ -39,18 +41,14 @@ def add_run_options(parser: argparse.ArgumentParser, lengths: str = "512,2048", 
     )
     if lengths:
         add = parser.add_argument
-        add("--lengths", type=int_list, default=int_list(lengths), metavar="N,N", help=f"tokens ({lengths})")
+        what = f"tokens, also 512-8192*2 or 512-2048+512 ({lengths})"
+        add("--lengths", type=int_list, default=int_list(lengths), metavar="N,N", help=what)
     parser.set_defaults(chat=False)
     if chat:
         parser.add_argument("--chat", action="store_true", help="surround the prompts by the model's chat template")
     parser.add_argument(
         "--json", metavar="FILE", help="append one JSON line per sample; a sample that the file has is not run again"
     )
-
-
-def int_list(text: str) -> list[int]:
-    """Return the numbers of ``"512,2048"``."""
-    return [int(part) for part in text.split(",")]
 
 
 def float_list(text: str) -> tuple[float, ...]:

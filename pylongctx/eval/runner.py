@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pylongctx._peak import peak_memory, reset_peak_memory
 from pylongctx.eval.task import ModelVocabulary, Record, Sample, Task
 from pylongctx.llama import Llama
 from pylongctx.methods import parse
@@ -92,6 +93,8 @@ def make_samples(job: Job) -> list[Sample]:
 def run(job: Job, samples: Sequence[Sample] | None = None, done: Container[str] = ()) -> Iterator[Record]:
     """Run the samples of a job and yield their records.
 
+    They hold the peak memory of this process since the job began, where the system can tell that.
+
     Parameters
     ----------
     samples : sequence of Sample or None
@@ -111,10 +114,12 @@ def run(job: Job, samples: Sequence[Sample] | None = None, done: Container[str] 
         return
     if refusal := job.task.refusal(parse(job.method)):
         raise ValueError(refusal)
+    told = reset_peak_memory()
     with job.task.opened(partial(_open, job, samples), job.chat) as evaluate:
         for sample in todo:
             facts = {"digest": names[sample.id], "id": sample.id, **job.facts}
-            yield facts | evaluate(sample)
+            measured = evaluate(sample)
+            yield facts | measured | ({"peak_rss": peak_memory()} if told else {})
 
 
 def context_window(job: Job, samples: Sequence[Sample]) -> int:

@@ -44,8 +44,8 @@ class Served(Chat):
         Log-probabilities will be asked for.
     limit : int or None
         Most tokens that anyone may ask for.
-    traced : bool
-        Record which chunks are read.
+    traced : str or None
+        Record which chunks are read, under this id.
     progress : callable or None
         Called by the engine's thread as the prompt is read.
     """
@@ -56,10 +56,10 @@ class Served(Chat):
         engine: Engine,
         with_rows: bool = False,
         limit: int | None = None,
-        traced: bool = False,
+        traced: str | None = None,
         progress: Callable[[Job], None] | None = None,
     ) -> None:
-        if traced and host.chunked is None:
+        if traced is not None and host.chunked is None:
             raise ValueError(f"method {str(host.method)!r} reads no chunks, there is nothing to trace")
         self._model, self._loaded, self._arguments = host._model, host.session, host._arguments
         self.model_path, self.metadata, self.verbose = host.model_path, host.metadata, host.verbose

@@ -158,7 +158,7 @@ class Engine:
     def _fits(self, job: Job) -> bool:
         if job.forerunner is not None and job.forerunner.is_reading:
             return False
-        if job.traced and self.tracer.busy:
+        if job.traced is not None and self.tracer.busy:
             return False  # one record at a time
         return any(slot.job is None for slot in self.slots)
 
@@ -191,7 +191,7 @@ class Engine:
         try:
             slot = assign(self.slots, job)
             assert slot is not None  # _fits
-            if job.traced:
+            if job.traced is not None:
                 self.tracer.start(job, slot.session)
         except Exception as reason:
             self.counters.failed += 1
@@ -318,7 +318,7 @@ class Engine:
         assert job is not None
         job.ended = time.monotonic()
         job.read = job.read or job.ended
-        if job.traced:
+        if job.traced is not None:
             self.tracer.end(job, slot.session)
         self._n_ended += 1
         slot.job, slot.last, slot.used = None, job, self._n_ended

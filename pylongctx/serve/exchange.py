@@ -23,13 +23,16 @@ class Exchange:
 
     Parameters
     ----------
+    id : str
+        The name of the answer.
     pool : Executor
         Threads that wait for the engine.
     n_threads : int
         How many of them it may use at once.
     """
 
-    def __init__(self, pool: Executor, n_threads: int) -> None:
+    def __init__(self, id: str, pool: Executor, n_threads: int) -> None:
+        self.id = id
         self._pool = pool
         self._turn = asyncio.Semaphore(n_threads)
         self._loop = asyncio.get_running_loop()

@@ -56,7 +56,8 @@ async def _answer(service: Service, request: Request, body: Generate, makes: Seq
     if len(makes) > MOST_PARTS:
         raise invalid(f"one request may ask for {MOST_PARTS} completions, not {len(makes)}", "prompt")
     service.admit()
-    exchange, handed_over = Exchange(service.pool, service.host.n_seq), False
+    name = f"{'chatcmpl' if isinstance(body, ChatBody) else 'cmpl'}-{uuid.uuid4()}"
+    exchange, handed_over = Exchange(name, service.pool, service.host.n_seq), False
     try:
         for index, make in enumerate(makes):
             served = _served(service, exchange, body, index, rows)
@@ -81,7 +82,7 @@ def _close(service: Service, exchange: Exchange) -> None:
 
 def _served(service: Service, exchange: Exchange, body: Generate, index: int, with_rows: bool) -> Served:
     progress = exchange.put_progress(index) if body.stream and body.return_progress else None
-    n_predict, traced = service.settings.n_predict, body.longctx.trace
+    n_predict, traced = service.settings.n_predict, exchange.id if body.longctx.trace else None
     return Served(service.host, service.engine, with_rows, n_predict, traced, progress)
 
 
@@ -90,7 +91,7 @@ def _whole(exchange: Exchange, body: Generate, found: list[dict[str, Any]]) -> d
     whole = found[0]
     whole["choices"] = [{**choice, "index": i} for i, one in enumerate(found) for choice in one["choices"]]
     usage = _usage(exchange, body, {i: one["usage"] for i, one in enumerate(found)})
-    return whole | {"usage": usage, "timings": _timings(exchange, 0)}
+    return whole | {"id": exchange.id, "usage": usage, "timings": _timings(exchange, 0)}
 
 
 async def _events(
@@ -100,7 +101,7 @@ async def _events(
     apart = body.stream_options is not None and body.stream_options.include_usage
     chat = isinstance(body, ChatBody)
     frame = {
-        "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4()}",
+        "id": exchange.id,
         "object": "chat.completion.chunk" if chat else "text_completion",
         "created": int(time.time()),
         "model": service.settings.alias,

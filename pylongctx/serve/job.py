@@ -34,8 +34,8 @@ class Job:
         Every token comes with the logits that it was chosen from.
     every_row : bool
         The logits after every token of the prompt come too, see ``rows``.
-    traced : bool
-        Record which chunks are read for the tokens that are generated.
+    traced : str or None
+        Record which chunks are read for the tokens that are generated, under the completion's id.
     progress : callable or None
         Called by the engine's thread as a step of the prompt was evaluated.
     """
@@ -45,7 +45,7 @@ class Job:
     limit: int = 0
     with_rows: bool = False
     every_row: bool = False
-    traced: bool = False
+    traced: str | None = None
     progress: Callable[["Job"], None] | None = None
 
     submitted: bool = False

@@ -15,8 +15,9 @@ N_SHOWN = 80  # characters of a chunk's text
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What was recorded of one job: the arrays of ``lctx_trace_get``, and the text's tokens."""
+    """What was recorded of one job: its completion's id, the arrays of ``lctx_trace_get``, and the text's tokens."""
 
+    id: str | None
     positions: NDArray[np.int32]
     chunks: NDArray[np.int32]
     tokens: NDArray[np.int32]
@@ -42,7 +43,8 @@ class Tracer:
         """Take the record."""
         self.busy = False
         try:
-            self.record = Record(*session.context.read_trace(), session.tokens.copy(), len(job.tokens))
+            read = session.context.read_trace()
+            self.record = Record(job.traced, *read, session.tokens.copy(), len(job.tokens))
         except MemoryError as reason:
             self.record = None
             session.say(str(reason))
@@ -60,6 +62,7 @@ class Tracer:
         heads = record.chunks.transpose(1, 2, 0, 3).reshape(n_layer * n_head, -1)
         counts = [np.bincount(read[read >= 0], minlength=n_chunk).tolist() for read in heads]
         return {
+            "id": record.id,
             "n_layer": n_layer,
             "n_head": n_head,
             "chunk_size": size,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
 from pylongctx.eval.runner import Job, digest, run
 from pylongctx.eval.task import Record, Sample
 
 SAMPLES_PER_UNIT = 8  # few enough to be spread and redone, enough to be worth opening a model
-RESET_PEAK = "5"  # what clear_refs of Linux takes for that
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +33,9 @@ class Unit:
         return replace(self, todo=tuple(name for name in self.todo if name not in done))
 
     def records(self) -> Iterator[Record]:
-        """Run the samples and yield their records, with the peak memory of this process meanwhile."""
-        reset_peak_memory()
+        """Run the samples and yield their records."""
         others = {name for sample in self.samples if (name := digest(self.job, sample)) not in self.todo}
-        for record in run(self.job, self.samples, others):
-            yield record | {"peak_rss": peak_memory()}
+        return run(self.job, self.samples, others)
 
 
 @dataclass(frozen=True)
@@ -66,14 +62,3 @@ def units_of(job: Job, samples: Sequence[Sample], done: Container[str]) -> list[
 def reason_of(error: BaseException) -> str:
     """Return an exception as a line."""
     return f"{type(error).__name__}: {error}"
-
-
-def reset_peak_memory() -> None:
-    """Let the peak of this process begin anew."""
-    Path("/proc/self/clear_refs").write_text(RESET_PEAK)
-
-
-def peak_memory() -> int:
-    """Return the most bytes of memory that this process had since ``reset_peak_memory``."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -172,7 +172,8 @@ function request(messages) {
 
 const fileText = ({ name, text }) => `${name}:\n\n${text}`;
 
-function read({ prompt_progress: progress, choices, usage, timings }, message) {
+function read({ id, prompt_progress: progress, choices, usage, timings }, message) {
+  message.id = id;
   if (progress) message.progress = progress;
   if (choices?.length) {
     const [{ delta, finish_reason: reason }] = choices;
@@ -181,13 +182,13 @@ function read({ prompt_progress: progress, choices, usage, timings }, message) {
     if (reason === "length") message.length = true;
   }
   if (timings) Object.assign(message.stats, timings);
-  if (usage) Object.assign(message.stats, { read: usage.prompt_tokens, used: usage.total_tokens, n_ctx: server.n_ctx });
+  if (usage) Object.assign(message.stats, { used: usage.total_tokens, n_ctx: server.n_ctx });
 }
 
 async function addNumbers(message) {
   const { kv, chunk_map: map } = await get("v1/longctx");
   message.stats.kv = kv;
-  if (map?.n_prompt === message.stats.read) message.map = map; // else it is that of another user's answer
+  if (map?.id === message.id) message.map = map; // else it is that of another user's answer
 }
 
 function setRunning(current) {
