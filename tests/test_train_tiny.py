@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 import train_tiny  # noqa: E402
 from tiny.data import ANSWER_WEIGHT, STAGES, copy_row, draw_batch, load_corpus, quiz_row, stage_at  # noqa: E402
 from tiny.export import export  # noqa: E402
-from tiny.model import Model  # noqa: E402
+from tiny.model import Model, rotate  # noqa: E402
+from tiny.start import PASSED, SCORE  # noqa: E402
 from tiny.tasks import QUIZZES, Source, pass_key  # noqa: E402
 from tiny.train import Settings, Trainer, rate  # noqa: E402
 
@@ -148,9 +149,9 @@ def test_copies_count_where_they_repeat(corpus):
 
 def test_rows_grow_to_the_whole_context(corpus):
     lengths = [draw_batch(corpus, 0, 0, stage, 512, 256)[0].shape for stage in STAGES]
-    assert lengths == [(8, 65), (8, 65), (4, 129), (2, 257)]
+    assert lengths == [(8, 17), (4, 33), (4, 65), (4, 129), (2, 257)]
     assert stage_at(0.0) is STAGES[0]
-    assert stage_at(0.45) is stage_at(1.0) is STAGES[-1]
+    assert stage_at(STAGES[-2].until) is stage_at(1.0) is STAGES[-1]
 
 
 def test_texts_end_where_the_held_out_ones_begin(corpus, folder):
@@ -159,6 +160,39 @@ def test_texts_end_where_the_held_out_ones_begin(corpus, folder):
     assert "\n".join(ends) == corpus.held_out
     assert [whole.startswith(text) for whole, text in zip(wholes, corpus.texts, strict=True)] == [True, True]
     assert [len(whole) // 50 for whole in wholes] == [len(end) for end in ends]
+
+
+# ---- the weights to begin with ----
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_heads_begin_by_looking_one_token_back(variant):
+    arch, shape = VARIANTS[variant]
+    model = Model(arch, shape)
+    block, seen = model.blk[0], []
+    block.attn_q.register_forward_hook(lambda _, inputs, q: seen.append(q))
+    block.attn_k.register_forward_hook(lambda _, inputs, k: seen.append(k))
+    with torch.no_grad():
+        model(torch.randint(300, shape.n_vocab, (1, 33)))
+    q, k = (x.unflatten(-1, (-1, shape.head_dim)).transpose(1, 2) for x in seen)
+    cos, sin = model.angles[:, :33]
+    q, k = (rotate(heads, cos, sin, block.interleaved) for heads in (q, k))
+    scores = q @ k.repeat_interleave(shape.n_head // shape.n_head_kv, 1).transpose(-1, -2)
+    looking = scores[0, : shape.n_head // 2]
+    by_distance = [looking.diagonal(-n, 1, 2).mean() for n in range(8)]
+    assert by_distance[1] == max(by_distance) > 0.6 * SCORE
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_heads_begin_by_passing_on_what_they_read(variant):
+    arch, shape = VARIANTS[variant]
+    passed = shape.n_head // shape.n_head_kv * PASSED
+    for block in Model(arch, shape).blk:
+        through = block.attn_output.weight @ block.attn_v.weight.unflatten(0, (shape.n_head_kv, -1)).repeat_interleave(
+            shape.n_head // shape.n_head_kv, 0
+        ).flatten(0, 1)
+        found = torch.linalg.eigvalsh(through).detach()
+        assert found[-min(shape.n_embd, shape.n_embd_kv) :].numpy() == pytest.approx(passed, abs=1e-4)
 
 
 # ---- training ----

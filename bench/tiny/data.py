@@ -30,15 +30,18 @@ class Stage:
 
     until: float
     divisor: int  # of the context's length
+    batch: int  # divisor of the tokens of a step
     copies: float  # share of the rows
     quizzes: float  # the rest is text
 
 
+# short rows first, many steps of few tokens: there heads learn to copy, which longer rows then only have to stretch
 STAGES = (
-    Stage(0.15, divisor=4, copies=0.50, quizzes=0.30),
-    Stage(0.25, divisor=4, copies=0.25, quizzes=0.40),
-    Stage(0.45, divisor=2, copies=0.15, quizzes=0.45),
-    Stage(1.00, divisor=1, copies=0.08, quizzes=0.42),
+    Stage(0.22, divisor=16, batch=4, copies=0.75, quizzes=0.00),
+    Stage(0.32, divisor=8, batch=4, copies=0.50, quizzes=0.20),
+    Stage(0.42, divisor=4, batch=2, copies=0.25, quizzes=0.40),
+    Stage(0.57, divisor=2, batch=1, copies=0.15, quizzes=0.42),
+    Stage(1.00, divisor=1, batch=1, copies=0.06, quizzes=0.40),
 )
 
 
@@ -222,5 +225,6 @@ def draw_batch(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the rows of a step: tokens and the weights of their losses, [row, length + 1] each."""
     length, random = n_ctx // stage.divisor, Random(f"{seed}-{step}")
-    rows = [draw_row(corpus, random, stage, length + 1) for _ in range(max(1, n_tokens // length))]
+    n_rows = max(1, n_tokens // stage.batch // length)
+    rows = [draw_row(corpus, random, stage, length + 1) for _ in range(n_rows)]
     return np.array([row[0] for row in rows], np.int64), np.array([row[1] for row in rows], np.float32)

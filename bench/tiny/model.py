@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pylongctx.bench.random_model import Shape
+from tiny.start import EMBEDDING, begin, look_back
 
 EPSILON = 1e-5  # what shape_meta writes
 INTERLEAVED = {"llama": True, "qwen2": False}  # RoPE turns pairs (2i, 2i+1): NORM, or (i, i+d/2): NEOX
@@ -97,12 +98,16 @@ class Model(nn.Module):
         self._initialize()
 
     def _initialize(self) -> None:
-        nn.init.normal_(self.token_embd.weight, std=0.02)
+        common = torch.randn(self.shape.n_embd).sign()
+        nn.init.normal_(self.token_embd.weight, std=EMBEDDING)
+        self.token_embd.weight.data.add_(EMBEDDING * common)
         for name, values in self.blk.named_parameters():
-            if name.endswith(("attn_output.weight", "ffn_down.weight", "bias")):
-                nn.init.zeros_(values)  # every block begins as the identity
-            elif values.ndim == 2:
-                nn.init.normal_(values, std=values.shape[1] ** -0.5)
+            if name.endswith("bias"):
+                nn.init.zeros_(values)
+        for block in self.blk:
+            begin(block, self.shape)
+        cos, sin = rotation(self.shape, 2)
+        look_back(self.blk[0], common / common.norm(), self.shape, (cos[1], sin[1]), INTERLEAVED[self.arch])
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of int64 tokens [batch, position], [batch, position, n_vocab]."""

@@ -31,7 +31,7 @@ class Settings:
     Attributes
     ----------
     batch_tokens : int
-        Tokens of a step, whatever the length of its rows.
+        Tokens of a step, whatever the length of its rows; early stages take a part of them.
     muon_lr, adam_lr : float
         Of hidden matrices; of embedding, norms and biases.
     decay : float
@@ -42,7 +42,7 @@ class Settings:
 
     arch: str = "llama"
     shape: Shape = field(default_factory=lambda: Shape(4096, 256, 4, 8, 4, 768, 512, key_length=64))
-    steps: int = 2200
+    steps: int = 2700
     batch_tokens: int = 8192
     seed: int = 0
     muon_lr: float = 0.02
@@ -152,6 +152,10 @@ class Trainer:
         losses = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
         return (losses * weights).sum() / weights.sum()
 
+    def _n_tokens(self, first: int, last: int) -> int:
+        stages = (stage_at(step / self.settings.steps) for step in range(first, last))
+        return sum(self.settings.batch_tokens // stage.batch for stage in stages)
+
     def train(self, until: int, report_every: int, check_every: int) -> Iterator[dict]:
         """Go on to a step, yielding and logging records; with every check comes an evaluation and a checkpoint."""
         until = min(until, self.settings.steps)
@@ -161,10 +165,10 @@ class Trainer:
             is_check = self.step % check_every == 0 or self.step == until
             if self.step % report_every and not is_check:
                 continue
-            n_tokens = (self.step - first) * self.settings.batch_tokens
+            n_tokens = self._n_tokens(first, self.step)
             seconds = time.monotonic() - start
             record = {"step": self.step, "loss": round(sum(losses) / len(losses), 4)}
-            left = seconds / (self.step - first) * (self.settings.steps - self.step)
+            left = seconds / n_tokens * self._n_tokens(self.step, self.settings.steps)
             record |= {"tokens_per_second": round(n_tokens / seconds), "minutes_left": round(left / 60, 1)}
             losses = []
             if is_check:
