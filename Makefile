@@ -1,4 +1,4 @@
-# make demo | test | test-peers | lint | wheel | tools | sanitize | cuda-check: everything they need is set up first, in .venv.
+# make demo | report | test | test-peers | lint | wheel | tools | sanitize | cuda-check: everything they need is set up first, in .venv.
 # Needs Python >= 3.10, a C++ compiler, make and git; cmake and ninja come from PyPI.
 
 PYTHON ?= python3
@@ -9,6 +9,9 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # compiling the peer needs neither its vision tools nor two compilations of the same source
 PEER_ARGS := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF
 
+# what make report writes: report.md, report.html, report/*.png and *.svg, records.jsonl
+REPORT ?= build/report
+
 # one package for all builds: the one that the library's own build has fetched
 TARBALL   = $(addprefix $(CURDIR)/,$(firstword $(wildcard build/*/download/*.tar.gz)))
 
@@ -17,7 +20,7 @@ NVCC      = $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/
 CUBLAS    = nvidia-cublas==13.*
 HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
 
-.PHONY: build demo test test-peers lint format wheel tools tools-patched tools-stock sanitize sanitize-address sanitize-thread cuda-check clean
+.PHONY: build demo report test test-peers lint format wheel tools tools-patched tools-stock sanitize sanitize-address sanitize-thread cuda-check clean
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +36,12 @@ build: $(VENV)/.build-tools
 
 demo: build
 	$(BIN)/pylongctx passkey --method full --method selfextend --method longheads --lengths 512,1024,2048,4096,8192 --tests 50
+
+# every method on the embedded model: tables and pictures; what is there already is not measured again
+report: build
+	$(PIP) install --no-build-isolation --editable .[plot,eval]
+	$(BIN)/pylongctx matrix bench/matrix.toml --out $(REPORT) --workers auto
+	$(BIN)/pylongctx report $(REPORT)
 
 $(VENV)/.test-tools: $(VENV)/.build-tools
 	# no cache: a wheel of the peer that was built with other options would be taken for this one

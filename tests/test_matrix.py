@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from llamas import new
@@ -11,10 +12,12 @@ from pylongctx.eval.matrix import all_methods, make, read, split_method
 from pylongctx.eval.needle import Needle
 from pylongctx.eval.passkeys import Passkey
 from pylongctx.eval.rope import LINEAR, YARN, Positions, positions_of, scaling
+from pylongctx.eval.runner import make_samples
 from pylongctx.methods import METHODS, parse
 
 TRAINED = Positions(512, 64, 10000.0)
 PASSKEY = {"kind": "passkey", "tests": 1}
+REPORT = Path(__file__).resolve().parents[1] / "bench" / "matrix.toml"
 
 
 def lines(folder):
@@ -112,6 +115,31 @@ def test_a_task_has_its_own_methods():
         ("perplexity", "longheads", "ntk"),
         ("passkey", "full", ""),
     ]
+
+
+def test_a_task_has_its_own_kv_types():
+    table = {
+        "methods": "full",
+        "kv": ["f16", "q4_0"],
+        "lengths": 64,
+        "tasks": [PASSKEY, {"kind": "kld", "file": "a.txt", "kv": "q8_0/f16"}],
+    }
+    jobs = make(table).jobs()
+    types = [(job.task.name, job.type_k, job.type_v) for job in jobs]
+    assert types == [("passkey", "f16", "f16"), ("passkey", "q4_0", "q4_0"), ("kld", "q8_0", "f16")]
+    with pytest.raises(ValueError, match="'passkey' has no KV types"):
+        make({"lengths": 64, "tasks": [PASSKEY | {"kv": []}]})
+
+
+def test_the_report_s_matrix_has_every_method_and_texts_of_every_length():
+    pytest.importorskip("wonderwords", reason="the extra eval is not installed")
+    jobs = make(read(str(REPORT))).jobs()
+    assert {(job.method, job.rope) for job in jobs} >= {split_method(name) for name in all_methods()}
+    shortest = {}
+    for job in sorted(jobs, key=lambda job: -job.length):
+        shortest[job.task] = job
+    for job in shortest.values():
+        assert make_samples(job)
 
 
 def test_a_task_may_have_all_methods():
