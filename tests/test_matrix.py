@@ -92,13 +92,15 @@ def test_jobs_are_the_product():
 def test_files_are_named_from_the_folder_of_the_toml(tmp_path):
     (tmp_path / "m.toml").write_text(
         'model = "a.gguf"\nlengths = [64]\n[[tasks]]\nkind = "perplexity"\nfile = "a.txt"\n'
-        '[[tasks]]\nkind = "needle"\npasskey = true\nlengths = [300]\ndepth_percents = [0, 50]\n'
+        '[[tasks]]\nkind = "needle"\npasskey = true\nlengths = [300]\ndepth_percents = [0, 50]\nhaystack = "b.txt"\n'
+        '[[tasks]]\nkind = "passkey"\nhaystack = "sentences"\n'
     )
     matrix = make(read(str(tmp_path / "m.toml")))
-    text, needle = matrix.tasks
+    text, needle, passkey = matrix.tasks
     assert matrix.models == (str(tmp_path / "a.gguf"),)
     assert (text.task.file, text.lengths) == (str(tmp_path / "a.txt"), (64,))
     assert isinstance(needle.task, Needle)
+    assert (needle.task.haystack, passkey.task.haystack) == (str(tmp_path / "b.txt"), "sentences")
     assert (needle.task.scorer, needle.task.depth_percents, needle.lengths) == ("match", (0, 50), (300,))
 
 

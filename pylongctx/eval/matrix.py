@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pylongctx.eval.chunks import Chunks
+from pylongctx.eval.haystack import SYNTHETIC
 from pylongctx.eval.kld import Divergence
 from pylongctx.eval.leval import Choices
 from pylongctx.eval.longbench import LongBench
@@ -40,7 +41,8 @@ TASKS: dict[str, type[Task]] = {
     "chunks": Chunks,
 }
 ALL = "all"
-FILES = ("file", "data")  # fields of tasks that name files, from the folder of the TOML file on
+FILES = ("file", "data", "haystack")  # fields of tasks that name files, from the folder of the TOML file on
+MADE = ("sentences", SYNTHETIC)  # haystacks that are no files
 KEYS = ("model", "methods", "kv", "lengths", "seed", "chat", "llama", "tasks")
 
 
@@ -143,7 +145,7 @@ def read(path: str) -> dict[str, Any]:
     if "model" in table:
         table["model"] = [str(folder / model) for model in _list(table["model"])]
     for task in table.get("tasks", []):
-        task |= {name: str(folder / task[name]) for name in FILES if name in task}
+        task |= {name: str(folder / task[name]) for name in FILES if task.get(name, MADE[0]) not in MADE}
     return table
 
 
