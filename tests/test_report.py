@@ -10,7 +10,7 @@ import pytest
 from pylongctx.cli import main
 from pylongctx.report.grids import choices_grid, grids
 from pylongctx.report.heat import cells, is_grid
-from pylongctx.report.pictures import chunk_map
+from pylongctx.report.pictures import chunk_map, pictures
 from pylongctx.report.records import Evidence, in_order, label, load, short
 from pylongctx.report.records import perplexity as perplexity_of
 
@@ -280,6 +280,15 @@ def test_pages_hold_tables_pictures_and_captions(tmp_path):
     assert all((tmp_path / "new" / name).exists() for name in linked)
     assert "| full | 100.0 | 0.0 |" in markdown
     assert "a &lt;reason&gt;" in html
+
+
+def test_a_caption_names_the_methods_that_are_drawn():
+    pytest.importorskip("matplotlib")
+    records = [*answers(), *answers("vt", methods=("window",))]
+    captions = {picture.name: picture.caption for picture in pictures(Evidence(records, ABOUT))}
+    assert "Methods: full, longheads. Made" in captions["tiny-accuracy-passkey"]
+    assert "Methods: window. Made" in captions["tiny-accuracy-vt"]
+    assert "Methods: full, longheads, window. Made" in captions["tiny-memory"]
 
 
 def test_several_files_are_one_report(tmp_path):

@@ -43,6 +43,7 @@ MOST_MARKERS = 12  # of a line
 DODGE = 0.006  # by which methods stand beside each other, of a length, where their values are equal
 MIB = 2**20
 Line = tuple[Sequence[float], Sequence[float]]
+Drawn = tuple[str, str, list[Record], "Figure"]  # a name, what is shown, of which records
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Picture:
 
 def pictures(evidence: Evidence) -> Iterator[Picture]:
     """Yield the pictures for which there are records of one model."""
-    for name, what, figure in _figures(evidence):
-        yield Picture(_stem(evidence, name), caption(what, evidence), figure)
+    for name, what, records, figure in _figures(evidence):
+        yield Picture(_stem(evidence, name), caption(what, Evidence(records, evidence.about)), figure)
     for record in _mapped(evidence.records):
         shown = Evidence([record], evidence.about)
         yield Picture(_stem(evidence, f"chunks-{label(record)}"), caption(_map_text(record), shown), chunk_map(record))
@@ -77,54 +78,56 @@ def caption(what: str, evidence: Evidence) -> str:
     return f"{what}. Model: {model}{known}. Methods: {', '.join(labels(evidence.records))}.{made}"
 
 
-def _figures(evidence: Evidence) -> Iterator[tuple[str, str, Figure]]:
+def _figures(evidence: Evidence) -> Iterator[Drawn]:
     records, trained = evidence.records, evidence.trained(evidence.models[0])
     answered = [record for record in records if has_score(record)]
     by_task = grouped(answered, "task")
     for task, found in by_task.items():
         if _several(found, "length"):
             figure = curves(found, mean_score, f"{task}: right, %", trained, limits=(-4, 104))
-            yield f"accuracy-{task}", f"Accuracy of {task} against length", figure
+            yield f"accuracy-{task}", f"Accuracy of {task} against length", found, figure
         if is_grid(found):
             what = f"Score of {task} by depth and length; the dashed line is the trained length"
-            yield f"depths-{task}", what, heat_map(found, trained)
+            yield f"depths-{task}", what, found, heat_map(found, trained)
     yield from _perplexities(records, trained)
     yield from _costs(records, trained)
     for task, found in by_task.items():
         if len(labels(found)) > 1:
             longest = max(record["length"] for record in found)
             what = f"Score of {task} against KV memory at {longest} tokens; the line joins what nothing else beats"
-            yield f"frontier-{task}", what, frontier([r for r in found if r["length"] == longest], task)
+            records = [record for record in found if record["length"] == longest]
+            yield f"frontier-{task}", what, records, frontier(records, task)
 
 
 def _several(records: Sequence[Record], key: str) -> bool:
     return len({record[key] for record in records}) > 1
 
 
-def _perplexities(records: Sequence[Record], trained: int | None) -> Iterator[tuple[str, str, Figure]]:
+def _perplexities(records: Sequence[Record], trained: int | None) -> Iterator[Drawn]:
     measured = [record for record in records if record["task"] == "perplexity"]
     for way, found in grouped(measured, measure).items():
         name = way.replace(", stride ", "-")
         if _several(found, "length"):
             figure = curves(found, perplexity, f"perplexity ({way})", trained, log=True)
-            yield f"perplexity-{name}", f"Perplexity ({way}) against length", figure
+            yield f"perplexity-{name}", f"Perplexity ({way}) against length", found, figure
         if "curve" in found[0]:
             longest = max(record["length"] for record in found)
-            figure = by_position([record for record in found if record["length"] == longest], trained)
-            yield f"position-{name}", f"Perplexity by position in texts of {longest} tokens", figure
+            last = [record for record in found if record["length"] == longest]
+            what = f"Perplexity by position in texts of {longest} tokens"
+            yield f"position-{name}", what, last, by_position(last, trained)
 
 
-def _costs(records: Sequence[Record], trained: int | None) -> Iterator[tuple[str, str, Figure]]:
+def _costs(records: Sequence[Record], trained: int | None) -> Iterator[Drawn]:
     timed = [record for record in records if "token_seconds" in record]
     if _several(timed, "length"):
         figure = curves(timed, lambda part: 1000 * mean_of("token_seconds")(part), "ms per token", trained, zero=True)
-        yield "time", "Time of a generated token against length", figure
+        yield "time", "Time of a generated token against length", timed, figure
         figure = curves(timed, mean_of("prompt_per_second"), "prompt, tokens per second", trained, zero=True)
-        yield "prompt", "Speed of reading a prompt against length", figure
+        yield "prompt", "Speed of reading a prompt against length", timed, figure
     held = [record for record in records if "kv_bytes" in record]
     if _several(held, "length"):
         figure = curves(held, lambda part: mean_of("kv_bytes")(part) / MIB, "KV memory, MiB", trained, zero=True)
-        yield "memory", "KV memory against length", figure
+        yield "memory", "KV memory against length", held, figure
 
 
 # ---- lines ----
