@@ -187,6 +187,7 @@ def test_a_closed_stream_of_openai_ends_its_job(server, engine):
     given = {"model": ALIAS, "prompt": "It", "max_tokens": 500, "logit_bias": forever, "stream": True}
     with server.held():  # so that the answer cannot be complete before
         chunks = server.client.completions.create(**given)
+        server.wait_for(lambda: engine.n_waiting == 1)  # the status comes before the prompt is queued
         chunks.close()
         server.wait_for(lambda: engine._waiting and engine._waiting[0].cancelled)
     server.wait_for(lambda: engine.n_busy == engine.n_waiting == 0)
