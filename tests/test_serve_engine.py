@@ -143,7 +143,11 @@ def test_what_a_busy_sequence_holds_is_shared(server, engine):
 def test_several_choices_read_their_prompt_once(method):
     with running(n_seq=3, method=method) as server:
         given = {"model": ALIAS, "prompt": PROMPTS[0] * 6, "max_tokens": N, "temperature": 0, "n": 3}
-        answer = server.client.completions.create(**given)
+        with ThreadPoolExecutor(1) as pool, server.held():
+            asked = pool.submit(server.client.completions.create, **given)
+            server.wait_for(lambda: server.engine.n_waiting == 3)
+            server.release()
+            answer = asked.result(PATIENCE)
         assert len({choice.text for choice in answer.choices}) == 1
         assert server.engine.counters.prompt_tokens == answer.usage.prompt_tokens
 
@@ -325,7 +329,7 @@ def test_traced_answers_are_the_same_and_recorded_one_at_a_time():
             server.wait_for(lambda: server.engine.n_waiting == 3)
             server.release()
             assert [one.result(PATIENCE) for one in traced] == plain
-        last = server.engine.tracer.record
+        last = server.ask(lambda: server.engine.tracer.record)
         n_prompts = [len(server.host.tokenize(text.encode())) for text in texts]
         assert last.n_prompt in n_prompts
         assert last.positions.tolist() == list(range(last.n_prompt - 1, last.n_prompt + N - 1))
@@ -338,4 +342,15 @@ def test_a_busy_first_sequence_does_not_hold_up_a_trace():
         endless.take()
         stream(server, PROMPTS[1], extra_body={"longctx": {"trace": True}})
         assert server.engine.slots[0].job is endless
-        assert len(server.engine.tracer.record.positions) == N
+        assert len(server.ask(lambda: server.engine.tracer.record).positions) == N
+
+
+def test_the_record_is_there_for_who_has_the_answer():
+    with running(method=LONGHEADS) as server:
+        traced = job(server, [1, 5, 6], 400, traced="this one")
+        server.engine.submit(traced)
+        traced.take()
+        with server.engine._wake:  # what the engine sees together
+            server.engine.cancel(traced, satisfied=True)
+            found = server.engine.call(lambda: server.engine.tracer.record)
+        assert found.result(PATIENCE).id == "this one"

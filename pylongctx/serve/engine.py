@@ -144,11 +144,11 @@ class Engine:
                 self._wake.wait()
             calls = list(self._calls)
             self._calls.clear()
-        for function, future in calls:
-            _answer(function, future)
-        for slot in self.slots:
+        for slot in self.slots:  # before the calls: who has an answer may ask for what was recorded of it
             if slot.job is not None and slot.job.cancelled:
                 self._end(slot, None if slot.job.satisfied else Cancelled("cancelled"))
+        for function, future in calls:
+            _answer(function, future)
         self._assign_waiting()
         return not self._closing
 
