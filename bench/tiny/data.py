@@ -41,7 +41,8 @@ STAGES = (
     Stage(0.32, divisor=8, batch=4, copies=0.50, quizzes=0.20),
     Stage(0.42, divisor=4, batch=2, copies=0.25, quizzes=0.40),
     Stage(0.57, divisor=2, batch=1, copies=0.15, quizzes=0.42),
-    Stage(1.00, divisor=1, batch=1, copies=0.03, quizzes=0.30),
+    Stage(0.76, divisor=1, batch=1, copies=0.03, quizzes=0.30),
+    Stage(1.00, divisor=1, batch=1, copies=0.05, quizzes=0.45),  # at small steps, for keys that are named once
 )
 
 
