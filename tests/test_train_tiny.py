@@ -149,7 +149,7 @@ def test_copies_count_where_they_repeat(corpus):
 
 def test_rows_grow_to_the_whole_context(corpus):
     lengths = [draw_batch(corpus, 0, 0, stage, 512, 256)[0].shape for stage in STAGES]
-    assert lengths == [(8, 17), (4, 33), (4, 65), (4, 129), (2, 257)]
+    assert lengths == [(8, 17), (4, 33), (4, 65), (4, 129), (2, 257), (2, 257)]
     assert stage_at(0.0) is STAGES[0]
     assert stage_at(STAGES[-2].until) is stage_at(1.0) is STAGES[-1]
 
