@@ -22,7 +22,9 @@ except ImportError as reason:
 
 from tiny.data import load_corpus
 from tiny.export import WEIGHTS, export
+from tiny.gguf_files import read_tokenizer
 from tiny.model import BIASED
+from tiny.tokenizer import load_tokenizer
 from tiny.train import SCHEDULES, TOKENIZER, Settings, Trainer
 
 MHA_HEADS = 6  # of a llama: as many weights as 8 query heads that share 4 key heads
@@ -35,6 +37,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("texts", type=Path, help="a text file, or a folder of .txt files")
     add("run", type=Path, help="folder of the run; made if it is not there")
     add("--held-out", type=Path, help="text to measure on; default: the last fiftieth of every training text")
+    add("--init", type=Path, help="GGUF file: begin with its weights, and with the last stage of training")
     add("--arch", choices=BIASED, default=DEFAULT.arch)
     add("--mha", action="store_true", help="as many key heads as query heads")
     add("--layers", type=int, default=DEFAULT.shape.n_layer)
@@ -82,9 +85,14 @@ def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
     torch.set_num_threads(args.threads)
     args.run.mkdir(parents=True, exist_ok=True)
+    tokenizer = args.run / TOKENIZER
+    if args.init:
+        if not tokenizer.exists():
+            tokenizer.write_bytes(read_tokenizer(args.init))
+        args.vocabulary = load_tokenizer(tokenizer).get_piece_size()
     settings = settings_of(args)
-    corpus = load_corpus(args.texts, args.held_out, args.run / TOKENIZER, args.vocabulary)
-    trainer = Trainer(settings, corpus, args.run, args.device)
+    corpus = load_corpus(args.texts, args.held_out, tokenizer, args.vocabulary)
+    trainer = Trainer(settings, corpus, args.run, args.device, args.init)
     n_weights = sum(values.numel() for values in trainer.model.parameters())
     print(f"{n_weights} weights, {len(corpus.tokens)} tokens of text", flush=True)
     for record in trainer.train(args.until or settings.steps, args.report_every, args.check_every):

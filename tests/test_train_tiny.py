@@ -14,14 +14,17 @@ import pytest
 NEEDS = "the extra train is not installed"
 torch = pytest.importorskip("torch", reason=NEEDS)
 pytest.importorskip("sentencepiece", reason=NEEDS)
+pytest.importorskip("google.protobuf", reason=NEEDS)
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 import train_tiny  # noqa: E402
 from tiny.data import ANSWER_WEIGHT, STAGES, copy_row, draw_batch, load_corpus, quiz_row, stage_at  # noqa: E402
 from tiny.export import export  # noqa: E402
+from tiny.gguf_files import read_tokenizer  # noqa: E402
 from tiny.model import Model, rotate  # noqa: E402
 from tiny.start import PASSED, SCORE  # noqa: E402
 from tiny.tasks import QUIZZES, Source, pass_key  # noqa: E402
+from tiny.tokenizer import Tokenizer  # noqa: E402
 from tiny.train import Settings, Trainer, rate  # noqa: E402
 
 from pylongctx import Llama  # noqa: E402
@@ -248,6 +251,48 @@ def test_a_tokenizer_of_another_size_is_refused(corpus, tmp_path):
         Trainer(settings, corpus, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def made(corpus, tmp_path_factory):
+    """Return a model of random weights and its file."""
+    model = Model("llama", SHAPE)
+    return model, export(tmp_path_factory.mktemp("made") / "f32.gguf", model, corpus.tokenizer, "f32")
+
+
+def test_a_vocabulary_is_read_back(corpus, made):
+    read = Tokenizer(model_proto=read_tokenizer(made[1]))
+    assert read.encode(TEXT + corpus.held_out) == corpus.tokenizer.encode(TEXT + corpus.held_out)
+
+
+def test_a_run_begins_with_a_model(corpus, made, tmp_path):
+    """At the last stage, with rates that warm up from there; and it goes on as any other."""
+    model, path = made
+    settings = replace(SETTINGS, steps=300)
+    trainer = Trainer(settings, corpus, tmp_path, init=path)
+    assert all(torch.equal(values, model.state_dict()[name]) for name, values in weights_of(trainer).items())
+    first = trainer.step
+    assert first == round(STAGES[-2].until * 300)
+    assert [rate(settings, step, first) / rate(settings, step) for step in (first, first + 6)] == [1 / 6, 1]
+    list(trainer.train(first + 2, 1, 2))
+    assert Trainer(settings, corpus, tmp_path, init=path).step == first + 2
+    with pytest.raises(ValueError, match=r"made with other settings \(init\)"):
+        Trainer(settings, corpus, tmp_path)
+
+
+def test_a_model_of_other_sizes_is_refused(corpus, made, tmp_path):
+    settings = replace(SETTINGS, shape=replace(SHAPE, n_ff=80))
+    with pytest.raises(ValueError, match=r"(?s)f32.gguf does not fit the settings of this run: .*ffn_up"):
+        Trainer(settings, corpus, tmp_path, init=made[1])
+
+
+def test_a_vocabulary_of_another_kind_is_refused(corpus, made, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        gguf.GGUFWriter, "add_tokenizer_model", lambda writer, _: writer.add_string("tokenizer.ggml.model", "gpt2")
+    )
+    path = export(tmp_path / "other.gguf", made[0], corpus.tokenizer, "f32")
+    with pytest.raises(ValueError, match="vocabulary of the kind 'gpt2'; runs go on from 'llama' only"):
+        read_tokenizer(path)
+
+
 def test_what_came_after_the_checkpoint_is_logged_once(corpus, tmp_path):
     trainer = Trainer(SETTINGS, corpus, tmp_path)
     for record in trainer.train(99, 1, 2):
@@ -286,6 +331,10 @@ def test_the_command_trains_and_exports(folder, tmp_path, capsys):
     assert "step 2, loss" in out
     assert "step 4, loss" in out
     assert "named" in out
+    train_tiny.main(
+        [*command[:1], str(tmp_path / "more"), *command[2:], "--init", str(tmp_path / "run" / "model-q8_0.gguf")]
+    )
+    assert "step 4, loss" in capsys.readouterr().out
     with Llama(str(tmp_path / "run" / "model-q8_0.gguf"), n_ctx=256, verbose=False) as llm:
         assert llm.metadata["general.architecture"] == "qwen2"
         assert llm.metadata["qwen2.attention.head_count_kv"] == "2"

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from pylongctx.bench.random_model import Shape
-from tiny.data import Corpus, draw_batch, stage_at
+from tiny.data import STAGES, Corpus, draw_batch, stage_at
 from tiny.evaluation import examination
+from tiny.gguf_files import file_digest, load_weights
 from tiny.model import Model
 
 CHECKPOINT, LOG, TOKENIZER = "checkpoint.pt", "log.jsonl", "tokenizer.model"
@@ -53,10 +54,10 @@ class Settings:
     bf16: bool = True
 
 
-def rate(settings: Settings, step: int) -> float:
-    """Return what the learning rates are multiplied with."""
+def rate(settings: Settings, step: int, first: int = 0) -> float:
+    """Return what the learning rates are multiplied with; they warm up from the first step."""
     progress = step / settings.steps
-    warm = min(1.0, (step + 1) / max(1.0, WARMUP * settings.steps))
+    warm = min(1.0, (step - first + 1) / max(1.0, WARMUP * settings.steps))
     if settings.schedule == "cosine":
         return warm * (1 + math.cos(math.pi * progress)) / 2
     return warm * min(1.0, (1 - progress) / settings.decay)
@@ -65,22 +66,32 @@ def rate(settings: Settings, step: int) -> float:
 class Trainer:
     """A model on its way; what it needs to go on is in the folder ``run``.
 
+    Parameters
+    ----------
+    init : Path or None
+        A GGUF file: begin with its weights, at the last stage.
+
     Raises
     ------
     ValueError
-        When the folder holds a run with other settings or texts, or a tokenizer of another size.
+        When the folder holds a run with other settings or texts, a tokenizer or a model to begin with has other sizes.
     """
 
-    def __init__(self, settings: Settings, corpus: Corpus, run: Path, device: str = "cpu") -> None:
+    def __init__(
+        self, settings: Settings, corpus: Corpus, run: Path, device: str = "cpu", init: Path | None = None
+    ) -> None:
         self.settings, self.corpus, self.run, self.device = settings, corpus, run, device
-        self._identity = asdict(settings) | {"texts": corpus.digest}
+        self._identity = asdict(settings) | {"texts": corpus.digest, "init": init and file_digest(init)}
         if (n := corpus.tokenizer.get_piece_size()) != settings.shape.n_vocab:
             raise ValueError(
                 f"{run / TOKENIZER} has {n} tokens, not {settings.shape.n_vocab}; remove it, or take another folder"
             )
         torch.manual_seed(settings.seed)
-        self.model = Model(settings.arch, settings.shape).to(device)
-        self.step = 0
+        self.model = Model(settings.arch, settings.shape)
+        if init:
+            load_weights(self.model, init)
+        self.model.to(device)
+        self.step = self._first = round(STAGES[-2].until * settings.steps) if init else 0
         self._optimizers = self._make_optimizers()
         self._exam = examination(corpus, settings.shape.n_ctx_train, TRIALS)
         self._load()
@@ -134,7 +145,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         for optimizer, peak in zip(self._optimizers, (settings.muon_lr, settings.adam_lr), strict=True):
             for group in optimizer.param_groups:
-                group["lr"] = peak * rate(settings, self.step)
+                group["lr"] = peak * rate(settings, self.step, self._first)
             optimizer.step()
             optimizer.zero_grad()
         self.step += 1
