@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import N_CTX_TRAIN, SPECS
 from session import Session
-from tiny_gguf import Shape, make_model
+from tiny_gguf import Shape, make_model, unquantized
 
 BASE = Shape(n_ctx_train=N_CTX_TRAIN)
 MODELS = {
@@ -57,6 +57,12 @@ def embedded_model() -> Path:
     from pylongctx.models import embedded_model
 
     return Path(embedded_model())
+
+
+@pytest.fixture(scope="session")
+def embedded_f32(embedded_model, tmp_path_factory) -> Path:
+    """Return the embedded model in f32, to be compared with an oracle that rounds nothing."""
+    return unquantized(tmp_path_factory.mktemp("f32") / "f32.gguf", embedded_model)
 
 
 @pytest.fixture(scope="session")

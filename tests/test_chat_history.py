@@ -125,12 +125,7 @@ def test_the_same_answer_as_without_reuse(counted):
     messages = []
     for i in range(3):
         turn(llm, messages, f"Question {i}?", seed=i)
-    tokens = prompt_tokens(llm._model, llm.apply_template(messages[:-1]), llm._session.tokens.tolist())
-    assert tokens[: llm.n_tokens] == list(llm._session.tokens)[: len(tokens)]
+    warm, tokens = llm.scores[-1].copy(), llm._session.tokens.tolist()
     llm.reset()
     llm.eval(tokens)
-    cold = llm.scores[-1].copy()
-    llm.reset()
-    llm.eval(tokens[:-5])
-    llm.eval(tokens[-5:])
-    np.testing.assert_allclose(llm.scores[-1], cold, atol=0.3)
+    np.testing.assert_allclose(llm.scores[-1], warm, atol=0.02 * abs(warm).max())

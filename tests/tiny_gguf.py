@@ -40,3 +40,19 @@ def sparse_model(path: Path, shape: Shape) -> Path:
     header = gguf.GGUFWriter.ggml_pad(path.stat().st_size, writer.data_alignment)
     os.truncate(path, header + n_bytes)
     return path
+
+
+def unquantized(path: Path | str, source: Path | str) -> Path:
+    """Write a model again with its weights in f32, for which llama.cpp rounds no activations."""
+    reader = gguf.GGUFReader(str(source))
+    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
+    for name, value in reader.fields.items():
+        if not name.startswith(("GGUF.", "general.")):
+            writer.add_key_value(name, value.contents(), value.types[0], value.types[-1])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return Path(path)
