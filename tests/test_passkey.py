@@ -1,10 +1,12 @@
 """The pass-key task: prompts of the right length, the same for every method, scored right."""
 
 import re
+from random import Random
 
 import pytest
 
 from pylongctx import Llama
+from pylongctx.eval.haystack import synthetic_text
 from pylongctx.eval.passkey import (
     INTRO,
     QUESTION,
@@ -127,6 +129,20 @@ def test_the_embedded_model_finds_keys_within_its_context(llm):
         assert trial.regex == (trial.answer.strip() == str(trial.key))
         assert trial.strict == trial.regex
         assert trial.method == "full"
+
+
+def test_the_embedded_model_tells_the_keys_of_several_names_apart(llm):
+    random, names, found = Random(0), ["Emma", "the baker", "London", "Captain Brown"], 0
+    for trial in range(20):
+        keys = {name: str(random.randint(10000, 99999)) for name in names}
+        needles = [f"The pass key of {name} is {key}." for name, key in keys.items()]
+        hay = [synthetic_text(150, 10 * trial + i) for i in range(5)]
+        asked = random.choice(names)
+        text = " ".join([INTRO, hay[0], *(part for pair in zip(needles, hay[1:], strict=True) for part in pair)])
+        prompt = f"{text} What is the pass key of {asked}? The pass key of {asked} is"
+        answer = llm(prompt, max_tokens=8, temperature=0.0)["choices"][0]["text"]
+        found += answer.split()[0].rstrip(".") == keys[asked]
+    assert found >= 16
 
 
 def test_a_wrong_answer_is_not_counted(llm):
