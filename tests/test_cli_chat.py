@@ -7,8 +7,7 @@ from chat_templates import THINKING
 from terminal import CTRL_C, CTRL_D, UP, Terminal, run
 
 CORM = "corm,window=64,recent=64"
-WORDS = 'root ::= [a-z ]+ "."'
-ENDLESS = ("--grammar", WORDS, "-l", "2-1000", "-l", "17-1000", "--temp", "0")  # neither the end token nor a full stop
+ENDLESS = ("--grammar", "root ::= [a-z ] root", "--temp", "0")
 YES = ("--grammar", 'root ::= "yes" | "no"', "--temp", "0")
 TURN = re.compile(
     r"prompt (\d+) tokens(?:, [\d.]+ t/s)?; answer (\d+) tokens(?:, [\d.]+ t/s)?; KV ([\d.]+) MiB; context (\d+)/(\d+)"
