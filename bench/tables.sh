@@ -54,7 +54,7 @@ each far "$small longheads,chunk_size=32" $accuracy --lengths 32768 --tests 10 -
 each borders "longheads,n_neighbor=0 longheads,n_neighbor=1" $accuracy --lengths 16384 --tests 20 --haystacks novel --passages 0
 each keys "longheads $paper" $accuracy --lengths 512,1024,2048,4096,8192 --tests 20 --passages 0
 each keys-far "longheads $paper" $accuracy --lengths 16384,32768 --tests 10 --passages 0
-each keys-others "full window selfextend dca full@ntk full@yarn" $accuracy --lengths 512,1024,2048,4096,8192 --tests 10 --passages 0
+each keys-others "full window selfextend dca full@ntk full@yarn" $accuracy --lengths 512,1024,2048,4096,8192 --tests 5 --passages 0
 each ntk "longheads longheads@ntk4" $accuracy --lengths 4096 --tests 20 --haystacks novel --passages 0
 each perplexity "full selfextend window dca longheads $paper" $last --lengths 512,8192
 
