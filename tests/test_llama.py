@@ -118,15 +118,17 @@ def test_logits_of_a_failed_step_are_not_used(llm, prompt, monkeypatch):
         llm.sample()
 
 
-def test_setting_n_tokens_goes_back(llm, prompt):
-    llm.eval(prompt)
-    expected = llm.scores[-1].copy()
-    llm.eval([300, 301, 302])
-    llm.n_tokens = len(prompt) - 1
-    assert len(llm.scores) == 0
-    llm.eval(prompt[-1:])
-    assert list(llm._input_ids) == prompt
-    np.testing.assert_allclose(llm.scores[-1], expected, atol=0.02 * abs(expected).max())
+def test_setting_n_tokens_goes_back(embedded_f32, prompt):
+    """In f32: with rounded weights the products of one token differ from those of many."""
+    with new(embedded_f32) as llm:
+        llm.eval(prompt)
+        expected = llm.scores[-1].copy()
+        llm.eval([300, 301, 302])
+        llm.n_tokens = len(prompt) - 1
+        assert len(llm.scores) == 0
+        llm.eval(prompt[-1:])
+        assert list(llm._input_ids) == prompt
+        np.testing.assert_allclose(llm.scores[-1], expected, atol=0.05)
 
 
 def test_tokens_and_ids_agree(llm, prompt):
