@@ -93,14 +93,19 @@ def _figures(evidence: Evidence) -> Iterator[Drawn]:
     yield from _costs(records, trained)
     for task, found in by_task.items():
         if len(labels(found)) > 1:
-            longest = max(record["length"] for record in found)
+            longest, last = _longest(found)
             what = f"Score of {task} against KV memory at {longest} tokens; the line joins what nothing else beats"
-            records = [record for record in found if record["length"] == longest]
-            yield f"frontier-{task}", what, records, frontier(records, task)
+            yield f"frontier-{task}", what, last, frontier(last, task)
 
 
 def _several(records: Sequence[Record], key: str) -> bool:
     return len({record[key] for record in records}) > 1
+
+
+def _longest(records: Sequence[Record]) -> tuple[int, list[Record]]:
+    """Return the longest length and the records of it."""
+    longest = max(record["length"] for record in records)
+    return longest, [record for record in records if record["length"] == longest]
 
 
 def _perplexities(records: Sequence[Record], trained: int | None) -> Iterator[Drawn]:
@@ -111,8 +116,7 @@ def _perplexities(records: Sequence[Record], trained: int | None) -> Iterator[Dr
             figure = curves(found, perplexity, f"perplexity ({way})", trained, log=True)
             yield f"perplexity-{name}", f"Perplexity ({way}) against length", found, figure
         if "curve" in found[0]:
-            longest = max(record["length"] for record in found)
-            last = [record for record in found if record["length"] == longest]
+            longest, last = _longest(found)
             what = f"Perplexity by position in texts of {longest} tokens"
             yield f"position-{name}", what, last, by_position(last, trained)
 

@@ -87,8 +87,8 @@ class Gate:
             parts.append(message.get("body", b""))
             n, more = sum(map(len, parts)), message.get("more_body", False)
         if n > most:
-            message = f"the request is larger than {most} bytes (--max-body allows more)"
-            raise ApiError(413, "invalid_request_error", message, code="request_too_large")
+            reason = f"the request is larger than {most} bytes (--max-body allows more)"
+            raise ApiError(413, "invalid_request_error", reason, code="request_too_large")
         return _again([{"type": "http.request", "body": b"".join(parts), "more_body": False}], receive)
 
 
