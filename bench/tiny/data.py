@@ -42,7 +42,7 @@ STAGES = (
     Stage(0.42, divisor=4, batch=2, copies=0.25, quizzes=0.40),
     Stage(0.57, divisor=2, batch=1, copies=0.15, quizzes=0.42),
     Stage(0.76, divisor=1, batch=1, copies=0.03, quizzes=0.30),
-    Stage(1.00, divisor=1, batch=1, copies=0.05, quizzes=0.45),  # at small steps, for keys that are named once
+    Stage(1.00, divisor=1, batch=1, copies=0.05, quizzes=0.60),  # at small steps, for keys that are named once
 )
 
 
