@@ -47,6 +47,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--context", type=int, default=DEFAULT.shape.n_ctx_train)
     add("--steps", type=int, default=DEFAULT.steps)
     add("--until", type=int, help="stop after this step of --steps")
+    add("--examine", type=int, metavar="N", help="train nothing: measure the model on N texts and questions per depth")
     add("--batch-tokens", type=int, default=DEFAULT.batch_tokens)
     add("--seed", type=int, default=DEFAULT.seed)
     add("--muon-lr", type=float, default=DEFAULT.muon_lr)
@@ -81,6 +82,10 @@ def settings_of(args: argparse.Namespace) -> Settings:
     return Settings(shape=shape, bf16=not args.f32, **{name: getattr(args, name) for name in names})
 
 
+def line(record: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in record.items())
+
+
 def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
     torch.set_num_threads(args.threads)
@@ -95,8 +100,11 @@ def main(argv: list[str] | None = None) -> None:
     trainer = Trainer(settings, corpus, args.run, args.device, args.init)
     n_weights = sum(values.numel() for values in trainer.model.parameters())
     print(f"{n_weights} weights, {len(corpus.tokens)} tokens of text", flush=True)
+    if args.examine:
+        print(line(trainer.examine(args.examine)))
+        return
     for record in trainer.train(args.until or settings.steps, args.report_every, args.check_every):
-        print(", ".join(f"{name} {value:g}" for name, value in record.items()), flush=True)
+        print(line(record), flush=True)
     for weights in WEIGHTS:
         print(export(args.run / f"model-{weights}.gguf", trainer.model, corpus.tokenizer, weights))
 

@@ -331,6 +331,10 @@ def test_the_command_trains_and_exports(folder, tmp_path, capsys):
     assert "step 2, loss" in out
     assert "step 4, loss" in out
     assert "named" in out
+    train_tiny.main([*command, "--examine", "8"])  # as many as while it trains: the same numbers
+    measured = capsys.readouterr().out.splitlines()[1]
+    assert measured.startswith("perplexity ")
+    assert measured in out
     train_tiny.main(
         [*command[:1], str(tmp_path / "more"), *command[2:], "--init", str(tmp_path / "run" / "model-q8_0.gguf")]
     )

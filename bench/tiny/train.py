@@ -131,6 +131,10 @@ class Trainer:
         torch.save(state | {"model": self.model.state_dict(), "optimizers": optimizers}, part)
         part.replace(path)
 
+    def examine(self, trials: int) -> dict[str, float]:
+        """Return what an evaluation with so many texts, and questions at each depth, finds now."""
+        return examination(self.corpus, self.settings.shape.n_ctx_train, trials).run(self.model)
+
     # ---- steps ----
 
     def advance(self) -> float:
