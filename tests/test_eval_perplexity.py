@@ -48,10 +48,11 @@ def all_records(model, task, length, method="full", **fields):
     return list(run(Job(str(model), method, task, length, **fields)))
 
 
-def test_token_nll_is_that_of_each_token_alone(llm, vocabulary):
-    tokens = [*vocabulary.bos, *vocabulary.tokenize(TEXT.decode())][:12]
-    expected = [nll_after(llm, tokens[:i], tokens[i]) for i in range(4, 12)]
-    np.testing.assert_allclose(token_nll(llm, tokens, 3), expected, atol=1e-3)
+def test_token_nll_is_that_of_each_token_alone(embedded_f32):
+    with new(embedded_f32, logits_all=True) as llm:
+        tokens = llm.tokenize(TEXT)[:12]
+        expected = [nll_after(llm, tokens[:i], tokens[i]) for i in range(4, 12)]
+        np.testing.assert_allclose(token_nll(llm, tokens, 3), expected, atol=1e-3)
 
 
 # ---- pieces ----
