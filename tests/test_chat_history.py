@@ -125,6 +125,10 @@ def test_the_same_answer_as_without_reuse(counted):
     messages = []
     for i in range(3):
         turn(llm, messages, f"Question {i}?", seed=i)
+    warm, held = llm.scores[-1].copy(), llm._session.tokens.tolist()
+    llm.reset()
+    llm.eval(held)
+    np.testing.assert_allclose(llm.scores[-1], warm, atol=0.02 * abs(warm).max())
     messages.append({"role": "user", "content": "And then?"})
     tokens = prompt_tokens(llm._model, llm.apply_template(messages), llm._session.tokens.tolist())
     assert tokens[: llm.n_tokens] == list(llm._session.tokens)[: len(tokens)]
