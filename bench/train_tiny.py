@@ -25,7 +25,7 @@ from tiny.export import WEIGHTS, export
 from tiny.gguf_files import read_tokenizer
 from tiny.model import BIASED
 from tiny.tokenizer import load_tokenizer
-from tiny.train import SCHEDULES, TOKENIZER, Settings, Trainer
+from tiny.train import CHECKPOINT, SCHEDULES, TOKENIZER, TRIALS, Settings, Trainer
 
 MHA_HEADS = 6  # of a llama: as many weights as 8 query heads that share 4 key heads
 DEFAULT = Settings()
@@ -97,11 +97,14 @@ def main(argv: list[str] | None = None) -> None:
         args.vocabulary = load_tokenizer(tokenizer).get_piece_size()
     settings = settings_of(args)
     corpus = load_corpus(args.texts, args.held_out, tokenizer, args.vocabulary)
-    trainer = Trainer(settings, corpus, args.run, args.device, args.init)
+    only_measure = args.examine is not None
+    if only_measure and not (args.init or (args.run / CHECKPOINT).exists()):
+        raise ValueError(f"there is no model to measure: {args.run} holds no {CHECKPOINT}, and --init names no file")
+    trainer = Trainer(settings, corpus, args.run, args.device, args.init, args.examine if only_measure else TRIALS)
     n_weights = sum(values.numel() for values in trainer.model.parameters())
     print(f"{n_weights} weights, {len(corpus.tokens)} tokens of text", flush=True)
-    if args.examine:
-        print(line(trainer.examine(args.examine)))
+    if only_measure:
+        print(line(trainer.examine()))
         return
     for record in trainer.train(args.until or settings.steps, args.report_every, args.check_every):
         print(line(record), flush=True)

@@ -325,6 +325,8 @@ def test_a_vocabulary_that_the_texts_have_not_is_an_error(tmp_path):
 def test_the_command_trains_and_exports(folder, tmp_path, capsys):
     sizes = "--vocabulary 448 --width 128 --layers 1 --feed-forward 64 --context 256 --steps 4 --batch-tokens 256"
     command = [str(folder), str(tmp_path / "run"), *sizes.split(), "--threads", "1", "--arch", "qwen2", "--mha"]
+    with pytest.raises(ValueError, match=r"no model to measure: .*holds no checkpoint\.pt, and --init names"):
+        train_tiny.main([*command, "--examine", "8"])
     train_tiny.main([*command, "--until", "2"])
     train_tiny.main(command)
     out = capsys.readouterr().out
@@ -335,6 +337,8 @@ def test_the_command_trains_and_exports(folder, tmp_path, capsys):
     measured = capsys.readouterr().out.splitlines()[1]
     assert measured.startswith("perplexity ")
     assert measured in out
+    with pytest.raises(ValueError, match="0 texts: an evaluation needs at least one"):
+        train_tiny.main([*command, "--examine", "0"])
     train_tiny.main(
         [*command[:1], str(tmp_path / "more"), *command[2:], "--init", str(tmp_path / "run" / "model-q8_0.gguf")]
     )

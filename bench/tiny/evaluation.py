@@ -46,6 +46,8 @@ class Examination:
 def examination(corpus: Corpus, n_ctx: int, trials: int) -> Examination:
     """Draw as many texts, and as many questions at every depth."""
     tokens = corpus.tokenizer.encode(corpus.held_out)
+    if trials < 1:
+        raise ValueError(f"{trials} texts: an evaluation needs at least one")
     step = (len(tokens) - n_ctx) // trials
     if step < 1:
         raise ValueError(f"the held-out text has {len(tokens)} tokens, too few for {trials} pieces of {n_ctx}")

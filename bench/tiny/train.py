@@ -70,6 +70,8 @@ class Trainer:
     ----------
     init : Path or None
         A GGUF file: begin with its weights, at the last stage.
+    trials : int
+        Texts, and questions at each depth, of an evaluation.
 
     Raises
     ------
@@ -78,7 +80,13 @@ class Trainer:
     """
 
     def __init__(
-        self, settings: Settings, corpus: Corpus, run: Path, device: str = "cpu", init: Path | None = None
+        self,
+        settings: Settings,
+        corpus: Corpus,
+        run: Path,
+        device: str = "cpu",
+        init: Path | None = None,
+        trials: int = TRIALS,
     ) -> None:
         self.settings, self.corpus, self.run, self.device = settings, corpus, run, device
         self._identity = asdict(settings) | {"texts": corpus.digest, "init": init and file_digest(init)}
@@ -93,7 +101,7 @@ class Trainer:
         self.model.to(device)
         self.step = self._first = round(STAGES[-2].until * settings.steps) if init else 0
         self._optimizers = self._make_optimizers()
-        self._exam = examination(corpus, settings.shape.n_ctx_train, TRIALS)
+        self._exam = examination(corpus, settings.shape.n_ctx_train, trials)
         self._load()
 
     def _make_optimizers(self) -> list[torch.optim.Optimizer]:
@@ -131,9 +139,9 @@ class Trainer:
         torch.save(state | {"model": self.model.state_dict(), "optimizers": optimizers}, part)
         part.replace(path)
 
-    def examine(self, trials: int) -> dict[str, float]:
-        """Return what an evaluation with so many texts, and questions at each depth, finds now."""
-        return examination(self.corpus, self.settings.shape.n_ctx_train, trials).run(self.model)
+    def examine(self) -> dict[str, float]:
+        """Return what an evaluation finds now."""
+        return self._exam.run(self.model)
 
     # ---- steps ----
 
@@ -187,7 +195,7 @@ class Trainer:
             record |= {"tokens_per_second": round(n_tokens / seconds), "minutes_left": round(left / 60, 1)}
             losses = []
             if is_check:
-                record |= self._exam.run(self.model)
+                record |= self.examine()
             with (self.run / LOG).open("a") as log:
                 log.write(json.dumps(record) + "\n")
             if is_check:
