@@ -1,8 +1,9 @@
 """What mkdocs makes of the pages before it renders them: files of the repository, tables of options and of routes.
 
-``<!-- file: README.md -->`` is replaced by that file, its links turned to the pages. ``<!-- options: serve: server -->``
-is a table of the options of a command, or of some groups of its help, and ``<!-- options: evaluations -->`` of those that
-all commands that evaluate share. ``<!-- routes -->`` is a table of the server's routes.
+``<!-- file: README.md -->`` is replaced by that file, its links turned to the pages. ``<!-- options: serve -->`` is a
+table of the options of a command, ``<!-- options: serve: server -->`` of a group of its help, and
+``<!-- options: evaluations -->`` of what all commands that evaluate share. ``<!-- routes -->`` is a table of the
+server's routes.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The pages run as they stand: Python blocks on the embedded model, commands by the parser, files and targets by name.
 
-The blocks of a page share their names and run one after the other, in a folder with the files that they name. Before a
-block, ``<!-- not run: REASON -->`` leaves it out, and ``<!-- own process: PACKAGE -->`` runs it in a process of its own.
+The blocks of a page share their names and run one after the other, in a folder with the files that they name. Before
+a block, ``<!-- not run: REASON -->`` leaves it out, and ``<!-- own process: PACKAGE -->`` runs it in a new process.
 """
 
 import importlib.util
