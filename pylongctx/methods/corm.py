@@ -29,6 +29,11 @@ class Corm(Method):
     ------
     TypeError, ValueError
         When an option is not an integer, too small, or larger than 2**30.
+
+    Examples
+    --------
+    >>> str(Corm(window=128, recent=128))
+    'corm,window=128,recent=128'
     """
 
     window: int = 256

@@ -47,6 +47,13 @@ class LongHeads(Method):
     ------
     TypeError, ValueError
         When an option is of the wrong type, too small, no multiple of what it is made of, or an unknown word.
+
+    Examples
+    --------
+    >>> from pylongctx import Llama
+    >>> with Llama("model.gguf", method=LongHeads(), n_ctx=4096, verbose=False) as chosen:
+    ...     chosen.method.chunk_size, chosen.method.window
+    (16, 256)
     """
 
     chunk_size: int | None = None
@@ -80,5 +87,11 @@ class LongHeads(Method):
 
     @classmethod
     def paper(cls, chunk_size: int | None = None, window: int | None = None) -> "LongHeads":
-        """Return the settings of the paper: each query and head chooses alone, by attention, read side by side."""
+        """Return the settings of the paper: each query and head chooses alone, by attention, read side by side.
+
+        Examples
+        --------
+        >>> str(LongHeads.paper(chunk_size=256))
+        'longheads,chunk_size=256,n_recent=1,select=head,select_block=1,representation=attention,position=packed,n_neighbor=0'
+        """
         return cls(chunk_size, window, 1, "head", 1, "attention", "packed", n_neighbor=0)
