@@ -99,4 +99,10 @@ def routes() -> str:
 def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     filled = [i for i in range(len(head)) if any(row[i] for row in rows)]
     lines = [[head[i] for i in filled], ["---"] * len(filled), *([row[i] for i in filled] for row in rows)]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(map(_escaped, line)) + " |" for line in lines)
+
+
+def _escaped(cell: str) -> str:
+    """Return the text of a cell, bars outside of code spans escaped."""
+    parts = cell.split("`")
+    return "`".join(part if i % 2 else part.replace("|", "\\|") for i, part in enumerate(parts))

@@ -20,8 +20,9 @@ class Method:
         First word of the spec string.
     words : mapping
         The options that are words, with the words they may be; all others are integers.
-    role : {"base", "rule"} or None
-        What it is in a composition: a base says what is read, a rule what is forgotten. None: it composes with nothing.
+    role : str or None
+        What it is in a composition: a "base" says what is read, a "rule" what is forgotten. None: it composes with
+        nothing.
 
     Examples
     --------
