@@ -35,7 +35,6 @@ class Answer:
     legacy: bool = False
     usage_chunk: bool = False
     say: Callable[[str], None] = lambda message: None
-    text: str = ""
     entries: list[Entry] = field(default_factory=list)  # not in a chunk yet
     called: bool = False
 
@@ -70,9 +69,8 @@ class Answer:
         for text, entries in run.parts():
             self.entries += entries
             if text:
-                self.text += text
-                yield from map(self._delta, self.parser.feed(self.text))
-        yield from map(self._delta, self.parser.feed(self.text, final=run.reason == "stop"))
+                yield from map(self._delta, self.parser.feed(text))
+        yield from map(self._delta, self.parser.end(complete=run.reason == "stop"))
         if self.parser.failure:
             self.say(f"the answer does not follow the chat template: {self.parser.failure}")
 
