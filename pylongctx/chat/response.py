@@ -35,7 +35,6 @@ class Answer:
     model_name: str
     legacy: bool = False
     usage_chunk: bool = False
-    text: str = ""
     entries: list[Entry] = field(default_factory=list)  # not in a chunk yet
     called: bool = False
 
@@ -69,9 +68,8 @@ class Answer:
         for text, entries in self.generation.parts():
             self.entries += entries
             if text:
-                self.text += text
-                yield from map(self._delta, self.parser.feed(self.text))
-        yield from map(self._delta, self.parser.feed(self.text, final=self.generation.reason == "stop"))
+                yield from map(self._delta, self.parser.feed(text))
+        yield from map(self._delta, self.parser.end(complete=self.generation.reason == "stop"))
         if self.parser.failure:
             self.generation.source.say(f"the answer does not follow the chat template: {self.parser.failure}")
 
