@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pylongctx._free import address_room, free_bytes
 from pylongctx._lib import InvalidInput, check, ffi, lib, text
-from pylongctx._model import Model, with_fields
+from pylongctx.engine.model import Model, with_fields
 
 MAX_DEVICES = 64
 LOOK = 32 * 2**20  # addresses that a model and a context without memory take; llama.cpp aborts where there are none
@@ -153,6 +153,16 @@ def fit(path: str, model_settings: dict[str, Any], settings: dict[str, Any], met
             )
             return settings | {"n_ctx": longest}
         raise MemoryError(explain(plan, longest))
+
+
+def serves(path: str, model_settings: dict[str, Any], settings: dict[str, Any], method: str) -> bool:
+    """Return whether a method runs on a model, whatever the size of its context."""
+    try:
+        with _quiet(), Plan(path, model_settings, settings, method) as plan:
+            plan.sizes(n_ctx=STEP)
+    except InvalidInput:
+        return False
+    return True
 
 
 @contextmanager
