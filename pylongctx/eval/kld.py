@@ -78,7 +78,7 @@ class Divergence(Task):
         joined = {key: np.concatenate([np.asarray(r[key], float) for r in records]) for key in PER_TOKEN}
         return statistics(**joined)
 
-    def cell(self, records: Sequence[Record]) -> str:
+    def cell_text(self, records: Sequence[Record]) -> str:
         """Return the text of a table cell."""
         found = self.summary(records)
         return f"{found['Mean KLD']:.5f} \u00b1 {found['Mean KLD error']:.5f}"

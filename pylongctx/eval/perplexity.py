@@ -201,7 +201,7 @@ class Perplexity(SingleModel):
         variance = (square - mean**2) / (n - 1) if n > 1 else 0.0
         return {"perplexity": value, "error": value * math.sqrt(max(0.0, variance)), "n_scored": n}
 
-    def cell(self, records: Sequence[Record]) -> str:
+    def cell_text(self, records: Sequence[Record]) -> str:
         """Return the text of a table cell."""
         found = self.summary(records)
         return f"{found['perplexity']:.4g} \u00b1 {found['error']:.2g}"

@@ -142,9 +142,9 @@ class Task(ABC):
 
     @abstractmethod
     def opened(self, open_llama: OpenLlama, chat: bool) -> AbstractContextManager[Callable[[Sample], Record]]:
-        """Open what the samples need, and yield a function that runs one; ``open_llama(None)`` has the job's method."""
+        """Open what the samples need, and yield what runs one; ``open_llama(None)`` has the cell's method."""
 
-    def cell(self, records: Sequence[Record]) -> str:
+    def cell_text(self, records: Sequence[Record]) -> str:
         """Return the text of a table cell."""
         return f"{100 * self.summary(records)[self.headline]:.1f}"
 
