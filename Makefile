@@ -5,11 +5,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
+INSTALL := $(BIN)/python native/install.py
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # compiling the peer needs neither its vision tools nor two compilations of the same source
 PEER_ARGS := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF
 
-# what make report writes: report.md, report.html, report/*.png and *.svg, records.jsonl
+# what make report writes: report.md, report.html, report/*.png and *.svg, records.jsonl; passkeys/, the demo's table in full
 REPORT ?= build/report
 
 # one package for all builds: the one that the library's own build has fetched
@@ -23,6 +24,7 @@ HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
 .PHONY: build demo report test test-peers docs lint format wheel tools tools-patched tools-stock sanitize sanitize-address sanitize-thread cuda-check clean
 
 $(BIN)/pip:
+	@echo "[1/7] build tools: cmake, ninja, scikit-build-core, cffi"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade pip
 
@@ -32,16 +34,21 @@ $(VENV)/.build-tools: $(BIN)/pip pyproject.toml
 
 # an editable install: Python files from here, the library rebuilt as far as needed
 build: $(VENV)/.build-tools
-	$(PIP) install --no-build-isolation --editable .
+	$(INSTALL) --editable .
 
+PASSKEY := $(BIN)/pylongctx passkey --method full --method selfextend --method longheads
+
+# a minute on two cores; five trials a cell, and make report has fifty
 demo: build
-	$(BIN)/pylongctx passkey --method full --method selfextend --method longheads --lengths 512,1024,2048,4096,8192 --tests 50
+	$(PASSKEY) --lengths 512,1024,2048,4096 --tests 5
 
 # every method on the embedded model: tables and pictures; what is there already is not measured again
 report: build
-	$(PIP) install --no-build-isolation --editable .[plot,eval]
+	$(INSTALL) --editable .[plot,eval]
 	$(BIN)/pylongctx matrix bench/matrix.toml --out $(REPORT) --workers auto
 	$(BIN)/pylongctx report $(REPORT)
+	mkdir -p $(REPORT)/passkeys
+	$(PASSKEY) --lengths 512,1024,2048,4096,8192 --tests 50 --json $(REPORT)/passkeys/records.jsonl
 
 $(VENV)/.test-tools: $(VENV)/.build-tools
 	# no cache: a wheel of the peer that was built with other options would be taken for this one

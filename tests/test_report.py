@@ -282,6 +282,17 @@ def test_pages_hold_tables_pictures_and_captions(tmp_path):
     assert "a &lt;reason&gt;" in html
 
 
+def test_without_pictures_there_are_tables_only(tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    out = tmp_path / "new" / "page.md"
+    assert main(["report", folder_of(tmp_path, answers()), "--no-pictures", "--out", str(out)]) == 0
+    assert "| full | 100.0 | 0.0 |" in out.read_text()
+    assert "![" not in out.read_text()
+    assert not out.with_suffix("").exists()
+
+
 def test_a_caption_names_the_methods_that_are_drawn():
     pytest.importorskip("matplotlib")
     records = [*answers(), *answers("vt", methods=("window",))]

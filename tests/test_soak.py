@@ -1,13 +1,9 @@
 """``bench/soak.py``, shortened: nothing is wrong, and what is wrong is noticed."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 for package in ("fastapi", "httpx", "psutil"):
     pytest.importorskip(package, reason=f"the package {package} is not installed")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 soak = pytest.importorskip("soak")
 
 

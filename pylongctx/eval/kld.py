@@ -55,9 +55,9 @@ class Divergence(Task):
 
     Examples
     --------
-    >>> from pylongctx.eval.runner import Job, run
+    >>> from pylongctx.eval.runner import Cell, run
     >>> task = Divergence("book.txt", chunks=1)
-    >>> records = list(run(Job("model.gguf", "full", task, length=200)))
+    >>> records = list(run(Cell("model.gguf", "full", task, length=200)))
     >>> task.summary(records)["Mean KLD"]
     0.0
     """
@@ -93,7 +93,7 @@ class Divergence(Task):
         joined = {key: np.concatenate([np.asarray(r[key], float) for r in records]) for key in PER_TOKEN}
         return statistics(**joined)
 
-    def cell(self, records: Sequence[Record]) -> str:
+    def cell_text(self, records: Sequence[Record]) -> str:
         """Return the text of a table cell."""
         found = self.summary(records)
         return f"{found['Mean KLD']:.5f} \u00b1 {found['Mean KLD error']:.5f}"

@@ -183,9 +183,9 @@ class Perplexity(SingleModel):
 
     Examples
     --------
-    >>> from pylongctx.eval.runner import Job, run
+    >>> from pylongctx.eval.runner import Cell, run
     >>> task = Perplexity("book.txt", mode="last", chunks=1, stride=64)
-    >>> records = list(run(Job("model.gguf", "selfextend", task, length=300)))
+    >>> records = list(run(Cell("model.gguf", "selfextend", task, length=300)))
     >>> records[0]["n_scored"], 1 < task.summary(records)["perplexity"] < 100
     (64, True)
     """
@@ -262,7 +262,7 @@ class Perplexity(SingleModel):
         variance = (square - mean**2) / (n - 1) if n > 1 else 0.0
         return {"perplexity": value, "error": value * math.sqrt(max(0.0, variance)), "n_scored": n}
 
-    def cell(self, records: Sequence[Record]) -> str:
+    def cell_text(self, records: Sequence[Record]) -> str:
         """Return the text of a table cell."""
         found = self.summary(records)
         return f"{found['perplexity']:.4g} \u00b1 {found['error']:.2g}"

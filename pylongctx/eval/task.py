@@ -175,9 +175,9 @@ class Task(ABC):
 
     @abstractmethod
     def opened(self, open_llama: OpenLlama, chat: bool) -> AbstractContextManager[Callable[[Sample], Record]]:
-        """Open what the samples need, and yield a function that runs one; ``open_llama(None)`` has the job's method."""
+        """Open what the samples need, and yield what runs one; ``open_llama(None)`` has the cell's method."""
 
-    def cell(self, records: Sequence[Record]) -> str:
+    def cell_text(self, records: Sequence[Record]) -> str:
         """Return the text of a table cell."""
         return f"{100 * self.summary(records)[self.headline]:.1f}"
 
@@ -217,8 +217,8 @@ class Question(SingleModel):
     ...         return [Sample("france", "The capital of France is", answers=("Paris",), max_tokens=4)]
     ...     def scores(self, sample, answer):
     ...         return {"right": float(sample.answers[0] in answer.text)}
-    >>> from pylongctx.eval.runner import Job, run
-    >>> [record["id"] for record in run(Job("model.gguf", "full", Capitals(), 64))]
+    >>> from pylongctx.eval.runner import Cell, run
+    >>> [record["id"] for record in run(Cell("model.gguf", "full", Capitals(), 64))]
     ['france']
     """
 

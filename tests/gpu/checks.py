@@ -1,23 +1,18 @@
 """What a GPU must do as the CPU does: every sub-op over the shared table of cases, and logits of whole models."""
 
-import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
+from cases import CHUNK_CASES, EVICT_CASES, OP_CASES, ChunkCase, EvictCase, OpCase
+from op import make_inputs, run_chunks, run_evict, run_native
 
 from pylongctx import Llama
 from pylongctx._lib import ffi, lib
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
-from cases import CHUNK_CASES, EVICT_CASES, OP_CASES, ChunkCase, EvictCase, OpCase
-from op import make_inputs, run_chunks, run_evict, run_native
 
 # Of the largest value. All rows become f16 on their way to the tensor cores, whose products have 11 bits and whose sums
 # are float; sharper scores have larger errors, and an exponential makes them relative ones of the weights.

@@ -1,18 +1,15 @@
 """Write the cffi module (ABI mode, out of line) from the marked block of native/lctx.h.
 
-The build runs ``python _build_ffi.py HEADER OUTPUT``; this file imports nothing of the package.
+The build runs ``python native/build_ffi.py HEADER OUTPUT``.
 """
 
 import sys
 from pathlib import Path
 
-sys.path = [
-    p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent
-]  # holds a room named inspect
-from cffi import FFI  # noqa: E402
+from cffi import FFI
 
 BEGIN, END = "// [cdef begin]", "// [cdef end]"
-USAGE = "usage: _build_ffi.py HEADER OUTPUT"
+USAGE = "usage: build_ffi.py HEADER OUTPUT"
 
 
 def read_cdef(header: Path) -> str:

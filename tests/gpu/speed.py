@@ -12,9 +12,9 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
-from gpu_checks import quiet
 from native_ops import SHAPES, Flash, Rows, Run, Shape, Step, flash, step
 
+from gpu.checks import quiet
 from pylongctx import Llama
 
 SHAPE = SHAPES["llama-3-8b"]

@@ -1,8 +1,8 @@
 """A GPU against the CPU, then against stock llama.cpp: is everything right, and how fast is it.
 
-    python bench/gpu.py                     # all: sub-ops, models, layers at 4096 ... 131072 tokens, end to end
-    python bench/gpu.py --section ops       # every sub-op over the table of cases, fresh random inputs
-    python bench/gpu.py --sanitize          # a few of these under compute-sanitizer: memcheck, racecheck, initcheck
+    python tests/gpu/acceptance.py                 # all: sub-ops, models, layers at 4096 ... 131072 tokens, end to end
+    python tests/gpu/acceptance.py --section ops   # every sub-op over the table of cases, fresh random inputs
+    python tests/gpu/acceptance.py --sanitize      # a few of these under compute-sanitizer
 
 Exit code 0: all is right; 1: something is not, it is listed; 2: no GPU here, or no build for one. Speed decides
 nothing; aims that are missed are listed.
@@ -18,13 +18,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-import gpu_checks
-import gpu_speed
-from gpu_checks import Check, Text
-from gpu_speed import EndToEnd, Speed
+# this folder is a package of the first
+sys.path.extend(str(Path(__file__).resolve().parents[2] / folder) for folder in ("tests", "bench"))
+
 from native_ops import roofline
 from report import table
 
+from gpu import checks, speed
+from gpu.checks import Check, Text
+from gpu.speed import EndToEnd, Speed
 from pylongctx._arguments import why_no_gpu
 from pylongctx._lib import build_info
 from pylongctx.bench.random_model import cached_model
@@ -57,8 +59,8 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     add("--sanitize", action="store_true", help="ops, a few, under compute-sanitizer")
     add("--json", type=Path, help="write all numbers to this file")
     args = parser.parse_args(words)
-    if any(depth < 2 * gpu_speed.PERIOD or depth % gpu_speed.PERIOD for depth in args.depth or []):
-        parser.error(f"--depth must be a multiple of {gpu_speed.PERIOD}, {2 * gpu_speed.PERIOD} at least")
+    if any(depth < 2 * speed.PERIOD or depth % speed.PERIOD for depth in args.depth or []):
+        parser.error(f"--depth must be a multiple of {speed.PERIOD}, {2 * speed.PERIOD} at least")
     return args
 
 
@@ -82,15 +84,15 @@ def why_not(device: str | None) -> str:
 
 def run_ops(args: argparse.Namespace) -> Iterator[Check]:
     print(f"ops: seed {args.seed}", file=sys.stderr)
-    yield from gpu_checks.check_ops(args.device, args.seed, args.every)
+    yield from checks.check_ops(args.device, args.seed, args.every)
 
 
 def run_models(args: argparse.Namespace, n_gpu_layers: int = EVERY_LAYER) -> Iterator[Check]:
     tiny = str(embedded_model())
     prompt = tokens_of(tiny, 400)
-    yield from gpu_checks.check_model("tiny", tiny, gpu_checks.greedy(tiny, prompt, 32), n_gpu_layers)
+    yield from checks.check_model("tiny", tiny, checks.greedy(tiny, prompt, 32), n_gpu_layers)
     large = str(cached_model(RANDOM_MODEL))
-    yield from gpu_checks.check_model(RANDOM_MODEL, large, Text(prompt[:300], prompt[300:332]), n_gpu_layers)
+    yield from checks.check_model(RANDOM_MODEL, large, Text(prompt[:300], prompt[300:332]), n_gpu_layers)
 
 
 def tokens_of(model: str, n: int) -> list[int]:
@@ -106,16 +108,16 @@ def run_layers(args: argparse.Namespace, copy: float) -> Iterator[Speed]:
         for kv in args.kv or KV:
             for depth in args.depth or DEPTHS:
                 print(f"layers: {phase} {kv} {depth}", file=sys.stderr)
-                yield from gpu_speed.layer_speeds(args.device, kv, depth, phase, copy)
+                yield from speed.layer_speeds(args.device, kv, depth, phase, copy)
 
 
 def run_ends(args: argparse.Namespace, n_gpu_layers: int = EVERY_LAYER) -> Iterator[EndToEnd]:
     model = str(cached_model(RANDOM_MODEL))
     for kv in args.kv or KV:
         for depth in args.depth or DEPTHS:
-            for method in (None, *gpu_speed.METHODS.values()):
+            for method in (None, *speed.METHODS.values()):
                 print(f"end-to-end: {method} {kv} {depth}", file=sys.stderr)
-                yield gpu_speed.end_to_end(model, method, kv, depth, n_gpu_layers)
+                yield speed.end_to_end(model, method, kv, depth, n_gpu_layers)
 
 
 # ---- tables ----
@@ -157,16 +159,16 @@ def aims(speeds: list[Speed], ends: list[EndToEnd]) -> Iterator[tuple[str, bool]
             yield f"{at}: {s.stock / s.step:.2f} of 1.5 x stock", s.stock >= 1.5 * s.step
     decode = {(e.method, e.kv, e.depth): e.decode for e in ends}
     for kv in KV:
-        short, long = (decode.get((gpu_speed.METHODS["longheads"], kv, depth)) for depth in (8192, 131072))
+        short, long = (decode.get((speed.METHODS["longheads"], kv, depth)) for depth in (8192, 131072))
         if short and long:
             at = f"end to end longheads {kv}: a token at 131072 takes {short / long:.2f} of 1.3 x one at 8192"
             yield at, short <= 1.3 * long
 
 
-def print_checks(checks: list[Check]) -> bool:
+def print_checks(checked: list[Check]) -> bool:
     """Print the table and what failed; returns whether nothing did."""
-    print(f"\n{table(CHECKS, [check_cells(c) for c in checks])}")
-    failures = [f"{c.name}: {failure}" for c in checks for failure in c.failures]
+    print(f"\n{table(CHECKS, [check_cells(c) for c in checked])}")
+    failures = [f"{c.name}: {failure}" for c in checked for failure in c.failures]
     print("".join(f"\nFAILED {failure}" for failure in failures[:50]), end="\n" if failures else "")
     return not failures
 
@@ -205,8 +207,8 @@ def main(words: list[str] | None = None) -> int:
     if args.sanitize:
         return sanitize(args)
     sections = args.section or SECTIONS
-    checks = [*(run_ops(args) if "ops" in sections else ()), *(run_models(args) if "models" in sections else ())]
-    right = print_checks(checks) if checks else True
+    checked = [*(run_ops(args) if "ops" in sections else ()), *(run_models(args) if "models" in sections else ())]
+    right = print_checks(checked) if checked else True
     copy = roofline(1, args.device).copy_bandwidth if "layers" in sections else 0.0
     speeds = list(run_layers(args, copy)) if "layers" in sections else []
     ends = list(run_ends(args)) if "end-to-end" in sections else []
@@ -214,7 +216,7 @@ def main(words: list[str] | None = None) -> int:
     print_speeds(speeds, ends)
     if args.json:
         numbers = {"device": args.device, "build": build_info(), "copy_bandwidth": copy}
-        lists = {"checks": checks, "layers": speeds, "end_to_end": ends}
+        lists = {"checks": checked, "layers": speeds, "end_to_end": ends}
         numbers |= {name: [asdict(item) for item in items] for name, items in lists.items()}
         args.json.write_text(json.dumps(numbers, indent=1))
     return 0 if right else 1

@@ -1,6 +1,6 @@
 """Train a tiny model that retrieves, and write it as GGUF.
 
-    python bench/train_tiny.py texts/ run/
+    python training/train_tiny.py texts/ run/
 
 ``texts/``: any folder of plain text. Into ``run/`` go the tokenizer, checkpoints, a log and, at the end,
 ``model-f32.gguf`` and ``model-q8_0.gguf`` (below 6 MB). The same command again goes on where it stopped;
