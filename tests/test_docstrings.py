@@ -1,7 +1,7 @@
 """The examples of docstrings run, on the embedded model; every public name has one.
 
-An example finds ``llm``, an empty Llama with LongHeads and 2048 tokens, ``tokens`` of a long text, and the files
-``model.gguf`` and ``book.txt`` in the current folder. It may use the names of its module.
+An example finds ``llm``, an empty Llama with LongHeads and 2048 tokens, ``tokens`` of a long text, ``path`` of a model,
+and the files ``model.gguf`` and ``book.txt`` in the current folder. It may use the names of its module.
 """
 
 import doctest
@@ -24,6 +24,7 @@ DOCUMENTED = [
     *(f"pylongctx.eval.{name}" for name in ("kld", "needle", "passkey", "perplexity", "rope", "runner", "scorers")),
     *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.logprobs", "pylongctx.lm_eval"),
     *("pylongctx._tokenizer", "pylongctx.chat.handlers"),
+    *("pylongctx.completer", "pylongctx.engine.session", "pylongctx.llama"),
 ]
 NEEDED = {"pylongctx.lm_eval": "lm_eval"}  # to import a module
 PACKAGES = {  # to run an example
@@ -70,7 +71,7 @@ def given(model, embedded_model, tmp_path, monkeypatch):
     (tmp_path / "model.gguf").symlink_to(embedded_model)
     (tmp_path / "book.txt").write_text(TEXT)
     model.reset()
-    return {"llm": model, "tokens": model.tokenize(TEXT.encode())}
+    return {"llm": model, "path": "model.gguf", "tokens": model.tokenize(TEXT.encode())}
 
 
 def check(test: doctest.DocTest, given: dict) -> None:
