@@ -9,7 +9,7 @@ from typing import Any
 
 from pylongctx._free import free_bytes
 from pylongctx._lib import InvalidInput, check, ffi, lib, text
-from pylongctx._model import Model, with_fields
+from pylongctx.engine.model import Model, with_fields
 
 MAX_DEVICES = 64
 STEP = 256  # tokens: llama.cpp pads n_ctx to it

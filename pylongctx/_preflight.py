@@ -1,7 +1,6 @@
 """Whether a model and its context fit into memory, asked before anything is allocated."""
 
 import io
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 from pylongctx._free import address_room
-from pylongctx._lib import lib
-from pylongctx._plan import ROWS, Plan, Sizes, amount
+from pylongctx._lib import InvalidInput, lib
+from pylongctx._log import LOG
+from pylongctx._plan import ROWS, STEP, Plan, Sizes, amount
 from pylongctx._ways_out import for_more, ways_out
 
 LOOK = 32 * 2**20  # addresses that a model and a context without memory take; llama.cpp aborts where there are none
 LEAST = 512  # tokens: n_ctx=0 becomes no less
-LOG = logging.getLogger("pylongctx")
 
 
 def fit(path: str, model_settings: dict[str, Any], settings: dict[str, Any], method: str) -> dict[str, Any]:
@@ -39,6 +38,16 @@ def fit(path: str, model_settings: dict[str, Any], settings: dict[str, Any], met
             raise MemoryError(explain(plan, longest))
         LOG.warning(shortened(plan, longest))
         return settings | {"n_ctx": longest}
+
+
+def serves(path: str, model_settings: dict[str, Any], settings: dict[str, Any], method: str) -> bool:
+    """Return whether a method runs on a model, whatever the size of its context."""
+    try:
+        with _quiet(), Plan(path, model_settings, settings, method) as plan:
+            plan.sizes(n_ctx=STEP)
+    except InvalidInput:
+        return False
+    return True
 
 
 @contextmanager

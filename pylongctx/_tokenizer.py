@@ -1,6 +1,6 @@
 """The tokenizer object of llama_cpp: str on one side, token ids on the other."""
 
-from pylongctx._model import Model
+from pylongctx.engine.model import Model
 
 
 class LlamaTokenizer:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx._session import longest_prefix
+from pylongctx.engine.session import longest_prefix
 from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState, read_tokens
 

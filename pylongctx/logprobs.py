@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._lib import error, in_buffer, lib, out_buffer
-from pylongctx._model import Model
+from pylongctx.engine.model import Model
 
 
 class CompletionLogprobs(TypedDict):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._lib import error, ffi, in_buffer, lib, text
-from pylongctx._model import Model
+from pylongctx.engine.model import Model
 
 LogitsProcessor = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
 StoppingCriteria = Callable[[NDArray[np.int32], NDArray[np.float32]], bool]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._lib import error, lib
-from pylongctx._model import Model
+from pylongctx.engine.model import Model
 from pylongctx.errors import LctxError
 
 MAGIC = b"LCTXSTAT"

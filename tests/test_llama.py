@@ -46,11 +46,11 @@ def test_only_what_is_new_is_evaluated(llm, prompt, embedded_model):
 
 def test_a_known_prompt_is_not_evaluated_again(llm, prompt):
     llm.eval(prompt)
-    llm._session.eval = None  # calling it would raise
+    llm.session.eval = None  # calling it would raise
     try:
         first = greedy(llm, prompt, n=1)
     finally:
-        del llm._session.eval
+        del llm.session.eval
     llm.reset()
     assert greedy(llm, prompt, n=1) == first
 
@@ -58,8 +58,8 @@ def test_a_known_prompt_is_not_evaluated_again(llm, prompt):
 def test_a_refused_rollback_evaluates_again(llm, prompt, monkeypatch):
     expected = greedy(llm, prompt)
     greedy(llm, [*prompt[:20], 300, 301])
-    monkeypatch.setattr(llm._session.context, "truncate", lambda n, seq: "refused for the test")
-    monkeypatch.setattr(llm._session.context, "restorable", lambda n, seq: 0)
+    monkeypatch.setattr(llm.session.context, "truncate", lambda n, seq: "refused for the test")
+    monkeypatch.setattr(llm.session.context, "restorable", lambda n, seq: 0)
     assert greedy(llm, prompt) == expected
     assert llm.eval_tokens[len(prompt)] == expected[0]
     llm.n_tokens = len(prompt)
@@ -70,18 +70,18 @@ def test_a_refused_rollback_evaluates_again(llm, prompt, monkeypatch):
 @pytest.fixture
 def by_eight(llm, monkeypatch):
     """Return a Llama whose cache can be cut at multiples of 8 only."""
-    truncate = llm._session.context.truncate
-    monkeypatch.setattr(llm._session.context, "truncate", lambda n, seq: "in a chunk" if n % 8 else truncate(n, seq))
-    monkeypatch.setattr(llm._session.context, "restorable", lambda n, seq: n // 8 * 8)
+    truncate = llm.session.context.truncate
+    monkeypatch.setattr(llm.session.context, "truncate", lambda n, seq: "in a chunk" if n % 8 else truncate(n, seq))
+    monkeypatch.setattr(llm.session.context, "restorable", lambda n, seq: n // 8 * 8)
     return llm
 
 
 def test_a_refused_rollback_keeps_what_it_can(by_eight, prompt, monkeypatch):
-    expected, decode = greedy(by_eight, prompt, n=2), by_eight._session.context.decode
+    expected, decode = greedy(by_eight, prompt, n=2), by_eight.session.context.decode
     greedy(by_eight, [*prompt[:21], 300, 301], n=2)
     places = []
     monkeypatch.setattr(
-        by_eight._session.context, "decode", lambda part, pos, *rest: places.append(pos) or decode(part, pos, *rest)
+        by_eight.session.context, "decode", lambda part, pos, *rest: places.append(pos) or decode(part, pos, *rest)
     )
     assert greedy(by_eight, prompt, n=2) == expected
     assert places[0] == 16
@@ -110,7 +110,7 @@ def test_logits_of_a_failed_step_are_not_used(llm, prompt, monkeypatch):
         raise Aborted("for the test", 2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm._session.context, "decode", fail)
+        patch.setattr(llm.session.context, "decode", fail)
         with pytest.raises(Aborted, match="for the test"):
             llm.eval([300])
     assert list(llm.eval_tokens) == prompt
@@ -259,13 +259,11 @@ def test_rope_settings_reach_the_model(embedded_model, prompt):
         assert all(np.abs(row - other).max() > 0.1 for other in rows[:i])
 
 
-def test_why_is_printed_only_when_verbose(embedded_model, capfd):
+def test_why_is_logged_only_when_verbose(embedded_model, caplog):
     with new(embedded_model, method="selfextend", n_ctx=2048):
-        assert "pylongctx:" not in capfd.readouterr().err
+        assert caplog.messages == []
     with new(embedded_model, method="selfextend", n_ctx=2048, verbose=True) as llm:
-        shown = capfd.readouterr().err
-        assert shown.count("pylongctx:") == 1
-        assert llm._session.context.why in shown
+        assert caplog.messages == [llm.session.context.why]
 
 
 def test_vocab_only_tokenizes(embedded_model, llm, prompt):

@@ -120,8 +120,8 @@ def test_graphs_take_what_was_estimated(embedded_model, plan, method, capfd):
 
 
 def _preflight_free_context(path, method):
-    from pylongctx._context import Context
-    from pylongctx._model import Model
+    from pylongctx.engine.context import Context
+    from pylongctx.engine.model import Model
 
     model = Model(str(path), {"n_gpu_layers": 0})
     context = Context(model, SETTINGS, method)
@@ -188,7 +188,9 @@ def test_an_estimate_needs_a_dry_model(ffi, embedded_model):
     params, reason = ffi.new("lctx_context_params *"), ffi.new("char[]", 100)
     lib.lctx_context_params_default(params)
     with new(embedded_model) as llm:
-        assert lib.lctx_estimate(llm._model.handle, params, b"full", ffi.NULL, 0, reason, 100) == lib.LCTX_INVALID
+        assert (
+            lib.lctx_estimate(llm.session.model.handle, params, b"full", ffi.NULL, 0, reason, 100) == lib.LCTX_INVALID
+        )
     assert b"loaded dry" in ffi.string(reason)
 
 

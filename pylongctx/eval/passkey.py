@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-from pylongctx._session import longest_prefix
+from pylongctx.engine.session import longest_prefix
 from pylongctx.llama import Llama
 
 INTRO = (

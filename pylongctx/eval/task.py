@@ -203,7 +203,7 @@ def greedy(llm: Llama, tokens: NDArray[np.int32], sample: Sample) -> tuple[Answe
     for token in llm.generate(tokens.tolist(), temp=0.0):
         first = first or time.perf_counter()
         n_steps += 1
-        if llm._model.ends_generation(token):
+        if llm.session.model.ends_generation(token):
             break
         output.append(token)
         text = llm.detokenize(output).decode("utf-8", "ignore")
