@@ -145,10 +145,10 @@ std::optional<open_text> find_open(lctx_parser & p) {
     if (open.of == part::arguments && (leaf->n_tools == 0 || leaf->n_tools != p.message.tool_calls.size())) {
         return {};
     }
-    open.taken = p.text.size();
+    open.taken = leaf->end;
     open.told = open.trimmed ? without_spaces(p.text, leaf->start, open.taken) : open.taken;
     const std::string told = form(open, p.text.substr(leaf->start, open.told - leaf->start));
-    const bool same = !told.empty() && ends_with(place(p.message, open.of), told);
+    const bool same = ends_with(place(p.message, open.of), told);
     return same ? std::optional<open_text>(open) : std::nullopt;
 }
 

@@ -74,11 +74,12 @@ std::optional<lctx_leaf> lctx_leaf_finder::find(const std::string & text) const 
             nodes = &node.children;
             continue;
         }
-        if (!node.is_partial || node.end != text.size() || node.start == node.end || !node.invalid_utf8.empty()) {
+        if (!node.is_partial || node.start == node.end || !node.invalid_utf8.empty()) {
             return {};
         }
         leaf.id = std::stoul(node.tag.substr(std::string(LEAF).size()));
         leaf.start = node.start;
+        leaf.end = node.end;
         leaf.n_tools = count_tools(ctx, result);
         return leaf;
     }
@@ -97,9 +98,8 @@ std::optional<size_t> lctx_leaf_finder::take(const lctx_leaf & leaf, const std::
     // a delimiter, or what may become one
     const std::string rest = text.substr(result.end);
     const auto * until = std::get_if<common_peg_until_parser>(&arena.get(leaf.id));
-    const bool open =
-        until && !rest.empty() &&
-        std::none_of(until->delimiters.begin(), until->delimiters.end(), [&](const std::string & word) { return begins(rest, word); });
+    const bool open = until && std::none_of(until->delimiters.begin(), until->delimiters.end(),
+                                            [&](const std::string & word) { return begins(rest, word); });
     return open ? std::optional<size_t>(result.end) : std::nullopt;
 }
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pylongctx._lib import InvalidInput, lib
-from pylongctx._preflight import Plan, Sizes, amount, most
+from pylongctx._plan import Plan, Sizes, amount, most
 from pylongctx.methods.table import CLASSES
 
 MOST = 4
@@ -29,6 +29,19 @@ def ways_out(plan: Plan, longest: int) -> list[str]:
             *_smaller_batch(plan),
         ]
     return [way for _, way in sorted(ways, key=lambda way: not way[0])][:MOST]
+
+
+def for_more(plan: Plan, longest: int) -> Iterator[str]:
+    """Yield short names of what lets a context be longer than ``longest``, which fits as things are."""
+    small = lib.lctx_type_from_name(SMALL_TYPE.encode())
+    n = plan.longest(type_k=small, type_v=small)
+    if n > longest:
+        yield f'type_k="{SMALL_TYPE}" and type_v="{SMALL_TYPE}" (n_ctx {n})'
+    if method := _with_corm(plan):
+        yield f'method="{method}"'
+    if plan.method and not plan.settings["kv_limit"]:
+        yield "kv_limit (a long n_ctx of which as much as fits can be used)"
+    yield "preflight=False"
 
 
 def _sum(sizes: list[Sizes]) -> int:
@@ -102,10 +115,16 @@ def _limited(plan: Plan) -> Iterator[Way]:
 
 def _fewer_rows(plan: Plan) -> Iterator[Way]:
     """Yield a rule by which heads evict."""
-    name = plan.method.partition(",")[0]
-    if name in BASES and "+" not in plan.method:
-        method = "corm" if name == "full" else f"{plan.method}+corm"
+    if method := _with_corm(plan):
         yield from _changed(plan, f'method="{method}"', "at least", method=method)
+
+
+def _with_corm(plan: Plan) -> str:
+    """Return the method with a rule by which heads evict; nothing where it has one or can have none."""
+    name = plan.method.partition(",")[0]
+    if name not in BASES or "+" in plan.method:
+        return ""
+    return "corm" if name == "full" else f"{plan.method}+corm"
 
 
 def _smaller_model(sizes: list[Sizes]) -> str:

@@ -8,7 +8,7 @@ from chat_templates import CLOCK, THINKING, TOOLS, WEATHER
 from upstream import files
 
 from pylongctx import Llama
-from pylongctx._lib import take_text
+from pylongctx._lib import lib, take_text
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.template import ChatTemplate
 
@@ -27,6 +27,8 @@ WRITE = {
     },
 }
 FUNCTIONS = [WEATHER, CLOCK, WRITE]
+BACKWARDS = TOOLS.replace("""{"name": "' + call.function.name + '", "arguments": ' }}""", """{"arguments": ' }}""")
+BACKWARDS = BACKWARDS.replace("+ '}\\n</tool_call>'", """+ ', "name": "' + call.function.name + '"}\\n</tool_call>'""")
 
 
 def call(text, name="write"):
@@ -35,6 +37,10 @@ def call(text, name="write"):
 
 WEATHER_CALL = call('{"city": "Rome", "days": 2}', "get_weather")
 ESCAPES = call(json.dumps({"text": 'a "b" \\ \n\t \u00e9\u4e2d\U0001f600 </tool_call> {[', "numbers": [1, -2.5e3]}))
+BEHIND = "\n".join(
+    f'<tool_call>\n{{"arguments": {{"text": "{text}"}}, "name": "write"}}\n</tool_call>'
+    for text in ("a", "} b", '\\"} c')
+)
 ANSWERS = {
     "content": (TOOLS, "Nice and warm."),
     "marks that are none": (TOOLS, "a < b <tool <tool_cal <<tool_calling> </tool_call> end <tool_"),
@@ -47,6 +53,7 @@ ANSWERS = {
     "spaces between": (TOOLS, call('{ "text" :  "a" ,\n\n "numbers" : [ 1 , 2 ]  }')),
     "an empty string": (TOOLS, call('{"text": ""}')),
     "a call without an end": (TOOLS, 'Well. <tool_call>\n{"name": "write", "arguments": {"text": "a'),
+    "names behind": (BACKWARDS, BEHIND),
     "thoughts": (THINKING, "<think>\nHm, two.\n</think>\n\nIt is 2."),
     "thoughts with marks": (THINKING, "<think>\na </thin </ <think> b\n</think>\n\n</think> It is 2."),
     "thoughts of spaces": (THINKING, "<think>\n \n</think>\n\nIt is 2."),
@@ -67,7 +74,7 @@ def syntax(embedded_model):
     with Llama(str(embedded_model), vocab_only=True, verbose=False) as llm:
 
         def syntax(template, tools=FUNCTIONS, **kwargs):
-            request = {"messages": USER} | ({"tools": tools} if template is TOOLS else {}) | kwargs
+            request = {"messages": USER} | ({"tools": tools} if template is not THINKING else {}) | kwargs
             return ChatTemplate(llm._model, template).render(request).syntax
 
         yield syntax
@@ -99,6 +106,14 @@ def in_pieces(syntax, cut, complete=True):
     parser = AnswerParser(syntax)
     deltas = [delta for piece in cut for delta in parser.feed(piece)]
     return join(deltas + parser.end(complete)), parser
+
+
+def in_bytes(syntax, cut, complete=True):
+    """Return what an answer in pieces of bytes says, which may end inside a character."""
+    parser, deltas = AnswerParser(syntax), []
+    for piece in cut:
+        deltas += json.loads(take_text(lib.lctx_parser_feed(parser._handle, piece, len(piece))))
+    return join(deltas + parser.end(complete))
 
 
 def goes_on(message, told):
@@ -180,7 +195,7 @@ def test_every_template_says_the_same_in_pieces(tmp_path_factory):
                     expected = in_pieces(syntax, [text[:n]], complete=False)[0]
                     if expected == ("", "", []):
                         continue  # what ends the turn is no part of the answer
-                    said = in_pieces(syntax, pieces(text[:n], rng), complete=False)[0]
+                    said = in_bytes(syntax, pieces(text[:n].encode(), rng), complete=False)
                     assert said == expected, (path.stem, text[:n])
                     n_same += 1
                     n_calls += bool(said[2])
@@ -188,14 +203,24 @@ def test_every_template_says_the_same_in_pieces(tmp_path_factory):
     assert n_calls > 50
 
 
-@pytest.mark.parametrize("name", ["unicode", "escapes", "thoughts"])
-def test_a_piece_may_end_inside_a_character(syntax, lib, name):
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_piece_may_end_inside_a_character(syntax, name):
     template, text = ANSWERS[name]
-    parser = AnswerParser(syntax(template))
-    deltas = []
-    for byte in text.encode():
-        deltas += json.loads(take_text(lib.lctx_parser_feed(parser._handle, bytes([byte]), 1)))
-    assert join(deltas + parser.end(complete=True)) == in_pieces(syntax(template), [text])[0]
+    found = syntax(template)
+    assert in_bytes(found, [bytes([byte]) for byte in text.encode()]) == in_pieces(found, [text])[0]
+
+
+def test_what_is_cut_off_is_not_taken_for_what_it_is_not(syntax):
+    """<a could become <a>, with which the first reading would fail; as <ac it is right."""
+    leaves = [{"type": "until", "delimiters": ["<a>", "<b>"]}, {"type": "literal", "literal": "<b>"}]
+    rest = {"type": "until", "delimiters": []}
+    tags = [{"type": "tag", "child": i, "tag": tag} for i, tag in ((0, "content"), (2, "reasoning"), (2, "content"))]
+    first = {"type": "sequence", "children": [3, 1, 4]}
+    parsers = [*leaves, rest, *tags, first, {"type": "choice", "children": [6, 5]}]
+    grammar = json.dumps({"parsers": parsers, "rules": {}, "root": 7})
+    found = json.dumps(json.loads(syntax(TOOLS)) | {"parser": grammar, "generation_prompt": ""})
+    for cut in (["x<a", "c", "<b>y"], ["x<a"], ["x<", "a>y", "<b>"], ["<", "b>", "y"]):
+        assert in_pieces(found, cut)[0] == in_pieces(found, ["".join(cut)])[0]
 
 
 def test_a_continued_message_says_what_is_new(syntax):

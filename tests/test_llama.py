@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 from llamas import METHODS, TEXT, greedy, new
 
 from pylongctx import Full, Llama, SelfExtend, Window
-from pylongctx.errors import Aborted
+from pylongctx.errors import Aborted, InvalidInput
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -214,6 +215,22 @@ def test_n_ctx_zero_is_the_trained_context_or_more(embedded_model):
         assert llm.n_ctx() == 512
     with new(embedded_model, n_ctx=0, method="selfextend") as llm:
         assert llm.n_ctx() == 4 * 512
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["selfextend,group_size=2,neighbor_window=128", "longheads,chunk_size=16,window=128,position=grouped,group_size=3"],
+)
+def test_n_ctx_zero_is_no_more_than_the_method_reaches(embedded_model, method):
+    with pytest.raises(InvalidInput, match="n_ctx up to") as reason:
+        new(embedded_model, n_ctx=2048, method=method)
+    with new(embedded_model, n_ctx=0, method=method) as llm:
+        assert llm.n_ctx() == int(re.search(r"n_ctx up to (\d+)", str(reason.value))[1]) > 512
+
+
+def test_n_ctx_zero_is_the_trained_context_when_the_method_reaches_no_further(embedded_model):
+    with new(embedded_model, n_ctx=0, method="selfextend,neighbor_window=300") as llm:
+        assert llm.n_ctx() == 512
 
 
 def test_quantized_cache_by_name_and_number(embedded_model, prompt):

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pylongctx import __version__
+from pylongctx._free import available_cpus
 from pylongctx.models import embedded_model
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -50,6 +51,7 @@ def report() -> dict[str, Any]:
         "numpy": importlib.metadata.version("numpy"),
         "embedded_model": str(embedded_model()),
         "cpu_count": os.cpu_count(),
+        "cpus_available": available_cpus(),
         "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
     if not embedded_model().is_file():
