@@ -4,6 +4,7 @@ import json
 from datetime import datetime
 
 import pytest
+from needs import need
 from upstream import files
 
 from pylongctx import Llama
@@ -11,8 +12,8 @@ from pylongctx.chat.formats import FORMATS
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.template import ChatTemplate
 
-jinja2 = pytest.importorskip("jinja2.sandbox")
-TemplateError = pytest.importorskip("jinja2").TemplateError
+jinja2 = need("stock", "jinja2.sandbox")
+TemplateError = need("stock", "jinja2").TemplateError
 
 CONVERSATION = [
     {"role": "user", "content": "What is 1+1?"},

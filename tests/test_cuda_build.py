@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from needs import lacks
 
 ROOT = Path(__file__).resolve().parents[1]
 CUDA = ROOT / "native" / "cuda"
@@ -41,7 +42,7 @@ class Kernel:
 def nvcc() -> str:
     found = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     if not found:
-        pytest.skip("nvcc is not installed: the CUDA kernels were not compiled")
+        lacks("cuda", "nvcc is not installed")
     return found
 
 
@@ -50,7 +51,7 @@ def upstream() -> Path:
     """Return the newest patched llama.cpp that a build has left."""
     stamps = sorted((ROOT / "build").glob("*/upstream/*/stamp"), key=lambda path: path.stat().st_mtime)
     if not stamps:
-        pytest.skip("no build has patched llama.cpp (build/*/upstream)")
+        lacks("build", "no build has patched llama.cpp (build/*/upstream)")
     return stamps[-1].parent / "llama.cpp"
 
 
@@ -110,7 +111,7 @@ def test_the_assembler_keeps_the_tensor_cores(compiled):
     """What runs in the end; the disassembler is a package of its own."""
     tool = shutil.which("cuobjdump") or shutil.which("/usr/local/cuda/bin/cuobjdump")
     if not tool:
-        pytest.skip("cuobjdump is not installed (nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm)")
+        lacks("cuda", "cuobjdump is not installed (nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm)")
     folder, _ = compiled("attend.cu")
     done = subprocess.run([tool, "-sass", str(folder / "out.o")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -131,7 +132,7 @@ def cublas() -> Path:
                ROOT / "build" / "cublas" / "nvidia" / "cu13" / "include"]  # fmt: skip
     found = [folder for folder in folders if (folder / "cublas_v2.h").is_file()]
     if not found:
-        pytest.skip("no headers of cuBLAS: make build/cublas fetches them")
+        lacks("cuda", "no headers of cuBLAS: make build/cublas fetches them")
     return found[0]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import CHUNK_CASES, EVICT_CASES, OP_CASES, OpCase
+from needs import lacks
 from op import flash_run, make_inputs, roofline_run, run_chunks, run_evict, run_native, run_step
 
 from pylongctx._lib import build_info
@@ -251,7 +252,7 @@ def test_the_command_runs_by_itself():
 def test_the_kernels_of_the_gpu_are_right(monkeypatch):
     """The same checks as on a GPU, of the CUDA kernels as they are run for tests."""
     if not build_info()["emulates_cuda"]:
-        pytest.skip("this build cannot run the CUDA kernels on the CPU (LCTX_EMULATE)")
+        lacks("emulate")
 
     def emulated(run):
         def on_device(*args, **override):

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from session import assert_same
 
+pytestmark = pytest.mark.usefixtures("strict_arena")
+
 N_SEQ, N_CTX, N_BATCH = 3, 200, 48
 PAGE_ROWS = 64
 

@@ -15,7 +15,7 @@ def evaluate(path, method: str, tokens: list[int], **settings) -> np.ndarray:
     """Return the logits of every token from the package, with f32 KV."""
     from pylongctx import Llama
 
-    defaults = {"n_ctx": 256, "n_batch": 128, "n_ubatch": 64, "n_threads": 2, "n_threads_batch": 2}
+    defaults = {"n_ctx": 256, "n_batch": 128, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1}
     options = defaults | {"type_k": "f32", "type_v": "f32", "logits_all": True, "verbose": False} | settings
     with Llama(str(path), method=method, **options) as llm:
         llm.eval(tokens)

@@ -15,8 +15,7 @@ import oracle
 import pytest
 from cases import LOGIT_TOLERANCE, LONGHEADS, N_CTX_TRAIN
 from model_oracle import Model
-from test_methods import assert_same_logits, open_llama
-from test_methods import evaluate as evaluate_model
+from test_methods import assert_same_logits, evaluate, open_llama
 from test_parity import LINEAR, YARN, run_llama_cpp
 from tiny_gguf import Shape, make_model
 from tiny_models import PROVEN, REFUSED
@@ -79,11 +78,6 @@ def stock(folder: Path, tokens: list[int]) -> dict[str, np.ndarray]:
     jobs = {name: (path, {}) for name, path in paths.items()}
     other = {f"{name}/base": (path, OTHER_BASE) for name, path in paths.items()}
     return run_llama_cpp(jobs | other, tokens, folder / "logits.npz")
-
-
-def evaluate(path: Path, method: str, tokens: list[int], **settings) -> np.ndarray:
-    """Return the logits, by one thread: these models are so small that two would mostly wait for each other."""
-    return evaluate_model(path, method, tokens, n_threads=1, n_threads_batch=1, **settings)
 
 
 def full(path: Path, tokens: list[int], **settings) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from cases import LONGHEADS, SPECS
 from llamas import new
+from needs import need
 
 UBATCH = 64
 N_CTX = 2048
@@ -244,7 +245,7 @@ json.dump([llm.tokenize(text.encode(), add_bos=False, special=True) for text in 
 
 def test_tokens_are_those_of_llama_cpp(long_llm):
     """Special tokens side by side, at the ends, cut in two; characters that the vocabulary lacks."""
-    pytest.importorskip("llama_cpp", reason="llama_cpp (unpatched llama.cpp to compare with) is not installed")
+    need("stock", "llama_cpp")
     parts = ["<s>", "</s>", "<unk>", "<s", "/s>", "hello", "the quick", " ", "  ", "\n", "\uac00", "\U0001f600"]
     random = Random(0)
     texts = ["".join(random.choices(parts, k=random.randrange(30))) for _ in range(3000)]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from needs import need
 
 from pylongctx.cli import make_parser
 
@@ -46,8 +47,7 @@ def test_snippets_run(section, folder, capsys):
 
 
 def test_the_client_of_the_server(folder, capsys):
-    for package in ("fastapi", "uvicorn", "prometheus_client", "openai", "httpx"):
-        pytest.importorskip(package)
+    need("server", "fastapi", "uvicorn", "prometheus_client", "openai", "httpx")
     from serving import running
 
     with running(n_ctx=2048, method="longheads") as server:
@@ -75,7 +75,7 @@ def test_every_command_is_shown():
 
 @pytest.mark.peers
 def test_a_program_that_imports_llama_cpp(folder):
-    pytest.importorskip("langchain_community")
+    need("peers", "langchain_community")
     (code,) = snippets("Programs that import llama_cpp")
     clean = {name: value for name, value in os.environ.items() if name != "LLAMA_CPP_LIB_PATH"}
     ran = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True)

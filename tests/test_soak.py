@@ -3,12 +3,11 @@
 import sys
 from pathlib import Path
 
-import pytest
+from needs import need
 
-for package in ("fastapi", "httpx", "psutil"):
-    pytest.importorskip(package, reason=f"the package {package} is not installed")
+need("server", "fastapi", "httpx", "psutil")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
-soak = pytest.importorskip("soak")
+import soak  # noqa: E402
 
 
 def test_mixed_requests_leave_nothing_behind(capsys):

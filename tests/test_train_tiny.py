@@ -10,11 +10,9 @@ from random import Random
 import gguf
 import numpy as np
 import pytest
+from needs import need
 
-NEEDS = "the extra train is not installed"
-torch = pytest.importorskip("torch", reason=NEEDS)
-pytest.importorskip("sentencepiece", reason=NEEDS)
-pytest.importorskip("google.protobuf", reason=NEEDS)
+torch = need("train", "sentencepiece", "google.protobuf", "torch")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 import train_tiny  # noqa: E402
