@@ -5,6 +5,7 @@ from datetime import datetime
 
 import pytest
 from needs import need
+from thinning import thin
 from upstream import files
 
 from pylongctx import Llama
@@ -73,6 +74,7 @@ def render(environment, llm, source, messages, **variables):
     return text.removeprefix(bos) if llm._model.info.add_bos else text
 
 
+@thin
 @pytest.mark.parametrize("vocabulary", ["llama-bpe", "qwen2"])
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("with_system", [False, True])

@@ -11,6 +11,7 @@ import pytest
 import test_memory
 from cases import LONGHEADS, SPECS
 from session import assert_same
+from thinning import thin
 
 from pylongctx import Llama
 from pylongctx.errors import InvalidInput
@@ -114,12 +115,14 @@ def play(session, tokens: list[int]) -> list[np.ndarray]:
     return [*out, grow(2, 40, 16), np.array([session.kv_bytes])]
 
 
+@thin
 @pytest.mark.parametrize("place", ["all", "half", "two"])
 def test_layers_elsewhere_are_the_same(start, spec, tokens, place):
     for here, there in zip(play(start(spec, "cpu"), tokens), play(start(spec, place), tokens), strict=True):
         assert_same(there, here, TOLERANCE)
 
 
+@thin
 @pytest.mark.parametrize(("src", "dst"), [("cpu", "all"), ("half", "cpu"), ("two", "half")])
 def test_a_state_moves(start, spec, tokens, src, dst):
     """Half of a text, the state, and the rest elsewhere."""
@@ -130,6 +133,7 @@ def test_a_state_moves(start, spec, tokens, src, dst):
     assert_same(other.decode(tokens[125:], 13), reference.decode(tokens[125:], 13), TOLERANCE)
 
 
+@thin
 @pytest.mark.parametrize("place", ["half", "two"])
 @pytest.mark.parametrize("name", ["window", "longheads-grouped", "corm", "longheads+corm"])
 def test_any_order_of_operations(start, tokens, name, place):

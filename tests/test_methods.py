@@ -7,6 +7,7 @@ import oracle
 import pytest
 from cases import LOGIT_TOLERANCE, MODEL_CASES, N_CTX_TRAIN
 from model_oracle import Model
+from thinning import thin
 
 from pylongctx.methods import DualChunk
 
@@ -35,6 +36,7 @@ def assert_same_logits(got: np.ndarray, want: np.ndarray, tolerance: float = LOG
 # ---- logits ----
 
 
+@thin
 @pytest.mark.parametrize("model", ["llama", "qwen2"])
 @pytest.mark.parametrize("case", MODEL_CASES)
 def test_logits_equal_the_oracle(model_path, tokens, model, case):
@@ -44,6 +46,7 @@ def test_logits_equal_the_oracle(model_path, tokens, model, case):
     assert_same_logits(got, want)
 
 
+@thin
 @pytest.mark.parametrize("model", ["llama-mha", "llama-wide", "llama-freqs", "llama-linear", "llama-yarn"])
 @pytest.mark.parametrize("method", [oracle.SelfExtend(8, 13), oracle.Window(4, 29)], ids=["selfextend", "window"])
 def test_logits_equal_the_oracle_on_other_models(model_path, tokens, model, method):
@@ -178,6 +181,7 @@ def test_settings_that_do_not_reach_n_ctx_name_the_largest(model_path):
 # ---- refusals ----
 
 
+@thin
 @pytest.mark.parametrize(("model", "reason"), [
     ("gemma2", "sliding"),
     ("gpt2", "rotary"),

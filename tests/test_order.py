@@ -43,11 +43,13 @@ def want(evaluated, method) -> np.ndarray:
     return evaluated(method)
 
 
+@thin
 @pytest.mark.parametrize("n_ubatch", [1, 7, 64, 65])
 def test_the_size_of_a_ubatch_does_not_matter(start, method, tokens, want, n_ubatch):
     assert_same(start(method, n_ubatch=n_ubatch).decode(tokens[:N]), want)
 
 
+@thin
 @pytest.mark.parametrize("step", [1, 13, 64])
 def test_the_size_of_a_batch_does_not_matter(start, method, tokens, want, step):
     assert_same(start(method, n_ubatch=32).decode(tokens[:N], step), want)

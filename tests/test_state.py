@@ -8,6 +8,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from thinning import thin
 from tiny_gguf import Shape, make_model
 
 from pylongctx import Llama, LlamaCache, LlamaDiskCache, LlamaRAMCache, LlamaState
@@ -49,6 +50,7 @@ KV_TYPES = [("f32", 16), ("f16", 7), ("q8_0", 13)]
 OF_METHODS = [(method, *kv) for method in METHODS for kv in KV_TYPES if method or kv[0] != "q8_0"]
 
 
+@thin
 @pytest.mark.parametrize(("method", "kv", "n_ubatch"), OF_METHODS)
 def test_a_restored_object_continues_with_the_same_logits(model_path, tokens, method, kv, n_ubatch):
     settings = {"method": method, "n_ubatch": n_ubatch, "type_k": kv, "type_v": kv}
