@@ -87,4 +87,3 @@ table kept pylongctx inspect --method $votes --what kept --haystack "$text" --le
 
 # GPUs
 table offload python bench/offload.py --text "$text" --tokens 8192,32768 --slots 1,2,4,8
-table prefetch python bench/prefetch.py --text "$text"

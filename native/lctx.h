@@ -1,6 +1,6 @@
 // The C API of pylongctx.
 //
-// The block between the two markers is the cffi cdef, read verbatim by pylongctx/_build_ffi.py: opaque structs, plain
+// The block between the two markers is the cffi cdef, read verbatim by native/build_ffi.py: opaque structs, plain
 // structs of fixed-size fields, enums with values, functions. No macros but numbers, no llama.h types.
 //
 // Handles: lctx_model_load and lctx_context_create return a handle even when they fail; then *_error() gives the reason

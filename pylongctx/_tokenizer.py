@@ -4,7 +4,14 @@ from pylongctx.engine.model import Model
 
 
 class LlamaTokenizer:
-    """The tokenizer of a loaded model."""
+    """The tokenizer of a loaded model.
+
+    Examples
+    --------
+    >>> tokenizer = llm.tokenizer()
+    >>> tokenizer.decode(tokenizer.encode("Who is the thief?", add_bos=False)).strip()
+    'Who is the thief?'
+    """
 
     def __init__(self, model: Model) -> None:
         self._model = model

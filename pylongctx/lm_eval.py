@@ -44,6 +44,13 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
         Accepted, as lm_eval passes them always; requests are evaluated one after the other.
     **arguments
         For ``Llama``: ``method``, ``n_ctx``, ``type_k``, ...
+
+    Examples
+    --------
+    >>> model = PylongctxLM("model.gguf", method="longheads", n_ctx=2048)
+    >>> model.max_length
+    2048
+    >>> model.llm.close()
     """
 
     def __init__(

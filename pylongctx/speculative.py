@@ -8,7 +8,16 @@ from numpy.typing import NDArray
 
 
 class LlamaDraftModel(ABC):
-    """What guesses how a text goes on."""
+    """What guesses how a text goes on.
+
+    Examples
+    --------
+    >>> class Repeat(LlamaDraftModel):
+    ...     def __call__(self, input_ids, /, **kwargs):
+    ...         return input_ids[-1:]
+    >>> Repeat()(np.array([4, 5, 6], np.int32))
+    array([6], dtype=int32)
+    """
 
     @abstractmethod
     def __call__(self, input_ids: NDArray[np.int32], /, **kwargs: Any) -> NDArray[np.int32]:
@@ -24,6 +33,12 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
         Most last tokens to look for; fewer when they are nowhere.
     num_pred_tokens : int
         Most tokens to guess.
+
+    Examples
+    --------
+    >>> guess = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=3)
+    >>> guess(np.array([7, 8, 9, 1, 2, 7, 8], np.int32))
+    array([9, 1, 2], dtype=int32)
     """
 
     def __init__(self, max_ngram_size: int = 2, num_pred_tokens: int = 10) -> None:

@@ -1,8 +1,10 @@
 """The commands that evaluate: what is printed, what is written, what is not run again."""
 
 import json
+import re
 
 import pytest
+from needs import need
 
 from pylongctx.cli import main
 
@@ -32,6 +34,14 @@ def test_passkey_goes_on_where_it_stopped(tmp_path, capsys):
     assert "pass key found" in capsys.readouterr().out
 
 
+def test_a_pipe_gets_a_line_for_each_cell(capsys):
+    options = ["--lengths", "160,300", "--method", "full", "--method", "selfextend", "--tests", "1"]
+    assert main(["passkey", *options]) == 0
+    said = [re.sub(r", \d+ s\]", "]", line) for line in capsys.readouterr().err.splitlines() if line]
+    cells = [(method, n) for method in ("full", "selfextend") for n in (160, 300)]
+    assert said == [f"[{i}/4] passkey: {method} at {n}: 100 %" for i, (method, n) in enumerate(cells, 1)]
+
+
 def test_passkey_styles(tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     options = ["--tests", "2", "--lengths", "274", "--method", "full", "--digits", "5,8", "--json", str(out)]
@@ -53,7 +63,7 @@ def test_needle_prints_depths_by_lengths(tmp_path, capsys):
 
 
 def test_ruler_prints_tasks_and_their_mean(capsys, tmp_path):
-    pytest.importorskip("wonderwords", reason="RULER's words need pylongctx[eval]")
+    need("eval", "wonderwords")
     out = tmp_path / "out.jsonl"
     options = ["--tasks", "niah_single_2,vt", "--tests", "1", "--lengths", "1024", "--method", "window,window=64"]
     assert main(["ruler", *options, "--json", str(out)]) == 0

@@ -9,7 +9,7 @@ from llamas import TEXT, new
 from pylongctx.eval import kld
 from pylongctx.eval.haystack import synthetic_text
 from pylongctx.eval.perplexity import Perplexity, chunks, curve, passages, read_text, token_nll, windows
-from pylongctx.eval.runner import Job, run
+from pylongctx.eval.runner import Cell, run
 from pylongctx.eval.task import ModelVocabulary
 
 N = 96
@@ -45,7 +45,7 @@ def nll_after(llm, context, token):
 
 
 def all_records(model, task, length, method="full", **fields):
-    return list(run(Job(str(model), method, task, length, **fields)))
+    return list(run(Cell(str(model), method, task, length, **fields)))
 
 
 def test_token_nll_is_that_of_each_token_alone(embedded_f32):

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from needs import need
 
 from pylongctx.cli import main
 from pylongctx.eval.executors import Failed, local, make_executor, units_of
 from pylongctx.eval.executors.units import SAMPLES_PER_UNIT
 from pylongctx.eval.passkeys import Passkey
-from pylongctx.eval.runner import Job, digest, make_samples, run
+from pylongctx.eval.runner import Cell, digest, make_samples, run
 
 LENGTH = 160
 MIB = 2**20
@@ -36,7 +37,7 @@ class Deadly(Passkey):
 
 @pytest.fixture(scope="module")
 def job(embedded_model):
-    return Job(str(embedded_model), "full", Passkey(tests=3), LENGTH, options={"n_threads": 1, "n_threads_batch": 1})
+    return Cell(str(embedded_model), "full", Passkey(tests=3), LENGTH, options={"n_threads": 1, "n_threads_batch": 1})
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,7 @@ def test_what_is_refused_does_not_stop_the_rest(job, samples, expected):
 
 def test_a_job_takes_what_the_preflight_says(job, samples):
     (unit,) = units_of(job, samples, ())
-    need, longer = (local.memory_of(replace(unit, job=replace(job, length=n))) for n in (LENGTH, 4096))
+    need, longer = (local.memory_of(replace(unit, cell=replace(job, length=n))) for n in (LENGTH, 4096))
     (device,) = need.shared
     assert need.shared[device] == longer.shared[device] > MIB
     assert 0 < need.own[device] < longer.own[device]
@@ -133,7 +134,7 @@ def test_as_many_processes_as_fit(job, samples, monkeypatch, free, n_workers):
 
 @pytest.fixture
 def cluster():
-    distributed = pytest.importorskip("distributed", reason="needs pylongctx[cluster]")
+    distributed = need("cluster", "distributed")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         yield f"dask://{cluster.scheduler_address.removeprefix('tcp://')}"
 

@@ -1,14 +1,9 @@
 """``bench/soak.py``, shortened: nothing is wrong, and what is wrong is noticed."""
 
-import sys
-from pathlib import Path
+from needs import need
 
-import pytest
-
-for package in ("fastapi", "httpx", "psutil"):
-    pytest.importorskip(package, reason=f"the package {package} is not installed")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
-soak = pytest.importorskip("soak")
+need("server", "fastapi", "httpx", "psutil")
+import soak  # noqa: E402
 
 
 def test_mixed_requests_leave_nothing_behind(capsys):

@@ -4,18 +4,14 @@ import importlib
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 import gguf
 import numpy as np
 import pytest
+from needs import need
 
-NEEDS = "the extra train is not installed"
-torch = pytest.importorskip("torch", reason=NEEDS)
-pytest.importorskip("sentencepiece", reason=NEEDS)
-pytest.importorskip("google.protobuf", reason=NEEDS)
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+torch = need("train", "sentencepiece", "google.protobuf", "torch")
 
 import train_tiny  # noqa: E402
 from tiny.data import ANSWER_WEIGHT, STAGES, copy_row, draw_batch, load_corpus, quiz_row, stage_at  # noqa: E402

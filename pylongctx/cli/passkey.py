@@ -40,5 +40,5 @@ def run(args: argparse.Namespace) -> int:
     fields = {"haystack": args.haystack, "separator": args.separator, "junk": args.junk, "position": args.pos}
     tasks = [Passkey(args.style, args.tests, n, args.depths, **fields) for n in args.digits or [None]]
     measured = evaluate(args, tasks, args.lengths, args.seed)
-    title = f"pass key found, {Path(measured[0].job.model).name}"
+    title = f"pass key found, {Path(measured[0].cell.model).name}"
     return show(measured, length_table(measured, title, "strict: the answer begins with the key"))

@@ -78,7 +78,7 @@ class Passkey(Question):
         begin, first = re.match(r" ?(\d+)", answer.text), re.search(r"(\d+)", answer.text)
         return {name: bool(m and m[1] in sample.answers) for name, m in (("strict", begin), ("regex", first))}
 
-    def cell(self, records: Sequence[Record]) -> str:
+    def cell_text(self, records: Sequence[Record]) -> str:
         """Return the share of keys that were found."""
         return f"{100 * self.summary(records)['strict']:.0f} %"
 
