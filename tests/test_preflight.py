@@ -1,6 +1,7 @@
 """Whether what a context will take is known before it is opened, and what is said when it does not fit."""
 
 import re
+from contextlib import closing
 
 import pytest
 from llamas import TEXT, new
@@ -214,7 +215,7 @@ def test_a_large_model_is_told_before_it_is_read(tmp_path, free):
 
 def test_ten_million_tokens_are_refused_before_anything_is_opened(embedded_model, free, monkeypatch):
     free(16 * 2**30)
-    monkeypatch.setattr("pylongctx.llama.Context", None)
+    monkeypatch.setattr("pylongctx.engine.opening.Context", None)
     with pytest.raises(MemoryError) as reason:
         new(embedded_model, n_ctx=10_000_000)
     shown = str(reason.value)
@@ -347,9 +348,9 @@ def test_every_sequence_of_a_server_gets_its_share(trained_long, free, caplog):
     with new(trained_long, n_ctx=0, n_ubatch=512) as llm:
         alone = llm.n_ctx()
     caplog.clear()
-    with Host(str(trained_long), 4, n_ctx=0, verbose=False) as host:
-        assert 512 <= host.n_ctx() < alone < 8192
-        assert line_of(caplog).startswith(f"n_ctx is {host.n_ctx()} for each of 4 sequences, as much as fits")
+    with closing(Host(str(trained_long), 4, n_ctx=0, verbose=False)) as host:
+        assert 512 <= host.n_ctx < alone < 8192
+        assert line_of(caplog).startswith(f"n_ctx is {host.n_ctx} for each of 4 sequences, as much as fits")
 
 
 def test_fewer_than_512_tokens_are_no_context(trained_long, free, caplog):
