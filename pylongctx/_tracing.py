@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from pylongctx._arguments import check_count
 from pylongctx._session import Session
+from pylongctx._units import bytes_text
 from pylongctx.inspect.trace import Arrays, Trace
 from pylongctx.methods import LongHeads, Method
 
@@ -58,5 +59,5 @@ def _check_size(session: Session, method: LongHeads, n_query: int) -> None:
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > ram:
         raise MemoryError(
-            f"a trace of {n_query} queries takes {size / 2**30:.1f} GiB, this machine has {ram / 2**30:.1f}; {FEWER}"
+            f"a trace of {n_query} queries takes {bytes_text(size)}, this machine has {bytes_text(ram)}; {FEWER}"
         )
