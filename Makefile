@@ -1,4 +1,4 @@
-# make demo | report | test | test-peers | lint | wheel | tools | sanitize | cuda-check: everything they need is set up first, in .venv.
+# make demo | report | test | test-peers | docs | lint | wheel | tools | sanitize | cuda-check: everything they need is set up first, in .venv.
 # Needs Python >= 3.10, a C++ compiler, make and git; cmake and ninja come from PyPI.
 
 PYTHON ?= python3
@@ -21,7 +21,7 @@ NVCC      = $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/
 CUBLAS    = nvidia-cublas==13.*
 HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
 
-.PHONY: build demo report test test-peers lint format wheel tools tools-patched tools-stock sanitize sanitize-address sanitize-thread cuda-check clean
+.PHONY: build demo report test test-peers docs lint format wheel tools tools-patched tools-stock sanitize sanitize-address sanitize-thread cuda-check clean
 
 $(BIN)/pip:
 	@echo "[1/7] build tools: cmake, ninja, scikit-build-core, cffi"
@@ -128,6 +128,11 @@ sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
 	    LD_PRELOAD="$$(cc -print-file-name=$(RUNTIME)) $$(cc -print-file-name=libstdc++.so)" \
 	    PYTHONPATH=$(CURDIR)/build/sanitize/$*:$$($(CURDIR)/$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
 	    $(CURDIR)/$(BIN)/python -S -m pytest -q -s test_ops.py test_chunks.py test_evict.py test_memory.py test_corm_sequences.py test_pages.py test_order.py
+
+# the pages of docs/ and the Python reference into build/docs; a broken link or docstring is an error
+docs: build
+	$(PIP) install --no-build-isolation --editable .[docs]
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf build dist

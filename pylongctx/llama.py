@@ -1,36 +1,44 @@
-"""The class Llama: llama_cpp.Llama's interface on a context that runs with a method."""
+"""The class Llama: llama_cpp.Llama's interface, a facade of a Completer on an engine with one slot."""
 
-import sys
+import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx import _arguments as arguments
-from pylongctx._context import Context
-from pylongctx._facts import Facts
-from pylongctx._lib import lib
-from pylongctx._model import Model
-from pylongctx._preflight import fit
-from pylongctx._session import Session, longest_prefix
-from pylongctx._tracing import record
-from pylongctx.chat.completion import Chat
-from pylongctx.embeddings import Embeddings
+from pylongctx import _log
+from pylongctx._tokenizer import LlamaTokenizer
+from pylongctx.cache import BaseLlamaCache
+from pylongctx.chat.template import Templates
+from pylongctx.completer import Completer
+from pylongctx.embeddings import CreateEmbeddingResponse, Embedder, Texts, Vectors
+from pylongctx.engine.context import KVUsage, OffloadUsage
+from pylongctx.engine.drafting import DraftModel, check_draft
+from pylongctx.engine.job import Processors
+from pylongctx.engine.opening import AUTO, Opened
+from pylongctx.engine.session import Session, longest_prefix
+from pylongctx.engine.solo import Solo
+from pylongctx.engine.source import NoTokens, TokenSource
+from pylongctx.engine.states import States
+from pylongctx.grammar import constraint
 from pylongctx.hub import from_pretrained
+from pylongctx.inspect.recording import record
 from pylongctx.inspect.trace import Trace
-from pylongctx.lora import Adapter, Adapters
-from pylongctx.methods import Full, Method, parse
-from pylongctx.sampling import seed_sequence
-from pylongctx.speculative import check_draft
+from pylongctx.methods import Method
+from pylongctx.options import Grammar, Handler
+from pylongctx.sampling import Sampler, StoppingCriteria, process
+from pylongctx.state import LlamaState
 
 DEFAULT_SEED = 0xFFFFFFFF
+NO_CONTEXT = "this Llama was loaded with vocab_only=True: it has no context"
 
 
-class Llama(Chat, Embeddings, Adapters, Facts):
+class Llama(Completer):
     """A GGUF model and one context, with the interface of ``llama_cpp.Llama`` 0.3.36.
 
     Calls from several threads wait for each other; only ``abort`` comes through at once. Between two chunks of a stream
@@ -143,14 +151,14 @@ class Llama(Chat, Embeddings, Adapters, Facts):
         lora_path: str | None = None,
         numa: bool | int = False,
         chat_format: str | None = None,
-        chat_handler: Any = None,
-        draft_model: Any = None,
-        tokenizer: Any = None,
+        chat_handler: Handler | None = None,
+        draft_model: DraftModel | None = None,
+        tokenizer: object | None = None,
         type_k: int | str | None = None,
         type_v: int | str | None = None,
         spm_infill: bool = False,
         verbose: bool = True,
-        method: Method | str | None = "full",
+        method: Method | str | None = AUTO,
         kv_limit: int | None = None,
         kv_offload: str | None = None,
         kv_offload_mib: int | None = None,
@@ -159,65 +167,47 @@ class Llama(Chat, Embeddings, Adapters, Facts):
         preflight: bool = True,
         **kwargs: Any,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "kwargs")}
+        given = {name: value for name, value in locals().items() if name not in ("self", "kwargs", "__class__")}
         arguments.check_unknown(kwargs, list(given))
-        arguments.check_later(given)
-        arguments.warn_without_device(n_gpu_layers, rpc_servers)
+        if verbose:
+            _log.show()
         self._arguments = given
         self.model_path = str(model_path)
         self.verbose = verbose
         self.chat_format = chat_format
-        self.chat_handler = chat_handler
-        self.draft_model = draft_model
-        self._adapters: dict[str, Adapter] = {}
-        self.last_n_tokens_size = arguments.check_count("last_n_tokens_size", last_n_tokens_size, 0)
-        threads = self.n_threads, self.n_threads_batch = arguments.thread_counts(n_threads, n_threads_batch)
-        self.set_seed(seed)
-        settings, spec = self._settings(given, threads), _spec(method, embedding)
-        check_draft(draft_model, parse(spec) if spec else None)
-        where = arguments.model_settings(given)
-        if preflight and not vocab_only:
-            settings = fit(self.model_path, where, settings, spec)
-        lib.lctx_log_set_level(2 if verbose else 1)
-        self._model = Model(self.model_path, where)
-        self._finalizer = weakref.finalize(self, _close, self._model, None, self._adapters)
-        self.metadata = self._model.metadata()
-        self.n_batch = n_batch
-        self._loaded = None if vocab_only else self._open(settings, spec)
-        if lora_path is not None:
-            self._add_first_lora(lora_path, lora_scale)
-
-    def _open(self, settings: dict[str, Any], spec: str) -> Session:
+        opened = self._opened = Opened(given)
+        self._finalizer = weakref.finalize(self, opened.close)
         try:
-            context = Context(self._model, settings, spec)
+            self.n_threads, self.n_threads_batch = opened.threads
+            self.n_batch = n_batch if opened.context is None else opened.context.n_batch
+            self.metadata = opened.model.metadata()
+            super().__init__(
+                opened.model,
+                _source(opened),
+                self.model_path,
+                Templates(opened.model, chat_format),
+                seed,
+                last_n_tokens_size,
+                chat_handler,
+            )
+            if lora_path is not None:
+                self.add_lora(lora_path, lora_scale)
         except BaseException:
             self.close()
             raise
-        self._finalizer.detach()
-        self._finalizer = weakref.finalize(self, _close, self._model, context, self._adapters)
-        self.n_batch = context.n_batch
-        session = Session(self._model, context, self._arguments["logits_all"], self.verbose)
-        session.progress = self._arguments["progress_callback"]
-        if self.verbose and context.why:
-            print(f"pylongctx: {context.why}", file=sys.stderr)
-        return session
-
-    def _add_first_lora(self, path: str, scale: float) -> None:
-        try:
-            self.add_lora(path, scale)
-        except BaseException:
-            self.close()
-            raise
-
-    def _settings(self, given: dict[str, Any], threads: tuple[int, int]) -> dict[str, Any]:
-        return arguments.context_settings(given, threads)
 
     from_pretrained = classmethod(from_pretrained)
 
     # ---- life ----
 
     def close(self) -> None:
-        """Free model and context; waits for a running evaluation. The object is of no use afterwards."""
+        """Free model and context; waits for a running evaluation. The object is of no use afterwards.
+
+        Examples
+        --------
+        >>> with Llama(path, verbose=False) as other:  # closes it at the end
+        ...     n = other.n_vocab()
+        """
         self._finalizer()
 
     def __enter__(self) -> "Llama":
@@ -232,27 +222,50 @@ class Llama(Chat, Embeddings, Adapters, Facts):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    # ---- state ----
+    # ---- the sequence ----
+
+    @property
+    def session(self) -> Session:
+        """The sequence: its tokens and logits, going back, evaluating, facts of the model.
+
+        Raises
+        ------
+        RuntimeError
+            When the object is closed, or was loaded with ``vocab_only``.
+        """
+        return self._solo.session
+
+    @property
+    def states(self) -> States:
+        """The states that the sequence can continue from: the checkpoint, the cache, what they depend on."""
+        return self._solo.states
+
+    @property
+    def _solo(self) -> Solo:
+        self._model.handle  # noqa: B018 - raises when closed
+        if not isinstance(self._source, Solo):
+            raise RuntimeError(NO_CONTEXT)
+        return self._source
 
     @property
     def n_tokens(self) -> int:
         """The number of evaluated tokens; setting a smaller number forgets the tokens after it."""
-        return self._session.n_tokens
+        return self.session.n_tokens
 
     @n_tokens.setter
     def n_tokens(self, n: int) -> None:
-        if not 0 <= n <= self._session.n_tokens:
-            raise ValueError(f"n_tokens can only go back: 0 to {self._session.n_tokens}, not {n}")
-        self._session.n_tokens = n
+        if not 0 <= n <= self.session.n_tokens:
+            raise ValueError(f"n_tokens can only go back: 0 to {self.session.n_tokens}, not {n}")
+        self.session.n_tokens = n
 
     @property
     def input_ids(self) -> NDArray[np.int32]:
         """int32 [n_ctx]; the first ``n_tokens`` are the evaluated tokens."""
-        return self._session.input_ids
+        return self.session.input_ids
 
     @property
-    def _input_ids(self) -> NDArray[np.int32]:
-        return self._session.tokens
+    def _input_ids(self) -> NDArray[np.int32]:  # llama_cpp's
+        return self.session.tokens
 
     @property
     def scores(self) -> NDArray[np.float32]:
@@ -260,7 +273,7 @@ class Llama(Chat, Embeddings, Adapters, Facts):
 
         The array is a view that later evaluations may overwrite; it has no rows before the first evaluation.
         """
-        return self._session.scores
+        return self.session.scores
 
     _scores = scores
 
@@ -272,20 +285,16 @@ class Llama(Chat, Embeddings, Adapters, Facts):
     @property
     def eval_logits(self) -> deque[list[float]]:
         """The rows of ``scores`` as lists."""
-        return deque(self.scores.tolist(), maxlen=self.n_ctx() if self._session.logits_all else 1)
-
-    def set_seed(self, seed: int) -> None:
-        """Seed the sampler of the next run; -1 is random."""
-        self._seeds = seed_sequence(seed)
+        return deque(self.scores.tolist(), maxlen=self.n_ctx() if self.session.logits_all else 1)
 
     def reset(self) -> None:
         """Forget all tokens."""
-        with self._session.lock:
-            self._session.clear()
+        with self.session.lock:
+            self.session.clear()
 
     def abort(self) -> None:
         """Stop the evaluation that another thread runs; it raises Aborted and the object stays usable."""
-        self._session.context.abort = True
+        self.session.context.abort = True
 
     # ---- evaluation ----
 
@@ -300,9 +309,9 @@ class Llama(Chat, Embeddings, Adapters, Facts):
             When ``abort`` was called meanwhile.
         """
         ids = self._model.check_tokens(tokens)
-        with self._session.lock:
-            self._session.context.abort = False
-            self._session.eval(ids)
+        with self.session.lock:
+            self.session.context.abort = False
+            self.session.eval(ids)
 
     def eval_rows(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
         """Evaluate tokens and yield their logits, float32 [k, n_vocab] per step of at most n_ubatch tokens.
@@ -310,8 +319,8 @@ class Llama(Chat, Embeddings, Adapters, Facts):
         Memory does not grow with the tokens. An array is valid until the next step.
         """
         ids = self._model.check_tokens(tokens)
-        self._session.context.abort = False
-        return self._session.eval_rows(ids)
+        self.session.context.abort = False
+        return self.session.eval_rows(ids)
 
     def trace(self, start: int | None = None, stop: int | None = None) -> AbstractContextManager[Trace]:
         """Record which chunks each layer and head reads: ``with llm.trace() as trace: llm.eval(tokens)``.
@@ -334,7 +343,7 @@ class Llama(Chat, Embeddings, Adapters, Facts):
         MemoryError
             When the records of the range do not fit into memory.
         """
-        return record(self._session, self.method, start, stop)
+        return record(self.session, start, stop)
 
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -350,18 +359,334 @@ class Llama(Chat, Embeddings, Adapters, Facts):
         with np.errstate(divide="ignore"):
             return np.asarray(shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True)), np.float32)
 
+    # ---- tokens ----
 
-def _spec(method: Method | str | None, embedding: bool) -> str:
-    if embedding and method not in (None, "full") and not isinstance(method, Full):
-        raise ValueError(f"embedding=True runs on llama.cpp's own memory, without method={method}")
-    if method is None or embedding:
-        return ""
-    return str(method if isinstance(method, Method) else parse(method))
+    def sample(
+        self,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_eta: float = 0.1,
+        mirostat_tau: float = 5.0,
+        penalize_nl: bool = True,
+        logits_processor: Processors = None,
+        grammar: Grammar | None = None,
+        idx: int | None = None,
+    ) -> int:
+        """Choose a token from the logits after the last token, or after token ``idx`` with logits_all."""
+        sampler, session = Sampler(self._model, self._sampling(locals()), constraint(grammar)), self.session
+        with session.lock:
+            row = session.row(idx)
+            return sampler.sample(process(logits_processor, session.tokens, row))
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: Processors = None,
+        stopping_criteria: StoppingCriteria | None = None,
+        grammar: Grammar | None = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Yield tokens that continue ``tokens``, without end; ``.send(tokens)`` injects tokens after the last one.
+
+        With ``reset``, ``tokens`` are the whole sequence and what the cache holds of their beginning is reused;
+        without, they follow the current tokens.
+        """
+        sampler = Sampler(self._model, self._sampling(locals()), constraint(grammar))
+        asked = {"processors": logits_processor, "criteria": stopping_criteria, "follows": not reset}
+        return self._generate(tokens, sampler, asked)
+
+    def _generate(
+        self, tokens: Sequence[int], sampler: Sampler, asked: Mapping[str, Any]
+    ) -> Generator[int, Sequence[int] | None, None]:
+        solo = self._solo
+        drawn = solo.drawn(solo.endless(tokens, sampler, **asked))
+        sent: Sequence[int] | None = None
+        while True:
+            try:
+                token, _ = drawn.send(sent)
+            except StopIteration:
+                return
+            sent = yield token
+            sent = self._model.check_tokens(sent).tolist() if sent else None
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """What guesses the next tokens; another one is used from the next generation on."""
+        return self._solo.draft_model
+
+    @draft_model.setter
+    def draft_model(self, model: DraftModel | None) -> None:
+        check_draft(model, self.method)
+        self._solo.draft_model = model
+
+    # ---- states ----
+
+    def save_state(self) -> LlamaState:
+        """Return tokens, last logits and KV rows; the sampler and the earlier ``scores`` are no part of it.
+
+        Examples
+        --------
+        >>> llm.eval([1, 7, 9])
+        >>> state = llm.save_state()
+        >>> llm.reset()
+        >>> llm.load_state(state)
+        >>> llm.n_tokens
+        3
+        """
+        return self.states.save()
+
+    def load_state(self, state: LlamaState) -> None:
+        """Continue from a saved state; with logits_all the earlier rows of ``scores`` are NaN.
+
+        Raises
+        ------
+        InvalidInput
+            When another model, method or setting made it, or it is damaged. The object is empty then, and usable.
+        """
+        self.states.load(state)
+
+    def checkpoint(self) -> LlamaState:
+        """Return a snapshot in memory and keep it: a prompt that begins with its tokens continues from there.
+
+        It is for methods that cannot go back, such as corm, which evicts: take it where the next prompt may differ,
+        as after the prompt of a chat turn. It takes as many bytes as the KV cache holds; the next one replaces it.
+
+        Examples
+        --------
+        >>> llm.reset()
+        >>> llm.eval([1, 7])
+        >>> llm.checkpoint().n_tokens
+        2
+        >>> llm.eval([9])
+        >>> llm.restore()
+        >>> llm.n_tokens
+        2
+        """
+        return self.states.take_checkpoint()
+
+    def restore(self, state: LlamaState | None = None) -> None:
+        """Go back to ``state``, or to the last checkpoint.
+
+        Raises
+        ------
+        RuntimeError
+            When there is no checkpoint.
+        InvalidInput
+            When the state belongs to another model, method or setting, see ``load_state``.
+        """
+        state = state or self.states.checkpoint
+        if state is None:
+            raise RuntimeError("there is no checkpoint: call checkpoint() first")
+        self.load_state(state)
+
+    @property
+    def cache(self) -> BaseLlamaCache | None:
+        """The cache of states that completions start from, see ``set_cache``."""
+        return self.states.cache
+
+    def set_cache(self, cache: BaseLlamaCache | None) -> None:
+        """Let completions start from the states of a cache, and add theirs to it; None: no cache.
+
+        Examples
+        --------
+        >>> from pylongctx import LlamaRAMCache
+        >>> llm.set_cache(LlamaRAMCache(capacity_bytes=2**28))
+        >>> llm.set_cache(None)
+        """
+        self.states.cache = cache
+
+    # ---- adapters ----
+
+    @property
+    def loras(self) -> Mapping[str, float]:
+        """The LoRA adapters in use: path and scale."""
+        return self._opened.adapters.scales
+
+    def add_lora(self, path: str | os.PathLike[str], scale: float = 1.0) -> None:
+        """Use a LoRA adapter, or give one that is in use another scale; the tokens so far are forgotten.
+
+        Raises
+        ------
+        ValueError
+            When the file is no adapter of this model, or the scale not finite; nothing changed then.
+
+        Examples
+        --------
+        >>> llm.add_lora("adapter.gguf", 0.5)  # doctest: +SKIP
+        """
+        self._opened.adapters.add(self.session, os.fspath(path), scale)
+
+    def remove_lora(self, path: str | os.PathLike[str]) -> None:
+        """Use an adapter no more; KeyError when it was not in use."""
+        self._opened.adapters.remove(self.session, os.fspath(path))
+
+    # ---- embeddings ----
+
+    def create_embedding(self, input: Texts, model: str | None = None) -> CreateEmbeddingResponse:
+        """Embed texts, or their tokens; returns OpenAI's response dict.
+
+        Examples
+        --------
+        >>> with Llama(path, embedding=True, pooling_type=1, verbose=False) as embedder:
+        ...     len(embedder.create_embedding(["a", "b"])["data"])
+        2
+        """
+        return self._embedder.response(input, self.model_path if model is None else model)
+
+    @overload
+    def embed(
+        self, input: Texts, normalize: bool = False, truncate: bool = True, return_count: Literal[False] = False
+    ) -> Vectors: ...
+    @overload
+    def embed(
+        self, input: Texts, normalize: bool = False, truncate: bool = True, *, return_count: Literal[True]
+    ) -> tuple[Vectors, int]: ...
+
+    def embed(
+        self, input: Texts, normalize: bool = False, truncate: bool = True, return_count: bool = False
+    ) -> Vectors | tuple[Vectors, int]:
+        """Embed a text or several, each a string or its tokens.
+
+        Parameters
+        ----------
+        normalize : bool
+            Scale every vector to length 1.
+        truncate : bool
+            Leave out what is behind the first ``n_batch`` tokens of a text, instead of refusing it.
+        return_count : bool
+            Return the number of tokens too.
+
+        Returns
+        -------
+        list
+            One list of floats per text, or per token of a text without pooling; for a single text, its own.
+
+        Raises
+        ------
+        RuntimeError
+            When the object was not opened with ``embedding=True``.
+        ValueError
+            When a text has no tokens, or too many.
+
+        Examples
+        --------
+        >>> with Llama(path, embedding=True, pooling_type=1, verbose=False) as embedder:
+        ...     len(embedder.embed("the thief")) == embedder.n_embd()
+        True
+        """
+        vectors, n_tokens = self._embedder.embed(input, normalize, truncate)
+        return (vectors, n_tokens) if return_count else vectors
+
+    def pooling_type(self) -> int:
+        """Return how vectors of tokens become one: 0 not, 1 mean, 2 cls, 3 last, 4 rank."""
+        return self.session.context.pooling_type()
+
+    @property
+    def _embedder(self) -> Embedder:
+        if not self._arguments["embedding"]:
+            raise RuntimeError("Llama model must be created with embedding=True to call this method")
+        return Embedder(self.session)
+
+    # ---- facts ----
+
+    @property
+    def method(self) -> Method | None:
+        """The method with every automatic choice filled in; None with llama.cpp's own KV cache."""
+        return self.session.method
+
+    def kv_usage(self) -> KVUsage:
+        """Return the KV memory: ``bytes``, ``peak_bytes``, ``full_bytes``, ``rows`` int32 [n_layer, n_head_kv]."""
+        return self.session.context.kv_usage()
+
+    def offload_usage(self) -> OffloadUsage:
+        """Return how the pages of ``kv_offload="host"`` were read since the model was loaded."""
+        return self.session.context.offload_usage()
+
+    def held_rows(self, layer: int, head: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return which tokens a KV head still holds, and what its queries think of them.
+
+        Returns
+        -------
+        rows : numpy.ndarray
+            int32 [n], positions, ascending.
+        scores : numpy.ndarray
+            int32 [n]: with corm the last query to which the token was important, -1 for none (CORM, definition 3.1; one
+            of the last ``window`` when ``evict_every`` is not below it, where one is enough to stay);
+            with scissorhands a count; with h2o and tova a float's bits (``scores.view(numpy.float32)``).
+
+        Raises
+        ------
+        IndexError
+            When the model has no such layer or head.
+        """
+        shape = self.kv_usage().rows.shape
+        if not (0 <= layer < shape[0] and 0 <= head < shape[1]):
+            raise IndexError(f"the model has {shape[0]} layers of at most {shape[1]} KV heads, not ({layer}, {head})")
+        return self.session.context.held_rows(layer, head)
+
+    def n_ctx(self) -> int:
+        """Return the context window in tokens."""
+        return self.session.context.n_ctx
+
+    def n_embd(self) -> int:
+        """Return the width of the model."""
+        return int(self._model.info.n_embd)
+
+    def n_vocab(self) -> int:
+        """Return the size of the vocabulary."""
+        return int(self._model.info.n_vocab)
+
+    def token_bos(self) -> int:
+        """Return the beginning-of-sequence token, -1 for none."""
+        return int(self._model.info.token_bos)
+
+    def token_eos(self) -> int:
+        """Return the end-of-sequence token, -1 for none."""
+        return int(self._model.info.token_eos)
+
+    def token_nl(self) -> int:
+        """Return the newline token, -1 for none."""
+        return int(self._model.info.token_nl)
+
+    # ---- vocabulary ----
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Return the token ids of UTF-8 bytes; ``special`` reads the texts of special tokens as such."""
+        return self._model.tokenize(text, add_bos, special)
+
+    def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
+        """Return the bytes of tokens; a space right after a leading BOS token is dropped."""
+        return self._model.detokenize(tokens, special)
+
+    def tokenizer(self) -> LlamaTokenizer:
+        """Return an object with ``encode`` and ``decode`` on str."""
+        return LlamaTokenizer(self._model)
 
 
-def _close(model: Model, context: Context | None, adapters: dict[str, Adapter]) -> None:
-    if context is not None:
-        context.close()
-    for adapter in adapters.values():
-        adapter.close()
-    model.close()
+def _source(opened: Opened) -> TokenSource:
+    """Return what makes the tokens of a Llama."""
+    if not opened.sessions:
+        return NoTokens(opened.model, NO_CONTEXT)
+    (session,) = opened.sessions
+    return Solo(session, States(session, lambda: opened.identity), opened.given["draft_model"])

@@ -122,7 +122,7 @@ def test_a_job_takes_what_the_preflight_says(job, samples):
 def test_as_many_processes_as_fit(job, samples, monkeypatch, free, n_workers):
     need = local.Need(Counter(CPU=50), Counter(CPU=20), Counter(CPU=free))
     monkeypatch.setattr(local, "memory_of", lambda unit: need)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
+    monkeypatch.setattr(local, "available_cpus", lambda: 7)
     units = [unit for sample in samples for unit in units_of(job, samples, {digest(job, sample)})]
     assert local.Local(None).plan(units) == (n_workers, 7 // n_workers)
     assert local.Local(1).plan(units) == (1, 7)

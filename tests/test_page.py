@@ -12,7 +12,7 @@ from serving import running
 pytest.importorskip("fastapi", reason="the extra server is not installed")
 pytest.importorskip("httpx", reason="the client is not installed")
 
-from pylongctx.serve.tracing import Tracer
+from pylongctx.engine.tracer import Tracer
 
 N_CTX = 8192
 KEY = "48213"

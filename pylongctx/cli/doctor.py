@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pylongctx import __version__
+from pylongctx._free import available_cpus
 from pylongctx._units import bytes_text
 from pylongctx.models import embedded_model
 
@@ -51,6 +52,7 @@ def report() -> dict[str, Any]:
         "numpy": importlib.metadata.version("numpy"),
         "embedded_model": str(embedded_model()),
         "cpu_count": os.cpu_count(),
+        "cpus_available": available_cpus(),
         "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
     if not embedded_model().is_file():

@@ -23,7 +23,7 @@ from pylongctx.methods import Method
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pylongctx._context import KVUsage
+    from pylongctx.engine.context import KVUsage
     from pylongctx.eval.passkey import Prompt, Trial
     from pylongctx.inspect import Compression
     from pylongctx.llama import Llama

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from pylongctx._free import available_cpus
 from pylongctx.cli.evaluate import int_list
 from pylongctx.cli.progress import CellProgress, Cells, make_all
 
@@ -142,7 +142,7 @@ def write_about(folder: Path, matrix: Matrix, cells: Sequence[Cell], argv: Seque
     about = {
         "command": shlex.join(["pylongctx", *argv]),
         "version": __version__,
-        "machine": f"{cpu_name()}, {os.cpu_count()} cores",
+        "machine": f"{cpu_name()}, {available_cpus()} cores",
         "models": {**before.get("models", {}), **models},
         "methods": list(dict.fromkeys([*before.get("methods", []), *map(label_of, cells)])),
     }

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-from pylongctx._session import longest_prefix
+from pylongctx.engine.session import longest_prefix
 from pylongctx.llama import Llama
 
 INTRO = (
@@ -40,6 +40,11 @@ class Haystack:
     continues : bool
         Whether the text after the key goes on where the text before it ended, as a book does; else it begins anew,
         and every prompt begins at the same place.
+
+    Examples
+    --------
+    >>> Haystack("words", "one two three four ", continues=True).cut(10, depth=0.5, start=0.0)
+    ('one t', 'wo th')
     """
 
     name: str
@@ -62,6 +67,11 @@ def load_haystack(name: str) -> Haystack:
     ------
     ValueError
         When there is no such file or it is empty.
+
+    Examples
+    --------
+    >>> load_haystack("sentences").text[:19]
+    'The grass is green.'
     """
     if name == "sentences":
         return Haystack(name, SENTENCES, continues=False)
@@ -87,6 +97,12 @@ class Prompt:
         Where the key is hidden, 0 to 1.
     needle : tuple of int
         Start and stop of the tokens that hold the sentences with the key; a token across a border counts.
+
+    Examples
+    --------
+    >>> prompt = make_prompt(llm.tokenize, load_haystack("sentences"), 300, trial=0, seed=0)
+    >>> llm.detokenize(prompt.answer).decode().strip() == str(prompt.key)
+    True
     """
 
     length: int
@@ -130,6 +146,12 @@ def make_prompt(
     ------
     ValueError
         When the parts without haystack are longer than ``length``.
+
+    Examples
+    --------
+    >>> prompt = make_prompt(llm.tokenize, load_haystack("sentences"), 300, trial=0, seed=0, depth=0.5)
+    >>> len(prompt.tokens) + len(prompt.answer) <= 300
+    True
     """
     random = Random(f"{seed}-{length}-{trial}")
     lowest = 10 ** ((n_digits or 5) - 1)
@@ -168,14 +190,28 @@ def _tokens(tokenize: Tokenize, text: str, answer: str) -> tuple[list[int], list
 
 
 def token_span(tokenize: Tokenize, tokens: list[int], before: str, needle: str) -> tuple[int, int]:
-    """Return start and stop of the tokens that hold ``needle``, which follows ``before``."""
+    """Return start and stop of the tokens that hold ``needle``, which follows ``before``.
+
+    Examples
+    --------
+    >>> whole = llm.tokenize(b"It rained. The key is 12345.")
+    >>> start, stop = token_span(llm.tokenize, whole, "It rained. ", "The key is 12345.")
+    >>> llm.detokenize(whole[start:stop]).decode().strip()
+    'The key is 12345.'
+    """
     until = tokenize((before + needle).encode())
     stop = longest_prefix(tokens, until)
     return longest_prefix(tokens, tokenize(before.encode())), stop + (stop < len(until))
 
 
 def largest_fit(fits: Callable[[int], bool], guess: int) -> int:
-    """Return the largest n that fits, by doubling and bisection; ``fits(0)`` holds."""
+    """Return the largest n that fits, by doubling and bisection; ``fits(0)`` holds.
+
+    Examples
+    --------
+    >>> largest_fit(lambda n: n * n <= 50, guess=2)
+    7
+    """
     low, high = 0, guess
     while fits(high):
         low, high = high, 2 * high
@@ -199,6 +235,13 @@ class Trial:
         Whether the first number in the answer is the key.
     seconds : float
         Prompt and answer together.
+
+    Examples
+    --------
+    >>> prompt = make_prompt(llm.tokenize, load_haystack("sentences"), 300, trial=0, seed=0)
+    >>> trial = run_trial(llm, prompt)
+    >>> trial.strict, trial.key == prompt.key
+    (True, True)
     """
 
     model: str
@@ -218,7 +261,14 @@ class Trial:
 
 
 def run_trial(llm: Llama, prompt: Prompt) -> Trial:
-    """Answer one prompt greedily, from an empty cache."""
+    """Answer one prompt greedily, from an empty cache.
+
+    Examples
+    --------
+    >>> prompt = make_prompt(llm.tokenize, load_haystack("sentences"), 1024, trial=0, seed=0)
+    >>> run_trial(llm, prompt).strict
+    True
+    """
     start = time.perf_counter()
     llm.reset()
     output = list(islice(llm.generate(prompt.tokens, temp=0.0), len(prompt.answer)))

@@ -32,6 +32,13 @@ class Cell:
         Other arguments of Llama.
     rope : str
         Name of the RoPE scaling that is part of the options, "" for the model's own.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.passkeys import Passkey
+    >>> cell = Cell("model.gguf", "longheads", Passkey(tests=2), length=300)
+    >>> len(make_samples(cell))
+    2
     """
 
     model: str
@@ -77,7 +84,15 @@ UNNAMED = {
 
 
 def digest(cell: Cell, sample: Sample) -> str:
-    """Return a name of a sample in a cell that changes with everything an answer depends on, but the model's bytes."""
+    """Return a name of a sample in a cell that changes with everything an answer depends on, but the model's bytes.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.passkeys import Passkey
+    >>> cell = Cell("model.gguf", "longheads", Passkey(tests=1), length=300)
+    >>> len(digest(cell, make_samples(cell)[0]))
+    16
+    """
     parts = [cell.facts, cell.task.settings, sample.id, sample.prefix, sample.answers, sample.max_tokens, sample.stop]
     name = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
     name.update(sample.prompt.encode() if isinstance(sample.prompt, str) else sample.prompt.tobytes())
@@ -85,7 +100,14 @@ def digest(cell: Cell, sample: Sample) -> str:
 
 
 def make_samples(cell: Cell) -> list[Sample]:
-    """Return the samples of a cell; they are the same for every method."""
+    """Return the samples of a cell; they are the same for every method.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.passkeys import Passkey
+    >>> [sample.id for sample in make_samples(Cell("model.gguf", "full", Passkey(tests=2), length=300))]
+    ['fill-300-0-0', 'fill-300-0-1']
+    """
     with Llama(cell.model, vocab_only=True, verbose=False) as llm:
         return cell.task.samples(ModelVocabulary(llm, cell.chat), cell.length, cell.seed)
 
@@ -106,6 +128,13 @@ def run(cell: Cell, samples: Sequence[Sample] | None = None, done: Container[str
     ------
     ValueError
         When the task cannot measure the method, before a model is opened, or the method does not fit the model.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.passkeys import Passkey
+    >>> records = list(run(Cell("model.gguf", "longheads", Passkey(tests=1), length=1024)))
+    >>> records[0]["strict"]
+    True
     """
     samples = make_samples(cell) if samples is None else samples
     names = {sample.id: digest(cell, sample) for sample in samples}
@@ -123,7 +152,15 @@ def run(cell: Cell, samples: Sequence[Sample] | None = None, done: Container[str
 
 
 def context_window(cell: Cell, samples: Sequence[Sample]) -> int:
-    """Return the context window that a cell needs, for all its samples."""
+    """Return the context window that a cell needs, for all its samples.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.passkeys import Passkey
+    >>> cell = Cell("model.gguf", "full", Passkey(tests=1), length=300)
+    >>> context_window(cell, make_samples(cell))
+    300
+    """
     with Llama(cell.model, vocab_only=True, verbose=False) as llm:
         return cell.task.n_ctx(ModelVocabulary(llm, cell.chat), samples, cell.length)
 
@@ -139,6 +176,15 @@ class Results:
     ----------
     path : str or None
         A file that is continued; a last line that was cut off by a crash is dropped.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.passkeys import Passkey
+    >>> cell, results = Cell("model.gguf", "full", Passkey(tests=1), length=300), Results("records.jsonl")
+    >>> for record in run(cell, done=results.records):
+    ...     results.add(record)
+    >>> len(Results("records.jsonl").records)
+    1
     """
 
     def __init__(self, path: str | None) -> None:

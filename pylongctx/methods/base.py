@@ -20,8 +20,15 @@ class Method:
         First word of the spec string.
     words : mapping
         The options that are words, with the words they may be; all others are integers.
-    role : {"base", "rule"} or None
-        What it is in a composition: a base says what is read, a rule what is forgotten. None: it composes with nothing.
+    role : str or None
+        What it is in a composition: a "base" says what is read, a "rule" what is forgotten. None: it composes with
+        nothing.
+
+    Examples
+    --------
+    >>> from pylongctx import Corm, LongHeads
+    >>> str(LongHeads(chunk_size=64) + Corm(window=128))
+    'longheads,chunk_size=64,n_recent=1+corm,window=128,recent=256'
     """
 
     name: ClassVar[str]

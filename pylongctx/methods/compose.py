@@ -23,6 +23,13 @@ class Composition(Method):
     ------
     TypeError, ValueError
         When a part is no method object, or the two do not compose; the message says what composes with what.
+
+    Examples
+    --------
+    >>> from pylongctx import Corm, LongHeads
+    >>> both = LongHeads() + Corm()
+    >>> both.base == LongHeads(), both.rule == Corm()
+    (True, True)
     """
 
     base: Method
@@ -57,6 +64,12 @@ def compose(*parts: Method) -> Method:
     ------
     ValueError
         When they do not compose.
+
+    Examples
+    --------
+    >>> from pylongctx import H2O, SelfExtend
+    >>> str(compose(SelfExtend(), H2O(budget=512)))
+    'selfextend+h2o,budget=512'
     """
     if len(parts) == 1:
         return parts[0]

@@ -27,6 +27,11 @@ class H2O(Method):
     ------
     TypeError, ValueError
         When an option is not an integer, too small or larger than 2**30, or ``recent`` not below ``budget``.
+
+    Examples
+    --------
+    >>> str(H2O(budget=1024, recent=256))
+    'h2o,budget=1024,recent=256'
     """
 
     budget: int | None = None

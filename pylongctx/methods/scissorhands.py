@@ -33,6 +33,11 @@ class Scissorhands(Method):
     TypeError, ValueError
         When an option is not an integer, too small or larger than 2**30, ``recent`` not below ``budget``, or ``window``
         above ``evict_every``.
+
+    Examples
+    --------
+    >>> str(Scissorhands(budget=1024))
+    'scissorhands,budget=1024'
     """
 
     budget: int | None = None

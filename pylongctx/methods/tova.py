@@ -26,6 +26,11 @@ class Tova(Method):
     ------
     TypeError, ValueError
         When an option is not an integer, too small or larger than 2**30.
+
+    Examples
+    --------
+    >>> str(Tova(budget=1024))
+    'tova,budget=1024'
     """
 
     budget: int | None = None

@@ -23,6 +23,11 @@ class Window(Method):
     ------
     TypeError, ValueError
         When an option is not an integer or is too small.
+
+    Examples
+    --------
+    >>> str(Window(n_sink=4, window=400))
+    'window,n_sink=4,window=400'
     """
 
     n_sink: int = 4

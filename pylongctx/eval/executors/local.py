@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import signal
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -14,8 +13,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from pylongctx import _arguments as arguments
+from pylongctx._free import available_cpus
 from pylongctx._lib import InvalidInput
-from pylongctx._preflight import Plan, most
+from pylongctx._plan import Plan, most
 from pylongctx.eval.executors.units import Failed, Unit, reason_of
 from pylongctx.eval.runner import Cell, context_window
 from pylongctx.eval.task import Record
@@ -67,7 +67,7 @@ class Local:
 
     def plan(self, units: Sequence[Unit]) -> tuple[int, int]:
         """Return how many workers there are, and threads for each: so many that the largest cell fits for all."""
-        cores = len(os.sched_getaffinity(0))
+        cores = available_cpus()
         wanted = min(cores if self._most is None else self._most, len(units))
         if wanted > 1:
             needs = [memory_of(unit) for unit in {id(unit.cell): unit for unit in units}.values()]

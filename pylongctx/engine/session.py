@@ -1,6 +1,5 @@
 """The state of one sequence: which tokens are evaluated, which logits are known."""
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -8,9 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx._context import Context
-from pylongctx._lib import ContextFull, error, lib
-from pylongctx._model import Model
+from pylongctx._lib import error, lib
+from pylongctx._log import LOG
+from pylongctx.engine.context import Context
+from pylongctx.engine.model import Model
+from pylongctx.errors import PromptTooLong
+from pylongctx.methods import Method, parse
 
 FIRST_ROWS = 64
 
@@ -34,6 +36,19 @@ class Session:
         Whether somebody else may have changed the cache; then it is filled again before the next step.
     n_evaluated : int
         Counts tokens that were evaluated, those evaluated again included.
+    progress : callable or None
+        Called as ``progress(n_done, n_total)`` after each step of ``eval`` and ``eval_rows``.
+
+    Examples
+    --------
+    >>> session = llm.session
+    >>> session.rewind(0)
+    0
+    >>> session.eval(session.model.check_tokens([1, 7, 9]))
+    >>> session.tokens.tolist()
+    [1, 7, 9]
+    >>> session.reuse(session.model.check_tokens([1, 7, 8])).tolist()
+    [8]
     """
 
     def __init__(self, model: Model, context: Context, logits_all: bool, verbose: bool, seq: int = 0) -> None:
@@ -51,6 +66,16 @@ class Session:
         self.input_ids = np.zeros(context.n_ctx, np.int32)
         self._rows = np.empty((FIRST_ROWS if logits_all else 1, model.info.n_vocab), np.float32)
         self._known = -1  # the last row of logits belongs to the state after this many tokens
+
+    @property
+    def method(self) -> Method | None:
+        """The method with every automatic choice filled in; None with llama.cpp's own KV cache."""
+        return parse(self.context.method) if self.context.method else None
+
+    @property
+    def n_ctx(self) -> int:
+        """The context window in tokens."""
+        return self.context.n_ctx
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -143,17 +168,24 @@ class Session:
 
     def eval(self, tokens: NDArray[np.int32]) -> None:
         """Evaluate int32 [n] after the current tokens; logits are computed for the last one, or all with logits_all."""
-        for part, is_last in self._steps(tokens):
-            wanted = is_last or self.logits_all
-            self._step(part, self._row_buffer(len(part)) if wanted else None, self.logits_all)
-            if wanted:
+        self._eval(tokens, True, self.progress)
+
+    def extend(self, tokens: NDArray[np.int32], wanted: bool) -> None:
+        """Evaluate a part of a longer text, without telling ``progress``; ``wanted``: with the logits after it."""
+        self._eval(tokens, wanted, None)
+
+    def _eval(self, tokens: NDArray[np.int32], wanted: bool, progress: Progress | None) -> None:
+        for part, is_last in self._steps(tokens, progress):
+            with_row = self.logits_all or (wanted and is_last)
+            self._step(part, self._row_buffer(len(part)) if with_row else None, self.logits_all)
+            if with_row:
                 self._known = self.n_tokens
 
-    def eval_rows(self, tokens: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
-        """Evaluate int32 [n] and yield float32 [k, n_vocab] per step, valid until the next step."""
+    def eval_rows(self, tokens: NDArray[np.int32], quiet: bool = False) -> Iterator[NDArray[np.float32]]:
+        """Evaluate int32 [n] and yield float32 [k, n_vocab] per step, valid until the next step; see ``progress``."""
         scratch = np.empty((min(self._step_size, self.n_tokens + len(tokens)), self.model.info.n_vocab), np.float32)
         first = self.n_tokens
-        for part, is_last in self._steps(tokens):
+        for part, is_last in self._steps(tokens, None if quiet else self.progress):
             known = max(first - self.n_tokens, 0)  # tokens of the part that are evaluated again
             rows = self._row_buffer(len(part)) if self.logits_all else scratch[: len(part)]
             self._step(part, rows, True)
@@ -214,7 +246,7 @@ class Session:
     def _step_size(self) -> int:
         return min(self.context.n_batch, self.context.n_ubatch)
 
-    def _steps(self, tokens: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.int32], bool]]:
+    def _steps(self, tokens: NDArray[np.int32], progress: Progress | None) -> Iterator[tuple[NDArray[np.int32], bool]]:
         """Yield (int32 [k], whether it is the last) for parts of at most one ubatch."""
         self.check_room(self.n_tokens + len(tokens))
         earlier = self.tokens  # a view: when the cache was lost these tokens are evaluated again
@@ -225,8 +257,8 @@ class Session:
             part = tokens[done : done + self.context.step(self.n_tokens, len(tokens) - done)]
             done += len(part)
             yield part, done == len(tokens)
-            if self.progress is not None and len(tokens) > 1:
-                self.progress(self.n_tokens, kept + len(tokens))
+            if progress is not None and len(tokens) > 1:
+                progress(self.n_tokens, kept + len(tokens))
 
     def _step(self, part: NDArray[np.int32], out: NDArray[np.float32] | None, every: bool) -> None:
         with self.lock:
@@ -250,22 +282,23 @@ class Session:
         return self._rows[self.n_tokens : end]
 
     def check_room(self, n: int) -> None:
-        """Raise ContextFull when the context cannot hold ``n`` tokens."""
-        if n > self.context.n_ctx:
-            raise ContextFull(self.overflow_message(n), lib.LCTX_NO_SLOT)
+        """Raise PromptTooLong when the context cannot hold ``n`` tokens."""
+        if n > self.n_ctx:
+            raise self.too_long(n)
 
-    def overflow_message(self, n: int) -> str:
-        """Return llama_cpp's text for too many tokens, and what can be done."""
+    def too_long(self, n: int) -> PromptTooLong:
+        """Return the exception of ``n`` tokens that do not fit: llama_cpp's text, and what can be done."""
         trained = self.model.info.n_ctx_train
-        return (
-            f"Requested tokens ({n}) exceed context window of {self.context.n_ctx}; the model was trained with "
+        message = (
+            f"Requested tokens ({n}) exceed context window of {self.n_ctx}; the model was trained with "
             f"n_ctx_train={trained}. Pass a larger n_ctx" + (", with method='selfextend'" if n > trained else "")
         )
+        return PromptTooLong(message, lib.LCTX_NO_SLOT, n, self.n_ctx)
 
     def say(self, message: str) -> None:
         """Tell the user, when verbose."""
         if self.verbose:
-            print(f"pylongctx: {message}", file=sys.stderr)
+            LOG.info(message)
 
 
 def longest_prefix(a: Sequence[int] | NDArray[Any], b: Sequence[int] | NDArray[Any]) -> int:

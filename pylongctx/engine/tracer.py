@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx._session import Session
-from pylongctx.serve.host import Host
-from pylongctx.serve.job import Job
+from pylongctx.engine.job import Job
+from pylongctx.engine.session import Session
+from pylongctx.methods import LongHeads, Method
 
 N_SHOWN = 80  # characters of a chunk's text
 
@@ -24,18 +24,32 @@ class Record:
     n_prompt: int
 
 
-class Tracer:
-    """Records the chunks of one job at a time; keeps the last record."""
+def chunked(method: Method | None) -> LongHeads | None:
+    """Return the part of a method that reads chunks, None when there is none."""
+    parts = method.parts if method is not None else ()
+    return next((part for part in parts if isinstance(part, LongHeads)), None)
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+
+class Tracer:
+    """Records the chunks of one job at a time; keeps the last record.
+
+    Parameters
+    ----------
+    session : Session
+        One of the sequences, for the model and the method.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._model = session.model
+        self._n_ctx = session.n_ctx
+        self._chunked = chunked(session.method)
         self.record: Record | None = None
         self.busy = False
 
     def start(self, job: Job, session: Session) -> None:
         """Begin with the last token of the prompt, which makes the first one of the answer."""
         first = len(job.tokens) - 1
-        last = min(first + max(job.limit, 1), self._host.n_ctx())
+        last = min(first + max(job.limit or 1, 1), self._n_ctx)
         session.context.start_trace(first, last, session.seq)
         self.busy = True
 
@@ -53,10 +67,10 @@ class Tracer:
 
     def chunk_map(self) -> dict[str, Any] | None:
         """Return how often each head read each chunk, and how the chunks begin; None before the first record."""
-        record, chunked = self.record, self._host.chunked
-        if record is None or chunked is None or not len(record.positions):
+        record, method = self.record, self._chunked
+        if record is None or method is None or not len(record.positions):
             return None
-        size = chunked.chunk_size or 1
+        size = method.chunk_size or 1
         _, n_layer, n_head, _ = record.chunks.shape
         n_chunk = int(record.positions[-1]) // size + 1
         heads = record.chunks.transpose(1, 2, 0, 3).reshape(n_layer * n_head, -1)
@@ -66,7 +80,7 @@ class Tracer:
             "n_layer": n_layer,
             "n_head": n_head,
             "chunk_size": size,
-            "n_recent": chunked.n_recent,
+            "n_recent": method.n_recent,
             "n_chunk": n_chunk,
             "n_prompt": record.n_prompt,
             "positions": record.positions.tolist(),
@@ -75,5 +89,5 @@ class Tracer:
         }
 
     def _text(self, tokens: NDArray[np.int32]) -> str:
-        text = self._host.detokenize(tokens.tolist()).decode("utf-8", "replace")
+        text = self._model.detokenize(tokens.tolist()).decode("utf-8", "replace")
         return text if len(text) <= N_SHOWN else text[:N_SHOWN] + "..."

@@ -1,17 +1,22 @@
-"""One prompt on its way through the engine: what is asked of it, what comes out."""
+"""A prompt and its continuation on the way through the engine: what is asked, what comes out."""
 
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.sampling import Sampler
+from pylongctx.engine.drafting import Drafting
+from pylongctx.sampling import LogitsProcessor, Sampler, StoppingCriteria, process
 
 AHEAD = 4  # tokens that the engine makes before the reader has taken the first of them
+
+Row = NDArray[np.float32]
+Processors = LogitsProcessor | list[LogitsProcessor] | None
+Drawn = Generator[tuple[int, Row | None], Sequence[int] | None, None]
 
 
 class Cancelled(Exception):  # noqa: N818 - reads as what happened
@@ -28,12 +33,18 @@ class Job:
         int32 [n], the prompt.
     sampler : Sampler
         Chooses the tokens; used by the engine's thread only.
-    limit : int
-        Most tokens to generate.
+    limit : int or None
+        Most tokens to generate; an end token ends the job too. None: neither does, the reader stops.
+    processors, criteria : callable or None
+        Change the logits before a token is chosen; end the job, as in llama_cpp.
     with_rows : bool
         Every token comes with the logits that it was chosen from.
     every_row : bool
         The logits after every token of the prompt come too, see ``rows``.
+    follows : bool
+        The tokens follow those of the sequence; else they are the whole text.
+    draft : Drafting or None
+        Evaluates the tokens together with guesses.
     traced : str or None
         Record which chunks are read for the tokens that are generated, under the completion's id.
     progress : callable or None
@@ -42,9 +53,13 @@ class Job:
 
     tokens: NDArray[np.int32]
     sampler: Sampler
-    limit: int = 0
+    limit: int | None = 0
+    processors: Processors = None
+    criteria: StoppingCriteria | None = None
     with_rows: bool = False
     every_row: bool = False
+    follows: bool = False
+    draft: Drafting | None = None
     traced: str | None = None
     progress: Callable[["Job"], None] | None = None
 
@@ -64,6 +79,8 @@ class Job:
     wake: Callable[[], None] = lambda: None
     results: "queue.SimpleQueue[Any]" = field(default_factory=queue.SimpleQueue)
 
+    # ---- for the engine ----
+
     @property
     def is_ahead(self) -> bool:
         """Whether the reader has enough to take."""
@@ -73,6 +90,13 @@ class Job:
     def is_reading(self) -> bool:
         """Whether tokens of the prompt are left."""
         return not self.read
+
+    def choose(self, tokens: NDArray[np.int32], row: Row) -> int | None:
+        """Return the token after int32 [n], whose logits are float32 [n_vocab]; None: the criteria end the job."""
+        token = self.sampler.sample(process(self.processors, tokens, row))
+        return None if self.criteria is not None and self.criteria(tokens, row) else token
+
+    # ---- for the reader ----
 
     def take(self) -> Any:
         """Wait for the next result; raises what ended the job, None when it is complete."""
@@ -86,19 +110,23 @@ class Job:
                 del result  # which knows this frame
         return result
 
-    def rows(self) -> Iterator[NDArray[np.float32]]:
-        """Yield the logits after the tokens of the prompt, float32 [k, n_vocab] per step."""
+    def rows(self, take: Callable[[], Any]) -> Iterator[Row]:
+        """Yield the logits after the tokens of the prompt, float32 [k, n_vocab] per step; ``take`` has the results."""
         n = 0
         while n < len(self.tokens):
-            rows = self.take()
+            rows = take()
             n += len(rows)
             yield rows
         self.every_row = False
 
-    def generated(self) -> Iterator[tuple[int, NDArray[np.float32] | None]]:
-        """Yield tokens, with their logits when they were asked for."""
-        while (result := self.take()) is not None:
-            yield result
+    def drawn(self, take: Callable[[], Any]) -> Drawn:
+        """Yield tokens, with their logits when they were asked for; tokens that are sent follow the last one."""
+        while (result := take()) is not None:
+            sent = yield result
+            if sent is not None and len(sent):
+                self.pending = np.concatenate([self.pending, np.asarray(sent, np.int32)])
+
+    # ---- numbers ----
 
     def prompt_progress(self) -> dict[str, int]:
         """Return llama-server's object about a prompt that is being read."""

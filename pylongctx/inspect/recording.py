@@ -5,24 +5,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pylongctx._arguments import check_count
-from pylongctx._session import Session
 from pylongctx._units import bytes_text
+from pylongctx.engine.session import Session
+from pylongctx.engine.tracer import chunked
 from pylongctx.inspect.trace import Arrays, Trace
-from pylongctx.methods import LongHeads, Method
+from pylongctx.methods import LongHeads
 
 FEWER = "record fewer queries: llm.trace(start, stop)"
 
 
 @contextmanager
-def record(session: Session, method: Method | None, start: int | None, stop: int | None) -> Iterator[Trace]:
+def record(session: Session, start: int | None, stop: int | None) -> Iterator[Trace]:
     """Record the queries at positions ``start <= p < stop`` while the block runs; see ``Llama.trace``."""
-    chunked = next((part for part in method.parts if isinstance(part, LongHeads)), None) if method else None
-    if chunked is None or chunked.chunk_size is None:
+    method = chunked(session.method)
+    if method is None or method.chunk_size is None:
         raise ValueError(
-            f"method {str(method or 'None')!r} reads no chunks, there is nothing to trace; use method='longheads'"
+            f"method {str(session.method)!r} reads no chunks, there is nothing to trace; use method='longheads'"
         )
     first, last = _range(session, start, stop)
-    _check_size(session, chunked, last - first)
+    _check_size(session, method, last - first)
     context = session.context
     if context.tracing:
         raise RuntimeError("this Llama is being traced already; end that block first, or give it a larger range")
@@ -33,7 +34,7 @@ def record(session: Session, method: Method | None, start: int | None, stop: int
         except MemoryError as reason:
             raise MemoryError(f"the trace does not fit into memory; {FEWER}") from reason
 
-    trace = Trace.recording(read, chunked.chunk_size, chunked.n_recent)
+    trace = Trace.recording(read, method.chunk_size, method.n_recent)
     context.start_trace(first, last)
     try:
         yield trace

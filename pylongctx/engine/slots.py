@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx._session import Session, longest_prefix
-from pylongctx.serve.job import Job
+from pylongctx.engine.job import Job
+from pylongctx.engine.session import Session, longest_prefix
 
 SIMILAR = 0.1  # share of a prompt that a sequence must hold to be preferred to the least recently used one
 
@@ -40,6 +40,9 @@ def assign(slots: list[Slot], job: Job) -> Slot | None:
     if not idle:
         return None
     oldest = min(idle, key=lambda slot: (slot.session.n_tokens > 0, slot.used))
+    if job.follows:  # the one sequence of a Solo
+        job.pending = job.tokens
+        return oldest
     if job.every_row:
         oldest.session.clear()
         job.pending = job.tokens

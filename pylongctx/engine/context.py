@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._lib import check, check_process, error, ffi, in_buffer, lib, out_buffer, text
-from pylongctx._model import Model, with_fields
+from pylongctx.engine.model import Model, with_fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,12 +111,14 @@ class Context:
 
     @property
     def handle(self) -> Any:
+        """The ``lctx_context *``; RuntimeError when closed or forked."""
         if self._handle is None:
             raise RuntimeError("this Llama is closed")
         check_process(self._pid)
         return self._handle
 
     def close(self) -> None:
+        """Free the context; waits for a running call."""
         if os.getpid() != self._pid:
             return  # a forked child: the lock may be held by a thread that is not there
         with self._lock:

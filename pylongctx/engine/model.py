@@ -46,12 +46,14 @@ class Model:
 
     @property
     def handle(self) -> Any:
+        """The ``lctx_model *``; RuntimeError when closed or forked."""
         if self._handle is None:
             raise RuntimeError("this Llama is closed")
         check_process(self._pid)
         return self._handle
 
     def close(self) -> None:
+        """Free the model."""
         handle, self._handle = self._handle, None
         if handle is not None and os.getpid() == self._pid:
             lib.lctx_model_free(handle)
@@ -73,7 +75,7 @@ class Model:
         """Return llama.cpp's line about architecture, size and type."""
         return _string(lib.lctx_model_desc, self.handle)
 
-    def tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
+    def tokenize(self, data: bytes, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the token ids of UTF-8 bytes."""
         if not isinstance(data, bytes):
             raise TypeError(f"text must be bytes, not {type(data).__name__}")
