@@ -56,9 +56,10 @@ class Kept:
 def make_prompt(args: argparse.Namespace) -> Prompt:
     """Return the question that was asked for."""
     from pylongctx.eval import passkey
+    from pylongctx.eval.haystack import load_haystack
     from pylongctx.llama import Llama
 
-    haystack = passkey.load_haystack(args.haystack)
+    haystack = load_haystack(args.haystack)
     with Llama(model_path(args), vocab_only=True, verbose=False) as vocabulary:
         return passkey.make_prompt(vocabulary.tokenize, haystack, args.length, args.trial, args.seed, args.separator)
 
