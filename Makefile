@@ -61,7 +61,7 @@ report: build
 
 $(VENV)/.test-tools: $(VENV)/.build-tools
 	# no cache: a wheel of the peer that was built with other options would be taken for this one
-	CMAKE_ARGS="$(PEER_ARGS)" $(PIP) install --no-cache-dir --no-build-isolation --no-binary llama-cpp-python llama-cpp-python==0.3.36
+	CMAKE_ARGS="$(PEER_ARGS)" $(INSTALL) --no-cache-dir --no-binary llama-cpp-python llama-cpp-python==0.3.36
 	$(BIN)/python -c "import llama_cpp"  # pip may have a wheel in its cache that was built without the library
 	touch $@
 

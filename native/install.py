@@ -1,4 +1,4 @@
-"""``pip install`` of this tree, saying what is being done: a line for each step, and for each tenth of the compilation.
+"""``pip install`` that says what is being done: a line for each step, and for each tenth of a compilation.
 
     python native/install.py --editable .[plot] -C cmake.define.GGML_CUDA=ON
 
