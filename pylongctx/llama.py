@@ -43,6 +43,7 @@ class Llama(Completer):
 
     Calls from several threads wait for each other; only ``abort`` comes through at once. Between two chunks of a stream
     another call may run, after which the stream raises RuntimeError. A forked child must open an object of its own.
+    Parameters that are not listed here are those of llama.cpp.
 
     Parameters
     ----------
@@ -98,8 +99,6 @@ class Llama(Completer):
     **kwargs
         Unknown names are ignored with a warning.
 
-    The other parameters are those of llama.cpp.
-
     Raises
     ------
     ValueError
@@ -108,6 +107,13 @@ class Llama(Completer):
         When an argument asks for what this version does not have.
     MemoryError
         When model and context do not fit, with a table of what each part takes and ways out.
+
+    Examples
+    --------
+    >>> with Llama(path, method="longheads", n_ctx=4096, verbose=False) as reader:
+    ...     answer = reader("It was the best of times, it was the worst of", max_tokens=2, temperature=0.0)
+    >>> answer["object"], answer["usage"]["completion_tokens"]
+    ('text_completion', 2)
     """
 
     def __init__(
