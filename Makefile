@@ -1,4 +1,5 @@
-# make demo | report | test | test-peers | docs | lint | wheel | tools | sanitize | cuda-check: everything they need is set up first, in .venv.
+# make demo | report | test | test-all | test-peers | docs | lint | wheel | tools | sanitize | cuda-check: everything they need is set up
+# first, in .venv.
 # Needs Python >= 3.10, a C++ compiler, make and git; cmake and ninja come from PyPI.
 
 PYTHON ?= python3
@@ -7,8 +8,15 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 INSTALL := $(BIN)/python native/install.py
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# compiling the peer needs neither its vision tools nor two compilations of the same source
-PEER_ARGS := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF
+# of the peer its library alone is compiled
+PEER_ARGS := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF \
+             -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/tests/peer.cmake
+
+# a process for every core runs tests, whole files each: what a file computes once it computes in one process
+PYTEST := $(BIN)/python -m pytest -rs -n $(shell $(PYTHON) -c "import os; print(len(os.sched_getaffinity(0)))") --dist loadfile
+# of these groups of tests/needs.py no test may be skipped: make test sets them up
+TEST_GROUPS := stock,server,plot,cluster,build,emulate
+COMMA := ,
 
 # what make report writes: report.md, report.html, report/*.png and *.svg, records.jsonl; passkeys/, the demo's table in full
 REPORT ?= build/report
@@ -21,7 +29,8 @@ NVCC      = $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/
 CUBLAS    = nvidia-cublas==13.*
 HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
 
-.PHONY: build demo report test test-peers docs lint format wheel tools tools-patched tools-stock sanitize sanitize-address sanitize-thread cuda-check clean
+.PHONY: build demo report test test-all test-peers test-build docs lint format wheel tools tools-patched tools-stock sanitize
+.PHONY: sanitize-address sanitize-thread cuda-check clean
 
 $(BIN)/pip:
 	@echo "[1/7] build tools: cmake, ninja, scikit-build-core, cffi"
@@ -66,17 +75,26 @@ build/cublas: $(BIN)/pip
 # what a GPU would get, checked without one
 cuda-check: build $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
 	$(PIP) install pytest
-	$(BIN)/python -m pytest -q -rs tests/test_cuda_build.py
+	$(BIN)/python -m pytest -q -rs --all tests/test_cuda_build.py
 
-test: build $(VENV)/.test-tools $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
-	# with the CUDA kernels as C++, so that they are tested where there is no GPU
-	$(PIP) install --no-build-isolation --editable .[test] -C cmake.define.LCTX_EMULATE=ON
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+# with the CUDA kernels as C++, so that they are tested where there is no GPU. CMake remembers the option: make build keeps it
+test-build: $(VENV)/.test-tools
+	$(INSTALL) --editable .[$(TEST_EXTRAS)] -C cmake.define.LCTX_EMULATE=ON
+
+# few cases of every table, of every test (tests/thinning.py)
+test: TEST_EXTRAS := test
+test: test-build
+	LCTX_REQUIRE=$${LCTX_REQUIRE-$(TEST_GROUPS)} $(PYTEST) $(PYTEST_ARGS)
+
+# all cases; LCTX_REQUIRE=page,train,peers names more groups of tests/needs.py of which no test may be skipped
+test-all: TEST_EXTRAS := test,eval$(if $(findstring train,$(LCTX_REQUIRE)),$(COMMA)train)$(if $(findstring peers,$(LCTX_REQUIRE)),$(COMMA)test-peers)
+test-all: test-build $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
+	LCTX_REQUIRE=$(TEST_GROUPS),eval,$(LCTX_REQUIRE) $(PYTEST) --all $(PYTEST_ARGS)
 
 # the programs of others that use the package: LangChain, guidance, LlamaIndex, lm-evaluation-harness (1 GB of packages)
-test-peers: build $(VENV)/.test-tools
-	$(PIP) install --no-build-isolation --editable .[test,test-peers]
-	$(BIN)/python -m pytest -m peers $(PYTEST_ARGS)
+test-peers: TEST_EXTRAS := test,test-peers
+test-peers: test-build
+	LCTX_REQUIRE=$(TEST_GROUPS),peers $(PYTEST) -m peers --all $(PYTEST_ARGS)
 
 lint: build
 	$(PIP) install ruff mypy clang-format==18.1.8
@@ -127,11 +145,11 @@ sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
 	cd tests && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
 	    LD_PRELOAD="$$(cc -print-file-name=$(RUNTIME)) $$(cc -print-file-name=libstdc++.so)" \
 	    PYTHONPATH=$(CURDIR)/build/sanitize/$*:$$($(CURDIR)/$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
-	    $(CURDIR)/$(BIN)/python -S -m pytest -q -s test_ops.py test_chunks.py test_evict.py test_memory.py test_corm_sequences.py test_pages.py test_order.py
+	    $(CURDIR)/$(BIN)/python -S -m pytest -q -s --all test_ops.py test_chunks.py test_evict.py test_memory.py test_corm_sequences.py test_pages.py test_order.py
 
 # the pages of docs/ and the Python reference into build/docs; a broken link or docstring is an error
 docs: build
-	$(PIP) install --no-build-isolation --editable .[docs]
+	$(INSTALL) --editable .[docs]
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:

@@ -1,12 +1,22 @@
 """Fixtures: the native library, tiny models written once per session."""
 
+import os
+
+# Several processes run tests: numpy gets one thread, and threads of ggml that wait leave the processor to others.
+# Libraries read this when they are loaded.
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cases import N_CTX_TRAIN, SPECS
+from needs import lacks
 from session import Session
 from tiny_gguf import Shape, make_model, unquantized
+
+pytest_plugins = ["thinning"]  # --all
 
 BASE = Shape(n_ctx_train=N_CTX_TRAIN)
 MODELS = {
@@ -23,6 +33,13 @@ MODELS = {
     "mamba": {"arch": "mamba", "shape": Shape()},
     "bert": {"arch": "bert", "shape": Shape(n_head_kv=4)},
 }
+
+
+@pytest.fixture(scope="session")
+def llama_cpp() -> None:
+    """Skip where the package llama_cpp is not installed."""
+    if find_spec("llama_cpp") is None:
+        lacks("stock", "llama_cpp is not installed")
 
 
 @pytest.fixture(scope="session")
@@ -119,6 +136,12 @@ def open_session(ffi, lib, model_path):
         session.close()
 
 
+@pytest.fixture
+def strict_arena(monkeypatch):
+    """Let the system stop who reads or writes memory that was not committed, or was given back."""
+    monkeypatch.setenv("LCTX_STRICT_ARENA", "1")
+
+
 # ---- CUDA kernels on the CPU ----
 
 
@@ -128,6 +151,6 @@ def emulated(monkeypatch):
     from pylongctx._lib import build_info
 
     if not build_info()["emulates_cuda"]:
-        pytest.skip("the library was built without LCTX_EMULATE, so the CUDA kernels are not in it")
+        lacks("emulate")
     monkeypatch.setenv("LCTX_EMULATE_CUDA", "1")
     return lambda: monkeypatch.delenv("LCTX_EMULATE_CUDA")

@@ -15,8 +15,13 @@ METHODS = [
 TEXT = b"It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness. "
 
 
+F32 = {"type_k": "f32", "type_v": "f32"}  # for embedded_f32, whose weights are not rounded either
+EXACT = 1e-5  # of the largest logit: as much as another order of its sums changes
+
+
 def new(path, **kwargs):
-    return Llama(str(path), **{"n_ctx": 512, "n_ubatch": 64, "verbose": False} | kwargs)
+    defaults = {"n_ctx": 512, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    return Llama(str(path), **defaults | kwargs)
 
 
 def greedy(llm, tokens, n=8):

@@ -3,14 +3,13 @@
 import json
 import shutil
 
-import pytest
+from needs import lacks, need
 
-NEEDS = "the page is tested with pip install selenium, and apt-get install chromium chromium-driver or their like"
-webdriver = pytest.importorskip("selenium.webdriver", reason=NEEDS)
-wait = pytest.importorskip("selenium.webdriver.support.wait", reason=NEEDS)
+webdriver = need("page", "selenium.webdriver")
+wait = need("page", "selenium.webdriver.support.wait")
 CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 if not (CHROMIUM and CHROMEDRIVER):
-    pytest.skip(NEEDS, allow_module_level=True)
+    lacks("page", "chromium or chromedriver is not installed")
 
 Keys = webdriver.Keys
 PATIENCE = 60  # seconds; what is waited for comes within one

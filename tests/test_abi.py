@@ -8,6 +8,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from needs import lacks
 
 HEADER = Path(__file__).resolve().parents[1] / "native" / "lctx.h"
 STT_FUNC, SHT_DYNSYM = 2, 11
@@ -60,7 +61,7 @@ def test_the_cdef_is_what_a_compiler_reads(tmp_path):
     compiler = next((cc for cc in ("cc", "gcc", "clang") if shutil.which(cc)), None)
     include = Path(sysconfig.get_path("include"))
     if compiler is None or not (include / "Python.h").is_file():
-        pytest.skip("no C compiler or no Python.h to check the cdef with")
+        lacks("build", "no C compiler or no Python.h to check the cdef with")
     ffi, source = FFI(), tmp_path / "abi.c"
     ffi.cdef(cdef())
     ffi.set_source("_lctx_abi", '#include "lctx.h"')

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from llamas import TEXT, new
+from needs import lacks
 
 import pylongctx
 
@@ -15,7 +16,7 @@ import pylongctx
 def peer_file() -> Path:
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip("llama_cpp is not installed")
+        lacks("stock", "llama_cpp is not installed")
     return Path(spec.submodule_search_locations[0]) / "llama.py"
 
 
@@ -46,7 +47,7 @@ def peer(embedded_f32):
     peer_file()
     usable = subprocess.run([sys.executable, "-c", "import llama_cpp"], capture_output=True, check=False)
     if usable.returncode != 0:
-        pytest.skip("llama_cpp is installed without its library")
+        lacks("stock", "llama_cpp is installed without its library")
     command = [sys.executable, "-c", PEER, str(embedded_f32), TEXT.decode()]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from needs import lacks
 
 from pylongctx.bench import engines, record, runner
 from pylongctx.bench.case import Case
@@ -289,7 +290,7 @@ def test_vs_stock_with_the_real_one(capsys):
     try:
         engines.find_stock(None)
     except FileNotFoundError as reason:
-        pytest.skip(str(reason))
+        lacks("tools", str(reason))
     options = ("-p", "8", "-n", "2", "-pg", "8,2", "-d", "4", "-r", "1", "-t", "1", "-o", "json", "--vs-stock")
     status, out, err = bench(capsys, *options)
     assert status == 0, err

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from needs import lacks
 
 from pylongctx.bench import formats, record
 from pylongctx.bench.case import Case, cases, label, pair, wanted
@@ -54,7 +55,7 @@ def test_cases_come_in_the_order_of_llama_bench():
 
 def test_fields_are_those_of_llama_bench_and_then_ours():
     if not UPSTREAM:
-        pytest.skip("no build has unpacked the upstream package (build/*/upstream)")
+        lacks("build", "no build has unpacked the upstream package (build/*/upstream)")
     source = UPSTREAM[0].read_text()
     names, kinds = (
         re.search(rf"{name}\(.*?\n    }}", source, re.DOTALL)[0] for name in ("get_fields", "get_field_type")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from chat_templates import THINKING, TOOLS
 from llamas import new, script
+from needs import need
 
 from pylongctx import Llama, LlamaGrammar, register_chat_completion_handler, unregister_chat_completion_handler
 from pylongctx.errors import ContextFull, InvalidInput
@@ -244,7 +245,7 @@ def test_a_handler_answers_instead(embedded_model):
 
 
 def test_objects_of_openai(llm):
-    pytest.importorskip("openai")
+    need("server", "openai")
     done = llm.create_chat_completion_openai_v1(MESSAGES, max_tokens=3, temperature=0.0)
     assert done.choices[0].message.content == content(chat(llm, max_tokens=3))
     chunks = list(llm.create_chat_completion_openai_v1(MESSAGES, max_tokens=3, stream=True))

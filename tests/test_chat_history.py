@@ -1,9 +1,9 @@
 """A chat turn evaluates its new tokens only, whatever tokens the model has chosen for its words."""
 
-import numpy as np
 import pytest
 from chat_templates import TOOLS
-from llamas import new
+from llamas import EXACT, F32, new
+from session import assert_same
 from upstream import files
 
 from pylongctx import Llama, LlamaRAMCache
@@ -15,8 +15,8 @@ def counted(embedded_model, monkeypatch):
     """Return a function from arguments to a Llama and the list of numbers of tokens that it evaluates."""
     opened = []
 
-    def open_counted(**kwargs):
-        llm, counts = new(embedded_model, **{"n_ctx": 4096} | kwargs), []
+    def open_counted(path=embedded_model, **kwargs):
+        llm, counts = new(path, **{"n_ctx": 4096} | kwargs), []
         decode = llm.session.context.decode
         monkeypatch.setattr(
             llm.session.context, "decode", lambda tokens, *args: counts.append(len(tokens)) or decode(tokens, *args)
@@ -120,15 +120,15 @@ def test_a_cache_brings_a_conversation_back(counted):
     assert sum(counts) < usage["prompt_tokens"] / 2
 
 
-def test_the_same_answer_as_without_reuse(counted):
-    llm, _ = counted()
+def test_the_same_answer_as_without_reuse(counted, embedded_f32):
+    llm, _ = counted(path=embedded_f32, **F32)
     messages = []
     for i in range(3):
         turn(llm, messages, f"Question {i}?", seed=i)
     warm, held = llm.scores[-1].copy(), llm.session.tokens.tolist()
     llm.reset()
     llm.eval(held)
-    np.testing.assert_allclose(llm.scores[-1], warm, atol=0.02 * abs(warm).max())
+    assert_same(llm.scores[-1], warm, EXACT)
     messages.append({"role": "user", "content": "And then?"})
     tokens = prompt_tokens(llm.session.model, llm.apply_template(messages), llm.session.tokens.tolist())
     assert tokens[: llm.n_tokens] == list(llm.session.tokens)[: len(tokens)]
@@ -138,4 +138,4 @@ def test_the_same_answer_as_without_reuse(counted):
     llm.reset()
     llm.eval(tokens[:-5])
     llm.eval(tokens[-5:])
-    np.testing.assert_allclose(llm.scores[-1], cold, atol=0.3)
+    assert_same(llm.scores[-1], cold, EXACT)

@@ -75,7 +75,7 @@ def syntax(embedded_model):
 
         def syntax(template, tools=FUNCTIONS, **kwargs):
             request = {"messages": USER} | ({"tools": tools} if template is not THINKING else {}) | kwargs
-            return ChatTemplate(llm._model, template).render(request).syntax
+            return ChatTemplate(llm.session.model, template).render(request).syntax
 
         yield syntax
 
@@ -189,7 +189,7 @@ def test_every_template_says_the_same_in_pieces(tmp_path_factory):
     rng = random.Random(0)
     with Llama(str(folder / "ggml-vocab-qwen2.gguf"), vocab_only=True, verbose=False) as llm:
         for path in sorted(folder.glob("*.jinja")):
-            template = ChatTemplate(llm._model, path.read_text())
+            template = ChatTemplate(llm.session.model, path.read_text())
             for syntax, text in answers(template, messages):
                 for n in (len(text), *(rng.randrange(len(text) + 1) for _ in range(3))):
                     expected = in_pieces(syntax, [text[:n]], complete=False)[0]

@@ -4,6 +4,8 @@ import json
 from datetime import datetime
 
 import pytest
+from needs import need
+from thinning import thin
 from upstream import files
 
 from pylongctx import Llama
@@ -11,8 +13,8 @@ from pylongctx.chat.formats import FORMATS
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.template import ChatTemplate
 
-jinja2 = pytest.importorskip("jinja2.sandbox")
-TemplateError = pytest.importorskip("jinja2").TemplateError
+jinja2 = need("stock", "jinja2.sandbox")
+TemplateError = need("stock", "jinja2").TemplateError
 
 CONVERSATION = [
     {"role": "user", "content": "What is 1+1?"},
@@ -72,6 +74,7 @@ def render(environment, llm, source, messages, **variables):
     return text.removeprefix(bos) if llm.session.model.info.add_bos else text
 
 
+@thin
 @pytest.mark.parametrize("vocabulary", ["llama-bpe", "qwen2"])
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("with_system", [False, True])

@@ -24,6 +24,7 @@ from oracle_chunks import (
     share_queries,
 )
 from session import assert_same
+from thinning import few, thin
 
 BY_NAME = {case.name: case for case in CHUNK_CASES}
 EXACT = 1e-9  # float64
@@ -166,13 +167,14 @@ def check(ffi, lib, case: ChunkCase) -> None:
     assert_same(got.out, layer.attend(got.chunks), case.tolerance)
 
 
+@thin(table=BY_NAME)
 @pytest.mark.parametrize("name", BY_NAME)
 def test_chunks_equal_the_oracle(ffi, lib, name):
     check(ffi, lib, BY_NAME[name])
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=few(60), deadline=None, derandomize=True)
 def test_chunks_equal_the_oracle_on_random_settings(ffi, lib, data):
     draw = data.draw
     size, n_recent, n_free = 16 * draw(st.integers(1, 4)), draw(st.integers(0, 2)), draw(st.integers(0, 4))
@@ -228,6 +230,7 @@ def assert_same_run(got, want) -> None:
     assert_same(got.out, want.out, 1e-5)
 
 
+@thin
 @pytest.mark.parametrize("n_ubatch", [1, 7, 64, 65])
 def test_the_size_of_a_ubatch_does_not_matter(ffi, lib, case, n_ubatch):
     x = make_inputs(case)
@@ -235,6 +238,7 @@ def test_the_size_of_a_ubatch_does_not_matter(ffi, lib, case, n_ubatch):
     assert_same_run(run_chunks(ffi, lib, replace(case, n_ubatch=n_ubatch), x), want)
 
 
+@thin
 @pytest.mark.parametrize("n_threads", [2, 3])
 def test_the_number_of_threads_does_not_matter(ffi, lib, case, n_threads):
     x = make_inputs(case)
@@ -252,6 +256,7 @@ def test_the_order_of_the_pages_does_not_matter(ffi, lib, case):
 # ---- native: special choices ----
 
 
+@thin
 @pytest.mark.parametrize("representation", REPRESENTATIONS)
 @pytest.mark.parametrize("position", [{}, {"position": "grouped", "group_size": 1}], ids=["packed", "grouped-by-1"])
 @pytest.mark.parametrize("rope", ["norm", "neox", "yarn"])

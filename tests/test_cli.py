@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from needs import need
 
 import pylongctx
 from pylongctx.cli import main
@@ -168,7 +169,7 @@ def test_inspect_prints_the_numbers(inspected):
         assert word in done.stdout
     assert f"{facts['first']['gini']:.2f}" in done.stdout
     maps = sorted(path.name for path in folder.iterdir() if path.suffix != ".json")
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     assert [Path(name).suffix for name in maps] == [".png", ".svg"]
     assert all(str(folder / name) in done.stdout for name in maps)
     assert all((folder / name).stat().st_size > 1000 for name in maps)

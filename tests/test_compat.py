@@ -4,15 +4,15 @@ import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 
 import pytest
+from needs import lacks
 
 METHOD = "longheads,chunk_size=16,window=128"
 BEGIN = "import sys, pylongctx\nfrom pylongctx import compat\npath = sys.argv[1]\n"
 OPEN = "llama_cpp.Llama(path, n_ctx=1024, verbose=False"
 
-with_package = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
+with_package = pytest.mark.usefixtures("llama_cpp")
 
 
 def environment(**more):
@@ -198,7 +198,7 @@ def test_the_version_is_that_of_the_tests():
     try:
         assert how_to_install().endswith(f"=={version('llama-cpp-python')}")
     except PackageNotFoundError:
-        pytest.skip("llama-cpp-python is not installed")
+        lacks("stock", "llama-cpp-python is not installed")
 
 
 def test_without_the_package_its_classes_are_there(embedded_model):

@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 
 import pytest
+from needs import lacks
 from test_compat import METHOD, python
 
 pytestmark = pytest.mark.peers
@@ -14,7 +15,7 @@ def run(package, script, path):
     """Return what an unchanged program prints."""
     for name in (package, "llama_cpp"):
         if find_spec(name) is None:
-            pytest.skip(f"{name} is not installed: pip install .[test,test-peers]")
+            lacks("peers", f"{name} is not installed")
     code = f"import sys\npath, text = sys.argv[1:]\n{script}"
     program = "import sys; exec(sys.argv.pop(1))"
     launch = f"from pylongctx import compat; compat.enable({METHOD!r}); {program}"

@@ -16,6 +16,7 @@ from oracle_chunks import LongHeads
 from oracle_evict import H2O, Corm, Evicting, Layer, Scissorhands, Tova
 from test_longheads import assert_nearly_all_rows_equal
 from test_methods import assert_same_logits, evaluate
+from thinning import thin
 
 from pylongctx import Llama
 
@@ -98,6 +99,7 @@ MIXED = [61, *range(62, 75), 139, *range(140, 151)]  # prompts, and single token
 # ---- against the oracle ----
 
 
+@thin
 @pytest.mark.parametrize("model", ["llama", "qwen2", "llama-mha", "llama-wide"])
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("n_ubatch", [13, 64])
@@ -110,6 +112,7 @@ def test_logits_and_rows_held_equal_the_oracle(model_path, model, name, n_ubatch
     np.testing.assert_array_equal(usage.rows, want.model.held)
 
 
+@thin
 @pytest.mark.parametrize("model", ["llama", "qwen2"])
 @pytest.mark.parametrize("name", CHUNKED)
 def test_logits_and_rows_held_equal_the_oracle_with_chunks(model_path, model, name):
@@ -199,6 +202,7 @@ def test_memory_returns(model_path, name):
 # ---- order ----
 
 
+@thin
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("cuts", [[], [1], [63, 64, 65], MIXED, list(range(1, N))], ids=len)
 @pytest.mark.parametrize("n_ubatch", [7, 64])
@@ -211,6 +215,7 @@ def test_the_cut_of_a_prompt_does_not_matter(model_path, name, cuts, n_ubatch):
         np.testing.assert_array_equal(llm.kv_usage().rows, rows)
 
 
+@thin
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("n_threads", [2, 3])
 def test_the_number_of_threads_does_not_matter(model_path, name, n_threads):
@@ -252,6 +257,7 @@ class RoundingModel(Model):
         return super().evict(replace(layer, type_k=self.type_k, type_v=self.type_v))
 
 
+@thin
 @pytest.mark.parametrize("type_name", TYPES)
 @pytest.mark.parametrize("name", ["corm-every16", "selfextend-corm", "longheads-corm", "longheads-grouped-corm"])
 def test_every_kv_type_follows_the_rounding_oracle(model_path, name, type_name):

@@ -8,6 +8,7 @@ from oracle_evict import Corm, Evicting
 from session import assert_same
 from test_corm import ALL, METHODS, N, expect, open_llama, random_tokens
 from test_methods import assert_same_logits
+from thinning import thin
 
 # ---- several sequences ----
 
@@ -41,6 +42,7 @@ def grow(session, seq: int, tokens: list[int], step: int) -> np.ndarray:
     return np.concatenate([session.decode_mixed([(seq, t) for t in part]) for part in parts])
 
 
+@thin
 @pytest.mark.parametrize("step", [37, 48])
 def test_mixed_sequences_evict_for_themselves(start, method, calm, step):
     session, parts = start(method.text()), {0: calm(1)[:190], 1: calm(2)[:155], 2: calm(3)[:7]}
@@ -50,6 +52,7 @@ def test_mixed_sequences_evict_for_themselves(start, method, calm, step):
         assert_same(logits[[s == seq for s, _ in pairs]], fresh(start, method.text(), part))
 
 
+@thin
 @pytest.mark.parametrize("n", [80, 90, 96])
 def test_a_copy_evicts_for_itself(start, method, calm, n):
     a = calm(1)[: n + 75]
@@ -202,6 +205,7 @@ def test_a_look_at_the_memory_does_the_eviction_that_is_due(start, slow):
     assert_same(session.decode(slow[64:], 32), fresh(start, SLOW, slow)[64:])
 
 
+@thin(strength=2)
 @pytest.mark.parametrize("n", [199, 190, 150, 131, 64, 15, 0])
 @pytest.mark.parametrize("step", [1, 10, 48])
 def test_what_can_be_taken_back_is_exact(start, method, calm, n, step):
@@ -217,6 +221,7 @@ def test_what_can_be_taken_back_is_exact(start, method, calm, n, step):
     assert_same(session.decode(tokens[prefix:], 13), want[prefix:])
 
 
+@thin
 @pytest.mark.parametrize("n", [199, 180, 100, 3])
 def test_llama_evaluates_again_what_it_cannot_take_back(model_path, method, calm, n):
     tokens, path = calm(1), model_path("llama")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from test_corm import ALL, METHODS, open_llama, random_tokens
+from thinning import thin
 
 from pylongctx import Llama
 from pylongctx.errors import InvalidInput
@@ -14,6 +15,7 @@ from pylongctx.errors import InvalidInput
 # ---- saved states ----
 
 
+@thin
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("kv_type", ["f32", "q4_0"])
 @pytest.mark.parametrize("n", [1, 95, 96, 97, 144])  # 96 and 144: many evictions are due and not done
@@ -87,6 +89,7 @@ def complete(llm: Llama, prompt: list[int], n: int = 1, **settings) -> str:
     return llm(prompt, max_tokens=n, temperature=0.0, logit_bias={2: -1e9}, **settings)["choices"][0]["text"]
 
 
+@thin
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("n", [96, 101])
 @pytest.mark.parametrize("looks", [False, True])

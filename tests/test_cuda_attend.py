@@ -7,6 +7,7 @@ import pytest
 from cases import CHUNK_CASES, OP_CASES, SPECS
 from op import POISON, make_inputs, run_chunks, run_native, run_oracle, stored
 from session import assert_same
+from thinning import thin
 
 TOLERANCE = 2e-3  # queries, weights and rows are f16 on the tensor cores
 N = 100
@@ -15,6 +16,7 @@ N = 100
 pytestmark = pytest.mark.usefixtures("emulated")
 
 
+@thin
 @pytest.mark.parametrize("case", OP_CASES, ids=lambda case: case.name)
 def test_attend_equals_the_oracle(ffi, lib, case):
     x = make_inputs(case)
@@ -27,6 +29,7 @@ def test_attend_equals_the_oracle(ffi, lib, case):
         np.testing.assert_allclose(got[finite], want[finite], rtol=0, atol=max(TOLERANCE, case.tolerance) * scale)
 
 
+@thin
 @pytest.mark.parametrize("case", CHUNK_CASES[::3], ids=lambda case: case.name)
 def test_chunks_equal_the_oracle(ffi, lib, case):
     x = make_inputs(case)
@@ -34,6 +37,7 @@ def test_chunks_equal_the_oracle(ffi, lib, case):
     assert_same(got.out, stored(case, x).attend(got.chunks), max(2 * TOLERANCE, case.tolerance))
 
 
+@thin
 @pytest.mark.parametrize("n_tokens", [1, 9, 130])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_any_tile_of_any_width(ffi, lib, n_tokens, head_dim):
@@ -46,6 +50,7 @@ def test_any_tile_of_any_width(ffi, lib, n_tokens, head_dim):
             assert_same(got, want, TOLERANCE)
 
 
+@thin
 @pytest.mark.parametrize("step", [1, 7, 64])
 @pytest.mark.parametrize("name", SPECS)
 def test_models_equal_the_cpu(emulated, open_session, tokens, name, step):

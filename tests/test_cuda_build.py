@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import thinning
+from needs import lacks
 
 ROOT = Path(__file__).resolve().parents[1]
 CUDA = ROOT / "native" / "cuda"
-ARCHITECTURES = (75, 86, 90)
+ARCHITECTURES = (75, 86, 90) if thinning.run_all else (86,)
 NEEDS_GGML = ("backend.cu",)  # and with it the headers of cuBLAS
 SOURCES = sorted(path.name for path in CUDA.glob("*.cu"))
 KERNELS = [name for name in SOURCES if "__global__" in (CUDA / name).read_text()]
@@ -41,7 +43,7 @@ class Kernel:
 def nvcc() -> str:
     found = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     if not found:
-        pytest.skip("nvcc is not installed: the CUDA kernels were not compiled")
+        lacks("cuda", "nvcc is not installed")
     return found
 
 
@@ -50,7 +52,7 @@ def upstream() -> Path:
     """Return the newest patched llama.cpp that a build has left."""
     stamps = sorted((ROOT / "build").glob("*/upstream/*/stamp"), key=lambda path: path.stat().st_mtime)
     if not stamps:
-        pytest.skip("no build has patched llama.cpp (build/*/upstream)")
+        lacks("build", "no build has patched llama.cpp (build/*/upstream)")
     return stamps[-1].parent / "llama.cpp"
 
 
@@ -110,7 +112,7 @@ def test_the_assembler_keeps_the_tensor_cores(compiled):
     """What runs in the end; the disassembler is a package of its own."""
     tool = shutil.which("cuobjdump") or shutil.which("/usr/local/cuda/bin/cuobjdump")
     if not tool:
-        pytest.skip("cuobjdump is not installed (nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm)")
+        lacks("cuda", "cuobjdump is not installed (nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm)")
     folder, _ = compiled("attend.cu")
     done = subprocess.run([tool, "-sass", str(folder / "out.o")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -131,7 +133,7 @@ def cublas() -> Path:
                ROOT / "build" / "cublas" / "nvidia" / "cu13" / "include"]  # fmt: skip
     found = [folder for folder in folders if (folder / "cublas_v2.h").is_file()]
     if not found:
-        pytest.skip("no headers of cuBLAS: make build/cublas fetches them")
+        lacks("cuda", "no headers of cuBLAS: make build/cublas fetches them")
     return found[0]
 
 

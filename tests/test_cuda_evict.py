@@ -13,6 +13,7 @@ from cases import BASES, EVICT_CASES, RULES, EvictCase, evict_case
 from op import make_inputs, run_evict, run_step
 from test_corm import METHODS, random_tokens
 from test_evict import check
+from thinning import thin
 
 SCORE_MARGIN = 8e-3
 TOLERANCE = 4e-3  # of an output
@@ -56,6 +57,7 @@ OTHERS = [
 BY_NAME = {case.name: case for case in EVICT_CASES}
 
 
+@thin(table=BY_NAME)
 @pytest.mark.parametrize("name", [*CROSS, *SHAPES, *OTHERS])
 def test_layers_evict_and_attend_as_defined(ffi, lib, name):
     check(ffi, lib, half(BY_NAME[name]))
@@ -87,6 +89,7 @@ def test_the_size_of_a_ubatch_does_not_matter(ffi, lib, base, rule):
 TYPES = [("f32", "f16", 128), ("q8_0", "q4_0", 96), ("q8_0", "q5_1", 64), ("bf16", "q8_0", 256)]
 
 
+@thin
 @pytest.mark.parametrize("spec", ["corm,window=8", "h2o,budget=300", "scissorhands,budget=300", "tova,budget=1300"])
 @pytest.mark.parametrize(("type_k", "type_v", "dim"), TYPES)
 def test_the_same_rows_stay_as_on_the_cpu(ffi, lib, monkeypatch, spec, type_k, type_v, dim):

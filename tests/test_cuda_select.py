@@ -19,9 +19,10 @@ from cases import (
     ChunkCase,
     chunk_case,
 )
-from op import LayerRun, make_inputs, run_chunks, run_evict, run_native, run_oracle, stored
+from op import LayerRun, make_inputs, run_chunks, run_evict, run_native, stored
 from oracle_chunks import LongHeads
 from session import Session, assert_same
+from thinning import thin
 
 CASES = {case.name: case for case in CHUNK_CASES}
 ATTEND = 4e-3
@@ -45,6 +46,7 @@ def check(ffi, lib, case: ChunkCase) -> LayerRun:
     return got
 
 
+@thin
 @pytest.mark.parametrize("representation", REPRESENTATIONS)
 @pytest.mark.parametrize("name", [
     "chunk16-rows1", "chunk16-rows65", "chunk48-rows257", "chunk80-rows321",
@@ -57,6 +59,7 @@ def test_chunks_equal_the_oracle(ffi, lib, name, representation):
     check(ffi, lib, CASES[f"{name}-{representation}"])
 
 
+@thin
 @pytest.mark.parametrize("n_ubatch", [1, 7, 9, 300])
 @pytest.mark.parametrize("representation", REPRESENTATIONS)
 @pytest.mark.parametrize("select", ["head", "group"])
@@ -73,6 +76,7 @@ def test_long_chunks_equal_the_oracle(ffi, lib, n_ubatch):
     check(ffi, lib, chunk_case("long-chunks", method=LongHeads(320, 960), **sizes))
 
 
+@thin
 @pytest.mark.parametrize("n_ubatch", [8, 512])
 @pytest.mark.parametrize("n_neighbor", [0, 34])
 def test_many_chunks_equal_the_oracle(ffi, lib, n_neighbor, n_ubatch):
@@ -92,6 +96,7 @@ def test_blocks_of_queries_choose_together(ffi, lib, n_ubatch):
     assert (chunks == chunks[:, :1]).all()
 
 
+@thin
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize(
     "rope", ["neox", "norm-partial", "neox-partial", "neox-two-dims", "factors", "yarn-partial-factors"]
@@ -108,6 +113,7 @@ def test_halves_that_are_no_whole_vectors_are_turned_back(ffi, lib, type_name):
     check(ffi, lib, chunk_case("halves", rope=ROPES["neox"], method=method, **sizes))
 
 
+@thin
 @pytest.mark.parametrize("representation", REPRESENTATIONS)
 @pytest.mark.parametrize("size", [16, 48])
 def test_equal_chunks_are_chosen_by_their_index(ffi, lib, representation, size):
@@ -120,13 +126,6 @@ def test_equal_chunks_are_chosen_by_their_index(ffi, lib, representation, size):
         assert (got.chunks[own * size : (own + 1) * size] == [0, 1, 2, 3, own - 1, own]).all()
 
 
-@pytest.mark.parametrize("name", [c.name for c in OP_CASES if c.name.startswith(("rope-", "selfextend"))])
-def test_rows_stored_are_read_as_the_oracle_stores_them(ffi, lib, name):
-    case = next(c for c in OP_CASES if c.name == name)
-    x = make_inputs(case)
-    assert_same(run_native(ffi, lib, case, x)[0], run_oracle(case, x)[0], max(case.tolerance, ATTEND))
-
-
 # ---- against the CPU's kernels ----
 
 
@@ -136,6 +135,7 @@ def both(run, back_to_the_cpu) -> list:
     return [got, run()]
 
 
+@thin
 @pytest.mark.parametrize("type_name", TOLERANCE)
 @pytest.mark.parametrize("position", POSITIONS)
 def test_rows_are_rounded_as_on_the_cpu(ffi, lib, emulated, type_name, position):
@@ -148,6 +148,7 @@ def test_rows_are_rounded_as_on_the_cpu(ffi, lib, emulated, type_name, position)
     assert np.isclose(got, want, rtol=1e-5, atol=1e-6).mean() > 0.98
 
 
+@thin
 @pytest.mark.parametrize("ablation", ["random", "random_all", "no_first", "last"])
 @pytest.mark.parametrize("n_ubatch", [5, 64])
 def test_an_ablation_chooses_what_the_cpu_chooses(ffi, lib, emulated, monkeypatch, ablation, n_ubatch):
@@ -190,6 +191,7 @@ def assert_nearly_all_rows_equal(got: np.ndarray, want: np.ndarray) -> None:
 SIZES = {"n_ctx": 96, "n_seq_max": 3, "n_batch": 60, "n_ubatch": 60}
 
 
+@thin
 @pytest.mark.parametrize("step", [6, 60])
 @pytest.mark.parametrize("method", [*LONGHEADS.values(), LongHeads(16, 64, select_block=4)], ids=lambda m: m.text())
 def test_sequences_that_complete_their_chunks_together(open_session, tokens, emulated, method: LongHeads, step):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from needs import need
 
 from pylongctx.cli import make_parser
 
@@ -70,8 +71,7 @@ def server_for(name: str):
     """Return a running server for the pages whose blocks ask one, else nothing."""
     if not any(URL in block.code for block in shared_blocks(name)):
         return nullcontext()
-    for package in ("fastapi", "uvicorn", "prometheus_client", "openai", "httpx"):
-        pytest.importorskip(package)
+    need("server", "fastapi", "uvicorn", "prometheus_client", "openai", "httpx")
     from serving import running
 
     return running(n_ctx=4096, method="longheads")
@@ -89,7 +89,7 @@ def test_the_blocks_of_a_page_run(name, folder, capsys):
 @pytest.mark.peers
 @pytest.mark.parametrize(("name", "block"), OWN_PROCESS, ids=[block.about for _, block in OWN_PROCESS])
 def test_a_block_runs_in_its_own_process(name, block, folder):
-    pytest.importorskip(block.about)
+    need("peers", block.about)
     clean = {key: value for key, value in os.environ.items() if key != "LLAMA_CPP_LIB_PATH"}
     ran = subprocess.run([sys.executable, "-c", block.code], env=clean, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
@@ -210,7 +210,7 @@ def test_an_unknown_group_of_options_is_an_error(hooks):
 
 
 def test_every_route_says_what_it_answers(hooks):
-    pytest.importorskip("fastapi")
+    need("server", "fastapi")
     table = hooks.routes()
     assert "| POST | `/v1/chat/completions` |" in table
     answers = [line.split(" | ")[2] for line in table.splitlines()[2:]]

@@ -10,6 +10,7 @@ import io
 from importlib import import_module
 
 import pytest
+from needs import need
 
 import pylongctx
 
@@ -27,6 +28,15 @@ DOCUMENTED = [
     *("pylongctx.completer", "pylongctx.engine.session", "pylongctx.llama"),
 ]
 NEEDED = {"pylongctx.lm_eval": "lm_eval"}  # to import a module
+GROUP = {  # of needs.py
+    "matplotlib": "plot",
+    "jieba": "eval",
+    "rouge": "eval",
+    "rapidfuzz": "eval",
+    "wonderwords": "eval",
+    "lm_eval": "peers",
+    "distributed": "cluster",
+}
 PACKAGES = {  # to run an example
     "chunkmap.draw": "matplotlib",
     "draw_compression": "matplotlib",
@@ -41,7 +51,7 @@ PACKAGES = {  # to run an example
 
 def load(name: str):
     if name in NEEDED:
-        pytest.importorskip(NEEDED[name])
+        need(GROUP[NEEDED[name]], NEEDED[name])
     return import_module(name)
 
 
@@ -85,7 +95,7 @@ def check(test: doctest.DocTest, given: dict) -> None:
 def test_an_example_prints_what_it_says(module, name, given):
     for ending, package in PACKAGES.items():
         if name.endswith(ending):
-            pytest.importorskip(package)
+            need(GROUP[package], package)
     (test,) = [test for test in examples(module) if test.name == name]
     check(test, given)
 

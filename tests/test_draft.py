@@ -4,7 +4,8 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from llamas import METHODS, TEXT, new
+from llamas import EXACT, F32, METHODS, TEXT, new
+from session import assert_same
 
 from pylongctx import LlamaDraftModel, LlamaPromptLookupDecoding
 
@@ -46,26 +47,27 @@ def test_the_same_tokens_in_fewer_evaluations(embedded_model, method, n_right):
         assert len([n for n in steps if n < 10]) <= 6
 
 
-def test_the_logits_are_those_of_every_token(embedded_model):
-    with new(embedded_model, logits_all=True) as llm:
+def test_the_logits_are_those_of_every_token(embedded_f32):
+    with new(embedded_f32, logits_all=True, **F32) as llm:
         llm(PROMPT, max_tokens=12, temperature=0.0)
         plain, ids = llm.scores.copy(), llm._input_ids.tolist()
-    with new(embedded_model, logits_all=True, draft_model=LlamaPromptLookupDecoding()) as llm:
+    with new(embedded_f32, logits_all=True, draft_model=LlamaPromptLookupDecoding(), **F32) as llm:
         llm(PROMPT, max_tokens=12, temperature=0.0)
         assert llm._input_ids.tolist() == ids
-        np.testing.assert_allclose(llm.scores, plain, atol=0.3)
+        assert_same(llm.scores, plain, EXACT)
         llm.eval([300])
         assert llm.n_tokens == len(ids) + 1
 
 
-def test_logprobs_and_stops(embedded_model):
+def test_logprobs_and_stops(embedded_f32):
     kwargs = {"max_tokens": 20, "temperature": 0.0, "logprobs": 2, "stop": [" wisdom"]}
-    with new(embedded_model) as llm:
+    with new(embedded_f32, **F32) as llm:
         plain = llm(PROMPT, **kwargs)["choices"][0]
-    with new(embedded_model, draft_model=LlamaPromptLookupDecoding(3, 6)) as llm:
+    with new(embedded_f32, draft_model=LlamaPromptLookupDecoding(3, 6), **F32) as llm:
         found = llm(PROMPT, **kwargs)["choices"][0]
         assert found["text"] == plain["text"]
-        np.testing.assert_allclose(found["logprobs"]["token_logprobs"], plain["logprobs"]["token_logprobs"], atol=0.15)
+        got, want = (one["logprobs"]["token_logprobs"] for one in (found, plain))
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
         again = llm(PROMPT, **kwargs)["choices"][0]
         assert again["text"] == plain["text"]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from needs import lacks
 from test_abi import exported_symbols
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -112,7 +113,7 @@ np.save(out, llm.scores[:int(n)])
 def llama_cpp_source() -> Path:
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None:
-        pytest.skip("llama_cpp (the package whose place the library takes) is not installed")
+        lacks("stock", "llama_cpp is not installed, whose place the library takes")
     return Path(spec.origin).parent / "llama_cpp.py"
 
 
@@ -244,7 +245,7 @@ def tool(kind: str, name: str, *arguments: object, method: str | None = None) ->
     """Return what ``build/tools/KIND/NAME`` prints."""
     path = TOOLS / kind / name
     if not path.is_file():
-        pytest.skip(f"{path.relative_to(ROOT)} is not built: make tools")
+        lacks("tools", f"{path.relative_to(ROOT)} is not built")
     outer = {key: value for key, value in os.environ.items() if key != "LCTX_METHOD"}
     environment = outer | ({"LCTX_METHOD": method} if method else {})
     # one thread: upstream's threads wait by spinning, which is slow where other programs run

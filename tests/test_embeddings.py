@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from needs import lacks
 
 from pylongctx import Llama
 
@@ -37,7 +38,7 @@ print(json.dumps(found))
 def peer(path, poolings):
     """What unpatched llama.cpp says, in a process of its own."""
     if subprocess.run([sys.executable, "-c", "import llama_cpp"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("llama_cpp is not installed, or without its library")
+        lacks("stock", "llama_cpp is not installed, or without its library")
     command = [sys.executable, "-c", PEER, str(path), json.dumps(TEXTS), json.dumps(poolings)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 

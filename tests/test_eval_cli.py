@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from needs import need
 
 from pylongctx.cli import main
 
@@ -62,7 +63,7 @@ def test_needle_prints_depths_by_lengths(tmp_path, capsys):
 
 
 def test_ruler_prints_tasks_and_their_mean(capsys, tmp_path):
-    pytest.importorskip("wonderwords", reason="RULER's words need pylongctx[eval]")
+    need("eval", "wonderwords")
     out = tmp_path / "out.jsonl"
     options = ["--tasks", "niah_single_2,vt", "--tests", "1", "--lengths", "1024", "--method", "window,window=64"]
     assert main(["ruler", *options, "--json", str(out)]) == 0

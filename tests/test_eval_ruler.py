@@ -8,6 +8,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from needs import need
 from vocabulary import COUNTED, Words, total
 
 from pylongctx.eval.ruler import NAMES, Ruler
@@ -15,7 +16,7 @@ from pylongctx.eval.ruler.documents import Documents
 from pylongctx.eval.ruler.words import Common, Pairs, invented_words, word_list
 from pylongctx.eval.task import Answer
 
-wonderwords = pytest.importorskip("wonderwords", reason="RULER's words need pylongctx[eval]")
+wonderwords = need("eval", "wonderwords")
 
 # Of three samples of RULER's scripts (April 2025), seed 42, with a tokenizer that counts words and marks.
 GOLDEN = [

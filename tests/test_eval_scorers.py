@@ -7,6 +7,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from needs import need
 
 from pylongctx.eval import scorers
 
@@ -135,7 +136,7 @@ def test_multiple_choice(prediction, answer, several, score):
 
 
 def test_rouge_l_is_the_f_of_the_longest_common_subsequence():
-    pytest.importorskip("rouge", reason="needs pylongctx[eval]")
+    need("eval", "rouge")
     # 3 of 4 words and 3 of 6
     assert scorers.rouge_l("the cat sat down", ["the cat quickly sat on mats"]) == pytest.approx(0.6, abs=1e-6)
     assert scorers.rouge_l("", ["something"]) == 0
@@ -143,15 +144,14 @@ def test_rouge_l_is_the_f_of_the_longest_common_subsequence():
 
 
 def test_code_similarity_reads_the_first_line_of_code():
-    pytest.importorskip("rapidfuzz", reason="needs pylongctx[eval]")
+    need("eval", "rapidfuzz")
     assert scorers.code_similarity("\n# a comment\nreturn x\nreturn y", ["return x"]) == 1
     assert scorers.code_similarity("A L I E N S", ["A S A L"]) == 0.44  # fuzzywuzzy's, with python-Levenshtein
     assert scorers.code_similarity("```", ["x"]) == 0
 
 
 def test_chinese_words_are_found_before_they_are_compared():
-    pytest.importorskip("jieba", reason="needs pylongctx[eval]")
-    pytest.importorskip("rouge", reason="needs pylongctx[eval]")
+    need("eval", "jieba", "rouge")
     assert scorers.qa_f1_zh("\u5317\u4eac\u3002", ["\u5317\u4eac"]) == 1
     assert scorers.qa_f1_zh("\u4e0a\u6d77", ["\u5317\u4eac"]) == 0
     assert scorers.rouge_l_zh(

@@ -22,6 +22,7 @@ from oracle_evict import (
     Tova,
 )
 from session import assert_same
+from thinning import few, thin
 
 BY_NAME = {case.name: case for case in EVICT_CASES}
 CHUNKED = [case for case in EVICT_CASES if isinstance(case.method, LongHeads)]
@@ -100,6 +101,7 @@ def check(ffi, lib, case: EvictCase) -> None:
     assert_same_scores(case, got, want)
 
 
+@thin(table=BY_NAME)
 @pytest.mark.parametrize("name", BY_NAME)
 def test_native_layers_evict_and_attend_as_defined(ffi, lib, name):
     check(ffi, lib, BY_NAME[name])
@@ -128,7 +130,7 @@ def random_cases(draw) -> EvictCase:
 
 
 @given(random_cases())
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=few(100), deadline=None, derandomize=True)
 def test_native_layers_evict_and_attend_as_defined_on_random_settings(ffi, lib, case):
     check(ffi, lib, case)
 
@@ -153,6 +155,7 @@ def assert_same_run(got: LayerRun, want: LayerRun) -> None:
         np.testing.assert_array_equal(got.chunks, want.chunks)
 
 
+@thin(strength=2)
 @pytest.mark.parametrize("n_ubatch", [1, 7, 64, 1000])
 def test_the_size_of_a_ubatch_does_not_matter(ffi, lib, base, rule, n_ubatch):
     case = evict_case("ubatch", method=base, rule=rule, n_ubatch=13)
@@ -160,6 +163,7 @@ def test_the_size_of_a_ubatch_does_not_matter(ffi, lib, base, rule, n_ubatch):
     assert_same_run(run_evict(ffi, lib, replace(case, n_ubatch=n_ubatch), x), run_evict(ffi, lib, case, x))
 
 
+@thin
 @pytest.mark.parametrize("n_threads", [2, 3])
 def test_the_number_of_threads_does_not_matter(ffi, lib, base, rule, n_threads):
     case = evict_case("threads", method=base, rule=rule)
@@ -167,6 +171,7 @@ def test_the_number_of_threads_does_not_matter(ffi, lib, base, rule, n_threads):
     assert_same_run(run_evict(ffi, lib, replace(case, n_threads=n_threads), x), run_evict(ffi, lib, case, x))
 
 
+@thin
 def test_the_order_of_the_pages_does_not_matter(ffi, lib, base, rule):
     case = evict_case("pages", method=base, rule=rule)
     x = make_inputs(case)
@@ -175,6 +180,7 @@ def test_the_order_of_the_pages_does_not_matter(ffi, lib, base, rule):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
+@thin(strength=2)
 @pytest.mark.parametrize("n", [1, 16, 100, 256])
 def test_what_follows_does_not_matter(ffi, lib, base, rule, n):
     case = evict_case("causal", method=base, rule=rule)
@@ -186,6 +192,7 @@ def test_what_follows_does_not_matter(ffi, lib, base, rule, n):
 # ---- native: special settings ----
 
 
+@thin(strength=2)
 @pytest.mark.parametrize("idle", IDLE)
 def test_a_rule_that_evicts_nothing_equals_its_base(ffi, lib, base, idle):
     case = evict_case("idle", method=base, rule=IDLE[idle])

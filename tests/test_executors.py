@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from needs import need
 
 from pylongctx.cli import main
 from pylongctx.eval.executors import Failed, local, make_executor, units_of
@@ -133,7 +134,7 @@ def test_as_many_processes_as_fit(job, samples, monkeypatch, free, n_workers):
 
 @pytest.fixture
 def cluster():
-    distributed = pytest.importorskip("distributed", reason="needs pylongctx[cluster]")
+    distributed = need("cluster", "distributed")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         yield f"dask://{cluster.scheduler_address.removeprefix('tcp://')}"
 

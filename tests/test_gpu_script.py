@@ -13,6 +13,7 @@ from gpu import checks as gpu_checks
 from gpu import speed as gpu_speed
 from gpu.checks import Check, Text
 from native_ops import Shape
+from needs import lacks
 from op import flash_run, make_inputs, roofline_run, run_chunks, run_evict, run_native, run_step
 
 from pylongctx._lib import build_info
@@ -247,7 +248,7 @@ def test_the_command_runs_by_itself():
 def test_the_kernels_of_the_gpu_are_right(monkeypatch):
     """The same checks as on a GPU, of the CUDA kernels as they are run for tests."""
     if not build_info()["emulates_cuda"]:
-        pytest.skip("this build cannot run the CUDA kernels on the CPU (LCTX_EMULATE)")
+        lacks("emulate")
 
     def emulated(run):
         def on_device(*args, **override):

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from needs import need
 
 from pylongctx.inspect import Trace, chunkmap, chunks_of, cover_rate, findings, hit_rate, uniformity
 
@@ -184,7 +185,7 @@ def test_chunk_map_of_several_queries_shows_choices_over_duties():
 
 
 def test_map_files(tmp_path):
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     figure = chunkmap.draw(one_query(), [2], "model, 101 tokens\nlongheads,chunk_size=16")
     paths = chunkmap.save(figure, tmp_path / "new" / "map")
     assert [path.name for path in paths] == ["map.png", "map.svg"]
@@ -194,7 +195,7 @@ def test_map_files(tmp_path):
 
 @pytest.mark.parametrize("shape", [(40, 4, 4), (1024, 4, 32)])
 def test_every_cell_is_visible(tmp_path, shape):
-    image = pytest.importorskip("matplotlib.image")
+    image = need("plot", "matplotlib.image")
     trace = random_trace(*shape)
     figure = chunkmap.draw(trace)
     png, _ = chunkmap.save(figure, tmp_path / "map")
@@ -212,7 +213,7 @@ def test_every_cell_is_visible(tmp_path, shape):
     ("answer", "frames"), [([7], [(7, 8)]), ([7, 8], [(7, 9)]), ([3, 9], [(3, 4), (9, 10)]), ([], [])]
 )
 def test_the_answer_is_framed(tmp_path, answer, frames):
-    image = pytest.importorskip("matplotlib.image")
+    image = need("plot", "matplotlib.image")
     trace = random_trace(20, 2, 4)
     figure = chunkmap.draw(trace, answer)
     axes = figure.axes[0]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from llamas import TEXT, new
+from needs import need
 
 from pylongctx import Llama
 from pylongctx.cli import main
@@ -176,14 +177,14 @@ def random_held(n_layer: int, n_head: int, n_tokens: int) -> np.ndarray:
 
 def kept_pixels(tmp_path, figure) -> np.ndarray:
     """Return the rendered picture, row 0 at the bottom, as 0 (white) to 1 by channel."""
-    image = pytest.importorskip("matplotlib.image")
+    image = need("plot", "matplotlib.image")
     figure.savefig(tmp_path / "map.png")
     return image.imread(tmp_path / "map.png")[::-1, :, :3]
 
 
 @pytest.mark.parametrize(("n_tokens", "width"), [(300, 1), (512, 1), (513, 2), (4095, 8)])
 def test_every_kept_token_is_painted_at_its_position(tmp_path, n_tokens, width):
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     held = random_held(3, 4, n_tokens)
     held[1, 3] = False  # a head that its layer does not have
     figure = kvmap.draw_kept(held)
@@ -199,7 +200,7 @@ def test_every_kept_token_is_painted_at_its_position(tmp_path, n_tokens, width):
 
 
 def test_the_pass_key_is_framed(tmp_path):
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     held = random_held(2, 4, 1000)
     figure = kvmap.draw_kept(held, (300, 340), "model\ncorm,window=3")
     axes = figure.axes[0]
@@ -224,7 +225,7 @@ def test_nothing_held_is_nothing_to_draw():
 
 
 def test_plot_of_compression():
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     rows = np.ones((2, 1, 1), np.int32)
     sizes = np.array([100, 200])
     run = Compression(np.array([4, 8]), sizes // 2, sizes - 40, sizes, rows)
@@ -237,7 +238,7 @@ def test_plot_of_compression():
 
 
 def test_plot_of_sparsity():
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     shares = np.array([[0.5, 0.1], [0.2, np.nan]])
     by_layer, by_head, _ = kvmap.draw_sparsity(shares).axes
     np.testing.assert_array_equal(by_layer.lines[1].get_ydata(), [30, 20])
@@ -296,7 +297,7 @@ def test_inspect_shows_the_kept_keys_of_a_question(inspect):
     assert 0 < facts["needle"][0] < facts["needle"][1] < 300
     assert f"{100 * facts['needle_held']:.0f} %, all of it by" in out
     assert ("right" if facts["strict"] else f"wrong, not {facts['key']}") in out
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     assert pictures == [f"kept-pylongctx-tiny-q8_0-300-0.{suffix}" for suffix in ("png", "svg")]
 
 
@@ -306,7 +307,7 @@ def test_inspect_of_a_composition_shows_chunks_and_keys_of_one_run(inspect):
     assert {"rows", "ratio", "needle_held"} <= set(facts)
     assert "cover rate" in out
     assert "rows of each KV head" in out
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     assert [name.split("-")[0] for name in pictures] == ["chunks"] * 2 + ["kept"] * 2
     _, facts, _ = inspect("--method", CHUNKED, "--length", "300", "--what", "chunks")
     assert "rows" not in facts
@@ -317,7 +318,7 @@ def test_inspect_of_a_text_asks_nothing(inspect, book):
     assert facts["n_evaluated"] == 300
     assert "needle" not in facts
     assert "cover rate" not in out
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     assert pictures == [f"kept-pylongctx-tiny-q8_0-300.{suffix}" for suffix in ("png", "svg")]
 
 
@@ -331,7 +332,7 @@ def test_inspect_compression(inspect, book):
         assert run["lengths"] == [75, 150, 225, 300]
         assert f"{run['ratio'][-1]:.2f}" in out
     assert facts[CORM]["row_share"][-1] < facts[CORM]["row_share"][0] <= 1
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     assert [name.split("-")[0] for name in pictures] == ["compression"] * 2
 
 
@@ -343,7 +344,7 @@ def test_inspect_sparsity(inspect, book):
     assert (important < 1).all()
     for mean in 100 * important.mean(axis=1):
         assert f"{mean:.1f}" in out
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     assert [name.split("-")[0] for name in pictures] == ["sparsity"] * 2
 
 

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from llamas import METHODS, TEXT, greedy, new
+from thinning import thin
 
 from pylongctx.errors import Aborted
 
@@ -81,6 +82,7 @@ def test_two_objects_run_in_parallel(embedded_model, llm, prompt):
     assert results == {0: expected, 1: expected}
 
 
+@thin
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("how", ["ctrl-c", "abort"])

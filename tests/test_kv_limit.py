@@ -21,6 +21,7 @@ from test_pages import (
     kv_usage,
     run_operations,
 )
+from thinning import thin
 
 from pylongctx import Llama
 from pylongctx.errors import ContextFull, InvalidInput
@@ -54,6 +55,7 @@ def open_limited(open_session, method, limit: int, **params) -> Session:
 # ---- the limit in the middle of a batch ----
 
 
+@thin
 @pytest.mark.parametrize("name", CALM)
 @pytest.mark.parametrize("n_fit", [64, 101, 128])
 def test_a_batch_fits_or_changes_nothing(open_session, lib, tokens, name, n_fit):

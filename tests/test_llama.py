@@ -8,16 +8,24 @@ import sys
 
 import numpy as np
 import pytest
-from llamas import METHODS, TEXT, greedy, new
+from llamas import EXACT, F32, METHODS, TEXT, greedy, new
+from session import assert_same
 
 from pylongctx import Full, Llama, SelfExtend, Window
 from pylongctx.errors import Aborted, InvalidInput
 
 
-@pytest.fixture(scope="module", params=METHODS)
-def each(request, embedded_model):
-    """One Llama per method, n_ctx 512, small ubatches."""
-    with new(embedded_model, method=request.param) as llm:
+@pytest.fixture(params=METHODS)
+def each(request, embedded_f32):
+    """One Llama per method, in f32: with rounded weights the products of one token differ from those of many."""
+    with new(embedded_f32, method=request.param, **F32) as llm:
+        yield llm
+
+
+@pytest.fixture
+def exact(embedded_f32):
+    """Return a Llama in f32 that keeps all rows."""
+    with new(embedded_f32, **F32) as llm:
         yield llm
 
 
@@ -26,13 +34,12 @@ def each(request, embedded_model):
 
 def test_reused_prefix_changes_nothing(each):
     first, second = each.tokenize(TEXT * 3), each.tokenize(TEXT * 2 + b"The grass is green.")
-    each.reset()
     fresh = greedy(each, second)
     fresh_logits = each.scores[-1].copy()
     each.reset()
     greedy(each, first)
     assert greedy(each, second) == fresh
-    np.testing.assert_allclose(each.scores[-1], fresh_logits, atol=0.05)
+    assert_same(each.scores[-1], fresh_logits, EXACT)
 
 
 def test_only_what_is_new_is_evaluated(llm, prompt, embedded_model):
@@ -68,12 +75,13 @@ def test_a_refused_rollback_evaluates_again(llm, prompt, monkeypatch):
 
 
 @pytest.fixture
-def by_eight(llm, monkeypatch):
+def by_eight(exact, monkeypatch):
     """Return a Llama whose cache can be cut at multiples of 8 only."""
-    truncate = llm.session.context.truncate
-    monkeypatch.setattr(llm.session.context, "truncate", lambda n, seq: "in a chunk" if n % 8 else truncate(n, seq))
-    monkeypatch.setattr(llm.session.context, "restorable", lambda n, seq: n // 8 * 8)
-    return llm
+    context = exact.session.context
+    truncate = context.truncate
+    monkeypatch.setattr(context, "truncate", lambda n, seq: "in a chunk" if n % 8 else truncate(n, seq))
+    monkeypatch.setattr(context, "restorable", lambda n, seq: n // 8 * 8)
+    return exact
 
 
 def test_a_refused_rollback_keeps_what_it_can(by_eight, prompt, monkeypatch):
@@ -99,7 +107,7 @@ def test_eval_rows_after_a_refused_rollback_are_those_of_the_new_tokens(by_eight
     rows = np.concatenate([part.copy() for part in by_eight.eval_rows(prompt)])
     by_eight.n_tokens = 13
     again = np.concatenate([part.copy() for part in by_eight.eval_rows(prompt[13:])])
-    np.testing.assert_allclose(again, rows[13:], atol=0.05)
+    assert_same(again, rows[13:], EXACT)
 
 
 def test_logits_of_a_failed_step_are_not_used(llm, prompt, monkeypatch):
@@ -119,17 +127,15 @@ def test_logits_of_a_failed_step_are_not_used(llm, prompt, monkeypatch):
         llm.sample()
 
 
-def test_setting_n_tokens_goes_back(embedded_f32, prompt):
-    """In f32: with rounded weights the products of one token differ from those of many."""
-    with new(embedded_f32) as llm:
-        llm.eval(prompt)
-        expected = llm.scores[-1].copy()
-        llm.eval([300, 301, 302])
-        llm.n_tokens = len(prompt) - 1
-        assert len(llm.scores) == 0
-        llm.eval(prompt[-1:])
-        assert list(llm._input_ids) == prompt
-        np.testing.assert_allclose(llm.scores[-1], expected, atol=0.05)
+def test_setting_n_tokens_goes_back(exact, prompt):
+    exact.eval(prompt)
+    expected = exact.scores[-1].copy()
+    exact.eval([300, 301, 302])
+    exact.n_tokens = len(prompt) - 1
+    assert len(exact.scores) == 0
+    exact.eval(prompt[-1:])
+    assert list(exact._input_ids) == prompt
+    assert_same(exact.scores[-1], expected, EXACT)
 
 
 def test_tokens_and_ids_agree(llm, prompt):
@@ -148,9 +154,9 @@ def test_scores_hold_the_last_row_only(llm, prompt):
     assert len(llm.eval_logits) == 1
 
 
-def test_logits_all_grows_as_used(embedded_model, llm, prompt):
+def test_logits_all_grows_as_used(embedded_f32, prompt):
     tokens = (prompt * 9)[:200]
-    with new(embedded_model, n_ctx=2048, method="selfextend", logits_all=True) as every:
+    with new(embedded_f32, n_ctx=2048, method="selfextend", logits_all=True, **F32) as every:
         every.eval(tokens[:10])
         assert every.scores.shape == (10, every.n_vocab())
         first = every.scores.copy()
@@ -161,7 +167,7 @@ def test_logits_all_grows_as_used(embedded_model, llm, prompt):
         np.testing.assert_array_equal(every.scores[:10], first)
         every.reset()
         every.eval(tokens)
-        np.testing.assert_allclose(every.scores[:10], first, atol=0.05)
+        assert_same(every.scores[:10], first, EXACT)
         assert every.sample(temp=0.0, idx=5) == int(every.scores[5].argmax())
 
 

@@ -9,11 +9,12 @@ from itertools import islice
 import numpy as np
 import pytest
 from llamas import TEXT, new
+from needs import need
 from tiny_gguf import Shape, make_model
 
 from pylongctx import Llama
 
-pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install .[test-peers]")
+need("peers", "lm_eval")
 pytestmark = pytest.mark.peers
 
 N_TRAIN = 512
@@ -295,8 +296,7 @@ def by_model(path, tasks):
 
 @pytest.fixture(scope="module")
 def by_server(path, tasks):
-    for package in ("fastapi", "openai", "tenacity"):
-        pytest.importorskip(package, reason=f"{package} is not installed: pip install .[test,test-peers]")
+    need("peers", "fastapi", "openai", "tenacity")
     from serving import ALIAS, running
 
     with running(path=path, n_ctx=N_TRAIN) as server:

@@ -13,6 +13,7 @@ from model_oracle import Model
 from oracle_chunks import LongHeads
 from session import assert_same
 from test_methods import evaluate
+from thinning import thin
 
 from pylongctx import Llama
 from pylongctx.eval.passkey import load_haystack, make_prompt, run_trial
@@ -38,6 +39,7 @@ def assert_nearly_all_rows_equal(got: np.ndarray, want: np.ndarray) -> None:
 # ---- logits ----
 
 
+@thin(strength=2)
 @pytest.mark.parametrize("model", ["llama", "qwen2"])
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.select}-{m.representation}-{m.position}")
 def test_logits_equal_the_oracle(model_path, tokens, model, method):
@@ -53,6 +55,7 @@ def test_logits_equal_the_oracle_at_eight_times_the_trained_context(model_path, 
     assert_nearly_all_rows_equal(evaluate(model_path("llama"), method.text(), tokens, n_ctx=512), want)
 
 
+@thin
 @pytest.mark.parametrize("method", OTHERS, ids=lambda m: m.text().removeprefix("longheads,"))
 @pytest.mark.parametrize("model", ["llama-mha", "llama-yarn", "llama-freqs"])
 def test_logits_equal_the_oracle_on_other_models(model_path, tokens, model, method):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from llamas import new
+from needs import need
 
 from pylongctx.cli import main
 from pylongctx.eval.matrix import all_methods, make, read, split_method
@@ -134,7 +135,7 @@ def test_a_task_has_its_own_kv_types():
 
 
 def test_the_report_s_matrix_has_every_method_and_texts_of_every_length():
-    pytest.importorskip("wonderwords", reason="the extra eval is not installed")
+    need("eval", "wonderwords")
     jobs = make(read(str(REPORT))).cells()
     assert {(job.method, job.rope) for job in jobs} >= {split_method(name) for name in all_methods()}
     shortest = {}

@@ -9,6 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from session import assert_same
+from thinning import few, thin
+
+pytestmark = pytest.mark.usefixtures("strict_arena")
 
 N_SEQ, N_CTX, N_BATCH = 3, 200, 48
 PAGE_ROWS = 64
@@ -124,6 +127,7 @@ def test_an_aborted_batch_leaves_the_state_before_it(start, ffi, lib, method, to
     assert_same(np.concatenate([before, after]), fresh(start, method, tokens[:90]))
 
 
+@thin
 @pytest.mark.parametrize("n", [9, 23, 40])  # 6 rows are in a chunk of 16: no border is crossed, one, two
 def test_a_batch_aborted_on_its_way_is_taken_back(start, ffi, lib, method, tokens, n):
     """Whenever the flag is raised, the batch is there as a whole or not at all; the true tokens follow."""
@@ -147,6 +151,7 @@ def test_a_batch_aborted_on_its_way_is_taken_back(start, ffi, lib, method, token
 # ---- states ----
 
 
+@thin
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
 def test_a_restored_sequence_continues_with_the_same_logits(start, lib, method, tokens, kv_type):
     kv = dict.fromkeys(("type_k", "type_v"), lib.lctx_type_from_name(kv_type.encode()))
@@ -289,6 +294,6 @@ def test_any_order_of_operations(start, method, tokens):
     Bound.tokens = tokens
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
     options = settings(
-        max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=checks, derandomize=True
+        max_examples=few(25), stateful_step_count=25, deadline=None, suppress_health_check=checks, derandomize=True
     )
     run_state_machine_as_test(Bound, settings=options)

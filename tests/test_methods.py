@@ -7,6 +7,7 @@ import oracle
 import pytest
 from cases import LOGIT_TOLERANCE, MODEL_CASES, N_CTX_TRAIN
 from model_oracle import Model
+from thinning import thin
 
 from pylongctx.methods import DualChunk
 
@@ -15,7 +16,7 @@ def evaluate(path, method: str, tokens: list[int], **settings) -> np.ndarray:
     """Return the logits of every token from the package, with f32 KV."""
     from pylongctx import Llama
 
-    defaults = {"n_ctx": 256, "n_batch": 128, "n_ubatch": 64, "n_threads": 2, "n_threads_batch": 2}
+    defaults = {"n_ctx": 256, "n_batch": 128, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1}
     options = defaults | {"type_k": "f32", "type_v": "f32", "logits_all": True, "verbose": False} | settings
     with Llama(str(path), method=method, **options) as llm:
         llm.eval(tokens)
@@ -35,6 +36,7 @@ def assert_same_logits(got: np.ndarray, want: np.ndarray, tolerance: float = LOG
 # ---- logits ----
 
 
+@thin
 @pytest.mark.parametrize("model", ["llama", "qwen2"])
 @pytest.mark.parametrize("case", MODEL_CASES)
 def test_logits_equal_the_oracle(model_path, tokens, model, case):
@@ -44,6 +46,7 @@ def test_logits_equal_the_oracle(model_path, tokens, model, case):
     assert_same_logits(got, want)
 
 
+@thin
 @pytest.mark.parametrize("model", ["llama-mha", "llama-wide", "llama-freqs", "llama-linear", "llama-yarn"])
 @pytest.mark.parametrize("method", [oracle.SelfExtend(8, 13), oracle.Window(4, 29)], ids=["selfextend", "window"])
 def test_logits_equal_the_oracle_on_other_models(model_path, tokens, model, method):
@@ -178,6 +181,7 @@ def test_settings_that_do_not_reach_n_ctx_name_the_largest(model_path):
 # ---- refusals ----
 
 
+@thin
 @pytest.mark.parametrize(("model", "reason"), [
     ("gemma2", "sliding"),
     ("gpt2", "rotary"),

@@ -6,6 +6,7 @@
 import re
 import tempfile
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import gguf
@@ -14,9 +15,9 @@ import oracle
 import pytest
 from cases import LOGIT_TOLERANCE, LONGHEADS, N_CTX_TRAIN
 from model_oracle import Model
-from test_methods import assert_same_logits, open_llama
-from test_methods import evaluate as evaluate_model
+from test_methods import assert_same_logits, evaluate, open_llama
 from test_parity import LINEAR, YARN, run_llama_cpp
+from thinning import thin
 from tiny_gguf import Shape, make_model
 from tiny_models import PROVEN, REFUSED
 
@@ -70,7 +71,9 @@ BEGIN, END = "<!-- models begin -->\n", "\n<!-- models end -->"
 
 
 def make(folder: Path, name: str) -> Path:
-    return make_model(folder / f"{name}.gguf", SHAPE, arch=name, seed=1)
+    """Return the file of a model, written on first use."""
+    path = folder / f"{name}.gguf"
+    return path if path.is_file() else make_model(path, SHAPE, arch=name, seed=1)
 
 
 def stock(folder: Path, tokens: list[int]) -> dict[str, np.ndarray]:
@@ -79,11 +82,6 @@ def stock(folder: Path, tokens: list[int]) -> dict[str, np.ndarray]:
     jobs = {name: (path, {}) for name, path in paths.items()}
     other = {f"{name}/base": (path, OTHER_BASE) for name, path in paths.items()}
     return run_llama_cpp(jobs | other, tokens, folder / "logits.npz")
-
-
-def evaluate(path: Path, method: str, tokens: list[int], **settings) -> np.ndarray:
-    """Return the logits, by one thread: these models are so small that two would mostly wait for each other."""
-    return evaluate_model(path, method, tokens, n_threads=1, n_threads_batch=1, **settings)
 
 
 def full(path: Path, tokens: list[int], **settings) -> np.ndarray:
@@ -123,6 +121,7 @@ def test_methods_that_do_nothing_equal_full(folder, tokens, name):
         assert_equal(name, evaluate(path, method, tokens, n_ctx=N_SHORT), want)
 
 
+@thin
 @pytest.mark.parametrize("name", PROVEN)
 @pytest.mark.parametrize("method", ["selfextend,group_size=8,neighbor_window=16", "dca"])
 def test_methods_go_beyond_the_trained_context_in_any_batches(folder, tokens, name, method):
@@ -150,12 +149,19 @@ def in_two_cuts(path: Path, tokens: list[int], method: str) -> tuple[np.ndarray,
 # ---- refusals ----
 
 
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory):
+    """Return a function from a name in ``REFUSED`` to its file, written on first use."""
+    folder = tmp_path_factory.mktemp("refused")
+    return cache(lambda name: make_model(folder / f"{name}.gguf", arch=name))
+
+
+@thin
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("method", METHODS)
-def test_other_architectures_are_refused_with_the_reason(tmp_path, name, method):
-    path = make_model(tmp_path / "model.gguf", arch=name)
+def test_other_architectures_are_refused_with_the_reason(refused, name, method):
     with pytest.raises(ValueError, match=REASONS[name]):
-        open_llama(path, method, n_ctx=N_CTX_TRAIN)
+        open_llama(refused(name), method, n_ctx=N_CTX_TRAIN)
 
 
 # ---- KV types ----
@@ -196,6 +202,7 @@ MIXED = [("f16", "q8_0"), ("q8_0", "q4_0"), ("bf16", "q5_1"), ("q5_0", "f16"), (
 PAIRS = [pair for t in TYPES for pair in dict.fromkeys([(t, "f32"), ("f32", t), (t, t)])] + MIXED
 
 
+@thin
 @pytest.mark.parametrize(("type_k", "type_v"), dict.fromkeys(PAIRS))
 @pytest.mark.parametrize("method", METHODS)
 def test_every_kv_type_equals_the_rounding_oracle(model_path, tokens, method, type_k, type_v):
@@ -222,6 +229,7 @@ SCALINGS = {
 STRETCHED = {"linear": 4 * N_CTX_TRAIN, "yarn": 4 * N_CTX_TRAIN}  # positions that a scaled model can tell apart
 
 
+@thin
 @pytest.mark.parametrize("model", ["llama", "qwen2"])
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("method", [*METHODS, *LONGHEADS])

@@ -26,6 +26,7 @@ from oracle_evict import (
 )
 from session import assert_same
 from test_evict import BY_NAME, IDLE
+from thinning import thin
 
 
 def run_oracle(case: EvictCase, **options) -> Run:
@@ -35,6 +36,7 @@ def run_oracle(case: EvictCase, **options) -> Run:
 # ---- algorithm 1 ----
 
 
+@thin
 @pytest.mark.parametrize(("window", "recent", "every"), [
     (8, 16, 1), (20, 5, 1), (3, 1, 1),
     (1, 40, 1), (1, 0, 1), (9, 0, 1),  # a single query decides, nothing is protected
@@ -157,6 +159,7 @@ def test_oracle_borders():
 # ---- bases ----
 
 
+@thin
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("idle", IDLE)
 def test_oracle_that_evicts_nothing_equals_the_base(base, idle):
@@ -174,6 +177,7 @@ def test_oracle_that_evicts_nothing_equals_the_base(base, idle):
     assert_same(run.out, want, 1e-5)
 
 
+@thin
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ["longheads-head", "longheads-grouped"])
 def test_oracle_keeps_the_open_chunk(rule, name):
@@ -249,6 +253,7 @@ def test_oracle_doubts_near_ties_only():
     assert run.held.all()
 
 
+@thin
 @pytest.mark.parametrize("case", EVICT_CROSS, ids=lambda case: case.name)
 def test_oracle_finds_something_to_evict_and_little_to_doubt(case):
     """The comparison with the native code could not fail otherwise."""

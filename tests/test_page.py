@@ -6,13 +6,13 @@ import re
 
 import numpy as np
 import pytest
+from needs import need
 from page import CELLS, DROP, Keys, Page, open_browser, webdriver
 from serving import running
 
-pytest.importorskip("fastapi", reason="the extra server is not installed")
-pytest.importorskip("httpx", reason="the client is not installed")
+need("server", "fastapi", "httpx")
 
-from pylongctx.engine.tracer import Tracer
+from pylongctx.engine.tracer import Tracer  # noqa: E402
 
 N_CTX = 8192
 KEY = "48213"

@@ -16,6 +16,8 @@ from oracle_chunks import LongHeads
 from oracle_evict import H2O, Corm, Evicting
 from session import Session
 
+pytestmark = pytest.mark.usefixtures("strict_arena")
+
 N_CTX, N_BATCH, N_UBATCH, PAGE_ROWS = 330, 48, 16, 64
 N_LAYER, N_HEAD_KV, N_HEAD, HEAD_DIM = 2, 2, 4, 16  # of the model "llama"
 ROW_BYTES = 4 * HEAD_DIM

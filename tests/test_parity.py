@@ -12,6 +12,7 @@ import oracle
 import pytest
 from cases import LOGIT_TOLERANCE
 from model_oracle import Model
+from needs import lacks
 from test_methods import assert_same_logits, evaluate
 
 N = 200
@@ -51,7 +52,7 @@ np.savez(out, **logits)
 def run_llama_cpp(jobs: dict, tokens: list[int], out: Path, **environment: str) -> dict[str, np.ndarray]:
     """Return the logits of ``{name: (path, settings)}`` from the llama_cpp package in one process."""
     if importlib.util.find_spec("llama_cpp") is None:
-        pytest.skip("llama_cpp (unpatched llama.cpp to compare with) is not installed")
+        lacks("stock", "llama_cpp is not installed")
     # a method from outside would be turned on wherever llama_cpp runs on our library
     outer = {name: value for name, value in os.environ.items() if name != "LCTX_METHOD"}
     subprocess.run(

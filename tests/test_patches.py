@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from needs import lacks
 
 ROOT = Path(__file__).resolve().parents[1]
 PATCHES = ROOT / "patches"
@@ -100,9 +101,9 @@ def test_the_series_survives_import_and_export(tmp_path):
     found = "import refresh; print(refresh.find_tarball() or '')"
     done = subprocess.run([sys.executable, "-B", "-c", found], cwd=PATCHES, capture_output=True, text=True, check=True)
     if not done.stdout.strip():
-        pytest.skip("no build has fetched the upstream package (build/*/download)")
+        lacks("build", "no build has fetched the upstream package (build/*/download)")
     if not shutil.which("git"):
-        pytest.skip("git is not installed")
+        lacks("build", "git is not installed")
     work = tmp_path / "work"
     for action in (["import", "--tarball", done.stdout.strip()], ["export", "--check"]):
         command = [sys.executable, str(PATCHES / "refresh.py"), *action, "--work", str(work)]

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from needs import need
 
 from pylongctx.cli import main
 from pylongctx.report.grids import choices_grid, grids
@@ -180,26 +181,26 @@ def names(path, records):
 
 
 def test_only_what_is_there_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     assert names(tmp_path, answers(methods=("full",))) == {"accuracy-passkey", "time", "prompt", "memory"}
 
 
 def test_perplexities_are_drawn_by_length_and_position(tmp_path):
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     curved = [texts(m, 1024, curve=[[9.0, 4], [20.0, 2]]) for m in ("full", "longheads")]
     drawn = names(tmp_path, [texts(curve=[[9.0, 4]]), *curved])
     assert drawn == {"perplexity-sliding-256", "position-sliding-256", "memory"}
 
 
 def test_needles_are_a_map_and_memory_has_a_frontier(tmp_path):
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     records = [r for depth in (0.0, 50.0) for r in answers("needle", depth_percent=depth)]
     drawn = names(tmp_path, records)
     assert drawn == {"accuracy-needle", "depths-needle", "frontier-needle", "time", "prompt", "memory"}
 
 
 def test_chunk_maps_are_of_the_longest_length_for_each_method_and_kv_type(tmp_path):
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     shown = [chunks(), chunks(length=512, trial=1), chunks(length=512), chunks("longheads+corm", type_k="q8_0")]
     assert names(tmp_path, shown) == {"chunks-longheads", "chunks-longheads+corm-q8_0-f16"}
     captions = re.findall(r"^\*(.*Model.*)\*$", (tmp_path / "report.md").read_text(), re.M)
@@ -208,7 +209,7 @@ def test_chunk_maps_are_of_the_longest_length_for_each_method_and_kv_type(tmp_pa
 
 
 def test_a_chunk_map_tells_choices_from_duties_and_frames_the_pass_key():
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     figure = chunk_map(chunks())
     axes = figure.axes[0]
     np.testing.assert_array_equal(axes.images[0].get_array(), [[1, 2, 0, 0, 1, 1], [1, 0, 2, 0, 1, 1]])
@@ -232,7 +233,7 @@ def test_scattered_pass_keys_are_no_map():
 
 
 def test_the_frontier_is_what_nothing_beats():
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     from pylongctx.report.pictures import unbeaten
 
     assert unbeaten([(3, 50), (1, 20), (2, 50), (2, 10), (4, 90), (5, 80)]) == [(1, 20), (2, 50), (4, 90)]
@@ -264,7 +265,7 @@ class Page(HTMLParser):
 
 
 def test_pages_hold_tables_pictures_and_captions(tmp_path):
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     failed = [{"task": "passkey", "method": "tova", "length": 9, "reason": "ValueError: a <reason>"}]
     folder = folder_of(tmp_path, [*answers(), *answers(methods=("window",))], failed=failed)
     assert main(["report", folder, "--out", str(tmp_path / "new" / "page.html")]) == 0
@@ -294,7 +295,7 @@ def test_without_pictures_there_are_tables_only(tmp_path, monkeypatch):
 
 
 def test_a_caption_names_the_methods_that_are_drawn():
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     records = [*answers(), *answers("vt", methods=("window",))]
     captions = {picture.name: picture.caption for picture in pictures(Evidence(records, ABOUT))}
     assert "Methods: full, longheads. Made" in captions["tiny-accuracy-passkey"]
@@ -326,7 +327,7 @@ def test_without_matplotlib_the_report_says_how_to_install(tmp_path, monkeypatch
 
 
 def test_a_matrix_becomes_a_report(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
+    need("plot", "matplotlib")
     (tmp_path / "text.txt").write_text(" ".join(f"It was chapter {i}." for i in range(400)))
     (tmp_path / "m.toml").write_text(
         'methods = ["full", "longheads@ntk"]\nlengths = [256, 700]\n[llama]\nn_threads = 1\n'

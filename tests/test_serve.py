@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 from llamas import TEXT, new
+from needs import need
 from serving import ALIAS, events, running
 
-pytest.importorskip("fastapi", reason="the extra server is not installed")
-openai = pytest.importorskip("openai", reason="the real client is not installed")
+openai = need("server", "fastapi", "openai")
 
 MESSAGES = [{"role": "user", "content": "It was the best of times, it was the worst of times."}]
 TOOL = {

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from llamas import METHODS, TEXT, greedy, new
+from needs import need
 from serving import ALIAS, PATIENCE, events, running
 
-pytest.importorskip("fastapi", reason="the extra server is not installed")
-httpx = pytest.importorskip("httpx", reason="the client is not installed")
+httpx = need("server", "fastapi", "httpx")
 
 from pylongctx.engine.job import Cancelled, Job  # noqa: E402
 from pylongctx.errors import ContextFull  # noqa: E402

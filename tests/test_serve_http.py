@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from llamas import TEXT, new
+from needs import need
 from serving import ALIAS, PATIENCE, events, running
 
-pytest.importorskip("fastapi", reason="the extra server is not installed")
-httpx = pytest.importorskip("httpx", reason="the client is not installed")
+httpx = need("server", "fastapi", "httpx")
 
 KEYS = ("first-key", "second-key")
 SMALL = {"prompt": "It was", "max_tokens": 3}

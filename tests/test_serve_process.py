@@ -9,12 +9,12 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+from needs import need
 from serving import PATIENCE, events
 
 from pylongctx.cli import main, serve
 
-pytest.importorskip("fastapi", reason="the extra server is not installed")
-httpx = pytest.importorskip("httpx", reason="the client is not installed")
+httpx = need("server", "fastapi", "httpx")
 
 
 class Process:

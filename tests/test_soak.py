@@ -1,10 +1,9 @@
 """``bench/soak.py``, shortened: nothing is wrong, and what is wrong is noticed."""
 
-import pytest
+from needs import need
 
-for package in ("fastapi", "httpx", "psutil"):
-    pytest.importorskip(package, reason=f"the package {package} is not installed")
-soak = pytest.importorskip("soak")
+need("server", "fastapi", "httpx", "psutil")
+import soak  # noqa: E402
 
 
 def test_mixed_requests_leave_nothing_behind(capsys):

@@ -5,7 +5,7 @@ import importlib.util
 import inspect
 from pathlib import Path
 
-import pytest
+from needs import lacks
 
 import pylongctx
 from pylongctx import Llama
@@ -42,7 +42,7 @@ NAMES = ["llama", "llama_cache", "llama_grammar", "llama_speculative", "llama_to
 def source(name: str) -> ast.Module:
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip("llama_cpp is not installed")
+        lacks("stock", "llama_cpp is not installed")
     return ast.parse((Path(spec.submodule_search_locations[0]) / f"{name}.py").read_text(encoding="utf-8"))
 
 

@@ -9,11 +9,9 @@ from random import Random
 import gguf
 import numpy as np
 import pytest
+from needs import need
 
-NEEDS = "the extra train is not installed"
-torch = pytest.importorskip("torch", reason=NEEDS)
-pytest.importorskip("sentencepiece", reason=NEEDS)
-pytest.importorskip("google.protobuf", reason=NEEDS)
+torch = need("train", "sentencepiece", "google.protobuf", "torch")
 
 import train_tiny  # noqa: E402
 from tiny.data import ANSWER_WEIGHT, STAGES, copy_row, draw_batch, load_corpus, quiz_row, stage_at  # noqa: E402

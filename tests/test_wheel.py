@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from needs import lacks
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = {"CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE", "native/lctx.h", "native/lctx.map",
@@ -19,7 +20,7 @@ NOT_PACKED = {".ci/run"}
 
 def tool(module: str) -> None:
     if find_spec(module) is None:
-        pytest.skip(f"{module} (which packs) is not installed")
+        lacks("build", f"{module} is not installed")
 
 
 def run(*command: object) -> str:
@@ -32,7 +33,7 @@ def files_of_git(*options: str) -> set[str]:
     try:
         done = subprocess.run(["git", "ls-files", "-z", *options], cwd=ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("not a git checkout: nothing to compare the package with")
+        lacks("build", "not a git checkout: nothing to compare the package with")
     return {name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()}
 
 
@@ -56,7 +57,7 @@ def wheel(tmp_path_factory) -> Path:
     for module in ("pip", "scikit_build_core", "cffi", "cmake", "ninja"):
         tool(module)
     if not list((ROOT / "build").glob("py3-none-*/libllama.so")):
-        pytest.skip("the library is not built in build/: make build")
+        lacks("build", "the library is not built in build/")
     folder = tmp_path_factory.mktemp("wheel")
     run("-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--wheel-dir", folder, ".")
     (path,) = folder.iterdir()

@@ -5,7 +5,7 @@ import re
 import tarfile
 from pathlib import Path
 
-import pytest
+from needs import lacks
 
 ROOT = Path(__file__).resolve().parents[1]
 VOCABS = ("llama-spm", "llama-bpe", "qwen2", "phi-3")
@@ -17,7 +17,7 @@ def tarball() -> Path:
     named = [Path(name) for name in re.findall(r"^LCTX_UPSTREAM_TARBALL:\w+=(.+)$", caches, re.MULTILINE)]
     found = [path for path in [*ROOT.glob("build/*/download/*.tar.gz"), *named] if path.is_file()]
     if not found:
-        pytest.skip("the source package of llama-cpp-python is not in build/")
+        lacks("build", "the source package of llama-cpp-python is not in build/")
     return found[0]
 
 

@@ -1,0 +1,56 @@
+"""What a test needs beside the package: a skip names its group, and ``LCTX_REQUIRE`` turns skips into failures.
+
+``LCTX_REQUIRE=stock,server`` lets no test of these groups be skipped; ``LCTX_REQUIRE=all`` none at all.
+"""
+
+import importlib
+import os
+from types import ModuleType
+from typing import NoReturn
+
+import pytest
+
+GROUPS = {
+    "stock": "llama-cpp-python with its library: unpatched llama.cpp, and the API that we follow",
+    "server": "the extra server, and its clients openai, httpx, psutil",
+    "plot": "the extra plot",
+    "cluster": "the extra cluster",
+    "eval": "the extra eval: jieba, rapidfuzz, rouge, wonderwords",
+    "train": "the extra train: torch, sentencepiece, protobuf",
+    "peers": "the extra test-peers: lm-eval, langchain-community, guidance, llama-index",
+    "page": "selenium, chromium and chromedriver",
+    "build": "a library built in build/, its source package, and what builds and packs it",
+    "emulate": "a library built with LCTX_EMULATE=ON",
+    "cuda": "nvcc, cuobjdump and the headers of cuBLAS",
+    "tools": "llama-perplexity and llama-bench: make tools",
+}
+
+
+def required() -> set[str]:
+    """Return the groups of which no test may be skipped.
+
+    Raises
+    ------
+    pytest.UsageError
+        ``LCTX_REQUIRE`` names an unknown group.
+    """
+    named = set(filter(None, os.environ.get("LCTX_REQUIRE", "").split(",")))
+    if unknown := named - {*GROUPS, "all"}:
+        raise pytest.UsageError(f"LCTX_REQUIRE: no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+    return set(GROUPS) if "all" in named else named
+
+
+def lacks(group: str, what: str = "") -> NoReturn:
+    """Skip the test, or the file when it is being imported; fail when the group is required."""
+    reason = f"{group}: {what or 'not there'} (needs {GROUPS[group]})"
+    if group in required():
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason, allow_module_level=True)
+
+
+def need(group: str, *modules: str) -> ModuleType:
+    """Import modules and return the last; without them the test lacks the group."""
+    try:
+        return [importlib.import_module(name) for name in modules][-1]
+    except ImportError as reason:
+        lacks(group, str(reason))
