@@ -20,7 +20,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 DOCUMENTED = [
     *(f"pylongctx.{name}" for name in ("cache", "compat", "grammar", "hub", "sampling", "speculative", "state")),
     *(f"pylongctx.inspect.{name}" for name in ("chunkmap", "kept", "kvmap", "stats", "trace")),
-    *(f"pylongctx.methods.{name}" for name in ("base", "compose", "corm", "dca", "full", "h2o", "longheads")),
+    *(f"pylongctx.methods.{name}" for name in ("base", "corm", "dca", "full", "h2o", "longheads")),
     *(f"pylongctx.methods.{name}" for name in ("scissorhands", "selfextend", "tova", "window")),
     *(f"pylongctx.eval.{name}" for name in ("kld", "needle", "passkey", "perplexity", "rope", "runner", "scorers")),
     *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.logprobs", "pylongctx.lm_eval"),

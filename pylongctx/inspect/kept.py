@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pylongctx.methods import Corm, Full, LongHeads, Method
-from pylongctx.methods.table import names
+from pylongctx.methods.base import names
 
 if TYPE_CHECKING:
     from pylongctx.llama import Llama

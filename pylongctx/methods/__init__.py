@@ -3,8 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from pylongctx.methods.base import Method
-from pylongctx.methods.compose import Composition, compose
+from pylongctx.methods.base import Composition, Method, compose
 from pylongctx.methods.corm import Corm
 from pylongctx.methods.dca import DualChunk
 from pylongctx.methods.full import Full

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import LIMIT, Method, check_given, check_int
+from pylongctx.methods.base import Method
+from pylongctx.methods.checks import LIMIT, check_given, check_int
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import LIMIT, Method, check_below, check_int
+from pylongctx.methods.base import Method
+from pylongctx.methods.checks import LIMIT, check_below, check_int
 
 
 @dataclass(frozen=True)

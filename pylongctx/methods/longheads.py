@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import Method, check_given, check_int, check_multiple, check_word
+from pylongctx.methods.base import Method
+from pylongctx.methods.checks import check_given, check_int, check_multiple, check_word
 
 GRAIN = 16
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import Method, check_int
+from pylongctx.methods.base import Method
+from pylongctx.methods.checks import check_int
 
 
 @dataclass(frozen=True)
