@@ -43,6 +43,7 @@ class Llama(Completer):
 
     Calls from several threads wait for each other; only ``abort`` comes through at once. Between two chunks of a stream
     another call may run, after which the stream raises RuntimeError. A forked child must open an object of its own.
+    Parameters that are not listed here are those of llama.cpp.
 
     Parameters
     ----------
@@ -134,11 +135,10 @@ class Llama(Completer):
 
     Examples
     --------
-    >>> from pylongctx import Llama
-    >>> with Llama("model.gguf", method="longheads", n_ctx=4096, verbose=False) as other:
-    ...     answer = other(open("book.txt").read() + "It was the best of", max_tokens=2)
-    ...     other.method.window
-    256
+    >>> with Llama(path, method="longheads", n_ctx=4096, verbose=False) as reader:
+    ...     answer = reader("It was the best of times, it was the worst of", max_tokens=2, temperature=0.0)
+    >>> answer["object"], answer["usage"]["completion_tokens"]
+    ('text_completion', 2)
     """
 
     def __init__(
