@@ -1,5 +1,5 @@
 #!/bin/sh
-# The documents' tables about the embedded model, each by the command that prints it; an hour on two cores.
+# The tables in docs/ about the embedded model, each by the command that prints it; an hour on two cores.
 #
 #     PATH=.venv/bin:$PATH sh bench/tables.sh emma.txt OUT      # emma.txt: the whole novel, which the model was not trained on
 #

@@ -197,11 +197,11 @@ def hooks():
     return module
 
 
-@pytest.mark.parametrize("command", SUBCOMMANDS)
-def test_every_option_is_in_a_table(command, hooks):
+def test_every_option_is_in_a_table(hooks):
     page = hooks.on_page_markdown(TEXTS["docs/command-line.md"])
-    missing = [action for action in hooks._options(command) if hooks._names(action) not in page]
-    assert not [action.dest for action in missing]
+    actions = [(command, action) for command in SUBCOMMANDS for action in hooks._options(command)]
+    assert len(actions) > 200
+    assert not [(command, action.dest) for command, action in actions if hooks._names(action) not in page]
 
 
 def test_an_unknown_group_of_options_is_an_error(hooks):

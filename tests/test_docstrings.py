@@ -22,36 +22,29 @@ DOCUMENTED = [
     *(f"pylongctx.inspect.{name}" for name in ("chunkmap", "kept", "kvmap", "stats", "trace")),
     *(f"pylongctx.methods.{name}" for name in ("base", "corm", "dca", "full", "h2o", "longheads")),
     *(f"pylongctx.methods.{name}" for name in ("scissorhands", "selfextend", "tova", "window")),
-    *(f"pylongctx.eval.{name}" for name in ("kld", "needle", "passkey", "perplexity", "rope", "runner", "scorers")),
+    *(f"pylongctx.eval.{name}" for name in ("fitting", "haystack", "kld", "needle", "passkey")),
+    *(f"pylongctx.eval.{name}" for name in ("perplexity", "rope", "runner", "scorers")),
     *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.logprobs", "pylongctx.lm_eval"),
     *("pylongctx._tokenizer", "pylongctx.chat.handlers"),
-    *("pylongctx.completer", "pylongctx.engine.session", "pylongctx.llama"),
+    *("pylongctx.completer", "pylongctx.engine.session", "pylongctx.llama", "pylongctx.local"),
 ]
-NEEDED = {"pylongctx.lm_eval": "lm_eval"}  # to import a module
-GROUP = {  # of needs.py
-    "matplotlib": "plot",
-    "jieba": "eval",
-    "rouge": "eval",
-    "rapidfuzz": "eval",
-    "wonderwords": "eval",
-    "lm_eval": "peers",
-    "distributed": "cluster",
-}
+NEEDED = {"pylongctx.lm_eval": ("peers", "lm_eval")}  # to import a module: group of needs.py, packages
 PACKAGES = {  # to run an example
-    "chunkmap.draw": "matplotlib",
-    "draw_compression": "matplotlib",
-    "draw_kept": "matplotlib",
-    "draw_sparsity": "matplotlib",
-    "rouge_l_zh": "jieba",
-    "qa_f1_zh": "jieba",
-    "rouge_l": "rouge",
-    "code_similarity": "rapidfuzz",
+    "chunkmap.draw": ("plot", "matplotlib"),
+    "draw_cells": ("plot", "matplotlib"),
+    "draw_compression": ("plot", "matplotlib"),
+    "draw_kept": ("plot", "matplotlib"),
+    "draw_sparsity": ("plot", "matplotlib"),
+    "rouge_l_zh": ("eval", "jieba", "rouge"),
+    "qa_f1_zh": ("eval", "jieba"),
+    "rouge_l": ("eval", "rouge"),
+    "code_similarity": ("eval", "rapidfuzz"),
 }
 
 
 def load(name: str):
     if name in NEEDED:
-        need(GROUP[NEEDED[name]], NEEDED[name])
+        need(*NEEDED[name])
     return import_module(name)
 
 
@@ -93,9 +86,9 @@ def check(test: doctest.DocTest, given: dict) -> None:
 
 @pytest.mark.parametrize(("module", "name"), named())
 def test_an_example_prints_what_it_says(module, name, given):
-    for ending, package in PACKAGES.items():
+    for ending, packages in PACKAGES.items():
         if name.endswith(ending):
-            need(GROUP[package], package)
+            need(*packages)
     (test,) = [test for test in examples(module) if test.name == name]
     check(test, given)
 

@@ -228,7 +228,7 @@ def test_ten_million_tokens_are_refused_before_anything_is_opened(embedded_model
         r"free +16\.00 GiB",
     ):
         assert re.search(rf"^{line}$", shown, re.MULTILINE)
-    for way in ("(-ctk q8_0 -ctv q8_0): 20.29 GiB in all instead of 38.17 GiB, not enough", "(-c 41", "kv_limit=17"):
+    for way in ("(-ctk q8_0 -ctv q8_0): 20.28 GiB in all instead of 38.16 GiB, not enough", "(-c 41", "kv_limit=17"):
         assert way in shown
     assert "preflight=False (--no-preflight)" in shown
 

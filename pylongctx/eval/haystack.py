@@ -19,7 +19,13 @@ SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]]))\s+(?=[\"'(\[]?[A-Z
 
 
 def synthetic_sentences(seed: int) -> Iterator[str]:
-    """Yield plain sentences without end; they follow from the seed and hold no digits."""
+    """Yield plain sentences without end; they follow from the seed and hold no digits.
+
+    Examples
+    --------
+    >>> next(synthetic_sentences(0)) == next(synthetic_sentences(0))
+    True
+    """
     random = Random(f"haystack-{seed}")
 
     def choose(words: str) -> str:
@@ -32,7 +38,13 @@ def synthetic_sentences(seed: int) -> Iterator[str]:
 
 
 def synthetic_text(n_characters: int, seed: int) -> str:
-    """Return paragraphs of at least ``n_characters``; a longer text begins with the shorter one of the same seed."""
+    """Return paragraphs of at least ``n_characters``; a longer text begins with the shorter one of the same seed.
+
+    Examples
+    --------
+    >>> synthetic_text(500, seed=0).startswith(synthetic_text(100, seed=0))
+    True
+    """
     random, parts, n = Random(f"paragraphs-{seed}"), [], 0
     for sentence in synthetic_sentences(seed):
         parts.append(sentence + ("\n\n" if random.random() < 0.1 else " "))
@@ -51,6 +63,11 @@ def load_text(name: str, n_characters: int, seed: int = 0) -> str:
     ------
     ValueError
         When there is no such file or folder, or no text in it.
+
+    Examples
+    --------
+    >>> len(load_text("book.txt", 10_000)) >= 10_000
+    True
     """
     if name == SYNTHETIC:
         return synthetic_text(n_characters, seed)
@@ -66,7 +83,13 @@ def _read(path: Path) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a text, split by punctuation alone."""
+    """Return the sentences of a text, split by punctuation alone.
+
+    Examples
+    --------
+    >>> sentences("It rained. Who knows why? Nobody.")
+    ['It rained.', 'Who knows why?', 'Nobody.']
+    """
     return [part for part in SENTENCE_END.split(text.strip()) if part]
 
 

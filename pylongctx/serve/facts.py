@@ -24,19 +24,19 @@ def routes(service: Service) -> APIRouter:
         """Return what a function finds between two steps of the engine."""
         return await asyncio.wrap_future(engine.call(function))
 
-    @router.get("/health")
+    @router.get("/health", summary="Whether the server works; needs no key")
     @router.get("/v1/health", include_in_schema=False)
     async def health() -> dict[str, str]:
         if engine.failure is not None:
             raise unavailable(f"the engine has failed, restart the server: {engine.failure}")
         return {"status": "ok"}
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", summary="The one model of this server")
     @router.get("/models", include_in_schema=False)
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(service)]}
 
-    @router.get("/v1/models/{name:path}")
+    @router.get("/v1/models/{name:path}", summary="A model by name; 404 for another one")
     async def model(name: str) -> dict[str, Any]:
         if name != service.settings.alias:
             raise ApiError(
@@ -44,7 +44,7 @@ def routes(service: Service) -> APIRouter:
             )
         return _model(service)
 
-    @router.get("/props")
+    @router.get("/props", summary="Settings, sampling defaults and the chat template")
     async def props() -> dict[str, Any]:
         return {
             "default_generation_settings": {"n_ctx": host.n_ctx, "params": _plain(service.settings.sampling)},
@@ -58,12 +58,12 @@ def routes(service: Service) -> APIRouter:
             "build_info": f"pylongctx {__version__}",
         }
 
-    @router.get("/slots")
+    @router.get("/slots", summary="What every sequence does and holds")
     async def slots() -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = await ask(lambda: [_slot(service, slot) for slot in engine.slots])
         return found
 
-    @router.post("/slots/{seq}")
+    @router.post("/slots/{seq}", summary="Erase a sequence, with action=erase")
     async def erase(seq: int, action: str = "erase") -> dict[str, int]:
         if action != "erase":
             raise ApiError(501, "not_supported_error", f"action={action!r}: a sequence can only be erased", "action")
@@ -71,11 +71,11 @@ def routes(service: Service) -> APIRouter:
             raise invalid(f"sequences are 0 to {host.n_seq - 1}, not {seq}", "id_slot")
         return {"id_slot": seq, "n_erased": await asyncio.wrap_future(engine.erase(seq))}
 
-    @router.get("/metrics")
+    @router.get("/metrics", summary="Counts and gauges for Prometheus")
     async def numbers() -> Response:
         return Response(metrics.page(service, await ask(host.kv_bytes)), media_type=metrics.TYPE)
 
-    @router.get("/v1/longctx")
+    @router.get("/v1/longctx", summary="Method, KV memory, and the chunks that were read")
     async def longctx() -> dict[str, Any]:
         found: dict[str, Any] = await ask(partial(_longctx, service))
         return found

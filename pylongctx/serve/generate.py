@@ -25,7 +25,7 @@ def routes(service: Service) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", summary="Continue a text or several")
     @router.post("/completions", include_in_schema=False)
     async def complete(request: Request) -> Response:
         body = await read(request, CompletionBody)
@@ -33,7 +33,7 @@ def routes(service: Service) -> APIRouter:
         makes = [partial(_complete, prompt, given) for prompt in body.prompts for _ in range(body.n or 1)]
         return await _answer(service, request, body, makes)
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", summary="Answer a conversation")
     @router.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request) -> Response:
         body = await read(request, ChatBody)

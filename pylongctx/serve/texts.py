@@ -24,7 +24,7 @@ def routes(service: Service) -> APIRouter:
     async def threaded(function: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(service.pool, function)
 
-    @router.post("/tokenize")
+    @router.post("/tokenize", summary="The tokens of a text")
     async def tokenize(request: Request) -> dict[str, Any]:
         body = await read(request, TokenizeBody)
         text, special = body.content, body.add_special
@@ -35,13 +35,13 @@ def routes(service: Service) -> APIRouter:
         tokens = await threaded(partial(host.model.tokenize, text.encode(), special, body.parse_special))
         return {"tokens": tokens, "count": len(tokens), "max_model_len": host.n_ctx}
 
-    @router.post("/detokenize")
+    @router.post("/detokenize", summary="The text of tokens")
     async def detokenize(request: Request) -> dict[str, str]:
         body = await read(request, DetokenizeBody)
         text = (await threaded(partial(host.model.detokenize, body.tokens, special=True))).decode("utf-8", "replace")
         return {"content": text, "prompt": text}
 
-    @router.get("/tokenizer_info")
+    @router.get("/tokenizer_info", summary="The special tokens, for lm-evaluation-harness")
     async def tokenizer_info() -> dict[str, Any]:
         return {
             "tokenizer_class": host.metadata.get("tokenizer.ggml.model"),
@@ -52,7 +52,7 @@ def routes(service: Service) -> APIRouter:
             "chat_template": host.templates.template.info["source"],
         }
 
-    @router.post("/apply-template")
+    @router.post("/apply-template", summary="The prompt of a conversation")
     async def apply_template(request: Request) -> dict[str, str]:
         body = await read(request, ChatBody)
         names = ("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")
@@ -60,7 +60,7 @@ def routes(service: Service) -> APIRouter:
         completer = Ticket(host, engine).completer()
         return {"prompt": await threaded(partial(completer.apply_template, body.messages, **given))}
 
-    @router.post("/v1/embeddings")
+    @router.post("/v1/embeddings", summary="Vectors of texts, with --embeddings")
     @router.post("/embeddings", include_in_schema=False)
     async def embeddings(request: Request) -> Response:
         body = await read(request, EmbeddingsBody)
