@@ -42,8 +42,8 @@ def needle_text(key: int | str) -> str:
 
     Examples
     --------
-    >>> needle_text(12345)
-    'The pass key is 12345. Remember it. 12345 is the pass key.'
+    >>> needle_text(123)
+    'The pass key is 123. Remember it. 123 is the pass key.'
     """
     return f"The pass key is {key}. Remember it. {key} is the pass key."
 
@@ -250,10 +250,9 @@ class Passkey(Question):
 
     Examples
     --------
-    >>> from pylongctx.eval.task import ModelVocabulary
-    >>> task = Passkey(tests=2)
-    >>> [sample.id for sample in task.samples(ModelVocabulary(llm), 512, seed=0)]
-    ['fill-512-0-0', 'fill-512-0-1']
+    >>> task = Passkey("landmark", tests=3, digits=8)
+    >>> task.name, task.headline
+    ('passkey-8-digits', 'strict')
     """
 
     headline: ClassVar[str] = "strict"
