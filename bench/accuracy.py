@@ -70,7 +70,8 @@ def passages(tokens: list[int], longest: int, n: int) -> list[list[int]]:
 def measure(job: dict) -> dict:
     """Run one setting at one length; the result holds the job."""
     from pylongctx import Llama
-    from pylongctx.eval.passkey import load_haystack, make_prompt, run_trial
+    from pylongctx.eval.haystack import load_haystack
+    from pylongctx.eval.passkey import make_prompt, run_trial
     from pylongctx.eval.perplexity import mean_nll
     from pylongctx.models import embedded_model
 

@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
+from pylongctx._enums import SPLIT_MODES
 from pylongctx._free import available_cpus
 from pylongctx._lib import build_info, ffi, lib, text
 
 # Names that programs written for older llama-cpp-python versions pass, without effect there too.
 LEGACY = frozenset({"n_parts", "f16_kv", "mul_mat_q"})
-
-# How a model is split among devices, with llama.cpp's numbers.
-SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 
 # Processes, this one and those it was forked from, that use several threads.
 _PARALLEL: set[int] = set()

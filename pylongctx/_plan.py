@@ -119,11 +119,3 @@ def most(n: int, works: Callable[[int], bool]) -> int:
         middle = (low + n + 1) // 2
         low, n = (middle, n) if works(middle) else (low, middle - 1)
     return low
-
-
-def amount(n: int) -> str:
-    """Return bytes in a unit that fits."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
-        if n >= size:
-            return f"{n / size:,.1f} {unit}"
-    return f"{n / 1024:.1f} KiB"

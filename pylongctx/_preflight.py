@@ -11,7 +11,8 @@ from rich.table import Table
 from pylongctx._free import address_room
 from pylongctx._lib import InvalidInput, lib
 from pylongctx._log import LOG
-from pylongctx._plan import ROWS, STEP, Plan, Sizes, amount
+from pylongctx._plan import ROWS, STEP, Plan, Sizes
+from pylongctx._units import bytes_text
 from pylongctx._ways_out import for_more, ways_out
 
 LOOK = 32 * 2**20  # addresses that a model and a context without memory take; llama.cpp aborts where there are none
@@ -29,7 +30,7 @@ def fit(path: str, model_settings: dict[str, Any], settings: dict[str, Any], met
         When the library refuses the model or the settings.
     """
     if min(address_room(), default=LOOK) < LOOK:
-        raise MemoryError(f"to look at a model takes {amount(LOOK)}, and ulimit -v leaves less; raise it")
+        raise MemoryError(f"to look at a model takes {bytes_text(LOOK)}, and ulimit -v leaves less; raise it")
     with _quiet(), Plan(path, model_settings, settings, method) as plan:
         if all(size.fits for size in plan.sizes()):
             return settings
@@ -89,9 +90,9 @@ def table(sizes: list[Sizes]) -> str:
         lines.add_column(size.device, justify="right")
     for name, label in ROWS.items():
         if any(getattr(size, name) for size in sizes):
-            lines.add_row(label, *(amount(getattr(size, name)) for size in sizes))
-    lines.add_row("sum", *(amount(size.total) for size in sizes))
-    lines.add_row("free", *("unknown" if size.free is None else amount(size.free) for size in sizes))
+            lines.add_row(label, *(bytes_text(getattr(size, name)) for size in sizes))
+    lines.add_row("sum", *(bytes_text(size.total) for size in sizes))
+    lines.add_row("free", *("unknown" if size.free is None else bytes_text(size.free) for size in sizes))
     console = Console(file=io.StringIO(), width=40 + 20 * len(sizes))
     console.print(lines)
     return "\n".join(line.rstrip() for line in console.file.getvalue().rstrip().splitlines())  # type: ignore[attr-defined]

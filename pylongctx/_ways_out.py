@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pylongctx._lib import InvalidInput, lib
-from pylongctx._plan import Plan, Sizes, amount, most
+from pylongctx._plan import Plan, Sizes, most
+from pylongctx._units import bytes_text
 from pylongctx.methods.table import CLASSES
 
 MOST = 4
@@ -57,7 +58,7 @@ def _changed(plan: Plan, what: str, sum_is: str = "in all", **changes: Any) -> I
     before = plan.sizes()
     if _sum(after) < _sum(before):
         enough = all(size.fits for size in after)
-        numbers = f"{amount(_sum(after))} {sum_is} instead of {amount(_sum(before))}"
+        numbers = f"{bytes_text(_sum(after))} {sum_is} instead of {bytes_text(_sum(before))}"
         yield enough, f"{what}: {numbers}" + ("" if enough else ", not enough by itself")
 
 
@@ -84,7 +85,7 @@ def _elsewhere(plan: Plan) -> Iterator[Way]:
         return
     far = {"method": "longheads", "kv_offload": lib.LCTX_OFFLOAD_AUTO}
     if plan.fits(**far):
-        rows = amount(sum(size.kv for size in plan.sizes(**far)[1:]))
+        rows = bytes_text(sum(size.kv for size in plan.sizes(**far)[1:]))
         yield True, f'method="longheads", kv_offload="host" (--kv-offload auto): {rows} on devices, the rest here'
     n_layer = _most_layers(plan)
     if n_layer > 0:
@@ -128,5 +129,5 @@ def _with_corm(plan: Plan) -> str:
 
 
 def _smaller_model(sizes: list[Sizes]) -> str:
-    weights = amount(sum(size.weights for size in sizes))
+    weights = bytes_text(sum(size.weights for size in sizes))
     return f"a smaller model, or a smaller quantization of it: the weights alone take {weights}"

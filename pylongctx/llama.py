@@ -43,7 +43,6 @@ class Llama(Completer):
 
     Calls from several threads wait for each other; only ``abort`` comes through at once. Between two chunks of a stream
     another call may run, after which the stream raises RuntimeError. A forked child must open an object of its own.
-    Parameters that are not listed here are those of llama.cpp.
 
     Parameters
     ----------
@@ -56,8 +55,30 @@ class Llama(Completer):
     n_ctx : int
         Context window in tokens. 0 (the default here): the trained context, times 4 for a method that extends, or as
         much as memory allows, with a warning.
+    n_batch, n_ubatch : int
+        Tokens of a batch, and of the graph that evaluates a part of it.
     n_threads, n_threads_batch : int or None
-        Threads for one token (None: half of the cores) and for a prompt (None: all cores).
+        Threads for one token (None: half of the CPUs that this process may use) and for a prompt (None: all of them).
+    split_mode, main_gpu : int
+        How the model is divided among devices (0 none, 1 layers, 2 rows, 3 tensors), and the device with 0.
+    vocab_only : bool
+        Load the vocabulary alone: the object tokenizes, and has no context.
+    use_mmap, use_mlock : bool
+        Map the file instead of reading it; keep it in memory.
+    rope_scaling_type, rope_freq_base, rope_freq_scale : int and float
+        RoPE scaling (-1: the model's, 0 none, 1 linear, 2 YaRN), base and scale of its frequencies; 0: the model's.
+    yarn_ext_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow, yarn_orig_ctx
+        YaRN's parameters, with llama.cpp's meaning and defaults.
+    pooling_type, attention_type : int
+        How vectors of tokens become one in embeddings, and causal or not; -1: the model's.
+    offload_kqv, op_offload : bool or None
+        K and V lie with their layers; host operations go to devices. None: llama.cpp's default.
+    no_perf : bool
+        Measure no times inside llama.cpp.
+    last_n_tokens_size : int
+        Generated tokens that penalties look back at.
+    kv_overrides, swa_full, lora_base, numa, tokenizer, spm_infill
+        Only their defaults are supported: other values raise NotImplementedError with the reason.
     logits_all : bool
         Keep the logits of every token, see ``scores``.
     type_k, type_v : int or str or None
@@ -77,10 +98,13 @@ class Llama(Completer):
     flash_attn : bool
         Accepted; the attention of pylongctx never holds a whole score matrix.
     verbose : bool
-        Print the chosen method settings, cache reuse, and llama.cpp's warnings to stderr.
+        Log the chosen method settings and cache reuse (``logging.getLogger("pylongctx")``, to stderr where the program
+        has no handlers), and let llama.cpp print its warnings.
     method : Method or str or None
         How a long context is read: an object such as ``SelfExtend()``, or a string such as
-        ``"selfextend,group_size=8"`` or ``"longheads+corm"``. None: llama.cpp's own KV cache.
+        ``"selfextend,group_size=8"`` or ``"longheads+corm"``. None: llama.cpp's own KV cache. "auto", the default: full
+        attention, on llama.cpp's own KV cache with one warning where no method serves the model. A method that is named
+        raises there.
     kv_limit : int or None
         Most bytes of KV memory, as ``kv_usage().bytes`` counts them; beyond, ContextFull is raised, nothing changed.
     kv_offload : "host" or None
@@ -110,10 +134,11 @@ class Llama(Completer):
 
     Examples
     --------
-    >>> with Llama(path, method="longheads", n_ctx=4096, verbose=False) as reader:
-    ...     answer = reader("It was the best of times, it was the worst of", max_tokens=2, temperature=0.0)
-    >>> answer["object"], answer["usage"]["completion_tokens"]
-    ('text_completion', 2)
+    >>> from pylongctx import Llama
+    >>> with Llama("model.gguf", method="longheads", n_ctx=4096, verbose=False) as other:
+    ...     answer = other(open("book.txt").read() + "It was the best of", max_tokens=2)
+    ...     other.method.window
+    256
     """
 
     def __init__(
@@ -294,12 +319,25 @@ class Llama(Completer):
         return deque(self.scores.tolist(), maxlen=self.n_ctx() if self.session.logits_all else 1)
 
     def reset(self) -> None:
-        """Forget all tokens."""
+        """Forget all tokens.
+
+        Examples
+        --------
+        >>> llm.reset()
+        >>> llm.n_tokens
+        0
+        """
         with self.session.lock:
             self.session.clear()
 
     def abort(self) -> None:
-        """Stop the evaluation that another thread runs; it raises Aborted and the object stays usable."""
+        """Stop the evaluation that another thread runs; it raises Aborted and the object stays usable.
+
+        Examples
+        --------
+        >>> from threading import Timer
+        >>> Timer(60, llm.abort).cancel()  # without cancel(): stops what runs after a minute
+        """
         self.session.context.abort = True
 
     # ---- evaluation ----
@@ -313,6 +351,13 @@ class Llama(Completer):
             When a token is outside the vocabulary, or the tokens do not fit (ContextFull).
         Aborted
             When ``abort`` was called meanwhile.
+
+        Examples
+        --------
+        >>> llm.reset()
+        >>> llm.eval([1, 7, 9])
+        >>> llm.n_tokens, llm.scores.shape == (1, llm.n_vocab())
+        (3, True)
         """
         ids = self._model.check_tokens(tokens)
         with self.session.lock:
@@ -323,6 +368,12 @@ class Llama(Completer):
         """Evaluate tokens and yield their logits, float32 [k, n_vocab] per step of at most n_ubatch tokens.
 
         Memory does not grow with the tokens. An array is valid until the next step.
+
+        Examples
+        --------
+        >>> llm.reset()
+        >>> sum(len(rows) for rows in llm.eval_rows([1, 7, 9]))
+        3
         """
         ids = self._model.check_tokens(tokens)
         self.session.context.abort = False
@@ -348,17 +399,37 @@ class Llama(Completer):
             When a trace is being recorded already.
         MemoryError
             When the records of the range do not fit into memory.
+
+        Examples
+        --------
+        >>> llm.reset()
+        >>> with llm.trace(stop=64) as trace:
+        ...     llm.eval(tokens[:64])
+        >>> len(trace.positions)
+        64
         """
         return record(self.session, start, stop)
 
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-        """Return how many leading tokens are equal."""
+        """Return how many leading tokens are equal.
+
+        Examples
+        --------
+        >>> Llama.longest_token_prefix([1, 7, 9], [1, 7, 8, 9])
+        2
+        """
         return longest_prefix(a, b)
 
     @staticmethod
     def logits_to_logprobs(logits: NDArray[np.float32] | list[float], axis: int = -1) -> NDArray[np.float32]:
-        """Return the log-softmax along ``axis``, float32 of the same shape; rows may hold -inf."""
+        """Return the log-softmax along ``axis``, float32 of the same shape; rows may hold -inf.
+
+        Examples
+        --------
+        >>> round(float(Llama.logits_to_logprobs([0.0, 0.0])[0]), 4)  # log(1/2)
+        -0.6931
+        """
         x = np.asarray(logits, np.float32)
         top = np.max(x, axis=axis, keepdims=True)
         shifted = x - np.where(np.isfinite(top), top, np.float32(0))
@@ -386,7 +457,17 @@ class Llama(Completer):
         grammar: Grammar | None = None,
         idx: int | None = None,
     ) -> int:
-        """Choose a token from the logits after the last token, or after token ``idx`` with logits_all."""
+        """Choose a token from the logits after the last token, or after token ``idx`` with logits_all.
+
+        The other parameters are those of ``create_completion``.
+
+        Examples
+        --------
+        >>> llm.reset()
+        >>> llm.eval(llm.tokenize(b"It was the best of"))
+        >>> llm.sample(temp=0) == int(llm.scores[-1].argmax())
+        True
+        """
         sampler, session = Sampler(self._model, self._sampling(locals()), constraint(grammar)), self.session
         with session.lock:
             row = session.row(idx)
@@ -416,7 +497,13 @@ class Llama(Completer):
         """Yield tokens that continue ``tokens``, without end; ``.send(tokens)`` injects tokens after the last one.
 
         With ``reset``, ``tokens`` are the whole sequence and what the cache holds of their beginning is reused;
-        without, they follow the current tokens.
+        without, they follow the current tokens. The other parameters are those of ``create_completion``.
+
+        Examples
+        --------
+        >>> for token in llm.generate(llm.tokenize(b"It was"), temp=0):
+        ...     if token == llm.token_eos() or llm.n_tokens > 8:
+        ...         break
         """
         sampler = Sampler(self._model, self._sampling(locals()), constraint(grammar))
         asked = {"processors": logits_processor, "criteria": stopping_criteria, "follows": not reset}
@@ -622,7 +709,16 @@ class Llama(Completer):
         return self.session.method
 
     def kv_usage(self) -> KVUsage:
-        """Return the KV memory: ``bytes``, ``peak_bytes``, ``full_bytes``, ``rows`` int32 [n_layer, n_head_kv]."""
+        """Return the KV memory: ``bytes``, ``peak_bytes``, ``full_bytes``, ``rows`` int32 [n_layer, n_head_kv].
+
+        Examples
+        --------
+        >>> llm.reset()
+        >>> llm.eval(tokens[:64])
+        >>> usage = llm.kv_usage()
+        >>> usage.bytes <= usage.peak_bytes, int(usage.rows.min())
+        (True, 64)
+        """
         return self.session.context.kv_usage()
 
     def offload_usage(self) -> OffloadUsage:
@@ -652,7 +748,13 @@ class Llama(Completer):
         return self.session.context.held_rows(layer, head)
 
     def n_ctx(self) -> int:
-        """Return the context window in tokens."""
+        """Return the context window in tokens.
+
+        Examples
+        --------
+        >>> llm.n_ctx()
+        2048
+        """
         return self.session.context.n_ctx
 
     def n_embd(self) -> int:
@@ -678,7 +780,13 @@ class Llama(Completer):
     # ---- vocabulary ----
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Return the token ids of UTF-8 bytes; ``special`` reads the texts of special tokens as such."""
+        """Return the token ids of UTF-8 bytes; ``special`` reads the texts of special tokens as such.
+
+        Examples
+        --------
+        >>> llm.detokenize(llm.tokenize(b"It was"))
+        b'It was'
+        """
         return self._model.tokenize(text, add_bos, special)
 
     def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
@@ -686,7 +794,13 @@ class Llama(Completer):
         return self._model.detokenize(tokens, special)
 
     def tokenizer(self) -> LlamaTokenizer:
-        """Return an object with ``encode`` and ``decode`` on str."""
+        """Return an object with ``encode`` and ``decode`` on str.
+
+        Examples
+        --------
+        >>> llm.tokenizer().decode(llm.tokenizer().encode("It was"))
+        'It was'
+        """
         return LlamaTokenizer(self._model)
 
 

@@ -2,15 +2,16 @@
 
 import json
 import random
+from contextlib import closing
 
 import pytest
 from chat_templates import CLOCK, THINKING, TOOLS, WEATHER
 from upstream import files
 
-from pylongctx import Llama
 from pylongctx._lib import lib, take_text
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.template import ChatTemplate
+from pylongctx.engine.model import Model
 
 USER = [{"role": "user", "content": "hi"}]
 PROSE = 'It was the b\u00e9st \u4e2d of times,\nit was the <b>worst</b> of "times", \\ in (1859); a < b, </ c? '
@@ -71,11 +72,11 @@ BROKEN = {
 @pytest.fixture(scope="module")
 def syntax(embedded_model):
     """Return a function from a template to the syntax of its answers."""
-    with Llama(str(embedded_model), vocab_only=True, verbose=False) as llm:
+    with closing(Model(str(embedded_model), {"vocab_only": 1})) as model:
 
         def syntax(template, tools=FUNCTIONS, **kwargs):
             request = {"messages": USER} | ({"tools": tools} if template is not THINKING else {}) | kwargs
-            return ChatTemplate(llm.session.model, template).render(request).syntax
+            return ChatTemplate(model, template).render(request).syntax
 
         yield syntax
 
@@ -187,9 +188,9 @@ def test_every_template_says_the_same_in_pieces(tmp_path_factory):
         {"content": "", "tool_calls": [{"id": "call12345", "type": "function", "function": function}]},
     ]
     rng = random.Random(0)
-    with Llama(str(folder / "ggml-vocab-qwen2.gguf"), vocab_only=True, verbose=False) as llm:
+    with closing(Model(str(folder / "ggml-vocab-qwen2.gguf"), {"vocab_only": 1})) as model:
         for path in sorted(folder.glob("*.jinja")):
-            template = ChatTemplate(llm.session.model, path.read_text())
+            template = ChatTemplate(model, path.read_text())
             for syntax, text in answers(template, messages):
                 for n in (len(text), *(rng.randrange(len(text) + 1) for _ in range(3))):
                     expected = in_pieces(syntax, [text[:n]], complete=False)[0]

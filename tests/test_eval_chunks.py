@@ -10,7 +10,7 @@ from vocabulary import Words
 
 from pylongctx.eval import runner
 from pylongctx.eval.chunks import Chunks, means, pack, unpack
-from pylongctx.eval.passkeys import Passkey
+from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.runner import Cell, make_samples, run
 from pylongctx.inspect import chunks_of, cover_rate, uniformity
 from pylongctx.methods import METHODS, parse

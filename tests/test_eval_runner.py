@@ -14,7 +14,7 @@ from pylongctx.eval.kld import Divergence
 from pylongctx.eval.leval import Choices
 from pylongctx.eval.longbench import LongBench
 from pylongctx.eval.needle import Needle
-from pylongctx.eval.passkeys import Passkey
+from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.perplexity import Perplexity
 from pylongctx.eval.ruler import Ruler
 from pylongctx.eval.runner import Cell, Results, digest, make_samples, run
@@ -169,7 +169,7 @@ class Scripted:
     def __init__(self, text):
         self.words = Words()
         self._script = self.words.tokenize(text)
-        self._model = self
+        self.session = self.model = self
 
     def ends_generation(self, token):
         return self.words.detokenize([token]) == " end"
@@ -181,8 +181,8 @@ class Scripted:
         assert temp == 0
         return itertools.chain(self._script, itertools.repeat(self._script[-1]))
 
-    def detokenize(self, tokens):
-        return self.words.detokenize(tokens).encode()
+    def piece(self, token):
+        return self.words.detokenize([token]).encode()
 
     def kv_usage(self):
         return self

@@ -11,7 +11,7 @@ from needs import need
 from pylongctx.cli import main
 from pylongctx.eval.matrix import all_methods, make, read, split_method
 from pylongctx.eval.needle import Needle
-from pylongctx.eval.passkeys import Passkey
+from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.rope import LINEAR, YARN, Positions, positions_of, scaling
 from pylongctx.eval.runner import make_samples
 from pylongctx.methods import METHODS, parse

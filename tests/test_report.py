@@ -144,8 +144,8 @@ def test_multiple_choice_has_a_column_per_file():
 
 def test_costs_have_units():
     assert grid(answers(), "Time per token").rows[1] == ["full", "2.00", "2.00"]
-    assert grid(answers(), "KV memory").rows[1] == ["full", "1.0 MiB", "1.0 MiB"]
-    assert grid(answers(), "Peak memory").rows[1] == ["full", "1.0 GiB", "1.0 GiB"]
+    assert grid(answers(), "KV memory").rows[1] == ["full", "1.00 MiB", "1.00 MiB"]
+    assert grid(answers(), "Peak memory").rows[1] == ["full", "1.00 GiB", "1.00 GiB"]
 
 
 def test_chunks_that_are_read_are_a_table_for_each_length():

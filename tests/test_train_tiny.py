@@ -26,8 +26,7 @@ from tiny.train import Settings, Trainer, rate  # noqa: E402
 from pylongctx import Llama  # noqa: E402
 from pylongctx.bench.random_model import Shape  # noqa: E402
 from pylongctx.eval.haystack import synthetic_text  # noqa: E402
-from pylongctx.eval.passkey import INTRO  # noqa: E402
-from pylongctx.eval.passkeys import ASKED  # noqa: E402
+from pylongctx.eval.passkey import ASKED, INTRO  # noqa: E402
 
 SHAPE = Shape(n_vocab=448, n_embd=48, n_layer=2, n_head=4, n_head_kv=2, n_ff=64, n_ctx_train=256, key_length=16)
 SQUARE = replace(SHAPE, n_embd=64)

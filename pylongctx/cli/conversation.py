@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pylongctx._units import bytes_text
 from pylongctx.methods import Method, Window
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Conversation:
     def used(self) -> str:
         """What is held: KV memory, and tokens of the context."""
         llm = self.llm
-        kv = "of llama.cpp" if llm.method is None else f"{llm.kv_usage().bytes / 2**20:.2f} MiB"
+        kv = "of llama.cpp" if llm.method is None else bytes_text(llm.kv_usage().bytes)
         return f"KV {kv}; context {llm.n_tokens}/{llm.n_ctx()}"
 
     @property

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from pylongctx import __version__
 from pylongctx._free import available_cpus
+from pylongctx._units import bytes_text
 from pylongctx.models import embedded_model
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -115,7 +116,7 @@ def _rows(key: str, value: Any) -> list[tuple[str, str]]:
     if key == "attention":
         return [(f"attention on {device}", _by_width(types)) for device, types in value.items()]
     if key == "ram_bytes":
-        return [("ram", f"{value / 2**30:.1f} GiB")]
+        return [("ram", bytes_text(value))]
     return [(key.replace("_", " "), _shown(value))]
 
 

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from pylongctx._enums import ROPE_SCALINGS, SPLIT_MODES
 from pylongctx.cli.arguments import (
     FromEnvironment,
     Options,
@@ -28,8 +29,6 @@ class _Adaptable(Protocol):
 
 Adaptable = TypeVar("Adaptable", bound=_Adaptable)
 
-SPLIT_MODES = ("none", "layer", "row")  # with llama.cpp's numbers
-ROPE_SCALINGS = ("none", "linear", "yarn")  # with llama.cpp's numbers
 LOAD_MODES = {
     "auto": {},
     "none": {"use_mmap": False},
@@ -200,11 +199,11 @@ def _layers(text: str) -> int:
 
 
 def _split_mode(text: str) -> int:
-    return SPLIT_MODES.index(one_of(SPLIT_MODES)(text))
+    return SPLIT_MODES[one_of(tuple(SPLIT_MODES))(text)]
 
 
 def _rope_scaling(text: str) -> int:
-    return ROPE_SCALINGS.index(one_of(ROPE_SCALINGS)(text))
+    return ROPE_SCALINGS[one_of(tuple(ROPE_SCALINGS))(text)]
 
 
 def _flash_attention(text: str) -> None:

@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run all trials, show a progress bar, write the JSON lines, print the table."""
-    from pylongctx.eval.passkeys import Passkey
+    from pylongctx.eval.passkey import Passkey
 
     fields = {"haystack": args.haystack, "separator": args.separator, "junk": args.junk, "position": args.pos}
     tasks = [Passkey(args.style, args.tests, n, args.depths, **fields) for n in args.digits or [None]]

@@ -14,7 +14,7 @@ from pylongctx.eval.kld import Divergence
 from pylongctx.eval.leval import Choices
 from pylongctx.eval.longbench import LongBench
 from pylongctx.eval.needle import PASSKEY, Needle
-from pylongctx.eval.passkeys import Passkey
+from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.perplexity import Perplexity
 from pylongctx.eval.rope import SCALINGS, Positions, positions_of, scaling
 from pylongctx.eval.ruler import Ruler

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pylongctx._enums import ROPE_SCALINGS
 from pylongctx.llama import Llama
 
-LINEAR, YARN = 1, 2  # llama.cpp's numbers of rope_scaling_type
 DEFAULT_BASE = 10000.0
+LINEAR, YARN = ROPE_SCALINGS["linear"], ROPE_SCALINGS["yarn"]  # of rope_scaling_type
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,11 @@ def _linear(model: Positions, factor: float) -> dict[str, Any]:
 
 
 def _yarn(model: Positions, factor: float) -> dict[str, Any]:
-    return {"rope_scaling_type": YARN, "rope_freq_scale": 1 / factor, "yarn_orig_ctx": model.n_ctx_train}
+    return {
+        "rope_scaling_type": YARN,
+        "rope_freq_scale": 1 / factor,
+        "yarn_orig_ctx": model.n_ctx_train,
+    }
 
 
 SCALINGS: dict[str, Callable[[Positions, float], dict[str, Any]]] = {

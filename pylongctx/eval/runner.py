@@ -35,7 +35,7 @@ class Cell:
 
     Examples
     --------
-    >>> from pylongctx.eval.passkeys import Passkey
+    >>> from pylongctx.eval.passkey import Passkey
     >>> cell = Cell("model.gguf", "longheads", Passkey(tests=2), length=300)
     >>> len(make_samples(cell))
     2
@@ -88,7 +88,7 @@ def digest(cell: Cell, sample: Sample) -> str:
 
     Examples
     --------
-    >>> from pylongctx.eval.passkeys import Passkey
+    >>> from pylongctx.eval.passkey import Passkey
     >>> cell = Cell("model.gguf", "longheads", Passkey(tests=1), length=300)
     >>> len(digest(cell, make_samples(cell)[0]))
     16
@@ -104,7 +104,7 @@ def make_samples(cell: Cell) -> list[Sample]:
 
     Examples
     --------
-    >>> from pylongctx.eval.passkeys import Passkey
+    >>> from pylongctx.eval.passkey import Passkey
     >>> [sample.id for sample in make_samples(Cell("model.gguf", "full", Passkey(tests=2), length=300))]
     ['fill-300-0-0', 'fill-300-0-1']
     """
@@ -131,7 +131,7 @@ def run(cell: Cell, samples: Sequence[Sample] | None = None, done: Container[str
 
     Examples
     --------
-    >>> from pylongctx.eval.passkeys import Passkey
+    >>> from pylongctx.eval.passkey import Passkey
     >>> records = list(run(Cell("model.gguf", "longheads", Passkey(tests=1), length=1024)))
     >>> records[0]["strict"]
     True
@@ -156,7 +156,7 @@ def context_window(cell: Cell, samples: Sequence[Sample]) -> int:
 
     Examples
     --------
-    >>> from pylongctx.eval.passkeys import Passkey
+    >>> from pylongctx.eval.passkey import Passkey
     >>> cell = Cell("model.gguf", "full", Passkey(tests=1), length=300)
     >>> context_window(cell, make_samples(cell))
     300
@@ -179,7 +179,7 @@ class Results:
 
     Examples
     --------
-    >>> from pylongctx.eval.passkeys import Passkey
+    >>> from pylongctx.eval.passkey import Passkey
     >>> cell, results = Cell("model.gguf", "full", Passkey(tests=1), length=300), Results("records.jsonl")
     >>> for record in run(cell, done=results.records):
     ...     results.add(record)

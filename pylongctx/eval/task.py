@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx.completion import StopFilter
 from pylongctx.eval.scorers import mean
 from pylongctx.llama import Llama
 from pylongctx.methods import Method
@@ -268,18 +269,16 @@ def greedy(llm: Llama, tokens: NDArray[np.int32], sample: Sample) -> tuple[Answe
     '12345'
     """
     llm.reset()
+    model, shown = llm.session.model, StopFilter(list(sample.stop))
     output: list[int] = []
     text, first, n_steps = "", 0.0, 0
     for token in llm.generate(tokens.tolist(), temp=0.0):
         first = first or time.perf_counter()
         n_steps += 1
-        if llm.session.model.ends_generation(token):
+        if model.ends_generation(token):
             break
         output.append(token)
-        text = llm.detokenize(output).decode("utf-8", "ignore")
-        stops = [text.index(stop) for stop in sample.stop if stop in text]
-        if stops:
-            text = text[: min(stops)]
-        if stops or len(output) == sample.max_tokens:
+        text += shown.feed(model.piece(token))
+        if shown.stopped or len(output) == sample.max_tokens:
             break
-    return Answer(text, output), first, n_steps
+    return Answer(text + shown.feed(b"", final=True), output), first, n_steps

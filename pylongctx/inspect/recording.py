@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pylongctx._arguments import check_count
+from pylongctx._units import bytes_text
 from pylongctx.engine.session import Session
 from pylongctx.engine.tracer import chunked
 from pylongctx.inspect.trace import Arrays, Trace
@@ -59,5 +60,5 @@ def _check_size(session: Session, method: LongHeads, n_query: int) -> None:
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > ram:
         raise MemoryError(
-            f"a trace of {n_query} queries takes {size / 2**30:.1f} GiB, this machine has {ram / 2**30:.1f}; {FEWER}"
+            f"a trace of {n_query} queries takes {bytes_text(size)}, this machine has {bytes_text(ram)}; {FEWER}"
         )

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pylongctx.eval.passkey import INTRO, SENTENCES, Haystack, make_prompt
+from pylongctx.eval.haystack import SENTENCES, Haystack
+from pylongctx.eval.passkey import INTRO, make_prompt
 from tiny.data import ANSWER_WEIGHT, Corpus, Row, quiz_row
 from tiny.model import Model
 from tiny.tasks import Quiz

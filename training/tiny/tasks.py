@@ -10,9 +10,9 @@ from importlib import resources
 from random import Random
 
 from pylongctx.eval import haystack
+from pylongctx.eval.haystack import SENTENCES
 from pylongctx.eval.needle import Needle
-from pylongctx.eval.passkey import INTRO, SENTENCES
-from pylongctx.eval.passkeys import ASKED, PREFIX, needle_text
+from pylongctx.eval.passkey import ASKED, INTRO, PREFIX, needle_text
 from pylongctx.eval.ruler.niah import NEEDLE
 
 N_TOKENS_PER_KEY = 48  # of a text, at least: short texts get few keys
