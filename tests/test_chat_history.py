@@ -59,10 +59,10 @@ def test_the_tokens_of_an_answer_stay_what_they_were(embedded_model):
             *llm.tokenize(b"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False, True),
             *b"\x60\x61\x62",
         ]
-        text = llm.session.model.detokenize(odd[1:]).decode().removeprefix(" ")
+        text = llm._model.detokenize(odd[1:]).decode().removeprefix(" ")
         prompt = f"{text}<|im_end|>\n<|im_start|>user\nmore"
-        found = prompt_tokens(llm.session.model, prompt, odd)
-        plain = prompt_tokens(llm.session.model, prompt, [])
+        found = prompt_tokens(llm._model, prompt, odd)
+        plain = prompt_tokens(llm._model, prompt, [])
         assert found[: len(odd)] == odd
         assert plain[: len(odd)] != odd
         assert llm.detokenize(found) == llm.detokenize(plain)
@@ -70,7 +70,7 @@ def test_the_tokens_of_an_answer_stay_what_they_were(embedded_model):
 
 def test_another_conversation_is_not_mixed_in(llm):
     def tokens(text, known):
-        return prompt_tokens(llm.session.model, text, known)
+        return prompt_tokens(llm._model, text, known)
 
     first = tokens("<|im_start|>user\nThe cat sat", [])
     for other in ("<|im_start|>user\nThe cats ran", "Something else", "<|im_start|>user\nThe c"):
@@ -85,14 +85,14 @@ def test_real_vocabularies(name, tmp_path_factory):
         marks = {"llama-spm": ("<s>", "</s>"), "llama-bpe": ("<|start_header_id|>", "<|eot_id|>")}
         start, end = marks.get(name, ("<|im_start|>", "<|im_end|>") if name == "qwen2" else ("<|user|>", "<|end|>"))
         said = f"{start}user\nHello w\u00f6rld{end}\n{start}assistant\nSure"
-        known = prompt_tokens(llm.session.model, said, [])
-        pieces = {llm.session.model.piece(token): token for token in range(llm.n_vocab())}
+        known = prompt_tokens(llm._model, said, [])
+        pieces = {llm._model.piece(token): token for token in range(llm.n_vocab())}
         odd = [*known, pieces[b"l"], pieces[b"y"]]
         prompt = f"{said}ly{end}\n{start}user\nAnd then?{end}\n"
-        found = prompt_tokens(llm.session.model, prompt, odd)
+        found = prompt_tokens(llm._model, prompt, odd)
         assert found[: len(odd)] == odd
         assert llm.detokenize(found, special=True) == llm.detokenize(
-            prompt_tokens(llm.session.model, prompt, []), special=True
+            prompt_tokens(llm._model, prompt, []), special=True
         )
 
 
@@ -130,7 +130,7 @@ def test_the_same_answer_as_without_reuse(counted, embedded_f32):
     llm.eval(held)
     assert_same(llm.scores[-1], warm, EXACT)
     messages.append({"role": "user", "content": "And then?"})
-    tokens = prompt_tokens(llm.session.model, llm.apply_template(messages), llm.session.tokens.tolist())
+    tokens = prompt_tokens(llm._model, llm.apply_template(messages), llm.session.tokens.tolist())
     assert tokens[: llm.n_tokens] == list(llm.session.tokens)[: len(tokens)]
     llm.reset()
     llm.eval(tokens)

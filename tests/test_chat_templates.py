@@ -67,11 +67,11 @@ def environment():
 
 def render(environment, llm, source, messages, **variables):
     """Return what Jinja2ChatFormatter of llama_cpp returns, without the BOS token that is added to the tokens."""
-    bos, eos = (llm.session.model.piece(t, True).decode() if t >= 0 else "" for t in (llm.token_bos(), llm.token_eos()))
+    bos, eos = (llm._model.piece(t, True).decode() if t >= 0 else "" for t in (llm.token_bos(), llm.token_eos()))
     given = {"messages": messages, "bos_token": bos, "eos_token": eos, "add_generation_prompt": True} | variables
     given["date_string"] = datetime.now().strftime("%d %b %Y")  # which llama.cpp gives to every template
     text = environment.from_string(source).render(given)
-    return text.removeprefix(bos) if llm.session.model.info.add_bos else text
+    return text.removeprefix(bos) if llm._model.info.add_bos else text
 
 
 @thin
@@ -108,7 +108,7 @@ def test_every_template_of_the_package_can_be_used(folder):
     with Llama(str(folder / "ggml-vocab-qwen2.gguf"), vocab_only=True, verbose=False) as llm:
         for path in found:
             try:
-                rendered = ChatTemplate(llm.session.model, path.read_text()).render(request)
+                rendered = ChatTemplate(llm._model, path.read_text()).render(request)
             except ValueError as reason:
                 refused[path.stem] = str(reason)
             else:

@@ -25,7 +25,7 @@ DOCUMENTED = [
     *(f"pylongctx.eval.{name}" for name in ("kld", "needle", "passkey", "perplexity", "rope", "runner", "scorers")),
     *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.logprobs", "pylongctx.lm_eval"),
     *("pylongctx._tokenizer", "pylongctx.chat.handlers"),
-    *("pylongctx.completer", "pylongctx.engine.session", "pylongctx.llama"),
+    *("pylongctx.completer", "pylongctx.engine.session", "pylongctx.llama", "pylongctx.local"),
 ]
 NEEDED = {"pylongctx.lm_eval": ("peers", "lm_eval")}  # to import a module: group of needs.py, packages
 PACKAGES = {  # to run an example

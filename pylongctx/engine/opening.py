@@ -53,9 +53,9 @@ class Opened:
             settings |= {"n_seq_max": n_seq}
         spec = _spec(given["method"], bool(given["embedding"]))
         check_draft(given["draft_model"], parse(spec) if spec else None)
-        lib.lctx_log_set_level(2 if self.verbose else 1)
         self.context: Context | None = None
         if given["vocab_only"]:
+            self._set_log_level()
             self.model = Model(self.path, arguments.model_settings(given))
         elif given["method"] == AUTO and spec:
             self._open_auto(settings, spec)
@@ -99,6 +99,7 @@ class Opened:
         where = arguments.model_settings(self.given)
         if self.given["preflight"]:
             settings = fit(self.path, where, settings, spec)
+        self._set_log_level()
         self.model = Model(self.path, where)
         try:
             self.context = Context(self.model, settings, spec)
@@ -107,6 +108,9 @@ class Opened:
             raise
         if self.verbose and self.context.why:
             LOG.info(self.context.why)
+
+    def _set_log_level(self) -> None:
+        lib.lctx_log_set_level(2 if self.verbose else 1)
 
     def _sessions(self, n_seq: int) -> list[Session]:
         if self.context is None:

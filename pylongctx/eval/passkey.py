@@ -38,7 +38,13 @@ N_PREDICT = 16  # llama.cpp's
 
 
 def needle_text(key: int | str) -> str:
-    """Return the sentences that hold the key."""
+    """Return the sentences that hold the key.
+
+    Examples
+    --------
+    >>> needle_text(123)
+    'The pass key is 123. Remember it. 123 is the pass key.'
+    """
     return f"The pass key is {key}. Remember it. {key} is the pass key."
 
 
@@ -241,6 +247,12 @@ class Passkey(Question):
     junk, position : int or None
         How many times the sentences are repeated, and before which the key is hidden, in the styles of whole lines.
         None: as often as the length allows; by depth.
+
+    Examples
+    --------
+    >>> task = Passkey("landmark", tests=3, digits=8)
+    >>> task.name, task.headline
+    ('passkey-8-digits', 'strict')
     """
 
     headline: ClassVar[str] = "strict"
@@ -359,7 +371,13 @@ class Passkey(Question):
 
 
 def landmark_characters(length: int) -> int:
-    """Return the characters of LongHeads' haystack for a length in tokens."""
+    """Return the characters of LongHeads' haystack for a length in tokens.
+
+    Examples
+    --------
+    >>> landmark_characters(4096)
+    15360
+    """
     return int(3.75 * (length / 1024) * 1024 // 1024 * 1024)
 
 
