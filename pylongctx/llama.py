@@ -44,20 +44,36 @@ class Llama(LocalCompleter):
         Tokens of a batch, and of the graph that evaluates a part of it.
     n_threads, n_threads_batch : int or None
         Threads for one token (None: half of the CPUs that this process may use) and for a prompt (None: all of them).
-    split_mode, main_gpu : int
-        How the model is divided among devices (0 none, 1 layers, 2 rows, 3 tensors), and the device with 0.
+    split_mode : int
+        How the model is divided among devices: 0 not, 1 by layers, 2 by rows, 3 by tensors.
+    main_gpu : int
+        The device of all layers, with ``split_mode=0``.
     vocab_only : bool
         Load the vocabulary alone: the object tokenizes, and has no context.
-    use_mmap, use_mlock : bool
-        Map the file instead of reading it; keep it in memory.
-    rope_scaling_type, rope_freq_base, rope_freq_scale : int and float
-        RoPE scaling (-1: the model's, 0 none, 1 linear, 2 YaRN), base and scale of its frequencies; 0: the model's.
-    yarn_ext_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow, yarn_orig_ctx
-        YaRN's parameters, with llama.cpp's meaning and defaults.
+    use_mmap : bool
+        Map the file instead of reading it.
+    use_mlock : bool
+        Keep the model in memory.
+    rope_scaling_type : int or None
+        RoPE scaling: -1 the model's, 0 none, 1 linear, 2 YaRN.
+    rope_freq_base, rope_freq_scale : float
+        Base of the frequencies, and by how much positions shrink; 0: the model's.
+    yarn_ext_factor : float
+        YaRN's share of extrapolation; negative: by the model.
+    yarn_attn_factor : float
+        YaRN's factor of attention.
+    yarn_beta_fast : float
+        YaRN's low correction dimension.
+    yarn_beta_slow : float
+        YaRN's high correction dimension.
+    yarn_orig_ctx : int
+        The trained length that YaRN stretches; 0: the model's.
     pooling_type, attention_type : int
         How vectors of tokens become one in embeddings, and causal or not; -1: the model's.
-    offload_kqv, op_offload : bool or None
-        K and V lie with their layers; host operations go to devices. None: llama.cpp's default.
+    offload_kqv : bool
+        K and V lie on the devices of their layers.
+    op_offload : bool or None
+        Operations of the host go to devices. None: llama.cpp's default.
     no_perf : bool
         Measure no times inside llama.cpp.
     last_n_tokens_size : int
@@ -70,8 +86,10 @@ class Llama(LocalCompleter):
         ggml types of the KV cache, by number or name ("q8_0"). None: f16.
     embedding : bool
         Open for ``embed`` and ``create_embedding``, on llama.cpp's own memory; ``pooling_type`` -1 is the model's.
-    lora_path, lora_scale : str and float
+    lora_path : str or None
         A LoRA adapter, see ``add_lora``.
+    lora_scale : float
+        Its scale.
     chat_format : str or None
         A named format, Jinja text, or ``chat_template.NAME`` of the model. None: the model's own template, else ChatML.
     chat_handler : callable or None

@@ -7,6 +7,7 @@ and the files ``model.gguf`` and ``book.txt`` in the current folder. It may use 
 import doctest
 import inspect
 import io
+import re
 from importlib import import_module
 
 import pytest
@@ -136,3 +137,12 @@ def test_every_name_of_a_package_has_an_example(name):
 def test_every_name_of_the_evaluations_has_an_example(name):
     module = import_module(name)
     assert not lacking(module, public(module))
+
+
+def test_parameters_that_share_an_entry_have_the_same_default():
+    """The reference shows one default for such an entry: that of the first."""
+    found = inspect.signature(pylongctx.Llama.__init__).parameters
+    entries = re.findall(r"^(\w+(?:, \w+)+) : ", inspect.getdoc(pylongctx.Llama), re.MULTILINE)
+    assert entries
+    for names in entries:
+        assert len({found[name].default for name in names.split(", ")}) == 1, names
