@@ -1,10 +1,12 @@
-# make demo | report | test | test-all | test-peers | lint | wheel | tools | sanitize | cuda-check: everything they need is set up first, in .venv.
+# make demo | report | test | test-all | test-peers | docs | lint | wheel | tools | sanitize | cuda-check: everything they need is set up
+# first, in .venv.
 # Needs Python >= 3.10, a C++ compiler, make and git; cmake and ninja come from PyPI.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
+INSTALL := $(BIN)/python native/install.py
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # of the peer its library alone is compiled
 PEER_ARGS := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF \
@@ -16,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -rs -n $(shell $(PYTHON) -c "import os; print(
 TEST_GROUPS := stock,server,plot,cluster,build,emulate
 COMMA := ,
 
-# what make report writes: report.md, report.html, report/*.png and *.svg, records.jsonl
+# what make report writes: report.md, report.html, report/*.png and *.svg, records.jsonl; passkeys/, the demo's table in full
 REPORT ?= build/report
 
 # one package for all builds: the one that the library's own build has fetched
@@ -27,9 +29,11 @@ NVCC      = $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/
 CUBLAS    = nvidia-cublas==13.*
 HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
 
-.PHONY: build demo report test test-all test-peers test-build lint format wheel tools tools-patched tools-stock sanitize sanitize-address sanitize-thread cuda-check clean
+.PHONY: build demo report test test-all test-peers test-build docs lint format wheel tools tools-patched tools-stock sanitize
+.PHONY: sanitize-address sanitize-thread cuda-check clean
 
 $(BIN)/pip:
+	@echo "[1/7] build tools: cmake, ninja, scikit-build-core, cffi"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade pip
 
@@ -39,20 +43,25 @@ $(VENV)/.build-tools: $(BIN)/pip pyproject.toml
 
 # an editable install: Python files from here, the library rebuilt as far as needed
 build: $(VENV)/.build-tools
-	$(PIP) install --no-build-isolation --editable .
+	$(INSTALL) --editable .
 
+PASSKEY := $(BIN)/pylongctx passkey --method full --method selfextend --method longheads
+
+# a minute on two cores; five trials a cell, and make report has fifty
 demo: build
-	$(BIN)/pylongctx passkey --method full --method selfextend --method longheads --lengths 512,1024,2048,4096,8192 --tests 50
+	$(PASSKEY) --lengths 512,1024,2048,4096 --tests 5
 
 # every method on the embedded model: tables and pictures; what is there already is not measured again
 report: build
-	$(PIP) install --no-build-isolation --editable .[plot,eval]
+	$(INSTALL) --editable .[plot,eval]
 	$(BIN)/pylongctx matrix bench/matrix.toml --out $(REPORT) --workers auto
 	$(BIN)/pylongctx report $(REPORT)
+	mkdir -p $(REPORT)/passkeys
+	$(PASSKEY) --lengths 512,1024,2048,4096,8192 --tests 50 --json $(REPORT)/passkeys/records.jsonl
 
 $(VENV)/.test-tools: $(VENV)/.build-tools
 	# no cache: a wheel of the peer that was built with other options would be taken for this one
-	CMAKE_ARGS="$(PEER_ARGS)" $(PIP) install --no-cache-dir --no-build-isolation --no-binary llama-cpp-python llama-cpp-python==0.3.36
+	CMAKE_ARGS="$(PEER_ARGS)" $(INSTALL) --no-cache-dir --no-binary llama-cpp-python llama-cpp-python==0.3.36
 	$(BIN)/python -c "import llama_cpp"  # pip may have a wheel in its cache that was built without the library
 	touch $@
 
@@ -70,7 +79,7 @@ cuda-check: build $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
 
 # with the CUDA kernels as C++, so that they are tested where there is no GPU. CMake remembers the option: make build keeps it
 test-build: $(VENV)/.test-tools
-	$(PIP) install --no-build-isolation --editable .[$(TEST_EXTRAS)] -C cmake.define.LCTX_EMULATE=ON
+	$(INSTALL) --editable .[$(TEST_EXTRAS)] -C cmake.define.LCTX_EMULATE=ON
 
 # few cases of every table, of every test (tests/thinning.py)
 test: TEST_EXTRAS := test
@@ -137,6 +146,11 @@ sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
 	    LD_PRELOAD="$$(cc -print-file-name=$(RUNTIME)) $$(cc -print-file-name=libstdc++.so)" \
 	    PYTHONPATH=$(CURDIR)/build/sanitize/$*:$$($(CURDIR)/$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
 	    $(CURDIR)/$(BIN)/python -S -m pytest -q -s --all test_ops.py test_chunks.py test_evict.py test_memory.py test_corm_sequences.py test_pages.py test_order.py
+
+# the pages of docs/ and the Python reference into build/docs; a broken link or docstring is an error
+docs: build
+	$(INSTALL) --editable .[docs]
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf build dist

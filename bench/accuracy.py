@@ -10,7 +10,6 @@ stretches it 4 times. KV: bytes held at the end of the last passage (or prompt),
 
 import argparse
 import json
-import os
 import re
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from report import machine, table
 
+from pylongctx._free import available_cpus
 from pylongctx.cli.arguments import int_list
 
 PARTS = ["chunk_size=16", "chunk_size=32"], ["attention", "minmax"], ["packed", "grouped"], ["head", "group"]
@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
     add("--haystacks", default="sentences,novel")
     add("--passages", type=int, default=3, help="0: no perplexity")
     add("--method", action="append", help="may be repeated; default: all combinations of LongHeads' parts")
-    add("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    add("--jobs", type=int, default=available_cpus())
     add("--json", type=Path, help="results; jobs found there are not run again")
     return parser.parse_args()
 
@@ -70,7 +70,8 @@ def passages(tokens: list[int], longest: int, n: int) -> list[list[int]]:
 def measure(job: dict) -> dict:
     """Run one setting at one length; the result holds the job."""
     from pylongctx import Llama
-    from pylongctx.eval.passkey import load_haystack, make_prompt, run_trial
+    from pylongctx.eval.haystack import load_haystack
+    from pylongctx.eval.passkey import make_prompt, run_trial
     from pylongctx.eval.perplexity import mean_nll
     from pylongctx.models import embedded_model
 

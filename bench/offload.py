@@ -16,7 +16,7 @@ from report import machine, table
 from pylongctx import Llama
 from pylongctx.bench.case import model_file
 from pylongctx.cli.arguments import int_list
-from pylongctx.eval.passkey import SENTENCES
+from pylongctx.eval.haystack import SENTENCES
 from pylongctx.models import embedded_model
 
 MIB = 2**20

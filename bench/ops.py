@@ -8,13 +8,14 @@ layers do that. Bytes are those that an op must touch, each once.
 """
 
 import argparse
-import os
 import sys
 from dataclasses import replace
 from statistics import median
 
 from native_ops import SHAPES, Roofline, Rows, Run, Step, flash, roofline, step
 from report import machine, spread, table
+
+from pylongctx._free import available_cpus
 
 N_PREFILL = 512
 PERIOD = 256  # rows of a chunk, and between two evictions
@@ -44,7 +45,7 @@ def arguments() -> argparse.Namespace:
     add("--open", type=float, default=0.1, help="corm: share of these that no query of the interval has voted for yet")
     add("--rounds", type=int, default=3, help="turns of each side")
     add("--repeats", type=int, default=5, help="per turn; prefill has one")
-    add("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    add("--threads", type=int, default=available_cpus())
     args = parser.parse_args()
     if args.depth < 2 * PERIOD or args.depth % PERIOD:
         parser.error(f"--depth must be a multiple of {PERIOD}, {2 * PERIOD} at least")

@@ -1,10 +1,10 @@
 """What every benchmark prints: the machine, and Markdown tables of medians with their spread."""
 
-import os
 import platform
 from collections.abc import Sequence
 from statistics import median
 
+from pylongctx._free import available_cpus
 from pylongctx.bench.formats import table
 from pylongctx.bench.record import cpu_name
 
@@ -13,7 +13,7 @@ __all__ = ["machine", "spread", "table"]
 
 def machine() -> str:
     """Return the CPU model, the number of cores we may use, and the system."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = available_cpus()
     return f"{cpu_name()}, {cores} cores, {platform.system()} {platform.machine()}"
 
 

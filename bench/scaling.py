@@ -45,7 +45,7 @@ def arguments() -> argparse.Namespace:
     add("--decode", type=int, default=16, help="tokens decoded at every depth, after one that is not counted")
     add("--json", type=Path, help="append the points here, and show all points that are here")
     add("--no-run", action="store_true", help="only show what the JSON lines hold")
-    add("--plot", type=Path, metavar="FILE", help="draw a plot, for instance bench/scaling.png")
+    add("--plot", type=Path, metavar="FILE", help="draw a plot, for instance docs/assets/scaling.png")
     return parser.parse_args()
 
 

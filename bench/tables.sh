@@ -1,5 +1,5 @@
 #!/bin/sh
-# The README's tables about the embedded model, each by the command that prints it; an hour on two cores.
+# The tables in docs/ about the embedded model, each by the command that prints it; an hour on two cores.
 #
 #     PATH=.venv/bin:$PATH sh bench/tables.sh emma.txt OUT      # emma.txt: the whole novel, which the model was not trained on
 #
@@ -41,7 +41,7 @@ each evict-times "$rows" pylongctx bench -t 1 -p 4096 -n 0
 each evict-tokens "$rows" pylongctx bench -t 1 -p 0 -n 64 -d 4096
 
 # Three commands, Measured, Evaluate
-each demo "full selfextend longheads" pylongctx passkey --lengths 512,1024,2048,4096,8192 --tests 50
+each passkeys "full selfextend longheads" pylongctx passkey --lengths 512,1024,2048,4096,8192 --tests 50
 each measured "full selfextend window" $last --lengths 512,4096
 each needle "full longheads" pylongctx needle --passkey --context-lengths 300,900,1500 --predict 8 \
     --final-context-length-buffer 80 --document-depth-percent-intervals 4
@@ -87,4 +87,3 @@ table kept pylongctx inspect --method $votes --what kept --haystack "$text" --le
 
 # GPUs
 table offload python bench/offload.py --text "$text" --tokens 8192,32768 --slots 1,2,4,8
-table prefetch python bench/prefetch.py --text "$text"

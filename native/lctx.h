@@ -1,6 +1,6 @@
 // The C API of pylongctx.
 //
-// The block between the two markers is the cffi cdef, read verbatim by pylongctx/_build_ffi.py: opaque structs, plain
+// The block between the two markers is the cffi cdef, read verbatim by native/build_ffi.py: opaque structs, plain
 // structs of fixed-size fields, enums with values, functions. No macros but numbers, no llama.h types.
 //
 // Handles: lctx_model_load and lctx_context_create return a handle even when they fail; then *_error() gives the reason
@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 8 };
+enum { LCTX_ABI_VERSION = 9 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -513,9 +513,17 @@ lctx_parser * lctx_parser_create(const char * syntax);
 const char * lctx_parser_error(const lctx_parser * parser);
 void lctx_parser_free(lctx_parser * parser);
 
-// Read the answer so far, whole; final: it is complete. JSON, what is new since the last call: a list of objects with
-// "reasoning_content", "content" or "tool_call" (index, id, name, arguments: those that are new).
-lctx_text * lctx_parser_feed(lctx_parser * parser, const char * answer, size_t size, int32_t final);
+// Read the next piece of the answer. JSON, what is new since the last call: a list of objects with "reasoning_content", "content" or
+// "tool_call" (index, id, name, arguments: those that are new). What may still turn out to be something else is held back. An error
+// says that nothing could be made of the text so far; more of it may make sense.
+lctx_text * lctx_parser_feed(lctx_parser * parser, const char * piece, size_t size);
+
+// Read what was held back. complete: the answer ends here; else it was cut off. An error says that a complete answer is not what the
+// syntax allows; read it as one that was cut off then.
+lctx_text * lctx_parser_end(lctx_parser * parser, int32_t complete);
+
+// Bytes parsed so far, those that were parsed again included: at most 256 KiB and 64 times the text before lctx_parser_end.
+uint64_t lctx_parser_parsed(const lctx_parser * parser);
 
 // ---- LoRA ----
 

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
+from pylongctx._enums import SPLIT_MODES
+from pylongctx._free import available_cpus
 from pylongctx._lib import build_info, ffi, lib, text
 
 # Names that programs written for older llama-cpp-python versions pass, without effect there too.
 LEGACY = frozenset({"n_parts", "f16_kv", "mul_mat_q"})
-
-# How a model is split among devices, with llama.cpp's numbers.
-SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 
 # Processes, this one and those it was forked from, that use several threads.
 _PARALLEL: set[int] = set()
@@ -75,11 +74,11 @@ def check_count(name: str, value: Any, minimum: int = 1) -> int:
 
 
 def thread_counts(n_threads: int | None, n_threads_batch: int | None) -> tuple[int, int]:
-    """Return both thread counts; None means half of the cores, and all of them.
+    """Return both thread counts; None means half of the CPUs that this process may use, and all of them.
 
     In a child of a process that used several threads they are 1: GNU OpenMP hangs there with more.
     """
-    cores = os.cpu_count() or 1
+    cores = available_cpus()
     few = max(cores // 2, 1) if n_threads is None else n_threads
     many = cores if n_threads_batch is None else n_threads_batch
     counts = check_count("n_threads", few), check_count("n_threads_batch", many)

@@ -6,6 +6,7 @@ from typing import NoReturn
 from pylongctx._arguments import check_count, thread_counts
 from pylongctx._free import free_bytes
 from pylongctx._lib import error, ffi, lib, text
+from pylongctx._units import bytes_text
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Device:
         """The memory in words."""
         if not self.memory_total:
             return "memory unknown"
-        return f"{self.memory_free / 2**30:.1f} of {self.memory_total / 2**30:.1f} GiB free"
+        return f"{bytes_text(self.memory_free)} of {bytes_text(self.memory_total)} free"
 
 
 def devices() -> list[Device]:
@@ -47,7 +48,7 @@ def devices() -> list[Device]:
     return found
 
 
-def serve(host: str, port: int, names: str = "", n_threads: int | None = None) -> NoReturn:
+def lend(host: str, port: int, names: str = "", n_threads: int | None = None) -> NoReturn:
     """Lend devices (all GPUs, or the CPU, when none is named) until the process ends.
 
     Raises

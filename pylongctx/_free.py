@@ -1,5 +1,9 @@
-"""How much memory of the host is free: for the system, the control groups of this process, and its own limit."""
+"""What this process may take of the machine: free memory of the host, and CPUs.
 
+The system, the control groups around the process, and limits and affinity of its own say how much.
+"""
+
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +15,18 @@ V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", 
 
 def free_bytes(root: Path = Path("/")) -> int:
     """Return the bytes that this process can still take, cached files counted as free."""
-    return min([_available(root), *address_room(root), *_group_rooms(root)])
+    rooms = (_room(folder, *(V2 if unified else V1)) for folder, unified in _groups(root, "memory"))
+    return min([_available(root), *address_room(root), *(room for room in rooms if room is not None)])
+
+
+def available_cpus(root: Path = Path("/")) -> int:
+    """Return how many CPUs this process may use: its affinity, and what its control groups may run at a time."""
+    shares = (_cpu_share(folder, unified) for folder, unified in _groups(root, "cpu"))
+    return max(1, min([_affinity(), *(int(share) for share in shares if share is not None)]))
+
+
+def _affinity() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _available(root: Path) -> int:
@@ -27,8 +42,11 @@ def address_room(root: Path = Path("/")) -> Iterator[int]:
         yield max(0, limit - pages * resource.getpagesize())
 
 
-def _group_rooms(root: Path) -> Iterator[int]:
-    """Yield what is left in each control group with a limit: that of the process and all around it."""
+# ---- control groups ----
+
+
+def _groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """Yield the groups that a controller may limit, that of the process and all around it; whether of version 2."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -37,17 +55,15 @@ def _group_rooms(root: Path) -> Iterator[int]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            yield from _rooms(base, path, V2)
-        elif "memory" in controllers.split(","):
-            yield from _rooms(base / "memory", path, V1)
+            yield from ((folder, True) for folder in _around(base, path))
+        elif controller in controllers.split(","):
+            yield from ((folder, False) for folder in _around(base / controller, path))
 
 
-def _rooms(base: Path, path: str, names: tuple[str, str, tuple[str, str]]) -> Iterator[int]:
+def _around(base: Path, path: str) -> Iterator[Path]:
     inner = base / path.lstrip("/")
     for folder in (inner, *inner.parents):
-        room = _room(folder, *names)
-        if room is not None:
-            yield room
+        yield folder
         if folder == base:
             return
 
@@ -62,3 +78,15 @@ def _room(folder: Path, limit: str, usage: str, cached: tuple[str, str]) -> int 
     if most == "max":
         return None
     return max(0, int(most) - used + sum(int(stat.get(name, 0)) for name in cached))
+
+
+def _cpu_share(folder: Path, unified: bool) -> float | None:
+    """Return how many CPUs a group may keep busy; None without a limit, or where it cannot be read."""
+    try:
+        if unified:
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+    except (OSError, ValueError):
+        return None
+    return None if quota in ("max", "-1") else int(quota) / int(period)

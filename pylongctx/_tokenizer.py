@@ -1,10 +1,17 @@
 """The tokenizer object of llama_cpp: str on one side, token ids on the other."""
 
-from pylongctx._model import Model
+from pylongctx.engine.model import Model
 
 
 class LlamaTokenizer:
-    """The tokenizer of a loaded model."""
+    """The tokenizer of a loaded model.
+
+    Examples
+    --------
+    >>> tokenizer = llm.tokenizer()
+    >>> tokenizer.decode(tokenizer.encode("Who is the thief?", add_bos=False)).strip()
+    'Who is the thief?'
+    """
 
     def __init__(self, model: Model) -> None:
         self._model = model

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pylongctx._lib import InvalidInput, lib
-from pylongctx._preflight import Plan, Sizes, amount, most
+from pylongctx._plan import Plan, Sizes, most
+from pylongctx._units import bytes_text
 from pylongctx.methods.table import CLASSES
 
 MOST = 4
@@ -31,6 +32,19 @@ def ways_out(plan: Plan, longest: int) -> list[str]:
     return [way for _, way in sorted(ways, key=lambda way: not way[0])][:MOST]
 
 
+def for_more(plan: Plan, longest: int) -> Iterator[str]:
+    """Yield short names of what lets a context be longer than ``longest``, which fits as things are."""
+    small = lib.lctx_type_from_name(SMALL_TYPE.encode())
+    n = plan.longest(type_k=small, type_v=small)
+    if n > longest:
+        yield f'type_k="{SMALL_TYPE}" and type_v="{SMALL_TYPE}" (n_ctx {n})'
+    if method := _with_corm(plan):
+        yield f'method="{method}"'
+    if plan.method and not plan.settings["kv_limit"]:
+        yield "kv_limit (a long n_ctx of which as much as fits can be used)"
+    yield "preflight=False"
+
+
 def _sum(sizes: list[Sizes]) -> int:
     return sum(size.total for size in sizes)
 
@@ -44,7 +58,7 @@ def _changed(plan: Plan, what: str, sum_is: str = "in all", **changes: Any) -> I
     before = plan.sizes()
     if _sum(after) < _sum(before):
         enough = all(size.fits for size in after)
-        numbers = f"{amount(_sum(after))} {sum_is} instead of {amount(_sum(before))}"
+        numbers = f"{bytes_text(_sum(after))} {sum_is} instead of {bytes_text(_sum(before))}"
         yield enough, f"{what}: {numbers}" + ("" if enough else ", not enough by itself")
 
 
@@ -71,7 +85,7 @@ def _elsewhere(plan: Plan) -> Iterator[Way]:
         return
     far = {"method": "longheads", "kv_offload": lib.LCTX_OFFLOAD_AUTO}
     if plan.fits(**far):
-        rows = amount(sum(size.kv for size in plan.sizes(**far)[1:]))
+        rows = bytes_text(sum(size.kv for size in plan.sizes(**far)[1:]))
         yield True, f'method="longheads", kv_offload="host" (--kv-offload auto): {rows} on devices, the rest here'
     n_layer = _most_layers(plan)
     if n_layer > 0:
@@ -102,12 +116,18 @@ def _limited(plan: Plan) -> Iterator[Way]:
 
 def _fewer_rows(plan: Plan) -> Iterator[Way]:
     """Yield a rule by which heads evict."""
-    name = plan.method.partition(",")[0]
-    if name in BASES and "+" not in plan.method:
-        method = "corm" if name == "full" else f"{plan.method}+corm"
+    if method := _with_corm(plan):
         yield from _changed(plan, f'method="{method}"', "at least", method=method)
 
 
+def _with_corm(plan: Plan) -> str:
+    """Return the method with a rule by which heads evict; nothing where it has one or can have none."""
+    name = plan.method.partition(",")[0]
+    if name not in BASES or "+" in plan.method:
+        return ""
+    return "corm" if name == "full" else f"{plan.method}+corm"
+
+
 def _smaller_model(sizes: list[Sizes]) -> str:
-    weights = amount(sum(size.weights for size in sizes))
+    weights = bytes_text(sum(size.weights for size in sizes))
     return f"a smaller model, or a smaller quantization of it: the weights alone take {weights}"

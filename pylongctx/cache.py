@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx._session import longest_prefix
+from pylongctx.engine.session import longest_prefix
 from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState, read_tokens
 
@@ -30,6 +30,11 @@ class BaseLlamaCache(ABC):
     ----------
     capacity_bytes : int
         Most bytes to hold: tokens, logits and KV rows of all states.
+
+    Examples
+    --------
+    >>> issubclass(LlamaRAMCache, BaseLlamaCache), issubclass(LlamaDiskCache, BaseLlamaCache)
+    (True, True)
     """
 
     def __init__(self, capacity_bytes: int = DEFAULT_CAPACITY) -> None:
@@ -51,7 +56,17 @@ class BaseLlamaCache(ABC):
 
 
 class LlamaRAMCache(BaseLlamaCache):
-    """States in memory."""
+    """States in memory.
+
+    Examples
+    --------
+    >>> cache = LlamaRAMCache(capacity_bytes=1 << 20)
+    >>> llm.set_cache(cache)
+    >>> text = llm("It was the best of times,", max_tokens=4)["choices"][0]["text"]
+    >>> llm.set_cache(None)
+    >>> 0 < cache.cache_size <= 1 << 20
+    True
+    """
 
     def __init__(self, capacity_bytes: int = DEFAULT_CAPACITY) -> None:
         super().__init__(capacity_bytes)
@@ -98,6 +113,14 @@ class LlamaDiskCache(BaseLlamaCache):
         The folder; created when it does not exist.
     capacity_bytes : int
         Most bytes of all files.
+
+    Examples
+    --------
+    >>> cache = LlamaDiskCache("prompts", capacity_bytes=1 << 20)
+    >>> llm.eval(tokens[:32])
+    >>> cache[tokens[:32]] = llm.save_state()
+    >>> tokens in cache, cache[tokens].n_tokens
+    (True, 32)
     """
 
     def __init__(self, cache_dir: str = ".cache/llama_cache", capacity_bytes: int = DEFAULT_CAPACITY) -> None:

@@ -4,10 +4,11 @@ import codecs
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-from pylongctx.logprobs import CompletionLogprobs, Entry, as_dict, merge
+from pylongctx.engine.job import Job, Row
+from pylongctx.engine.source import TokenSource
+from pylongctx.logprobs import CompletionLogprobs, Entry, Scorer, as_dict, merge
 
 FinishReason = Literal["stop", "length"]
 
@@ -92,76 +93,108 @@ class StopFilter:
         return 0
 
 
-@dataclass
-class Request:
-    """One completion: where tokens come from and how they become text.
+class Generation:
+    """One answer on its way: its job, and how its tokens become text.
 
-    ``echo`` returns the prompt's text and entries, ``score`` the entry of a new token at an offset (None: no
-    logprobs); ``begin`` and ``end`` are called before the first token and after the last one.
+    Parameters
+    ----------
+    source : TokenSource
+        Where the tokens come from.
+    job : Job
+        What is asked of it.
+    filter : StopFilter
+        Makes text of pieces, up to a stop string.
+    piece : callable
+        Returns the bytes of a token.
+    scorer : Scorer or None
+        Makes entries of log-probabilities.
+    prompt : str
+        The text before the answer, in which offsets count.
+    echo : bool
+        Whether the prompt comes before the answer, with entries of its tokens.
+    special : bool
+        Whether the prompt was a text, whose special tokens were read as such.
+
+    Attributes
+    ----------
+    n_tokens : int
+        Tokens of the answer so far.
+    reason : str
+        Why it ended.
     """
 
-    model_name: str
-    tokens: Iterator[int]
-    piece: Callable[[int], bytes]
-    ends: Callable[[int], bool]
-    n_prompt: int
-    max_tokens: int
-    filter: StopFilter
-    offset: int = 0
-    echo: Callable[[], tuple[str, list[Entry]]] | None = None
-    score: Callable[[int, int], Entry] | None = None
-    begin: Callable[[], None] = lambda: None
-    end: Callable[[], None] = lambda: None
-
-
-class Run:
-    """The course of one completion: what was generated, what of it may be shown."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    def __init__(
+        self,
+        source: TokenSource,
+        job: Job,
+        filter: StopFilter,
+        piece: Callable[[int], bytes],
+        scorer: Scorer | None = None,
+        prompt: str = "",
+        echo: bool = False,
+        special: bool = True,
+    ) -> None:
+        self.source = source
+        self.job = job
+        self.scorer = scorer
         self.n_tokens = 0
         self.reason: FinishReason = "stop"  # also when a stopping criterion ends the tokens
+        self._filter = filter
+        self._piece = piece
+        self._prompt = prompt
+        self._echo = echo
+        self._special = special
         self._waiting: list[Entry] = []  # entries of tokens whose text is held back
 
     def parts(self) -> Iterator[tuple[str, list[Entry]]]:
         """Yield text, and the entries of the tokens that start in it."""
-        request = self.request
-        if request.echo:
-            yield request.echo()
-        request.begin()
-        if not request.max_tokens:
+        if self._echo:
+            yield self._prompt, self._prompt_entries()
+        if self.job.limit == 0:
             self.reason = "length"
             return
-        for token in request.tokens:
-            if request.ends(token):
+        ends = self.source.model.ends_generation
+        for token, row in self.source.drawn(self.job):
+            if ends(token):
                 break
             self.n_tokens += 1
-            yield self._feed(token)
-            if request.filter.stopped:
+            yield self._feed(token, row)
+            if self._filter.stopped:
                 return
-            if self.n_tokens >= request.max_tokens:
+            if self.n_tokens == self.job.limit:
                 self.reason = "length"
                 break
-        yield request.filter.feed(b"", final=True), self._waiting
+        yield self._filter.feed(b"", final=True), self._waiting
+
+    def finish(self) -> None:
+        """Let the source know that nothing more is wanted."""
+        self.source.finish(self.job)
 
     def usage(self) -> CompletionUsage:
         """Return the token counts so far."""
-        n_prompt = self.request.n_prompt
+        n_prompt = len(self.job.tokens)
         total = n_prompt + self.n_tokens
         return {"prompt_tokens": n_prompt, "completion_tokens": self.n_tokens, "total_tokens": total}
 
-    def _feed(self, token: int) -> tuple[str, list[Entry]]:
-        request, known = self.request, self.request.filter
-        if request.score:
-            self._waiting.append(request.score(token, request.offset + known.n_decoded))
-        text = known.feed(request.piece(token))
-        end = request.offset + known.n_shown
+    def _prompt_entries(self) -> list[Entry]:
+        if self.scorer is None:
+            return []
+        self.job.every_row = True
+        rows = self.source.rows(self.job)
+        return self.scorer.prompt(rows, self.job.tokens, self._prompt, self._special)
+
+    def _feed(self, token: int, row: Row | None) -> tuple[str, list[Entry]]:
+        known, before = self._filter, len(self._prompt)
+        if self.scorer is not None and row is not None:
+            self._waiting.append(self.scorer.entry(token, row, before + known.n_decoded))
+        text = known.feed(self._piece(token))
+        end = before + known.n_shown
         ready = [entry for entry in self._waiting if entry.offset < end]
         del self._waiting[: len(ready)]
         return text, ready
 
 
-def stream(request: Request) -> Iterator[Completion]:
+def stream(generation: Generation, model_name: str) -> Iterator[Completion]:
     """Yield one chunk per piece of text, then a chunk with the finish reason and the usage."""
     completion_id, created = f"cmpl-{uuid.uuid4()}", int(time.time())
 
@@ -171,26 +204,25 @@ def stream(request: Request) -> Iterator[Completion]:
             "id": completion_id,
             "object": "text_completion",
             "created": created,
-            "model": request.model_name,
+            "model": model_name,
             "choices": [choice],
         }
 
-    run = Run(request)
-    for text, entries in run.parts():
+    for text, entries in generation.parts():
         if text or entries:
-            yield chunk(text, as_dict(entries) if request.score else None, None)
-    request.end()
-    last = chunk("", None, run.reason)
-    last["usage"] = run.usage()
+            yield chunk(text, as_dict(entries) if generation.scorer else None, None)
+    generation.finish()
+    last = chunk("", None, generation.reason)
+    last["usage"] = generation.usage()
     yield last
 
 
-def collect(request: Request) -> Completion:
-    """Return the whole completion."""
-    parts = list(stream(request))
+def collect(chunks: Iterator[Completion], with_logprobs: bool) -> Completion:
+    """Return the whole completion of a stream."""
+    parts = list(chunks)
     whole = parts[-1]
     choice = whole["choices"][0]
     choice["text"] = "".join(part["choices"][0]["text"] for part in parts)
-    if request.score:
+    if with_logprobs:
         choice["logprobs"] = merge(part["choices"][0]["logprobs"] for part in parts)
     return whole

@@ -1,15 +1,19 @@
 """Embeddings: one vector for a text, or for each of its tokens."""
 
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._arguments import MAX_TEXTS
-from pylongctx._saving import Saving
+from pylongctx.engine.session import Session
 
 NO_POOLING = 0
+
+Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+Vectors = list[Any]  # of floats; one per text, or without pooling one per token
 
 
 class EmbeddingUsage(TypedDict):
@@ -36,86 +40,96 @@ class CreateEmbeddingResponse(TypedDict):
     usage: EmbeddingUsage
 
 
-class Embeddings(Saving):
-    """What Llama does with embeddings, when it was opened with ``embedding=True``."""
+class Embedder:
+    """Vectors of texts, from a context that was opened for embeddings.
 
-    n_batch: int
+    Parameters
+    ----------
+    session : Session
+        A sequence of that context.
+    """
 
-    def create_embedding(self, input: str | list[str], model: str | None = None) -> CreateEmbeddingResponse:
-        """Embed texts; returns OpenAI's response dict."""
-        found, n_tokens = self.embed([input] if isinstance(input, str) else input, return_count=True)
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._n_batch = session.context.n_batch
+
+    def embed(self, texts: Texts, normalize: bool = False, truncate: bool = True) -> tuple[Vectors, int]:
+        """Return the vectors of texts as lists, for a single text its own, and the number of all tokens."""
+        single = is_single(texts)
+        tokens = [self._tokens(text, truncate) for text in ([texts] if single else texts)]
+        found = self._vectors(tokens)
+        vectors: Vectors = [(normalized(one) if normalize else one).tolist() for one in found]
+        return (vectors[0] if single else vectors), sum(map(len, tokens))
+
+    def response(self, texts: Texts, model_name: str, dimensions: int | None = None) -> CreateEmbeddingResponse:
+        """Return OpenAI's response dict; ``dimensions``: shorten the vectors, see ``shortened``."""
+        tokens = [self._tokens(text, True) for text in ([texts] if is_single(texts) else texts)]
+        found = self._vectors(tokens)
+        if dimensions is not None:
+            found = [shortened(one, dimensions) for one in found]
+        n_tokens = sum(map(len, tokens))
         return {
             "object": "list",
-            "data": [{"object": "embedding", "embedding": one, "index": i} for i, one in enumerate(found)],
-            "model": self.model_path if model is None else model,
+            "data": [{"object": "embedding", "embedding": one.tolist(), "index": i} for i, one in enumerate(found)],
+            "model": model_name,
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
         }
 
-    def embed(
-        self, input: str | list[str], normalize: bool = False, truncate: bool = True, return_count: bool = False
-    ) -> Any:
-        """Embed a text or several.
+    def _tokens(self, text: Any, truncate: bool) -> list[int]:
+        """Return the tokens of a text, or checked ones, at most as many as a batch holds."""
+        model = self._session.model
+        if isinstance(text, str):
+            tokens = model.tokenize(text.encode(), True, False)
+        elif isinstance(text, Sequence) and not isinstance(text, bytes):
+            tokens = model.check_tokens(text, allow_empty=True).tolist()
+        else:
+            raise TypeError(f"a text must be a str or a list of tokens, not {type(text).__name__}")
+        if truncate:
+            tokens = tokens[: self._n_batch]
+        if not tokens:
+            raise ValueError("a text without tokens cannot be embedded")
+        if len(tokens) > self._n_batch:
+            raise ValueError(f"Requested tokens ({len(tokens)}) exceed batch size of {self._n_batch}; pass n_batch")
+        return tokens
 
-        Parameters
-        ----------
-        normalize : bool
-            Scale every vector to length 1.
-        truncate : bool
-            Leave out what is behind the first ``n_batch`` tokens of a text, instead of refusing it.
-        return_count : bool
-            Return the number of tokens too.
-
-        Returns
-        -------
-        list
-            One list of floats per text, or per token of a text without pooling; for a str, that of the text.
-
-        Raises
-        ------
-        RuntimeError
-            When the object was not opened with ``embedding=True``.
-        ValueError
-            When a text has no tokens, or too many.
-        """
+    def _vectors(self, texts: Sequence[list[int]]) -> list[NDArray[np.float32]]:
+        """Return float32 [n_embd] for each text, or without pooling [n_tokens, n_embd]."""
         session = self._session
-        if not self._arguments["embedding"]:
-            raise RuntimeError("Llama model must be created with embedding=True to call this method")
-        texts = [self._text_tokens(text, truncate) for text in ([input] if isinstance(input, str) else input)]
-        found: list[Any] = []
+        found: list[NDArray[np.float32]] = []
         with session.lock:
             session.context.abort = False
             session.clear()
-            for group in _groups(texts, self.n_batch):
+            for group in _groups(texts, self._n_batch):
                 rows = session.context.embed(group)
-                found += self._vectors(rows, group, normalize)
-        result = found[0] if isinstance(input, str) else found
-        return (result, sum(map(len, texts))) if return_count else result
+                if session.context.pooling_type() != NO_POOLING:
+                    found += list(rows)
+                else:
+                    found += np.split(rows, np.cumsum([len(tokens) for tokens in group])[:-1])
+        return found
 
-    def pooling_type(self) -> int:
-        """Return how vectors of tokens become one: 0 not, 1 mean, 2 cls, 3 last, 4 rank."""
-        return self._session.context.pooling_type()
 
-    def _text_tokens(self, text: str, truncate: bool) -> list[int]:
-        if not isinstance(text, str):
-            raise TypeError(f"a text must be a str, not {type(text).__name__}")
-        tokens = self._model.tokenize(text.encode(), True, False)
-        if truncate:
-            tokens = tokens[: self.n_batch]
-        if not tokens:
-            raise ValueError("a text without tokens cannot be embedded")
-        if len(tokens) > self.n_batch:
-            raise ValueError(f"Requested tokens ({len(tokens)}) exceed batch size of {self.n_batch}; pass n_batch")
-        return tokens
+def is_single(texts: Texts) -> bool:
+    """Return whether it is one text: a string, or the tokens of one."""
+    return isinstance(texts, str) or (len(texts) > 0 and all(isinstance(token, Integral) for token in texts))
 
-    def _vectors(self, rows: NDArray[np.float32], group: list[list[int]], normalize: bool) -> list[Any]:
-        if normalize:
-            length = np.linalg.norm(rows, axis=1, keepdims=True)
-            rows = np.asarray(rows / np.where(length > 0, length, 1), np.float32)
-        if self.pooling_type() != NO_POOLING:
-            vectors: list[Any] = rows.tolist()
-            return vectors
-        ends = np.cumsum([len(tokens) for tokens in group])[:-1]
-        return [part.tolist() for part in np.split(rows, ends)]
+
+def normalized(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return vectors float32 [..., n_embd] scaled to length 1."""
+    length = np.linalg.norm(rows, axis=-1, keepdims=True)
+    return np.asarray(rows / np.where(length > 0, length, 1), np.float32)
+
+
+def shortened(rows: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
+    """Return the first ``dimensions`` numbers of vectors, scaled to length 1, as OpenAI shortens them.
+
+    Raises
+    ------
+    ValueError
+        When the vectors have fewer.
+    """
+    if not 1 <= dimensions <= rows.shape[-1]:
+        raise ValueError(f"dimensions must be from 1 to {rows.shape[-1]}, not {dimensions}")
+    return normalized(rows[..., :dimensions])
 
 
 def _groups(texts: Sequence[list[int]], n_batch: int) -> Iterator[list[list[int]]]:

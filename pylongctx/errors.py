@@ -23,5 +23,20 @@ class ContextFull(LctxError, ValueError):  # noqa: N818 - reads as what happened
     """There is no room for more tokens; the cache is unchanged and usable."""
 
 
+class PromptTooLong(ContextFull):
+    """A text does not fit the context.
+
+    Attributes
+    ----------
+    n_tokens, n_ctx : int
+        The tokens of the text, and those that the context holds.
+    """
+
+    def __init__(self, message: str, status: int, n_tokens: int, n_ctx: int) -> None:
+        super().__init__(message, status)
+        self.n_tokens = n_tokens
+        self.n_ctx = n_ctx
+
+
 class Aborted(LctxError):  # noqa: N818 - reads as what happened
     """An evaluation was stopped by ``Llama.abort``; what was evaluated before is kept."""

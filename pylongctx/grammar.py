@@ -16,6 +16,11 @@ def schema_to_gbnf(schema: str) -> str:
     ------
     ValueError
         When it is no JSON, or llama.cpp cannot express the schema.
+
+    Examples
+    --------
+    >>> print(schema_to_gbnf('{"type": "boolean"}').splitlines()[0])
+    root ::= ("true" | "false")
     """
     return take_text(lib.lctx_schema_to_grammar(schema.encode()))
 
@@ -24,6 +29,12 @@ class LlamaGrammar:
     """A grammar in GBNF that starts at the rule ``root``, see llama.cpp's grammars/README.md.
 
     It is parsed when a generation begins with it, since it may name tokens of the model.
+
+    Examples
+    --------
+    >>> grammar = LlamaGrammar.from_string('root ::= "yes" | "no"')
+    >>> llm("Was it the butler?", grammar=grammar, max_tokens=4, temperature=0.0)["choices"][0]["text"] in ("yes", "no")
+    True
     """
 
     def __init__(self, *args: Any, _grammar: str, **kwargs: Any) -> None:

@@ -44,6 +44,11 @@ def from_pretrained(
         When the site cannot be reached.
     ValueError
         When no file matches, or several.
+
+    Examples
+    --------
+    >>> from pylongctx import Llama
+    >>> Llama.from_pretrained("bartowski/SmolLM2-135M-Instruct-GGUF", "*Q8_0.gguf", n_ctx=0)  # doctest: +SKIP
     """
     return cls(_download(repo_id, filename, additional_files, local_dir, cache_dir), **kwargs)
 

@@ -1,36 +1,29 @@
-"""The class Llama: llama_cpp.Llama's interface on a context that runs with a method."""
+"""The class Llama: llama_cpp.Llama's interface, a facade of a Completer on an engine with one slot."""
 
-import sys
+import os
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx import _arguments as arguments
-from pylongctx._context import Context
-from pylongctx._facts import Facts
-from pylongctx._lib import lib
-from pylongctx._model import Model
-from pylongctx._preflight import fit
-from pylongctx._session import Session, longest_prefix
-from pylongctx._tracing import record
-from pylongctx.chat.completion import Chat
-from pylongctx.embeddings import Embeddings
+from pylongctx import _log
+from pylongctx._tokenizer import LlamaTokenizer
+from pylongctx.embeddings import CreateEmbeddingResponse, Embedder, Texts, Vectors
+from pylongctx.engine.context import KVUsage, OffloadUsage
+from pylongctx.engine.drafting import DraftModel
+from pylongctx.engine.opening import AUTO, Opened
 from pylongctx.hub import from_pretrained
-from pylongctx.inspect.trace import Trace
-from pylongctx.lora import Adapter, Adapters
-from pylongctx.methods import Full, Method, parse
-from pylongctx.sampling import seed_sequence
-from pylongctx.speculative import check_draft
+from pylongctx.local import LocalCompleter
+from pylongctx.methods import Method
+from pylongctx.options import Handler
 
 DEFAULT_SEED = 0xFFFFFFFF
 
 
-class Llama(Chat, Embeddings, Adapters, Facts):
+class Llama(LocalCompleter):
     """A GGUF model and one context, with the interface of ``llama_cpp.Llama`` 0.3.36.
 
     Calls from several threads wait for each other; only ``abort`` comes through at once. Between two chunks of a stream
@@ -47,16 +40,56 @@ class Llama(Chat, Embeddings, Adapters, Facts):
     n_ctx : int
         Context window in tokens. 0 (the default here): the trained context, times 4 for a method that extends, or as
         much as memory allows, with a warning.
+    n_batch, n_ubatch : int
+        Tokens of a batch, and of the graph that evaluates a part of it.
     n_threads, n_threads_batch : int or None
-        Threads for one token (None: half of the cores) and for a prompt (None: all cores).
+        Threads for one token (None: half of the CPUs that this process may use) and for a prompt (None: all of them).
+    split_mode : int
+        How the model is divided among devices: 0 not, 1 by layers, 2 by rows, 3 by tensors.
+    main_gpu : int
+        The device of all layers, with ``split_mode=0``.
+    vocab_only : bool
+        Load the vocabulary alone: the object tokenizes, and has no context.
+    use_mmap : bool
+        Map the file instead of reading it.
+    use_mlock : bool
+        Keep the model in memory.
+    rope_scaling_type : int or None
+        RoPE scaling: -1 the model's, 0 none, 1 linear, 2 YaRN.
+    rope_freq_base, rope_freq_scale : float
+        Base of the frequencies, and by how much positions shrink; 0: the model's.
+    yarn_ext_factor : float
+        YaRN's share of extrapolation; negative: by the model.
+    yarn_attn_factor : float
+        YaRN's factor of attention.
+    yarn_beta_fast : float
+        YaRN's low correction dimension.
+    yarn_beta_slow : float
+        YaRN's high correction dimension.
+    yarn_orig_ctx : int
+        The trained length that YaRN stretches; 0: the model's.
+    pooling_type, attention_type : int
+        How vectors of tokens become one in embeddings, and causal or not; -1: the model's.
+    offload_kqv : bool
+        K and V lie on the devices of their layers.
+    op_offload : bool or None
+        Operations of the host go to devices. None: llama.cpp's default.
+    no_perf : bool
+        Measure no times inside llama.cpp.
+    last_n_tokens_size : int
+        Generated tokens that penalties look back at.
+    kv_overrides, swa_full, lora_base, numa, tokenizer, spm_infill
+        Only their defaults are supported: other values raise NotImplementedError with the reason.
     logits_all : bool
         Keep the logits of every token, see ``scores``.
     type_k, type_v : int or str or None
         ggml types of the KV cache, by number or name ("q8_0"). None: f16.
     embedding : bool
         Open for ``embed`` and ``create_embedding``, on llama.cpp's own memory; ``pooling_type`` -1 is the model's.
-    lora_path, lora_scale : str and float
+    lora_path : str or None
         A LoRA adapter, see ``add_lora``.
+    lora_scale : float
+        Its scale.
     chat_format : str or None
         A named format, Jinja text, or ``chat_template.NAME`` of the model. None: the model's own template, else ChatML.
     chat_handler : callable or None
@@ -68,10 +101,13 @@ class Llama(Chat, Embeddings, Adapters, Facts):
     flash_attn : bool
         Accepted; the attention of pylongctx never holds a whole score matrix.
     verbose : bool
-        Print the chosen method settings, cache reuse, and llama.cpp's warnings to stderr.
+        Log the chosen method settings and cache reuse (``logging.getLogger("pylongctx")``, to stderr where the program
+        has no handlers), and let llama.cpp print its warnings.
     method : Method or str or None
         How a long context is read: an object such as ``SelfExtend()``, or a string such as
-        ``"selfextend,group_size=8"`` or ``"longheads+corm"``. None: llama.cpp's own KV cache.
+        ``"selfextend,group_size=8"`` or ``"longheads+corm"``. None: llama.cpp's own KV cache. "auto", the default: full
+        attention, on llama.cpp's own KV cache with one warning where no method serves the model. A method that is named
+        raises there.
     kv_limit : int or None
         Most bytes of KV memory, as ``kv_usage().bytes`` counts them; beyond, ContextFull is raised, nothing changed.
     kv_offload : "host" or None
@@ -90,8 +126,6 @@ class Llama(Chat, Embeddings, Adapters, Facts):
     **kwargs
         Unknown names are ignored with a warning.
 
-    The other parameters are those of llama.cpp.
-
     Raises
     ------
     ValueError
@@ -100,6 +134,13 @@ class Llama(Chat, Embeddings, Adapters, Facts):
         When an argument asks for what this version does not have.
     MemoryError
         When model and context do not fit, with a table of what each part takes and ways out.
+
+    Examples
+    --------
+    >>> with Llama(path, method="longheads", n_ctx=4096, verbose=False) as reader:
+    ...     answer = reader("It was the best of times, it was the worst of", max_tokens=2, temperature=0.0)
+    >>> answer["object"], answer["usage"]["completion_tokens"]
+    ('text_completion', 2)
     """
 
     def __init__(
@@ -143,14 +184,14 @@ class Llama(Chat, Embeddings, Adapters, Facts):
         lora_path: str | None = None,
         numa: bool | int = False,
         chat_format: str | None = None,
-        chat_handler: Any = None,
-        draft_model: Any = None,
-        tokenizer: Any = None,
+        chat_handler: Handler | None = None,
+        draft_model: DraftModel | None = None,
+        tokenizer: object | None = None,
         type_k: int | str | None = None,
         type_v: int | str | None = None,
         spm_infill: bool = False,
         verbose: bool = True,
-        method: Method | str | None = "full",
+        method: Method | str | None = AUTO,
         kv_limit: int | None = None,
         kv_offload: str | None = None,
         kv_offload_mib: int | None = None,
@@ -159,65 +200,39 @@ class Llama(Chat, Embeddings, Adapters, Facts):
         preflight: bool = True,
         **kwargs: Any,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "kwargs")}
+        given = {name: value for name, value in locals().items() if name not in ("self", "kwargs", "__class__")}
         arguments.check_unknown(kwargs, list(given))
-        arguments.check_later(given)
-        arguments.warn_without_device(n_gpu_layers, rpc_servers)
+        if verbose:
+            _log.show()
         self._arguments = given
         self.model_path = str(model_path)
         self.verbose = verbose
         self.chat_format = chat_format
-        self.chat_handler = chat_handler
-        self.draft_model = draft_model
-        self._adapters: dict[str, Adapter] = {}
-        self.last_n_tokens_size = arguments.check_count("last_n_tokens_size", last_n_tokens_size, 0)
-        threads = self.n_threads, self.n_threads_batch = arguments.thread_counts(n_threads, n_threads_batch)
-        self.set_seed(seed)
-        settings, spec = self._settings(given, threads), _spec(method, embedding)
-        check_draft(draft_model, parse(spec) if spec else None)
-        where = arguments.model_settings(given)
-        if preflight and not vocab_only:
-            settings = fit(self.model_path, where, settings, spec)
-        lib.lctx_log_set_level(2 if verbose else 1)
-        self._model = Model(self.model_path, where)
-        self._finalizer = weakref.finalize(self, _close, self._model, None, self._adapters)
-        self.metadata = self._model.metadata()
-        self.n_batch = n_batch
-        self._loaded = None if vocab_only else self._open(settings, spec)
-        if lora_path is not None:
-            self._add_first_lora(lora_path, lora_scale)
-
-    def _open(self, settings: dict[str, Any], spec: str) -> Session:
+        opened = self._opened = Opened(given)
+        self._finalizer = weakref.finalize(self, opened.close)
         try:
-            context = Context(self._model, settings, spec)
+            self.n_threads, self.n_threads_batch = opened.threads
+            self.n_batch = n_batch if opened.context is None else opened.context.n_batch
+            self.metadata = opened.model.metadata()
+            super().__init__(opened)
+            if lora_path is not None:
+                self.add_lora(lora_path, lora_scale)
         except BaseException:
             self.close()
             raise
-        self._finalizer.detach()
-        self._finalizer = weakref.finalize(self, _close, self._model, context, self._adapters)
-        self.n_batch = context.n_batch
-        session = Session(self._model, context, self._arguments["logits_all"], self.verbose)
-        session.progress = self._arguments["progress_callback"]
-        if self.verbose and context.why:
-            print(f"pylongctx: {context.why}", file=sys.stderr)
-        return session
-
-    def _add_first_lora(self, path: str, scale: float) -> None:
-        try:
-            self.add_lora(path, scale)
-        except BaseException:
-            self.close()
-            raise
-
-    def _settings(self, given: dict[str, Any], threads: tuple[int, int]) -> dict[str, Any]:
-        return arguments.context_settings(given, threads)
 
     from_pretrained = classmethod(from_pretrained)
 
     # ---- life ----
 
     def close(self) -> None:
-        """Free model and context; waits for a running evaluation. The object is of no use afterwards."""
+        """Free model and context; waits for a running evaluation. The object is of no use afterwards.
+
+        Examples
+        --------
+        >>> with Llama(path, verbose=False) as other:  # closes it at the end
+        ...     n = other.n_vocab()
+        """
         self._finalizer()
 
     def __enter__(self) -> "Llama":
@@ -232,136 +247,196 @@ class Llama(Chat, Embeddings, Adapters, Facts):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    # ---- state ----
+    # ---- adapters ----
 
     @property
-    def n_tokens(self) -> int:
-        """The number of evaluated tokens; setting a smaller number forgets the tokens after it."""
-        return self._session.n_tokens
+    def loras(self) -> Mapping[str, float]:
+        """The LoRA adapters in use: path and scale."""
+        return self._opened.adapters.scales
 
-    @n_tokens.setter
-    def n_tokens(self, n: int) -> None:
-        if not 0 <= n <= self._session.n_tokens:
-            raise ValueError(f"n_tokens can only go back: 0 to {self._session.n_tokens}, not {n}")
-        self._session.n_tokens = n
-
-    @property
-    def input_ids(self) -> NDArray[np.int32]:
-        """int32 [n_ctx]; the first ``n_tokens`` are the evaluated tokens."""
-        return self._session.input_ids
-
-    @property
-    def _input_ids(self) -> NDArray[np.int32]:
-        return self._session.tokens
-
-    @property
-    def scores(self) -> NDArray[np.float32]:
-        """Logits, float32 [n_tokens, n_vocab] with logits_all, else only the last row, [1, n_vocab].
-
-        The array is a view that later evaluations may overwrite; it has no rows before the first evaluation.
-        """
-        return self._session.scores
-
-    _scores = scores
-
-    @property
-    def eval_tokens(self) -> deque[int]:
-        """The evaluated tokens."""
-        return deque(self._input_ids.tolist(), maxlen=self.n_ctx())
-
-    @property
-    def eval_logits(self) -> deque[list[float]]:
-        """The rows of ``scores`` as lists."""
-        return deque(self.scores.tolist(), maxlen=self.n_ctx() if self._session.logits_all else 1)
-
-    def set_seed(self, seed: int) -> None:
-        """Seed the sampler of the next run; -1 is random."""
-        self._seeds = seed_sequence(seed)
-
-    def reset(self) -> None:
-        """Forget all tokens."""
-        with self._session.lock:
-            self._session.clear()
-
-    def abort(self) -> None:
-        """Stop the evaluation that another thread runs; it raises Aborted and the object stays usable."""
-        self._session.context.abort = True
-
-    # ---- evaluation ----
-
-    def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens after the current ones.
+    def add_lora(self, path: str | os.PathLike[str], scale: float = 1.0) -> None:
+        """Use a LoRA adapter, or give one that is in use another scale; the tokens so far are forgotten.
 
         Raises
         ------
         ValueError
-            When a token is outside the vocabulary, or the tokens do not fit (ContextFull).
-        Aborted
-            When ``abort`` was called meanwhile.
+            When the file is no adapter of this model, or the scale not finite; nothing changed then.
+
+        Examples
+        --------
+        >>> llm.add_lora("adapter.gguf", 0.5)  # doctest: +SKIP
         """
-        ids = self._model.check_tokens(tokens)
-        with self._session.lock:
-            self._session.context.abort = False
-            self._session.eval(ids)
+        self._opened.adapters.add(self.session, os.fspath(path), scale)
 
-    def eval_rows(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-        """Evaluate tokens and yield their logits, float32 [k, n_vocab] per step of at most n_ubatch tokens.
+    def remove_lora(self, path: str | os.PathLike[str]) -> None:
+        """Use an adapter no more; KeyError when it was not in use."""
+        self._opened.adapters.remove(self.session, os.fspath(path))
 
-        Memory does not grow with the tokens. An array is valid until the next step.
+    # ---- embeddings ----
+
+    def create_embedding(self, input: Texts, model: str | None = None) -> CreateEmbeddingResponse:
+        """Embed texts, or their tokens; returns OpenAI's response dict.
+
+        Examples
+        --------
+        >>> with Llama(path, embedding=True, pooling_type=1, verbose=False) as embedder:
+        ...     len(embedder.create_embedding(["a", "b"])["data"])
+        2
         """
-        ids = self._model.check_tokens(tokens)
-        self._session.context.abort = False
-        return self._session.eval_rows(ids)
+        return self._embedder.response(input, self.model_path if model is None else model)
 
-    def trace(self, start: int | None = None, stop: int | None = None) -> AbstractContextManager[Trace]:
-        """Record which chunks each layer and head reads: ``with llm.trace() as trace: llm.eval(tokens)``.
+    @overload
+    def embed(
+        self, input: Texts, normalize: bool = False, truncate: bool = True, return_count: Literal[False] = False
+    ) -> Vectors: ...
+    @overload
+    def embed(
+        self, input: Texts, normalize: bool = False, truncate: bool = True, *, return_count: Literal[True]
+    ) -> tuple[Vectors, int]: ...
 
-        The results do not change. Numbers and a map come from ``pylongctx.inspect``. A position that is evaluated again
-        replaces its record.
+    def embed(
+        self, input: Texts, normalize: bool = False, truncate: bool = True, return_count: bool = False
+    ) -> Vectors | tuple[Vectors, int]:
+        """Embed a text or several, each a string or its tokens.
 
         Parameters
         ----------
-        start, stop : int or None
-            Record the queries at positions ``start <= p < stop`` of the text. None: the current number of tokens,
-            and n_ctx. A query takes 4 * n_layer * n_head * window / chunk_size bytes.
+        normalize : bool
+            Scale every vector to length 1.
+        truncate : bool
+            Leave out what is behind the first ``n_batch`` tokens of a text, instead of refusing it.
+        return_count : bool
+            Return the number of tokens too.
+
+        Returns
+        -------
+        list
+            One list of floats per text, or per token of a text without pooling; for a single text, its own.
 
         Raises
         ------
-        ValueError
-            When the method reads no chunks, or the range is empty or outside of the context.
         RuntimeError
-            When a trace is being recorded already.
-        MemoryError
-            When the records of the range do not fit into memory.
+            When the object was not opened with ``embedding=True``.
+        ValueError
+            When a text has no tokens, or too many.
+
+        Examples
+        --------
+        >>> with Llama(path, embedding=True, pooling_type=1, verbose=False) as embedder:
+        ...     len(embedder.embed("the thief")) == embedder.n_embd()
+        True
         """
-        return record(self._session, self.method, start, stop)
+        vectors, n_tokens = self._embedder.embed(input, normalize, truncate)
+        return (vectors, n_tokens) if return_count else vectors
 
-    @staticmethod
-    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-        """Return how many leading tokens are equal."""
-        return longest_prefix(a, b)
+    def pooling_type(self) -> int:
+        """Return how vectors of tokens become one: 0 not, 1 mean, 2 cls, 3 last, 4 rank."""
+        return self.session.context.pooling_type()
 
-    @staticmethod
-    def logits_to_logprobs(logits: NDArray[np.float32] | list[float], axis: int = -1) -> NDArray[np.float32]:
-        """Return the log-softmax along ``axis``, float32 of the same shape; rows may hold -inf."""
-        x = np.asarray(logits, np.float32)
-        top = np.max(x, axis=axis, keepdims=True)
-        shifted = x - np.where(np.isfinite(top), top, np.float32(0))
-        with np.errstate(divide="ignore"):
-            return np.asarray(shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True)), np.float32)
+    @property
+    def _embedder(self) -> Embedder:
+        if not self._arguments["embedding"]:
+            raise RuntimeError("Llama model must be created with embedding=True to call this method")
+        return Embedder(self.session)
 
+    # ---- facts ----
 
-def _spec(method: Method | str | None, embedding: bool) -> str:
-    if embedding and method not in (None, "full") and not isinstance(method, Full):
-        raise ValueError(f"embedding=True runs on llama.cpp's own memory, without method={method}")
-    if method is None or embedding:
-        return ""
-    return str(method if isinstance(method, Method) else parse(method))
+    @property
+    def method(self) -> Method | None:
+        """The method with every automatic choice filled in; None with llama.cpp's own KV cache."""
+        return self.session.method
 
+    def kv_usage(self) -> KVUsage:
+        """Return the KV memory: ``bytes``, ``peak_bytes``, ``full_bytes``, ``rows`` int32 [n_layer, n_head_kv].
 
-def _close(model: Model, context: Context | None, adapters: dict[str, Adapter]) -> None:
-    if context is not None:
-        context.close()
-    for adapter in adapters.values():
-        adapter.close()
-    model.close()
+        Examples
+        --------
+        >>> llm.reset()
+        >>> llm.eval(tokens[:64])
+        >>> usage = llm.kv_usage()
+        >>> usage.bytes <= usage.peak_bytes, int(usage.rows.min())
+        (True, 64)
+        """
+        return self.session.context.kv_usage()
+
+    def offload_usage(self) -> OffloadUsage:
+        """Return how the pages of ``kv_offload="host"`` were read since the model was loaded."""
+        return self.session.context.offload_usage()
+
+    def held_rows(self, layer: int, head: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return which tokens a KV head still holds, and what its queries think of them.
+
+        Returns
+        -------
+        rows : numpy.ndarray
+            int32 [n], positions, ascending.
+        scores : numpy.ndarray
+            int32 [n]: with corm the last query to which the token was important, -1 for none (CORM, definition 3.1; one
+            of the last ``window`` when ``evict_every`` is not below it, where one is enough to stay);
+            with scissorhands a count; with h2o and tova a float's bits (``scores.view(numpy.float32)``).
+
+        Raises
+        ------
+        IndexError
+            When the model has no such layer or head.
+        """
+        shape = self.kv_usage().rows.shape
+        if not (0 <= layer < shape[0] and 0 <= head < shape[1]):
+            raise IndexError(f"the model has {shape[0]} layers of at most {shape[1]} KV heads, not ({layer}, {head})")
+        return self.session.context.held_rows(layer, head)
+
+    def n_ctx(self) -> int:
+        """Return the context window in tokens.
+
+        Examples
+        --------
+        >>> llm.n_ctx()
+        2048
+        """
+        return self.session.context.n_ctx
+
+    def n_embd(self) -> int:
+        """Return the width of the model."""
+        return int(self._model.info.n_embd)
+
+    def n_vocab(self) -> int:
+        """Return the size of the vocabulary."""
+        return int(self._model.info.n_vocab)
+
+    def token_bos(self) -> int:
+        """Return the beginning-of-sequence token, -1 for none."""
+        return int(self._model.info.token_bos)
+
+    def token_eos(self) -> int:
+        """Return the end-of-sequence token, -1 for none."""
+        return int(self._model.info.token_eos)
+
+    def token_nl(self) -> int:
+        """Return the newline token, -1 for none."""
+        return int(self._model.info.token_nl)
+
+    # ---- vocabulary ----
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Return the token ids of UTF-8 bytes; ``special`` reads the texts of special tokens as such.
+
+        Examples
+        --------
+        >>> llm.detokenize(llm.tokenize(b"It was"))
+        b'It was'
+        """
+        return self._model.tokenize(text, add_bos, special)
+
+    def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
+        """Return the bytes of tokens; a space right after a leading BOS token is dropped."""
+        return self._model.detokenize(tokens, special)
+
+    def tokenizer(self) -> LlamaTokenizer:
+        """Return an object with ``encode`` and ``decode`` on str.
+
+        Examples
+        --------
+        >>> llm.tokenizer().decode(llm.tokenizer().encode("It was"))
+        'It was'
+        """
+        return LlamaTokenizer(self._model)

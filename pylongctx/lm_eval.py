@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pylongctx import Llama
-from pylongctx._session import longest_prefix
+from pylongctx.engine.session import longest_prefix
 from pylongctx.logprobs import Scorer
 
 try:
@@ -44,6 +44,13 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
         Accepted, as lm_eval passes them always; requests are evaluated one after the other.
     **arguments
         For ``Llama``: ``method``, ``n_ctx``, ``type_k``, ...
+
+    Examples
+    --------
+    >>> model = PylongctxLM("model.gguf", method="longheads", n_ctx=2048)
+    >>> model.max_length
+    2048
+    >>> model.llm.close()
     """
 
     def __init__(
@@ -63,7 +70,7 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
         self.max_gen_toks = max_gen_toks
         self.add_bos_token = add_bos_token
         self.truncate = truncate
-        self._scorer = Scorer(self.llm._model, 1)
+        self._scorer = Scorer(self.llm.session.model, 1)
 
     # ---- facts and texts ----
 
@@ -136,7 +143,7 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
     def _rows(self, tokens: list[int], n: int) -> Iterator[Any]:
         """Yield the logits after each of the last ``n`` tokens; what comes before is evaluated where it is new."""
         first = len(tokens) - n
-        known = self.llm.n_tokens = longest_prefix(self.llm._input_ids, tokens[:first])
+        known = self.llm.n_tokens = longest_prefix(self.llm.session.tokens, tokens[:first])
         if known < first:
             self.llm.eval(tokens[known:first])
         for rows in self.llm.eval_rows(tokens[first:]):

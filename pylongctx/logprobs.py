@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._lib import error, in_buffer, lib, out_buffer
-from pylongctx._model import Model
+from pylongctx.engine.model import Model
 
 
 class CompletionLogprobs(TypedDict):
@@ -45,7 +45,13 @@ class Entry(NamedTuple):
 
 
 def as_dict(entries: Iterable[Entry]) -> CompletionLogprobs:
-    """Return OpenAI's dict of lists."""
+    """Return OpenAI's dict of lists.
+
+    Examples
+    --------
+    >>> as_dict([Entry(b" thief", 0, -0.5, [(b" thief", -0.5), (b" man", -1.5)])])["top_logprobs"]
+    [{' thief': -0.5, ' man': -1.5}]
+    """
     entries = list(entries)
     return {
         "tokens": [entry.text for entry in entries],
@@ -56,7 +62,14 @@ def as_dict(entries: Iterable[Entry]) -> CompletionLogprobs:
 
 
 def merge(parts: Iterable[CompletionLogprobs | None]) -> CompletionLogprobs:
-    """Return the lists of several chunks one after the other."""
+    """Return the lists of several chunks one after the other.
+
+    Examples
+    --------
+    >>> part = as_dict([Entry(b" thief", 0, -0.5, None)])
+    >>> merge([part, None, part])["tokens"]
+    [' thief', ' thief']
+    """
     whole = as_dict([])
     for part in parts:
         for name, values in (part or {}).items():

@@ -1,13 +1,11 @@
 """LoRA adapters: loaded beside a model, with a scale each."""
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from pylongctx._gguf import check_adapter
 from pylongctx._lib import error, ffi, lib, text
-from pylongctx._model import Model
-from pylongctx._saving import Saving
+from pylongctx.engine.model import Model
+from pylongctx.engine.session import Session
 from pylongctx.state import file_sample
 
 
@@ -44,54 +42,56 @@ class Adapter:
         lib.lctx_adapter_free(handle)
 
 
-class Adapters(Saving):
-    """What Llama does with LoRA adapters. A change forgets all tokens, which were evaluated with other weights."""
+class Adapters:
+    """The LoRA adapters in use. A change forgets all tokens, which were evaluated with other weights.
 
-    _adapters: dict[str, Adapter]
+    Parameters
+    ----------
+    model : Model
+        The model that they adapt.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._used: dict[str, Adapter] = {}
 
     @property
-    def loras(self) -> Mapping[str, float]:
+    def scales(self) -> dict[str, float]:
         """The adapters in use: path and scale."""
-        return {path: adapter.scale for path, adapter in self._adapters.items()}
+        return {path: adapter.scale for path, adapter in self._used.items()}
 
-    def add_lora(self, path: str | os.PathLike[str], scale: float = 1.0) -> None:
-        """Use an adapter, or give one that is in use another scale.
+    @property
+    def identity(self) -> list[str]:
+        """What saved states depend on."""
+        return sorted(f"{adapter.sample} * {adapter.scale}" for adapter in self._used.values())
 
-        Raises
-        ------
-        ValueError
-            When the file is no adapter of this model, or the scale not finite; nothing changed then.
-        """
-        name, session = os.fspath(path), self._session
+    def add(self, session: Session, path: str, scale: float) -> None:
+        """Use an adapter, or give one that is in use another scale; nothing changed when it is refused."""
         with session.lock:
-            new = name not in self._adapters
-            adapter = Adapter(self._model, name) if new else self._adapters[name]
+            new = path not in self._used
+            adapter = Adapter(self._model, path) if new else self._used[path]
             before, adapter.scale = adapter.scale, float(scale)
             try:
-                self._use(self._adapters | {name: adapter})
+                self._use(session, self._used | {path: adapter})
             except BaseException:
                 adapter.scale = before
                 if new:
                     adapter.close()
                 raise
-            self._adapters[name] = adapter
+            self._used[path] = adapter
 
-    def remove_lora(self, path: str | os.PathLike[str]) -> None:
+    def remove(self, session: Session, path: str) -> None:
         """Use an adapter no more; KeyError when it was not in use."""
-        session = self._session
         with session.lock:
-            adapter = self._adapters.pop(os.fspath(path))
-            self._use(self._adapters)
+            adapter = self._used.pop(path)
+            self._use(session, self._used)
             adapter.close()
 
-    def _use(self, adapters: dict[str, Adapter]) -> None:
-        context = self._session.context
-        context.set_adapters([(adapter.handle, adapter.scale) for adapter in adapters.values()])
-        self._session.clear()
+    def close(self) -> None:
+        """Free all adapters; before the model."""
+        while self._used:
+            self._used.popitem()[1].close()
 
-    @property
-    def _identity(self) -> Mapping[str, Any]:
-        if not self._adapters:
-            return super()._identity
-        used = sorted(f"{adapter.sample} * {adapter.scale}" for adapter in self._adapters.values())
-        return {**super()._identity, "lora": used}
+    def _use(self, session: Session, adapters: dict[str, Adapter]) -> None:
+        session.context.set_adapters([(adapter.handle, adapter.scale) for adapter in adapters.values()])
+        session.clear()

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._lib import error, ffi, in_buffer, lib, text
-from pylongctx._model import Model
+from pylongctx.engine.model import Model
 
 LogitsProcessor = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
 StoppingCriteria = Callable[[NDArray[np.int32], NDArray[np.float32]], bool]
@@ -19,7 +19,17 @@ RANDOM_SEEDS = (-1, 0xFFFFFFFF)
 
 
 class LogitsProcessorList(list[LogitsProcessor]):
-    """Processors applied one after the other to the logits of the next token, float32 [n_vocab]."""
+    """Processors applied one after the other to the logits of the next token, float32 [n_vocab].
+
+    Examples
+    --------
+    >>> def forbid_first(input_ids, scores):
+    ...     scores[0] = -np.inf
+    ...     return scores
+    >>> twice = LogitsProcessorList([forbid_first, forbid_first])
+    >>> twice(np.array([1], np.int32), np.zeros(3, np.float32))
+    array([-inf,   0.,   0.], dtype=float32)
+    """
 
     def __call__(self, input_ids: NDArray[np.int32], scores: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits after the last processor."""
@@ -29,7 +39,14 @@ class LogitsProcessorList(list[LogitsProcessor]):
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):
-    """Criteria of which one is enough to stop."""
+    """Criteria of which one is enough to stop.
+
+    Examples
+    --------
+    >>> stop = StoppingCriteriaList([lambda input_ids, logits: len(input_ids) >= 40])
+    >>> stop(np.zeros(40, np.int32), np.zeros(3, np.float32))
+    True
+    """
 
     def __call__(self, input_ids: NDArray[np.int32], logits: NDArray[np.float32]) -> bool:
         """Return whether one of the criteria holds."""
@@ -37,7 +54,15 @@ class StoppingCriteriaList(list[StoppingCriteria]):
 
 
 class MinTokensLogitsProcessor:
-    """Forbid the end-of-sequence token until ``min_tokens`` tokens were generated."""
+    """Forbid the end-of-sequence token until ``min_tokens`` tokens were generated.
+
+    Examples
+    --------
+    >>> longer = MinTokensLogitsProcessor(min_tokens=8, token_eos=llm.token_eos())
+    >>> answer = llm("The thief is", logits_processor=LogitsProcessorList([longer]), max_tokens=8)
+    >>> answer["usage"]["completion_tokens"]
+    8
+    """
 
     def __init__(self, min_tokens: int, token_eos: int) -> None:
         self.min_tokens = min_tokens
@@ -55,7 +80,13 @@ class MinTokensLogitsProcessor:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The settings of one sampler chain; ``temp`` 0 is greedy. Penalties see generated tokens only."""
+    """The settings of one sampler chain; ``temp`` 0 is greedy. Penalties see generated tokens only.
+
+    Examples
+    --------
+    >>> SamplingParams(seed=1, temp=0.0).settings()["temp"]
+    0.0
+    """
 
     seed: int
     top_k: int = 40

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._lib import error, lib
-from pylongctx._model import Model
+from pylongctx.engine.model import Model
 from pylongctx.errors import LctxError
 
 MAGIC = b"LCTXSTAT"
@@ -40,6 +40,15 @@ class LlamaState:
         uint8, the KV cache as the library stores it.
     identity : dict
         The model, the method and the settings that the cache depends on.
+
+    Examples
+    --------
+    >>> llm.eval(tokens[:32])
+    >>> llm.save_state().save("text.state")
+    >>> llm.reset()
+    >>> llm.load_state(LlamaState.load("text.state"))
+    >>> llm.n_tokens
+    32
     """
 
     input_ids: NDArray[np.int32]

@@ -94,7 +94,7 @@ def test_every_repetition_starts_from_the_depth(embedded_model, method):
         rows.append(running.llm.kv_usage().rows.sum())
         running._go_back()
         assert running.llm.n_tokens == 40
-    assert (running.llm._checkpoint is not None) == (method == CORM)
+    assert (running.llm.states.checkpoint is not None) == (method == CORM)
     if method != CORM:
         assert len(set(rows)) == 1
     running.llm.close()

@@ -135,7 +135,7 @@ def test_markdown_parses_back(records):
     measured, refused = (dict(zip(head, row, strict=True)) for row in rows)
     assert measured["t/s"] == "5333333.33 \u00b1 3771236.17"
     assert [measured[name] for name in ("size", "params", "KV", "peak RSS", "TTFT")] == [
-        "5.00 MiB", "4.46 M", "0.25 MiB", "3.00 GiB", "1.5 ms"
+        "5.00 MiB", "4.46 M", "256.00 KiB", "3.00 GiB", "1.5 ms"
     ]  # fmt: skip
     assert refused["t/s"] == 'refused: it\'s \\| "quoted", not measured'
     assert "full: full,a=1" in lines

@@ -140,7 +140,7 @@ def test_logprobs_equal_a_softmax_of_the_scores(embedded_model):
         for i, entry in enumerate(found[:-1]):
             row, token = rows[n_prompt + i - 1], tokens[n_prompt + i]
             assert entry["logprob"] == pytest.approx(row[token], rel=1e-4)
-            assert bytes(entry["bytes"]) == llm._model.piece(int(token))
+            assert bytes(entry["bytes"]) == llm.session.model.piece(int(token))
             best = [top["logprob"] for top in entry["top_logprobs"]]
             np.testing.assert_allclose(best, np.sort(row)[::-1][:4], rtol=1e-4)
     assert "".join(entry["token"] for entry in found) == content(done)

@@ -17,9 +17,9 @@ def counted(embedded_model, monkeypatch):
 
     def open_counted(path=embedded_model, **kwargs):
         llm, counts = new(path, **{"n_ctx": 4096} | kwargs), []
-        decode = llm._session.context.decode
+        decode = llm.session.context.decode
         monkeypatch.setattr(
-            llm._session.context, "decode", lambda tokens, *args: counts.append(len(tokens)) or decode(tokens, *args)
+            llm.session.context, "decode", lambda tokens, *args: counts.append(len(tokens)) or decode(tokens, *args)
         )
         opened.append(llm)
         return llm, counts
@@ -125,13 +125,13 @@ def test_the_same_answer_as_without_reuse(counted, embedded_f32):
     messages = []
     for i in range(3):
         turn(llm, messages, f"Question {i}?", seed=i)
-    warm, held = llm.scores[-1].copy(), llm._session.tokens.tolist()
+    warm, held = llm.scores[-1].copy(), llm.session.tokens.tolist()
     llm.reset()
     llm.eval(held)
     assert_same(llm.scores[-1], warm, EXACT)
     messages.append({"role": "user", "content": "And then?"})
-    tokens = prompt_tokens(llm._model, llm.apply_template(messages), llm._session.tokens.tolist())
-    assert tokens[: llm.n_tokens] == list(llm._session.tokens)[: len(tokens)]
+    tokens = prompt_tokens(llm._model, llm.apply_template(messages), llm.session.tokens.tolist())
+    assert tokens[: llm.n_tokens] == list(llm.session.tokens)[: len(tokens)]
     llm.reset()
     llm.eval(tokens)
     cold = llm.scores[-1].copy()

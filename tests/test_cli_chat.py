@@ -10,7 +10,8 @@ CORM = "corm,window=64,recent=64"
 ENDLESS = ("--grammar", "root ::= [a-z ] root", "--temp", "0")
 YES = ("--grammar", 'root ::= "yes" | "no"', "--temp", "0")
 TURN = re.compile(
-    r"prompt (\d+) tokens(?:, [\d.]+ t/s)?; answer (\d+) tokens(?:, [\d.]+ t/s)?; KV ([\d.]+) MiB; context (\d+)/(\d+)"
+    r"prompt (\d+) tokens(?:, [\d.]+ t/s)?; answer (\d+) tokens(?:, [\d.]+ t/s)?; "
+    r"KV ([\d.]+ [KM]iB); context (\d+)/(\d+)"
 )
 
 
@@ -131,7 +132,7 @@ def test_methods_change_while_talking(tmp_path):
     ]
     done = run("chat", *YES, "-c", "600", input="\n".join(lines))
     assert done.returncode == 1
-    assert re.search(r"saved: \d+ tokens, [\d.]+ MiB\nfull\n", done.stderr)
+    assert re.search(r"saved: \d+ tokens, [\d.]+ [KM]iB\nfull\n", done.stderr)
     assert "unknown method 'nonsense'" in done.stderr
     assert "selfextend,group_size=4,neighbor_window=64; KV" in done.stderr
     assert "it was saved with method='full', this object has method='selfextend" in done.stderr

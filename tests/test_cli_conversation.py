@@ -48,9 +48,9 @@ def test_forty_turns_cost_what_is_new(talk, method):
     conversation = talk(method, grammar=WORDS)
     llm = conversation.llm
     for i in range(40):
-        known, evaluated = llm.n_tokens, llm._session.n_evaluated
+        known, evaluated = llm.n_tokens, llm.session.n_evaluated
         answer = said(conversation.ask(f"And what happened on day {i}?", never))
-        turn, cost = conversation.turn, llm._session.n_evaluated - evaluated
+        turn, cost = conversation.turn, llm.session.n_evaluated - evaluated
         assert cost == llm.n_tokens - known, i
         assert cost <= turn.n_prompt + turn.n_answer
         assert 0 < turn.n_prompt < 100
@@ -66,10 +66,10 @@ def test_thoughts_that_are_left_out_cost_the_last_turn_only(talk, method):
     grammar = 'root ::= "<think>\\n" [a-z ]{20,30} "\\n</think>\\n\\n" [a-z]{5,9}'
     conversation = talk(method, chat_format=STRIPPING, grammar=grammar, max_tokens=60, temperature=1.0, seed=3)
     for i in range(12):
-        before = conversation.llm._session.n_evaluated
+        before = conversation.llm.session.n_evaluated
         kinds = {kind for kind, _ in conversation.ask(f"And on day {i}?", never)}
         assert kinds == {"reasoning_content", "content"}
-        assert conversation.llm._session.n_evaluated - before < 200
+        assert conversation.llm.session.n_evaluated - before < 200
     assert conversation.llm.n_tokens > 500
 
 
@@ -79,12 +79,12 @@ def test_another_answer_costs_the_answer_only(talk, method):
     for i in range(6):
         said(conversation.ask(f"Question number {i}?", never))
     messages = [*conversation.messages]
-    before = conversation.llm._session.n_evaluated
+    before = conversation.llm.session.n_evaluated
     again = said(conversation.ask_again(never))
     assert again == messages[-1]["content"]
     assert conversation.messages == messages
     assert conversation.turn.n_prompt <= 12  # where an answer begins
-    assert conversation.llm._session.n_evaluated - before < 30
+    assert conversation.llm.session.n_evaluated - before < 30
 
 
 def test_what_forgets():
@@ -103,9 +103,9 @@ def test_a_stopped_answer_is_part_of_the_conversation(talk, method):
         seen.append(text)
     assert conversation.turn.reason is None
     assert conversation.messages[-1] == {"role": "assistant", "content": "".join(seen)}
-    before, known = conversation.llm._session.n_evaluated, conversation.llm.n_tokens
+    before, known = conversation.llm.session.n_evaluated, conversation.llm.n_tokens
     said(conversation.ask("Go on.", never))
-    assert conversation.llm._session.n_evaluated - before == conversation.llm.n_tokens - known
+    assert conversation.llm.session.n_evaluated - before == conversation.llm.n_tokens - known
     assert conversation.turn.reason in ("stop", "length")
 
 

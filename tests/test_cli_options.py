@@ -7,7 +7,7 @@ import tarfile
 import pytest
 from upstream import tarball
 
-from pylongctx import Corm, Full, LongHeads, SelfExtend
+from pylongctx import Corm, LongHeads, SelfExtend
 from pylongctx.cli import main
 from pylongctx.cli.method import chosen_method
 from pylongctx.cli.options import add_llama_options, llama_arguments, model_path, open_llama
@@ -205,7 +205,7 @@ def test_sizes_that_belong_elsewhere(words, message):
 
 def test_no_method_is_llama_cpp_s_own_cache():
     assert chosen_method(parse("--method", "none")) is None
-    assert chosen_method(parse()) == Full()
+    assert chosen_method(parse()) == "auto"
 
 
 def test_the_method_may_come_from_a_variable(monkeypatch):

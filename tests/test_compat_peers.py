@@ -95,6 +95,6 @@ llm = LlamaCPP(
 )
 whole = llm.complete(text).text
 assert [part.text for part in llm.stream_complete(text)][-1] == whole
-print(llm.metadata.context_window, type(llm._model.method).__name__, bool(whole))
+print(llm.metadata.context_window, type(llm.session.model.method).__name__, bool(whole))
 """
     assert run("llama_index", script, embedded_model) == "4096 LongHeads True\n"

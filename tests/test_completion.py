@@ -207,7 +207,7 @@ def test_too_long_a_prompt_says_what_to_do(llm, prompt):
 
 def test_every_token_is_turned_into_text_once(llm, monkeypatch):
     pieces = []
-    monkeypatch.setattr(llm._model, "piece", lambda token, special=False: pieces.append(token) or b" x")
+    monkeypatch.setattr(llm.session.model, "piece", lambda token, special=False: pieces.append(token) or b" x")
     done = llm("It was", max_tokens=40, temperature=0.0, stop=["never"], logit_bias={llm.token_eos(): -1e9})
     assert done["usage"]["completion_tokens"] == 40
     assert len(pieces) == 40

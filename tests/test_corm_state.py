@@ -77,12 +77,12 @@ FIRST, SECOND = [66, 67, 68, 69, 70, 71, 72], [80, 81, 82, 83, 84]  # two last t
 @contextmanager
 def counted(llm: Llama) -> Iterator[list[int]]:
     """Collect how many tokens every step evaluates."""
-    decode, sizes = llm._session.context.decode, []
-    llm._session.context.decode = lambda part, *rest: (sizes.append(len(part)), decode(part, *rest))
+    decode, sizes = llm.session.context.decode, []
+    llm.session.context.decode = lambda part, *rest: (sizes.append(len(part)), decode(part, *rest))
     try:
         yield sizes
     finally:
-        del llm._session.context.decode
+        del llm.session.context.decode
 
 
 def complete(llm: Llama, prompt: list[int], n: int = 1, **settings) -> str:

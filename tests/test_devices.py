@@ -197,7 +197,7 @@ def test_llama_on_two_servers(embedded_model, endpoints):
     for where in ({}, {"rpc_servers": ",".join(endpoints), "n_gpu_layers": -1, "tensor_split": [1, 3]}):
         with Llama(str(embedded_model), n_ctx=512, n_threads=1, verbose=False, method=EVICTION, **where) as llm:
             llm.eval(llm.tokenize(prompt))
-            outputs.append((llm._session.context.kv_usage().bytes, llm.sample(temp=0.0)))
+            outputs.append((llm.session.context.kv_usage().bytes, llm.sample(temp=0.0)))
     assert outputs[0] == outputs[1]
 
 

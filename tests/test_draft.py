@@ -35,8 +35,8 @@ def test_the_same_tokens_in_fewer_evaluations(embedded_model, method, n_right):
     draft = Scripted([*prompt, *said], n_right)
     with new(embedded_model, method=method, draft_model=draft) as llm:
         steps = []
-        decode = llm._session.context.decode
-        llm._session.context.decode = lambda tokens, *args: steps.append(len(tokens)) or decode(tokens, *args)
+        decode = llm.session.context.decode
+        llm.session.context.decode = lambda tokens, *args: steps.append(len(tokens)) or decode(tokens, *args)
         found = []
         for token in islice(llm.generate(prompt, temp=0.0), 20):
             assert llm._input_ids.tolist() == [*prompt, *found]

@@ -256,10 +256,9 @@ def tool(kind: str, name: str, *arguments: object, method: str | None = None) ->
 
 
 @pytest.fixture(scope="module")
-def perplexity(embedded_model, tmp_path_factory):
-    """Return a function: the perplexity that a tool prints for the README."""
-    text = tmp_path_factory.mktemp("perplexity") / "text.txt"
-    text.write_text((ROOT / "README.md").read_text() * 3)
+def perplexity(embedded_model):
+    """Return a function: the perplexity that a tool prints for a novel."""
+    text = ROOT / "bench" / "emma.txt"
 
     @functools.cache
     def run_tool(kind: str, n_ctx: int, method: str | None = None) -> float:

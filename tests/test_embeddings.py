@@ -87,6 +87,15 @@ def test_the_response(embedded_model):
     assert json.loads(json.dumps(done)) == done
 
 
+def test_tokens_instead_of_texts(embedded_model):
+    with open_model(embedded_model, pooling_type=MEAN) as llm:
+        tokens = [llm.tokenize(text.encode()) for text in TEXTS]
+        assert llm.embed(tokens) == llm.embed(TEXTS)
+        assert llm.embed(tokens[1]) == llm.embed(TEXTS[1])
+        with pytest.raises(ValueError, match="outside the vocabulary"):
+            llm.embed([10**6])
+
+
 def test_long_texts_are_cut_or_refused(embedded_model):
     with open_model(embedded_model, pooling_type=MEAN, n_batch=16) as llm:
         text = TEXTS[1] * 5
@@ -126,4 +135,4 @@ def test_without_embedding(llm, embedded_model):
     with open_model(embedded_model) as other:
         assert other.embed([]) == []
         with pytest.raises(TypeError, match="text"):
-            other.embed([7])
+            other.embed([7.5])

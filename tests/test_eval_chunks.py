@@ -10,8 +10,8 @@ from vocabulary import Words
 
 from pylongctx.eval import runner
 from pylongctx.eval.chunks import Chunks, means, pack, unpack
-from pylongctx.eval.passkeys import Passkey
-from pylongctx.eval.runner import Job, make_samples, run
+from pylongctx.eval.passkey import Passkey
+from pylongctx.eval.runner import Cell, make_samples, run
 from pylongctx.inspect import chunks_of, cover_rate, uniformity
 from pylongctx.methods import METHODS, parse
 
@@ -20,8 +20,8 @@ LENGTH = 300
 
 
 @pytest.fixture(scope="module")
-def job(embedded_model) -> Job:
-    return Job(embedded_model, METHOD, Chunks(tests=2, depths=(0.25, 0.5)), LENGTH, options={"n_threads": 1})
+def job(embedded_model) -> Cell:
+    return Cell(embedded_model, METHOD, Chunks(tests=2, depths=(0.25, 0.5)), LENGTH, options={"n_threads": 1})
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_only_methods_that_choose_chunks_have_some_to_show(spec):
 
 
 def test_a_method_without_chunks_is_refused_before_a_model_is_opened(embedded_model, monkeypatch):
-    job = Job(embedded_model, "window", Chunks(), LENGTH)
+    job = Cell(embedded_model, "window", Chunks(), LENGTH)
     samples = make_samples(job)
     monkeypatch.setattr(runner, "Llama", None)
     with pytest.raises(ValueError, match=r"what longheads chooses, and 'window' .* give the task its own methods = \["):

@@ -1,6 +1,7 @@
 """The commands that evaluate: what is printed, what is written, what is not run again."""
 
 import json
+import re
 
 import pytest
 from needs import need
@@ -31,6 +32,14 @@ def test_passkey_goes_on_where_it_stopped(tmp_path, capsys):
     assert main([*options, "--tests", "2"]) == 0
     assert out.read_text() == again
     assert "pass key found" in capsys.readouterr().out
+
+
+def test_a_pipe_gets_a_line_for_each_cell(capsys):
+    options = ["--lengths", "160,300", "--method", "full", "--method", "selfextend", "--tests", "1"]
+    assert main(["passkey", *options]) == 0
+    said = [re.sub(r", \d+ s\]", "]", line) for line in capsys.readouterr().err.splitlines() if line]
+    cells = [(method, n) for method in ("full", "selfextend") for n in (160, 300)]
+    assert said == [f"[{i}/4] passkey: {method} at {n}: 100 %" for i, (method, n) in enumerate(cells, 1)]
 
 
 def test_passkey_styles(tmp_path, capsys):

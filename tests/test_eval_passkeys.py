@@ -6,8 +6,7 @@ import re
 import pytest
 from vocabulary import Words, total
 
-from pylongctx.eval.passkey import INTRO
-from pylongctx.eval.passkeys import GARBAGE, STYLES, Passkey
+from pylongctx.eval.passkey import GARBAGE, INTRO, STYLES, Passkey
 from pylongctx.eval.task import Answer, Sample
 
 # length, seed, key and hash of LongHeads' generate_prompt_landmark(n_garbage, seed + n_garbage)

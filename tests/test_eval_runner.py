@@ -14,10 +14,10 @@ from pylongctx.eval.kld import Divergence
 from pylongctx.eval.leval import Choices
 from pylongctx.eval.longbench import LongBench
 from pylongctx.eval.needle import Needle
-from pylongctx.eval.passkeys import Passkey
+from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.perplexity import Perplexity
 from pylongctx.eval.ruler import Ruler
-from pylongctx.eval.runner import Job, Results, digest, make_samples, run
+from pylongctx.eval.runner import Cell, Results, digest, make_samples, run
 from pylongctx.eval.task import ModelVocabulary, Sample
 
 TASKS = [
@@ -35,7 +35,7 @@ TIMES = ("seconds", "ttft", "prompt_per_second", "token_seconds", "peak_rss")
 
 @pytest.fixture(scope="module")
 def job(embedded_model):
-    return Job(str(embedded_model), "full", Passkey(tests=3), LENGTH, options={"n_threads": 1})
+    return Cell(str(embedded_model), "full", Passkey(tests=3), LENGTH, options={"n_threads": 1})
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_nothing_is_loaded_when_all_is_done(job, samples):
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_jobs_travel_to_other_processes(task):
-    job = Job("model.gguf", "longheads", task, 4096, options={"rope_freq_base": 1e6})
+    job = Cell("model.gguf", "longheads", task, 4096, options={"rope_freq_base": 1e6})
     assert pickle.loads(pickle.dumps(job)) == job
 
 
@@ -169,7 +169,7 @@ class Scripted:
     def __init__(self, text):
         self.words = Words()
         self._script = self.words.tokenize(text)
-        self._model = self
+        self.session = self.model = self
 
     def ends_generation(self, token):
         return self.words.detokenize([token]) == " end"
@@ -181,8 +181,8 @@ class Scripted:
         assert temp == 0
         return itertools.chain(self._script, itertools.repeat(self._script[-1]))
 
-    def detokenize(self, tokens):
-        return self.words.detokenize(tokens).encode()
+    def piece(self, token):
+        return self.words.detokenize([token]).encode()
 
     def kv_usage(self):
         return self

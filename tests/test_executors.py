@@ -12,8 +12,8 @@ from needs import need
 from pylongctx.cli import main
 from pylongctx.eval.executors import Failed, local, make_executor, units_of
 from pylongctx.eval.executors.units import SAMPLES_PER_UNIT
-from pylongctx.eval.passkeys import Passkey
-from pylongctx.eval.runner import Job, digest, make_samples, run
+from pylongctx.eval.passkey import Passkey
+from pylongctx.eval.runner import Cell, digest, make_samples, run
 
 LENGTH = 160
 MIB = 2**20
@@ -37,7 +37,7 @@ class Deadly(Passkey):
 
 @pytest.fixture(scope="module")
 def job(embedded_model):
-    return Job(str(embedded_model), "full", Passkey(tests=3), LENGTH, options={"n_threads": 1, "n_threads_batch": 1})
+    return Cell(str(embedded_model), "full", Passkey(tests=3), LENGTH, options={"n_threads": 1, "n_threads_batch": 1})
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_what_is_refused_does_not_stop_the_rest(job, samples, expected):
 
 def test_a_job_takes_what_the_preflight_says(job, samples):
     (unit,) = units_of(job, samples, ())
-    need, longer = (local.memory_of(replace(unit, job=replace(job, length=n))) for n in (LENGTH, 4096))
+    need, longer = (local.memory_of(replace(unit, cell=replace(job, length=n))) for n in (LENGTH, 4096))
     (device,) = need.shared
     assert need.shared[device] == longer.shared[device] > MIB
     assert 0 < need.own[device] < longer.own[device]
@@ -123,7 +123,7 @@ def test_a_job_takes_what_the_preflight_says(job, samples):
 def test_as_many_processes_as_fit(job, samples, monkeypatch, free, n_workers):
     need = local.Need(Counter(CPU=50), Counter(CPU=20), Counter(CPU=free))
     monkeypatch.setattr(local, "memory_of", lambda unit: need)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
+    monkeypatch.setattr(local, "available_cpus", lambda: 7)
     units = [unit for sample in samples for unit in units_of(job, samples, {digest(job, sample)})]
     assert local.Local(None).plan(units) == (n_workers, 7 // n_workers)
     assert local.Local(1).plan(units) == (1, 7)

@@ -1,11 +1,13 @@
-"""Free memory of the host, in made-up systems."""
+"""Free memory of the host and CPUs of the process, in made-up systems."""
 
+import os
 import resource
 from pathlib import Path
 
 import pytest
 
-from pylongctx._free import free_bytes
+from pylongctx import _arguments
+from pylongctx._free import available_cpus, free_bytes
 
 MIB = 2**20
 
@@ -78,3 +80,53 @@ def test_the_limit_of_the_process(system, monkeypatch):
 
 def test_this_system():
     assert 0 < free_bytes() < 2**50
+    assert 1 <= available_cpus() <= os.cpu_count()
+
+
+# ---- CPUs ----
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    """Let the process run on 12 CPUs."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4, 16)), raising=False)
+
+
+CFS = "sys/fs/cgroup/cpu/{}cpu.cfs_{}_us"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "n"),
+    [
+        ("", {}, 12),
+        ("0::/a/b\n", {}, 12),
+        ("0::/a/b\n", {"sys/fs/cgroup/a/b/cpu.max": "400000 100000\n"}, 4),
+        ("0::/a/b\n", {"sys/fs/cgroup/a/b/cpu.max": "max 100000\n", "sys/fs/cgroup/a/cpu.max": "300000 100000\n"}, 3),
+        ("0::/a/b\n", {"sys/fs/cgroup/a/b/cpu.max": "200000 100000\n", "sys/fs/cgroup/a/cpu.max": "9900 1000\n"}, 2),
+        ("0::/of/the/host\n", {"sys/fs/cgroup/cpu.max": "500000 100000\n"}, 5),
+        ("0::/a\n", {"sys/fs/cgroup/a/cpu.max": "250000 100000\n"}, 2),
+        ("0::/a\n", {"sys/fs/cgroup/a/cpu.max": "10000 100000\n"}, 1),
+        ("0::/a\n", {"sys/fs/cgroup/a/cpu.max": "6400000 100000\n"}, 12),
+        ("0::/a\n", {"sys/fs/cgroup/a/cpu.max": "nonsense\n"}, 12),
+        ("5:cpu,cpuacct:/a\n", {CFS.format("a/", "quota"): "600000\n", CFS.format("a/", "period"): "100000\n"}, 6),
+        ("5:cpuacct,cpu:/a\n", {CFS.format("", "quota"): "700000\n", CFS.format("", "period"): "100000\n"}, 7),
+        ("5:cpu:/\n", {CFS.format("", "quota"): "-1\n", CFS.format("", "period"): "100000\n"}, 12),
+        ("5:memory:/\n", {CFS.format("", "quota"): "700000\n", CFS.format("", "period"): "100000\n"}, 12),
+    ],
+)
+def test_cpus_that_this_process_may_use(system, cores, cgroup, files, n):
+    assert available_cpus(system(cgroup, files)) == n
+
+
+def test_cpus_without_an_affinity(system, monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert available_cpus(system()) == 3
+
+
+def test_threads_are_half_of_the_cpus_and_all_of_them(monkeypatch):
+    monkeypatch.setattr(_arguments, "_PARALLEL", set())
+    for n, few in ((1, 1), (2, 1), (5, 2), (12, 6)):
+        monkeypatch.setattr(_arguments, "available_cpus", lambda n=n: n)
+        assert _arguments.thread_counts(None, None) == (few, n)
+    assert _arguments.thread_counts(3, None) == (3, 12)

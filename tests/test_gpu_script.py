@@ -1,26 +1,22 @@
-"""``bench/gpu.py`` where there is no GPU: the CPU stands for it, or the CUDA kernels run there thread by thread."""
+"""``tests/gpu/acceptance.py`` where there is no GPU: the CPU stands for it, or runs the CUDA kernels."""
 
 import json
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from cases import CHUNK_CASES, EVICT_CASES, OP_CASES, OpCase
+from gpu import acceptance as gpu
+from gpu import checks as gpu_checks
+from gpu import speed as gpu_speed
+from gpu.checks import Check, Text
+from native_ops import Shape
 from needs import lacks
 from op import flash_run, make_inputs, roofline_run, run_chunks, run_evict, run_native, run_step
 
 from pylongctx._lib import build_info
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
-
-import gpu
-import gpu_checks
-import gpu_speed
-from gpu_checks import Check, Text
-from native_ops import Shape
 
 SMALL = Shape(4, 2, 64)
 METHODS = ("full", "longheads,chunk_size=16,window=64", "corm,window=16,recent=16,evict_every=16")

@@ -32,7 +32,7 @@ def test_ctrl_c_leaves_a_usable_object(embedded_model, llm, prompt):
         with pytest.raises(KeyboardInterrupt):
             other.eval(prompt)
         assert list(other.eval_tokens) == prompt[:32]
-        other._session.progress = None
+        other.session.progress = None
         assert greedy(other, prompt) == expected
 
 
@@ -50,7 +50,7 @@ def test_abort_from_another_thread(embedded_model, llm, prompt):
             other.eval(prompt)
         assert list(other.eval_tokens) == prompt[:32]
         assert len(other.scores) == 0
-        other._session.progress = None
+        other.session.progress = None
         assert greedy(other, prompt) == expected
 
 
@@ -98,11 +98,11 @@ def test_every_step_of_a_prompt_may_be_interrupted(embedded_model, how, method):
                 if done == 16 * step:
                     signal.raise_signal(signal.SIGINT) if how == "ctrl-c" else llm.abort()
 
-            llm._session.progress = stop
+            llm.session.progress = stop
             with pytest.raises(raised):
                 llm.eval(tokens)
             assert list(llm.eval_tokens) == tokens[: 16 * step]
-            llm._session.progress = None
+            llm.session.progress = None
             assert greedy(llm, tokens, 4) == expected
 
 

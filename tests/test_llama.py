@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from llamas import EXACT, F32, METHODS, TEXT, greedy, new
 from session import assert_same
 
 from pylongctx import Full, Llama, SelfExtend, Window
-from pylongctx.errors import Aborted
+from pylongctx.errors import Aborted, InvalidInput
 
 
 @pytest.fixture(params=METHODS)
@@ -52,11 +53,11 @@ def test_only_what_is_new_is_evaluated(llm, prompt, embedded_model):
 
 def test_a_known_prompt_is_not_evaluated_again(llm, prompt):
     llm.eval(prompt)
-    llm._session.eval = None  # calling it would raise
+    llm.session.eval = None  # calling it would raise
     try:
         first = greedy(llm, prompt, n=1)
     finally:
-        del llm._session.eval
+        del llm.session.eval
     llm.reset()
     assert greedy(llm, prompt, n=1) == first
 
@@ -64,8 +65,8 @@ def test_a_known_prompt_is_not_evaluated_again(llm, prompt):
 def test_a_refused_rollback_evaluates_again(llm, prompt, monkeypatch):
     expected = greedy(llm, prompt)
     greedy(llm, [*prompt[:20], 300, 301])
-    monkeypatch.setattr(llm._session.context, "truncate", lambda n, seq: "refused for the test")
-    monkeypatch.setattr(llm._session.context, "restorable", lambda n, seq: 0)
+    monkeypatch.setattr(llm.session.context, "truncate", lambda n, seq: "refused for the test")
+    monkeypatch.setattr(llm.session.context, "restorable", lambda n, seq: 0)
     assert greedy(llm, prompt) == expected
     assert llm.eval_tokens[len(prompt)] == expected[0]
     llm.n_tokens = len(prompt)
@@ -76,7 +77,7 @@ def test_a_refused_rollback_evaluates_again(llm, prompt, monkeypatch):
 @pytest.fixture
 def by_eight(exact, monkeypatch):
     """Return a Llama whose cache can be cut at multiples of 8 only."""
-    context = exact._session.context
+    context = exact.session.context
     truncate = context.truncate
     monkeypatch.setattr(context, "truncate", lambda n, seq: "in a chunk" if n % 8 else truncate(n, seq))
     monkeypatch.setattr(context, "restorable", lambda n, seq: n // 8 * 8)
@@ -84,11 +85,11 @@ def by_eight(exact, monkeypatch):
 
 
 def test_a_refused_rollback_keeps_what_it_can(by_eight, prompt, monkeypatch):
-    expected, decode = greedy(by_eight, prompt, n=2), by_eight._session.context.decode
+    expected, decode = greedy(by_eight, prompt, n=2), by_eight.session.context.decode
     greedy(by_eight, [*prompt[:21], 300, 301], n=2)
     places = []
     monkeypatch.setattr(
-        by_eight._session.context, "decode", lambda part, pos, *rest: places.append(pos) or decode(part, pos, *rest)
+        by_eight.session.context, "decode", lambda part, pos, *rest: places.append(pos) or decode(part, pos, *rest)
     )
     assert greedy(by_eight, prompt, n=2) == expected
     assert places[0] == 16
@@ -117,7 +118,7 @@ def test_logits_of_a_failed_step_are_not_used(llm, prompt, monkeypatch):
         raise Aborted("for the test", 2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm._session.context, "decode", fail)
+        patch.setattr(llm.session.context, "decode", fail)
         with pytest.raises(Aborted, match="for the test"):
             llm.eval([300])
     assert list(llm.eval_tokens) == prompt
@@ -222,6 +223,22 @@ def test_n_ctx_zero_is_the_trained_context_or_more(embedded_model):
         assert llm.n_ctx() == 4 * 512
 
 
+@pytest.mark.parametrize(
+    "method",
+    ["selfextend,group_size=2,neighbor_window=128", "longheads,chunk_size=16,window=128,position=grouped,group_size=3"],
+)
+def test_n_ctx_zero_is_no_more_than_the_method_reaches(embedded_model, method):
+    with pytest.raises(InvalidInput, match="n_ctx up to") as reason:
+        new(embedded_model, n_ctx=2048, method=method)
+    with new(embedded_model, n_ctx=0, method=method) as llm:
+        assert llm.n_ctx() == int(re.search(r"n_ctx up to (\d+)", str(reason.value))[1]) > 512
+
+
+def test_n_ctx_zero_is_the_trained_context_when_the_method_reaches_no_further(embedded_model):
+    with new(embedded_model, n_ctx=0, method="selfextend,neighbor_window=300") as llm:
+        assert llm.n_ctx() == 512
+
+
 def test_quantized_cache_by_name_and_number(embedded_model, prompt):
     def first_logits(**types):
         with new(embedded_model, **types) as llm:
@@ -248,13 +265,11 @@ def test_rope_settings_reach_the_model(embedded_model, prompt):
         assert all(np.abs(row - other).max() > 0.1 for other in rows[:i])
 
 
-def test_why_is_printed_only_when_verbose(embedded_model, capfd):
+def test_why_is_logged_only_when_verbose(embedded_model, caplog):
     with new(embedded_model, method="selfextend", n_ctx=2048):
-        assert "pylongctx:" not in capfd.readouterr().err
+        assert caplog.messages == []
     with new(embedded_model, method="selfextend", n_ctx=2048, verbose=True) as llm:
-        shown = capfd.readouterr().err
-        assert shown.count("pylongctx:") == 1
-        assert llm._session.context.why in shown
+        assert caplog.messages == [llm.session.context.why]
 
 
 def test_vocab_only_tokenizes(embedded_model, llm, prompt):

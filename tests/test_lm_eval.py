@@ -101,11 +101,11 @@ def test_the_greedy_continuation_is_told_from_others(open_lm):
 
 def test_a_context_is_evaluated_once_for_all_its_continuations(open_lm):
     lm = open_lm()
-    before = lm.llm._session.n_evaluated
+    before = lm.llm.session.n_evaluated
     n_context, n_wholes = len(lm.tok_encode(LONG)), [len(lm.tok_encode(LONG + ending)) for ending in ENDINGS]
     likelihoods(lm, *[(context, ending) for ending in ENDINGS for context in (LONG, LONG[:200])])
     short = sum(len(lm.tok_encode(LONG[:200] + ending)) for ending in ENDINGS)
-    assert lm.llm._session.n_evaluated - before <= n_context + sum(n - n_context + 1 for n in n_wholes) + short
+    assert lm.llm.session.n_evaluated - before <= n_context + sum(n - n_context + 1 for n in n_wholes) + short
 
 
 def test_nothing_but_the_last_row_of_logits_is_kept(open_lm):
@@ -181,7 +181,7 @@ def test_too_long_a_request_is_refused_before_anything_is_evaluated(open_lm):
     ):
         with pytest.raises(ValueError, match=r"do not fit into n_ctx=100: .*truncate=True"):
             ask()
-    assert lm.llm._session.n_evaluated == 0
+    assert lm.llm.session.n_evaluated == 0
 
 
 def test_a_request_of_just_the_context_is_not(path, open_lm):

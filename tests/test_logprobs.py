@@ -47,7 +47,7 @@ def test_logprobs_equal_the_definition(path, method, echo):
     with new(path, n_ubatch=16, method=method) as llm:
         text, found, tokens = run(llm, prompt, echo=echo)
         n_prompt = len(llm.tokenize(prompt.encode(), add_bos=tokens[0] == llm.token_bos()))
-        pieces = {i: llm._model.piece(i).decode("utf-8", "ignore") for i in range(llm.n_vocab())}
+        pieces = {i: llm.session.model.piece(i).decode("utf-8", "ignore") for i in range(llm.n_vocab())}
         begins_with_bos = tokens[0] == llm.token_bos()
     rows = expected(path, tokens, method)
     first = n_prompt if not echo else 1 if begins_with_bos else 0
@@ -74,7 +74,7 @@ def test_token_ids_have_an_entry_each(path):
     with new(path) as llm:
         tokens = [llm.token_bos(), *llm.tokenize(b"It was", add_bos=False)]
         _, found, _ = run(llm, tokens, echo=True, max_tokens=1)
-        text = [llm._model.piece(token).decode("utf-8", "ignore") for token in tokens]
+        text = [llm.session.model.piece(token).decode("utf-8", "ignore") for token in tokens]
     assert len(found["tokens"]) == len(tokens) + 1
     assert found["tokens"][:-1] == text
     assert found["token_logprobs"][0] is None
@@ -139,7 +139,7 @@ def test_logprobs_are_those_before_sampling_changes_them(embedded_model):
     with new(embedded_model) as llm:
         _, plain, _ = run(llm, "It was", max_tokens=1)
         _, changed, _ = run(llm, "It was", max_tokens=1, logit_bias={300: 50.0}, temperature=1.5)
-        assert changed["tokens"] == [llm._model.piece(300).decode()]
+        assert changed["tokens"] == [llm.session.model.piece(300).decode()]
         for text, value in plain["top_logprobs"][0].items():
             assert changed["top_logprobs"][0][text] == pytest.approx(value, abs=1e-2)
 
@@ -164,7 +164,7 @@ def test_a_known_prompt_is_evaluated_again_for_its_logprobs(embedded_model):
 def test_memory_does_not_grow_with_the_prompt(embedded_model):
     with new(embedded_model, n_ubatch=16) as llm:
         run(llm, TEXT.decode() * 4, echo=True)
-        assert llm._session._rows.shape == (1, llm.n_vocab())
+        assert llm.session._rows.shape == (1, llm.n_vocab())
 
 
 @pytest.mark.parametrize(("value", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError)])

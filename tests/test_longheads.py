@@ -16,7 +16,8 @@ from test_methods import evaluate
 from thinning import thin
 
 from pylongctx import Llama
-from pylongctx.eval.passkey import load_haystack, make_prompt, run_trial
+from pylongctx.eval.haystack import load_haystack
+from pylongctx.eval.passkey import make_prompt, run_trial
 
 CHUNK, N = 16, 200
 METHODS = [

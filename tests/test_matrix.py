@@ -11,7 +11,7 @@ from needs import need
 from pylongctx.cli import main
 from pylongctx.eval.matrix import all_methods, make, read, split_method
 from pylongctx.eval.needle import Needle
-from pylongctx.eval.passkeys import Passkey
+from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.rope import LINEAR, YARN, Positions, positions_of, scaling
 from pylongctx.eval.runner import make_samples
 from pylongctx.methods import METHODS, parse
@@ -82,7 +82,7 @@ def test_all_is_every_method_that_there_is():
 
 def test_jobs_are_the_product():
     table = {"methods": ["full", "linear"], "kv": ["f16", "q8_0/f16"], "lengths": [100, 1024], "tasks": [PASSKEY]}
-    jobs = make(table | {"seed": 3, "llama": {"n_ubatch": 64}}).jobs()
+    jobs = make(table | {"seed": 3, "llama": {"n_ubatch": 64}}).cells()
     found = [(job.length, job.type_k, job.type_v, job.rope, job.seed) for job in jobs]
     types = (("f16", "f16"), ("q8_0", "f16"))
     assert found == [(n, k, v, rope, 3) for n in (100, 1024) for k, v in types for rope in ("", "linear")]
@@ -112,7 +112,7 @@ def test_several_names_are_several_tasks():
 
 def test_a_task_has_its_own_methods():
     own = {"kind": "perplexity", "file": "a.txt", "methods": ["window", "longheads@ntk", "window"]}
-    jobs = make({"methods": ["full"], "lengths": 700, "tasks": [own, PASSKEY]}).jobs()
+    jobs = make({"methods": ["full"], "lengths": 700, "tasks": [own, PASSKEY]}).cells()
     assert [(job.task.name, job.method.split(",")[0], job.rope) for job in jobs] == [
         ("perplexity", "window", ""),
         ("perplexity", "longheads", "ntk"),
@@ -127,7 +127,7 @@ def test_a_task_has_its_own_kv_types():
         "lengths": 64,
         "tasks": [PASSKEY, {"kind": "kld", "file": "a.txt", "kv": "q8_0/f16"}],
     }
-    jobs = make(table).jobs()
+    jobs = make(table).cells()
     types = [(job.task.name, job.type_k, job.type_v) for job in jobs]
     assert types == [("passkey", "f16", "f16"), ("passkey", "q4_0", "q4_0"), ("kld", "q8_0", "f16")]
     with pytest.raises(ValueError, match="'passkey' has no KV types"):
@@ -136,7 +136,7 @@ def test_a_task_has_its_own_kv_types():
 
 def test_the_report_s_matrix_has_every_method_and_texts_of_every_length():
     need("eval", "wonderwords")
-    jobs = make(read(str(REPORT))).jobs()
+    jobs = make(read(str(REPORT))).cells()
     assert {(job.method, job.rope) for job in jobs} >= {split_method(name) for name in all_methods()}
     shortest = {}
     for job in sorted(jobs, key=lambda job: -job.length):
@@ -151,7 +151,7 @@ def test_a_task_may_have_all_methods():
 
 
 def test_a_method_that_is_named_twice_is_run_once():
-    jobs = make({"methods": ["ntk", "full@ntk", "full"], "lengths": 700, "tasks": [PASSKEY]}).jobs()
+    jobs = make({"methods": ["ntk", "full@ntk", "full"], "lengths": 700, "tasks": [PASSKEY]}).cells()
     assert [job.rope for job in jobs] == ["ntk", ""]
 
 
@@ -213,7 +213,10 @@ def test_what_is_refused_is_said_and_the_rest_is_run(tmp_path, capsys):
     assert [record["asked"] for record in lines(tmp_path)] == ["full"]
     (failed,) = json.loads((tmp_path / "failed.json").read_text())
     assert failed["method"] == "longheads,window=1024"
-    assert failed["reason"] in " ".join(capsys.readouterr().out.split())
+    said = capsys.readouterr()
+    assert failed["reason"] in " ".join(said.out.split())
+    assert "passkey: longheads,window=1024 at 700: failed\n" in said.err
+    assert "passkey: full at 700: " in said.err
 
 
 def test_methods_without_chunks_are_refused_and_the_others_are_shown(tmp_path, capsys):

@@ -190,7 +190,7 @@ def test_what_does_not_compose_says_what_does(spec, reason):
     with pytest.raises(ValueError, match=reason) as info:
         parse(spec)
     assert str(info.value).endswith(
-        "a composition is one base (full, selfextend, longheads or dca) + one rule (corm, h2o, scissorhands or tova)"
+        "a composition is one base (dca, full, longheads or selfextend) + one rule (corm, h2o, scissorhands or tova)"
     )
 
 

@@ -1,10 +1,9 @@
 """Every architecture against unpatched llama.cpp, every refusal, every KV type and RoPE scaling under every method.
 
-``python tests/test_models.py`` prints the table of the README: run it after adding a recipe to ``tiny_models.py``.
+``python tests/test_models.py`` writes docs/models-table.md: run it after adding a recipe to ``tiny_models.py``.
 """
 
 import re
-import sys
 import tempfile
 from dataclasses import dataclass, replace
 from functools import cache
@@ -67,7 +66,8 @@ REASONS = {
     "qwen2vl": "multi-section",
     "smollm3": "layers have no rotary",
 }
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "models-table.md"
+BEGIN, END = "<!-- models begin -->\n", "\n<!-- models end -->"
 
 
 def make(folder: Path, name: str) -> Path:
@@ -243,7 +243,7 @@ def test_rope_scaling_composes_with_every_method(model_path, tokens, model, scal
     assert abs(Model.load(path).logits(tokens[:110], method) - want).max() > 0.1
 
 
-# ---- the table of the README ----
+# ---- the table of the documents ----
 
 
 def compare(path: Path, want: np.ndarray, tokens: list[int], type_name: str) -> list[float]:
@@ -269,10 +269,8 @@ def table() -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def test_the_readme_names_the_proven_architectures():
-    text = README.read_text()
-    text = text[text.index("<!-- models begin -->") : text.index("<!-- models end -->")]
-    rows = re.findall(r"^\| ([\w.-]+) \| ([\w.-]+) \| \d", text, re.MULTILINE)
+def test_the_page_has_the_proven_architectures():
+    rows = re.findall(r"^\| ([\w.-]+) \| ([\w.-]+) \| \d", PAGE.read_text(), re.MULTILINE)
     assert rows == [(name, recipe.arch or name) for name, recipe in PROVEN.items()]
 
 
@@ -286,4 +284,5 @@ def test_the_library_serves_the_proven_architectures(folder):
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table() + "\n")
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + table() + END + rest.partition(END)[2])

@@ -5,7 +5,7 @@ import pytest
 from cases import SPECS
 from llamas import TEXT, new
 
-from pylongctx._context import OffloadUsage
+from pylongctx.engine.context import OffloadUsage
 from pylongctx.errors import InvalidInput
 from pylongctx.models import embedded_model
 

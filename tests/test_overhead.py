@@ -40,13 +40,13 @@ class Work:
     """What the host did between two looks."""
 
     def __init__(self, session):
-        self._session = session
+        self.session = session
         self._seen = self._read()
 
     def _read(self) -> Counter:
-        ffi, lib = self._session.ffi, self._session.lib
+        ffi, lib = self.session.ffi, self.session.lib
         work = ffi.new("lctx_work *")
-        assert lib.lctx_context_work(self._session.ctx, work) == lib.LCTX_OK
+        assert lib.lctx_context_work(self.session.ctx, work) == lib.LCTX_OK
         return Counter({name: getattr(work, name) for name, _ in ffi.typeof("lctx_work").fields})
 
     def since(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ from serving import running
 
 need("server", "fastapi", "httpx")
 
-from pylongctx.serve.tracing import Tracer  # noqa: E402
+from pylongctx.engine.tracer import Tracer  # noqa: E402
 
 N_CTX = 8192
 KEY = "48213"

@@ -6,16 +6,8 @@ from random import Random
 import pytest
 
 from pylongctx import Llama
-from pylongctx.eval.haystack import synthetic_text
-from pylongctx.eval.passkey import (
-    INTRO,
-    QUESTION,
-    SENTENCES,
-    Haystack,
-    load_haystack,
-    make_prompt,
-    run_trial,
-)
+from pylongctx.eval.haystack import SENTENCES, Haystack, load_haystack, synthetic_text
+from pylongctx.eval.passkey import INTRO, QUESTION, make_prompt, run_trial
 
 HAYSTACK = load_haystack("sentences")
 

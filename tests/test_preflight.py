@@ -1,20 +1,22 @@
 """Whether what a context will take is known before it is opened, and what is said when it does not fit."""
 
 import re
+from contextlib import closing
 
 import pytest
 from llamas import TEXT, new
 from test_devices import server
-from tiny_gguf import sparse_model
+from tiny_gguf import make_model, sparse_model
 
-from pylongctx import Llama, _preflight
+from pylongctx import Llama, _plan, _preflight
 from pylongctx._lib import lib
-from pylongctx._preflight import Plan
+from pylongctx._plan import Plan
 from pylongctx._ways_out import ways_out
 from pylongctx.bench.random_model import Shape
 from pylongctx.cli import make_parser
 from pylongctx.cli.options import llama_arguments
 from pylongctx.errors import ContextFull, InvalidInput
+from pylongctx.serve.host import Host
 
 F16, Q8_0 = (lib.lctx_type_from_name(name) for name in (b"f16", b"q8_0"))
 SETTINGS = {"n_ctx": 700, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1, "kv_limit": 0}
@@ -46,7 +48,7 @@ def plan(embedded_model):
 @pytest.fixture
 def free(monkeypatch):
     """Return a function that sets the free memory of the host."""
-    return lambda n_bytes: monkeypatch.setattr(_preflight, "free_bytes", lambda: n_bytes)
+    return lambda n_bytes: monkeypatch.setattr(_plan, "free_bytes", lambda: n_bytes)
 
 
 def rows(size) -> int:
@@ -119,8 +121,8 @@ def test_graphs_take_what_was_estimated(embedded_model, plan, method, capfd):
 
 
 def _preflight_free_context(path, method):
-    from pylongctx._context import Context
-    from pylongctx._model import Model
+    from pylongctx.engine.context import Context
+    from pylongctx.engine.model import Model
 
     model = Model(str(path), {"n_gpu_layers": 0})
     context = Context(model, SETTINGS, method)
@@ -187,7 +189,9 @@ def test_an_estimate_needs_a_dry_model(ffi, embedded_model):
     params, reason = ffi.new("lctx_context_params *"), ffi.new("char[]", 100)
     lib.lctx_context_params_default(params)
     with new(embedded_model) as llm:
-        assert lib.lctx_estimate(llm._model.handle, params, b"full", ffi.NULL, 0, reason, 100) == lib.LCTX_INVALID
+        assert (
+            lib.lctx_estimate(llm.session.model.handle, params, b"full", ffi.NULL, 0, reason, 100) == lib.LCTX_INVALID
+        )
     assert b"loaded dry" in ffi.string(reason)
 
 
@@ -201,30 +205,30 @@ def test_a_large_model_is_told_before_it_is_read(tmp_path, free):
     free(24 * 2**30)
     with pytest.raises(MemoryError) as reason:
         new(path, n_ctx=131072, method="selfextend")
-    for line in (r"weights +13\.5 GiB", r"K +8\.0 GiB", r"V +8\.0 GiB"):
+    for line in (r"weights +13\.49 GiB", r"K +8\.00 GiB", r"V +8\.00 GiB"):
         assert re.search(rf"^{line}$", str(reason.value), re.MULTILINE)
-    assert re.search(r"-ctv q8_0\): \d+\.\d GiB in all instead of \d+\.\d GiB$", str(reason.value), re.MULTILINE)
+    assert re.search(r"-ctv q8_0\): \d+\.\d\d GiB in all instead of \d+\.\d\d GiB$", str(reason.value), re.MULTILINE)
     free(4 * 2**30)
-    with pytest.raises(MemoryError, match=r"the weights alone take 13\.5 GiB"):
+    with pytest.raises(MemoryError, match=r"the weights alone take 13\.49 GiB"):
         new(path, n_ctx=512)
 
 
 def test_ten_million_tokens_are_refused_before_anything_is_opened(embedded_model, free, monkeypatch):
     free(16 * 2**30)
-    monkeypatch.setattr("pylongctx.llama.Context", None)
+    monkeypatch.setattr("pylongctx.engine.opening.Context", None)
     with pytest.raises(MemoryError) as reason:
         new(embedded_model, n_ctx=10_000_000)
     shown = str(reason.value)
     assert shown.startswith("n_ctx 10000000 does not fit into memory:")
     for line in (
-        r"weights +4\.5 MiB",
-        r"K +19\.1 GiB",
-        r"V +19\.1 GiB",
-        r"compute +\d+\.\d [KM]iB",
-        r"free +16\.0 GiB",
+        r"weights +4\.52 MiB",
+        r"K +19\.07 GiB",
+        r"V +19\.07 GiB",
+        r"compute +\d+\.\d\d [KM]iB",
+        r"free +16\.00 GiB",
     ):
         assert re.search(rf"^{line}$", shown, re.MULTILINE)
-    for way in ("(-ctk q8_0 -ctv q8_0): 20.3 GiB in all instead of 38.2 GiB, not enough", "(-c 41", "kv_limit=17"):
+    for way in ("(-ctk q8_0 -ctv q8_0): 20.28 GiB in all instead of 38.16 GiB, not enough", "(-c 41", "kv_limit=17"):
         assert way in shown
     assert "preflight=False (--no-preflight)" in shown
 
@@ -259,13 +263,13 @@ def test_smaller_types_that_fit(embedded_model, free):
     with pytest.raises(MemoryError) as reason:
         new(embedded_model, n_ctx=2048, n_ubatch=64, method="full")
     way = str(reason.value).partition("Ways out:\n")[2].splitlines()[0]
-    assert re.search(r'^- type_k="q8_0".*: \d+\.\d MiB in all instead of 1\d\.\d MiB$', way)
+    assert re.search(r'^- type_k="q8_0".*: \d+\.\d\d MiB in all instead of 1\d\.\d\d MiB$', way)
     new(embedded_model, n_ctx=2048, n_ubatch=64, type_k="q8_0", type_v="q8_0").close()
 
 
 def test_a_model_that_is_too_large(embedded_model, free):
     free(4 * MIB)
-    with pytest.raises(MemoryError, match=r"a smaller model, or a smaller quantization of it: the weights .* 4\.5 MiB"):
+    with pytest.raises(MemoryError, match=r"a smaller model, or a smaller quantization of it: .* 4\.52 MiB"):
         new(embedded_model)
 
 
@@ -277,7 +281,7 @@ def test_what_is_uncertain_is_said(embedded_model, free):
 
 def test_a_full_device_names_its_own_ways_out(plan, monkeypatch):
     with server() as (endpoint, _), plan("full", {"rpc_servers": endpoint, "n_gpu_layers": 99}, n_ctx=65536) as full:
-        monkeypatch.setattr(_preflight, "device_free", lambda sizes: 60 * MIB)
+        monkeypatch.setattr(_plan, "device_free", lambda sizes: 60 * MIB)
         assert not full.fits()
         shown = "\n".join(ways_out(full, full.longest()))
         layers = int(re.search(r"n_gpu_layers=(\d) \(-ngl \1\): fits", shown)[1])
@@ -288,19 +292,80 @@ def test_a_full_device_names_its_own_ways_out(plan, monkeypatch):
 # ---- ways around it ----
 
 
-def test_n_ctx_that_was_left_to_us_is_what_fits(embedded_model, free):
-    free(20 * MIB)
-    with pytest.warns(UserWarning, match=r"n_ctx is \d+, as much as memory allows: 2048 tokens, 4 times the trained"):
-        llm = new(embedded_model, n_ctx=0, method="selfextend", n_ubatch=512)
-    assert 512 <= llm.n_ctx() < 2048
-    assert llm.n_ctx() % 256 == 0
-    llm.close()
+@pytest.fixture(scope="module")
+def trained_long(tmp_path_factory):
+    """Return a tiny model that was trained on 8192 tokens; its heads are wide enough for q8_0."""
+    shape = Shape(n_embd=128, n_head=2, n_head_kv=1, n_layer=3, n_ctx_train=8192)
+    return make_model(tmp_path_factory.mktemp("long") / "long.gguf", shape)
 
 
-def test_less_than_the_trained_context_is_no_choice_of_ours(embedded_model, free):
-    free(12 * MIB)
-    with pytest.raises(MemoryError, match="n_ctx 2048 does not fit"):
-        new(embedded_model, n_ctx=0, method="selfextend", n_ubatch=512)
+def line_of(caplog) -> str:
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("pylongctx", "WARNING")
+    return record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("method", "mib", "asked", "wanted"),
+    [
+        ("full", 5, 8192, "the trained context"),
+        (None, 5, 8192, "the trained context"),
+        ("selfextend", 5, 32768, "4 times the trained context"),
+        ("selfextend", 16, 32768, "4 times the trained context"),
+        ("selfextend,group_size=2,neighbor_window=1024", 5, 15360, "1.9 times the trained context"),
+        (CHUNKS, 6, 32768, "4 times the trained context"),
+    ],
+)
+def test_n_ctx_that_was_left_to_us_is_what_fits(trained_long, free, caplog, method, mib, asked, wanted):
+    """Above the trained context, and below it."""
+    free(mib * MIB)
+    sizes = {"method": method, "n_ubatch": 512}
+    with new(trained_long, n_ctx=0, **sizes) as llm:
+        n_ctx = llm.n_ctx()
+    line = line_of(caplog)
+    assert line.startswith(f"n_ctx is {n_ctx}, as much as fits into memory, not {asked}, {wanted}; for more: ")
+    assert "\n" not in line
+    assert 512 <= n_ctx < asked
+    assert (n_ctx < 8192) == (mib < 10)
+    with pytest.raises(MemoryError, match=f"n_ctx {n_ctx + 256} does not fit"):
+        new(trained_long, n_ctx=n_ctx + 256, **sizes)
+    smaller = re.search(r'type_k="q8_0" and type_v="q8_0" \(n_ctx (\d+)\)', line)
+    with new(trained_long, n_ctx=int(smaller[1]), type_k="q8_0", type_v="q8_0", **sizes) as llm:
+        assert n_ctx < llm.n_ctx() <= asked
+    assert ("kv_limit" in line) == (method is not None)
+    assert ("corm" in line) == (method is not None)
+
+
+def test_n_ctx_that_fits_is_not_spoken_of(trained_long, free, caplog):
+    free(200 * MIB)
+    with new(trained_long, n_ctx=0, method="selfextend") as llm:
+        assert llm.n_ctx() == 32768
+    assert not caplog.records
+
+
+def test_every_sequence_of_a_server_gets_its_share(trained_long, free, caplog):
+    free(7 * MIB)
+    with new(trained_long, n_ctx=0, n_ubatch=512) as llm:
+        alone = llm.n_ctx()
+    caplog.clear()
+    with closing(Host(str(trained_long), 4, n_ctx=0, verbose=False)) as host:
+        assert 512 <= host.n_ctx < alone < 8192
+        assert line_of(caplog).startswith(f"n_ctx is {host.n_ctx} for each of 4 sequences, as much as fits")
+
+
+def test_fewer_than_512_tokens_are_no_context(trained_long, free, caplog):
+    """Without a smaller batch, the graphs would leave no room."""
+    at = {"n_ctx": 0, "n_batch": 64, "n_ubatch": 64, "method": "full"}
+    with Plan(str(trained_long), {"n_gpu_layers": 0}, SETTINGS | {"n_ctx": 512}, "full") as plan:
+        needed = plan.sizes()[0].total
+    free(needed)
+    with new(trained_long, **at) as llm:
+        assert llm.n_ctx() == 512
+    assert line_of(caplog)
+    free(needed - 1)
+    with pytest.raises(MemoryError, match="n_ctx 8192 does not fit into memory") as reason:
+        new(trained_long, **at)
+    assert "n_ctx=256 (-c 256): fits" in str(reason.value)
 
 
 def test_who_knows_better_goes_on(embedded_model, free):

@@ -144,8 +144,8 @@ def test_multiple_choice_has_a_column_per_file():
 
 def test_costs_have_units():
     assert grid(answers(), "Time per token").rows[1] == ["full", "2.00", "2.00"]
-    assert grid(answers(), "KV memory").rows[1] == ["full", "1.0 MiB", "1.0 MiB"]
-    assert grid(answers(), "Peak memory").rows[1] == ["full", "1.0 GiB", "1.0 GiB"]
+    assert grid(answers(), "KV memory").rows[1] == ["full", "1.00 MiB", "1.00 MiB"]
+    assert grid(answers(), "Peak memory").rows[1] == ["full", "1.00 GiB", "1.00 GiB"]
 
 
 def test_chunks_that_are_read_are_a_table_for_each_length():
@@ -281,6 +281,17 @@ def test_pages_hold_tables_pictures_and_captions(tmp_path):
     assert all((tmp_path / "new" / name).exists() for name in linked)
     assert "| full | 100.0 | 0.0 |" in markdown
     assert "a &lt;reason&gt;" in html
+
+
+def test_without_pictures_there_are_tables_only(tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    out = tmp_path / "new" / "page.md"
+    assert main(["report", folder_of(tmp_path, answers()), "--no-pictures", "--out", str(out)]) == 0
+    assert "| full | 100.0 | 0.0 |" in out.read_text()
+    assert "![" not in out.read_text()
+    assert not out.with_suffix("").exists()
 
 
 def test_a_caption_names_the_methods_that_are_drawn():

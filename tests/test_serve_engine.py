@@ -13,9 +13,9 @@ from serving import ALIAS, PATIENCE, events, running
 
 httpx = need("server", "fastapi", "httpx")
 
+from pylongctx.engine.job import Cancelled, Job  # noqa: E402
 from pylongctx.errors import ContextFull  # noqa: E402
 from pylongctx.sampling import Sampler, SamplingParams  # noqa: E402
-from pylongctx.serve.job import Cancelled, Job  # noqa: E402
 
 PROMPTS = [TEXT.decode()[7 * i :] * (1 + i % 3) for i in range(8)]
 N = 24
@@ -35,16 +35,16 @@ def engine(server):
 
 
 def job(server, tokens, limit=4, **more):
-    return Job(np.array(tokens, np.int32), Sampler(server.host._model, SamplingParams(seed=1, temp=0.0)), limit, **more)
+    return Job(np.array(tokens, np.int32), Sampler(server.host.model, SamplingParams(seed=1, temp=0.0)), limit, **more)
 
 
 def tokens_of(server):
-    return server.host.tokenize(TEXT)
+    return server.host.model.tokenize(TEXT)
 
 
 def finish(done):
     """Return the tokens of a job."""
-    return [token for token, _ in done.generated()]
+    return [token for token, _ in done.drawn(done.take)]
 
 
 def stream(server, prompt, **more):
@@ -188,13 +188,13 @@ def test_a_client_that_goes_away_frees_its_sequence_within_one_step(server, engi
 
 
 def test_a_closed_stream_of_openai_ends_its_job(server, engine):
-    cancelled, forever = engine.counters.cancelled, {server.host.token_eos(): -100}
+    cancelled, forever = engine.counters.cancelled, {server.host.model.info.token_eos: -100}
     given = {"model": ALIAS, "prompt": "It", "max_tokens": 500, "logit_bias": forever, "stream": True}
     with server.held():  # so that the answer cannot be complete before
         chunks = server.client.completions.create(**given)
         server.wait_for(lambda: engine.n_waiting == 1)  # the status comes before the prompt is queued
         chunks.close()
-        server.wait_for(lambda: engine._waiting and engine._waiting[0].cancelled)
+        server.wait_for(lambda: engine.waiting and engine.waiting[0].cancelled)
     server.wait_for(lambda: engine.n_busy == engine.n_waiting == 0)
     assert engine.counters.cancelled == cancelled + 1
 
@@ -208,7 +208,7 @@ def test_so_does_one_that_waits_for_the_whole_answer(server, engine, body):
         with socket.create_connection((httpx.URL(server.url).host, httpx.URL(server.url).port)) as client:
             client.sendall(f"{head}\r\n\r\n{text}".encode())
             server.wait_for(lambda: engine.n_waiting == n)
-        server.wait_for(lambda: all(job.cancelled for job in engine._waiting))
+        server.wait_for(lambda: all(job.cancelled for job in engine.waiting))
     server.wait_for(lambda: engine.n_busy == engine.n_waiting == 0)
     assert engine.counters.cancelled == before + n
 
@@ -249,7 +249,7 @@ def test_closing_ends_jobs_and_threads(embedded_model):
         server.engine.close()
         with pytest.raises(Cancelled):
             finish(one)
-        assert not server.engine._thread.is_alive()
+        assert not server.engine.is_alive
         late = job(server, [1, 5, 6])
         server.engine.submit(late)
         with pytest.raises(Cancelled):
@@ -260,7 +260,7 @@ def test_closing_ends_jobs_and_threads(embedded_model):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_server_whose_engine_failed_says_so(monkeypatch):
     with running() as server:
-        monkeypatch.setattr(server.engine, "_shares", lambda: 1 / 0)
+        monkeypatch.setattr(server.engine.context, "step", lambda *args: 1 / 0)
         failed = server.http.post("/v1/completions", json={"prompt": "a"})
         assert (failed.status_code, failed.json()["error"]["type"]) == (500, "server_error")
         for path in ("/health", "/v1/completions"):
@@ -331,7 +331,7 @@ def test_traced_answers_are_the_same_and_recorded_one_at_a_time():
             server.release()
             assert [one.result(PATIENCE) for one in traced] == plain
         last = server.ask(lambda: server.engine.tracer.record)
-        n_prompts = [len(server.host.tokenize(text.encode())) for text in texts]
+        n_prompts = [len(server.host.model.tokenize(text.encode())) for text in texts]
         assert last.n_prompt in n_prompts
         assert last.positions.tolist() == list(range(last.n_prompt - 1, last.n_prompt + N - 1))
 

@@ -142,7 +142,7 @@ def test_unknown_routes_are_errors_of_the_same_form(http, method, path, status):
 
 
 def test_an_error_in_the_middle_of_a_stream_is_told(server, http, monkeypatch):
-    monkeypatch.setattr(server.host._model, "piece", lambda *args: 1 / 0)
+    monkeypatch.setattr(server.host.model, "piece", lambda *args: 1 / 0)
     with http.stream("POST", "/v1/completions", json=SMALL | {"stream": True}) as response:
         (found,) = events(response)
     assert "ZeroDivisionError" in found["error"]["message"]
@@ -227,7 +227,9 @@ def test_the_files_of_the_page_are_served_without_a_key(strict, monkeypatch, tmp
 def test_tokens_there_and_back(server, http):
     text = TEXT.decode().strip()
     for body, add_bos in (({"content": text}, False), ({"content": text, "add_special": True}, True)):
-        assert http.post("/tokenize", json=body).json()["tokens"] == server.host.tokenize(text.encode(), add_bos, True)
+        assert http.post("/tokenize", json=body).json()["tokens"] == server.host.model.tokenize(
+            text.encode(), add_bos, True
+        )
     found = http.post("/tokenize", json={"prompt": text, "add_special_tokens": True}).json()
     assert found["count"] == len(found["tokens"])
     plain = http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
@@ -238,17 +240,25 @@ def test_tokens_there_and_back(server, http):
 def test_a_conversation_becomes_a_prompt(server, http):
     messages = [{"role": "user", "content": "Why?"}]
     prompt = http.post("/apply-template", json={"messages": messages}).json()["prompt"]
-    assert prompt == server.host.apply_template(messages)
+    with new(server.host.model_path) as llm:
+        assert prompt == llm.apply_template(messages)
 
 
 def test_embeddings_are_those_of_llama(server, http):
     texts = ["the thief", "the butler did it"]
-    expected = server.service.embedder.embed(texts)
+    expected, _ = server.service.embedder.embed(texts)
     found = server.client.embeddings.create(model=ALIAS, input=texts)  # as base64, which is the client's default
     np.testing.assert_allclose([one.embedding for one in found.data], expected, rtol=1e-6)
     plain = http.post("/v1/embeddings", json={"input": texts[0], "encoding_format": "base64"}).json()
     assert np.frombuffer(base64.b64decode(plain["data"][0]["embedding"]), np.float32).tolist() == expected[0]
     assert plain["usage"]["prompt_tokens"] > 0
+    tokens = [server.host.model.tokenize(text.encode()) for text in texts]
+    for given in (tokens, tokens[:1]):
+        found = http.post("/v1/embeddings", json={"input": given}).json()["data"]
+        assert [one["embedding"] for one in found] == expected[: len(given)]
+    alone = http.post("/v1/embeddings", json={"input": tokens[1], "dimensions": 5}).json()["data"][0]["embedding"]
+    np.testing.assert_allclose(alone, np.array(expected[1][:5]) / np.linalg.norm(expected[1][:5]), rtol=1e-5)
+    assert error(http.post("/v1/embeddings", json={"input": "a", "dimensions": 10**6}))[0] == 400
 
 
 def test_embeddings_name_their_option(strict):

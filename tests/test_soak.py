@@ -1,12 +1,8 @@
 """``bench/soak.py``, shortened: nothing is wrong, and what is wrong is noticed."""
 
-import sys
-from pathlib import Path
-
 from needs import need
 
 need("server", "fastapi", "httpx", "psutil")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 import soak  # noqa: E402
 
 

@@ -99,14 +99,14 @@ def test_a_state_after_going_back(model_path, tokens):
 def test_a_state_after_an_interrupt(model_path, tokens, method, monkeypatch):
     with new(model_path("llama"), method=method) as llm, new(model_path("llama"), method=method) as other:
         llm.eval(tokens[:70])
-        decode = llm._session.context.decode
+        decode = llm.session.context.decode
 
         def interrupted(*args):
             decode(*args)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(llm._session.context, "decode", interrupted)
+            patch.setattr(llm.session.context, "decode", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 llm.eval(tokens[70:80])
         assert llm.n_tokens == 70
@@ -275,15 +275,15 @@ def test_the_alias():
 def evaluated(llm, prompt, **kwargs):
     """Return how many tokens of a prompt a completion evaluates."""
     steps = []
-    llm._session.progress = lambda done, total: steps.append(done)
+    llm.session.progress = lambda done, total: steps.append(done)
     before = steps.copy()
-    decode, counted = llm._session.context.decode, []
-    llm._session.context.decode = lambda part, *rest: (counted.append(len(part)), decode(part, *rest))
+    decode, counted = llm.session.context.decode, []
+    llm.session.context.decode = lambda part, *rest: (counted.append(len(part)), decode(part, *rest))
     try:
         text = llm(prompt, max_tokens=3, temperature=0.0, **kwargs)["choices"][0]["text"]
     finally:
-        del llm._session.context.decode
-        llm._session.progress = None
+        del llm.session.context.decode
+        llm.session.progress = None
     assert before == []
     return text, sum(counted)
 

@@ -5,10 +5,12 @@ import importlib.util
 import inspect
 from pathlib import Path
 
+import pytest
 from needs import lacks
 
 import pylongctx
 from pylongctx import Llama
+from pylongctx.options import ChatOptions, CompletionOptions
 
 # (method, parameter): why its default is another one
 OTHER_DEFAULTS = {
@@ -114,6 +116,12 @@ def test_signatures_are_those_of_llama_cpp():
         if list(own) != [*theirs, *OURS.get(name, [])] or not same_defaults:
             wrong[name] = (own, theirs)
     assert wrong == {}
+
+
+@pytest.mark.parametrize("name", ["create_completion", "create_chat_completion"])
+def test_the_types_of_options_name_every_argument(name):
+    options = {"create_completion": CompletionOptions, "create_chat_completion": ChatOptions}[name]
+    assert options.__annotations__.keys() == ours(name).keys() - {"prompt", "messages", "stream"}
 
 
 def test_the_exceptions_are_real():

@@ -121,7 +121,7 @@ def test_a_range_is_of_integers(chunked, tokens):
 
 
 def test_a_trace_that_no_memory_holds_is_refused(chunked, tokens, monkeypatch):
-    monkeypatch.setattr("pylongctx._tracing.os.sysconf", lambda name: 100)
+    monkeypatch.setattr("pylongctx.inspect.recording.os.sysconf", lambda name: 100)
     with pytest.raises(MemoryError, match=r"record fewer queries: llm\.trace\(start, stop\)"), chunked.trace():
         pass
     with chunked.trace(0, 1):
@@ -155,13 +155,13 @@ def test_save_and_load(chunked, tokens, tmp_path):
 
 def count_decoded(llm, monkeypatch) -> list[int]:
     """Return a list that receives the number of tokens of every step."""
-    steps, decode = [], llm._session.context.decode
+    steps, decode = [], llm.session.context.decode
 
     def counted(tokens, *rest):
         steps.append(len(tokens))
         decode(tokens, *rest)
 
-    monkeypatch.setattr(llm._session.context, "decode", counted)
+    monkeypatch.setattr(llm.session.context, "decode", counted)
     return steps
 
 

@@ -4,7 +4,6 @@ import importlib
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 import gguf
@@ -13,7 +12,6 @@ import pytest
 from needs import need
 
 torch = need("train", "sentencepiece", "google.protobuf", "torch")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 import train_tiny  # noqa: E402
 from tiny.data import ANSWER_WEIGHT, STAGES, copy_row, draw_batch, load_corpus, quiz_row, stage_at  # noqa: E402
@@ -28,8 +26,7 @@ from tiny.train import Settings, Trainer, rate  # noqa: E402
 from pylongctx import Llama  # noqa: E402
 from pylongctx.bench.random_model import Shape  # noqa: E402
 from pylongctx.eval.haystack import synthetic_text  # noqa: E402
-from pylongctx.eval.passkey import INTRO  # noqa: E402
-from pylongctx.eval.passkeys import ASKED  # noqa: E402
+from pylongctx.eval.passkey import ASKED, INTRO  # noqa: E402
 
 SHAPE = Shape(n_vocab=448, n_embd=48, n_layer=2, n_head=4, n_head_kv=2, n_ff=64, n_ctx_train=256, key_length=16)
 SQUARE = replace(SHAPE, n_embd=64)

@@ -13,7 +13,7 @@ from needs import lacks
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = {"CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE", "native/lctx.h", "native/lctx.map",
-          "patches/apply.cmake", "patches/series", "patches/upstream.txt", "pylongctx/_build_ffi.py",
+          "patches/apply.cmake", "patches/series", "patches/upstream.txt", "native/build_ffi.py",
           "pylongctx/models/pylongctx-tiny-q8_0.gguf"}  # fmt: skip
 NOT_PACKED = {".ci/run"}
 

@@ -9,7 +9,7 @@
 
 lctx_rule lctx_corm_create(const lctx_method_spec & spec, const lctx_method_env &) {
     constexpr int32_t WINDOW = 256, RECENT = 256;  // the paper's
-    constexpr int32_t LEAST_EVERY = 64;            // measured (README): from the window on, every row needs one vote only
+    constexpr int32_t LEAST_EVERY = 64;            // measured (docs/methods/eviction.md): from the window on, every row needs one vote only
     lctx_retain r = {};
     r.score = LCTX_SCORE_LAST;
     r.window = lctx_rule_option(spec, "window", WINDOW, 1);

@@ -135,7 +135,7 @@ std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec
     if (c.n_recent > env.n_ctx_train / CHUNK_STEP) {
         refuse("n_recent " + text(c.n_recent) + " chunks are more than the trained context holds");
     }
-    // defaults of the parts: bench/accuracy.py and the table in the README
+    // defaults of the parts: bench/accuracy.py and the tables in docs/methods/longheads.md
     c.minmax = either(spec.get("representation"), 1);
     choose_chunks(spec, env.n_ctx_train, c, reason);
     c.by_group = either(spec.get("select"), 1);

@@ -1,5 +1,7 @@
 #include "method.h"
 
+#include "firewall.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <climits>
@@ -139,7 +141,16 @@ lctx_method_spec lctx_method_parse(const std::string & text) {
 }
 
 int32_t lctx_method_default_n_ctx(const lctx_method_spec & spec, int32_t n_ctx_train) {
-    return find(spec.name).extends ? 4 * n_ctx_train : n_ctx_train;
+    const auto reaches = [&](int32_t n) { return lctx_guard(nullptr, [&] { find(spec.name).create(spec, {n_ctx_train, n}); }); };
+    int32_t most = find(spec.name).extends ? 4 * n_ctx_train : n_ctx_train, least = n_ctx_train;
+    if (reaches(most) || !reaches(least)) {
+        return most;  // when it is refused, that says why
+    }
+    while (most - least > 1) {
+        const int32_t middle = least + (most - least) / 2;
+        (reaches(middle) ? least : most) = middle;
+    }
+    return least;
 }
 
 std::unique_ptr<lctx_method> lctx_method_create(const lctx_method_spec & spec, const lctx_method_env & env) {

@@ -86,7 +86,7 @@ struct lctx_method_spec {
 // "base+rule", where a rule alone goes with full. Throws lctx_refusal when the name or an option is unknown or a value is no number.
 lctx_method_spec lctx_method_parse(const std::string & text);
 
-// n_ctx for n_ctx = 0: the trained context, times 4 for a method that extends.
+// n_ctx for n_ctx = 0: the trained context; up to 4 times that for a method that extends, as far as its own options reach.
 int32_t lctx_method_default_n_ctx(const lctx_method_spec & spec, int32_t n_ctx_train);
 
 // Fill in what is automatic and check the rest against the model. Throws lctx_refusal.

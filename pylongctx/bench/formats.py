@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from pylongctx._units import bytes_text
 from pylongctx.bench.case import label
 from pylongctx.bench.record import FIELDS, SAMPLES, Record
 
@@ -148,9 +149,7 @@ def _cell(show: Callable[[Record], str] | str, record: Record) -> str:
 
 
 def _size(n_bytes: int | None) -> str:
-    if n_bytes is None:
-        return "-"
-    return f"{n_bytes / 2**20:.2f} MiB" if n_bytes < 2**30 else f"{n_bytes / 2**30:.2f} GiB"
+    return "-" if n_bytes is None else bytes_text(n_bytes)
 
 
 def _params(record: Record) -> str:

@@ -54,11 +54,11 @@ class Running:
 
     def facts(self) -> dict[str, Any]:
         """Return what a record says of the model and of the method, automatic choices filled in."""
-        info = self.llm._model.info
+        model = self.llm.session.model
         return {
-            "model_type": self.llm._model.description(),
-            "model_size": info.size,
-            "model_n_params": info.n_params,
+            "model_type": model.description(),
+            "model_size": model.info.size,
+            "model_n_params": model.info.n_params,
             "method": str(self.llm.method),
         }
 
@@ -86,7 +86,7 @@ class Running:
     def _tokens(self, n: int) -> NDArray[np.int32]:
         """Return random tokens; a text begins with the token that the model wants there."""
         tokens = self.rng.integers(0, self.llm.n_vocab(), n, np.int32)
-        if n and not self.llm.n_tokens and self.llm._model.info.add_bos:
+        if n and not self.llm.n_tokens and self.llm.session.model.info.add_bos:
             tokens[0] = self.llm.token_bos()
         return tokens
 
@@ -98,9 +98,9 @@ class Running:
         depth = self.case.n_depth
         if not depth:
             self.llm.reset()
-        elif self.llm._checkpoint:
+        elif self.llm.states.checkpoint:
             self.llm.restore()
-        elif self.llm._session.rewind(depth) != depth:
+        elif self.llm.session.rewind(depth) != depth:
             self.llm.reset()
             self._prompt(depth)
             self.llm.checkpoint()

@@ -10,7 +10,25 @@ _HANDLERS: dict[str, Handler] = {}
 
 
 def register_chat_completion_handler(name: str) -> Callable[[Handler], Handler]:
-    """Return a decorator that makes a function the handler of ``chat_format=name``."""
+    """Return a decorator that makes a function the handler of ``chat_format=name``.
+
+    Raises
+    ------
+    ValueError
+        When the name is taken.
+
+    Examples
+    --------
+    >>> from pylongctx import Llama
+    >>> @register_chat_completion_handler("parrot")
+    ... def parrot(llama, messages, **kwargs):
+    ...     return {"choices": [{"message": {"role": "assistant", "content": messages[-1]["content"]}}]}
+    >>> with Llama("model.gguf", chat_format="parrot", n_ctx=512, verbose=False) as talking:
+    ...     answer = talking.create_chat_completion([{"role": "user", "content": "Hello"}])
+    >>> answer["choices"][0]["message"]["content"]
+    'Hello'
+    >>> unregister_chat_completion_handler("parrot")
+    """
 
     def register(handler: Handler) -> Handler:
         if name in _HANDLERS:
@@ -22,7 +40,14 @@ def register_chat_completion_handler(name: str) -> Callable[[Handler], Handler]:
 
 
 def unregister_chat_completion_handler(name: str) -> None:
-    """Forget a handler; KeyError when there is none."""
+    """Forget a handler; KeyError when there is none.
+
+    Examples
+    --------
+    >>> register = register_chat_completion_handler("parrot")
+    >>> handler = register(lambda **arguments: {})
+    >>> unregister_chat_completion_handler("parrot")
+    """
     del _HANDLERS[name]
 
 

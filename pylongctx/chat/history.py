@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from pylongctx._model import Model
+from pylongctx.engine.model import Model
 
 SPACE = re.compile(rb"\s*")
 GUARDS = ("", "\n")  # what stands in front of a text that shall be tokenized as a continuation
@@ -92,3 +92,9 @@ def _spells(model: Model, tokens: list[int], text: bytes) -> bool:
     if not ends or len(ends) < len(tokens):
         return not tokens and not text
     return ends[-1] == len(text) or (_is_special(model, tokens[-1]) and text[ends[-1] :].isspace())
+
+
+def tokens_of(model: Model, texts: Iterable[str]) -> frozenset[int]:
+    """Return the tokens that stand for a whole text each."""
+    found = (model.tokenize(text.encode(), False, True) for text in texts)
+    return frozenset(tokens[0] for tokens in found if len(tokens) == 1)

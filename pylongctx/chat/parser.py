@@ -28,18 +28,37 @@ class AnswerParser:
         if failure := text(lib.lctx_parser_error(handle)):
             raise error(lib.LCTX_INVALID, failure)
 
-    def feed(self, answer: str, final: bool = False) -> list[dict[str, Any]]:
-        """Read the whole answer so far and return what is new: ``content``, ``reasoning_content``, ``tool_call``.
+    def feed(self, piece: str) -> list[dict[str, Any]]:
+        """Read the next piece of the answer and return what is new: ``content``, ``reasoning_content``, ``tool_call``.
+
+        A piece that goes on with what the answer is saying is all that is parsed. What may still turn out to be a mark
+        of the template is held back.
+        """
+        data = piece.encode("utf-8", "replace")
+        try:
+            return _deltas(lib.lctx_parser_feed(self._handle, data, len(data)))
+        except LctxError:
+            return []  # the next characters may make sense of it
+
+    def end(self, complete: bool) -> list[dict[str, Any]]:
+        """Return what was held back of an answer that is complete, or was cut off.
 
         A model may write what is no answer by its template: then what could be read stands, and ``failure`` says why.
         """
-        data = answer.encode("utf-8", "replace")
         try:
-            deltas = take_text(lib.lctx_parser_feed(self._handle, data, len(data), final))
+            return _deltas(lib.lctx_parser_end(self._handle, complete))
         except LctxError as reason:
-            if not final:
-                return []  # the next characters may make sense of it
+            if not complete:
+                return []
             self.failure = str(reason)
-            return self.feed(answer)
-        found: list[dict[str, Any]] = json.loads(deltas)
-        return found
+            return self.end(complete=False)
+
+    @property
+    def n_parsed(self) -> int:
+        """Return how many bytes were parsed so far, again included."""
+        return int(lib.lctx_parser_parsed(self._handle))
+
+
+def _deltas(found: Any) -> list[dict[str, Any]]:
+    deltas: list[dict[str, Any]] = json.loads(take_text(found))
+    return deltas

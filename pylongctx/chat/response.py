@@ -2,13 +2,13 @@
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.types import AnswerMessage, ChatChunk, ChatCompletion, ChatLogprobs, Delta, FinishReason, TopLogprob
-from pylongctx.completion import Request, Run
+from pylongctx.completion import Generation
 from pylongctx.logprobs import Entry
 
 
@@ -18,24 +18,23 @@ class Answer:
 
     Attributes
     ----------
-    request : Request
-        The completion that writes it.
+    generation : Generation
+        What the model writes.
     parser : AnswerParser
         What it says.
     legacy : bool
         Calls are OpenAI's older function calls.
     usage_chunk : bool
         A stream ends with a chunk of its own for the usage, as OpenAI's ``stream_options.include_usage``.
-    say : callable
-        Is told when the answer does not follow the template's syntax; what could be read of it stands.
+    model_name : str
+        The model's name in the chunks.
     """
 
-    request: Request
+    generation: Generation
     parser: AnswerParser
+    model_name: str
     legacy: bool = False
     usage_chunk: bool = False
-    say: Callable[[str], None] = lambda message: None
-    text: str = ""
     entries: list[Entry] = field(default_factory=list)  # not in a chunk yet
     called: bool = False
 
@@ -49,32 +48,30 @@ class Answer:
                 "id": answer_id,
                 "object": "chat.completion.chunk",
                 "created": created,
-                "model": self.request.model_name,
+                "model": self.model_name,
                 "choices": [choice],
             }
 
-        run = Run(self.request)
         yield chunk({"role": "assistant"})
-        for delta in self._deltas(run):
+        for delta in self._deltas():
             yield chunk(delta)
-        self.request.end()
-        last = chunk({}, self._reason(run))
+        self.generation.finish()
+        last = chunk({}, self._reason())
         if self.usage_chunk:
             yield last
             last = chunk({})
             last["choices"] = []
-        last["usage"] = run.usage()
+        last["usage"] = self.generation.usage()
         yield last
 
-    def _deltas(self, run: Run) -> Iterator[Delta]:
-        for text, entries in run.parts():
+    def _deltas(self) -> Iterator[Delta]:
+        for text, entries in self.generation.parts():
             self.entries += entries
             if text:
-                self.text += text
-                yield from map(self._delta, self.parser.feed(self.text))
-        yield from map(self._delta, self.parser.feed(self.text, final=run.reason == "stop"))
+                yield from map(self._delta, self.parser.feed(text))
+        yield from map(self._delta, self.parser.end(complete=self.generation.reason == "stop"))
         if self.parser.failure:
-            self.say(f"the answer does not follow the chat template: {self.parser.failure}")
+            self.generation.source.say(f"the answer does not follow the chat template: {self.parser.failure}")
 
     def _delta(self, found: dict[str, Any]) -> Delta:
         delta: Delta = {}
@@ -94,14 +91,14 @@ class Answer:
             delta["tool_calls"] = [{"index": call["index"], **named, "type": "function", "function": function}]  # type: ignore[typeddict-item]
         return delta
 
-    def _reason(self, run: Run) -> FinishReason:
-        if run.reason == "stop" and self.called:
+    def _reason(self) -> FinishReason:
+        if self.generation.reason == "stop" and self.called:
             return "function_call" if self.legacy else "tool_calls"
-        return run.reason
+        return self.generation.reason
 
     def _logprobs(self) -> ChatLogprobs | None:
         entries, self.entries = self.entries, []
-        if not self.request.score or not entries:
+        if not self.generation.scorer or not entries:
             return None
         content: list[Any] = [
             _token(entry.piece, entry.logprob or 0.0) | {"top_logprobs": [_token(*pair) for pair in entry.top or []]}

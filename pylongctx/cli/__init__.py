@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from pylongctx import __version__
+from pylongctx._log import show
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -40,6 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 1 for an error, 130 for Ctrl-C."""
     args = make_parser().parse_args(argv)
+    show()
     args.argv = sys.argv[1:] if argv is None else list(argv)
     try:
         status: int = args.run(args)

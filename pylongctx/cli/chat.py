@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from pylongctx._units import bytes_text
 from pylongctx.cli.arguments import Options, file_text, on_off_auto
 from pylongctx.cli.console import Messages, Meter, Output, Stop
 from pylongctx.cli.conversation import Conversation
@@ -184,7 +185,7 @@ class Chat:
         """Write the conversation."""
         file = Path(_required(path, "/save FILE")).expanduser()
         self.conversation.save(file)
-        self.output.note(f"saved: {self.conversation.llm.n_tokens} tokens, {_mib(file.stat().st_size)}")
+        self.output.note(f"saved: {self.conversation.llm.n_tokens} tokens, {bytes_text(file.stat().st_size)}")
 
     def load(self, path: str) -> None:
         """Continue another conversation."""
@@ -233,8 +234,8 @@ class Chat:
         if llm.method is not None:
             usage = llm.kv_usage()
             rows = f"{usage.rows.min()} to {usage.rows.max()} rows per head"
-            full = f"full attention would hold {_mib(usage.full_bytes)}"
-            self.output.note(f"KV at most {_mib(usage.peak_bytes)} so far; {rows}; {full}")
+            full = f"full attention would hold {bytes_text(usage.full_bytes)}"
+            self.output.note(f"KV at most {bytes_text(usage.peak_bytes)} so far; {rows}; {full}")
 
     def method(self, spec: str) -> None:
         """Show the method, or open the context again with another one, which reads the conversation."""
@@ -260,7 +261,3 @@ def _required(text: str, usage: str) -> str:
     if not text:
         raise ValueError(f"usage: {usage}")
     return text
-
-
-def _mib(n: int) -> str:
-    return f"{n / 2**20:.2f} MiB"

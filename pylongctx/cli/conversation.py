@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pylongctx._units import bytes_text
 from pylongctx.methods import Method, Window
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Conversation:
     def used(self) -> str:
         """What is held: KV memory, and tokens of the context."""
         llm = self.llm
-        kv = "of llama.cpp" if llm.method is None else f"{llm.kv_usage().bytes / 2**20:.2f} MiB"
+        kv = "of llama.cpp" if llm.method is None else bytes_text(llm.kv_usage().bytes)
         return f"KV {kv}; context {llm.n_tokens}/{llm.n_ctx()}"
 
     @property
@@ -109,7 +110,7 @@ class Conversation:
 
     def _answer(self, stop: Callable[[], bool]) -> Iterator[tuple[str, str]]:
         turn = self.turn = Turn()
-        session, start = self.llm._session, perf_counter()
+        session, start = self.llm.session, perf_counter()
         before = session.n_evaluated
         message: dict[str, Any] = {"role": "assistant", "content": ""}
 
@@ -167,9 +168,9 @@ class Conversation:
         messages = identity.pop(MESSAGES, None)
         if messages is None:
             raise ValueError(f"{path} is a saved state without a conversation: it was not made with /save")
-        if reason := difference(identity, self.llm._identity):
+        if reason := difference(identity, self.llm.states.identity):
             raise ValueError(f"{path} cannot be continued here: {reason}")
-        self.llm._session.check_room(state.n_tokens)
+        self.llm.session.check_room(state.n_tokens)
         self._continue(replace(state, identity=identity), messages)
 
     def _continue(self, state: "LlamaState", messages: list[dict[str, Any]]) -> None:
@@ -190,10 +191,10 @@ class Conversation:
         ContextFull
             When they do not fit; nothing changed then.
         """
-        session, tokens = self.llm._session, self.tokens()
+        session, tokens = self.llm.session, self.tokens()
         with session.lock:
             session.check_room(len(tokens))
-            self.llm._recall(tokens)
+            self.llm.states.recall(tokens)
             pending = session.reuse(np.array(tokens, np.int32))
             if len(pending):
                 session.eval(pending)
@@ -205,7 +206,8 @@ class Conversation:
         names = ("enable_thinking", "chat_template_kwargs")
         asked = {name: value for name, value in self.arguments.items() if name in names}
         text = self.llm.apply_template(self.messages, add_generation_prompt=False, **asked)
-        return prompt_tokens(self.llm._model, text, self.llm._session.tokens.tolist())
+        session = self.llm.session
+        return prompt_tokens(session.model, text, session.tokens.tolist())
 
     def count(self, text: str) -> int:
         """Return how many tokens a text has."""

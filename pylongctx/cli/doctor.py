@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pylongctx import __version__
+from pylongctx._free import available_cpus
+from pylongctx._units import bytes_text
 from pylongctx.models import embedded_model
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -50,6 +52,7 @@ def report() -> dict[str, Any]:
         "numpy": importlib.metadata.version("numpy"),
         "embedded_model": str(embedded_model()),
         "cpu_count": os.cpu_count(),
+        "cpus_available": available_cpus(),
         "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
     if not embedded_model().is_file():
@@ -113,7 +116,7 @@ def _rows(key: str, value: Any) -> list[tuple[str, str]]:
     if key == "attention":
         return [(f"attention on {device}", _by_width(types)) for device, types in value.items()]
     if key == "ram_bytes":
-        return [("ram", f"{value / 2**30:.1f} GiB")]
+        return [("ram", bytes_text(value))]
     return [(key.replace("_", " "), _shown(value))]
 
 

@@ -5,28 +5,29 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from pylongctx.cli import arguments
 from pylongctx.cli.options import llama_arguments, model_path
+from pylongctx.cli.progress import CellProgress, make_all
 from pylongctx.methods import parse
 
 if TYPE_CHECKING:
-    from pylongctx.eval.runner import Job
-    from pylongctx.eval.task import Record, Sample, Task
+    from pylongctx.eval.runner import Cell
+    from pylongctx.eval.task import Record, Task
 
 DEFAULT_METHODS = ("full", "selfextend", "longheads")
 int_list = arguments.reported(arguments.int_list)  # as the type of an option: "512,2048", "512-8192*2"
 
 
 class Measured(NamedTuple):
-    """A job and its records."""
+    """A cell and its records."""
 
-    job: Job
+    cell: Cell
     records: list[Record]
 
 
@@ -64,89 +65,60 @@ def methods(args: argparse.Namespace) -> list[str]:
 
 def evaluate(args: argparse.Namespace, tasks: Sequence[Task], lengths: Sequence[int], seed: int = 0) -> list[Measured]:
     """Run every task with every method at every length, showing progress; what ``--json`` holds is not run again."""
-    from pylongctx.eval.runner import Job, Results, run
+    from pylongctx.eval.runner import Cell, Results, run
 
     if getattr(args, "tests", None) is not None and args.tests < 1:
         raise ValueError(f"--tests must be at least 1, not {args.tests}")
     given = llama_arguments(args)
     fields = {"model": model_path(args), "seed": seed, "chat": args.chat}
     fields |= {name: given.pop(name) for name in ("type_k", "type_v") if name in given} | {"options": given}
-    jobs = [Job(method=m, task=t, length=n, **fields) for t in tasks for m in methods(args) for n in lengths]
+    grid = dict.fromkeys(product(tasks, methods(args), lengths))
+    cells = [Cell(method=method, task=task, length=n, **fields) for task, method, n in grid]
     results = Results(args.json)
-    with progress_bar() as progress:
-        samples = _make(jobs, progress)
-        bar = progress.add_task("", total=sum(len(s) * job.length for job, s in samples), n=0, of=0)
-        progress.update(bar, of=sum(len(s) for _, s in samples))
-        for job, wanted in samples:
-            progress.update(bar, description=f"{job.task.name}: {parse(job.method)} at {job.length}")
-            known = results.of(job, wanted)
-            advance(progress, bar, job.length, len(known))
-            for record in run(job, wanted, {record["digest"] for record in known}):
+    with CellProgress() as progress:
+        samples = make_all(cells, progress)
+        progress.begin(samples, results)
+        for cell, wanted in samples:
+            progress.at(cell)
+            known = {record["digest"] for record in results.of(cell, wanted)}
+            for record in run(cell, wanted, known):
                 results.add(record)
-                advance(progress, bar, job.length, 1)
-    return [Measured(job, results.of(job, wanted)) for job, wanted in samples]
-
-
-def _make(jobs: Sequence[Job], progress: Progress) -> list[tuple[Job, list[Sample]]]:
-    """Return the samples of all jobs; methods share theirs."""
-    from pylongctx.eval.runner import make_samples
-
-    made: dict[tuple[int, int], list[Sample]] = {}
-    bar = progress.add_task("", total=None, n=0, of=len(jobs))
-    for job in jobs:
-        progress.update(bar, description=f"making the samples of {job.task.name} at {job.length}")
-        key = (id(job.task), job.length)
-        if key not in made:
-            made[key] = make_samples(job)
-    progress.remove_task(bar)
-    return [(job, made[id(job.task), job.length]) for job in jobs]
-
-
-def advance(progress: Progress, bar: Any, length: int, n: int) -> None:
-    """Move a bar by ``n`` samples of a length."""
-    done = next(task.fields["n"] for task in progress.tasks if task.id == bar)
-    progress.update(bar, advance=n * length, n=done + n)
-
-
-def progress_bar() -> Progress:
-    """Return a bar with the numbers of samples, the time gone and the time left."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[n]}/{task.fields[of]}"))
-    console = Console(stderr=True)
-    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
+                progress.count(cell)
+    return [Measured(cell, results.of(cell, wanted)) for cell, wanted in samples]
 
 
 # ---- tables ----
 
 
 def length_table(
-    measured: Sequence[Measured], title: str, caption: str, cell: Callable[[Measured], str] | None = None
+    measured: Sequence[Measured], title: str, caption: str, text: Callable[[Measured], str] | None = None
 ) -> Table:
     """Return a table with a row per task and method and a column per length."""
-    several = len({m.job.task.name for m in measured}) > 1
-    lengths = list(dict.fromkeys(m.job.length for m in measured))
+    several = len({m.cell.task.name for m in measured}) > 1
+    lengths = list(dict.fromkeys(m.cell.length for m in measured))
     table = Table(title=title, caption=caption)
     for head in (["task"] if several else []) + ["method"]:
         table.add_column(head)
     for length in lengths:
         table.add_column(str(length), justify="right")
-    cells = {(m.job.task.name, m.job.method, m.job.length): (cell or _cell)(m) for m in measured}
-    for name, method in dict.fromkeys((m.job.task.name, m.job.method) for m in measured):
+    cells = {(m.cell.task.name, m.cell.method, m.cell.length): (text or _text)(m) for m in measured}
+    for name, method in dict.fromkeys((m.cell.task.name, m.cell.method) for m in measured):
         row = (cells.get((name, method, n), "") for n in lengths)
         table.add_row(*([name] if several else []), method, *row)
     return table
 
 
-def _cell(measured: Measured) -> str:
-    return measured.job.task.cell(measured.records) if measured.records else ""
+def _text(measured: Measured) -> str:
+    return measured.cell.task.cell_text(measured.records) if measured.records else ""
 
 
 def choices(measured: Sequence[Measured]) -> Iterator[str]:
     """Yield one line per automatic choice: the method, the lengths it was made for, what was chosen."""
     lengths: dict[tuple[str, str], dict[int, None]] = {}
-    for job, records in measured:
+    for cell, records in measured:
         for record in records:
             if record["method"] != record["asked"]:
-                lengths.setdefault((record["asked"], record["method"]), {})[job.length] = None
+                lengths.setdefault((record["asked"], record["method"]), {})[cell.length] = None
     for (method, chosen), used in lengths.items():
         options = [", ".join(part.split(",")[1:]) or part for part in chosen.split("+")]
         yield f"{method} at {', '.join(map(str, used))}: {' + '.join(options)}"

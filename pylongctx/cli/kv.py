@@ -16,18 +16,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pylongctx._units import bytes_text
 from pylongctx.cli.options import llama_arguments, model_path
 from pylongctx.methods import Method
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from pylongctx._context import KVUsage
+    from pylongctx.engine.context import KVUsage
     from pylongctx.eval.passkey import Prompt, Trial
     from pylongctx.inspect import Compression
     from pylongctx.llama import Llama
-
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,10 @@ class Kept:
 def make_prompt(args: argparse.Namespace) -> Prompt:
     """Return the question that was asked for."""
     from pylongctx.eval import passkey
+    from pylongctx.eval.haystack import load_haystack
     from pylongctx.llama import Llama
 
-    haystack = passkey.load_haystack(args.haystack)
+    haystack = load_haystack(args.haystack)
     with Llama(model_path(args), vocab_only=True, verbose=False) as vocabulary:
         return passkey.make_prompt(vocabulary.tokenize, haystack, args.length, args.trial, args.seed, args.separator)
 
@@ -163,9 +163,9 @@ def _kept_table(kept: Kept) -> Table:
     for layer, shown in enumerate(_by_head(usage.rows)):
         table.add_row(f"layer {layer}" + (", rows of each KV head" if not layer else ""), shown)
     table.add_row("rows held / seen", f"{_row_share(kept):.2f}")
-    table.add_row("held", _size(usage.bytes))
-    table.add_row("peak", _size(usage.peak_bytes))
-    table.add_row("full cache", _size(usage.full_bytes))
+    table.add_row("held", bytes_text(usage.bytes))
+    table.add_row("peak", bytes_text(usage.peak_bytes))
+    table.add_row("full cache", bytes_text(usage.full_bytes))
     table.add_row("held / full", f"{usage.bytes / usage.full_bytes:.2f}")
     if kept.trial:
         _add_answer(table, kept, kept.trial)
@@ -188,15 +188,6 @@ def _add_answer(table: Table, kept: Kept, trial: Trial) -> None:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _size(n_bytes: float) -> str:
-    """Return bytes with three digits at least: ``"1.07 MiB"``."""
-    unit = 0
-    while n_bytes >= 1024 and unit < len(UNITS) - 1:
-        n_bytes, unit = n_bytes / 1024, unit + 1
-    decimals = 0 if not unit or n_bytes >= 100 else 1 if n_bytes >= 10 else 2
-    return f"{n_bytes:.{decimals}f} {UNITS[unit]}"
 
 
 # ---- compression ----
@@ -234,7 +225,7 @@ def _compression_table(args: argparse.Namespace, name: str, run: Compression) ->
     columns = zip(run.lengths, run.bytes, run.peak_bytes, run.full_bytes, strict=True)
     ratios = zip(run.ratio, run.peak_ratio, run.row_share, strict=True)
     for (length, *sizes), row in zip(columns, ratios, strict=True):
-        table.add_row(str(length), *map(_size, sizes), *(f"{value:.2f}" for value in row))
+        table.add_row(str(length), *map(bytes_text, sizes), *(f"{value:.2f}" for value in row))
     return table
 
 

@@ -28,5 +28,5 @@ def run(args: argparse.Namespace) -> int:
 
     tasks = [Choices(file, args.tests, max_tokens=args.predict) for file in args.data]
     measured = evaluate(args, tasks, args.lengths)
-    title = f"right choices, {Path(measured[0].job.model).name}"
+    title = f"right choices, {Path(measured[0].cell.model).name}"
     return show(measured, length_table(measured, title, "percent; a quarter for some of several right letters"))

@@ -34,14 +34,14 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.data} has no file of LongBench{'-E' * args.e}, such as trec{'_e' * args.e}.jsonl")
     chosen = [LongBench(name, args.data, args.tests, args.e, args.max_length) for name in names]
     measured = evaluate(args, chosen, args.lengths)
-    title = f"LongBench{'-E' * args.e}, {Path(measured[0].job.model).name}"
+    title = f"LongBench{'-E' * args.e}, {Path(measured[0].cell.model).name}"
 
     def part(name: str) -> Any:
-        def cell(m: Measured) -> str:
-            value = m.job.task.summary(m.records)[name]
+        def text(m: Measured) -> str:
+            value = m.cell.task.summary(m.records)[name]
             return "" if value != value else f"{100 * value:.2f}"
 
-        return cell
+        return text
 
     parts = ["score", *(BUCKETS if args.e else ())]
     captions = ["all samples", *(f"texts of {name} words" for name in BUCKETS)]

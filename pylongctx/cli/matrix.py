@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,17 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from pylongctx.cli.evaluate import advance, int_list, progress_bar
+from pylongctx._free import available_cpus
+from pylongctx.cli.evaluate import int_list
+from pylongctx.cli.progress import CellProgress, Cells, make_all
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from pylongctx.eval.executors import Executor, Unit
+    from pylongctx.eval.executors import Executor
     from pylongctx.eval.matrix import Matrix
-    from pylongctx.eval.runner import Job, Results
-    from pylongctx.eval.task import Sample
+    from pylongctx.eval.runner import Cell, Results
 
-Jobs = list[tuple["Job", list["Sample"]]]
 AUTO = "auto"
 
 
@@ -79,13 +76,13 @@ def run(args: argparse.Namespace) -> int:
     executor = make_executor(args.executor, args.workers)
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
-    jobs = matrix.jobs()
-    write_about(folder, matrix, jobs, args.argv)
+    cells = matrix.cells()
+    write_about(folder, matrix, cells, args.argv)
     results = Results(str(folder / RECORDS))
-    with progress_bar() as progress:
-        failed = measure(make_all(jobs, progress), executor, results, progress)
+    with CellProgress() as progress:
+        failed = measure(make_all(cells, progress), executor, results, progress)
     write_failures(folder, failed)
-    return show(results, jobs, failed)
+    return show(results, cells, failed)
 
 
 def _table(args: argparse.Namespace) -> dict[str, Any]:
@@ -104,65 +101,35 @@ def _table(args: argparse.Namespace) -> dict[str, Any]:
 # ---- running ----
 
 
-def make_all(jobs: Sequence[Job], progress: Progress) -> Jobs:
-    """Return the samples of all jobs; methods and KV types share theirs."""
-    from pylongctx.eval.runner import make_samples
-
-    made: dict[tuple[Any, ...], list[Sample]] = {}
-    bar = progress.add_task("", total=len(jobs), n=0, of=len(jobs))
-    for job in jobs:
-        progress.update(bar, description=f"making the samples of {job.task.name} at {job.length}")
-        if _content(job) not in made:
-            made[_content(job)] = make_samples(job)
-        advance(progress, bar, 1, 1)
-    progress.remove_task(bar)
-    return [(job, made[_content(job)]) for job in jobs]
-
-
-def _content(job: Job) -> tuple[Any, ...]:
-    return job.model, job.task, job.length, job.seed, job.chat
-
-
-def measure(jobs: Jobs, executor: Executor, results: Results, progress: Progress) -> list[tuple[Job, str]]:
+def measure(cells: Cells, executor: Executor, results: Results, progress: CellProgress) -> list[tuple[Cell, str]]:
     """Run the samples that have no record, writing each as it comes; returns what failed, and why."""
     from pylongctx.eval.executors import Failed, units_of
 
-    units = [unit for job, samples in jobs for unit in units_of(job, samples, results.records)]
-    bar = progress.add_task("", total=_total(jobs), n=0, of=sum(len(samples) for _, samples in jobs))
-    for job, samples in jobs:
-        advance(progress, bar, job.length, len(samples) - _missing(units, job))
-    failed: list[tuple[Job, str]] = []
+    units = [unit for cell, samples in cells for unit in units_of(cell, samples, results.records)]
+    progress.begin(cells, results)
+    failed: list[tuple[Cell, str]] = []
     for unit, outcome in executor.run(units):
-        job = unit.job
-        progress.update(bar, description=f"{job.task.name}: {name_of(job)} at {job.length}")
+        progress.at(unit.cell)
         if isinstance(outcome, Failed):
-            failed.append((job, outcome.reason))
-            advance(progress, bar, job.length, len(unit.todo))
+            failed.append((unit.cell, outcome.reason))
+            progress.count(unit.cell, len(unit.todo))
         elif outcome["digest"] not in results.records:
             results.add(outcome)
-            advance(progress, bar, job.length, 1)
+            progress.count(unit.cell)
     return failed
-
-
-def _total(jobs: Jobs) -> int:
-    return sum(job.length * len(samples) for job, samples in jobs)
-
-
-def _missing(units: Sequence[Unit], job: Job) -> int:
-    return sum(len(unit.todo) for unit in units if unit.job is job)
-
-
-def name_of(job: Job) -> str:
-    """Return what a job is called in tables."""
-    from pylongctx.report.records import label
-
-    return label(job.facts)
 
 
 # ---- what is written and printed ----
 
 
-def write_about(folder: Path, matrix: Matrix, jobs: Sequence[Job], argv: Sequence[str]) -> None:
+def label_of(cell: Cell) -> str:
+    """Return what a cell's method is called in tables."""
+    from pylongctx.report.records import label
+
+    return label(cell.facts)
+
+
+def write_about(folder: Path, matrix: Matrix, cells: Sequence[Cell], argv: Sequence[str]) -> None:
     """Write how the records are made; models and methods of earlier runs stay."""
     from pylongctx import __version__
     from pylongctx.bench.record import cpu_name
@@ -175,36 +142,36 @@ def write_about(folder: Path, matrix: Matrix, jobs: Sequence[Job], argv: Sequenc
     about = {
         "command": shlex.join(["pylongctx", *argv]),
         "version": __version__,
-        "machine": f"{cpu_name()}, {os.cpu_count()} cores",
+        "machine": f"{cpu_name()}, {available_cpus()} cores",
         "models": {**before.get("models", {}), **models},
-        "methods": list(dict.fromkeys([*before.get("methods", []), *map(name_of, jobs)])),
+        "methods": list(dict.fromkeys([*before.get("methods", []), *map(label_of, cells)])),
     }
     file.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
-def write_failures(folder: Path, failed: Sequence[tuple[Job, str]]) -> None:
+def write_failures(folder: Path, failed: Sequence[tuple[Cell, str]]) -> None:
     """Write what failed in this run; the next one tries it again."""
     from pylongctx.report.records import FAILED
 
     lines = [
-        {"task": job.task.name, "length": job.length, "method": name_of(job), "reason": why} for job, why in failed
+        {"task": cell.task.name, "length": cell.length, "method": label_of(cell), "reason": why} for cell, why in failed
     ]
     (folder / FAILED).write_text(json.dumps(lines, indent=2) + "\n", encoding="utf-8")
 
 
-def show(results: Results, jobs: Sequence[Job], failed: Sequence[tuple[Job, str]]) -> int:
+def show(results: Results, cells: Sequence[Cell], failed: Sequence[tuple[Cell, str]]) -> int:
     """Print the tables of what was asked for, and what failed; returns the exit status."""
     from pylongctx.report.grids import grids
     from pylongctx.report.records import Evidence, in_order
 
-    wanted, keys = [job.facts for job in jobs], jobs[0].facts
+    wanted, keys = [cell.facts for cell in cells], cells[0].facts
     found = [record for record in results.records.values() if {key: record.get(key) for key in keys} in wanted]
-    console, evidence = Console(), Evidence(in_order(found, [name_of(job) for job in jobs]))
+    console, evidence = Console(), Evidence(in_order(found, [label_of(cell) for cell in cells]))
     for model in evidence.models:
         for grid in grids(evidence.of(model)):
             console.print(grid.rich())
-    for job, reason in failed:
+    for cell, reason in failed:
         console.print(
-            f"failed: {job.task.name}, {name_of(job)} at {job.length}: {reason}", markup=False, soft_wrap=True
+            f"failed: {cell.task.name}, {label_of(cell)} at {cell.length}: {reason}", markup=False, soft_wrap=True
         )
     return int(bool(failed))

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from pylongctx.methods import Method
 
 VARIABLE = "LCTX_METHOD"
-NONE = "none"  # llama.cpp's own KV cache, for models that run without a method only
+NONE = "none"  # llama.cpp's own KV cache
+AUTO = "auto"  # full attention where our memory serves the model, else none
 
 # option: the method that it belongs to, and its parameter there
 BELONGS = {
@@ -24,7 +25,7 @@ BELONGS = {
 def add_method_options(options: Options) -> None:
     """Add the method, its sizes, and a limit of its memory, see ``chosen_method``."""
     add = options.add
-    add("--method", metavar="M", env=VARIABLE, help="how a long context is read: longheads+corm, none, ... (full)")
+    add("--method", metavar="M", env=VARIABLE, help="how a long context is read: longheads+corm, none, ... (auto)")
     add("-gan", "--grp-attn-n", parse=integer, env="LLAMA_ARG_GRP_ATTN_N", help="SelfExtend's group_size")
     add("-gaw", "--grp-attn-w", parse=integer, env="LLAMA_ARG_GRP_ATTN_W", help="SelfExtend's neighbor_window")
     add("--chunk-size", parse=integer, help="LongHeads' chunk_size")
@@ -36,11 +37,11 @@ def _bytes(text: str) -> int:
     return integer(text) << 20
 
 
-def read_method(spec: str) -> "Method | None":
-    """Return the method of a string; None stands for llama.cpp's own KV cache."""
+def read_method(spec: str) -> "Method | str | None":
+    """Return the method of a string; None stands for llama.cpp's own KV cache, AUTO for what serves the model."""
     from pylongctx.methods import parse
 
-    return None if spec == NONE else parse(spec)
+    return {NONE: None, AUTO: AUTO}[spec] if spec in (NONE, AUTO) else parse(spec)
 
 
 def name_of(method: "Method | None") -> str:
@@ -48,7 +49,7 @@ def name_of(method: "Method | None") -> str:
     return NONE if method is None else str(method)
 
 
-def chosen_method(args: argparse.Namespace) -> "Method | None":
+def chosen_method(args: argparse.Namespace) -> "Method | str | None":
     """Return the method that is asked for, see ``read_method``.
 
     Raises
@@ -60,12 +61,12 @@ def chosen_method(args: argparse.Namespace) -> "Method | None":
     owners = sorted({BELONGS[name][0] for name in given})
     if len(owners) > 1:
         raise ValueError(f"{_spelled(given)} belong to different methods, {' and '.join(owners)}: choose one")
-    spec = args.method or (owners[0] if owners else "full")
+    spec = args.method or (owners[0] if owners else AUTO)
     method = read_method(spec)
     if not given:
         return method
     owner = owners[0]
-    if method is None or owner not in [part.name for part in method.parts]:
+    if method is None or isinstance(method, str) or owner not in [part.name for part in method.parts]:
         raise ValueError(f"{_spelled(given)} belong to {owner}, not to method {spec}: leave out one of both")
     values: dict[str, Any] = {BELONGS[name][1]: value for name, value in given.items()}
     parts = [_with(part, values) if part.name == owner else part for part in method.parts]

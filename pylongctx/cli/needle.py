@@ -68,17 +68,17 @@ def run(args: argparse.Namespace) -> int:
     fields |= {"max_tokens": args.predict, "tests": args.tests}
     task = Needle(tuple(depths), **((PASSKEY if args.passkey else {}) | texts | fields))
     measured = evaluate(args, [task], lengths, args.seed)
-    methods = dict.fromkeys(m.job.method for m in measured)
-    return show(measured, *(_grid([m for m in measured if m.job.method == method]) for method in methods))
+    methods = dict.fromkeys(m.cell.method for m in measured)
+    return show(measured, *(_grid([m for m in measured if m.cell.method == method]) for method in methods))
 
 
 def _grid(measured: list[Measured]) -> Table:
-    job = measured[0].job
-    table = Table(title=f"needle found, {job.method}, {Path(job.model).name}", caption="percent, by depth and length")
-    summaries = [m.job.task.summary(m.records) for m in measured]
+    cell = measured[0].cell
+    table = Table(title=f"needle found, {cell.method}, {Path(cell.model).name}", caption="percent, by depth and length")
+    summaries = [m.cell.task.summary(m.records) for m in measured]
     table.add_column("depth", justify="right")
     for m in measured:
-        table.add_column(str(m.job.length), justify="right")
+        table.add_column(str(m.cell.length), justify="right")
     for name in (name for name in summaries[0] if name.startswith("depth ")):
         table.add_row(f"{name.removeprefix('depth ')} %", *(_colored(summary[name]) for summary in summaries))
     table.add_section()

@@ -2,8 +2,9 @@
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from pylongctx._enums import ROPE_SCALINGS, SPLIT_MODES
 from pylongctx.cli.arguments import (
     FromEnvironment,
     Options,
@@ -20,8 +21,14 @@ from pylongctx.models import embedded_model
 if TYPE_CHECKING:
     from pylongctx.llama import Llama
 
-SPLIT_MODES = ("none", "layer", "row")  # with llama.cpp's numbers
-ROPE_SCALINGS = ("none", "linear", "yarn")  # with llama.cpp's numbers
+
+class _Adaptable(Protocol):
+    def add_lora(self, path: str, scale: float = 1.0) -> None: ...
+    def close(self) -> None: ...
+
+
+Adaptable = TypeVar("Adaptable", bound=_Adaptable)
+
 LOAD_MODES = {
     "auto": {},
     "none": {"use_mmap": False},
@@ -192,11 +199,11 @@ def _layers(text: str) -> int:
 
 
 def _split_mode(text: str) -> int:
-    return SPLIT_MODES.index(one_of(SPLIT_MODES)(text))
+    return SPLIT_MODES[one_of(tuple(SPLIT_MODES))(text)]
 
 
 def _rope_scaling(text: str) -> int:
-    return ROPE_SCALINGS.index(one_of(ROPE_SCALINGS)(text))
+    return ROPE_SCALINGS[one_of(tuple(ROPE_SCALINGS))(text)]
 
 
 def _flash_attention(text: str) -> None:
@@ -229,32 +236,37 @@ def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
     return {"verbose": False} | found
 
 
-def open_llama(
+def open_llama(args: argparse.Namespace, progress: "Callable[[int, int], None] | None" = None) -> "Llama":
+    """Open the model with everything that ``add_llama_options`` and the others let choose, see ``open_model``."""
+    from pylongctx.llama import Llama
+
+    return open_model(args, Llama, progress)
+
+
+def open_model(
     args: argparse.Namespace,
+    make: "Callable[..., Adaptable]",
     progress: "Callable[[int, int], None] | None" = None,
-    make: "Callable[..., Llama] | None" = None,
-) -> "Llama":
-    """Open the model with everything that ``add_llama_options`` and the others let choose; ``make``: Llama, or like it.
+) -> "Adaptable":
+    """Return what ``make`` makes of the arguments of Llama that were given, with the adapters that were asked for.
 
     Raises
     ------
     ValueError
         When something is refused; the message names the environment variables that had a part in it.
     """
-    from pylongctx.llama import Llama
-
     try:
         more = {"method": chosen_method(args), "progress_callback": progress, **_constructor(args)}
-        llm = (make or Llama)(model_path(args), **more)
+        opened = make(model_path(args), **more)
         try:
             for path, scale in _loras(args):
-                llm.add_lora(path, scale)
+                opened.add_lora(path, scale)
         except BaseException:
-            llm.close()
+            opened.close()
             raise
     except (ValueError, NotImplementedError) as reason:
         raise ValueError(with_origins(reason, args)) from reason
-    return llm
+    return opened
 
 
 def _constructor(args: argparse.Namespace) -> dict[str, Any]:

@@ -35,10 +35,10 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run all trials, show a progress bar, write the JSON lines, print the table."""
-    from pylongctx.eval.passkeys import Passkey
+    from pylongctx.eval.passkey import Passkey
 
     fields = {"haystack": args.haystack, "separator": args.separator, "junk": args.junk, "position": args.pos}
     tasks = [Passkey(args.style, args.tests, n, args.depths, **fields) for n in args.digits or [None]]
     measured = evaluate(args, tasks, args.lengths, args.seed)
-    title = f"pass key found, {Path(measured[0].job.model).name}"
+    title = f"pass key found, {Path(measured[0].cell.model).name}"
     return show(measured, length_table(measured, title, "strict: the answer begins with the key"))

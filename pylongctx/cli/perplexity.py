@@ -57,15 +57,15 @@ def run(args: argparse.Namespace) -> int:
     stride = {} if args.ppl_stride is None else {"stride": args.ppl_stride}
     task = Perplexity(args.file, mode, args.chunks, **stride)
     measured = evaluate(args, [task], args.lengths)
-    title = f"perplexity of {Path(args.file).name}, {Path(measured[0].job.model).name}"
+    title = f"perplexity of {Path(args.file).name}, {Path(measured[0].cell.model).name}"
     tables = [length_table(measured, title, MODES[mode])]
     if mode == "incremental":
-        tables += [_curves([m for m in measured if m.job.length == n], task.stride) for n in args.lengths]
+        tables += [_curves([m for m in measured if m.cell.length == n], task.stride) for n in args.lengths]
     status = show(measured, *tables)
     for m in measured:
         found = task.summary(m.records)
         estimate = f"PPL = {found['perplexity']:.4f} +/- {found['error']:.5f}"
-        print(f"{m.job.method} at {m.job.length}: Final estimate: {estimate}")
+        print(f"{m.cell.method} at {m.cell.length}: Final estimate: {estimate}")
     return status
 
 
@@ -76,7 +76,7 @@ def _curves(measured: list[Measured], stride: int) -> Table:
     table.add_column("position", justify="right")
     curves = []
     for m in measured:
-        table.add_column(m.job.method, justify="right")
+        table.add_column(m.cell.method, justify="right")
         curves.append(curve(m.records, stride))
     positions = curves[0][0]
     step = -(-len(positions) // N_POINTS)
@@ -92,10 +92,10 @@ def _divergence(args: argparse.Namespace) -> int:
         raise ValueError("--kl-divergence is measured on llama.cpp's chunks: leave --mode and --ppl-stride out")
     task = Divergence(args.file, args.chunks, args.base)
     measured = evaluate(args, [task], args.lengths)
-    title = f"KL divergence from {args.base}, {Path(args.file).name}, {Path(measured[0].job.model).name}"
+    title = f"KL divergence from {args.base}, {Path(args.file).name}, {Path(measured[0].cell.model).name}"
     status = show(measured, length_table(measured, title, "nats per token"))
     for m in measured:
-        print(f"\n====== {m.job.method} at {m.job.length} ======")
+        print(f"\n====== {m.cell.method} at {m.cell.length} ======")
         for line in _statistics(task.summary(m.records)):
             print(line)
     return status

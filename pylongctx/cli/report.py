@@ -11,6 +11,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("report", help="tables and pictures of what was measured", description=__doc__)
     parser.add_argument("folder", metavar="DIR", help="the --out of pylongctx matrix, or a folder of --json files")
     parser.add_argument("--out", metavar="FILE", help="report.md or report.html; both are written (DIR/report)")
+    parser.add_argument("--no-pictures", action="store_true", help="tables only")
     parser.set_defaults(run=run)
 
 
@@ -18,6 +19,6 @@ def run(args: argparse.Namespace) -> int:
     """Write the report and print the names of its files."""
     from pylongctx.report import write_report
 
-    for path in write_report(args.folder, args.out):
+    for path in write_report(args.folder, args.out, draw=not args.no_pictures):
         print(path)
     return 0

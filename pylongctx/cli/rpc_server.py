@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from pylongctx._devices import devices, serve
+    from pylongctx._devices import devices, lend
 
     if args.list_devices:
         print("\n".join(map(_line, devices())))
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the library never comes back to Python, which would handle it
-    serve(args.host, args.port, args.device, args.threads)
+    lend(args.host, args.port, args.device, args.threads)
 
 
 def is_loopback(host: str) -> bool:

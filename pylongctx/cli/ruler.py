@@ -56,17 +56,17 @@ def run(args: argparse.Namespace) -> int:
         return found
 
     measured = evaluate(args, [Ruler(name, args.tests, file(name)) for name in names], args.lengths, args.seed)
-    labels = {m.job.task.name for m in measured for r in m.records if r["label"] != "RULER"}
+    labels = {m.cell.task.name for m in measured for r in m.records if r["label"] != "RULER"}
     caption = f"RULER-compatible, with other data: {', '.join(sorted(labels))}" if labels else "RULER's prompts"
-    title = f"RULER, {Path(measured[0].job.model).name}"
+    title = f"RULER, {Path(measured[0].cell.model).name}"
     table = length_table(measured, title, caption)
     if len(names) > 1:
         table.add_section()
-        for method in dict.fromkeys(m.job.method for m in measured):
+        for method in dict.fromkeys(m.cell.method for m in measured):
             table.add_row("mean", method, *(_mean(measured, method, n) for n in args.lengths))
     return show(measured, table)
 
 
 def _mean(measured: list[Measured], method: str, length: int) -> str:
-    chosen = [m for m in measured if (m.job.method, m.job.length) == (method, length)]
-    return f"{100 * fmean(m.job.task.summary(m.records)['string_match'] for m in chosen):.1f}"
+    chosen = [m for m in measured if (m.cell.method, m.cell.length) == (method, length)]
+    return f"{100 * fmean(m.cell.task.summary(m.records)['string_match'] for m in chosen):.1f}"

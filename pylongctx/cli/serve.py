@@ -1,13 +1,13 @@
 """``pylongctx serve``: an OpenAI-compatible server for one model."""
 
 import argparse
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pylongctx._log import LOG
 from pylongctx.cli.arguments import Options, file_text, integer, number, one_of
-from pylongctx.cli.options import add_llama_options, model_path, open_llama
+from pylongctx.cli.options import add_llama_options, model_path, open_model
 from pylongctx.cli.sampling import add_sampling_options, add_template_options, sampling_arguments, template_arguments
 
 if TYPE_CHECKING:
@@ -62,9 +62,11 @@ def run(args: argparse.Namespace) -> int:
     wanted = settings(args)
     with listen(args.host or HOST, PORT if args.port is None else args.port) as listener:
         vectors = embedder(args) if args.embeddings else None
-        host: Any = open_llama(args, make=partial(Host, n_seq=PARALLEL if args.parallel is None else args.parallel))
+        n_seq = PARALLEL if args.parallel is None else args.parallel
+        host = open_model(args, partial(Host, n_seq=n_seq))
         service = Service(host, wanted, vectors)
-        print(f"pylongctx: {host.session.context.why}", file=sys.stderr)
+        if host.session.context.why:
+            LOG.info(host.session.context.why)
         announce(listener, bool(wanted.api_keys))
         serve(service, listener)
     return 0
@@ -106,7 +108,7 @@ def embedder(args: argparse.Namespace) -> "Llama":
         given = {name: value for name, value in arguments.items() if name not in NOT_FOR_EMBEDDING}
         return Llama(path, embedding=True, pooling_type=pooling, **given)
 
-    llm = open_llama(args, make=make)
+    llm = open_model(args, make)
     if llm.pooling_type() == NO_POOLING:
         llm.close()
         raise ValueError("the model does not say how to make one vector of a text: choose --pooling mean, cls or last")

@@ -27,7 +27,13 @@ _undo = ExitStack()
 
 
 def how_to_install() -> str:
-    """Return the command that installs llama_cpp for this library; it compiles nothing."""
+    """Return the command that installs llama_cpp for this library; it compiles nothing.
+
+    Examples
+    --------
+    >>> "llama-cpp-python==" in how_to_install()
+    True
+    """
     package = build_info()["upstream"]
     return f'CMAKE_ARGS="-DLLAMA_BUILD=OFF" pip install --no-cache-dir --no-binary llama-cpp-python {package}'
 
@@ -55,6 +61,13 @@ def enable(method: Method | str | None = None) -> ExitStack:
         When llama_cpp was imported before with another library, or another version of it is installed.
     ValueError
         When there is no such method.
+
+    Examples
+    --------
+    >>> with enable(method="longheads"):
+    ...     import llama_cpp
+    ...     issubclass(llama_cpp.Llama, pylongctx.Llama)
+    True
     """
     global _undo
     if method is not None and not isinstance(method, Method):
@@ -75,7 +88,13 @@ def enable(method: Method | str | None = None) -> ExitStack:
 
 
 def disable() -> None:
-    """Give ``llama_cpp`` its own names back; objects that were made meanwhile stay as they are."""
+    """Give ``llama_cpp`` its own names back; objects that were made meanwhile stay as they are.
+
+    Examples
+    --------
+    >>> enable(method="longheads").close()  # the same as disable()
+    >>> disable()
+    """
     _undo.close()
 
 

@@ -28,13 +28,13 @@ class Llama(pylongctx.llama.Llama):
     @property
     def model(self) -> int:
         """The ``llama_model *`` for llama_cpp's C functions."""
-        return _address(lib.lctx_model_llama(self._model.handle))
+        return _address(lib.lctx_model_llama(self.session.model.handle))
 
     @property
     def ctx(self) -> int:
         """The ``llama_context *`` for llama_cpp's C functions."""
-        self._session.shared = True
-        return _address(lib.lctx_context_llama(self._session.context.handle))
+        self.session.shared = True
+        return _address(lib.lctx_context_llama(self.session.context.handle))
 
     @property
     def _ctx(self) -> Any:
@@ -48,7 +48,7 @@ class Llama(pylongctx.llama.Llama):
     @property
     def context_params(self) -> Any:
         """llama_cpp's struct with the sizes of the context, the other fields at llama.cpp's defaults."""
-        context = self._session.context
+        context = self.session.context
         params = import_module("llama_cpp").llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = context.n_ctx, context.n_batch, context.n_ubatch
         params.n_threads, params.n_threads_batch = self.n_threads, self.n_threads_batch

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.eval.passkeys import Passkey
+from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record, Sample, SingleModel, Vocabulary, greedy
 from pylongctx.inspect import chunks_of, findings

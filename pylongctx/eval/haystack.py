@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+SENTENCES = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 SYNTHETIC = "synthetic"
 WHO = "The baker|The captain|A gardener|My neighbour|The old teacher|A young clerk|The miller|Our doctor"
 DID = "carried|painted|repaired|sold|found|borrowed|measured|counted|washed|forgot|described|bought"
@@ -17,7 +19,13 @@ SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]]))\s+(?=[\"'(\[]?[A-Z
 
 
 def synthetic_sentences(seed: int) -> Iterator[str]:
-    """Yield plain sentences without end; they follow from the seed and hold no digits."""
+    """Yield plain sentences without end; they follow from the seed and hold no digits.
+
+    Examples
+    --------
+    >>> next(synthetic_sentences(0)) == next(synthetic_sentences(0))
+    True
+    """
     random = Random(f"haystack-{seed}")
 
     def choose(words: str) -> str:
@@ -30,7 +38,13 @@ def synthetic_sentences(seed: int) -> Iterator[str]:
 
 
 def synthetic_text(n_characters: int, seed: int) -> str:
-    """Return paragraphs of at least ``n_characters``; a longer text begins with the shorter one of the same seed."""
+    """Return paragraphs of at least ``n_characters``; a longer text begins with the shorter one of the same seed.
+
+    Examples
+    --------
+    >>> synthetic_text(500, seed=0).startswith(synthetic_text(100, seed=0))
+    True
+    """
     random, parts, n = Random(f"paragraphs-{seed}"), [], 0
     for sentence in synthetic_sentences(seed):
         parts.append(sentence + ("\n\n" if random.random() < 0.1 else " "))
@@ -49,6 +63,11 @@ def load_text(name: str, n_characters: int, seed: int = 0) -> str:
     ------
     ValueError
         When there is no such file or folder, or no text in it.
+
+    Examples
+    --------
+    >>> len(load_text("book.txt", 10_000)) >= 10_000
+    True
     """
     if name == SYNTHETIC:
         return synthetic_text(n_characters, seed)
@@ -64,5 +83,67 @@ def _read(path: Path) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a text, split by punctuation alone."""
+    """Return the sentences of a text, split by punctuation alone.
+
+    Examples
+    --------
+    >>> sentences("It rained. Who knows why? Nobody.")
+    ['It rained.', 'Who knows why?', 'Nobody.']
+    """
     return [part for part in SENTENCE_END.split(text.strip()) if part]
+
+
+@dataclass(frozen=True)
+class Haystack:
+    """Text to hide a key in.
+
+    Attributes
+    ----------
+    name : str
+        For reports.
+    text : str
+        Repeated as often as a length needs.
+    continues : bool
+        Whether the text after the key goes on where the text before it ended, as a book does; else it begins anew,
+        and every prompt begins at the same place.
+
+    Examples
+    --------
+    >>> Haystack("words", "one two three four ", continues=True).cut(10, depth=0.5, start=0.0)
+    ('one t', 'wo th')
+    """
+
+    name: str
+    text: str
+    continues: bool
+
+    def cut(self, n: int, depth: float, start: float) -> tuple[str, str]:
+        """Return the text before and after the key, ``n`` characters in all, the key at ``depth`` (0 to 1)."""
+        n_before = int(depth * n)
+        offset = int(start * len(self.text)) if self.continues else 0
+        text = self.text * ((offset + n) // len(self.text) + 1)
+        after = offset + n_before if self.continues else 0
+        return text[offset : offset + n_before], text[after : after + n - n_before]
+
+
+def load_haystack(name: str) -> Haystack:
+    """Return the haystack "sentences", or one made of a UTF-8 text file.
+
+    Raises
+    ------
+    ValueError
+        When there is no such file or it is empty.
+
+    Examples
+    --------
+    >>> load_haystack("sentences").text[:19]
+    'The grass is green.'
+    """
+    if name == "sentences":
+        return Haystack(name, SENTENCES, continues=False)
+    if not Path(name).is_file():
+        raise ValueError(f"haystack {name!r} is neither 'sentences' nor a file")
+    text = Path(name).read_text(encoding="utf-8").strip()
+    if not text:
+        raise ValueError(f"haystack {name!r} is empty")
+    return Haystack(Path(name).name, text + "\n", continues=True)

@@ -27,7 +27,14 @@ PERCENTILES = {"99.9%": 99.9, "99.0%": 99, "95.0%": 95, "90.0%": 90, "75.0%": 75
 
 
 def divergence(base: NDArray[np.float32], other: NDArray[np.float32]) -> Floats:
-    """Return the divergence of each row of log-probabilities from that of the base."""
+    """Return the divergence of each row of log-probabilities from that of the base.
+
+    Examples
+    --------
+    >>> same = np.log(np.array([[0.5, 0.25, 0.25]], np.float32))
+    >>> divergence(same, same)
+    array([0.])
+    """
     p = base.astype(np.float64)
     terms = np.exp(p) * (p - other)
     return np.asarray(np.where(p > NEGLIGIBLE, terms, 0.0).sum(-1))
@@ -45,6 +52,14 @@ class Divergence(Task):
         Only so many chunks, the first ones.
     base : str
         Method that is right by definition; its KV cache is f16.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.runner import Cell, run
+    >>> task = Divergence("book.txt", chunks=1)
+    >>> records = list(run(Cell("model.gguf", "full", task, length=200)))
+    >>> task.summary(records)["Mean KLD"]
+    0.0
     """
 
     headline: ClassVar[str] = "Mean KLD"
@@ -78,7 +93,7 @@ class Divergence(Task):
         joined = {key: np.concatenate([np.asarray(r[key], float) for r in records]) for key in PER_TOKEN}
         return statistics(**joined)
 
-    def cell(self, records: Sequence[Record]) -> str:
+    def cell_text(self, records: Sequence[Record]) -> str:
         """Return the text of a table cell."""
         found = self.summary(records)
         return f"{found['Mean KLD']:.5f} \u00b1 {found['Mean KLD error']:.5f}"
@@ -88,7 +103,15 @@ PER_TOKEN = ("nll", "nll_base", "kld", "same_top")
 
 
 def compare(llm: Llama, base: Llama, tokens: NDArray[np.int32]) -> Record:
-    """Return for each scored token of a chunk both likelihoods, the divergence, and whether the likeliest agree."""
+    """Return for each scored token of a chunk both likelihoods, the divergence, and whether the likeliest agree.
+
+    Examples
+    --------
+    >>> with Llama("model.gguf", method="full", n_ctx=512, verbose=False) as base:
+    ...     record = compare(llm, base, np.array(tokens[:100], np.int32))
+    >>> len(record["kld"])
+    49
+    """
     found: dict[str, list[Any]] = {key: [] for key in PER_TOKEN}
     first = len(tokens) // 2
     ours, theirs = scored_rows(llm, tokens, first), scored_rows(base, tokens, first)
@@ -103,7 +126,16 @@ def compare(llm: Llama, base: Llama, tokens: NDArray[np.int32]) -> Record:
 
 
 def side_by_side(ours: Rows, theirs: Rows) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32], Any]]:
-    """Yield equal numbers of rows of both, and what follows them; methods may take steps of different sizes."""
+    """Yield equal numbers of rows of both, and what follows them; methods may take steps of different sizes.
+
+    Examples
+    --------
+    >>> def rows(*sizes):
+    ...     for n in sizes:
+    ...         yield np.zeros((n, 3), np.float32), np.zeros(n, np.int32)
+    >>> [len(following) for ours, theirs, following in side_by_side(rows(4, 4), rows(3, 5))]
+    [3, 1, 4]
+    """
     a: Any = None
     b: Any = None
     while True:
@@ -116,7 +148,14 @@ def side_by_side(ours: Rows, theirs: Rows) -> Iterator[tuple[NDArray[np.float32]
 
 
 def statistics(nll: Floats, nll_base: Floats, kld: Floats, same_top: Floats) -> dict[str, float]:
-    """Return llama-perplexity's statistics of divergences and of probabilities, by its labels."""
+    """Return llama-perplexity's statistics of divergences and of probabilities, by its labels.
+
+    Examples
+    --------
+    >>> nll = np.linspace(1.0, 2.0, 20)
+    >>> statistics(nll, nll, kld=np.zeros(20), same_top=np.ones(20))["Same top p"]
+    100.0
+    """
     (mean, error), (mean_base, error_base) = _mean(nll), _mean(nll_base)
     covariance = float(np.cov(nll, nll_base, ddof=0)[0, 1]) / (len(nll) - 1) if len(nll) >= N_FOR_ERRORS else 0.0
     ratio, ratio_error = np.exp(mean - mean_base), np.sqrt(max(0.0, error**2 + error_base**2 - 2 * covariance))

@@ -1,4 +1,4 @@
-"""Every method on every KV type, length and task: what a TOML file asks for, as jobs."""
+"""Every method on every KV type, length and task: what a TOML file asks for, as cells."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pylongctx.eval.kld import Divergence
 from pylongctx.eval.leval import Choices
 from pylongctx.eval.longbench import LongBench
 from pylongctx.eval.needle import PASSKEY, Needle
-from pylongctx.eval.passkeys import Passkey
+from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.perplexity import Perplexity
 from pylongctx.eval.rope import SCALINGS, Positions, positions_of, scaling
 from pylongctx.eval.ruler import Ruler
-from pylongctx.eval.runner import Job
+from pylongctx.eval.runner import Cell
 from pylongctx.eval.task import Task
 from pylongctx.llama import Llama
 from pylongctx.methods import Full, parse
@@ -87,25 +87,25 @@ class Matrix:
         """The longest text, for which RoPE scalings are fixed."""
         return max(length for wanted in self.tasks for length in wanted.lengths)
 
-    def jobs(self) -> list[Job]:
-        """Return one job for each model, task, length, KV type and method."""
+    def cells(self) -> list[Cell]:
+        """Return one cell for each model, task, length, KV type and method."""
         known = {model: read_positions(model) for model in self.models}
         grid = [(model, wanted, n) for model in self.models for wanted in self.tasks for n in wanted.lengths]
         return [
-            self._job(known[model], (model, wanted.task, n), kv, m)
+            self._cell(known[model], (model, wanted.task, n), kv, m)
             for model, wanted, n in grid
             for kv in wanted.kv
             for m in wanted.methods
         ]
 
-    def _job(self, known: Positions, where: Sequence[Any], kv: str, method: str) -> Job:
+    def _cell(self, known: Positions, where: Sequence[Any], kv: str, method: str) -> Cell:
         model, task, length = where
         spec, rope = split_method(method)
         type_k, _, type_v = kv.partition("/")
         more = scaling(rope, known, length, self.longest) if rope else {}
         types = {"type_k": type_k, "type_v": type_v or type_k}
         options = {**self.options, **more}
-        return Job(model, spec, task, length, self.seed, **types, chat=self.chat, options=options, rope=rope)
+        return Cell(model, spec, task, length, self.seed, **types, chat=self.chat, options=options, rope=rope)
 
 
 def read_positions(model: str) -> Positions:

@@ -40,6 +40,12 @@ class Needle(Question):
         Samples of each depth.
     scorer : str
         The score that counts, a name in ``SCORERS``.
+
+    Examples
+    --------
+    >>> task = Needle((0, 50, 100), final_context_length_buffer=80, max_tokens=8, **PASSKEY)
+    >>> task.retrieval_question
+    'What is the pass key?'
     """
 
     headline: ClassVar[str] = "score"
@@ -134,7 +140,16 @@ PASSKEY = {
 
 
 def insertion_point(vocabulary: Vocabulary, tokens: Sequence[int], depth_percent: float) -> int:
-    """Return where a needle goes: the depth, moved back to the end of a sentence; 100 is the end itself."""
+    """Return where a needle goes: the depth, moved back to the end of a sentence; 100 is the end itself.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.task import ModelVocabulary
+    >>> vocabulary = ModelVocabulary(llm)
+    >>> words = vocabulary.tokenize("It rained. She slept. He went out.")
+    >>> vocabulary.detokenize(words[: insertion_point(vocabulary, words, 50)])
+    'It rained.'
+    """
     if depth_percent == 100:
         return len(tokens)
     at = int(len(tokens) * (depth_percent / 100))
@@ -144,12 +159,26 @@ def insertion_point(vocabulary: Vocabulary, tokens: Sequence[int], depth_percent
 
 
 def context_lengths(lowest: int, highest: int, n: int) -> list[int]:
-    """Return ``n`` evenly spread lengths."""
+    """Return ``n`` evenly spread lengths.
+
+    Examples
+    --------
+    >>> context_lengths(1000, 16000, 4)
+    [1000, 6000, 11000, 16000]
+    """
     return [int(length) for length in np.round(np.linspace(lowest, highest, n))]
 
 
 def depth_grid(lowest: float, highest: float, n: int, kind: str) -> tuple[float, ...]:
-    """Return ``n`` depths in percent: "linear", whole numbers, or "sigmoid", denser at both ends."""
+    """Return ``n`` depths in percent: "linear", whole numbers, or "sigmoid", denser at both ends.
+
+    Examples
+    --------
+    >>> depth_grid(0, 100, 5, "linear")
+    (0.0, 25.0, 50.0, 75.0, 100.0)
+    >>> depth_grid(0, 100, 5, "sigmoid")
+    (0.0, 7.586, 50.0, 92.414, 100.0)
+    """
     spread = np.linspace(lowest, highest, n)
     if kind == "linear":
         return tuple(float(depth) for depth in np.round(spread))

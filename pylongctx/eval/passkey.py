@@ -1,76 +1,54 @@
-"""Pass-key retrieval: five digits hidden in a haystack, asked for at the end.
+"""Pass-key retrieval: a number hidden in a haystack, asked for at the end, in the styles of papers and llama.cpp.
 
-The prompt of Landmark Attention, arXiv 2305.16300, as LongHeads, arXiv 2402.10685, uses it: five parts, the haystack
-cut by characters. They are joined by newlines there and by spaces in llama.cpp's passkey example, which the embedded
-model was trained on; both are offered. Lengths are in tokens here, the tokens of the answer included.
+``fill``: prompts that fill a length to the token. ``landmark``: those of Landmark Attention, arXiv 2305.16300, as
+LongHeads, arXiv 2402.10685, uses them (its table 6), to the byte, measured in characters. ``selfextend``: whole lines,
+as in SelfExtend's example; its figure 6 asks for 5 to 100 digits. ``llama.cpp``: those of its passkey example.
+
+A prompt has five parts. They are joined by newlines in Landmark Attention and by spaces in llama.cpp's example, which
+the embedded model was trained on; ``fill`` offers both.
 """
 
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import Any, ClassVar
 
-from pylongctx._session import longest_prefix
+import numpy as np
+
+from pylongctx.eval.fitting import Tokenize, largest_fit, token_span
+from pylongctx.eval.haystack import SENTENCES, Haystack, load_haystack
+from pylongctx.eval.task import Answer, Question, Record, Sample, Vocabulary
 from pylongctx.llama import Llama
 
 INTRO = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
     "I will quiz you about the important information there."
 )
-SENTENCES = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 SEPARATORS = {"space": " ", "newline": "\n"}
-QUESTION = "What is the pass key? The pass key is"
+GARBAGE = SENTENCES.strip()
+ASKED, PREFIX = "What is the pass key?", " The pass key is"
+QUESTION = ASKED + PREFIX
+STYLES = ("fill", "landmark", "selfextend", "llama.cpp")
+LARGEST_KEY = 50000  # of landmark and llama.cpp, when no number of digits is asked for
+N_PREDICT = 16  # llama.cpp's
 
-Tokenize = Callable[[bytes], list[int]]
 
+def needle_text(key: int | str) -> str:
+    """Return the sentences that hold the key.
 
-@dataclass(frozen=True)
-class Haystack:
-    """Text to hide a key in.
-
-    Attributes
-    ----------
-    name : str
-        For reports.
-    text : str
-        Repeated as often as a length needs.
-    continues : bool
-        Whether the text after the key goes on where the text before it ended, as a book does; else it begins anew,
-        and every prompt begins at the same place.
+    Examples
+    --------
+    >>> needle_text(123)
+    'The pass key is 123. Remember it. 123 is the pass key.'
     """
-
-    name: str
-    text: str
-    continues: bool
-
-    def cut(self, n: int, depth: float, start: float) -> tuple[str, str]:
-        """Return the text before and after the key, ``n`` characters in all, the key at ``depth`` (0 to 1)."""
-        n_before = int(depth * n)
-        offset = int(start * len(self.text)) if self.continues else 0
-        text = self.text * ((offset + n) // len(self.text) + 1)
-        after = offset + n_before if self.continues else 0
-        return text[offset : offset + n_before], text[after : after + n - n_before]
+    return f"The pass key is {key}. Remember it. {key} is the pass key."
 
 
-def load_haystack(name: str) -> Haystack:
-    """Return the haystack "sentences", or one made of a UTF-8 text file.
-
-    Raises
-    ------
-    ValueError
-        When there is no such file or it is empty.
-    """
-    if name == "sentences":
-        return Haystack(name, SENTENCES, continues=False)
-    if not Path(name).is_file():
-        raise ValueError(f"haystack {name!r} is neither 'sentences' nor a file")
-    text = Path(name).read_text(encoding="utf-8").strip()
-    if not text:
-        raise ValueError(f"haystack {name!r} is empty")
-    return Haystack(Path(name).name, text + "\n", continues=True)
+# ---- prompts of the style fill, by themselves ----
 
 
 @dataclass(frozen=True)
@@ -87,6 +65,12 @@ class Prompt:
         Where the key is hidden, 0 to 1.
     needle : tuple of int
         Start and stop of the tokens that hold the sentences with the key; a token across a border counts.
+
+    Examples
+    --------
+    >>> prompt = make_prompt(llm.tokenize, load_haystack("sentences"), 300, trial=0, seed=0)
+    >>> llm.detokenize(prompt.answer).decode().strip() == str(prompt.key)
+    True
     """
 
     length: int
@@ -130,13 +114,19 @@ def make_prompt(
     ------
     ValueError
         When the parts without haystack are longer than ``length``.
+
+    Examples
+    --------
+    >>> prompt = make_prompt(llm.tokenize, load_haystack("sentences"), 300, trial=0, seed=0, depth=0.5)
+    >>> len(prompt.tokens) + len(prompt.answer) <= 300
+    True
     """
     random = Random(f"{seed}-{length}-{trial}")
     lowest = 10 ** ((n_digits or 5) - 1)
     key, drawn, start = random.randint(lowest, 10 * lowest - 1), random.random(), random.random()
     depth = drawn if depth is None else depth
 
-    needle = f"The pass key is {key}. Remember it. {key} is the pass key."
+    needle = needle_text(key)
 
     def parts(n: int) -> list[str]:
         before, after = haystack.cut(n, depth, start)
@@ -167,24 +157,6 @@ def _tokens(tokenize: Tokenize, text: str, answer: str) -> tuple[list[int], list
     return whole[:n], whole[n:]
 
 
-def token_span(tokenize: Tokenize, tokens: list[int], before: str, needle: str) -> tuple[int, int]:
-    """Return start and stop of the tokens that hold ``needle``, which follows ``before``."""
-    until = tokenize((before + needle).encode())
-    stop = longest_prefix(tokens, until)
-    return longest_prefix(tokens, tokenize(before.encode())), stop + (stop < len(until))
-
-
-def largest_fit(fits: Callable[[int], bool], guess: int) -> int:
-    """Return the largest n that fits, by doubling and bisection; ``fits(0)`` holds."""
-    low, high = 0, guess
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
 @dataclass(frozen=True)
 class Trial:
     """One answer, as a JSON line holds it.
@@ -199,6 +171,13 @@ class Trial:
         Whether the first number in the answer is the key.
     seconds : float
         Prompt and answer together.
+
+    Examples
+    --------
+    >>> prompt = make_prompt(llm.tokenize, load_haystack("sentences"), 300, trial=0, seed=0)
+    >>> trial = run_trial(llm, prompt)
+    >>> trial.strict, trial.key == prompt.key
+    (True, True)
     """
 
     model: str
@@ -218,7 +197,14 @@ class Trial:
 
 
 def run_trial(llm: Llama, prompt: Prompt) -> Trial:
-    """Answer one prompt greedily, from an empty cache."""
+    """Answer one prompt greedily, from an empty cache.
+
+    Examples
+    --------
+    >>> prompt = make_prompt(llm.tokenize, load_haystack("sentences"), 1024, trial=0, seed=0)
+    >>> run_trial(llm, prompt).strict
+    True
+    """
     start = time.perf_counter()
     llm.reset()
     output = list(islice(llm.generate(prompt.tokens, temp=0.0), len(prompt.answer)))
@@ -241,3 +227,167 @@ def run_trial(llm: Llama, prompt: Prompt) -> Trial:
         regex=number is not None and number.group() == str(prompt.key),
         seconds=round(seconds, 4),
     )
+
+
+# ---- the task ----
+
+
+@dataclass(frozen=True)
+class Passkey(Question):
+    """Find a number that is hidden in repeated sentences.
+
+    Attributes
+    ----------
+    digits : int or None
+        Digits of the key. None: as the style has it.
+    depths : tuple of float
+        Depths of the key, 0 to 1, which the trials take in turns. Empty: random; ``landmark`` has random ones only.
+    haystack, separator : str
+        Of the style ``fill``, see ``load_haystack`` and ``SEPARATORS``.
+    junk, position : int or None
+        How many times the sentences are repeated, and before which the key is hidden, in the styles of whole lines.
+        None: as often as the length allows; by depth.
+
+    Examples
+    --------
+    >>> task = Passkey("landmark", tests=3, digits=8)
+    >>> task.name, task.headline
+    ('passkey-8-digits', 'strict')
+    """
+
+    headline: ClassVar[str] = "strict"
+    style: str = "fill"
+    tests: int = 20
+    digits: int | None = None
+    depths: tuple[float, ...] = ()
+    haystack: str = "sentences"
+    separator: str = "space"
+    junk: int | None = None
+    position: int | None = None
+    name: str = field(default="passkey", init=False)
+
+    def __post_init__(self) -> None:
+        if self.style not in STYLES:
+            raise ValueError(f"unknown style {self.style!r}; available: {', '.join(STYLES)}")
+        if self.digits is not None:
+            object.__setattr__(self, "name", f"passkey-{self.digits}-digits")
+        if self.digits is not None and self.digits < 1:
+            raise ValueError(f"digits must be at least 1, not {self.digits}")
+        if self.style == "landmark" and self.depths:
+            raise ValueError("the style landmark draws its depths itself; choose another style, or no depths")
+
+    def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
+        """Return one sample per trial."""
+        if self.style == "fill" and vocabulary.overhead != len(vocabulary.bos):
+            raise ValueError("the style fill counts tokens without a chat template; choose another style, or no --chat")
+        make = {"fill": self._fill, "landmark": self._landmark}.get(self.style, self._lines)
+        return [make(vocabulary, length, seed, trial) for trial in range(self.tests)]
+
+    def scores(self, sample: Sample, answer: Answer) -> dict[str, float]:
+        """Return ``strict``: the answer begins with the key, and ``regex``: its first number is the key."""
+        begin, first = re.match(r" ?(\d+)", answer.text), re.search(r"(\d+)", answer.text)
+        return {name: bool(m and m[1] in sample.answers) for name, m in (("strict", begin), ("regex", first))}
+
+    def cell_text(self, records: Sequence[Record]) -> str:
+        """Return the share of keys that were found."""
+        return f"{100 * self.summary(records)['strict']:.0f} %"
+
+    def n_ctx(self, vocabulary: Vocabulary, samples: Sequence[Sample], length: int) -> int:
+        """Return the length, or more where a style does not count tokens."""
+        if self.style == "fill":
+            return length
+        return max([length, *(len(vocabulary.tokens(sample)) + sample.max_tokens for sample in samples)])
+
+    def _depth(self, random: Random, trial: int) -> float:
+        drawn = random.random()
+        return self.depths[trial % len(self.depths)] if self.depths else drawn
+
+    def _sample(self, key: str, depth: float, where: tuple[int, int, int], needle: Any, **fields: Any) -> Sample:
+        length, seed, trial = where
+        facts = {"style": self.style, "trial": trial, "depth": round(depth, 4), "key": int(key), "needle": list(needle)}
+        name = f"{self.style}-{length}-{seed}-{trial}"
+        return Sample(name, answers=(key,), facts=facts | fields.pop("facts", {}), **fields)
+
+    def _fill(self, vocabulary: Vocabulary, length: int, seed: int, trial: int) -> Sample:
+        def tokenize(text: bytes) -> list[int]:
+            return [*vocabulary.bos, *vocabulary.tokenize(text.decode())]
+
+        depth = self.depths[trial % len(self.depths)] if self.depths else None
+        haystack = load_haystack(self.haystack)
+        prompt = make_prompt(tokenize, haystack, length, trial, seed, self.separator, self.digits, depth)
+        return self._sample(
+            str(prompt.key),
+            prompt.depth,
+            (length, seed, trial),
+            prompt.needle,
+            prompt=np.array(prompt.tokens, np.int32),
+            max_tokens=len(prompt.answer),
+            facts={"haystack": prompt.haystack, "separator": prompt.separator},
+        )
+
+    def _landmark(self, vocabulary: Vocabulary, length: int, seed: int, trial: int) -> Sample:
+        n_characters = landmark_characters(length)
+        if n_characters < 1:
+            raise ValueError(f"length {length} is too short: the style landmark counts in 273 tokens")
+        state = np.random.RandomState(seed + trial + n_characters)
+        n_before = int(state.randint(0, n_characters))
+        key = int(state.randint(1, LARGEST_KEY))
+        text = str(key) if self.digits is None else _digits(self.digits, lambda a, b: int(state.randint(a, b)))
+        garbage = " ".join([GARBAGE] * (n_characters // len(GARBAGE) + 1))
+        parts = [INTRO, garbage[:n_before], needle_text(text), garbage[: n_characters - n_before], ASKED]
+        prompt = "\n".join(parts)
+        needle = _span(vocabulary, prompt, "\n".join([*parts[:2], ""]), parts[2])
+        n_answer = len(vocabulary.tokenize(f"{QUESTION} {text}")) - len(vocabulary.tokenize(QUESTION))
+        fields = {"prompt": prompt, "prefix": PREFIX, "max_tokens": n_answer}
+        return self._sample(text, n_before / n_characters, (length, seed, trial), needle, **fields)
+
+    def _lines(self, vocabulary: Vocabulary, length: int, seed: int, trial: int) -> Sample:
+        random = Random(f"{seed}-{length}-{trial}")
+        depth = self._depth(random, trial)
+        common = self.style == "llama.cpp" and self.digits is None
+        key = str(random.randint(1, LARGEST_KEY)) if common else _digits(self.digits or 5, random.randrange)
+        spaced = self.style == "llama.cpp"
+        prefix, max_tokens = (PREFIX, N_PREDICT) if spaced else (PREFIX + " ", len(key))
+
+        def text(n: int) -> tuple[str, str]:
+            at = int(depth * n) if self.position is None else min(self.position, n)
+            intro = INTRO if spaced else INTRO.replace("memorize them", "memorize it")
+            between = " " if spaced else "\n"
+            before = between.join([intro, *[GARBAGE] * at, ""])
+            return before, between.join([before + needle_text(key), *[GARBAGE] * (n - at), ASKED])
+
+        def size(n: int) -> int:
+            return len(vocabulary.tokens(Sample("", text(n)[1], prefix))) + max_tokens
+
+        n = self.junk
+        if n is None:
+            if size(1) > length:
+                raise ValueError(f"length {length} is too short: one line of haystack makes {size(1)} tokens")
+            n = largest_fit(lambda n: size(n) <= length, length // 16)
+        before, prompt = text(n)
+        needle = _span(vocabulary, prompt, before, needle_text(key))
+        fields = {"prompt": prompt, "prefix": prefix, "max_tokens": max_tokens}
+        return self._sample(key, depth, (length, seed, trial), needle, **fields)
+
+
+def landmark_characters(length: int) -> int:
+    """Return the characters of LongHeads' haystack for a length in tokens.
+
+    Examples
+    --------
+    >>> landmark_characters(4096)
+    15360
+    """
+    return int(3.75 * (length / 1024) * 1024 // 1024 * 1024)
+
+
+def _digits(n: int, draw: Callable[[int, int], int]) -> str:
+    """Return a number of ``n`` digits; ``draw(a, b)`` returns a random integer from a to b - 1."""
+    return str(draw(1, 10)) + "".join(str(draw(0, 10)) for _ in range(n - 1))
+
+
+def _span(vocabulary: Vocabulary, prompt: str, before: str, needle: str) -> tuple[int, int]:
+    """Return start and stop of the tokens of the needle, BOS counted, a chat template not."""
+    tokens, n_bos = vocabulary.tokenize(prompt), len(vocabulary.bos)
+    start, stop = token_span(lambda text: vocabulary.tokenize(text.decode()), tokens, before, needle)
+    return start + n_bos, stop + n_bos

@@ -26,6 +26,11 @@ def token_nll(llm: Llama, tokens: Sequence[int] | NDArray[np.int32], first: int)
     """Return the negative log-likelihoods of ``tokens[first + 1:]``, each given all tokens before it.
 
     They are evaluated from an empty cache.
+
+    Examples
+    --------
+    >>> token_nll(llm, tokens[:64], first=31).shape
+    (32,)
     """
     parts = [nll_of(llm, logits, following) for logits, following in scored_rows(llm, tokens, first)]
     return np.concatenate(parts)
@@ -34,7 +39,13 @@ def token_nll(llm: Llama, tokens: Sequence[int] | NDArray[np.int32], first: int)
 def scored_rows(
     llm: Llama, tokens: Sequence[int] | NDArray[np.int32], first: int
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]:
-    """Evaluate tokens from an empty cache; yield logits from token ``first`` on, and the tokens that follow them."""
+    """Evaluate tokens from an empty cache; yield logits from token ``first`` on, and the tokens that follow them.
+
+    Examples
+    --------
+    >>> sum(len(following) for logits, following in scored_rows(llm, tokens[:64], first=31))
+    32
+    """
     ids = np.asarray(tokens, np.int32)
     llm.reset()
     if first:
@@ -46,7 +57,14 @@ def scored_rows(
 
 
 def nll_of(llm: Llama, logits: NDArray[np.float32], following: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return the negative log-likelihoods of the tokens that follow rows of logits."""
+    """Return the negative log-likelihoods of the tokens that follow rows of logits.
+
+    Examples
+    --------
+    >>> rows = np.zeros((2, 4), np.float32)
+    >>> nll_of(llm, rows, np.array([0, 3])).round(3)
+    array([1.386, 1.386])
+    """
     logprobs = llm.logits_to_logprobs(logits)
     return -logprobs[np.arange(len(logits)), following].astype(np.float64)
 
@@ -60,6 +78,11 @@ def mean_nll(llm: Llama, tokens: Sequence[int], last: int) -> float:
     ------
     ValueError
         When ``last`` is not from 1 to ``len(tokens) - 1``.
+
+    Examples
+    --------
+    >>> round(math.exp(mean_nll(llm, tokens[:64], last=32))) == round(perplexity(llm, tokens[:64], last=32))
+    True
     """
     if not 1 <= last < len(tokens):
         raise ValueError(f"last must be from 1 to {len(tokens) - 1}, not {last}")
@@ -67,7 +90,13 @@ def mean_nll(llm: Llama, tokens: Sequence[int], last: int) -> float:
 
 
 def perplexity(llm: Llama, tokens: Sequence[int], last: int) -> float:
-    """Return ``exp(mean_nll(llm, tokens, last))``."""
+    """Return ``exp(mean_nll(llm, tokens, last))``.
+
+    Examples
+    --------
+    >>> perplexity(llm, tokens[:128], last=32) < 100
+    True
+    """
     return math.exp(mean_nll(llm, tokens, last))
 
 
@@ -75,14 +104,27 @@ def perplexity(llm: Llama, tokens: Sequence[int], last: int) -> float:
 
 
 def read_text(path: str) -> str:
-    """Return a file's text without a last newline, as llama.cpp's ``-f`` reads it."""
+    """Return a file's text without a last newline, as llama.cpp's ``-f`` reads it.
+
+    Examples
+    --------
+    >>> len(read_text("book.txt")) > 1000
+    True
+    """
     if not Path(path).is_file():
         raise ValueError(f"there is no text file {path!r}")
     return Path(path).read_bytes().decode("utf-8", "replace").removesuffix("\n")
 
 
 def chunks(vocabulary: Vocabulary, text: str, n: int) -> list[NDArray[np.int32]]:
-    """Return llama-perplexity's chunks of ``n`` tokens: one after the other, the first token replaced by BOS."""
+    """Return llama-perplexity's chunks of ``n`` tokens: one after the other, the first token replaced by BOS.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.task import ModelVocabulary
+    >>> [len(part) for part in chunks(ModelVocabulary(llm), read_text("book.txt"), 100)][:3]
+    [100, 100, 100]
+    """
     tokens = np.array([*vocabulary.bos, *vocabulary.tokenize(text)], np.int32)
     if len(tokens) < 2 * n:
         raise ValueError(f"the text has {len(tokens)} tokens; a context of {n} needs at least {2 * n}")
@@ -92,7 +134,13 @@ def chunks(vocabulary: Vocabulary, text: str, n: int) -> list[NDArray[np.int32]]
 
 
 def windows(tokens: NDArray[np.int32], n: int, stride: int) -> list[NDArray[np.int32]]:
-    """Return all windows of ``n`` tokens that begin at multiples of ``stride``."""
+    """Return all windows of ``n`` tokens that begin at multiples of ``stride``.
+
+    Examples
+    --------
+    >>> [window.tolist() for window in windows(np.arange(6), n=4, stride=2)]
+    [[0, 1, 2, 3], [2, 3, 4, 5]]
+    """
     if len(tokens) < n:
         raise ValueError(f"the text has {len(tokens)} tokens, a window has {n}")
     return list(np.lib.stride_tricks.sliding_window_view(tokens, n)[::stride])
@@ -102,6 +150,11 @@ def passages(tokens: NDArray[np.int32], n: int, count: int, at_end: bool) -> lis
     """Return ``count`` passages of ``n`` tokens, evenly spread.
 
     Where they begin does not depend on ``n``, or with ``at_end`` where they end, as far as the text allows.
+
+    Examples
+    --------
+    >>> [passage.tolist() for passage in passages(np.arange(12), n=3, count=2, at_end=True)]
+    [[3, 4, 5], [9, 10, 11]]
     """
     if len(tokens) < n:
         raise ValueError(f"the text has {len(tokens)} tokens, a passage has {n}")
@@ -127,6 +180,14 @@ class Perplexity(SingleModel):
         Only so many chunks, windows or passages, the first ones. None: all; one with ``incremental``, 4 with ``last``.
     stride : int
         Tokens by which windows advance, that are scored at the ends of passages, that a point of the curve stands for.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.runner import Cell, run
+    >>> task = Perplexity("book.txt", mode="last", chunks=1, stride=64)
+    >>> records = list(run(Cell("model.gguf", "selfextend", task, length=300)))
+    >>> records[0]["n_scored"], 1 < task.summary(records)["perplexity"] < 100
+    (64, True)
     """
 
     headline: ClassVar[str] = "perplexity"
@@ -201,14 +262,20 @@ class Perplexity(SingleModel):
         variance = (square - mean**2) / (n - 1) if n > 1 else 0.0
         return {"perplexity": value, "error": value * math.sqrt(max(0.0, variance)), "n_scored": n}
 
-    def cell(self, records: Sequence[Record]) -> str:
+    def cell_text(self, records: Sequence[Record]) -> str:
         """Return the text of a table cell."""
         found = self.summary(records)
         return f"{found['perplexity']:.4g} \u00b1 {found['error']:.2g}"
 
 
 def curve(records: Sequence[Record], stride: int) -> tuple[list[int], list[float]]:
-    """Return positions and perplexities there of ``incremental`` records; a point is the middle of its tokens."""
+    """Return positions and perplexities there of ``incremental`` records; a point is the middle of its tokens.
+
+    Examples
+    --------
+    >>> curve([{"curve": [[256 * math.log(8), 256], [256 * math.log(2), 256]]}], stride=256)
+    ([128, 384], [7.999999999999998, 2.0])
+    """
     longest = max(len(record["curve"]) for record in records)
     points = [[record["curve"][i] for record in records if i < len(record["curve"])] for i in range(longest)]
     values = [math.exp(sum(nll for nll, _ in point) / sum(n for _, n in point)) for point in points]

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pylongctx._enums import ROPE_SCALINGS
 from pylongctx.llama import Llama
 
-LINEAR, YARN = 1, 2  # llama.cpp's numbers of rope_scaling_type
 DEFAULT_BASE = 10000.0
+LINEAR, YARN = ROPE_SCALINGS["linear"], ROPE_SCALINGS["yarn"]  # of rope_scaling_type
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Positions:
         Base of the angles.
     scaled : str
         The scaling that the model was made with, "" for none.
+
+    Examples
+    --------
+    >>> Positions(n_ctx_train=4096, n_rot=128).base
+    10000.0
     """
 
     n_ctx_train: int
@@ -42,7 +48,13 @@ class Positions:
 
 
 def positions_of(llm: Llama) -> Positions:
-    """Return what the metadata of a model say."""
+    """Return what the metadata of a model say.
+
+    Examples
+    --------
+    >>> positions_of(llm).n_ctx_train
+    512
+    """
     meta = llm.metadata
     arch = meta["general.architecture"]
 
@@ -57,7 +69,13 @@ def positions_of(llm: Llama) -> Positions:
 
 
 def ntk_base(base: float, n_rot: int, factor: float) -> float:
-    """Return the base with which the slowest channel turns ``factor`` times slower, the fastest as before."""
+    """Return the base with which the slowest channel turns ``factor`` times slower, the fastest as before.
+
+    Examples
+    --------
+    >>> round(ntk_base(10000.0, n_rot=128, factor=4))
+    40890
+    """
     return float(base * factor ** (n_rot / (n_rot - 2)))
 
 
@@ -70,7 +88,11 @@ def _linear(model: Positions, factor: float) -> dict[str, Any]:
 
 
 def _yarn(model: Positions, factor: float) -> dict[str, Any]:
-    return {"rope_scaling_type": YARN, "rope_freq_scale": 1 / factor, "yarn_orig_ctx": model.n_ctx_train}
+    return {
+        "rope_scaling_type": YARN,
+        "rope_freq_scale": 1 / factor,
+        "yarn_orig_ctx": model.n_ctx_train,
+    }
 
 
 SCALINGS: dict[str, Callable[[Positions, float], dict[str, Any]]] = {
@@ -88,6 +110,11 @@ def scaling(name: str, model: Positions, length: int, longest: int) -> dict[str,
     ------
     ValueError
         When the name is unknown, or the model was made with a scaling of its own.
+
+    Examples
+    --------
+    >>> scaling("yarn", Positions(4096, 128), length=8192, longest=16384)
+    {'rope_scaling_type': 2, 'rope_freq_scale': 0.25, 'yarn_orig_ctx': 4096}
     """
     if name not in SCALINGS:
         raise ValueError(f"unknown rope scaling {name!r}; available: {', '.join(SCALINGS)}")

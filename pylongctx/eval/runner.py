@@ -1,4 +1,4 @@
-"""Run tasks: a job is a list of records, one for each sample, and a file of records says what is done."""
+"""Run tasks: a cell of the table has one record for each sample, and a file of records says what is done."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pylongctx.methods import parse
 
 
 @dataclass(frozen=True)
-class Job:
+class Cell:
     """One method of one model on the samples of one task and length; can be pickled.
 
     Attributes
@@ -25,13 +25,20 @@ class Job:
     model : str
         GGUF file.
     method : str
-        Spec string; automatic choices are made for the context window of the job.
+        Spec string; automatic choices are made for the context window of the cell.
     chat : bool
         Surround prompts by the model's chat template.
     options : dict
         Other arguments of Llama.
     rope : str
         Name of the RoPE scaling that is part of the options, "" for the model's own.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.passkey import Passkey
+    >>> cell = Cell("model.gguf", "longheads", Passkey(tests=2), length=300)
+    >>> len(make_samples(cell))
+    2
     """
 
     model: str
@@ -47,7 +54,7 @@ class Job:
 
     @property
     def facts(self) -> Record:
-        """What every record of the job holds."""
+        """What every record of the cell holds."""
         return {
             "task": self.task.name,
             "model": Path(self.model).name,
@@ -76,29 +83,44 @@ UNNAMED = {
 }
 
 
-def digest(job: Job, sample: Sample) -> str:
-    """Return a name of a sample in a job that changes with everything an answer depends on, but the model's bytes."""
-    parts = [job.facts, job.task.settings, sample.id, sample.prefix, sample.answers, sample.max_tokens, sample.stop]
+def digest(cell: Cell, sample: Sample) -> str:
+    """Return a name of a sample in a cell that changes with everything an answer depends on, but the model's bytes.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.passkey import Passkey
+    >>> cell = Cell("model.gguf", "longheads", Passkey(tests=1), length=300)
+    >>> len(digest(cell, make_samples(cell)[0]))
+    16
+    """
+    parts = [cell.facts, cell.task.settings, sample.id, sample.prefix, sample.answers, sample.max_tokens, sample.stop]
     name = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
     name.update(sample.prompt.encode() if isinstance(sample.prompt, str) else sample.prompt.tobytes())
     return name.hexdigest()[:16]
 
 
-def make_samples(job: Job) -> list[Sample]:
-    """Return the samples of a job; they are the same for every method."""
-    with Llama(job.model, vocab_only=True, verbose=False) as llm:
-        return job.task.samples(ModelVocabulary(llm, job.chat), job.length, job.seed)
+def make_samples(cell: Cell) -> list[Sample]:
+    """Return the samples of a cell; they are the same for every method.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.passkey import Passkey
+    >>> [sample.id for sample in make_samples(Cell("model.gguf", "full", Passkey(tests=2), length=300))]
+    ['fill-300-0-0', 'fill-300-0-1']
+    """
+    with Llama(cell.model, vocab_only=True, verbose=False) as llm:
+        return cell.task.samples(ModelVocabulary(llm, cell.chat), cell.length, cell.seed)
 
 
-def run(job: Job, samples: Sequence[Sample] | None = None, done: Container[str] = ()) -> Iterator[Record]:
-    """Run the samples of a job and yield their records.
+def run(cell: Cell, samples: Sequence[Sample] | None = None, done: Container[str] = ()) -> Iterator[Record]:
+    """Run the samples of a cell and yield their records.
 
-    They hold the peak memory of this process since the job began, where the system can tell that.
+    They hold the peak memory of this process since the cell began, where the system can tell that.
 
     Parameters
     ----------
     samples : sequence of Sample or None
-        What ``make_samples(job)`` returned, all of them: the context window follows from it. None: make them.
+        What ``make_samples(cell)`` returned, all of them: the context window follows from it. None: make them.
     done : container of str
         Digests of samples to leave out; nothing is loaded when all are done.
 
@@ -106,30 +128,45 @@ def run(job: Job, samples: Sequence[Sample] | None = None, done: Container[str] 
     ------
     ValueError
         When the task cannot measure the method, before a model is opened, or the method does not fit the model.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.passkey import Passkey
+    >>> records = list(run(Cell("model.gguf", "longheads", Passkey(tests=1), length=1024)))
+    >>> records[0]["strict"]
+    True
     """
-    samples = make_samples(job) if samples is None else samples
-    names = {sample.id: digest(job, sample) for sample in samples}
+    samples = make_samples(cell) if samples is None else samples
+    names = {sample.id: digest(cell, sample) for sample in samples}
     todo = [sample for sample in samples if names[sample.id] not in done]
     if not todo:
         return
-    if refusal := job.task.refusal(parse(job.method)):
+    if refusal := cell.task.refusal(parse(cell.method)):
         raise ValueError(refusal)
     told = reset_peak_memory()
-    with job.task.opened(partial(_open, job, samples), job.chat) as evaluate:
+    with cell.task.opened(partial(_open, cell, samples), cell.chat) as evaluate:
         for sample in todo:
-            facts = {"digest": names[sample.id], "id": sample.id, **job.facts}
+            facts = {"digest": names[sample.id], "id": sample.id, **cell.facts}
             measured = evaluate(sample)
             yield facts | measured | ({"peak_rss": peak_memory()} if told else {})
 
 
-def context_window(job: Job, samples: Sequence[Sample]) -> int:
-    """Return the context window that a job needs, for all its samples."""
-    with Llama(job.model, vocab_only=True, verbose=False) as llm:
-        return job.task.n_ctx(ModelVocabulary(llm, job.chat), samples, job.length)
+def context_window(cell: Cell, samples: Sequence[Sample]) -> int:
+    """Return the context window that a cell needs, for all its samples.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.passkey import Passkey
+    >>> cell = Cell("model.gguf", "full", Passkey(tests=1), length=300)
+    >>> context_window(cell, make_samples(cell))
+    300
+    """
+    with Llama(cell.model, vocab_only=True, verbose=False) as llm:
+        return cell.task.n_ctx(ModelVocabulary(llm, cell.chat), samples, cell.length)
 
 
-def _open(job: Job, samples: Sequence[Sample], method: str | None) -> Llama:
-    return job.open(context_window(job, samples), method)
+def _open(cell: Cell, samples: Sequence[Sample], method: str | None) -> Llama:
+    return cell.open(context_window(cell, samples), method)
 
 
 class Results:
@@ -139,6 +176,15 @@ class Results:
     ----------
     path : str or None
         A file that is continued; a last line that was cut off by a crash is dropped.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.passkey import Passkey
+    >>> cell, results = Cell("model.gguf", "full", Passkey(tests=1), length=300), Results("records.jsonl")
+    >>> for record in run(cell, done=results.records):
+    ...     results.add(record)
+    >>> len(Results("records.jsonl").records)
+    1
     """
 
     def __init__(self, path: str | None) -> None:
@@ -167,7 +213,7 @@ class Results:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
-    def of(self, job: Job, samples: Iterable[Sample]) -> list[Record]:
-        """Return the records of a job's samples that are there, in the order of the samples."""
-        names = (digest(job, sample) for sample in samples)
+    def of(self, cell: Cell, samples: Iterable[Sample]) -> list[Record]:
+        """Return the records of a cell's samples that are there, in the order of the samples."""
+        names = (digest(cell, sample) for sample in samples)
         return [self.records[name] for name in names if name in self.records]

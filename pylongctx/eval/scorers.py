@@ -25,7 +25,13 @@ CHOICES = "ABCD"
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the mean, NaN of nothing."""
+    """Return the mean, NaN of nothing.
+
+    Examples
+    --------
+    >>> mean([0.0, 1.0])
+    0.5
+    """
     found = [float(value) for value in values]
     return sum(found) / len(found) if found else float("nan")
 
@@ -41,18 +47,36 @@ def _package(name: str) -> Any:
 
 
 def first_number(prediction: str, answers: Sequence[str]) -> float:
-    """Return whether the first number is the answer."""
+    """Return whether the first number is the answer.
+
+    Examples
+    --------
+    >>> first_number("It is 12345, not 6.", ["12345"])
+    1.0
+    """
     number = re.search(r"\d+", prediction)
     return float(number is not None and number.group() in answers)
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """Return whether the prediction is an answer, after normalization."""
+    """Return whether the prediction is an answer, after normalization.
+
+    Examples
+    --------
+    >>> exact_match("The Butler.", ["butler"])
+    1.0
+    """
     return float(normalize(prediction) in map(normalize, answers))
 
 
 def word_overlap(prediction: str, answers: Sequence[str]) -> float:
-    """Return the share of the different words of an answer that the prediction has; the best answer counts."""
+    """Return the share of the different words of an answer that the prediction has; the best answer counts.
+
+    Examples
+    --------
+    >>> word_overlap("sit in the park", ["eat in the park"])
+    0.75
+    """
     said = set(prediction.lower().split())
     return max(len(said & wanted) / len(wanted) for wanted in (set(answer.lower().split()) for answer in answers))
 
@@ -65,13 +89,25 @@ def _readable(prediction: str) -> str:
 
 
 def string_match_all(prediction: str, answers: Sequence[str]) -> float:
-    """Return the share of the answers that the prediction contains."""
+    """Return the share of the answers that the prediction contains.
+
+    Examples
+    --------
+    >>> round(string_match_all("It was Ann and Bob.", ["Ann", "Bob", "Eve"]), 2)
+    0.67
+    """
     text = _readable(prediction)
     return mean(answer.lower() in text for answer in answers)
 
 
 def string_match_part(prediction: str, answers: Sequence[str]) -> float:
-    """Return whether the prediction contains one of the answers."""
+    """Return whether the prediction contains one of the answers.
+
+    Examples
+    --------
+    >>> string_match_part("It was Ann.", ["Ann", "Bob"])
+    1.0
+    """
     text = _readable(prediction)
     return float(any(answer.lower() in text for answer in answers))
 
@@ -80,19 +116,37 @@ def string_match_part(prediction: str, answers: Sequence[str]) -> float:
 
 
 def normalize(text: str) -> str:
-    """Return the text in lower case without punctuation, articles and superfluous space."""
+    """Return the text in lower case without punctuation, articles and superfluous space.
+
+    Examples
+    --------
+    >>> normalize("The  Butler, of course!")
+    'butler of course'
+    """
     bare = "".join(c for c in text.lower() if c not in string.punctuation)
     return " ".join(ARTICLES.sub(" ", bare).split())
 
 
 def token_f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
-    """Return the harmonic mean of precision and recall of two bags of words."""
+    """Return the harmonic mean of precision and recall of two bags of words.
+
+    Examples
+    --------
+    >>> token_f1(["a", "b"], ["b", "c"])
+    0.5
+    """
     n_same = (Counter(prediction) & Counter(answer)).total() if prediction and answer else 0
     return 2 * n_same / (len(prediction) + len(answer)) if n_same else 0.0
 
 
 def qa_f1(prediction: str, answers: Sequence[str]) -> float:
-    """Return the F1 of normalized words; the best answer counts."""
+    """Return the F1 of normalized words; the best answer counts.
+
+    Examples
+    --------
+    >>> round(qa_f1("the old butler", ["Butler"]), 2)
+    0.67
+    """
     said = normalize(prediction).split()
     return max(token_f1(said, normalize(answer).split()) for answer in answers)
 
@@ -103,7 +157,13 @@ def _chinese_words(text: str) -> list[str]:
 
 
 def qa_f1_zh(prediction: str, answers: Sequence[str]) -> float:
-    """Return the F1 of the words that jieba finds, punctuation left out; the best answer counts."""
+    """Return the F1 of the words that jieba finds, punctuation left out; the best answer counts.
+
+    Examples
+    --------
+    >>> qa_f1_zh("\u5317\u4eac", ["\u5317\u4eac"])
+    1.0
+    """
     dropped = frozenset(string.punctuation + CHINESE_PUNCTUATION)
 
     def words(text: str) -> list[str]:
@@ -115,7 +175,13 @@ def qa_f1_zh(prediction: str, answers: Sequence[str]) -> float:
 
 
 def rouge_l(prediction: str, answers: Sequence[str]) -> float:
-    """Return F of ROUGE-L by the package rouge; the best answer counts; 0 where it cannot read the texts."""
+    """Return F of ROUGE-L by the package rouge; the best answer counts; 0 where it cannot read the texts.
+
+    Examples
+    --------
+    >>> round(rouge_l("the thief ran", ["the thief ran"]), 2)
+    1.0
+    """
     rouge = _package("rouge").Rouge(metrics=["rouge-l"])
 
     def one(answer: str) -> float:
@@ -128,7 +194,13 @@ def rouge_l(prediction: str, answers: Sequence[str]) -> float:
 
 
 def rouge_l_zh(prediction: str, answers: Sequence[str]) -> float:
-    """Return F of ROUGE-L on the words that jieba finds; the best answer counts."""
+    """Return F of ROUGE-L on the words that jieba finds; the best answer counts.
+
+    Examples
+    --------
+    >>> rouge_l_zh("\u5317\u4eac", ["\u5317\u4eac"]) > 0.99
+    True
+    """
     return rouge_l(" ".join(_chinese_words(prediction)), [" ".join(_chinese_words(answer)) for answer in answers])
 
 
@@ -136,6 +208,11 @@ def classification(prediction: str, answers: Sequence[str], classes: Sequence[st
     """Return 1 / number of the classes that the prediction names, when the answer is among them.
 
     A class that is a part of the answer does not count; as published, the one after a dropped class is not looked at.
+
+    Examples
+    --------
+    >>> classification("It is a question about a number.", ["number"], ["number", "person"])
+    1.0
     """
 
     def one(answer: str) -> float:
@@ -149,7 +226,13 @@ def classification(prediction: str, answers: Sequence[str], classes: Sequence[st
 
 
 def share_of_numbers(prediction: str, answers: Sequence[str]) -> float:
-    """Return how many of the numbers in the prediction are the number in the answer; the best answer counts."""
+    """Return how many of the numbers in the prediction are the number in the answer; the best answer counts.
+
+    Examples
+    --------
+    >>> share_of_numbers("Paragraph 3 or 4", ["Paragraph 3"])
+    0.5
+    """
     numbers = re.findall(r"\d+", prediction)
 
     def one(answer: str) -> float:
@@ -164,6 +247,11 @@ def code_similarity(prediction: str, answers: Sequence[str]) -> float:
 
     The published scorer calls fuzzywuzzy, which gives this number only where python-Levenshtein is installed; else
     difflib's, which differs by some hundredths.
+
+    Examples
+    --------
+    >>> code_similarity("return x", ["return y"])
+    0.88
     """
     lines = (line for line in prediction.lstrip("\n").split("\n") if not re.search("`|#|//", line))
     line, fuzz = next(lines, ""), _package("rapidfuzz.fuzz")
@@ -174,7 +262,13 @@ def code_similarity(prediction: str, answers: Sequence[str]) -> float:
 
 
 def chosen_letters(response: str, several: bool) -> str:
-    """Return the letters A to D that a response chooses; A where it names none, as published."""
+    """Return the letters A to D that a response chooses; A where it names none, as published.
+
+    Examples
+    --------
+    >>> chosen_letters("(B) because", several=False)
+    'B'
+    """
     if not several and (single := re.search(f"[{CHOICES}]", response)):
         return single.group()
     leading = response[: len(response) - len(response.lstrip(CHOICES))]
@@ -185,12 +279,24 @@ def chosen_letters(response: str, several: bool) -> str:
 
 
 def right_letters(answer: str) -> str:
-    """Return the letters of the right choice, given as ``"(B) Because"`` or ``"AC"``; A where there is none."""
+    """Return the letters of the right choice, given as ``"(B) Because"`` or ``"AC"``; A where there is none.
+
+    Examples
+    --------
+    >>> right_letters("(B) Because")
+    'B'
+    """
     return re.sub(f"[^{CHOICES}]", "", answer.split()[0]) or "A"
 
 
 def multiple_choice(prediction: str, answers: Sequence[str], several: bool = False) -> float:
-    """Return 1 for the right letters and 0.25 for some of them; the best answer counts."""
+    """Return 1 for the right letters and 0.25 for some of them; the best answer counts.
+
+    Examples
+    --------
+    >>> multiple_choice("A", ["AC"])
+    0.25
+    """
     said = chosen_letters(prediction, several)
 
     def one(answer: str) -> float:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx.completion import StopFilter
 from pylongctx.eval.scorers import mean
 from pylongctx.llama import Llama
 from pylongctx.methods import Method
@@ -43,6 +44,11 @@ class Sample:
         Whether a chat template may surround the prompt.
     facts : dict
         What the record holds besides.
+
+    Examples
+    --------
+    >>> Sample("example-0", "2 + 2 =", answers=("4",), max_tokens=4).answers
+    ('4',)
     """
 
     id: str
@@ -56,7 +62,14 @@ class Sample:
 
 
 class Vocabulary(Protocol):
-    """The tokenizer of a model, as the generators of samples need it."""
+    """The tokenizer of a model, as the generators of samples need it.
+
+    Examples
+    --------
+    >>> vocabulary: Vocabulary = ModelVocabulary(llm)
+    >>> len(vocabulary.bos)
+    1
+    """
 
     @property
     def bos(self) -> list[int]:
@@ -77,7 +90,14 @@ class Vocabulary(Protocol):
 
 
 class ModelVocabulary:
-    """The vocabulary of a Llama; with ``chat`` its template surrounds the prompts."""
+    """The vocabulary of a Llama; with ``chat`` its template surrounds the prompts.
+
+    Examples
+    --------
+    >>> vocabulary = ModelVocabulary(llm)
+    >>> vocabulary.detokenize(vocabulary.tokenize("Who is the thief?"))
+    'Who is the thief?'
+    """
 
     def __init__(self, llm: Llama, chat: bool = False) -> None:
         self._llm = llm
@@ -107,14 +127,28 @@ class ModelVocabulary:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model said: its text up to a stop string, its tokens without the end token."""
+    """What a model said: its text up to a stop string, its tokens without the end token.
+
+    Examples
+    --------
+    >>> Answer(" 12345", [17, 18]).text
+    ' 12345'
+    """
 
     text: str
     tokens: list[int]
 
 
 class Task(ABC):
-    """A kind of sample, with all its options; a frozen dataclass, so that it can be sent to another process."""
+    """A kind of sample, with all its options; a frozen dataclass, so that it can be sent to another process.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.needle import Needle
+    >>> task = Needle((0, 100), final_context_length_buffer=100)
+    >>> [sample.id for sample in task.samples(ModelVocabulary(llm), length=300, seed=0)]
+    ['300-0-0-0', '300-0-100-0']
+    """
 
     name: str
     headline: ClassVar[str]  # the number of ``summary`` that a table shows
@@ -142,15 +176,22 @@ class Task(ABC):
 
     @abstractmethod
     def opened(self, open_llama: OpenLlama, chat: bool) -> AbstractContextManager[Callable[[Sample], Record]]:
-        """Open what the samples need, and yield a function that runs one; ``open_llama(None)`` has the job's method."""
+        """Open what the samples need, and yield what runs one; ``open_llama(None)`` has the cell's method."""
 
-    def cell(self, records: Sequence[Record]) -> str:
+    def cell_text(self, records: Sequence[Record]) -> str:
         """Return the text of a table cell."""
         return f"{100 * self.summary(records)[self.headline]:.1f}"
 
 
 class SingleModel(Task):
-    """A task for which the model is opened once."""
+    """A task for which the model is opened once.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.perplexity import Perplexity
+    >>> issubclass(Question, SingleModel), issubclass(Perplexity, SingleModel)
+    (True, True)
+    """
 
     @abstractmethod
     def run(self, llm: Llama, vocabulary: Vocabulary, sample: Sample) -> Record:
@@ -165,7 +206,22 @@ class SingleModel(Task):
 
 
 class Question(SingleModel):
-    """A task whose samples are answered greedily."""
+    """A task whose samples are answered greedily.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Capitals(Question):
+    ...     name = headline = "right"
+    ...     def samples(self, vocabulary, length, seed):
+    ...         return [Sample("france", "The capital of France is", answers=("Paris",), max_tokens=4)]
+    ...     def scores(self, sample, answer):
+    ...         return {"right": float(sample.answers[0] in answer.text)}
+    >>> from pylongctx.eval.runner import Cell, run
+    >>> [record["id"] for record in run(Cell("model.gguf", "full", Capitals(), 64))]
+    ['france']
+    """
 
     @abstractmethod
     def scores(self, sample: Sample, answer: Answer) -> dict[str, float]:
@@ -190,26 +246,39 @@ class Question(SingleModel):
 
 
 def memory(llm: Llama) -> Record:
-    """Return the bytes of KV memory: held now, ever, and what a full cache of the same types holds."""
+    """Return the bytes of KV memory: held now, ever, and what a full cache of the same types holds.
+
+    Examples
+    --------
+    >>> llm.eval(tokens[:100])
+    >>> sorted(memory(llm))
+    ['kv_bytes', 'kv_full_bytes', 'kv_peak_bytes']
+    """
     usage = llm.kv_usage()
     return {"kv_bytes": usage.bytes, "kv_peak_bytes": usage.peak_bytes, "kv_full_bytes": usage.full_bytes}
 
 
 def greedy(llm: Llama, tokens: NDArray[np.int32], sample: Sample) -> tuple[Answer, float, int]:
-    """Answer from an empty cache; returns when the first token was there, too, and the tokens drawn: the end counts."""
+    """Answer from an empty cache; returns when the first token was there, too, and the tokens drawn: the end counts.
+
+    Examples
+    --------
+    >>> sample = Sample("example-0", "The pass key is 12345. Remember it. The pass key is", max_tokens=6)
+    >>> answer, first, n_steps = greedy(llm, ModelVocabulary(llm).tokens(sample), sample)
+    >>> answer.text.strip()
+    '12345'
+    """
     llm.reset()
+    model, shown = llm.session.model, StopFilter(list(sample.stop))
     output: list[int] = []
     text, first, n_steps = "", 0.0, 0
     for token in llm.generate(tokens.tolist(), temp=0.0):
         first = first or time.perf_counter()
         n_steps += 1
-        if llm._model.ends_generation(token):
+        if model.ends_generation(token):
             break
         output.append(token)
-        text = llm.detokenize(output).decode("utf-8", "ignore")
-        stops = [text.index(stop) for stop in sample.stop if stop in text]
-        if stops:
-            text = text[: min(stops)]
-        if stops or len(output) == sample.max_tokens:
+        text += shown.feed(model.piece(token))
+        if shown.stopped or len(output) == sample.max_tokens:
             break
-    return Answer(text, output), first, n_steps
+    return Answer(text + shown.feed(b"", final=True), output), first, n_steps

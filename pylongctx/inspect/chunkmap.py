@@ -29,6 +29,13 @@ def chunk_map(trace: Trace) -> NDArray[np.uint8]:
     ------
     ValueError
         When the trace holds no query.
+
+    Examples
+    --------
+    >>> trace = Trace(positions=[63], chunks=[[[[0, 1, 2, 3], [0, 2, 3, -1]]]], chunk_size=16)
+    >>> chunk_map(trace)  # 0 unread, 1 read by every head, 2 chosen
+    array([[1, 2, 1, 1],
+           [1, 0, 1, 1]], dtype=uint8)
     """
     if not trace.n_chunks:
         raise ValueError("the trace holds no query: there is nothing to draw")
@@ -44,6 +51,11 @@ def cells_of(reads: NDArray[np.int64], forced: NDArray[np.int64]) -> NDArray[np.
         int64 [n_layer, n_head, n_chunks], the queries for which a head read a chunk, see ``Trace.reads``.
     forced : numpy.ndarray
         int64 [n_chunks], those for which it was made to.
+
+    Examples
+    --------
+    >>> cells_of(np.array([[[1, 1, 0, 1]]]), forced=np.array([1, 0, 0, 1]))
+    array([[1, 2, 0, 1]], dtype=uint8)
     """
     rows = reads.reshape(-1, len(forced))
     return np.where(rows > forced, CHOSEN, np.where(rows > 0, FORCED, UNREAD)).astype(np.uint8)
@@ -67,6 +79,12 @@ def draw(trace: Trace, answer_chunks: Iterable[int] = (), title: str = "") -> "F
         When matplotlib is missing.
     ValueError
         When the trace holds no query.
+
+    Examples
+    --------
+    >>> trace = Trace(positions=[63], chunks=[[[[0, 1, 2, 3], [0, 2, 3, -1]]]], chunk_size=16)
+    >>> [path.name for path in save(draw(trace, answer_chunks=[1]), "map")]
+    ['map.png', 'map.svg']
     """
     return draw_cells(chunk_map(trace), trace.chunks.shape[1], trace.chunk_size, answer_chunks, title)
 
@@ -74,7 +92,12 @@ def draw(trace: Trace, answer_chunks: Iterable[int] = (), title: str = "") -> "F
 def draw_cells(
     cells: NDArray[np.uint8], n_layer: int, chunk_size: int, answer_chunks: Iterable[int] = (), title: str = ""
 ) -> "Figure":
-    """Return the map of cells as ``chunk_map`` returns them; see ``draw``."""
+    """Return the map of cells as ``chunk_map`` returns them; see ``draw``.
+
+    Examples
+    --------
+    >>> figure = draw_cells(np.array([[1, 2, 0, 1]], np.uint8), n_layer=1, chunk_size=16)
+    """
     figure, axes = new_map(*cells.shape)
     _paint(axes, cells)
     scale(axes, n_layer, len(cells) // n_layer, "heads", f"chunk of {chunk_size} tokens", font_size(figure))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pylongctx.methods import Corm, Full, LongHeads, Method
-from pylongctx.methods.table import names
+from pylongctx.methods.base import names
 
 if TYPE_CHECKING:
     from pylongctx.llama import Llama
@@ -42,6 +42,15 @@ def held_map(llm: Llama) -> NDArray[np.bool_]:
     ------
     ValueError
         When the method evicts nothing.
+
+    Examples
+    --------
+    >>> from pylongctx import Llama
+    >>> with Llama("model.gguf", method="h2o,budget=64", n_ctx=512, verbose=False) as evicting:
+    ...     evicting.eval(tokens[:256])
+    ...     held = held_map(evicting)
+    >>> held.shape, int(held.sum(axis=-1).max())
+    ((4, 4, 256), 64)
     """
     check_evicts(llm.method)
     counts = llm.kv_usage().rows
@@ -65,6 +74,11 @@ def column_shares(held: NDArray[np.bool_], width: int) -> NDArray[np.float64]:
     -------
     numpy.ndarray
         float64 [..., ceil(n_tokens / width)], 0 to 1.
+
+    Examples
+    --------
+    >>> column_shares(np.array([True, False, True, True, False]), width=2)
+    array([0.5, 1. , 0. ])
     """
     starts = np.arange(0, held.shape[-1], width)
     sizes = np.diff(np.append(starts, held.shape[-1]))
@@ -83,6 +97,14 @@ class Compression:
         int64 [n], see ``KVUsage``: held after the evictions that are due, most held so far, of a full cache.
     rows : numpy.ndarray
         int32 [n, n_layer, n_head_kv], rows held.
+
+    Examples
+    --------
+    >>> from pylongctx import Llama
+    >>> with Llama("model.gguf", method="h2o,budget=64", n_ctx=512, verbose=False) as evicting:
+    ...     found = compression(evicting, tokens, lengths=[128, 256, 512])
+    >>> found.row_share.round(2)
+    array([0.5 , 0.25, 0.12])
     """
 
     lengths: NDArray[np.int64]
@@ -122,6 +144,12 @@ def compression(llm: Llama, tokens: Sequence[int], lengths: ArrayLike) -> Compre
     ------
     ValueError
         When a length is out of range or not above the one before it.
+
+    Examples
+    --------
+    >>> found = compression(llm, tokens, lengths=[128, 256])
+    >>> found.lengths, bool((found.bytes <= found.peak_bytes).all())
+    (array([128, 256]), True)
     """
     stops = _ascending("lengths", lengths, 1, len(tokens))
     llm.reset()
@@ -137,6 +165,11 @@ def observer(base: Method, n_ctx: int) -> Method:
     """Return ``base`` with a rule that forgets nothing within ``n_ctx`` tokens: every query votes, every key stays.
 
     The window is longer than the time between two evictions: else one vote decides, and later ones are not counted.
+
+    Examples
+    --------
+    >>> str(observer(Full(), n_ctx=512))
+    'corm,window=513,recent=512,evict_every=512'
     """
     return base + Corm(window=n_ctx + 1, recent=n_ctx, evict_every=n_ctx)
 
@@ -163,6 +196,14 @@ def sparsity(llm: Llama, tokens: Sequence[int], positions: ArrayLike) -> NDArray
     ------
     ValueError
         When the method reads a part of the keys or may forget one, or a position is out of range.
+
+    Examples
+    --------
+    >>> from pylongctx import Llama
+    >>> with Llama("model.gguf", method=observer(Full(), 256), n_ctx=256, verbose=False) as watching:
+    ...     shares = sparsity(watching, tokens, positions=[127, 255])
+    >>> shares.shape, bool((shares < 0.5).all())
+    ((2, 4, 4), True)
     """
     queries = _ascending("positions", positions, 0, len(tokens) - 1)
     _check_observes(llm.method, int(queries[-1]) + 1)

@@ -40,6 +40,10 @@ def draw_kept(held: NDArray[np.bool_], needle: tuple[int, int] | None = None, ti
         When matplotlib is missing.
     ValueError
         When no token is held.
+
+    Examples
+    --------
+    >>> figure = draw_kept(np.ones((2, 4, 100), bool), needle=(20, 30))
     """
     if not held.any():
         raise ValueError("no head holds a token: there is nothing to draw")
@@ -90,6 +94,11 @@ def draw_compression(runs: Mapping[str, Compression], title: str = "") -> "Figur
     ------
     ImportError
         When matplotlib is missing.
+
+    Examples
+    --------
+    >>> from pylongctx.inspect import compression
+    >>> figure = draw_compression({"longheads": compression(llm, tokens, [128, 256])})
     """
     figure = new_figure(layout="constrained")
     axes = figure.add_subplot()
@@ -123,6 +132,10 @@ def draw_sparsity(shares: NDArray[np.float64], title: str = "") -> "Figure":
     ------
     ImportError
         When matplotlib is missing.
+
+    Examples
+    --------
+    >>> figure = draw_sparsity(np.full((2, 4), 0.1))
     """
     figure = new_figure(layout="constrained", figsize=(10, 4.5))
     by_layer, by_head = figure.subplots(1, 2)

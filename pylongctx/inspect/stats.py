@@ -22,6 +22,11 @@ def chunks_of(start: int, stop: int, chunk_size: int) -> range:
     ------
     ValueError
         When there is no such token.
+
+    Examples
+    --------
+    >>> list(chunks_of(30, 50, chunk_size=16))
+    [1, 2, 3]
     """
     if not 0 <= start < stop:
         raise ValueError(f"no tokens from {start} to {stop}")
@@ -38,6 +43,12 @@ def cover_rate(trace: Trace) -> float:
     ------
     ValueError
         When the trace holds no query.
+
+    Examples
+    --------
+    >>> trace = Trace(positions=[63], chunks=[[[[0, 2, 3], [0, 2, 3]]]], chunk_size=16)
+    >>> cover_rate(trace)
+    0.75
     """
     return float((_counts(trace).sum(axis=0) > 0).mean())
 
@@ -59,6 +70,12 @@ def uniformity(trace: Trace, forced: bool = False) -> float:
     ------
     ValueError
         When the trace holds no query.
+
+    Examples
+    --------
+    >>> trace = Trace([95], [[[[0, 2, 4, 5], [0, 2, 4, 5]], [[0, 1, 4, 5], [0, 3, 4, 5]]]], chunk_size=16)
+    >>> round(uniformity(trace), 3)
+    0.167
     """
     counts, free = _counts(trace), np.ones_like(trace.forced()) if forced else _free(trace)
     reads = np.sort(np.where(free, counts, 0).sum(axis=0)[free.any(axis=0)])
@@ -92,6 +109,12 @@ def hit_rate(trace: Trace, answer_chunks: Iterable[int], top: int) -> float:
     ------
     ValueError
         When the trace holds no query, ``top`` is not positive, or the answer is not in the text.
+
+    Examples
+    --------
+    >>> trace = Trace([95], [[[[0, 2, 4, 5], [0, 2, 4, 5]], [[0, 1, 4, 5], [0, 3, 4, 5]]]], chunk_size=16)
+    >>> hit_rate(trace, answer_chunks=[2], top=1)
+    1.0
     """
     answer = sorted(set(answer_chunks))
     if top < 1:
@@ -107,7 +130,14 @@ def hit_rate(trace: Trace, answer_chunks: Iterable[int], top: int) -> float:
 
 
 def numbers(trace: Trace, answer_chunks: Iterable[int]) -> dict[str, float | None]:
-    """Return the numbers of table 3 by name; None where a hit rate says nothing."""
+    """Return the numbers of table 3 by name; None where a hit rate says nothing.
+
+    Examples
+    --------
+    >>> trace = Trace([95], [[[[0, 2, 4, 5], [0, 2, 4, 5]], [[0, 1, 4, 5], [0, 3, 4, 5]]]], chunk_size=16)
+    >>> numbers(trace, answer_chunks=[2])
+    {'cover_rate': 1.0, 'gini': 0.16666666666666666, 'hit_rate_top1': 1.0, 'hit_rate_top5': 1.0}
+    """
     answer = list(answer_chunks)
     hits = {f"hit_rate_top{top}": hit_rate(trace, answer, top) for top in TOPS}
     return {"cover_rate": cover_rate(trace), "gini": uniformity(trace)} | {
@@ -116,7 +146,14 @@ def numbers(trace: Trace, answer_chunks: Iterable[int]) -> dict[str, float | Non
 
 
 def findings(trace: Trace, answer_chunks: Iterable[int]) -> dict[str, Any]:
-    """Return what JSON holds of a trace: chunks, queries, the numbers of its first query and of all of them."""
+    """Return what JSON holds of a trace: chunks, queries, the numbers of its first query and of all of them.
+
+    Examples
+    --------
+    >>> trace = Trace([95], [[[[0, 2, 4, 5], [0, 2, 4, 5]], [[0, 1, 4, 5], [0, 3, 4, 5]]]], chunk_size=16)
+    >>> findings(trace, answer_chunks=[2])["n_chunks"]
+    6
+    """
     answer = list(answer_chunks)
     return {
         "chunk_size": trace.chunk_size,

@@ -28,6 +28,14 @@ class Trace:
     ------
     ValueError
         When the shapes do not fit each other, or a query reads a chunk that begins after it.
+
+    Examples
+    --------
+    >>> trace = Trace(positions=[40], chunks=[[[[0, 1, 2], [0, 2, -1]]]], chunk_size=16)
+    >>> trace.n_chunks
+    3
+    >>> trace.counts()
+    array([[2, 1, 2]])
     """
 
     def __init__(self, positions: ArrayLike, chunks: ArrayLike, chunk_size: int, n_recent: int = 1) -> None:

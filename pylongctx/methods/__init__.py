@@ -3,8 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from pylongctx.methods.base import Method
-from pylongctx.methods.compose import Composition, compose
+from pylongctx.methods.base import Composition, Method, compose
 from pylongctx.methods.corm import Corm
 from pylongctx.methods.dca import DualChunk
 from pylongctx.methods.full import Full
@@ -42,6 +41,15 @@ def parse(spec: str) -> Method:
     ------
     ValueError
         When a method, an option or a value is unknown, or the parts do not compose; the message lists what exists.
+
+    Examples
+    --------
+    >>> parse("longheads,chunk_size=64+corm,window=128").rule
+    Corm(window=128, recent=256, evict_every=None)
+    >>> parse("selfextend,group=8")
+    Traceback (most recent call last):
+        ...
+    ValueError: unknown option 'group=8' of method 'selfextend'; options: group_size=N, neighbor_window=N
     """
     if not isinstance(spec, str):
         raise TypeError(f"a method is a string or a method object, not {spec!r}")

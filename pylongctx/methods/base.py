@@ -1,11 +1,10 @@
-"""What every method shares: its name, its options, its spec string."""
+"""What every method shares: its name, its options, its spec string; and how a base and a rule compose."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from numbers import Integral
 from typing import ClassVar
 
-LIMIT = 2**30  # the largest size that a rule takes
+READS_ALL = "full"  # the base of a rule alone
 
 
 @dataclass(frozen=True)
@@ -20,8 +19,15 @@ class Method:
         First word of the spec string.
     words : mapping
         The options that are words, with the words they may be; all others are integers.
-    role : {"base", "rule"} or None
-        What it is in a composition: a base says what is read, a rule what is forgotten. None: it composes with nothing.
+    role : str or None
+        What it is in a composition: a "base" says what is read, a "rule" what is forgotten. None: it composes with
+        nothing.
+
+    Examples
+    --------
+    >>> from pylongctx import Corm, LongHeads
+    >>> str(LongHeads(chunk_size=64) + Corm(window=128))
+    'longheads,chunk_size=64,n_recent=1+corm,window=128,recent=256'
     """
 
     name: ClassVar[str]
@@ -36,8 +42,6 @@ class Method:
     def __add__(self, other: "Method") -> "Method":
         if not isinstance(other, Method):
             return NotImplemented
-        from pylongctx.methods.compose import compose  # which builds on this module
-
         return compose(*self.parts, *other.parts)
 
     def __str__(self) -> str:
@@ -45,44 +49,105 @@ class Method:
         return ",".join([self.name, *(f"{key}={value}" for key, value in options if value is not None)])
 
 
-def check_given(name: str, value: int | None) -> None:
-    """Raise TypeError when ``value`` is None."""
-    if value is None:
-        raise TypeError(f"{name} must be an integer, not None")
+@dataclass(frozen=True)
+class Composition(Method):
+    """A base that forgets by a rule, ``LongHeads() + Corm()``; its spec string is that of both, joined by ``+``.
+
+    Parameters
+    ----------
+    base : Method
+        What is read: SelfExtend, LongHeads or DualChunk. Full attention is what a rule alone reads:
+        ``Full() + Corm()`` is ``Corm()``.
+    rule : Method
+        What is forgotten: Corm, H2O, Scissorhands or Tova.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When a part is no method object, or the two do not compose; the message says what composes with what.
+
+    Examples
+    --------
+    >>> from pylongctx import Corm, LongHeads
+    >>> both = LongHeads() + Corm()
+    >>> both.base == LongHeads(), both.rule == Corm()
+    (True, True)
+    """
+
+    base: Method
+    rule: Method
+
+    def __post_init__(self) -> None:
+        for name, part in (("base", self.base), ("rule", self.rule)):
+            if not isinstance(part, Method):
+                raise TypeError(f"{name} must be a method object, not {part!r}")
+        _check(self.base.parts + self.rule.parts)
+        if self.base.name == READS_ALL:
+            raise ValueError(f"'full+{self.rule.name}' is {self.rule.name!r} alone: use the rule itself")
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The names of both parts, joined by ``+``."""
+        return "+".join(part.name for part in self.parts)
+
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        """The base and the rule."""
+        return self.base, self.rule
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.parts))
 
 
-def check_int(name: str, value: int | None, minimum: int, maximum: int | None = None) -> None:
-    """Raise TypeError or ValueError unless ``value`` is None or an integer from ``minimum`` to ``maximum``."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an integer or None, not {value!r}")
-    if value < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, not {value}")
-    if maximum is not None and value > maximum:
-        raise ValueError(f"{name} must be at most {maximum}, not {value}")
+def compose(*parts: Method) -> Method:
+    """Return the method that is made of ``parts``: one alone, or a base and a rule.
+
+    Raises
+    ------
+    ValueError
+        When they do not compose.
+
+    Examples
+    --------
+    >>> from pylongctx import H2O, SelfExtend
+    >>> str(compose(SelfExtend(), H2O(budget=512)))
+    'selfextend+h2o,budget=512'
+    """
+    if len(parts) == 1:
+        return parts[0]
+    _check(parts)
+    base, rule = parts
+    return rule if base.name == READS_ALL else Composition(base, rule)
 
 
-def check_below(name: str, value: int | None, limit_name: str, limit: int | None) -> None:
-    """Raise ValueError unless one of both is None or ``value`` is below ``limit``."""
-    if value is not None and limit is not None and value >= limit:
-        raise ValueError(f"{name} must be below {limit_name} ({limit}), not {value}")
+def _check(parts: tuple[Method, ...]) -> None:
+    if [part.role for part in parts] != ["base", "rule"]:
+        raise ValueError(
+            f"{'+'.join(part.name for part in parts)!r} does not compose: {_reason(parts)}; "
+            f"a composition is one base ({names('base')}) + one rule ({names('rule')})"
+        )
 
 
-def check_multiple(name: str, value: int | None, unit_name: str, unit: int | None) -> None:
-    """Raise ValueError unless one of both is None or ``value`` is a multiple of ``unit``."""
-    if value is not None and unit is not None and value % unit:
-        low = value - value % unit
-        nearest = f"{low} or {low + unit}" if low else str(unit)
-        wanted = unit_name if unit_name == str(unit) else f"{unit_name} ({unit})"
-        raise ValueError(f"{name} must be a multiple of {wanted}, not {value}; the nearest: {nearest}")
+def _reason(parts: tuple[Method, ...]) -> str:
+    """Return what is wrong with parts that are not a base and a rule."""
+    if len(parts) != 2:
+        return f"it has {len(parts)} parts"
+    for part in parts:
+        if part.role is None:
+            return f"{part.name} composes with nothing"
+    first, second = parts
+    if first.role == second.role:
+        return f"both are {first.role}s"
+    return f"the base comes first, '{second.name}+{first.name}'"
 
 
-def check_word(name: str, value: str | None, words: tuple[str, ...]) -> None:
-    """Raise TypeError or ValueError unless ``value`` is None or one of ``words``."""
-    if value is None:
-        return
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string or None, not {value!r}")
-    if value not in words:
-        raise ValueError(f"{name} must be {' or '.join(words)}, not {value!r}")
+def names(role: str) -> str:
+    """Return the methods with a role in compositions, as words: ``"a, b or c"``.
+
+    Examples
+    --------
+    >>> names("base")
+    'dca, full, longheads or selfextend'
+    """
+    *most, last = sorted(cls.name for cls in Method.__subclasses__() if cls.role == role)
+    return f"{', '.join(most)} or {last}"

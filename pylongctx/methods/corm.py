@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import LIMIT, Method, check_given, check_int
+from pylongctx.methods.base import Method
+from pylongctx.methods.checks import LIMIT, check_given, check_int
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,17 @@ class Corm(Method):
         Newest keys that always stay; 0 protects none.
     evict_every : int or None
         Tokens between two evictions, which follow the positions that complete a multiple of it, however a prompt is cut
-        into batches. 1 is algorithm 1 token by token. None: ``window``, 64 at least, by measurement (README).
+        into batches. 1 is algorithm 1 token by token. None: ``window``, 64 at least, by measurement.
 
     Raises
     ------
     TypeError, ValueError
         When an option is not an integer, too small, or larger than 2**30.
+
+    Examples
+    --------
+    >>> str(Corm(window=128, recent=128))
+    'corm,window=128,recent=128'
     """
 
     window: int = 256

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import Method, check_int
+from pylongctx.methods.base import Method
+from pylongctx.methods.checks import check_int
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,13 @@ class DualChunk(Method):
     ------
     TypeError, ValueError
         When an option is not an integer or is too small, or the window is larger than the chunk.
+
+    Examples
+    --------
+    >>> from pylongctx import Llama
+    >>> with Llama("model.gguf", method=DualChunk(), n_ctx=4096, verbose=False) as chosen:
+    ...     chosen.method
+    DualChunk(chunk_size=384, local_window=128)
     """
 
     chunk_size: int | None = None

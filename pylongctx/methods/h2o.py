@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import LIMIT, Method, check_below, check_int
+from pylongctx.methods.base import Method
+from pylongctx.methods.checks import LIMIT, check_below, check_int
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class H2O(Method):
     ------
     TypeError, ValueError
         When an option is not an integer, too small or larger than 2**30, or ``recent`` not below ``budget``.
+
+    Examples
+    --------
+    >>> str(H2O(budget=1024, recent=256))
+    'h2o,budget=1024,recent=256'
     """
 
     budget: int | None = None

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import Method, check_given, check_int, check_multiple, check_word
+from pylongctx.methods.base import Method
+from pylongctx.methods.checks import check_given, check_int, check_multiple, check_word
 
 GRAIN = 16
 
@@ -13,7 +14,7 @@ class LongHeads(Method):
 
     LongHeads, arXiv 2402.10685, sections 2.1 to 2.3. Up to ``window`` tokens everything is read and the result is that
     of full attention. An option that is None is chosen by the library: sizes from the trained context, the parts
-    (group, minmax, packed) from the measurements in the README; ``paper()`` has the paper's.
+    (group, minmax, packed) by measurement, see the page on LongHeads; ``paper()`` has the paper's.
 
     Parameters
     ----------
@@ -25,17 +26,18 @@ class LongHeads(Method):
         trained context.
     n_recent : int
         Chunks right before the query's own one that are always read, as chunk 0 and the own chunk are.
-    select : {"head", "group"} or None
-        Who chooses: every query head for itself (the paper), or the query heads of one KV head together.
+    select : str or None
+        Who chooses: every query head for itself ("head", the paper), or the query heads of one KV head together
+        ("group").
     select_block : int or None
         Neighbouring queries that share one choice; 1 is the paper's, a choice per query. Divides ``chunk_size``.
-    representation : {"attention", "minmax"} or None
-        What stands for a chunk when a query scores it: the mean key weighted by the chunk's attention to itself
-        (the paper, eq. 1-2), or the minimum and maximum of the keys per channel, which bound the score of the best key
-        from above (Quest, arXiv 2406.10774).
-    position : {"packed", "grouped"} or None
-        Where the chosen chunks seem to stand: side by side in front of the query (the paper, figure 3), or at their
-        distance divided by ``group_size``, as SelfExtend, arXiv 2401.01325, has it.
+    representation : str or None
+        What stands for a chunk when a query scores it. "attention": the mean key weighted by the chunk's attention to
+        itself (the paper, eq. 1-2). "minmax": the minimum and maximum of the keys per channel, which bound the score of
+        the best key from above (Quest, arXiv 2406.10774).
+    position : str or None
+        Where the chosen chunks seem to stand. "packed": side by side in front of the query (the paper, figure 3).
+        "grouped": at their distance divided by ``group_size``, as SelfExtend, arXiv 2401.01325, has it.
     group_size : int or None
         Divisor of the distances with ``position="grouped"``.
     n_neighbor : int or None
@@ -47,6 +49,13 @@ class LongHeads(Method):
     ------
     TypeError, ValueError
         When an option is of the wrong type, too small, no multiple of what it is made of, or an unknown word.
+
+    Examples
+    --------
+    >>> from pylongctx import Llama
+    >>> with Llama("model.gguf", method=LongHeads(), n_ctx=4096, verbose=False) as chosen:
+    ...     chosen.method.chunk_size, chosen.method.window
+    (16, 256)
     """
 
     chunk_size: int | None = None
@@ -80,5 +89,11 @@ class LongHeads(Method):
 
     @classmethod
     def paper(cls, chunk_size: int | None = None, window: int | None = None) -> "LongHeads":
-        """Return the settings of the paper: each query and head chooses alone, by attention, read side by side."""
+        """Return the settings of the paper: each query and head chooses alone, by attention, read side by side.
+
+        Examples
+        --------
+        >>> str(LongHeads.paper(chunk_size=256))
+        'longheads,chunk_size=256,n_recent=1,select=head,select_block=1,representation=attention,position=packed,n_neighbor=0'
+        """
         return cls(chunk_size, window, 1, "head", 1, "attention", "packed", n_neighbor=0)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import LIMIT, Method, check_below, check_int
+from pylongctx.methods.base import Method
+from pylongctx.methods.checks import LIMIT, check_below, check_int
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Scissorhands(Method):
     TypeError, ValueError
         When an option is not an integer, too small or larger than 2**30, ``recent`` not below ``budget``, or ``window``
         above ``evict_every``.
+
+    Examples
+    --------
+    >>> str(Scissorhands(budget=1024))
+    'scissorhands,budget=1024'
     """
 
     budget: int | None = None

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import Method, check_int
+from pylongctx.methods.base import Method
+from pylongctx.methods.checks import check_int
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,13 @@ class SelfExtend(Method):
     ------
     TypeError, ValueError
         When an option is not an integer or is too small.
+
+    Examples
+    --------
+    >>> from pylongctx import Llama
+    >>> with Llama("model.gguf", method=SelfExtend(), n_ctx=4096, verbose=False) as chosen:
+    ...     chosen.method
+    SelfExtend(group_size=32, neighbor_window=128)
     """
 
     group_size: int | None = None

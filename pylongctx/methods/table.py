@@ -13,9 +13,3 @@ from pylongctx.methods.window import Window
 
 CLASSES: tuple[type[Method], ...] = (Full, Window, SelfExtend, LongHeads, DualChunk, Corm, H2O, Scissorhands, Tova)
 METHODS: dict[str, type[Method]] = {cls.name: cls for cls in CLASSES}
-
-
-def names(role: str) -> str:
-    """Return the methods with a role in compositions, as words: ``"a, b or c"``."""
-    *most, last = (cls.name for cls in CLASSES if cls.role == role)
-    return f"{', '.join(most)} or {last}"

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import LIMIT, Method, check_int
+from pylongctx.methods.base import Method
+from pylongctx.methods.checks import LIMIT, check_int
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,11 @@ class Tova(Method):
     ------
     TypeError, ValueError
         When an option is not an integer, too small or larger than 2**30.
+
+    Examples
+    --------
+    >>> str(Tova(budget=1024))
+    'tova,budget=1024'
     """
 
     budget: int | None = None

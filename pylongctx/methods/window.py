@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import Method, check_given, check_int
+from pylongctx.methods.base import Method
+from pylongctx.methods.checks import check_given, check_int
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class Window(Method):
     ------
     TypeError, ValueError
         When an option is not an integer or is too small.
+
+    Examples
+    --------
+    >>> str(Window(n_sink=4, window=400))
+    'window,n_sink=4,window=400'
     """
 
     n_sink: int = 4

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
+from pylongctx._units import bytes_text
 from pylongctx.eval.chunks import means
 from pylongctx.eval.longbench import tasks as longbench_tasks
 from pylongctx.eval.ruler import NAMES as RULER
@@ -37,7 +38,6 @@ LONGBENCH = {
     "repobench-p": "Repo",
 }  # fmt: skip
 RETRIEVAL = ("passkey", "needle")  # first words of tasks, as in passkey-9-digits
-SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def percent(value: float) -> str:
@@ -247,12 +247,6 @@ def _costs(records: Sequence[Record], model: str) -> Iterator[Grid]:
 
 def _mean_text(key: str, text: Callable[[float], str]) -> Callable[[list[Record]], str]:
     return lambda records: text(mean(record[key] for record in records))
-
-
-def bytes_text(n: float) -> str:
-    """Return bytes in a unit that fits."""
-    unit, size = next(((unit, size) for unit, size in SIZES if n >= size), SIZES[-1])
-    return f"{n / size:.1f} {unit}"
 
 
 def _samples(records: Sequence[Record]) -> str:

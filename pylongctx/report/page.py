@@ -49,13 +49,15 @@ class Shown:
         return f"<figure>{image}<figcaption>{escape(self.caption)}</figcaption></figure>"
 
 
-def write_report(folder: str | Path, out: str | Path | None = None) -> list[Path]:
+def write_report(folder: str | Path, out: str | Path | None = None, draw: bool = True) -> list[Path]:
     """Write a report of the records in a folder; returns the paths of its two pages.
 
     Parameters
     ----------
     out : str or Path or None
         ``NAME.md`` or ``NAME.html``: both are written, the pictures in a folder NAME. None: ``report`` in the folder.
+    draw : bool
+        Whether there are pictures.
 
     Raises
     ------
@@ -66,9 +68,10 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> list[Path
     """
     evidence = load(folder)
     stem = (Path(folder) / NAME if out is None else Path(out)).with_suffix("")
-    shown = {model: list(_draw(evidence.of(model), stem)) for model in evidence.models}
+    shown = {model: list(_draw(evidence.of(model), stem)) if draw else [] for model in evidence.models}
     tables = {model: list(grids(evidence.of(model))) for model in evidence.models}
     texts = {".md": _markdown(evidence, tables, shown, stem.parent), ".html": _html(evidence, tables, shown)}
+    stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_suffix(suffix) for suffix in texts]
     for path, text in zip(paths, texts.values(), strict=True):
         path.write_text(text, encoding="utf-8")

@@ -39,6 +39,7 @@ CHAT = (
     "top_logprobs",
     "parallel_tool_calls",
 )
+TEMPERATURE = 0.8  # llama-server's, for chat too
 MOST_CHOICES = 64
 MOST_LIKELIEST = 100  # tokens whose log-probabilities are told for each token
 
@@ -154,14 +155,21 @@ class ChatBody(Generate):
         """Return the keyword arguments of ``create_chat_completion``."""
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         own = {name: getattr(self, name) for name in CHAT}
-        return {**self.sampling(defaults), **own, **self.template_arguments(template), "max_tokens": limit}
+        return {
+            "temperature": TEMPERATURE,
+            **self.sampling(defaults),
+            **own,
+            **self.template_arguments(template),
+            "max_tokens": limit,
+        }
 
 
 class EmbeddingsBody(BaseModel):
     """POST /v1/embeddings."""
 
-    input: str | list[str]
+    input: str | list[str] | list[int] | list[list[int]]
     encoding_format: str = "float"
+    dimensions: int | None = None
 
 
 class TokenizeBody(BaseModel):

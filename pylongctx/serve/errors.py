@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from pylongctx.errors import ContextFull
-from pylongctx.serve.completion import Overflow
-from pylongctx.serve.job import Cancelled
+from pylongctx.engine.job import Cancelled
+from pylongctx.errors import ContextFull, PromptTooLong
 
 RETRY_AFTER = {"Retry-After": "1"}
 
@@ -58,10 +57,11 @@ def as_api_error(reason: BaseException) -> ApiError:
     """Return what a client is told when a request fails with an exception."""
     if isinstance(reason, ApiError):
         return reason
-    if isinstance(reason, Overflow):
-        sizes = {"n_prompt_tokens": reason.n_prompt, "n_ctx": reason.n_ctx}
+    if isinstance(reason, PromptTooLong):
+        sizes = {"n_prompt_tokens": reason.n_tokens, "n_ctx": reason.n_ctx}
         code = "context_length_exceeded"
-        return ApiError(400, "exceed_context_size_error", str(reason), "prompt", code, sizes)
+        message = f"{reason}; the request exceeds the available context size ({reason.n_ctx} tokens)"
+        return ApiError(400, "exceed_context_size_error", message, "prompt", code, sizes)
     if isinstance(reason, NotImplementedError):
         return ApiError(501, "not_supported_error", str(reason))
     if isinstance(reason, ContextFull | MemoryError):

@@ -11,11 +11,11 @@ from typing import Any
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from pylongctx.serve.completion import Served
+from pylongctx.engine.job import Cancelled, Job
 from pylongctx.serve.errors import as_api_error
-from pylongctx.serve.job import Cancelled, Job
+from pylongctx.serve.ticket import Ticket
 
-Part = tuple[Served, Callable[[], Any]]  # a completion, and the call that makes it
+Part = tuple[Ticket, Callable[[], Any]]  # a completion, and the call that makes it
 
 
 class Exchange:
@@ -41,8 +41,8 @@ class Exchange:
 
     def cancel(self) -> None:
         """Let all completions end."""
-        for served, _ in self.parts:
-            served.cancel()
+        for ticket, _ in self.parts:
+            ticket.cancel()
 
     def close(self) -> None:
         """Let all completions end, and let go of them: they know this object, and hold memory of the library."""

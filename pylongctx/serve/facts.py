@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from pylongctx import __version__
+from pylongctx.engine.slots import Slot
 from pylongctx.serve import metrics
 from pylongctx.serve.errors import ApiError, invalid, unavailable
 from pylongctx.serve.service import Service
-from pylongctx.serve.slots import Slot
 from pylongctx.serve.texts import token_text
 
 
@@ -18,25 +18,25 @@ def routes(service: Service) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
     host, engine = service.host, service.engine
-    info = host._model.info
+    info = host.model.info
 
     async def ask(function: Any) -> Any:
         """Return what a function finds between two steps of the engine."""
         return await asyncio.wrap_future(engine.call(function))
 
-    @router.get("/health")
+    @router.get("/health", summary="Whether the server works; needs no key")
     @router.get("/v1/health", include_in_schema=False)
     async def health() -> dict[str, str]:
         if engine.failure is not None:
             raise unavailable(f"the engine has failed, restart the server: {engine.failure}")
         return {"status": "ok"}
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", summary="The one model of this server")
     @router.get("/models", include_in_schema=False)
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(service)]}
 
-    @router.get("/v1/models/{name:path}")
+    @router.get("/v1/models/{name:path}", summary="A model by name; 404 for another one")
     async def model(name: str) -> dict[str, Any]:
         if name != service.settings.alias:
             raise ApiError(
@@ -44,38 +44,38 @@ def routes(service: Service) -> APIRouter:
             )
         return _model(service)
 
-    @router.get("/props")
+    @router.get("/props", summary="Settings, sampling defaults and the chat template")
     async def props() -> dict[str, Any]:
         return {
-            "default_generation_settings": {"n_ctx": host.n_ctx(), "params": _plain(service.settings.sampling)},
+            "default_generation_settings": {"n_ctx": host.n_ctx, "params": _plain(service.settings.sampling)},
             "total_slots": host.n_seq,
             "model_alias": service.settings.alias,
             "model_path": host.model_path,
-            "chat_template": host.chat_template.info["source"],
+            "chat_template": host.templates.template.info["source"],
             "bos_token": token_text(service, info.token_bos),
             "eos_token": token_text(service, info.token_eos),
             "modalities": {"vision": False, "audio": False},
             "build_info": f"pylongctx {__version__}",
         }
 
-    @router.get("/slots")
+    @router.get("/slots", summary="What every sequence does and holds")
     async def slots() -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = await ask(lambda: [_slot(service, slot) for slot in engine.slots])
         return found
 
-    @router.post("/slots/{seq}")
+    @router.post("/slots/{seq}", summary="Erase a sequence, with action=erase")
     async def erase(seq: int, action: str = "erase") -> dict[str, int]:
         if action != "erase":
             raise ApiError(501, "not_supported_error", f"action={action!r}: a sequence can only be erased", "action")
         if not 0 <= seq < host.n_seq:
             raise invalid(f"sequences are 0 to {host.n_seq - 1}, not {seq}", "id_slot")
-        return {"id_slot": seq, "n_erased": await ask(partial(engine.erase, seq))}
+        return {"id_slot": seq, "n_erased": await asyncio.wrap_future(engine.erase(seq))}
 
-    @router.get("/metrics")
+    @router.get("/metrics", summary="Counts and gauges for Prometheus")
     async def numbers() -> Response:
-        return Response(metrics.page(service, await ask(partial(metrics.kv_bytes, host))), media_type=metrics.TYPE)
+        return Response(metrics.page(service, await ask(host.kv_bytes)), media_type=metrics.TYPE)
 
-    @router.get("/v1/longctx")
+    @router.get("/v1/longctx", summary="Method, KV memory, and the chunks that were read")
     async def longctx() -> dict[str, Any]:
         found: dict[str, Any] = await ask(partial(_longctx, service))
         return found
@@ -89,17 +89,17 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model(service: Service) -> dict[str, Any]:
-    host, info = service.host, service.host._model.info
+    host, info = service.host, service.host.model.info
     return {
         "id": service.settings.alias,
         "object": "model",
         "created": service.started,
         "owned_by": "pylongctx",
         "meta": {
-            "n_vocab": host.n_vocab(),
-            "n_ctx": host.n_ctx(),
+            "n_vocab": info.n_vocab,
+            "n_ctx": host.n_ctx,
             "n_ctx_train": info.n_ctx_train,
-            "n_embd": host.n_embd(),
+            "n_embd": info.n_embd,
             "n_params": info.n_params,
             "size": info.size,
             "method": str(host.method) if host.method else None,
@@ -111,13 +111,13 @@ def _slot(service: Service, slot: Slot) -> dict[str, Any]:
     job = slot.job or slot.last
     found: dict[str, Any] = {
         "id": slot.id,
-        "n_ctx": service.host.n_ctx(),
+        "n_ctx": service.host.n_ctx,
         "speculative": False,
         "is_processing": slot.job is not None,
         "n_past": slot.session.n_tokens,
     }
     if job is not None:
-        n_remain = job.limit - job.n_generated
+        n_remain = (job.limit or 0) - job.n_generated
         token = {"has_next_token": slot.job is not None, "n_remain": n_remain, "n_decoded": job.n_generated}
         found |= {
             "n_prompt_tokens": len(job.tokens),
@@ -130,12 +130,12 @@ def _slot(service: Service, slot: Slot) -> dict[str, Any]:
 
 def _longctx(service: Service) -> dict[str, Any]:
     host, engine = service.host, service.engine
-    usage = host.kv_usage() if host.method else None
+    usage = host.session.context.kv_usage() if host.method else None
     return {
         "method": str(host.method) if host.method else None,
         "why": host.session.context.why,
-        "n_ctx": host.n_ctx(),
-        "n_ctx_train": host._model.info.n_ctx_train,
+        "n_ctx": host.n_ctx,
+        "n_ctx_train": host.model.info.n_ctx_train,
         "kv": usage and {"bytes": usage.bytes, "peak_bytes": usage.peak_bytes, "full_bytes": usage.full_bytes},
         "sequences": [_slot(service, slot) | {"kv_rows": _rows(service, slot)} for slot in engine.slots],
         "chunk_map": engine.tracer.chunk_map(),
@@ -144,5 +144,5 @@ def _longctx(service: Service) -> dict[str, Any]:
 
 def _rows(service: Service, slot: Slot) -> int:
     """Return the rows that a sequence holds, of all layers and heads."""
-    info, context = service.host._model.info, slot.session.context
+    info, context = service.host.model.info, slot.session.context
     return sum(context.n_held(slot.id, layer, head) for layer in range(info.n_layer) for head in range(info.n_head_kv))

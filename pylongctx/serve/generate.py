@@ -10,10 +10,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from pylongctx.serve.bodies import ChatBody, CompletionBody, Generate, read
-from pylongctx.serve.completion import Served
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.exchange import EventStream, Exchange
 from pylongctx.serve.service import Service
+from pylongctx.serve.ticket import Ticket
 
 MOST_PARTS = 1024  # completions that one request may ask for
 CLOSED = 499  # nobody is there to read this status; it is for the log
@@ -25,34 +25,34 @@ def routes(service: Service) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", summary="Continue a text or several")
     @router.post("/completions", include_in_schema=False)
     async def complete(request: Request) -> Response:
         body = await read(request, CompletionBody)
         given = body.arguments(service.settings.sampling)
         makes = [partial(_complete, prompt, given) for prompt in body.prompts for _ in range(body.n or 1)]
-        return await _answer(service, request, body, makes, body.logprobs is not None)
+        return await _answer(service, request, body, makes)
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", summary="Answer a conversation")
     @router.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request) -> Response:
         body = await read(request, ChatBody)
         given = body.arguments(service.settings.sampling, service.settings.template)
         makes = [partial(_chat, given)] * (body.n or 1)
-        return await _answer(service, request, body, makes, bool(body.logprobs))
+        return await _answer(service, request, body, makes)
 
     return router
 
 
-def _complete(prompt: str | list[int], given: dict[str, Any], served: Served, **more: Any) -> Any:
-    return served.create_completion(prompt, **given, **more)
+def _complete(prompt: str | list[int], given: dict[str, Any], ticket: Ticket, **more: Any) -> Any:
+    return ticket.completer().create_completion(prompt, **given, **more)
 
 
-def _chat(given: dict[str, Any], served: Served, **more: Any) -> Any:
-    return served.create_chat_completion(**given, **more)
+def _chat(given: dict[str, Any], ticket: Ticket, **more: Any) -> Any:
+    return ticket.completer().create_chat_completion(**given, **more)
 
 
-async def _answer(service: Service, request: Request, body: Generate, makes: Sequence[Make], rows: bool) -> Response:
+async def _answer(service: Service, request: Request, body: Generate, makes: Sequence[Make]) -> Response:
     if len(makes) > MOST_PARTS:
         raise invalid(f"one request may ask for {MOST_PARTS} completions, not {len(makes)}", "prompt")
     service.admit()
@@ -60,9 +60,9 @@ async def _answer(service: Service, request: Request, body: Generate, makes: Seq
     exchange, handed_over = Exchange(name, service.pool, service.host.n_seq), False
     try:
         for index, make in enumerate(makes):
-            served = _served(service, exchange, body, index, rows)
+            ticket = _ticket(service, exchange, body, index)
             more = {"stream": bool(body.stream), "model": service.settings.alias}
-            exchange.parts.append((served, partial(make, served, **more)))
+            exchange.parts.append((ticket, partial(make, ticket, **more)))
         found = await exchange.results(request.receive)
         if found is None:
             return Response(status_code=CLOSED)
@@ -80,10 +80,10 @@ def _close(service: Service, exchange: Exchange) -> None:
     service.leave()
 
 
-def _served(service: Service, exchange: Exchange, body: Generate, index: int, with_rows: bool) -> Served:
+def _ticket(service: Service, exchange: Exchange, body: Generate, index: int) -> Ticket:
     progress = exchange.put_progress(index) if body.stream and body.return_progress else None
-    n_predict, traced = service.settings.n_predict, exchange.id if body.longctx.trace else None
-    return Served(service.host, service.engine, with_rows, n_predict, traced, progress)
+    traced = exchange.id if body.longctx.trace else None
+    return Ticket(service.host, service.engine, service.settings.n_predict, traced=traced, progress=progress)
 
 
 def _whole(exchange: Exchange, body: Generate, found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _usage(exchange: Exchange, body: Generate, usages: Mapping[int, Mapping[str,
     readers = [i for i in usages if i % (body.n or 1) == 0] or list(usages)
     n_prompt = sum(usages[i]["prompt_tokens"] for i in readers)
     n_answer = sum(usage["completion_tokens"] for usage in usages.values())
-    jobs = [exchange.parts[i][0].job for i in readers]
+    jobs = [exchange.parts[i][0].current for i in readers]
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_answer,
@@ -142,5 +142,5 @@ def _usage(exchange: Exchange, body: Generate, usages: Mapping[int, Mapping[str,
 
 
 def _timings(exchange: Exchange, index: int) -> dict[str, float]:
-    job = exchange.parts[index][0].job
+    job = exchange.parts[index][0].current
     return job.timings() if job else {}

@@ -1,20 +1,33 @@
 """GET /metrics: numbers for Prometheus."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from pylongctx.serve.host import Host
-from pylongctx.serve.service import Service
+if TYPE_CHECKING:
+    from pylongctx.serve.service import Service
 
 TYPE = CONTENT_TYPE_LATEST
 
 
+class Answers:
+    """Counts answers by route and status."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        names = ("route", "status")
+        self._counter = Counter("pylongctx_http_requests", "Answers.", names, registry=self.registry)
+
+    def add(self, route: str, status: int) -> None:
+        """Count an answer."""
+        self._counter.labels(route, str(status)).inc()
+
+
 class _State(Collector):
-    def __init__(self, service: Service, kv: int) -> None:
+    def __init__(self, service: "Service", kv: int) -> None:
         self._service = service
         self._kv = kv
 
@@ -41,12 +54,7 @@ class _State(Collector):
             yield GaugeMetricFamily(f"pylongctx_{name}", help, value)
 
 
-def kv_bytes(host: Host) -> int:
-    """Return the bytes of KV memory in use, 0 with llama.cpp's own cache, which does not tell."""
-    return host.kv_usage().bytes if host.method else 0
-
-
-def page(service: Service, kv: int) -> bytes:
+def page(service: "Service", kv: int) -> bytes:
     """Return the text for Prometheus."""
     state = CollectorRegistry()
     state.register(_State(service, kv))

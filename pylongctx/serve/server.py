@@ -5,11 +5,11 @@ import gc
 import ipaddress
 import signal
 import socket
-import sys
 from contextlib import suppress
 
 import uvicorn
 
+from pylongctx._log import LOG
 from pylongctx.serve.app import create_app
 from pylongctx.serve.service import Service
 
@@ -56,11 +56,8 @@ def announce(listener: socket.socket, protected: bool) -> None:
     """Say where the server is, and warn when others can use it."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print(f"pylongctx: serving at http://{shown}:{port}", file=sys.stderr, flush=True)
+    LOG.info("serving at http://%s:%d", shown, port)
     if not (protected or ipaddress.ip_address(host).is_loopback):
-        print(
-            "pylongctx: warning: anyone who reaches this address can use the server; set --api-key, "
-            "and put a proxy with TLS in front of it",
-            file=sys.stderr,
-            flush=True,
+        LOG.warning(
+            "anyone who reaches this address can use the server; set --api-key, and put a proxy with TLS in front of it"
         )

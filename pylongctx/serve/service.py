@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from pylongctx.embeddings import Embedder
+from pylongctx.engine.thread import EngineThread
 from pylongctx.llama import Llama
-from pylongctx.serve.answers import Requests
-from pylongctx.serve.engine import Engine
 from pylongctx.serve.errors import unavailable
 from pylongctx.serve.host import Host
+from pylongctx.serve.metrics import Answers
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,11 @@ class Service:
     def __init__(self, host: Host, settings: Settings, embedder: Llama | None = None) -> None:
         self.host = host
         self.settings = settings
-        self.embedder = embedder
-        self.engine = Engine(host)
+        self._vectors = embedder
+        self.embedder = None if embedder is None else Embedder(embedder.session)
+        self.engine = EngineThread(host.sessions)
         self.started = int(time.time())
-        self.answers = Requests()
+        self.answers = Answers()
         self.n_requests = 0  # that want tokens, waiting or running
         self.most_requests = host.n_seq + settings.n_queue
         self.pool = ThreadPoolExecutor(self.most_requests, "pylongctx-request")
@@ -83,8 +85,8 @@ class Service:
         self.engine.close()
         self.pool.shutdown()
         self.host.close()
-        if self.embedder is not None:
-            self.embedder.close()
+        if self._vectors is not None:
+            self._vectors.close()
 
     def admit(self) -> None:
         """Count a request that wants tokens; ApiError when too many wait. Must be followed by ``leave``."""

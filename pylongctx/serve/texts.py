@@ -10,21 +10,21 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from pylongctx.serve.bodies import ChatBody, DetokenizeBody, EmbeddingsBody, TokenizeBody, read
-from pylongctx.serve.completion import Served
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.service import Service
+from pylongctx.serve.ticket import Ticket
 
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
     host, engine = service.host, service.engine
-    info = host._model.info
+    info = host.model.info
 
     async def threaded(function: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(service.pool, function)
 
-    @router.post("/tokenize")
+    @router.post("/tokenize", summary="The tokens of a text")
     async def tokenize(request: Request) -> dict[str, Any]:
         body = await read(request, TokenizeBody)
         text, special = body.content, body.add_special
@@ -32,35 +32,35 @@ def routes(service: Service) -> APIRouter:
             text, special = body.prompt, body.add_special_tokens
         if text is None:
             raise invalid("send the text as content or prompt", "content")
-        tokens = await threaded(partial(host.tokenize, text.encode(), special, body.parse_special))
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": host.n_ctx()}
+        tokens = await threaded(partial(host.model.tokenize, text.encode(), special, body.parse_special))
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": host.n_ctx}
 
-    @router.post("/detokenize")
+    @router.post("/detokenize", summary="The text of tokens")
     async def detokenize(request: Request) -> dict[str, str]:
         body = await read(request, DetokenizeBody)
-        text = (await threaded(partial(host.detokenize, body.tokens, special=True))).decode("utf-8", "replace")
+        text = (await threaded(partial(host.model.detokenize, body.tokens, special=True))).decode("utf-8", "replace")
         return {"content": text, "prompt": text}
 
-    @router.get("/tokenizer_info")
+    @router.get("/tokenizer_info", summary="The special tokens, for lm-evaluation-harness")
     async def tokenizer_info() -> dict[str, Any]:
         return {
             "tokenizer_class": host.metadata.get("tokenizer.ggml.model"),
-            "vocab_size": host.n_vocab(),
+            "vocab_size": info.n_vocab,
             "bos_token": token_text(service, info.token_bos),
             "eos_token": token_text(service, info.token_eos),
             "add_bos_token": bool(info.add_bos),
-            "chat_template": host.chat_template.info["source"],
+            "chat_template": host.templates.template.info["source"],
         }
 
-    @router.post("/apply-template")
+    @router.post("/apply-template", summary="The prompt of a conversation")
     async def apply_template(request: Request) -> dict[str, str]:
         body = await read(request, ChatBody)
         names = ("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")
         given = {name: getattr(body, name) for name in names} | body.template_arguments(service.settings.template)
-        served = Served(host, engine)
-        return {"prompt": await threaded(partial(served.apply_template, body.messages, **given))}
+        completer = Ticket(host, engine).completer()
+        return {"prompt": await threaded(partial(completer.apply_template, body.messages, **given))}
 
-    @router.post("/v1/embeddings")
+    @router.post("/v1/embeddings", summary="Vectors of texts, with --embeddings")
     @router.post("/embeddings", include_in_schema=False)
     async def embeddings(request: Request) -> Response:
         body = await read(request, EmbeddingsBody)
@@ -69,7 +69,8 @@ def routes(service: Service) -> APIRouter:
         if body.encoding_format not in ("float", "base64"):
             raise invalid(f"encoding_format is float or base64, not {body.encoding_format!r}", "encoding_format")
         with service.admitted():
-            found = await threaded(partial(service.embedder.create_embedding, body.input, service.settings.alias))
+            make = partial(service.embedder.response, body.input, service.settings.alias, body.dimensions)
+            found = await threaded(make)
         if body.encoding_format == "base64":
             for one in found["data"]:
                 one["embedding"] = base64.b64encode(np.array(one["embedding"], np.float32).tobytes()).decode()
@@ -80,4 +81,4 @@ def routes(service: Service) -> APIRouter:
 
 def token_text(service: Service, token: int) -> str:
     """Return the text that a token stands for, "" for none."""
-    return service.host._model.piece(token, True).decode("utf-8", "replace") if token >= 0 else ""
+    return service.host.model.piece(token, True).decode("utf-8", "replace") if token >= 0 else ""

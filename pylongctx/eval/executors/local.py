@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import signal
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -14,10 +13,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from pylongctx import _arguments as arguments
+from pylongctx._free import available_cpus
 from pylongctx._lib import InvalidInput
-from pylongctx._preflight import Plan, most
+from pylongctx._plan import Plan, most
 from pylongctx.eval.executors.units import Failed, Unit, reason_of
-from pylongctx.eval.runner import Job, context_window
+from pylongctx.eval.runner import Cell, context_window
 from pylongctx.eval.task import Record
 from pylongctx.llama import Llama
 
@@ -66,11 +66,11 @@ class Local:
                 connection.close()
 
     def plan(self, units: Sequence[Unit]) -> tuple[int, int]:
-        """Return how many workers there are, and threads for each: so many that the largest job fits for all."""
-        cores = len(os.sched_getaffinity(0))
+        """Return how many workers there are, and threads for each: so many that the largest cell fits for all."""
+        cores = available_cpus()
         wanted = min(cores if self._most is None else self._most, len(units))
         if wanted > 1:
-            needs = [memory_of(unit) for unit in {id(unit.job): unit for unit in units}.values()]
+            needs = [memory_of(unit) for unit in {id(unit.cell): unit for unit in units}.values()]
             wanted = max(1, most(wanted, lambda n: all(_fits(need, n) for need in needs)))
         return wanted, max(1, cores // wanted)
 
@@ -80,7 +80,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Need:
-    """What a job takes, by device: the weights, which processes share on the host, and all else; what is free."""
+    """What a cell takes, by device: the weights, which processes share on the host, and all else; what is free."""
 
     shared: Bytes
     own: Bytes
@@ -92,14 +92,14 @@ def _fits(need: Need, n: int) -> bool:
 
 
 def memory_of(unit: Unit) -> Need:
-    """Return what a job takes, by the estimate of ``Llama(preflight=True)``; nothing where the library refuses it."""
-    job = unit.job
+    """Return what a cell takes, by the estimate of ``Llama(preflight=True)``; nothing where the library refuses it."""
+    cell = unit.cell
     given = {name: part.default for name, part in inspect.signature(Llama).parameters.items()}
-    given |= {**job.options, "type_k": job.type_k, "type_v": job.type_v, "n_ctx": context_window(job, unit.samples)}
+    given |= {**cell.options, "type_k": cell.type_k, "type_v": cell.type_v, "n_ctx": context_window(cell, unit.samples)}
     settings = arguments.context_settings(given, (1, 1))
     need = Need(Counter(), Counter(), Counter())
     try:
-        with Plan(job.model, arguments.model_settings(given), settings, job.method) as plan:
+        with Plan(cell.model, arguments.model_settings(given), settings, cell.method) as plan:
             sizes = plan.sizes()
     except InvalidInput:
         return need  # its turn comes, and says why
@@ -112,10 +112,10 @@ def memory_of(unit: Unit) -> Need:
 
 
 def with_threads(unit: Unit, n_threads: int) -> Unit:
-    """Return a unit whose job takes its share of the cores, unless it was told how many threads to use."""
+    """Return a unit whose cell takes its share of the cores, unless it was told how many threads to use."""
     threads = {"n_threads": n_threads, "n_threads_batch": n_threads}
-    job: Job = replace(unit.job, options={**threads, **unit.job.options})
-    return replace(unit, job=job)
+    cell: Cell = replace(unit.cell, options={**threads, **unit.cell.options})
+    return replace(unit, cell=cell)
 
 
 # ---- processes ----

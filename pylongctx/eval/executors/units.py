@@ -1,4 +1,4 @@
-"""Units of work: some samples of one job, which a worker runs from an open model to its records."""
+"""Units of work: some samples of one cell, which a worker runs from an open model to its records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from pylongctx.eval.runner import Job, digest, run
+from pylongctx.eval.runner import Cell, digest, run
 from pylongctx.eval.task import Record, Sample
 
 SAMPLES_PER_UNIT = 8  # few enough to be spread and redone, enough to be worth opening a model
@@ -14,17 +14,17 @@ SAMPLES_PER_UNIT = 8  # few enough to be spread and redone, enough to be worth o
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """Some samples of a job; can be pickled.
+    """Some samples of a cell; can be pickled.
 
     Attributes
     ----------
     samples : sequence of Sample
-        All samples of the job, which its context window follows from.
+        All samples of the cell, which its context window follows from.
     todo : tuple of str
         Digests of those to run.
     """
 
-    job: Job
+    cell: Cell
     samples: Sequence[Sample]
     todo: tuple[str, ...]
 
@@ -34,8 +34,8 @@ class Unit:
 
     def records(self) -> Iterator[Record]:
         """Run the samples and yield their records."""
-        others = {name for sample in self.samples if (name := digest(self.job, sample)) not in self.todo}
-        return run(self.job, self.samples, others)
+        others = {name for sample in self.samples if (name := digest(self.cell, sample)) not in self.todo}
+        return run(self.cell, self.samples, others)
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Executor(Protocol):
         """Yield every record, or why there is none, with the unit that it is of; the caller writes them."""
 
 
-def units_of(job: Job, samples: Sequence[Sample], done: Container[str]) -> list[Unit]:
+def units_of(cell: Cell, samples: Sequence[Sample], done: Container[str]) -> list[Unit]:
     """Return the units of the samples that are not done."""
-    todo = [name for sample in samples if (name := digest(job, sample)) not in done]
+    todo = [name for sample in samples if (name := digest(cell, sample)) not in done]
     parts = (tuple(todo[at : at + SAMPLES_PER_UNIT]) for at in range(0, len(todo), SAMPLES_PER_UNIT))
-    return [Unit(job, samples, part) for part in parts]
+    return [Unit(cell, samples, part) for part in parts]
 
 
 def reason_of(error: BaseException) -> str:

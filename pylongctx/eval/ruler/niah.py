@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pylongctx.eval.haystack import sentences
-from pylongctx.eval.passkeys import GARBAGE
+from pylongctx.eval.passkey import GARBAGE
 from pylongctx.eval.ruler.sizes import Drawn
 from pylongctx.eval.ruler.words import adjective_nouns
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pylongctx.eval.passkeys import GARBAGE
+from pylongctx.eval.passkey import GARBAGE
 from pylongctx.eval.ruler.sizes import Drawn
 
 N_HOPS = 4

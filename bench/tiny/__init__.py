@@ -1,1 +1,0 @@
-"""Tiny models that can retrieve, from a folder of text to a GGUF file; the command is ``bench/train_tiny.py``."""

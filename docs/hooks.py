@@ -1,0 +1,108 @@
+"""What mkdocs makes of the pages before it renders them: files of the repository, tables of options and of routes.
+
+``<!-- file: README.md -->`` is replaced by that file, its links turned to the pages. ``<!-- options: serve -->`` is a
+table of the options of a command, ``<!-- options: serve: server -->`` of a group of its help, and
+``<!-- options: evaluations -->`` of what all commands that evaluate share. ``<!-- routes -->`` is a table of the
+server's routes.
+"""
+
+import argparse
+import re
+from pathlib import Path
+from unittest.mock import MagicMock
+
+ROOT = Path(__file__).resolve().parents[1]
+EVALUATIONS = ("passkey", "needle", "ruler", "longbench", "leval", "perplexity")
+MARK = re.compile(r"^<!-- (file|options|routes)(?:: (.+?))? -->$", re.MULTILINE)
+VARIABLE = re.compile(r" \[([A-Z_]+)\]$")
+
+
+def on_page_markdown(markdown: str, **kwargs: object) -> str:
+    """Return a page with its marks replaced."""
+    makers = {"file": file, "options": options, "routes": lambda _: routes()}
+    return MARK.sub(lambda mark: makers[mark[1]](mark[2]), markdown)
+
+
+def file(name: str) -> str:
+    """Return a file of the repository, with links that lead where its pages are."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    text = text.replace("](docs/", "](")
+    return text.replace("](CHANGELOG.md)", "](changelog.md)").replace("](CONTRIBUTING.md)", "](contributing.md)")
+
+
+# ---- options ----
+
+
+def options(what: str) -> str:
+    """Return a table of options: ``evaluations``, ``COMMAND``, or ``COMMAND: GROUP, GROUP``."""
+    if what == "evaluations":
+        return _table(_shared())
+    command, _, groups = (part.strip() for part in what.partition(":"))
+    found = _options(command, [name.strip() for name in groups.split(",")] if groups else None)
+    known = {_names(action) for action in _shared()} if command in EVALUATIONS else set()
+    return _table([action for action in found if _names(action) not in known])
+
+
+def _shared() -> list[argparse.Action]:
+    """Return the options of the first command that evaluates which the others have too."""
+    names = [{(_names(action), action.help) for action in _options(command)} for command in EVALUATIONS]
+    return [action for action in _options(EVALUATIONS[0]) if all((_names(action), action.help) in n for n in names)]
+
+
+def _options(command: str, groups: list[str] | None = None) -> list[argparse.Action]:
+    """Return the options of a command that its help shows, of some groups of it or of all."""
+    from pylongctx.cli import make_parser
+
+    parser = make_parser()._subparsers._group_actions[0].choices[command]
+    titles = [group.title for group in parser._action_groups]
+    if unknown := set(groups or ()) - set(titles):
+        raise ValueError(f"pylongctx {command} has no group {unknown}; it has {titles}")
+    found = [group for group in parser._action_groups if groups is None or group.title in groups]
+    actions = [action for group in found for action in group._group_actions]
+    return [action for action in actions if action.help != argparse.SUPPRESS and action.dest != "help"]
+
+
+def _names(action: argparse.Action) -> str:
+    value = "" if action.nargs == 0 else _value(action)
+    return " ".join(filter(None, (", ".join(f"`{name}`" for name in action.option_strings), value and f"`{value}`")))
+
+
+def _value(action: argparse.Action) -> str:
+    if action.metavar:
+        return str(action.metavar)
+    return "|".join(map(str, action.choices)) if action.choices else action.dest.upper()
+
+
+def _table(actions: list[argparse.Action]) -> str:
+    rows = []
+    for action in actions:
+        text = (action.help or "") % {"default": action.default, "prog": "pylongctx"}
+        variable = VARIABLE.search(text)
+        rows.append((_names(action), VARIABLE.sub("", text), f"`{variable[1]}`" if variable else ""))
+    return _markdown(("option", "meaning (default)", "environment"), rows)
+
+
+# ---- routes ----
+
+
+def routes() -> str:
+    """Return a table of the routes that the server has."""
+    from pylongctx.serve.app import create_app
+
+    paths = create_app(MagicMock()).openapi()["paths"]
+    found = [
+        (method.upper(), path, route["summary"]) for path, group in paths.items() for method, route in group.items()
+    ]
+    return _markdown(("method", "path", "answer"), [(method, f"`{path}`", text) for method, path, text in found])
+
+
+def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    filled = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    lines = [[head[i] for i in filled], ["---"] * len(filled), *([row[i] for i in filled] for row in rows)]
+    return "\n".join("| " + " | ".join(map(_escaped, line)) + " |" for line in lines)
+
+
+def _escaped(cell: str) -> str:
+    """Return the text of a cell, bars outside of code spans escaped."""
+    parts = cell.split("`")
+    return "`".join(part if i % 2 else part.replace("|", "\\|") for i, part in enumerate(parts))

@@ -1,0 +1,36 @@
+"""Write the cffi module (ABI mode, out of line) from the marked block of native/lctx.h.
+
+The build runs ``python native/build_ffi.py HEADER OUTPUT``.
+"""
+
+import sys
+from pathlib import Path
+
+from cffi import FFI
+
+BEGIN, END = "// [cdef begin]", "// [cdef end]"
+USAGE = "usage: build_ffi.py HEADER OUTPUT"
+
+
+def read_cdef(header: Path) -> str:
+    """Return the text between the two markers of the header."""
+    _, begin, rest = header.read_text(encoding="utf-8").partition(BEGIN)
+    cdef, end, _ = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{header}: the lines '{BEGIN}' and '{END}' are missing")
+    return cdef
+
+
+def emit(header: Path, output: Path) -> None:
+    """Parse the cdef of ``header`` and write the Python module ``output``."""
+    ffi = FFI()
+    ffi.cdef(read_cdef(header))
+    ffi.set_source("pylongctx._ffi_generated", None)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    ffi.emit_python_code(str(output))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit(USAGE)
+    emit(Path(sys.argv[1]), Path(sys.argv[2]))

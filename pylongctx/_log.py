@@ -1,0 +1,33 @@
+"""Messages of the package, by the logger ``pylongctx``."""
+
+import logging
+import sys
+from typing import TextIO
+
+LOG = logging.getLogger("pylongctx")
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        return f"pylongctx: {level}{super().format(record)}"
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what ``sys.stderr`` is now, which may be another stream than at the import."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self.setFormatter(_Formatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def show() -> None:
+    """Write messages to stderr, unless the program has handlers of its own."""
+    if not LOG.hasHandlers():
+        LOG.addHandler(_Stderr())
+    if LOG.level == logging.NOTSET:
+        LOG.setLevel(logging.INFO)

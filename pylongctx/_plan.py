@@ -1,0 +1,121 @@
+"""What a model and a context of it would take, device by device.
+
+The library makes both without memory and says what each device would hold, placed and sized as in earnest.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pylongctx._free import free_bytes
+from pylongctx._lib import InvalidInput, check, ffi, lib, text
+from pylongctx.engine.model import Model, with_fields
+
+MAX_DEVICES = 64
+STEP = 256  # tokens: llama.cpp pads n_ctx to it
+ROWS = {
+    "weights": "weights",
+    "k": "K",
+    "v": "V",
+    "chunks": "representations of chunks",
+    "near": "near keys",
+    "other": "page tables and lists",
+    "compute": "compute",
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a context holds on one device, in bytes; see ``lctx_sizes``."""
+
+    device: str
+    weights: int
+    k: int
+    v: int
+    chunks: int
+    near: int
+    other: int
+    compute: int
+    free: int | None
+
+    @property
+    def kv(self) -> int:
+        """All that grows with the text."""
+        return self.k + self.v + self.chunks + self.near + self.other
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.compute
+
+    @property
+    def fits(self) -> bool:
+        return self.free is None or self.total <= self.free
+
+
+class Plan:
+    """A model without weights, and what contexts of it would take.
+
+    Raises
+    ------
+    InvalidInput
+        When the library refuses the model.
+    """
+
+    def __init__(self, path: str, model_settings: dict[str, Any], settings: dict[str, Any], method: str) -> None:
+        self.path, self.model_settings, self.settings, self.method = path, model_settings, settings, method
+        self._model = Model(path, model_settings | {"dry": 1})
+        self.info = self._model.info
+
+    def close(self) -> None:
+        self._model.close()
+
+    def __enter__(self) -> "Plan":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def sizes(self, **changes: Any) -> list[Sizes]:
+        """Return what the devices would hold, the host first; InvalidInput when the library refuses the settings."""
+        return self._estimate(**changes)[1]
+
+    def n_ctx(self) -> int:
+        """Return what ``n_ctx`` stands for."""
+        return self._estimate()[0]
+
+    def fits(self, **changes: Any) -> bool:
+        """Return whether changed settings are possible and fit everywhere."""
+        try:
+            return all(size.fits for size in self.sizes(**changes))
+        except InvalidInput:
+            return False
+
+    def longest(self, **changes: Any) -> int:
+        """Return the largest ``n_ctx`` that fits with changed settings, a multiple of 256; 0 for none."""
+        return STEP * most(self.n_ctx() // STEP, lambda n: self.fits(**changes, n_ctx=n * STEP))
+
+    def _estimate(self, **changes: Any) -> tuple[int, list[Sizes]]:
+        method = changes.pop("method", self.method)
+        params = with_fields("lctx_context_params", lib.lctx_context_params_default, self.settings | changes)
+        out, reason = ffi.new("lctx_sizes[]", MAX_DEVICES), ffi.new("char[]", 4096)
+        n = lib.lctx_estimate(self._model.handle, params, method.encode(), out, MAX_DEVICES, reason, len(reason))
+        check(min(n, lib.LCTX_OK), reason)
+        host = free_bytes()
+        return params.n_ctx, [
+            Sizes(device=text(s.device), free=host if i == 0 else device_free(s), **{k: getattr(s, k) for k in ROWS})
+            for i, s in enumerate(out[0:n])
+        ]
+
+
+def device_free(sizes: Any) -> int | None:
+    """Return the free bytes of the device of an ``lctx_sizes``; None when it does not tell."""
+    return sizes.free or None
+
+
+def most(n: int, works: Callable[[int], bool]) -> int:
+    """Return the largest number up to ``n`` for which ``works`` is true, 0 for none: it is for all below."""
+    low = 0
+    while low < n:
+        middle = (low + n + 1) // 2
+        low, n = (middle, n) if works(middle) else (low, middle - 1)
+    return low

@@ -1,0 +1,11 @@
+"""Bytes in words."""
+
+UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+def bytes_text(n: float) -> str:
+    """Return bytes in the largest unit that they fill, for instance ``"1.07 MiB"``."""
+    if n < 1024:
+        return f"{n:.0f} B"
+    power = next((i for i in range(1, len(UNITS)) if n < 1024 ** (i + 1)), len(UNITS))
+    return f"{n / 1024**power:.2f} {UNITS[power - 1]}"

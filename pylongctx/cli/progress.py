@@ -1,0 +1,94 @@
+"""How far an evaluation is: a bar on a terminal, in a pipe a line for each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from pylongctx.eval.runner import Cell, Results
+    from pylongctx.eval.task import Sample
+
+Cells = list[tuple["Cell", list["Sample"]]]
+Key = tuple[Any, ...]
+
+
+class CellProgress(Progress):
+    """Bars with the numbers of samples, the time gone and the time left; in a pipe lines instead."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[n]}/{task.fields[of]}"))
+        times = (TimeElapsedColumn(), TimeRemainingColumn())
+        super().__init__(*columns, *times, console=Console(stderr=True), transient=True)
+        self._since = perf_counter()
+        self._n_cells = 0
+        self._left: dict[Key, int] = {}
+
+    def begin(self, cells: Cells, results: Results) -> None:
+        """Show a bar as long as the tokens of all samples, and count those whose results are there."""
+        self._results, self._samples = results, {_key(cell): samples for cell, samples in cells}
+        self._left = {key: len(samples) for key, samples in self._samples.items()}
+        self._n_cells = len(cells)
+        self._bar = self.add_bar(sum(self._left.values()), sum(cell.length * len(samples) for cell, samples in cells))
+        for cell, samples in cells:
+            self.count(cell, len(results.of(cell, samples)))
+
+    def count(self, cell: Cell, n: int = 1) -> None:
+        """Count ``n`` samples of a cell; after the last one a pipe is told what the cell shows."""
+        self.move(self._bar, n, cell.length)
+        key = _key(cell)
+        self._left[key] -= n
+        if not self._left[key] and not self.console.is_terminal:
+            records = self._results.of(cell, self._samples[key])
+            n_done = sum(not left for left in self._left.values())
+            text = cell.task.cell_text(records) if records else "failed"
+            line = f"[{n_done}/{self._n_cells}, {perf_counter() - self._since:.0f} s] {name_of(cell)}: {text}"
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def at(self, cell: Cell) -> None:
+        """Say which cell is being measured."""
+        self.update(self._bar, description=name_of(cell))
+
+    def add_bar(self, n: int, work: float) -> TaskID:
+        """Add a bar of ``n`` samples, ``work`` long."""
+        return self.add_task("", total=work, n=0, of=n)
+
+    def move(self, bar: TaskID, n: int, work: int = 1) -> None:
+        """Move a bar by ``n`` samples, each ``work`` long."""
+        done: int = next(task.fields["n"] for task in self.tasks if task.id == bar)
+        self.update(bar, advance=n * work, n=done + n)
+
+
+def name_of(cell: Cell) -> str:
+    """Return what is measured with which method at which length."""
+    from pylongctx.report.records import label
+
+    return f"{cell.task.name}: {label(cell.facts)} at {cell.length}"
+
+
+def make_all(cells: Sequence[Cell], progress: CellProgress) -> Cells:
+    """Return the samples of all cells; methods and KV types share theirs."""
+    from pylongctx.eval.runner import make_samples
+
+    made: dict[Key, list[Sample]] = {}
+    bar = progress.add_bar(len(cells), len(cells))
+    for cell in cells:
+        progress.update(bar, description=f"making the samples of {cell.task.name} at {cell.length}")
+        if _content(cell) not in made:
+            made[_content(cell)] = make_samples(cell)
+        progress.move(bar, 1)
+    progress.remove_task(bar)
+    return [(cell, made[_content(cell)]) for cell in cells]
+
+
+def _key(cell: Cell) -> Key:
+    """Return what tells the cells of a run apart; a worker's threads do not."""
+    return *_content(cell), cell.method, cell.rope, cell.type_k, cell.type_v
+
+
+def _content(cell: Cell) -> Key:
+    return cell.model, cell.task, cell.length, cell.seed, cell.chat

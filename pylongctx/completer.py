@@ -1,0 +1,449 @@
+"""Requests in, text or chat dicts out, whatever makes the tokens."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from pylongctx import completion
+from pylongctx._arguments import check_count
+from pylongctx.chat import response
+from pylongctx.chat.handlers import registered_handler
+from pylongctx.chat.history import prompt_tokens, tokens_of
+from pylongctx.chat.parser import AnswerParser
+from pylongctx.chat.render import render
+from pylongctx.chat.template import ChatTemplate, Rendered, Templates
+from pylongctx.chat.types import ChatChunk, ChatCompletion
+from pylongctx.completion import Completion, Generation, StopFilter
+from pylongctx.engine.source import TokenSource
+from pylongctx.grammar import constraint
+from pylongctx.logprobs import Scorer
+from pylongctx.options import FunctionChoice, Grammar, Handler, Messages, ToolChoice
+from pylongctx.sampling import Sampler, SamplingParams, seed_sequence
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletion as OpenAICompletion
+    from openai.types.chat import ChatCompletionChunk as OpenAIChunk
+    from typing_extensions import Unpack
+
+    from pylongctx.engine.job import Processors
+    from pylongctx.engine.model import Model
+    from pylongctx.options import ChatOptions, CompletionOptions
+    from pylongctx.sampling import StoppingCriteria
+
+Chunk = TypeVar("Chunk", bound=Mapping[str, Any])
+
+NUMBERS = (
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "temp",
+    "repeat_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "mirostat_mode",
+    "mirostat_tau",
+    "mirostat_eta",
+)
+# keywords that a chat handler of llama_cpp does not know
+OURS = ("stopping_criteria", "stream_options", "parallel_tool_calls", "enable_thinking", "chat_template_kwargs")
+INFILL = "infill prompts differ between models: write that prompt, and pass it without suffix"
+
+
+class Completer:
+    """Answers requests with OpenAI's dicts; knows neither slots nor HTTP.
+
+    Parameters
+    ----------
+    model : Model
+        The model, for its vocabulary.
+    source : TokenSource
+        Makes the tokens.
+    name : str
+        The model's name in answers.
+    templates : Templates
+        The chat template.
+    seed : int or None
+        Seed of the samplers; -1 or None: random.
+    last_n_tokens_size : int
+        Tokens that penalties look back at.
+    chat_handler : callable or None
+        Answers ``create_chat_completion`` instead, called as llama_cpp's handlers.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        source: TokenSource,
+        name: str,
+        templates: Templates,
+        seed: int | None = None,
+        last_n_tokens_size: int = 64,
+        chat_handler: Handler | None = None,
+    ) -> None:
+        self.last_n_tokens_size = check_count("last_n_tokens_size", last_n_tokens_size, 0)
+        self.chat_handler = chat_handler
+        self._model = model
+        self._source = source
+        self._name = name
+        self._templates = templates
+        self.set_seed(seed)
+
+    def set_seed(self, seed: int | None) -> None:
+        """Seed the sampler of the next run; -1 and None are random.
+
+        Examples
+        --------
+        >>> llm.set_seed(7)
+        """
+        self._seeds = seed_sequence(seed)
+
+    # ---- text ----
+
+    @overload
+    def create_completion(
+        self, prompt: str | Sequence[int], *, stream: Literal[False] = False, **options: Unpack[CompletionOptions]
+    ) -> Completion: ...
+    @overload
+    def create_completion(
+        self, prompt: str | Sequence[int], *, stream: Literal[True], **options: Unpack[CompletionOptions]
+    ) -> Iterator[Completion]: ...
+    @overload
+    def create_completion(
+        self, prompt: str | Sequence[int], *, stream: bool, **options: Unpack[CompletionOptions]
+    ) -> Completion | Iterator[Completion]: ...
+
+    def create_completion(
+        self,
+        prompt: str | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stop: str | list[str] | None = [],  # noqa: B006 - the default of llama_cpp, never changed
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        top_k: int = 40,
+        stream: bool = False,
+        seed: int | None = None,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        stopping_criteria: StoppingCriteria | None = None,
+        logits_processor: Processors = None,
+        grammar: Grammar | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+    ) -> Completion | Iterator[Completion]:
+        """Complete a prompt; returns OpenAI's response dict, or with ``stream`` an iterator of chunks.
+
+        Parameters
+        ----------
+        prompt : str or list of int
+            Text, or tokens that are used as they are.
+        suffix : str or None
+            Not supported: raises NotImplementedError.
+        max_tokens : int or None
+            Most tokens to generate; None or <= 0: until the context is full.
+        temperature, top_p, min_p, typical_p, top_k
+            Sampling; ``temperature=0`` is greedy. ``top_k=0`` takes all tokens.
+        logprobs : int or None
+            Return the log-probability of each token and of the ``logprobs`` likeliest ones, before sampling
+            changes them. With ``echo`` those of the prompt too, for which the whole prompt is evaluated again;
+            the first token has one only when a BOS token precedes it.
+        echo : bool
+            Return the prompt too.
+        stop : str or list of str or None
+            Strings that end the completion; neither they nor a part of them is returned.
+        frequency_penalty, presence_penalty, repeat_penalty
+            Penalties of the last ``last_n_tokens_size`` generated tokens.
+        stream : bool
+            Return chunks as they are generated; the last one has ``usage``.
+        seed : int or None
+            Seed of this call; None continues the object's seed, which is random unless one was given.
+        tfs_z
+            Without effect: llama.cpp removed it.
+        mirostat_mode, mirostat_tau, mirostat_eta
+            Mirostat sampling: version (0: off), target entropy, learning rate.
+        model : str or None
+            The model's name in the answer.
+        stopping_criteria : callable or None
+            Ends the completion when ``criteria(input_ids, logits)`` is true.
+        logits_processor : callable or list of callable or None
+            Changes the logits before each token, ``processor(input_ids, logits)``.
+        grammar : LlamaGrammar or str or None
+            Holds the completion, see ``LlamaGrammar``.
+        logit_bias : dict or None
+            Adds to the logits of tokens.
+
+        Raises
+        ------
+        ValueError
+            When the prompt is empty or does not fit the context (PromptTooLong).
+        NotImplementedError
+            For ``suffix``.
+
+        Examples
+        --------
+        >>> done = llm.create_completion("It was the best of", max_tokens=2, temperature=0)
+        >>> done["usage"]["completion_tokens"]
+        2
+        >>> chunks = llm.create_completion("It was", max_tokens=2, stream=True)
+        >>> list(chunks)[-1]["choices"][0]["finish_reason"]
+        'length'
+        """
+        if suffix is not None:
+            raise NotImplementedError(f"suffix: {INFILL}")
+        sampler = Sampler(self._model, self._sampling({**locals(), "temp": temperature}), constraint(grammar))
+        tokens = self._prompt_tokens(prompt)
+        is_text = isinstance(prompt, str)
+        scorer = None if logprobs is None else Scorer(self._model, check_count("logprobs", logprobs, 0))
+        generation = Generation(
+            self._source,
+            self._source.job(
+                tokens,
+                sampler,
+                max_tokens,
+                processors=logits_processor,
+                criteria=stopping_criteria,
+                with_rows=scorer is not None,
+            ),
+            StopFilter([stop] if isinstance(stop, str) else list(stop or []), strip_space=not prompt),
+            self._model.piece,
+            scorer,
+            prompt if isinstance(prompt, str) else self._model.detokenize(prompt).decode("utf-8", "ignore"),
+            echo,
+            is_text,
+        )
+        chunks = completion.stream(generation, self._name if model is None else model)
+        if stream:
+            return self._steps(chunks)
+        with self._source.turn():
+            return completion.collect(chunks, scorer is not None)
+
+    __call__ = create_completion
+
+    # ---- chat ----
+
+    @overload
+    def create_chat_completion(
+        self, messages: Messages, *, stream: Literal[False] = False, **options: Unpack[ChatOptions]
+    ) -> ChatCompletion: ...
+    @overload
+    def create_chat_completion(
+        self, messages: Messages, *, stream: Literal[True], **options: Unpack[ChatOptions]
+    ) -> Iterator[ChatChunk]: ...
+    @overload
+    def create_chat_completion(
+        self, messages: Messages, *, stream: bool, **options: Unpack[ChatOptions]
+    ) -> ChatCompletion | Iterator[ChatChunk]: ...
+
+    def create_chat_completion(
+        self,
+        messages: Messages,
+        functions: Sequence[Mapping[str, Any]] | None = None,
+        function_call: FunctionChoice | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice | None = None,
+        temperature: float = 0.2,
+        top_p: float = 0.95,
+        top_k: int = 40,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        stream: bool = False,
+        stop: str | list[str] | None = [],  # noqa: B006 - the default of llama_cpp, never changed
+        seed: int | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        logits_processor: Processors = None,
+        grammar: Grammar | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+        stopping_criteria: StoppingCriteria | None = None,
+        stream_options: Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        enable_thinking: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> ChatCompletion | Iterator[ChatChunk]:
+        """Answer a conversation; returns OpenAI's response dict, or with ``stream`` an iterator of chunks.
+
+        llama.cpp renders the model's chat template, and reads tool calls and reasoning. Of a conversation that goes on,
+        only the new tokens are evaluated. What the model thought is ``reasoning_content`` of the message.
+
+        Parameters
+        ----------
+        messages : list of dict
+            The conversation: ``role`` and ``content``, ``tool_calls``, ``tool_call_id``.
+        functions, function_call
+            OpenAI's older form of ``tools`` and ``tool_choice``.
+        tools : list of dict
+            Functions that the model may call.
+        tool_choice : str or dict
+            ``auto`` (the default), ``none``, ``required``, or one function by name. A grammar holds the model to it.
+        response_format : dict
+            ``json_object``, with an optional ``schema``, or ``json_schema``: a grammar holds the answer to it.
+        max_tokens : int or None
+            Most tokens to generate; None or <= 0: until the context is full.
+        logprobs, top_logprobs : bool and int
+            Return the log-probability of each token, and of so many likeliest ones.
+        stream_options : dict
+            ``{"include_usage": True}``: the usage is in a chunk of its own, without choices, as OpenAI sends it.
+            Else the chunk with the finish reason has it.
+        parallel_tool_calls : bool
+            Whether several calls may be made at once; None: when the template can render them.
+        enable_thinking : bool
+            Whether a model that can may think before it answers.
+        chat_template_kwargs : dict
+            More variables for the template.
+        temperature, top_p, top_k, min_p, typical_p, stream, stop, seed, presence_penalty, frequency_penalty, \
+repeat_penalty, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta, model, logits_processor, grammar, logit_bias, \
+stopping_criteria
+            As in ``create_completion``.
+
+        Raises
+        ------
+        ValueError
+            When a message, a tool, a schema or a grammar is not usable, or the prompt does not fit the context.
+
+        Examples
+        --------
+        >>> messages = [{"role": "user", "content": "Name a color."}]
+        >>> answer = llm.create_chat_completion(messages, max_tokens=4, temperature=0)
+        >>> answer["choices"][0]["message"]["role"]
+        'assistant'
+        """
+        given = {name: value for name, value in locals().items() if name != "self"}
+        handler = self.chat_handler or registered_handler(self._templates.name)
+        if handler is not None:
+            answered: ChatCompletion | Iterator[ChatChunk] = handler(
+                llama=self, **{name: value for name, value in given.items() if name not in OURS}
+            )
+            return answered
+        chunks = self._answer(given).stream()
+        if stream:
+            return self._steps(chunks)
+        with self._source.turn():
+            return response.collect(chunks, bool(logprobs))
+
+    def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> OpenAICompletion | Iterator[OpenAIChunk]:
+        """Answer a conversation with objects of the package ``openai``, which must be installed.
+
+        Examples
+        --------
+        >>> messages = [{"role": "user", "content": "Name a color."}]
+        >>> answer = llm.create_chat_completion_openai_v1(messages, max_tokens=2)  # doctest: +SKIP
+        """
+        try:
+            from openai.types.chat import ChatCompletion, ChatCompletionChunk
+        except ImportError as reason:
+            raise ImportError("objects of openai need its package: pip install openai") from reason
+        answer = self.create_chat_completion(*args, **kwargs)
+        if isinstance(answer, Mapping):
+            return ChatCompletion.model_validate(answer)
+        return (ChatCompletionChunk.model_validate(chunk) for chunk in answer)
+
+    def apply_template(self, messages: Messages, **kwargs: Any) -> str:
+        """Return the prompt of a conversation; other keywords as in ``create_chat_completion``.
+
+        Examples
+        --------
+        >>> "Name a color." in llm.apply_template([{"role": "user", "content": "Name a color."}])
+        True
+        """
+        names = ("functions", "function_call", "tools", "tool_choice", "response_format")
+        asked = dict.fromkeys((*names, "parallel_tool_calls"), None)
+        asked |= {"enable_thinking": True, "chat_template_kwargs": None}
+        return self._render({**asked, **kwargs, "messages": messages}).prompt
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The template of ``chat_format``, or the model's own."""
+        return self._templates.template
+
+    # ---- parts ----
+
+    def _steps(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        while True:
+            with self._source.turn():
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            yield chunk
+
+    def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return [int(token) for token in self._model.check_tokens(prompt)]
+        info = self._model.info
+        last = info.token_eos if info.token_sep < 0 else info.token_sep
+        tokens = self._model.tokenize(prompt.encode(), False, True) if prompt else []
+        if info.add_bos and info.token_bos >= 0:
+            tokens = [info.token_bos, *tokens]
+        if info.add_eos or info.token_sep >= 0:
+            tokens = [*tokens, last]
+        if not tokens:
+            raise ValueError("the prompt is empty, and this model has no BOS token to start from")
+        if tokens[:2] == [info.token_bos] * 2:
+            warnings.warn("the prompt begins with the BOS token, which is added anyway", RuntimeWarning, stacklevel=3)
+        return tokens
+
+    def _sampling(self, given: Mapping[str, Any]) -> SamplingParams:
+        """Return the parameters of a sampler from the arguments of a public method."""
+        if given["tfs_z"] != 1.0 or not given.get("penalize_nl", True):
+            warnings.warn("tfs_z and penalize_nl have no effect: llama.cpp removed them", RuntimeWarning, stacklevel=3)
+        seed = given.get("seed")
+        return SamplingParams(
+            seed=next(self._seeds if seed is None else seed_sequence(seed)),
+            penalty_last_n=self.last_n_tokens_size,
+            logit_bias=given.get("logit_bias") or {},
+            **{name: given[name] for name in NUMBERS},
+        )
+
+    def _render(self, given: Mapping[str, Any]) -> Rendered:
+        return render(self._templates.template, given)
+
+    def _answer(self, given: Mapping[str, Any]) -> response.Answer:
+        rendered = self._render(given)
+        own_grammar = constraint(given["grammar"]) or rendered.constraint
+        sampler = Sampler(self._model, self._sampling({**given, "temp": given["temperature"]}), own_grammar)
+        tokens = prompt_tokens(self._model, rendered.prompt, self._source.known(rendered.prompt))
+        piece = partial(self._piece, tokens_of(self._model, rendered.preserved))
+        n_top = check_count("top_logprobs", given["top_logprobs"] or 0, 0)
+        scorer = Scorer(self._model, n_top, piece) if given["logprobs"] else None
+        stop = given["stop"]
+        job = self._source.job(
+            tokens,
+            sampler,
+            given["max_tokens"],
+            processors=given["logits_processor"],
+            criteria=given["stopping_criteria"],
+            with_rows=scorer is not None,
+        )
+        stops = StopFilter([*([stop] if isinstance(stop, str) else stop or []), *rendered.stops])
+        return response.Answer(
+            Generation(self._source, job, stops, piece, scorer),
+            AnswerParser(rendered.syntax),
+            self._name if given["model"] is None else given["model"],
+            legacy=bool(given["functions"]),
+            usage_chunk=bool((given["stream_options"] or {}).get("include_usage")) and given["stream"],
+        )
+
+    def _piece(self, preserved: Iterable[int], token: int) -> bytes:
+        return self._model.piece(token, token in preserved)

@@ -1,0 +1,300 @@
+"""One llama.cpp context with a method: a thin, locked wrapper of the lctx_context calls."""
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx._lib import check, check_process, error, ffi, in_buffer, lib, out_buffer, text
+from pylongctx.engine.model import Model, with_fields
+
+
+@dataclass(frozen=True, eq=False)
+class KVUsage:
+    """The KV memory of a context.
+
+    Attributes
+    ----------
+    bytes : int
+        Bytes held now: K and V in pages, near keys, what is kept of chunks, lists of rows.
+    peak_bytes : int
+        Most bytes ever held.
+    full_bytes : int
+        What a full cache of the same types holds for the same tokens.
+    rows : numpy.ndarray
+        int32 [n_layer, n_head_kv], rows held per layer and KV head.
+    """
+
+    bytes: int
+    peak_bytes: int
+    full_bytes: int
+    rows: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class OffloadUsage:
+    """Pages of K and V that lie in memory of the host, of all layers and heads since the context was created.
+
+    Attributes
+    ----------
+    hits, misses, far : int
+        Pages that lay on the device when they were wanted; that were brought; that were read where they are, because
+        more were wanted at once than fit.
+    page_bytes : int
+        Bytes of a page: 64 rows of K and of V of one head.
+    device_bytes : int
+        Bytes on the devices for all that the method keeps there.
+    slots : int
+        Pages of a head that fit on its device; 0 without ``kv_offload``.
+    """
+
+    hits: int
+    misses: int
+    far: int
+    page_bytes: int
+    device_bytes: int
+    slots: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the pages that lay on the device already."""
+        return self.hits / max(1, self.hits + self.misses + self.far)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that came from memory of the host."""
+        return (self.misses + self.far) * self.page_bytes
+
+
+class Context:
+    """Owner of one ``lctx_context``.
+
+    Parameters
+    ----------
+    model : Model
+        Must outlive the context.
+    settings : dict
+        Fields of ``lctx_context_params``; the others keep llama.cpp's defaults.
+    method : str
+        Spec string; empty for llama.cpp's own KV cache.
+
+    Raises
+    ------
+    InvalidInput
+        When the library refuses the model or a setting.
+    """
+
+    def __init__(self, model: Model, settings: dict[str, Any], method: str) -> None:
+        self._lock = threading.Lock()
+        self._handle: Any = None
+        self._pid = os.getpid()
+        self._abort = ffi.new("int32_t *")
+        params = with_fields("lctx_context_params", lib.lctx_context_params_default, settings)
+        handle = lib.lctx_context_create(model.handle, params, method.encode())
+        if failure := text(lib.lctx_context_error(handle)):
+            lib.lctx_context_free(handle)
+            raise error(lib.LCTX_INVALID, failure)
+        self._handle = handle
+        self.n_vocab: int = model.info.n_vocab
+        self.n_ctx: int = lib.lctx_context_n_ctx(handle)
+        self.n_batch: int = lib.lctx_context_n_batch(handle)
+        self.n_ubatch: int = lib.lctx_context_n_ubatch(handle)
+        self.n_seq: int = params.n_seq_max
+        self.types = {name: text(lib.lctx_type_name(getattr(params, name))) for name in ("type_k", "type_v")}
+        self.method = text(lib.lctx_context_method(handle))
+        self.why = text(lib.lctx_context_why(handle))
+        self.tracing = False
+        lib.lctx_context_set_abort(handle, self._abort)
+
+    @property
+    def handle(self) -> Any:
+        """The ``lctx_context *``; RuntimeError when closed or forked."""
+        if self._handle is None:
+            raise RuntimeError("this Llama is closed")
+        check_process(self._pid)
+        return self._handle
+
+    def close(self) -> None:
+        """Free the context; waits for a running call."""
+        if os.getpid() != self._pid:
+            return  # a forked child: the lock may be held by a thread that is not there
+        with self._lock:
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                lib.lctx_context_free(handle)
+
+    @property
+    def abort(self) -> bool:
+        """Whether a running ``decode`` shall stop; may be set from any thread."""
+        return bool(self._abort[0])
+
+    @abort.setter
+    def abort(self, value: bool) -> None:
+        self._abort[0] = value
+
+    def decode(self, tokens: NDArray[np.int32], pos: int, logits: NDArray[np.float32] | None, every: bool) -> None:
+        """Evaluate int32 [n] at position ``pos``; logits: None, float32 [n_vocab], or [n, n_vocab] with ``every``."""
+        out = ffi.NULL if logits is None else out_buffer("logits", logits, np.float32)
+        n_rows = len(tokens) if every else 1
+        if logits is not None and logits.size != n_rows * self.n_vocab:
+            raise ValueError(f"logits must hold {n_rows} x {self.n_vocab} numbers, not {logits.size}")
+        with self._lock:
+            handle = self.handle
+            status = lib.lctx_decode(handle, in_buffer("tokens", tokens, np.int32), len(tokens), pos, out, every)
+            check(status, lib.lctx_context_error(handle))
+
+    def decode_batch(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        seqs: NDArray[np.int32],
+        wanted: NDArray[np.bool_],
+        logits: NDArray[np.float32],
+    ) -> None:
+        """Evaluate tokens of several sequences, int32 [n] each; logits: float32 [n_wanted, n_vocab]."""
+        if logits.shape != (np.count_nonzero(wanted), self.n_vocab):
+            raise ValueError(f"logits must have a row of {self.n_vocab} for each wanted token, not {logits.shape}")
+        named = {"tokens": tokens, "positions": positions, "seqs": seqs}
+        buffers = [in_buffer(name, array, np.int32) for name, array in named.items()]
+        outputs = ffi.from_buffer("int8_t[]", wanted.astype(np.int8))
+        with self._lock:
+            handle = self.handle
+            out = out_buffer("logits", logits, np.float32) if len(logits) else ffi.NULL
+            status = lib.lctx_decode_batch(handle, len(tokens), *buffers, outputs, out)
+            check(status, lib.lctx_context_error(handle))
+
+    def n_past(self, seq: int = 0) -> int:
+        """Return the number of positions of a sequence in the cache."""
+        with self._lock:
+            return int(lib.lctx_n_past(self.handle, seq))
+
+    def step(self, pos: int, n: int) -> int:
+        """Return how many of ``n`` tokens from ``pos`` on one ``decode`` may take that can be taken back whole."""
+        return int(lib.lctx_context_step(self.handle, pos, n))
+
+    def held_rows(self, layer: int, head: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the rows that a KV head holds, int32 [n] ascending, and their scores, int32 [n]."""
+        rows, scores = np.empty((2, self.n_ctx), np.int32)
+        buffers = [out_buffer(name, array, np.int32) for name, array in (("rows", rows), ("scores", scores))]
+        with self._lock:
+            n = lib.lctx_seq_held(self.handle, 0, layer, head, *buffers, self.n_ctx)
+        return rows[:n], scores[:n]
+
+    def n_held(self, seq: int, layer: int, head: int) -> int:
+        """Return how many rows a KV head holds of a sequence."""
+        with self._lock:
+            return int(lib.lctx_seq_held(self.handle, seq, layer, head, ffi.NULL, ffi.NULL, 0))
+
+    def truncate(self, n: int, seq: int = 0) -> str:
+        """Remove the positions from ``n`` on; returns why it was refused, or the empty string."""
+        with self._lock:
+            done = lib.lctx_seq_rm(self.handle, seq, n, -1)
+            return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
+
+    def restorable(self, n: int, seq: int = 0) -> int:
+        """Return the longest prefix of at most ``n`` positions that ``truncate`` can cut back to."""
+        with self._lock:
+            return int(lib.lctx_seq_restorable(self.handle, seq, n))
+
+    def copy(self, source: int, target: int, n: int) -> bool:
+        """Make one sequence a copy of the first ``n`` positions of another; False: refused, nothing changed."""
+        with self._lock:
+            return bool(lib.lctx_seq_cp(self.handle, source, target, n))
+
+    def clear(self, seq: int = 0) -> None:
+        """Forget everything, or of several sequences one."""
+        with self._lock:
+            if self.n_seq == 1:
+                lib.lctx_clear(self.handle)
+            else:
+                lib.lctx_seq_rm(self.handle, seq, 0, -1)
+
+    def state(self) -> NDArray[np.uint8]:
+        """Return the bytes of the cache."""
+        with self._lock:
+            size = lib.lctx_state_size(self.handle, 0)
+            data = np.empty(size, np.uint8)
+            if not size or lib.lctx_state_get(self.handle, 0, out_buffer("state", data, np.uint8), size) != size:
+                raise error(lib.LCTX_FAILED, text(lib.lctx_context_error(self.handle)))
+            return data
+
+    def set_state(self, data: NDArray[np.uint8]) -> None:
+        """Replace the cache by bytes that ``state`` returned; InvalidInput when they do not fit."""
+        with self._lock:
+            if lib.lctx_state_set(self.handle, 0, in_buffer("state", data, np.uint8), len(data)) != len(data):
+                reason = text(lib.lctx_context_error(self.handle)) or "its length is wrong"
+                raise error(lib.LCTX_INVALID, f"the saved state cannot be used: {reason}")
+
+    def set_adapters(self, adapters: list[tuple[Any, float]]) -> None:
+        """Use these LoRA adapters, handle and scale; the cache stays as it is."""
+        handles = ffi.new("lctx_adapter *[]", [handle for handle, _ in adapters])
+        scales = ffi.new("float[]", [scale for _, scale in adapters])
+        with self._lock:
+            status = lib.lctx_context_set_adapters(self.handle, len(adapters), handles, scales)
+            check(status, lib.lctx_context_error(self.handle))
+
+    def pooling_type(self) -> int:
+        """Return the pooling, see ``lctx_context_pooling``."""
+        return int(lib.lctx_context_pooling(self.handle))
+
+    def embed(self, texts: list[list[int]]) -> NDArray[np.float32]:
+        """Return embeddings, float32 [n, size], one per text or without pooling per token; the cache is empty then."""
+        lengths = np.array([len(tokens) for tokens in texts], np.int32)
+        tokens = np.concatenate([np.array(tokens, np.int32) for tokens in texts])
+        with self._lock:
+            handle = self.handle
+            n = len(tokens) if lib.lctx_context_pooling(handle) == 0 else len(texts)
+            out = np.empty((n, lib.lctx_embedding_size(handle)), np.float32)
+            buffers = [in_buffer(name, array, np.int32) for name, array in (("lengths", lengths), ("tokens", tokens))]
+            status = lib.lctx_embed(handle, len(texts), *buffers, out_buffer("out", out, np.float32))
+            check(status, lib.lctx_context_error(handle))
+        return out
+
+    def kv_usage(self) -> KVUsage:
+        """Return the KV memory held now."""
+        info = ffi.new("lctx_kv_info *")
+        with self._lock:
+            self._kv_usage(info, ffi.NULL)
+            rows = np.zeros((info.n_layer, info.n_head_kv), np.int32)
+            self._kv_usage(info, out_buffer("rows", rows, np.int32))
+        return KVUsage(info.bytes, info.peak_bytes, info.full_bytes, rows)
+
+    def offload_usage(self) -> OffloadUsage:
+        """Return how the pages of ``kv_offload`` were read."""
+        info = ffi.new("lctx_offload_info *")
+        with self._lock:
+            check(lib.lctx_offload_usage(self.handle, info), lib.lctx_context_error(self.handle))
+        return OffloadUsage(info.n_hit, info.n_miss, info.n_far, info.page_bytes, info.device_bytes, info.n_slot)
+
+    def _kv_usage(self, info: Any, rows: Any) -> None:
+        check(lib.lctx_kv_usage(self.handle, info, rows), lib.lctx_context_error(self.handle))
+
+    def start_trace(self, start: int, stop: int, seq: int = 0) -> None:
+        """Record the chunks a sequence reads at ``start <= p < stop`` and forget the records so far; none: stop."""
+        with self._lock:
+            check(lib.lctx_trace_start(self.handle, seq, start, stop), lib.lctx_context_error(self.handle))
+            self.tracing = start < stop
+
+    def read_trace(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the records: positions int32 [n_query], chunks int32 [n_query, n_layer, n_head, n_slot].
+
+        Raises
+        ------
+        MemoryError
+            When there is no room for the copy, or was none for a record.
+        """
+        info = ffi.new("lctx_trace_info *")
+        with self._lock:
+            self._read_trace(info, ffi.NULL, ffi.NULL)
+            positions = np.empty(info.n_query, np.int32)
+            chunks = np.empty((info.n_query, info.n_layer, info.n_head, info.n_slot), np.int32)
+            buffers = [out_buffer(name, array, np.int32) for name, array in (("pos", positions), ("chunks", chunks))]
+            self._read_trace(info, *buffers)
+        return positions, chunks
+
+    def _read_trace(self, info: Any, positions: Any, chunks: Any) -> None:
+        if lib.lctx_trace_get(self.handle, info, positions, chunks) != lib.LCTX_OK:
+            raise MemoryError("a record of the chunks that were read found no memory")

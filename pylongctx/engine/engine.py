@@ -1,0 +1,271 @@
+"""The engine: jobs on slots, one step after the other. It is the only maker of tokens."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx.engine.job import Cancelled, Job, Row
+from pylongctx.engine.session import Session
+from pylongctx.engine.slots import Slot, assign, forerunner
+from pylongctx.engine.tracer import Tracer
+from pylongctx.errors import Aborted, ContextFull, LctxError
+
+ROW_BYTES = 1 << 26  # most bytes of logits that a step of a scored prompt makes
+
+Share = tuple[Slot, Job, NDArray[np.int32]]  # a slot, its job, and the tokens that a step evaluates of it
+# Evaluates the shares of a step and returns for each the logits that are wanted, float32 [n_wanted, n_vocab].
+Evaluate = Callable[[list[Share]], list[Row]]
+
+
+@dataclass
+class Counters:
+    """What an engine has done since it was started."""
+
+    prompt_tokens: int = 0  # evaluated
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+    busy_seconds: float = 0.0
+    completed: int = 0
+    cancelled: int = 0
+    failed: int = 0
+
+
+class Engine:
+    """Continuous batching: a step evaluates one token of each slot that writes, and shares the rest among prompts.
+
+    It has no thread: whoever drives it calls ``assign_waiting`` and ``step``. Only ``interrupt`` may come from others.
+
+    Parameters
+    ----------
+    sessions : list of Session
+        The sequences of one context, a slot each.
+    evaluate : callable
+        Evaluates the shares of a step, and lets the sessions take note.
+    """
+
+    def __init__(self, sessions: list[Session], evaluate: Evaluate) -> None:
+        self.model, self.context = sessions[0].model, sessions[0].context
+        self.slots = [Slot(session) for session in sessions]
+        self.waiting: deque[Job] = deque()
+        self.counters = Counters()
+        self.tracer = Tracer(sessions[0])
+        self.closing = False
+        self._evaluate_shares = evaluate
+        self._step_size = min(self.context.n_batch, self.context.n_ubatch)
+        if self._step_size < len(sessions):
+            raise ValueError(
+                f"{len(sessions)} sequences need batches of as many tokens, not {self._step_size}: raise -ub"
+            )
+        self._n_ended = 0
+        self._guard = threading.Lock()  # of the next two, and of the context's flag
+        self._running: list[Job] = []  # jobs of the step that is being evaluated
+        self._interrupted = False
+
+    @property
+    def n_busy(self) -> int:
+        """The number of slots with a job."""
+        return sum(slot.job is not None for slot in self.slots)
+
+    # ---- jobs come and go ----
+
+    def can_assign(self) -> bool:
+        """Return whether a job that waits can be given a slot, or be ended."""
+        return any(job.cancelled for job in self.waiting) or any(self._fits(job) for job in self.waiting)
+
+    def assign_waiting(self) -> None:
+        """Give slots to the jobs that wait, in their order."""
+        for job in list(self.waiting):
+            if self._fits(job) and not job.considered:
+                job.forerunner, job.considered = forerunner(self.slots, job, self._step_size), True
+            if not (job.cancelled or self._fits(job)):
+                continue
+            self.waiting.remove(job)
+            if job.cancelled:
+                self.counters.cancelled += 1
+                job.results.put(Cancelled("cancelled"))
+                continue
+            self._begin(job)
+
+    def end_cancelled(self) -> None:
+        """End the jobs whose readers went away."""
+        for slot in self.slots:
+            if slot.job is not None and slot.job.cancelled:
+                self.end(slot, None if slot.job.satisfied else Cancelled("cancelled"))
+
+    def end(self, slot: Slot, reason: BaseException | None = None) -> None:
+        """End the job of a slot; ``reason``: what its reader gets, None for a job that is complete."""
+        job = slot.job
+        assert job is not None
+        job.ended = time.monotonic()
+        job.read = job.read or job.ended
+        if job.traced is not None:
+            self.tracer.end(job, slot.session)
+        self._n_ended += 1
+        slot.job, slot.last, slot.used = None, job, self._n_ended
+        name = "completed" if reason is None else "cancelled" if isinstance(reason, Cancelled) else "failed"
+        setattr(self.counters, name, getattr(self.counters, name) + 1)
+        job.results.put(reason)
+
+    def end_all(self, reason: BaseException) -> None:
+        """End all jobs, those that wait too."""
+        for slot in self.slots:
+            if slot.job is not None:
+                self.end(slot, reason)
+        while self.waiting:
+            self.waiting.popleft().results.put(reason)
+
+    def erase(self, seq: int) -> int:
+        """Forget an idle slot; returns how many tokens it held."""
+        slot = self.slots[seq]
+        if slot.job is not None:
+            raise ValueError(f"sequence {seq} is busy")
+        n = slot.session.n_tokens
+        slot.session.clear()
+        slot.used = 0
+        return n
+
+    def interrupt(self) -> None:
+        """Stop the step that is being evaluated when nobody waits for it; from any thread."""
+        with self._guard:
+            if self._running and self._is_in_vain():
+                self._interrupted = self.context.abort = True
+
+    def _is_in_vain(self) -> bool:
+        return self.closing or all(job.cancelled for job in self._running)
+
+    def _fits(self, job: Job) -> bool:
+        if job.forerunner is not None and job.forerunner.is_reading:
+            return False
+        if job.traced is not None and self.tracer.busy:
+            return False  # one record at a time
+        return any(slot.job is None for slot in self.slots)
+
+    def _begin(self, job: Job) -> None:
+        job.started, job.forerunner = time.monotonic(), None
+        try:
+            slot = assign(self.slots, job)
+            assert slot is not None  # _fits
+            if job.traced is not None:
+                self.tracer.start(job, slot.session)
+        except Exception as reason:
+            self.counters.failed += 1
+            job.results.put(reason)
+            return
+        slot.job = job
+        job.n_cached = len(job.tokens) - len(job.pending)
+        self.counters.cached_tokens += job.n_cached
+        if not len(job.pending):
+            self._continue(slot, job, slot.session.last_logits)
+
+    # ---- a step ----
+
+    def can_step(self) -> bool:
+        """Return whether a slot has something to do."""
+        return any(slot.job is not None and (slot.job.cancelled or _can_run(slot.job)) for slot in self.slots)
+
+    def step(self) -> None:
+        """Evaluate one batch, and choose a token for every slot whose text is read."""
+        shares = self.shares()
+        if shares:
+            started = time.monotonic()
+            self._evaluate(shares)
+            self.counters.busy_seconds += time.monotonic() - started
+
+    def shares(self) -> list[Share]:
+        """Return what each slot may evaluate: short wishes whole, the others as much as each other."""
+        jobs = [(slot, slot.job) for slot in self.slots if slot.job is not None and _can_run(slot.job)]
+        jobs.sort(key=lambda pair: len(pair[1].pending))
+        left, shares = self._step_size, []
+        for i, (slot, job) in enumerate(jobs):
+            n = min(len(job.pending), left // (len(jobs) - i))
+            if job.every_row:
+                n = min(n, max(1, ROW_BYTES // (4 * self.context.n_vocab)))
+            n = self.context.step(slot.session.n_tokens, n)
+            left -= n
+            shares.append((slot, job, job.pending[:n]))
+        return shares
+
+    def _evaluate(self, shares: list[Share]) -> None:
+        with self._guard:
+            self._running = [job for _, job, _ in shares]
+            self._interrupted = self._is_in_vain()
+            if self._interrupted:
+                self.context.abort = True
+        try:
+            rows = self._evaluate_shares(shares)
+        except Aborted as reason:
+            if not self._interrupted:  # the user's abort; else the jobs are ended as cancelled ones
+                for slot, _, _ in shares:
+                    self.end(slot, reason)
+        except ContextFull as reason:
+            self._make_room(shares, reason)
+        except LctxError as reason:
+            for slot, _, _ in shares:
+                self.end(slot, reason)
+        else:
+            self.counters.steps += 1
+            for (slot, job, part), row in zip(shares, rows, strict=True):
+                self._take(slot, job, part, row)
+        finally:
+            with self._guard:
+                self._running = []
+                if self._interrupted:
+                    self.context.abort = False
+
+    def _make_room(self, shares: list[Share], reason: ContextFull) -> None:
+        """Forget the idle slot that was not used for longest; without one, find the jobs that do not fit."""
+        idle = [slot for slot in self.slots if slot.job is None and slot.session.n_tokens]
+        if idle:
+            min(idle, key=lambda slot: slot.used).session.clear()
+        elif len(shares) == 1:
+            self.end(shares[0][0], reason)
+        else:
+            for share in shares:
+                if share[0].job is share[1]:
+                    self._evaluate([share])
+
+    def _take(self, slot: Slot, job: Job, part: NDArray[np.int32], rows: Row) -> None:
+        job.pending = job.pending[len(part) :]
+        if job.is_reading:
+            job.n_read += len(part)
+            self.counters.prompt_tokens += len(part)
+            if job.every_row:
+                job.results.put(rows)
+            if job.progress:
+                job.progress(job)
+        if not len(job.pending):
+            self._continue(slot, job, rows[-1])
+
+    def _continue(self, slot: Slot, job: Job, row: Row) -> None:
+        """Choose the next token of a slot."""
+        if job.is_reading:
+            job.read = time.monotonic()
+        if job.limit == 0:
+            self.end(slot)
+            return
+        try:
+            token = job.choose(slot.session.tokens, row)
+        except LctxError as reason:
+            self.end(slot, reason)
+            return
+        if token is None:
+            self.end(slot)
+            return
+        job.n_generated += 1
+        self.counters.generated_tokens += 1
+        job.pending = np.array([token], np.int32)
+        job.results.put((token, row.copy() if job.with_rows else None))
+        if job.limit is not None and (job.n_generated >= job.limit or self.model.ends_generation(token)):
+            self.end(slot)
+
+
+def _can_run(job: Job) -> bool:
+    job.stalled = True  # first, so that a reader who takes something now sees it
+    job.stalled = job.is_ahead
+    return not job.stalled

@@ -1,0 +1,156 @@
+"""A prompt and its continuation on the way through the engine: what is asked, what comes out."""
+
+import queue
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx.engine.drafting import Drafting
+from pylongctx.sampling import LogitsProcessor, Sampler, StoppingCriteria, process
+
+AHEAD = 4  # tokens that the engine makes before the reader has taken the first of them
+
+Row = NDArray[np.float32]
+Processors = LogitsProcessor | list[LogitsProcessor] | None
+Drawn = Generator[tuple[int, Row | None], Sequence[int] | None, None]
+
+
+class Cancelled(Exception):  # noqa: N818 - reads as what happened
+    """Nobody waits for the answer any more."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A prompt and its continuation.
+
+    Attributes
+    ----------
+    tokens : numpy.ndarray
+        int32 [n], the prompt.
+    sampler : Sampler
+        Chooses the tokens; used by the engine's thread only.
+    limit : int or None
+        Most tokens to generate; an end token ends the job too. None: neither does, the reader stops.
+    processors, criteria : callable or None
+        Change the logits before a token is chosen; end the job, as in llama_cpp.
+    with_rows : bool
+        Every token comes with the logits that it was chosen from.
+    every_row : bool
+        The logits after every token of the prompt come too, see ``rows``.
+    follows : bool
+        The tokens follow those of the sequence; else they are the whole text.
+    draft : Drafting or None
+        Evaluates the tokens together with guesses.
+    traced : str or None
+        Record which chunks are read for the tokens that are generated, under the completion's id.
+    progress : callable or None
+        Called by the engine's thread as a step of the prompt was evaluated.
+    """
+
+    tokens: NDArray[np.int32]
+    sampler: Sampler
+    limit: int | None = 0
+    processors: Processors = None
+    criteria: StoppingCriteria | None = None
+    with_rows: bool = False
+    every_row: bool = False
+    follows: bool = False
+    draft: Drafting | None = None
+    traced: str | None = None
+    progress: Callable[["Job"], None] | None = None
+
+    submitted: bool = False
+    forerunner: "Job | None" = None  # reads a prompt that begins as this one, which waits for that
+    considered: bool = False  # whether there is one was found out
+    cancelled: bool = False
+    satisfied: bool = False  # cancelled, since the reader has all that it wants
+    stalled: bool = False  # the engine waits until the reader has taken something
+    pending: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    n_cached: int = 0
+    n_read: int = 0  # tokens of the prompt that were evaluated
+    n_generated: int = 0
+    started: float = 0.0
+    read: float = 0.0  # when the prompt was read
+    ended: float = 0.0
+    wake: Callable[[], None] = lambda: None
+    results: "queue.SimpleQueue[Any]" = field(default_factory=queue.SimpleQueue)
+
+    # ---- for the engine ----
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the reader has enough to take."""
+        return self.results.qsize() >= (1 if self.every_row else AHEAD)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether tokens of the prompt are left."""
+        return not self.read
+
+    def choose(self, tokens: NDArray[np.int32], row: Row) -> int | None:
+        """Return the token after int32 [n], whose logits are float32 [n_vocab]; None: the criteria end the job."""
+        token = self.sampler.sample(process(self.processors, tokens, row))
+        return None if self.criteria is not None and self.criteria(tokens, row) else token
+
+    # ---- for the reader ----
+
+    def take(self) -> Any:
+        """Wait for the next result; raises what ended the job, None when it is complete."""
+        result = self.results.get()
+        if self.stalled:
+            self.wake()
+        if isinstance(result, BaseException):
+            try:
+                raise result
+            finally:
+                del result  # which knows this frame
+        return result
+
+    def rows(self, take: Callable[[], Any]) -> Iterator[Row]:
+        """Yield the logits after the tokens of the prompt, float32 [k, n_vocab] per step; ``take`` has the results."""
+        n = 0
+        while n < len(self.tokens):
+            rows = take()
+            n += len(rows)
+            yield rows
+        self.every_row = False
+
+    def drawn(self, take: Callable[[], Any]) -> Drawn:
+        """Yield tokens, with their logits when they were asked for; tokens that are sent follow the last one."""
+        while (result := take()) is not None:
+            sent = yield result
+            if sent is not None and len(sent):
+                self.pending = np.concatenate([self.pending, np.asarray(sent, np.int32)])
+
+    # ---- numbers ----
+
+    def prompt_progress(self) -> dict[str, int]:
+        """Return llama-server's object about a prompt that is being read."""
+        return {
+            "total": len(self.tokens),
+            "cache": self.n_cached,
+            "processed": self.n_cached + self.n_read,
+            "time_ms": round(1000 * (time.monotonic() - self.started)),
+        }
+
+    def timings(self) -> dict[str, float]:
+        """Return llama-server's object about the speed of a completion."""
+        return {
+            "cache_n": self.n_cached,
+            **_rates("prompt", self.n_read, self.read - self.started),
+            **_rates("predicted", self.n_generated, (self.ended or time.monotonic()) - self.read),
+        }
+
+
+def _rates(name: str, n: int, seconds: float) -> dict[str, float]:
+    seconds = max(seconds, 0.0)
+    return {
+        f"{name}_n": n,
+        f"{name}_ms": 1000 * seconds,
+        f"{name}_per_token_ms": 1000 * seconds / n if n else 0.0,
+        f"{name}_per_second": n / seconds if seconds else 0.0,
+    }

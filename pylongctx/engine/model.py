@@ -1,0 +1,148 @@
+"""A loaded GGUF model: facts, metadata, vocabulary."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx._gguf import check_gguf
+from pylongctx._lib import check_process, error, ffi, lib, out_buffer, text
+
+
+class Model:
+    """Owner of one ``lctx_model``.
+
+    Parameters
+    ----------
+    path : str
+        GGUF file.
+    settings : dict
+        Fields of ``lctx_model_params``; the others keep llama.cpp's defaults.
+
+    Raises
+    ------
+    ValueError
+        When the file is missing or cannot be loaded.
+    """
+
+    def __init__(self, path: str, settings: dict[str, Any]) -> None:
+        self._handle: Any = None
+        self._pid = os.getpid()
+        if not os.path.exists(path):
+            raise ValueError(f"Model path does not exist: {path}")
+        check_gguf(path)
+        split, servers = settings.get("tensor_split", []), settings.get("rpc_servers", "")
+        memory = ffi.new("float[]", split), ffi.new("char[]", servers.encode())  # must outlive the call
+        fields = settings | {"tensor_split": memory[0], "n_tensor_split": len(split), "rpc_servers": memory[1]}
+        params = with_fields("lctx_model_params", lib.lctx_model_params_default, fields)
+        handle = lib.lctx_model_load(os.fsencode(path), params)
+        if failure := text(lib.lctx_model_error(handle)):
+            lib.lctx_model_free(handle)
+            raise error(lib.LCTX_INVALID, failure)
+        self._handle = handle
+        self.info = self._read_info()
+
+    @property
+    def handle(self) -> Any:
+        """The ``lctx_model *``; RuntimeError when closed or forked."""
+        if self._handle is None:
+            raise RuntimeError("this Llama is closed")
+        check_process(self._pid)
+        return self._handle
+
+    def close(self) -> None:
+        """Free the model."""
+        handle, self._handle = self._handle, None
+        if handle is not None and os.getpid() == self._pid:
+            lib.lctx_model_free(handle)
+
+    def _read_info(self) -> Any:
+        info = ffi.new("lctx_model_info *")
+        lib.lctx_model_get_info(self.handle, info)
+        return info
+
+    def metadata(self) -> dict[str, str]:
+        """Return the key-value pairs of the GGUF file as strings."""
+        handle = self.handle
+        return {
+            _string(lib.lctx_model_meta_key, handle, i): _string(lib.lctx_model_meta_val, handle, i)
+            for i in range(lib.lctx_model_meta_count(handle))
+        }
+
+    def description(self) -> str:
+        """Return llama.cpp's line about architecture, size and type."""
+        return _string(lib.lctx_model_desc, self.handle)
+
+    def tokenize(self, data: bytes, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Return the token ids of UTF-8 bytes."""
+        if not isinstance(data, bytes):
+            raise TypeError(f"text must be bytes, not {type(data).__name__}")
+        handle = self.handle
+        tokens = np.empty(len(data) + 8, np.int32)
+        while True:
+            out = out_buffer("tokens", tokens, np.int32)
+            n = lib.lctx_tokenize(handle, data, len(data), out, len(tokens), add_special, parse_special)
+            if n >= 0:
+                ids: list[int] = tokens[:n].tolist()
+                return ids
+            if -n <= len(tokens):
+                raise RuntimeError(f"the text cannot be tokenized ({len(data)} bytes)")
+            tokens = np.empty(-n, np.int32)
+
+    def piece(self, token: int, special: bool = False) -> bytes:
+        """Return the bytes of one token."""
+        handle = self.handle
+        size = 64
+        while True:
+            buffer = ffi.new("char[]", size)
+            n = lib.lctx_token_to_piece(handle, token, buffer, size, special)
+            if n >= 0:
+                return bytes(ffi.buffer(buffer, n))
+            size = -n
+
+    def detokenize(self, tokens: Iterable[int], special: bool = False) -> bytes:
+        """Return the bytes of tokens; a space right after a leading BOS token is dropped."""
+        ids: list[int] = self.check_tokens(tokens, allow_empty=True).tolist()
+        pieces = {token: self.piece(token, special) for token in set(ids)}
+        data = b"".join(pieces[token] for token in ids)
+        after_bos = ids[:1] == [self.info.token_bos]
+        return data[1:] if after_bos and data[:1] == b" " else data
+
+    def ends_generation(self, token: int) -> bool:
+        """Return whether the token ends a generation."""
+        return bool(lib.lctx_token_is_eog(self.handle, token))
+
+    def check_tokens(self, tokens: Iterable[int], allow_empty: bool = False) -> NDArray[np.int32]:
+        """Return the ids as int32 [n]; ValueError when they are no tokens of this model."""
+        ids = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens))
+        if ids.size == 0 and ids.ndim == 1 and allow_empty:
+            return np.empty(0, np.int32)
+        if ids.size == 0:
+            raise ValueError("tokens is empty")
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise ValueError(f"tokens must be a flat sequence of integers, not {ids.dtype} of shape {ids.shape}")
+        bad = (ids < 0) | (ids >= self.info.n_vocab)
+        if bad.any():
+            raise ValueError(f"token {ids[bad][0]} is outside the vocabulary (0 to {self.info.n_vocab - 1})")
+        return np.ascontiguousarray(ids, np.int32)
+
+
+def with_fields(name: str, defaults: Callable[[Any], None], fields: Mapping[str, Any]) -> Any:
+    """Return a new struct of the library: its defaults, but for ``fields``."""
+    params = ffi.new(f"{name} *")
+    defaults(params)
+    for key, value in fields.items():
+        setattr(params, key, value)
+    return params
+
+
+def _string(function: Callable[..., int], *args: Any) -> str:
+    size = 256
+    while True:
+        buffer = ffi.new("char[]", size)
+        n = function(*args, buffer, size)
+        if n < size:
+            return text(buffer)
+        size = n + 1

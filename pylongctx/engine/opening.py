@@ -1,0 +1,131 @@
+"""Opening a model and its context as the arguments of ``Llama`` ask for them."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from pylongctx import _arguments as arguments
+from pylongctx._lib import InvalidInput, lib
+from pylongctx._log import LOG
+from pylongctx._preflight import fit, serves
+from pylongctx.engine.context import Context
+from pylongctx.engine.drafting import check_draft
+from pylongctx.engine.model import Model
+from pylongctx.engine.session import Session
+from pylongctx.lora import Adapters
+from pylongctx.methods import Full, Method, parse
+from pylongctx.state import model_identity
+
+AUTO = "auto"  # full attention on our memory, or llama.cpp's own where that does not serve the model
+OWN = ""  # the spec of llama.cpp's own KV cache
+
+
+class Opened:
+    """A model, the sequences of its context, and its adapters.
+
+    Parameters
+    ----------
+    given : mapping
+        The arguments of ``Llama``, all of them.
+    n_seq : int
+        How many sequences of ``n_ctx`` tokens the context has.
+
+    Attributes
+    ----------
+    sessions : list of Session
+        The sequences; none with ``vocab_only``.
+
+    Raises
+    ------
+    ValueError, NotImplementedError, MemoryError
+        As ``Llama``; everything is closed then.
+    """
+
+    def __init__(self, given: Mapping[str, Any], n_seq: int = 1) -> None:
+        self.path = str(given["model_path"])
+        self.verbose = bool(given["verbose"])
+        self.given = given
+        arguments.check_later(given)
+        arguments.warn_without_device(given["n_gpu_layers"], given["rpc_servers"])
+        self.threads = arguments.thread_counts(given["n_threads"], given["n_threads_batch"])
+        settings = arguments.context_settings(given, self.threads)
+        if n_seq > 1:
+            settings |= {"n_seq_max": n_seq}
+        spec = _spec(given["method"], bool(given["embedding"]))
+        check_draft(given["draft_model"], parse(spec) if spec else None)
+        self.context: Context | None = None
+        if given["vocab_only"]:
+            self._set_log_level()
+            self.model = Model(self.path, arguments.model_settings(given))
+        elif given["method"] == AUTO and spec:
+            self._open_auto(settings, spec)
+        else:
+            self._open(settings, spec)
+        self.adapters = Adapters(self.model)
+        self.sessions = self._sessions(n_seq)
+
+    def close(self) -> None:
+        """Free everything; waits for a running evaluation."""
+        if self.context is not None:
+            self.context.close()
+        self.adapters.close()
+        self.model.close()
+
+    @cached_property
+    def _own_identity(self) -> dict[str, Any]:
+        own = model_identity(self.model, self.path) | self.sessions[0].identity
+        return own | {name: self.given[name] for name in arguments.ROPE_FIELDS}
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What saved states depend on: the model, the method, the settings, the adapters."""
+        used = self.adapters.identity
+        return self._own_identity | ({"lora": used} if used else {})
+
+    def _open_auto(self, settings: dict[str, Any], spec: str) -> None:
+        """Open with our memory where it serves the model, else with llama.cpp's own."""
+        try:
+            self._open(settings, spec)
+        except InvalidInput as reason:
+            if serves(self.path, arguments.model_settings(self.given), settings, spec):
+                raise  # a setting is refused, not the model
+            try:
+                self._open(settings, OWN)
+            except InvalidInput:
+                raise reason from None
+            LOG.warning("llama.cpp's own KV cache is used, without a method: %s", reason)
+
+    def _open(self, settings: dict[str, Any], spec: str) -> None:
+        where = arguments.model_settings(self.given)
+        if self.given["preflight"]:
+            settings = fit(self.path, where, settings, spec)
+        self._set_log_level()
+        self.model = Model(self.path, where)
+        try:
+            self.context = Context(self.model, settings, spec)
+        except BaseException:
+            self.model.close()
+            raise
+        if self.verbose and self.context.why:
+            LOG.info(self.context.why)
+
+    def _set_log_level(self) -> None:
+        lib.lctx_log_set_level(2 if self.verbose else 1)
+
+    def _sessions(self, n_seq: int) -> list[Session]:
+        if self.context is None:
+            return []
+        every = bool(self.given["logits_all"])
+        found = [Session(self.model, self.context, every, self.verbose, seq) for seq in range(n_seq)]
+        for session in found:
+            session.progress = self.given["progress_callback"]
+        return found
+
+
+def _spec(method: Method | str | None, embedding: bool) -> str:
+    """Return the spec string of an argument; empty for llama.cpp's own KV cache."""
+    if embedding and method not in (None, AUTO, "full") and not isinstance(method, Full):
+        raise ValueError(f"embedding=True runs on llama.cpp's own memory, without method={method}")
+    if method is None or embedding:
+        return OWN
+    return "full" if method == AUTO else str(method if isinstance(method, Method) else parse(method))

@@ -1,0 +1,87 @@
+"""The sequences of the engine, and which one a prompt goes to."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx.engine.job import Job
+from pylongctx.engine.session import Session, longest_prefix
+
+SIMILAR = 0.1  # share of a prompt that a sequence must hold to be preferred to the least recently used one
+
+
+@dataclass(eq=False)
+class Slot:
+    """One sequence of the native context, and the job that runs on it."""
+
+    session: Session
+    job: Job | None = None
+    last: Job | None = None  # the job before, for those who ask
+    used: int = 0  # when the last job ended, in jobs
+
+    @property
+    def id(self) -> int:
+        """The number of the sequence."""
+        return self.session.seq
+
+    def saved(self, tokens: NDArray[np.int32]) -> int:
+        """Return how many tokens of a prompt need not be evaluated on this sequence."""
+        return self.session.reachable(longest_prefix(self.session.tokens, tokens))
+
+
+def assign(slots: list[Slot], job: Job) -> Slot | None:
+    """Return the idle sequence for a job, its cache cut to what the prompt shares with it; None: all are busy.
+
+    A prompt goes where most of it is already, else to the sequence that was not used for longest. What a busy sequence
+    holds is copied, which shares the pages; so is the beginning of a long text when there is an empty sequence.
+    """
+    idle = [slot for slot in slots if slot.job is None]
+    if not idle:
+        return None
+    oldest = min(idle, key=lambda slot: (slot.session.n_tokens > 0, slot.used))
+    if job.follows:  # the one sequence of a Solo
+        job.pending = job.tokens
+        return oldest
+    if job.every_row:
+        oldest.session.clear()
+        job.pending = job.tokens
+        return oldest
+    saved = {slot: slot.saved(job.tokens) for slot in slots}
+    best = max(slots, key=lambda slot: (saved[slot], slot in idle))
+    chosen = best
+    if saved[best] < SIMILAR * len(job.tokens):
+        chosen = oldest
+    elif best not in idle or (_loses_much(best, saved[best]) and not oldest.session.n_tokens):
+        nearest = max(idle, key=lambda slot: saved[slot])
+        chosen = nearest if best not in idle and saved[nearest] >= SIMILAR * len(job.tokens) else oldest
+        _copy(best, chosen, saved[best])
+    job.pending = chosen.session.reuse(job.tokens)
+    return chosen
+
+
+def _loses_much(slot: Slot, n: int) -> bool:
+    """Return whether a cut to ``n`` tokens would lose more than it keeps, and a copy can be made instead."""
+    return bool(slot.session.context.method) and slot.session.n_tokens > 2 * n
+
+
+def _copy(source: Slot, target: Slot, n: int) -> None:
+    """Let a sequence begin as another one, where the method can and that saves something."""
+    context = target.session.context
+    if not context.method or n <= target.saved(source.session.tokens[:n]):
+        return  # llama.cpp's own cache copies whole sequences only
+    target.session.clear()
+    if context.copy(source.id, target.id, n):
+        whole = source.session.n_tokens == n and source.session.has_logits
+        target.session.advance(source.session.tokens[:n], source.session.last_logits if whole else None)
+
+
+def forerunner(slots: list[Slot], job: Job, worth: int) -> Job | None:
+    """Return a job whose prompt is being read and saves this one at least ``worth`` tokens when it is copied then."""
+    if not slots[0].session.context.method or job.every_row:
+        return None
+    reading = [slot.job for slot in slots if slot.job is not None and slot.job.is_reading]
+    shared = {other: longest_prefix(other.tokens, job.tokens) for other in reading}
+    best = max(shared, key=lambda other: shared[other], default=None)
+    saved = max(slot.saved(job.tokens) for slot in slots)
+    return best if best is not None and shared[best] - saved >= worth else None

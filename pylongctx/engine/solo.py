@@ -1,0 +1,136 @@
+"""An engine with one slot, which takes a step when its reader asks for a token."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pylongctx.engine.drafting import Drafting, DraftModel
+from pylongctx.engine.engine import Engine, Share
+from pylongctx.engine.job import Drawn, Job, Row
+from pylongctx.engine.model import Model
+from pylongctx.engine.session import Session
+from pylongctx.engine.states import States
+from pylongctx.sampling import Sampler
+
+
+class Solo:
+    """The tokens of a Llama, see ``TokenSource``; calls from several threads wait for each other.
+
+    Parameters
+    ----------
+    session : Session
+        The sequence.
+    states : States
+        Where a prompt may continue from.
+    draft_model : callable or None
+        Guesses tokens, which are evaluated together.
+    """
+
+    def __init__(self, session: Session, states: States, draft_model: DraftModel | None = None) -> None:
+        self.session = session
+        self.states = states
+        self.draft_model = draft_model
+        self.engine = Engine([session], self._evaluate)
+        self._last: tuple[Job | None, int] = (None, 0)  # the job that runs, and ``changes`` at its last token
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.session.model
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """Return the lock of the session."""
+        return self.session.lock
+
+    def known(self, prompt: str) -> Sequence[int]:
+        """Return the tokens of the session."""
+        tokens: list[int] = self.session.tokens.tolist()
+        return tokens
+
+    def say(self, message: str) -> None:
+        """Tell the user, when verbose."""
+        self.session.say(message)
+
+    def job(self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, **fields: Any) -> Job:
+        """Return a job with at most ``max_tokens``; None or <= 0: until the context is full."""
+        room = self.session.n_ctx - len(tokens)
+        if room <= 0:
+            raise self.session.too_long(len(tokens))
+        limit = min(max_tokens, room) if max_tokens and max_tokens > 0 else room
+        return self.endless(tokens, sampler, limit=limit, **fields)
+
+    def endless(
+        self, tokens: Sequence[int], sampler: Sampler, limit: int | None = None, follows: bool = False, **fields: Any
+    ) -> Job:
+        """Return a job without an end, unless ``limit`` says it."""
+        ids = self.model.check_tokens(tokens, allow_empty=follows and self.session.has_logits)
+        draft = None if self.draft_model is None else Drafting(self.session, self.draft_model)
+        return Job(ids, sampler, limit=limit, follows=follows, draft=draft, progress=self._tell, **fields)
+
+    def rows(self, job: Job) -> Iterator[Row]:
+        """Yield the logits after the tokens of the prompt, float32 [k, n_vocab] per step."""
+        return job.rows(partial(self._take, job))
+
+    def drawn(self, job: Job) -> Drawn:
+        """Yield tokens, with the logits that they were chosen from when the job asks for them."""
+        return job.drawn(partial(self._take, job))
+
+    def finish(self, job: Job) -> None:
+        """Keep the state in the cache, where there is one."""
+        self._release()
+        self.states.remember()
+
+    # ---- the reader's thread ----
+
+    def _take(self, job: Job) -> Any:
+        """Return the next result of a job; what interrupts a step ends the job."""
+        with self.session.lock:
+            if not job.submitted:
+                self._begin(job)
+            elif self._last != (job, self.session.changes):
+                raise RuntimeError("another call used this Llama while this generation waited; use one object for each")
+            try:
+                self.engine.assign_waiting()
+                while job.results.empty():
+                    self.engine.step()
+            except BaseException:
+                self._release()
+                raise
+            self._last = job, self.session.changes
+            return job.take()
+
+    def _begin(self, job: Job) -> None:
+        self._release()
+        self.session.context.abort = False
+        if not job.follows:
+            self.session.check_room(len(job.tokens))
+            if not job.every_row:
+                self.states.recall(job.tokens.tolist())
+        job.submitted = True
+        self.engine.waiting.append(job)
+
+    def _release(self) -> None:
+        """Let go of a job that nobody reads any more."""
+        self.engine.waiting.clear()
+        self.engine.slots[0].job = None
+
+    def _evaluate(self, shares: list[Share]) -> list[Row]:
+        """Evaluate the one share of a step, see ``Evaluate``."""
+        ((_, job, part),) = shares
+        session, wanted = self.session, len(part) == len(job.pending)
+        if job.every_row:
+            return [np.concatenate(list(session.eval_rows(part, quiet=True)))]
+        if job.draft is not None:
+            job.draft.extend(part)
+        else:
+            session.extend(part, wanted)
+        return [session.last_logits[np.newaxis, :] if wanted else np.empty((0, session.model.info.n_vocab), np.float32)]
+
+    def _tell(self, job: Job) -> None:
+        """Tell the user's callback how far a prompt is read."""
+        n_read = len(job.tokens) - job.n_cached
+        if self.session.progress is not None and n_read > 1:
+            self.session.progress(self.session.n_tokens, self.session.n_tokens - job.n_read + n_read)

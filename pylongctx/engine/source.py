@@ -1,0 +1,60 @@
+"""Where a Completer's tokens come from."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn, Protocol
+
+from pylongctx.engine.job import Drawn, Job, Row
+from pylongctx.engine.model import Model
+from pylongctx.sampling import Sampler
+
+
+class TokenSource(Protocol):
+    """An engine, as the maker of one answer sees it."""
+
+    @property
+    def model(self) -> Model:
+        """The model, for its vocabulary."""
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """Return what is held while a part of an answer is made."""
+
+    def known(self, prompt: str) -> Sequence[int]:
+        """Return evaluated tokens that may begin the tokens of a prompt."""
+
+    def job(self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, **fields: Any) -> Job:
+        """Return a job that begins with its first token; PromptTooLong when nothing can follow the prompt."""
+
+    def rows(self, job: Job) -> Iterator[Row]:
+        """Yield the logits after the tokens of the prompt, float32 [k, n_vocab] per step."""
+
+    def drawn(self, job: Job) -> Drawn:
+        """Yield tokens, with the logits that they were chosen from when the job asks for them."""
+
+    def finish(self, job: Job) -> None:
+        """Take note that nothing more is wanted of a job."""
+
+    def say(self, message: str) -> None:
+        """Tell the user."""
+
+
+class NoTokens:
+    """The source of a model without a context.
+
+    Parameters
+    ----------
+    model : Model
+        The model.
+    reason : str
+        Why there is none, for the RuntimeError.
+    """
+
+    def __init__(self, model: Model, reason: str) -> None:
+        self.model = model
+        self.reason = reason
+
+    def refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise RuntimeError."""
+        raise RuntimeError(self.reason)
+
+    turn = known = job = rows = drawn = finish = say = refuse

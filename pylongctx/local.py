@@ -1,0 +1,414 @@
+"""A Completer with the sequence that it works on."""
+
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx.cache import BaseLlamaCache
+from pylongctx.chat.template import Templates
+from pylongctx.completer import Completer
+from pylongctx.engine.drafting import DraftModel, check_draft
+from pylongctx.engine.job import Processors
+from pylongctx.engine.opening import Opened
+from pylongctx.engine.session import Session, longest_prefix
+from pylongctx.engine.solo import Solo
+from pylongctx.engine.source import NoTokens, TokenSource
+from pylongctx.engine.states import States
+from pylongctx.grammar import constraint
+from pylongctx.inspect.recording import record
+from pylongctx.inspect.trace import Trace
+from pylongctx.options import Grammar
+from pylongctx.sampling import Sampler, StoppingCriteria, process
+from pylongctx.state import LlamaState
+
+NO_CONTEXT = "this Llama was loaded with vocab_only=True: it has no context"
+
+
+class LocalCompleter(Completer):
+    """A Completer on an engine with one slot, whose sequence can be evaluated, taken back, saved and watched.
+
+    Parameters
+    ----------
+    opened : Opened
+        The model and its context.
+    """
+
+    def __init__(self, opened: Opened) -> None:
+        given = opened.given
+        super().__init__(
+            opened.model,
+            _source(opened),
+            opened.path,
+            Templates(opened.model, given["chat_format"]),
+            given["seed"],
+            given["last_n_tokens_size"],
+            given["chat_handler"],
+        )
+
+    # ---- the sequence ----
+
+    @property
+    def session(self) -> Session:
+        """The sequence: its tokens and logits, going back, evaluating, facts of the model.
+
+        Raises
+        ------
+        RuntimeError
+            When the object is closed, or was loaded with ``vocab_only``.
+        """
+        return self._solo.session
+
+    @property
+    def states(self) -> States:
+        """The states that the sequence can continue from: the checkpoint, the cache, what they depend on."""
+        return self._solo.states
+
+    @property
+    def _solo(self) -> Solo:
+        self._model.handle  # noqa: B018 - raises when closed
+        if not isinstance(self._source, Solo):
+            raise RuntimeError(NO_CONTEXT)
+        return self._source
+
+    @property
+    def n_tokens(self) -> int:
+        """The number of evaluated tokens; setting a smaller number forgets the tokens after it."""
+        return self.session.n_tokens
+
+    @n_tokens.setter
+    def n_tokens(self, n: int) -> None:
+        if not 0 <= n <= self.session.n_tokens:
+            raise ValueError(f"n_tokens can only go back: 0 to {self.session.n_tokens}, not {n}")
+        self.session.n_tokens = n
+
+    @property
+    def input_ids(self) -> NDArray[np.int32]:
+        """int32 [n_ctx]; the first ``n_tokens`` are the evaluated tokens."""
+        return self.session.input_ids
+
+    @property
+    def _input_ids(self) -> NDArray[np.int32]:  # llama_cpp's
+        return self.session.tokens
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """Logits, float32 [n_tokens, n_vocab] with logits_all, else only the last row, [1, n_vocab].
+
+        The array is a view that later evaluations may overwrite; it has no rows before the first evaluation.
+        """
+        return self.session.scores
+
+    _scores = scores
+
+    @property
+    def eval_tokens(self) -> deque[int]:
+        """The evaluated tokens."""
+        return deque(self._input_ids.tolist(), maxlen=self.session.n_ctx)
+
+    @property
+    def eval_logits(self) -> deque[list[float]]:
+        """The rows of ``scores`` as lists."""
+        return deque(self.scores.tolist(), maxlen=self.session.n_ctx if self.session.logits_all else 1)
+
+    def reset(self) -> None:
+        """Forget all tokens.
+
+        Examples
+        --------
+        >>> llm.reset()
+        >>> llm.n_tokens
+        0
+        """
+        with self.session.lock:
+            self.session.clear()
+
+    def abort(self) -> None:
+        """Stop the evaluation that another thread runs; it raises Aborted and the object stays usable.
+
+        Examples
+        --------
+        >>> from threading import Timer
+        >>> Timer(60, llm.abort).cancel()  # without cancel(): stops what runs after a minute
+        """
+        self.session.context.abort = True
+
+    # ---- evaluation ----
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens after the current ones.
+
+        Raises
+        ------
+        ValueError
+            When a token is outside the vocabulary, or the tokens do not fit (ContextFull).
+        Aborted
+            When ``abort`` was called meanwhile.
+
+        Examples
+        --------
+        >>> llm.reset()
+        >>> llm.eval([1, 7, 9])
+        >>> llm.n_tokens, llm.scores.shape == (1, llm.n_vocab())
+        (3, True)
+        """
+        ids = self._model.check_tokens(tokens)
+        with self.session.lock:
+            self.session.context.abort = False
+            self.session.eval(ids)
+
+    def eval_rows(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+        """Evaluate tokens and yield their logits, float32 [k, n_vocab] per step of at most n_ubatch tokens.
+
+        Memory does not grow with the tokens. An array is valid until the next step.
+
+        Examples
+        --------
+        >>> llm.reset()
+        >>> sum(len(rows) for rows in llm.eval_rows([1, 7, 9]))
+        3
+        """
+        ids = self._model.check_tokens(tokens)
+        self.session.context.abort = False
+        return self.session.eval_rows(ids)
+
+    def trace(self, start: int | None = None, stop: int | None = None) -> AbstractContextManager[Trace]:
+        """Record which chunks each layer and head reads: ``with llm.trace() as trace: llm.eval(tokens)``.
+
+        The results do not change. Numbers and a map come from ``pylongctx.inspect``. A position that is evaluated again
+        replaces its record.
+
+        Parameters
+        ----------
+        start, stop : int or None
+            Record the queries at positions ``start <= p < stop`` of the text. None: the current number of tokens,
+            and n_ctx. A query takes 4 * n_layer * n_head * window / chunk_size bytes.
+
+        Raises
+        ------
+        ValueError
+            When the method reads no chunks, or the range is empty or outside of the context.
+        RuntimeError
+            When a trace is being recorded already.
+        MemoryError
+            When the records of the range do not fit into memory.
+
+        Examples
+        --------
+        >>> llm.reset()
+        >>> with llm.trace(stop=64) as trace:
+        ...     llm.eval(tokens[:64])
+        >>> len(trace.positions)
+        64
+        """
+        return record(self.session, start, stop)
+
+    @staticmethod
+    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+        """Return how many leading tokens are equal.
+
+        Examples
+        --------
+        >>> llm.longest_token_prefix([1, 7, 9], [1, 7, 8, 9])
+        2
+        """
+        return longest_prefix(a, b)
+
+    @staticmethod
+    def logits_to_logprobs(logits: NDArray[np.float32] | list[float], axis: int = -1) -> NDArray[np.float32]:
+        """Return the log-softmax along ``axis``, float32 of the same shape; rows may hold -inf.
+
+        Examples
+        --------
+        >>> round(float(llm.logits_to_logprobs([0.0, 0.0])[0]), 4)  # log(1/2)
+        -0.6931
+        """
+        x = np.asarray(logits, np.float32)
+        top = np.max(x, axis=axis, keepdims=True)
+        shifted = x - np.where(np.isfinite(top), top, np.float32(0))
+        with np.errstate(divide="ignore"):
+            return np.asarray(shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True)), np.float32)
+
+    # ---- tokens ----
+
+    def sample(
+        self,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_eta: float = 0.1,
+        mirostat_tau: float = 5.0,
+        penalize_nl: bool = True,
+        logits_processor: Processors = None,
+        grammar: Grammar | None = None,
+        idx: int | None = None,
+    ) -> int:
+        """Choose a token from the logits after the last token, or after token ``idx`` with logits_all.
+
+        The other parameters are those of ``create_completion``.
+
+        Examples
+        --------
+        >>> llm.reset()
+        >>> llm.eval(llm.tokenize(b"It was the best of"))
+        >>> llm.sample(temp=0) == int(llm.scores[-1].argmax())
+        True
+        """
+        sampler, session = Sampler(self._model, self._sampling(locals()), constraint(grammar)), self.session
+        with session.lock:
+            row = session.row(idx)
+            return sampler.sample(process(logits_processor, session.tokens, row))
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: Processors = None,
+        stopping_criteria: StoppingCriteria | None = None,
+        grammar: Grammar | None = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Yield tokens that continue ``tokens``, without end; ``.send(tokens)`` injects tokens after the last one.
+
+        With ``reset``, ``tokens`` are the whole sequence and what the cache holds of their beginning is reused;
+        without, they follow the current tokens. The other parameters are those of ``create_completion``.
+
+        Examples
+        --------
+        >>> for token in llm.generate(llm.tokenize(b"It was"), temp=0):
+        ...     if token == llm.token_eos() or llm.n_tokens > 8:
+        ...         break
+        """
+        sampler = Sampler(self._model, self._sampling(locals()), constraint(grammar))
+        asked = {"processors": logits_processor, "criteria": stopping_criteria, "follows": not reset}
+        return self._generate(tokens, sampler, asked)
+
+    def _generate(
+        self, tokens: Sequence[int], sampler: Sampler, asked: Mapping[str, Any]
+    ) -> Generator[int, Sequence[int] | None, None]:
+        solo = self._solo
+        drawn = solo.drawn(solo.endless(tokens, sampler, **asked))
+        sent: Sequence[int] | None = None
+        while True:
+            try:
+                token, _ = drawn.send(sent)
+            except StopIteration:
+                return
+            sent = yield token
+            sent = self._model.check_tokens(sent).tolist() if sent else None
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        """What guesses the next tokens; another one is used from the next generation on."""
+        return self._solo.draft_model
+
+    @draft_model.setter
+    def draft_model(self, model: DraftModel | None) -> None:
+        check_draft(model, self.session.method)
+        self._solo.draft_model = model
+
+    # ---- states ----
+
+    def save_state(self) -> LlamaState:
+        """Return tokens, last logits and KV rows; the sampler and the earlier ``scores`` are no part of it.
+
+        Examples
+        --------
+        >>> llm.eval([1, 7, 9])
+        >>> state = llm.save_state()
+        >>> llm.reset()
+        >>> llm.load_state(state)
+        >>> llm.n_tokens
+        3
+        """
+        return self.states.save()
+
+    def load_state(self, state: LlamaState) -> None:
+        """Continue from a saved state; with logits_all the earlier rows of ``scores`` are NaN.
+
+        Raises
+        ------
+        InvalidInput
+            When another model, method or setting made it, or it is damaged. The object is empty then, and usable.
+        """
+        self.states.load(state)
+
+    def checkpoint(self) -> LlamaState:
+        """Return a snapshot in memory and keep it: a prompt that begins with its tokens continues from there.
+
+        It is for methods that cannot go back, such as corm, which evicts: take it where the next prompt may differ,
+        as after the prompt of a chat turn. It takes as many bytes as the KV cache holds; the next one replaces it.
+
+        Examples
+        --------
+        >>> llm.reset()
+        >>> llm.eval([1, 7])
+        >>> llm.checkpoint().n_tokens
+        2
+        >>> llm.eval([9])
+        >>> llm.restore()
+        >>> llm.n_tokens
+        2
+        """
+        return self.states.take_checkpoint()
+
+    def restore(self, state: LlamaState | None = None) -> None:
+        """Go back to ``state``, or to the last checkpoint.
+
+        Raises
+        ------
+        RuntimeError
+            When there is no checkpoint.
+        InvalidInput
+            When the state belongs to another model, method or setting, see ``load_state``.
+        """
+        state = state or self.states.checkpoint
+        if state is None:
+            raise RuntimeError("there is no checkpoint: call checkpoint() first")
+        self.load_state(state)
+
+    @property
+    def cache(self) -> BaseLlamaCache | None:
+        """The cache of states that completions start from, see ``set_cache``."""
+        return self.states.cache
+
+    def set_cache(self, cache: BaseLlamaCache | None) -> None:
+        """Let completions start from the states of a cache, and add theirs to it; None: no cache.
+
+        Examples
+        --------
+        >>> from pylongctx import LlamaRAMCache
+        >>> llm.set_cache(LlamaRAMCache(capacity_bytes=2**28))
+        >>> llm.set_cache(None)
+        """
+        self.states.cache = cache
+
+
+def _source(opened: Opened) -> TokenSource:
+    """Return what makes the tokens of a Llama."""
+    if not opened.sessions:
+        return NoTokens(opened.model, NO_CONTEXT)
+    (session,) = opened.sessions
+    return Solo(session, States(session, lambda: opened.identity), opened.given["draft_model"])

@@ -1,0 +1,116 @@
+"""The types of what requests ask for; the values are those of the signatures in ``Completer``."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx.engine.job import Processors
+from pylongctx.grammar import LlamaGrammar
+from pylongctx.sampling import StoppingCriteria
+
+# A message of a conversation: role, content, and what else the chat template reads.
+Message = Mapping[str, Any]
+# A JSON schema.
+Schema = Mapping[str, Any]
+
+
+class Constrained(Protocol):
+    """A grammar object: ours or llama_cpp's."""
+
+    _grammar: str
+
+
+Grammar = LlamaGrammar | Constrained | str
+
+
+class Function(TypedDict, total=False):
+    """A function that the model may call."""
+
+    name: str
+    description: str
+    parameters: Schema
+
+
+class Tool(TypedDict):
+    """OpenAI's tool."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(TypedDict):
+    """A function by name."""
+
+    name: str
+
+
+class NamedTool(TypedDict):
+    """A tool by name."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class StreamOptions(TypedDict, total=False):
+    """OpenAI's ``stream_options``."""
+
+    include_usage: bool
+
+
+ToolChoice = str | NamedTool | Mapping[str, Any]
+FunctionChoice = str | FunctionName | Mapping[str, Any]
+Messages = Sequence[Message]
+Handler = Callable[..., Any]
+Logits = NDArray[np.float32]
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How tokens are chosen, and where an answer ends."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    typical_p: float
+    stop: str | list[str] | None
+    seed: int | None
+    presence_penalty: float
+    frequency_penalty: float
+    repeat_penalty: float
+    tfs_z: float
+    mirostat_mode: int
+    mirostat_tau: float
+    mirostat_eta: float
+    model: str | None
+    logits_processor: Processors
+    stopping_criteria: StoppingCriteria | None
+    grammar: Grammar | None
+    logit_bias: Mapping[int, float] | None
+
+
+class CompletionOptions(SamplingOptions, total=False):
+    """The keywords of ``create_completion``, but for ``stream``."""
+
+    suffix: str | None
+    max_tokens: int | None
+    logprobs: int | None
+    echo: bool
+
+
+class ChatOptions(SamplingOptions, total=False):
+    """The keywords of ``create_chat_completion``, but for ``stream``."""
+
+    functions: Sequence[Function | Mapping[str, Any]] | None
+    function_call: FunctionChoice | None
+    tools: Sequence[Tool | Mapping[str, Any]] | None
+    tool_choice: ToolChoice | None
+    response_format: Mapping[str, Any] | None
+    max_tokens: int | None
+    logprobs: bool | None
+    top_logprobs: int | None
+    stream_options: StreamOptions | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
+    enable_thinking: bool
+    chat_template_kwargs: Mapping[str, Any] | None

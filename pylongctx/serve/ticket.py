@@ -1,0 +1,98 @@
+"""One completion of the server: a Completer whose tokens come from the engine."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from pylongctx.chat.history import closest
+from pylongctx.completer import Completer
+from pylongctx.engine.job import Cancelled, Drawn, Job, Row
+from pylongctx.engine.model import Model
+from pylongctx.engine.thread import EngineThread
+from pylongctx.engine.tracer import chunked
+from pylongctx.sampling import Sampler
+from pylongctx.serve.host import Host
+
+
+class Ticket:
+    """The one job of a completion, as a ``TokenSource``.
+
+    Parameters
+    ----------
+    host : Host
+        The model.
+    engine : EngineThread
+        Makes the tokens.
+    limit : int or None
+        Most tokens that anyone may ask for.
+    fields : dict
+        More fields of the job: ``traced``, ``progress``.
+    """
+
+    def __init__(self, host: Host, engine: EngineThread, limit: int | None = None, **fields: Any) -> None:
+        if fields.get("traced") is not None and chunked(host.method) is None:
+            raise ValueError(f"method {str(host.method)!r} reads no chunks, there is nothing to trace")
+        self._host = host
+        self._engine = engine
+        self._limit = limit
+        self._fields = fields
+        self._cancelled = False
+        self.current: Job | None = None
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self._host.model
+
+    def completer(self) -> Completer:
+        """Return what answers a request with the tokens of this ticket."""
+        host = self._host
+        return Completer(host.model, self, host.name, host.templates, host.seed, host.last_n_tokens_size)
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._cancelled = True
+        if self.current is not None:
+            self._engine.cancel(self.current)
+
+    # ---- TokenSource ----
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """Return nothing to hold: the engine's thread alone uses the context."""
+        return nullcontext()
+
+    def known(self, prompt: str) -> Sequence[int]:
+        """Return the tokens of the slot that saves most of a prompt."""
+        # Tokens that the engine changes meanwhile do no harm: they are used as far as they spell the prompt.
+        held = [session.tokens.tolist() for session in self._host.sessions]
+        return closest(self.model, prompt, held)
+
+    def say(self, message: str) -> None:
+        """Tell the user, when verbose."""
+        self._host.session.say(message)
+
+    def job(self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, **fields: Any) -> Job:
+        """Return a job with at most ``max_tokens``; None or < 0: as many as anyone may ask for."""
+        room = self._host.n_ctx - len(tokens)
+        if room <= 0:
+            raise self._host.session.too_long(len(tokens))
+        wanted = (room, self._limit, max_tokens if max_tokens is None or max_tokens >= 0 else None)
+        limit = min(n for n in wanted if n is not None)
+        self.current = Job(self.model.check_tokens(tokens), sampler, limit=limit, **self._fields, **fields)
+        if self._cancelled:
+            raise Cancelled("cancelled")
+        return self.current
+
+    def rows(self, job: Job) -> Iterator[Row]:
+        """Yield the logits after the tokens of the prompt, float32 [k, n_vocab] per step."""
+        self._engine.submit(job)
+        return job.rows(job.take)
+
+    def drawn(self, job: Job) -> Drawn:
+        """Yield tokens, with the logits that they were chosen from when the job asks for them."""
+        self._engine.submit(job)
+        return job.drawn(job.take)
+
+    def finish(self, job: Job) -> None:
+        """End the job: a stop string may have come before the engine's end."""
+        self._engine.cancel(job, satisfied=True)

@@ -1,0 +1,228 @@
+"""What a GPU must do as the CPU does: every sub-op over the shared table of cases, and logits of whole models."""
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import numpy as np
+from cases import CHUNK_CASES, EVICT_CASES, OP_CASES, ChunkCase, EvictCase, OpCase
+from op import make_inputs, run_chunks, run_evict, run_native
+
+from pylongctx import Llama
+from pylongctx._lib import ffi, lib
+
+# Of the largest value. All rows become f16 on their way to the tensor cores, whose products have 11 bits and whose sums
+# are float; sharper scores have larger errors, and an exponential makes them relative ones of the weights.
+TOLERANCE = dict.fromkeys(("f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1"), 2e-3)
+OTHER_CHOICES = 0.03  # share of queries that may choose another chunk: near ties fall either way
+OTHER_ROWS = 0.03  # share of rows about which heads may decide otherwise: near thresholds they fall either way
+LOGITS = 2.0  # our logits may differ so many times as much as those of llama.cpp's own attention do
+METHODS = (
+    "full",
+    "window,n_sink=4,window=128",
+    "selfextend,group_size=4,neighbor_window=128",
+    "dca,chunk_size=128,local_window=64",
+    "longheads,chunk_size=16,window=128",
+    "longheads,chunk_size=16,window=128,representation=attention",
+    "longheads,chunk_size=16,window=128,position=grouped",
+    "corm,window=64,recent=64,evict_every=64",
+    "h2o,budget=192,recent=32,evict_every=32",
+    "tova,budget=192,evict_every=32",
+    "scissorhands,budget=192",
+    "longheads,chunk_size=16,window=128+corm,window=64,recent=64,evict_every=64",
+)
+
+
+@dataclass
+class Check:
+    """One line of the table.
+
+    Attributes
+    ----------
+    name : str
+        Sub-ops and KV types, or model and method.
+    n : int
+        Cases, or tokens.
+    error : float
+        The largest seen, as a fraction of what is allowed.
+    refused : int
+        Cases with shapes that the device does not run; a model's memory leaves such layers to the CPU.
+    failures : list of str
+        What is not as it must be.
+    """
+
+    name: str
+    n: int = 0
+    error: float = 0.0
+    refused: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def hold(self, what: str, value: float, limit: float) -> None:
+        """Note a failure when ``value`` exceeds ``limit``; NaN does."""
+        self.error = max(self.error, value / limit if np.isfinite(value) else np.inf)
+        if not value <= limit:
+            self.failures.append(f"{what}: {value:.2e}, more than {limit:.0e}")
+
+
+# ---- sub-ops ----
+
+
+def on(device: str) -> dict:
+    """Return what makes a run of an op one on a device."""
+    return {"device": ffi.new("char[]", device.encode())}
+
+
+def check_attend(check: Check, case: OpCase, device: str, x) -> None:
+    """Store, and attend over the segments of the case: outputs and LSE."""
+    want, got = (run_native(ffi, lib, case, x, **where) for where in ({}, on(device)))
+    for what, a, b in zip(("out", "lse"), got, want, strict=True):
+        if a is not None:
+            check.hold(f"{case.name} {what}", error_of(a, b), limit_of(case))
+
+
+def check_chunks(check: Check, case: ChunkCase, device: str, x) -> None:
+    """Represent, select and attend; outputs where the choice is the same."""
+    want, got = (run_chunks(ffi, lib, case, x, **where) for where in ({}, on(device)))
+    check.hold(f"{case.name} representations", error_of(got.reps, want.reps), limit_of(case))
+    same = (got.chunks == want.chunks).all(-1)
+    check.hold(f"{case.name} choices", 1 - same.mean(), OTHER_CHOICES)
+    if same.any():
+        check.hold(f"{case.name} out", error_of(got.out[same], want.out[same]), limit_of(case))
+
+
+def check_evict(check: Check, case: EvictCase, device: str, x) -> None:
+    """Vote and evict too: the rows held, and outputs as long as nothing was evicted; later their median."""
+    want, got = (run_evict(ffi, lib, case, x, **where) for where in ({}, on(device)))
+    check.hold(f"{case.name} held", (got.held != want.held).mean(), OTHER_ROWS)
+    error = abs(got.out - want.out).max(axis=(1, 2)) / max(abs(want.out).max(), 1e-30)
+    check.hold(f"{case.name} out", float(np.median(error)), limit_of(case))
+
+
+def error_of(got: np.ndarray, want: np.ndarray) -> float:
+    """Return the largest difference as a fraction of the largest value; what is not finite must be the same."""
+    finite = np.isfinite(want)
+    if not np.array_equal(got[~finite], want[~finite], equal_nan=True) or not np.isfinite(got[finite]).all():
+        return np.inf
+    return float(abs(got[finite] - want[finite]).max(initial=0) / max(abs(want[finite]).max(initial=0), 1e-30))
+
+
+def limit_of(case: OpCase) -> float:
+    """Return how far an output may be off."""
+    return max(TOLERANCE[case.type_k], TOLERANCE[case.type_v]) * max(1.0, case.sharpness)
+
+
+def fits(case: OpCase) -> bool:
+    """Return whether the kernels are made for heads of this width."""
+    return all(dim % 8 == 0 and dim <= 256 for dim in (case.head_dim_k, case.head_dim_v))
+
+
+Group = tuple[str, Iterable[OpCase], Callable[..., None]]
+GROUPS: tuple[Group, ...] = (
+    ("store, attend", OP_CASES, check_attend),
+    ("represent, select, attend", CHUNK_CASES, check_chunks),
+    ("vote, evict, attend", EVICT_CASES, check_evict),
+)
+
+
+def check_ops(device: str, seed: int, every: int = 1, groups: Iterable[Group] = GROUPS) -> Iterator[Check]:
+    """Compare a device with the CPU on fresh random inputs; yields a check per group and KV types.
+
+    Parameters
+    ----------
+    seed : int
+        Of the inputs: another one draws others.
+    every : int
+        Take only one case in so many.
+    """
+    for name, cases, compare in groups:
+        checks: dict[str, Check] = defaultdict(lambda name=name: Check(name))
+        for case in list(cases)[::every]:
+            types = case.type_k if case.type_k == case.type_v else "mixed"
+            check_case(checks[types], replace(case, seed=case.seed + seed), device, compare)
+        for types, check in checks.items():
+            check.name = f"{name} {types}"
+            yield check
+
+
+def check_case(check: Check, case: OpCase, device: str, compare: Callable[..., None]) -> None:
+    """Compare one case."""
+    check.n += 1
+    try:
+        compare(check, case, device, make_inputs(case))
+    except ValueError as reason:
+        check.refused += 1
+        if fits(case) or "cannot run" not in str(reason):
+            check.failures.append(f"{case.name}: {reason}")
+
+
+# ---- whole models ----
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens of a prompt, which is evaluated at once, and those after it, one by one."""
+
+    prompt: list[int]
+    rest: list[int]
+
+
+def logits(model: str, method: str | None, n_gpu_layers: int, text: Text) -> np.ndarray:
+    """Return the logits of all tokens, float32 [n, n_vocab]."""
+    n = len(text.prompt) + len(text.rest)
+    with quiet():
+        llm = Llama(model, method=method, n_ctx=n, n_gpu_layers=n_gpu_layers, logits_all=True, verbose=False)
+    with llm:
+        llm.eval(text.prompt)
+        for token in text.rest:
+            llm.eval([token])
+        return llm.scores[:n].copy()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide warnings: of a test without GPU, and of contexts beyond training."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def check_model(
+    name: str, model: str, text: Text, n_gpu_layers: int, methods: Iterable[str] = METHODS
+) -> Iterator[Check]:
+    """Compare logits of all layers on the GPU with those of the CPU; the tokens after the prompt must be the same.
+
+    Quantized matrices are multiplied otherwise on a GPU, which has nothing to do with methods: what llama.cpp's own
+    attention makes of it is the measure.
+    """
+    stock, _ = differences(model, None, n_gpu_layers, text)
+    limit = LOGITS * max(stock, TOLERANCE["f16"])
+    for method in methods:
+        check = Check(f"{name} {method}", len(text.prompt) + len(text.rest))
+        error, other = differences(model, method, n_gpu_layers, text)
+        check.hold("median error of the logits", error, limit)
+        check.failures += other
+        yield check
+
+
+def differences(model: str, method: str | None, n_gpu_layers: int, text: Text) -> tuple[float, list[str]]:
+    """Return the median over the tokens of the largest error of their logits, and the tokens chosen otherwise."""
+    want, got = (logits(model, method, n, text) for n in (0, n_gpu_layers))
+    error = abs(got - want).max(1) / abs(want).max(1)
+    other = []
+    for i in range(len(text.prompt) - 1, len(want)):
+        a, b = want[i].argmax(), got[i].argmax()
+        gap = (want[i, a] - want[i, b]) / abs(want[i]).max()
+        if gap > 2 * error[i] or not np.isfinite(got[i]).all():  # else a tie within the error
+            other.append(f"token {i}: {b} in place of {a}, {gap:.1e} below")
+    return float(np.median(error)), other
+
+
+def greedy(model: str, prompt: list[int], n: int) -> Text:
+    """Return a prompt and what the model says after it on the CPU."""
+    with quiet():
+        llm = Llama(model, n_ctx=len(prompt) + n, verbose=False)
+    with llm:
+        return Text(prompt, list(islice(llm.generate(prompt, temp=0.0), n)))

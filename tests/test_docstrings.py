@@ -1,0 +1,148 @@
+"""The examples of docstrings run, on the embedded model; every public name has one.
+
+An example finds ``llm``, an empty Llama with LongHeads and 2048 tokens, ``tokens`` of a long text, ``path`` of a model,
+and the files ``model.gguf`` and ``book.txt`` in the current folder. It may use the names of its module.
+"""
+
+import doctest
+import inspect
+import io
+import re
+from importlib import import_module
+
+import pytest
+from needs import need
+
+import pylongctx
+
+TEXT = "It was the best of times, it was the worst of times. " * 60
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+# Pages of the reference show all public names of these.
+DOCUMENTED = [
+    *(f"pylongctx.{name}" for name in ("cache", "compat", "grammar", "hub", "sampling", "speculative", "state")),
+    *(f"pylongctx.inspect.{name}" for name in ("chunkmap", "kept", "kvmap", "stats", "trace")),
+    *(f"pylongctx.methods.{name}" for name in ("base", "corm", "dca", "full", "h2o", "longheads")),
+    *(f"pylongctx.methods.{name}" for name in ("scissorhands", "selfextend", "tova", "window")),
+    *(f"pylongctx.eval.{name}" for name in ("fitting", "haystack", "kld", "needle", "passkey")),
+    *(f"pylongctx.eval.{name}" for name in ("perplexity", "rope", "runner", "scorers")),
+    *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.logprobs", "pylongctx.lm_eval"),
+    *("pylongctx._tokenizer", "pylongctx.chat.handlers"),
+    *("pylongctx.completer", "pylongctx.engine.session", "pylongctx.llama", "pylongctx.local"),
+]
+NEEDED = {"pylongctx.lm_eval": ("peers", "lm_eval")}  # to import a module: group of needs.py, packages
+PACKAGES = {  # to run an example
+    "chunkmap.draw": ("plot", "matplotlib"),
+    "draw_cells": ("plot", "matplotlib"),
+    "draw_compression": ("plot", "matplotlib"),
+    "draw_kept": ("plot", "matplotlib"),
+    "draw_sparsity": ("plot", "matplotlib"),
+    "rouge_l_zh": ("eval", "jieba", "rouge"),
+    "qa_f1_zh": ("eval", "jieba"),
+    "rouge_l": ("eval", "rouge"),
+    "code_similarity": ("eval", "rapidfuzz"),
+}
+
+
+def load(name: str):
+    if name in NEEDED:
+        need(*NEEDED[name])
+    return import_module(name)
+
+
+def examples(name: str) -> list[doctest.DocTest]:
+    module = load(name)
+    found = doctest.DocTestFinder(exclude_empty=True).find(module, name, module, extraglobs={})
+    return [test for test in found if test.examples]
+
+
+def named() -> list[tuple[str, str]]:
+    """Return the module and the name of every docstring with an example, without importing what may be missing."""
+    return [(name, test.name) for name in DOCUMENTED if name not in NEEDED for test in examples(name)]
+
+
+@pytest.fixture(scope="module")
+def model(embedded_model):
+    from pylongctx import Llama
+
+    with Llama(str(embedded_model), method="longheads", n_ctx=2048, n_threads=1, verbose=False, seed=1) as llm:
+        yield llm
+
+
+@pytest.fixture
+def given(model, embedded_model, tmp_path, monkeypatch):
+    """Enter a folder with the files that examples name; returns the names that they find."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.gguf").symlink_to(embedded_model)
+    (tmp_path / "book.txt").write_text(TEXT)
+    model.reset()
+    return {"llm": model, "path": "model.gguf", "tokens": model.tokenize(TEXT.encode())}
+
+
+def check(test: doctest.DocTest, given: dict) -> None:
+    report = io.StringIO()
+    test.globs.update(given)
+    result = doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.write)
+    assert not result.failed, report.getvalue()
+
+
+@pytest.mark.parametrize(("module", "name"), named())
+def test_an_example_prints_what_it_says(module, name, given):
+    for ending, packages in PACKAGES.items():
+        if name.endswith(ending):
+            need(*packages)
+    (test,) = [test for test in examples(module) if test.name == name]
+    check(test, given)
+
+
+@pytest.mark.parametrize("module", NEEDED)
+def test_examples_of_modules_that_need_a_package(module, given):
+    found = examples(module)
+    assert found
+    for test in found:
+        check(test, given)
+
+
+# ---- every public name has one ----
+
+KINDS = (type, type(load))
+
+
+def lacking(module, names) -> list[str]:
+    """Return the classes and functions without a section of examples."""
+    things = [(name, getattr(module, name)) for name in names]
+    return [
+        name for name, thing in things if isinstance(thing, KINDS) and "Examples\n" not in (inspect.getdoc(thing) or "")
+    ]
+
+
+def public(module) -> list[str]:
+    """Return the names that a page of the reference shows: those that the module defines, or those in ``__all__``."""
+    own = [name for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__]
+    return list(getattr(module, "__all__", [name for name in own if not name.startswith("_")]))
+
+
+def test_every_exported_name_has_an_example():
+    assert not lacking(pylongctx, pylongctx.__all__)
+
+
+@pytest.mark.parametrize("name", ["pylongctx.compat", "pylongctx.inspect", "pylongctx.methods"])
+def test_every_name_of_a_package_has_an_example(name):
+    module = import_module(name)
+    assert not lacking(module, public(module))
+
+
+@pytest.mark.parametrize(
+    "name", [f"pylongctx.eval.{x}" for x in "kld needle passkey perplexity rope runner scorers task".split()]
+)
+def test_every_name_of_the_evaluations_has_an_example(name):
+    module = import_module(name)
+    assert not lacking(module, public(module))
+
+
+def test_parameters_that_share_an_entry_have_the_same_default():
+    """The reference shows one default for such an entry: that of the first."""
+    found = inspect.signature(pylongctx.Llama.__init__).parameters
+    entries = re.findall(r"^(\w+(?:, \w+)+) : ", inspect.getdoc(pylongctx.Llama), re.MULTILINE)
+    assert entries
+    for names in entries:
+        assert len({found[name].default for name in names.split(", ")}) == 1, names
