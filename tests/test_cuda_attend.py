@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import CHUNK_CASES, OP_CASES, SPECS
-from op import POISON, make_inputs, run_chunks, run_native, run_oracle, stored
+from cases import OP_CASES, SPECS
+from op import POISON, make_inputs, run_native, run_oracle
 from session import assert_same
 from thinning import thin
 
@@ -27,14 +27,6 @@ def test_attend_equals_the_oracle(ffi, lib, case):
         np.testing.assert_array_equal(got[~finite], want[~finite])
         scale = max(1, abs(want[finite]).max(initial=0))
         np.testing.assert_allclose(got[finite], want[finite], rtol=0, atol=max(TOLERANCE, case.tolerance) * scale)
-
-
-@thin
-@pytest.mark.parametrize("case", CHUNK_CASES[::3], ids=lambda case: case.name)
-def test_chunks_equal_the_oracle(ffi, lib, case):
-    x = make_inputs(case)
-    got = run_chunks(ffi, lib, case, x)
-    assert_same(got.out, stored(case, x).attend(got.chunks), max(2 * TOLERANCE, case.tolerance))
 
 
 @thin

@@ -76,7 +76,7 @@ PAIRS = list(zip(BASES, cycle(("corm-every16", "h2o", "scissorhands", "tova")), 
 
 @pytest.mark.parametrize(("base", "rule"), PAIRS)
 def test_the_size_of_a_ubatch_does_not_matter(ffi, lib, base, rule):
-    case = evict_case("ubatch", method=BASES[base], rule=RULES[rule])
+    case = evict_case("ubatch", n_rows=150, method=BASES[base], rule=RULES[rule])
     x = make_inputs(case)
     held = [run_evict(ffi, lib, replace(case, n_ubatch=n), x).held for n in (1, 13, 64)]
     np.testing.assert_array_equal(held[0], held[1])
