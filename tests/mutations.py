@@ -63,10 +63,10 @@ MUTATIONS = [
              "l = l * f + l1 * f1;", "l = l + l1 * f1;", "test_ops.py"),
     Mutation("angle of near keys", "native/cpu/store.cpp",
              "(size_t)at.near_angle *", "(size_t)at.angle *", "test_ops.py"),
-    Mutation("ties of chunks", "native/cpu/select.cpp",
-             "score > value[at - 1]; at--", "score >= value[at - 1]; at--", "test_chunks.py"),
+    Mutation("the worst chunk that is kept", "native/cpu/select.cpp",
+             "c - first + 1 < columns[i].n", "c - first < columns[i].n", "test_chunks.py"),
     Mutation("rows that a vote counts", "native/cpu/vote.cpp",
-             "lctx_span(segs, a.n_seg), v.voters[token].row);", "v.voters[token].row + 1, v.voters[token].row);",
+             "lctx_span(segs, a.n_seg), v.voters[token].row);", "lctx_span(segs, 1), v.voters[token].row);",
              "test_evict.py"),
     Mutation("a segment at the end of a page (CUDA)", "native/cuda/vote.cu",
              "segs[first].row0 <= hi; first++", "segs[first].row0 < hi; first++", "test_cuda_evict.py"),
@@ -120,7 +120,7 @@ def first_failure(suite: str, files: Sequence[str], jobs: int) -> str | None:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     except subprocess.TimeoutExpired:
         return "it hangs"
-    found = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", done.stdout, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(.+?)(?: - |$)", done.stdout, re.MULTILINE)
     if found or done.returncode == 0:
         return found and found[1]
     raise SystemExit(f"pytest ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")

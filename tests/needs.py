@@ -1,6 +1,6 @@
 """What a test needs beside the package: a skip names its group, and ``LCTX_REQUIRE`` turns skips into failures.
 
-``LCTX_REQUIRE=stock,server`` lets no test of these groups be skipped; ``LCTX_REQUIRE=all`` none at all.
+``LCTX_REQUIRE=stock,server`` lets no test of these groups be skipped; ``LCTX_REQUIRE=all`` none of any group.
 """
 
 import importlib
