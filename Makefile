@@ -16,6 +16,7 @@ PEER_ARGS := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OF
 PYTEST := $(BIN)/python -m pytest -rs -n $(shell $(PYTHON) -c "import os; print(len(os.sched_getaffinity(0)))") --dist loadfile
 # of these groups of tests/needs.py no test may be skipped: make test sets them up
 TEST_GROUPS := stock,server,plot,cluster,build,emulate
+TEST_EXTRAS := test
 COMMA := ,
 
 # what make report writes: report.md, report.html, report/*.png and *.svg, records.jsonl; passkeys/, the demo's table in full
@@ -82,7 +83,6 @@ test-build: $(VENV)/.test-tools
 	$(INSTALL) --editable .[$(TEST_EXTRAS)] -C cmake.define.LCTX_EMULATE=ON
 
 # few cases of every table, of every test (tests/thinning.py)
-test: TEST_EXTRAS := test
 test: test-build
 	LCTX_REQUIRE=$${LCTX_REQUIRE-$(TEST_GROUPS)} $(PYTEST) $(PYTEST_ARGS)
 
