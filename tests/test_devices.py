@@ -233,7 +233,7 @@ def test_a_server_of_something_else(embedded_model, answer, message):
         done = pool.submit(talk, listener)
         with pytest.raises(InvalidInput, match=message):
             where = {"rpc_servers": f"127.0.0.1:{listener.getsockname()[1]}", "n_gpu_layers": 1}
-            Llama(str(embedded_model), verbose=False, **where)
+            Llama(str(embedded_model), verbose=False, method="full", **where)  # asks once: no method to fall back to
         done.result()
 
 
