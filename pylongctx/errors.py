@@ -19,6 +19,10 @@ class InvalidInput(LctxError, ValueError):  # noqa: N818 - reads as what happene
     """The library refused a model, a setting or an argument, and nothing changed."""
 
 
+class ModelRefused(InvalidInput):
+    """A model file cannot be opened, whatever its context would be."""
+
+
 class ContextFull(LctxError, ValueError):  # noqa: N818 - reads as what happened
     """There is no room for more tokens; the cache is unchanged and usable."""
 

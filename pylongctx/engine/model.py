@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._gguf import check_gguf
-from pylongctx._lib import check_process, error, ffi, lib, out_buffer, text
+from pylongctx._lib import check_process, ffi, lib, out_buffer, text
+from pylongctx.errors import ModelRefused
 
 
 class Model:
@@ -40,7 +41,7 @@ class Model:
         handle = lib.lctx_model_load(os.fsencode(path), params)
         if failure := text(lib.lctx_model_error(handle)):
             lib.lctx_model_free(handle)
-            raise error(lib.LCTX_INVALID, failure)
+            raise ModelRefused(failure, lib.LCTX_INVALID)
         self._handle = handle
         self.info = self._read_info()
 

@@ -12,6 +12,7 @@ from pylongctx.engine.context import Context
 from pylongctx.engine.drafting import check_draft
 from pylongctx.engine.model import Model
 from pylongctx.engine.session import Session
+from pylongctx.errors import ModelRefused
 from pylongctx.lora import Adapters
 from pylongctx.methods import Full, Method, parse
 from pylongctx.state import model_identity
@@ -86,6 +87,8 @@ class Opened:
         """Open with our memory where it serves the model, else with llama.cpp's own."""
         try:
             self._open(settings, spec)
+        except ModelRefused:
+            raise
         except InvalidInput as reason:
             if serves(self.path, arguments.model_settings(self.given), settings, spec):
                 raise  # a setting is refused, not the model
