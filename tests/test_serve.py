@@ -51,7 +51,7 @@ def calling(llama):
     begin = llama.tokenize(b"<tool_call>\n", add_bos=False)
     assert len(begin) == len(set(begin))
     bias = {token: 1000 - 10 * i for i, token in enumerate(begin)} | {llama.token_eos(): 2000}
-    return {"logit_bias": bias, "presence_penalty": 500, "max_tokens": 100, "tools": [TOOL]}
+    return {"logit_bias": bias, "presence_penalty": 500, "max_tokens": 100, "temperature": 0, "tools": [TOOL]}
 
 
 def complete(client, prompt=None, **more):
@@ -85,6 +85,15 @@ def test_usage_comes_in_a_chunk_of_its_own_when_asked_for(client):
     assert [bool(chunk.choices) for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
     assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert chunks[-1].usage.total_tokens == chunks[-1].usage.prompt_tokens + 12
+
+
+def test_the_temperature_is_that_of_llama_server():
+    from pylongctx.serve.bodies import ChatBody
+
+    body = ChatBody(messages=MESSAGES)
+    assert body.arguments({}, {})["temperature"] == 0.8
+    assert body.arguments({"temperature": 0.1}, {})["temperature"] == 0.1  # the server's own default
+    assert ChatBody(messages=MESSAGES, temperature=0).arguments({"temperature": 0.1}, {})["temperature"] == 0
 
 
 def test_a_required_tool_is_called(client, llama):
