@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from pylongctx import completion
 from pylongctx._arguments import check_count
 from pylongctx.chat import response
-from pylongctx.chat.handlers import registered_handler
+from pylongctx.chat.handlers import Handler, registered_handler
 from pylongctx.chat.history import prompt_tokens, tokens_of
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.render import render
@@ -20,7 +20,7 @@ from pylongctx.completion import Completion, Generation, StopFilter
 from pylongctx.engine.source import TokenSource
 from pylongctx.grammar import constraint
 from pylongctx.logprobs import Scorer
-from pylongctx.options import FunctionChoice, Grammar, Handler, Messages, ToolChoice
+from pylongctx.options import FunctionChoice, Grammar, Messages, ToolChoice
 from pylongctx.sampling import Sampler, SamplingParams, seed_sequence
 
 if TYPE_CHECKING:
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionChunk as OpenAIChunk
     from typing_extensions import Unpack
 
-    from pylongctx.engine.job import Processors
     from pylongctx.engine.model import Model
     from pylongctx.options import ChatOptions, CompletionOptions
-    from pylongctx.sampling import StoppingCriteria
+    from pylongctx.sampling import Processors, StoppingCriteria
 
 Chunk = TypeVar("Chunk", bound=Mapping[str, Any])
 

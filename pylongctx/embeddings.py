@@ -55,25 +55,26 @@ class Embedder:
 
     def embed(self, texts: Texts, normalize: bool = False, truncate: bool = True) -> tuple[Vectors, int]:
         """Return the vectors of texts as lists, for a single text its own, and the number of all tokens."""
-        single = is_single(texts)
-        tokens = [self._tokens(text, truncate) for text in ([texts] if single else texts)]
-        found = self._vectors(tokens)
+        found, n_tokens = self._read(texts, truncate)
         vectors: Vectors = [(normalized(one) if normalize else one).tolist() for one in found]
-        return (vectors[0] if single else vectors), sum(map(len, tokens))
+        return (vectors[0] if is_single(texts) else vectors), n_tokens
 
     def response(self, texts: Texts, model_name: str, dimensions: int | None = None) -> CreateEmbeddingResponse:
         """Return OpenAI's response dict; ``dimensions``: shorten the vectors, see ``shortened``."""
-        tokens = [self._tokens(text, True) for text in ([texts] if is_single(texts) else texts)]
-        found = self._vectors(tokens)
+        found, n_tokens = self._read(texts, truncate=True)
         if dimensions is not None:
             found = [shortened(one, dimensions) for one in found]
-        n_tokens = sum(map(len, tokens))
         return {
             "object": "list",
             "data": [{"object": "embedding", "embedding": one.tolist(), "index": i} for i, one in enumerate(found)],
             "model": model_name,
             "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
         }
+
+    def _read(self, texts: Texts, truncate: bool) -> tuple[list[NDArray[np.float32]], int]:
+        """Return the vectors of one text or several, see ``_vectors``, and the number of all tokens."""
+        tokens = [self._tokens(text, truncate) for text in ([texts] if is_single(texts) else texts)]
+        return self._vectors(tokens), sum(map(len, tokens))
 
     def _tokens(self, text: Any, truncate: bool) -> list[int]:
         """Return the tokens of a text, or checked ones, at most as many as a batch holds."""

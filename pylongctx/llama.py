@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pylongctx import _arguments as arguments
 from pylongctx import _log
 from pylongctx._tokenizer import LlamaTokenizer
+from pylongctx.chat.handlers import Handler
 from pylongctx.embeddings import CreateEmbeddingResponse, Embedder, Texts, Vectors
 from pylongctx.engine.context import KVUsage, OffloadUsage
 from pylongctx.engine.drafting import DraftModel
@@ -18,7 +19,6 @@ from pylongctx.engine.opening import AUTO, Opened
 from pylongctx.hub import from_pretrained
 from pylongctx.local import LocalCompleter
 from pylongctx.methods import Method
-from pylongctx.options import Handler
 
 DEFAULT_SEED = 0xFFFFFFFF
 

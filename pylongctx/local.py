@@ -12,7 +12,6 @@ from pylongctx.cache import BaseLlamaCache
 from pylongctx.chat.template import Templates
 from pylongctx.completer import Completer
 from pylongctx.engine.drafting import DraftModel, check_draft
-from pylongctx.engine.job import Processors
 from pylongctx.engine.opening import Opened
 from pylongctx.engine.session import Session, longest_prefix
 from pylongctx.engine.solo import Solo
@@ -22,7 +21,7 @@ from pylongctx.grammar import constraint
 from pylongctx.inspect.recording import record
 from pylongctx.inspect.trace import Trace
 from pylongctx.options import Grammar
-from pylongctx.sampling import Sampler, StoppingCriteria, process
+from pylongctx.sampling import Processors, Sampler, StoppingCriteria, process
 from pylongctx.state import LlamaState
 
 NO_CONTEXT = "this Llama was loaded with vocab_only=True: it has no context"

@@ -1,14 +1,10 @@
 """The types of what requests ask for; the values are those of the signatures in ``Completer``."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypedDict
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pylongctx.engine.job import Processors
 from pylongctx.grammar import LlamaGrammar
-from pylongctx.sampling import StoppingCriteria
+from pylongctx.sampling import Processors, StoppingCriteria
 
 # A message of a conversation: role, content, and what else the chat template reads.
 Message = Mapping[str, Any]
@@ -62,8 +58,6 @@ class StreamOptions(TypedDict, total=False):
 ToolChoice = str | NamedTool | Mapping[str, Any]
 FunctionChoice = str | FunctionName | Mapping[str, Any]
 Messages = Sequence[Message]
-Handler = Callable[..., Any]
-Logits = NDArray[np.float32]
 
 
 class SamplingOptions(TypedDict, total=False):

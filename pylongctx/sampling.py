@@ -13,6 +13,7 @@ from pylongctx._lib import error, ffi, in_buffer, lib, text
 from pylongctx.engine.model import Model
 
 LogitsProcessor = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
+Processors = LogitsProcessor | list[LogitsProcessor] | None
 StoppingCriteria = Callable[[NDArray[np.int32], NDArray[np.float32]], bool]
 
 RANDOM_SEEDS = (-1, 0xFFFFFFFF)
@@ -163,7 +164,7 @@ class Sampler:
 
 
 def process(
-    processors: LogitsProcessor | list[LogitsProcessor] | None,
+    processors: Processors,
     input_ids: NDArray[np.int32],
     logits: NDArray[np.float32],
 ) -> NDArray[np.float32]:

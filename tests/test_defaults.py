@@ -4,6 +4,7 @@ import pytest
 from llamas import new
 
 from pylongctx import Full, Llama
+from pylongctx.engine.context import Context
 from pylongctx.errors import InvalidInput
 
 REFUSED = ["gemma2", "gpt2", "mamba"]  # sliding windows, no rotary positions, recurrent
@@ -45,3 +46,17 @@ def test_compat_opens_such_a_model(model_path):
     with Compatible(str(model_path("gemma2")), n_threads=1, verbose=False) as llm:
         assert llm.method is None
         assert llm([1, 5, 7], max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+def test_what_is_open_is_closed_when_there_is_no_memory_for_the_rest(embedded_model, monkeypatch):
+    closed = []
+    close = Context.close
+    monkeypatch.setattr(Context, "close", lambda self: closed.append(self) or close(self))
+
+    def fail(*args):
+        raise MemoryError("no room for a sequence")
+
+    monkeypatch.setattr("pylongctx.engine.opening.Session", fail)
+    with pytest.raises(MemoryError, match="no room"):
+        new(embedded_model)
+    assert len(closed) == 1

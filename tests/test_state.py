@@ -393,3 +393,18 @@ def test_generation_continues_alike(embedded_model):
         expected = list(islice(llm.generate([], temp=0.0, reset=False), 8))
         llm.load_state(state)
         assert list(islice(llm.generate([], temp=0.0, reset=False), 8)) == expected
+
+
+def test_generate_continues_from_what_is_evaluated_and_a_completion_from_the_checkpoint(embedded_model):
+    with new(embedded_model) as llm:
+        tokens = llm.tokenize(TEXT)
+        llm.eval(tokens)
+        llm.checkpoint()
+        for run, n in (
+            (lambda: next(llm.generate(tokens, temp=0.0)), len(tokens)),
+            (lambda: llm(tokens, max_tokens=1), 0),
+        ):
+            llm.reset()
+            before = llm.session.n_evaluated
+            run()
+            assert llm.session.n_evaluated - before == n

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx.engine.drafting import Drafting
-from pylongctx.sampling import LogitsProcessor, Sampler, StoppingCriteria, process
+from pylongctx.sampling import Processors, Sampler, StoppingCriteria, process
 
 AHEAD = 4  # tokens that the engine makes before the reader has taken the first of them
 
 Row = NDArray[np.float32]
-Processors = LogitsProcessor | list[LogitsProcessor] | None
 Drawn = Generator[tuple[int, Row | None], Sequence[int] | None, None]
 
 

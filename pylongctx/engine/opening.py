@@ -63,7 +63,11 @@ class Opened:
         else:
             self._open(settings, spec)
         self.adapters = Adapters(self.model)
-        self.sessions = self._sessions(n_seq)
+        try:
+            self.sessions = self._sessions(n_seq)
+        except BaseException:  # no memory
+            self.close()
+            raise
 
     def close(self) -> None:
         """Free everything; waits for a running evaluation."""

@@ -107,7 +107,7 @@ class Solo:
         self.session.context.abort = False
         if not job.follows:
             self.session.check_room(len(job.tokens))
-            if not job.every_row:
+            if job.limit is not None and not job.every_row:  # a completion; ``generate`` uses what is evaluated
                 self.states.recall(job.tokens.tolist())
         job.submitted = True
         self.engine.waiting.append(job)
