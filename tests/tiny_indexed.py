@@ -1,6 +1,6 @@
-"""What models are made of that select keys themselves, with an indexer: see ``tiny_models.py``. No method has a place here.
+"""What models are made of that select keys themselves, with an indexer: see ``tiny_models.py``.
 
-The indexer has 2 heads of 64 channels and chooses 16 keys.
+No method has a place in them. The indexer has 2 heads of 64 channels and chooses 16 keys.
 """
 
 from tiny_hybrids import BETA_ALPHA, DELTA_META, QWEN_MOE, QWEN_MOE_META, SECTIONS, WIDE_PARTIAL
@@ -23,7 +23,7 @@ from tiny_latent import (
     dense_first,
     in_turn,
 )
-from tiny_models import EXPERTS, GATED, HEAD_NORMS, SHARED
+from tiny_models import GATED, HEAD_NORMS
 
 from pylongctx.bench.random_model import Recipe
 
@@ -58,7 +58,8 @@ UNROTATED = (
 )
 
 NARROW_STREAMS = " ".join(
-    f"hc_{part}_norm=2,embd hc_{part}_down=16,256 hc_{part}_up=256,16 hc_{part}_inject=2,256" for part in ("attn", "ffn")
+    f"hc_{part}_norm=2,embd hc_{part}_down=16,256 hc_{part}_up=256,16 hc_{part}_inject=2,256"
+    for part in ("attn", "ffn")
 )
 BARE_DELTA = "attn_qkv=128,embd attn_gate=64,embd ssm_conv1d=128,4 ssm_dt.bias=4 ssm_a=4 ssm_norm=16 ssm_out=embd,64"
 POOLED_INDEXER = "indexer.q_proj=128,embd indexer.k_proj=64,embd indexer.q_norm=64 indexer.k_norm=64"

@@ -74,9 +74,9 @@ STREAMS_OUTER = "output_norm output output_hc_fn=2,256 output_hc_base=2 output_h
 HY_V4 = f"{MLA} attn_sinks=n_head attn_gate=128,embd {STREAMS}"
 
 
-def in_turn(recurrent: str, attention: str, experts: str = BIASED_EXPERTS, dense: str = GATED) -> tuple[str, ...]:
+def in_turn(recurrent: str, attention: str, experts: str = BIASED_EXPERTS) -> tuple[str, ...]:
     """Return four layers of two kinds, of which the first has no experts."""
-    return f"{recurrent} {dense}", *(f"{layer} {experts}" for layer in (attention, recurrent, attention))
+    return f"{recurrent} {GATED}", *(f"{layer} {experts}" for layer in (attention, recurrent, attention))
 
 
 LATENT = {
@@ -124,7 +124,9 @@ LATENT = {
         meta=MLA_META | RANK | DEEPSEEK_META | STREAMS_META,
     ),
     "kimi-k3": Recipe(
-        in_turn(f"{KDA} {FORGET} ssm_a=4 ssm_g=64,embd {SCORES}", f"{MLA} attn_gate=128,embd {SCORES}", f"ffn_norm {ROUTED}"),
+        in_turn(
+            f"{KDA} {FORGET} ssm_a=4 ssm_g=64,embd {SCORES}", f"{MLA} attn_gate=128,embd {SCORES}", f"ffn_norm {ROUTED}"
+        ),
         "output_norm output output_res_score",
         shape=ONE_KEY | {"n_layer": 4},
         meta=MLA_META | RANK | KDA_META | LOWER_BOUND | DEEPSEEK_META | {
