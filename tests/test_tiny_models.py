@@ -12,6 +12,7 @@ from test_methods import assert_same_logits, evaluate
 from test_parity import run_llama_cpp
 from tiny_gguf import Shape, make_model
 from tiny_models import RECIPES
+from tiny_nextn import NEXTN
 from tiny_plain import FIXED_BASE, PLAIN_MORE
 from tiny_sections import NOPE, SECTIONS
 from tiny_windows import FIXED_WINDOWS, WINDOWS
@@ -20,7 +21,7 @@ from pylongctx.bench import random_model
 
 N = 150
 SHAPE = Shape(n_embd=128, n_ctx_train=N_CTX_TRAIN)
-KINDS = {"windows": WINDOWS, "sections": SECTIONS, "nope": NOPE, "plain": PLAIN_MORE}
+KINDS = {"windows": WINDOWS, "sections": SECTIONS, "nope": NOPE, "plain": PLAIN_MORE, "nextn": NEXTN}
 CASES = {name: kind for kind, recipes in KINDS.items() for name in recipes}
 UNROTATED = ["granite-nope", *tiny_plain.OTHER_POSITIONS]  # a base means nothing to them
 ROTATED = [name for name in CASES if name not in (*UNROTATED, *FIXED_BASE)]

@@ -6,6 +6,7 @@ wider than the embedding, norms of queries and keys, scales, fused and biased pr
 
 from dataclasses import replace
 
+from tiny_nextn import NEXTN
 from tiny_plain import PLAIN_MORE
 from tiny_sections import NOPE, SECTIONS
 from tiny_windows import WINDOWS
@@ -205,4 +206,4 @@ REFUSED = {
     "smollm3": NOPE["smollm3"],
 }
 
-RECIPES = PROVEN | REFUSED | WINDOWS | SECTIONS | NOPE | PLAIN_MORE
+RECIPES = PROVEN | REFUSED | WINDOWS | SECTIONS | NOPE | PLAIN_MORE | NEXTN

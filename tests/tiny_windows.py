@@ -16,6 +16,7 @@ from tiny_words import (
     PROJECTIONS,
     SHARED,
     SHARED_MOE,
+    WIDE,
     WIDE_NORMS,
 )
 
@@ -33,7 +34,7 @@ ROUTER = f"{EXPERTS} {SHARED} exp_probs_b.bias=expert"
 DEFAULT_WINDOW = {"attention.sliding_window": 1}  # any number turns the window of the code on
 
 
-def heads(n: int, n_kv: int, width: int = 16, v_width: int = 0) -> str:
+def heads(n: int, n_kv: int, width: int = 32, v_width: int = 0) -> str:
     """Return the projections of a layer that has heads of its own."""
     v_width = v_width or width
     sizes = {"attn_q": n * width, "attn_k": n_kv * width, "attn_v": n_kv * v_width}
@@ -58,7 +59,7 @@ GEMMA3N = Recipe(
 )
 
 # Full layers have wider heads, and one KV head whose values are its keys before their norm.
-SLIDING4, FULL4 = heads(4, 2, 32), "attn_q=256,embd attn_k=64,embd attn_output=embd,256"
+SLIDING4, FULL4 = heads(4, 2), "attn_q=256,embd attn_k=64,embd attn_output=embd,256"
 SLIDING4_NORMS, FULL4_NORMS = "attn_q_norm=32 attn_k_norm=32", "attn_q_norm=64 attn_k_norm=64"
 GEMMA4_META = WINDOW | OTHER_BASE | {
     "attention.key_length_swa": 32,
@@ -126,10 +127,10 @@ LAGUNA = Recipe(
     (
         f"attn_norm {heads(4, 2)} attn_gate=4,embd {HEAD_NORMS} {GATED}",  # full
         f"attn_norm {heads(6, 2)} attn_gate=6,embd {LAGUNA_END}",
-        f"attn_norm {heads(4, 2)} attn_gate=64,embd {LAGUNA_END}",  # full, a gate for each channel
+        f"attn_norm {heads(4, 2)} attn_gate=128,embd {LAGUNA_END}",  # full, a gate for each channel
         f"attn_norm {heads(6, 2)} attn_gate=6,embd {LAGUNA_END}",
     ),
-    shape=FOUR | PARTIAL | {"key_length": 16},
+    shape=FOUR | PARTIAL | WIDE,
     meta=EVERY_SECOND
     | OTHER_BASE
     | YARN
@@ -159,7 +160,7 @@ SPARK = Recipe(
         f"attn_norm {heads(4, 1)} attn_gate=4,embd {GATED}",  # full
     ),
     arch="spark2_5",
-    shape=FOUR | {"key_length": 16, "n_rot": 12},
+    shape=FOUR | WIDE | {"n_rot": 12},
     meta=WINDOW
     | OTHER_BASE
     | {
@@ -178,7 +179,7 @@ STEP = Recipe(
     ),
     "output_norm output rope_freqs",
     arch="step35",
-    shape=FOUR | {"key_length": 16},  # full layers rotate half of what the file says
+    shape=FOUR | WIDE,  # full layers rotate half of what the file says
     meta=WINDOW
     | OTHER_BASE
     | FINE_MOE

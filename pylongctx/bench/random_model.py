@@ -206,6 +206,7 @@ def dims(shape: Shape) -> dict[str, int]:
         "q": shape.n_embd_q,
         "kv": shape.n_embd_kv,
         "qkv": shape.n_embd_q + 2 * shape.n_embd_kv,
+        "2embd": 2 * shape.n_embd,
         "2q": 2 * shape.n_embd_q,
         "2qkv": 2 * (shape.n_embd_q + 2 * shape.n_embd_kv),
         "head": shape.head_dim,
