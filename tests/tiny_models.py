@@ -7,7 +7,7 @@ wider than the embedding, norms of queries and keys, scales, fused and biased pr
 from dataclasses import replace
 
 from tiny_nextn import NEXTN
-from tiny_plain import PLAIN_MORE
+from tiny_plain import OTHER_POSITIONS, PLAIN_MORE, UNCAUSAL
 from tiny_sections import NOPE, SECTIONS
 from tiny_windows import WINDOWS
 from tiny_words import (
@@ -160,6 +160,8 @@ JOINED = "attn_kv_a_mqa=24,embd attn_kv_a_norm=16 attn_kv_b=96,16 attn_output"
 
 # A method must refuse these.
 REFUSED = {
+    **OTHER_POSITIONS,
+    **UNCAUSAL,
     "bert": Recipe(
         biased("attn_q attn_k attn_v attn_output attn_output_norm ffn_up ffn_down layer_output_norm"),
         "token_types=2,embd position_embd=n_ctx_train,embd token_embd_norm+b",

@@ -18,7 +18,7 @@ from tiny_words import (
     SHARED_MOE,
 )
 
-from pylongctx.bench.random_model import ATTENTION, GATED, Recipe, biased
+from pylongctx.bench.random_model import ATTENTION, GATED, QKV_BIAS, Recipe, biased
 
 PICTURES = "vis_attn_qkv=qkv,embd vis_attn_output=embd,q vis_gate=ff,embd vis_up=ff,embd vis_down=embd,ff"
 XIELU = {".xielu.alpha_n": 0.8, ".xielu.alpha_p": 0.8, ".xielu.beta": 0.5, ".xielu.eps": -1e-6}
@@ -120,6 +120,14 @@ OTHER_POSITIONS = {
         "output_norm+b output position_embd=n_ctx_train,embd",
         shape={"n_head_kv": 1, "n_ctx_train": 256},
     ),
+}
+
+# Every token sees every other, and there is no cache.
+UNCAUSAL = {
+    "dream": Recipe(f"{QKV_BIAS} {GATED}"),
+    "llada": Recipe(f"{ATTENTION} {GATED}"),
+    "llada-moe": Recipe(f"{ATTENTION} {HEAD_NORMS} {EXPERTS}", meta=FINE_MOE),
+    "rnd1": Recipe(f"{ATTENTION} {HEAD_NORMS} {EXPERTS}", meta=FINE_MOE),
 }
 
 PLAIN_MORE = ROTATED | OTHER_POSITIONS
