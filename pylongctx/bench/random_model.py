@@ -21,12 +21,8 @@ Q4_K, Q6_K, Q8_0, F16, F32 = (gguf.GGMLQuantizationType[name] for name in ("Q4_K
 SHARPNESS = 2.0  # factor on q and k: attention scores get a standard deviation of about its square
 N_EXPERT = 4
 Array = NDArray[Any]
+SHARP = ("attn_q", "attn_k", "attn_q_b", "attn_kv_a_mqa")
 NOT_WEIGHTS = ("exp_probs_b.bias", "ssm_a", "ssm_d", "ssm_dt.bias")  # names that stand as they are
-MEANS = {  # and deviations of vectors that are no norms
-    "attn_sinks": (8.0, 1.0),
-    "altup_correct_scale": (1.0, 0.1),
-    "layer_output_scale": (0.8, 0.1),
-}
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ class Recipe:
     embedding : float
         Deviation of the token embedding, for models that scale it up again.
     sharpness : float
-        Factor on q and k, for models that do not divide scores by the root of the head's width.
+        Factor on normed q and k, for models that do not divide scores by the root of the head's width.
     """
 
     layer: str | tuple[str, ...]
@@ -197,6 +193,11 @@ SIZES = {
     "rope_factors_long": "rot/2",
     "rope_factors_short": "rot/2",
 }  # every other one is a vector of the embedding's size
+MEANS = {  # and deviations of vectors that are no norms
+    "attn_sinks": (8.0, 1.0),
+    "altup_correct_scale": (1.0, 0.1),
+    "layer_output_scale": (0.8, 0.1),
+}
 
 
 def dims(shape: Shape) -> dict[str, int]:
@@ -284,8 +285,8 @@ class Weights:
         """Return how much sharper than ordinary rows are: those that make queries and keys."""
         if name == "attn_qkv":
             n_v = n_rows * self.shape.n_embd_kv // self.dims["qkv"]
-            return np.repeat([self.sharpness, 1.0], [n_rows - n_v, n_v])[:, None].astype(np.float32)
-        return self.sharpness if name in ("attn_q", "attn_k") else 1.0
+            return np.repeat([SHARPNESS, 1.0], [n_rows - n_v, n_v])[:, None].astype(np.float32)
+        return SHARPNESS if name in SHARP else 1.0
 
     def _normal(self, sizes: list[int]) -> Array:
         return self.rng.standard_normal(sizes, dtype=np.float32)
