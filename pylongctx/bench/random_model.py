@@ -194,7 +194,7 @@ SIZES = {
     "rope_factors_short": "rot/2",
 }  # every other one is a vector of the embedding's size
 MEANS = {  # and deviations of vectors that are no norms
-    "attn_sinks": (8.0, 1.0),
+    "attn_sinks": (2.0, 1.0),
     "altup_correct_scale": (1.0, 0.1),
     "layer_output_scale": (0.8, 0.1),
 }
