@@ -5,6 +5,7 @@ import re
 
 import pytest
 from needs import need
+from tiny_gguf import make_model
 
 from pylongctx.cli import main
 
@@ -110,6 +111,19 @@ def test_perplexity_prints_the_final_estimate(text, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count("Final estimate: PPL = ") == 2
     assert [line["n_scored"] for line in lines(out)] == [31, 31, 47, 47]
+
+
+def test_perplexity_of_llama_cpp_s_own_cache(text, tmp_path, capsys):
+    """In f32, since quantized products round activations to 8 bits."""
+    out, model = tmp_path / "out.jsonl", str(make_model(tmp_path / "model.gguf"))
+    options = ["-ctk", "f32", "-ctv", "f32", "-c", "64", "--chunks", "2", "--json", str(out)]
+    assert main(["perplexity", model, "-f", text, *options, "--method", "none", "--method", "full"]) == 0
+    own, full = lines(out)[:2], lines(out)[2:]
+    assert [(line["asked"], line["method"]) for line in own] == [("none", "none")] * 2
+    assert [line["nll"] for line in own] == pytest.approx([line["nll"] for line in full], rel=1e-5)
+    assert not any("kv_bytes" in line for line in own)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("none at 64: ")]
+    assert [line.startswith("none at 64: Final estimate: PPL = ") for line in said] == [True]
 
 
 def test_perplexity_prints_a_curve(text, capsys):

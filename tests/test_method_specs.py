@@ -19,6 +19,7 @@ from pylongctx.methods import (
     Scissorhands,
     SelfExtend,
     Tova,
+    named,
     parse,
 )
 
@@ -250,3 +251,8 @@ def test_methods_are_exported(cls):
     assert METHODS[cls.name] is cls
     assert cls().parts == (cls(),)
     assert cls.role == ("base" if cls in BASES else "rule" if cls in RULES else None)
+
+
+def test_none_names_llama_cpp_s_own_cache():
+    assert named("none") is None
+    assert named("longheads+tova,budget=64") == parse("longheads+tova,budget=64")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pylongctx import Llama
-from pylongctx.bench import random_model
+from pylongctx.bench import geometries, random_model
 from pylongctx.cli import main
 
 
@@ -22,12 +22,12 @@ def test_random_blocks_have_the_deviation_asked_for(method, name):
 
 
 @pytest.mark.parametrize("recipe", [random_model.LLAMA, random_model.QWEN2, random_model.PHI2])
-@pytest.mark.parametrize("weights", random_model.WEIGHTS)
+@pytest.mark.parametrize("weights", geometries.WEIGHTS)
 def test_random_models_compute_logits_of_order_one(tmp_path, recipe, weights):
     shape = random_model.Shape(512, 512, 4, 4, 4 if recipe is random_model.PHI2 else 2, 1024, 1024, n_rot=0)
     if recipe is random_model.PHI2:
         shape = replace(shape, n_rot=32)
-    path = random_model.write_model(tmp_path / "a.gguf", recipe, shape, qtype=random_model.WEIGHTS[weights])
+    path = random_model.write_model(tmp_path / "a.gguf", recipe, shape, qtype=geometries.WEIGHTS[weights])
     types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
     matrix = {"q4_k_m": "Q4_K"}.get(weights, weights.upper())
     assert (types["blk.0.attn_q.weight"], types["blk.0.attn_v.weight"]) == (matrix, matrix)
@@ -37,18 +37,12 @@ def test_random_models_compute_logits_of_order_one(tmp_path, recipe, weights):
         assert 0.5 < llm.scores.std() < 2
 
 
-def test_random_models_are_written_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    shape = random_model.Shape(n_embd=256, n_ff=256)
-    monkeypatch.setitem(random_model.GEOMETRIES, "tiny", (random_model.LLAMA, shape))
-    path = random_model.cached_model("tiny:3")
-    assert path == tmp_path / "pylongctx" / "tiny-3-q4_k_m.gguf"
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-    written = path.stat().st_mtime_ns
-    assert random_model.cached_model("tiny:3:q4_k_m") == path
-    assert path.stat().st_mtime_ns == written
-    with Llama(str(path), vocab_only=True, verbose=False) as llm:
-        assert llm.metadata["llama.block_count"] == "3"
+def test_rows_may_have_deviations_of_their_own():
+    weights = random_model.Weights(None, random_model.Shape(), 0)
+    for method, name in (("_q4_k", "Q4_K"), ("_q6_k", "Q6_K"), ("_q8_0", "Q8_0")):
+        blocks = getattr(weights, method)([2, 8192], np.array([[0.02], [0.04]], np.float32))
+        values = gguf.dequantize(blocks, gguf.GGMLQuantizationType[name])
+        assert values.std(axis=1) == pytest.approx([0.02, 0.04], rel=0.04)
 
 
 def test_random_models_need_whole_blocks(tmp_path):
@@ -58,7 +52,8 @@ def test_random_models_need_whole_blocks(tmp_path):
 
 
 def test_random_models_without_gguf_say_how_to_get_it(monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "pylongctx.bench.random_model")
+    for module in ("geometries", "random_model"):
+        monkeypatch.delitem(sys.modules, f"pylongctx.bench.{module}")
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert main(["bench", "-m", "random:phi-2:1"]) == 1
     assert "models of random weights are written with the gguf package: pip install gguf" in capsys.readouterr().err

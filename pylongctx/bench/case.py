@@ -39,10 +39,10 @@ def label(n_prompt: int, n_gen: int, n_depth: int) -> str:
 
 
 def model_file(name: str) -> str:
-    """Return the file of a model, ``name`` itself unless it is ``random:...``, see ``random_model.cached_model``."""
+    """Return the file of a model, ``name`` itself unless it is ``random:...``, see ``geometries.cached_model``."""
     if not name.startswith("random:"):
         return name
-    from pylongctx.bench.random_model import cached_model
+    from pylongctx.bench.geometries import cached_model
 
     return str(cached_model(name.removeprefix("random:")))
 

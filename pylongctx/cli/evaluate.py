@@ -14,7 +14,7 @@ from rich.table import Table
 from pylongctx.cli import arguments
 from pylongctx.cli.options import llama_arguments, model_path
 from pylongctx.cli.progress import CellProgress, make_all
-from pylongctx.methods import parse
+from pylongctx.methods import NONE, named
 
 if TYPE_CHECKING:
     from pylongctx.eval.runner import Cell
@@ -60,7 +60,7 @@ def float_list(text: str) -> tuple[float, ...]:
 def methods(args: argparse.Namespace) -> list[str]:
     """Return the methods that were asked for, or the default ones."""
     asked = args.method or [os.environ.get("LCTX_METHOD")]
-    return [str(parse(spec)) for spec in asked if spec] or list(DEFAULT_METHODS)
+    return [str(named(spec) or NONE) for spec in asked if spec] or list(DEFAULT_METHODS)
 
 
 def evaluate(args: argparse.Namespace, tasks: Sequence[Task], lengths: Sequence[int], seed: int = 0) -> list[Measured]:

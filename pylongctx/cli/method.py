@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from pylongctx.methods import Method
 
 VARIABLE = "LCTX_METHOD"
-NONE = "none"  # llama.cpp's own KV cache
 AUTO = "auto"  # full attention where our memory serves the model, else none
 
 # option: the method that it belongs to, and its parameter there
@@ -39,13 +38,15 @@ def _bytes(text: str) -> int:
 
 def read_method(spec: str) -> "Method | str | None":
     """Return the method of a string; None stands for llama.cpp's own KV cache, AUTO for what serves the model."""
-    from pylongctx.methods import parse
+    from pylongctx.methods import named
 
-    return {NONE: None, AUTO: AUTO}[spec] if spec in (NONE, AUTO) else parse(spec)
+    return AUTO if spec == AUTO else named(spec)
 
 
 def name_of(method: "Method | None") -> str:
     """Return the string of a method."""
+    from pylongctx.methods import NONE
+
     return NONE if method is None else str(method)
 
 

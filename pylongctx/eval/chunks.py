@@ -12,7 +12,7 @@ from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record, Sample, SingleModel, Vocabulary, greedy
 from pylongctx.inspect import chunks_of, findings
 from pylongctx.llama import Llama
-from pylongctx.methods import LongHeads, Method
+from pylongctx.methods import NONE, LongHeads, Method
 
 Counts = NDArray[np.int64]
 
@@ -38,12 +38,12 @@ class Chunks(SingleModel):
     def _question(self) -> Passkey:
         return Passkey(tests=self.tests, depths=self.depths, haystack=self.haystack, separator=self.separator)
 
-    def refusal(self, method: Method) -> str:
+    def refusal(self, method: Method | None) -> str:
         """Return why nothing can be shown of a method that does not choose chunks."""
-        if any(isinstance(part, LongHeads) for part in method.parts):
+        if method and any(isinstance(part, LongHeads) for part in method.parts):
             return ""
         return (
-            f"{self.name} shows what longheads chooses, and {method.name!r} chooses no chunks; "
+            f"{self.name} shows what longheads chooses, and {method.name if method else NONE!r} chooses no chunks; "
             'give the task its own methods = ["longheads"]'
         )
 

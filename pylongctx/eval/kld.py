@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pylongctx.eval.perplexity import chunks, read_text, scored_rows
 from pylongctx.eval.task import ModelVocabulary, OpenLlama, Record, Sample, Task, Vocabulary
 from pylongctx.llama import Llama
+from pylongctx.methods import NONE
 
 Floats = NDArray[np.float64]
 Rows = Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]
@@ -85,7 +86,7 @@ class Divergence(Task):
         """Open the model with both methods, and yield a function that runs a sample."""
         with open_llama(None) as llm, open_llama(self.base) as base:
             vocabulary = ModelVocabulary(llm, chat)
-            chosen = {"method": str(llm.method or ""), "base": str(base.method or "")}
+            chosen = {"method": str(llm.method or NONE), "base": str(base.method or NONE)}
             yield lambda sample: chosen | compare(llm, base, vocabulary.tokens(sample)) | dict(sample.facts)
 
     def summary(self, records: Sequence[Record]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any
 from pylongctx._peak import peak_memory, reset_peak_memory
 from pylongctx.eval.task import ModelVocabulary, Record, Sample, Task
 from pylongctx.llama import Llama
-from pylongctx.methods import parse
+from pylongctx.methods import NONE, named
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Cell:
     model : str
         GGUF file.
     method : str
-        Spec string; automatic choices are made for the context window of the cell.
+        Spec string, or ``none``; automatic choices are made for the context window of the cell.
     chat : bool
         Surround prompts by the model's chat template.
     options : dict
@@ -58,7 +58,7 @@ class Cell:
         return {
             "task": self.task.name,
             "model": Path(self.model).name,
-            "asked": str(parse(self.method)),
+            "asked": str(named(self.method) or NONE),
             "rope": self.rope,
             "options": {name: value for name, value in self.options.items() if name not in UNNAMED},
             "type_k": self.type_k,
@@ -72,7 +72,7 @@ class Cell:
         """Open the model, with another method and f16 KV where one is named."""
         types = {"type_k": self.type_k, "type_v": self.type_v} if method is None else {"type_k": "f16", "type_v": "f16"}
         chosen = self.method if method is None else method
-        return Llama(self.model, **{"verbose": False, **self.options, **types}, method=chosen, n_ctx=n_ctx)
+        return Llama(self.model, **{"verbose": False, **self.options, **types}, method=named(chosen), n_ctx=n_ctx)
 
 
 # arguments of Llama that change how fast an answer comes, not which
@@ -141,7 +141,7 @@ def run(cell: Cell, samples: Sequence[Sample] | None = None, done: Container[str
     todo = [sample for sample in samples if names[sample.id] not in done]
     if not todo:
         return
-    if refusal := cell.task.refusal(parse(cell.method)):
+    if refusal := cell.task.refusal(named(cell.method)):
         raise ValueError(refusal)
     told = reset_peak_memory()
     with cell.task.opened(partial(_open, cell, samples), cell.chat) as evaluate:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pylongctx.completion import StopFilter
 from pylongctx.eval.scorers import mean
 from pylongctx.llama import Llama
-from pylongctx.methods import Method
+from pylongctx.methods import NONE, Method
 
 Record = dict[str, Any]  # what a JSON line holds
 OpenLlama = Callable[[str | None], Llama]  # with the method of that name; None: with the one that is measured
@@ -166,7 +166,7 @@ class Task(ABC):
     def summary(self, records: Sequence[Record]) -> dict[str, float]:
         """Return the numbers of all samples together."""
 
-    def refusal(self, method: Method) -> str:
+    def refusal(self, method: Method | None) -> str:
         """Return why a method cannot be measured and the way out, "" when it can."""
         return ""
 
@@ -201,7 +201,7 @@ class SingleModel(Task):
     def opened(self, open_llama: OpenLlama, chat: bool) -> Iterator[Callable[[Sample], Record]]:
         """Open the model, and yield a function that runs a sample."""
         with open_llama(None) as llm:
-            chosen, vocabulary = {"method": str(llm.method or "")}, ModelVocabulary(llm, chat)
+            chosen, vocabulary = {"method": str(llm.method or NONE)}, ModelVocabulary(llm, chat)
             yield lambda sample: chosen | self.run(llm, vocabulary, sample)
 
 
@@ -248,12 +248,16 @@ class Question(SingleModel):
 def memory(llm: Llama) -> Record:
     """Return the bytes of KV memory: held now, ever, and what a full cache of the same types holds.
 
+    llama.cpp's own KV cache tells none of them.
+
     Examples
     --------
     >>> llm.eval(tokens[:100])
     >>> sorted(memory(llm))
     ['kv_bytes', 'kv_full_bytes', 'kv_peak_bytes']
     """
+    if llm.method is None:
+        return {}
     usage = llm.kv_usage()
     return {"kv_bytes": usage.bytes, "kv_peak_bytes": usage.peak_bytes, "kv_full_bytes": usage.full_bytes}
 

@@ -18,6 +18,7 @@ from pylongctx.methods.window import Window
 __all__ = [
     "H2O",
     "METHODS",
+    "NONE",
     "Composition",
     "Corm",
     "DualChunk",
@@ -28,8 +29,11 @@ __all__ = [
     "SelfExtend",
     "Tova",
     "Window",
+    "named",
     "parse",
 ]
+
+NONE = "none"  # stands for llama.cpp's own KV cache
 
 
 def parse(spec: str) -> Method:
@@ -54,6 +58,17 @@ def parse(spec: str) -> Method:
     if not isinstance(spec, str):
         raise TypeError(f"a method is a string or a method object, not {spec!r}")
     return compose(*map(_parse_part, spec.split("+")))
+
+
+def named(spec: str) -> Method | None:
+    """Return the method of a spec string; None, as ``Llama`` takes it, for llama.cpp's own KV cache.
+
+    Examples
+    --------
+    >>> named("none") is None, named("window")
+    (True, Window(n_sink=4, window=None))
+    """
+    return None if spec == NONE else parse(spec)
 
 
 def _parse_part(spec: str) -> Method:

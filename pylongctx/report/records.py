@@ -12,7 +12,7 @@ from typing import Any
 from pylongctx.eval.runner import Results
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record
-from pylongctx.methods import Method, parse
+from pylongctx.methods import Method, named
 
 RECORDS, ABOUT, FAILED = "records.jsonl", "about.json", "failed.json"
 SCORES = ("strict", "string_match", "score")  # the score that counts, by kind of task
@@ -101,7 +101,8 @@ def kv_types(record: Record) -> str:
 
 def short(spec: str) -> str:
     """Return a spec string without the options that are as usual."""
-    return "+".join(_short(part) for part in parse(spec).parts)
+    method = named(spec)
+    return "+".join(map(_short, method.parts)) if method else spec
 
 
 def _short(part: Method) -> str:

@@ -29,7 +29,7 @@ from gpu.checks import Check, Text
 from gpu.speed import EndToEnd, Speed
 from pylongctx._arguments import why_no_gpu
 from pylongctx._lib import build_info
-from pylongctx.bench.random_model import cached_model
+from pylongctx.bench.geometries import cached_model
 from pylongctx.models import embedded_model
 
 SECTIONS = ("ops", "models", "layers", "end-to-end")

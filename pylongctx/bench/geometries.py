@@ -1,0 +1,136 @@
+"""``random:geometry:layers[:weights]``: models of random weights with the widths of real ones.
+
+Names that end in ``-quarter`` have a quarter of the heads of the real model, and fewer and narrower experts, so that
+filling a long context takes minutes: one full layer has 1024 query channels. Widths of heads, windows, the kinds of
+layers and their order are those of the real model.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pylongctx.bench.random_model import (
+    ATTENTION,
+    F16,
+    GATED,
+    LLAMA,
+    PHI2,
+    Q4_K,
+    Q8_0,
+    QKV_BIAS,
+    QWEN2,
+    Recipe,
+    Shape,
+    biased,
+    write_model,
+)
+
+WEIGHTS = {"q4_k_m": Q4_K, "q8_0": Q8_0, "f16": F16}
+HEAD_NORMS = "attn_q_norm attn_k_norm"
+
+
+def experts(count: int, used: int, width: int) -> dict[str, Any]:
+    """Return the metadata of a mixture of experts."""
+    return {"expert_count": count, "expert_used_count": used, "expert_feed_forward_length": width}
+
+
+# ---- delta-net layers, and one with gated attention after three of them ----
+
+N_QWEN3_EXPERT, QWEN3_FF = 16, 512  # the real model has 512 of the same width
+DELTA = (  # 4 heads of keys, 8 of values, of 128 channels each
+    "attn_norm attn_qkv=2048,embd attn_gate=1024,embd ssm_conv1d=2048,4 ssm_ba=16,embd ssm_dt.bias=8 ssm_a=8 "
+    "ssm_norm=128 ssm_out=embd,1024 post_attention_norm"
+)
+GATED_ATTENTION = f"attn_norm attn_q=2q,embd attn_k attn_v attn_output {HEAD_NORMS} post_attention_norm"
+QWEN3_MIXTURE = (
+    "ffn_gate_inp=16,embd ffn_gate_exps=16,ff,embd ffn_up_exps=16,ff,embd ffn_down_exps=16,embd,ff "
+    "ffn_gate_inp_shexp=embd ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
+)
+QWEN3_NEXT = Recipe(
+    (*[f"{DELTA} {QWEN3_MIXTURE}"] * 3, f"{GATED_ATTENTION} {QWEN3_MIXTURE}"),
+    arch="qwen3next",
+    meta=experts(N_QWEN3_EXPERT, 10, QWEN3_FF)
+    | {
+        "expert_shared_feed_forward_length": QWEN3_FF,
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 1024,
+        "ssm.state_size": 128,
+        "ssm.time_step_rank": 8,
+        "ssm.group_count": 4,
+        "full_attention_interval": 4,
+    },
+)
+
+# ---- sliding layers, and a full one after each, with sinks ----
+
+GPT_OSS = Recipe(
+    f"{QKV_BIAS}+b attn_sinks post_attention_norm "
+    + biased("ffn_gate_inp=8,embd ffn_gate_exps=8,ff,embd ffn_up_exps=8,ff,embd ffn_down_exps=8,embd,ff"),
+    arch="gpt-oss",
+    meta=experts(8, 4, 1024)  # the real model has 32, of 2880
+    | {
+        "attention.sliding_window": 128,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 32.0,
+        "rope.scaling.original_context_length": 4096,
+    },
+)
+
+
+# ---- sliding layers, and a full one after five of them ----
+
+
+def gemma3(n_embd: int, window: int, **meta: Any) -> Recipe:
+    """Return the recipe of a Gemma 3; the model scales the embedding up by the root of its width."""
+    return Recipe(
+        f"{ATTENTION} {HEAD_NORMS} {GATED} post_attention_norm post_ffw_norm",
+        "output_norm",
+        "gemma3",
+        meta={"attention.sliding_window": window, "rope.freq_base_swa": 10000.0} | meta,
+        embedding=n_embd**-0.5,
+    )
+
+
+LINEAR8 = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}  # of full layers
+
+# vocabulary (small, the output matrix is no part of what is compared), n_embd, n_layer, heads, KV heads, n_ff, context
+GEOMETRIES = {
+    "gemma-3-270m": (gemma3(640, 512), Shape(512, 640, 18, 4, 1, 2048, 32768, 1e6, key_length=256)),
+    "gemma-3-4b": (gemma3(2560, 1024, **LINEAR8), Shape(512, 2560, 34, 8, 4, 10240, 131072, 1e6, key_length=256)),
+    "gpt-oss-quarter": (GPT_OSS, Shape(512, 1024, 24, 16, 2, 1024, 131072, 150000.0, key_length=64)),
+    "llama-2-7b": (LLAMA, Shape(512, 4096, 32, 32, 32, 11008, 4096)),
+    "llama-3-8b": (LLAMA, Shape(512, 4096, 32, 32, 8, 14336, 8192, 500000.0)),
+    "llama-3.2-1b": (LLAMA, Shape(512, 2048, 16, 32, 8, 8192, 8192, 500000.0)),
+    "phi-2": (PHI2, Shape(512, 2560, 32, 32, 32, 10240, 2048, n_rot=32)),
+    "qwen2.5-1.5b": (QWEN2, Shape(512, 1536, 28, 12, 2, 8960, 32768, 1000000.0)),
+    "qwen2.5-7b": (QWEN2, Shape(512, 3584, 28, 28, 4, 18944, 32768, 1000000.0)),
+    "qwen3-next-quarter": (QWEN3_NEXT, Shape(512, 1024, 48, 4, 1, 512, 262144, 1e7, key_length=256, n_rot=64)),
+}
+
+
+def cached_model(name: str) -> Path:
+    """Return the file of ``geometry:layers[:weights]``, for instance ``llama-3-8b:2:q8_0``; written on first use.
+
+    Raises
+    ------
+    ValueError
+        When the name is none; the message says how it is made up.
+    """
+    geometry, _, rest = name.partition(":")
+    layers, _, weights = rest.partition(":")
+    weights = weights or "q4_k_m"
+    if geometry not in GEOMETRIES or weights not in WEIGHTS or not layers.isdecimal() or not int(layers):
+        raise ValueError(
+            f"random:{name} is not random:geometry:layers[:weights]; geometries: {', '.join(GEOMETRIES)}; "
+            f"weights: {', '.join(WEIGHTS)}"
+        )
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pylongctx"
+    path = folder / f"{geometry}-{int(layers)}-{weights}.gguf"
+    if not path.exists():
+        recipe, shape = GEOMETRIES[geometry]
+        folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        write_model(part, recipe, replace(shape, n_layer=int(layers)), qtype=WEIGHTS[weights])
+        part.rename(path)
+    return path
