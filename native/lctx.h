@@ -161,6 +161,7 @@ typedef struct lctx_context_params {
     int32_t offload_kqv;
     int32_t op_offload;
     int32_t no_perf;
+    int32_t swa_full;     // 1: sliding windows keep all rows, and can go back anywhere; 0: what they read; -1: 0 with a method, else 1
     uint64_t kv_limit;    // most bytes that lctx_kv_usage may report, 0: none; beyond, LCTX_NO_SLOT
     uint64_t kv_offload;  // bytes of the devices for pages of K and V, which all lie in memory of the host (longheads); 0: no offload
 } lctx_context_params;

@@ -74,11 +74,14 @@ class Llama(LocalCompleter):
         K and V lie on the devices of their layers.
     op_offload : bool or None
         Operations of the host go to devices. None: llama.cpp's default.
+    swa_full : bool or None
+        Sliding windows keep every row, so that going back needs no checkpoint. None: not with a method, as in llama.cpp
+        without one.
     no_perf : bool
         Measure no times inside llama.cpp.
     last_n_tokens_size : int
         Generated tokens that penalties look back at.
-    kv_overrides, swa_full, lora_base, numa, tokenizer, spm_infill
+    kv_overrides, lora_base, numa, tokenizer, spm_infill
         Only their defaults are supported: other values raise NotImplementedError with the reason.
     logits_all : bool
         Keep the logits of every token, see ``scores``.

@@ -183,11 +183,10 @@ def test_settings_that_do_not_reach_n_ctx_name_the_largest(model_path):
 
 @thin
 @pytest.mark.parametrize(("model", "reason"), [
-    ("gemma2", "sliding"),
+    ("bloom", "alibi"),
     ("gpt2", "rotary"),
     ("mamba", "recurrent"),
     ("bert", "encoder"),
-    ("qwen2vl", "multi-section"),
 ])  # fmt: skip
 @pytest.mark.parametrize("method", ["full", "selfextend"])
 def test_unsupported_models_are_refused_with_the_reason(model_path, model, reason, method):
