@@ -1,6 +1,7 @@
 """The patch series: small, documented, complete."""
 
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,21 @@ ROOT = Path(__file__).resolve().parents[1]
 PATCHES = ROOT / "patches"
 FILES = sorted(path.name for path in PATCHES.glob("*.patch"))
 FIELDS = ("Description", "Origin", "Forwarded", "Last-Update", "Touches", "Removal")
-MAX_ADDED, MAX_ADDED_TOTAL = 40, 150
+MAX_ADDED, MAX_ADDED_TOTAL = 40, 130
+REFRESH = runpy.run_path(str(PATCHES / "refresh.py"))
+TREE = "".join(f"line {i}\n" for i in range(20))
+INSERT = """diff --git a/src/a.cpp b/src/a.cpp
+--- a/src/a.cpp
++++ b/src/a.cpp
+@@ -9,6 +9,7 @@
+ line 8
+ line 9
+ line 10
++int added;
+ line 11
+ line 12
+ line 13
+"""
 
 
 def series() -> list[str]:
@@ -96,16 +111,61 @@ def test_upstream_is_one_pinned_line():
     assert re.fullmatch(r"llama-cpp-python==[\d.]+ --hash=sha256:[0-9a-f]{64}", lines[0])
 
 
-def test_the_series_survives_import_and_export(tmp_path):
-    """It applies to the pinned package commit by commit, and the files are just as git writes them."""
-    found = "import refresh; print(refresh.find_tarball() or '')"
-    done = subprocess.run([sys.executable, "-B", "-c", found], cwd=PATCHES, capture_output=True, text=True, check=True)
-    if not done.stdout.strip():
-        lacks("build", "no build has fetched the upstream package (build/*/download)")
+def test_older_releases_are_pinned_and_older():
+    [pinned] = REFRESH["pins"]("upstream.txt")
+    older = REFRESH["pins"]("older.txt")
+    lines = [line for line in (PATCHES / "older.txt").read_text().splitlines() if line[0] != "#"]
+    assert len(older) == len(lines) > 0
+    numbers = [tuple(map(int, version.split("."))) for version in (pinned, *older)]
+    assert numbers == sorted(set(numbers), reverse=True)
+
+
+@pytest.mark.parametrize(("tree", "how"), [
+    (TREE, "as it is"),
+    ("".join(f"new {i}\n" for i in range(5)) + TREE, "at shifted lines"),
+    (TREE.replace("line 13\n", "line thirteen\n"), "by hand: src/a.cpp"),
+    (TREE.replace("line 11\n", "new\nline 11\n"), "by hand: src/a.cpp"),
+], ids=["same", "shifted", "context", "between"])  # fmt: skip
+def test_how_a_patch_applies(tmp_path, tree, how):
+    git_or_skip()
+    work = tmp_path / "work"
+    (work / "src").mkdir(parents=True)
+    (work / "src" / "a.cpp").write_text(tree)
+    (tmp_path / "insert.patch").write_text(INSERT)
+    assert REFRESH["apply"](work, tmp_path / "insert.patch") == how
+    assert ("int added;" in (work / "src" / "a.cpp").read_text()) == (not how.startswith("by hand"))
+
+
+def test_the_series_applies_to_an_older_release():
+    """It stands on context that lasts, and nothing in it counts what upstream counts."""
+    git_or_skip()
+    older = REFRESH["pins"]("older.txt")
+    version, sha256 = next(iter(older.items()))
+    if not REFRESH["find_tarball"](version, sha256):
+        lacks("older", f"llama-cpp-python {version} is not in build/download: python patches/refresh.py prove")
+    command = [sys.executable, str(PATCHES / "refresh.py"), "prove"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line for line in done.stdout.splitlines() if version in line], "another release was proven"
+    assert re.findall(r"^\| `(\S+)` \| (?:as it is|at shifted lines) \|$", done.stdout, re.MULTILINE) == [
+        name.removesuffix(".patch") for name in series()
+    ]
+
+
+def git_or_skip() -> None:
     if not shutil.which("git"):
         lacks("build", "git is not installed")
+
+
+def test_the_series_survives_import_and_export(tmp_path):
+    """It applies to the pinned package commit by commit, and the files are just as git writes them."""
+    [(version, sha256)] = REFRESH["pins"]("upstream.txt").items()
+    found = REFRESH["find_tarball"](version, sha256)
+    if not found:
+        lacks("build", "no build has fetched the upstream package (build/*/download)")
+    git_or_skip()
     work = tmp_path / "work"
-    for action in (["import", "--tarball", done.stdout.strip()], ["export", "--check"]):
+    for action in (["import", "--tarball", str(found)], ["export", "--check"]):
         command = [sys.executable, str(PATCHES / "refresh.py"), *action, "--work", str(work)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
