@@ -19,6 +19,7 @@ from pathlib import Path
 PATCHES = Path(__file__).resolve().parent
 BUILD = PATCHES.parent / "build"
 BASE = "upstream-head"
+BY_HAND = "by hand"
 FIELD = "Patch-Filename"  # kept in the commit message only, so that a file keeps its name when the subject changes
 # a patch must not depend on who writes it: no settings of the user, no version of git, no abbreviated hashes
 EXPORT = ("--stdout", "--no-numbered", "--no-stat", "--no-signature", "--zero-commit", "--full-index", "--no-renames")
@@ -138,14 +139,20 @@ def export_series(work: Path, check: bool) -> None:
 
 
 def apply(work: Path, patch: Path) -> str:
-    """Apply a patch as a build does, to a tree that may be another; return how it went."""
+    """Apply a patch as a build does, to a tree that may be another; return how: as it is, at shifted lines, or not."""
     # git must not take the tree for a part of the repository around it
     neutral = NEUTRAL | {"GIT_CEILING_DIRECTORIES": str(work.parent), "LC_ALL": "C"}
     command = ["git", "apply", "--verbose", str(patch)]
     done = subprocess.run(command, cwd=work, stderr=subprocess.PIPE, encoding="utf-8", env=os.environ | neutral)
     if done.returncode:
-        return "by hand: " + ", ".join(sorted(set(re.findall(r"patch failed: (\S+):\d", done.stderr))))
-    return "at shifted lines" if "(offset " in done.stderr else "as it is"
+        print(
+            f"{patch.name}:",
+            *re.findall(r"^error: (?!while).+$", done.stderr, re.MULTILINE),
+            sep="\n  ",
+            file=sys.stderr,
+        )
+        return BY_HAND
+    return "shifted" if "(offset " in done.stderr else "as it is"
 
 
 def touched(patch: Path) -> list[str]:
@@ -171,9 +178,8 @@ def prove(package: Path) -> dict[str, str]:
         result = {name: apply(work, PATCHES / name) for name in read_series()}
         for name, how in result.items():
             sources = [file for file in touched(PATCHES / name) if file.endswith((".c", ".cpp"))]
-            broken = [] if how.startswith("by hand") else [file for file in sources if not compiles(work, file)]
-            if broken:
-                result[name] = f"by hand: {', '.join(broken)} does not compile"
+            if how != BY_HAND and not all([compiles(work, file) for file in sources]):
+                result[name] = BY_HAND
     return result
 
 
@@ -187,7 +193,7 @@ def prove_series(versions: list[str]) -> None:
     rows = [["patch", *found], ["---"] * (1 + len(found))]
     rows += [[f"`{name.removesuffix('.patch')}`", *(how[name] for how in found.values())] for name in read_series()]
     print("\n".join(f"| {' | '.join(row)} |" for row in rows))
-    if any(cell.startswith("by hand") for row in rows for cell in row):
+    if any(BY_HAND in row for row in rows):
         raise SystemExit(1)
 
 
