@@ -21,7 +21,8 @@ Q4_K, Q6_K, Q8_0, F16, F32 = (gguf.GGMLQuantizationType[name] for name in ("Q4_K
 SHARPNESS = 2.0  # factor on q and k: attention scores get a standard deviation of about its square
 N_EXPERT = 4
 Array = NDArray[Any]
-NOT_WEIGHTS = ("exp_probs_b.bias", "ssm_a", "ssm_d")  # names that stand as they are
+SHARP = ("attn_q", "attn_k", "attn_q_b", "attn_kv_a_mqa")
+NOT_WEIGHTS = ("exp_probs_b.bias", "ssm_a", "ssm_d", "ssm_dt.bias")  # names that stand as they are
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class Shape:
 class Recipe:
     """The tensors of one architecture, listed by name.
 
-    ``name=a,b`` overrides the usual size (rows, columns; see ``dims``) and ``+b`` adds a bias.
+    ``name=a,b`` overrides the usual size (rows, columns; see ``dims``), ``+b`` adds a bias, and ``!name`` is the whole
+    name: the tensor is a norm that the architecture stores without ``.weight``.
 
     Attributes
     ----------
@@ -218,7 +220,9 @@ class Weights:
         name, _, size = word.partition("=")
         sizes = [int(d) if d.isdigit() else self.dims[d] for d in (size or SIZES.get(name, "embd")).split(",")]
         full = prefix + name
-        if name.startswith("rope_f"):
+        if name.startswith("!"):
+            self.vector(prefix + name[1:], sizes)
+        elif name.startswith("rope_f"):
             self.writer.add_tensor(f"{full}.weight", np.linspace(1.0, 8.0, sizes[0], dtype=np.float32))
         elif "norm" in name:
             self.vector(f"{full}.weight", sizes, SHARPNESS if name.endswith(("q_norm", "k_norm")) else 1.0)
@@ -259,7 +263,7 @@ class Weights:
         if name == "attn_qkv":
             n_v = n_rows * self.shape.n_embd_kv // self.dims["qkv"]
             return np.repeat([SHARPNESS, 1.0], [n_rows - n_v, n_v])[:, None].astype(np.float32)
-        return SHARPNESS if name in ("attn_q", "attn_k") else 1.0
+        return SHARPNESS if name in SHARP else 1.0
 
     def _normal(self, sizes: list[int]) -> Array:
         return self.rng.standard_normal(sizes, dtype=np.float32)
