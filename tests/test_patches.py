@@ -12,6 +12,7 @@ from needs import lacks
 
 ROOT = Path(__file__).resolve().parents[1]
 PATCHES = ROOT / "patches"
+README = (PATCHES / "README.md").read_text()
 FILES = sorted(path.name for path in PATCHES.glob("*.patch"))
 FIELDS = ("Description", "Origin", "Forwarded", "Last-Update", "Touches", "Removal")
 MAX_ADDED, MAX_ADDED_TOTAL = 40, 130
@@ -86,6 +87,22 @@ def test_patch_adds_few_lines_and_no_files(name):
     assert not re.search(r"^(new file mode|--- /dev/null|deleted file)", split(name)[1], re.MULTILINE)
 
 
+def test_the_readme_names_patches_and_files():
+    rows = re.findall(r"^\| `([\w-]+)` \| ((?:`[\w.-]+`(?:, )?)+) \|", README, re.MULTILINE)
+    assert [f"{name}.patch" for name, _ in rows] == series()
+    for name, files in rows:
+        touches = fields(split(f"{name}.patch")[0])["Touches"].split()
+        assert sorted(re.findall(r"`(.+?)`", files)) == sorted(Path(file).name for file in touches)
+
+
+def test_the_readme_names_what_native_uses():
+    section = README.partition("## Non-public things")[2].partition("\n## ")[0]
+    sources = "".join(path.read_text() for path in sorted((ROOT / "native").rglob("*.*")) if path.suffix != ".md")
+    names = re.findall(r"`(\w+)`|`(\w+)\*`", section)
+    assert len(names) > 20
+    assert not [name for name in map("".join, names) if not re.search(rf"\b{name}", sources)]
+
+
 def test_the_whole_series_is_small():
     assert sum(len(added(name)) for name in FILES) <= MAX_ADDED_TOTAL
 
@@ -148,7 +165,7 @@ def test_the_series_applies_to_an_older_release():
     assert done.returncode == 0, done.stdout + done.stderr
     found = column(done.stdout, version)
     assert [f"{name.strip('`')}.patch" for name in found] == series()
-    assert found == column((PATCHES / "README.md").read_text(), version)
+    assert found == column(README, version)
 
 
 def column(text: str, version: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ import pytest
 from needs import lacks
 
 ROOT = Path(__file__).resolve().parents[1]
-PLACES = ("native", "pylongctx", "tests", "docs")
+PLACES = ("native", "pylongctx", "tests", "docs", "patches/*.patch")
 MEASURED = {"docs/benchmarks.md", "docs/reproduction.md"}  # numbers of what there is: no part of adding something
 PATH = re.compile(r"`((?:\w+/)+[\w.-]+\.\w+)`")
 
@@ -47,6 +47,7 @@ WITNESSES = (
         "native/methods/tova.cpp": "another rule with the score",
     }),
     Witness("Add an architecture", "xverse", r"\bxverse\b|\bLLM_ARCH_XVERSE\b"),
+    Witness("Add a memory kind", "hybrid_iswa", r"hybrid_iswa"),
     Witness("Add an evaluation task", "leval", r"\bleval\b|\bChoices\b"),
     Witness("Add a sub-op", "fetch", r"\bLCTX_OP_FETCH\b|\blctx_((cpu|cuda)_)?fetch(_[a-z]+)*\b|[*]fetch[*]"),
 )  # fmt: skip
