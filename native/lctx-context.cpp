@@ -68,7 +68,9 @@ llama_context_params to_llama(const lctx_context_params & p) {
     c.offload_kqv = p.offload_kqv != 0;
     c.op_offload = p.op_offload != 0;
     c.no_perf = p.no_perf != 0;
-    c.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;  // ours replaces it; "disabled" would refuse a quantized V
+    // of the layers that stay llama.cpp's; its flash attention rounds rows to f16
+    const bool is_exact = c.type_k == GGML_TYPE_F32 && c.type_v == GGML_TYPE_F32;
+    c.flash_attn_type = is_exact ? LLAMA_FLASH_ATTN_TYPE_DISABLED : LLAMA_FLASH_ATTN_TYPE_AUTO;
     return c;
 }
 

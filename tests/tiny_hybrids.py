@@ -4,7 +4,7 @@ The files have at least two layers of each kind. Where an architecture allows it
 number of KV heads, and the first layer is a recurrent one, which has none.
 """
 
-from tiny_models import (
+from tiny_words import (
     EXPERTS,
     FINE_MOE,
     GATED,

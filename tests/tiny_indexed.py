@@ -23,7 +23,7 @@ from tiny_latent import (
     dense_first,
     in_turn,
 )
-from tiny_models import GATED, HEAD_NORMS
+from tiny_words import GATED, HEAD_NORMS
 
 from pylongctx.bench.random_model import Recipe
 

@@ -60,6 +60,9 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
     const lctx_kv_cache & cache = inputs.cache;
     const lctx_kv_store & store = cache.store(il);
     const lctx_architecture & arch = *lctx_find_architecture(graph.arch);
+    if (v_cur && v_cur->ne[0] != cache.head_dim_v()) {  // heads side by side
+        v_cur = ggml_reshape_3d(graph.ctx0, v_cur, cache.head_dim_v(), k_cur->ne[1], k_cur->ne[2]);
+    }
     lctx_peeled k = {};
     const lctx_peeled q = peel(inputs, graph.ctx0, q_cur, k_cur, k, il);
     for (ggml_tensor * t : {q.x, v_cur, k.x, q.pos}) {  // q.pos: an input that nothing reads would not be allocated
@@ -70,7 +73,8 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
     lctx_attend_params params = {};
     params.rope_mode = q.rope.mode;
     params.scale = kq_scale * q.scale * inputs.keys[cache.source(il)].scale;
-    params.softcap = graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
+    params.scale *= arch.scaled_softcap ? graph.hparams.f_attn_out_scale : 1.0f;
+    params.softcap = graph.hparams.attn_soft_cap || arch.scaled_softcap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
     lctx_chain_inputs in = {q.x, k.x, v_cur, inputs.rows, inputs.segs, inputs.chunk_rows, inputs.voters, nullptr, sinks};
     in.angles = inputs.angles(graph, q, il);
     const bool key_pairs = q.rope.mode == GGML_ROPE_TYPE_NORMAL && !arch.trained_in_pairs;

@@ -28,8 +28,8 @@ bool is_rotated(const ggml_tensor * t, std::set<const ggml_tensor *> & seen) {
            std::any_of(std::begin(t->src), std::end(t->src), [&](const ggml_tensor * src) { return is_rotated(src, seen); });
 }
 
-// Why this rotation cannot be taken off; empty when it can.
-std::string why_not(const ggml_tensor * t) {
+// Why this rotation cannot be taken off; empty when it can. is_normed: heads are normalized after it.
+std::string why_not(const ggml_tensor * t, bool is_normed) {
     if (t->op != GGML_OP_ROPE) {
         return std::string("is not the result of RoPE (but of ") + ggml_op_desc(t) + ")";
     }
@@ -42,6 +42,9 @@ std::string why_not(const ggml_tensor * t) {
     if (op_param<int32_t>(t, 15) != 0) {
         return "is rotated from an offset";
     }
+    if (is_normed && (op_param<float>(t, 7) != 0.0f || op_param<float>(t, 8) != 1.0f)) {
+        return "is normalized after a rotation that changes its length";
+    }
     return t->src[2] && (mode & GGML_ROPE_TYPE_MROPE) ? "has frequency factors and sections" : "";
 }
 
@@ -53,19 +56,19 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
     if (!is_rotated(t, seen)) {
         return result;
     }
-    std::vector<ggml_tensor *> by_token;  // factors: a rotation does not mind them
+    std::vector<const ggml_tensor *> after;  // what does not mind a rotation
     ggml_tensor * rotated = t;
-    while (true) {
+    for (; rotated->op != GGML_OP_ROPE; rotated = rotated->src[0]) {
         if (rotated->op == GGML_OP_SCALE && op_param<float>(rotated, 1) == 0.0f) {
             result.scale *= op_param<float>(rotated, 0);
-        } else if (rotated->op == GGML_OP_MUL && rotated->src[1]->ne[0] == 1) {
-            by_token.push_back(rotated->src[1]);
+        } else if ((rotated->op == GGML_OP_MUL && rotated->src[1]->ne[0] == 1) || rotated->op == GGML_OP_RMS_NORM) {
+            after.push_back(rotated);
         } else {
             break;
         }
-        rotated = rotated->src[0];
     }
-    const std::string why = why_not(rotated);
+    const bool is_normed = std::any_of(after.begin(), after.end(), [](const ggml_tensor * x) { return x->op == GGML_OP_RMS_NORM; });
+    const std::string why = why_not(rotated, is_normed);
     if (!why.empty()) {
         if (!moves) {
             result.scale = 1.0f;
@@ -86,8 +89,9 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
         result.sections[i] = op_param<int32_t>(rotated, 11 + i);
     }
     result.x = rotated->src[0];
-    for (auto it = by_token.rbegin(); it != by_token.rend(); ++it) {
-        result.x = ggml_mul(ctx, result.x, *it);
+    for (auto it = after.rbegin(); it != after.rend(); ++it) {
+        const bool is_norm = (*it)->op == GGML_OP_RMS_NORM;
+        result.x = is_norm ? ggml_rms_norm(ctx, result.x, op_param<float>(*it, 0)) : ggml_mul(ctx, result.x, (*it)->src[1]);
     }
     result.pos = rotated->src[1];
     result.freq_factors = rotated->src[2];

@@ -75,6 +75,7 @@ class lctx_kv_cache {
     bool serves(int32_t il) const { return il < (int32_t)source_.size() && source_[il] >= 0; }
     // The layer whose rows it reads: itself, or an earlier one.
     int32_t source(int32_t il) const { return source_[il]; }
+    int32_t head_dim_v() const { return shape_.head_dim_v; }
     lctx_layer layer(ggml_context * ctx, int32_t il) const;
     const lctx_kv_store & store(int32_t il) const { return *layers_[source_[il]].store; }
     const std::vector<std::unique_ptr<lctx_kv_store>> & stores() const { return stores_; }
