@@ -282,9 +282,8 @@ typedef struct lctx_offload_info {
 
 int32_t lctx_offload_usage(const lctx_context * ctx, lctx_offload_info * info);
 
-// The rows that a KV head of a layer holds, ascending, and their scores (the last query that found the row important, -1 none; a count;
-// or the bits of a float), after evictions that are due. rows, scores: NULL or int32[n_max]. Returns the number of rows, 0 for a head
-// that does not exist.
+// The rows that a KV head of a layer holds, ascending, and their scores (integers, or the bits of floats: the rule's business), after
+// evictions that are due. rows, scores: NULL or int32[n_max]. Returns the number of rows, 0 for a head that does not exist.
 int32_t lctx_seq_held(lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max);
 
 // What the host has done beside the kernels since the context was created: per token none of it may grow with the tokens before.

@@ -376,7 +376,7 @@ class Llama(LocalCompleter):
         scores : numpy.ndarray
             int32 [n]: with corm the last query to which the token was important, -1 for none (CORM, definition 3.1; one
             of the last ``window`` when ``evict_every`` is not below it, where one is enough to stay);
-            with scissorhands a count; with h2o and tova a float's bits (``scores.view(numpy.float32)``).
+            with scissorhands a count; with rules that add up weights a float's bits (``scores.view(numpy.float32)``).
 
         Raises
         ------

@@ -20,6 +20,7 @@ GROUPS = {
     "peers": "the extra test-peers: lm-eval, langchain-community, guidance, llama-index",
     "page": "selenium, chromium and chromedriver",
     "build": "a library built in build/, its source package, and what builds and packs it",
+    "older": "an older package of llama-cpp-python: python patches/refresh.py prove",
     "emulate": "a library built with LCTX_EMULATE=ON",
     "cuda": "nvcc, cuobjdump and the headers of cuBLAS",
     "tools": "llama-perplexity and llama-bench: make tools",

@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
-from oracle import DualChunk, Full, Rope, Segment, SelfExtend, attend, cap, rotate, round_trip
+from oracle import Full, Method, Rope, Segment, attend, cap, rotate, round_trip
 from oracle_chunks import UNUSED, LongHeads, by_score, chunk_scores, neighbours, representations, softmax
 
-Base = Full | SelfExtend | DualChunk | LongHeads
+Base = Method | LongHeads
 Kept = tuple[np.ndarray, np.ndarray]  # certain, possible
 
 
