@@ -119,7 +119,7 @@ void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, c
     }
     llama_context_params c = to_llama(params);
     const uint32_t n_ctx = lctx_context_default_n_ctx(*model, params, method);
-    c.kv_unified = c.embeddings;                                            // the texts of a call share one context
+    c.kv_unified = c.embeddings;  // the texts of a call share one context
     c.swa_full = params.swa_full < 0 ? method.empty() : params.swa_full != 0;
     c.n_ctx = lctx_padded_n_ctx(n_ctx) * (c.kv_unified ? 1 : c.n_seq_max);  // llama.cpp pads, and shares n_ctx among the sequences
     c.abort_callback = on_abort;

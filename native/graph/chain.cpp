@@ -66,9 +66,8 @@ ggml_tensor * store(ggml_context * ctx, const lctx_method & method, const lctx_l
                     int32_t rope_mode, lctx_chain & chain) {
     const lctx_retain * retain = method.retain();
     if (layer.resident) {  // before anything else that reads the pools
-        chain.links.push_back({"lctx_store_resident",
-                               lctx_store(ctx, in.k, in.v, layer.k_resident, layer.v_resident, layer.resident_table, in.rows, in.angles,
-                                          nullptr, nullptr, rope_mode, LCTX_SCORE_LAST, true)});
+        chain.links.push_back({"lctx_store_resident", lctx_store(ctx, in.k, in.v, layer.k_resident, layer.v_resident, layer.resident_table,
+                                                                 in.rows, in.angles, nullptr, nullptr, rope_mode, LCTX_SCORE_LAST, true)});
     }
     ggml_tensor * stored = lctx_store(ctx, in.k, in.v, layer.k_pool, layer.v_pool, layer.table, in.rows, in.angles, layer.near, layer.held,
                                       rope_mode, retain ? retain->score : LCTX_SCORE_LAST);
@@ -76,8 +75,8 @@ ggml_tensor * store(ggml_context * ctx, const lctx_method & method, const lctx_l
     return stored;
 }
 
-// A sink is one more key, whose value is zero (gpt-oss, arXiv 2508.10925): the output shrinks by its share of the softmax, and the LSE, which
-// *vote* reads, counts it. In place, so that *vote* finds both where *attend* left them.
+// A sink is one more key, whose value is zero (gpt-oss, arXiv 2508.10925): the output shrinks by its share of the softmax, and the LSE,
+// which *vote* reads, counts it. In place, so that *vote* finds both where *attend* left them.
 ggml_tensor * add_sinks(ggml_context * ctx, ggml_tensor * attended, ggml_tensor * out, ggml_tensor * sinks, int64_t n_head,
                         lctx_chain & chain) {
     const int64_t n_tokens = out->ne[1], head_dim = out->ne[0] / n_head;

@@ -45,9 +45,7 @@ struct lctx_kv_shape {
     const lctx_retain * retain;  // or nullptr
     int32_t v_offset;            // latent attention: V is the channels of K from here on; -1: it has a pool of its own
 
-    size_t row_bytes() const {
-        return ggml_row_size(type_k, head_dim_k) + (v_offset < 0 ? ggml_row_size(type_v, head_dim_v) : 0);
-    }
+    size_t row_bytes() const { return ggml_row_size(type_k, head_dim_k) + (v_offset < 0 ? ggml_row_size(type_v, head_dim_v) : 0); }
     static int32_t n_block(int32_t n_rows) { return (n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS; }
     int32_t n_complete(int32_t n_pos) const { return chunks ? n_pos / chunks->chunk_size : 0; }
 };

@@ -3,8 +3,8 @@
 // Layout: header, then per sequence its id, counters, and for every layer and KV head the bytes of its rows, block by block,
 // K before V, and of its near ring; then what every head holds, representations of chunks and open queries. What differs from this memory
 // is refused with a message, and nothing is left half restored.
-#include "llama-io.h"
 #include "kv-cache.h"
+#include "llama-io.h"
 
 #include <algorithm>
 #include <cstring>

@@ -62,6 +62,7 @@ PLAIN = {
     "offload_kqv": "kvo",
     "kv_limit": "kv_limit",
     "preflight": "preflight",
+    "swa_full": "swa_full",
     "verbose": "verbose",
 }
 YARN = {
