@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/mutations.py [--suite default|full|both] [--only WORD] [--expected-only]
 
-Needs the library of ``make test`` (a build folder with LCTX_EMULATE=ON), which it builds again for every broken line.
+Needs the library of ``make test`` (a build folder with LCTX_HARNESS=ON), which it builds again for every broken line.
 The files that should notice are run first, all others only when they do not. Sources and library are put back.
 """
 
