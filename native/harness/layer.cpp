@@ -114,7 +114,8 @@ void lctx_op_ubatch::add_nodes() {
 }
 
 ggml_tensor * lctx_op_ubatch::node(lctx_op op) const {
-    const auto found = std::find_if(nodes.begin(), nodes.end(), [&](const ggml_tensor * node) { return node->op_params[0] == op; });
+    const auto found =
+        std::find_if(nodes.begin(), nodes.end(), [&](const ggml_tensor * n) { return n->op == GGML_OP_LCTX && n->op_params[0] == op; });
     return found == nodes.end() ? nullptr : *found;
 }
 
