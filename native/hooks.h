@@ -3,6 +3,11 @@
 
 #include <stddef.h>
 
+#ifdef __cplusplus
+#include <cstdint>
+#include <memory>
+#endif
+
 struct ggml_compute_params;
 struct ggml_tensor;
 
@@ -33,17 +38,43 @@ struct llama_memory_i;
 struct llama_memory_params;
 struct llama_model;
 struct llm_graph_context;
+class llama_kv_cache_iswa_context;
+class llama_memory_hybrid_context;
+class llama_memory_hybrid_iswa_context;
 class llm_graph_input_attn_kv;
+class llm_graph_input_attn_kv_iswa;
+class llm_graph_input_i;
+class llm_graph_input_mem_hybrid;
+class llm_graph_input_mem_hybrid_iswa;
+class llm_graph_input_rs;
 
-// The memory of the method that is pending for this thread (lctx_context_create) or named by LCTX_METHOD.
-// nullptr: no method, llama.cpp goes on as always. Throws std::runtime_error with the reason when it cannot be served.
-llama_memory_i * lctx_create_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams);
+// The memory of a context is about to be made. Where a method is pending for this thread (lctx_context_create) or named by LCTX_METHOD,
+// our cache claims the layers with full attention. Throws lctx_refusal with the reason when the model cannot be served.
+void lctx_memory_begin(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams);
+// Cells that one of llama.cpp's own caches needs: few where it keeps no layer and nobody asks it for positions.
+uint32_t lctx_claim_cells(const llama_model & model, uint32_t n_cell);
+// True when the cache need not hold layer il: our cache has claimed it. source: the layer whose rows it reads, itself or an earlier one.
+bool lctx_claim_layer(uint32_t il, int32_t source, int swa_type);
+// What the context gets: ours and what stays llama.cpp's, or the memory as it came when there is no method. Takes ownership.
+llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
+                                 llama_memory_i * memory);
 
-// The graph input of our memory, or nullptr when the context runs on another memory.
+// The graph input of our cache, or nullptr when the context runs on another memory.
 llm_graph_input_attn_kv * lctx_build_attn_inp(const llm_graph_context & graph);
 
-// The attention of one layer through our memory, or nullptr when inp is not ours. Same arguments as build_attn.
-ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_attn_kv * inp, ggml_tensor * wo, ggml_tensor * wo_b,
+// llama.cpp's inputs; with our cache beside its memory they have ours too.
+std::unique_ptr<llm_graph_input_attn_kv_iswa> lctx_iswa_input(const llm_graph_context & graph, const llama_kv_cache_iswa_context * mctx);
+std::unique_ptr<llm_graph_input_mem_hybrid> lctx_hybrid_input(const llm_graph_context & graph,
+                                                              std::unique_ptr<llm_graph_input_attn_kv> attn,
+                                                              std::unique_ptr<llm_graph_input_rs> rs,
+                                                              const llama_memory_hybrid_context * mctx);
+std::unique_ptr<llm_graph_input_mem_hybrid_iswa> lctx_hybrid_iswa_input(const llm_graph_context & graph,
+                                                                        std::unique_ptr<llm_graph_input_attn_kv_iswa> attn,
+                                                                        std::unique_ptr<llm_graph_input_rs> rs,
+                                                                        const llama_memory_hybrid_iswa_context * mctx);
+
+// The attention of one layer through our cache, or nullptr when inp or the layer is not ours. Same arguments as build_attn.
+ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i * inp, ggml_tensor * wo, ggml_tensor * wo_b,
                               ggml_tensor * wo_s, ggml_tensor * q_cur, ggml_tensor * k_cur, ggml_tensor * v_cur, ggml_tensor * kq_b,
                               ggml_tensor * sinks, float kq_scale, int il);
 #endif

@@ -2,6 +2,7 @@
 #include "firewall.h"
 #include "handles.h"
 #include "llama-context.h"
+#include "llama-model.h"
 #include "log.h"
 #include "pending.h"
 
@@ -67,7 +68,9 @@ llama_context_params to_llama(const lctx_context_params & p) {
     c.offload_kqv = p.offload_kqv != 0;
     c.op_offload = p.op_offload != 0;
     c.no_perf = p.no_perf != 0;
-    c.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;  // ours replaces it; "disabled" would refuse a quantized V
+    // of the layers that stay llama.cpp's; its flash attention rounds rows to f16
+    const bool is_exact = c.type_k == GGML_TYPE_F32 && c.type_v == GGML_TYPE_F32;
+    c.flash_attn_type = is_exact ? LLAMA_FLASH_ATTN_TYPE_DISABLED : LLAMA_FLASH_ATTN_TYPE_AUTO;
     return c;
 }
 
@@ -81,7 +84,9 @@ llama_context * init(llama_model * model, const llama_context_params & params, c
                      const lctx_context_params & ours) {
     lctx_pending & pending = lctx_pending_settings();
     pending = {true, method, n_ctx, ours.kv_limit, ours.kv_offload};
+    const uint32_t n_ctx_train = model->hparams.n_ctx_train;  // YaRN settings of a context change it for those that follow
     llama_context * ctx = llama_init_from_model(model, params);
+    model->hparams.n_ctx_train = n_ctx_train;
     pending = {};
     return ctx;
 }
@@ -128,8 +133,8 @@ void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, c
     ctx->n_ctx = n_ctx;
     ctx->memory = dynamic_cast<lctx_memory *>(llama_get_memory(ctx->ctx));
     if (ctx->memory) {
-        ctx->method = ctx->memory->method().full_spec();
-        ctx->why = ctx->memory->full_why();
+        ctx->method = ctx->memory->cache().method().full_spec();
+        ctx->why = ctx->memory->cache().full_why();
     }
     const uint32_t n_batch = llama_n_batch(ctx->ctx);
     ctx->pos.resize(n_batch);
@@ -221,18 +226,18 @@ void lctx_context_set_abort(lctx_context * ctx, const volatile int32_t * flag) {
 
 int32_t lctx_context_step(const lctx_context * ctx, int32_t pos, int32_t n) {
     const auto most = (int32_t)std::min(llama_n_batch(ctx->ctx), llama_n_ubatch(ctx->ctx));
-    return ctx->memory ? ctx->memory->step(pos, n) : std::min(n, most);
+    return ctx->memory ? ctx->memory->cache().step(pos, n) : std::min(n, most);
 }
 
 int32_t lctx_seq_held(lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) {
-    return ctx->memory ? ctx->memory->held_rows(seq, layer, head, rows, scores, n_max) : 0;
+    return ctx->memory ? ctx->memory->cache().held_rows(seq, layer, head, rows, scores, n_max) : 0;
 }
 
 int32_t lctx_context_work(const lctx_context * ctx, lctx_work * work) {
     if (!ctx->memory) {
         return LCTX_INVALID;
     }
-    *work = ctx->memory->work();
+    *work = ctx->memory->cache().work();
     work->n_built = work->n_graph - llama_perf_context(ctx->ctx).n_reused;
     return LCTX_OK;
 }
@@ -241,6 +246,7 @@ int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * r
     if (!ctx->memory) {
         return LCTX_INVALID;
     }
-    ctx->memory->usage(*info, rows);
+    ctx->memory->cache().usage(*info, rows);
+    info->rest_bytes = ctx->memory->rest_bytes() + ctx->memory->checkpoint_bytes();
     return LCTX_OK;
 }

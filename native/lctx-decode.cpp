@@ -24,7 +24,7 @@ bool is_sequence(const lctx_context * ctx, int32_t seq) {
 
 // Why the last call failed: the memory's own words, else what llama.cpp logged.
 std::string failure(lctx_context * ctx, const char * fallback) {
-    const std::string own = ctx->memory ? ctx->memory->take_error() : "";
+    const std::string own = ctx->memory ? ctx->memory->cache().take_error() : "";
     return own.empty() ? lctx_log_errors(fallback) : own;
 }
 
@@ -47,11 +47,28 @@ std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std
     return "";
 }
 
+// The longest prefix of llama.cpp's own memory that a sequence can be cut to: recurrent states cannot go back, windows as far as they reach.
+int32_t own_restorable(const lctx_context * ctx, int32_t seq, int32_t n) {
+    const llama_model * model = ctx->model->model;
+    n = std::max(0, std::min(n, lctx_n_past(ctx, seq)));
+    if (n == lctx_n_past(ctx, seq)) {
+        return n;
+    }
+    const int32_t first = llama_memory_seq_pos_min(llama_get_memory(ctx->ctx), seq), n_swa = llama_model_n_swa(model);
+    const bool is_lost = n_swa > 0 && first > std::max(0, n - n_swa);
+    return is_lost || llama_model_is_recurrent(model) || llama_model_is_hybrid(model) ? 0 : n;
+}
+
 // Put the sequences back to what they were; methods keep what a withdrawn batch needs. One that evicts ends where the ubatch that failed
-// began, when others of the same batch were before it.
+// began, when others of the same batch were before it. One with a recurrent state ends at its last checkpoint.
 void withdraw(lctx_context * ctx, const std::vector<int32_t> & before) {
+    llama_memory_t memory = llama_get_memory(ctx->ctx);
     for (int32_t seq = 0; seq < (int32_t)before.size(); seq++) {
-        llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, before[seq], -1);
+        if (ctx->memory) {
+            ctx->memory->withdraw(seq, before[seq]);
+        } else if (!llama_memory_seq_rm(memory, seq, before[seq], -1)) {
+            llama_memory_seq_rm(memory, seq, -1, -1);
+        }
     }
 }
 
@@ -141,7 +158,7 @@ int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1) {
 }
 
 int32_t lctx_seq_restorable(const lctx_context * ctx, int32_t seq, int32_t n) {
-    return ctx->memory ? ctx->memory->restorable(seq, n) : std::max(0, std::min(n, lctx_n_past(ctx, seq)));
+    return ctx->memory ? ctx->memory->restorable(seq, n) : own_restorable(ctx, seq, n);
 }
 
 int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n) {
@@ -150,11 +167,27 @@ int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n) {
             ctx->error = "sequences are 0 .. " + std::to_string(llama_n_seq_max(ctx->ctx) - 1);
             return false;
         }
+        bool done = true;
         if (ctx->memory) {
-            return ctx->memory->copy(src, dst, n);
+            done = ctx->memory->copy(src, dst, n);
+        } else {
+            llama_memory_seq_rm(llama_get_memory(ctx->ctx), dst, -1, -1);
+            llama_memory_seq_cp(llama_get_memory(ctx->ctx), src, dst, -1, n);
         }
-        llama_memory_seq_rm(llama_get_memory(ctx->ctx), dst, -1, -1);
-        llama_memory_seq_cp(llama_get_memory(ctx->ctx), src, dst, -1, n);
+        ctx->ctx->memory_update(false);  // what llama.cpp copies, it copies now: dst may be saved or cut next
+        return done;
+    });
+}
+
+int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq) {
+    return guarded(ctx, [&] {
+        if (!is_sequence(ctx, seq)) {
+            ctx->error = "sequences are 0 .. " + std::to_string(llama_n_seq_max(ctx->ctx) - 1);
+            return false;
+        }
+        if (ctx->memory) {
+            ctx->memory->checkpoint(seq);
+        }
         return true;
     });
 }

@@ -132,6 +132,6 @@ int32_t lctx_offload_usage(const lctx_context * ctx, lctx_offload_info * info) {
     if (!ctx->memory) {
         return LCTX_INVALID;
     }
-    *info = ctx->memory->offload();
+    *info = ctx->memory->cache().offload();
     return LCTX_OK;
 }

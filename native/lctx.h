@@ -236,6 +236,11 @@ int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1);
 // The longest prefix of at most n positions that lctx_seq_rm(ctx, seq, prefix, -1) can cut the sequence back to.
 int32_t lctx_seq_restorable(const lctx_context * ctx, int32_t seq, int32_t n);
 
+// Keep, in memory of the host, what is needed to cut the sequence back to its end of now: sliding windows and recurrent states, which
+// cannot go back by themselves. Up to 16 of a sequence are kept; then the one goes whose neighbors are nearest. Nothing happens where the
+// cache can go back anyway. 1 done, 0 failed.
+int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq);
+
 // Make dst an exact copy of the first n positions of src (n < 0: all). 1 done, 0 refused and nothing changed.
 int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n);
 
@@ -259,6 +264,7 @@ typedef struct lctx_kv_info {
     uint64_t bytes;       // of K and V in pages that hold rows now, near keys, what is kept of chunks, and the lists of rows
     uint64_t peak_bytes;  // most bytes ever held
     uint64_t full_bytes;  // what a full cache of the same types holds for the same tokens
+    uint64_t rest_bytes;  // beside these: what stays llama.cpp's own (sliding windows, recurrent states), and checkpoints
     int32_t n_layer;
     int32_t n_head_kv;  // largest over the layers
 } lctx_kv_info;

@@ -1,8 +1,11 @@
-// How lctx_context_create tells lctx_create_memory, across llama_init_from_model, what to make: per thread.
+// How lctx_context_create tells lctx_memory_begin, across llama_init_from_model, what to make: per thread.
 #pragma once
+
+#include "claim.h"
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 struct lctx_pending {
     bool active = false;  // false: the method comes from the environment variable LCTX_METHOD
@@ -10,6 +13,9 @@ struct lctx_pending {
     uint32_t n_ctx = 0;   // as asked, before padding
     uint64_t kv_limit = 0;
     uint64_t kv_offload = 0;  // bytes of the device for pages, the others staying in memory of the host; 0: all on the device
+    // while llama.cpp makes its memory
+    bool claims = false;
+    std::vector<lctx_claimed> layers;  // taken so far
 };
 
 lctx_pending & lctx_pending_settings();

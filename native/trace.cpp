@@ -106,7 +106,7 @@ bool lctx_trace::on_node(ggml_tensor * node, bool ask, void * data) {
 }
 
 int32_t lctx_trace_start(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1) {
-    const lctx_chunks * chunks = ctx->memory ? ctx->memory->method().chunks() : nullptr;
+    const lctx_chunks * chunks = ctx->memory ? ctx->memory->cache().method().chunks() : nullptr;
     if (!chunks) {
         ctx->error = "only a method that chooses chunks (longheads) can be traced";
         return LCTX_INVALID;

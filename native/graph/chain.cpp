@@ -13,18 +13,21 @@ ggml_tensor * choose_chunks(ggml_context * ctx, const lctx_chunks & chunks, cons
     params.minmax = chunks.minmax;
     params.from_near = layer.near != nullptr;
     params.key_pairs = key_pairs;
-    ggml_tensor * reps = lctx_represent(ctx, in.q, chain.links.back().node, layer.v_pool, layer.table, in.chunk_rows, in.angles, layer.near,
-                                        layer.held, layer.reps, layer.open, params);
-    chain.links.push_back({"lctx_represent", reps});
+    ggml_tensor * reps = layer.reps;
+    if (in.k) {
+        reps = lctx_represent(ctx, in.q, chain.links.back().node, layer.v_pool, layer.table, in.chunk_rows, in.angles, layer.near,
+                              layer.held, layer.reps, layer.open, params);
+        chain.links.push_back({"lctx_represent", reps});
+    }
     ggml_tensor * segs = lctx_select(ctx, in.q, reps, in.chunk_rows, layer.table->ne[1], chunks);
     chain.links.push_back({LCTX_SELECT_NAME, segs});
     return segs;
 }
 
 // Sub-ops of a layer for one token, with tensors that have no memory but those of the store.
-lctx_chain sample(ggml_context * ctx, const llama_model & model, const lctx_memory & memory, int32_t il) {
-    const lctx_method & method = memory.method();
-    const lctx_layer layer = memory.layer(ctx, il);
+lctx_chain sample(ggml_context * ctx, const llama_model & model, const lctx_kv_cache & cache, int32_t il) {
+    const lctx_method & method = cache.method();
+    const lctx_layer layer = cache.layer(ctx, il);
     const auto tensor = [&](ggml_type type, int64_t n0, int64_t n1, int64_t n2) { return ggml_new_tensor_3d(ctx, type, n0, n1, n2); };
     lctx_attend_params params = {};
     params.rope_mode = model.hparams.rope_type;
@@ -56,18 +59,46 @@ lctx_chain sample(ggml_context * ctx, const llama_model & model, const lctx_memo
 
 }  // namespace
 
+namespace {
+
+// Write the rows of the batch; what reads the pools takes the result as its source.
+ggml_tensor * store(ggml_context * ctx, const lctx_method & method, const lctx_layer & layer, const lctx_chain_inputs & in,
+                    int32_t rope_mode, lctx_chain & chain) {
+    const lctx_retain * retain = method.retain();
+    if (layer.resident) {  // before anything else that reads the pools
+        chain.links.push_back({"lctx_store_resident",
+                               lctx_store(ctx, in.k, in.v, layer.k_resident, layer.v_resident, layer.resident_table, in.rows, in.angles,
+                                          nullptr, nullptr, rope_mode, LCTX_SCORE_LAST, true)});
+    }
+    ggml_tensor * stored = lctx_store(ctx, in.k, in.v, layer.k_pool, layer.v_pool, layer.table, in.rows, in.angles, layer.near, layer.held,
+                                      rope_mode, retain ? retain->score : LCTX_SCORE_LAST);
+    chain.links.push_back({"lctx_store", stored});
+    return stored;
+}
+
+// A sink is one more key, whose value is zero (gpt-oss, arXiv 2508.10925): the output shrinks by its share of the softmax, and the LSE, which
+// *vote* reads, counts it. In place, so that *vote* finds both where *attend* left them.
+ggml_tensor * add_sinks(ggml_context * ctx, ggml_tensor * attended, ggml_tensor * out, ggml_tensor * sinks, int64_t n_head,
+                        lctx_chain & chain) {
+    const int64_t n_tokens = out->ne[1], head_dim = out->ne[0] / n_head;
+    ggml_tensor * lse = ggml_view_2d(ctx, attended, n_head, n_tokens, n_head * sizeof(float), ggml_nbytes(out));
+    ggml_tensor * lead = ggml_sub(ctx, lse, sinks);
+    ggml_tensor * gate = ggml_reshape_3d(ctx, ggml_sigmoid(ctx, lead), 1, n_head, n_tokens);
+    ggml_tensor * heads = ggml_reshape_3d(ctx, out, head_dim, n_head, n_tokens);
+    ggml_tensor * scaled = ggml_mul_inplace(ctx, heads, gate);
+    chain.links.push_back({"lctx_sink_gate", gate});
+    chain.links.push_back({"lctx_sink_out", scaled});
+    chain.links.push_back({"lctx_sink_lse", ggml_cpy(ctx, ggml_add(ctx, ggml_softplus(ctx, lead), sinks), lse)});
+    return ggml_reshape_2d(ctx, scaled, out->ne[0], n_tokens);
+}
+
+}  // namespace
+
 lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, const lctx_layer & layer, const lctx_chain_inputs & in,
                             lctx_attend_params params, bool key_pairs) {
     lctx_chain chain = {};
-    const lctx_retain * retain = method.retain();
-    ggml_tensor * stored = lctx_store(ctx, in.k, in.v, layer.k_pool, layer.v_pool, layer.table, in.rows, in.angles, layer.near, layer.held,
-                                      params.rope_mode, retain ? retain->score : LCTX_SCORE_LAST);
-    chain.links.push_back({"lctx_store", stored});
-    if (layer.resident) {  // before anything else that reads the pools: links.back() is what they read
-        chain.links.insert(chain.links.begin(), {"lctx_store_resident", lctx_store(ctx, in.k, in.v, layer.k_resident, layer.v_resident,
-                                                                                   layer.resident_table, in.rows, in.angles, nullptr,
-                                                                                   nullptr, params.rope_mode, LCTX_SCORE_LAST, true)});
-    }
+    const lctx_retain * retain = in.k ? method.retain() : nullptr;
+    ggml_tensor * stored = in.k ? store(ctx, method, layer, in, params.rope_mode, chain) : layer.k_pool;
     ggml_tensor * segs = in.segs;
     if (const lctx_chunks * chunks = method.chunks()) {
         segs = choose_chunks(ctx, *chunks, layer, in, chain, params, key_pairs);
@@ -75,31 +106,36 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
         params.near_from = chunks->near_segment();
     }
     params.near_mask = method.near_mask();
-    params.lse = retain != nullptr;
+    params.lse = retain || in.sinks;
     ggml_tensor * table = layer.table;
     if (layer.resident) {
         table = lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_resident, layer.v_resident, layer.resident,
                            layer.resident_table);
         chain.links.push_back({"lctx_fetch", table});
     }
-    chain.attended = lctx_attend(ctx, in.q, stored, layer.v_pool, table, segs, in.angles, layer.near, layer.held, params, layer.k_resident,
-                                 layer.v_resident);
-    chain.links.push_back({"lctx_attend", chain.attended});
+    ggml_tensor * attended = lctx_attend(ctx, in.q, stored, layer.v_pool, table, segs, in.angles, layer.near, layer.held, params,
+                                         layer.k_resident, layer.v_resident);
+    chain.links.push_back({"lctx_attend", attended});
+    const int64_t n_out = layer.v_pool->ne[0] * in.q->ne[1];
+    chain.out = ggml_view_2d(ctx, attended, n_out, in.q->ne[2], n_out * sizeof(float), 0);  // the LSE follows
+    if (in.sinks) {
+        chain.out = add_sinks(ctx, attended, chain.out, in.sinks, in.q->ne[1], chain);
+    }
     if (retain) {
-        chain.links.push_back({"lctx_vote", lctx_vote(ctx, chain.attended, in.voters, *retain)});
+        chain.links.push_back({"lctx_vote", lctx_vote(ctx, attended, in.voters, *retain)});
     }
     return chain;
 }
 
-std::string lctx_why_not_there(const llama_model & model, const lctx_memory & memory) {
-    for (const auto & store : memory.stores()) {
+std::string lctx_why_not_there(const llama_model & model, const lctx_kv_cache & cache) {
+    for (const auto & store : cache.stores()) {
         if (store->is_host) {
             continue;
         }
         const ggml_context_ptr ctx(ggml_init({64 * ggml_tensor_overhead(), nullptr, true}));
-        for (const lctx_link & link : sample(ctx.get(), model, memory, memory.first_layer(*store)).links) {
+        for (const lctx_link & link : sample(ctx.get(), model, cache, cache.first_layer(*store)).links) {
             if (!ggml_backend_dev_supports_op(store->dev, link.node)) {
-                return "layers are on " + store->name() + ", which cannot compute " + link.name + " for " + memory.method().full_spec() +
+                return "layers are on " + store->name() + ", which cannot compute " + link.name + " for " + cache.method().full_spec() +
                        " with K " + ggml_type_name(store->k_pool->type) + " and V " + ggml_type_name(store->v_pool->type) +
                        "; use n_gpu_layers=0, or offload_kqv=False, which keeps K, V and attention on the CPU";
             }

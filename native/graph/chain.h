@@ -1,14 +1,16 @@
 // The sub-ops of one layer, chained.
 #pragma once
 
-#include "../memory/memory.h"
+#include "../memory/kv-cache.h"
 
 #include <vector>
 
-// What a layer computes from; segs where all heads read the same, else chunk_rows; voters where heads evict.
+// What a layer computes from; segs where all heads read the same, else chunk_rows; voters where heads evict. Without k and v the layer
+// reads the rows of an earlier one, which has stored, represented and will vote. sinks: F32 [n_head] or nullptr.
 struct lctx_chain_inputs {
     ggml_tensor *q, *k, *v;  // not rotated
     ggml_tensor *rows, *segs, *chunk_rows, *voters, *angles;
+    ggml_tensor * sinks;
 };
 
 // What nodes are called; llama.cpp appends "-layer".
@@ -21,7 +23,7 @@ struct lctx_link {
 
 struct lctx_chain {
     std::vector<lctx_link> links;  // in their order
-    ggml_tensor * attended;
+    ggml_tensor * out;             // F32 [head_dim_v*n_head, n_tokens]
 };
 
 // params: rope_mode, scale, softcap; the method fills in the rest. key_pairs: see lctx_represent_params.
@@ -29,4 +31,4 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
                             lctx_attend_params params, bool key_pairs);
 
 // Why the layers cannot be where they are, because a device lacks a sub-op; empty when they can.
-std::string lctx_why_not_there(const llama_model & model, const lctx_memory & memory);
+std::string lctx_why_not_there(const llama_model & model, const lctx_kv_cache & cache);

@@ -2,15 +2,13 @@
 
 #include "../methods/method.h"
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
+#include <set>
 #include <string>
 
 namespace {
-
-[[noreturn]] void refuse(const char * what, int il, const std::string & reason) {
-    throw lctx_refusal("layer " + std::to_string(il) + ": the " + what + " " + reason +
-                       "; only models that rotate queries and keys last, with NORM or NEOX RoPE, can run with a method");
-}
 
 template <typename T> T op_param(const ggml_tensor * t, int i) {
     T value;
@@ -18,33 +16,105 @@ template <typename T> T op_param(const ggml_tensor * t, int i) {
     return value;
 }
 
-}  // namespace
+// Rotation by nothing: the frequency is 0, so every angle is.
+constexpr lctx_rope STILL = {GGML_ROPE_TYPE_NEOX, 2, 0, 1.0f, 0.0f, 0.0f, 1.0f, 0.0f, 0.0f};
 
-lctx_peeled lctx_peel_rope(ggml_tensor * t, const char * what, int il) {
-    lctx_peeled result = {};
-    result.scale = 1.0f;
-    while (t->op == GGML_OP_SCALE && op_param<float>(t, 1) == 0.0f) {
-        result.scale *= op_param<float>(t, 0);
-        t = t->src[0];
+// True when a rotation stands between the projections and t.
+bool is_rotated(const ggml_tensor * t, std::set<const ggml_tensor *> & seen) {
+    if (!t || t->op == GGML_OP_NONE || t->op == GGML_OP_MUL_MAT || t->op == GGML_OP_MUL_MAT_ID || !seen.insert(t).second) {
+        return false;
     }
+    return t->op == GGML_OP_ROPE ||
+           std::any_of(std::begin(t->src), std::end(t->src), [&](const ggml_tensor * src) { return is_rotated(src, seen); });
+}
+
+// Why this rotation cannot be taken off; empty when it can. is_normed: heads are normalized after it.
+std::string why_not(const ggml_tensor * t, bool is_normed) {
     if (t->op != GGML_OP_ROPE) {
-        refuse(what, il, std::string("is not the result of RoPE (but of ") + ggml_op_desc(t) + ")");
+        return std::string("is not the result of RoPE (but of ") + ggml_op_desc(t) + ")";
     }
-    // op_params of ggml_rope: 1 n_dims, 2 mode, 4 n_ctx_orig, 5.. frequencies, 15 offset of the rotated dimensions
-    result.rope = {op_param<int32_t>(t, 2), op_param<int32_t>(t, 1), op_param<int32_t>(t, 4), op_param<float>(t, 5), op_param<float>(t, 6),
-                   op_param<float>(t, 7),   op_param<float>(t, 8),   op_param<float>(t, 9),   op_param<float>(t, 10)};
-    if (result.rope.mode != GGML_ROPE_TYPE_NORMAL && result.rope.mode != GGML_ROPE_TYPE_NEOX) {
-        refuse(what, il, "uses RoPE mode " + std::to_string(result.rope.mode));
+    const auto mode = op_param<int32_t>(t, 2);
+    const bool known = mode == GGML_ROPE_TYPE_NORMAL || mode == GGML_ROPE_TYPE_NEOX || mode == GGML_ROPE_TYPE_MROPE ||
+                       mode == GGML_ROPE_TYPE_IMROPE;
+    if (!known) {
+        return "uses RoPE mode " + std::to_string(mode);
     }
     if (op_param<int32_t>(t, 15) != 0) {
-        refuse(what, il, "is rotated from an offset");
+        return "is rotated from an offset";
     }
-    result.x = t->src[0];
-    result.pos = t->src[1];
-    result.freq_factors = t->src[2];
+    if (is_normed && (op_param<float>(t, 7) != 0.0f || op_param<float>(t, 8) != 1.0f)) {
+        return "is normalized after a rotation that changes its length";
+    }
+    return t->src[2] && (mode & GGML_ROPE_TYPE_MROPE) ? "has frequency factors and sections" : "";
+}
+
+}  // namespace
+
+lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, const char * what, int il) {
+    lctx_peeled result = {t, nullptr, nullptr, STILL, 1.0f, {}, false};
+    std::set<const ggml_tensor *> seen;
+    if (!is_rotated(t, seen)) {
+        return result;
+    }
+    std::vector<const ggml_tensor *> after;  // what does not mind a rotation
+    ggml_tensor * rotated = t;
+    for (; rotated->op != GGML_OP_ROPE; rotated = rotated->src[0]) {
+        if (rotated->op == GGML_OP_SCALE && op_param<float>(rotated, 1) == 0.0f) {
+            result.scale *= op_param<float>(rotated, 0);
+        } else if ((rotated->op == GGML_OP_MUL && rotated->src[1]->ne[0] == 1) || rotated->op == GGML_OP_RMS_NORM) {
+            after.push_back(rotated);
+        } else {
+            break;
+        }
+    }
+    const bool is_normed = std::any_of(after.begin(), after.end(), [](const ggml_tensor * x) { return x->op == GGML_OP_RMS_NORM; });
+    const std::string why = why_not(rotated, is_normed);
+    if (!why.empty()) {
+        if (!moves) {
+            result.scale = 1.0f;
+            return result;
+        }
+        throw lctx_refusal("layer " + std::to_string(il) + ": the " + what + " " + why +
+                           "; a method that reads keys from other positions than their own needs queries and keys that are rotated last, " +
+                           "with NORM or NEOX RoPE: method=full and the eviction rules alone run");
+    }
+    // op_params of ggml_rope: 1 n_dims, 2 mode, 4 n_ctx_orig, 5.. frequencies, 11.. sections, 15 offset of the rotated dimensions
+    const auto mode = op_param<int32_t>(rotated, 2);
+    const bool has_sections = (mode & GGML_ROPE_TYPE_MROPE) != 0;
+    result.rope = {has_sections ? GGML_ROPE_TYPE_NEOX : mode, op_param<int32_t>(rotated, 1), op_param<int32_t>(rotated, 4),
+                   op_param<float>(rotated, 5),               op_param<float>(rotated, 6),   op_param<float>(rotated, 7),
+                   op_param<float>(rotated, 8),               op_param<float>(rotated, 9),   op_param<float>(rotated, 10)};
+    result.interleaved = mode == GGML_ROPE_TYPE_IMROPE;
+    for (int i = 0; has_sections && i < 4; i++) {
+        result.sections[i] = op_param<int32_t>(rotated, 11 + i);
+    }
+    result.x = rotated->src[0];
+    for (auto it = after.rbegin(); it != after.rend(); ++it) {
+        const bool is_norm = (*it)->op == GGML_OP_RMS_NORM;
+        result.x = is_norm ? ggml_rms_norm(ctx, result.x, op_param<float>(*it, 0)) : ggml_mul(ctx, result.x, (*it)->src[1]);
+    }
+    result.pos = rotated->src[1];
+    result.freq_factors = rotated->src[2];
     return result;
 }
 
 bool lctx_same_rope(const lctx_peeled & a, const lctx_peeled & b) {
-    return a.pos == b.pos && a.freq_factors == b.freq_factors && memcmp(&a.rope, &b.rope, sizeof(a.rope)) == 0;
+    return a.pos == b.pos && a.freq_factors == b.freq_factors && a.sections == b.sections && a.interleaved == b.interleaved &&
+           memcmp(&a.rope, &b.rope, sizeof(a.rope)) == 0;
+}
+
+// Text has the token's position in the first three sections and 0 in the fourth. Interleaved, section s is the pairs that leave s when
+// divided by 3, as far as it reaches; the pairs that are left belong to the fourth.
+std::vector<float> lctx_still_factors(const lctx_peeled & peeled) {
+    const auto & s = peeled.sections;
+    const int32_t n = s[0] + s[1] + s[2] + s[3];
+    std::vector<float> factors;
+    bool any = false;
+    for (int32_t i = 0; n > 0 && i < peeled.rope.n_dims / 2; i++) {
+        const int32_t pair = i % n;
+        const bool still = peeled.interleaved ? pair >= 3 * s[pair % 3] : pair >= s[0] + s[1] + s[2];
+        factors.push_back(still ? std::numeric_limits<float>::infinity() : 1.0f);
+        any = any || still;
+    }
+    return any ? factors : std::vector<float>();
 }

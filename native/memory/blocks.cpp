@@ -1,14 +1,14 @@
 // The pages of a sequence: block i of a head is its slots [64 i, 64 i + 64), and the table of its store says which page that is.
-#include "memory.h"
+#include "kv-cache.h"
 
 #include <algorithm>
 
 // Blocks behind the window, whose pages are gone: the same for all heads.
-int32_t lctx_memory::n_dead(int32_t seq) const {
+int32_t lctx_kv_cache::n_dead(int32_t seq) const {
     return std::max(0, seqs_[seq].first_live / LCTX_PAGE_ROWS - n_block(method_->n_sink()));
 }
 
-int64_t lctx_memory::n_held_page() const {
+int64_t lctx_kv_cache::n_held_page() const {
     int64_t n = 0;
     for (const auto & store : stores_) {
         n += store->pages().n_held();
@@ -18,7 +18,7 @@ int64_t lctx_memory::n_held_page() const {
 
 // Pages that the sequences take to grow to n_pos rows each: new ones, and copies of shared ones that they would write to. The last
 // owner of a page needs no copy.
-int32_t lctx_memory::pages_needed(const lctx_kv_store & store, const std::vector<int32_t> & n_pos) const {
+int32_t lctx_kv_cache::pages_needed(const lctx_kv_store & store, const std::vector<int32_t> & n_pos) const {
     int64_t n = 0;
     std::map<int32_t, int32_t> writers;
     for (int32_t seq = 0; seq < n_seq_; seq++) {
@@ -35,7 +35,7 @@ int32_t lctx_memory::pages_needed(const lctx_kv_store & store, const std::vector
 }
 
 // What a batch needs is committed before it changes anything, where memory has to be.
-bool lctx_memory::promise(const llama_batch & batch) {
+bool lctx_kv_cache::promise(const llama_batch & batch) {
     std::vector<int32_t> n_pos = lengths();
     for (int32_t i = 0; i < batch.n_tokens; i++) {
         n_pos[batch.seq_id[i][0]]++;
@@ -51,7 +51,7 @@ bool lctx_memory::promise(const llama_batch & batch) {
 }
 
 // Return the pages that no query from p - n_batch on reads: one batch may still be taken back.
-void lctx_memory::drop_dead(int32_t seq, int32_t p) {
+void lctx_kv_cache::drop_dead(int32_t seq, int32_t p) {
     sequence & s = seqs_[seq];
     const int32_t first = method_->first_row(std::max(0, p - n_batch_)) / LCTX_PAGE_ROWS * LCTX_PAGE_ROWS;
     const int32_t first_kept = n_block(std::max(s.first_live, method_->n_sink()));
@@ -59,7 +59,7 @@ void lctx_memory::drop_dead(int32_t seq, int32_t p) {
     s.first_live = std::max(s.first_live, first);
 }
 
-void lctx_memory::truncate(int32_t seq, int32_t n_pos) {
+void lctx_kv_cache::truncate(int32_t seq, int32_t n_pos) {
     sequence & s = seqs_[seq];
     take_votes_back(seq, n_pos);
     each_head([&](lctx_kv_store & store, int32_t head) {
@@ -81,7 +81,7 @@ void lctx_memory::truncate(int32_t seq, int32_t n_pos) {
 }
 
 // Rows up to n_pos, in pages that only this sequence writes to; nothing changes when there are too few pages.
-bool lctx_memory::grow(int32_t seq, int32_t n_pos) {
+bool lctx_kv_cache::grow(int32_t seq, int32_t n_pos) {
     sequence & s = seqs_[seq];
     std::vector<int32_t> wanted = lengths();
     wanted[seq] = n_pos;
@@ -108,7 +108,7 @@ bool lctx_memory::grow(int32_t seq, int32_t n_pos) {
     return why.empty() || refuse(why);
 }
 
-bool lctx_memory::place(const llama_ubatch & ubatch) {
+bool lctx_kv_cache::place(const llama_ubatch & ubatch) {
     work_.n_graph++;
     std::vector<int32_t> last(n_seq_, -1);
     std::vector<int32_t> due;
@@ -137,7 +137,7 @@ bool lctx_memory::place(const llama_ubatch & ubatch) {
 }
 
 // False when a device has no memory for it: dst is empty then.
-bool lctx_memory::copy_prefix(int32_t src, int32_t dst, int32_t n_pos) {
+bool lctx_kv_cache::copy_prefix(int32_t src, int32_t dst, int32_t n_pos) {
     truncate(dst, 0);
     if (n_pos == 0) {
         return true;

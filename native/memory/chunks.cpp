@@ -2,17 +2,17 @@
 //
 // The ring of queries has two halves of one chunk each. Whole chunks of a ubatch need no ring: only the queries of its last chunk are
 // kept, in the half that does not hold the chunk in which the batch began, so that a batch can be taken back whole.
-#include "memory.h"
+#include "kv-cache.h"
 
 // A batch begins: what its first rows continue must outlive it.
-void lctx_memory::keep_open() {
+void lctx_kv_cache::keep_open() {
     for (sequence & s : seqs_) {
         const int32_t half = has_open() && s.n_pos > 0 ? s.half((s.n_pos - 1) / chunks_->chunk_size) : -1;
         s.kept_half = half >= 0 ? half : s.kept_half;
     }
 }
 
-void lctx_memory::place_open(const llama_ubatch & ubatch) {
+void lctx_kv_cache::place_open(const llama_ubatch & ubatch) {
     open_rows_.assign(ubatch.n_tokens, -1);
     if (!has_open()) {
         return;
@@ -39,7 +39,7 @@ void lctx_memory::place_open(const llama_ubatch & ubatch) {
 }
 
 // Chunks that begin behind the end of the sequence are not there any more.
-void lctx_memory::forget_open(int32_t seq) {
+void lctx_kv_cache::forget_open(int32_t seq) {
     for (int32_t & chunk : seqs_[seq].open) {
         if (chunk >= 0 && chunk * chunks_->chunk_size >= seqs_[seq].n_pos) {
             chunk = -1;
@@ -48,7 +48,7 @@ void lctx_memory::forget_open(int32_t seq) {
 }
 
 // Every run of bytes that holds representations or open queries of the sequence.
-void lctx_memory::each_chunk_run(int32_t seq, const run_visitor & f) const {
+void lctx_kv_cache::each_chunk_run(int32_t seq, const run_visitor & f) const {
     const int32_t n_chunk = shape_.n_complete(seqs_[seq].n_pos);
     for (const layer_place & l : layers_) {
         const int32_t first = chunks_ && chunks_->minmax ? l.heads.first : l.heads.first_query;
@@ -70,14 +70,14 @@ void lctx_memory::each_chunk_run(int32_t seq, const run_visitor & f) const {
     }
 }
 
-void lctx_memory::copy_chunks(int32_t src, int32_t dst) {
+void lctx_kv_cache::copy_chunks(int32_t src, int32_t dst) {
     each_chunk_run(dst, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
         store.copy(t, offset + src * t->nb[3] - dst * t->nb[3], offset, size);
     });
 }
 
 // At most: a chunk in each half of the ring.
-size_t lctx_memory::chunk_bytes(int32_t n_pos) const {
+size_t lctx_kv_cache::chunk_bytes(int32_t n_pos) const {
     if (!chunks_) {
         return 0;
     }

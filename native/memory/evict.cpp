@@ -2,17 +2,17 @@
 //
 // An eviction is due when a sequence ends at a border. It is done when its next token is placed, by a graph of its own, and needs
 // pages that nobody else reads.
-#include "memory.h"
+#include "kv-cache.h"
 
 #include <algorithm>
 
-bool lctx_memory::is_due(int32_t seq) const {
+bool lctx_kv_cache::is_due(int32_t seq) const {
     const sequence & s = seqs_[seq];
     return retain_ && s.n_pos > s.evicted_to && s.n_pos % retain_->evict_every == 0;
 }
 
 // The sequences of a batch that evict before it.
-std::vector<int32_t> lctx_memory::due_in(const llama_batch & batch) const {
+std::vector<int32_t> lctx_kv_cache::due_in(const llama_batch & batch) const {
     std::vector<char> is_in(n_seq_, 0);
     for (int32_t i = 0; retain_ && i < batch.n_tokens; i++) {
         const int32_t seq = batch.seq_id[i][0];
@@ -30,7 +30,7 @@ std::vector<int32_t> lctx_memory::due_in(const llama_batch & batch) const {
 }
 
 // Rows move inside the pages of a sequence, so nobody else may read them.
-bool lctx_memory::own_all(int32_t seq) {
+bool lctx_kv_cache::own_all(int32_t seq) {
     if (!seqs_[seq].shares) {
         return true;
     }
@@ -66,7 +66,7 @@ bool lctx_memory::own_all(int32_t seq) {
 }
 
 // Do what is due for these sequences; false when there is no room to make their pages their own.
-bool lctx_memory::settle(const std::vector<int32_t> & seqs) {
+bool lctx_kv_cache::settle(const std::vector<int32_t> & seqs) {
     if (seqs.empty()) {
         return true;
     }
@@ -92,7 +92,7 @@ bool lctx_memory::settle(const std::vector<int32_t> & seqs) {
     return true;
 }
 
-bool lctx_memory::settle_all() {
+bool lctx_kv_cache::settle_all() {
     std::vector<int32_t> due;
     for (int32_t seq = 0; seq < n_seq_; seq++) {
         if (is_due(seq)) {
@@ -103,7 +103,7 @@ bool lctx_memory::settle_all() {
 }
 
 // Before a ubatch: whose queries vote, and from where on their votes can be taken back.
-void lctx_memory::note_votes(const llama_ubatch & ubatch) {
+void lctx_kv_cache::note_votes(const llama_ubatch & ubatch) {
     voters_.clear();
     std::vector<int32_t> undo_from(n_seq_, -1);
     for (uint32_t i = 0; retain_ && i < ubatch.n_tokens; i++) {
@@ -120,7 +120,7 @@ void lctx_memory::note_votes(const llama_ubatch & ubatch) {
 }
 
 // The sequence is cut to n_pos rows: nobody behind them has voted. A layer that a failed ubatch did not reach has nothing to take back.
-void lctx_memory::take_votes_back(int32_t seq, int32_t n_pos) {
+void lctx_kv_cache::take_votes_back(int32_t seq, int32_t n_pos) {
     sequence & s = seqs_[seq];
     if (!retain_ || n_pos >= s.voted_to) {
         return;
@@ -141,7 +141,7 @@ void lctx_memory::take_votes_back(int32_t seq, int32_t n_pos) {
     s.undo_from = -1;
 }
 
-void lctx_memory::forget_evictions(int32_t seq) {
+void lctx_kv_cache::forget_evictions(int32_t seq) {
     for (const auto & store : stores_) {
         for (int32_t head = 0; head < store->n_head; head++) {
             store->gone(seq, head) = 0;
@@ -152,7 +152,7 @@ void lctx_memory::forget_evictions(int32_t seq) {
     }
 }
 
-void lctx_memory::copy_evictions(int32_t src, int32_t dst) {
+void lctx_kv_cache::copy_evictions(int32_t src, int32_t dst) {
     each_held_run(dst, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
         store.copy(t, offset + src * t->nb[2] - dst * t->nb[2], offset, size);
     });
@@ -165,7 +165,7 @@ void lctx_memory::copy_evictions(int32_t src, int32_t dst) {
 }
 
 // Every run of bytes that says what the heads of the sequence hold.
-void lctx_memory::each_held_run(int32_t seq, const run_visitor & f) const {
+void lctx_kv_cache::each_held_run(int32_t seq, const run_visitor & f) const {
     each_head([&](lctx_kv_store & store, int32_t head) {
         for (int32_t plane = 0; store.held && plane < lctx_held::PLANES; plane++) {
             f(store, store.held, store.held_offset(seq, head, plane), store.n_slot(seq, head, seqs_[seq].n_pos) * sizeof(int32_t));
@@ -173,7 +173,7 @@ void lctx_memory::each_held_run(int32_t seq, const run_visitor & f) const {
     });
 }
 
-int32_t lctx_memory::held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) {
+int32_t lctx_kv_cache::held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) {
     if (seq < 0 || seq >= n_seq_ || il < 0 || il >= (int32_t)layers_.size() || head < 0 || head >= layers_[il].heads.n) {
         return 0;
     }

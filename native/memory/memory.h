@@ -1,36 +1,23 @@
-// The memory of our methods: rows of K and V in pages per layer and KV head, one page list per sequence.
+// The memory of a context with a method, as llama.cpp sees it: it splits batches into ubatches, at the borders where heads evict too,
+// and keeps our KV cache and what stays llama.cpp's own (rest.h) at the same positions.
 //
-// A head that evicts holds rows of its own (ops/retain.h). Evictions are due at borders and done when the next token comes, so that
-// the last batch can be taken back, or when somebody looks.
-//
-// Sequences that were copied share their full pages; a page is copied before somebody else's row would be written to it.
-// Rows lie in stores, one per device that has layers (kv-store.h); sequences, and what may be done with them, are the same for all.
-// What cannot be done is refused with a message: bool operations return false, state operations throw, and void operations mark
-// the memory broken, so that the next batch fails with the message until the memory is cleared. Never a silently wrong cache.
+// A window or a recurrent state cannot go back. A checkpoint keeps them as they were after so many tokens of a sequence, in memory of
+// the host; the rows of our cache are still there, so nothing of them is copied.
 #pragma once
 
-#include "../lctx.h"
-#include "../methods/method.h"
-#include "ggml-backend.h"
-#include "kv-store.h"
-#include "llama-batch.h"
-#include "llama-cparams.h"
-#include "llama-memory.h"
-#include "llama-model.h"
+#include "kv-cache.h"
+#include "rest.h"
 
-#include <functional>
 #include <map>
 #include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
 class lctx_memory final : public llama_memory_i {
   public:
-    // kv_limit: most bytes that kv usage may report, 0: none. kv_offload: bytes of the devices for pages that lie close, 0: all do. Throws
-    // lctx_refusal when the pools do not fit a device or the types do not fit the heads.
-    lctx_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
-                std::unique_ptr<lctx_method> method, uint32_t n_ctx, uint64_t kv_limit, uint64_t kv_offload);
+    // rest: nullptr when all layers with a memory are in the cache. n_checkpoint: most that a sequence keeps.
+    lctx_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<lctx_rest> rest, int32_t n_checkpoint);
+
+    lctx_kv_cache & cache() const { return *cache_; }
 
     // llama_memory_i
     llama_memory_context_ptr init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) override;
@@ -49,173 +36,34 @@ class lctx_memory final : public llama_memory_i {
     void state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const override;
     void state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) override;
 
-    // for the graph
-    const lctx_method & method() const { return *method_; }
-    lctx_layer layer(ggml_context * ctx, int32_t il) const;
-    const lctx_kv_store & store(int32_t il) const { return *layers_[il].store; }
-    const std::vector<std::unique_ptr<lctx_kv_store>> & stores() const { return stores_; }
-    int32_t first_layer(const lctx_kv_store & store) const;
-    // A graph of the context is being built: where it runs.
-    void attach(ggml_backend_sched_t sched) const;
-    // A graph is about to run: the devices have to know where the rows lie.
-    void begin_graph() const;
-
-    // for the API
-    // What was chosen and why, and which kernels run where on rows of which types.
-    std::string full_why() const;
-    void usage(lctx_kv_info & info, int32_t * rows);
-    lctx_offload_info offload() const;
-    // What its rows take when the text fills n_ctx, where heads evict at most (with corm at least): f(device, bytes).
-    void each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const;
-    // The rows that a head holds, ascending, and their scores: room for n_max; returns their number.
-    int32_t held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max);
-    // Of n tokens from position pos on, how many a batch may take that can be taken back whole.
-    int32_t step(int32_t pos, int32_t n) const;
-    // Make dst the first n_pos rows of src (all with n_pos < 0); false with take_error() when that cannot be.
-    bool copy(int32_t src, int32_t dst, int32_t n_pos);
-    // What the host has done so far; n_built is the context's to know.
-    lctx_work & work() const { return work_; }
-    // The reason of the last refusal, told once: a later failure has a reason of its own.
-    std::string take_error() { return std::exchange(error_, {}); }
-
-    // The longest prefix of at most n rows that the sequence can be cut back to.
+    // The longest prefix of at most n tokens that the sequence can be cut back to.
     int32_t restorable(int32_t seq, int32_t n) const;
-
-    // Give every token of the ubatch its row: pages are taken here. init_batch has seen that there are enough.
-    bool place(const llama_ubatch & ubatch);
-    // Where the queries of the ubatch that was placed last go: lctx_chunk_row::open of every token.
-    const std::vector<int32_t> & open_rows() const { return open_rows_; }
-    // Who votes, of the ubatch that was placed last.
-    const std::vector<lctx_voter> & voters() const { return voters_; }
+    // Make dst the first n_pos tokens of src (all with n_pos < 0); false with the cache's take_error() when that cannot be.
+    bool copy(int32_t src, int32_t dst, int32_t n_pos);
+    // Keep what is needed to come back to the end of a sequence. Nothing, where the cache can go back by itself.
+    void checkpoint(int32_t seq);
+    // Cut the sequence back to n_pos tokens, or to what can still be reached, or to nothing.
+    void withdraw(int32_t seq, int32_t n_pos);
+    // What its rows take when the text fills n_ctx: f(device, bytes).
+    void each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const;
+    // Bytes of what stays llama.cpp's own, and of the checkpoints.
+    uint64_t rest_bytes() const;
+    uint64_t checkpoint_bytes() const;
 
   private:
-    struct sequence {
-        int32_t n_pos = 0;       // rows stored
-        int32_t first_live = 0;  // rows in [n_sink, first_live) lost their pages
-        int32_t first_near = 0;  // near keys before this row were overwritten
-        // The ring of queries has two halves of one chunk each: the chunk whose rows each holds from its first on, and the half
-        // that may not be overwritten, because the batch may be taken back to it.
-        int32_t open[2] = {-1, -1};
-        int32_t kept_half = 0;
-        // Eviction: rows before evicted_to were judged; queries before voted_to may have voted; the votes of queries from undo_from
-        // on can be taken back.
-        int32_t evicted_to = 0;
-        int32_t voted_to = 0;
-        int32_t undo_from = -1;
-        bool shares = false;  // pages may have other owners
-
-        int32_t half(int32_t chunk) const { return open[0] == chunk ? 0 : open[1] == chunk ? 1 : -1; }
+    struct saved {
+        int32_t pos;
+        std::shared_ptr<const std::vector<uint8_t>> bytes;
     };
 
-    struct layer_place {
-        lctx_kv_store * store;
-        lctx_layer_heads heads;  // in the store
-    };
-
-    // A run of bytes: offset and size in a tensor of a store.
-    using run_visitor = std::function<void(lctx_kv_store &, ggml_tensor *, size_t, size_t)>;
-
-    static int32_t n_block(int32_t n_rows) { return lctx_kv_shape::n_block(n_rows); }
-    int32_t live_blocks() const;
-    int32_t n_page_head() const;
-    int32_t n_resident(uint64_t kv_offload) const;
-    void allocate(const llama_model & model, bool offload);
-    // f(store, head in the store) for the KV heads of all layers.
-    template <typename F> void each_head(F && f) const {
-        for (const layer_place & layer : layers_) {
-            for (int32_t head = layer.heads.first; head < layer.heads.first + layer.heads.n; head++) {
-                f(*layer.store, head);
-            }
-        }
-    }
-
-    // blocks.cpp: the pages of a sequence; row i is slot i unless heads evict
-    int32_t n_dead(int32_t seq) const;
-    int64_t n_held_page() const;
-    int32_t pages_needed(const lctx_kv_store & store, const std::vector<int32_t> & n_pos) const;
-    bool promise(const llama_batch & batch);
-    void drop_dead(int32_t seq, int32_t p);
-    void truncate(int32_t seq, int32_t n_pos);
-    bool grow(int32_t seq, int32_t n_pos);
+    std::vector<llama_ubatch> split(llama_batch_allocr & balloc, int32_t n_ubatch) const;
+    std::vector<llama_ubatch> split_equal(llama_batch_allocr & balloc, int32_t n_ubatch, bool one_sequence) const;
     std::string why_not_back_to(int32_t seq, int32_t p) const;
-    bool copy_prefix(int32_t src, int32_t dst, int32_t n_pos);
+    const saved * find_checkpoint(int32_t seq, int32_t p) const;
+    void cut(int32_t seq, int32_t p);
 
-    // evict.cpp: votes and evictions
-    bool is_due(int32_t seq) const;
-    std::vector<int32_t> due_in(const llama_batch & batch) const;
-    bool settle(const std::vector<int32_t> & seqs);
-    bool settle_all();
-    bool own_all(int32_t seq);
-    void note_votes(const llama_ubatch & ubatch);
-    void take_votes_back(int32_t seq, int32_t n_pos);
-    void forget_evictions(int32_t seq);
-    void copy_evictions(int32_t src, int32_t dst);
-    void each_held_run(int32_t seq, const run_visitor & f) const;
-
-    // chunks.cpp: representations, and the queries of the open chunk
-    bool has_open() const { return chunks_ && !chunks_->minmax; }
-    void keep_open();
-    void place_open(const llama_ubatch & ubatch);
-    void forget_open(int32_t seq);
-    void copy_chunks(int32_t src, int32_t dst);
-    size_t chunk_bytes(int32_t n_pos) const;
-    void each_chunk_run(int32_t seq, const run_visitor & f) const;
-
-    std::string check_batch(const llama_batch & batch, llama_memory_status & status) const;
-    std::string check_room(const std::vector<int32_t> & n_pos) const;
-    std::string check_limit(int64_t n_held_page, const std::vector<int32_t> & n_pos) const;
-    int32_t next_ubatch(const llama_batch & batch, int32_t first, int32_t n_ubatch) const;
-    int32_t most_slots() const;
-    uint64_t bytes(int64_t n_held_page, const std::vector<int32_t> & n_pos) const;
-    std::vector<int32_t> lengths() const;
-    bool refuse(const std::string & reason) const;
-    void break_with(const std::string & reason);
-
-    // state.cpp: save and restore
-    void write_sequence(llama_io_write_i & io, int32_t seq) const;
-    void check_header(llama_io_read_i & io, int32_t n_seq) const;
-    void read_sequence(llama_io_read_i & io, int32_t seq);
-    void take_pages(int32_t seq, int32_t n_pos, int32_t first_live, const std::vector<int32_t> & gone);
-    void read_held(llama_io_read_i & io, int32_t seq);
-    void each_run(int32_t seq, const run_visitor & f) const;
-
-    std::unique_ptr<lctx_method> method_;
-    const lctx_chunks * chunks_;  // of the method, or nullptr
-    const lctx_retain * retain_;  // of the method, or nullptr
-    uint64_t kv_limit_;           // bytes, 0: none
-    int32_t n_ctx_;               // rows of one sequence
-    int32_t n_rows_all_;          // rows of all sequences together
-    int32_t n_ubatch_, n_batch_, n_seq_, n_threads_;
-    lctx_kv_shape shape_ = {};
-    int32_t n_head_total_ = 0;        // KV heads of all layers
-    int32_t n_query_head_total_ = 0;  // query heads of all layers
-    std::vector<std::unique_ptr<lctx_kv_store>> stores_;
-    std::vector<layer_place> layers_;
-    std::vector<int32_t> open_rows_;
-    std::vector<lctx_voter> voters_;
-    std::vector<sequence> seqs_;
-    uint64_t peak_bytes_ = 0;
-    mutable lctx_work work_ = {};
-    std::string broken_;
-    mutable std::string error_;
-};
-
-// One batch on its way: the ubatches and which one is next.
-class lctx_memory_context final : public llama_memory_context_i {
-  public:
-    explicit lctx_memory_context(llama_memory_status status) : status_(status) {}
-    lctx_memory_context(lctx_memory * memory, std::vector<llama_ubatch> ubatches)
-        : memory_(memory), ubatches_(std::move(ubatches)), status_(LLAMA_MEMORY_STATUS_SUCCESS) {}
-
-    bool next() override { return ++next_ < ubatches_.size(); }
-    bool apply() override { return ubatches_.empty() || memory_->place(ubatches_[next_]); }
-    const llama_ubatch & get_ubatch() const override { return ubatches_[next_]; }
-    llama_memory_status get_status() const override { return status_; }
-    const lctx_memory & memory() const { return *memory_; }
-
-  private:
-    lctx_memory * memory_ = nullptr;
-    std::vector<llama_ubatch> ubatches_;
-    size_t next_ = 0;
-    llama_memory_status status_;
+    const std::unique_ptr<lctx_kv_cache> cache_;
+    const std::unique_ptr<lctx_rest> rest_;
+    const size_t n_checkpoint_;
+    std::vector<std::vector<saved>> checkpoints_;  // of every sequence, ascending
 };

@@ -4,7 +4,7 @@
 // K before V, and of its near ring; then what every head holds, representations of chunks and open queries. What differs from this memory
 // is refused with a message, and nothing is left half restored.
 #include "llama-io.h"
-#include "memory.h"
+#include "kv-cache.h"
 
 #include <algorithm>
 #include <cstring>
@@ -54,7 +54,7 @@ void require(bool ok, const std::string & reason) {
 }  // namespace
 
 // Every run of bytes that holds rows of the sequence.
-void lctx_memory::each_run(int32_t seq, const run_visitor & f) const {
+void lctx_kv_cache::each_run(int32_t seq, const run_visitor & f) const {
     const int32_t n_pos = seqs_[seq].n_pos;
     each_head([&](lctx_kv_store & store, int32_t head) {
         const int32_t n_row = store.n_slot(seq, head, n_pos);
@@ -73,7 +73,7 @@ void lctx_memory::each_run(int32_t seq, const run_visitor & f) const {
     });
 }
 
-void lctx_memory::write_sequence(llama_io_write_i & io, int32_t seq) const {
+void lctx_kv_cache::write_sequence(llama_io_write_i & io, int32_t seq) const {
     const sequence & s = seqs_[seq];
     put(io, state_sequence{seq, s.n_pos, s.first_live, s.first_near, {s.open[0], s.open[1]}, s.evicted_to, s.voted_to, s.undo_from});
     each_head([&](const lctx_kv_store & store, int32_t head) {
@@ -87,10 +87,9 @@ void lctx_memory::write_sequence(llama_io_write_i & io, int32_t seq) const {
     each_chunk_run(seq, write);
 }
 
-void lctx_memory::state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const {
-    if (flags != 0 || seq_id >= n_seq_) {
-        throw lctx_refusal(flags ? "partial and on-device states are not available for a context with a method"
-                                 : "sequence " + std::to_string(seq_id) + " is outside n_seq_max " + std::to_string(n_seq_));
+void lctx_kv_cache::state_write(llama_io_write_i & io, int32_t seq_id) const {
+    if (seq_id >= n_seq_) {
+        throw lctx_refusal("sequence " + std::to_string(seq_id) + " is outside n_seq_max " + std::to_string(n_seq_));
     }
     for (const auto & store : stores_) {
         store->wait();
@@ -112,7 +111,7 @@ void lctx_memory::state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_
 }
 
 // Pages of a sequence that was saved.
-void lctx_memory::take_pages(int32_t seq, int32_t n_pos, int32_t first_live, const std::vector<int32_t> & gone) {
+void lctx_kv_cache::take_pages(int32_t seq, int32_t n_pos, int32_t first_live, const std::vector<int32_t> & gone) {
     const int32_t first_kept = n_block(method_->n_sink());
     size_t i = 0;
     each_head([&](lctx_kv_store & store, int32_t head) {
@@ -136,7 +135,7 @@ void lctx_memory::take_pages(int32_t seq, int32_t n_pos, int32_t first_live, con
 }
 
 // What the heads hold. Kernels trust the lists of rows: ascending, and below the end.
-void lctx_memory::read_held(llama_io_read_i & io, int32_t seq) {
+void lctx_kv_cache::read_held(llama_io_read_i & io, int32_t seq) {
     const sequence & s = seqs_[seq];
     each_held_run(seq, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
         const auto n = (int32_t)(size / sizeof(int32_t)), n_dense = s.n_pos - s.evicted_to;
@@ -158,7 +157,7 @@ void lctx_memory::read_held(llama_io_read_i & io, int32_t seq) {
     }
 }
 
-void lctx_memory::read_sequence(llama_io_read_i & io, int32_t seq) {
+void lctx_kv_cache::read_sequence(llama_io_read_i & io, int32_t seq) {
     const auto saved = get<state_sequence>(io);
     const int32_t n_pos = saved.n_pos;
     require(n_pos >= 0 && n_pos <= n_ctx_, "it holds " + std::to_string(n_pos) + " tokens, n_ctx is " + std::to_string(n_ctx_));
@@ -188,7 +187,7 @@ void lctx_memory::read_sequence(llama_io_read_i & io, int32_t seq) {
     each_chunk_run(seq, read);
 }
 
-void lctx_memory::check_header(llama_io_read_i & io, int32_t n_seq) const {
+void lctx_kv_cache::check_header(llama_io_read_i & io, int32_t n_seq) const {
     const auto header = get<state_header>(io);
     require(header.magic == MAGIC, "it was not written by a context with a method");
     require(header.version == VERSION, "its version is " + std::to_string(header.version) + ", this one reads " + std::to_string(VERSION));
@@ -203,8 +202,8 @@ void lctx_memory::check_header(llama_io_read_i & io, int32_t n_seq) const {
     require(header.n_seq == n_seq, "it holds " + std::to_string(header.n_seq) + " sequences");
 }
 
-void lctx_memory::state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {
-    require(flags == 0 && seq_id < n_seq_, "the sequence or the flags are not available");
+void lctx_kv_cache::state_read(llama_io_read_i & io, int32_t seq_id) {
+    require(seq_id < n_seq_, "there is no sequence " + std::to_string(seq_id));
     const int32_t first = std::max(seq_id, 0), end = seq_id < 0 ? n_seq_ : seq_id + 1;
     const auto forget = [&] {
         for (int32_t seq = first; seq < end; seq++) {

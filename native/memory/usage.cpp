@@ -1,12 +1,12 @@
 // What is held, and what may be.
-#include "memory.h"
+#include "kv-cache.h"
 
 #include "../kernel-name.h"
 
 #include <algorithm>
 
 // What is wrong with a batch; empty when it can be evaluated. Nothing changes here.
-std::string lctx_memory::check_batch(const llama_batch & batch, llama_memory_status & status) const {
+std::string lctx_kv_cache::check_batch(const llama_batch & batch, llama_memory_status & status) const {
     status = LLAMA_MEMORY_STATUS_FAILED_COMPUTE;
     if (!broken_.empty()) {
         return broken_;
@@ -31,7 +31,7 @@ std::string lctx_memory::check_batch(const llama_batch & batch, llama_memory_sta
 }
 
 // Why the sequences cannot grow to n_pos rows each; empty when they can.
-std::string lctx_memory::check_room(const std::vector<int32_t> & n_pos) const {
+std::string lctx_kv_cache::check_room(const std::vector<int32_t> & n_pos) const {
     for (int32_t seq = 0; seq < n_seq_; seq++) {
         const sequence & s = seqs_[seq];
         if (n_pos[seq] > n_ctx_) {
@@ -51,7 +51,7 @@ std::string lctx_memory::check_room(const std::vector<int32_t> & n_pos) const {
 }
 
 // Why so much cannot be held; empty when it can.
-std::string lctx_memory::check_limit(int64_t n_held_page, const std::vector<int32_t> & n_pos) const {
+std::string lctx_kv_cache::check_limit(int64_t n_held_page, const std::vector<int32_t> & n_pos) const {
     const uint64_t wanted = kv_limit_ ? bytes(n_held_page, n_pos) : 0;
     if (wanted <= kv_limit_) {
         return "";
@@ -60,7 +60,7 @@ std::string lctx_memory::check_limit(int64_t n_held_page, const std::vector<int3
            "; raise it, evict more (a smaller window or budget), use a smaller type_k and type_v, or remove tokens";
 }
 
-std::vector<int32_t> lctx_memory::lengths() const {
+std::vector<int32_t> lctx_kv_cache::lengths() const {
     std::vector<int32_t> n_pos;
     for (const sequence & s : seqs_) {
         n_pos.push_back(s.n_pos);
@@ -69,7 +69,7 @@ std::vector<int32_t> lctx_memory::lengths() const {
 }
 
 // What is held with so many pages and sequences of these lengths.
-uint64_t lctx_memory::bytes(int64_t n_held_page, const std::vector<int32_t> & n_pos) const {
+uint64_t lctx_kv_cache::bytes(int64_t n_held_page, const std::vector<int32_t> & n_pos) const {
     const uint64_t row_k = ggml_row_size(shape_.type_k, shape_.head_dim_k), row_v = ggml_row_size(shape_.type_v, shape_.head_dim_v);
     uint64_t n = n_held_page * LCTX_PAGE_ROWS * (row_k + row_v);
     for (int32_t seq = 0; seq < n_seq_; seq++) {
@@ -84,7 +84,7 @@ uint64_t lctx_memory::bytes(int64_t n_held_page, const std::vector<int32_t> & n_
 }
 
 // Rows that a head of a sequence holds at most; with corm, whose heads decide for themselves, at least.
-int32_t lctx_memory::most_slots() const {
+int32_t lctx_kv_cache::most_slots() const {
     if (!retain_) {
         return n_ctx_;
     }
@@ -93,7 +93,7 @@ int32_t lctx_memory::most_slots() const {
     return (int32_t)std::min<int64_t>(n_ctx_, judged + retain_->evict_every);
 }
 
-void lctx_memory::each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const {
+void lctx_kv_cache::each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const {
     uint64_t total = 0;
     for (const auto & store : stores_) {
         const lctx_sizes s = store->sizes(most_slots());
@@ -117,7 +117,7 @@ void lctx_memory::each_size(const std::function<void(ggml_backend_dev_t, const l
     }
 }
 
-void lctx_memory::usage(lctx_kv_info & info, int32_t * rows) {
+void lctx_kv_cache::usage(lctx_kv_info & info, int32_t * rows) {
     if (!settle_all()) {
         error_.clear();  // the next batch will say so
     }
@@ -148,7 +148,7 @@ void lctx_memory::usage(lctx_kv_info & info, int32_t * rows) {
     }
 }
 
-std::string lctx_memory::full_why() const {
+std::string lctx_kv_cache::full_why() const {
     const std::string why = method_->full_why();
     std::string where = why.empty() ? "attention on " : "; on ";
     for (const auto & store : stores_) {
@@ -159,7 +159,7 @@ std::string lctx_memory::full_why() const {
     return why + where + (shape_.n_slot > 0 ? ", in memory of the host but for " + std::to_string(shape_.n_slot) + " pages of a head" : "");
 }
 
-lctx_offload_info lctx_memory::offload() const {
+lctx_offload_info lctx_kv_cache::offload() const {
     lctx_offload_info all = {};
     for (const auto & store : stores_) {
         const lctx_offload_info one = store->offload();

@@ -26,6 +26,8 @@ class full_method final : public lctx_method {
 
     void segments(int32_t p, lctx_segment * segs) const override { segs[0] = {0, p + 1, 0, 0}; }
 
+    bool keeps_positions() const override { return true; }
+
   private:
     lctx_method_env env;
 };

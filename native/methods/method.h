@@ -61,6 +61,9 @@ class lctx_method {
     // How heads choose their own segments in the graph, or nullptr: then segments() is not asked.
     virtual const lctx_chunks * chunks() const { return nullptr; }
 
+    // True when every query reads every key from its own position at the key's own: nothing is rotated anew.
+    virtual bool keeps_positions() const { return false; }
+
     // Segments that read the near ring (bit mask), and how many rows back they reach; 0: no near ring.
     virtual uint32_t near_mask() const { return 0; }
     virtual int32_t near_window() const { return 0; }

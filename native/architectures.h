@@ -1,0 +1,23 @@
+// What is known of llama.cpp's architectures: which ones methods serve, and what differs in their attention.
+#pragma once
+
+#include "llama-arch.h"
+
+#include <string>
+
+struct llama_cparams;
+struct llama_model;
+
+struct lctx_architecture {
+    llm_arch arch;
+    const char * why_not;   // why no method serves it, or nullptr: tests/test_models.py proves it equal to llama.cpp
+    bool float_product;     // the output projection accumulates in float, where half precision overflows
+    bool trained_in_pairs;  // NORM rotation, and trained so: the rows of Wk and Wv have the same order
+    bool scaled_softcap;    // scores are capped whatever hparams say, and scaled by f_attn_out_scale before
+};
+
+// The row of an architecture; nullptr: nobody has compared it with llama.cpp.
+const lctx_architecture * lctx_find_architecture(llm_arch arch);
+
+// Why the model cannot run with a method; empty when it can, as far as can be seen before its graph is built.
+std::string lctx_why_unsupported(const llama_model & model, const llama_cparams & cparams);

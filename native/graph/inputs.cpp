@@ -1,0 +1,206 @@
+#include "inputs.h"
+
+#include "../hooks.h"
+#include "attention.h"
+#include "llama-kv-cache-iswa.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
+#include "llama-memory-recurrent.h"
+
+#include <limits>
+
+namespace {
+
+ggml_tensor * new_input(ggml_context * ctx, int64_t ne0, int64_t ne1, int64_t ne2, const char * name) {
+    ggml_tensor * t = ggml_new_tensor_3d(ctx, GGML_TYPE_I32, ne0, ne1, ne2);
+    ggml_set_input(t);
+    ggml_set_name(t, name);
+    return t;
+}
+
+void put(const lctx_kv_cache & cache, ggml_tensor * input, const void * data) {
+    ggml_backend_tensor_set(input, data, 0, ggml_nbytes(input));
+    cache.work().input_bytes += (int64_t)ggml_nbytes(input);
+}
+
+const lctx_kv_cache * cache_of(const llm_graph_context & graph) {
+    const auto * view = dynamic_cast<const lctx_batch_view *>(graph.mctx);
+    return view ? &view->cache() : nullptr;
+}
+
+// The same question of an input inside another, whose context is a part of theirs.
+bool can_reuse_with(llm_graph_input_i & input, llm_graph_params params, const llama_memory_context_i * mctx) {
+    params.mctx = mctx;
+    return input.can_reuse(params);
+}
+
+class attn_input final : public llm_graph_input_attn_kv, public lctx_has_inputs {
+  public:
+    attn_input(const llm_graph_context & graph, const lctx_kv_cache & cache)
+        : llm_graph_input_attn_kv(graph.hparams, graph.cparams, nullptr), lctx_has_inputs(graph, cache) {}
+
+    void set_input(const llama_ubatch * ubatch) override { ours.set(*ubatch); }
+    bool can_reuse(const llm_graph_params & params) override { return ours.can_reuse(params.ubatch); }
+};
+
+class iswa_input final : public llm_graph_input_attn_kv_iswa, public lctx_has_inputs {
+  public:
+    iswa_input(const llm_graph_context & graph, const lctx_kv_cache & cache, const llama_kv_cache_iswa_context * mctx)
+        : llm_graph_input_attn_kv_iswa(graph.hparams, graph.cparams, mctx), lctx_has_inputs(graph, cache) {}
+
+    void set_input(const llama_ubatch * ubatch) override {
+        llm_graph_input_attn_kv_iswa::set_input(ubatch);
+        ours.set(*ubatch);
+    }
+    bool can_reuse(const llm_graph_params & params) override {
+        return llm_graph_input_attn_kv_iswa::can_reuse(params) && ours.can_reuse(params.ubatch);
+    }
+};
+
+class hybrid_input final : public llm_graph_input_mem_hybrid {
+  public:
+    using llm_graph_input_mem_hybrid::llm_graph_input_mem_hybrid;
+
+    void set_input(const llama_ubatch * ubatch) override {
+        inp_attn->set_input(ubatch);
+        inp_rs->set_input(ubatch);
+    }
+    bool can_reuse(const llm_graph_params & params) override {
+        mctx = static_cast<const llama_memory_hybrid_context *>(params.mctx);
+        return can_reuse_with(*inp_rs, params, mctx->get_recr()) && inp_attn->can_reuse(params);
+    }
+};
+
+class hybrid_iswa_input final : public llm_graph_input_mem_hybrid_iswa {
+  public:
+    using llm_graph_input_mem_hybrid_iswa::llm_graph_input_mem_hybrid_iswa;
+
+    void set_input(const llama_ubatch * ubatch) override {
+        inp_attn->set_input(ubatch);
+        inp_rs->set_input(ubatch);
+    }
+    bool can_reuse(const llm_graph_params & params) override {
+        mctx = static_cast<const llama_memory_hybrid_iswa_context *>(params.mctx);
+        return can_reuse_with(*inp_rs, params, mctx->get_recr()) && can_reuse_with(*inp_attn, params, mctx->get_attn());
+    }
+};
+
+}  // namespace
+
+lctx_inputs::lctx_inputs(const llm_graph_context & graph, const lctx_kv_cache & cache) : cache(cache) {
+    const lctx_method & method = cache.method();
+    cache.attach(graph.sched);
+    rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_rows");
+    if (method.chunks()) {
+        chunk_rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_chunk_rows");
+    } else {
+        segs = new_input(graph.ctx0, 4, method.n_segment(), graph.n_tokens, "lctx_segs");
+    }
+    if (method.retain()) {
+        voters = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_voters");
+    }
+    pos = new_input(graph.ctx0, (int64_t)method.n_angle() * graph.n_tokens, 1, 1, "lctx_pos");
+}
+
+void lctx_inputs::set(const llama_ubatch & ubatch) {
+    const lctx_method & method = cache.method();
+    const int32_t n_angle = method.n_angle();
+    cache.begin_graph();
+    std::vector<lctx_row> row(ubatch.n_tokens);
+    std::vector<int32_t> position((size_t)ubatch.n_tokens * n_angle);
+    for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
+        const int32_t p = ubatch.pos[i], angle0 = (int32_t)i * n_angle;
+        row[i] = {p, ubatch.seq_id[i][0], angle0 + method.key_angle(), angle0 + method.near_angle()};
+        method.positions(p, &position[angle0]);
+    }
+    put(cache, rows, row.data());
+    put(cache, pos, position.data());
+    if (voters) {
+        put(cache, voters, cache.voters().data());
+    }
+    if (segs) {
+        set_segments(ubatch);
+    } else {
+        set_chunk_rows(ubatch);
+    }
+    for (const table & t : tables_) {
+        if (t.factors) {
+            put(cache, t.factors, lctx_still_factors(t.peeled).data());
+        }
+    }
+}
+
+void lctx_inputs::set_segments(const llama_ubatch & ubatch) {
+    const lctx_method & method = cache.method();
+    const int32_t n_seg = method.n_segment();
+    std::vector<lctx_segment> seg((size_t)ubatch.n_tokens * n_seg);
+    for (size_t i = 0; i < seg.size(); i += n_seg) {
+        const int32_t token = (int32_t)(i / n_seg);
+        method.segments(ubatch.pos[token], &seg[i]);
+        for (int32_t s = 0; s < n_seg; s++) {
+            seg[i + s].angle += token * method.n_angle();
+            seg[i + s].seq = ubatch.seq_id[token][0];
+        }
+    }
+    put(cache, segs, seg.data());
+}
+
+void lctx_inputs::set_chunk_rows(const llama_ubatch & ubatch) {
+    const int32_t n_angle = cache.method().n_angle();
+    std::vector<lctx_chunk_row> row(ubatch.n_tokens);
+    for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
+        row[i] = {ubatch.pos[i], ubatch.seq_id[i][0], cache.open_rows()[i], (int32_t)i * n_angle};
+    }
+    put(cache, chunk_rows, row.data());
+}
+
+ggml_tensor * lctx_inputs::angles(const llm_graph_context & graph, const lctx_peeled & peeled, int il) {
+    const lctx_kv_store & store = cache.store(il);
+    for (const table & t : tables_) {
+        if (t.store == &store && lctx_same_rope(t.peeled, peeled)) {
+            return t.angles;
+        }
+    }
+    ggml_tensor * factors = nullptr;
+    if (!lctx_still_factors(peeled).empty()) {
+        factors = ggml_new_tensor_1d(graph.ctx0, GGML_TYPE_F32, peeled.rope.n_dims / 2);
+        ggml_set_input(factors);
+        ggml_set_name(factors, "lctx_still");
+    }
+    ggml_tensor * angles = lctx_angles(graph.ctx0, pos, factors ? factors : peeled.freq_factors, peeled.rope);
+    lctx_add(graph, store, angles, "lctx_angles", -1);
+    tables_.push_back({peeled, &store, angles, factors});
+    return angles;
+}
+
+llm_graph_input_attn_kv * lctx_build_attn_inp(const llm_graph_context & graph) {
+    const lctx_kv_cache * cache = cache_of(graph);
+    return cache ? static_cast<attn_input *>(graph.res->add_input(std::make_unique<attn_input>(graph, *cache))) : nullptr;
+}
+
+std::unique_ptr<llm_graph_input_attn_kv_iswa> lctx_iswa_input(const llm_graph_context & graph, const llama_kv_cache_iswa_context * mctx) {
+    if (const lctx_kv_cache * cache = cache_of(graph)) {
+        return std::make_unique<iswa_input>(graph, *cache, mctx);
+    }
+    return std::make_unique<llm_graph_input_attn_kv_iswa>(graph.hparams, graph.cparams, mctx);
+}
+
+std::unique_ptr<llm_graph_input_mem_hybrid> lctx_hybrid_input(const llm_graph_context & graph,
+                                                              std::unique_ptr<llm_graph_input_attn_kv> attn,
+                                                              std::unique_ptr<llm_graph_input_rs> rs,
+                                                              const llama_memory_hybrid_context * mctx) {
+    if (const lctx_kv_cache * cache = cache_of(graph)) {
+        return std::make_unique<hybrid_input>(graph.cparams, std::make_unique<attn_input>(graph, *cache), std::move(rs), mctx);
+    }
+    return std::make_unique<llm_graph_input_mem_hybrid>(graph.cparams, std::move(attn), std::move(rs), mctx);
+}
+
+std::unique_ptr<llm_graph_input_mem_hybrid_iswa> lctx_hybrid_iswa_input(const llm_graph_context & graph,
+                                                                        std::unique_ptr<llm_graph_input_attn_kv_iswa> attn,
+                                                                        std::unique_ptr<llm_graph_input_rs> rs,
+                                                                        const llama_memory_hybrid_iswa_context * mctx) {
+    if (cache_of(graph)) {
+        return std::make_unique<hybrid_iswa_input>(graph.cparams, std::move(attn), std::move(rs), mctx);
+    }
+    return std::make_unique<llm_graph_input_mem_hybrid_iswa>(graph.cparams, std::move(attn), std::move(rs), mctx);
+}

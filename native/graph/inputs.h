@@ -1,0 +1,53 @@
+// What a graph gets from the host for each ubatch, and llama.cpp's own inputs with it.
+#pragma once
+
+#include "../memory/batch.h"
+#include "llama-graph.h"
+#include "rope.h"
+
+#include <map>
+#include <vector>
+
+// The inputs that change with every ubatch. Topology depends on the method and the number of tokens only, so that graphs are reused; the
+// host writes O(n_tokens) numbers.
+class lctx_inputs {
+  public:
+    lctx_inputs(const llm_graph_context & graph, const lctx_kv_cache & cache);
+
+    void set(const llama_ubatch & ubatch);
+    bool can_reuse(const llama_ubatch & ubatch) const { return rows->ne[1] == ubatch.n_tokens; }
+
+    // The angle table for this RoPE; made once per device and shared by the layers that rotate alike.
+    ggml_tensor * angles(const llm_graph_context & graph, const lctx_peeled & peeled, int il);
+
+    const lctx_kv_cache & cache;
+    std::map<int32_t, lctx_peeled> keys;  // how the layers that have stored in this graph rotate
+
+    ggml_tensor * rows;                  // I32 [4, n_tokens]           lctx_row
+    ggml_tensor * segs = nullptr;        // I32 [4, n_seg, n_tokens]    lctx_segment; or the heads choose for themselves:
+    ggml_tensor * chunk_rows = nullptr;  // I32 [4, n_tokens]           lctx_chunk_row
+    ggml_tensor * voters = nullptr;      // I32 [4, n_tokens]           lctx_voter, when heads evict
+    ggml_tensor * pos;                   // I32 [n_angle * n_tokens]
+
+  private:
+    struct table {
+        lctx_peeled peeled;
+        const lctx_kv_store * store;
+        ggml_tensor * angles;
+        ggml_tensor * factors;  // F32 [n_dims/2] that the host writes, or nullptr
+    };
+
+    void set_segments(const llama_ubatch & ubatch);
+    void set_chunk_rows(const llama_ubatch & ubatch);
+
+    std::vector<table> tables_;
+};
+
+// How build_attn finds them in whatever input a model's graph hands it.
+class lctx_has_inputs {
+  public:
+    lctx_has_inputs(const llm_graph_context & graph, const lctx_kv_cache & cache) : ours(graph, cache) {}
+    virtual ~lctx_has_inputs() = default;
+
+    lctx_inputs ours;
+};

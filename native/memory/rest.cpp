@@ -1,0 +1,172 @@
+#include "rest.h"
+
+#include "batch.h"
+#include "llama-io.h"
+#include "llama-kv-cache-iswa.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
+#include "llama-memory-recurrent.h"
+
+#include <algorithm>
+#include <cstring>
+#include <typeinfo>
+
+namespace {
+
+class writer final : public llama_io_write_i {
+  public:
+    void write(const void * src, size_t size) override { bytes.insert(bytes.end(), (const uint8_t *)src, (const uint8_t *)src + size); }
+    void write_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
+        bytes.resize(bytes.size() + size);
+        ggml_backend_tensor_get(tensor, bytes.data() + bytes.size() - size, offset, size);
+    }
+    size_t n_bytes() override { return bytes.size(); }
+
+    std::vector<uint8_t> bytes;
+};
+
+class reader final : public llama_io_read_i {
+  public:
+    explicit reader(const std::vector<uint8_t> & bytes) : bytes_(bytes) {}
+
+    void read(void * dst, size_t size) override { memcpy(dst, next(size), size); }
+    void read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
+        ggml_backend_tensor_set(tensor, next(size), offset, size);
+    }
+    size_t n_bytes() override { return at_; }
+
+  private:
+    const uint8_t * next(size_t size) {
+        if (size > bytes_.size() - at_) {
+            throw lctx_refusal("the checkpoint is shorter than what it should hold");
+        }
+        at_ += size;
+        return bytes_.data() + at_ - size;
+    }
+
+    const std::vector<uint8_t> & bytes_;
+    size_t at_ = 0;
+};
+
+// True when the window still holds all that a query at position p reads: what is before its first cell is masked.
+bool has_window(const llama_kv_cache & window, const llama_hparams & hparams, int32_t seq, int32_t p) {
+    const llama_pos first = window.seq_pos_min(seq);
+    return p == 0 || first == 0 || (first > 0 && llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, first - 1, p));
+}
+
+class iswa final : public lctx_rest {
+  public:
+    iswa(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, const llama_hparams & hparams)
+        : lctx_rest(std::move(memory), cparams, false), hparams_(hparams) {}
+
+    llama_memory_context_ptr batch(lctx_kv_cache & cache, const std::vector<llama_ubatch> & ubatches) override {
+        auto base = own().get_base()->prepare(ubatches), window = own().get_swa()->prepare(ubatches);
+        if (base.empty() || window.empty()) {
+            return nullptr;
+        }
+        return std::make_unique<lctx_joint_context<llama_kv_cache_iswa_context>>(cache, &own(), std::move(base), std::move(window), ubatches);
+    }
+    llama_memory_context_ptr full(lctx_kv_cache & cache) override {
+        return std::make_unique<lctx_joint_context<llama_kv_cache_iswa_context>>(cache, &own());
+    }
+    bool can_go_back(int32_t seq, int32_t p) const override { return has_window(*own().get_swa(), hparams_, seq, p); }
+
+  private:
+    llama_kv_cache_iswa & own() const { return static_cast<llama_kv_cache_iswa &>(memory()); }
+    llama_memory_i & books() const override { return *own().get_base(); }
+
+    const llama_hparams & hparams_;
+};
+
+class hybrid final : public lctx_rest {
+  public:
+    hybrid(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams) : lctx_rest(std::move(memory), cparams, true) {}
+
+    llama_memory_context_ptr batch(lctx_kv_cache & cache, const std::vector<llama_ubatch> & ubatches) override {
+        if (!own().get_mem_recr()->prepare(ubatches)) {
+            return nullptr;
+        }
+        auto places = own().get_mem_attn()->prepare(ubatches);
+        if (places.empty()) {
+            return nullptr;
+        }
+        return std::make_unique<lctx_joint_context<llama_memory_hybrid_context>>(cache, &own(), std::move(places), ubatches);
+    }
+    llama_memory_context_ptr full(lctx_kv_cache & cache) override {
+        return std::make_unique<lctx_joint_context<llama_memory_hybrid_context>>(cache, &own());
+    }
+    bool can_go_back(int32_t seq, int32_t p) const override { return p == 0 || own().get_mem_recr()->seq_pos_max(seq) < p; }
+
+  private:
+    llama_memory_hybrid & own() const { return static_cast<llama_memory_hybrid &>(memory()); }
+    llama_memory_i & books() const override { return *own().get_mem_attn(); }
+};
+
+class hybrid_iswa final : public lctx_rest {
+  public:
+    hybrid_iswa(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams) : lctx_rest(std::move(memory), cparams, true) {}
+
+    llama_memory_context_ptr batch(lctx_kv_cache & cache, const std::vector<llama_ubatch> & ubatches) override {
+        if (!own().get_mem_recr()->prepare(ubatches)) {
+            return nullptr;
+        }
+        const llama_kv_cache_iswa & kv = *own().get_mem_attn();
+        auto base = kv.get_base()->prepare(ubatches), window = kv.get_swa()->prepare(ubatches);
+        if (base.empty() || window.empty()) {
+            return nullptr;
+        }
+        return std::make_unique<lctx_joint_context<llama_memory_hybrid_iswa_context>>(cache, &own(), std::move(base), std::move(window),
+                                                                                      ubatches);
+    }
+    llama_memory_context_ptr full(lctx_kv_cache & cache) override {
+        return std::make_unique<lctx_joint_context<llama_memory_hybrid_iswa_context>>(cache, &own());
+    }
+    bool can_go_back(int32_t seq, int32_t p) const override { return p == 0 || own().get_mem_recr()->seq_pos_max(seq) < p; }
+
+  private:
+    llama_memory_hybrid_iswa & own() const { return static_cast<llama_memory_hybrid_iswa &>(memory()); }
+    llama_memory_i & books() const override { return *own().get_mem_attn()->get_base(); }
+};
+
+}  // namespace
+
+std::unique_ptr<lctx_rest> lctx_rest::create(std::unique_ptr<llama_memory_i> memory, const llama_model & model,
+                                             const llama_cparams & cparams) {
+    const llama_memory_i & kind = *memory;  // exactly these: classes that derive from them read the cache themselves
+    if (typeid(kind) == typeid(llama_kv_cache_iswa)) {
+        return std::make_unique<iswa>(std::move(memory), cparams, model.hparams);
+    }
+    if (typeid(kind) == typeid(llama_memory_hybrid)) {
+        return std::make_unique<hybrid>(std::move(memory), cparams);
+    }
+    if (typeid(kind) == typeid(llama_memory_hybrid_iswa)) {
+        return std::make_unique<hybrid_iswa>(std::move(memory), cparams);
+    }
+    return nullptr;
+}
+
+std::vector<uint8_t> lctx_rest::save(int32_t seq) const {
+    writer io;
+    memory().state_write(io, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    return std::move(io.bytes);
+}
+
+void lctx_rest::restore(int32_t src, int32_t seq, int32_t p, const std::vector<uint8_t> & saved) {
+    if (src != seq) {
+        remove(seq, 0);
+        books().seq_cp(src, seq, -1, -1);
+    }
+    books().seq_rm(seq, p, -1);
+    reader io(saved);
+    memory().state_read(io, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+}
+
+void lctx_rest::copy(int32_t src, int32_t dst, int32_t n_pos) {
+    remove(dst, 0);
+    memory().seq_cp(src, dst, -1, -1);
+    remove(dst, n_pos);
+}
+
+void lctx_rest::remove(int32_t seq, int32_t from) {
+    memory().seq_rm(seq, from, -1);
+}
