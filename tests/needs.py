@@ -21,7 +21,7 @@ GROUPS = {
     "page": "selenium, chromium and chromedriver",
     "build": "a library built in build/, its source package, and what builds and packs it",
     "older": "an older package of llama-cpp-python: python patches/refresh.py prove",
-    "emulate": "a library built with LCTX_EMULATE=ON",
+    "harness": "a library built with LCTX_HARNESS=ON",
     "cuda": "nvcc, cuobjdump and the headers of cuBLAS",
     "tools": "llama-perplexity and llama-bench: make tools",
 }

@@ -299,6 +299,18 @@ def test_a_server_that_goes_away(embedded_model):
     assert "Remote RPC server crashed or returned malformed response" in errors
 
 
+# ---- what a device can run ----
+
+
+@pytest.mark.parametrize(("device", "kv", "head_dim", "can"), [
+    ("CPU", "f16", 64, 1), ("CPU", "q4_0", 96, 1), ("CPU", "q4_0", 80, 0), ("CPU", "q6_K", 256, 0),
+    ("CPU", "none", 64, 0),
+    ("CPU", "f16", 63, 0), ("CPU", "f16", 0, 0), ("CPU", "f16", -64, 0), ("XPU7", "f16", 64, 0),
+])  # fmt: skip
+def test_a_device_attends_to_what_its_kernels_take(lib, device, kv, head_dim, can):
+    assert lib.lctx_device_attends(device.encode(), lib.lctx_type_from_name(kv.encode()), head_dim) == can
+
+
 # ---- the command ----
 
 

@@ -40,7 +40,7 @@ static inline int32_t lctx_last_important(const float * s, const lctx_ballots & 
 }
 
 // Add the votes of the columns for n picked slots. s: [n][n_pad], a row that is not read is -inf; overwritten.
-static inline void lctx_count_votes(const lctx_held & held, lctx_score kind, const lctx_ballots & b, float * s, int n_col, int n_pad,
+static inline void lctx_count_votes(lctx_held held, lctx_score kind, const lctx_ballots & b, float * s, int n_col, int n_pad,
                                     const int32_t * picked, int n) {
     for (int x = 0; x < n; x++) {
         int32_t & score = held.scores()[picked[x]];
@@ -65,7 +65,7 @@ static inline void lctx_count_votes(const lctx_held & held, lctx_score kind, con
 }
 
 // Rows that a query's segments span.
-static inline int64_t lctx_span(const lctx_segment * segs, int n_seg) {
+static inline int64_t lctx_span_rows(const lctx_segment * segs, int n_seg) {
     int64_t n = 0;
     for (int i = 0; i < n_seg; i++) {
         n += std::max(0, segs[i].row1 - segs[i].row0);
@@ -74,7 +74,7 @@ static inline int64_t lctx_span(const lctx_segment * segs, int n_seg) {
 }
 
 // The slots of [slot, slot + n) that need votes of queries before this border; returns their number. picked: [n].
-static inline int lctx_pick_open(const lctx_retain & r, const lctx_held & held, int32_t border, int slot, int n, int32_t * picked) {
+static inline int lctx_pick_open(const lctx_retain & r, lctx_held held, int32_t border, int slot, int n, int32_t * picked) {
     int n_picked = 0;
     for (int s = slot; s < slot + n; s++) {
         picked[n_picked] = s;

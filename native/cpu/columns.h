@@ -89,7 +89,7 @@ struct lctx_columns {
 };
 
 // s[row][column] (+)= k_row . q_column
-static inline void lctx_scores(const lctx_columns & q, const float * k, int64_t k_row, int n_row, float * s, bool add) {
+static LCTX_ALONE void lctx_scores(const lctx_columns & q, const float * k, int64_t k_row, int n_row, float * s, bool add) {
     if (!q.few()) {
         lctx_gemm(n_row, q.n_pad, q.dim, k, k_row, 1, q.q, q.n_pad, s, q.n_pad, add);
         return;

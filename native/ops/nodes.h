@@ -210,8 +210,3 @@ inline lctx_fetch_args lctx_fetch_args_of(const ggml_tensor * dst) {
     args.n_tokens = (int32_t)segs->ne[3];
     return args;
 }
-
-// True for *attend* and *vote* of heads with segments of their own.
-inline bool lctx_by_chunks(const ggml_tensor * dst) {
-    return lctx_params_of<lctx_attend_params>(dst).chunk_size > 0;
-}

@@ -1,5 +1,7 @@
 #include "costs.h"
 
+#include "../ops/nodes.h"
+
 namespace {
 
 // Slots [lo, hi).
@@ -55,8 +57,8 @@ struct reader {
     lctx_held_copy held;
     std::vector<lctx_segment> segs;
 
-    explicit reader(const lctx_op_ubatch & u) : u(u), held(u.layer), segs(ggml_nelements(u.segs) / 4) {
-        ggml_backend_tensor_get(u.segs, segs.data(), 0, ggml_nbytes(u.segs));
+    explicit reader(const lctx_op_ubatch & u) : u(u), held(u.layer), segs(ggml_nelements(u.segs()) / 4) {
+        ggml_backend_tensor_get(u.segs(), segs.data(), 0, ggml_nbytes(u.segs()));
     }
     range slots_of(int32_t head_kv, const lctx_segment & s) {
         return held.all() ? range{s.row0, s.row1} : range{held.of(head_kv).slot(s.row0), held.of(head_kv).slot(s.row1)};
@@ -66,8 +68,8 @@ struct reader {
 
 reading reader::by(int32_t head_kv) {
     const lctx_op_layer & l = u.layer;
-    const lctx_attend_params params = l.attend_params();
-    const int64_t n_seg = u.segs->ne[1], n_choice = params.chunk_size > 0 ? u.segs->ne[2] : 1;
+    const auto params = lctx_params_of<lctx_attend_params>(u.node(LCTX_OP_ATTEND));
+    const int64_t n_seg = u.segs()->ne[1], n_choice = params.chunk_size > 0 ? u.segs()->ne[2] : 1;
     const int32_t n_rep = l.a.n_head / l.a.n_head_kv;
     reading r;
     for (int64_t i = 0; i < (int64_t)u.n * n_rep; i++) {
@@ -112,7 +114,7 @@ lctx_cost lctx_select_cost(const lctx_op_ubatch & u) {
         return {0.0, 0.0};  // everything is read
     }
     const double n = c.end_candidate(own) - c.first_candidate(), rep_dim = (double)u.layer.reps->ne[0];
-    const double n_product = c.minmax ? (double)u.segs->ne[2] : a.n_head;
+    const double n_product = c.minmax ? (double)u.segs()->ne[2] : a.n_head;
     return {n * rep_dim * (double)u.layer.reps->ne[2] * sizeof(float), 2.0 * n * rep_dim * n_product * u.n};
 }
 

@@ -18,9 +18,9 @@ void check_chunks(const lctx_layer_run_args & args, const lctx_chunks * c) {
 
 // The chunks that every query head of a ubatch reads.
 void read_chunks(const lctx_layer_run_args & args, const lctx_chunks & c, const lctx_op_ubatch & u) {
-    std::vector<lctx_segment> segs(ggml_nelements(u.segs) / 4);
-    ggml_backend_tensor_get(u.segs, segs.data(), 0, ggml_nbytes(u.segs));
-    const int64_t n_head = args.op->n_head, n_segment = u.segs->ne[1], n_choice = u.segs->ne[2];
+    std::vector<lctx_segment> segs(ggml_nelements(u.segs()) / 4);
+    ggml_backend_tensor_get(u.segs(), segs.data(), 0, ggml_nbytes(u.segs()));
+    const int64_t n_head = args.op->n_head, n_segment = u.segs()->ne[1], n_choice = u.segs()->ne[2];
     for (int64_t i = 0; i < u.n * n_head; i++) {
         int32_t * out = args.chunks + (u.first * n_head + i) * args.n_slot_max;
         const lctx_segment * first = segs.data() + (i / n_head * n_choice + i % n_head * n_choice / n_head) * n_segment;
@@ -58,8 +58,8 @@ void run_ubatch(const lctx_layer_run_args & args, const lctx_op_layer & l, int32
     lctx_op_ubatch u(l, first, n);
     const size_t row_kv = (size_t)first * a.n_head_kv, row = (size_t)first * a.n_head;
     u.fill(a.k + row_kv * a.head_dim_k, a.v + row_kv * a.head_dim_v, a.q + row * a.head_dim_k);
-    u.g.compute(u.nodes());
-    ggml_backend_tensor_get(u.out, a.out + row * a.head_dim_v, 0, (size_t)n * a.n_head * a.head_dim_v * sizeof(float));
+    u.g.compute(u.nodes);
+    ggml_backend_tensor_get(u.node(LCTX_OP_ATTEND), a.out + row * a.head_dim_v, 0, (size_t)n * a.n_head * a.head_dim_v * sizeof(float));
     if (args.chunks) {
         read_chunks(args, *l.method.chunks(), u);
     }
