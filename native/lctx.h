@@ -183,9 +183,9 @@ typedef struct lctx_sizes {
     uint64_t weights;
     uint64_t k;        // rows in pages; in llama.cpp's own cache all that it keeps of keys
     uint64_t v;        // the same for values
-    uint64_t chunks;   // representations of chunks and queries of the open one
+    uint64_t chunks;   // summaries of chunks and queries of the open one
     uint64_t near;     // keys at exact positions, next to grouped ones
-    uint64_t other;    // page tables, lists of the rows that heads hold, memory of recurrent layers
+    uint64_t other;    // block tables, lists of the rows that heads hold, memory of recurrent layers
     uint64_t compute;  // of graphs
     uint64_t free;     // of the device; 0: it does not tell, or is the host
 } lctx_sizes;
@@ -281,7 +281,7 @@ typedef struct lctx_offload_info {
     uint64_t n_far;   // pages that were read where they are: more were wanted at once than fit
     uint64_t device_bytes;
     uint64_t page_bytes;  // of one page
-    int32_t n_slot;       // pages of a head on the device; 0: no kv_offload
+    int32_t n_staged;     // pages of a head on the device; 0: no kv_offload
 } lctx_offload_info;
 
 int32_t lctx_offload_usage(const lctx_context * ctx, lctx_offload_info * info);
@@ -295,7 +295,7 @@ typedef struct lctx_work {
     int64_t n_graph;      // evaluations of the model's graph, one per ubatch
     int64_t n_built;      // graphs that were built for them; the others ran one again
     int64_t n_evict;      // evaluations of the graph that evicts, which is built once
-    int64_t n_table;      // entries of page tables that were read or written
+    int64_t n_table;      // entries of block tables that were read or written
     int64_t input_bytes;  // written into the inputs of graphs for positions, rows, segments and voters
 } lctx_work;
 
@@ -308,7 +308,7 @@ typedef struct lctx_trace_info {
     int32_t n_query;  // queries recorded
     int32_t n_layer;
     int32_t n_head;  // largest over the layers
-    int32_t n_slot;  // chunks that a query reads at most
+    int32_t n_read;  // chunks that a query reads at most
     int32_t chunk_size;
 } lctx_trace_info;
 
@@ -317,8 +317,8 @@ typedef struct lctx_trace_info {
 // record is not slowed.
 int32_t lctx_trace_start(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1);
 
-// What was recorded, by position. pos: NULL or int32[n_query]; chunks: NULL or int32[n_query][n_layer][n_head][n_slot], ascending,
-// then -1 for the slots that were not used. LCTX_FAILED: memory ran out while recording, later queries are missing.
+// What was recorded, by position. pos: NULL or int32[n_query]; chunks: NULL or int32[n_query][n_layer][n_head][n_read], ascending,
+// then -1 where there are fewer. LCTX_FAILED: memory ran out while recording, later queries are missing.
 int32_t lctx_trace_get(const lctx_context * ctx, lctx_trace_info * info, int32_t * pos, int32_t * chunks);
 
 // ---- sampler ----

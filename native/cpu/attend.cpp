@@ -1,6 +1,6 @@
 // *attend*: every query over its segments of stored rows.
 //
-// Work is cut into tiles (walk.h). Per span and block of up to 64 slots: S = K Q^T, online softmax, O += P V. With few tiles (decode) each
+// Work is cut into tiles (walk.h). Per span and block of up to 64 cells: S = K Q^T, online softmax, O += P V. With few tiles (decode) each
 // is also split over the blocks that it reads, and the partial states are merged at the end.
 #include "block.h"
 #include "ggml-cpu-impl.h"
@@ -79,11 +79,11 @@ LCTX_ALONE void attend_span(const lctx_attend_args & a, const lctx_tile & tile, 
     span.load_queries(a, tile, columns, w.block.rotated);
     const lctx_states own = states_of(span, tile, w, st, columns.n_pad);
     for (int i = first; i < end; i++) {
-        const int index = span.first_block() + i, slot = span.block_lo(index), n = span.block_hi(index) - slot;
-        const lctx_block block = {slot, n, span.head_kv, span.seq, span.near, i + 1 == end};
-        lctx_attend_block(a, columns, span.slots, block, own, w.block, [&](float * s, int slot_step, int column_step) {
-            if (span.is_partial(slot, n)) {
-                span.mask(a, n, s, slot_step, column_step, [&](int x) { return slot + x; });
+        const int index = span.first_block() + i, cell = span.block_lo(index), n = span.block_hi(index) - cell;
+        const lctx_block block = {cell, n, span.head_kv, span.seq, span.near, i + 1 == end};
+        lctx_attend_block(a, columns, span.cells, block, own, w.block, [&](float * s, int cell_step, int column_step) {
+            if (span.is_partial(cell, n)) {
+                span.mask(a, n, s, cell_step, column_step, [&](int x) { return cell + x; });
             }
         });
     }

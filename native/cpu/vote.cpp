@@ -1,6 +1,6 @@
 // *vote*: the queries of the batch vote for the rows that they have read, now that their LSE is known.
 //
-// A job is one KV head and every n_split-th block of its slots: a row's score has one writer, and its votes come in the order of the
+// A job is one KV head and every n_split-th block of its cells: a row's score has one writer, and its votes come in the order of the
 // tokens. Scores are computed once more rather than kept: a product of the queries with K, for the rows whose fate is still open.
 #include "ballots.h"
 #include "ggml-cpu-impl.h"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int JOBS_PER_THREAD = 4;
 
-// Which jobs of a KV head there are: every n_split-th block of slots.
+// Which jobs of a KV head there are: every n_split-th block of cells.
 struct share {
     int split, n_split;
 };
@@ -48,15 +48,15 @@ bool any_votes(const lctx_vote_args & v, int token0, int n_token) {
     return std::any_of(v.voters + token0, v.voters + token0 + n_token, [](const lctx_voter & voter) { return voter.votes != 0; });
 }
 
-// f(picked, n) for the open slots of a span that are this part's, up to LCTX_BLOCK at a time: few of a page may be open, and a product
+// f(picked, n) for the open cells of a span that are this part's, up to LCTX_BLOCK at a time: few of a page may be open, and a product
 // with few rows is not worth its name.
 template <typename F> void each_open(const lctx_vote_args & v, const lctx_span & span, int32_t border, const share & part, F && f) {
     int32_t picked[2 * LCTX_BLOCK];
     int n = 0;
-    for (int slot = span.lo, end; slot < span.hi; slot = end) {
-        end = span.block_hi(slot / LCTX_BLOCK);
-        if (lctx_is_mine(slot, part.split, part.n_split)) {
-            n += lctx_pick_open(v.retain, span.slots.held, border, slot, end - slot, picked + n);
+    for (int cell = span.lo, end; cell < span.hi; cell = end) {
+        end = span.block_hi(cell / LCTX_BLOCK);
+        if (lctx_is_mine(cell, part.split, part.n_split)) {
+            n += lctx_pick_open(v.retain, span.cells.held, border, cell, end - cell, picked + n);
         }
         if (n >= LCTX_BLOCK) {
             f(picked, LCTX_BLOCK);
@@ -69,16 +69,16 @@ template <typename F> void each_open(const lctx_vote_args & v, const lctx_span &
     }
 }
 
-// Scores of n picked slots: w.s, [n][n_pad].
+// Scores of n picked cells: w.s, [n][n_pad].
 void score_keys(const lctx_attend_args & a, const lctx_span & span, const lctx_columns & columns, const int32_t * picked, int n,
                 const scratch & w) {
     int64_t step = a.head_dim_k;
     const float * k = w.k;
     if (picked[n - 1] - picked[0] == n - 1 && picked[n - 1] / LCTX_BLOCK == picked[0] / LCTX_BLOCK) {
-        const lctx_stored rows = lctx_stored_keys(a.cache, span.slots, span.near, picked[0], n, span.head_kv, span.seq, a.head_dim_k, w.k);
+        const lctx_stored rows = lctx_stored_keys(a.cache, span.cells, span.near, picked[0], n, span.head_kv, span.seq, a.head_dim_k, w.k);
         k = lctx_unpack(rows, n, a.head_dim_k, w.k, &step, a.head_dim_k);
     } else {
-        lctx_gather_keys(a.cache, span.slots, span.near, picked, n, span.head_kv, span.seq, a.head_dim_k, w.k);
+        lctx_gather_keys(a.cache, span.cells, span.near, picked, n, span.head_kv, span.seq, a.head_dim_k, w.k);
     }
     lctx_scores(columns, k, step, n, w.s, false);
     lctx_softcap(w.s, (size_t)n * columns.n_pad, a.params.softcap);
@@ -114,7 +114,7 @@ void vote_span(const lctx_vote_args & v, const lctx_tile & tile, const lctx_span
         if (span.is_partial(picked[0], picked[n - 1] + 1 - picked[0])) {
             span.mask(a, n, w.s, columns.n_pad, 1, [&](int i) { return picked[i]; });
         }
-        lctx_count_votes(span.slots.held, v.retain.score, w.ballots, w.s, span.n, columns.n_pad, picked, n);
+        lctx_count_votes(span.cells.held, v.retain.score, w.ballots, w.s, span.n, columns.n_pad, picked, n);
     });
 }
 

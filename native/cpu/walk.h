@@ -1,5 +1,5 @@
 // The walk of *attend* and *vote* over stored rows, as cuda/walk.h: tiles of columns, one per (token, query head) of one KV head, and the
-// spans of slots that they read.
+// spans of cells that they read.
 //
 // A span is what columns read of one chunk, or of one segment where all heads read the same. The lists "column -> segments" are inverted,
 // so that a span is unpacked once for all columns that read it and its products are dense. Nothing is as wide as the context, and there
@@ -129,13 +129,13 @@ static inline void lctx_invert(const lctx_attend_args & a, const lctx_tiling & t
     start[0] = 0;
 }
 
-// What up to LCTX_MAX_COLUMNS readers read of a span: slots that any of them reads, and slots that all of them read.
+// What up to LCTX_MAX_COLUMNS readers read of a span: cells that any of them reads, and cells that all of them read.
 struct lctx_span {
     const lctx_reader * readers;
     int n;
     bool near;
     int32_t head_kv, seq;
-    lctx_slots slots;
+    lctx_cells cells;
     int lo = 0, hi = 0, all_lo = 0, all_hi = 0;
 
     lctx_span(const lctx_attend_args & a, int head_kv, const lctx_reader * readers, int n)
@@ -144,7 +144,7 @@ struct lctx_span {
           near(lctx_is_near(a, readers[0].seg)),
           head_kv(head_kv),
           seq(a.segs[readers[0].seg].seq),
-          slots(a.cache, head_kv, seq) {
+          cells(a.cache, head_kv, seq) {
         int row0 = INT_MAX, row1 = 0, all_row0 = 0, all_row1 = INT_MAX;
         for (int i = 0; i < n; i++) {
             const lctx_segment & sg = a.segs[readers[i].seg];
@@ -154,7 +154,7 @@ struct lctx_span {
             all_row0 = std::max(all_row0, sg.row0), all_row1 = std::min(all_row1, sg.row1);
         }
         if (row0 < row1) {
-            lo = slots.slot(row0), hi = slots.slot(row1), all_lo = slots.slot(all_row0), all_hi = slots.slot(all_row1);
+            lo = cells.cell(row0), hi = cells.cell(row1), all_lo = cells.cell(all_row0), all_hi = cells.cell(all_row1);
         }
     }
     int first_block() const { return lo / LCTX_BLOCK; }
@@ -162,7 +162,7 @@ struct lctx_span {
     // Slots of block b that are read.
     int block_lo(int b) const { return std::max(lo, b * LCTX_BLOCK); }
     int block_hi(int b) const { return std::min(hi, (b + 1) * LCTX_BLOCK); }
-    bool is_partial(int slot, int n_slot) const { return slot < all_lo || slot + n_slot > all_hi; }
+    bool is_partial(int cell, int n_cell) const { return cell < all_lo || cell + n_cell > all_hi; }
 
     // Rotate the queries of the readers to the positions from which they look. rotated: [head_dim_k].
     void load_queries(const lctx_attend_args & a, const lctx_tile & tile, const lctx_columns & columns, float * rotated) const {
@@ -176,14 +176,14 @@ struct lctx_span {
             columns.set(i, rotated, scale);
         }
     }
-    // Take away what a reader does not read: score of slot slot_of(x) and reader i at s[x * slot_step + i * column_step].
-    template <typename F> void mask(const lctx_attend_args & a, int n_slot, float * s, int slot_step, int column_step, F && slot_of) const {
+    // Take away what a reader does not read: score of cell cell_of(x) and reader i at s[x * cell_step + i * column_step].
+    template <typename F> void mask(const lctx_attend_args & a, int n_cell, float * s, int cell_step, int column_step, F && cell_of) const {
         for (int i = 0; i < n; i++) {
-            const int first = slots.slot(a.segs[readers[i].seg].row0), end = slots.slot(a.segs[readers[i].seg].row1);
-            for (int x = 0; x < n_slot; x++) {
-                const int slot = slot_of(x);
-                if (slot < first || slot >= end) {
-                    s[x * slot_step + i * column_step] = -INFINITY;
+            const int first = cells.cell(a.segs[readers[i].seg].row0), end = cells.cell(a.segs[readers[i].seg].row1);
+            for (int x = 0; x < n_cell; x++) {
+                const int cell = cell_of(x);
+                if (cell < first || cell >= end) {
+                    s[x * cell_step + i * column_step] = -INFINITY;
                 }
             }
         }

@@ -67,19 +67,19 @@ int32_t lctx_op_run(lctx_op_args * args, char * err, size_t err_size);
 int32_t lctx_flash_run(lctx_op_args * args, char * err, size_t err_size);
 
 // One layer of any method: n_rows keys, values and queries of one sequence pass in ubatches of n_ubatch, cut at borders, through store,
-// represent, select, attend, vote and evict. op gives shapes, types, RoPE, scale, k, v, q and out; there n_tokens = n_rows, and its
+// summarize, select, attend, vote and evict. op gives shapes, types, RoPE, scale, k, v, q and out; there n_tokens = n_rows, and its
 // segments, near ring and positions are not read. Every query is causal. chunks: those that query and head read, ascending, then -1.
 typedef struct lctx_layer_run_args {
     lctx_op_args * op;
     const char * method;  // "longheads,chunk_size=16,...", "corm,window=8,...", ...
     int32_t n_ctx_train;
     int32_t n_ubatch;
-    int32_t n_rep;            // result: heads with a representation of their own: n_head or n_head_kv; 0 without chunks, as the next two
-    int32_t rep_dim;          // result: head_dim_k, or 2*head_dim_k (maximum, then minimum)
-    int32_t n_slot;           // result: chunks that a query reads at most
-    int32_t n_slot_max;       // room in chunks
-    float * representations;  // [n_rep][n_rows/chunk_size][rep_dim], room for n_head x chunks x 2*head_dim_k; or NULL
-    int32_t * chunks;         // [n_rows][n_head][n_slot_max] or NULL
+    int32_t n_summary;            // result: heads with a summary of their own: n_head or n_head_kv; 0 without chunks, as the next two
+    int32_t summary_dim;          // result: head_dim_k, or 2*head_dim_k (maximum, then minimum)
+    int32_t n_read;           // result: chunks that a query reads at most
+    int32_t n_read_max;       // room in chunks
+    float * summaries;  // [n_summary][n_rows/chunk_size][summary_dim], room for n_head x chunks x 2*head_dim_k; or NULL
+    int32_t * chunks;         // [n_rows][n_head][n_read_max] or NULL
     int32_t * held;           // [n_head_kv][n_rows]: 1 when the head holds the row after the last eviction that is due; or NULL
     int32_t * scores;         // [n_head_kv][n_rows]: scores of the rows that are held; or NULL
 } lctx_layer_run_args;
@@ -88,7 +88,7 @@ int32_t lctx_layer_run(lctx_layer_run_args * args, char * err, size_t err_size);
 
 enum lctx_step_op {
     LCTX_STEP_STORE,
-    LCTX_STEP_REPRESENT,
+    LCTX_STEP_SUMMARIZE,
     LCTX_STEP_SELECT,
     LCTX_STEP_ATTEND,
     LCTX_STEP_VOTE,
@@ -96,7 +96,7 @@ enum lctx_step_op {
     LCTX_N_STEP_OP,
 };
 
-// The last n_tokens rows of a layer of any method, as one ubatch with its own queries; the rows before are stored and represented, but
+// The last n_tokens rows of a layer of any method, as one ubatch with its own queries; the rows before are stored and summarized, but
 // nothing attends to them. op gives shapes, types, RoPE, scale, k, v, q [n_tokens], out, n_repeat and cold. Every sub-op runs n_repeat
 // times, each time from the same state.
 typedef struct lctx_step_run_args {

@@ -34,11 +34,11 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
         held = g.tensor(GGML_TYPE_I32, lctx_held::size(a.n_rows), a.n_head_kv);
     }
     if (c) {
-        reps = g.tensor(GGML_TYPE_F32, c->rep_dim(a.head_dim_k), std::max(1, a.n_rows / c->chunk_size), c->minmax ? a.n_head_kv : a.n_head);
+        summaries = g.tensor(GGML_TYPE_F32, c->summary_dim(a.head_dim_k), std::max(1, a.n_rows / c->chunk_size), c->minmax ? a.n_head_kv : a.n_head);
         open = c->minmax ? nullptr : g.tensor(GGML_TYPE_F32, a.head_dim_k, 2 * c->chunk_size, a.n_head);
     }
     g.allocate();
-    lctx_poison({k_pool, v_pool, near, reps, open, held});
+    lctx_poison({k_pool, v_pool, near, summaries, open, held});
     lctx_fill(table, lctx_shuffled_pages(a, n_block).data());
     if (factors) {
         lctx_fill(factors, a.freq_factors);
@@ -50,7 +50,7 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
 
 ggml_tensor * lctx_op_layer::evict(ggml_context * ctx, ggml_tensor * due) const {
     const lctx_chunks * c = method.chunks();
-    return lctx_evict(ctx, k_pool, v_pool, table, held, due, reps, *method.retain(), c ? c->chunk_size : 0);
+    return lctx_evict(ctx, k_pool, v_pool, table, held, due, summaries, *method.retain(), c ? c->chunk_size : 0);
 }
 
 lctx_held_copy::lctx_held_copy(const lctx_op_layer & layer) : layer_(layer) {

@@ -5,7 +5,7 @@
 namespace {
 
 constexpr int32_t N_FILL = 1024;
-constexpr lctx_op SUB_OP[LCTX_N_STEP_OP] = {LCTX_OP_STORE, LCTX_OP_REPRESENT, LCTX_OP_SELECT, LCTX_OP_ATTEND, LCTX_OP_VOTE, LCTX_OP_EVICT};
+constexpr lctx_op SUB_OP[LCTX_N_STEP_OP] = {LCTX_OP_STORE, LCTX_OP_SUMMARIZE, LCTX_OP_SELECT, LCTX_OP_ATTEND, LCTX_OP_VOTE, LCTX_OP_EVICT};
 
 void check(const lctx_step_run_args & args) {
     lctx_require(args.op && args.method && args.times && args.op->k && args.op->v && args.op->q && args.op->out, "an array is missing");
@@ -32,7 +32,7 @@ void fill(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_pa
         const size_t row = (size_t)first * a.n_head_kv;
         const float * q = args.fill_q ? args.fill_q + (size_t)first * a.n_head * a.head_dim_k : nullptr;
         u.fill(a.k + row * a.head_dim_k, a.v + row * a.head_dim_v, q);
-        for (lctx_op op : {LCTX_OP_ANGLES, LCTX_OP_STORE, LCTX_OP_REPRESENT}) {
+        for (lctx_op op : {LCTX_OP_ANGLES, LCTX_OP_STORE, LCTX_OP_SUMMARIZE}) {
             if (ggml_tensor * node = u.node(op)) {
                 u.g.compute({node});
             }
@@ -79,7 +79,7 @@ void settle(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_
 class saved_state {
   public:
     explicit saved_state(const lctx_op_layer & l) {
-        for (ggml_tensor * t : {l.held, l.reps, l.open}) {
+        for (ggml_tensor * t : {l.held, l.summaries, l.open}) {
             if (t) {
                 copies_.emplace_back(t, std::vector<char>(ggml_nbytes(t)));
                 ggml_backend_tensor_get(t, copies_.back().second.data(), 0, ggml_nbytes(t));
@@ -195,7 +195,7 @@ void step_layers::time(lctx_step_op op) const {
 
 void step_layers::run() const {
     run(LCTX_STEP_STORE, lctx_store_cost);
-    run(LCTX_STEP_REPRESENT, lctx_represent_cost);
+    run(LCTX_STEP_SUMMARIZE, lctx_summarize_cost);
     run(LCTX_STEP_SELECT, lctx_select_cost);
     run(LCTX_STEP_ATTEND, lctx_attend_cost);
     run(LCTX_STEP_VOTE, lctx_vote_cost);
