@@ -8,7 +8,7 @@ from op_harness import call, ffi, lib
 
 from pylongctx._lib import lib as library
 
-OPS = ("store", "represent", "select", "attend", "vote", "evict")
+OPS = ("store", "summarize", "select", "attend", "vote", "evict")
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class LayerRun:
         After the eviction that is due at the end.
     scores : int32 array ``[n_head_kv, n_rows]``
         Meaningful for rows held; the bits of a float for some rules.
-    reps : array ``[n_rep, n_chunk, rep_dim]`` or None
+    summaries : array ``[n_summary, n_chunk, summary_dim]`` or None
     chunks : array ``[n_rows, n_head, k]`` or None
         Ascending, then ``UNUSED``.
     """
@@ -123,7 +123,7 @@ class LayerRun:
     out: np.ndarray
     held: np.ndarray
     scores: np.ndarray
-    reps: np.ndarray | None = None
+    summaries: np.ndarray | None = None
     chunks: np.ndarray | None = None
 
 
@@ -138,28 +138,28 @@ def run_layer(case: OpCase, x: Inputs, n_ubatch: int, spec: str, n_ctx_train: in
     by_head = np.full((2, case.n_head_kv, case.n_rows), -2, dtype=np.int32)
     run = LayerRun(np.full((case.n_rows, case.n_head, case.head_dim_v), POISON), *by_head)
     size = case.method.chunk_size if isinstance(case.method, LongHeads) else 0
-    reps = np.full(case.n_head * (case.n_rows // size) * 2 * case.head_dim_k + 1, POISON) if size else None
+    summaries = np.full(case.n_head * (case.n_rows // size) * 2 * case.head_dim_k + 1, POISON) if size else None
     if size:  # more room than is needed
         run.chunks = np.full((case.n_rows, case.n_head, case.method.n_chunk + 2), UNUSED, dtype=np.int32)
     with _op_args(case, x, run.out, None, override) as op:
-        arrays = {"representations": reps, "chunks": run.chunks, "held": run.held, "scores": run.scores}
+        arrays = {"summaries": summaries, "chunks": run.chunks, "held": run.held, "scores": run.scores}
         keep = {name: _pointer(array) for name, array in arrays.items()}
         keep |= {"op": op, "method": ffi.new("char[]", spec.encode())}
-        sizes = {"n_ctx_train": n_ctx_train, "n_ubatch": n_ubatch, "n_slot_max": case.method.n_chunk + 2 if size else 0}
+        sizes = {"n_ctx_train": n_ctx_train, "n_ubatch": n_ubatch, "n_read_max": case.method.n_chunk + 2 if size else 0}
         args = ffi.new("lctx_layer_run_args *", sizes | keep)
         call(lib.lctx_layer_run, args)
     assert np.isin(run.held, (0, 1)).all(), "held must be 0 or 1 everywhere"
     run.held = run.held.astype(bool)
     if size:
-        _take_chunks(case, run, reps, args)
+        _take_chunks(case, run, summaries, args)
     return run
 
 
-def _take_chunks(case: OpCase, run: LayerRun, reps: np.ndarray, args) -> None:
+def _take_chunks(case: OpCase, run: LayerRun, summaries: np.ndarray, args) -> None:
     assert (run.chunks[:, :, case.method.n_chunk :] == UNUSED).all(), "more chunks than the window holds"
     n_chunk = case.n_rows // case.method.chunk_size
     run.chunks = run.chunks[:, :, : case.method.n_chunk]
-    run.reps = reps[: args.n_rep * n_chunk * args.rep_dim].reshape(args.n_rep, n_chunk, args.rep_dim)
+    run.summaries = summaries[: args.n_summary * n_chunk * args.summary_dim].reshape(args.n_summary, n_chunk, args.summary_dim)
 
 
 def run_chunks(case: ChunkCase, x: Inputs, method: str | None = None, **override) -> LayerRun:
@@ -196,7 +196,7 @@ def run_step(case: OpCase, x: Inputs, spec: str, n_tokens: int, n_repeat: int = 
     ValueError
         With the reason that the native code gave.
     """
-    names = ("store", "represent", "select", "attend", "vote", "evict")
+    names = ("store", "summarize", "select", "attend", "vote", "evict")
     n_past = max(0, case.n_rows - n_tokens)
     step = replace(x, q=np.ascontiguousarray(x.q[n_past:]))
     out = np.full((max(0, n_tokens), case.n_head, case.head_dim_v), POISON)

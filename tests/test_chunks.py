@@ -1,7 +1,7 @@
 """Methods that choose chunks, one layer at a time: the oracle against itself, ``lctx_chunk_run`` against the oracle.
 
-The native stages are held up one by one, so that a near tie cannot hide an error in the next stage: representations
-against the oracle, choices against those that the native representations ask for, outputs against the native choices.
+The native stages are held up one by one, so that a near tie cannot hide an error in the next stage: summaries
+against the oracle, choices against those that the native summaries ask for, outputs against the native choices.
 """
 
 from dataclasses import replace
@@ -113,7 +113,7 @@ def test_neighbouring_queries_share_their_mean_within_block_and_ubatch():
     np.testing.assert_array_equal(share_queries(q, 1, 3), q)
 
 
-# ---- the oracle itself: representations ----
+# ---- the oracle itself: summaries ----
 
 
 def test_halves_interleave_for_norm_rope_only():
@@ -135,7 +135,7 @@ def test_a_minmax_score_bounds_every_dot_product():
     """The largest product of a query with any vector between the minimum and the maximum of every channel."""
     case = with_method(chunk_case("bound", n_rows=64, n_head=2, n_head_kv=2), representation="minmax")
     layer = stored(case, make_inputs(case))
-    scores = chunk_scores(layer.q, layer.represent(), case.method, 2)
+    scores = chunk_scores(layer.q, layer.summarize(), case.method, 2)
     keys = layer.keys_at(np.arange(64) % 16).reshape(4, 16, 2, 64)
     products = np.einsum("nhd,clhd->nhcl", layer.q, keys).max(-1)
     assert (scores >= products - EXACT).all()
@@ -147,7 +147,7 @@ def test_stored_segments_attend_like_the_definition(name):
     case = BY_NAME[name]
     layer = stored(case, make_inputs(case))
     want = attend_longheads(layer.q, layer.k, layer.v, case.method, layer.rope, case.scale)
-    assert_same(layer.attend(layer.choose(layer.represent(), case.n_rows)), want, 1e-5)
+    assert_same(layer.attend(layer.choose(layer.summarize(), case.n_rows)), want, 1e-5)
 
 
 # ---- native against the oracle ----
@@ -156,12 +156,12 @@ def test_stored_segments_attend_like_the_definition(name):
 def check(case: ChunkCase) -> None:
     x = make_inputs(case)
     layer, got = stored(case, x), run_chunks(case, x)
-    want = layer.represent()
+    want = layer.summarize()
     rounded_twice = (
         case.method.position == "grouped" and case.type_k != "f32"
     )  # the local key comes from the stored one
-    assert_same(got.reps, want, (10 if rounded_twice else 1) * case.tolerance)
-    np.testing.assert_array_equal(got.chunks, layer.choose(got.reps, case.n_ubatch))
+    assert_same(got.summaries, want, (10 if rounded_twice else 1) * case.tolerance)
+    np.testing.assert_array_equal(got.chunks, layer.choose(got.summaries, case.n_ubatch))
     if case.type_k == case.type_v == "f32":
         np.testing.assert_array_equal(got.chunks, layer.choose(want, case.n_ubatch))
     assert_same(got.out, layer.attend(got.chunks), case.tolerance)
@@ -226,7 +226,7 @@ def case(request) -> ChunkCase:
 
 def assert_same_run(got, want) -> None:
     np.testing.assert_array_equal(got.chunks, want.chunks)
-    assert_same(got.reps, want.reps, 1e-5)
+    assert_same(got.summaries, want.summaries, 1e-5)
     assert_same(got.out, want.out, 1e-5)
 
 
@@ -249,7 +249,7 @@ def test_the_number_of_threads_does_not_matter(case, n_threads):
 def test_the_order_of_the_pages_does_not_matter(case):
     x = make_inputs(case)
     a, b = (run_chunks(case, x, page_seed=seed) for seed in (1, 2))
-    for field in ("chunks", "reps", "out"):
+    for field in ("chunks", "summaries", "out"):
         np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
 
 
@@ -302,7 +302,7 @@ def test_a_block_shares_one_choice():
 def test_a_rounded_cache_chooses_almost_the_same(name):
     case = BY_NAME[name]
     x = make_inputs(case)
-    exact = choices(x.q, replace(stored(case, x), type_k="f32", type_v="f32").represent(), case.method, case.n_head_kv)
+    exact = choices(x.q, replace(stored(case, x), type_k="f32", type_v="f32").summarize(), case.method, case.n_head_kv)
     assert (run_chunks(case, x).chunks == exact).mean() > 0.9
 
 

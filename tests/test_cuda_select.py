@@ -1,4 +1,4 @@
-"""The CUDA kernels of *angles*, *store*, *represent* and *select*, run by the CPU: against the oracle and its own.
+"""The CUDA kernels of *angles*, *store*, *summarize* and *select*, run by the CPU: against the oracle and its own.
 
 Other CUDA kernels run too where they are there; the tensor cores of *attend* read f16.
 """
@@ -38,9 +38,9 @@ pytestmark = pytest.mark.usefixtures("emulated")
 def check(case: ChunkCase) -> LayerRun:
     x = make_inputs(case)
     layer, got = stored(case, x), run_chunks(case, x)
-    want, rounded_twice = layer.represent(), case.method.position == "grouped" and case.type_k != "f32"
-    assert_same(got.reps, want, (10 if rounded_twice else 1) * case.tolerance)
-    np.testing.assert_array_equal(got.chunks, layer.choose(got.reps, case.n_ubatch))
+    want, rounded_twice = layer.summarize(), case.method.position == "grouped" and case.type_k != "f32"
+    assert_same(got.summaries, want, (10 if rounded_twice else 1) * case.tolerance)
+    np.testing.assert_array_equal(got.chunks, layer.choose(got.summaries, case.n_ubatch))
     if case.type_k == case.type_v == "f32":
         np.testing.assert_array_equal(got.chunks, layer.choose(want, case.n_ubatch))
     assert_same(got.out, layer.attend(got.chunks), max(case.tolerance, ATTEND))
@@ -149,7 +149,7 @@ def test_rows_are_rounded_as_on_the_cpu(emulated, type_name, position):
     method = LongHeads(16, 96, representation="minmax", position=position)
     case = chunk_case("rounding", type_k=type_name, type_v=type_name, method=method)
     x = make_inputs(case)
-    got, want = both(lambda: run_chunks(case, x).reps, emulated)
+    got, want = both(lambda: run_chunks(case, x).summaries, emulated)
     assert_same(got, want, case.tolerance)
     assert np.isclose(got, want, rtol=1e-5, atol=1e-6).mean() > 0.98
 
@@ -181,7 +181,7 @@ def test_heads_that_drop_rows_choose_what_the_cpu_chooses(emulated, name):
     case = next(c for c in EVICT_CASES if c.name == name)
     x = make_inputs(case)
     got, want = both(lambda: run_evict(case, x), emulated)
-    assert np.isnan(want.reps).all(-1).any() or name != "empty-chunks"
+    assert np.isnan(want.summaries).all(-1).any() or name != "empty-chunks"
     assert (got.held == want.held).mean() > 0.99
     assert (got.chunks == want.chunks).all(-1).mean() > 0.97
 
@@ -201,7 +201,7 @@ SIZES = {"n_ctx": 96, "n_seq_max": 3, "n_batch": 60, "n_ubatch": 60}
 @pytest.mark.parametrize("step", [6, 60])
 @pytest.mark.parametrize("method", [*LONGHEADS.values(), LongHeads(16, 64, select_block=4)], ids=lambda m: m.text())
 def test_sequences_that_complete_their_chunks_together(open_session, tokens, emulated, method: LongHeads, step):
-    """Neighbouring tokens are of different sequences; every sequence meets its own representations."""
+    """Neighbouring tokens are of different sequences; every sequence meets its own summaries."""
     parts = [tokens[i : i + 90] for i in (0, 50, 100)]
     pairs = [(seq, part[i]) for i in range(90) for seq, part in enumerate(parts)]
 

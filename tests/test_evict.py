@@ -68,34 +68,34 @@ def assert_same_scores(case: EvictCase, got: LayerRun, want: Run) -> None:
     assert (scores <= high + slack).all()
 
 
-def check_representations(case: EvictCase, x: Inputs, got: LayerRun, want: Run) -> None:
+def check_summaries(case: EvictCase, x: Inputs, got: LayerRun, want: Run) -> None:
     """A chunk without rows has lost its representation; the others have kept theirs."""
     starts = np.arange(0, case.n_rows, case.method.chunk_size)[: case.n_rows // case.method.chunk_size]
     ends = starts + case.method.chunk_size
     gone = np.array([[not head[a:b].any() for a, b in zip(starts, ends, strict=True)] for head in want.held])
     if len(starts):
-        gone = gone.repeat(len(got.reps) // case.n_head_kv, axis=0)
-        np.testing.assert_array_equal(np.isnan(got.reps).all(-1), gone)
-        np.testing.assert_array_equal(got.reps[~gone], base_representations(case, x)[~gone])
+        gone = gone.repeat(len(got.summaries) // case.n_head_kv, axis=0)
+        np.testing.assert_array_equal(np.isnan(got.summaries).all(-1), gone)
+        np.testing.assert_array_equal(got.summaries[~gone], base_summaries(case, x)[~gone])
 
 
-def base_representations(case: EvictCase, x: Inputs) -> np.ndarray:
+def base_summaries(case: EvictCase, x: Inputs) -> np.ndarray:
     """Return what the base method alone makes of the same rows; its ubatches are cut where evictions cut them."""
     n_ubatch = min(case.n_ubatch, case.rule.evict_every)
-    return run_layer(case, x, n_ubatch, case.method.text(), 4096).reps
+    return run_layer(case, x, n_ubatch, case.method.text(), 4096).summaries
 
 
 def check(case: EvictCase) -> None:
     x = make_inputs(case)
-    got, layer, reps = run_evict(case, x), evict_layer(case, x), None
+    got, layer, summaries = run_evict(case, x), evict_layer(case, x), None
     if isinstance(case.method, LongHeads):
-        reps = base_representations(case, x)
+        summaries = base_summaries(case, x)
         rounded_twice = case.method.position == "grouped" and case.type_k != "f32"
-        assert_same(reps, layer.represent(), (10 if rounded_twice else 1) * case.tolerance)
-    want = layer.run(reps, case.margin, native_decisions(case, x))
-    if reps is not None:
+        assert_same(summaries, layer.summarize(), (10 if rounded_twice else 1) * case.tolerance)
+    want = layer.run(summaries, case.margin, native_decisions(case, x))
+    if summaries is not None:
         np.testing.assert_array_equal(got.chunks, want.chunks)
-        check_representations(case, x, got, want)
+        check_summaries(case, x, got, want)
     np.testing.assert_array_equal(got.held, want.held)
     assert_same(got.out, want.out, case.tolerance)
     assert_same_scores(case, got, want)
@@ -264,5 +264,5 @@ def test_bad_settings_are_refused_with_the_reason(spec, reason):
 
 def test_chunks_of_a_method_without_chunks_are_refused():
     case = CHUNKED[0]
-    with pytest.raises(ValueError, match=r"chunks|representations"):
+    with pytest.raises(ValueError, match=r"chunks|summaries"):
         run_evict(case, make_inputs(case), spec=case.rule.text())

@@ -56,11 +56,11 @@ OPS_OF = {
     "full": {"store", "attend"},
     "window,n_sink=3,window=40": {"store", "attend"},
     "selfextend,group_size=7,neighbor_window=21": {"store", "attend"},
-    CHUNKED.text(): {"store", "represent", "select", "attend"},
-    "longheads,chunk_size=16,window=64": {"store", "represent", "select", "attend"},
+    CHUNKED.text(): {"store", "summarize", "select", "attend"},
+    "longheads,chunk_size=16,window=64": {"store", "summarize", "select", "attend"},
     "corm,window=16,recent=16,evict_every=16": {"store", "attend", "vote"},
     "longheads,chunk_size=16,window=64+corm,window=16,recent=16,evict_every=16":
-        {"store", "represent", "select", "attend", "vote"},
+        {"store", "summarize", "select", "attend", "vote"},
 }  # fmt: skip
 
 
@@ -128,7 +128,7 @@ BAD_STEPS = {
     "negative share": ("corm", {"unvoted": -0.1}),
     "unknown method": ("fulll", {}),
     "across a border": ("corm,window=16,recent=16,evict_every=16", {"n_tokens": 40}),
-    "no queries to represent with": (CHUNKED.text(), {"fill_q": False}),
+    "no queries to summarize with": (CHUNKED.text(), {"fill_q": False}),
 }
 
 

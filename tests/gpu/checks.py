@@ -85,7 +85,7 @@ def check_attend(check: Check, case: OpCase, device: str, x) -> None:
 def check_chunks(check: Check, case: ChunkCase, device: str, x) -> None:
     """Represent, select and attend; outputs where the choice is the same."""
     want, got = (run_chunks(case, x, **where) for where in ({}, on(device)))
-    check.hold(f"{case.name} representations", error_of(got.reps, want.reps), limit_of(case))
+    check.hold(f"{case.name} summaries", error_of(got.summaries, want.summaries), limit_of(case))
     same = (got.chunks == want.chunks).all(-1)
     check.hold(f"{case.name} choices", 1 - same.mean(), OTHER_CHOICES)
     if same.any():
@@ -121,7 +121,7 @@ def fits(case: OpCase) -> bool:
 Group = tuple[str, Iterable[OpCase], Callable[..., None]]
 GROUPS: tuple[Group, ...] = (
     ("store, attend", OP_CASES, check_attend),
-    ("represent, select, attend", CHUNK_CASES, check_chunks),
+    ("summarize, select, attend", CHUNK_CASES, check_chunks),
     ("vote, evict, attend", EVICT_CASES, check_evict),
 )
 
