@@ -25,9 +25,13 @@ class Slot:
         """The number of the sequence."""
         return self.session.seq
 
+    def shared(self, tokens: NDArray[np.int32]) -> int:
+        """Return how many tokens of a prompt were evaluated on this sequence."""
+        return longest_prefix(self.session.tokens, tokens)
+
     def saved(self, tokens: NDArray[np.int32]) -> int:
         """Return how many tokens of a prompt need not be evaluated on this sequence."""
-        return self.session.reachable(longest_prefix(self.session.tokens, tokens))
+        return self.session.reachable(self.shared(tokens))
 
 
 def assign(slots: list[Slot], job: Job) -> Slot | None:
@@ -48,6 +52,7 @@ def assign(slots: list[Slot], job: Job) -> Slot | None:
         job.pending = job.tokens
         return oldest
     saved = {slot: slot.saved(job.tokens) for slot in slots}
+    shared = max(slot.shared(job.tokens) for slot in slots)
     best = max(slots, key=lambda slot: (saved[slot], slot in idle))
     chosen = best
     if saved[best] < SIMILAR * len(job.tokens):
@@ -56,6 +61,7 @@ def assign(slots: list[Slot], job: Job) -> Slot | None:
         nearest = max(idle, key=lambda slot: saved[slot])
         chosen = nearest if best not in idle and saved[nearest] >= SIMILAR * len(job.tokens) else oldest
         _copy(best, chosen, saved[best])
+    chosen.session.checkpoints.wish(shared)
     job.pending = chosen.session.reuse(job.tokens)
     return chosen
 
@@ -80,8 +86,16 @@ def forerunner(slots: list[Slot], job: Job, worth: int) -> Job | None:
     """Return a job whose prompt is being read and saves this one at least ``worth`` tokens when it is copied then."""
     if not slots[0].session.context.method or job.every_row:
         return None
-    reading = [slot.job for slot in slots if slot.job is not None and slot.job.is_reading]
-    shared = {other: longest_prefix(other.tokens, job.tokens) for other in reading}
-    best = max(shared, key=lambda other: shared[other], default=None)
     saved = max(slot.saved(job.tokens) for slot in slots)
-    return best if best is not None and shared[best] - saved >= worth else None
+    reading = [(slot, slot.job) for slot in slots if slot.job is not None and slot.job.is_reading]
+    promised = [(_promised(slot.session, longest_prefix(other.tokens, job.tokens)), slot, other) for slot, other in reading]
+    n, slot, other = max(promised, key=lambda promise: promise[0], default=(0, None, None))
+    if slot is None or n - saved < worth:
+        return None
+    slot.session.checkpoints.wish(n)
+    return other
+
+
+def _promised(session: Session, n: int) -> int:
+    """Return how many of the first ``n`` tokens of a text that is being read can be copied when it is read."""
+    return n if n > session.n_tokens else session.reachable(n)
