@@ -102,9 +102,7 @@ def run(job: tuple[str, str, str, int, int]) -> list[tuple[int, float]]:
         before, start = evaluated(), perf_counter()
         answer = Answer([*turn.thought, *turn.answer, END], evaluated)
         tokens = prompt(turns[: i + 1], history)
-        llm.create_completion(
-            tokens, max_tokens=len(answer.tokens), temperature=0.0, logits_processor=wrapped(answer)
-        )
+        llm.create_completion(tokens, max_tokens=len(answer.tokens), temperature=0.0, logits_processor=wrapped(answer))
         found.append((answer.n_evaluated - before, answer.began - start))
     llm.close()
     return found

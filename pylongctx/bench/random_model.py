@@ -263,7 +263,7 @@ class Weights:
 
     def _gain(self, name: str, n_rows: int) -> Array | float:
         """Return how much sharper than ordinary rows are: those that make queries and keys."""
-        if name == "attn_qkv":
+        if name == "attn_qkv" and self.qtype in (F16, F32):  # quantized blocks all have one scale
             n_v = n_rows * self.shape.n_embd_kv // self.dims["qkv"]
             return np.repeat([SHARPNESS, 1.0], [n_rows - n_v, n_v])[:, None].astype(np.float32)
         return SHARPNESS if name in SHARP else 1.0

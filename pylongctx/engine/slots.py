@@ -87,15 +87,16 @@ def forerunner(slots: list[Slot], job: Job, worth: int) -> Job | None:
     if not slots[0].session.context.method or job.every_row:
         return None
     saved = max(slot.saved(job.tokens) for slot in slots)
-    reading = [(slot, slot.job) for slot in slots if slot.job is not None and slot.job.is_reading]
-    promised = [(_promised(slot.session, longest_prefix(other.tokens, job.tokens)), slot, other) for slot, other in reading]
-    n, slot, other = max(promised, key=lambda promise: promise[0], default=(0, None, None))
-    if slot is None or n - saved < worth:
+    promised = {slot: _promised(slot, job.tokens) for slot in slots if slot.job is not None and slot.job.is_reading}
+    best = max(promised, key=lambda slot: promised[slot], default=None)
+    if best is None or promised[best] - saved < worth:
         return None
-    slot.session.checkpoints.wish(n)
-    return other
+    best.session.checkpoints.wish(promised[best])
+    return best.job
 
 
-def _promised(session: Session, n: int) -> int:
-    """Return how many of the first ``n`` tokens of a text that is being read can be copied when it is read."""
-    return n if n > session.n_tokens else session.reachable(n)
+def _promised(slot: Slot, tokens: NDArray[np.int32]) -> int:
+    """Return how many tokens of a prompt can be copied from a sequence when its prompt is read."""
+    assert slot.job is not None
+    n = longest_prefix(slot.job.tokens, tokens)
+    return n if n > slot.session.n_tokens else slot.session.reachable(n)
