@@ -13,6 +13,7 @@ struct lctx_architecture {
     const char * why_not;   // why no method serves it, or nullptr: tests/test_models.py proves it equal to llama.cpp
     bool float_product;     // the output projection accumulates in float, where half precision overflows
     bool trained_in_pairs;  // NORM rotation, and trained so: the rows of Wk and Wv have the same order
+    bool scaled_softcap;    // scores are capped whatever hparams say, and scaled by f_attn_out_scale before
 };
 
 // The row of an architecture; nullptr: nobody has compared it with llama.cpp.

@@ -48,13 +48,17 @@ REASONS = {
     "bert": "encoder",
     "bloom": "ALiBi",
     "deepseek2": "latent attention",
+    "dream": "causal attention",
     "gemma2": "sliding-window",
     "gemma3": "sliding-window",
     "gpt2": "no rotary positions",
     "grok": "scales attention scores",
     "hunyuan-dense": "after the rotation",
     "hunyuan-moe": "after the rotation",
+    "jais": "ALiBi",
     "lfm2": "mixes recurrent and attention",
+    "llada": "causal attention",
+    "llada-moe": "causal attention",
     "maincoder": "after the rotation",
     "mamba": "recurrent",
     "minicpm3": "joins a rotated and an unrotated",
@@ -64,7 +68,10 @@ REASONS = {
     "olmo2-window": "sliding-window",
     "plm": "joins a rotated and an unrotated",
     "qwen2vl": "multi-section",
+    "refact": "ALiBi",
+    "rnd1": "causal attention",
     "smollm3": "layers have no rotary",
+    "starcoder": "not proven",
 }
 PAGE = Path(__file__).parents[1] / "docs" / "models-table.md"
 BEGIN, END = "<!-- models begin -->\n", "\n<!-- models end -->"

@@ -4,10 +4,9 @@ The files have at least two layers of each kind. Where an architecture allows it
 number of KV heads, and the first layer is a recurrent one, which has none.
 """
 
-from tiny_models import (
+from tiny_words import (
     EXPERTS,
     FINE_MOE,
-    GATED,
     GATES,
     HEAD_NORMS,
     MIXTURE,
@@ -18,7 +17,7 @@ from tiny_models import (
     SHARED_MOE,
 )
 
-from pylongctx.bench.random_model import ATTENTION, Recipe
+from pylongctx.bench.random_model import ATTENTION, GATED, Recipe
 
 WIDTH = {"n_embd": 128}  # the sizes of recurrent layers below go with it
 FOUR = WIDTH | {"n_layer": 4}

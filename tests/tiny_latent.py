@@ -5,9 +5,9 @@ file has the projections joined. Queries come from a projection of rank 48.
 """
 
 from tiny_hybrids import NEXTN, WIDTH
-from tiny_models import EXPERTS, GATED, PLAIN, SHARED, SHARED_MOE
+from tiny_words import EXPERTS, PLAIN, SHARED, SHARED_MOE
 
-from pylongctx.bench.random_model import ATTENTION, Recipe
+from pylongctx.bench.random_model import ATTENTION, GATED, Recipe
 
 # ---- attention ----
 

@@ -6,26 +6,31 @@ wider than the embedding, norms of queries and keys, scales, fused and biased pr
 
 from dataclasses import replace
 
+from tiny_nextn import NEXTN
+from tiny_plain import OTHER_POSITIONS, PLAIN_MORE, UNCAUSAL
+from tiny_sections import NOPE, SECTIONS
+from tiny_windows import WINDOWS
+from tiny_words import (
+    EXPERTS,
+    FINE_MOE,
+    FUSED,
+    GATES,
+    HEAD_NORMS,
+    MHA,
+    MIXTURE,
+    MOE,
+    PACKED,
+    PARTIAL,
+    PLAIN,
+    PROJECTIONS,
+    SCALES,
+    SHARED,
+    SHARED_MOE,
+    WIDE,
+    WIDE_NORMS,
+)
+
 from pylongctx.bench.random_model import ATTENTION, GATED, LLAMA, PHI2, QKV_BIAS, QWEN2, Recipe, biased
-
-PROJECTIONS = "attn_q attn_k attn_v attn_output"
-FUSED = "attn_norm attn_qkv attn_output"
-HEAD_NORMS = "attn_q_norm attn_k_norm"
-WIDE_NORMS = "attn_q_norm=q attn_k_norm=kv"
-GATES = "ffn_gate ffn_up ffn_down"
-PLAIN = "ffn_norm ffn_up ffn_down"
-PACKED = "ffn_norm ffn_up=2ff,embd ffn_down"  # gate and up in one matrix
-MIXTURE = "ffn_gate_inp ffn_gate_exps ffn_up_exps ffn_down_exps"
-EXPERTS = f"ffn_norm {MIXTURE}"
-SHARED = "ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
-
-MHA = {"n_head_kv": 4}
-PARTIAL = {"n_rot": 8}
-WIDE = {"key_length": 32}
-MOE = {"expert_count": 4, "expert_used_count": 2}
-FINE_MOE = MOE | {"expert_feed_forward_length": 96}
-SHARED_MOE = FINE_MOE | {"expert_shared_count": 1, "leading_dense_block_count": 0}
-SCALES = {"embedding_scale": 2.0, "residual_scale": 0.5, "logit_scale": 2.0}
 
 PROVEN = {
     "llama": LLAMA,
@@ -155,6 +160,8 @@ JOINED = "attn_kv_a_mqa=24,embd attn_kv_a_norm=16 attn_kv_b=96,16 attn_output"
 
 # A method must refuse these.
 REFUSED = {
+    **OTHER_POSITIONS,
+    **UNCAUSAL,
     "bert": Recipe(
         biased("attn_q attn_k attn_v attn_output attn_output_norm ffn_up ffn_down layer_output_norm"),
         "token_types=2,embd position_embd=n_ctx_train,embd token_embd_norm+b",
@@ -168,27 +175,18 @@ REFUSED = {
         shape=PARTIAL | {"n_head_kv": 1},
         meta=MLA_META | SHARED_MOE | {"leading_dense_block_count": 2},
     ),
-    "gemma2": Recipe(
-        f"{ATTENTION} {GATED} post_attention_norm post_ffw_norm", "output_norm", meta={"attention.sliding_window": 32}
-    ),
-    "gemma3": Recipe(
-        f"{ATTENTION} {HEAD_NORMS} {GATED} post_attention_norm post_ffw_norm",
-        "output_norm",
-        meta={"attention.sliding_window": 32},
-    ),
+    "gemma2": WINDOWS["gemma2"],
+    "gemma3": WINDOWS["gemma3"],
     "gpt2": Recipe(biased(f"{FUSED} {PLAIN}"), "output_norm+b position_embd=n_ctx_train,embd", shape=MHA),
-    "grok": Recipe(f"{ATTENTION} attn_output_norm {EXPERTS} layer_output_norm", meta=MOE),
-    "hunyuan-dense": Recipe(f"{ATTENTION} {HEAD_NORMS} {GATED}"),
-    "hunyuan-moe": Recipe(
-        f"{ATTENTION} {HEAD_NORMS} {EXPERTS} {SHARED}",
-        meta=FINE_MOE | {"expert_shared_feed_forward_length": 96},
-    ),
+    "grok": PLAIN_MORE["grok"],
+    "hunyuan-dense": PLAIN_MORE["hunyuan-dense"],
+    "hunyuan-moe": PLAIN_MORE["hunyuan-moe"],
     "lfm2": Recipe(
         (f"{SHORT_CONV} {GATED}", f"{ATTENTION} {HEAD_NORMS} {GATED}"),
         "token_embd_norm",
         meta={"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2]},
     ),
-    "maincoder": Recipe(f"{ATTENTION} {HEAD_NORMS} {GATED}"),
+    "maincoder": PLAIN_MORE["maincoder"],
     "mamba": Recipe(MAMBA, "output_norm", shape={"n_head": 0, "n_head_kv": 0, "n_ff": 0}, meta=MAMBA_META),
     "minicpm3": Recipe(
         f"attn_norm attn_q_a=16,embd attn_q_a_norm=16 attn_q_b=q,16 {JOINED} {GATED}",
@@ -201,13 +199,13 @@ REFUSED = {
         meta={"attention.temperature_scale": 0.1, "rope.scaling.original_context_length": 64},
     ),
     "mpt": Recipe(f"{FUSED} {PLAIN}", "output_norm output", shape=MHA, meta={"attention.max_alibi_bias": 8.0}),
-    "nanbeige": Recipe(f"{ATTENTION} {GATED}"),
-    "olmo2-window": Recipe(PROVEN["olmo2"].layer, arch="olmo2", meta={"attention.sliding_window": 32}),
+    "nanbeige": PLAIN_MORE["nanbeige"],
+    "olmo2-window": WINDOWS["olmo2-window"],
     "plm": Recipe(
         f"attn_norm attn_q {JOINED} {PLAIN}", "output_norm", shape=PARTIAL, meta={"attention.kv_lora_rank": 16}
     ),
-    "qwen2vl": Recipe(f"{QKV_BIAS} {GATED}", meta={"rope.dimension_sections": [4, 2, 2, 0]}),
-    "smollm3": Recipe(f"{ATTENTION} {GATED}", shape={"n_layer": 4}),
+    "qwen2vl": SECTIONS["qwen2vl"],
+    "smollm3": NOPE["smollm3"],
 }
 
-RECIPES = PROVEN | REFUSED
+RECIPES = PROVEN | REFUSED | WINDOWS | SECTIONS | NOPE | PLAIN_MORE | NEXTN

@@ -26,6 +26,12 @@
 #include <utility>
 #include <vector>
 
+// What of a context turns its keys, beside the model and the method.
+struct lctx_rope_settings {
+    float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
+    uint32_t n_ctx_orig;
+};
+
 class lctx_kv_cache {
   public:
     // layers: those it holds. kv_limit: most bytes that kv usage may report, 0: none. kv_offload: bytes of the devices for pages that lie
@@ -77,6 +83,9 @@ class lctx_kv_cache {
     bool serves(int32_t il) const { return il < (int32_t)source_.size() && source_[il] >= 0; }
     // The layer whose rows it reads: itself, or an earlier one.
     int32_t source(int32_t il) const { return source_[il]; }
+    int32_t head_dim_v() const { return shape_.head_dim_v; }
+    // Latent attention: where the values begin in a key; -1: they have rows of their own.
+    int32_t v_offset() const { return shape_.v_offset; }
     lctx_layer layer(ggml_context * ctx, int32_t il) const;
     const lctx_kv_store & store(int32_t il) const { return *layers_[source_[il]].store; }
     const std::vector<std::unique_ptr<lctx_kv_store>> & stores() const { return stores_; }
@@ -134,7 +143,7 @@ class lctx_kv_cache {
     static int32_t n_block(int32_t n_rows) { return lctx_kv_shape::n_block(n_rows); }
     int32_t live_blocks() const;
     int32_t n_page_head() const;
-    int32_t n_resident(uint64_t kv_offload) const;
+    int32_t n_staged(uint64_t kv_offload) const;
     void allocate(const llama_model & model, const std::vector<lctx_claimed> & layers, bool offload);
     // f(store, head in the store) for the KV heads of all layers.
     template <typename F> void each_head(F && f) const {
@@ -145,7 +154,7 @@ class lctx_kv_cache {
         }
     }
 
-    // blocks.cpp: the pages of a sequence; row i is slot i unless heads evict
+    // blocks.cpp: the pages of a sequence; row i is cell i unless heads evict
     int32_t n_dead(int32_t seq) const;
     int64_t n_held_page() const;
     int32_t pages_needed(const lctx_kv_store & store, const std::vector<int32_t> & n_pos) const;
@@ -166,7 +175,7 @@ class lctx_kv_cache {
     void copy_evictions(int32_t src, int32_t dst);
     void each_held_run(int32_t seq, const run_visitor & f) const;
 
-    // chunks.cpp: representations, and the queries of the open chunk
+    // chunks.cpp: summaries, and the queries of the open chunk
     bool has_open() const { return chunks_ && !chunks_->minmax; }
     void keep_open();
     void place_open(const llama_ubatch & ubatch);
@@ -178,7 +187,7 @@ class lctx_kv_cache {
     std::string check_batch(const llama_batch & batch, llama_memory_status & status) const;
     std::string check_room(const std::vector<int32_t> & n_pos) const;
     std::string check_limit(int64_t n_held_page, const std::vector<int32_t> & n_pos) const;
-    int32_t most_slots() const;
+    int32_t most_cells() const;
     uint64_t bytes(int64_t n_held_page, const std::vector<int32_t> & n_pos) const;
 
     // state.cpp: save and restore
@@ -196,6 +205,7 @@ class lctx_kv_cache {
     int32_t n_ctx_;               // rows of one sequence
     int32_t n_rows_all_;          // rows of all sequences together
     int32_t n_ubatch_, n_batch_, n_seq_, n_threads_;
+    lctx_rope_settings rope_;
     lctx_kv_shape shape_ = {};
     int32_t n_head_total_ = 0;        // KV heads of all layers
     int32_t n_query_head_total_ = 0;  // query heads of all layers

@@ -76,7 +76,8 @@ class iswa final : public lctx_rest {
         if (base.empty() || window.empty()) {
             return nullptr;
         }
-        return std::make_unique<lctx_joint_context<llama_kv_cache_iswa_context>>(cache, &own(), std::move(base), std::move(window), ubatches);
+        return std::make_unique<lctx_joint_context<llama_kv_cache_iswa_context>>(cache, &own(), std::move(base), std::move(window),
+                                                                                 ubatches);
     }
     llama_memory_context_ptr full(lctx_kv_cache & cache) override {
         return std::make_unique<lctx_joint_context<llama_kv_cache_iswa_context>>(cache, &own());

@@ -11,7 +11,8 @@
 class lctx_rest {
   public:
     // nullptr: this kind of memory cannot stand beside ours.
-    static std::unique_ptr<lctx_rest> create(std::unique_ptr<llama_memory_i> memory, const llama_model & model, const llama_cparams & cparams);
+    static std::unique_ptr<lctx_rest> create(std::unique_ptr<llama_memory_i> memory, const llama_model & model,
+                                             const llama_cparams & cparams);
     virtual ~lctx_rest() = default;
 
     llama_memory_i & memory() const { return *memory_; }

@@ -78,6 +78,8 @@ class Recipe:
         More metadata, named without the architecture.
     embedding : float
         Deviation of the token embedding, for models that scale it up again.
+    sharpness : float
+        Factor on normed q and k, for models that do not divide scores by the root of the head's width.
     """
 
     layer: str | tuple[str, ...]
@@ -86,6 +88,7 @@ class Recipe:
     shape: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     embedding: float = 1.0
+    sharpness: float = SHARPNESS
 
 
 def biased(words: str) -> str:
@@ -123,7 +126,7 @@ def add_vocab(writer: gguf.GGUFWriter, n_vocab: int) -> None:
 
 
 def add_meta(writer: gguf.GGUFWriter, arch: str, values: dict[str, Any]) -> None:
-    """Add metadata of one architecture with the types that llama.cpp expects."""
+    """Add metadata of one architecture with the types that llama.cpp expects; a name after ``.`` is the whole name."""
     add: dict[type, Callable[[str, Any], None]] = {
         bool: writer.add_bool,
         int: writer.add_uint32,
@@ -132,7 +135,7 @@ def add_meta(writer: gguf.GGUFWriter, arch: str, values: dict[str, Any]) -> None
         list: writer.add_array,
     }
     for name, value in values.items():
-        add[type(value)](f"{arch}.{name}", value)
+        add[type(value)](name[1:] if name.startswith(".") else f"{arch}.{name}", value)
 
 
 def shape_meta(shape: Shape) -> dict[str, Any]:
@@ -172,6 +175,9 @@ SIZES = {
     "attn_v": "kv,embd",
     "attn_qkv": "qkv,embd",
     "attn_output": "embd,q",
+    "attn_gate": "q,embd",
+    "attn_sinks": "n_head",
+    "layer_output_scale": "1",
     "attn_q_norm": "head",
     "attn_k_norm": "head",
     "ffn_gate": "ff,embd",
@@ -188,6 +194,11 @@ SIZES = {
     "rope_factors_long": "rot/2",
     "rope_factors_short": "rot/2",
 }  # every other one is a vector of the embedding's size
+MEANS = {  # and deviations of vectors that are no norms
+    "attn_sinks": (2.0, 1.0),
+    "altup_correct_scale": (1.0, 0.1),
+    "layer_output_scale": (0.8, 0.1),
+}
 
 
 def dims(shape: Shape) -> dict[str, int]:
@@ -197,6 +208,7 @@ def dims(shape: Shape) -> dict[str, int]:
         "q": shape.n_embd_q,
         "kv": shape.n_embd_kv,
         "qkv": shape.n_embd_q + 2 * shape.n_embd_kv,
+        "2embd": 2 * shape.n_embd,
         "2q": 2 * shape.n_embd_q,
         "2qkv": 2 * (shape.n_embd_q + 2 * shape.n_embd_kv),
         "head": shape.head_dim,
@@ -211,8 +223,15 @@ def dims(shape: Shape) -> dict[str, int]:
 class Weights:
     """Random tensors on their way into a file."""
 
-    def __init__(self, writer: gguf.GGUFWriter, shape: Shape, seed: int, qtype: gguf.GGMLQuantizationType = F32):
-        self.writer, self.shape, self.qtype = writer, shape, qtype
+    def __init__(
+        self,
+        writer: gguf.GGUFWriter,
+        shape: Shape,
+        seed: int,
+        qtype: gguf.GGMLQuantizationType = F32,
+        sharpness: float = SHARPNESS,
+    ):
+        self.writer, self.shape, self.qtype, self.sharpness = writer, shape, qtype, sharpness
         self.rng, self.dims = np.random.default_rng(seed), dims(shape)
 
     def add(self, prefix: str, word: str) -> None:
@@ -226,13 +245,17 @@ class Weights:
         elif name.startswith("rope_f"):
             self.writer.add_tensor(f"{full}.weight", np.linspace(1.0, 8.0, sizes[0], dtype=np.float32))
         elif "norm" in name:
-            self.vector(f"{full}.weight", sizes, SHARPNESS if name.endswith(("q_norm", "k_norm")) else 1.0)
+            self.vector(f"{full}.weight", sizes, self.sharpness if name.endswith(("q_norm", "k_norm")) else 1.0)
         elif name in NOT_WEIGHTS:
             self.vector(full, sizes, mean=-1.0)
+        elif name in MEANS:
+            self.vector(f"{full}.weight", sizes, *MEANS[name])
+        elif name.endswith((".lora_a", ".lora_b")):
+            self.matrix(full, sizes)
         else:
             self.matrix(f"{full}.weight", sizes, self._gain(name, sizes[0]))
         if bias:
-            self.vector(f"{full}.bias", sizes[:1], mean=0.0, deviation=0.3)
+            self.vector(f"{full}.bias", sizes[:-1] or sizes, mean=0.0, deviation=0.3)
 
     def embedding(self, deviation: float) -> None:
         """Add the token embedding; rows are looked up, so f32 whatever the type of the rest."""
@@ -350,7 +373,7 @@ def write_model(
     add_meta(writer, recipe.arch, shape_meta(shape) | scaling | recipe.meta)
     writer.add_file_type(FILE_TYPES[qtype])
     add_vocab(writer, shape.n_vocab)
-    _add_tensors(Weights(writer, shape, seed, qtype), recipe, rope_freqs)
+    _add_tensors(Weights(writer, shape, seed, qtype, recipe.sharpness), recipe, rope_freqs)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
