@@ -159,7 +159,9 @@ def _take_chunks(case: OpCase, run: LayerRun, summaries: np.ndarray, args) -> No
     assert (run.chunks[:, :, case.method.n_chunk :] == UNUSED).all(), "more chunks than the window holds"
     n_chunk = case.n_rows // case.method.chunk_size
     run.chunks = run.chunks[:, :, : case.method.n_chunk]
-    run.summaries = summaries[: args.n_summary * n_chunk * args.summary_dim].reshape(args.n_summary, n_chunk, args.summary_dim)
+    run.summaries = summaries[: args.n_summary * n_chunk * args.summary_dim].reshape(
+        args.n_summary, n_chunk, args.summary_dim
+    )
 
 
 def run_chunks(case: ChunkCase, x: Inputs, method: str | None = None, **override) -> LayerRun:

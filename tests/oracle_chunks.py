@@ -120,7 +120,7 @@ def key_range(k: np.ndarray) -> np.ndarray:
     return np.concatenate([k.max(-2), k.min(-2)], axis=-1)
 
 
-def summaries(
+def summarize_chunks(
     q: np.ndarray,
     k_local: np.ndarray,
     v: np.ndarray,
@@ -241,7 +241,7 @@ def attend_longheads(
     array ``[n_rows, n_head, head_dim]``
     """
     heads = np.arange(q.shape[1]) // (q.shape[1] // k.shape[1])
-    summaries = summaries(q, rotate_local(k, method.chunk_size, rope), v, method, rope, scale)
+    summaries = summarize_chunks(q, rotate_local(k, method.chunk_size, rope), v, method, rope, scale)
     at_zero, out = rotate(k, 0, rope), np.empty((*q.shape[:2], v.shape[-1]))
     for p, of_heads in enumerate(choices(q, summaries, method, k.shape[1])):
         seen = [method.relative_positions(p, chunks[chunks != UNUSED]) for chunks in of_heads]
@@ -278,7 +278,7 @@ class Stored:
         """Return the representation of every complete chunk."""
         local = self.keys_at(np.arange(len(self.k)) % self.method.chunk_size)
         v = round_trip(self.v, self.type_v)
-        return summaries(self.q, local, v, self.method, self.rope, self.scale, self.softcap)
+        return summarize_chunks(self.q, local, v, self.method, self.rope, self.scale, self.softcap)
 
     def choose(self, summaries: np.ndarray, n_ubatch: int) -> np.ndarray:
         """Return the chunks of every query, given summaries."""

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 from oracle import Full, Method, Rope, Segment, attend, cap, rotate, round_trip
-from oracle_chunks import UNUSED, LongHeads, by_score, chunk_scores, neighbours, summaries, softmax
+from oracle_chunks import UNUSED, LongHeads, by_score, chunk_scores, neighbours, softmax, summarize_chunks
 
 Base = Method | LongHeads
 Kept = tuple[np.ndarray, np.ndarray]  # certain, possible
@@ -333,7 +333,7 @@ class Layer:
     def summarize(self) -> np.ndarray:
         """Return the representation of every complete chunk; no eviction changes it."""
         local = self.keys_at(np.arange(len(self.k)) % self.method.base.chunk_size)
-        return summaries(self.q, local, self.values, self.method.base, self.rope, self.scale, self.softcap)
+        return summarize_chunks(self.q, local, self.values, self.method.base, self.rope, self.scale, self.softcap)
 
     def score_chunks(self, summaries: np.ndarray) -> np.ndarray:
         """Return how much every query wants every chunk, ``[n_rows, n_head, n_chunk]``."""

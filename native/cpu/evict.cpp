@@ -71,7 +71,8 @@ void forget_chunks(const lctx_evict_args & a, const lctx_held & held, int32_t n_
             is_left = is_left || w.keep[cell];
         }
         for (int32_t i = 0; !is_left && i < a.n_summary; i++) {
-            char * summary = a.summaries + chunk * a.summary_stride + (head_kv * a.n_summary + i) * a.summary_head_stride + seq * a.summary_seq_stride;
+            char * summary =
+                a.summaries + chunk * a.summary_stride + (head_kv * a.n_summary + i) * a.summary_head_stride + seq * a.summary_seq_stride;
             std::fill_n((float *)summary, a.summary_dim, NAN);
         }
     }

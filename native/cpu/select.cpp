@@ -26,8 +26,8 @@ struct scratch {
     static size_t n_chunk_max(const lctx_select_args & a) { return a.n_chunk_max + 1; }
     static size_t size(const lctx_select_args & a) {
         const int summary_dim = a.chunks.summary_dim(a.head_dim);
-        const size_t n = n_chunk_max(a) * LCTX_MAX_COLUMNS + lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim) + a.head_dim + summary_dim +
-                         (size_t)a.chunks.n_chunk * (2 * LCTX_VL + 1);
+        const size_t n = n_chunk_max(a) * LCTX_MAX_COLUMNS + lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim) + a.head_dim +
+                         summary_dim + (size_t)a.chunks.n_chunk * (2 * LCTX_VL + 1);
         return GGML_PAD(n * sizeof(float) + n_chunk_max(a), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_select_args & a) {

@@ -115,7 +115,8 @@ __device__ void forget_chunks(const lctx_evict_args & a, const lctx_held & held,
             }
             for (int n = lane; !is_left && n < a.n_summary * a.summary_dim; n += LCTX_WARP) {
                 const int summary = head_kv * a.n_summary + n / a.summary_dim;
-                float * at = (float *)(a.summaries + chunk * a.summary_stride + summary * a.summary_head_stride + seq * a.summary_seq_stride);
+                float * at =
+                    (float *)(a.summaries + chunk * a.summary_stride + summary * a.summary_head_stride + seq * a.summary_seq_stride);
                 at[n % a.summary_dim] = NAN;
             }
         }

@@ -16,7 +16,7 @@ ggml_tensor * choose_chunks(ggml_context * ctx, const lctx_chunks & chunks, cons
     ggml_tensor * summaries = layer.summaries;
     if (in.k) {
         summaries = lctx_summarize(ctx, in.q, chain.links.back().node, layer.v_pool, layer.table, in.chunk_rows, in.angles, layer.near,
-                              layer.held, layer.summaries, layer.open, params);
+                                   layer.held, layer.summaries, layer.open, params);
         chain.links.push_back({"lctx_summarize", summaries});
     }
     ggml_tensor * segs = lctx_select(ctx, in.q, summaries, in.chunk_rows, layer.table->ne[1], chunks);
@@ -51,8 +51,8 @@ lctx_chain sample(ggml_context * ctx, const llama_model & model, const lctx_kv_c
     if (const lctx_retain * retain = method.retain()) {
         ggml_tensor * due = tensor(GGML_TYPE_I32, layer.table->ne[2], 1, 1);
         const int32_t chunk_size = method.chunks() ? method.chunks()->chunk_size : 0;
-        chain.links.push_back(
-            {"lctx_evict", lctx_evict(ctx, layer.k_pool, layer.v_pool, layer.table, layer.held, due, layer.summaries, *retain, chunk_size)});
+        chain.links.push_back({"lctx_evict", lctx_evict(ctx, layer.k_pool, layer.v_pool, layer.table, layer.held, due, layer.summaries,
+                                                        *retain, chunk_size)});
     }
     return chain;
 }
@@ -67,7 +67,7 @@ ggml_tensor * store(ggml_context * ctx, const lctx_method & method, const lctx_l
     const lctx_retain * retain = method.retain();
     if (layer.staging) {  // before anything else that reads the pools
         chain.links.push_back({"lctx_store_staged", lctx_store(ctx, in.k, in.v, layer.k_staged, layer.v_staged, layer.staging_table,
-                                                                 in.rows, in.angles, nullptr, nullptr, rope_mode, LCTX_SCORE_LAST, true)});
+                                                               in.rows, in.angles, nullptr, nullptr, rope_mode, LCTX_SCORE_LAST, true)});
     }
     ggml_tensor * stored = lctx_store(ctx, in.k, in.v, layer.k_pool, layer.v_pool, layer.table, in.rows, in.angles, layer.near, layer.held,
                                       rope_mode, retain ? retain->score : LCTX_SCORE_LAST);
@@ -108,8 +108,8 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
     params.lse = retain || in.sinks;
     ggml_tensor * table = layer.table;
     if (layer.staging) {
-        table = lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_staged, layer.v_staged, layer.staging,
-                           layer.staging_table);
+        table =
+            lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_staged, layer.v_staged, layer.staging, layer.staging_table);
         chain.links.push_back({"lctx_fetch", table});
     }
     ggml_tensor * attended = lctx_attend(ctx, in.q, stored, layer.v_pool, table, segs, in.angles, layer.near, layer.held, params,

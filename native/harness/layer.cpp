@@ -34,7 +34,8 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
         held = g.tensor(GGML_TYPE_I32, lctx_held::size(a.n_rows), a.n_head_kv);
     }
     if (c) {
-        summaries = g.tensor(GGML_TYPE_F32, c->summary_dim(a.head_dim_k), std::max(1, a.n_rows / c->chunk_size), c->minmax ? a.n_head_kv : a.n_head);
+        summaries = g.tensor(GGML_TYPE_F32, c->summary_dim(a.head_dim_k), std::max(1, a.n_rows / c->chunk_size),
+                             c->minmax ? a.n_head_kv : a.n_head);
         open = c->minmax ? nullptr : g.tensor(GGML_TYPE_F32, a.head_dim_k, 2 * c->chunk_size, a.n_head);
     }
     g.allocate();

@@ -44,7 +44,7 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
     }
     if (const lctx_chunks * c = shape.chunks) {
         summaries = tensor("lctx_summaries", GGML_TYPE_F32, c->summary_dim(shape.head_dim_k), std::max(1, shape.n_complete(shape.n_ctx)),
-                      c->minmax ? n_head : n_query_head, shape.n_seq);
+                           c->minmax ? n_head : n_query_head, shape.n_seq);
         if (!c->minmax) {
             open = tensor("lctx_open", GGML_TYPE_F32, shape.head_dim_k, 2 * c->chunk_size, n_query_head, shape.n_seq);
         }

@@ -21,10 +21,10 @@ struct lctx_layer {
     ggml_tensor * k_pool;
     ggml_tensor * v_pool;
     ggml_tensor * table;
-    ggml_tensor * near;  // nullptr: the method has no near ring
+    ggml_tensor * near;       // nullptr: the method has no near ring
     ggml_tensor * summaries;  // summaries of chunks, or nullptr
-    ggml_tensor * open;  // queries of the open chunk, or nullptr
-    ggml_tensor * held;  // which rows each head holds, or nullptr: all
+    ggml_tensor * open;       // queries of the open chunk, or nullptr
+    ggml_tensor * held;       // which rows each head holds, or nullptr: all
     // pages that lie close while the pools are far (ops/staging.h), or nullptr
     ggml_tensor * k_staged;
     ggml_tensor * v_staged;
@@ -135,16 +135,16 @@ class lctx_kv_store {
     const bool is_host;
     const int32_t n_head, n_query_head;  // of all its layers
 
-    ggml_tensor * k_pool = nullptr;  // [head_dim_k, n_page*64]
-    ggml_tensor * v_pool = nullptr;  // [head_dim_v, n_page*64]; latent attention: a view of k_pool
-    ggml_tensor * table = nullptr;   // [n_page_max, n_head, n_seq]
-    ggml_tensor * near = nullptr;    // [head_dim_k, near_rows, n_head, n_seq]
-    ggml_tensor * summaries = nullptr;    // [summary_dim, n_chunk_max, n_head or n_query_head, n_seq]
-    ggml_tensor * open = nullptr;    // [head_dim_k, 2*chunk_size, n_query_head, n_seq]
-    ggml_tensor * held = nullptr;    // [lctx_held::size, n_head, n_seq]
+    ggml_tensor * k_pool = nullptr;     // [head_dim_k, n_page*64]
+    ggml_tensor * v_pool = nullptr;     // [head_dim_v, n_page*64]; latent attention: a view of k_pool
+    ggml_tensor * table = nullptr;      // [n_page_max, n_head, n_seq]
+    ggml_tensor * near = nullptr;       // [head_dim_k, near_rows, n_head, n_seq]
+    ggml_tensor * summaries = nullptr;  // [summary_dim, n_chunk_max, n_head or n_query_head, n_seq]
+    ggml_tensor * open = nullptr;       // [head_dim_k, 2*chunk_size, n_query_head, n_seq]
+    ggml_tensor * held = nullptr;       // [lctx_held::size, n_head, n_seq]
     // with n_staged > 0
-    ggml_tensor * k_staged = nullptr;      // [head_dim_k, n_head*n_staged*64]
-    ggml_tensor * v_staged = nullptr;      // [head_dim_v, n_head*n_staged*64]
+    ggml_tensor * k_staged = nullptr;       // [head_dim_k, n_head*n_staged*64]
+    ggml_tensor * v_staged = nullptr;       // [head_dim_v, n_head*n_staged*64]
     ggml_tensor * staging = nullptr;        // [lctx_staging::size, n_head]
     ggml_tensor * staging_table = nullptr;  // as table
 

@@ -155,7 +155,8 @@ std::string lctx_kv_cache::full_why() const {
         where += " (" + lctx_kernel_name(store->dev) + ")";
     }
     where += std::string(", K ") + ggml_type_name(shape_.type_k) + ", V " + ggml_type_name(shape_.type_v);
-    return why + where + (shape_.n_staged > 0 ? ", in memory of the host but for " + std::to_string(shape_.n_staged) + " pages of a head" : "");
+    return why + where +
+           (shape_.n_staged > 0 ? ", in memory of the host but for " + std::to_string(shape_.n_staged) + " pages of a head" : "");
 }
 
 lctx_offload_info lctx_kv_cache::offload() const {

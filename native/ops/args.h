@@ -122,8 +122,8 @@ struct lctx_select_args {
     size_t q_token_stride;
     int32_t head_dim;
     int32_t n_head;
-    int32_t n_summary;     // heads with a summary of their own
-    int32_t n_choice;  // heads with a choice of their own
+    int32_t n_summary;  // heads with a summary of their own
+    int32_t n_choice;   // heads with a choice of their own
     int32_t n_tokens;
     int32_t n_chunk_max;
     const char * summaries;
@@ -146,7 +146,7 @@ struct lctx_evict_args {
     int32_t n_head_kv;
     int32_t n_seq;
     const int32_t * due;  // [n_seq]
-    char * summaries;          // nullptr: none
+    char * summaries;     // nullptr: none
     int32_t summary_dim;
     int32_t n_summary;  // per KV head
     size_t summary_stride;

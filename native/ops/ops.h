@@ -7,8 +7,8 @@
 
 #include "chunks.h"
 #include "ggml.h"
-#include "staging.h"
 #include "retain.h"
+#include "staging.h"
 
 #include <cstdint>
 #include <vector>
@@ -48,7 +48,7 @@ struct lctx_angles_params {
 struct lctx_store_params {
     lctx_op op;
     int32_t rope_mode;
-    lctx_score score;       // of the votes for the rows, when heads evict
+    lctx_score score;     // of the votes for the rows, when heads evict
     int32_t staged_only;  // 1: rows whose page is not staged are left out
 };
 
