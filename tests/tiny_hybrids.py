@@ -7,7 +7,6 @@ number of KV heads, and the first layer is a recurrent one, which has none.
 from tiny_words import (
     EXPERTS,
     FINE_MOE,
-    GATED,
     GATES,
     HEAD_NORMS,
     MIXTURE,
@@ -18,7 +17,7 @@ from tiny_words import (
     SHARED_MOE,
 )
 
-from pylongctx.bench.random_model import ATTENTION, Recipe
+from pylongctx.bench.random_model import ATTENTION, GATED, Recipe
 
 WIDTH = {"n_embd": 128}  # the sizes of recurrent layers below go with it
 FOUR = WIDTH | {"n_layer": 4}

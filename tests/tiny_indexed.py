@@ -23,9 +23,9 @@ from tiny_latent import (
     dense_first,
     in_turn,
 )
-from tiny_words import GATED, HEAD_NORMS
+from tiny_words import HEAD_NORMS
 
-from pylongctx.bench.random_model import Recipe
+from pylongctx.bench.random_model import GATED, Recipe
 
 INDEXER = "indexer.k_norm=64+b indexer.proj=2,embd indexer.attn_k=64,embd indexer.attn_q_b=128,48"
 INDEXER_META = {
