@@ -25,8 +25,11 @@ const std::vector<lctx_architecture> & table() {
         {LLM_ARCH_PHIMOE}, {LLM_ARCH_PLAMO}, {LLM_ARCH_POCKETTTS}, {LLM_ARCH_QWEN}, {LLM_ARCH_QWEN2}, {LLM_ARCH_QWEN2MOE},
         {LLM_ARCH_QWEN3}, {LLM_ARCH_QWEN3MOE}, {LLM_ARCH_SEED_OSS}, {LLM_ARCH_STABLELM}, {LLM_ARCH_STARCODER2}, {LLM_ARCH_TALKIE},
         {LLM_ARCH_XVERSE},
-        // norms with weights after the rotation, or a part of each head that is not rotated: methods that keep every position (graph/rope.cpp)
-        {LLM_ARCH_HUNYUAN_DENSE}, {LLM_ARCH_HUNYUAN_MOE}, {LLM_ARCH_HUNYUAN_VL}, {LLM_ARCH_MAINCODER}, {LLM_ARCH_MINICPM3}, {LLM_ARCH_PLM},
+        // latent attention, or its parts joined to heads
+        {LLM_ARCH_BAILINGMOE3, nullptr, !FLOAT, PAIRS}, {LLM_ARCH_DEEPSEEK2, nullptr, !FLOAT, PAIRS}, {LLM_ARCH_HY_V4, nullptr, !FLOAT, PAIRS}, {LLM_ARCH_KIMI_K3},
+        {LLM_ARCH_KIMI_LINEAR}, {LLM_ARCH_MINICPM3}, {LLM_ARCH_MISTRAL4, nullptr, !FLOAT, PAIRS}, {LLM_ARCH_PLM, nullptr, !FLOAT, PAIRS},
+        // norms with weights after the rotation: methods that keep every position (graph/rope.cpp)
+        {LLM_ARCH_HUNYUAN_DENSE}, {LLM_ARCH_HUNYUAN_MOE}, {LLM_ARCH_HUNYUAN_VL}, {LLM_ARCH_MAINCODER},
         // layers without rotation
         {LLM_ARCH_SMOLLM3},
         // sections of RoPE, which are one on text
@@ -71,9 +74,6 @@ std::string lctx_why_unsupported(const llama_model & model, const llama_cparams 
     }
     if (llama_model_has_encoder(&model) || !cparams.causal_attn || !llama_model_has_decoder(&model)) {
         return "it is an encoder, methods need causal attention";
-    }
-    if (model.hparams.is_mla()) {
-        return "it uses multi-head latent attention";
     }
     if (model.hparams.use_alibi) {
         return "it uses ALiBi, a bias on distance instead of rotary positions";

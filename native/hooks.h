@@ -41,11 +41,13 @@ struct llm_graph_context;
 class llama_kv_cache_iswa_context;
 class llama_memory_hybrid_context;
 class llama_memory_hybrid_iswa_context;
+class llm_graph_input_attn_k;
 class llm_graph_input_attn_kv;
 class llm_graph_input_attn_kv_iswa;
 class llm_graph_input_i;
 class llm_graph_input_mem_hybrid;
 class llm_graph_input_mem_hybrid_iswa;
+class llm_graph_input_mem_hybrid_k;
 class llm_graph_input_rs;
 
 // The memory of a context is about to be made. Where a method is pending for this thread (lctx_context_create) or named by LCTX_METHOD,
@@ -59,8 +61,9 @@ bool lctx_claim_layer(uint32_t il, int32_t source, int swa_type);
 llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
                                  llama_memory_i * memory);
 
-// The graph input of our cache, or nullptr when the context runs on another memory.
+// The graph input of our cache, or nullptr when the context runs on another memory; _k: of models with latent attention.
 llm_graph_input_attn_kv * lctx_build_attn_inp(const llm_graph_context & graph);
+llm_graph_input_attn_k * lctx_build_attn_inp_k(const llm_graph_context & graph);
 
 // llama.cpp's inputs; with our cache beside its memory they have ours too.
 std::unique_ptr<llm_graph_input_attn_kv_iswa> lctx_iswa_input(const llm_graph_context & graph, const llama_kv_cache_iswa_context * mctx);
@@ -68,6 +71,10 @@ std::unique_ptr<llm_graph_input_mem_hybrid> lctx_hybrid_input(const llm_graph_co
                                                               std::unique_ptr<llm_graph_input_attn_kv> attn,
                                                               std::unique_ptr<llm_graph_input_rs> rs,
                                                               const llama_memory_hybrid_context * mctx);
+std::unique_ptr<llm_graph_input_mem_hybrid_k> lctx_hybrid_k_input(const llm_graph_context & graph,
+                                                                  std::unique_ptr<llm_graph_input_attn_k> attn,
+                                                                  std::unique_ptr<llm_graph_input_rs> rs,
+                                                                  const llama_memory_hybrid_context * mctx);
 std::unique_ptr<llm_graph_input_mem_hybrid_iswa> lctx_hybrid_iswa_input(const llm_graph_context & graph,
                                                                         std::unique_ptr<llm_graph_input_attn_kv_iswa> attn,
                                                                         std::unique_ptr<llm_graph_input_rs> rs,
@@ -76,5 +83,5 @@ std::unique_ptr<llm_graph_input_mem_hybrid_iswa> lctx_hybrid_iswa_input(const ll
 // The attention of one layer through our cache, or nullptr when inp or the layer is not ours. Same arguments as build_attn.
 ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i * inp, ggml_tensor * wo, ggml_tensor * wo_b,
                               ggml_tensor * wo_s, ggml_tensor * q_cur, ggml_tensor * k_cur, ggml_tensor * v_cur, ggml_tensor * kq_b,
-                              ggml_tensor * sinks, float kq_scale, int il);
+                              ggml_tensor * sinks, ggml_tensor * v_mla, float kq_scale, int il);
 #endif

@@ -22,6 +22,14 @@ ggml_tensor * project(const llm_graph_context & graph, bool float_product, ggml_
     return wo_b ? ggml_add(graph.ctx0, cur, wo_b) : cur;
 }
 
+// Heads in the latent space [n_latent*n_head, n_tokens] to their own values [head_dim*n_head, n_tokens]; v_mla: [n_latent, head_dim, n_head].
+ggml_tensor * from_latent(ggml_context * ctx, ggml_tensor * out, ggml_tensor * v_mla) {
+    const int64_t n_head = v_mla->ne[2], n_tokens = out->ne[1];
+    ggml_tensor * by_head = ggml_permute(ctx, ggml_reshape_3d(ctx, out, v_mla->ne[0], n_head, n_tokens), 0, 2, 1, 3);
+    ggml_tensor * values = ggml_permute(ctx, ggml_mul_mat(ctx, v_mla, by_head), 0, 2, 1, 3);
+    return ggml_cont_2d(ctx, values, v_mla->ne[1] * n_head, n_tokens);
+}
+
 // How the layer rotates: its own key's way, which its query's must be; or that of the layer whose rows it reads.
 lctx_peeled peel(lctx_inputs & inputs, ggml_context * ctx, ggml_tensor * q_cur, ggml_tensor * k_cur, lctx_peeled & key, int il) {
     const bool moves = !inputs.cache.method().keeps_positions();
@@ -48,7 +56,7 @@ void lctx_add(const llm_graph_context & graph, const lctx_kv_store & store, ggml
 
 ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i * inp, ggml_tensor * wo, ggml_tensor * wo_b,
                               ggml_tensor * wo_s, ggml_tensor * q_cur, ggml_tensor * k_cur, ggml_tensor * v_cur, ggml_tensor * kq_b,
-                              ggml_tensor * sinks, float kq_scale, int il) {
+                              ggml_tensor * sinks, ggml_tensor * v_mla, float kq_scale, int il) {
     auto * input = dynamic_cast<lctx_has_inputs *>(inp);
     if (!input || !input->ours.cache.serves(il)) {
         return nullptr;
@@ -65,6 +73,9 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
     }
     lctx_peeled k = {};
     const lctx_peeled q = peel(inputs, graph.ctx0, q_cur, k_cur, k, il);
+    if (cache.v_offset() >= 0 && q.moved != (cache.v_offset() > 0)) {
+        throw lctx_refusal("layer " + std::to_string(il) + " joins the latent and the rotated channels in a way of its own");
+    }
     for (ggml_tensor * t : {q.x, v_cur, k.x, q.pos}) {  // q.pos: an input that nothing reads would not be allocated
         if (t) {
             ggml_build_forward_expand(graph.gf, t);
@@ -82,7 +93,8 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
     for (const lctx_link & link : chain.links) {
         lctx_add(graph, store, link.node, link.name, il);
     }
-    graph.cb(chain.out, "kqv_out", il);
-    ggml_build_forward_expand(graph.gf, chain.out);
-    return project(graph, arch.float_product, chain.out, wo, wo_b, wo_s);
+    ggml_tensor * out = v_mla ? from_latent(graph.ctx0, chain.out, v_mla) : chain.out;
+    graph.cb(out, "kqv_out", il);
+    ggml_build_forward_expand(graph.gf, out);
+    return project(graph, arch.float_product, out, wo, wo_b, wo_s);
 }

@@ -34,10 +34,11 @@ bool can_reuse_with(llm_graph_input_i & input, llm_graph_params params, const ll
     return input.can_reuse(params);
 }
 
-class attn_input final : public llm_graph_input_attn_kv, public lctx_has_inputs {
+// Base: llm_graph_input_attn_kv, or llm_graph_input_attn_k of latent attention.
+template <class Base> class attn_input final : public Base, public lctx_has_inputs {
   public:
     attn_input(const llm_graph_context & graph, const lctx_kv_cache & cache)
-        : llm_graph_input_attn_kv(graph.hparams, graph.cparams, nullptr), lctx_has_inputs(graph, cache) {}
+        : Base(graph.hparams, graph.cparams, nullptr), lctx_has_inputs(graph, cache) {}
 
     void set_input(const llama_ubatch * ubatch) override { ours.set(*ubatch); }
     bool can_reuse(const llm_graph_params & params) override { return ours.can_reuse(params.ubatch); }
@@ -57,17 +58,18 @@ class iswa_input final : public llm_graph_input_attn_kv_iswa, public lctx_has_in
     }
 };
 
-class hybrid_input final : public llm_graph_input_mem_hybrid {
+// Base: llm_graph_input_mem_hybrid, or llm_graph_input_mem_hybrid_k of latent attention.
+template <class Base> class hybrid_input final : public Base {
   public:
-    using llm_graph_input_mem_hybrid::llm_graph_input_mem_hybrid;
+    using Base::Base;
 
     void set_input(const llama_ubatch * ubatch) override {
-        inp_attn->set_input(ubatch);
-        inp_rs->set_input(ubatch);
+        this->inp_attn->set_input(ubatch);
+        this->inp_rs->set_input(ubatch);
     }
     bool can_reuse(const llm_graph_params & params) override {
-        mctx = static_cast<const llama_memory_hybrid_context *>(params.mctx);
-        return can_reuse_with(*inp_rs, params, mctx->get_recr()) && inp_attn->can_reuse(params);
+        this->mctx = static_cast<const llama_memory_hybrid_context *>(params.mctx);
+        return can_reuse_with(*this->inp_rs, params, this->mctx->get_recr()) && this->inp_attn->can_reuse(params);
     }
 };
 
@@ -84,6 +86,22 @@ class hybrid_iswa_input final : public llm_graph_input_mem_hybrid_iswa {
         return can_reuse_with(*inp_rs, params, mctx->get_recr()) && can_reuse_with(*inp_attn, params, mctx->get_attn());
     }
 };
+
+// Ours as an input of the graph, or nullptr.
+template <class Base> Base * add_attn_input(const llm_graph_context & graph) {
+    const lctx_kv_cache * cache = cache_of(graph);
+    return cache ? static_cast<attn_input<Base> *>(graph.res->add_input(std::make_unique<attn_input<Base>>(graph, *cache))) : nullptr;
+}
+
+// Hybrid: llama.cpp's input; Attn: that of its attention layers.
+template <class Hybrid, class Attn>
+std::unique_ptr<Hybrid> make_hybrid_input(const llm_graph_context & graph, std::unique_ptr<Attn> attn, std::unique_ptr<llm_graph_input_rs> rs,
+                                          const llama_memory_hybrid_context * mctx) {
+    if (const lctx_kv_cache * cache = cache_of(graph)) {
+        return std::make_unique<hybrid_input<Hybrid>>(graph.cparams, std::make_unique<attn_input<Attn>>(graph, *cache), std::move(rs), mctx);
+    }
+    return std::make_unique<Hybrid>(graph.cparams, std::move(attn), std::move(rs), mctx);
+}
 
 }  // namespace
 
@@ -174,8 +192,11 @@ ggml_tensor * lctx_inputs::angles(const llm_graph_context & graph, const lctx_pe
 }
 
 llm_graph_input_attn_kv * lctx_build_attn_inp(const llm_graph_context & graph) {
-    const lctx_kv_cache * cache = cache_of(graph);
-    return cache ? static_cast<attn_input *>(graph.res->add_input(std::make_unique<attn_input>(graph, *cache))) : nullptr;
+    return add_attn_input<llm_graph_input_attn_kv>(graph);
+}
+
+llm_graph_input_attn_k * lctx_build_attn_inp_k(const llm_graph_context & graph) {
+    return add_attn_input<llm_graph_input_attn_k>(graph);
 }
 
 std::unique_ptr<llm_graph_input_attn_kv_iswa> lctx_iswa_input(const llm_graph_context & graph, const llama_kv_cache_iswa_context * mctx) {
@@ -189,10 +210,14 @@ std::unique_ptr<llm_graph_input_mem_hybrid> lctx_hybrid_input(const llm_graph_co
                                                               std::unique_ptr<llm_graph_input_attn_kv> attn,
                                                               std::unique_ptr<llm_graph_input_rs> rs,
                                                               const llama_memory_hybrid_context * mctx) {
-    if (const lctx_kv_cache * cache = cache_of(graph)) {
-        return std::make_unique<hybrid_input>(graph.cparams, std::make_unique<attn_input>(graph, *cache), std::move(rs), mctx);
-    }
-    return std::make_unique<llm_graph_input_mem_hybrid>(graph.cparams, std::move(attn), std::move(rs), mctx);
+    return make_hybrid_input<llm_graph_input_mem_hybrid>(graph, std::move(attn), std::move(rs), mctx);
+}
+
+std::unique_ptr<llm_graph_input_mem_hybrid_k> lctx_hybrid_k_input(const llm_graph_context & graph,
+                                                                  std::unique_ptr<llm_graph_input_attn_k> attn,
+                                                                  std::unique_ptr<llm_graph_input_rs> rs,
+                                                                  const llama_memory_hybrid_context * mctx) {
+    return make_hybrid_input<llm_graph_input_mem_hybrid_k>(graph, std::move(attn), std::move(rs), mctx);
 }
 
 std::unique_ptr<llm_graph_input_mem_hybrid_iswa> lctx_hybrid_iswa_input(const llm_graph_context & graph,

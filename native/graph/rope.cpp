@@ -39,8 +39,9 @@ std::string why_not(const ggml_tensor * t, bool is_normed) {
     if (!known) {
         return "uses RoPE mode " + std::to_string(mode);
     }
-    if (op_param<int32_t>(t, 15) != 0) {
-        return "is rotated from an offset";
+    const auto offset = op_param<int32_t>(t, 15);
+    if (offset != 0 && offset + op_param<int32_t>(t, 1) != t->ne[0]) {
+        return "is rotated in the middle of the head";
     }
     if (is_normed && (op_param<float>(t, 7) != 0.0f || op_param<float>(t, 8) != 1.0f)) {
         return "is normalized after a rotation that changes its length";
@@ -51,14 +52,14 @@ std::string why_not(const ggml_tensor * t, bool is_normed) {
 }  // namespace
 
 lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, const char * what, int il) {
-    lctx_peeled result = {t, nullptr, nullptr, STILL, 1.0f, {}, false};
+    lctx_peeled result = {t, nullptr, nullptr, STILL, 1.0f, {}, false, false};
     std::set<const ggml_tensor *> seen;
     if (!is_rotated(t, seen)) {
         return result;
     }
     std::vector<const ggml_tensor *> after;  // what does not mind a rotation
     ggml_tensor * rotated = t;
-    for (; rotated->op != GGML_OP_ROPE; rotated = rotated->src[0]) {
+    for (; rotated->op != GGML_OP_ROPE && rotated->op != GGML_OP_CONCAT; rotated = rotated->src[0]) {
         if (rotated->op == GGML_OP_SCALE && op_param<float>(rotated, 1) == 0.0f) {
             result.scale *= op_param<float>(rotated, 0);
         } else if ((rotated->op == GGML_OP_MUL && rotated->src[1]->ne[0] == 1) || rotated->op == GGML_OP_RMS_NORM) {
@@ -68,6 +69,12 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
         }
     }
     const bool is_normed = std::any_of(after.begin(), after.end(), [](const ggml_tensor * x) { return x->op == GGML_OP_RMS_NORM; });
+    ggml_tensor * whole = rotated;  // the head, of which `rotated` may be a part
+    if (whole->op == GGML_OP_CONCAT && op_param<int32_t>(whole, 0) == 0) {
+        rotated = whole->src[1]->op == GGML_OP_REPEAT ? whole->src[1]->src[0] : whole->src[1];
+        seen.clear();
+        rotated = is_rotated(whole->src[0], seen) ? whole : rotated;
+    }
     const std::string why = why_not(rotated, is_normed);
     if (!why.empty()) {
         if (!moves) {
@@ -89,6 +96,17 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
         result.sections[i] = op_param<int32_t>(rotated, 11 + i);
     }
     result.x = rotated->src[0];
+    if (whole != rotated) {
+        ggml_tensor * part = whole->src[1]->op == GGML_OP_REPEAT ? ggml_repeat(ctx, result.x, whole->src[1]) : result.x;
+        result.x = ggml_concat(ctx, part, whole->src[0], 0);
+    } else if (const auto offset = op_param<int32_t>(rotated, 15)) {
+        const auto channels = [&](int64_t n, int64_t from) {
+            return ggml_view_3d(ctx, rotated->src[0], n, rotated->ne[1], rotated->ne[2], rotated->src[0]->nb[1], rotated->src[0]->nb[2],
+                                from * rotated->src[0]->nb[0]);
+        };
+        result.x = ggml_concat(ctx, channels(rotated->ne[0] - offset, offset), channels(offset, 0), 0);
+    }
+    result.moved = result.x != rotated->src[0];
     for (auto it = after.rbegin(); it != after.rend(); ++it) {
         const bool is_norm = (*it)->op == GGML_OP_RMS_NORM;
         result.x = is_norm ? ggml_rms_norm(ctx, result.x, op_param<float>(*it, 0)) : ggml_mul(ctx, result.x, (*it)->src[1]);
@@ -99,7 +117,7 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
 }
 
 bool lctx_same_rope(const lctx_peeled & a, const lctx_peeled & b) {
-    return a.pos == b.pos && a.freq_factors == b.freq_factors && a.sections == b.sections && a.interleaved == b.interleaved &&
+    return a.moved == b.moved && a.pos == b.pos && a.freq_factors == b.freq_factors && a.sections == b.sections && a.interleaved == b.interleaved &&
            memcmp(&a.rope, &b.rope, sizeof(a.rope)) == 0;
 }
 

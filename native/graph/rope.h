@@ -14,9 +14,11 @@ struct lctx_peeled {
     float scale;                 // product of the scales that stood between the rotation and the attention
     std::array<int32_t, 4> sections;  // of a multi-section RoPE, which is NEOX on text; else 0
     bool interleaved;                 // sections take turns
+    bool moved;                       // the rotated channels were the last ones of a head; in x they are the first
 };
 
-// Peel GGML_OP_ROPE through scales of all channels, the same for a token. What nothing rotates is rotated by nothing.
+// Peel GGML_OP_ROPE through what does not mind a rotation: factors of a whole head, norms without weights. Where a part of each head is
+// rotated and joined with the rest, the rotated channels are moved to the front. What nothing rotates is rotated by nothing.
 // moves: the method reads keys from other positions than their own. If it does not, a tensor that cannot be peeled stays as the model made
 // it. Throws lctx_refusal naming layer and reason.
 lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, const char * what, int il);

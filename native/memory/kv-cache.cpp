@@ -32,7 +32,9 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
       n_ubatch_((int32_t)cparams.n_ubatch),
       n_batch_((int32_t)cparams.n_batch),
       n_seq_((int32_t)cparams.n_seq_max),
-      n_threads_(cparams.n_threads_batch) {
+      n_threads_(cparams.n_threads_batch),
+      rope_{cparams.rope_freq_base,  cparams.rope_freq_scale, cparams.yarn_ext_factor, cparams.yarn_attn_factor,
+            cparams.yarn_beta_fast, cparams.yarn_beta_slow,  cparams.n_ctx_orig_yarn} {
     if (layers.empty()) {
         throw lctx_refusal("no layer of this model has full attention");
     }
@@ -48,9 +50,15 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
               0,
               0,
               chunks_,
-              retain_};
+              retain_,
+              -1};
+    if (hparams.is_mla()) {  // K is the latent vector and the channels that are rotated, which come first where there are any
+        shape_.v_offset = hparams.rope_type == LLAMA_ROPE_TYPE_NONE ? 0 : shape_.head_dim_k - shape_.head_dim_v;
+        shape_.type_v = shape_.type_k;
+    }
     check_type(shape_.type_k, shape_.head_dim_k, "K");
     check_type(shape_.type_v, shape_.head_dim_v, "V");
+    check_type(shape_.type_k, std::max(0, shape_.v_offset), "K");
     for (const lctx_claimed & layer : layers) {
         if ((int32_t)hparams.n_embd_head_k(layer.il) != shape_.head_dim_k || (int32_t)hparams.n_embd_head_v(layer.il) != shape_.head_dim_v) {
             throw lctx_refusal("layers with different head_dim are not supported");
@@ -95,8 +103,7 @@ int32_t lctx_kv_cache::n_resident(uint64_t kv_offload) const {
         throw lctx_refusal("kv_offload keeps pages in memory of the host and brings those that the heads choose: method=longheads does, " +
                            method_->full_spec() + " does not; use longheads without an eviction rule, or offload_kqv=False");
     }
-    const uint64_t page =
-        LCTX_PAGE_ROWS * (ggml_row_size(shape_.type_k, shape_.head_dim_k) + ggml_row_size(shape_.type_v, shape_.head_dim_v));
+    const uint64_t page = LCTX_PAGE_ROWS * shape_.row_bytes();
     const auto least = (uint64_t)chunks_->n_chunk * std::max(1, chunks_->chunk_size / LCTX_PAGE_ROWS) + 1;
     const uint64_t n_slot = kv_offload == LCTX_OFFLOAD_AUTO ? 2 * least : kv_offload / (page * n_head_total_);
     if (n_slot < least) {

@@ -26,6 +26,12 @@
 #include <utility>
 #include <vector>
 
+// What of a context turns its keys, beside the model and the method.
+struct lctx_rope_settings {
+    float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
+    uint32_t n_ctx_orig;
+};
+
 class lctx_kv_cache {
   public:
     // layers: those it holds. kv_limit: most bytes that kv usage may report, 0: none. kv_offload: bytes of the devices for pages that lie
@@ -76,6 +82,8 @@ class lctx_kv_cache {
     // The layer whose rows it reads: itself, or an earlier one.
     int32_t source(int32_t il) const { return source_[il]; }
     int32_t head_dim_v() const { return shape_.head_dim_v; }
+    // Latent attention: where the values begin in a key; -1: they have rows of their own.
+    int32_t v_offset() const { return shape_.v_offset; }
     lctx_layer layer(ggml_context * ctx, int32_t il) const;
     const lctx_kv_store & store(int32_t il) const { return *layers_[source_[il]].store; }
     const std::vector<std::unique_ptr<lctx_kv_store>> & stores() const { return stores_; }
@@ -195,6 +203,7 @@ class lctx_kv_cache {
     int32_t n_ctx_;               // rows of one sequence
     int32_t n_rows_all_;          // rows of all sequences together
     int32_t n_ubatch_, n_batch_, n_seq_, n_threads_;
+    lctx_rope_settings rope_;
     lctx_kv_shape shape_ = {};
     int32_t n_head_total_ = 0;        // KV heads of all layers
     int32_t n_query_head_total_ = 0;  // query heads of all layers

@@ -55,7 +55,7 @@ std::string lctx_kv_store::no_memory() const {
 
 bool lctx_kv_store::commit_page(int32_t page) {
     bool ok = true;
-    for (const ggml_tensor * pool : {k_pool, v_pool}) {
+    for (const ggml_tensor * pool : pools()) {
         const size_t size = LCTX_PAGE_ROWS * pool->nb[1], from = at(pool) + page * size;
         ok = ok && (!commits() || arena_of(pool).commit(from, from + size));
     }
@@ -85,7 +85,7 @@ std::string lctx_kv_store::own_page(int32_t seq, int32_t head, int32_t block) {
     if (!why.empty()) {
         return why;
     }
-    for (ggml_tensor * pool : {k_pool, v_pool}) {
+    for (ggml_tensor * pool : pools()) {
         const size_t size = LCTX_PAGE_ROWS * pool->nb[1];
         copy(pool, old * size, page(seq, head, block) * size, size);
     }
@@ -134,7 +134,7 @@ void lctx_kv_store::return_pages() {
     const size_t smallest = LCTX_PAGE_ROWS * std::min(k_pool->nb[1], v_pool->nb[1]);
     pages_.cool(std::max(n_head, n_promised_), (int32_t)((grain + smallest - 1) / smallest), [&](int32_t first, int32_t end) {
         wait();
-        for (const ggml_tensor * pool : {k_pool, v_pool}) {
+        for (const ggml_tensor * pool : pools()) {
             const size_t size = LCTX_PAGE_ROWS * pool->nb[1];
             arena_of(pool).give_back(at(pool) + first * size, at(pool) + end * size);
         }

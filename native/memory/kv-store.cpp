@@ -26,7 +26,11 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
     };
     const int64_t n_row = (int64_t)shape.n_page_head * n_head * LCTX_PAGE_ROWS;
     k_pool = tensor("lctx_k_pool", shape.type_k, shape.head_dim_k, n_row);
-    v_pool = tensor("lctx_v_pool", shape.type_v, shape.head_dim_v, n_row);
+    if (shape.v_offset < 0) {
+        v_pool = tensor("lctx_v_pool", shape.type_v, shape.head_dim_v, n_row);
+    } else {
+        v_pool = ggml_view_2d(ctx_.get(), k_pool, shape.head_dim_v, n_row, k_pool->nb[1], ggml_row_size(shape.type_k, shape.v_offset));
+    }
     table = tensor("lctx_table", GGML_TYPE_I32, lctx_kv_shape::n_block(shape.n_ctx), n_head, shape.n_seq);
     if (shape.n_slot > 0) {
         const int64_t n_resident = (int64_t)n_head * shape.n_slot * LCTX_PAGE_ROWS;
@@ -70,10 +74,10 @@ lctx_sizes lctx_kv_store::sizes(int32_t n_slot) const {
     };
     const auto all = [](const ggml_tensor * t) -> uint64_t { return t ? ggml_nbytes(t) : 0; };
     lctx_sizes s = {};
-    s.k = pool(k_pool), s.v = pool(v_pool);
+    s.k = pool(k_pool), s.v = shape_.v_offset < 0 ? pool(v_pool) : 0;
     s.chunks = all(reps) + all(open);
     s.near = all(near);
-    s.other = bytes() + far_bytes() - all(k_pool) - all(v_pool) - s.chunks - s.near;
+    s.other = bytes() + far_bytes() - all(k_pool) - (shape_.v_offset < 0 ? all(v_pool) : 0) - s.chunks - s.near;
     if (held && !is_whole) {
         s.other -= (uint64_t)shape_.n_seq * n_head * lctx_held::PLANES * (shape_.n_ctx - n_slot) * sizeof(int32_t);
     }
@@ -97,6 +101,7 @@ bool lctx_kv_store::allocate(bool dry) {
     if (dry) {
         dry_.reset(ggml_backend_buft_alloc_buffer(buft, 0));
         each_tensor([&](ggml_tensor * t) { t->buffer = dry_.get(); });
+        v_pool->buffer = dry_.get();
         return dry_ != nullptr;
     }
     size_t size = 0;
@@ -113,6 +118,9 @@ bool lctx_kv_store::allocate(bool dry) {
         ggml_backend_tensor_alloc(arena_of(t).buffer(), t, data[is_far(t)]);
         data[is_far(t)] += padded(t);
     });
+    if (v_pool->view_src) {
+        ggml_backend_view_init(v_pool);
+    }
     bool ok = true;
     for (const ggml_tensor * t : {table, due_, counts_, k_resident, v_resident, resident, resident_table}) {
         ok = ok && (!t || arena_->commit(at(t), at(t) + ggml_nbytes(t)));

@@ -43,7 +43,11 @@ struct lctx_kv_shape {
     int32_t n_slot;              // > 0: the pools are in memory of the host, and so many pages of a head lie on the device
     const lctx_chunks * chunks;  // or nullptr
     const lctx_retain * retain;  // or nullptr
+    int32_t v_offset;            // latent attention: V is the channels of K from here on; -1: it has a pool of its own
 
+    size_t row_bytes() const {
+        return ggml_row_size(type_k, head_dim_k) + (v_offset < 0 ? ggml_row_size(type_v, head_dim_v) : 0);
+    }
     static int32_t n_block(int32_t n_rows) { return (n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS; }
     int32_t n_complete(int32_t n_pos) const { return chunks ? n_pos / chunks->chunk_size : 0; }
 };
@@ -123,13 +127,18 @@ class lctx_kv_store {
     // when the device fails.
     bool evict(const std::vector<int32_t> & due, int32_t n_threads);
 
+    // The tensors of pages: V only where it has rows of its own.
+    std::vector<ggml_tensor *> pools() const {
+        return shape_.v_offset < 0 ? std::vector<ggml_tensor *>{k_pool, v_pool} : std::vector<ggml_tensor *>{k_pool};
+    }
+
     const ggml_backend_dev_t dev;
     const ggml_backend_buffer_type_t buft;
     const bool is_host;
     const int32_t n_head, n_query_head;  // of all its layers
 
     ggml_tensor * k_pool = nullptr;  // [head_dim_k, n_page*64]
-    ggml_tensor * v_pool = nullptr;  // [head_dim_v, n_page*64]
+    ggml_tensor * v_pool = nullptr;  // [head_dim_v, n_page*64]; latent attention: a view of k_pool
     ggml_tensor * table = nullptr;   // [n_page_max, n_head, n_seq]
     ggml_tensor * near = nullptr;    // [head_dim_k, near_rows, n_head, n_seq]
     ggml_tensor * reps = nullptr;    // [rep_dim, n_chunk_max, n_head or n_query_head, n_seq]
@@ -151,7 +160,9 @@ class lctx_kv_store {
 
     template <typename F> void each_tensor(F && f) const {
         for (ggml_tensor * t = ggml_get_first_tensor(ctx_.get()); t; t = ggml_get_next_tensor(ctx_.get(), t)) {
-            f(t);
+            if (!t->view_src) {
+                f(t);
+            }
         }
     }
     size_t padded(const ggml_tensor * t) const;

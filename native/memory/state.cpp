@@ -12,7 +12,7 @@
 namespace {
 
 constexpr uint32_t MAGIC = 0x7874636c;  // "lctx"
-constexpr uint32_t VERSION = 3;
+constexpr uint32_t VERSION = 4;
 
 struct state_header {
     uint32_t magic = MAGIC;
@@ -22,6 +22,7 @@ struct state_header {
     int32_t n_layer, n_head_total;
     int32_t near_rows;
     int32_t n_seq;  // sequences that follow
+    lctx_rope_settings rope;
 };
 
 struct state_sequence {
@@ -60,7 +61,7 @@ void lctx_kv_cache::each_run(int32_t seq, const run_visitor & f) const {
         const int32_t n_row = store.n_slot(seq, head, n_pos);
         for (int32_t block = 0; block < n_block(n_row); block++) {
             const int32_t page = store.page(seq, head, block);
-            for (ggml_tensor * pool : {store.k_pool, store.v_pool}) {
+            for (ggml_tensor * pool : store.pools()) {
                 if (page >= 0) {
                     const size_t n = std::min(LCTX_PAGE_ROWS, n_row - block * LCTX_PAGE_ROWS);
                     f(store, pool, (size_t)page * LCTX_PAGE_ROWS * pool->nb[1], n * pool->nb[1]);
@@ -103,6 +104,7 @@ void lctx_kv_cache::state_write(llama_io_write_i & io, int32_t seq_id) const {
     header.n_head_total = n_head_total_;
     header.near_rows = shape_.near_rows;
     header.n_seq = seq_id < 0 ? n_seq_ : 1;
+    header.rope = rope_;
     put(io, header);
     io.write_string(method_->full_spec());
     for (int32_t seq = std::max(seq_id, 0); seq < (seq_id < 0 ? n_seq_ : seq_id + 1); seq++) {
@@ -198,6 +200,7 @@ void lctx_kv_cache::check_header(llama_io_read_i & io, int32_t n_seq) const {
     require(header.head_dim_k == shape_.head_dim_k && header.head_dim_v == shape_.head_dim_v && header.n_layer == (int32_t)layers_.size() &&
                 header.n_head_total == n_head_total_,
             "it belongs to a model of another shape");
+    require(memcmp(&header.rope, &rope_, sizeof(rope_)) == 0, "its keys were rotated with other RoPE settings");
     require(header.near_rows == shape_.near_rows, "it was written with another n_batch or n_ubatch");
     require(header.n_seq == n_seq, "it holds " + std::to_string(header.n_seq) + " sequences");
 }

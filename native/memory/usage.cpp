@@ -70,8 +70,8 @@ std::vector<int32_t> lctx_kv_cache::lengths() const {
 
 // What is held with so many pages and sequences of these lengths.
 uint64_t lctx_kv_cache::bytes(int64_t n_held_page, const std::vector<int32_t> & n_pos) const {
-    const uint64_t row_k = ggml_row_size(shape_.type_k, shape_.head_dim_k), row_v = ggml_row_size(shape_.type_v, shape_.head_dim_v);
-    uint64_t n = n_held_page * LCTX_PAGE_ROWS * (row_k + row_v);
+    const uint64_t row_k = ggml_row_size(shape_.type_k, shape_.head_dim_k);
+    uint64_t n = n_held_page * LCTX_PAGE_ROWS * shape_.row_bytes();
     for (int32_t seq = 0; seq < n_seq_; seq++) {
         n += (uint64_t)std::min(n_pos[seq], shape_.near_rows) * n_head_total_ * row_k + chunk_bytes(n_pos[seq]);
         for (const auto & store : stores_) {
@@ -126,9 +126,8 @@ void lctx_kv_cache::usage(lctx_kv_info & info, int32_t * rows) {
     peak_bytes_ = std::max(peak_bytes_, info.bytes);
     info.peak_bytes = peak_bytes_;
     info.full_bytes = 0;
-    const uint64_t row_k = ggml_row_size(shape_.type_k, shape_.head_dim_k), row_v = ggml_row_size(shape_.type_v, shape_.head_dim_v);
     for (int32_t n : n_pos) {
-        info.full_bytes += (uint64_t)n * n_head_total_ * (row_k + row_v);
+        info.full_bytes += (uint64_t)n * n_head_total_ * shape_.row_bytes();
     }
     info.n_layer = (int32_t)layers_.size();
     info.n_head_kv = 0;
