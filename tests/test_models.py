@@ -4,6 +4,7 @@
 """
 
 import re
+import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import LOGIT_TOLERANCE, N_CTX_TRAIN
+from session import Session
 from test_methods import assert_same_logits, evaluate, open_llama
 from test_parity import run_llama_cpp
 from thinning import thin
 from tiny_gguf import Shape, make_model
-from tiny_models import FIXED_KEYS, GROUP, NARROW_VALUES, ORDINARY, PROVEN, REFUSED, STILL
+from tiny_indexed import INDEXED
+from tiny_models import FIXED_KEYS, GROUP, GROUPS, NARROW_VALUES, ORDINARY, PROVEN, REFUSED, STILL
 
 N, N_SHORT = 150, 60  # beyond and within the trained context
 SHAPE = Shape(n_embd=128, n_ctx_train=N_CTX_TRAIN)  # heads of 32 channels: whole blocks of every KV type
@@ -132,7 +135,7 @@ def test_the_rope_base_has_weight(stock_logits, name):
 
 @thin(table=KINDS)
 @pytest.mark.parametrize("name", PROVEN)
-@pytest.mark.parametrize(("n_batch", "n_ubatch"), [(1, 1), (61, 37), (128, 32)])
+@pytest.mark.parametrize(("n_batch", "n_ubatch"), [(1, 1), (61, 37)])
 def test_full_is_the_same_in_any_batches(folder, tokens, full, name, n_batch, n_ubatch):
     got = run(make(folder, name), "full", tokens[:N], n_batch=n_batch, n_ubatch=n_ubatch)
     assert_same_logits(got, full(name))
@@ -170,3 +173,128 @@ def test_choices_are_the_same_in_any_batches(folder, tokens, full, name, method)
     assert abs(full(name) - want).max() > 1e-3 * abs(want).max()
     got = run(make(folder, name), SELECTION[method], tokens[:N], n_batch=61, n_ubatch=37)
     assert np.median(abs(got - want)) < LOGIT_TOLERANCE * abs(want).max()
+
+
+# ---- refusals ----
+
+REASONS = {
+    "baichuan-13b": "ALiBi",
+    "bert": "encoder",
+    "bloom": "ALiBi",
+    "dream": "diffusion",
+    "gpt2": "no rotary positions",
+    "graniteswitch": "a router that must read every token",
+    "jais": "ALiBi",
+    "llada": "diffusion",
+    "llada-moe": "diffusion",
+    "mamba": "recurrent",
+    "mpt": "ALiBi",
+    "refact": "ALiBi",
+    "rnd1": "diffusion",
+    "starcoder": "learned positions",
+    **dict.fromkeys(INDEXED, "selects keys itself, with an indexer"),
+}
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory):
+    """Return a function from a name in ``REFUSED`` to its file, written on first use."""
+    folder = tmp_path_factory.mktemp("refused")
+    return cache(lambda name: make_model(folder / f"{name}.gguf", arch=name))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_architectures_are_refused_with_the_reason(refused, name):
+    for method in ("full", "window,n_sink=4,window=29", "selfextend"):
+        with pytest.raises(ValueError, match=REASONS[name]):
+            open_llama(refused(name), method, n_ctx=N_CTX_TRAIN)
+
+
+@thin
+@pytest.mark.parametrize("name", FIXED_KEYS)
+@pytest.mark.parametrize("method", MOVING)
+def test_methods_that_move_keys_refuse_norms_after_the_rotation(folder, name, method):
+    with pytest.raises(ValueError, match="rotated last, .*method=full and the eviction rules alone run"):
+        open_llama(make(folder, name), IDLE[method], n_ctx=N_CTX_TRAIN)
+
+
+@thin
+@pytest.mark.parametrize("name", NARROW_VALUES)
+def test_values_are_not_compared_with_keys_of_another_width(folder, name):
+    with pytest.raises(ValueError, match="use representation=minmax"):
+        open_llama(make(folder, name), BY_ATTENTION, n_ctx=N_CTX_TRAIN)
+
+
+@pytest.mark.parametrize("name", ["kimi-linear", "minimax-01"])
+@pytest.mark.parametrize("method", ["", "full"])
+def test_ubatches_that_would_end_the_process_are_refused(ffi, lib, folder, name, method):
+    sizes = {"n_ctx": 256, "n_batch": 48, "n_threads": 1, "n_threads_batch": 1}
+    with pytest.raises(ValueError, match="needs an n_ubatch that is a multiple of n_seq_max, not 16 for 3"):
+        Session(ffi, lib, make(folder, name), method, n_seq_max=3, n_ubatch=16, **sizes)
+    Session(ffi, lib, make(folder, name), method, n_seq_max=3, n_ubatch=18, **sizes).close()
+
+
+# ---- the table of the documents ----
+
+PAGE = ROOT / "docs" / "models-table.md"
+BEGIN, END = "<!-- models begin -->\n", "\n<!-- models end -->"
+ROUNDED = ("f16", "q8_0", "q4_0")
+
+
+def served_rows() -> list[str]:
+    """Return the rows of the native table that say of no reason."""
+    rows = re.findall(r"\{(LLM_ARCH_\w+)([^{}]*)\}", (ROOT / "native" / "architectures.cpp").read_text())
+    return [name for name, rest in rows if '"' not in rest and "INDEXER" not in rest]
+
+
+def test_the_library_serves_the_proven_architectures():
+    """All of these run, so the table, which has as many, has no other."""
+    assert (
+        len(served_rows()) == len(set(served_rows())) == len({recipe.arch or name for name, recipe in PROVEN.items()})
+    )
+
+
+def compare(path: Path, want: np.ndarray, tokens: list[int], type_name: str) -> list[float]:
+    """Return the largest difference from ``want``, as a fraction of its largest, for full and each idle method."""
+    types = {"type_k": type_name, "type_v": type_name}
+    runs = [run(path, "full", tokens, **types)]
+    for method, spec in IDLE.items():
+        served = serves(path.stem, method)
+        runs.append(run(path, spec, tokens[:N_SHORT], n_ctx=N_SHORT, **types) if served else np.empty((0, 0)))
+    return [abs(got - want[: len(got)]).max() / abs(want).max() if got.size else np.nan for got in runs]
+
+
+def cell(x: float) -> str:
+    return "" if np.isnan(x) else f"{x:.0e}".replace("e-0", "e-").replace("e+00", "")
+
+
+def table() -> str:
+    """Return a Markdown table of each group: recipes, with methods apart where they ought to be equal, and KV types."""
+    tokens = np.random.default_rng(0).integers(3, SHAPE.n_vocab, N).tolist()
+    head = ["model", "architecture", *(f"{m}, f32" for m in ("full", *IDLE)), *ROUNDED]
+    lines = []
+    with tempfile.TemporaryDirectory() as folder:
+        logits = stock(Path(folder), tokens)
+        for group, recipes in GROUPS.items():
+            lines += [f"## {group.capitalize()}", "", row(head), row(["---"] * len(head))]
+            for name, recipe in recipes.items():
+                path = Path(folder) / f"{name}.gguf"
+                errors = [compare(path, logits[name], tokens, t) for t in ("f32", *ROUNDED)]
+                numbers = errors[0] + [np.nanmax(e) for e in errors[1:]]
+                lines.append(row([name, recipe.arch or name, *map(cell, numbers)]))
+            lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def test_the_page_has_the_proven_architectures():
+    rows = re.findall(r"^\| ([\w.-]+) \| ([\w.-]+) \| \d", PAGE.read_text(), re.MULTILINE)
+    assert rows == [(name, recipe.arch or name) for name, recipe in PROVEN.items()]
+
+
+if __name__ == "__main__":
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + table() + END + rest.partition(END)[2])

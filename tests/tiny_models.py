@@ -113,6 +113,11 @@ ORDINARY = {
         meta=FINE_MOE | {"expert_gating_func": 2},
     ),
     "mistral3": Recipe(f"{ATTENTION} {GATED}"),
+    "mistral3-temperature": Recipe(
+        f"{ATTENTION} {GATED}",
+        arch="mistral3",
+        meta={"attention.temperature_scale": 0.1, "rope.scaling.original_context_length": 64},
+    ),
     "nemotron": Recipe(
         f"attn_norm+b {PROJECTIONS} ffn_norm+b ffn_up ffn_down",
         "output_norm+b output",
@@ -175,42 +180,27 @@ UNSERVED = {  # for reasons of their own
     "gpt2": Recipe(biased(f"{FUSED} {PLAIN}"), "output_norm+b position_embd=n_ctx_train,embd", shape=MHA),
     "graniteswitch": PLAIN_MORE["graniteswitch"],
     "mamba": Recipe(MAMBA, "output_norm", shape={"n_head": 0, "n_head_kv": 0, "n_ff": 0}, meta=MAMBA_META),
-    "mistral3-temperature": Recipe(
-        f"{ATTENTION} {GATED}",
-        arch="mistral3",
-        meta={"attention.temperature_scale": 0.1, "rope.scaling.original_context_length": 64},
-    ),
     "mpt": Recipe(f"{FUSED} {PLAIN}", "output_norm output", shape=MHA, meta={"attention.max_alibi_bias": 8.0}),
 }
-UNFOLDED = ("minicpm3", "minicpm3-factors", "plm")  # latent attention whose keys are stored as heads
-
-# A method must refuse these.
-REFUSED = UNSERVED | OTHER_POSITIONS | UNCAUSAL | INDEXED | {
-    name: recipe for name, recipe in LATENT.items() if name not in UNFOLDED
-}  # fmt: skip
-
-
-def without_refused(recipes: dict[str, Recipe]) -> dict[str, Recipe]:
-    return {name: recipe for name, recipe in recipes.items() if name not in REFUSED}
-
+REFUSED = UNSERVED | OTHER_POSITIONS | UNCAUSAL | INDEXED  # a method must
 
 # What methods serve, by what it has beside ordinary attention.
 GROUPS = {
-    "plain": ORDINARY | without_refused(PLAIN_MORE),
+    "plain": ORDINARY | {name: recipe for name, recipe in PLAIN_MORE.items() if name not in REFUSED},
     "layers without rotation": NOPE,
     "sections": SECTIONS,
     "windows": WINDOWS,
     "hybrids": HYBRIDS,
-    "latent": {name: LATENT[name] for name in UNFOLDED},
+    "latent": LATENT,
     "drafts": NEXTN,
 }
 GROUP = {name: group for group, recipes in GROUPS.items() for name in recipes}
 PROVEN = {name: recipe for recipes in GROUPS.values() for name, recipe in recipes.items()}
 RECIPES = PROVEN | REFUSED
 
-# Norms with weights after the rotation, or parts of keys that are not rotated: methods that move keys refuse these.
-FIXED_KEYS = ("hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "hunyuan_vl-plain", "maincoder", *UNFOLDED)
-NARROW_VALUES = ("mimo2", "mimo2-nextn", *UNFOLDED)  # keys and values differ in width
+# Norms with weights after the rotation: methods that move keys refuse these.
+FIXED_KEYS = ("hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "hunyuan_vl-plain", "maincoder")
+NARROW_VALUES = ("mimo2", "mimo2-nextn", *LATENT)  # keys and values differ in width
 # No full layer rotates, so methods that only move keys change nothing.
 STILL = ("afmoe", "cohere2", "exaone-moe", "exaone-moe-nextn", "exaone4-window", "granite-nope", "granitehybrid",
          "jamba", "llama4", "maple", "muse-glimmer", "nemotron_h", "nemotron_h_moe", "smallthinker")  # fmt: skip

@@ -58,7 +58,7 @@ GEMMA3N = Recipe(
     shape={"n_layer": 25, "n_ff": 384},
     meta=WINDOW | OTHER_BASE,
     embedding=0.125,
-    sharpness=0.8,
+    sharpness=0.5,
     gains=STEEP_GATE | {"inp_gate": STEEP},
 )
 
@@ -175,6 +175,7 @@ SPARK = Recipe(
         "attention.head_count_kv": [2, 1, 2, 1],
         "rope.dimension_count_swa": 16,
     },
+    gains={"attn_q": 0.25},
 )
 STEP = Recipe(
     (
@@ -216,6 +217,7 @@ UNROTATED = {
         arch="exaone4",
         shape={"n_layer": 64},  # others have no window
         meta=WINDOW,
+        sharpness=1.4,  # sharper, so many layers multiply float rounding
     ),
     "exaone-moe": Recipe(
         (f"{ATTENTION} {HEAD_NORMS} {GATED}", *[f"{ATTENTION} {HEAD_NORMS} {ROUTER}"] * 3),

@@ -33,7 +33,8 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
       n_batch_((int32_t)cparams.n_batch),
       n_seq_((int32_t)cparams.n_seq_max),
       n_threads_(cparams.n_threads_batch),
-      rope_{cparams.rope_freq_base,  cparams.rope_freq_scale, cparams.yarn_ext_factor, cparams.yarn_attn_factor,
+      has_sections_(model.hparams.n_pos_per_embd() > 1),
+      rope_{cparams.rope_freq_base, cparams.rope_freq_scale, cparams.yarn_ext_factor, cparams.yarn_attn_factor,
             cparams.yarn_beta_fast, cparams.yarn_beta_slow,  cparams.n_ctx_orig_yarn} {
     if (layers.empty()) {
         throw lctx_refusal("no layer of this model has full attention");
@@ -60,7 +61,8 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
     check_type(shape_.type_v, shape_.head_dim_v, "V");
     check_type(shape_.type_k, std::max(0, shape_.v_offset), "K");
     for (const lctx_claimed & layer : layers) {
-        if ((int32_t)hparams.n_embd_head_k(layer.il) != shape_.head_dim_k || (int32_t)hparams.n_embd_head_v(layer.il) != shape_.head_dim_v) {
+        if ((int32_t)hparams.n_embd_head_k(layer.il) != shape_.head_dim_k ||
+            (int32_t)hparams.n_embd_head_v(layer.il) != shape_.head_dim_v) {
             throw lctx_refusal("layers with different head_dim are not supported");
         }
         if (layer.il == layer.source) {
