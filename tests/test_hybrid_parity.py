@@ -1,4 +1,4 @@
-"""Recurrent and sliding layers beside attention under methods: states, sequences, going back. Logits: test_models.py."""
+"""Recurrent and sliding layers beside attention under methods: states, sequences, going back."""
 
 from functools import cache
 from pathlib import Path

@@ -37,7 +37,8 @@ def decode(first, n=N, text=True, hidden=False):
         n_seq_id=at(ones, ctypes.c_int32), seq_id=seqs, logits=at(wanted, ctypes.c_int8)))
     if status:
         return status, np.zeros((0, n_vocab), np.float32)
-    return status, np.stack([np.ctypeslib.as_array(C.llama_get_logits_ith(ctx, i), (n_vocab,)).copy() for i in range(n)])
+    rows = [np.ctypeslib.as_array(C.llama_get_logits_ith(ctx, i), (n_vocab,)).copy() for i in range(n)]
+    return status, np.stack(rows)
 
 if kind == "mtp":
     steps = [decode(i * N, hidden=True) for i in range(4)] + [decode(4 * N + i, 1, hidden=True) for i in range(5)]

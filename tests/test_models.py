@@ -214,7 +214,7 @@ def test_other_architectures_are_refused_with_the_reason(refused, name):
 @pytest.mark.parametrize("name", FIXED_KEYS)
 @pytest.mark.parametrize("method", MOVING)
 def test_methods_that_move_keys_refuse_norms_after_the_rotation(folder, name, method):
-    with pytest.raises(ValueError, match="rotated last, .*method=full and the eviction rules alone run"):
+    with pytest.raises(ValueError, match=r"rotated last, .*method=full and the eviction rules alone run"):
         open_llama(make(folder, name), IDLE[method], n_ctx=N_CTX_TRAIN)
 
 
