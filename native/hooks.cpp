@@ -86,7 +86,8 @@ llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_p
     if (typeid(kind) != typeid(llama_kv_cache)) {
         rest = lctx_rest::create(std::move(own), model, cparams);
         if (!rest) {
-            throw lctx_refusal("architecture '" + model.arch_name() + "' cannot run with a method: it selects keys itself, with an indexer");
+            throw lctx_refusal("architecture '" + model.arch_name() +
+                               "' cannot run with a method: it selects keys itself, with an indexer");
         }
     }
     const std::string text = pending_method(pending);

@@ -47,7 +47,8 @@ std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std
     return "";
 }
 
-// The longest prefix of llama.cpp's own memory that a sequence can be cut to: recurrent states cannot go back, windows as far as they reach.
+// The longest prefix of llama.cpp's own memory that a sequence can be cut to: recurrent states cannot go back, windows as far as they
+// reach.
 int32_t own_restorable(const lctx_context * ctx, int32_t seq, int32_t n) {
     const llama_model * model = ctx->model->model;
     n = std::max(0, std::min(n, lctx_n_past(ctx, seq)));

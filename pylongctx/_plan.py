@@ -17,9 +17,9 @@ ROWS = {
     "weights": "weights",
     "k": "K",
     "v": "V",
-    "chunks": "representations of chunks",
+    "chunks": "summaries of chunks",
     "near": "near keys",
-    "other": "page tables and lists",
+    "other": "block tables and lists",
     "compute": "compute",
 }
 

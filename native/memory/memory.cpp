@@ -111,19 +111,43 @@ std::string lctx_memory::why_not_back_to(int32_t seq, int32_t p) const {
            ": there is no checkpoint; evaluate the prefix again";
 }
 
+void lctx_memory::empty(int32_t seq) {
+    cache_->truncate(seq, 0);
+    if (rest_) {
+        rest_->remove(seq, 0);
+    }
+    checkpoints_[seq].clear();
+}
+
+// Make dst, whose rows in the cache are there, end at the checkpoint of src; false, and dst is empty, when llama.cpp cannot read it.
+bool lctx_memory::restore(int32_t src, int32_t dst, int32_t p) {
+    try {
+        rest_->restore(src, dst, p, *find_checkpoint(src, p)->bytes);
+        return true;
+    } catch (const std::exception & e) {
+        empty(dst);
+        return cache_->refuse(std::string("the checkpoint could not be restored, the sequence is empty: ") + e.what());
+    }
+}
+
 // why_not_back_to has nothing against it.
-void lctx_memory::cut(int32_t seq, int32_t p) {
+bool lctx_memory::cut(int32_t seq, int32_t p) {
+    if (p == 0) {
+        empty(seq);
+        return true;
+    }
     cache_->truncate(seq, p);
     if (!rest_) {
-        return;
+        return true;
     }
     if (rest_->can_go_back(seq, p)) {
         rest_->remove(seq, p);
-    } else {
-        rest_->restore(seq, seq, p, *find_checkpoint(seq, p)->bytes);
+    } else if (!restore(seq, seq, p)) {
+        return false;
     }
     auto & all = checkpoints_[seq];
-    all.erase(std::remove_if(all.begin(), all.end(), [&](const saved & s) { return s.pos > p || p == 0; }), all.end());
+    all.erase(std::remove_if(all.begin(), all.end(), [&](const saved & s) { return s.pos > p; }), all.end());
+    return true;
 }
 
 bool lctx_memory::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
@@ -150,8 +174,7 @@ bool lctx_memory::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     if (!why.empty()) {
         return cache_->refuse(why);
     }
-    cut(seq_id, p0);
-    return true;
+    return cut(seq_id, p0);
 }
 
 int32_t lctx_memory::restorable(int32_t seq, int32_t n) const {
@@ -190,8 +213,8 @@ bool lctx_memory::copy(int32_t src, int32_t dst, int32_t n_pos) {
     }
     if (whole || rest_->can_go_back(src, n_pos)) {
         rest_->copy(src, dst, n_pos);
-    } else {
-        rest_->restore(src, dst, n_pos, *find_checkpoint(src, n_pos)->bytes);
+    } else if (!restore(src, dst, n_pos)) {
+        return false;
     }
     checkpoints_[dst].clear();
     for (const saved & s : checkpoints_[src]) {
@@ -231,7 +254,7 @@ void lctx_memory::seq_cp(llama_seq_id src, llama_seq_id dst, llama_pos p0, llama
 void lctx_memory::seq_keep(llama_seq_id seq_id) {
     for (int32_t seq = 0; seq < cache_->n_seq(); seq++) {
         if (seq != seq_id) {
-            cut(seq, 0);
+            empty(seq);
         }
     }
 }

@@ -60,7 +60,9 @@ class lctx_memory final : public llama_memory_i {
     std::vector<llama_ubatch> split_equal(llama_batch_allocr & balloc, int32_t n_ubatch, bool one_sequence) const;
     std::string why_not_back_to(int32_t seq, int32_t p) const;
     const saved * find_checkpoint(int32_t seq, int32_t p) const;
-    void cut(int32_t seq, int32_t p);
+    bool cut(int32_t seq, int32_t p);
+    bool restore(int32_t src, int32_t dst, int32_t p);
+    void empty(int32_t seq);
 
     const std::unique_ptr<lctx_kv_cache> cache_;
     const std::unique_ptr<lctx_rest> rest_;

@@ -47,7 +47,7 @@ class OffloadUsage:
         Bytes of a page: 64 rows of K and of V of one head.
     device_bytes : int
         Bytes on the devices for all that the method keeps there.
-    slots : int
+    staged : int
         Pages of a head that fit on its device; 0 without ``kv_offload``.
     """
 
@@ -56,7 +56,7 @@ class OffloadUsage:
     far: int
     page_bytes: int
     device_bytes: int
-    slots: int
+    staged: int
 
     @property
     def hit_rate(self) -> float:
@@ -267,7 +267,7 @@ class Context:
         info = ffi.new("lctx_offload_info *")
         with self._lock:
             check(lib.lctx_offload_usage(self.handle, info), lib.lctx_context_error(self.handle))
-        return OffloadUsage(info.n_hit, info.n_miss, info.n_far, info.page_bytes, info.device_bytes, info.n_slot)
+        return OffloadUsage(info.n_hit, info.n_miss, info.n_far, info.page_bytes, info.device_bytes, info.n_staged)
 
     def _kv_usage(self, info: Any, rows: Any) -> None:
         check(lib.lctx_kv_usage(self.handle, info, rows), lib.lctx_context_error(self.handle))
@@ -279,7 +279,7 @@ class Context:
             self.tracing = start < stop
 
     def read_trace(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the records: positions int32 [n_query], chunks int32 [n_query, n_layer, n_head, n_slot].
+        """Return the records: positions int32 [n_query], chunks int32 [n_query, n_layer, n_head, n_read].
 
         Raises
         ------
@@ -290,7 +290,7 @@ class Context:
         with self._lock:
             self._read_trace(info, ffi.NULL, ffi.NULL)
             positions = np.empty(info.n_query, np.int32)
-            chunks = np.empty((info.n_query, info.n_layer, info.n_head, info.n_slot), np.int32)
+            chunks = np.empty((info.n_query, info.n_layer, info.n_head, info.n_read), np.int32)
             buffers = [out_buffer(name, array, np.int32) for name, array in (("pos", positions), ("chunks", chunks))]
             self._read_trace(info, *buffers)
         return positions, chunks
