@@ -49,6 +49,11 @@ std::string why_not(const ggml_tensor * t, bool is_normed) {
     return t->src[2] && (mode & GGML_ROPE_TYPE_MROPE) ? "has frequency factors and sections" : "";
 }
 
+// llama.cpp copies the factors of a model to every device that has layers.
+bool same_factors(const ggml_tensor * a, const ggml_tensor * b) {
+    return a == b || (a && b && ggml_are_same_shape(a, b) && strcmp(ggml_get_name(a), ggml_get_name(b)) == 0);
+}
+
 }  // namespace
 
 lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, const char * what, int il) {
@@ -120,11 +125,6 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
     result.pos = rotated->src[1];
     result.freq_factors = rotated->src[2];
     return result;
-}
-
-// llama.cpp copies the factors of a model to every device that has layers.
-static bool same_factors(const ggml_tensor * a, const ggml_tensor * b) {
-    return a == b || (a && b && ggml_are_same_shape(a, b) && strcmp(ggml_get_name(a), ggml_get_name(b)) == 0);
 }
 
 bool lctx_same_rope(const lctx_peeled & a, const lctx_peeled & b) {
