@@ -49,6 +49,11 @@ std::string why_not(const ggml_tensor * t, bool is_normed) {
     return t->src[2] && (mode & GGML_ROPE_TYPE_MROPE) ? "has frequency factors and sections" : "";
 }
 
+// llama.cpp copies the factors of a model to every device that has layers.
+bool same_factors(const ggml_tensor * a, const ggml_tensor * b) {
+    return a == b || (a && b && ggml_are_same_shape(a, b) && strcmp(ggml_get_name(a), ggml_get_name(b)) == 0);
+}
+
 }  // namespace
 
 lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, const char * what, int il) {
@@ -123,7 +128,7 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
 }
 
 bool lctx_same_rope(const lctx_peeled & a, const lctx_peeled & b) {
-    return a.moved == b.moved && a.pos == b.pos && a.freq_factors == b.freq_factors && a.sections == b.sections &&
+    return a.moved == b.moved && a.pos == b.pos && same_factors(a.freq_factors, b.freq_factors) && a.sections == b.sections &&
            a.interleaved == b.interleaved && memcmp(&a.rope, &b.rope, sizeof(a.rope)) == 0;
 }
 

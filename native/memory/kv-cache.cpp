@@ -33,6 +33,7 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
       n_batch_((int32_t)cparams.n_batch),
       n_seq_((int32_t)cparams.n_seq_max),
       n_threads_(cparams.n_threads_batch),
+      has_sections_(model.hparams.n_pos_per_embd() > 1),
       rope_{cparams.rope_freq_base, cparams.rope_freq_scale, cparams.yarn_ext_factor, cparams.yarn_attn_factor,
             cparams.yarn_beta_fast, cparams.yarn_beta_slow,  cparams.n_ctx_orig_yarn} {
     if (layers.empty()) {

@@ -205,6 +205,7 @@ class lctx_kv_cache {
     int32_t n_ctx_;               // rows of one sequence
     int32_t n_rows_all_;          // rows of all sequences together
     int32_t n_ubatch_, n_batch_, n_seq_, n_threads_;
+    bool has_sections_;  // of RoPE: a token of a picture has several positions
     lctx_rope_settings rope_;
     lctx_kv_shape shape_ = {};
     int32_t n_head_total_ = 0;        // KV heads of all layers

@@ -77,7 +77,7 @@ llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, ui
         if (!rest_) {
             return std::make_unique<lctx_batch_context>(*cache_, split(balloc, (int32_t)n_ubatch));
         }
-        const bool one_sequence = rest_->is_recurrent() && embd_all;
+        const bool one_sequence = rest_->splits_by_sequence(embd_all);
         const std::vector<llama_ubatch> ubatches =
             rest_->splits_equal() ? split_equal(balloc, (int32_t)n_ubatch, one_sequence) : split(balloc, (int32_t)n_ubatch);
         llama_memory_context_ptr joint = ubatches.empty() ? nullptr : rest_->batch(*cache_, ubatches);

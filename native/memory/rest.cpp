@@ -1,5 +1,6 @@
 #include "rest.h"
 
+#include "../architectures.h"
 #include "batch.h"
 #include "llama-io.h"
 #include "llama-kv-cache-iswa.h"
@@ -93,7 +94,8 @@ class iswa final : public lctx_rest {
 
 class hybrid final : public lctx_rest {
   public:
-    hybrid(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams) : lctx_rest(std::move(memory), cparams, true) {}
+    hybrid(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, bool mixes_sequences)
+        : lctx_rest(std::move(memory), cparams, true, mixes_sequences) {}
 
     llama_memory_context_ptr batch(lctx_kv_cache & cache, const std::vector<llama_ubatch> & ubatches) override {
         if (!own().get_mem_recr()->prepare(ubatches)) {
@@ -150,7 +152,8 @@ std::unique_ptr<lctx_rest> lctx_rest::create(std::unique_ptr<llama_memory_i> mem
         return std::make_unique<iswa>(std::move(memory), cparams, model.hparams);
     }
     if (typeid(kind) == typeid(llama_memory_hybrid)) {
-        return std::make_unique<hybrid>(std::move(memory), cparams);
+        const lctx_architecture * row = lctx_find_architecture(model.arch);
+        return std::make_unique<hybrid>(std::move(memory), cparams, row && row->mixes_sequences);
     }
     if (typeid(kind) == typeid(llama_memory_hybrid_iswa)) {
         return std::make_unique<hybrid_iswa>(std::move(memory), cparams);

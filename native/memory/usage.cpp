@@ -11,6 +11,10 @@ std::string lctx_kv_cache::check_batch(const llama_batch & batch, llama_memory_s
     if (!broken_.empty()) {
         return broken_;
     }
+    if (!batch.token && has_sections_) {
+        return "pictures (embeddings) of a model with sections of RoPE have positions of their own in each, which no method knows; " +
+               std::string("evaluate text, or run without a method");
+    }
     std::vector<int32_t> n_pos = lengths();
     for (int32_t i = 0; i < batch.n_tokens; i++) {
         const int32_t seq = batch.seq_id[i][0];

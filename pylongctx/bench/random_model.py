@@ -80,6 +80,8 @@ class Recipe:
         Deviation of the token embedding, for models that scale it up again.
     sharpness : float
         Factor on normed q and k, for models that do not divide scores by the root of the head's width.
+    gains : dict
+        More factors, on matrices and their biases, by name.
     """
 
     layer: str | tuple[str, ...]
@@ -89,6 +91,7 @@ class Recipe:
     meta: dict[str, Any] = field(default_factory=dict)
     embedding: float = 1.0
     sharpness: float = SHARPNESS
+    gains: dict[str, float] = field(default_factory=dict)
 
 
 def biased(words: str) -> str:
@@ -230,8 +233,10 @@ class Weights:
         seed: int,
         qtype: gguf.GGMLQuantizationType = F32,
         sharpness: float = SHARPNESS,
+        gains: dict[str, float] | None = None,
     ):
         self.writer, self.shape, self.qtype, self.sharpness = writer, shape, qtype, sharpness
+        self.gains = gains or {}
         self.rng, self.dims = np.random.default_rng(seed), dims(shape)
 
     def add(self, prefix: str, word: str) -> None:
@@ -255,7 +260,7 @@ class Weights:
         else:
             self.matrix(f"{full}.weight", sizes, self._gain(name, sizes[0]))
         if bias:
-            self.vector(f"{full}.bias", sizes[:-1] or sizes, mean=0.0, deviation=0.3)
+            self.vector(f"{full}.bias", sizes[:-1] or sizes, mean=0.0, deviation=0.3 * self.gains.get(name, 1.0))
 
     def embedding(self, deviation: float) -> None:
         """Add the token embedding; rows are looked up, so f32 whatever the type of the rest."""
@@ -289,7 +294,7 @@ class Weights:
         if name == "attn_qkv" and self.qtype in (F16, F32):  # quantized blocks all have one scale
             n_v = n_rows * self.shape.n_embd_kv // self.dims["qkv"]
             return np.repeat([SHARPNESS, 1.0], [n_rows - n_v, n_v])[:, None].astype(np.float32)
-        return SHARPNESS if name in SHARP else 1.0
+        return (SHARPNESS if name in SHARP else 1.0) * self.gains.get(name, 1.0)
 
     def _normal(self, sizes: list[int]) -> Array:
         return self.rng.standard_normal(sizes, dtype=np.float32)
@@ -373,7 +378,7 @@ def write_model(
     add_meta(writer, recipe.arch, shape_meta(shape) | scaling | recipe.meta)
     writer.add_file_type(FILE_TYPES[qtype])
     add_vocab(writer, shape.n_vocab)
-    _add_tensors(Weights(writer, shape, seed, qtype, recipe.sharpness), recipe, rope_freqs)
+    _add_tensors(Weights(writer, shape, seed, qtype, recipe.sharpness, recipe.gains), recipe, rope_freqs)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
