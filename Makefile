@@ -15,7 +15,7 @@ PEER_ARGS := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OF
 # a process for every core runs tests, whole files each: what a file computes once it computes in one process
 PYTEST := $(BIN)/python -m pytest -rs -n $(shell $(PYTHON) -c "import os; print(len(os.sched_getaffinity(0)))") --dist loadfile
 # of these groups of tests/needs.py no test may be skipped: make test sets them up
-TEST_GROUPS := stock,server,plot,cluster,build,emulate
+TEST_GROUPS := stock,server,plot,cluster,build,harness
 TEST_EXTRAS := test
 COMMA := ,
 
@@ -78,9 +78,10 @@ cuda-check: build $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
 	$(PIP) install pytest
 	$(BIN)/python -m pytest -q -rs --all tests/test_cuda_build.py
 
-# with the CUDA kernels as C++, so that they are tested where there is no GPU. CMake remembers the option: make build keeps it
+# with runs of single ops, and the CUDA kernels as C++, so that they are tested where there is no GPU. CMake remembers the option: make
+# build keeps it
 test-build: $(VENV)/.test-tools
-	$(INSTALL) --editable .[$(TEST_EXTRAS)] -C cmake.define.LCTX_EMULATE=ON
+	$(INSTALL) --editable .[$(TEST_EXTRAS)] -C cmake.define.LCTX_HARNESS=ON
 
 # few cases of every table, of every test (tests/thinning.py)
 test: test-build
@@ -118,7 +119,7 @@ $(VENV)/.cublas: $(BIN)/pip
 	touch $@
 
 wheel: build
-	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist -C cmake.define.LCTX_EMULATE=OFF $(WHEEL_ARGS) .
+	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist -C cmake.define.LCTX_HARNESS=OFF $(WHEEL_ARGS) .
 	$(BIN)/python -c "from scikit_build_core.build import build_sdist; build_sdist('dist')"
 
 # llama-perplexity and llama-bench with our library's insides (LCTX_METHOD turns a method on) and without any change
@@ -139,7 +140,7 @@ sanitize-thread: RUNTIME  := libtsan.so
 sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
 	$(PIP) install pytest hypothesis gguf numpy cffi rich
 	$(PIP) install --no-build-isolation --no-deps --upgrade --target build/sanitize/$* . -C build-dir=build/sanitize/build-$* \
-	    -C cmake.define.LCTX_SANITIZE=$(SANITIZE) -C cmake.define.GGML_OPENMP=OFF -C cmake.define.LCTX_UPSTREAM_TARBALL=$(TARBALL)
+	    -C cmake.define.LCTX_SANITIZE=$(SANITIZE) -C cmake.define.LCTX_HARNESS=ON -C cmake.define.GGML_OPENMP=OFF -C cmake.define.LCTX_UPSTREAM_TARBALL=$(TARBALL)
 	# -S and another folder: neither the editable install nor the source tree in front of this library.
 	# libstdc++ at the start, or the runtime does not find what throws; -s, or pytest keeps its report
 	cd tests && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \

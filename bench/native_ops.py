@@ -4,10 +4,11 @@ import math
 from dataclasses import astuple, dataclass
 
 import numpy as np
+from op_harness import call, ffi, lib
 
-from pylongctx._lib import ffi, lib
+from pylongctx._lib import lib as library
 
-OPS = ("store", "represent", "select", "attend", "vote", "evict")
+OPS = ("store", "summarize", "select", "attend", "vote", "evict")
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,6 @@ class Flash:
     scratch: int
 
 
-def _call(function, args) -> None:
-    err = ffi.new("char[]", 512)
-    if function(args, err, 512) != lib.LCTX_OK:
-        raise ValueError(ffi.string(err).decode())
-
-
 def _pointer(array: np.ndarray):
     return ffi.from_buffer({"f": "float[]", "i": "int32_t[]", "d": "double[]"}[array.dtype.char], array)
 
@@ -112,7 +107,7 @@ def _op_args(rows: Rows, run: Run, keep: list, **more):
     pointers = {name: _pointer(array) for name, array in arrays.items()}
     pointers["device"] = ffi.new("char[]", run.device.encode()) if run.device else ffi.NULL
     keep += [*arrays.values(), *pointers.values()]
-    kv = lib.lctx_type_from_name(run.kv.encode())
+    kv = library.lctx_type_from_name(run.kv.encode())
     return ffi.new("lctx_op_args *", pointers | {
         "head_dim_k": dim, "head_dim_v": dim, "n_head": shape.n_head, "n_head_kv": shape.n_head_kv,
         "n_rows": run.n_rows, "n_tokens": run.n_tokens, "n_seg": 1, "type_k": kv, "type_v": kv,
@@ -132,7 +127,7 @@ def flash(rows: Rows, run: Run) -> Flash:
     last = positions[-run.n_tokens :].copy()
     segs = np.stack([np.zeros_like(last), last + 1], axis=1)
     args = _op_args(rows, run, keep, times=times, k_pos=positions, seg_pos=last, seg_rows=segs)
-    _call(lib.lctx_flash_run, args)
+    call(lib.lctx_flash_run, args)
     return Flash(times.tolist(), args.scratch_bytes)
 
 
@@ -145,7 +140,7 @@ def step(rows: Rows, run: Run, method: str, n_ctx_train: int, held: float = 1.0,
         "op": op, "method": name, "n_ctx_train": n_ctx_train, "held_share": held,
         "open_share": unvoted, "times": _pointer(times),
     })  # fmt: skip
-    _call(lib.lctx_step_run, args)
+    call(lib.lctx_step_run, args)
     by_op = {op: row.tolist() for op, row in zip(OPS, times, strict=True)}
     sums = [dict(zip(OPS, values, strict=True)) for values in (args.bytes, args.flops)]
     return Step(by_op, *sums, args.n_held, op.scratch_bytes)
@@ -170,5 +165,5 @@ def roofline(n_threads: int, device: str | None = None) -> Roofline:
     """Measure what the machine can do; of a device, how fast it copies."""
     name = ffi.new("char[]", device.encode()) if device else ffi.NULL
     args = ffi.new("lctx_roofline_args *", {"n_threads": n_threads, "device": name})
-    _call(lib.lctx_roofline_run, args)
+    call(lib.lctx_roofline_run, args)
     return Roofline(args.cache_bytes, args.read_bandwidth, args.gemm_f32, args.gemm_bf16, args.copy_bandwidth)

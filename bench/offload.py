@@ -53,7 +53,7 @@ def measure(args: argparse.Namespace, n: int, slots: float | None) -> list[str]:
     hits, misses, far = (getattr(usage, name) - getattr(before, name) for name in ("hits", "misses", "far"))
     moved = (misses + far) * usage.page_bytes / args.decode
     rate = f"{100 * hits / (hits + misses + far):.1f} %" if hits + misses + far else ""
-    there = usage.device_bytes if usage.slots else held
+    there = usage.device_bytes if usage.staged else held
     sizes = [f"{held / MIB:.1f}", f"{there / MIB:.1f}", f"{100 * there / held:.0f} %"]
     return [
         str(n),
@@ -69,7 +69,7 @@ def room(args: argparse.Namespace, options: dict, slots: float) -> int:
     """MiB for so many times what a token may read, of which the library takes twice when it is not told."""
     with Llama(model_file(args.model), method=args.method, **options, kv_offload="host") as llm:
         usage, heads = llm.offload_usage(), llm.kv_usage().rows.size
-        return int(slots * usage.slots / 2 * usage.page_bytes * heads / MIB) + 1
+        return int(slots * usage.staged / 2 * usage.page_bytes * heads / MIB) + 1
 
 
 def main() -> None:

@@ -2,13 +2,16 @@
 
 #include "llama-cparams.h"
 #include "llama-model.h"
+#include "methods/method.h"
 
 #include <algorithm>
 #include <vector>
 
 namespace {
 
-constexpr bool FLOAT = true, PAIRS = true, CAPPED = true;
+constexpr bool FLOAT = true, PAIRS = true, CAPPED = true, MIXES = true, EVEN = true;
+
+const char * const INDEXER = "it selects keys itself, with an indexer";
 
 // clang-format off
 const std::vector<lctx_architecture> & table() {
@@ -27,7 +30,7 @@ const std::vector<lctx_architecture> & table() {
         {LLM_ARCH_XVERSE},
         // latent attention, or its parts joined to heads
         {LLM_ARCH_BAILINGMOE3, nullptr, !FLOAT, PAIRS}, {LLM_ARCH_DEEPSEEK2, nullptr, !FLOAT, PAIRS}, {LLM_ARCH_HY_V4, nullptr, !FLOAT, PAIRS}, {LLM_ARCH_KIMI_K3},
-        {LLM_ARCH_KIMI_LINEAR}, {LLM_ARCH_MINICPM3}, {LLM_ARCH_MISTRAL4, nullptr, !FLOAT, PAIRS}, {LLM_ARCH_PLM, nullptr, !FLOAT, PAIRS},
+        {LLM_ARCH_KIMI_LINEAR, nullptr, !FLOAT, !PAIRS, !CAPPED, !MIXES, EVEN}, {LLM_ARCH_MINICPM3}, {LLM_ARCH_MISTRAL4, nullptr, !FLOAT, PAIRS}, {LLM_ARCH_PLM, nullptr, !FLOAT, PAIRS},
         // norms with weights after the rotation: methods that keep every position (graph/rope.cpp)
         {LLM_ARCH_HUNYUAN_DENSE}, {LLM_ARCH_HUNYUAN_MOE}, {LLM_ARCH_HUNYUAN_VL}, {LLM_ARCH_MAINCODER},
         // layers without rotation
@@ -41,25 +44,18 @@ const std::vector<lctx_architecture> & table() {
         {LLM_ARCH_MUSE_GLIMMER}, {LLM_ARCH_OLMO2}, {LLM_ARCH_OPENAI_MOE}, {LLM_ARCH_PLAMO3}, {LLM_ARCH_SMALLTHINKER},
         {LLM_ARCH_SPARK2_5}, {LLM_ARCH_STEP35},
         // recurrent layers beside attention
-        {LLM_ARCH_FALCON_H1}, {LLM_ARCH_GRANITE_HYBRID}, {LLM_ARCH_JAMBA}, {LLM_ARCH_LFM2}, {LLM_ARCH_LFM2MOE}, {LLM_ARCH_MINIMAX_01},
-        {LLM_ARCH_NEMOTRON_H}, {LLM_ARCH_NEMOTRON_H_MOE}, {LLM_ARCH_PLAMO2}, {LLM_ARCH_QWEN3NEXT}, {LLM_ARCH_QWEN35},
+        {LLM_ARCH_FALCON_H1}, {LLM_ARCH_GRANITE_HYBRID}, {LLM_ARCH_JAMBA}, {LLM_ARCH_LFM2}, {LLM_ARCH_LFM2MOE}, {LLM_ARCH_MINIMAX_01, nullptr, !FLOAT, !PAIRS, !CAPPED, !MIXES, EVEN},
+        {LLM_ARCH_NEMOTRON_H}, {LLM_ARCH_NEMOTRON_H_MOE}, {LLM_ARCH_PLAMO2, nullptr, !FLOAT, !PAIRS, !CAPPED, MIXES}, {LLM_ARCH_QWEN3NEXT}, {LLM_ARCH_QWEN35},
         {LLM_ARCH_QWEN35MOE},
+        // not served
+        {LLM_ARCH_DEEPSEEK32, INDEXER}, {LLM_ARCH_DEEPSEEK4, INDEXER}, {LLM_ARCH_DOTS3NOTE, INDEXER}, {LLM_ARCH_GLM5_NEXT, INDEXER},
+        {LLM_ARCH_GLM_DSA, INDEXER}, {LLM_ARCH_MINIMAX_M3, INDEXER}, {LLM_ARCH_QWEN4EXP, INDEXER},
         {LLM_ARCH_GRANITE_SWITCH, "one of its layers is a router that must read every token exactly"},
         {LLM_ARCH_STARCODER, "it has learned positions, no rotary ones"},
     };
     return rows;
 }
 // clang-format on
-
-std::string served() {
-    std::string names;
-    for (const lctx_architecture & row : table()) {
-        if (!row.why_not) {
-            names += (names.empty() ? "" : ", ") + std::string(llm_arch_name(row.arch));
-        }
-    }
-    return names;
-}
 
 }  // namespace
 
@@ -68,9 +64,21 @@ const lctx_architecture * lctx_find_architecture(llm_arch arch) {
     return it == table().end() ? nullptr : &*it;
 }
 
+void lctx_check_ubatches(const llama_model & model, const llama_cparams & cparams) {
+    const lctx_architecture * row = lctx_find_architecture(model.arch);
+    const uint32_t n_token = std::min(cparams.n_ctx, cparams.n_ubatch);
+    if (row && row->even_ubatches && n_token % cparams.n_seq_max != 0) {
+        throw lctx_refusal("architecture '" + model.arch_name() + "' needs an n_ubatch that is a multiple of n_seq_max, not " +
+                           std::to_string(n_token) + " for " + std::to_string(cparams.n_seq_max) + " sequences");
+    }
+}
+
 std::string lctx_why_unsupported(const llama_model & model, const llama_cparams & cparams) {
     if (llm_arch_is_recurrent(model.arch)) {
         return "its memory is recurrent, there is no KV cache to manage";
+    }
+    if (llama_model_is_diffusion(&model)) {
+        return "it is a diffusion model, whose tokens see those after them, methods need causal attention";
     }
     if (llama_model_has_encoder(&model) || !cparams.causal_attn || !llama_model_has_decoder(&model)) {
         return "it is an encoder, methods need causal attention";
@@ -85,5 +93,5 @@ std::string lctx_why_unsupported(const llama_model & model, const llama_cparams 
     if (model.hparams.rope_type == LLAMA_ROPE_TYPE_NONE) {
         return "it has no rotary positions";
     }
-    return "this architecture is not proven yet (proven: " + served() + ")";
+    return "nobody has compared this architecture with llama.cpp under a method; docs/models.md lists those that were";
 }

@@ -14,10 +14,15 @@ struct lctx_architecture {
     bool float_product;     // the output projection accumulates in float, where half precision overflows
     bool trained_in_pairs;  // NORM rotation, and trained so: the rows of Wk and Wv have the same order
     bool scaled_softcap;    // scores are capped whatever hparams say, and scaled by f_attn_out_scale before
+    bool mixes_sequences;   // llama.cpp's recurrent layers are wrong where a ubatch has several sequences
+    bool even_ubatches;     // llama.cpp ends the process where n_seq_max does not divide n_ubatch
 };
 
 // The row of an architecture; nullptr: nobody has compared it with llama.cpp.
 const lctx_architecture * lctx_find_architecture(llm_arch arch);
+
+// Throws lctx_refusal where llama.cpp would end the process while it makes the context, with a method or without.
+void lctx_check_ubatches(const llama_model & model, const llama_cparams & cparams);
 
 // Why the model cannot run with a method; empty when it can, as far as can be seen before its graph is built.
 std::string lctx_why_unsupported(const llama_model & model, const llama_cparams & cparams);

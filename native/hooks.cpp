@@ -49,6 +49,7 @@ lctx_pending & lctx_pending_settings() {
 }
 
 void lctx_memory_begin(const llama_model & model, const llama_memory_params &, const llama_cparams & cparams) {
+    lctx_check_ubatches(model, cparams);
     lctx_pending & pending = lctx_pending_settings();
     pending.claims = !pending_method(pending).empty();
     pending.layers.clear();
@@ -85,7 +86,8 @@ llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_p
     if (typeid(kind) != typeid(llama_kv_cache)) {
         rest = lctx_rest::create(std::move(own), model, cparams);
         if (!rest) {
-            throw lctx_refusal("architecture '" + model.arch_name() + "' cannot run with a method: its memory is of a kind of its own");
+            throw lctx_refusal("architecture '" + model.arch_name() +
+                               "' cannot run with a method: it selects keys itself, with an indexer");
         }
     }
     const std::string text = pending_method(pending);

@@ -119,7 +119,8 @@ void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, c
     }
     llama_context_params c = to_llama(params);
     const uint32_t n_ctx = lctx_context_default_n_ctx(*model, params, method);
-    c.kv_unified = c.embeddings;                                            // the texts of a call share one context
+    c.kv_unified = c.embeddings;  // the texts of a call share one context
+    c.swa_full = params.swa_full < 0 ? method.empty() : params.swa_full != 0;
     c.n_ctx = lctx_padded_n_ctx(n_ctx) * (c.kv_unified ? 1 : c.n_seq_max);  // llama.cpp pads, and shares n_ctx among the sequences
     c.abort_callback = on_abort;
     c.abort_callback_data = ctx;
@@ -167,6 +168,7 @@ void lctx_context_params_default(lctx_context_params * params) {
     params->offload_kqv = d.offload_kqv;
     params->op_offload = d.op_offload;
     params->no_perf = d.no_perf;
+    params->swa_full = -1;
 }
 
 lctx_context * lctx_context_create(lctx_model * model, const lctx_context_params * params, const char * method) {

@@ -47,7 +47,8 @@ std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std
     return "";
 }
 
-// The longest prefix of llama.cpp's own memory that a sequence can be cut to: recurrent states cannot go back, windows as far as they reach.
+// The longest prefix of llama.cpp's own memory that a sequence can be cut to: recurrent states cannot go back, windows as far as they
+// reach.
 int32_t own_restorable(const lctx_context * ctx, int32_t seq, int32_t n) {
     const llama_model * model = ctx->model->model;
     n = std::max(0, std::min(n, lctx_n_past(ctx, seq)));
@@ -177,6 +178,21 @@ int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n) {
         ctx->ctx->memory_update(false);  // what llama.cpp copies, it copies now: dst may be saved or cut next
         return done;
     });
+}
+
+int32_t lctx_context_rollback(const lctx_context * ctx) {
+    const llama_model * model = ctx->model->model;
+    if (ctx->memory && !ctx->memory->has_rest()) {
+        return LCTX_ROLLBACK_FREE;
+    }
+    if (llama_model_is_recurrent(model) || llama_model_is_hybrid(model)) {
+        return LCTX_ROLLBACK_NONE;
+    }
+    return llama_model_n_swa(model) > 0 ? LCTX_ROLLBACK_WINDOW : LCTX_ROLLBACK_FREE;
+}
+
+int32_t lctx_context_place(const lctx_context * ctx, int32_t pos) {
+    return ctx->memory ? ctx->memory->cache().place(pos) : pos;
 }
 
 int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq) {

@@ -2,6 +2,7 @@
 #include "firewall.h"
 #include "handles.h"
 #include "lctx.h"
+#include "ops/ops.h"
 #include "rpc.h"
 
 #include <cstring>
@@ -50,6 +51,27 @@ std::vector<ggml_backend_dev_t> devices_of(const char * names) {
     return devices;
 }
 
+// Whether a device can store one token and attend to it; tensors have no memory.
+bool attends(ggml_backend_dev_t dev, ggml_type type, int32_t head_dim) {
+    const ggml_context_ptr ctx(ggml_init({16 * ggml_tensor_overhead(), nullptr, true}));
+    const auto tensor = [&](ggml_type of, int64_t n0, int64_t n1) { return ggml_new_tensor_2d(ctx.get(), of, n0, n1); };
+    lctx_rope rope = {};
+    rope.n_dims = head_dim;
+    lctx_attend_params params = {};
+    params.scale = 1.0f;
+
+    ggml_tensor * token = tensor(GGML_TYPE_F32, head_dim, 1);
+    ggml_tensor * pool = tensor(type, head_dim, LCTX_PAGE_ROWS);
+    ggml_tensor * table = tensor(GGML_TYPE_I32, 1, 1);
+    ggml_tensor * places = tensor(GGML_TYPE_I32, 4, 1);
+    ggml_tensor * angles = lctx_angles(ctx.get(), tensor(GGML_TYPE_I32, 1, 1), nullptr, rope);
+    ggml_tensor * stored =
+        lctx_store(ctx.get(), token, token, pool, pool, table, places, angles, nullptr, nullptr, rope.mode, LCTX_SCORE_LAST);
+    ggml_tensor * attended = lctx_attend(ctx.get(), token, stored, pool, table, places, angles, nullptr, nullptr, params);
+    const std::initializer_list<ggml_tensor *> nodes = {angles, stored, attended};
+    return std::all_of(nodes.begin(), nodes.end(), [&](ggml_tensor * node) { return ggml_backend_dev_supports_op(dev, node); });
+}
+
 int32_t told(const std::string & error, char * err, size_t err_size) {
     if (err && err_size > 0) {
         strncpy(err, error.c_str(), err_size - 1);
@@ -88,6 +110,16 @@ int32_t lctx_device_get(int32_t i, lctx_device_info * info) {
     ggml_backend_dev_memory(dev, &free, &total);
     *info = {ggml_backend_dev_name(dev), ggml_backend_dev_description(dev), type_name(dev), free, total};
     return LCTX_OK;
+}
+
+int32_t lctx_device_attends(const char * device, int32_t type, int32_t head_dim) {
+    ggml_backend_dev_t dev = ggml_backend_dev_by_name(device);
+    if (!dev || !lctx_is_kv_type(type) || head_dim <= 0 || head_dim % 2 != 0 || head_dim % ggml_blck_size((ggml_type)type) != 0) {
+        return 0;
+    }
+    bool yes = false;
+    lctx_guard(nullptr, [&] { yes = attends(dev, (ggml_type)type, head_dim); });
+    return yes;
 }
 
 int32_t lctx_rpc_serve(const char * endpoint, const char * devices, int32_t n_threads, char * err, size_t err_size) {

@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 9 };
+enum { LCTX_ABI_VERSION = 10 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -32,7 +32,7 @@ typedef struct lctx_sampler lctx_sampler;
 int32_t lctx_abi_version(void);
 
 // One JSON object: version, upstream, series (hash of tarball and patches), compiler, build_type, backends (devices), kernels (by device),
-// native, cuda (architectures that kernels were compiled for; null: none), emulates_cuda (LCTX_EMULATE).
+// native, cuda (architectures that kernels were compiled for; null: none), emulates_cuda (LCTX_HARNESS).
 const char * lctx_build_info(void);
 
 // The CPU features that the kernels were compiled for, as llama.cpp prints them.
@@ -60,6 +60,10 @@ typedef struct lctx_device_info {
 // The devices of this machine that the build can use. LCTX_INVALID when there is none with this number.
 int32_t lctx_device_count(void);
 int32_t lctx_device_get(int32_t i, lctx_device_info * info);
+
+// 1 when a device ("CPU", "CUDA0") can store K and V of a ggml type in heads of head_dim numbers, and attend to them; else 0, as for a
+// device that is not there and a type that K and V cannot have.
+int32_t lctx_device_attends(const char * device, int32_t type, int32_t head_dim);
 
 // Lend devices of this machine ("CUDA0,CUDA1"; NULL or "": its GPUs, else the CPU) to others, one client at a time, on endpoint
 // "address:port" (IPv4), until the process ends. No authentication, no encryption: for trusted networks only. Returns only when that cannot
@@ -161,6 +165,7 @@ typedef struct lctx_context_params {
     int32_t offload_kqv;
     int32_t op_offload;
     int32_t no_perf;
+    int32_t swa_full;     // 1: sliding windows keep all rows, and can go back anywhere; 0: what they read; -1: 0 with a method, else 1
     uint64_t kv_limit;    // most bytes that lctx_kv_usage may report, 0: none; beyond, LCTX_NO_SLOT
     uint64_t kv_offload;  // bytes of the devices for pages of K and V, which all lie in memory of the host (longheads); 0: no offload
 } lctx_context_params;
@@ -178,9 +183,11 @@ typedef struct lctx_sizes {
     uint64_t weights;
     uint64_t k;        // rows in pages; in llama.cpp's own cache all that it keeps of keys
     uint64_t v;        // the same for values
-    uint64_t chunks;   // representations of chunks and queries of the open one
+    uint64_t chunks;   // summaries of chunks and queries of the open one
     uint64_t near;     // keys at exact positions, next to grouped ones
-    uint64_t other;    // page tables, lists of the rows that heads hold, memory of recurrent layers
+    uint64_t other;    // block tables, lists of the rows that heads hold
+    uint64_t rest;     // sliding windows and recurrent states, which are llama.cpp's own, with their checkpoints at most; of a hybrid
+                       // without a method also keys and values
     uint64_t compute;  // of graphs
     uint64_t free;     // of the device; 0: it does not tell, or is the host
 } lctx_sizes;
@@ -232,10 +239,21 @@ int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1);
 // The longest prefix of at most n positions that lctx_seq_rm(ctx, seq, prefix, -1) can cut the sequence back to.
 int32_t lctx_seq_restorable(const lctx_context * ctx, int32_t seq, int32_t n);
 
+// How far a sequence goes back without a checkpoint: to any position but where heads have evicted; as far as the cells of its sliding
+// windows reach, at least the last ubatch; not at all, since a recurrent state only goes forward.
+enum lctx_rollback { LCTX_ROLLBACK_FREE = 0, LCTX_ROLLBACK_WINDOW = 1, LCTX_ROLLBACK_NONE = 2 };
+
+int32_t lctx_context_rollback(const lctx_context * ctx);
+
 // Keep, in memory of the host, what is needed to cut the sequence back to its end of now: sliding windows and recurrent states, which
-// cannot go back by themselves. Up to 16 of a sequence are kept; then the one goes whose neighbors are nearest. Nothing happens where the
-// cache can go back anyway. 1 done, 0 failed.
+// cannot go back by themselves. Up to 16 of a sequence are kept, fewer where all of the context would take more than 1 GiB, but 2 in
+// any case; then the one goes whose neighbors are nearest. Nothing happens where the rollback is free, or the context has no method.
+// 1 done, 0 failed.
 int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq);
+
+// The last position up to pos where a checkpoint helps later, when the text has grown: one before pos where the rows of the cache cannot be
+// cut at pos, since queries are kept of the last chunk only.
+int32_t lctx_context_place(const lctx_context * ctx, int32_t pos);
 
 // Make dst an exact copy of the first n positions of src (n < 0: all). 1 done, 0 refused and nothing changed.
 int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n);
@@ -276,14 +294,13 @@ typedef struct lctx_offload_info {
     uint64_t n_far;   // pages that were read where they are: more were wanted at once than fit
     uint64_t device_bytes;
     uint64_t page_bytes;  // of one page
-    int32_t n_slot;       // pages of a head on the device; 0: no kv_offload
+    int32_t n_staged;     // pages of a head on the device; 0: no kv_offload
 } lctx_offload_info;
 
 int32_t lctx_offload_usage(const lctx_context * ctx, lctx_offload_info * info);
 
-// The rows that a KV head of a layer holds, ascending, and their scores (the last query that found the row important, -1 none; a count;
-// or the bits of a float), after evictions that are due. rows, scores: NULL or int32[n_max]. Returns the number of rows, 0 for a head
-// that does not exist.
+// The rows that a KV head of a layer holds, ascending, and their scores (integers, or the bits of floats: the rule's business), after
+// evictions that are due. rows, scores: NULL or int32[n_max]. Returns the number of rows, 0 for a head that does not exist.
 int32_t lctx_seq_held(lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max);
 
 // What the host has done beside the kernels since the context was created: per token none of it may grow with the tokens before.
@@ -291,7 +308,7 @@ typedef struct lctx_work {
     int64_t n_graph;      // evaluations of the model's graph, one per ubatch
     int64_t n_built;      // graphs that were built for them; the others ran one again
     int64_t n_evict;      // evaluations of the graph that evicts, which is built once
-    int64_t n_table;      // entries of page tables that were read or written
+    int64_t n_table;      // entries of block tables that were read or written
     int64_t input_bytes;  // written into the inputs of graphs for positions, rows, segments and voters
 } lctx_work;
 
@@ -304,7 +321,7 @@ typedef struct lctx_trace_info {
     int32_t n_query;  // queries recorded
     int32_t n_layer;
     int32_t n_head;  // largest over the layers
-    int32_t n_slot;  // chunks that a query reads at most
+    int32_t n_read;  // chunks that a query reads at most
     int32_t chunk_size;
 } lctx_trace_info;
 
@@ -313,8 +330,8 @@ typedef struct lctx_trace_info {
 // record is not slowed.
 int32_t lctx_trace_start(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1);
 
-// What was recorded, by position. pos: NULL or int32[n_query]; chunks: NULL or int32[n_query][n_layer][n_head][n_slot], ascending,
-// then -1 for the slots that were not used. LCTX_FAILED: memory ran out while recording, later queries are missing.
+// What was recorded, by position. pos: NULL or int32[n_query]; chunks: NULL or int32[n_query][n_layer][n_head][n_read], ascending,
+// then -1 where there are fewer. LCTX_FAILED: memory ran out while recording, later queries are missing.
 int32_t lctx_trace_get(const lctx_context * ctx, lctx_trace_info * info, int32_t * pos, int32_t * chunks);
 
 // ---- sampler ----
@@ -348,126 +365,6 @@ lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_
 int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_t n_vocab);
 
 void lctx_sampler_free(lctx_sampler * sampler);
-
-// ---- one op, for tests and bench ----
-
-// Store n_rows keys and values in shuffled pages, then attend with n_tokens queries of n_seg segments each. A segment of the near ring
-// may read the last near_rows rows only.
-typedef struct lctx_op_args {
-    int32_t head_dim_k;
-    int32_t head_dim_v;
-    int32_t n_head;
-    int32_t n_head_kv;
-    int32_t n_rows;
-    int32_t n_tokens;
-    int32_t n_seg;      // segments per query
-    int32_t near_mask;  // bit s: segment s reads the near ring
-    int32_t near_rows;  // rows of the near ring (multiple of 64), 0: none
-    int32_t type_k;
-    int32_t type_v;
-    int32_t n_threads;
-    int32_t page_seed;  // order of the pages in the pool, 0: that of a prompt
-    int32_t n_repeat;   // attend this many times, for timing
-    float scale;
-    float softcap;      // 0: none
-    int32_t rope_mode;  // 0 NORM, 2 NEOX
-    int32_t rope_dims;
-    int32_t rope_n_ctx_orig;
-    float rope_freq_base;
-    float rope_freq_scale;
-    float rope_ext_factor;
-    float rope_attn_factor;
-    float rope_beta_fast;
-    float rope_beta_slow;
-    const float * freq_factors;  // [rope_dims/2] or NULL
-    const float * k;             // [n_rows][n_head_kv][head_dim_k], not rotated
-    const float * v;             // [n_rows][n_head_kv][head_dim_v]
-    const int32_t * k_pos;       // [n_rows] storage position
-    const int32_t * k_near_pos;  // [n_rows] position in the near ring, or NULL
-    const float * q;             // [n_tokens][n_head][head_dim_k], not rotated
-    const int32_t * seg_rows;    // [n_tokens][n_seg][2]: rows [row0, row1)
-    const int32_t * seg_pos;     // [n_tokens][n_seg]: the position a from which the query looks at the segment
-    float * out;                 // [n_tokens][n_head][head_dim_v]
-    float * lse;                 // [n_tokens][n_head] or NULL
-    double store_us;             // result: time of the store node
-    double attend_us;            // result: shortest time of one attend node
-    int32_t cold;                // 1: before every attend node all threads read four times the last-level cache; on the CPU only
-    double * times;              // result: [n_repeat] microseconds of every attend node, or NULL
-    const char * device;         // where the graph runs: name of a ggml device ("CUDA0"), NULL: the CPU
-    int32_t n_layer;             // flash and step: a graph of this many equal layers is timed, divided by their number; 0: one
-    uint64_t scratch_bytes;      // result of flash and step: memory of the device beside the tensors; 0 on the CPU
-} lctx_op_args;
-
-// 0 on success, else LCTX_INVALID with the reason in err.
-int32_t lctx_op_run(lctx_op_args * args, char * err, size_t err_size);
-
-// The same with what llama.cpp has: its layout of the KV cache, ggml_rope_ext, ggml_flash_attn_ext with a mask; attend_us and times are
-// those of ggml_flash_attn_ext. One segment per query, no near ring, no lse; page_seed is not read.
-int32_t lctx_flash_run(lctx_op_args * args, char * err, size_t err_size);
-
-// One layer of any method: n_rows keys, values and queries of one sequence pass in ubatches of n_ubatch, cut at borders, through store,
-// represent, select, attend, vote and evict. op gives shapes, types, RoPE, scale, k, v, q and out; there n_tokens = n_rows, and its
-// segments, near ring and positions are not read. Every query is causal. chunks: those that query and head read, ascending, then -1.
-typedef struct lctx_layer_run_args {
-    lctx_op_args * op;
-    const char * method;  // "longheads,chunk_size=16,...", "corm,window=8,...", ...
-    int32_t n_ctx_train;
-    int32_t n_ubatch;
-    int32_t n_rep;            // result: heads with a representation of their own: n_head or n_head_kv; 0 without chunks, as the next two
-    int32_t rep_dim;          // result: head_dim_k, or 2*head_dim_k (maximum, then minimum)
-    int32_t n_slot;           // result: chunks that a query reads at most
-    int32_t n_slot_max;       // room in chunks
-    float * representations;  // [n_rep][n_rows/chunk_size][rep_dim], room for n_head x chunks x 2*head_dim_k; or NULL
-    int32_t * chunks;         // [n_rows][n_head][n_slot_max] or NULL
-    int32_t * held;           // [n_head_kv][n_rows]: 1 when the head holds the row after the last eviction that is due; or NULL
-    int32_t * scores;         // [n_head_kv][n_rows]: scores of the rows that are held; or NULL
-} lctx_layer_run_args;
-
-// 0 on success, else LCTX_INVALID with the reason in err.
-int32_t lctx_layer_run(lctx_layer_run_args * args, char * err, size_t err_size);
-
-enum lctx_step_op {
-    LCTX_STEP_STORE,
-    LCTX_STEP_REPRESENT,
-    LCTX_STEP_SELECT,
-    LCTX_STEP_ATTEND,
-    LCTX_STEP_VOTE,
-    LCTX_STEP_EVICT,
-    LCTX_N_STEP_OP,
-};
-
-// The last n_tokens rows of a layer of any method, as one ubatch with its own queries; the rows before are stored and represented, but
-// nothing attends to them. op gives shapes, types, RoPE, scale, k, v, q [n_tokens], out, n_repeat and cold. Every sub-op runs n_repeat
-// times, each time from the same state.
-typedef struct lctx_step_run_args {
-    lctx_op_args * op;
-    const char * method;
-    int32_t n_ctx_train;
-    const float * fill_q;          // [n_rows - n_tokens][n_head][head_dim_k], read with representation=attention only
-    double held_share;             // of the rows before, how many a head still holds where it evicts by votes alone, without a budget
-    double open_share;             // of these, how many have no vote yet when the step begins
-    int32_t n_held;                // result: rows that KV head 0 holds when the step begins
-    double * times;                // result: [LCTX_N_STEP_OP][n_repeat] microseconds; 0 for what the method or the step does not do
-    double bytes[LCTX_N_STEP_OP];  // result: bytes that each sub-op must read and write, everything once
-    double flops[LCTX_N_STEP_OP];  // result: additions and multiplications of its products
-} lctx_step_run_args;
-
-// 0 on success, else LCTX_INVALID with the reason in err.
-int32_t lctx_step_run(lctx_step_run_args * args, char * err, size_t err_size);
-
-// What the machine can do at most, measured: each the best of a few runs with n_threads.
-typedef struct lctx_roofline_args {
-    int32_t n_threads;
-    const char * device;    // name of a ggml device: only its copy_bandwidth is measured; NULL: all, of the CPU
-    uint64_t cache_bytes;   // result: the last-level cache
-    double read_bandwidth;  // result: bytes per second, reading eight times the last-level cache
-    double gemm_f32;        // result: operations per second of a matrix product that stays in the first-level cache
-    double gemm_bf16;       // result: the same with bf16 factors and float sums; 0: not compiled for such a CPU
-    double copy_bandwidth;  // result: bytes read and written per second, copying 256 MiB from one place of the device to another
-} lctx_roofline_args;
-
-// 0 on success, else LCTX_INVALID with the reason in err.
-int32_t lctx_roofline_run(lctx_roofline_args * args, char * err, size_t err_size);
 
 // ---- text made by the library ----
 

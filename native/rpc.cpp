@@ -1,7 +1,7 @@
 #include "rpc.h"
 
-#include "ggml-rpc.h"
 #include "methods/method.h"
+#include "rpc-version.h"
 
 #include <netdb.h>
 #include <sys/socket.h>
@@ -11,6 +11,10 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+
+#ifndef LCTX_RPC_BUILD
+#error "CMake defines LCTX_RPC_BUILD"
+#endif
 
 namespace {
 
@@ -106,6 +110,14 @@ template <typename F> F * rpc_function(const char * name) {
 }
 
 }  // namespace
+
+int lctx_rpc_version() {
+    uint32_t hash = 2166136261;  // FNV-1a
+    for (const char c : std::string(LCTX_RPC_BUILD)) {
+        hash = (hash ^ (uint8_t)c) * 16777619;
+    }
+    return 128 + (int)(hash % 127);
+}
 
 std::vector<std::string> lctx_rpc_endpoints(const std::string & text) {
     std::vector<std::string> endpoints;

@@ -30,5 +30,5 @@ class lctx_trace {
     int32_t seq_ = 0, p0_ = 0, p1_ = 0;
     bool failed_ = false;
     lctx_trace_info shape_ = {};
-    std::map<int32_t, std::vector<int32_t>> queries_;  // position -> [n_layer][n_head][n_slot]
+    std::map<int32_t, std::vector<int32_t>> queries_;  // position -> [n_layer][n_head][n_read]
 };

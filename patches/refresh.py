@@ -3,6 +3,7 @@
 python patches/refresh.py import            build/patches: upstream (tag upstream-head), then one commit per patch
 python patches/refresh.py export            write the commits since upstream-head to patches/*.patch and series
 python patches/refresh.py export --check    write nothing, fail when a file would change
+python patches/refresh.py prove [VERSION..] apply the series to older releases (older.txt), compile, say how it went
 """
 
 import argparse
@@ -12,11 +13,13 @@ import re
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 PATCHES = Path(__file__).resolve().parent
 BUILD = PATCHES.parent / "build"
 BASE = "upstream-head"
+BY_HAND = "by hand"
 FIELD = "Patch-Filename"  # kept in the commit message only, so that a file keeps its name when the subject changes
 # a patch must not depend on who writes it: no settings of the user, no version of git, no abbreviated hashes
 EXPORT = ("--stdout", "--no-numbered", "--no-stat", "--no-signature", "--zero-commit", "--full-index", "--no-renames")
@@ -35,32 +38,37 @@ def git(work: Path, *arguments: str, text: str | None = None) -> str:
     return done.stdout
 
 
-def pin() -> tuple[str, str]:
-    """Return the version and the sha256 of the upstream package."""
-    line = (PATCHES / "upstream.txt").read_text()
-    version, sha256 = re.findall(r"==(\S+) --hash=sha256:([0-9a-f]{64})", line)[0]
-    return version, sha256
+def pins(name: str) -> dict[str, str]:
+    """Return version and sha256 of the upstream packages that a file pins."""
+    return dict(re.findall(r"==(\S+) --hash=sha256:([0-9a-f]{64})", (PATCHES / name).read_text()))
 
 
-def find_tarball() -> Path | None:
-    """Return the pinned package if a build has fetched it."""
-    version, sha256 = pin()
+def find_tarball(version: str, sha256: str) -> Path | None:
+    """Return a pinned package if it has been fetched."""
     found = BUILD.glob(f"**/download/*-{version}.tar.gz")
     return next((path for path in found if hashlib.sha256(path.read_bytes()).hexdigest() == sha256), None)
 
 
-def fetch_tarball() -> Path:
-    """Let pip fetch the pinned package, where find_tarball finds it."""
-    options = ["--quiet", "--no-deps", "--no-binary", "llama-cpp-python", "--require-hashes"]
-    files = ["-r", str(PATCHES / "upstream.txt"), "-d", str(BUILD / "download")]
-    subprocess.run([sys.executable, "-m", "pip", "download", *options, *files], check=True)
-    return next((BUILD / "download").glob(f"*-{pin()[0]}.tar.gz"))
+def fetch_tarball(version: str, sha256: str) -> Path:
+    """Let pip fetch a pinned package, where find_tarball finds it."""
+    folder = BUILD / "download"
+    options = ["--quiet", "--no-deps", "--no-binary", "llama-cpp-python", "--require-hashes", "-d", str(folder)]
+    with tempfile.TemporaryDirectory() as scratch:
+        wanted = Path(scratch) / "wanted.txt"
+        wanted.write_text(f"llama-cpp-python=={version} --hash=sha256:{sha256}\n")
+        subprocess.run([sys.executable, "-m", "pip", "download", *options, "-r", str(wanted)], check=True)
+    return next(folder.glob(f"*-{version}.tar.gz"))
 
 
-def extract(tarball: Path, work: Path) -> None:
+def tarball(version: str, sha256: str) -> Path:
+    """Return a pinned package."""
+    return find_tarball(version, sha256) or fetch_tarball(version, sha256)
+
+
+def extract(package: Path, work: Path) -> None:
     """Write to the work folder what a build extracts from the package."""
     wanted = tuple(re.findall(r"set\(wanted (.+)\)", (PATCHES / "apply.cmake").read_text())[0].split())
-    with tarfile.open(tarball) as archive:
+    with tarfile.open(package) as archive:
         for member in archive:
             _, _, member.name = member.name.partition("/vendor/llama.cpp/")
             if member.isfile() and member.name.startswith(wanted):
@@ -72,12 +80,12 @@ def read_series() -> list[str]:
     return [line for line in (PATCHES / "series").read_text().splitlines() if line and line[0] != "#"]
 
 
-def import_series(work: Path, tarball: Path) -> None:
+def import_series(work: Path, package: Path) -> None:
     """Make a repository of upstream and the series."""
     if work.exists():
         raise SystemExit(f"{work} exists: export what is in it, then delete it")
     work.mkdir(parents=True)
-    extract(tarball, work)
+    extract(package, work)
     git(work, "init", "--quiet", "--initial-branch=main")
     git(work, "add", "--all", "--force")
     git(work, "commit", "--quiet", "--message=upstream")
@@ -130,16 +138,78 @@ def export_series(work: Path, check: bool) -> None:
             (PATCHES / name).unlink()
 
 
+def apply(work: Path, patch: Path) -> str:
+    """Apply a patch as a build does, to a tree that may be another; return how: as it is, at shifted lines, or not."""
+    # git must not take the tree for a part of the repository around it
+    neutral = NEUTRAL | {"GIT_CEILING_DIRECTORIES": str(work.parent), "LC_ALL": "C"}
+    command = ["git", "apply", "--verbose", str(patch)]
+    done = subprocess.run(command, cwd=work, stderr=subprocess.PIPE, encoding="utf-8", env=os.environ | neutral)
+    if done.returncode:
+        print(
+            f"{patch.name}:",
+            *re.findall(r"^error: (?!while).+$", done.stderr, re.MULTILINE),
+            sep="\n  ",
+            file=sys.stderr,
+        )
+        return BY_HAND
+    return "shifted" if "(offset " in done.stderr else "as it is"
+
+
+def touched(patch: Path) -> list[str]:
+    """Return the files that a patch changes."""
+    return re.findall(r"^diff --git a/(\S+) ", patch.read_text(), re.MULTILINE)
+
+
+def compiles(work: Path, file: str) -> bool:
+    """Let the compiler check a file of a tree; it does not optimize or link."""
+    folders = ["ggml/include", "ggml/src", "ggml/src/ggml-cpu", "include", "src"]
+    options = [*(f"-I{work / folder}" for folder in folders), f"-I{PATCHES.parent}", "-D_GNU_SOURCE"]
+    build = ['-DGGML_VERSION="0"', '-DGGML_COMMIT="0"']
+    compiler = ["cc", "-std=c11"] if file.endswith(".c") else ["c++", "-std=c++17"]
+    command = [*compiler, "-fsyntax-only", "-w", *options, *build, str(work / file)]
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def prove(package: Path) -> dict[str, str]:
+    """Return for every patch how it applies to another release, and whether what was patched compiles."""
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Path(scratch) / "llama.cpp"
+        extract(package, work)
+        result = {name: apply(work, PATCHES / name) for name in read_series()}
+        for name, how in result.items():
+            sources = [file for file in touched(PATCHES / name) if file.endswith((".c", ".cpp"))]
+            if how != BY_HAND and not all([compiles(work, file) for file in sources]):
+                result[name] = BY_HAND
+    return result
+
+
+def prove_series(versions: list[str]) -> None:
+    """Print a table of patches and older releases, or the newest of them; fail when a patch needs a hand."""
+    older = pins("older.txt")
+    versions = versions or list(older)[:1]
+    if unknown := [version for version in versions if version not in older]:
+        raise SystemExit(f"not in older.txt: {', '.join(unknown)}")
+    found = {version: prove(tarball(version, older[version])) for version in versions}
+    rows = [["patch", *found], ["---"] * (1 + len(found))]
+    rows += [[f"`{name.removesuffix('.patch')}`", *(how[name] for how in found.values())] for name in read_series()]
+    print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    if any(BY_HAND in row for row in rows):
+        raise SystemExit(1)
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["import", "export"])
+    parser.add_argument("action", choices=["import", "export", "prove"])
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help="prove: of older.txt; else the first of it")
     parser.add_argument("--work", type=Path, default=BUILD / "patches", help="folder of the repository")
     parser.add_argument("--tarball", type=Path, help="the pinned source package, instead of a build's or pip's")
     parser.add_argument("--check", action="store_true", help="export: change nothing, fail on a difference")
     arguments = parser.parse_args()
     if arguments.action == "import":
-        import_series(arguments.work, arguments.tarball or find_tarball() or fetch_tarball())
+        import_series(arguments.work, arguments.tarball or tarball(*next(iter(pins("upstream.txt").items()))))
+    elif arguments.action == "prove":
+        prove_series(arguments.versions)
     else:
         export_series(arguments.work, arguments.check)
 

@@ -31,12 +31,11 @@ ROPE_FIELDS = (
     "yarn_beta_slow",
     "yarn_orig_ctx",
 )
-CONTEXT_FIELDS = (*ROPE_FIELDS, "pooling_type", "attention_type", "offload_kqv", "op_offload", "no_perf")
+CONTEXT_FIELDS = (*ROPE_FIELDS, "pooling_type", "attention_type", "offload_kqv", "op_offload", "no_perf", "swa_full")
 
 # name: (default, why another value is refused)
 LATER: dict[str, tuple[Any, str]] = {
     "kv_overrides": (None, "overriding GGUF metadata comes in a later release; edit the file with gguf-new-metadata"),
-    "swa_full": (None, "models with sliding-window layers come in a later release"),
     "lora_base": (
         None,
         "an adapter applies to the model that is open; pass its own model as model_path",

@@ -17,9 +17,10 @@ ROWS = {
     "weights": "weights",
     "k": "K",
     "v": "V",
-    "chunks": "representations of chunks",
+    "chunks": "summaries of chunks",
     "near": "near keys",
-    "other": "page tables and lists",
+    "other": "block tables and lists",
+    "rest": "windows and states",
     "compute": "compute",
 }
 
@@ -35,6 +36,7 @@ class Sizes:
     chunks: int
     near: int
     other: int
+    rest: int
     compute: int
     free: int | None
 
@@ -45,7 +47,7 @@ class Sizes:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.compute
+        return self.weights + self.kv + self.rest + self.compute
 
     @property
     def fits(self) -> bool:

@@ -74,11 +74,14 @@ class Llama(LocalCompleter):
         K and V lie on the devices of their layers.
     op_offload : bool or None
         Operations of the host go to devices. None: llama.cpp's default.
+    swa_full : bool or None
+        Sliding windows keep every row, so that going back needs no checkpoint. None: not with a method, as in llama.cpp
+        without one.
     no_perf : bool
         Measure no times inside llama.cpp.
     last_n_tokens_size : int
         Generated tokens that penalties look back at.
-    kv_overrides, swa_full, lora_base, numa, tokenizer, spm_infill
+    kv_overrides, lora_base, numa, tokenizer, spm_infill
         Only their defaults are supported: other values raise NotImplementedError with the reason.
     logits_all : bool
         Keep the logits of every token, see ``scores``.
@@ -373,7 +376,7 @@ class Llama(LocalCompleter):
         scores : numpy.ndarray
             int32 [n]: with corm the last query to which the token was important, -1 for none (CORM, definition 3.1; one
             of the last ``window`` when ``evict_every`` is not below it, where one is enough to stay);
-            with scissorhands a count; with h2o and tova a float's bits (``scores.view(numpy.float32)``).
+            with scissorhands a count; with rules that add up weights a float's bits (``scores.view(numpy.float32)``).
 
         Raises
         ------

@@ -151,6 +151,6 @@ def emulated(monkeypatch):
     from pylongctx._lib import build_info
 
     if not build_info()["emulates_cuda"]:
-        lacks("emulate")
+        lacks("harness")
     monkeypatch.setenv("LCTX_EMULATE_CUDA", "1")
     return lambda: monkeypatch.delenv("LCTX_EMULATE_CUDA")

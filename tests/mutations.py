@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/mutations.py [--suite default|full|both] [--only WORD] [--expected-only]
 
-Needs the library of ``make test`` (a build folder with LCTX_EMULATE=ON), which it builds again for every broken line.
+Needs the library of ``make test`` (a build folder with LCTX_HARNESS=ON), which it builds again for every broken line.
 The files that should notice are run first, all others only when they do not. Sources and library are put back.
 """
 
@@ -66,7 +66,7 @@ MUTATIONS = [
     Mutation("the worst chunk that is kept", "native/cpu/select.cpp",
              "c - first + 1 < columns[i].n", "c - first < columns[i].n", "test_chunks.py"),
     Mutation("rows that a vote counts", "native/cpu/vote.cpp",
-             "lctx_span(segs, a.n_seg), v.voters[token].row);", "lctx_span(segs, 1), v.voters[token].row);",
+             "lctx_span_rows(segs, a.n_seg), v.voters[token].row);", "lctx_span_rows(segs, 1), v.voters[token].row);",
              "test_evict.py"),
     Mutation("a segment at the end of a page (CUDA)", "native/cuda/vote.cu",
              "segs[first].row0 <= hi; first++", "segs[first].row0 < hi; first++", "test_cuda_evict.py"),

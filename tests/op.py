@@ -6,8 +6,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import oracle
 from cases import ChunkCase, EvictCase, OpCase
+from needs import lacks
 from oracle_chunks import UNUSED, LongHeads, Stored
 from oracle_evict import Layer
+
+from pylongctx._lib import lib as library
+
+try:
+    from op_harness import call, ffi, lib
+except ImportError as reason:
+    lacks("harness", str(reason))
 
 POISON = np.float32(1e30)
 
@@ -45,7 +53,7 @@ def make_inputs(case: OpCase) -> Inputs:
     )
 
 
-def run_native(ffi, lib, case: OpCase, x: Inputs, **override) -> tuple[np.ndarray, np.ndarray | None]:
+def run_native(case: OpCase, x: Inputs, **override) -> tuple[np.ndarray, np.ndarray | None]:
     """Return (out, lse) of the native op; keyword arguments override fields of ``lctx_op_args``.
 
     Raises
@@ -55,27 +63,22 @@ def run_native(ffi, lib, case: OpCase, x: Inputs, **override) -> tuple[np.ndarra
     """
     out = np.full((case.n_tokens, case.n_head, case.head_dim_v), POISON)
     lse = np.full((case.n_tokens, case.n_head), POISON) if case.lse else None
-    with _op_args(ffi, lib, case, x, out, lse, override) as args:
-        _call(ffi, lib, lib.lctx_op_run, args)
+    with _op_args(case, x, out, lse, override) as args:
+        call(lib.lctx_op_run, args)
     return out, lse
 
 
 @contextmanager
-def _op_args(ffi, lib, case: OpCase, x: Inputs, out: np.ndarray, lse: np.ndarray | None, override: dict):
+def _op_args(case: OpCase, x: Inputs, out: np.ndarray, lse: np.ndarray | None, override: dict):
     """Give an ``lctx_op_args``, and keep what it points to."""
     arrays = {"k": x.k, "v": x.v, "q": x.q, "k_pos": x.k_pos, "k_near_pos": x.k_near_pos, "seg_rows": x.seg_rows,
               "seg_pos": x.seg_pos, "freq_factors": case.make_rope().freq_factors, "out": out, "lse": lse}  # fmt: skip
-    keep = {name: _pointer(ffi, array) for name, array in arrays.items()}
-    yield ffi.new("lctx_op_args *", _scalars(lib, case, x) | keep | override)
+    keep = {name: _pointer(array) for name, array in arrays.items()}
+    keep |= {name: _value(value) for name, value in override.items()}
+    yield ffi.new("lctx_op_args *", _scalars(case, x) | keep)
 
 
-def _call(ffi, lib, function, args) -> None:
-    err = ffi.new("char[]", 512)
-    if function(args, err, 512) != lib.LCTX_OK:
-        raise ValueError(ffi.string(err).decode())
-
-
-def flash_run(ffi, lib, case: OpCase, x: Inputs, **override) -> tuple[np.ndarray, np.ndarray]:
+def flash_run(case: OpCase, x: Inputs, **override) -> tuple[np.ndarray, np.ndarray]:
     """Return the output of ggml_flash_attn_ext, and the microseconds of every repeat.
 
     Raises
@@ -85,16 +88,16 @@ def flash_run(ffi, lib, case: OpCase, x: Inputs, **override) -> tuple[np.ndarray
     """
     out = np.full((case.n_tokens, case.n_head, case.head_dim_v), POISON)
     times = np.zeros(override.get("n_repeat", 1))
-    with _op_args(ffi, lib, case, x, out, None, {"times": _pointer(ffi, times)} | override) as args:
-        _call(ffi, lib, lib.lctx_flash_run, args)
+    with _op_args(case, x, out, None, {"times": _pointer(times)} | override) as args:
+        call(lib.lctx_flash_run, args)
     return out, times
 
 
-def roofline_run(ffi, lib, n_threads: int, device: bytes | None = None):
+def roofline_run(n_threads: int, device: str | None = None):
     """Return the filled ``lctx_roofline_args``."""
-    name = ffi.new("char[]", device) if device else ffi.NULL
+    name = _value(device)
     args = ffi.new("lctx_roofline_args *", {"n_threads": n_threads, "device": name})
-    _call(ffi, lib, lib.lctx_roofline_run, args)
+    call(lib.lctx_roofline_run, args)
     return args
 
 
@@ -112,7 +115,7 @@ class LayerRun:
         After the eviction that is due at the end.
     scores : int32 array ``[n_head_kv, n_rows]``
         Meaningful for rows held; the bits of a float for some rules.
-    reps : array ``[n_rep, n_chunk, rep_dim]`` or None
+    summaries : array ``[n_summary, n_chunk, summary_dim]`` or None
     chunks : array ``[n_rows, n_head, k]`` or None
         Ascending, then ``UNUSED``.
     """
@@ -120,11 +123,11 @@ class LayerRun:
     out: np.ndarray
     held: np.ndarray
     scores: np.ndarray
-    reps: np.ndarray | None = None
+    summaries: np.ndarray | None = None
     chunks: np.ndarray | None = None
 
 
-def run_layer(ffi, lib, case: OpCase, x: Inputs, n_ubatch: int, spec: str, n_ctx_train: int, **override) -> LayerRun:
+def run_layer(case: OpCase, x: Inputs, n_ubatch: int, spec: str, n_ctx_train: int, **override) -> LayerRun:
     """Return what one layer read, chose and held; ``override`` replaces fields of ``lctx_op_args``.
 
     Raises
@@ -135,42 +138,44 @@ def run_layer(ffi, lib, case: OpCase, x: Inputs, n_ubatch: int, spec: str, n_ctx
     by_head = np.full((2, case.n_head_kv, case.n_rows), -2, dtype=np.int32)
     run = LayerRun(np.full((case.n_rows, case.n_head, case.head_dim_v), POISON), *by_head)
     size = case.method.chunk_size if isinstance(case.method, LongHeads) else 0
-    reps = np.full(case.n_head * (case.n_rows // size) * 2 * case.head_dim_k + 1, POISON) if size else None
+    summaries = np.full(case.n_head * (case.n_rows // size) * 2 * case.head_dim_k + 1, POISON) if size else None
     if size:  # more room than is needed
         run.chunks = np.full((case.n_rows, case.n_head, case.method.n_chunk + 2), UNUSED, dtype=np.int32)
-    with _op_args(ffi, lib, case, x, run.out, None, override) as op:
-        arrays = {"representations": reps, "chunks": run.chunks, "held": run.held, "scores": run.scores}
-        keep = {name: _pointer(ffi, array) for name, array in arrays.items()}
+    with _op_args(case, x, run.out, None, override) as op:
+        arrays = {"summaries": summaries, "chunks": run.chunks, "held": run.held, "scores": run.scores}
+        keep = {name: _pointer(array) for name, array in arrays.items()}
         keep |= {"op": op, "method": ffi.new("char[]", spec.encode())}
-        sizes = {"n_ctx_train": n_ctx_train, "n_ubatch": n_ubatch, "n_slot_max": case.method.n_chunk + 2 if size else 0}
+        sizes = {"n_ctx_train": n_ctx_train, "n_ubatch": n_ubatch, "n_read_max": case.method.n_chunk + 2 if size else 0}
         args = ffi.new("lctx_layer_run_args *", sizes | keep)
-        _call(ffi, lib, lib.lctx_layer_run, args)
+        call(lib.lctx_layer_run, args)
     assert np.isin(run.held, (0, 1)).all(), "held must be 0 or 1 everywhere"
     run.held = run.held.astype(bool)
     if size:
-        _take_chunks(case, run, reps, args)
+        _take_chunks(case, run, summaries, args)
     return run
 
 
-def _take_chunks(case: OpCase, run: LayerRun, reps: np.ndarray, args) -> None:
+def _take_chunks(case: OpCase, run: LayerRun, summaries: np.ndarray, args) -> None:
     assert (run.chunks[:, :, case.method.n_chunk :] == UNUSED).all(), "more chunks than the window holds"
     n_chunk = case.n_rows // case.method.chunk_size
     run.chunks = run.chunks[:, :, : case.method.n_chunk]
-    run.reps = reps[: args.n_rep * n_chunk * args.rep_dim].reshape(args.n_rep, n_chunk, args.rep_dim)
+    run.summaries = summaries[: args.n_summary * n_chunk * args.summary_dim].reshape(
+        args.n_summary, n_chunk, args.summary_dim
+    )
 
 
-def run_chunks(ffi, lib, case: ChunkCase, x: Inputs, method: str | None = None, **override) -> LayerRun:
+def run_chunks(case: ChunkCase, x: Inputs, method: str | None = None, **override) -> LayerRun:
     """Return what a method that chooses chunks chose and read."""
     n_ctx_train = 4 * max(case.n_rows, case.method.window)
-    run = run_layer(ffi, lib, case, x, case.n_ubatch, method or case.method.text(), n_ctx_train, **override)
+    run = run_layer(case, x, case.n_ubatch, method or case.method.text(), n_ctx_train, **override)
     assert run.held.all()
     return run
 
 
-def run_evict(ffi, lib, case: EvictCase, x: Inputs, spec: str | None = None, **override) -> LayerRun:
+def run_evict(case: EvictCase, x: Inputs, spec: str | None = None, **override) -> LayerRun:
     """Return what heads that drop rows read and held."""
     n_ctx_train = getattr(case.method, "n_ctx_train", 4096)
-    return run_layer(ffi, lib, case, x, case.n_ubatch, spec or case.evicting.text(), n_ctx_train, **override)
+    return run_layer(case, x, case.n_ubatch, spec or case.evicting.text(), n_ctx_train, **override)
 
 
 @dataclass
@@ -184,7 +189,7 @@ class StepRun:
     n_held: int
 
 
-def run_step(ffi, lib, case: OpCase, x: Inputs, spec: str, n_tokens: int, n_repeat: int = 1, held: float = 1.0,
+def run_step(case: OpCase, x: Inputs, spec: str, n_tokens: int, n_repeat: int = 1, held: float = 1.0,
              unvoted: float = 1.0, fill_q: bool = True, n_layer: int = 0) -> StepRun:  # fmt: skip
     """Return what the last ``n_tokens`` rows of the case did as one ubatch of a method trained on 64 positions.
 
@@ -193,18 +198,18 @@ def run_step(ffi, lib, case: OpCase, x: Inputs, spec: str, n_tokens: int, n_repe
     ValueError
         With the reason that the native code gave.
     """
-    names = ("store", "represent", "select", "attend", "vote", "evict")
+    names = ("store", "summarize", "select", "attend", "vote", "evict")
     n_past = max(0, case.n_rows - n_tokens)
     step = replace(x, q=np.ascontiguousarray(x.q[n_past:]))
     out = np.full((max(0, n_tokens), case.n_head, case.head_dim_v), POISON)
     times = np.full((len(names), n_repeat), -1.0)
     sizes = {"n_tokens": n_tokens, "n_repeat": n_repeat, "n_layer": n_layer}
-    with _op_args(ffi, lib, case, step, out, None, sizes) as op:
-        pointers = {"op": op, "method": ffi.new("char[]", spec.encode()), "times": _pointer(ffi, times),
-                    "fill_q": _pointer(ffi, x.q if fill_q else None)}  # fmt: skip
+    with _op_args(case, step, out, None, sizes) as op:
+        pointers = {"op": op, "method": ffi.new("char[]", spec.encode()), "times": _pointer(times),
+                    "fill_q": _pointer(x.q if fill_q else None)}  # fmt: skip
         settings = {"n_ctx_train": 64, "held_share": held, "open_share": unvoted}
         args = ffi.new("lctx_step_run_args *", pointers | settings)
-        _call(ffi, lib, lib.lctx_step_run, args)
+        call(lib.lctx_step_run, args)
     by_op = [dict(zip(names, values, strict=True)) for values in (times, args.bytes, args.flops)]
     return StepRun(out, *by_op, args.n_held)
 
@@ -221,21 +226,27 @@ def stored(case: ChunkCase, x: Inputs) -> Stored:
     return Stored(x.q, x.k, x.v, *settings)
 
 
-def _pointer(ffi, array: np.ndarray | None):
+def _pointer(array: np.ndarray | None):
     if array is None:
         return ffi.NULL
     c_type = {"float32": "float[]", "float64": "double[]", "int32": "int32_t[]"}[array.dtype.name]
     return ffi.from_buffer(c_type, np.ascontiguousarray(array), require_writable=True)
 
 
-def _scalars(lib, case: OpCase, x: Inputs) -> dict:
+def _value(value):
+    if isinstance(value, str):
+        return ffi.new("char[]", value.encode())
+    return ffi.NULL if value is None else value
+
+
+def _scalars(case: OpCase, x: Inputs) -> dict:
     rope = case.make_rope()
     sizes = ("head_dim_k", "head_dim_v", "n_head", "n_head_kv", "n_rows", "n_tokens", "near_rows", "n_threads")
     return {name: getattr(case, name) for name in sizes} | {
         "n_seg": x.seg_rows.shape[1],
         "near_mask": x.near_mask,
-        "type_k": lib.lctx_type_from_name(case.type_k.encode()),
-        "type_v": lib.lctx_type_from_name(case.type_v.encode()),
+        "type_k": library.lctx_type_from_name(case.type_k.encode()),
+        "type_v": library.lctx_type_from_name(case.type_v.encode()),
         "page_seed": case.seed + 7,
         "n_repeat": 1,
         "scale": case.scale,

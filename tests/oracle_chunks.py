@@ -78,7 +78,7 @@ class LongHeads:
         return j % self.chunk_size if self.position == "packed" else j // self.group_size
 
 
-# ---- chunk representations ----
+# ---- chunk summaries ----
 
 
 def split_chunks(x: np.ndarray, size: int) -> np.ndarray:
@@ -120,7 +120,7 @@ def key_range(k: np.ndarray) -> np.ndarray:
     return np.concatenate([k.max(-2), k.min(-2)], axis=-1)
 
 
-def representations(
+def summarize_chunks(
     q: np.ndarray,
     k_local: np.ndarray,
     v: np.ndarray,
@@ -162,12 +162,12 @@ def share_queries(q: np.ndarray, block: int, n_ubatch: int) -> np.ndarray:
     return (np.add.reduceat(q, first) / counts[:, None, None])[index]
 
 
-def chunk_scores(q: np.ndarray, reps: np.ndarray, method: LongHeads, n_head_kv: int) -> np.ndarray:
+def chunk_scores(q: np.ndarray, summaries: np.ndarray, method: LongHeads, n_head_kv: int) -> np.ndarray:
     """Return how much every query wants every chunk, ``[n_tokens, n_head, n_chunk]`` (eq. 3, left of the rank)."""
     n_head, ratio = q.shape[1], q.shape[1] // n_head_kv
     if method.representation == "minmax":
         q = np.concatenate([np.maximum(q, 0), np.minimum(q, 0)], axis=-1)
-    scores = np.einsum("nhd,hcd->nhc", q, reps.repeat(n_head // len(reps), axis=0))
+    scores = np.einsum("nhd,hcd->nhc", q, summaries.repeat(n_head // len(summaries), axis=0))
     if method.select == "group":
         groups = scores.reshape(len(q), n_head_kv, ratio, scores.shape[-1]).sum(2)
         return groups.repeat(ratio, axis=1)
@@ -212,11 +212,11 @@ def choose(scores: np.ndarray, own: int, method: LongHeads) -> list[int]:
 
 
 def choices(
-    q: np.ndarray, reps: np.ndarray, method: LongHeads, n_head_kv: int, n_ubatch: int | None = None
+    q: np.ndarray, summaries: np.ndarray, method: LongHeads, n_head_kv: int, n_ubatch: int | None = None
 ) -> np.ndarray:
     """Return the chunks of every query, ``[n_tokens, n_head, k]``, unused slots last."""
     shared = share_queries(q.astype(np.float64), method.select_block, n_ubatch or len(q))
-    scores = chunk_scores(shared, reps, method, n_head_kv)
+    scores = chunk_scores(shared, summaries, method, n_head_kv)
     out = np.full((*q.shape[:2], method.n_chunk), UNUSED)
     for p, head in np.ndindex(q.shape[:2]):
         chunks = choose(scores[p, head], p // method.chunk_size, method)
@@ -241,9 +241,9 @@ def attend_longheads(
     array ``[n_rows, n_head, head_dim]``
     """
     heads = np.arange(q.shape[1]) // (q.shape[1] // k.shape[1])
-    reps = representations(q, rotate_local(k, method.chunk_size, rope), v, method, rope, scale)
+    summaries = summarize_chunks(q, rotate_local(k, method.chunk_size, rope), v, method, rope, scale)
     at_zero, out = rotate(k, 0, rope), np.empty((*q.shape[:2], v.shape[-1]))
-    for p, of_heads in enumerate(choices(q, reps, method, k.shape[1])):
+    for p, of_heads in enumerate(choices(q, summaries, method, k.shape[1])):
         seen = [method.relative_positions(p, chunks[chunks != UNUSED]) for chunks in of_heads]
         rows, distance = (np.stack(part) for part in zip(*seen, strict=True))
         keys, values = at_zero[rows, heads[:, None]], v[rows, heads[:, None]]
@@ -274,15 +274,15 @@ class Stored:
     def keys_at(self, pos: np.ndarray) -> np.ndarray:
         return round_trip(rotate(self.k, pos[:, None], self.rope), self.type_k)
 
-    def represent(self) -> np.ndarray:
+    def summarize(self) -> np.ndarray:
         """Return the representation of every complete chunk."""
         local = self.keys_at(np.arange(len(self.k)) % self.method.chunk_size)
         v = round_trip(self.v, self.type_v)
-        return representations(self.q, local, v, self.method, self.rope, self.scale, self.softcap)
+        return summarize_chunks(self.q, local, v, self.method, self.rope, self.scale, self.softcap)
 
-    def choose(self, reps: np.ndarray, n_ubatch: int) -> np.ndarray:
-        """Return the chunks of every query, given representations."""
-        return choices(self.q, reps, self.method, self.k.shape[1], n_ubatch)
+    def choose(self, summaries: np.ndarray, n_ubatch: int) -> np.ndarray:
+        """Return the chunks of every query, given summaries."""
+        return choices(self.q, summaries, self.method, self.k.shape[1], n_ubatch)
 
     def attend(self, chunks: np.ndarray) -> np.ndarray:
         """Return what the queries read from these chunks, ``[n_rows, n_head, head_dim]``."""

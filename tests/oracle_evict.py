@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
-from oracle import DualChunk, Full, Rope, Segment, SelfExtend, attend, cap, rotate, round_trip
-from oracle_chunks import UNUSED, LongHeads, by_score, chunk_scores, neighbours, representations, softmax
+from oracle import Full, Method, Rope, Segment, attend, cap, rotate, round_trip
+from oracle_chunks import UNUSED, LongHeads, by_score, chunk_scores, neighbours, softmax, summarize_chunks
 
-Base = Full | SelfExtend | DualChunk | LongHeads
+Base = Method | LongHeads
 Kept = tuple[np.ndarray, np.ndarray]  # certain, possible
 
 
@@ -330,16 +330,16 @@ class Layer:
 
     # ---- chunks ----
 
-    def represent(self) -> np.ndarray:
+    def summarize(self) -> np.ndarray:
         """Return the representation of every complete chunk; no eviction changes it."""
         local = self.keys_at(np.arange(len(self.k)) % self.method.base.chunk_size)
-        return representations(self.q, local, self.values, self.method.base, self.rope, self.scale, self.softcap)
+        return summarize_chunks(self.q, local, self.values, self.method.base, self.rope, self.scale, self.softcap)
 
-    def score_chunks(self, reps: np.ndarray) -> np.ndarray:
+    def score_chunks(self, summaries: np.ndarray) -> np.ndarray:
         """Return how much every query wants every chunk, ``[n_rows, n_head, n_chunk]``."""
         base, every = self.method.base, self.method.rule.evict_every
         shared = share_in_ubatch(self.q.astype(np.float64), base.select_block, self.n_ubatch, every)
-        return chunk_scores(shared, reps, base, self.k.shape[1])
+        return chunk_scores(shared, summaries, base, self.k.shape[1])
 
     def choose(self, p: int, scores: np.ndarray, held: np.ndarray) -> np.ndarray:
         """Return the chunks ``[n_head, k]`` that the heads read at ``p``, given the scores ``[n_head, n_chunk]``."""
@@ -390,13 +390,13 @@ class Layer:
         doubt = (certain != possible).any()
         return (decide(p, certain, possible) if doubt and decide else exact), bool(doubt)
 
-    def run(self, reps: np.ndarray | None = None, margin: float = 0.0, decide: Decide | None = None) -> Run:
+    def run(self, summaries: np.ndarray | None = None, margin: float = 0.0, decide: Decide | None = None) -> Run:
         """Run all tokens, one by one.
 
         Parameters
         ----------
-        reps : array or None
-            Representations to choose from; None: those of ``represent``.
+        summaries : array or None
+            Summaries to choose from; None: those of ``summarize``.
         margin : float
             How far a score of attention may be off.
         decide : callable or None
@@ -404,7 +404,7 @@ class Layer:
         """
         rule, (n, n_head, _), n_head_kv = self.method.rule, self.q.shape, self.k.shape[1]
         chunked = isinstance(self.method.base, LongHeads)
-        wanted = self.score_chunks(self.represent() if reps is None else reps) if chunked else None
+        wanted = self.score_chunks(self.summarize() if summaries is None else summaries) if chunked else None
         held, scores = np.zeros((n_head_kv, n), dtype=bool), np.full((3, n_head_kv, n), rule.first_score)
         out, chunks, doubts = np.empty((n, n_head, self.v.shape[-1])), [], []
         before = held.copy()

@@ -1,4 +1,4 @@
-"""The header, the cffi module and the library say the same."""
+"""The headers, the cffi modules and the library say the same; nothing that ships needs the harness."""
 
 import re
 import shutil
@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 from needs import lacks
 
-HEADER = Path(__file__).resolve().parents[1] / "native" / "lctx.h"
+ROOT = Path(__file__).resolve().parents[1]
+HEADER, HARNESS = ROOT / "native/lctx.h", ROOT / "native/harness/harness.h"
 STT_FUNC, SHT_DYNSYM = 2, 11
 
 
-def cdef() -> str:
-    return re.search(r"// \[cdef begin\]\n(.*)// \[cdef end\]", HEADER.read_text(), re.DOTALL).group(1)
+def cdef(header: Path = HEADER) -> str:
+    return re.search(r"// \[cdef begin\]\n(.*)// \[cdef end\]", header.read_text(), re.DOTALL).group(1)
 
 
-def functions() -> set[str]:
-    """Return the names of the functions that the header declares."""
-    code = re.sub(r"//.*", "", cdef())
+def functions(header: Path = HEADER) -> set[str]:
+    """Return the names of the functions that a header declares."""
+    code = re.sub(r"//.*", "", cdef(header))
     return set(re.findall(r"\b(lctx_\w+)\s*\(", code))
 
 
@@ -50,11 +51,14 @@ def library() -> Path:
     return library_path()
 
 
-def test_the_header_declares_functions():
-    assert {"lctx_abi_version", "lctx_decode", "lctx_op_run"} <= functions()
+def test_the_headers_declare_functions():
+    assert {"lctx_abi_version", "lctx_decode"} <= functions()
+    assert {"lctx_op_run", "lctx_step_run"} <= functions(HARNESS)
+    assert functions() & functions(HARNESS) == set()
 
 
-def test_the_cdef_is_what_a_compiler_reads(tmp_path):
+@pytest.mark.parametrize("header", [HEADER, HARNESS], ids=lambda header: header.stem)
+def test_the_cdef_is_what_a_compiler_reads(tmp_path, header):
     """In API mode cffi writes C code that fails to compile where the cdef and the header disagree."""
     from cffi import FFI
 
@@ -63,10 +67,10 @@ def test_the_cdef_is_what_a_compiler_reads(tmp_path):
     if compiler is None or not (include / "Python.h").is_file():
         lacks("build", "no C compiler or no Python.h to check the cdef with")
     ffi, source = FFI(), tmp_path / "abi.c"
-    ffi.cdef(cdef())
-    ffi.set_source("_lctx_abi", '#include "lctx.h"')
+    ffi.cdef(cdef(header))
+    ffi.set_source("_lctx_abi", f'#include "{header.name}"')
     ffi.emit_c_code(str(source))
-    command = [compiler, "-fsyntax-only", "-Werror", f"-I{HEADER.parent}", f"-I{include}", str(source)]
+    command = [compiler, "-fsyntax-only", "-Werror", f"-I{header.parent}", f"-I{include}", str(source)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -90,6 +94,23 @@ def test_only_our_symbols_and_those_of_llama_are_exported(library):
     assert any(name.startswith("llama_") for name in names)
 
 
-def test_no_lctx_function_is_exported_that_the_header_does_not_declare(library):
+def test_no_lctx_function_is_exported_that_no_header_declares(library):
     ours = {name for name in exported_symbols(library) if name.startswith("lctx_")}
-    assert ours <= functions()
+    assert ours - functions() in (set(), functions(HARNESS))
+
+
+def test_the_harness_is_all_there_or_not_at_all(library):
+    try:
+        import op_harness
+    except ImportError:
+        assert functions(HARNESS).isdisjoint(exported_symbols(library))
+    else:
+        assert {name for name in functions(HARNESS) if not callable(getattr(op_harness.lib, name))} == set()
+
+
+def test_nothing_that_ships_needs_the_harness():
+    sources = [path for path in (*ROOT.glob("native/**/*.*"), *ROOT.glob("pylongctx/**/*.py"))
+               if path.suffix in {".h", ".cpp", ".cu", ".py"} and HARNESS.parent not in path.parents]  # fmt: skip
+    needed = {*functions(HARNESS), "harness/", "op_harness"}
+    assert len(sources) > 100
+    assert [path.name for path in sources if any(name in path.read_text(encoding="utf-8") for name in needed)] == []

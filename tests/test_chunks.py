@@ -1,7 +1,7 @@
 """Methods that choose chunks, one layer at a time: the oracle against itself, ``lctx_chunk_run`` against the oracle.
 
-The native stages are held up one by one, so that a near tie cannot hide an error in the next stage: representations
-against the oracle, choices against those that the native representations ask for, outputs against the native choices.
+The native stages are held up one by one, so that a near tie cannot hide an error in the next stage: summaries
+against the oracle, choices against those that the native summaries ask for, outputs against the native choices.
 """
 
 from dataclasses import replace
@@ -113,7 +113,7 @@ def test_neighbouring_queries_share_their_mean_within_block_and_ubatch():
     np.testing.assert_array_equal(share_queries(q, 1, 3), q)
 
 
-# ---- the oracle itself: representations ----
+# ---- the oracle itself: summaries ----
 
 
 def test_halves_interleave_for_norm_rope_only():
@@ -135,7 +135,7 @@ def test_a_minmax_score_bounds_every_dot_product():
     """The largest product of a query with any vector between the minimum and the maximum of every channel."""
     case = with_method(chunk_case("bound", n_rows=64, n_head=2, n_head_kv=2), representation="minmax")
     layer = stored(case, make_inputs(case))
-    scores = chunk_scores(layer.q, layer.represent(), case.method, 2)
+    scores = chunk_scores(layer.q, layer.summarize(), case.method, 2)
     keys = layer.keys_at(np.arange(64) % 16).reshape(4, 16, 2, 64)
     products = np.einsum("nhd,clhd->nhcl", layer.q, keys).max(-1)
     assert (scores >= products - EXACT).all()
@@ -147,21 +147,21 @@ def test_stored_segments_attend_like_the_definition(name):
     case = BY_NAME[name]
     layer = stored(case, make_inputs(case))
     want = attend_longheads(layer.q, layer.k, layer.v, case.method, layer.rope, case.scale)
-    assert_same(layer.attend(layer.choose(layer.represent(), case.n_rows)), want, 1e-5)
+    assert_same(layer.attend(layer.choose(layer.summarize(), case.n_rows)), want, 1e-5)
 
 
 # ---- native against the oracle ----
 
 
-def check(ffi, lib, case: ChunkCase) -> None:
+def check(case: ChunkCase) -> None:
     x = make_inputs(case)
-    layer, got = stored(case, x), run_chunks(ffi, lib, case, x)
-    want = layer.represent()
+    layer, got = stored(case, x), run_chunks(case, x)
+    want = layer.summarize()
     rounded_twice = (
         case.method.position == "grouped" and case.type_k != "f32"
     )  # the local key comes from the stored one
-    assert_same(got.reps, want, (10 if rounded_twice else 1) * case.tolerance)
-    np.testing.assert_array_equal(got.chunks, layer.choose(got.reps, case.n_ubatch))
+    assert_same(got.summaries, want, (10 if rounded_twice else 1) * case.tolerance)
+    np.testing.assert_array_equal(got.chunks, layer.choose(got.summaries, case.n_ubatch))
     if case.type_k == case.type_v == "f32":
         np.testing.assert_array_equal(got.chunks, layer.choose(want, case.n_ubatch))
     assert_same(got.out, layer.attend(got.chunks), case.tolerance)
@@ -169,13 +169,13 @@ def check(ffi, lib, case: ChunkCase) -> None:
 
 @thin(table=BY_NAME)
 @pytest.mark.parametrize("name", BY_NAME)
-def test_chunks_equal_the_oracle(ffi, lib, name):
-    check(ffi, lib, BY_NAME[name])
+def test_chunks_equal_the_oracle(name):
+    check(BY_NAME[name])
 
 
 @given(st.data())
 @settings(max_examples=few(60), deadline=None, derandomize=True)
-def test_chunks_equal_the_oracle_on_random_settings(ffi, lib, data):
+def test_chunks_equal_the_oracle_on_random_settings(data):
     draw = data.draw
     size, n_recent, n_free = 16 * draw(st.integers(1, 4)), draw(st.integers(0, 2)), draw(st.integers(0, 4))
     n_head_kv, dim = draw(st.integers(1, 2)), 8 * draw(st.integers(1, 16))
@@ -190,7 +190,7 @@ def test_chunks_equal_the_oracle_on_random_settings(ffi, lib, data):
         group_size=draw(st.integers(1, 9)),
         n_neighbor=draw(st.integers(0, max(0, n_free - 1))),
     )
-    check(ffi, lib, chunk_case(
+    check(chunk_case(
         "random",
         n_rows=draw(st.integers(1, 330)),
         head_dim_k=dim,
@@ -226,30 +226,30 @@ def case(request) -> ChunkCase:
 
 def assert_same_run(got, want) -> None:
     np.testing.assert_array_equal(got.chunks, want.chunks)
-    assert_same(got.reps, want.reps, 1e-5)
+    assert_same(got.summaries, want.summaries, 1e-5)
     assert_same(got.out, want.out, 1e-5)
 
 
 @thin
 @pytest.mark.parametrize("n_ubatch", [1, 7, 64, 65])
-def test_the_size_of_a_ubatch_does_not_matter(ffi, lib, case, n_ubatch):
+def test_the_size_of_a_ubatch_does_not_matter(case, n_ubatch):
     x = make_inputs(case)
-    want = run_chunks(ffi, lib, replace(case, n_ubatch=case.n_rows), x)
-    assert_same_run(run_chunks(ffi, lib, replace(case, n_ubatch=n_ubatch), x), want)
+    want = run_chunks(replace(case, n_ubatch=case.n_rows), x)
+    assert_same_run(run_chunks(replace(case, n_ubatch=n_ubatch), x), want)
 
 
 @thin
 @pytest.mark.parametrize("n_threads", [2, 3])
-def test_the_number_of_threads_does_not_matter(ffi, lib, case, n_threads):
+def test_the_number_of_threads_does_not_matter(case, n_threads):
     x = make_inputs(case)
-    want = run_chunks(ffi, lib, replace(case, n_threads=1), x)
-    assert_same_run(run_chunks(ffi, lib, replace(case, n_threads=n_threads), x), want)
+    want = run_chunks(replace(case, n_threads=1), x)
+    assert_same_run(run_chunks(replace(case, n_threads=n_threads), x), want)
 
 
-def test_the_order_of_the_pages_does_not_matter(ffi, lib, case):
+def test_the_order_of_the_pages_does_not_matter(case):
     x = make_inputs(case)
-    a, b = (run_chunks(ffi, lib, case, x, page_seed=seed) for seed in (1, 2))
-    for field in ("chunks", "reps", "out"):
+    a, b = (run_chunks(case, x, page_seed=seed) for seed in (1, 2))
+    for field in ("chunks", "summaries", "out"):
         np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
 
 
@@ -260,50 +260,50 @@ def test_the_order_of_the_pages_does_not_matter(ffi, lib, case):
 @pytest.mark.parametrize("representation", REPRESENTATIONS)
 @pytest.mark.parametrize("position", [{}, {"position": "grouped", "group_size": 1}], ids=["packed", "grouped-by-1"])
 @pytest.mark.parametrize("rope", ["norm", "neox", "yarn"])
-def test_a_window_that_holds_everything_equals_full(ffi, lib, representation, position, rope):
+def test_a_window_that_holds_everything_equals_full(representation, position, rope):
     method = LongHeads(16, 272, representation=representation, **position)
     case = chunk_case("all", rope=ROPES[rope], method=method)
     full = OpCase("full", n_rows=case.n_rows, n_tokens=case.n_rows, sharpness=case.sharpness, rope=case.rope)
     x = make_inputs(full)
-    assert_same(run_chunks(ffi, lib, case, x).out, run_native(ffi, lib, full, x)[0], 1e-5)
+    assert_same(run_chunks(case, x).out, run_native(full, x)[0], 1e-5)
 
 
 @pytest.mark.parametrize("representation", REPRESENTATIONS)
 @pytest.mark.parametrize("size", [16, 48])
-def test_equal_chunks_are_chosen_by_their_index(ffi, lib, representation, size):
+def test_equal_chunks_are_chosen_by_their_index(representation, size):
     case = chunk_case("ties", n_rows=12 * size, method=LongHeads(size, 6 * size, representation=representation))
     x = make_inputs(case)
     for part in (x.k, x.v, x.q):
         part[:] = part[np.arange(case.n_rows) % size]
-    got = run_chunks(ffi, lib, case, x)
+    got = run_chunks(case, x)
     for own in range(6, 12):
         assert (got.chunks[own * size : (own + 1) * size] == [0, 1, 2, 3, own - 1, own]).all()
 
 
-def test_heads_choose_for_themselves_or_with_their_group(ffi, lib):
+def test_heads_choose_for_themselves_or_with_their_group():
     case = chunk_case("heads", n_head=4, n_head_kv=2)
     x = make_inputs(case)
     for select, same in (("head", False), ("group", True)):
-        chunks = run_chunks(ffi, lib, with_method(case, select=select), x).chunks
+        chunks = run_chunks(with_method(case, select=select), x).chunks
         assert (chunks[:, [0, 2]] == chunks[:, [1, 3]]).all() == same
         assert (chunks[:, 0] != chunks[:, 2]).any()
 
 
-def test_a_block_shares_one_choice(ffi, lib):
+def test_a_block_shares_one_choice():
     case = with_method(replace(chunk_case("block"), n_ubatch=257), select_block=8)
     x = make_inputs(case)
-    chunks = run_chunks(ffi, lib, case, x).chunks[:256].reshape(32, 8, -1)
+    chunks = run_chunks(case, x).chunks[:256].reshape(32, 8, -1)
     assert (chunks == chunks[:, :1]).all()
-    alone = run_chunks(ffi, lib, with_method(case, select_block=1), x).chunks[:256].reshape(32, 8, -1)
+    alone = run_chunks(with_method(case, select_block=1), x).chunks[:256].reshape(32, 8, -1)
     assert (alone != alone[:, :1]).any()
 
 
 @pytest.mark.parametrize("name", ["k-q8_0-v-q8_0-packed-attention", "k-q4_0-v-q4_0-packed-minmax"])
-def test_a_rounded_cache_chooses_almost_the_same(ffi, lib, name):
+def test_a_rounded_cache_chooses_almost_the_same(name):
     case = BY_NAME[name]
     x = make_inputs(case)
-    exact = choices(x.q, replace(stored(case, x), type_k="f32", type_v="f32").represent(), case.method, case.n_head_kv)
-    assert (run_chunks(ffi, lib, case, x).chunks == exact).mean() > 0.9
+    exact = choices(x.q, replace(stored(case, x), type_k="f32", type_v="f32").summarize(), case.method, case.n_head_kv)
+    assert (run_chunks(case, x).chunks == exact).mean() > 0.9
 
 
 # ---- refusals ----
@@ -327,15 +327,15 @@ def test_a_rounded_cache_chooses_almost_the_same(ffi, lib, name):
     ("chunk_size=16,window=96,chunks=4", "chunks"),
     ("chunk_size=many,window=96", "chunk_size"),
 ])  # fmt: skip
-def test_bad_settings_are_refused_with_the_reason(ffi, lib, method, reason):
+def test_bad_settings_are_refused_with_the_reason(method, reason):
     case = chunk_case("refused", n_rows=20)
     with pytest.raises(ValueError, match=reason):
-        run_chunks(ffi, lib, case, make_inputs(case), method=f"longheads,{method}")
+        run_chunks(case, make_inputs(case), method=f"longheads,{method}")
 
 
-def test_heads_of_two_sizes_have_no_attention_representation(ffi, lib):
+def test_heads_of_two_sizes_have_no_attention_representation():
     case = chunk_case("sizes", n_rows=100, head_dim_v=32)
     x = make_inputs(case)
     with pytest.raises(ValueError, match="head_dim_v"):
-        run_chunks(ffi, lib, case, x)
-    check(ffi, lib, with_method(case, representation="minmax"))
+        run_chunks(case, x)
+    check(with_method(case, representation="minmax"))

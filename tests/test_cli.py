@@ -12,6 +12,7 @@ from needs import need
 
 import pylongctx
 from pylongctx.cli import main
+from pylongctx.cli.doctor import KV_TYPES
 
 EXTENDED = "selfextend,group_size=8,neighbor_window=128"
 
@@ -41,6 +42,9 @@ def test_doctor_json():
     (cpu,) = [device for device in facts["devices"] if device["type"] == "CPU"]
     assert 0 < cpu["memory_free"] <= cpu["memory_total"]
     assert (len(facts["devices"]) == 1) == facts["gpu"].startswith("none: ")
+    widths = facts["attention"]["CPU"]
+    assert {kv: 80 in widths[kv] for kv in widths} == {kv: kv in ("f32", "f16", "bf16") for kv in KV_TYPES}
+    assert all({64, 96, 128, 256} <= set(dims) for dims in widths.values())
 
 
 def test_doctor_table():

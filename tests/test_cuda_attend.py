@@ -18,9 +18,9 @@ pytestmark = pytest.mark.usefixtures("emulated")
 
 @thin
 @pytest.mark.parametrize("case", OP_CASES, ids=lambda case: case.name)
-def test_attend_equals_the_oracle(ffi, lib, case):
+def test_attend_equals_the_oracle(case):
     x = make_inputs(case)
-    parts = zip(run_native(ffi, lib, case, x), run_oracle(case, x), strict=True)
+    parts = zip(run_native(case, x), run_oracle(case, x), strict=True)
     for got, want in ((got, want) for got, want in parts if got is not None):
         assert not (got == POISON).any(), "an element was not written"
         finite = np.isfinite(want)
@@ -32,13 +32,13 @@ def test_attend_equals_the_oracle(ffi, lib, case):
 @thin
 @pytest.mark.parametrize("n_tokens", [1, 9, 130])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_any_tile_of_any_width(ffi, lib, n_tokens, head_dim):
+def test_any_tile_of_any_width(n_tokens, head_dim):
     """Few and many columns, parts of the rows that are merged, and heads in tiles of their own."""
     for n_head, n_head_kv in ((8, 8), (8, 1), (71, 1)):
         case = replace(OP_CASES[0], n_rows=193, n_tokens=n_tokens, n_head=n_head, n_head_kv=n_head_kv, lse=True,
                        head_dim_k=head_dim, head_dim_v=head_dim, type_k="f16", type_v="f16")  # fmt: skip
         x = make_inputs(case)
-        for got, want in zip(run_native(ffi, lib, case, x), run_oracle(case, x), strict=True):
+        for got, want in zip(run_native(case, x), run_oracle(case, x), strict=True):
             assert_same(got, want, TOLERANCE)
 
 

@@ -59,13 +59,13 @@ BY_NAME = {case.name: case for case in EVICT_CASES}
 
 @thin(table=BY_NAME)
 @pytest.mark.parametrize("name", [*CROSS, *SHAPES, *OTHERS])
-def test_layers_evict_and_attend_as_defined(ffi, lib, name):
-    check(ffi, lib, half(BY_NAME[name]))
+def test_layers_evict_and_attend_as_defined(name):
+    check(half(BY_NAME[name]))
 
 
 @pytest.mark.parametrize("dim", [96, 192, 256])
-def test_heads_of_every_width(ffi, lib, dim):
-    check(ffi, lib, half(evict_case("wide", n_rows=140, head_dim_k=dim, head_dim_v=dim, type_k="f16", type_v="f16")))
+def test_heads_of_every_width(dim):
+    check(half(evict_case("wide", n_rows=140, head_dim_k=dim, head_dim_v=dim, type_k="f16", type_v="f16")))
 
 
 # ---- one layer, against itself ----
@@ -75,10 +75,10 @@ PAIRS = list(zip(BASES, cycle(("corm-every16", "h2o", "scissorhands", "tova")), 
 
 
 @pytest.mark.parametrize(("base", "rule"), PAIRS)
-def test_the_size_of_a_ubatch_does_not_matter(ffi, lib, base, rule):
+def test_the_size_of_a_ubatch_does_not_matter(base, rule):
     case = evict_case("ubatch", n_rows=150, method=BASES[base], rule=RULES[rule])
     x = make_inputs(case)
-    held = [run_evict(ffi, lib, replace(case, n_ubatch=n), x).held for n in (1, 13, 64)]
+    held = [run_evict(replace(case, n_ubatch=n), x).held for n in (1, 13, 64)]
     np.testing.assert_array_equal(held[0], held[1])
     np.testing.assert_array_equal(held[0], held[2])
 
@@ -92,14 +92,14 @@ TYPES = [("f32", "f16", 128), ("q8_0", "q4_0", 96), ("q8_0", "q5_1", 64), ("bf16
 @thin
 @pytest.mark.parametrize("spec", ["corm,window=8", "h2o,budget=300", "scissorhands,budget=300", "tova,budget=1300"])
 @pytest.mark.parametrize(("type_k", "type_v", "dim"), TYPES)
-def test_the_same_rows_stay_as_on_the_cpu(ffi, lib, monkeypatch, spec, type_k, type_v, dim):
+def test_the_same_rows_stay_as_on_the_cpu(monkeypatch, spec, type_k, type_v, dim):
     """Scores are random, and equal ones frequent; the output shows which rows stayed and that they are whole."""
     shape = {"head_dim_k": dim, "head_dim_v": dim, "type_k": type_k, "type_v": type_v}
     case = evict_case("step", n_rows=1500, n_head=4, n_head_kv=2, sharpness=1.0, **shape)
     x = make_inputs(case)
-    got = run_step(ffi, lib, case, x, spec, n_tokens=1, held=0.4)
+    got = run_step(case, x, spec, n_tokens=1, held=0.4)
     monkeypatch.delenv("LCTX_EMULATE_CUDA")
-    want = run_step(ffi, lib, case, x, spec, n_tokens=1, held=0.4)
+    want = run_step(case, x, spec, n_tokens=1, held=0.4)
     assert got.n_held == want.n_held < 1499
     np.testing.assert_allclose(got.out, want.out, rtol=0, atol=TOLERANCE * abs(want.out).max())
 

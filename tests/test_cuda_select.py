@@ -1,4 +1,4 @@
-"""The CUDA kernels of *angles*, *store*, *represent* and *select*, run by the CPU: against the oracle and its own.
+"""The CUDA kernels of *angles*, *store*, *summarize* and *select*, run by the CPU: against the oracle and its own.
 
 Other CUDA kernels run too where they are there; the tensor cores of *attend* read f16.
 """
@@ -35,12 +35,12 @@ pytestmark = pytest.mark.usefixtures("emulated")
 # ---- against the oracle ----
 
 
-def check(ffi, lib, case: ChunkCase) -> LayerRun:
+def check(case: ChunkCase) -> LayerRun:
     x = make_inputs(case)
-    layer, got = stored(case, x), run_chunks(ffi, lib, case, x)
-    want, rounded_twice = layer.represent(), case.method.position == "grouped" and case.type_k != "f32"
-    assert_same(got.reps, want, (10 if rounded_twice else 1) * case.tolerance)
-    np.testing.assert_array_equal(got.chunks, layer.choose(got.reps, case.n_ubatch))
+    layer, got = stored(case, x), run_chunks(case, x)
+    want, rounded_twice = layer.summarize(), case.method.position == "grouped" and case.type_k != "f32"
+    assert_same(got.summaries, want, (10 if rounded_twice else 1) * case.tolerance)
+    np.testing.assert_array_equal(got.chunks, layer.choose(got.summaries, case.n_ubatch))
     if case.type_k == case.type_v == "f32":
         np.testing.assert_array_equal(got.chunks, layer.choose(want, case.n_ubatch))
     assert_same(got.out, layer.attend(got.chunks), max(case.tolerance, ATTEND))
@@ -61,44 +61,44 @@ OTHERS = [case.name for case in CHUNK_CASES[::3]] if thinning.run_all else []
 
 @thin(table=CASES)
 @pytest.mark.parametrize("name", dict.fromkeys([*NAMES, *OTHERS]))
-def test_chunks_equal_the_oracle(ffi, lib, name):
-    check(ffi, lib, CASES[name])
+def test_chunks_equal_the_oracle(name):
+    check(CASES[name])
 
 
 @thin
 @pytest.mark.parametrize("n_ubatch", [1, 7, 9, 300])
 @pytest.mark.parametrize("representation", REPRESENTATIONS)
 @pytest.mark.parametrize("select", ["head", "group"])
-def test_chunks_equal_the_oracle_in_ubatches_of_any_size(ffi, lib, n_ubatch, representation, select):
+def test_chunks_equal_the_oracle_in_ubatches_of_any_size(n_ubatch, representation, select):
     """Queries of a chunk come from the batch, from the ring, or from both."""
     method = LongHeads(80, 400, representation=representation, select=select)
-    check(ffi, lib, chunk_case("ubatch", n_rows=490, n_head=4, n_head_kv=2, n_ubatch=n_ubatch, method=method))
+    check(chunk_case("ubatch", n_rows=490, n_head=4, n_head_kv=2, n_ubatch=n_ubatch, method=method))
 
 
 @pytest.mark.parametrize("n_ubatch", [1, 200])
-def test_long_chunks_equal_the_oracle(ffi, lib, n_ubatch):
+def test_long_chunks_equal_the_oracle(n_ubatch):
     """Several tiles of queries and keys, and more tokens than a warp looks through at once."""
     sizes = {"n_rows": 650, "n_head": 2, "n_head_kv": 1, "n_ubatch": n_ubatch}
-    check(ffi, lib, chunk_case("long-chunks", method=LongHeads(320, 960), **sizes))
+    check(chunk_case("long-chunks", method=LongHeads(320, 960), **sizes))
 
 
 @thin
 @pytest.mark.parametrize("n_ubatch", [8, 512])
 @pytest.mark.parametrize("n_neighbor", [0, 34])
-def test_many_chunks_equal_the_oracle(ffi, lib, n_neighbor, n_ubatch):
+def test_many_chunks_equal_the_oracle(n_neighbor, n_ubatch):
     """More chunks to choose, and more of them to choose from, than a warp has lanes."""
     sizes = {"n_rows": 1200, "n_head": 1, "n_head_kv": 1, "head_dim_k": 32, "head_dim_v": 32, "n_ubatch": n_ubatch}
     method = LongHeads(16, 50 * 16 if n_neighbor == 0 else 70 * 16, n_neighbor=n_neighbor)
-    check(ffi, lib, chunk_case("many-chunks", method=method, **sizes))
+    check(chunk_case("many-chunks", method=method, **sizes))
 
 
 @pytest.mark.parametrize("n_ubatch", [8, 300])
-def test_blocks_of_queries_choose_together(ffi, lib, n_ubatch):
+def test_blocks_of_queries_choose_together(n_ubatch):
     """More of them than one pass over the tokens finds."""
     case = chunk_case(
         "block", n_rows=601, n_head=2, n_head_kv=1, n_ubatch=n_ubatch, method=LongHeads(16, 96, select_block=2)
     )
-    chunks = check(ffi, lib, case).chunks[:600].reshape(300, 2, -1)
+    chunks = check(case).chunks[:600].reshape(300, 2, -1)
     assert (chunks == chunks[:, :1]).all()
 
 
@@ -107,27 +107,27 @@ def test_blocks_of_queries_choose_together(ffi, lib, n_ubatch):
 @pytest.mark.parametrize(
     "rope", ["neox", "norm-partial", "neox-partial", "neox-two-dims", "factors", "yarn-partial-factors"]
 )
-def test_keys_are_rotated_and_turned_back(ffi, lib, rope, position):
+def test_keys_are_rotated_and_turned_back(rope, position):
     method = LongHeads(16, 96, position=position, representation="minmax")
-    check(ffi, lib, chunk_case("rope", n_rows=130, rope=ROPES[rope], method=method))
+    check(chunk_case("rope", n_rows=130, rope=ROPES[rope], method=method))
 
 
 @pytest.mark.parametrize("type_name", ["f32", "f16"])
-def test_halves_that_are_no_whole_vectors_are_turned_back(ffi, lib, type_name):
+def test_halves_that_are_no_whole_vectors_are_turned_back(type_name):
     method = LongHeads(16, 96, position="grouped")
     sizes = {"n_rows": 130, "head_dim_k": 40, "head_dim_v": 40, "type_k": type_name}
-    check(ffi, lib, chunk_case("halves", rope=ROPES["neox"], method=method, **sizes))
+    check(chunk_case("halves", rope=ROPES["neox"], method=method, **sizes))
 
 
 @thin
 @pytest.mark.parametrize("representation", REPRESENTATIONS)
 @pytest.mark.parametrize("size", [16, 48])
-def test_equal_chunks_are_chosen_by_their_index(ffi, lib, representation, size):
+def test_equal_chunks_are_chosen_by_their_index(representation, size):
     case = chunk_case("ties", n_rows=12 * size, method=LongHeads(size, 6 * size, representation=representation))
     x = make_inputs(case)
     for part in (x.k, x.v, x.q):
         part[:] = part[np.arange(case.n_rows) % size]
-    got = run_chunks(ffi, lib, case, x)
+    got = run_chunks(case, x)
     for own in range(6, 12):
         assert (got.chunks[own * size : (own + 1) * size] == [0, 1, 2, 3, own - 1, own]).all()
 
@@ -144,12 +144,12 @@ def both(run, back_to_the_cpu) -> list:
 @thin
 @pytest.mark.parametrize("type_name", TOLERANCE)
 @pytest.mark.parametrize("position", POSITIONS)
-def test_rows_are_rounded_as_on_the_cpu(ffi, lib, emulated, type_name, position):
+def test_rows_are_rounded_as_on_the_cpu(emulated, type_name, position):
     """Extremes show what is stored; a rotation that is one bit off flips a level now and then."""
     method = LongHeads(16, 96, representation="minmax", position=position)
     case = chunk_case("rounding", type_k=type_name, type_v=type_name, method=method)
     x = make_inputs(case)
-    got, want = both(lambda: run_chunks(ffi, lib, case, x).reps, emulated)
+    got, want = both(lambda: run_chunks(case, x).summaries, emulated)
     assert_same(got, want, case.tolerance)
     assert np.isclose(got, want, rtol=1e-5, atol=1e-6).mean() > 0.98
 
@@ -157,31 +157,31 @@ def test_rows_are_rounded_as_on_the_cpu(ffi, lib, emulated, type_name, position)
 @thin
 @pytest.mark.parametrize("ablation", ["random", "random_all", "no_first", "last"])
 @pytest.mark.parametrize("n_ubatch", [5, 64])
-def test_an_ablation_chooses_what_the_cpu_chooses(ffi, lib, emulated, monkeypatch, ablation, n_ubatch):
+def test_an_ablation_chooses_what_the_cpu_chooses(emulated, monkeypatch, ablation, n_ubatch):
     case = replace(chunk_case("ablation"), n_ubatch=n_ubatch)
     x = make_inputs(case)
-    plain = run_chunks(ffi, lib, case, x).chunks
+    plain = run_chunks(case, x).chunks
     monkeypatch.setenv("LCTX_TEST_ABLATION", ablation)
-    got, want = both(lambda: run_chunks(ffi, lib, case, x).chunks, emulated)
+    got, want = both(lambda: run_chunks(case, x).chunks, emulated)
     np.testing.assert_array_equal(got, want)
     assert (got[96:] != plain[96:]).any(-1).mean() > 0.5
 
 
-def test_positions_far_out_have_the_angles_of_the_cpu(ffi, lib, emulated):
+def test_positions_far_out_have_the_angles_of_the_cpu(emulated):
     case = next(c for c in OP_CASES if c.name == "rope-yarn")
     x = make_inputs(case)
     far = replace(x, k_pos=x.k_pos + 100_000, seg_pos=x.seg_pos + 100_000)
-    got, want = both(lambda: run_native(ffi, lib, case, far)[0], emulated)
+    got, want = both(lambda: run_native(case, far)[0], emulated)
     assert_same(got, want, ATTEND)
 
 
 @pytest.mark.parametrize("name", ["empty-chunks", "block", "long-chunks", "longheads-grouped-corm"])
-def test_heads_that_drop_rows_choose_what_the_cpu_chooses(ffi, lib, emulated, name):
+def test_heads_that_drop_rows_choose_what_the_cpu_chooses(emulated, name):
     """A chunk that has lost its rows is not chosen; a vote at a near tie may fall the other way."""
     case = next(c for c in EVICT_CASES if c.name == name)
     x = make_inputs(case)
-    got, want = both(lambda: run_evict(ffi, lib, case, x), emulated)
-    assert np.isnan(want.reps).all(-1).any() or name != "empty-chunks"
+    got, want = both(lambda: run_evict(case, x), emulated)
+    assert np.isnan(want.summaries).all(-1).any() or name != "empty-chunks"
     assert (got.held == want.held).mean() > 0.99
     assert (got.chunks == want.chunks).all(-1).mean() > 0.97
 
@@ -201,7 +201,7 @@ SIZES = {"n_ctx": 96, "n_seq_max": 3, "n_batch": 60, "n_ubatch": 60}
 @pytest.mark.parametrize("step", [6, 60])
 @pytest.mark.parametrize("method", [*LONGHEADS.values(), LongHeads(16, 64, select_block=4)], ids=lambda m: m.text())
 def test_sequences_that_complete_their_chunks_together(open_session, tokens, emulated, method: LongHeads, step):
-    """Neighbouring tokens are of different sequences; every sequence meets its own representations."""
+    """Neighbouring tokens are of different sequences; every sequence meets its own summaries."""
     parts = [tokens[i : i + 90] for i in (0, 50, 100)]
     pairs = [(seq, part[i]) for i in range(90) for seq, part in enumerate(parts)]
 

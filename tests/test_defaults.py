@@ -7,7 +7,7 @@ from pylongctx import Full, Llama
 from pylongctx.engine.context import Context
 from pylongctx.errors import InvalidInput
 
-REFUSED = ["gemma2", "gpt2", "mamba"]  # sliding windows, no rotary positions, recurrent
+REFUSED = ["gpt2", "mamba"]  # no rotary positions, recurrent
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -43,7 +43,7 @@ def test_a_setting_that_is_refused_is_no_reason_to_fall_back(embedded_model, cap
 def test_compat_opens_such_a_model(model_path):
     from pylongctx.compat.llama import Llama as Compatible
 
-    with Compatible(str(model_path("gemma2")), n_threads=1, verbose=False) as llm:
+    with Compatible(str(model_path("gpt2")), n_threads=1, verbose=False) as llm:
         assert llm.method is None
         assert llm([1, 5, 7], max_tokens=2)["usage"]["completion_tokens"] == 2
 

@@ -219,22 +219,52 @@ def test_a_server_that_is_not_there(embedded_model):
         Llama(str(embedded_model), rpc_servers=f"127.0.0.1:{port}", n_gpu_layers=1, verbose=False)
 
 
-@pytest.mark.parametrize(("answer", "message"), [
-    (b"", "it hung up: it is no RPC server"),
-    (bytes([28, 0, 0, 0, 0, 0, 0, 0, 6, 1, 2]) + bytes(25), r"it speaks version 6\.1\.2"),
-], ids=["nothing", "version"])  # fmt: skip
-def test_a_server_of_something_else(embedded_model, answer, message):
+GREETING = bytes([14, 24, 0, 0, 0, 0, 0, 0, 0]) + bytes(24)  # command, size, abilities
+ANSWER = bytes([28, 0, 0, 0, 0, 0, 0, 0])  # size; then version and abilities
+
+
+def greet(endpoint: str) -> bytes:
+    """Return what a server answers to a client's first message."""
+    host, port = endpoint.split(":")
+    with socket.create_connection((host, int(port))) as s:
+        s.sendall(GREETING)
+        return s.recv(36, socket.MSG_WAITALL)
+
+
+def ask_a_server_that_answers(answer: bytes, model) -> None:
     def talk(listener):
         with listener.accept()[0] as client:
-            client.recv(33)
+            client.recv(len(GREETING))
             client.sendall(answer)
 
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         done = pool.submit(talk, listener)
-        with pytest.raises(InvalidInput, match=message):
+        try:
             where = {"rpc_servers": f"127.0.0.1:{listener.getsockname()[1]}", "n_gpu_layers": 1}
-            Llama(str(embedded_model), verbose=False, method="full", **where)  # asks once: no method to fall back to
-        done.result()
+            Llama(str(model), verbose=False, method="full", **where)  # asks once: no method to fall back to
+        finally:
+            done.result()
+
+
+@pytest.mark.parametrize(("answer", "message"), [
+    (b"", "it hung up: it is no RPC server"),
+    (ANSWER + bytes([6, 1, 2]) + bytes(25), r"it speaks version 6\.1\.2"),
+], ids=["nothing", "version"])  # fmt: skip
+def test_a_server_of_something_else(embedded_model, answer, message):
+    with pytest.raises(InvalidInput, match=message):
+        ask_a_server_that_answers(answer, embedded_model)
+
+
+@pytest.mark.parametrize("patch", [0, 127, "other"])
+def test_a_server_of_other_ops(embedded_model, endpoints, patch):
+    """Upstream's patch numbers are small; ours says which ops a server runs, so one that differs is refused."""
+    answer = greet(endpoints[0])
+    assert answer.startswith(ANSWER)
+    assert 128 <= answer[10] < 255
+    other = answer[10] ^ 1 if patch == "other" else patch
+    version = rf"{answer[8]}\.{answer[9]}\.{other}, this is {answer[8]}\.{answer[9]}\.{answer[10]};"
+    with pytest.raises(InvalidInput, match=f"it speaks version {version} start pylongctx rpc-server"):
+        ask_a_server_that_answers(answer[:10] + bytes([other]) + answer[11:], embedded_model)
 
 
 def test_servers_without_layers_warn(embedded_model, endpoints):
@@ -267,6 +297,18 @@ def test_a_server_that_goes_away(embedded_model):
         _, errors = client.communicate("\n")
     assert client.returncode != 0
     assert "Remote RPC server crashed or returned malformed response" in errors
+
+
+# ---- what a device can run ----
+
+
+@pytest.mark.parametrize(("device", "kv", "head_dim", "can"), [
+    ("CPU", "f16", 64, 1), ("CPU", "q4_0", 96, 1), ("CPU", "q4_0", 80, 0), ("CPU", "q6_K", 256, 0),
+    ("CPU", "none", 64, 0),
+    ("CPU", "f16", 63, 0), ("CPU", "f16", 0, 0), ("CPU", "f16", -64, 0), ("XPU7", "f16", 64, 0),
+])  # fmt: skip
+def test_a_device_attends_to_what_its_kernels_take(lib, device, kv, head_dim, can):
+    assert lib.lctx_device_attends(device.encode(), lib.lctx_type_from_name(kv.encode()), head_dim) == can
 
 
 # ---- the command ----

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from needs import need
+from needs import lacks, need
 
 from pylongctx.cli import make_parser
 
@@ -185,6 +185,16 @@ def test_the_list_of_models_names_the_proven_architectures():
     assert named == {recipe.arch or name for name, recipe in PROVEN.items()}
     assert f"{len(named)} architectures" in table
     assert f"{len(named)} architectures" in TEXTS["README.md"]
+
+
+def test_the_page_of_models_names_every_architecture_of_llama_cpp():
+    sources = [*ROOT.glob("build/*/upstream/*/llama.cpp/src/llama-arch.cpp")]
+    if not sources:
+        lacks("build", "the source of llama.cpp is not in build/")
+    names = re.search(r"LLM_ARCH_NAMES = \{(.*?)^\};", sources[0].read_text(), re.DOTALL | re.MULTILINE).group(1)
+    known = set(re.findall(r'LLM_ARCH_\w+, *"([\w.-]+)"', names))
+    assert "llama" in known
+    assert known <= set(re.findall(r"`([\w.-]+)`", TEXTS["docs/models.md"]))
 
 
 # ---- tables that are made when the pages are ----

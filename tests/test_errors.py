@@ -73,7 +73,6 @@ def test_constructor_refuses(embedded_model, kwargs, error, message):
     "kwargs",
     [
         {"kv_overrides": {"a": 1}},
-        {"swa_full": True},
         {"lora_base": "x"},
         {"numa": True},
         {"tokenizer": print},

@@ -45,12 +45,12 @@ def prefix(case: EvictCase, x: Inputs, n: int) -> tuple[EvictCase, Inputs]:
     return replace(case, n_rows=n, n_tokens=n), replace(x, **cut)
 
 
-def native_decisions(ffi, lib, case: EvictCase, x: Inputs):
+def native_decisions(case: EvictCase, x: Inputs):
     """Return a function that takes every decision in doubt as the native code takes it, if that is possible at all."""
 
     def decide(p: int, certain: np.ndarray, possible: np.ndarray) -> np.ndarray:
         taken = np.zeros_like(certain)
-        taken[:, : p + 1] = run_evict(ffi, lib, *prefix(case, x, p + 1)).held
+        taken[:, : p + 1] = run_evict(*prefix(case, x, p + 1)).held
         assert (certain <= taken).all(), f"rows {np.argwhere(certain & ~taken)} must stay after {p}"
         assert (taken <= possible).all(), f"rows {np.argwhere(taken & ~possible)} must leave after {p}"
         return taken
@@ -68,34 +68,34 @@ def assert_same_scores(case: EvictCase, got: LayerRun, want: Run) -> None:
     assert (scores <= high + slack).all()
 
 
-def check_representations(ffi, lib, case: EvictCase, x: Inputs, got: LayerRun, want: Run) -> None:
+def check_summaries(case: EvictCase, x: Inputs, got: LayerRun, want: Run) -> None:
     """A chunk without rows has lost its representation; the others have kept theirs."""
     starts = np.arange(0, case.n_rows, case.method.chunk_size)[: case.n_rows // case.method.chunk_size]
     ends = starts + case.method.chunk_size
     gone = np.array([[not head[a:b].any() for a, b in zip(starts, ends, strict=True)] for head in want.held])
     if len(starts):
-        gone = gone.repeat(len(got.reps) // case.n_head_kv, axis=0)
-        np.testing.assert_array_equal(np.isnan(got.reps).all(-1), gone)
-        np.testing.assert_array_equal(got.reps[~gone], base_representations(ffi, lib, case, x)[~gone])
+        gone = gone.repeat(len(got.summaries) // case.n_head_kv, axis=0)
+        np.testing.assert_array_equal(np.isnan(got.summaries).all(-1), gone)
+        np.testing.assert_array_equal(got.summaries[~gone], base_summaries(case, x)[~gone])
 
 
-def base_representations(ffi, lib, case: EvictCase, x: Inputs) -> np.ndarray:
+def base_summaries(case: EvictCase, x: Inputs) -> np.ndarray:
     """Return what the base method alone makes of the same rows; its ubatches are cut where evictions cut them."""
     n_ubatch = min(case.n_ubatch, case.rule.evict_every)
-    return run_layer(ffi, lib, case, x, n_ubatch, case.method.text(), 4096).reps
+    return run_layer(case, x, n_ubatch, case.method.text(), 4096).summaries
 
 
-def check(ffi, lib, case: EvictCase) -> None:
+def check(case: EvictCase) -> None:
     x = make_inputs(case)
-    got, layer, reps = run_evict(ffi, lib, case, x), evict_layer(case, x), None
+    got, layer, summaries = run_evict(case, x), evict_layer(case, x), None
     if isinstance(case.method, LongHeads):
-        reps = base_representations(ffi, lib, case, x)
+        summaries = base_summaries(case, x)
         rounded_twice = case.method.position == "grouped" and case.type_k != "f32"
-        assert_same(reps, layer.represent(), (10 if rounded_twice else 1) * case.tolerance)
-    want = layer.run(reps, case.margin, native_decisions(ffi, lib, case, x))
-    if reps is not None:
+        assert_same(summaries, layer.summarize(), (10 if rounded_twice else 1) * case.tolerance)
+    want = layer.run(summaries, case.margin, native_decisions(case, x))
+    if summaries is not None:
         np.testing.assert_array_equal(got.chunks, want.chunks)
-        check_representations(ffi, lib, case, x, got, want)
+        check_summaries(case, x, got, want)
     np.testing.assert_array_equal(got.held, want.held)
     assert_same(got.out, want.out, case.tolerance)
     assert_same_scores(case, got, want)
@@ -103,8 +103,8 @@ def check(ffi, lib, case: EvictCase) -> None:
 
 @thin(table=BY_NAME)
 @pytest.mark.parametrize("name", BY_NAME)
-def test_native_layers_evict_and_attend_as_defined(ffi, lib, name):
-    check(ffi, lib, BY_NAME[name])
+def test_native_layers_evict_and_attend_as_defined(name):
+    check(BY_NAME[name])
 
 
 @st.composite
@@ -131,8 +131,8 @@ def random_cases(draw) -> EvictCase:
 
 @given(random_cases())
 @settings(max_examples=few(100), deadline=None, derandomize=True)
-def test_native_layers_evict_and_attend_as_defined_on_random_settings(ffi, lib, case):
-    check(ffi, lib, case)
+def test_native_layers_evict_and_attend_as_defined_on_random_settings(case):
+    check(case)
 
 
 # ---- native: what must not matter ----
@@ -157,36 +157,36 @@ def assert_same_run(got: LayerRun, want: LayerRun) -> None:
 
 @thin(strength=2)
 @pytest.mark.parametrize("n_ubatch", [1, 7, 64, 1000])
-def test_the_size_of_a_ubatch_does_not_matter(ffi, lib, base, rule, n_ubatch):
+def test_the_size_of_a_ubatch_does_not_matter(base, rule, n_ubatch):
     case = evict_case("ubatch", method=base, rule=rule, n_ubatch=13)
     x = make_inputs(case)
-    assert_same_run(run_evict(ffi, lib, replace(case, n_ubatch=n_ubatch), x), run_evict(ffi, lib, case, x))
+    assert_same_run(run_evict(replace(case, n_ubatch=n_ubatch), x), run_evict(case, x))
 
 
 @thin
 @pytest.mark.parametrize("n_threads", [2, 3])
-def test_the_number_of_threads_does_not_matter(ffi, lib, base, rule, n_threads):
+def test_the_number_of_threads_does_not_matter(base, rule, n_threads):
     case = evict_case("threads", method=base, rule=rule)
     x = make_inputs(case)
-    assert_same_run(run_evict(ffi, lib, replace(case, n_threads=n_threads), x), run_evict(ffi, lib, case, x))
+    assert_same_run(run_evict(replace(case, n_threads=n_threads), x), run_evict(case, x))
 
 
 @thin
-def test_the_order_of_the_pages_does_not_matter(ffi, lib, base, rule):
+def test_the_order_of_the_pages_does_not_matter(base, rule):
     case = evict_case("pages", method=base, rule=rule)
     x = make_inputs(case)
-    a, b = (run_evict(ffi, lib, case, x, page_seed=seed) for seed in (1, 2))
+    a, b = (run_evict(case, x, page_seed=seed) for seed in (1, 2))
     for name in ("held", "scores", "out"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
 @thin(strength=2)
 @pytest.mark.parametrize("n", [1, 16, 100, 256])
-def test_what_follows_does_not_matter(ffi, lib, base, rule, n):
+def test_what_follows_does_not_matter(base, rule, n):
     case = evict_case("causal", method=base, rule=rule)
     x = make_inputs(case)
-    part = run_evict(ffi, lib, *prefix(case, x, n))
-    assert_same(part.out, run_evict(ffi, lib, case, x).out[:n], 1e-5)
+    part = run_evict(*prefix(case, x, n))
+    assert_same(part.out, run_evict(case, x).out[:n], 1e-5)
 
 
 # ---- native: special settings ----
@@ -194,39 +194,39 @@ def test_what_follows_does_not_matter(ffi, lib, base, rule, n):
 
 @thin(strength=2)
 @pytest.mark.parametrize("idle", IDLE)
-def test_a_rule_that_evicts_nothing_equals_its_base(ffi, lib, base, idle):
+def test_a_rule_that_evicts_nothing_equals_its_base(base, idle):
     case = evict_case("idle", method=base, rule=IDLE[idle])
     x = make_inputs(case)
-    got = run_evict(ffi, lib, case, x)
-    plain = run_evict(ffi, lib, case, x, spec=base.text())
+    got = run_evict(case, x)
+    plain = run_evict(case, x, spec=base.text())
     assert got.held.all()
     assert plain.held.all()
     assert_same(got.out, plain.out, 1e-5)
 
 
-def test_of_equal_scores_the_newer_rows_stay(ffi, lib):
+def test_of_equal_scores_the_newer_rows_stay():
     case = evict_case("ties", n_rows=130, sharpness=0.0, rule=Tova(40, 10))
-    held = run_evict(ffi, lib, case, make_inputs(case)).held
+    held = run_evict(case, make_inputs(case)).held
     assert held[:, 90:].all()
     assert not held[:, :90].any()
 
 
 @pytest.mark.parametrize("type_name", ["f32", "f16", "q8_0", "q4_0"])
-def test_rows_move_as_they_are_stored(ffi, lib, type_name):
+def test_rows_move_as_they_are_stored(type_name):
     """Rows are moved at every step, hundreds of times; a rounding on the way would show."""
     case = evict_case("move", n_rows=400, n_head=2, type_k=type_name, type_v=type_name, rule=Tova(70, 1))
     x = make_inputs(case)
-    got, layer = run_evict(ffi, lib, case, x), evict_layer(case, x)
-    want = layer.run(margin=case.margin, decide=native_decisions(ffi, lib, case, x))
+    got, layer = run_evict(case, x), evict_layer(case, x)
+    want = layer.run(margin=case.margin, decide=native_decisions(case, x))
     assert_same(got.out, want.out, case.tolerance)
     assert np.median(abs(got.out - want.out)) < 1e-5 * abs(want.out).max()
 
 
-def test_a_spec_names_full_or_leaves_it_out(ffi, lib):
+def test_a_spec_names_full_or_leaves_it_out():
     case = BY_NAME["full-corm-every16"]
     x = make_inputs(case)
-    got = run_evict(ffi, lib, case, x, spec=f"full+{case.rule.text()}")
-    np.testing.assert_array_equal(got.out, run_evict(ffi, lib, case, x).out)
+    got = run_evict(case, x, spec=f"full+{case.rule.text()}")
+    np.testing.assert_array_equal(got.out, run_evict(case, x).out)
 
 
 # ---- native: refusals ----
@@ -256,13 +256,13 @@ def test_a_spec_names_full_or_leaves_it_out(ffi, lib):
     ("full+nonsense", "nonsense"),
     ("full+", r"\+|method"),
 ])  # fmt: skip
-def test_bad_settings_are_refused_with_the_reason(ffi, lib, spec, reason):
+def test_bad_settings_are_refused_with_the_reason(spec, reason):
     case = evict_case("refused", n_rows=20)
     with pytest.raises(ValueError, match=reason):
-        run_evict(ffi, lib, case, make_inputs(case), spec=spec)
+        run_evict(case, make_inputs(case), spec=spec)
 
 
-def test_chunks_of_a_method_without_chunks_are_refused(ffi, lib):
+def test_chunks_of_a_method_without_chunks_are_refused():
     case = CHUNKED[0]
-    with pytest.raises(ValueError, match=r"chunks|representations"):
-        run_evict(ffi, lib, case, make_inputs(case), spec=case.rule.text())
+    with pytest.raises(ValueError, match=r"chunks|summaries"):
+        run_evict(case, make_inputs(case), spec=case.rule.text())

@@ -24,28 +24,28 @@ def flash_cases() -> list[OpCase]:
 
 
 @pytest.mark.parametrize("case", flash_cases(), ids=lambda c: f"{c.type_k}-{c.n_rows}-{c.n_tokens}-{c.n_head}")
-def test_flash_attention_equals_attend(ffi, lib, case):
+def test_flash_attention_equals_attend(case):
     x = make_inputs(case)
-    want, _ = run_native(ffi, lib, case, x)
-    got, times = flash_run(ffi, lib, case, x, n_repeat=2)
+    want, _ = run_native(case, x)
+    got, times = flash_run(case, x, n_repeat=2)
     assert abs(got - want).max() <= FLASH_TOLERANCE[case.type_k] * abs(want).max()
     assert (times > 0).all()
 
 
 @pytest.mark.parametrize("field", [{"n_head": 0}, {"n_head_kv": 3}, {"type_k": 9999}, {"n_rows": -1}, {"near_rows": 64},
                                    {"n_threads": 0}, {"n_seg": 2}])  # fmt: skip
-def test_flash_attention_refuses_bad_shapes_with_a_reason(ffi, lib, field):
+def test_flash_attention_refuses_bad_shapes_with_a_reason(field):
     case = OpCase("bad", lse=False)
     with pytest.raises(ValueError, match=r"\w"):
-        flash_run(ffi, lib, case, make_inputs(case), **field)
+        flash_run(case, make_inputs(case), **field)
 
 
-def test_flash_attention_refuses_an_empty_segment(ffi, lib):
+def test_flash_attention_refuses_an_empty_segment():
     case = OpCase("empty", lse=False)
     x = make_inputs(case)
     x.seg_rows[0, 0] = (3, 3)
     with pytest.raises(ValueError, match="empty"):
-        flash_run(ffi, lib, case, x)
+        flash_run(case, x)
 
 
 # ---- one step of a method ----
@@ -56,11 +56,11 @@ OPS_OF = {
     "full": {"store", "attend"},
     "window,n_sink=3,window=40": {"store", "attend"},
     "selfextend,group_size=7,neighbor_window=21": {"store", "attend"},
-    CHUNKED.text(): {"store", "represent", "select", "attend"},
-    "longheads,chunk_size=16,window=64": {"store", "represent", "select", "attend"},
+    CHUNKED.text(): {"store", "summarize", "select", "attend"},
+    "longheads,chunk_size=16,window=64": {"store", "summarize", "select", "attend"},
     "corm,window=16,recent=16,evict_every=16": {"store", "attend", "vote"},
     "longheads,chunk_size=16,window=64+corm,window=16,recent=16,evict_every=16":
-        {"store", "represent", "select", "attend", "vote"},
+        {"store", "summarize", "select", "attend", "vote"},
 }  # fmt: skip
 
 
@@ -69,9 +69,9 @@ def step_case(n_rows: int, **settings) -> ChunkCase:
 
 
 @pytest.mark.parametrize("spec", OPS_OF)
-def test_a_step_times_what_its_method_does(ffi, lib, spec):
+def test_a_step_times_what_its_method_does(spec):
     case = step_case(N_PAST + 3)
-    step = run_step(ffi, lib, case, make_inputs(case), spec, n_tokens=3, n_repeat=2)
+    step = run_step(case, make_inputs(case), spec, n_tokens=3, n_repeat=2)
     assert {op for op, times in step.times.items() if (times > 0).all()} == OPS_OF[spec]
     assert {op for op, times in step.times.items() if (times == 0).all()} == set(step.times) - OPS_OF[spec]
     assert all(step.bytes[op] == step.flops[op] == 0 for op in set(step.times) - OPS_OF[spec])
@@ -80,43 +80,43 @@ def test_a_step_times_what_its_method_does(ffi, lib, spec):
 @pytest.mark.parametrize("spec", [s for s in OPS_OF if "corm" not in s])
 @pytest.mark.parametrize("n_tokens", [1, 40])
 @pytest.mark.parametrize("n_repeat", [1, 3])
-def test_a_step_gives_what_the_whole_layer_gives(ffi, lib, spec, n_tokens, n_repeat):
+def test_a_step_gives_what_the_whole_layer_gives(spec, n_tokens, n_repeat):
     case = step_case(240)
     if "longheads" not in spec:
         case = replace(case, method=Full())
     x = make_inputs(step_case(240))
-    want = run_layer(ffi, lib, case, x, 64, spec, 64).out[-n_tokens:]
-    got = run_step(ffi, lib, case, x, spec, n_tokens, n_repeat=n_repeat).out
+    want = run_layer(case, x, 64, spec, 64).out[-n_tokens:]
+    got = run_step(case, x, spec, n_tokens, n_repeat=n_repeat).out
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
 
 
-def test_a_step_evicts_at_a_border_only(ffi, lib):
+def test_a_step_evicts_at_a_border_only():
     spec = "corm,window=16,recent=16,evict_every=16"
     case = step_case(208)
-    step = run_step(ffi, lib, case, make_inputs(case), spec, n_tokens=1, n_repeat=3, held=0.5)
+    step = run_step(case, make_inputs(case), spec, n_tokens=1, n_repeat=3, held=0.5)
     assert (step.times["evict"] > 0).all()
     assert 16 < step.n_held < 207
-    assert run_step(ffi, lib, case, make_inputs(case), spec, n_tokens=1, held=1.0).n_held == 207
+    assert run_step(case, make_inputs(case), spec, n_tokens=1, held=1.0).n_held == 207
 
 
-def test_the_bytes_and_operations_of_attend_are_those_of_the_rows_read(ffi, lib):
+def test_the_bytes_and_operations_of_attend_are_those_of_the_rows_read():
     case = step_case(256, type_k="f16", type_v="f16")
-    full = run_step(ffi, lib, case, make_inputs(case), "full", n_tokens=1)
+    full = run_step(case, make_inputs(case), "full", n_tokens=1)
     assert full.bytes["attend"] == 256 * 2 * (64 + 64) * 2
     assert full.flops["attend"] == 256 * 4 * 2 * (64 + 64)
     by_group = "longheads,chunk_size=16,window=64"
-    chosen = run_step(ffi, lib, case, make_inputs(case), by_group, n_tokens=1)
+    chosen = run_step(case, make_inputs(case), by_group, n_tokens=1)
     assert chosen.bytes["attend"] == 64 * 2 * (64 + 64) * 2
     assert chosen.flops["attend"] == 64 * 4 * 2 * (64 + 64)
-    prefill = run_step(ffi, lib, case, make_inputs(case), "full", n_tokens=2)
+    prefill = run_step(case, make_inputs(case), "full", n_tokens=2)
     assert prefill.bytes["attend"] == full.bytes["attend"]
     assert prefill.flops["attend"] == (256 + 255) * 4 * 2 * (64 + 64)
 
 
-def test_open_rows_decide_what_a_vote_reads(ffi, lib):
+def test_open_rows_decide_what_a_vote_reads():
     spec = "corm,window=64,recent=16,evict_every=64"
     case = step_case(192 + 33)
-    votes = [run_step(ffi, lib, case, make_inputs(case), spec, 1, unvoted=share).bytes["vote"] for share in (0.0, 1.0)]
+    votes = [run_step(case, make_inputs(case), spec, 1, unvoted=share).bytes["vote"] for share in (0.0, 1.0)]
     assert votes[0] < votes[1]
 
 
@@ -128,29 +128,29 @@ BAD_STEPS = {
     "negative share": ("corm", {"unvoted": -0.1}),
     "unknown method": ("fulll", {}),
     "across a border": ("corm,window=16,recent=16,evict_every=16", {"n_tokens": 40}),
-    "no queries to represent with": (CHUNKED.text(), {"fill_q": False}),
+    "no queries to summarize with": (CHUNKED.text(), {"fill_q": False}),
 }
 
 
 @pytest.mark.parametrize("name", BAD_STEPS)
-def test_bad_steps_are_refused_with_a_reason(ffi, lib, name):
+def test_bad_steps_are_refused_with_a_reason(name):
     spec, settings = BAD_STEPS[name]
     case = step_case(N_PAST)
     with pytest.raises(ValueError, match=r"\w"):
-        run_step(ffi, lib, case, make_inputs(case), spec, **{"n_tokens": 1} | settings)
+        run_step(case, make_inputs(case), spec, **{"n_tokens": 1} | settings)
 
 
 # ---- the roofline ----
 
 
-def test_the_roofline_is_measured(lib, ffi):
-    limits = roofline_run(ffi, lib, 1)
+def test_the_roofline_is_measured():
+    limits = roofline_run(1)
     assert limits.cache_bytes > PAGE_ROWS
     assert limits.read_bandwidth > 0
     assert limits.gemm_f32 > 0
     assert limits.gemm_bf16 >= 0
 
 
-def test_a_roofline_of_no_threads_is_refused(lib, ffi):
+def test_a_roofline_of_no_threads_is_refused():
     with pytest.raises(ValueError, match="n_threads"):
-        roofline_run(ffi, lib, 0)
+        roofline_run(0)

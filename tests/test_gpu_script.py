@@ -30,31 +30,31 @@ def case(**settings) -> OpCase:
     return replace(OpCase("device", n_rows=130, n_tokens=3, lse=False), **settings)
 
 
-def test_a_device_is_asked_by_its_name(ffi, lib):
+def test_a_device_is_asked_by_its_name():
     x = make_inputs(case())
-    want, _ = run_native(ffi, lib, case(), x)
+    want, _ = run_native(case(), x)
     for name in ("CPU", "cpu"):
-        got, _ = run_native(ffi, lib, case(), x, device=ffi.new("char[]", name.encode()))
+        got, _ = run_native(case(), x, device=name)
         np.testing.assert_array_equal(got, want)
 
 
-def test_a_device_that_is_not_there_is_refused_with_the_names_of_the_others(ffi, lib):
+def test_a_device_that_is_not_there_is_refused_with_the_names_of_the_others():
     for run in (run_native, flash_run):
         with pytest.raises(ValueError, match=r"no device 'XPU7', but: .*CPU"):
-            run(ffi, lib, case(), make_inputs(case()), device=ffi.new("char[]", b"XPU7"))
+            run(case(), make_inputs(case()), device="XPU7")
 
 
-def test_layers_that_are_timed_together_give_what_one_gives(ffi, lib):
+def test_layers_that_are_timed_together_give_what_one_gives():
     x = make_inputs(case())
-    want, one = flash_run(ffi, lib, case(), x, n_repeat=2)
-    got, times = flash_run(ffi, lib, case(), x, n_repeat=2, n_layer=3)
+    want, one = flash_run(case(), x, n_repeat=2)
+    got, times = flash_run(case(), x, n_repeat=2, n_layer=3)
     np.testing.assert_array_equal(got, want)
     assert (times > 0).all()
     assert (one > 0).all()
     step_case = replace(CHUNK_CASES[0], n_rows=200, n_tokens=200)
     rows = make_inputs(step_case)
     spec = "longheads,chunk_size=16,window=64+corm,window=16,recent=16,evict_every=16"
-    one, three = (run_step(ffi, lib, step_case, rows, spec, 8, n_repeat=2, n_layer=n) for n in (1, 3))
+    one, three = (run_step(step_case, rows, spec, 8, n_repeat=2, n_layer=n) for n in (1, 3))
     np.testing.assert_array_equal(three.out, one.out)
     assert three.bytes == one.bytes
     assert {op for op, us in three.times.items() if (us > 0).all()} == {op for op, us in one.times.items() if us.all()}
@@ -62,19 +62,19 @@ def test_layers_that_are_timed_together_give_what_one_gives(ffi, lib):
 
 @pytest.mark.parametrize(("run", "settings"), [(run_native, {"n_layer": 2}), (run_native, {"n_layer": -1}),
                                                (run_chunks, {"n_layer": 2}), (flash_run, {"n_layer": -1})])  # fmt: skip
-def test_layers_that_cannot_be_are_refused(ffi, lib, run, settings):
+def test_layers_that_cannot_be_are_refused(run, settings):
     one = CHUNK_CASES[0] if run is run_chunks else case()
     with pytest.raises(ValueError, match="n_layer"):
-        run(ffi, lib, one, make_inputs(one), **settings)
+        run(one, make_inputs(one), **settings)
 
 
-def test_caches_are_made_cold_on_the_cpu_only(ffi, lib):
+def test_caches_are_made_cold_on_the_cpu_only():
     with pytest.raises(ValueError, match="cold is for the CPU"):
-        run_native(ffi, lib, case(), make_inputs(case()), device=ffi.new("char[]", b"CPU"), cold=1)
+        run_native(case(), make_inputs(case()), device="CPU", cold=1)
 
 
-def test_copies_of_a_device_are_measured(ffi, lib):
-    limits = roofline_run(ffi, lib, 1, b"CPU")
+def test_copies_of_a_device_are_measured():
+    limits = roofline_run(1, "CPU")
     assert limits.copy_bandwidth > 0
     assert limits.read_bandwidth == limits.gemm_f32 == limits.gemm_bf16 == 0
 
@@ -100,8 +100,8 @@ def test_a_device_that_computes_something_else_is_found_out(monkeypatch, group):
 
 
 def with_other_values(run):
-    def other(ffi, lib, case, x, **override):
-        return run(ffi, lib, case, replace(x, v=x.v + 1) if override else x, **override)
+    def other(case, x, **override):
+        return run(case, replace(x, v=x.v + 1) if override else x, **override)
 
     return other
 
@@ -249,7 +249,7 @@ def test_the_command_runs_by_itself():
 def test_the_kernels_of_the_gpu_are_right(monkeypatch):
     """The same checks as on a GPU, of the CUDA kernels as they are run for tests."""
     if not build_info()["emulates_cuda"]:
-        lacks("emulate")
+        lacks("harness")
 
     def emulated(run):
         def on_device(*args, **override):

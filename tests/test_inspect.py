@@ -17,13 +17,13 @@ def one_query(heads=HEADS, position=100, n_recent=1) -> Trace:
     return Trace([position], [[heads]], 16, n_recent)
 
 
-def random_trace(n_chunks: int, n_layer: int, n_head: int, n_slot: int = 8) -> Trace:
+def random_trace(n_chunks: int, n_layer: int, n_head: int, n_read: int = 8) -> Trace:
     """One query in the last chunk whose heads read the forced chunks and random others."""
     random, own = np.random.default_rng(0), n_chunks - 1
-    free = random.permuted(np.tile(np.arange(1, own - 1), (n_layer * n_head, 1)), axis=1)[:, : n_slot - 3]
+    free = random.permuted(np.tile(np.arange(1, own - 1), (n_layer * n_head, 1)), axis=1)[:, : n_read - 3]
     forced = np.tile([0, own - 1, own], (n_layer * n_head, 1))
     chunks = np.sort(np.concatenate([free, forced], axis=1))
-    return Trace([own * 16], chunks.reshape(1, n_layer, n_head, n_slot), 16)
+    return Trace([own * 16], chunks.reshape(1, n_layer, n_head, n_read), 16)
 
 
 # ---- the numbers ----

@@ -159,7 +159,7 @@ def test_an_eviction_does_not_copy_pages_beyond_the_limit(open_session, lib, tok
 
 @pytest.mark.parametrize("name", ["selfextend", "longheads-minmax", "corm"])
 def test_a_copy_beyond_the_limit_is_refused(open_session, tokens, name):
-    """Pages are shared; near keys, representations and lists of rows are not."""
+    """Pages are shared; near keys, summaries and lists of rows are not."""
     limit = bytes_of(CALM[name], 128)
     session = open_limited(open_session, CALM[name], limit, n_seq_max=2)
     session.decode_mixed([(0, t) for t in tokens[:128]])

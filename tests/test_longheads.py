@@ -167,7 +167,7 @@ def test_the_longest_restorable_prefix(open_session, tokens, n, prefix):
 
 
 @pytest.mark.parametrize("representation", REPRESENTATIONS)
-def test_representations_follow_what_replaces_a_chunk(open_session, tokens, representation):
+def test_summaries_follow_what_replaces_a_chunk(open_session, tokens, representation):
     """Other tokens complete the chunk that was cut: what is chosen later must know the new ones only."""
     method = LongHeads(CHUNK, 64, representation=representation).text()
     settings = {"n_ctx": 256, "n_batch": 256, "n_ubatch": 64}

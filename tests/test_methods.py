@@ -9,6 +9,8 @@ from cases import LOGIT_TOLERANCE, MODEL_CASES, N_CTX_TRAIN
 from model_oracle import Model
 from thinning import thin
 
+from pylongctx._enums import ROPE_SCALINGS
+from pylongctx._lib import ffi, lib
 from pylongctx.methods import DualChunk
 
 
@@ -178,16 +180,22 @@ def test_settings_that_do_not_reach_n_ctx_name_the_largest(model_path):
         open_llama(model_path("llama"), method.text(), n_ctx=largest + 1)
 
 
+def test_a_context_with_yarn_leaves_the_trained_length_to_the_next_one(model_path):
+    settings = {"rope_scaling_type": ROPE_SCALINGS["yarn"], "rope_freq_scale": 0.25, "yarn_orig_ctx": N_CTX_TRAIN}
+    with open_llama(model_path("llama"), "full", n_ctx=64, **settings) as llm:
+        handle, info = llm.session.model.handle, ffi.new("lctx_model_info *")
+        lib.lctx_model_get_info(handle, info)
+        assert info.n_ctx_train == N_CTX_TRAIN
+
+
 # ---- refusals ----
 
 
 @thin
 @pytest.mark.parametrize(("model", "reason"), [
-    ("gemma2", "sliding"),
     ("gpt2", "rotary"),
     ("mamba", "recurrent"),
     ("bert", "encoder"),
-    ("qwen2vl", "multi-section"),
 ])  # fmt: skip
 @pytest.mark.parametrize("method", ["full", "selfextend"])
 def test_unsupported_models_are_refused_with_the_reason(model_path, model, reason, method):

@@ -20,8 +20,8 @@ HEADS = 2 * 2  # KV heads of all layers of the tiny model
 def start(open_session):
     """Return a function that opens a session with so many pages per head on the device; None: no offload."""
 
-    def start(spec, n_slot, **params):
-        offload = {} if n_slot is None else {"kv_offload": n_slot * page_bytes(open_session, spec)}
+    def start(spec, n_staged, **params):
+        offload = {} if n_staged is None else {"kv_offload": n_staged * page_bytes(open_session, spec)}
         return open_session("llama", spec, **SIZES | params | offload)
 
     return start
@@ -39,7 +39,7 @@ def usage(session):
     return info
 
 
-def least_slots(start, spec) -> int:
+def least_staged(start, spec) -> int:
     """The smallest number of pages that is accepted."""
     for n in range(1, 64):
         try:
@@ -57,8 +57,8 @@ def least_slots(start, spec) -> int:
 def test_the_same_logits(start, tokens, name, step):
     spec = SPECS[name]
     want = start(spec, None).decode(tokens[:N], step)
-    for n_slot in (least_slots(start, spec), 5 * 64):
-        session = start(spec, n_slot)
+    for n_staged in (least_staged(start, spec), 5 * 64):
+        session = start(spec, n_staged)
         np.testing.assert_array_equal(session.decode(tokens[:N], step), want)
 
 
@@ -67,10 +67,10 @@ def test_every_page_is_counted(start, tokens):
     roomy = start(spec, 64)
     roomy.decode(tokens[:N], 1)
     u = usage(roomy)
-    assert u.n_slot == 2 * 5  # no more than two sequences of 320 rows have
+    assert u.n_staged == 2 * 5  # no more than two sequences of 320 rows have
     assert u.n_far == 0
     assert u.n_miss == HEADS * BLOCKS  # each page once: it stays
-    tight = start(spec, least_slots(start, spec))
+    tight = start(spec, least_staged(start, spec))
     tight.decode(tokens[:N], 1)
     v = usage(tight)
     assert v.n_hit + v.n_miss + v.n_far == u.n_hit + u.n_miss
@@ -91,7 +91,7 @@ def test_more_pages_than_fit_are_read_where_they_are():
 @pytest.mark.parametrize("name", METHODS)
 def test_sequences_copies_and_states(start, tokens, name):
     spec = SPECS[name]
-    sessions = [start(spec, n_slot) for n_slot in (None, least_slots(start, spec))]
+    sessions = [start(spec, n_staged) for n_staged in (None, least_staged(start, spec))]
     answers = []
     for s in sessions:
         out = [s.decode(tokens[:200], 32)]
@@ -144,7 +144,7 @@ def test_python():
         llm.eval(prompt)
         want = llm.offload_usage()
         assert isinstance(want, OffloadUsage)
-        assert want.slots > 0
+        assert want.staged > 0
         for token in prompt[:8]:
             llm.eval([token])
         got = llm.offload_usage()

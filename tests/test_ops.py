@@ -23,9 +23,9 @@ def assert_close(got: np.ndarray, want: np.ndarray, tolerance: float) -> None:
         np.testing.assert_allclose(got[finite], want[finite], rtol=0, atol=tolerance * max(1, abs(want[finite]).max()))
 
 
-def check(ffi, lib, case: OpCase) -> None:
+def check(case: OpCase) -> None:
     x = make_inputs(case)
-    out, lse = run_native(ffi, lib, case, x)
+    out, lse = run_native(case, x)
     want_out, want_lse = run_oracle(case, x)
     assert_close(out, want_out, case.tolerance)
     if lse is not None:
@@ -108,13 +108,13 @@ def test_automatic_selfextend_is_the_smallest_group_of_equation_5(n_ctx, want):
 
 @thin(table=BY_NAME, strength=2)
 @pytest.mark.parametrize("name", BY_NAME)
-def test_op_equals_the_oracle(ffi, lib, name):
-    check(ffi, lib, BY_NAME[name])
+def test_op_equals_the_oracle(name):
+    check(BY_NAME[name])
 
 
 @given(st.data())
 @settings(max_examples=few(60), deadline=None, derandomize=True)
-def test_op_equals_the_oracle_on_random_shapes(ffi, lib, data):
+def test_op_equals_the_oracle_on_random_shapes(data):
     n_head_kv = data.draw(st.integers(1, 3))
     types = st.sampled_from(list(TOLERANCE))
     type_k, type_v = data.draw(types), data.draw(types)
@@ -134,47 +134,47 @@ def test_op_equals_the_oracle_on_random_shapes(ffi, lib, data):
         seed=data.draw(st.integers(0, 99)),
         rope={"mode": data.draw(st.sampled_from([oracle.NORM, oracle.NEOX]))},
     )
-    check(ffi, lib, case)
+    check(case)
 
 
-def test_a_query_without_keys_gives_zero_and_minus_infinity(ffi, lib):
+def test_a_query_without_keys_gives_zero_and_minus_infinity():
     case = OpCase("empty", n_rows=65, n_tokens=3, random_segments=2)
     x = make_inputs(case)
     x.seg_rows[:] = [[[0, 0], [64, 64]], [[10, 20], [65, 65]], [[5, 5], [5, 5]]]
-    out, lse = run_native(ffi, lib, case, x)
+    out, lse = run_native(case, x)
     assert (out[[0, 2]] == 0).all()
     assert np.isneginf(lse[[0, 2]]).all()
     assert np.isfinite(lse[1]).all()
     assert (out[1] != 0).any()
 
 
-def test_a_ring_keeps_the_last_rows(ffi, lib):
+def test_a_ring_keeps_the_last_rows():
     """300 rows through a ring of 64: the near segment reads rows 236..299 at their own positions."""
     case = OpCase("ring", n_rows=300, n_tokens=1, near_rows=64, method=oracle.SelfExtend(4, 64))
-    check(ffi, lib, case)
+    check(case)
 
 
 @pytest.mark.parametrize("name", ["rows257-tokens7", "selfextend-rows257-tokens7", "k-q8_0-v-q8_0-dim64-tokens7"])
-def test_the_order_of_pages_does_not_matter(ffi, lib, name):
+def test_the_order_of_pages_does_not_matter(name):
     case = BY_NAME[name]
     x = make_inputs(case)
-    first, second = (run_native(ffi, lib, case, x, page_seed=seed)[0] for seed in (1, 2))
+    first, second = (run_native(case, x, page_seed=seed)[0] for seed in (1, 2))
     np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.parametrize("name", ["rows257-tokens1", "rows257-tokens64", "selfextend-rows321-tokens65"])
-def test_the_number_of_threads_does_not_matter(ffi, lib, name):
+def test_the_number_of_threads_does_not_matter(name):
     case = BY_NAME[name]
     x = make_inputs(case)
-    want = run_native(ffi, lib, replace(case, n_threads=1), x)[0]
+    want = run_native(replace(case, n_threads=1), x)[0]
     for n_threads in (2, 3, 8):
-        assert_close(run_native(ffi, lib, replace(case, n_threads=n_threads), x)[0], want, 1e-5)
+        assert_close(run_native(replace(case, n_threads=n_threads), x)[0], want, 1e-5)
 
 
-def test_repeating_the_attention_does_not_change_it(ffi, lib):
+def test_repeating_the_attention_does_not_change_it():
     case = BY_NAME["rows65-tokens7"]
     x = make_inputs(case)
-    np.testing.assert_array_equal(*(run_native(ffi, lib, case, x, n_repeat=n)[0] for n in (1, 3)))
+    np.testing.assert_array_equal(*(run_native(case, x, n_repeat=n)[0] for n in (1, 3)))
 
 
 # ---- bad arguments ----
@@ -198,29 +198,29 @@ BAD = {
 
 
 @pytest.mark.parametrize("field", BAD)
-def test_bad_arguments_are_refused_with_a_reason(ffi, lib, field):
+def test_bad_arguments_are_refused_with_a_reason(field):
     case = BY_NAME["rows65-tokens7"]
     with pytest.raises(ValueError, match=r"\w"):
-        run_native(ffi, lib, case, make_inputs(case), **BAD[field])
+        run_native(case, make_inputs(case), **BAD[field])
 
 
 @pytest.mark.parametrize("array", ["k", "v", "k_pos", "q", "seg_rows", "seg_pos", "out"])
-def test_missing_arrays_are_refused_with_a_reason(ffi, lib, array):
+def test_missing_arrays_are_refused_with_a_reason(array):
     case = BY_NAME["rows65-tokens7"]
     with pytest.raises(ValueError, match=r"\w"):
-        run_native(ffi, lib, case, make_inputs(case), **{array: ffi.NULL})
+        run_native(case, make_inputs(case), **{array: None})
 
 
 @pytest.mark.parametrize("rows", [(-1, 3), (0, 66), (5, 4)])
-def test_segments_outside_the_rows_are_refused_with_a_reason(ffi, lib, rows):
+def test_segments_outside_the_rows_are_refused_with_a_reason(rows):
     case = BY_NAME["rows65-tokens7"]
     x = make_inputs(case)
     x.seg_rows[2, 0] = rows
     with pytest.raises(ValueError, match=r"\w"):
-        run_native(ffi, lib, case, x)
+        run_native(case, x)
 
 
-def test_q8_0_needs_whole_blocks(ffi, lib):
+def test_q8_0_needs_whole_blocks():
     case = replace(BY_NAME["dim40x8"], type_k="q8_0")
     with pytest.raises(ValueError, match=r"\w"):
-        run_native(ffi, lib, case, make_inputs(case))
+        run_native(case, make_inputs(case))

@@ -170,7 +170,7 @@ def test_oracle_that_evicts_nothing_equals_the_base(base, idle):
     assert run.held.all()
     if isinstance(case.method, LongHeads):
         stored = Stored(x.q, x.k, x.v, case.method, layer.rope, case.scale)
-        want = stored.attend(stored.choose(stored.represent(), case.n_rows))
+        want = stored.attend(stored.choose(stored.summarize(), case.n_rows))
     else:
         settings = (case.method, layer.rope, case.scale)
         want = np.array([oracle.attend_method(x.q[p], x.k, x.v, p, *settings) for p in range(case.n_rows)])
@@ -210,7 +210,7 @@ def test_oracle_meets_empty_chunks():
     gone = ~np.logical_or.reduceat(run.held, starts, axis=1)
     assert gone[:, 1:-2].mean() > 0.5
     unaware = evict_layer(case, make_inputs(case))
-    plain = np.stack([unaware.choose(p, unaware.score_chunks(unaware.represent())[p], np.ones_like(run.held))
+    plain = np.stack([unaware.choose(p, unaware.score_chunks(unaware.summarize())[p], np.ones_like(run.held))
                       for p in range(200, 257)])  # fmt: skip
     assert (run.chunks[200:] != plain).any()
 

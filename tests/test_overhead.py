@@ -107,7 +107,7 @@ def test_evictions_run_once_per_border(open_session, numbers, name):
 
 
 def test_the_host_does_as_much_for_a_late_token_as_for_an_early_one(session, numbers):
-    """Bytes of inputs are equal; entries of page tables too, but for the pages that an eviction gives back."""
+    """Bytes of inputs are equal; entries of block tables too, but for the pages that an eviction gives back."""
     counts = []
     for start in (2 * PERIOD, N_CTX - PERIOD):
         session.decode(numbers[session.n_past : start], step=UBATCH)
@@ -137,14 +137,14 @@ def test_an_eviction_looks_at_all_pages_only_while_they_may_be_shared(open_sessi
     assert again == alone < shared
 
 
-# ---- representations ----
+# ---- summaries ----
 
 
-def mark_first_representation(session, state: bytes, chunk_size: int, n_rep: int, rep_dim: int, n_open: int) -> bytes:
+def mark_first_summary(session, state: bytes, chunk_size: int, n_summary: int, summary_dim: int, n_open: int) -> bytes:
     """Return the state with a mark in place of the first chunk's representation, which follows the rows."""
     n_chunk = session.n_past // chunk_size
-    at = len(state) - 4 * (n_rep * n_chunk * rep_dim + n_open)
-    mark = np.full(rep_dim, 12345.0, np.float32).tobytes()
+    at = len(state) - 4 * (n_summary * n_chunk * summary_dim + n_open)
+    mark = np.full(summary_dim, 12345.0, np.float32).tobytes()
     assert mark not in state
     return state[:at] + mark + state[at + len(mark) :]
 
@@ -156,12 +156,12 @@ def test_a_chunk_is_represented_once(open_session, model_path, numbers, name):
     session = open_session("llama", PLAIN[name], n_ctx=N_CTX, n_batch=4 * UBATCH, n_ubatch=UBATCH)
     n_layer, n_head, n_head_kv, dim = 2, 4, 2, 16
     is_minmax = method.representation == "minmax"
-    n_rep = n_layer * (n_head_kv if is_minmax else n_head)
+    n_summary = n_layer * (n_head_kv if is_minmax else n_head)
     n_open = 0 if is_minmax else n_layer * n_head * method.chunk_size * dim  # one half of the ring: one batch
     session.decode(numbers[:UBATCH])
-    rep_dim = dim * (2 if is_minmax else 1)
-    marked = mark_first_representation(session, session.save(), method.chunk_size, n_rep, rep_dim, n_open)
-    mark = np.full(rep_dim, 12345.0, np.float32).tobytes()
+    summary_dim = dim * (2 if is_minmax else 1)
+    marked = mark_first_summary(session, session.save(), method.chunk_size, n_summary, summary_dim, n_open)
+    mark = np.full(summary_dim, 12345.0, np.float32).tobytes()
     assert session.restore(marked)
     session.decode(numbers[UBATCH : 3 * UBATCH], step=UBATCH)
     session.decode(numbers[3 * UBATCH : 4 * UBATCH], step=1)

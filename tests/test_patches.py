@@ -1,6 +1,7 @@
 """The patch series: small, documented, complete."""
 
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -11,9 +12,24 @@ from needs import lacks
 
 ROOT = Path(__file__).resolve().parents[1]
 PATCHES = ROOT / "patches"
+README = (PATCHES / "README.md").read_text()
 FILES = sorted(path.name for path in PATCHES.glob("*.patch"))
 FIELDS = ("Description", "Origin", "Forwarded", "Last-Update", "Touches", "Removal")
-MAX_ADDED, MAX_ADDED_TOTAL = 40, 150
+MAX_ADDED, MAX_ADDED_TOTAL = 40, 130
+REFRESH = runpy.run_path(str(PATCHES / "refresh.py"))
+TREE = "".join(f"line {i}\n" for i in range(20))
+INSERT = """diff --git a/src/a.cpp b/src/a.cpp
+--- a/src/a.cpp
++++ b/src/a.cpp
+@@ -9,6 +9,7 @@
+ line 8
+ line 9
+ line 10
++int added;
+ line 11
+ line 12
+ line 13
+"""
 
 
 def series() -> list[str]:
@@ -71,6 +87,22 @@ def test_patch_adds_few_lines_and_no_files(name):
     assert not re.search(r"^(new file mode|--- /dev/null|deleted file)", split(name)[1], re.MULTILINE)
 
 
+def test_the_readme_names_patches_and_files():
+    rows = re.findall(r"^\| `([\w-]+)` \| ((?:`[\w.-]+`(?:, )?)+) \|", README, re.MULTILINE)
+    assert [f"{name}.patch" for name, _ in rows] == series()
+    for name, files in rows:
+        touches = fields(split(f"{name}.patch")[0])["Touches"].split()
+        assert sorted(re.findall(r"`(.+?)`", files)) == sorted(Path(file).name for file in touches)
+
+
+def test_the_readme_names_what_native_uses():
+    section = README.partition("## Non-public things")[2].partition("\n## ")[0]
+    sources = "".join(path.read_text() for path in sorted((ROOT / "native").rglob("*.*")) if path.suffix != ".md")
+    names = re.findall(r"`(\w+)`|`(\w+)\*`", section)
+    assert len(names) > 20
+    assert not [name for name in map("".join, names) if not re.search(rf"\b{name}", sources)]
+
+
 def test_the_whole_series_is_small():
     assert sum(len(added(name)) for name in FILES) <= MAX_ADDED_TOTAL
 
@@ -96,16 +128,67 @@ def test_upstream_is_one_pinned_line():
     assert re.fullmatch(r"llama-cpp-python==[\d.]+ --hash=sha256:[0-9a-f]{64}", lines[0])
 
 
-def test_the_series_survives_import_and_export(tmp_path):
-    """It applies to the pinned package commit by commit, and the files are just as git writes them."""
-    found = "import refresh; print(refresh.find_tarball() or '')"
-    done = subprocess.run([sys.executable, "-B", "-c", found], cwd=PATCHES, capture_output=True, text=True, check=True)
-    if not done.stdout.strip():
-        lacks("build", "no build has fetched the upstream package (build/*/download)")
+def test_older_releases_are_pinned_and_older():
+    [pinned] = REFRESH["pins"]("upstream.txt")
+    older = REFRESH["pins"]("older.txt")
+    lines = [line for line in (PATCHES / "older.txt").read_text().splitlines() if line[0] != "#"]
+    assert len(older) == len(lines) > 0
+    numbers = [tuple(map(int, version.split("."))) for version in (pinned, *older)]
+    assert numbers == sorted(set(numbers), reverse=True)
+
+
+@pytest.mark.parametrize(("tree", "how"), [
+    (TREE, "as it is"),
+    ("".join(f"new {i}\n" for i in range(5)) + TREE, "shifted"),
+    (TREE.replace("line 13\n", "line thirteen\n"), "by hand"),
+    (TREE.replace("line 11\n", "new\nline 11\n"), "by hand"),
+], ids=["same", "shifted", "context", "between"])  # fmt: skip
+def test_how_a_patch_applies(tmp_path, tree, how):
+    git_or_skip()
+    work = tmp_path / "work"
+    (work / "src").mkdir(parents=True)
+    (work / "src" / "a.cpp").write_text(tree)
+    (tmp_path / "insert.patch").write_text(INSERT)
+    assert REFRESH["apply"](work, tmp_path / "insert.patch") == how
+    assert ("int added;" in (work / "src" / "a.cpp").read_text()) == (how != "by hand")
+
+
+def test_the_series_applies_to_an_older_release():
+    """It stands on context that lasts, and nothing in it counts what upstream counts."""
+    git_or_skip()
+    older = REFRESH["pins"]("older.txt")
+    version, sha256 = next(iter(older.items()))
+    if not REFRESH["find_tarball"](version, sha256):
+        lacks("older", f"llama-cpp-python {version} is not in build/download: python patches/refresh.py prove")
+    command = [sys.executable, str(PATCHES / "refresh.py"), "prove"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = column(done.stdout, version)
+    assert [f"{name.strip('`')}.patch" for name in found] == series()
+    assert found == column(README, version)
+
+
+def column(text: str, version: str) -> dict[str, str]:
+    """Return how each patch applies to a release, as the table of refresh.py says."""
+    [table] = re.findall(rf"(?:^\|.*{re.escape(version)}.*\n)(?:^\|.*\n)+", text, re.MULTILINE)
+    head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    return {row[0]: row[head.index(version)] for row in rows}
+
+
+def git_or_skip() -> None:
     if not shutil.which("git"):
         lacks("build", "git is not installed")
+
+
+def test_the_series_survives_import_and_export(tmp_path):
+    """It applies to the pinned package commit by commit, and the files are just as git writes them."""
+    [(version, sha256)] = REFRESH["pins"]("upstream.txt").items()
+    found = REFRESH["find_tarball"](version, sha256)
+    if not found:
+        lacks("build", "no build has fetched the upstream package (build/*/download)")
+    git_or_skip()
     work = tmp_path / "work"
-    for action in (["import", "--tarball", done.stdout.strip()], ["export", "--check"]):
+    for action in (["import", "--tarball", str(found)], ["export", "--check"]):
         command = [sys.executable, str(PATCHES / "refresh.py"), *action, "--work", str(work)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -38,10 +38,10 @@ BUDGET = "h2o,budget=256,recent=64"
 @pytest.mark.parametrize(("kv", "n", "n_layer", "n_head", "head_dim", "method"), [
     ("f16", 1024, 4, 16, 128, "corm,window=1,recent=64"),
     ("q8_0", 1024, 4, 16, 128, BUDGET),
-    # lists of rows are a fourth, representations of chunks a half of what is held in the end
+    # lists of rows are a fourth, summaries of chunks a half of what is held in the end
     ("q4_0", 16384, 1, 16, 32, "longheads,chunk_size=256,window=1024+h2o,budget=4096,recent=64"),
     ("q8_0", 1024, 4, 16, 128, f"longheads,chunk_size=16,window=512+{BUDGET}"),
-], ids=["corm", "h2o", "lists", "representations"])  # fmt: skip
+], ids=["corm", "h2o", "lists", "summaries"])  # fmt: skip
 def test_memory_belongs_to_the_system_again(tmp_path, kv, n, n_layer, n_head, head_dim, method):
     """As much as ``bytes`` says, but for a page of every head that the next rows will need."""
     shape = Shape(n_layer=n_layer, n_head=n_head, n_head_kv=n_head, key_length=head_dim, n_ctx_train=n)

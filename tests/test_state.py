@@ -193,6 +193,12 @@ def test_weights_of_the_same_shape_are_told_apart(tmp_path, tokens, used):
         llm.load_state(used[1])
 
 
+@pytest.mark.parametrize("settings", [{"rope_freq_base": 5e5}, {"rope_scaling_type": 1, "rope_freq_scale": 0.25}])
+def test_the_bytes_say_with_which_rope_settings_keys_were_rotated(model_path, tokens, used, settings):
+    with new(model_path("llama"), **settings) as llm, pytest.raises(InvalidInput, match="other RoPE settings"):
+        llm.session.context.set_state(np.frombuffer(used[1].llama_state, np.uint8))
+
+
 def test_other_ubatches_need_other_near_rows(model_path, tokens):
     method = "selfextend,group_size=4,neighbor_window=16"
     with new(model_path("llama"), method=method) as one, new(model_path("llama"), method=method, n_ubatch=64) as other:

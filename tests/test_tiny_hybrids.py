@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -11,20 +10,18 @@ import pytest
 from cases import N_CTX_TRAIN
 from test_methods import assert_same_logits
 from test_parity import run_llama_cpp
-from tiny_gguf import Shape
+from tiny_gguf import Shape, make_model
 from tiny_hybrids import HYBRIDS
 from tiny_indexed import INDEXED
 from tiny_latent import LATENT
 
 from pylongctx._lib import library_path
-from pylongctx.bench.random_model import write_model
 
 N = 150  # beyond the trained context
 SHAPE = Shape(n_embd=128, n_ctx_train=N_CTX_TRAIN)
 RECIPES = HYBRIDS | LATENT | INDEXED
 OTHER_BASE = {"rope_freq_base": 20000.0}
 UNROTATED = ("glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear", "nemotron_h", "nemotron_h_moe")
-FIXED_BASE = ("deepseek2-ocr",)  # llama.cpp ends the process where it is asked for another one
 RECURRENT = re.compile(r"blk\.(\d+)\.(ssm_|shortconv\.|attn_norm_2)")
 SILENCED = ("attention", "recurrent")
 MIXED = HYBRIDS | {name: LATENT[name] for name in ("bailingmoe3", "kimi-k3", "kimi-linear")}
@@ -32,10 +29,8 @@ MIXED = HYBRIDS | {name: LATENT[name] for name in ("bailingmoe3", "kimi-k3", "ki
 
 def make(folder: Path, name: str) -> Path:
     """Return the file of a model, written on first use."""
-    path, recipe = folder / f"{name}.gguf", RECIPES[name]
-    if not path.is_file():
-        write_model(path, replace(recipe, arch=recipe.arch or name), replace(SHAPE, **recipe.shape), seed=1)
-    return path
+    path = folder / f"{name}.gguf"
+    return path if path.is_file() else make_model(path, SHAPE, arch=name, seed=1)
 
 
 def plain(folder: Path, names) -> dict[str, tuple[str, dict]]:
@@ -46,7 +41,7 @@ def plain(folder: Path, names) -> dict[str, tuple[str, dict]]:
 def stock(folder: Path, tokens: list[int], names) -> dict[str, np.ndarray]:
     """Return the logits of unpatched llama.cpp of some models, and with another RoPE base under ``NAME/base``."""
     jobs = plain(folder, names)
-    other = {f"{name}/base": (path, OTHER_BASE) for name, (path, _) in jobs.items() if name not in FIXED_BASE}
+    other = {f"{name}/base": (path, OTHER_BASE) for name, (path, _) in jobs.items()}
     return run_llama_cpp(jobs | other, tokens, folder / "logits.npz")
 
 
@@ -115,7 +110,7 @@ def test_without_a_method_our_library_is_llama_cpp(stock_logits, drop_in_logits,
     assert_same_logits(drop_in_logits[name], stock_logits[name], 1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name not in FIXED_BASE])
+@pytest.mark.parametrize("name", RECIPES)
 def test_positions_matter_where_the_architecture_rotates(stock_logits, name):
     want = stock_logits[name]
     change = abs(stock_logits[f"{name}/base"] - want).max()

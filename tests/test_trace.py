@@ -195,7 +195,7 @@ def read_chunks(ffi, lib, open_session):
         info = ffi.new("lctx_trace_info *")
         assert lib.lctx_trace_get(session.ctx, info, ffi.NULL, ffi.NULL) == lib.LCTX_OK
         positions = np.empty(info.n_query, np.int32)
-        chunks = np.empty((info.n_query, info.n_layer, info.n_head, info.n_slot), np.int32)
+        chunks = np.empty((info.n_query, info.n_layer, info.n_head, info.n_read), np.int32)
         buffers = [ffi.from_buffer("int32_t[]", array, require_writable=True) for array in (positions, chunks)]
         assert lib.lctx_trace_get(session.ctx, info, *buffers) == lib.LCTX_OK
         return positions, chunks

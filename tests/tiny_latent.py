@@ -7,7 +7,7 @@ file has the projections joined. Queries come from a projection of rank 48.
 from tiny_hybrids import NEXTN, WIDTH
 from tiny_words import EXPERTS, PLAIN, SHARED, SHARED_MOE
 
-from pylongctx.bench.random_model import ATTENTION, GATED, Recipe
+from pylongctx.bench.random_model import GATED, Recipe
 
 # ---- attention ----
 
@@ -108,11 +108,6 @@ LATENT = {
         arch="deepseek2",
         shape=ONE_KEY | {"n_layer": 4},
         meta=MLA_META | RANK | DEEPSEEK_META | {"nextn_predict_layers": 1},
-    ),
-    "deepseek2-ocr": Recipe(
-        (f"{ATTENTION} {GATED}", f"{ATTENTION} {EXPERTS} {SHARED}"),
-        shape=WIDTH | {"n_head_kv": 4},
-        meta=DEEPSEEK_META,
     ),
     "deepseek2-yarn": Recipe(
         dense_first(MLA), arch="deepseek2", shape=ONE_KEY, meta=MLA_META | RANK | DEEPSEEK_META | YARN

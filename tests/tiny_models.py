@@ -6,6 +6,9 @@ wider than the embedding, norms of queries and keys, scales, fused and biased pr
 
 from dataclasses import replace
 
+from tiny_hybrids import HYBRIDS
+from tiny_indexed import INDEXED
+from tiny_latent import LATENT
 from tiny_nextn import NEXTN
 from tiny_plain import OTHER_POSITIONS, PLAIN_MORE, UNCAUSAL
 from tiny_sections import NOPE, SECTIONS
@@ -26,13 +29,16 @@ from tiny_words import (
     SCALES,
     SHARED,
     SHARED_MOE,
+    STEEP,
+    STEEP_GATE,
+    STEEP_UP,
     WIDE,
     WIDE_NORMS,
 )
 
 from pylongctx.bench.random_model import ATTENTION, GATED, LLAMA, PHI2, QKV_BIAS, QWEN2, Recipe, biased
 
-PROVEN = {
+ORDINARY = {
     "llama": LLAMA,
     "llama-freqs": Recipe(f"{ATTENTION} {GATED}", "output_norm output rope_freqs", "llama"),
     "mistral": Recipe(f"{ATTENTION} {GATED}", arch="llama", shape={"n_head_kv": 1, "freq_base": 1e6}),
@@ -51,7 +57,7 @@ PROVEN = {
     ),
     "bitnet": Recipe(f"{ATTENTION} attn_sub_norm {GATED} ffn_sub_norm=ff", "output_norm"),
     "chatglm": Recipe(f"attn_norm attn_qkv+b attn_output {PACKED}", shape=PARTIAL),
-    "codeshell": Recipe(biased(f"{FUSED} {PLAIN}"), "output_norm+b output"),
+    "codeshell": Recipe(biased(f"{FUSED} {PLAIN}"), "output_norm+b output", gains=STEEP_UP),
     "command-r": Recipe(f"{ATTENTION} {GATES}", "output_norm", meta={"logit_scale": 0.5}),
     "dbrx": Recipe(f"{FUSED} attn_output_norm {MIXTURE}", meta=MOE | {"attention.clamp_kqv": 4.0}),
     "deci": Recipe(
@@ -70,8 +76,16 @@ PROVEN = {
     ),
     "exaone": Recipe(f"{ATTENTION} {GATED}", "output_norm output rope_freqs"),
     "exaone4": Recipe(f"{PROJECTIONS} {HEAD_NORMS} post_attention_norm {GATES} post_ffw_norm"),
-    "falcon": Recipe("attn_norm+b attn_norm_2+b attn_qkv attn_output ffn_up ffn_down", "output_norm+b output"),
-    "gemma": Recipe(f"{ATTENTION} {GATED}", "output_norm", shape=WIDE, embedding=0.125),
+    "falcon": Recipe(
+        "attn_norm+b attn_norm_2+b attn_qkv attn_output ffn_up ffn_down", "output_norm+b output", gains=STEEP_UP
+    ),
+    "gemma": Recipe(
+        f"{ATTENTION} {GATED}",
+        "output_norm",
+        shape=WIDE,
+        embedding=0.125,
+        gains=STEEP_GATE | {"ffn_down": 1 / STEEP},
+    ),
     "glm4": Recipe(f"{QKV_BIAS} post_attention_norm {PACKED} post_ffw_norm", shape=PARTIAL),
     "glm4moe": Recipe(
         f"{ATTENTION} {HEAD_NORMS} post_attention_norm {MIXTURE} exp_probs_b.bias=expert " + SHARED,
@@ -79,7 +93,11 @@ PROVEN = {
         meta=SHARED_MOE | {"expert_weights_scale": 1.5, "expert_weights_norm": True, "expert_gating_func": 2},
     ),
     "gptneox": Recipe(
-        biased(f"{FUSED} {PLAIN}"), "output_norm+b output", shape=PARTIAL | MHA, meta={"use_parallel_residual": True}
+        biased(f"{FUSED} {PLAIN}"),
+        "output_norm+b output",
+        shape=PARTIAL | MHA,
+        meta={"use_parallel_residual": True},
+        gains=STEEP_UP,
     ),
     "granite": Recipe(f"{ATTENTION} {GATED}", meta=SCALES | {"attention.scale": 0.2}),
     "granitemoe": Recipe(
@@ -95,6 +113,11 @@ PROVEN = {
         meta=FINE_MOE | {"expert_gating_func": 2},
     ),
     "mistral3": Recipe(f"{ATTENTION} {GATED}"),
+    "mistral3-temperature": Recipe(
+        f"{ATTENTION} {GATED}",
+        arch="mistral3",
+        meta={"attention.temperature_scale": 0.1, "rope.scaling.original_context_length": 64},
+    ),
     "nemotron": Recipe(
         f"attn_norm+b {PROJECTIONS} ffn_norm+b ffn_up ffn_down",
         "output_norm+b output",
@@ -113,7 +136,7 @@ PROVEN = {
     ),
     "orion": Recipe(f"attn_norm+b {PROJECTIONS} ffn_norm+b {GATES}", "output_norm+b output"),
     "pangu-embedded": Recipe(f"{QKV_BIAS}+b {GATED}"),
-    "phi2": replace(PHI2, shape=PARTIAL | MHA),
+    "phi2": replace(PHI2, shape=PARTIAL | MHA, gains=STEEP_UP),
     "phi3": Recipe(
         f"{FUSED} {PACKED}",
         "output_norm output rope_factors_long rope_factors_short",
@@ -137,31 +160,15 @@ PROVEN = {
         "output_norm+b output",
         shape=PARTIAL,
     ),
-    "starcoder2": Recipe(biased(f"{ATTENTION} {PLAIN}"), "output_norm+b output"),
+    "starcoder2": Recipe(biased(f"{ATTENTION} {PLAIN}"), "output_norm+b output", gains=STEEP_UP),
     "xverse": Recipe(f"{ATTENTION} {GATED}"),
 }
 
-SHORT_CONV = "attn_norm shortconv.conv=embd,3 shortconv.in_proj=192,embd shortconv.out_proj=embd,embd"
 MAMBA = (
     "attn_norm ssm_in=256,embd ssm_conv1d=128,4+b ssm_x=20,128 ssm_dt=128,4+b ssm_a=128,8 ssm_d=128 ssm_out=embd,128"
 )
 MAMBA_META = {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 8, "ssm.time_step_rank": 4}
-MLA = "attn_norm attn_q_a=16,embd attn_q_a_norm=16 attn_q_b=96,16 attn_kv_a_mqa=24,embd attn_kv_a_norm=16"
-MLA_META = {
-    "attention.q_lora_rank": 16,
-    "attention.kv_lora_rank": 16,
-    "attention.key_length": 24,
-    "attention.value_length": 16,
-    "attention.key_length_mla": 24,
-    "attention.value_length_mla": 16,
-    "leading_dense_block_count": 2,
-}
-JOINED = "attn_kv_a_mqa=24,embd attn_kv_a_norm=16 attn_kv_b=96,16 attn_output"
-
-# A method must refuse these.
-REFUSED = {
-    **OTHER_POSITIONS,
-    **UNCAUSAL,
+UNSERVED = {  # for reasons of their own
     "bert": Recipe(
         biased("attn_q attn_k attn_v attn_output attn_output_norm ffn_up ffn_down layer_output_norm"),
         "token_types=2,embd position_embd=n_ctx_train,embd token_embd_norm+b",
@@ -170,42 +177,30 @@ REFUSED = {
     ),
     "baichuan-13b": Recipe(f"{ATTENTION} {GATED}", arch="baichuan", shape={"n_layer": 40} | MHA),
     "bloom": Recipe(biased(f"{FUSED} {PLAIN}"), "token_embd_norm+b output_norm+b output", shape=MHA),
-    "deepseek2": Recipe(
-        f"{MLA} attn_k_b=n_head,16,16 attn_v_b=n_head,16,16 attn_output {GATED}",
-        shape=PARTIAL | {"n_head_kv": 1},
-        meta=MLA_META | SHARED_MOE | {"leading_dense_block_count": 2},
-    ),
-    "gemma2": WINDOWS["gemma2"],
-    "gemma3": WINDOWS["gemma3"],
     "gpt2": Recipe(biased(f"{FUSED} {PLAIN}"), "output_norm+b position_embd=n_ctx_train,embd", shape=MHA),
-    "grok": PLAIN_MORE["grok"],
-    "hunyuan-dense": PLAIN_MORE["hunyuan-dense"],
-    "hunyuan-moe": PLAIN_MORE["hunyuan-moe"],
-    "lfm2": Recipe(
-        (f"{SHORT_CONV} {GATED}", f"{ATTENTION} {HEAD_NORMS} {GATED}"),
-        "token_embd_norm",
-        meta={"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2]},
-    ),
-    "maincoder": PLAIN_MORE["maincoder"],
+    "graniteswitch": PLAIN_MORE["graniteswitch"],
     "mamba": Recipe(MAMBA, "output_norm", shape={"n_head": 0, "n_head_kv": 0, "n_ff": 0}, meta=MAMBA_META),
-    "minicpm3": Recipe(
-        f"attn_norm attn_q_a=16,embd attn_q_a_norm=16 attn_q_b=q,16 {JOINED} {GATED}",
-        shape=PARTIAL,
-        meta={"attention.q_lora_rank": 16, "attention.kv_lora_rank": 16},
-    ),
-    "mistral3-temperature": Recipe(
-        f"{ATTENTION} {GATED}",
-        arch="mistral3",
-        meta={"attention.temperature_scale": 0.1, "rope.scaling.original_context_length": 64},
-    ),
     "mpt": Recipe(f"{FUSED} {PLAIN}", "output_norm output", shape=MHA, meta={"attention.max_alibi_bias": 8.0}),
-    "nanbeige": PLAIN_MORE["nanbeige"],
-    "olmo2-window": WINDOWS["olmo2-window"],
-    "plm": Recipe(
-        f"attn_norm attn_q {JOINED} {PLAIN}", "output_norm", shape=PARTIAL, meta={"attention.kv_lora_rank": 16}
-    ),
-    "qwen2vl": SECTIONS["qwen2vl"],
-    "smollm3": NOPE["smollm3"],
 }
+REFUSED = UNSERVED | OTHER_POSITIONS | UNCAUSAL | INDEXED  # a method must
 
-RECIPES = PROVEN | REFUSED | WINDOWS | SECTIONS | NOPE | PLAIN_MORE | NEXTN
+# What methods serve, by what it has beside ordinary attention.
+GROUPS = {
+    "plain": ORDINARY | {name: recipe for name, recipe in PLAIN_MORE.items() if name not in REFUSED},
+    "layers without rotation": NOPE,
+    "sections": SECTIONS,
+    "windows": WINDOWS,
+    "hybrids": HYBRIDS,
+    "latent": LATENT,
+    "drafts": NEXTN,
+}
+GROUP = {name: group for group, recipes in GROUPS.items() for name in recipes}
+PROVEN = {name: recipe for recipes in GROUPS.values() for name, recipe in recipes.items()}
+RECIPES = PROVEN | REFUSED
+
+# Norms with weights after the rotation: methods that move keys refuse these.
+FIXED_KEYS = ("hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "hunyuan_vl-plain", "maincoder")
+NARROW_VALUES = ("mimo2", "mimo2-nextn", *LATENT)  # keys and values differ in width
+# No full layer rotates, so methods that only move keys change nothing.
+STILL = ("afmoe", "cohere2", "exaone-moe", "exaone-moe-nextn", "exaone4-window", "granite-nope", "granitehybrid",
+         "jamba", "llama4", "maple", "muse-glimmer", "nemotron_h", "nemotron_h_moe", "smallthinker")  # fmt: skip

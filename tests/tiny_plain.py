@@ -16,6 +16,8 @@ from tiny_words import (
     SCALES,
     SHARED,
     SHARED_MOE,
+    STEEP,
+    STEEP_UP,
 )
 
 from pylongctx.bench.random_model import ATTENTION, GATED, QKV_BIAS, Recipe, biased
@@ -72,6 +74,7 @@ ROTATED = {
     "grok": Recipe(
         f"{ATTENTION} attn_output_norm {EXPERTS} layer_output_norm",
         meta=MOE | {"embedding_scale": 2.0, "attention.output_scale": 0.2, "attn_logit_softcapping": 5.0},
+        gains={"ffn_gate_exps": STEEP},
     ),
     "grovemoe": Recipe(
         f"{ATTENTION} {HEAD_NORMS} {EXPERTS} "
@@ -102,7 +105,9 @@ ROTATED = {
         "attn_norm attn_qkv attn_output ffn_norm ffn_up=2ff,embd ffn_down", arch="phi3", meta=WINDOW
     ),  # llama.cpp turns this window off
     "plamo3-full": without_window("plamo3"),
-    "pockettts": Recipe(f"attn_norm+b {PROJECTIONS} ffn_norm+b ffn_up ffn_down", "output_norm+b", embedding=0.125),
+    "pockettts": Recipe(
+        f"attn_norm+b {PROJECTIONS} ffn_norm+b ffn_up ffn_down", "output_norm+b", embedding=0.125, gains=STEEP_UP
+    ),
     "smallthinker-full": without_window("smallthinker"),
     "talkie": Recipe(
         f"{PROJECTIONS} attn_q_norm=n_head,1 {GATES} layer_output_scale", "output", meta={"logit_scale": 0.5}

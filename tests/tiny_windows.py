@@ -16,6 +16,8 @@ from tiny_words import (
     PROJECTIONS,
     SHARED,
     SHARED_MOE,
+    STEEP,
+    STEEP_GATE,
     WIDE,
     WIDE_NORMS,
 )
@@ -52,10 +54,12 @@ GEMMA3N = Recipe(
     f"{ATTENTION} {HEAD_NORMS} {GATED} {POST_NORMS} {LAUREL} {ALTUP}",
     "output_norm altup_proj=3,embd,embd altup_unembd_proj=3,embd,embd per_layer_token_embd=n_vocab,6400 "
     "per_layer_model_proj=6400,embd per_layer_proj_norm=256",
-    shape={"n_layer": 25},  # the first 20 have K and V, whatever the file says
+    # the first 20 layers have K and V, whatever the file says; half of them keep one of twenty activations
+    shape={"n_layer": 25, "n_ff": 384},
     meta=WINDOW | OTHER_BASE,
     embedding=0.125,
-    sharpness=0.8,
+    sharpness=0.5,
+    gains=STEEP_GATE | {"inp_gate": STEEP},
 )
 
 # Full layers have wider heads, and one KV head whose values are its keys before their norm.
@@ -90,6 +94,7 @@ GEMMA4 = Recipe(
     },
     embedding=0.125,
     sharpness=0.8,
+    gains=STEEP_GATE | {"inp_gate": STEEP},
 )
 MIXTURE4 = (
     f"{GATED} ffn_gate_inp=expert,embd !ffn_gate_inp.scale pre_ffw_norm_2 post_ffw_norm_1 post_ffw_norm_2 "
@@ -112,6 +117,7 @@ GEMMA4_MOE = Recipe(
     },
     embedding=0.125,
     sharpness=0.8,
+    gains=STEEP_GATE | {"ffn_gate_up_exps": STEEP},
 )
 
 # ---- others ----
@@ -169,6 +175,7 @@ SPARK = Recipe(
         "attention.head_count_kv": [2, 1, 2, 1],
         "rope.dimension_count_swa": 16,
     },
+    gains={"attn_q": 0.25},
 )
 STEP = Recipe(
     (
@@ -210,6 +217,7 @@ UNROTATED = {
         arch="exaone4",
         shape={"n_layer": 64},  # others have no window
         meta=WINDOW,
+        sharpness=1.4,  # sharper, so many layers multiply float rounding
     ),
     "exaone-moe": Recipe(
         (f"{ATTENTION} {HEAD_NORMS} {GATED}", *[f"{ATTENTION} {HEAD_NORMS} {ROUTER}"] * 3),
@@ -251,6 +259,7 @@ WINDOWS = UNROTATED | {
         shape=FOUR,
         meta=WINDOW | OTHER_BASE | {"attn_logit_softcapping": 5.0},
         embedding=0.125,
+        gains=STEEP_GATE,
     ),
     "gemma3": Recipe(
         f"{ATTENTION} {HEAD_NORMS} {GATED} {POST_NORMS}",
@@ -258,6 +267,7 @@ WINDOWS = UNROTATED | {
         shape=FIVE,
         meta=ANY | OTHER_BASE | {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0},  # of full layers
         embedding=0.125,
+        gains=STEEP_GATE,
     ),
     "gemma3n": GEMMA3N,
     "gemma4": GEMMA4,

@@ -18,3 +18,9 @@ MOE = {"expert_count": 4, "expert_used_count": 2}
 FINE_MOE = MOE | {"expert_feed_forward_length": 96}
 SHARED_MOE = FINE_MOE | {"expert_shared_count": 1, "leading_dense_block_count": 0}
 SCALES = {"embedding_scale": 2.0, "residual_scale": 0.5, "logit_scale": 2.0}
+
+# ggml looks GELU up in a table of f16 between -10 and 10, where a rounding that falls the other way moves an activation
+# by 5e-4. Nearly all activations are outside with these factors, and what is left is float rounding.
+STEEP = 300.0
+STEEP_GATE = {"ffn_gate": STEEP}  # for models that norm what the block adds
+STEEP_UP = {"ffn_up": STEEP, "ffn_down": 1 / STEEP}

@@ -39,8 +39,8 @@ static inline int32_t lctx_last_important(const float * s, const lctx_ballots & 
     return last;
 }
 
-// Add the votes of the columns for n picked slots. s: [n][n_pad], a row that is not read is -inf; overwritten.
-static inline void lctx_count_votes(const lctx_held & held, lctx_score kind, const lctx_ballots & b, float * s, int n_col, int n_pad,
+// Add the votes of the columns for n picked cells. s: [n][n_pad], a row that is not read is -inf; overwritten.
+static inline void lctx_count_votes(lctx_held held, lctx_score kind, const lctx_ballots & b, float * s, int n_col, int n_pad,
                                     const int32_t * picked, int n) {
     for (int x = 0; x < n; x++) {
         int32_t & score = held.scores()[picked[x]];
@@ -65,7 +65,7 @@ static inline void lctx_count_votes(const lctx_held & held, lctx_score kind, con
 }
 
 // Rows that a query's segments span.
-static inline int64_t lctx_span(const lctx_segment * segs, int n_seg) {
+static inline int64_t lctx_span_rows(const lctx_segment * segs, int n_seg) {
     int64_t n = 0;
     for (int i = 0; i < n_seg; i++) {
         n += std::max(0, segs[i].row1 - segs[i].row0);
@@ -73,10 +73,10 @@ static inline int64_t lctx_span(const lctx_segment * segs, int n_seg) {
     return n;
 }
 
-// The slots of [slot, slot + n) that need votes of queries before this border; returns their number. picked: [n].
-static inline int lctx_pick_open(const lctx_retain & r, const lctx_held & held, int32_t border, int slot, int n, int32_t * picked) {
+// The cells of [cell, cell + n) that need votes of queries before this border; returns their number. picked: [n].
+static inline int lctx_pick_open(const lctx_retain & r, lctx_held held, int32_t border, int cell, int n, int32_t * picked) {
     int n_picked = 0;
-    for (int s = slot; s < slot + n; s++) {
+    for (int s = cell; s < cell + n; s++) {
         picked[n_picked] = s;
         n_picked += !r.one_vote_is_enough() || r.is_open(held.rows()[s], held.scores()[s], border);
     }
@@ -84,8 +84,8 @@ static inline int lctx_pick_open(const lctx_retain & r, const lctx_held & held, 
 }
 
 // Slots are dealt to the parts of a head's work block by block, so that each has one writer.
-static inline bool lctx_is_mine(int slot, int split, int n_split) {
-    return slot / LCTX_BLOCK % n_split == split;
+static inline bool lctx_is_mine(int cell, int split, int n_split) {
+    return cell / LCTX_BLOCK % n_split == split;
 }
 
 // Keep the scores from before the ubatch for the sequences that vote: the part's own blocks.
@@ -96,10 +96,10 @@ static inline void lctx_keep_scores(const lctx_cache_args & cache, const lctx_vo
         if (voters[i].undo_from < 0 || !is_last) {
             continue;
         }
-        const lctx_held held = lctx_slots(cache, head_kv, voters[i].seq).held;
-        const int n_held = held.slot(voters[i].row) + 1;
-        for (int slot = split * LCTX_BLOCK; slot < n_held; slot += n_split * LCTX_BLOCK) {
-            std::copy_n(held.scores() + slot, std::min(LCTX_BLOCK, n_held - slot), held.undo() + slot);
+        const lctx_held held = lctx_cells(cache, head_kv, voters[i].seq).held;
+        const int n_held = held.cell(voters[i].row) + 1;
+        for (int cell = split * LCTX_BLOCK; cell < n_held; cell += n_split * LCTX_BLOCK) {
+            std::copy_n(held.scores() + cell, std::min(LCTX_BLOCK, n_held - cell), held.undo() + cell);
         }
         if (split == 0) {
             held.undo_from() = voters[i].undo_from;

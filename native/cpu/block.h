@@ -1,4 +1,4 @@
-// One block of slots for the columns of *attend*: scores, online softmax, o += p v.
+// One block of cells for the columns of *attend*: scores, online softmax, o += p v.
 #pragma once
 
 #include "columns.h"
@@ -44,9 +44,9 @@ struct lctx_block_scratch {
     }
 };
 
-// n slots of one page, of one head of a sequence.
+// n cells of one page, of one head of a sequence.
 struct lctx_block {
-    int32_t slot, n, head, seq;
+    int32_t cell, n, head, seq;
     bool near;     // keys from the near ring
     bool is_last;  // the next page is not read after this one
 };
@@ -54,10 +54,10 @@ struct lctx_block {
 template <typename Mask> static inline void lctx_attend_few(const lctx_attend_args & a, const lctx_columns & columns, const lctx_block & b,
                                                             lctx_stored k, const lctx_states & st, const lctx_block_scratch & w,
                                                             Mask && mask) {
-    lctx_stored v = lctx_stored_values(a.cache, b.slot, b.head, b.seq);
+    lctx_stored v = lctx_stored_values(a.cache, b.cell, b.head, b.seq);
     if (!b.is_last) {
-        v.next = lctx_value_row(a.cache, b.slot + b.n, b.head, b.seq);
-        k.next = b.near ? nullptr : lctx_key_row(a.cache, b.slot + b.n, b.head, b.seq);
+        v.next = lctx_value_row(a.cache, b.cell + b.n, b.head, b.seq);
+        k.next = b.near ? nullptr : lctx_key_row(a.cache, b.cell + b.n, b.head, b.seq);
     }
     lctx_few_scores(lctx_readable(k, b.n, a.head_dim_k, w.k), b.n, columns.q, columns.n, a.head_dim_k, w.s);
     lctx_softcap(w.s, (size_t)columns.n * LCTX_BLOCK, a.params.softcap);
@@ -71,11 +71,11 @@ template <typename Mask> static inline void lctx_attend_few(const lctx_attend_ar
     lctx_few_weigh(lctx_readable(v, b.n, a.head_dim_v, w.v), b.n, w.s, columns.n, a.head_dim_v, st.o, st.dim_v);
 }
 
-// mask(s, step from slot to slot, step from column to column) takes away the scores of what a column does not read.
+// mask(s, step from cell to cell, step from column to column) takes away the scores of what a column does not read.
 template <typename Mask> static inline void lctx_attend_block(const lctx_attend_args & a, const lctx_columns & columns,
-                                                              const lctx_slots & slots, const lctx_block & b, const lctx_states & st,
+                                                              const lctx_cells & cells, const lctx_block & b, const lctx_states & st,
                                                               const lctx_block_scratch & w, Mask && mask) {
-    const lctx_stored k_rows = lctx_stored_keys(a.cache, slots, b.near, b.slot, b.n, b.head, b.seq, a.head_dim_k, w.k);
+    const lctx_stored k_rows = lctx_stored_keys(a.cache, cells, b.near, b.cell, b.n, b.head, b.seq, a.head_dim_k, w.k);
     if (columns.few() && a.head_dim_v % LCTX_VL == 0) {
         return lctx_attend_few(a, columns, b, k_rows, st, w, mask);
     }
@@ -87,7 +87,7 @@ template <typename Mask> static inline void lctx_attend_block(const lctx_attend_
     if (lctx_softmax_block(w.s, b.n, columns.n_pad, st.m, st.l, w.factor)) {
         lctx_rescale(st.o, w.factor, columns.n, st.dim_v);
     }
-    const lctx_stored v_rows = lctx_stored_values(a.cache, b.slot, b.head, b.seq);
+    const lctx_stored v_rows = lctx_stored_values(a.cache, b.cell, b.head, b.seq);
     const float * v = lctx_unpack(v_rows, b.n, a.head_dim_v, w.v, &v_step, st.dim_v);
     lctx_gemm(columns.n, st.dim_v, b.n, w.s, 1, columns.n_pad, v, v_step, st.o, st.dim_v, true);
 }

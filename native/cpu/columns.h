@@ -89,7 +89,7 @@ struct lctx_columns {
 };
 
 // s[row][column] (+)= k_row . q_column
-static inline void lctx_scores(const lctx_columns & q, const float * k, int64_t k_row, int n_row, float * s, bool add) {
+static LCTX_ALONE void lctx_scores(const lctx_columns & q, const float * k, int64_t k_row, int n_row, float * s, bool add) {
     if (!q.few()) {
         lctx_gemm(n_row, q.n_pad, q.dim, k, k_row, 1, q.q, q.n_pad, s, q.n_pad, add);
         return;
@@ -148,12 +148,12 @@ static inline const float * lctx_unpack(const lctx_stored & rows, int n, int dim
     return tmp;
 }
 
-// Keys of any n <= LCTX_BLOCK slots as floats: tmp, [n][dim].
-static inline void lctx_gather_keys(const lctx_cache_args & cache, const lctx_slots & slots, bool near, const int32_t * picked, int n,
+// Keys of any n <= LCTX_BLOCK cells as floats: tmp, [n][dim].
+static inline void lctx_gather_keys(const lctx_cache_args & cache, const lctx_cells & cells, bool near, const int32_t * picked, int n,
                                     int32_t head, int32_t seq, int dim, float * tmp) {
     const char * rows[LCTX_BLOCK];
     for (int i = 0; i < n; i++) {
-        rows[i] = near ? lctx_near_row(cache, slots.row(picked[i]), head, seq) : lctx_key_row(cache, picked[i], head, seq);
+        rows[i] = near ? lctx_near_row(cache, cells.row(picked[i]), head, seq) : lctx_key_row(cache, picked[i], head, seq);
         lctx_prefetch(rows[i], cache.k_pool.row_size);  // they are far apart
     }
     for (int i = 0; i < n; i++) {
@@ -161,24 +161,24 @@ static inline void lctx_gather_keys(const lctx_cache_args & cache, const lctx_sl
     }
 }
 
-// Keys of n slots of one page; tmp, [n][dim], is for those that do not lie together.
-static inline lctx_stored lctx_stored_keys(const lctx_cache_args & cache, const lctx_slots & slots, bool near, int32_t slot, int n,
+// Keys of n cells of one page; tmp, [n][dim], is for those that do not lie together.
+static inline lctx_stored lctx_stored_keys(const lctx_cache_args & cache, const lctx_cells & cells, bool near, int32_t cell, int n,
                                            int32_t head, int32_t seq, int dim, float * tmp) {
     const lctx_pool_args & pool = cache.k_pool;
     if (!near) {
-        return {pool.type, pool.row_size, lctx_key_row(cache, slot, head, seq), nullptr};
+        return {pool.type, pool.row_size, lctx_key_row(cache, cell, head, seq), nullptr};
     }
-    if (slots.all()) {  // the ring is made of pages too: it does not wrap around inside of one
-        return {pool.type, pool.row_size, lctx_near_row(cache, slot, head, seq), nullptr};
+    if (cells.all()) {  // the ring is made of pages too: it does not wrap around inside of one
+        return {pool.type, pool.row_size, lctx_near_row(cache, cell, head, seq), nullptr};
     }
     int32_t picked[LCTX_BLOCK];
-    std::iota(picked, picked + n, slot);
-    lctx_gather_keys(cache, slots, near, picked, n, head, seq, dim, tmp);
+    std::iota(picked, picked + n, cell);
+    lctx_gather_keys(cache, cells, near, picked, n, head, seq, dim, tmp);
     return {GGML_TYPE_F32, dim * sizeof(float), (const char *)tmp, nullptr};
 }
 
-static inline lctx_stored lctx_stored_values(const lctx_cache_args & cache, int32_t slot, int32_t head, int32_t seq) {
-    return {cache.v_pool.type, cache.v_pool.row_size, lctx_value_row(cache, slot, head, seq), nullptr};
+static inline lctx_stored lctx_stored_values(const lctx_cache_args & cache, int32_t cell, int32_t head, int32_t seq) {
+    return {cache.v_pool.type, cache.v_pool.row_size, lctx_value_row(cache, cell, head, seq), nullptr};
 }
 
 // Cut the tokens into runs of at most `most` that belong to one sequence: cut = [number of runs, first token of each, n_tokens].

@@ -29,18 +29,14 @@ void lctx_cpu_forward(const ggml_compute_params * params, ggml_tensor * dst) {
     }
 #endif
     switch ((lctx_op)dst->op_params[0]) {
-        case LCTX_OP_ANGLES: return lctx_cpu_angles(params, lctx_angles_args_of(dst));
-        case LCTX_OP_STORE:  return lctx_cpu_store(params, lctx_store_args_of(dst));
-        case LCTX_OP_ATTEND:
-            return lctx_by_chunks(dst) ? lctx_cpu_attend_chunks(params, lctx_attend_args_of(dst))
-                                       : lctx_cpu_attend(params, lctx_attend_args_of(dst));
-        case LCTX_OP_REPRESENT: return lctx_cpu_represent(params, lctx_represent_args_of(dst));
+        case LCTX_OP_ANGLES:    return lctx_cpu_angles(params, lctx_angles_args_of(dst));
+        case LCTX_OP_STORE:     return lctx_cpu_store(params, lctx_store_args_of(dst));
+        case LCTX_OP_ATTEND:    return lctx_cpu_attend(params, lctx_attend_args_of(dst));
+        case LCTX_OP_SUMMARIZE: return lctx_cpu_summarize(params, lctx_summarize_args_of(dst));
         case LCTX_OP_SELECT:    return lctx_cpu_select(params, lctx_select_args_of(dst));
-        case LCTX_OP_VOTE:
-            return lctx_by_chunks(dst) ? lctx_cpu_vote_chunks(params, lctx_vote_args_of(dst))
-                                       : lctx_cpu_vote(params, lctx_vote_args_of(dst));
-        case LCTX_OP_EVICT: return lctx_cpu_evict(params, lctx_evict_args_of(dst));
-        case LCTX_OP_FETCH: return lctx_cpu_fetch(params, lctx_fetch_args_of(dst));
+        case LCTX_OP_VOTE:      return lctx_cpu_vote(params, lctx_vote_args_of(dst));
+        case LCTX_OP_EVICT:     return lctx_cpu_evict(params, lctx_evict_args_of(dst));
+        case LCTX_OP_FETCH:     return lctx_cpu_fetch(params, lctx_fetch_args_of(dst));
     }
     GGML_ABORT("unknown LCTX sub-op %d", dst->op_params[0]);
 }
@@ -52,18 +48,14 @@ size_t lctx_cpu_wsize(const ggml_tensor * dst, int n_tasks) {
     }
 #endif
     switch ((lctx_op)dst->op_params[0]) {
-        case LCTX_OP_ANGLES: return 0;
-        case LCTX_OP_STORE:  return lctx_cpu_store_wsize(lctx_store_args_of(dst), n_tasks);
-        case LCTX_OP_ATTEND:
-            return lctx_by_chunks(dst) ? lctx_cpu_attend_chunks_wsize(lctx_attend_args_of(dst), n_tasks)
-                                       : lctx_cpu_attend_wsize(lctx_attend_args_of(dst), n_tasks);
-        case LCTX_OP_REPRESENT: return lctx_cpu_represent_wsize(lctx_represent_args_of(dst), n_tasks);
+        case LCTX_OP_ANGLES:    return 0;
+        case LCTX_OP_STORE:     return lctx_cpu_store_wsize(lctx_store_args_of(dst), n_tasks);
+        case LCTX_OP_ATTEND:    return lctx_cpu_attend_wsize(lctx_attend_args_of(dst), n_tasks);
+        case LCTX_OP_SUMMARIZE: return lctx_cpu_summarize_wsize(lctx_summarize_args_of(dst), n_tasks);
         case LCTX_OP_SELECT:    return lctx_cpu_select_wsize(lctx_select_args_of(dst), n_tasks);
-        case LCTX_OP_VOTE:
-            return lctx_by_chunks(dst) ? lctx_cpu_vote_chunks_wsize(lctx_vote_args_of(dst), n_tasks)
-                                       : lctx_cpu_vote_wsize(lctx_vote_args_of(dst), n_tasks);
-        case LCTX_OP_EVICT: return lctx_cpu_evict_wsize(lctx_evict_args_of(dst), n_tasks);
-        case LCTX_OP_FETCH: return lctx_cpu_fetch_wsize(lctx_fetch_args_of(dst), n_tasks);
+        case LCTX_OP_VOTE:      return lctx_cpu_vote_wsize(lctx_vote_args_of(dst), n_tasks);
+        case LCTX_OP_EVICT:     return lctx_cpu_evict_wsize(lctx_evict_args_of(dst), n_tasks);
+        case LCTX_OP_FETCH:     return lctx_cpu_fetch_wsize(lctx_fetch_args_of(dst), n_tasks);
     }
     return 0;
 }

@@ -8,7 +8,7 @@ namespace {
 
 struct ranked {
     float score;
-    int32_t slot;
+    int32_t cell;
 };
 
 // Per-thread scratch, laid out in the work buffer.
@@ -22,20 +22,20 @@ struct scratch {
     scratch(char * base, const lctx_evict_args & a) : order((ranked *)base), keep((char *)(order + a.cache.held.n_row_max)) {}
 };
 
-float score_of(const lctx_held & held, lctx_score kind, int32_t slot) {
-    const int32_t score = held.scores()[slot];
+float score_of(const lctx_held & held, lctx_score kind, int32_t cell) {
+    const int32_t score = held.scores()[cell];
     return kind == LCTX_SCORE_SUM ? lctx_held::as_float(score) : (float)score;
 }
 
-// Keep the best of slots [0, n) by score, n_best of them; of equals the newer one.
+// Keep the best of cells [0, n) by score, n_best of them; of equals the newer one.
 void keep_best(const lctx_held & held, lctx_score kind, int32_t n, int32_t n_best, const scratch & w) {
-    for (int32_t slot = 0; slot < n; slot++) {
-        w.order[slot] = {score_of(held, kind, slot), slot};
+    for (int32_t cell = 0; cell < n; cell++) {
+        w.order[cell] = {score_of(held, kind, cell), cell};
     }
     std::nth_element(w.order, w.order + n_best, w.order + n,
-                     [](const ranked & a, const ranked & b) { return a.score != b.score ? a.score > b.score : a.slot > b.slot; });
+                     [](const ranked & a, const ranked & b) { return a.score != b.score ? a.score > b.score : a.cell > b.cell; });
     for (int32_t i = 0; i < n_best; i++) {
-        w.keep[w.order[i].slot] = 1;
+        w.keep[w.order[i].cell] = 1;
     }
 }
 
@@ -46,11 +46,11 @@ void decide(const lctx_evict_params & params, const lctx_held & held, int32_t n_
     if (params.chunk_size > 0) {
         first_safe = std::min(first_safe, (p + 1) / params.chunk_size * params.chunk_size);
     }
-    const int32_t n_old = std::min(held.slot(std::max(0, first_safe)), n_held);
+    const int32_t n_old = std::min(held.cell(std::max(0, first_safe)), n_held);
     std::fill_n(w.keep, n_held, 1);
     if (r.budget == 0) {
-        for (int32_t slot = 0; slot < n_old; slot++) {
-            w.keep[slot] = p - held.scores()[slot] < r.window;
+        for (int32_t cell = 0; cell < n_old; cell++) {
+            w.keep[cell] = p - held.scores()[cell] < r.window;
         }
     } else if (n_held > r.budget) {
         const int32_t n_best = std::max(0, r.budget - (n_held - n_old));
@@ -64,15 +64,16 @@ void decide(const lctx_evict_params & params, const lctx_held & held, int32_t n_
 // A chunk whose last row has left is no candidate any more.
 void forget_chunks(const lctx_evict_args & a, const lctx_held & held, int32_t n_held, int32_t head_kv, int32_t seq, const scratch & w) {
     const int32_t size = a.params.chunk_size;
-    for (int32_t slot = 0; slot < n_held;) {
-        const int32_t chunk = held.rows()[slot] / size;
+    for (int32_t cell = 0; cell < n_held;) {
+        const int32_t chunk = held.rows()[cell] / size;
         bool is_left = false;
-        for (; slot < n_held && held.rows()[slot] / size == chunk; slot++) {
-            is_left = is_left || w.keep[slot];
+        for (; cell < n_held && held.rows()[cell] / size == chunk; cell++) {
+            is_left = is_left || w.keep[cell];
         }
-        for (int32_t i = 0; !is_left && i < a.n_rep; i++) {
-            char * rep = a.reps + chunk * a.rep_stride + (head_kv * a.n_rep + i) * a.rep_head_stride + seq * a.rep_seq_stride;
-            std::fill_n((float *)rep, a.rep_dim, NAN);
+        for (int32_t i = 0; !is_left && i < a.n_summary; i++) {
+            char * summary =
+                a.summaries + chunk * a.summary_stride + (head_kv * a.n_summary + i) * a.summary_head_stride + seq * a.summary_seq_stride;
+            std::fill_n((float *)summary, a.summary_dim, NAN);
         }
     }
 }
@@ -96,10 +97,10 @@ int32_t compact(const lctx_evict_args & a, const lctx_held & held, int32_t n_hel
 }
 
 void evict_head(const lctx_evict_args & a, int32_t head_kv, int32_t seq, int32_t p, const scratch & w) {
-    const lctx_held held = lctx_slots(a.cache, head_kv, seq).held;
+    const lctx_held held = lctx_cells(a.cache, head_kv, seq).held;
     const int32_t n_held = p + 1 - held.n_gone();
     decide(a.params, held, n_held, p, w);
-    if (a.reps) {
+    if (a.summaries) {
         forget_chunks(a, held, n_held, head_kv, seq, w);
     }
     const int32_t n_left = compact(a, held, n_held, head_kv, seq, w);

@@ -25,10 +25,10 @@ void mark_pages(const lctx_fetch_args & a, int head_kv, char * wanted) {
     }
 }
 
-// The slot that was not read for the longest time, or -1 when all are read now.
-int victim(const lctx_resident & r) {
-    const int slot = (int)(std::min_element(r.last_used(), r.last_used() + r.n_slot) - r.last_used());
-    return r.last_used()[slot] == r.clock() ? -1 : slot;
+// The place that was not read for the longest time, or -1 when all are read now.
+int victim(const lctx_staging & r) {
+    const int place = (int)(std::min_element(r.last_used(), r.last_used() + r.n_staged) - r.last_used());
+    return r.last_used()[place] == r.clock() ? -1 : place;
 }
 
 void copy_page(const lctx_pool_args & from, size_t from_page, const lctx_pool_args & to, size_t to_page) {
@@ -37,17 +37,17 @@ void copy_page(const lctx_pool_args & from, size_t from_page, const lctx_pool_ar
 }
 
 void fetch_head(const lctx_fetch_args & a, int head_kv, char * wanted) {
-    const lctx_resident r = {a.resident + head_kv * a.resident_stride, a.n_slot};
+    const lctx_staging r = {a.staging + head_kv * a.staging_stride, a.n_staged};
     const auto entry = [&](int32_t key) -> int32_t & {
         return a.table[key / a.n_page_max * a.all.table.seq_stride + head_kv * a.all.table.head_stride + key % a.n_page_max];
     };
     mark_pages(a, head_kv, wanted);
     r.clock()++;
-    for (int slot = 0; slot < r.n_slot; slot++) {
-        const int32_t key = r.keys()[slot];
+    for (int place = 0; place < r.n_staged; place++) {
+        const int32_t key = r.keys()[place];
         if (key >= 0 && wanted[key]) {
             wanted[key] = 0;
-            r.last_used()[slot] = r.clock();
+            r.last_used()[place] = r.clock();
             r.n_hit()++;
         }
     }
@@ -56,22 +56,22 @@ void fetch_head(const lctx_fetch_args & a, int head_kv, char * wanted) {
             continue;
         }
         const int32_t page = lctx_page_of(a.all.table, key % a.n_page_max * LCTX_PAGE_ROWS, head_kv, key / a.n_page_max);
-        const int slot = victim(r);
-        if (slot < 0) {
-            entry(key) = a.n_head_kv * a.n_slot + page;
+        const int place = victim(r);
+        if (place < 0) {
+            entry(key) = a.n_head_kv * a.n_staged + page;
             r.n_far()++;
             continue;
         }
-        if (r.keys()[slot] >= 0) {
-            entry(r.keys()[slot]) = -1;
+        if (r.keys()[place] >= 0) {
+            entry(r.keys()[place]) = -1;
         }
-        const int32_t to = head_kv * a.n_slot + slot;
+        const int32_t to = head_kv * a.n_staged + place;
         entry(key) = to;
-        r.keys()[slot] = key;
-        r.last_used()[slot] = r.clock();
+        r.keys()[place] = key;
+        r.last_used()[place] = r.clock();
         r.n_miss()++;
-        copy_page(a.all.k_pool, page, a.k_resident, to);
-        copy_page(a.all.v_pool, page, a.v_resident, to);
+        copy_page(a.all.k_pool, page, a.k_staged, to);
+        copy_page(a.all.v_pool, page, a.v_staged, to);
     }
 }
 

@@ -9,21 +9,17 @@ struct ggml_compute_params;
 void lctx_cpu_angles(const ggml_compute_params * params, const lctx_angles_args & args);
 void lctx_cpu_store(const ggml_compute_params * params, const lctx_store_args & args);
 void lctx_cpu_attend(const ggml_compute_params * params, const lctx_attend_args & args);
-void lctx_cpu_attend_chunks(const ggml_compute_params * params, const lctx_attend_args & args);
-void lctx_cpu_represent(const ggml_compute_params * params, const lctx_represent_args & args);
+void lctx_cpu_summarize(const ggml_compute_params * params, const lctx_summarize_args & args);
 void lctx_cpu_select(const ggml_compute_params * params, const lctx_select_args & args);
 void lctx_cpu_vote(const ggml_compute_params * params, const lctx_vote_args & args);
-void lctx_cpu_vote_chunks(const ggml_compute_params * params, const lctx_vote_args & args);
 void lctx_cpu_evict(const ggml_compute_params * params, const lctx_evict_args & args);
 void lctx_cpu_fetch(const ggml_compute_params * params, const lctx_fetch_args & args);
 
 // Bytes of work buffer of the kernels with n_tasks threads.
 size_t lctx_cpu_store_wsize(const lctx_store_args & args, int n_tasks);
 size_t lctx_cpu_attend_wsize(const lctx_attend_args & args, int n_tasks);
-size_t lctx_cpu_attend_chunks_wsize(const lctx_attend_args & args, int n_tasks);
-size_t lctx_cpu_represent_wsize(const lctx_represent_args & args, int n_tasks);
+size_t lctx_cpu_summarize_wsize(const lctx_summarize_args & args, int n_tasks);
 size_t lctx_cpu_select_wsize(const lctx_select_args & args, int n_tasks);
 size_t lctx_cpu_vote_wsize(const lctx_vote_args & args, int n_tasks);
-size_t lctx_cpu_vote_chunks_wsize(const lctx_vote_args & args, int n_tasks);
 size_t lctx_cpu_evict_wsize(const lctx_evict_args & args, int n_tasks);
 size_t lctx_cpu_fetch_wsize(const lctx_fetch_args & args, int n_tasks);

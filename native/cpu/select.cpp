@@ -1,6 +1,6 @@
 // *select*: every query scores the chunks before it and keeps the best (LongHeads, eq. 3).
 //
-// With extremes as representations the score is an upper bound of the best key's: sum over channels of max(q, 0) * maximum +
+// With extremes as summaries the score is an upper bound of the best key's: sum over channels of max(q, 0) * maximum +
 // min(q, 0) * minimum, a product of twice the width. Scores of a tile are one small matrix product per query head.
 #include "columns.h"
 #include "ggml-cpu-impl.h"
@@ -17,7 +17,7 @@ struct scratch {
     float * s;         // [n_chunk_max][MAX_COLUMNS]
     float * queries;   // lctx_columns
     float * mean;      // [head_dim]
-    float * wide;      // [rep_dim]
+    float * wide;      // [summary_dim]
     float * value;     // [LCTX_VL][n_chunk] scores of the best candidates of each column, best first
     int32_t * order;   // [LCTX_VL][n_chunk] which they are
     int32_t * chosen;  // [n_chunk]
@@ -25,18 +25,18 @@ struct scratch {
 
     static size_t n_chunk_max(const lctx_select_args & a) { return a.n_chunk_max + 1; }
     static size_t size(const lctx_select_args & a) {
-        const int rep_dim = a.chunks.rep_dim(a.head_dim);
-        const size_t n = n_chunk_max(a) * LCTX_MAX_COLUMNS + lctx_columns::n_float(LCTX_MAX_COLUMNS, rep_dim) + a.head_dim + rep_dim +
-                         (size_t)a.chunks.n_chunk * (2 * LCTX_VL + 1);
+        const int summary_dim = a.chunks.summary_dim(a.head_dim);
+        const size_t n = n_chunk_max(a) * LCTX_MAX_COLUMNS + lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim) + a.head_dim +
+                         summary_dim + (size_t)a.chunks.n_chunk * (2 * LCTX_VL + 1);
         return GGML_PAD(n * sizeof(float) + n_chunk_max(a), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_select_args & a) {
-        const int rep_dim = a.chunks.rep_dim(a.head_dim);
+        const int summary_dim = a.chunks.summary_dim(a.head_dim);
         float * p = (float *)base;
         s = p, p += n_chunk_max(a) * LCTX_MAX_COLUMNS;
-        queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, rep_dim);
+        queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim);
         mean = p, p += a.head_dim;
-        wide = p, p += rep_dim;
+        wide = p, p += summary_dim;
         value = p, p += (size_t)LCTX_VL * a.chunks.n_chunk;
         order = (int32_t *)p, p += (size_t)LCTX_VL * a.chunks.n_chunk;
         chosen = (int32_t *)p, p += a.chunks.n_chunk;
@@ -69,7 +69,7 @@ void mean_query(const lctx_select_args & a, const block & b, int head, float * m
     }
 }
 
-// Positive and negative parts of a query, to meet maximum and minimum; scores of several heads with the same representation add up.
+// Positive and negative parts of a query, to meet maximum and minimum; scores of several heads with the same summary add up.
 void add_parts(const float * q, int dim, float * wide) {
     for (int d = 0; d < dim; d++) {
         wide[d] += std::max(q[d], 0.0f);
@@ -77,7 +77,7 @@ void add_parts(const float * q, int dim, float * wide) {
     }
 }
 
-// What a block multiplies representation `rep` with, for query heads [head, head + n).
+// What a block multiplies summary `summary` with, for query heads [head, head + n).
 const float * block_query(const lctx_select_args & a, const block & b, int head, int n, const scratch & w) {
     if (!a.chunks.minmax) {
         mean_query(a, b, head, w.mean);
@@ -93,16 +93,16 @@ const float * block_query(const lctx_select_args & a, const block & b, int head,
 
 // s[chunk][column] of the blocks of a tile, summed over the heads that choose together.
 void score(const lctx_select_args & a, const block * blocks, int n, int choice, int n_chunk, const scratch & w) {
-    const lctx_columns columns(w.queries, n, a.chunks.rep_dim(a.head_dim));
+    const lctx_columns columns(w.queries, n, a.chunks.summary_dim(a.head_dim));
     const int32_t seq = a.rows[blocks[0].first].seq;
     const int first = choice * heads_per_choice(a), heads_per_product = a.chunks.minmax ? heads_per_choice(a) : 1;
     for (int head = first; head < first + heads_per_choice(a); head += heads_per_product) {
-        const char * reps = a.reps + head / (a.n_head / a.n_rep) * a.rep_head_stride + seq * a.rep_seq_stride;
+        const char * summaries = a.summaries + head / (a.n_head / a.n_summary) * a.summary_head_stride + seq * a.summary_seq_stride;
         columns.clear();
         for (int c = 0; c < n; c++) {
             columns.set(c, block_query(a, blocks[c], head, heads_per_product, w), 1.0f);
         }
-        lctx_scores(columns, (const float *)reps, (int64_t)(a.rep_stride / sizeof(float)), n_chunk, w.s, head > first);
+        lctx_scores(columns, (const float *)summaries, (int64_t)(a.summary_stride / sizeof(float)), n_chunk, w.s, head > first);
     }
 }
 
@@ -179,7 +179,7 @@ void rank(const float * scores, int stride, int first, const int32_t * end, cons
     }
 }
 
-// Give n_neighbor slots to the neighbours of the best chunks, at most one to each in a pass; returns how many are chosen.
+// Give n_neighbor places to the neighbours of the best chunks, at most one to each in a pass; returns how many are chosen.
 int add_neighbours(const lctx_select_args & a, int first, int end, int n_best, const ranking & best, const float * scores, int stride,
                    const scratch & w) {
     int n = n_best;

@@ -14,21 +14,21 @@ void store_row(const lctx_store_args & args, int32_t token, int32_t head, float 
     const float * k = (const float *)(args.k + head * args.k_head_stride + token * args.k_token_stride);
     const float * v = (const float *)(args.v + head * args.v_head_stride + token * args.v_token_stride);
 
-    const lctx_slots slots(args.cache, head, at.seq);
-    const int32_t slot = slots.slot(at.row);
-    if (args.params.resident_only && !lctx_is_resident(args.cache, slot, head, at.seq)) {
+    const lctx_cells cells(args.cache, head, at.seq);
+    const int32_t cell = cells.cell(at.row);
+    if (args.params.staged_only && !lctx_is_staged(args.cache, cell, head, at.seq)) {
         return;
     }
     lctx_rotate_row(k, tmp, args.head_dim_k, args.angles + (size_t)at.angle * args.n_dims, args.n_dims, args.params.rope_mode);
-    from_k(tmp, lctx_key_row(args.cache, slot, head, at.seq), args.head_dim_k);
-    from_v(v, lctx_value_row(args.cache, slot, head, at.seq), args.head_dim_v);
+    from_k(tmp, lctx_key_row(args.cache, cell, head, at.seq), args.head_dim_k);
+    from_v(v, lctx_value_row(args.cache, cell, head, at.seq), args.head_dim_v);
     if (args.cache.near.data) {
         lctx_rotate_row(k, tmp, args.head_dim_k, args.angles + (size_t)at.near_angle * args.n_dims, args.n_dims, args.params.rope_mode);
         from_k(tmp, lctx_near_row(args.cache, at.row, head, at.seq), args.head_dim_k);
     }
-    if (!slots.all()) {
-        slots.held.rows()[slot] = at.row;
-        slots.held.scores()[slot] = slots.held.undo()[slot] = lctx_held::first_score(args.params.score);
+    if (!cells.all()) {
+        cells.held.rows()[cell] = at.row;
+        cells.held.scores()[cell] = cells.held.undo()[cell] = lctx_held::first_score(args.params.score);
     }
 }
 

@@ -138,6 +138,9 @@ static inline lctx_vf lctx_vexp(lctx_vf x) {
 #define LCTX_KERNEL __attribute__((noinline))
 #endif
 
+// A caller of products that stays by itself: inlined into all of its own callers, it spills what its loops need at every step.
+#define LCTX_ALONE __attribute__((noinline, unused))
+
 // Register tile: C[RM][RN*VL] (+)= A[RM][k_dim] * B[k_dim][RN*VL].
 template <int RM, int RN> static LCTX_KERNEL void lctx_gemm_tile(int k_dim, const float * a, int64_t a_row, int64_t a_col, const float * b,
                                                                  int64_t b_row, float * c, int64_t c_row, bool add) {

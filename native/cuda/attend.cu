@@ -109,9 +109,9 @@ template <typename S, bool F16> struct reader {
     }
 };
 
-// Where the walk stands: a block of span `slot` of the two that are known.
+// Where the walk stands: a block of span `buffer` of the two that are known.
 struct place {
-    int slot, block;
+    int buffer, block;
     bool valid;
 };
 
@@ -128,14 +128,14 @@ template <typename S> struct walker {
     // The block of this part after p; all threads call.
     __device__ place next(place p) {
         if (p.valid) {
-            const lctx_cuda_span & s = m.span[p.slot];
+            const lctx_cuda_span & s = m.span[p.buffer];
             const int block = share.next(p.block + 1, n_before + p.block + 1 - first(s));
             if (block < end(s)) {
-                return {p.slot, block, true};
+                return {p.buffer, block, true};
             }
             n_before += end(s) - first(s);
         }
-        const int to = p.slot ^ 1;  // the span of p is still read
+        const int to = p.buffer ^ 1;  // the span of p is still read
         for (;;) {
             __syncthreads();  // nobody reads what is there
             lctx_cuda_next_span(a, t, phase, m, to);
@@ -199,11 +199,11 @@ template <typename S> __device__ void merge_warps(const lctx_attend_args & a, co
     }
 }
 
-template <typename S> __device__ void attend_block(const lctx_attend_args & a, const lctx_cuda_walk_memory<S::COLUMNS> & m, int slot,
+template <typename S> __device__ void attend_block(const lctx_attend_args & a, const lctx_cuda_walk_memory<S::COLUMNS> & m, int buffer,
                                                    int first, const uint16_t * q, const uint16_t * k, const uint16_t * v,
                                                    lctx_cuda_flash<S::DIM, S::WARP_ROWS> & f) {
     const int column0 = lctx_warp() % S::COLUMN_WARPS * 16, row0 = lctx_warp() / S::COLUMN_WARPS * S::WARP_ROWS;
-    const lctx_cuda_span & span = m.span[slot];
+    const lctx_cuda_span & span = m.span[buffer];
     f.scores(q + column0 * S::STRIDE, k + row0 * S::STRIDE);
     if (a.params.softcap != 0.0f) {
         f.each_score([&](float & s, int, int) { s = LCTX_LOG2_E * a.params.softcap * lctx_tanh(s); });
@@ -211,7 +211,7 @@ template <typename S> __device__ void attend_block(const lctx_attend_args & a, c
     if (first < span.all_lo || first + S::ROWS > span.all_hi) {
         f.each_score([&](float & s, int c, int row) {
             const int x = first + row0 + row;
-            s = x >= m.lo[slot][column0 + c] && x < m.hi[slot][column0 + c] ? s : -INFINITY;
+            s = x >= m.lo[buffer][column0 + c] && x < m.hi[buffer][column0 + c] ? s : -INFINITY;
         });
     }
     f.softmax();
@@ -240,29 +240,29 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     walker<S> walk = {a, t, m, {(int)blockIdx.z, part.n_split}};
     place next = walk.next({1, 0, false});
     if (next.valid) {
-        r.fetch(r.block(m.span[next.slot], next.block), 0);
+        r.fetch(r.block(m.span[next.buffer], next.block), 0);
     }
     for (int stage = 0, loaded = -1; next.valid; stage ^= st.n_tile - 1) {
         const place now = next;
         lctx_copy_wait<0>();
         __syncthreads();  // the block is here, and nobody reads the one before
         if (!F16) {
-            r.unpack(r.block(m.span[now.slot], now.block));
+            r.unpack(r.block(m.span[now.buffer], now.block));
         }
-        if (now.slot != loaded) {
-            load_queries<S>(a, t, m.angle[now.slot], q);
-            loaded = now.slot;
+        if (now.buffer != loaded) {
+            load_queries<S>(a, t, m.angle[now.buffer], q);
+            loaded = now.buffer;
         }
         next = walk.next(now);
         __syncthreads();
         const bool is_free = !F16 || st.n_tile > 1;  // where the next block goes
         if (next.valid && is_free) {
-            r.fetch(r.block(m.span[next.slot], next.block), stage ^ (st.n_tile - 1));
+            r.fetch(r.block(m.span[next.buffer], next.block), stage ^ (st.n_tile - 1));
         }
-        attend_block<S>(a, m, now.slot, now.block * S::ROWS, q, r.k_tile(stage), r.v_tile(stage), f);
+        attend_block<S>(a, m, now.buffer, now.block * S::ROWS, q, r.k_tile(stage), r.v_tile(stage), f);
         if (next.valid && !is_free) {
             __syncthreads();
-            r.fetch(r.block(m.span[next.slot], next.block), 0);
+            r.fetch(r.block(m.span[next.buffer], next.block), 0);
         }
     }
     f.finish();

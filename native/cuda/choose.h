@@ -125,7 +125,7 @@ struct lctx_chooser {
         }
         lctx_sync_warp();
     }
-    // Give n_neighbor slots to the neighbours of the best chunks, at most one to each in a pass; returns how many are taken. One lane.
+    // Give n_neighbor places to the neighbours of the best chunks, at most one to each in a pass; returns how many are taken. One lane.
     __device__ int take_neighbours(int n_best) const {
         const int most = a.chunks.n_neighbor;
         const auto is_open = [&](int c) { return c >= first && c < end && keys[c] > EMPTY; };

@@ -1,4 +1,4 @@
-// What *represent* reads: the chunks that a batch completes, their stored rows, and queries at their places in them.
+// What *summarize* reads: the chunks that a batch completes, their stored rows, and queries at their places in them.
 #pragma once
 
 #include "../ops/cache.h"
@@ -7,22 +7,22 @@
 // The chunk whose last row is stored by token `last`: all its rows are held.
 struct lctx_completed {
     int32_t seq, first_row, last, index, head_kv;
-    int32_t slot;      // of the first row
+    int32_t cell;      // of the first row
     const float * cs;  // keys come from the near ring and are turned by this; nullptr: from the pool
     float inverse;     // of the magnitude that cs carries
 
-    __device__ lctx_completed(const lctx_represent_args & a, int32_t last, int head_kv) : last(last), head_kv(head_kv) {
+    __device__ lctx_completed(const lctx_summarize_args & a, int32_t last, int head_kv) : last(last), head_kv(head_kv) {
         seq = a.rows[last].seq;
         first_row = a.rows[last].row + 1 - a.params.chunk_size;
         index = first_row / a.params.chunk_size;
-        slot = lctx_slots(a.cache, head_kv, seq).slot(first_row);
+        cell = lctx_cells(a.cache, head_kv, seq).cell(first_row);
         cs = a.params.from_near ? a.angles + (size_t)(a.rows[last].angle + LCTX_ANGLE_SHIFT) * a.n_dims : nullptr;
         inverse = cs ? 1.0f / sqrtf(cs[0] * cs[0] + cs[1] * cs[1]) : 1.0f;
     }
 };
 
 // Element d of a stored key.
-static __device__ inline float lctx_key_element(const lctx_represent_args & a, const char * row, int d) {
+static __device__ inline float lctx_key_element(const lctx_summarize_args & a, const char * row, int d) {
     float x[8], picked = 0.0f;
     lctx_load_8(a.cache.k_pool.type, row, d / 8 * 8, x);
     for (int i = 0; i < 8; i++) {
@@ -32,7 +32,7 @@ static __device__ inline float lctx_key_element(const lctx_represent_args & a, c
 }
 
 // Turn elements [d, d + 8) of a stored key by a pure rotation.
-static __device__ inline void lctx_turn(const lctx_represent_args & a, const lctx_completed & c, const char * row, int d, float (&x)[8]) {
+static __device__ inline void lctx_turn(const lctx_summarize_args & a, const lctx_completed & c, const char * row, int d, float (&x)[8]) {
     const auto octet = [&](int e, float(&y)[8]) { lctx_load_8(a.cache.k_pool.type, row, e, y); };
     lctx_rotate_8(x, d, c.cs, a.n_dims, a.params.rope_mode, octet, [&](int e) { return lctx_key_element(a, row, e); });
     for (int i = 0; i < 8; i++) {
@@ -41,29 +41,29 @@ static __device__ inline void lctx_turn(const lctx_represent_args & a, const lct
 }
 
 // Elements [d, d + 8) of key i of the chunk, and of value i.
-static __device__ inline void lctx_key_8(const lctx_represent_args & a, const lctx_completed & c, int i, int d, float (&x)[8]) {
+static __device__ inline void lctx_key_8(const lctx_summarize_args & a, const lctx_completed & c, int i, int d, float (&x)[8]) {
     const char * row =
-        c.cs ? lctx_near_row(a.cache, c.first_row + i, c.head_kv, c.seq) : lctx_key_row(a.cache, c.slot + i, c.head_kv, c.seq);
+        c.cs ? lctx_near_row(a.cache, c.first_row + i, c.head_kv, c.seq) : lctx_key_row(a.cache, c.cell + i, c.head_kv, c.seq);
     lctx_load_8(a.cache.k_pool.type, row, d, x);
     if (c.cs) {
         lctx_turn(a, c, row, d, x);
     }
 }
 
-static __device__ inline void lctx_value_8(const lctx_represent_args & a, const lctx_completed & c, int i, int d, float (&x)[8]) {
-    lctx_load_8(a.cache.v_pool.type, lctx_value_row(a.cache, c.slot + i, c.head_kv, c.seq), d, x);
+static __device__ inline void lctx_value_8(const lctx_summarize_args & a, const lctx_completed & c, int i, int d, float (&x)[8]) {
+    lctx_load_8(a.cache.v_pool.type, lctx_value_row(a.cache, c.cell + i, c.head_kv, c.seq), d, x);
 }
 
-static __device__ inline float * lctx_rep_row(const lctx_represent_args & a, const lctx_completed & c, int head) {
-    return (float *)(a.reps + c.index * a.rep_stride + head * a.rep_head_stride + c.seq * a.rep_seq_stride);
+static __device__ inline float * lctx_summary_row(const lctx_summarize_args & a, const lctx_completed & c, int head) {
+    return (float *)(a.summaries + c.index * a.summary_stride + head * a.summary_head_stride + c.seq * a.summary_seq_stride);
 }
 
-static __device__ inline float * lctx_open_row(const lctx_represent_args & a, int32_t row, int head, int32_t seq) {
+static __device__ inline float * lctx_open_row(const lctx_summarize_args & a, int32_t row, int head, int32_t seq) {
     return (float *)(a.open + row * a.open_stride + head * a.open_head_stride + seq * a.open_seq_stride);
 }
 
 // Elements [d, d + 8) of the query of a token, at its place in the chunk.
-static __device__ inline void lctx_local_query_8(const lctx_represent_args & a, int32_t token, int head, int d, float (&x)[8]) {
+static __device__ inline void lctx_local_query_8(const lctx_summarize_args & a, int32_t token, int head, int d, float (&x)[8]) {
     const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
     const float * cs = a.angles + (size_t)(a.rows[token].angle + LCTX_ANGLE_LOCAL) * a.n_dims;
     const auto octet = [&](int e, float(&y)[8]) { lctx_load_8(q + e, y); };

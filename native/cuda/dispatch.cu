@@ -14,7 +14,7 @@ const char * lctx_cuda_refusal(const ggml_tensor * node) {
             const lctx_attend_args a = lctx_attend_args_of(node);
             return fits(a.head_dim_k) && fits(a.head_dim_v) ? nullptr : "head_dim must be a multiple of 8 and at most 256";
         }
-        case LCTX_OP_REPRESENT:
+        case LCTX_OP_SUMMARIZE:
         case LCTX_OP_SELECT:    return node->src[0]->ne[0] % 8 == 0 ? nullptr : "head_dim must be a multiple of 8";
         default:                return nullptr;
     }
@@ -25,7 +25,7 @@ size_t lctx_cuda_wsize(const lctx_cuda_device & device, const ggml_tensor * node
         case LCTX_OP_ANGLES:
         case LCTX_OP_STORE:     return 0;
         case LCTX_OP_ATTEND:    return lctx_cuda_attend_wsize(device, lctx_attend_args_of(node));
-        case LCTX_OP_REPRESENT: return lctx_cuda_represent_wsize(device, lctx_represent_args_of(node));
+        case LCTX_OP_SUMMARIZE: return lctx_cuda_summarize_wsize(device, lctx_summarize_args_of(node));
         case LCTX_OP_SELECT:    return lctx_cuda_select_wsize(device, lctx_select_args_of(node));
         case LCTX_OP_VOTE:      return lctx_cuda_vote_wsize(device, lctx_vote_args_of(node));
         case LCTX_OP_EVICT:     return lctx_cuda_evict_wsize(device, lctx_evict_args_of(node));
@@ -39,7 +39,7 @@ void lctx_cuda_run(const lctx_cuda_queue & queue, ggml_tensor * node) {
         case LCTX_OP_ANGLES:    return lctx_cuda_angles(queue, lctx_angles_args_of(node));
         case LCTX_OP_STORE:     return lctx_cuda_store(queue, lctx_store_args_of(node));
         case LCTX_OP_ATTEND:    return lctx_cuda_attend(queue, lctx_attend_args_of(node));
-        case LCTX_OP_REPRESENT: return lctx_cuda_represent(queue, lctx_represent_args_of(node));
+        case LCTX_OP_SUMMARIZE: return lctx_cuda_summarize(queue, lctx_summarize_args_of(node));
         case LCTX_OP_SELECT:    return lctx_cuda_select(queue, lctx_select_args_of(node));
         case LCTX_OP_VOTE:      return lctx_cuda_vote(queue, lctx_vote_args_of(node));
         case LCTX_OP_EVICT:     return lctx_cuda_evict(queue, lctx_evict_args_of(node));

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int THREADS = 512;
 
-// What was decided for a head: slots from n_old on stay, and those before with a rank of at least `least`.
+// What was decided for a head: cells from n_old on stay, and those before with a rank of at least `least`.
 struct decision {
     uint64_t least;
     int32_t n_held;
@@ -22,14 +22,14 @@ __device__ decision & decision_of(const lctx_evict_args & a, decision * decision
 }
 
 // Scores in the order of unsigned numbers; of equals the newer row ranks higher.
-__device__ uint64_t rank_of(lctx_score kind, int32_t score, int32_t slot) {
+__device__ uint64_t rank_of(lctx_score kind, int32_t score, int32_t cell) {
     constexpr uint32_t SIGN = 0x80000000u;
     const uint32_t bits = (uint32_t)score, ordered = kind == LCTX_SCORE_SUM && (bits & SIGN) ? ~bits : bits ^ SIGN;
-    return (uint64_t)ordered << 32 | (uint32_t)slot;
+    return (uint64_t)ordered << 32 | (uint32_t)cell;
 }
 
-__device__ bool stays(const lctx_evict_args & a, const decision & d, int32_t score, int32_t slot) {
-    return slot >= d.n_old || rank_of(a.params.retain.score, score, slot) >= d.least;
+__device__ bool stays(const lctx_evict_args & a, const decision & d, int32_t score, int32_t cell) {
+    return cell >= d.n_old || rank_of(a.params.retain.score, score, cell) >= d.least;
 }
 
 struct search_memory {
@@ -38,7 +38,7 @@ struct search_memory {
     int32_t n;
 };
 
-// The rank of the n-th best of slots [0, n_old), 8 bits at a time from the top; n > 0. All threads call and get it.
+// The rank of the n-th best of cells [0, n_old), 8 bits at a time from the top; n > 0. All threads call and get it.
 __device__ uint64_t nth_best(lctx_score kind, const int32_t * scores, int32_t n_old, int32_t n, search_memory & m) {
     uint64_t best = 0;
     for (int shift = 56; shift >= 0; shift -= 8) {
@@ -49,8 +49,8 @@ __device__ uint64_t nth_best(lctx_score kind, const int32_t * scores, int32_t n_
             m.count[mine] = 0;
         }
         __syncthreads();
-        for (int32_t slot = mine; slot < n_old; slot += THREADS) {
-            const uint64_t rank = rank_of(kind, scores[slot], slot);
+        for (int32_t cell = mine; cell < n_old; cell += THREADS) {
+            const uint64_t rank = rank_of(kind, scores[cell], cell);
             if (((rank ^ best) & known) == 0) {
                 atomicAdd(&m.count[rank >> shift & 255], 1);
             }
@@ -82,7 +82,7 @@ __device__ decision decide(const lctx_evict_args & a, const lctx_held & held, in
     if (a.params.chunk_size > 0) {
         first_safe = lctx_min(first_safe, (p + 1) / a.params.chunk_size * a.params.chunk_size);
     }
-    const int32_t n_old = lctx_min(held.slot(lctx_max(0, first_safe)), d.n_held);
+    const int32_t n_old = lctx_min(held.cell(lctx_max(0, first_safe)), d.n_held);
     if (r.budget == 0) {
         d.n_old = n_old;
         d.least = rank_of(r.score, p - r.window + 1, 0);
@@ -94,7 +94,7 @@ __device__ decision decide(const lctx_evict_args & a, const lctx_held & held, in
     return d;
 }
 
-// A chunk whose last row leaves is no candidate any more. A warp takes 32 slots and walks over every chunk that begins among them.
+// A chunk whose last row leaves is no candidate any more. A warp takes 32 cells and walks over every chunk that begins among them.
 __device__ void forget_chunks(const lctx_evict_args & a, const lctx_held & held, const decision & d, int head_kv, int seq) {
     const int32_t * rows = held.rows();
     const int size = a.params.chunk_size, lane = lctx_lane();
@@ -108,15 +108,16 @@ __device__ void forget_chunks(const lctx_evict_args & a, const lctx_held & held,
             }
             const int32_t chunk = rows[first + i] / size;
             bool is_left = false, ends = false;
-            for (int slot = first + i + lane; !is_left && !ends; slot += LCTX_WARP) {
-                const bool here = slot < d.n_held && rows[slot] / size == chunk;
-                is_left = lctx_ballot(here && stays(a, d, held.scores()[slot], slot)) != 0;
+            for (int cell = first + i + lane; !is_left && !ends; cell += LCTX_WARP) {
+                const bool here = cell < d.n_held && rows[cell] / size == chunk;
+                is_left = lctx_ballot(here && stays(a, d, held.scores()[cell], cell)) != 0;
                 ends = lctx_ballot(!here) != 0;
             }
-            for (int n = lane; !is_left && n < a.n_rep * a.rep_dim; n += LCTX_WARP) {
-                const int rep = head_kv * a.n_rep + n / a.rep_dim;
-                float * at = (float *)(a.reps + chunk * a.rep_stride + rep * a.rep_head_stride + seq * a.rep_seq_stride);
-                at[n % a.rep_dim] = NAN;
+            for (int n = lane; !is_left && n < a.n_summary * a.summary_dim; n += LCTX_WARP) {
+                const int summary = head_kv * a.n_summary + n / a.summary_dim;
+                float * at =
+                    (float *)(a.summaries + chunk * a.summary_stride + summary * a.summary_head_stride + seq * a.summary_seq_stride);
+                at[n % a.summary_dim] = NAN;
             }
         }
     }
@@ -127,9 +128,9 @@ __global__ void __launch_bounds__(THREADS) decide_heads(const lctx_evict_args a,
     if (a.due[seq] < 0) {
         return;
     }
-    const lctx_held held = lctx_slots(a.cache, head_kv, seq).held;
+    const lctx_held held = lctx_cells(a.cache, head_kv, seq).held;
     const decision d = decide(a, held, a.due[seq], *(search_memory *)lctx_shared());
-    if (a.reps) {
+    if (a.summaries) {
         forget_chunks(a, held, d, head_kv, seq);
     }
     if (threadIdx.x == 0) {
@@ -152,25 +153,25 @@ LCTX_HD int n_slice(const lctx_pool_args & pool) {
 
 struct move_memory {
     int32_t sums[LCTX_WARP];
-    int32_t from[THREADS];  // slots that stay
+    int32_t from[THREADS];  // cells that stay
 };
 
-// The units of slice `slice`, for THREADS slots at a time: all are read before one is written, and no row goes behind where it was.
+// The units of slice `slice`, for THREADS cells at a time: all are read before one is written, and no row goes behind where it was.
 template <typename T> __device__ void move_slice(const lctx_evict_args & a, const lctx_pool_args & pool, const decision & d, int head_kv,
                                                  int seq, int slice, move_memory & m) {
-    const lctx_held held = lctx_slots(a.cache, head_kv, seq).held;
+    const lctx_held held = lctx_cells(a.cache, head_kv, seq).held;
     const int n_unit = lctx_min(SLICE, (int)(pool.row_size / sizeof(T)) - slice * SLICE), mine = (int)threadIdx.x;
-    const auto unit = [&](int slot, int i) {
-        return (T *)(pool.data + lctx_pool_row(a.cache.table, slot, head_kv, seq) * pool.row_size) + slice * SLICE + i;
+    const auto unit = [&](int cell, int i) {
+        return (T *)(pool.data + lctx_pool_row(a.cache.table, cell, head_kv, seq) * pool.row_size) + slice * SLICE + i;
     };
     for (int first = 0, to = 0; first < d.n_held; first += THREADS) {
-        const int slot = first + mine;
-        const bool left = slot < d.n_held && stays(a, d, held.scores()[slot], slot);
+        const int cell = first + mine;
+        const bool left = cell < d.n_held && stays(a, d, held.scores()[cell], cell);
         int n;
         const int at = lctx_block_scan(left, m.sums, n);
         if (to < first || n < lctx_min(THREADS, d.n_held - first)) {  // else nothing has left so far
             if (left) {
-                m.from[at] = slot;
+                m.from[at] = cell;
             }
             __syncthreads();
             T moved[SLICE];
@@ -217,14 +218,14 @@ __global__ void __launch_bounds__(THREADS) move_scores(const lctx_evict_args a, 
     if (p < 0) {
         return;
     }
-    const lctx_held held = lctx_slots(a.cache, head_kv, seq).held;
+    const lctx_held held = lctx_cells(a.cache, head_kv, seq).held;
     const decision d = decision_of(a, decisions, head_kv, seq);
     const lctx_retain & r = a.params.retain;
     int to = 0;
     for (int first = 0; first < d.n_held; first += THREADS) {
-        const int slot = first + (int)threadIdx.x;
-        const int32_t row = slot < d.n_held ? held.rows()[slot] : 0, score = slot < d.n_held ? held.scores()[slot] : 0;
-        const bool left = slot < d.n_held && stays(a, d, score, slot);
+        const int cell = first + (int)threadIdx.x;
+        const int32_t row = cell < d.n_held ? held.rows()[cell] : 0, score = cell < d.n_held ? held.scores()[cell] : 0;
+        const bool left = cell < d.n_held && stays(a, d, score, cell);
         int n;
         const int at = lctx_block_scan(left, (int *)lctx_shared(), n);  // all have read when it returns
         if (left) {

@@ -7,12 +7,12 @@ namespace {
 
 constexpr int THREADS = 128;
 
-// What a head copies: jobs[head] = number, then (slot, key) of each.
+// What a head copies: jobs[head] = number, then (place, key) of each.
 struct jobs {
     int32_t * data;
-    int n_slot;
+    int n_staged;
 
-    LCTX_HD int64_t size() const { return 1 + 2 * (int64_t)n_slot; }
+    LCTX_HD int64_t size() const { return 1 + 2 * (int64_t)n_staged; }
     LCTX_HD int32_t & n(int head) const { return data[head * size()]; }
     LCTX_HD int32_t * job(int head, int i) const { return data + head * size() + 1 + 2 * i; }
 };
@@ -25,32 +25,32 @@ __device__ int32_t page_of(const lctx_fetch_args & a, int head_kv, int32_t key) 
     return lctx_page_of(a.all.table, key % a.n_page_max * LCTX_PAGE_ROWS, head_kv, key / a.n_page_max);
 }
 
-// The slot that was not read for the longest time, the first of equals; -1 when all are read now. The lanes of a warp together.
-__device__ int victim(const lctx_resident & r) {
+// The place that was not read for the longest time, the first of equals; -1 when all are read now. The lanes of a warp together.
+__device__ int victim(const lctx_staging & r) {
     int64_t least = INT64_MAX;
-    for (int slot = lctx_lane(); slot < r.n_slot; slot += LCTX_WARP) {
-        least = lctx_min(least, (int64_t)r.last_used()[slot] << 32 | slot);
+    for (int place = lctx_lane(); place < r.n_staged; place += LCTX_WARP) {
+        least = lctx_min(least, (int64_t)r.last_used()[place] << 32 | place);
     }
     least = lctx_warp_min(least);
     return (int32_t)(least >> 32) == r.clock() ? -1 : (int)(least & 0x7fffffff);
 }
 
 // Page `key` is wanted and not here: the lanes of a warp together.
-__device__ void place(const lctx_fetch_args & a, const jobs & out, const lctx_resident & r, int head_kv, int32_t key) {
-    const int slot = victim(r);
-    if (lctx_lane() == 0 && slot < 0) {
-        entry(a, head_kv, key) = a.n_head_kv * a.n_slot + page_of(a, head_kv, key);
+__device__ void place(const lctx_fetch_args & a, const jobs & out, const lctx_staging & r, int head_kv, int32_t key) {
+    const int place = victim(r);
+    if (lctx_lane() == 0 && place < 0) {
+        entry(a, head_kv, key) = a.n_head_kv * a.n_staged + page_of(a, head_kv, key);
         r.n_far()++;
     } else if (lctx_lane() == 0) {
-        if (r.keys()[slot] >= 0) {
-            entry(a, head_kv, r.keys()[slot]) = -1;
+        if (r.keys()[place] >= 0) {
+            entry(a, head_kv, r.keys()[place]) = -1;
         }
-        entry(a, head_kv, key) = head_kv * a.n_slot + slot;
-        r.keys()[slot] = key;
-        r.last_used()[slot] = r.clock();
+        entry(a, head_kv, key) = head_kv * a.n_staged + place;
+        r.keys()[place] = key;
+        r.last_used()[place] = r.clock();
         r.n_miss()++;
         int32_t * job = out.job(head_kv, out.n(head_kv)++);
-        job[0] = slot, job[1] = key;
+        job[0] = place, job[1] = key;
     }
     lctx_sync_warp();
 }
@@ -58,7 +58,7 @@ __device__ void place(const lctx_fetch_args & a, const jobs & out, const lctx_re
 __global__ void decide(const lctx_fetch_args a, const jobs out) {
     const int head_kv = (int)blockIdx.x, n_word = (int)lctx_div_up((int64_t)a.n_seq * a.n_page_max, 32),
               n_choice = a.n_choice / a.n_head_kv;
-    const lctx_resident r = {a.resident + head_kv * a.resident_stride, a.n_slot};
+    const lctx_staging r = {a.staging + head_kv * a.staging_stride, a.n_staged};
     auto * wanted = (unsigned *)lctx_shared();  // a bit for every key
     for (int i = (int)threadIdx.x; i < n_word; i += THREADS) {
         wanted[i] = 0;
@@ -77,11 +77,11 @@ __global__ void decide(const lctx_fetch_args a, const jobs out) {
         }
     }
     __syncthreads();
-    for (int slot = (int)threadIdx.x; slot < r.n_slot; slot += THREADS) {
-        const int key = r.keys()[slot];
+    for (int place = (int)threadIdx.x; place < r.n_staged; place += THREADS) {
+        const int key = r.keys()[place];
         if (key >= 0 && (wanted[key / 32] >> key % 32 & 1)) {
             atomicAnd(&wanted[key / 32], ~(1u << key % 32));
-            r.last_used()[slot] = r.clock();
+            r.last_used()[place] = r.clock();
             atomicAdd(&r.n_hit(), 1);
         }
     }
@@ -111,23 +111,23 @@ __global__ void copy(const lctx_fetch_args a, const jobs in) {
         return;
     }
     const int32_t * job = in.job(head_kv, index);
-    const int32_t from = page_of(a, head_kv, job[1]), to = head_kv * a.n_slot + job[0];
+    const int32_t from = page_of(a, head_kv, job[1]), to = head_kv * a.n_staged + job[0];
     if (blockIdx.x % 2 == 0) {
-        copy_page(a.all.k_pool, from, a.k_resident, to);
+        copy_page(a.all.k_pool, from, a.k_staged, to);
     } else {
-        copy_page(a.all.v_pool, from, a.v_resident, to);
+        copy_page(a.all.v_pool, from, a.v_staged, to);
     }
 }
 
 }  // namespace
 
 size_t lctx_cuda_fetch_wsize(const lctx_cuda_device &, const lctx_fetch_args & args) {
-    return args.n_head_kv * jobs{nullptr, args.n_slot}.size() * sizeof(int32_t);
+    return args.n_head_kv * jobs{nullptr, args.n_staged}.size() * sizeof(int32_t);
 }
 
 void lctx_cuda_fetch(const lctx_cuda_queue & queue, const lctx_fetch_args & args) {
-    const jobs list = {(int32_t *)queue.work, args.n_slot};
+    const jobs list = {(int32_t *)queue.work, args.n_staged};
     const size_t n_word = lctx_div_up((int64_t)args.n_seq * args.n_page_max, 32);
     lctx_launch(decide, dim3(args.n_head_kv), THREADS, n_word * sizeof(unsigned), queue.stream, args, list);
-    lctx_launch(copy, dim3(2 * args.n_slot, args.n_head_kv), THREADS, 0, queue.stream, args, list);
+    lctx_launch(copy, dim3(2 * args.n_staged, args.n_head_kv), THREADS, 0, queue.stream, args, list);
 }

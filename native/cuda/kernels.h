@@ -21,7 +21,7 @@ struct lctx_cuda_queue {
 void lctx_cuda_angles(const lctx_cuda_queue & queue, const lctx_angles_args & args);
 void lctx_cuda_store(const lctx_cuda_queue & queue, const lctx_store_args & args);
 void lctx_cuda_attend(const lctx_cuda_queue & queue, const lctx_attend_args & args);  // chunks too
-void lctx_cuda_represent(const lctx_cuda_queue & queue, const lctx_represent_args & args);
+void lctx_cuda_summarize(const lctx_cuda_queue & queue, const lctx_summarize_args & args);
 void lctx_cuda_select(const lctx_cuda_queue & queue, const lctx_select_args & args);
 void lctx_cuda_vote(const lctx_cuda_queue & queue, const lctx_vote_args & args);  // chunks too
 void lctx_cuda_evict(const lctx_cuda_queue & queue, const lctx_evict_args & args);
@@ -29,7 +29,7 @@ void lctx_cuda_fetch(const lctx_cuda_queue & queue, const lctx_fetch_args & args
 
 // Bytes of work buffer; 0: none.
 size_t lctx_cuda_attend_wsize(const lctx_cuda_device & device, const lctx_attend_args & args);
-size_t lctx_cuda_represent_wsize(const lctx_cuda_device & device, const lctx_represent_args & args);
+size_t lctx_cuda_summarize_wsize(const lctx_cuda_device & device, const lctx_summarize_args & args);
 size_t lctx_cuda_select_wsize(const lctx_cuda_device & device, const lctx_select_args & args);
 size_t lctx_cuda_vote_wsize(const lctx_cuda_device & device, const lctx_vote_args & args);
 size_t lctx_cuda_evict_wsize(const lctx_cuda_device & device, const lctx_evict_args & args);

@@ -1,6 +1,6 @@
 // *select*: every query scores the chunks before it and keeps the best (LongHeads, eq. 3).
 //
-// With extremes as representations the score is an upper bound of the best key's: sum over channels of max(q, 0) * maximum +
+// With extremes as summaries the score is an upper bound of the best key's: sum over channels of max(q, 0) * maximum +
 // min(q, 0) * minimum, a product of twice the width. Scores stand in the work buffer, those of some tokens at a time.
 #include "choose.h"
 #include "kernels.h"
@@ -9,7 +9,7 @@
 namespace {
 
 constexpr size_t SCORES = 256 * 1024;  // bytes per multiprocessor: enough to keep all of them busy
-constexpr int FEW = 8;                 // so few queries that reading the representations is what takes time
+constexpr int FEW = 8;                 // so few queries that reading the summaries is what takes time
 constexpr int FEW_WARPS = 4, FEW_CHUNKS = 4;
 constexpr int CUT_THREADS = 256;
 constexpr int CHOOSE_WARPS = 4;
@@ -26,7 +26,7 @@ struct plan {
     int32_t first = 0;
     int32_t n_slab;  // at most so many blocks at a time
     int32_t n_token;
-    int32_t n_product;          // representations that make one score
+    int32_t n_product;          // summaries that make one score
     int32_t heads_per_product;  // query heads that share each of them
 
     plan(const lctx_cuda_device & device, const lctx_select_args & a, char * work)
@@ -46,7 +46,7 @@ struct plan {
         return a.chunks.select_block > 1 && a.n_tokens > 1 ? size : 0;
     }
     size_t size(const lctx_select_args & a) const { return begins_size(a) + (size_t)n_slab * a.n_choice * a.n_chunk_max * sizeof(float); }
-    int64_t n_float(const lctx_select_args & a) const { return (int64_t)n_product * a.chunks.rep_dim(a.head_dim); }
+    int64_t n_float(const lctx_select_args & a) const { return (int64_t)n_product * a.chunks.summary_dim(a.head_dim); }
 
     // Block i of the slab.
     __device__ block at(int i) const {
@@ -101,7 +101,7 @@ __global__ void cut(lctx_select_args a, int32_t * begins) {
 
 // ---- scores ----
 
-// Elements [d, d + 8) of what a block multiplies the representation of query heads [head, head + n) with: the mean query, or the
+// Elements [d, d + 8) of what a block multiplies the summary of query heads [head, head + n) with: the mean query, or the
 // positive and negative parts of them, to meet maximum and minimum.
 __device__ void query_8(const lctx_select_args & a, const block & b, int head, int n, int d, float (&x)[8]) {
     const bool is_negative = d >= a.head_dim;
@@ -122,34 +122,34 @@ __device__ void query_8(const lctx_select_args & a, const block & b, int head, i
     }
 }
 
-__device__ const char * reps_of(const lctx_select_args & a, int head, int32_t seq) {
-    return a.reps + head / (a.n_head / a.n_rep) * a.rep_head_stride + seq * a.rep_seq_stride;
+__device__ const char * summaries_of(const lctx_select_args & a, int head, int32_t seq) {
+    return a.summaries + head / (a.n_head / a.n_summary) * a.summary_head_stride + seq * a.summary_seq_stride;
 }
 
 // One query against some chunks: the query in shared memory, a warp for FEW_CHUNKS chunks.
 __global__ void score_few(lctx_select_args a, plan p) {
-    float * query = (float *)lctx_shared();  // [n_product][rep_dim]
-    const int choice = (int)blockIdx.y, i = (int)blockIdx.z, rep_dim = a.chunks.rep_dim(a.head_dim);
+    float * query = (float *)lctx_shared();  // [n_product][summary_dim]
+    const int choice = (int)blockIdx.y, i = (int)blockIdx.z, summary_dim = a.chunks.summary_dim(a.head_dim);
     const int first = (int)blockIdx.x * FEW_WARPS * FEW_CHUNKS, first_head = choice * (a.n_head / a.n_choice);
     const block b = p.at(i);
     const int n = n_scored(a, b);
     if (first >= n) {
         return;
     }
-    for (int d = (int)threadIdx.x * 8; d < p.n_product * rep_dim; d += FEW_WARPS * LCTX_WARP * 8) {
+    for (int d = (int)threadIdx.x * 8; d < p.n_product * summary_dim; d += FEW_WARPS * LCTX_WARP * 8) {
         float x[8] = {};
-        query_8(a, b, first_head + d / rep_dim * p.heads_per_product, p.heads_per_product, d % rep_dim, x);
+        query_8(a, b, first_head + d / summary_dim * p.heads_per_product, p.heads_per_product, d % summary_dim, x);
         lctx_store_8(query + d, x);
     }
     __syncthreads();
     const int chunk = first + lctx_warp() * FEW_CHUNKS;
     float score[FEW_CHUNKS] = {};
     for (int product = 0; product < p.n_product; product++) {
-        const char * reps = reps_of(a, first_head + product * p.heads_per_product, a.rows[b.first].seq);
-        for (int d = lctx_lane() * 4; d < rep_dim; d += LCTX_WARP * 4) {
-            const float4 q = *(const float4 *)(query + product * rep_dim + d);
+        const char * summaries = summaries_of(a, first_head + product * p.heads_per_product, a.rows[b.first].seq);
+        for (int d = lctx_lane() * 4; d < summary_dim; d += LCTX_WARP * 4) {
+            const float4 q = *(const float4 *)(query + product * summary_dim + d);
             for (int c = 0; c < FEW_CHUNKS; c++) {
-                const float4 r = *(const float4 *)(reps + lctx_min(chunk + c, n - 1) * a.rep_stride + d * sizeof(float));
+                const float4 r = *(const float4 *)(summaries + lctx_min(chunk + c, n - 1) * a.summary_stride + d * sizeof(float));
                 score[c] += q.x * r.x + q.y * r.y + q.z * r.z + q.w * r.w;
             }
         }
@@ -162,7 +162,7 @@ __global__ void score_few(lctx_select_args a, plan p) {
     }
 }
 
-// 64 blocks against 64 chunks; every run of blocks of one sequence meets its own representations.
+// 64 blocks against 64 chunks; every run of blocks of one sequence meets its own summaries.
 struct score_tile {
     const lctx_select_args & a;
     const plan & p;
@@ -206,18 +206,18 @@ struct score_tile {
         float score[4][4] = {};
         for (int i = 0; i < p.n_product; i++) {
             const int head = first_head + i * p.heads_per_product;
-            const char * reps = reps_of(a, head, seq[begin]);
+            const char * summaries = summaries_of(a, head, seq[begin]);
             const auto query = [&](int row, int d, float(&x)[8]) {
                 if (blocks[row].n > 0) {
                     query_8(a, blocks[row], head, p.heads_per_product, d, x);
                 }
             };
-            const auto rep = [&](int row, int d, float(&x)[8]) {
+            const auto summary = [&](int row, int d, float(&x)[8]) {
                 if (chunk0 + row < limit) {
-                    lctx_load_8((const float *)(reps + (chunk0 + row) * a.rep_stride) + d, x);
+                    lctx_load_8((const float *)(summaries + (chunk0 + row) * a.summary_stride) + d, x);
                 }
             };
-            product.add(a.chunks.rep_dim(a.head_dim), query, rep, score, is_mine);
+            product.add(a.chunks.summary_dim(a.head_dim), query, summary, score, is_mine);
         }
         for (int i = 0; i < 4; i++) {
             for (int j = 0; j < 4; j++) {

@@ -108,9 +108,9 @@ __global__ void store(lctx_store_args a) {
     }
     const int token = (int)(job / a.n_head_kv), head = (int)(job % a.n_head_kv);
     const lctx_row at = a.rows[token];
-    const lctx_slots slots(a.cache, head, at.seq);
-    const int32_t slot = slots.slot(at.row);
-    if (a.params.resident_only && !lctx_is_resident(a.cache, slot, head, at.seq)) {
+    const lctx_cells cells(a.cache, head, at.seq);
+    const int32_t cell = cells.cell(at.row);
+    if (a.params.staged_only && !lctx_is_staged(a.cache, cell, head, at.seq)) {
         return;
     }
     const float * k = (const float *)(a.k + head * a.k_head_stride + token * a.k_token_stride);
@@ -119,12 +119,12 @@ __global__ void store(lctx_store_args a) {
     }
     if (blockIdx.y == VALUE) {
         const float * v = (const float *)(a.v + head * a.v_head_stride + token * a.v_token_stride);
-        return put_value(a, v, lctx_value_row(a.cache, slot, head, at.seq));
+        return put_value(a, v, lctx_value_row(a.cache, cell, head, at.seq));
     }
-    put_key(a, k, at.angle, lctx_key_row(a.cache, slot, head, at.seq));
-    if (!slots.all() && lctx_lane() == 0) {
-        slots.held.rows()[slot] = at.row;
-        slots.held.scores()[slot] = slots.held.undo()[slot] = lctx_held::first_score(a.params.score);
+    put_key(a, k, at.angle, lctx_key_row(a.cache, cell, head, at.seq));
+    if (!cells.all() && lctx_lane() == 0) {
+        cells.held.rows()[cell] = at.row;
+        cells.held.scores()[cell] = cells.held.undo()[cell] = lctx_held::first_score(a.params.score);
     }
 }
 

@@ -14,7 +14,7 @@ struct lctx_cuda_block {
     __device__ bool is_gathered() const { return near && cache.held.data; }
     __device__ const char * k() const { return near ? lctx_near_row(cache, first, head, seq) : lctx_key_row(cache, first, head, seq); }
     __device__ const char * v() const { return lctx_value_row(cache, first, head, seq); }
-    __device__ const char * gathered_k(int i) const { return lctx_near_row(cache, lctx_slots(cache, head, seq).row(first + i), head, seq); }
+    __device__ const char * gathered_k(int i) const { return lctx_near_row(cache, lctx_cells(cache, head, seq).row(first + i), head, seq); }
 };
 
 // f(type) with one of the element types of rows.h.

@@ -33,7 +33,7 @@ template <typename S> struct memory {
     alignas(16) uint16_t q[S::COLUMNS * S::STRIDE];
     float scores[S::COLUMNS * S::SCORE_STRIDE];
     ballot ballots[2][S::COLUMNS];  // those of the next columns are written while these are counted
-    int32_t slot[S::ROWS];          // open ones
+    int32_t cell[S::ROWS];          // open ones
     int32_t row[S::ROWS];
     int32_t start[S::THREADS];  // number of the first column of each list
     int32_t first[S::THREADS];  // its first segment
@@ -48,9 +48,9 @@ __device__ void keep_scores(const lctx_vote_args & v, const lctx_run & r, int he
     }
     const lctx_voted at(v, r, head_kv);
     for (int page = (int)blockIdx.x; page * LCTX_PAGE_ROWS < at.n_held; page += (int)gridDim.x) {
-        const int slot = page * LCTX_PAGE_ROWS + (int)threadIdx.x;
-        if ((int)threadIdx.x < LCTX_PAGE_ROWS && slot < at.n_held) {
-            at.held.undo()[slot] = at.held.scores()[slot];
+        const int cell = page * LCTX_PAGE_ROWS + (int)threadIdx.x;
+        if ((int)threadIdx.x < LCTX_PAGE_ROWS && cell < at.n_held) {
+            at.held.undo()[cell] = at.held.scores()[cell];
         }
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -198,7 +198,7 @@ template <typename S> __device__ void load_columns(const lctx_vote_args & v, con
 template <typename S> __device__ void load_keys(const lctx_attend_args & a, const lctx_voted & at, bool near, int n_open, memory<S> & m) {
     const lctx_pool_args & pool = a.cache.k_pool;
     const auto row = [&](int i) {
-        return near ? lctx_near_row(a.cache, m.row[i], at.head_kv, at.seq) : lctx_key_row(a.cache, m.slot[i], at.head_kv, at.seq);
+        return near ? lctx_near_row(a.cache, m.row[i], at.head_kv, at.seq) : lctx_key_row(a.cache, m.cell[i], at.head_kv, at.seq);
     };
     if (pool.type == GGML_TYPE_F16) {
         lctx_cuda_copy_rows<S::ROWS, S::DIM>(a.head_dim_k, 0, n_open, row, m.k);
@@ -282,21 +282,21 @@ template <typename S> __device__ void vote_phase(const lctx_vote_args & v, const
 // The votes of tokens [token0, end) for one page.
 template <typename S> __device__ void vote_page(const lctx_vote_args & v, const prepared & made, const lists & l, int end,
                                                 const lctx_voted & at, int page, memory<S> & m) {
-    const int mine = (int)threadIdx.x, slot = page * S::ROWS + mine;
-    const bool here = mine < S::ROWS && slot < at.n_held;
-    const int32_t row = here ? at.held.rows()[slot] : 0;
-    const bool is_open = here && needs_votes(v.retain, row, at.held.scores()[slot], at.border);
+    const int mine = (int)threadIdx.x, cell = page * S::ROWS + mine;
+    const bool here = mine < S::ROWS && cell < at.n_held;
+    const int32_t row = here ? at.held.rows()[cell] : 0;
+    const bool is_open = here && needs_votes(v.retain, row, at.held.scores()[cell], at.border);
     int n_open;
     const int place = lctx_block_scan(is_open, m.sums, n_open);
     if (n_open == 0) {
         return;
     }
     if (is_open) {
-        m.slot[place] = slot;
+        m.cell[place] = cell;
         m.row[place] = row;
     }
     __syncthreads();
-    int32_t score = mine < n_open ? at.held.scores()[m.slot[mine]] : 0;
+    int32_t score = mine < n_open ? at.held.scores()[m.cell[mine]] : 0;
     for (int near = 1; near >= 0; near--) {  // what is near to a query is far from later ones
         for (int phase = 0; phase < l.segs.n_phase(); phase++) {
             if (l.segs.is_near(phase) == (near != 0)) {
@@ -305,7 +305,7 @@ template <typename S> __device__ void vote_page(const lctx_vote_args & v, const 
         }
     }
     if (mine < n_open) {
-        at.held.scores()[m.slot[mine]] = score;
+        at.held.scores()[m.cell[mine]] = score;
     }
 }
 

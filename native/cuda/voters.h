@@ -39,6 +39,6 @@ struct lctx_voted {
         : head_kv(head_kv),
           seq(v.voters[r.first].seq),
           border(v.retain.border(v.voters[r.first].row)),  // of all tokens: no ubatch crosses one
-          held(lctx_slots(v.attend.cache, head_kv, seq).held),
-          n_held(held.slot(v.voters[r.end - 1].row) + 1) {}
+          held(lctx_cells(v.attend.cache, head_kv, seq).held),
+          n_held(held.cell(v.voters[r.end - 1].row) + 1) {}
 };

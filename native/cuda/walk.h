@@ -1,4 +1,4 @@
-// The walk of a tile of *attend*: columns, one per (token, query head) of one KV head, and the spans of slots that they read.
+// The walk of a tile of *attend*: columns, one per (token, query head) of one KV head, and the spans of cells that they read.
 //
 // A span is what columns of one sequence read of one chunk, or of one segment where all heads read the same: spans come in the order of
 // sequence and chunk, each once, with the columns that read it. That is the inverted list of LongHeads, made tile by tile.
@@ -63,7 +63,7 @@ struct lctx_cuda_lists {
     LCTX_HD static constexpr int64_t no_key() { return INT64_MAX; }
 };
 
-// The blocks of ROWS slots of a span that are this part's: every n_split-th of the tile's, whose number grows from span to span.
+// The blocks of ROWS cells of a span that are this part's: every n_split-th of the tile's, whose number grows from span to span.
 struct lctx_cuda_share {
     int split, n_split;
 
@@ -73,8 +73,8 @@ struct lctx_cuda_share {
 
 // What is read next: known to all threads.
 struct lctx_cuda_span {
-    int32_t lo, hi;          // slots that any column reads
-    int32_t all_lo, all_hi;  // slots that every column reads
+    int32_t lo, hi;          // cells that any column reads
+    int32_t all_lo, all_hi;  // cells that every column reads
     int32_t seq;
     int32_t near;
     int32_t valid;
@@ -83,7 +83,7 @@ struct lctx_cuda_span {
 // Shared memory of the walk: two spans, since the next one is looked up while one is read.
 template <int COLUMNS> struct lctx_cuda_walk_memory {
     lctx_cuda_span span[2];
-    int32_t lo[2][COLUMNS], hi[2][COLUMNS];  // slots of each column; lo == hi: none
+    int32_t lo[2][COLUMNS], hi[2][COLUMNS];  // cells of each column; lo == hi: none
     int32_t angle[2][COLUMNS];
     int32_t cursor[COLUMNS];
 };
@@ -114,14 +114,14 @@ template <int COLUMNS> static __device__ void lctx_cuda_next_span(const lctx_att
         span.valid = 1;
         span.seq = (int32_t)(key >> 32);
         span.near = lists.is_near(phase);
-        const lctx_slots slots(a.cache, tile.head_kv, span.seq);
+        const lctx_cells cells(a.cache, tile.head_kv, span.seq);
         for (int c = lctx_lane(); c < COLUMNS; c += LCTX_WARP) {
             int lo = 0, hi = 0, angle = 0;
             if (c < n_column) {
                 const lctx_segment * segs = lists.of(tile.token(c), tile.head(c));
                 const int at = m.cursor[c];
                 if (at < lists.end(phase) && lists.key(segs[at]) == key) {
-                    lo = slots.slot(segs[at].row0), hi = slots.slot(segs[at].row1), angle = segs[at].angle;
+                    lo = cells.cell(segs[at].row0), hi = cells.cell(segs[at].row1), angle = segs[at].angle;
                     m.cursor[c]++;
                 }
                 if (lo < hi) {

@@ -22,7 +22,8 @@ ggml_tensor * project(const llm_graph_context & graph, bool float_product, ggml_
     return wo_b ? ggml_add(graph.ctx0, cur, wo_b) : cur;
 }
 
-// Heads in the latent space [n_latent*n_head, n_tokens] to their own values [head_dim*n_head, n_tokens]; v_mla: [n_latent, head_dim, n_head].
+// Heads in the latent space [n_latent*n_head, n_tokens] to their own values [head_dim*n_head, n_tokens]; v_mla: [n_latent, head_dim,
+// n_head].
 ggml_tensor * from_latent(ggml_context * ctx, ggml_tensor * out, ggml_tensor * v_mla) {
     const int64_t n_head = v_mla->ne[2], n_tokens = out->ne[1];
     ggml_tensor * by_head = ggml_permute(ctx, ggml_reshape_3d(ctx, out, v_mla->ne[0], n_head, n_tokens), 0, 2, 1, 3);

@@ -2,10 +2,10 @@
 
 namespace {
 
-// Represent the chunks that the batch completes, then let every head choose.
+// Summarize the chunks that the batch completes, then let every head choose.
 ggml_tensor * choose_chunks(ggml_context * ctx, const lctx_chunks & chunks, const lctx_layer & layer, const lctx_chain_inputs & in,
                             lctx_chain & chain, const lctx_attend_params & attend, bool key_pairs) {
-    lctx_represent_params params = {};
+    lctx_summarize_params params = {};
     params.rope_mode = attend.rope_mode;
     params.scale = attend.scale;
     params.softcap = attend.softcap;
@@ -13,13 +13,13 @@ ggml_tensor * choose_chunks(ggml_context * ctx, const lctx_chunks & chunks, cons
     params.minmax = chunks.minmax;
     params.from_near = layer.near != nullptr;
     params.key_pairs = key_pairs;
-    ggml_tensor * reps = layer.reps;
+    ggml_tensor * summaries = layer.summaries;
     if (in.k) {
-        reps = lctx_represent(ctx, in.q, chain.links.back().node, layer.v_pool, layer.table, in.chunk_rows, in.angles, layer.near,
-                              layer.held, layer.reps, layer.open, params);
-        chain.links.push_back({"lctx_represent", reps});
+        summaries = lctx_summarize(ctx, in.q, chain.links.back().node, layer.v_pool, layer.table, in.chunk_rows, in.angles, layer.near,
+                                   layer.held, layer.summaries, layer.open, params);
+        chain.links.push_back({"lctx_summarize", summaries});
     }
-    ggml_tensor * segs = lctx_select(ctx, in.q, reps, in.chunk_rows, layer.table->ne[1], chunks);
+    ggml_tensor * segs = lctx_select(ctx, in.q, summaries, in.chunk_rows, layer.table->ne[1], chunks);
     chain.links.push_back({LCTX_SELECT_NAME, segs});
     return segs;
 }
@@ -51,8 +51,8 @@ lctx_chain sample(ggml_context * ctx, const llama_model & model, const lctx_kv_c
     if (const lctx_retain * retain = method.retain()) {
         ggml_tensor * due = tensor(GGML_TYPE_I32, layer.table->ne[2], 1, 1);
         const int32_t chunk_size = method.chunks() ? method.chunks()->chunk_size : 0;
-        chain.links.push_back(
-            {"lctx_evict", lctx_evict(ctx, layer.k_pool, layer.v_pool, layer.table, layer.held, due, layer.reps, *retain, chunk_size)});
+        chain.links.push_back({"lctx_evict", lctx_evict(ctx, layer.k_pool, layer.v_pool, layer.table, layer.held, due, layer.summaries,
+                                                        *retain, chunk_size)});
     }
     return chain;
 }
@@ -65,10 +65,9 @@ namespace {
 ggml_tensor * store(ggml_context * ctx, const lctx_method & method, const lctx_layer & layer, const lctx_chain_inputs & in,
                     int32_t rope_mode, lctx_chain & chain) {
     const lctx_retain * retain = method.retain();
-    if (layer.resident) {  // before anything else that reads the pools
-        chain.links.push_back({"lctx_store_resident",
-                               lctx_store(ctx, in.k, in.v, layer.k_resident, layer.v_resident, layer.resident_table, in.rows, in.angles,
-                                          nullptr, nullptr, rope_mode, LCTX_SCORE_LAST, true)});
+    if (layer.staging) {  // before anything else that reads the pools
+        chain.links.push_back({"lctx_store_staged", lctx_store(ctx, in.k, in.v, layer.k_staged, layer.v_staged, layer.staging_table,
+                                                               in.rows, in.angles, nullptr, nullptr, rope_mode, LCTX_SCORE_LAST, true)});
     }
     ggml_tensor * stored = lctx_store(ctx, in.k, in.v, layer.k_pool, layer.v_pool, layer.table, in.rows, in.angles, layer.near, layer.held,
                                       rope_mode, retain ? retain->score : LCTX_SCORE_LAST);
@@ -76,8 +75,8 @@ ggml_tensor * store(ggml_context * ctx, const lctx_method & method, const lctx_l
     return stored;
 }
 
-// A sink is one more key, whose value is zero (gpt-oss, arXiv 2508.10925): the output shrinks by its share of the softmax, and the LSE, which
-// *vote* reads, counts it. In place, so that *vote* finds both where *attend* left them.
+// A sink is one more key, whose value is zero (gpt-oss, arXiv 2508.10925): the output shrinks by its share of the softmax, and the LSE,
+// which *vote* reads, counts it. In place, so that *vote* finds both where *attend* left them.
 ggml_tensor * add_sinks(ggml_context * ctx, ggml_tensor * attended, ggml_tensor * out, ggml_tensor * sinks, int64_t n_head,
                         lctx_chain & chain) {
     const int64_t n_tokens = out->ne[1], head_dim = out->ne[0] / n_head;
@@ -108,13 +107,13 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
     params.near_mask = method.near_mask();
     params.lse = retain || in.sinks;
     ggml_tensor * table = layer.table;
-    if (layer.resident) {
-        table = lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_resident, layer.v_resident, layer.resident,
-                           layer.resident_table);
+    if (layer.staging) {
+        table =
+            lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_staged, layer.v_staged, layer.staging, layer.staging_table);
         chain.links.push_back({"lctx_fetch", table});
     }
     ggml_tensor * attended = lctx_attend(ctx, in.q, stored, layer.v_pool, table, segs, in.angles, layer.near, layer.held, params,
-                                         layer.k_resident, layer.v_resident);
+                                         layer.k_staged, layer.v_staged);
     chain.links.push_back({"lctx_attend", attended});
     const int64_t n_out = layer.v_pool->ne[0] * in.q->ne[1];
     chain.out = ggml_view_2d(ctx, attended, n_out, in.q->ne[2], n_out * sizeof(float), 0);  // the LSE follows

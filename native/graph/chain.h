@@ -6,7 +6,7 @@
 #include <vector>
 
 // What a layer computes from; segs where all heads read the same, else chunk_rows; voters where heads evict. Without k and v the layer
-// reads the rows of an earlier one, which has stored, represented and will vote. sinks: F32 [n_head] or nullptr.
+// reads the rows of an earlier one, which has stored, summarized and will vote. sinks: F32 [n_head] or nullptr.
 struct lctx_chain_inputs {
     ggml_tensor *q, *k, *v;  // not rotated
     ggml_tensor *rows, *segs, *chunk_rows, *voters, *angles;
@@ -26,7 +26,7 @@ struct lctx_chain {
     ggml_tensor * out;             // F32 [head_dim_v*n_head, n_tokens]
 };
 
-// params: rope_mode, scale, softcap; the method fills in the rest. key_pairs: see lctx_represent_params.
+// params: rope_mode, scale, softcap; the method fills in the rest. key_pairs: see lctx_summarize_params.
 lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, const lctx_layer & layer, const lctx_chain_inputs & in,
                             lctx_attend_params params, bool key_pairs);
 

@@ -94,11 +94,12 @@ template <class Base> Base * add_attn_input(const llm_graph_context & graph) {
 }
 
 // Hybrid: llama.cpp's input; Attn: that of its attention layers.
-template <class Hybrid, class Attn>
-std::unique_ptr<Hybrid> make_hybrid_input(const llm_graph_context & graph, std::unique_ptr<Attn> attn, std::unique_ptr<llm_graph_input_rs> rs,
-                                          const llama_memory_hybrid_context * mctx) {
+template <class Hybrid, class Attn> std::unique_ptr<Hybrid> make_hybrid_input(const llm_graph_context & graph, std::unique_ptr<Attn> attn,
+                                                                              std::unique_ptr<llm_graph_input_rs> rs,
+                                                                              const llama_memory_hybrid_context * mctx) {
     if (const lctx_kv_cache * cache = cache_of(graph)) {
-        return std::make_unique<hybrid_input<Hybrid>>(graph.cparams, std::make_unique<attn_input<Attn>>(graph, *cache), std::move(rs), mctx);
+        return std::make_unique<hybrid_input<Hybrid>>(graph.cparams, std::make_unique<attn_input<Attn>>(graph, *cache), std::move(rs),
+                                                      mctx);
     }
     return std::make_unique<Hybrid>(graph.cparams, std::move(attn), std::move(rs), mctx);
 }

@@ -34,8 +34,8 @@ std::string why_not(const ggml_tensor * t, bool is_normed) {
         return std::string("is not the result of RoPE (but of ") + ggml_op_desc(t) + ")";
     }
     const auto mode = op_param<int32_t>(t, 2);
-    const bool known = mode == GGML_ROPE_TYPE_NORMAL || mode == GGML_ROPE_TYPE_NEOX || mode == GGML_ROPE_TYPE_MROPE ||
-                       mode == GGML_ROPE_TYPE_IMROPE;
+    const bool known =
+        mode == GGML_ROPE_TYPE_NORMAL || mode == GGML_ROPE_TYPE_NEOX || mode == GGML_ROPE_TYPE_MROPE || mode == GGML_ROPE_TYPE_IMROPE;
     if (!known) {
         return "uses RoPE mode " + std::to_string(mode);
     }
@@ -47,6 +47,11 @@ std::string why_not(const ggml_tensor * t, bool is_normed) {
         return "is normalized after a rotation that changes its length";
     }
     return t->src[2] && (mode & GGML_ROPE_TYPE_MROPE) ? "has frequency factors and sections" : "";
+}
+
+// llama.cpp copies the factors of a model to every device that has layers.
+bool same_factors(const ggml_tensor * a, const ggml_tensor * b) {
+    return a == b || (a && b && ggml_are_same_shape(a, b) && strcmp(ggml_get_name(a), ggml_get_name(b)) == 0);
 }
 
 }  // namespace
@@ -88,9 +93,15 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
     // op_params of ggml_rope: 1 n_dims, 2 mode, 4 n_ctx_orig, 5.. frequencies, 11.. sections, 15 offset of the rotated dimensions
     const auto mode = op_param<int32_t>(rotated, 2);
     const bool has_sections = (mode & GGML_ROPE_TYPE_MROPE) != 0;
-    result.rope = {has_sections ? GGML_ROPE_TYPE_NEOX : mode, op_param<int32_t>(rotated, 1), op_param<int32_t>(rotated, 4),
-                   op_param<float>(rotated, 5),               op_param<float>(rotated, 6),   op_param<float>(rotated, 7),
-                   op_param<float>(rotated, 8),               op_param<float>(rotated, 9),   op_param<float>(rotated, 10)};
+    result.rope = {has_sections ? GGML_ROPE_TYPE_NEOX : mode,
+                   op_param<int32_t>(rotated, 1),
+                   op_param<int32_t>(rotated, 4),
+                   op_param<float>(rotated, 5),
+                   op_param<float>(rotated, 6),
+                   op_param<float>(rotated, 7),
+                   op_param<float>(rotated, 8),
+                   op_param<float>(rotated, 9),
+                   op_param<float>(rotated, 10)};
     result.interleaved = mode == GGML_ROPE_TYPE_IMROPE;
     for (int i = 0; has_sections && i < 4; i++) {
         result.sections[i] = op_param<int32_t>(rotated, 11 + i);
@@ -117,8 +128,8 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
 }
 
 bool lctx_same_rope(const lctx_peeled & a, const lctx_peeled & b) {
-    return a.moved == b.moved && a.pos == b.pos && a.freq_factors == b.freq_factors && a.sections == b.sections && a.interleaved == b.interleaved &&
-           memcmp(&a.rope, &b.rope, sizeof(a.rope)) == 0;
+    return a.moved == b.moved && a.pos == b.pos && same_factors(a.freq_factors, b.freq_factors) && a.sections == b.sections &&
+           a.interleaved == b.interleaved && memcmp(&a.rope, &b.rope, sizeof(a.rope)) == 0;
 }
 
 // Text has the token's position in the first three sections and 0 in the fourth. Interleaved, section s is the pairs that leave s when

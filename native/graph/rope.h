@@ -7,11 +7,11 @@
 #include <vector>
 
 struct lctx_peeled {
-    ggml_tensor * x;             // the tensor before rotation [head_dim, n_head, n_tokens]
-    ggml_tensor * pos;           // I32 [n_tokens], the model's own positions; nullptr: nothing rotates it
-    ggml_tensor * freq_factors;  // or nullptr
-    lctx_rope rope;              // NORM or NEOX
-    float scale;                 // product of the scales that stood between the rotation and the attention
+    ggml_tensor * x;                  // the tensor before rotation [head_dim, n_head, n_tokens]
+    ggml_tensor * pos;                // I32 [n_tokens], the model's own positions; nullptr: nothing rotates it
+    ggml_tensor * freq_factors;       // or nullptr
+    lctx_rope rope;                   // NORM or NEOX
+    float scale;                      // product of the scales that stood between the rotation and the attention
     std::array<int32_t, 4> sections;  // of a multi-section RoPE, which is NEOX on text; else 0
     bool interleaved;                 // sections take turns
     bool moved;                       // the rotated channels were the last ones of a head; in x they are the first

@@ -38,8 +38,8 @@ class lctx_batch_context final : public llama_memory_context_i, public lctx_batc
 // A context of llama.cpp's own memory that gives the rows of our layers their places too.
 template <class Base> class lctx_joint_context final : public Base, public lctx_batch_view {
   public:
-    template <typename... Args>
-    explicit lctx_joint_context(lctx_kv_cache & cache, Args &&... args) : Base(std::forward<Args>(args)...), lctx_batch_view(cache) {}
+    template <typename... Args> explicit lctx_joint_context(lctx_kv_cache & cache, Args &&... args)
+        : Base(std::forward<Args>(args)...), lctx_batch_view(cache) {}
 
     bool apply() override { return cache().place(this->get_ubatch()) && Base::apply(); }
 };

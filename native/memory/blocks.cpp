@@ -1,4 +1,4 @@
-// The pages of a sequence: block i of a head is its slots [64 i, 64 i + 64), and the table of its store says which page that is.
+// The pages of a sequence: block i of a head is its cells [64 i, 64 i + 64), and the table of its store says which page that is.
 #include "kv-cache.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ int32_t lctx_kv_cache::pages_needed(const lctx_kv_store & store, const std::vect
     for (int32_t seq = 0; seq < n_seq_; seq++) {
         const sequence & s = seqs_[seq];
         for (int32_t head = 0; n_pos[seq] > s.n_pos && head < store.n_head; head++) {
-            const int32_t now = store.n_slot(seq, head, s.n_pos), then = store.n_slot(seq, head, n_pos[seq]);
+            const int32_t now = store.n_cell(seq, head, s.n_pos), then = store.n_cell(seq, head, n_pos[seq]);
             const int32_t n_held = n_block(now) - n_dead(seq);
             n += std::max(0, std::min(n_held + n_block(then) - n_block(now), live_blocks()) - n_held);
             const int32_t last = now % LCTX_PAGE_ROWS != 0 ? store.page(seq, head, now / LCTX_PAGE_ROWS) : -1;
@@ -63,8 +63,8 @@ void lctx_kv_cache::truncate(int32_t seq, int32_t n_pos) {
     sequence & s = seqs_[seq];
     take_votes_back(seq, n_pos);
     each_head([&](lctx_kv_store & store, int32_t head) {
-        const int32_t n = n_pos == 0 ? 0 : store.n_slot(seq, head, n_pos);
-        store.drop_pages(seq, head, n_block(n), n_block(store.n_slot(seq, head, s.n_pos)));
+        const int32_t n = n_pos == 0 ? 0 : store.n_cell(seq, head, n_pos);
+        store.drop_pages(seq, head, n_block(n), n_block(store.n_cell(seq, head, s.n_pos)));
     });
     for (const auto & store : stores_) {
         store->return_rows(seq, n_pos, s.n_pos);
@@ -95,7 +95,7 @@ bool lctx_kv_cache::grow(int32_t seq, int32_t n_pos) {
         why = why.empty() ? store->commit_rows(seq, s.n_pos, n_pos) : why;
     }
     each_head([&](lctx_kv_store & store, int32_t head) {
-        const int32_t now = store.n_slot(seq, head, s.n_pos), then = store.n_slot(seq, head, n_pos);
+        const int32_t now = store.n_cell(seq, head, s.n_pos), then = store.n_cell(seq, head, n_pos);
         if (why.empty() && now % LCTX_PAGE_ROWS != 0) {
             why = store.own_page(seq, head, now / LCTX_PAGE_ROWS);
         }
@@ -145,7 +145,7 @@ bool lctx_kv_cache::copy_prefix(int32_t src, int32_t dst, int32_t n_pos) {
     seqs_[src].shares = true;
     seqs_[dst] = seqs_[src];
     each_head([&](lctx_kv_store & store, int32_t head) {
-        store.share_pages(src, dst, head, n_block(store.n_slot(src, head, n_pos)));
+        store.share_pages(src, dst, head, n_block(store.n_cell(src, head, n_pos)));
         store.gone(dst, head) = store.gone(src, head);
     });
     std::string why;
@@ -157,7 +157,7 @@ bool lctx_kv_cache::copy_prefix(int32_t src, int32_t dst, int32_t n_pos) {
         return refuse(why + "; the copy is empty");
     }
     for (const auto & store : stores_) {
-        store->forget_resident(dst);
+        store->forget_staged(dst);
     }
     copy_evictions(src, dst);
     take_votes_back(dst, n_pos);

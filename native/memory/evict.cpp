@@ -36,7 +36,7 @@ bool lctx_kv_cache::own_all(int32_t seq) {
     }
     const auto each_block = [&](const std::function<void(lctx_kv_store &, int32_t, int32_t)> & f) {
         each_head([&](lctx_kv_store & store, int32_t head) {
-            for (int32_t block = 0; block < n_block(store.n_slot(seq, head, seqs_[seq].n_pos)); block++) {
+            for (int32_t block = 0; block < n_block(store.n_cell(seq, head, seqs_[seq].n_pos)); block++) {
                 f(store, head, block);
             }
         });
@@ -132,7 +132,7 @@ void lctx_kv_cache::take_votes_back(int32_t seq, int32_t n_pos) {
                 const lctx_held h = {const_cast<int32_t *>(&headers[(size_t)head * lctx_held::HEADER]), 0};
                 if (h.undo_from() == n_pos) {
                     store->copy(store->held, store->held_offset(seq, head, 2), store->held_offset(seq, head, 1),
-                                store->n_slot(seq, head, n_pos) * sizeof(int32_t));
+                                store->n_cell(seq, head, n_pos) * sizeof(int32_t));
                 }
             }
         }
@@ -168,7 +168,7 @@ void lctx_kv_cache::copy_evictions(int32_t src, int32_t dst) {
 void lctx_kv_cache::each_held_run(int32_t seq, const run_visitor & f) const {
     each_head([&](lctx_kv_store & store, int32_t head) {
         for (int32_t plane = 0; store.held && plane < lctx_held::PLANES; plane++) {
-            f(store, store.held, store.held_offset(seq, head, plane), store.n_slot(seq, head, seqs_[seq].n_pos) * sizeof(int32_t));
+            f(store, store.held, store.held_offset(seq, head, plane), store.n_cell(seq, head, seqs_[seq].n_pos) * sizeof(int32_t));
         }
     });
 }
@@ -182,7 +182,7 @@ int32_t lctx_kv_cache::held_rows(int32_t seq, int32_t il, int32_t head, int32_t 
     }
     lctx_kv_store & store = *layers_[il].store;
     const int32_t at = layers_[il].heads.first + head, n_dead_row = n_dead(seq) * LCTX_PAGE_ROWS;
-    const int32_t first_dead = n_block(method_->n_sink()) * LCTX_PAGE_ROWS, n = store.n_slot(seq, at, seqs_[seq].n_pos) - n_dead_row;
+    const int32_t first_dead = n_block(method_->n_sink()) * LCTX_PAGE_ROWS, n = store.n_cell(seq, at, seqs_[seq].n_pos) - n_dead_row;
     const int32_t n_told = std::min(n, n_max);
     for (int32_t plane = 0; plane < 2; plane++) {
         int32_t * out = plane == 0 ? rows : scores;

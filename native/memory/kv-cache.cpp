@@ -33,7 +33,8 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
       n_batch_((int32_t)cparams.n_batch),
       n_seq_((int32_t)cparams.n_seq_max),
       n_threads_(cparams.n_threads_batch),
-      rope_{cparams.rope_freq_base,  cparams.rope_freq_scale, cparams.yarn_ext_factor, cparams.yarn_attn_factor,
+      has_sections_(model.hparams.n_pos_per_embd() > 1),
+      rope_{cparams.rope_freq_base, cparams.rope_freq_scale, cparams.yarn_ext_factor, cparams.yarn_attn_factor,
             cparams.yarn_beta_fast, cparams.yarn_beta_slow,  cparams.n_ctx_orig_yarn} {
     if (layers.empty()) {
         throw lctx_refusal("no layer of this model has full attention");
@@ -60,7 +61,8 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
     check_type(shape_.type_v, shape_.head_dim_v, "V");
     check_type(shape_.type_k, std::max(0, shape_.v_offset), "K");
     for (const lctx_claimed & layer : layers) {
-        if ((int32_t)hparams.n_embd_head_k(layer.il) != shape_.head_dim_k || (int32_t)hparams.n_embd_head_v(layer.il) != shape_.head_dim_v) {
+        if ((int32_t)hparams.n_embd_head_k(layer.il) != shape_.head_dim_k ||
+            (int32_t)hparams.n_embd_head_v(layer.il) != shape_.head_dim_v) {
             throw lctx_refusal("layers with different head_dim are not supported");
         }
         if (layer.il == layer.source) {
@@ -78,7 +80,7 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
         shape_.near_rows = n_block(method_->near_window() + n_ubatch_ + n_batch_) * LCTX_PAGE_ROWS;
     }
     shape_.n_page_head = n_page_head();
-    shape_.n_slot = kv_offload > 0 ? n_resident(kv_offload) : 0;
+    shape_.n_staged = kv_offload > 0 ? n_staged(kv_offload) : 0;
     seqs_.resize(n_seq_);
     allocate(model, layers, cparams.offload_kqv);
     if (!model.hparams.no_alloc) {
@@ -98,19 +100,19 @@ int32_t lctx_kv_cache::n_page_head() const {
 }
 
 // Pages of a head that lie close, for so many bytes: at least those that one query of a group reads.
-int32_t lctx_kv_cache::n_resident(uint64_t kv_offload) const {
+int32_t lctx_kv_cache::n_staged(uint64_t kv_offload) const {
     if (!chunks_ || retain_) {
         throw lctx_refusal("kv_offload keeps pages in memory of the host and brings those that the heads choose: method=longheads does, " +
                            method_->full_spec() + " does not; use longheads without an eviction rule, or offload_kqv=False");
     }
     const uint64_t page = LCTX_PAGE_ROWS * shape_.row_bytes();
     const auto least = (uint64_t)chunks_->n_chunk * std::max(1, chunks_->chunk_size / LCTX_PAGE_ROWS) + 1;
-    const uint64_t n_slot = kv_offload == LCTX_OFFLOAD_AUTO ? 2 * least : kv_offload / (page * n_head_total_);
-    if (n_slot < least) {
+    const uint64_t n_staged = kv_offload == LCTX_OFFLOAD_AUTO ? 2 * least : kv_offload / (page * n_head_total_);
+    if (n_staged < least) {
         throw lctx_refusal("kv_offload: a token reads " + mib(least * page * n_head_total_) + " of pages, which do not fit into " +
                            mib(kv_offload) + " of the device; give it more, or use a smaller window or type_k=type_v=q8_0");
     }
-    return (int32_t)std::min<uint64_t>(n_slot, (uint64_t)n_seq_ * n_block(n_ctx_));
+    return (int32_t)std::min<uint64_t>(n_staged, (uint64_t)n_seq_ * n_block(n_ctx_));
 }
 
 // One store for every kind of memory that layers have: that of their device, or of the CPU.
@@ -149,7 +151,7 @@ void lctx_kv_cache::allocate(const llama_model & model, const std::vector<lctx_c
             layers_[p.il[i]] = {stores_.back().get(), p.layers[i]};
         }
         if (!stores_.back()->allocate(hparams.no_alloc)) {
-            if (shape_.n_slot > 0) {
+            if (shape_.n_staged > 0) {
                 throw lctx_refusal("kv_offload: memory of the host that " + stores_.back()->name() +
                                    " reads too cannot be had; use a GPU of " + "this machine, a smaller n_ctx, or offload_kqv=False");
             }

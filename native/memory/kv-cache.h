@@ -56,6 +56,8 @@ class lctx_kv_cache {
     std::string why_not_back_to(int32_t seq, int32_t p) const;
     // The longest prefix of at most n rows that the sequence can be cut back to.
     int32_t restorable(int32_t seq, int32_t n) const;
+    // The last position up to p that a sequence can be cut back to, however long it has become, where heads do not evict.
+    int32_t place(int32_t p) const { return has_open() ? p - p % chunks_->chunk_size : p; }
     // Cut a sequence back; why_not_back_to has nothing against it.
     void truncate(int32_t seq, int32_t n_pos);
     // Make dst the first n_pos rows of src; false with take_error() when that cannot be.
@@ -141,7 +143,7 @@ class lctx_kv_cache {
     static int32_t n_block(int32_t n_rows) { return lctx_kv_shape::n_block(n_rows); }
     int32_t live_blocks() const;
     int32_t n_page_head() const;
-    int32_t n_resident(uint64_t kv_offload) const;
+    int32_t n_staged(uint64_t kv_offload) const;
     void allocate(const llama_model & model, const std::vector<lctx_claimed> & layers, bool offload);
     // f(store, head in the store) for the KV heads of all layers.
     template <typename F> void each_head(F && f) const {
@@ -152,7 +154,7 @@ class lctx_kv_cache {
         }
     }
 
-    // blocks.cpp: the pages of a sequence; row i is slot i unless heads evict
+    // blocks.cpp: the pages of a sequence; row i is cell i unless heads evict
     int32_t n_dead(int32_t seq) const;
     int64_t n_held_page() const;
     int32_t pages_needed(const lctx_kv_store & store, const std::vector<int32_t> & n_pos) const;
@@ -173,7 +175,7 @@ class lctx_kv_cache {
     void copy_evictions(int32_t src, int32_t dst);
     void each_held_run(int32_t seq, const run_visitor & f) const;
 
-    // chunks.cpp: representations, and the queries of the open chunk
+    // chunks.cpp: summaries, and the queries of the open chunk
     bool has_open() const { return chunks_ && !chunks_->minmax; }
     void keep_open();
     void place_open(const llama_ubatch & ubatch);
@@ -185,7 +187,7 @@ class lctx_kv_cache {
     std::string check_batch(const llama_batch & batch, llama_memory_status & status) const;
     std::string check_room(const std::vector<int32_t> & n_pos) const;
     std::string check_limit(int64_t n_held_page, const std::vector<int32_t> & n_pos) const;
-    int32_t most_slots() const;
+    int32_t most_cells() const;
     uint64_t bytes(int64_t n_held_page, const std::vector<int32_t> & n_pos) const;
 
     // state.cpp: save and restore
@@ -203,6 +205,7 @@ class lctx_kv_cache {
     int32_t n_ctx_;               // rows of one sequence
     int32_t n_rows_all_;          // rows of all sequences together
     int32_t n_ubatch_, n_batch_, n_seq_, n_threads_;
+    bool has_sections_;  // of RoPE: a token of a picture has several positions
     lctx_rope_settings rope_;
     lctx_kv_shape shape_ = {};
     int32_t n_head_total_ = 0;        // KV heads of all layers

@@ -38,7 +38,7 @@ void lctx_kv_store::prepare_eviction(int32_t n_threads) {
     evict_graph_ = ggml_new_graph_custom(evict_ctx_.get(), n_node, false);
     for (const lctx_layer_heads & heads : layers_) {
         const lctx_layer l = layer(evict_ctx_.get(), heads);
-        lctx_add_node(evict_graph_, lctx_evict(evict_ctx_.get(), k_pool, v_pool, l.table, l.held, due_, l.reps, *shape_.retain,
+        lctx_add_node(evict_graph_, lctx_evict(evict_ctx_.get(), k_pool, v_pool, l.table, l.held, due_, l.summaries, *shape_.retain,
                                                shape_.chunks ? shape_.chunks->chunk_size : 0));
     }
     ggml_tensor * counted = ggml_view_3d(evict_ctx_.get(), held, 1, n_head, shape_.n_seq, held->nb[1], held->nb[2], 0);
@@ -63,9 +63,9 @@ bool lctx_kv_store::evict(const std::vector<int32_t> & due, int32_t n_threads) {
     ggml_backend_tensor_get(counts_, counts.data(), 0, ggml_nbytes(counts_));
     for (int32_t seq = 0; seq < shape_.n_seq; seq++) {
         for (int32_t head = 0; due[seq] >= 0 && head < n_head; head++) {
-            const int32_t n_pos = due[seq] + 1, n_before = n_slot(seq, head, n_pos);
+            const int32_t n_pos = due[seq] + 1, n_before = n_cell(seq, head, n_pos);
             gone(seq, head) = counts[(size_t)seq * n_head + head];
-            shrink(seq, head, n_before, n_slot(seq, head, n_pos));
+            shrink(seq, head, n_before, n_cell(seq, head, n_pos));
         }
     }
     return_pages();

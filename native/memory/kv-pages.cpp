@@ -152,9 +152,9 @@ template <typename F> bool lctx_kv_store::each_row_range(int32_t seq, int32_t n_
     for (int32_t head = 0; near && ok && head < n_head; head++) {
         ok = rows(near, head, whole(n_from, shape_.near_rows), whole(n_to, shape_.near_rows));
     }
-    for (int64_t head = 0; reps && ok && head < reps->ne[2]; head++) {
+    for (int64_t head = 0; summaries && ok && head < summaries->ne[2]; head++) {
         const int64_t from = shape_.n_complete((int32_t)whole(n_from, shape_.n_ctx));
-        ok = rows(reps, head, from, shape_.n_complete((int32_t)whole(n_to, shape_.n_ctx)));
+        ok = rows(summaries, head, from, shape_.n_complete((int32_t)whole(n_to, shape_.n_ctx)));
     }
     for (int64_t head = 0; open && ok && n_from == 0 && head < n_query_head; head++) {
         ok = rows(open, head, 0, n_to > 0 ? open->ne[1] : 0);
@@ -162,8 +162,8 @@ template <typename F> bool lctx_kv_store::each_row_range(int32_t seq, int32_t n_
     for (int32_t i = 0; held && ok && i < n_head * lctx_held::PLANES; i++) {
         const int32_t head = i / lctx_held::PLANES;
         const size_t base = at(held) + held_offset(seq, head, i % lctx_held::PLANES);
-        const int64_t from = n_from == 0 ? 0 : whole(n_slot(seq, head, n_from), shape_.n_ctx);
-        const int64_t to = whole(n_slot(seq, head, n_to), shape_.n_ctx);
+        const int64_t from = n_from == 0 ? 0 : whole(n_cell(seq, head, n_from), shape_.n_ctx);
+        const int64_t to = whole(n_cell(seq, head, n_to), shape_.n_ctx);
         ok = from >= to || f(base + from * sizeof(int32_t), base + to * sizeof(int32_t));
     }
     return ok;
@@ -190,49 +190,49 @@ void lctx_kv_store::return_rows(int32_t seq, int32_t n_then, int32_t n_now) {
 
 // ---- pages that lie close ----
 
-void lctx_kv_store::init_resident() {
-    if (!resident) {
+void lctx_kv_store::init_staging() {
+    if (!staging) {
         return;
     }
-    ggml_backend_tensor_memset(resident, 0xff, 0, ggml_nbytes(resident));
-    ggml_backend_tensor_memset(resident_table, 0xff, 0, ggml_nbytes(resident_table));
-    const int32_t header[lctx_resident::HEADER] = {};
+    ggml_backend_tensor_memset(staging, 0xff, 0, ggml_nbytes(staging));
+    ggml_backend_tensor_memset(staging_table, 0xff, 0, ggml_nbytes(staging_table));
+    const int32_t header[lctx_staging::HEADER] = {};
     for (int32_t head = 0; head < n_head; head++) {
-        ggml_backend_tensor_set(resident, header, head * resident->nb[1], sizeof(header));
+        ggml_backend_tensor_set(staging, header, head * staging->nb[1], sizeof(header));
     }
 }
 
-void lctx_kv_store::forget_resident(int32_t seq) {
-    if (!resident) {
+void lctx_kv_store::forget_staged(int32_t seq) {
+    if (!staging) {
         return;
     }
-    std::vector<int32_t> data(ggml_nelements(resident));
-    read(resident, 0, data.data(), ggml_nbytes(resident));
+    std::vector<int32_t> data(ggml_nelements(staging));
+    read(staging, 0, data.data(), ggml_nbytes(staging));
     for (int32_t head = 0; head < n_head; head++) {
-        const lctx_resident r = {&data[head * resident->ne[0]], shape_.n_slot};
-        for (int32_t slot = 0; slot < r.n_slot; slot++) {
-            if (r.keys()[slot] >= 0 && r.keys()[slot] / table->ne[0] == seq) {
-                r.keys()[slot] = r.last_used()[slot] = -1;
+        const lctx_staging r = {&data[head * staging->ne[0]], shape_.n_staged};
+        for (int32_t place = 0; place < r.n_staged; place++) {
+            if (r.keys()[place] >= 0 && r.keys()[place] / table->ne[0] == seq) {
+                r.keys()[place] = r.last_used()[place] = -1;
             }
         }
     }
-    write(resident, 0, data.data(), ggml_nbytes(resident));
-    ggml_backend_tensor_memset(resident_table, 0xff, seq * resident_table->nb[2], resident_table->nb[2]);
+    write(staging, 0, data.data(), ggml_nbytes(staging));
+    ggml_backend_tensor_memset(staging_table, 0xff, seq * staging_table->nb[2], staging_table->nb[2]);
 }
 
 lctx_offload_info lctx_kv_store::offload() {
     lctx_offload_info info = {};
-    if (!resident) {
+    if (!staging) {
         return info;
     }
-    std::vector<int32_t> data(ggml_nelements(resident));
-    read(resident, 0, data.data(), ggml_nbytes(resident));
+    std::vector<int32_t> data(ggml_nelements(staging));
+    read(staging, 0, data.data(), ggml_nbytes(staging));
     for (int32_t head = 0; head < n_head; head++) {
-        const lctx_resident r = {&data[head * resident->ne[0]], shape_.n_slot};
+        const lctx_staging r = {&data[head * staging->ne[0]], shape_.n_staged};
         info.n_hit += (uint32_t)r.n_hit(), info.n_miss += (uint32_t)r.n_miss(), info.n_far += (uint32_t)r.n_far();
     }
     info.device_bytes = bytes();
     info.page_bytes = LCTX_PAGE_ROWS * (k_pool->nb[1] + v_pool->nb[1]);
-    info.n_slot = shape_.n_slot;
+    info.n_staged = shape_.n_staged;
     return info;
 }

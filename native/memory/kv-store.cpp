@@ -32,19 +32,19 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
         v_pool = ggml_view_2d(ctx_.get(), k_pool, shape.head_dim_v, n_row, k_pool->nb[1], ggml_row_size(shape.type_k, shape.v_offset));
     }
     table = tensor("lctx_table", GGML_TYPE_I32, lctx_kv_shape::n_block(shape.n_ctx), n_head, shape.n_seq);
-    if (shape.n_slot > 0) {
-        const int64_t n_resident = (int64_t)n_head * shape.n_slot * LCTX_PAGE_ROWS;
-        k_resident = tensor("lctx_k_resident", shape.type_k, shape.head_dim_k, n_resident);
-        v_resident = tensor("lctx_v_resident", shape.type_v, shape.head_dim_v, n_resident);
-        resident = tensor("lctx_resident", GGML_TYPE_I32, lctx_resident::size(shape.n_slot), n_head);
-        resident_table = tensor("lctx_resident_table", GGML_TYPE_I32, table->ne[0], n_head, shape.n_seq);
+    if (shape.n_staged > 0) {
+        const int64_t n_staged = (int64_t)n_head * shape.n_staged * LCTX_PAGE_ROWS;
+        k_staged = tensor("lctx_k_staged", shape.type_k, shape.head_dim_k, n_staged);
+        v_staged = tensor("lctx_v_staged", shape.type_v, shape.head_dim_v, n_staged);
+        staging = tensor("lctx_staging", GGML_TYPE_I32, lctx_staging::size(shape.n_staged), n_head);
+        staging_table = tensor("lctx_staging_table", GGML_TYPE_I32, table->ne[0], n_head, shape.n_seq);
     }
     if (shape.near_rows > 0) {
         near = tensor("lctx_near", shape.type_k, shape.head_dim_k, shape.near_rows, n_head, shape.n_seq);
     }
     if (const lctx_chunks * c = shape.chunks) {
-        reps = tensor("lctx_reps", GGML_TYPE_F32, c->rep_dim(shape.head_dim_k), std::max(1, shape.n_complete(shape.n_ctx)),
-                      c->minmax ? n_head : n_query_head, shape.n_seq);
+        summaries = tensor("lctx_summaries", GGML_TYPE_F32, c->summary_dim(shape.head_dim_k), std::max(1, shape.n_complete(shape.n_ctx)),
+                           c->minmax ? n_head : n_query_head, shape.n_seq);
         if (!c->minmax) {
             open = tensor("lctx_open", GGML_TYPE_F32, shape.head_dim_k, 2 * c->chunk_size, n_query_head, shape.n_seq);
         }
@@ -63,23 +63,23 @@ size_t lctx_kv_store::bytes() const {
 }
 
 size_t lctx_kv_store::far_bytes() const {
-    return k_resident ? ggml_nbytes(k_pool) + ggml_nbytes(v_pool) : 0;
+    return k_staged ? ggml_nbytes(k_pool) + ggml_nbytes(v_pool) : 0;
 }
 
-lctx_sizes lctx_kv_store::sizes(int32_t n_slot) const {
+lctx_sizes lctx_kv_store::sizes(int32_t n_cell) const {
     const bool is_whole = lctx_arena_grain(buft) == 0;
     const auto pool = [&](const ggml_tensor * t) -> uint64_t {
-        const uint64_t n_row = (uint64_t)shape_.n_seq * n_head * lctx_kv_shape::n_block(n_slot) * LCTX_PAGE_ROWS;
+        const uint64_t n_row = (uint64_t)shape_.n_seq * n_head * lctx_kv_shape::n_block(n_cell) * LCTX_PAGE_ROWS;
         return is_whole ? ggml_nbytes(t) : std::min<uint64_t>(ggml_nbytes(t), n_row * t->nb[1]);
     };
     const auto all = [](const ggml_tensor * t) -> uint64_t { return t ? ggml_nbytes(t) : 0; };
     lctx_sizes s = {};
     s.k = pool(k_pool), s.v = shape_.v_offset < 0 ? pool(v_pool) : 0;
-    s.chunks = all(reps) + all(open);
+    s.chunks = all(summaries) + all(open);
     s.near = all(near);
     s.other = bytes() + far_bytes() - all(k_pool) - (shape_.v_offset < 0 ? all(v_pool) : 0) - s.chunks - s.near;
     if (held && !is_whole) {
-        s.other -= (uint64_t)shape_.n_seq * n_head * lctx_held::PLANES * (shape_.n_ctx - n_slot) * sizeof(int32_t);
+        s.other -= (uint64_t)shape_.n_seq * n_head * lctx_held::PLANES * (shape_.n_ctx - n_cell) * sizeof(int32_t);
     }
     return s;
 }
@@ -106,7 +106,7 @@ bool lctx_kv_store::allocate(bool dry) {
     }
     size_t size = 0;
     each_tensor([&](const ggml_tensor * t) { size += padded(t); });
-    const size_t far_size = k_resident ? padded(k_pool) + padded(v_pool) : 0;
+    const size_t far_size = k_staged ? padded(k_pool) + padded(v_pool) : 0;
     arena_ = lctx_arena_create(buft, size - far_size);
     far_ = far_size > 0 ? lctx_arena_create_far(buft, far_size) : nullptr;
     if (!arena_ || (far_size > 0 && !far_)) {
@@ -122,7 +122,7 @@ bool lctx_kv_store::allocate(bool dry) {
         ggml_backend_view_init(v_pool);
     }
     bool ok = true;
-    for (const ggml_tensor * t : {table, due_, counts_, k_resident, v_resident, resident, resident_table}) {
+    for (const ggml_tensor * t : {table, due_, counts_, k_staged, v_staged, staging, staging_table}) {
         ok = ok && (!t || arena_->commit(at(t), at(t) + ggml_nbytes(t)));
     }
     for (int32_t i = 0; ok && held && i < n_head * shape_.n_seq; i++) {
@@ -134,7 +134,7 @@ bool lctx_kv_store::allocate(bool dry) {
     table_ = is_host ? (int32_t *)table->data : copy_.data();
     if (ok) {
         std::fill_n(table_, n_entry, -1);
-        init_resident();
+        init_staging();
     }
     return ok;
 }
@@ -160,9 +160,9 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
     const auto lists = [&](ggml_tensor * t) {
         return t ? ggml_view_3d(ctx, t, t->ne[0], heads.n, t->ne[2], t->nb[1], t->nb[2], heads.first * t->nb[1]) : nullptr;
     };
-    // the resident pages of the heads
+    // the staged pages of the heads
     const auto pages = [&](ggml_tensor * t) {
-        const int64_t n_row = (int64_t)shape_.n_slot * LCTX_PAGE_ROWS;
+        const int64_t n_row = (int64_t)shape_.n_staged * LCTX_PAGE_ROWS;
         return t ? ggml_view_2d(ctx, t, t->ne[0], heads.n * n_row, t->nb[1], heads.first * n_row * t->nb[1]) : nullptr;
     };
     const bool by_group = shape_.chunks && shape_.chunks->minmax;
@@ -170,13 +170,13 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
             v_pool,
             lists(table),
             rows(near, heads.first, heads.n),
-            rows(reps, by_group ? heads.first : heads.first_query, by_group ? heads.n : heads.n_query),
+            rows(summaries, by_group ? heads.first : heads.first_query, by_group ? heads.n : heads.n_query),
             rows(open, heads.first_query, heads.n_query),
             lists(held),
-            pages(k_resident),
-            pages(v_resident),
-            resident ? ggml_view_2d(ctx, resident, resident->ne[0], heads.n, resident->nb[1], heads.first * resident->nb[1]) : nullptr,
-            lists(resident_table)};
+            pages(k_staged),
+            pages(v_staged),
+            staging ? ggml_view_2d(ctx, staging, staging->ne[0], heads.n, staging->nb[1], heads.first * staging->nb[1]) : nullptr,
+            lists(staging_table)};
 }
 
 // ---- host and device ----

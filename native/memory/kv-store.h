@@ -1,4 +1,4 @@
-// What the layers of one device keep: pages of K and V, page tables, and what else their method needs, in tensors of its own.
+// What the layers of one device keep: pages of K and V, block tables, and what else their method needs, in tensors of its own.
 //
 // The host has page numbers and counts, the device has the rows. Nothing of a device is read or written but through here: on the CPU
 // at once, elsewhere after the graphs that were started there (wait()). What one row after the other needs makes nobody wait: page
@@ -21,15 +21,15 @@ struct lctx_layer {
     ggml_tensor * k_pool;
     ggml_tensor * v_pool;
     ggml_tensor * table;
-    ggml_tensor * near;  // nullptr: the method has no near ring
-    ggml_tensor * reps;  // representations of chunks, or nullptr
-    ggml_tensor * open;  // queries of the open chunk, or nullptr
-    ggml_tensor * held;  // which rows each head holds, or nullptr: all
-    // pages that lie close while the pools are far (ops/resident.h), or nullptr
-    ggml_tensor * k_resident;
-    ggml_tensor * v_resident;
-    ggml_tensor * resident;
-    ggml_tensor * resident_table;
+    ggml_tensor * near;       // nullptr: the method has no near ring
+    ggml_tensor * summaries;  // summaries of chunks, or nullptr
+    ggml_tensor * open;       // queries of the open chunk, or nullptr
+    ggml_tensor * held;       // which rows each head holds, or nullptr: all
+    // pages that lie close while the pools are far (ops/staging.h), or nullptr
+    ggml_tensor * k_staged;
+    ggml_tensor * v_staged;
+    ggml_tensor * staging;
+    ggml_tensor * staging_table;
 };
 
 // What all stores of a memory have in common.
@@ -40,14 +40,12 @@ struct lctx_kv_shape {
     int32_t n_seq;
     int32_t n_page_head;         // pages in the pools per head
     int32_t near_rows;           // of the near ring, 0: none
-    int32_t n_slot;              // > 0: the pools are in memory of the host, and so many pages of a head lie on the device
+    int32_t n_staged;            // > 0: the pools are in memory of the host, and so many pages of a head lie on the device
     const lctx_chunks * chunks;  // or nullptr
     const lctx_retain * retain;  // or nullptr
     int32_t v_offset;            // latent attention: V is the channels of K from here on; -1: it has a pool of its own
 
-    size_t row_bytes() const {
-        return ggml_row_size(type_k, head_dim_k) + (v_offset < 0 ? ggml_row_size(type_v, head_dim_v) : 0);
-    }
+    size_t row_bytes() const { return ggml_row_size(type_k, head_dim_k) + (v_offset < 0 ? ggml_row_size(type_v, head_dim_v) : 0); }
     static int32_t n_block(int32_t n_rows) { return (n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS; }
     int32_t n_complete(int32_t n_pos) const { return chunks ? n_pos / chunks->chunk_size : 0; }
 };
@@ -63,14 +61,14 @@ void lctx_add_node(ggml_cgraph * graph, ggml_tensor * node);
 
 class lctx_kv_store {
   public:
-    // Only the tensors; nothing is allocated. work: where entries of page tables are counted.
+    // Only the tensors; nothing is allocated. work: where entries of block tables are counted.
     lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, const lctx_kv_shape & shape,
                   const std::vector<lctx_layer_heads> & layers, lctx_work & work);
 
     size_t bytes() const;      // of all tensors on the device
     size_t far_bytes() const;  // of the pools, when they are not
-    // Bytes in use when every head of every sequence holds n_slot rows; all that is allocated where memory is not committed as it is used.
-    lctx_sizes sizes(int32_t n_slot) const;
+    // Bytes in use when every head of every sequence holds n_cell rows; all that is allocated where memory is not committed as it is used.
+    lctx_sizes sizes(int32_t n_cell) const;
     std::string name() const;  // of the device, for messages
 
     // False when the device refuses. dry: give the tensors a buffer without memory, for graphs that are never run.
@@ -81,7 +79,7 @@ class lctx_kv_store {
 
     lctx_layer layer(ggml_context * ctx, const lctx_layer_heads & heads) const;
 
-    // Pages: block i of a head is its slots [64 i, 64 i + 64). Functions that return a string: why it cannot be, empty when it was done.
+    // Pages: block i of a head is its cells [64 i, 64 i + 64). Functions that return a string: why it cannot be, empty when it was done.
     int32_t page(int32_t seq, int32_t head, int32_t block) const;
     std::string take_page(int32_t seq, int32_t head, int32_t block);
     // Copy a page that other sequences read too, before this one writes to it.
@@ -97,7 +95,7 @@ class lctx_kv_store {
     const lctx_pages & pages() const { return pages_; }
 
     // Rows of a sequence that a head holds: those stored but those evicted.
-    int32_t n_slot(int32_t seq, int32_t head, int32_t n_pos) const { return n_pos - gone(seq, head); }
+    int32_t n_cell(int32_t seq, int32_t head, int32_t n_pos) const { return n_pos - gone(seq, head); }
     int32_t & gone(int32_t seq, int32_t head) { return gone_[(size_t)seq * n_head + head]; }
     int32_t gone(int32_t seq, int32_t head) const { return gone_[(size_t)seq * n_head + head]; }
 
@@ -115,7 +113,7 @@ class lctx_kv_store {
     void begin_graph();
 
     // Pages that lie close: what is known of a sequence's is void, after its rows were written from elsewhere.
-    void forget_resident(int32_t seq);
+    void forget_staged(int32_t seq);
     // How many pages were there, were brought, and were read from afar; of all heads.
     lctx_offload_info offload();
 
@@ -137,18 +135,18 @@ class lctx_kv_store {
     const bool is_host;
     const int32_t n_head, n_query_head;  // of all its layers
 
-    ggml_tensor * k_pool = nullptr;  // [head_dim_k, n_page*64]
-    ggml_tensor * v_pool = nullptr;  // [head_dim_v, n_page*64]; latent attention: a view of k_pool
-    ggml_tensor * table = nullptr;   // [n_page_max, n_head, n_seq]
-    ggml_tensor * near = nullptr;    // [head_dim_k, near_rows, n_head, n_seq]
-    ggml_tensor * reps = nullptr;    // [rep_dim, n_chunk_max, n_head or n_query_head, n_seq]
-    ggml_tensor * open = nullptr;    // [head_dim_k, 2*chunk_size, n_query_head, n_seq]
-    ggml_tensor * held = nullptr;    // [lctx_held::size, n_head, n_seq]
-    // with n_slot > 0
-    ggml_tensor * k_resident = nullptr;      // [head_dim_k, n_head*n_slot*64]
-    ggml_tensor * v_resident = nullptr;      // [head_dim_v, n_head*n_slot*64]
-    ggml_tensor * resident = nullptr;        // [lctx_resident::size, n_head]
-    ggml_tensor * resident_table = nullptr;  // as table
+    ggml_tensor * k_pool = nullptr;     // [head_dim_k, n_page*64]
+    ggml_tensor * v_pool = nullptr;     // [head_dim_v, n_page*64]; latent attention: a view of k_pool
+    ggml_tensor * table = nullptr;      // [n_page_max, n_head, n_seq]
+    ggml_tensor * near = nullptr;       // [head_dim_k, near_rows, n_head, n_seq]
+    ggml_tensor * summaries = nullptr;  // [summary_dim, n_chunk_max, n_head or n_query_head, n_seq]
+    ggml_tensor * open = nullptr;       // [head_dim_k, 2*chunk_size, n_query_head, n_seq]
+    ggml_tensor * held = nullptr;       // [lctx_held::size, n_head, n_seq]
+    // with n_staged > 0
+    ggml_tensor * k_staged = nullptr;       // [head_dim_k, n_head*n_staged*64]
+    ggml_tensor * v_staged = nullptr;       // [head_dim_v, n_head*n_staged*64]
+    ggml_tensor * staging = nullptr;        // [lctx_staging::size, n_head]
+    ggml_tensor * staging_table = nullptr;  // as table
 
   private:
     struct copied {
@@ -156,7 +154,7 @@ class lctx_kv_store {
     };
     bool is_far(const ggml_tensor * t) const { return far_ && (t == k_pool || t == v_pool); }
     lctx_arena & arena_of(const ggml_tensor * t) const { return is_far(t) ? *far_ : *arena_; }
-    void init_resident();
+    void init_staging();
 
     template <typename F> void each_tensor(F && f) const {
         for (ggml_tensor * t = ggml_get_first_tensor(ctx_.get()); t; t = ggml_get_next_tensor(ctx_.get(), t)) {
@@ -181,7 +179,7 @@ class lctx_kv_store {
     const std::vector<lctx_layer_heads> layers_;
     lctx_work & work_;
     std::unique_ptr<lctx_arena> arena_;
-    std::unique_ptr<lctx_arena> far_;  // of the pools, with n_slot > 0
+    std::unique_ptr<lctx_arena> far_;  // of the pools, with n_staged > 0
     ggml_backend_buffer_ptr dry_;
     ggml_context_ptr ctx_;
     ggml_backend_t backend_ = nullptr;

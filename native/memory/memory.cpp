@@ -5,8 +5,23 @@
 
 #include <algorithm>
 
+namespace {
+
+// All checkpoints of a context together, but each sequence may have two: where its last text begins, and near its end.
+constexpr uint64_t CHECKPOINT_BYTES = 1ull << 30;
+
+// each: bytes of one checkpoint of every sequence.
+size_t within_bytes(int32_t n_checkpoint, uint64_t each) {
+    return std::clamp<uint64_t>(CHECKPOINT_BYTES / std::max<uint64_t>(1, each), 2, std::max(2, n_checkpoint));
+}
+
+}  // namespace
+
 lctx_memory::lctx_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<lctx_rest> rest, int32_t n_checkpoint)
-    : cache_(std::move(cache)), rest_(std::move(rest)), n_checkpoint_(n_checkpoint), checkpoints_(cache_->n_seq()) {}
+    : cache_(std::move(cache)),
+      rest_(std::move(rest)),
+      n_checkpoint_(rest_ ? within_bytes(n_checkpoint, rest_bytes()) : 0),
+      checkpoints_(cache_->n_seq()) {}
 
 // ---- batches ----
 
@@ -62,7 +77,7 @@ llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, ui
         if (!rest_) {
             return std::make_unique<lctx_batch_context>(*cache_, split(balloc, (int32_t)n_ubatch));
         }
-        const bool one_sequence = rest_->is_recurrent() && embd_all;
+        const bool one_sequence = rest_->splits_by_sequence(embd_all);
         const std::vector<llama_ubatch> ubatches =
             rest_->splits_equal() ? split_equal(balloc, (int32_t)n_ubatch, one_sequence) : split(balloc, (int32_t)n_ubatch);
         llama_memory_context_ptr joint = ubatches.empty() ? nullptr : rest_->batch(*cache_, ubatches);
@@ -111,19 +126,43 @@ std::string lctx_memory::why_not_back_to(int32_t seq, int32_t p) const {
            ": there is no checkpoint; evaluate the prefix again";
 }
 
+void lctx_memory::empty(int32_t seq) {
+    cache_->truncate(seq, 0);
+    if (rest_) {
+        rest_->remove(seq, 0);
+    }
+    checkpoints_[seq].clear();
+}
+
+// Make dst, whose rows in the cache are there, end at the checkpoint of src; false, and dst is empty, when llama.cpp cannot read it.
+bool lctx_memory::restore(int32_t src, int32_t dst, int32_t p) {
+    try {
+        rest_->restore(src, dst, p, *find_checkpoint(src, p)->bytes);
+        return true;
+    } catch (const std::exception & e) {
+        empty(dst);
+        return cache_->refuse(std::string("the checkpoint could not be restored, the sequence is empty: ") + e.what());
+    }
+}
+
 // why_not_back_to has nothing against it.
-void lctx_memory::cut(int32_t seq, int32_t p) {
+bool lctx_memory::cut(int32_t seq, int32_t p) {
+    if (p == 0) {
+        empty(seq);
+        return true;
+    }
     cache_->truncate(seq, p);
     if (!rest_) {
-        return;
+        return true;
     }
     if (rest_->can_go_back(seq, p)) {
         rest_->remove(seq, p);
-    } else {
-        rest_->restore(seq, seq, p, *find_checkpoint(seq, p)->bytes);
+    } else if (!restore(seq, seq, p)) {
+        return false;
     }
     auto & all = checkpoints_[seq];
-    all.erase(std::remove_if(all.begin(), all.end(), [&](const saved & s) { return s.pos > p || p == 0; }), all.end());
+    all.erase(std::remove_if(all.begin(), all.end(), [&](const saved & s) { return s.pos > p; }), all.end());
+    return true;
 }
 
 bool lctx_memory::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
@@ -150,8 +189,7 @@ bool lctx_memory::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     if (!why.empty()) {
         return cache_->refuse(why);
     }
-    cut(seq_id, p0);
-    return true;
+    return cut(seq_id, p0);
 }
 
 int32_t lctx_memory::restorable(int32_t seq, int32_t n) const {
@@ -190,8 +228,8 @@ bool lctx_memory::copy(int32_t src, int32_t dst, int32_t n_pos) {
     }
     if (whole || rest_->can_go_back(src, n_pos)) {
         rest_->copy(src, dst, n_pos);
-    } else {
-        rest_->restore(src, dst, n_pos, *find_checkpoint(src, n_pos)->bytes);
+    } else if (!restore(src, dst, n_pos)) {
+        return false;
     }
     checkpoints_[dst].clear();
     for (const saved & s : checkpoints_[src]) {
@@ -205,7 +243,7 @@ bool lctx_memory::copy(int32_t src, int32_t dst, int32_t n_pos) {
 void lctx_memory::checkpoint(int32_t seq) {
     const int32_t n_pos = cache_->n_pos(seq);
     auto & all = checkpoints_[seq];
-    if (!rest_ || n_checkpoint_ == 0 || n_pos == 0 || (!all.empty() && all.back().pos == n_pos)) {
+    if (!rest_ || n_pos == 0 || (!all.empty() && all.back().pos == n_pos)) {
         return;
     }
     all.push_back({n_pos, std::make_shared<const std::vector<uint8_t>>(rest_->save(seq))});
@@ -231,7 +269,7 @@ void lctx_memory::seq_cp(llama_seq_id src, llama_seq_id dst, llama_pos p0, llama
 void lctx_memory::seq_keep(llama_seq_id seq_id) {
     for (int32_t seq = 0; seq < cache_->n_seq(); seq++) {
         if (seq != seq_id) {
-            cut(seq, 0);
+            empty(seq);
         }
     }
 }
@@ -314,9 +352,12 @@ void lctx_memory::each_size(const std::function<void(ggml_backend_dev_t, const l
     for (const auto & [buft, n] : rest_->memory().memory_breakdown()) {
         ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
         lctx_sizes sizes = {};
-        sizes.other = n;
+        sizes.rest = n;
         f(dev && !ggml_backend_buft_is_host(buft) ? dev : ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), sizes);
     }
+    lctx_sizes checkpoints = {};
+    checkpoints.rest = n_checkpoint_ * rest_bytes();
+    f(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), checkpoints);
 }
 
 uint64_t lctx_memory::rest_bytes() const {

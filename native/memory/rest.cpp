@@ -1,5 +1,6 @@
 #include "rest.h"
 
+#include "../architectures.h"
 #include "batch.h"
 #include "llama-io.h"
 #include "llama-kv-cache-iswa.h"
@@ -13,8 +14,20 @@
 
 namespace {
 
+class counter final : public llama_io_write_i {
+  public:
+    void write(const void *, size_t size) override { n_ += size; }
+    void write_tensor(ggml_tensor *, size_t, size_t size) override { n_ += size; }
+    size_t n_bytes() override { return n_; }
+
+  private:
+    size_t n_ = 0;
+};
+
 class writer final : public llama_io_write_i {
   public:
+    explicit writer(size_t size) { bytes.reserve(size); }
+
     void write(const void * src, size_t size) override { bytes.insert(bytes.end(), (const uint8_t *)src, (const uint8_t *)src + size); }
     void write_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
         bytes.resize(bytes.size() + size);
@@ -64,7 +77,8 @@ class iswa final : public lctx_rest {
         if (base.empty() || window.empty()) {
             return nullptr;
         }
-        return std::make_unique<lctx_joint_context<llama_kv_cache_iswa_context>>(cache, &own(), std::move(base), std::move(window), ubatches);
+        return std::make_unique<lctx_joint_context<llama_kv_cache_iswa_context>>(cache, &own(), std::move(base), std::move(window),
+                                                                                 ubatches);
     }
     llama_memory_context_ptr full(lctx_kv_cache & cache) override {
         return std::make_unique<lctx_joint_context<llama_kv_cache_iswa_context>>(cache, &own());
@@ -80,7 +94,8 @@ class iswa final : public lctx_rest {
 
 class hybrid final : public lctx_rest {
   public:
-    hybrid(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams) : lctx_rest(std::move(memory), cparams, true) {}
+    hybrid(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, bool mixes_sequences)
+        : lctx_rest(std::move(memory), cparams, true, mixes_sequences) {}
 
     llama_memory_context_ptr batch(lctx_kv_cache & cache, const std::vector<llama_ubatch> & ubatches) override {
         if (!own().get_mem_recr()->prepare(ubatches)) {
@@ -137,7 +152,8 @@ std::unique_ptr<lctx_rest> lctx_rest::create(std::unique_ptr<llama_memory_i> mem
         return std::make_unique<iswa>(std::move(memory), cparams, model.hparams);
     }
     if (typeid(kind) == typeid(llama_memory_hybrid)) {
-        return std::make_unique<hybrid>(std::move(memory), cparams);
+        const lctx_architecture * row = lctx_find_architecture(model.arch);
+        return std::make_unique<hybrid>(std::move(memory), cparams, row && row->mixes_sequences);
     }
     if (typeid(kind) == typeid(llama_memory_hybrid_iswa)) {
         return std::make_unique<hybrid_iswa>(std::move(memory), cparams);
@@ -146,7 +162,9 @@ std::unique_ptr<lctx_rest> lctx_rest::create(std::unique_ptr<llama_memory_i> mem
 }
 
 std::vector<uint8_t> lctx_rest::save(int32_t seq) const {
-    writer io;
+    counter size;
+    memory().state_write(size, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    writer io(size.n_bytes());
     memory().state_write(io, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
     return std::move(io.bytes);
 }

@@ -11,14 +11,16 @@
 class lctx_rest {
   public:
     // nullptr: this kind of memory cannot stand beside ours.
-    static std::unique_ptr<lctx_rest> create(std::unique_ptr<llama_memory_i> memory, const llama_model & model, const llama_cparams & cparams);
+    static std::unique_ptr<lctx_rest> create(std::unique_ptr<llama_memory_i> memory, const llama_model & model,
+                                             const llama_cparams & cparams);
     virtual ~lctx_rest() = default;
 
     llama_memory_i & memory() const { return *memory_; }
     // Every ubatch has as many tokens of one sequence as of another, and of sequences that follow each other where they are kept apart.
     bool splits_equal() const { return is_recurrent_ || !is_unified_; }
     bool splits_sequential() const { return !is_unified_; }
-    bool is_recurrent() const { return is_recurrent_; }
+    // A ubatch has one sequence: for embeddings of all tokens, and where recurrent layers would mix up several.
+    bool splits_by_sequence(bool embd_all) const { return is_recurrent_ && (embd_all || mixes_sequences_); }
     // The last tokens of a sequence that must not be divided among ubatches; 0: any may.
     uint32_t n_keep_tail() const { return n_keep_tail_; }
 
@@ -37,9 +39,10 @@ class lctx_rest {
     void remove(int32_t seq, int32_t from);
 
   protected:
-    lctx_rest(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, bool is_recurrent)
+    lctx_rest(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, bool is_recurrent, bool mixes_sequences = false)
         : memory_(std::move(memory)),
           is_recurrent_(is_recurrent),
+          mixes_sequences_(mixes_sequences),
           is_unified_(cparams.kv_unified),
           n_keep_tail_(is_recurrent && cparams.n_rs_seq > 0 ? cparams.n_rs_seq + 1 : 0) {}
     // Of the layers that were claimed: only positions, no rows.
@@ -47,6 +50,6 @@ class lctx_rest {
 
   private:
     const std::unique_ptr<llama_memory_i> memory_;
-    const bool is_recurrent_, is_unified_;
+    const bool is_recurrent_, mixes_sequences_, is_unified_;
     const uint32_t n_keep_tail_;
 };

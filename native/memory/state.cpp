@@ -1,10 +1,10 @@
 // Save and restore: rows as they are stored, so a restored sequence continues with the same logits.
 //
 // Layout: header, then per sequence its id, counters, and for every layer and KV head the bytes of its rows, block by block,
-// K before V, and of its near ring; then what every head holds, representations of chunks and open queries. What differs from this memory
+// K before V, and of its near ring; then what every head holds, summaries of chunks and open queries. What differs from this memory
 // is refused with a message, and nothing is left half restored.
-#include "llama-io.h"
 #include "kv-cache.h"
+#include "llama-io.h"
 
 #include <algorithm>
 #include <cstring>
@@ -58,7 +58,7 @@ void require(bool ok, const std::string & reason) {
 void lctx_kv_cache::each_run(int32_t seq, const run_visitor & f) const {
     const int32_t n_pos = seqs_[seq].n_pos;
     each_head([&](lctx_kv_store & store, int32_t head) {
-        const int32_t n_row = store.n_slot(seq, head, n_pos);
+        const int32_t n_row = store.n_cell(seq, head, n_pos);
         for (int32_t block = 0; block < n_block(n_row); block++) {
             const int32_t page = store.page(seq, head, block);
             for (ggml_tensor * pool : store.pools()) {
@@ -122,7 +122,7 @@ void lctx_kv_cache::take_pages(int32_t seq, int32_t n_pos, int32_t first_live, c
     });
     seqs_[seq].n_pos = n_pos;  // what is taken is dropped again should there be too little
     each_head([&](lctx_kv_store & store, int32_t head) {
-        for (int32_t block = 0; block < n_block(store.n_slot(seq, head, n_pos)); block++) {
+        for (int32_t block = 0; block < n_block(store.n_cell(seq, head, n_pos)); block++) {
             const bool dead = block >= first_kept && (block + 1) * LCTX_PAGE_ROWS <= first_live;
             const std::string why = dead ? "" : store.take_page(seq, head, block);
             require(why.empty(), why);
@@ -181,7 +181,7 @@ void lctx_kv_cache::read_sequence(llama_io_read_i & io, int32_t seq) {
                   0,     saved.evicted_to, saved.voted_to,   saved.undo_from};
     for (const auto & store : stores_) {
         store->wait();  // llama.cpp writes to the tensors, in the end
-        store->forget_resident(seq);
+        store->forget_staged(seq);
     }
     const auto read = [&](lctx_kv_store &, ggml_tensor * t, size_t offset, size_t size) { io.read_tensor(t, offset, size); };
     each_run(seq, read);

@@ -11,6 +11,10 @@ std::string lctx_kv_cache::check_batch(const llama_batch & batch, llama_memory_s
     if (!broken_.empty()) {
         return broken_;
     }
+    if (!batch.token && has_sections_) {
+        return "pictures (embeddings) of a model with sections of RoPE have positions of their own in each, which no method knows; " +
+               std::string("evaluate text, or run without a method");
+    }
     std::vector<int32_t> n_pos = lengths();
     for (int32_t i = 0; i < batch.n_tokens; i++) {
         const int32_t seq = batch.seq_id[i][0];
@@ -76,7 +80,7 @@ uint64_t lctx_kv_cache::bytes(int64_t n_held_page, const std::vector<int32_t> & 
         n += (uint64_t)std::min(n_pos[seq], shape_.near_rows) * n_head_total_ * row_k + chunk_bytes(n_pos[seq]);
         for (const auto & store : stores_) {
             for (int32_t head = 0; retain_ && head < store->n_head; head++) {
-                n += (uint64_t)store->n_slot(seq, head, n_pos[seq]) * lctx_held::PLANES * sizeof(int32_t);
+                n += (uint64_t)store->n_cell(seq, head, n_pos[seq]) * lctx_held::PLANES * sizeof(int32_t);
             }
         }
     }
@@ -84,7 +88,7 @@ uint64_t lctx_kv_cache::bytes(int64_t n_held_page, const std::vector<int32_t> & 
 }
 
 // Rows that a head of a sequence holds at most; with corm, whose heads decide for themselves, at least.
-int32_t lctx_kv_cache::most_slots() const {
+int32_t lctx_kv_cache::most_cells() const {
     if (!retain_) {
         return n_ctx_;
     }
@@ -96,20 +100,20 @@ int32_t lctx_kv_cache::most_slots() const {
 void lctx_kv_cache::each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const {
     uint64_t total = 0;
     for (const auto & store : stores_) {
-        const lctx_sizes s = store->sizes(most_slots());
+        const lctx_sizes s = store->sizes(most_cells());
         total += s.k + s.v + s.chunks + s.near;
     }
     const double share = kv_limit_ > 0 && total > kv_limit_ ? (double)kv_limit_ / (double)total : 1.0;
     for (const auto & store : stores_) {
-        lctx_sizes near = store->sizes(most_slots()), far = {};
+        lctx_sizes near = store->sizes(most_cells()), far = {};
         if (lctx_arena_grain(store->buft) > 0) {  // where less is taken than there could be
             for (uint64_t * size : {&near.k, &near.v, &near.chunks, &near.near}) {
                 *size = (uint64_t)(share * (double)*size);
             }
         }
-        if (shape_.n_slot > 0) {
+        if (shape_.n_staged > 0) {
             far.k = near.k, far.v = near.v;
-            near.k = ggml_nbytes(store->k_resident), near.v = ggml_nbytes(store->v_resident);
+            near.k = ggml_nbytes(store->k_staged), near.v = ggml_nbytes(store->v_staged);
             near.other -= near.k + near.v;
         }
         f(store->dev, near);
@@ -142,7 +146,7 @@ void lctx_kv_cache::usage(lctx_kv_info & info, int32_t * rows) {
         const layer_place & layer = layers_[i / info.n_head_kv];
         const int32_t head = i % info.n_head_kv;
         for (int32_t seq = 0; head < layer.heads.n && seq < n_seq_; seq++) {
-            rows[i] += layer.store->n_slot(seq, layer.heads.first + head, n_pos[seq]) - n_dead(seq) * LCTX_PAGE_ROWS;
+            rows[i] += layer.store->n_cell(seq, layer.heads.first + head, n_pos[seq]) - n_dead(seq) * LCTX_PAGE_ROWS;
         }
     }
 }
@@ -155,7 +159,8 @@ std::string lctx_kv_cache::full_why() const {
         where += " (" + lctx_kernel_name(store->dev) + ")";
     }
     where += std::string(", K ") + ggml_type_name(shape_.type_k) + ", V " + ggml_type_name(shape_.type_v);
-    return why + where + (shape_.n_slot > 0 ? ", in memory of the host but for " + std::to_string(shape_.n_slot) + " pages of a head" : "");
+    return why + where +
+           (shape_.n_staged > 0 ? ", in memory of the host but for " + std::to_string(shape_.n_staged) + " pages of a head" : "");
 }
 
 lctx_offload_info lctx_kv_cache::offload() const {
@@ -164,7 +169,7 @@ lctx_offload_info lctx_kv_cache::offload() const {
         const lctx_offload_info one = store->offload();
         all.n_hit += one.n_hit, all.n_miss += one.n_miss, all.n_far += one.n_far;
         all.device_bytes += one.device_bytes;
-        all.page_bytes = one.page_bytes, all.n_slot = one.n_slot;
+        all.page_bytes = one.page_bytes, all.n_staged = one.n_staged;
     }
     return all;
 }

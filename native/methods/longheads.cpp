@@ -1,6 +1,6 @@
 // LongHeads (arXiv 2402.10685): every head reads the first chunk, its own, the ones before it, and the best of the rest.
 //
-// packed (figure 3): key j is stored at j mod l; the chunks that are read stand side by side, slot s of n is seen from
+// packed (figure 3): key j is stored at j mod l; the chunks that are read stand side by side, place s of n is seen from
 // (n - 1 - s)*l + p mod l. grouped: the chunks keep their order and distance, at SelfExtend's positions: floor(j/G) far away, exact
 // in the near window, which is the own chunk and what fits of the recent ones.
 #include "method.h"
@@ -46,8 +46,8 @@ class longheads_method final : public lctx_method {
             pos[LCTX_ANGLE_FAR] = p / group_ + window - window / group_;
             return;
         }
-        for (int32_t slot = 0; slot < chunks_.n_chunk; slot++) {
-            pos[slot] = slot * size + p % size;
+        for (int32_t place = 0; place < chunks_.n_chunk; place++) {
+            pos[place] = place * size + p % size;
         }
     }
 
@@ -58,7 +58,7 @@ class longheads_method final : public lctx_method {
     void segments(int32_t, lctx_segment *) const override {}
     const lctx_chunks * chunks() const override { return &chunks_; }
 
-    // the ring also serves the representation of a chunk that has just been completed
+    // the ring also serves the summary of a chunk that has just been completed
     int32_t near_window() const override { return chunks_.near_window; }
 
   private:

@@ -7,6 +7,9 @@
 #include <climits>
 #include <cstdlib>
 
+lctx_method_factory lctx_full_create, lctx_window_create, lctx_selfextend_create, lctx_longheads_create, lctx_dca_create;
+lctx_rule_factory lctx_corm_create, lctx_h2o_create, lctx_scissorhands_create, lctx_tova_create;
+
 namespace {
 
 // "key" takes a number, "key=word|word" one of the words. An entry is a method or a rule.
@@ -15,8 +18,8 @@ struct entry {
     std::vector<std::string> options;
     bool extends;   // reads beyond the trained context
     bool composes;  // a rule may follow
-    std::unique_ptr<lctx_method> (*create)(const lctx_method_spec &, const lctx_method_env &);
-    lctx_rule (*create_rule)(const lctx_method_spec &, const lctx_method_env &);
+    lctx_method_factory * create;
+    lctx_rule_factory * create_rule;
 
     bool is_rule() const { return create_rule != nullptr; }
 };

@@ -1,7 +1,5 @@
 // A method says where a key is stored, which segments of rows a query reads, and which rows are dead.
-// One file per method; to add one: (1) subclass here in methods/NAME.cpp, (2) list its factory in method.cpp,
-// (3) a dataclass in pylongctx/methods/, (4) its relative positions in tests/oracle.py, (5) its rows in tests/cases.py.
-// An eviction rule is a struct of numbers instead: one small file with its factory, its score and its oracle.
+// An eviction rule is a struct of numbers instead. CONTRIBUTING.md says how to add either.
 #pragma once
 
 #include "../ops/ops.h"
@@ -95,17 +93,9 @@ int32_t lctx_method_default_n_ctx(const lctx_method_spec & spec, int32_t n_ctx_t
 // Fill in what is automatic and check the rest against the model. Throws lctx_refusal.
 std::unique_ptr<lctx_method> lctx_method_create(const lctx_method_spec & spec, const lctx_method_env & env);
 
-std::unique_ptr<lctx_method> lctx_full_create(const lctx_method_spec & spec, const lctx_method_env & env);
-std::unique_ptr<lctx_method> lctx_window_create(const lctx_method_spec & spec, const lctx_method_env & env);
-std::unique_ptr<lctx_method> lctx_selfextend_create(const lctx_method_spec & spec, const lctx_method_env & env);
-std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec, const lctx_method_env & env);
-std::unique_ptr<lctx_method> lctx_dca_create(const lctx_method_spec & spec, const lctx_method_env & env);
-
-// Eviction rules; each throws lctx_refusal.
-lctx_rule lctx_corm_create(const lctx_method_spec & spec, const lctx_method_env & env);
-lctx_rule lctx_h2o_create(const lctx_method_spec & spec, const lctx_method_env & env);
-lctx_rule lctx_scissorhands_create(const lctx_method_spec & spec, const lctx_method_env & env);
-lctx_rule lctx_tova_create(const lctx_method_spec & spec, const lctx_method_env & env);
+// What the file of a method or of a rule exports, for the table in method.cpp. Each throws lctx_refusal.
+using lctx_method_factory = std::unique_ptr<lctx_method>(const lctx_method_spec & spec, const lctx_method_env & env);
+using lctx_rule_factory = lctx_rule(const lctx_method_spec & spec, const lctx_method_env & env);
 
 // What rules share: an option that is left out is `otherwise`; the budget, and why; how often a rule with a budget evicts.
 int32_t lctx_rule_option(const lctx_method_spec & spec, const char * key, int32_t otherwise, int32_t least);

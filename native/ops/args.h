@@ -92,7 +92,7 @@ struct lctx_attend_args {
     float * lse;  // [n_tokens][n_head] or nullptr
 };
 
-struct lctx_represent_args {
+struct lctx_summarize_args {
     const char * q;  // F32 rows as in lctx_attend_args; nullptr with minmax
     size_t q_head_stride;
     size_t q_token_stride;
@@ -105,15 +105,15 @@ struct lctx_represent_args {
     const lctx_chunk_row * rows;  // [n_tokens]
     const float * angles;         // [*][n_dims]
     int32_t n_dims;
-    char * reps;  // F32 rows at reps + chunk*rep_stride + head*rep_head_stride + seq*rep_seq_stride
-    size_t rep_stride;
-    size_t rep_head_stride;
-    size_t rep_seq_stride;
+    char * summaries;  // F32 rows at summaries + chunk*summary_stride + head*summary_head_stride + seq*summary_seq_stride
+    size_t summary_stride;
+    size_t summary_head_stride;
+    size_t summary_seq_stride;
     char * open;  // F32 rows at open + row*open_stride + head*open_head_stride + seq*open_seq_stride, or nullptr
     size_t open_stride;
     size_t open_head_stride;
     size_t open_seq_stride;
-    lctx_represent_params params;
+    lctx_summarize_params params;
 };
 
 struct lctx_select_args {
@@ -122,14 +122,14 @@ struct lctx_select_args {
     size_t q_token_stride;
     int32_t head_dim;
     int32_t n_head;
-    int32_t n_rep;     // heads with a representation of their own
-    int32_t n_choice;  // heads with a choice of their own
+    int32_t n_summary;  // heads with a summary of their own
+    int32_t n_choice;   // heads with a choice of their own
     int32_t n_tokens;
     int32_t n_chunk_max;
-    const char * reps;
-    size_t rep_stride;
-    size_t rep_head_stride;
-    size_t rep_seq_stride;
+    const char * summaries;
+    size_t summary_stride;
+    size_t summary_head_stride;
+    size_t summary_seq_stride;
     const lctx_chunk_row * rows;
     lctx_chunks chunks;
     lctx_segment * dst;  // [n_tokens][n_choice][n_segment]
@@ -146,23 +146,23 @@ struct lctx_evict_args {
     int32_t n_head_kv;
     int32_t n_seq;
     const int32_t * due;  // [n_seq]
-    char * reps;          // nullptr: none
-    int32_t rep_dim;
-    int32_t n_rep;  // per KV head
-    size_t rep_stride;
-    size_t rep_head_stride;
-    size_t rep_seq_stride;
+    char * summaries;     // nullptr: none
+    int32_t summary_dim;
+    int32_t n_summary;  // per KV head
+    size_t summary_stride;
+    size_t summary_head_stride;
+    size_t summary_seq_stride;
     lctx_evict_params params;
 };
 
 struct lctx_fetch_args {
     lctx_cache_args all;  // pools and table of all pages
-    lctx_pool_args k_resident;
-    lctx_pool_args v_resident;
-    int32_t * resident;  // lctx_resident of head h at resident + h*resident_stride
-    size_t resident_stride;
+    lctx_pool_args k_staged;
+    lctx_pool_args v_staged;
+    int32_t * staging;  // lctx_staging of head h at staging + h*staging_stride
+    size_t staging_stride;
     int32_t * table;  // result: strides as all.table
-    int32_t n_slot;
+    int32_t n_staged;
     int32_t n_head_kv;
     int32_t n_seq;
     int32_t n_page_max;

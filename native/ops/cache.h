@@ -3,43 +3,43 @@
 
 #include "args.h"
 
-// What one head of a sequence holds: a row's slot is its place among them, the row number itself when nothing is evicted.
-struct lctx_slots {
+// What one head of a sequence holds: a row's cell is its place among them, the row number itself when nothing is evicted.
+struct lctx_cells {
     lctx_held held;
 
-    LCTX_HD lctx_slots(const lctx_cache_args & cache, int32_t head, int32_t seq)
+    LCTX_HD lctx_cells(const lctx_cache_args & cache, int32_t head, int32_t seq)
         : held{cache.held.data ? cache.held.data + head * cache.held.head_stride + seq * cache.held.seq_stride : nullptr,
                cache.held.n_row_max} {}
     LCTX_HD bool all() const { return !held.data; }
-    // The first slot whose row is not before `row`.
-    LCTX_HD int32_t slot(int32_t row) const { return all() ? row : held.slot(row); }
-    LCTX_HD int32_t row(int32_t slot) const { return all() ? slot : held.rows()[slot]; }
+    // The first cell whose row is not before `row`.
+    LCTX_HD int32_t cell(int32_t row) const { return all() ? row : held.cell(row); }
+    LCTX_HD int32_t row(int32_t cell) const { return all() ? cell : held.rows()[cell]; }
 };
 
-// Where a slot lies: the row of the pools, and its key and value; near keys stand in a ring by row number.
-LCTX_HD inline int32_t lctx_page_of(const lctx_table_args & table, int32_t slot, int32_t head, int32_t seq) {
-    return table.pages[seq * table.seq_stride + head * table.head_stride + slot / LCTX_PAGE_ROWS];
+// Where a cell lies: the row of the pools, and its key and value; near keys stand in a ring by row number.
+LCTX_HD inline int32_t lctx_page_of(const lctx_table_args & table, int32_t cell, int32_t head, int32_t seq) {
+    return table.pages[seq * table.seq_stride + head * table.head_stride + cell / LCTX_PAGE_ROWS];
 }
 
-LCTX_HD inline size_t lctx_pool_row(const lctx_table_args & table, int32_t slot, int32_t head, int32_t seq) {
-    return (size_t)lctx_page_of(table, slot, head, seq) * LCTX_PAGE_ROWS + slot % LCTX_PAGE_ROWS;
+LCTX_HD inline size_t lctx_pool_row(const lctx_table_args & table, int32_t cell, int32_t head, int32_t seq) {
+    return (size_t)lctx_page_of(table, cell, head, seq) * LCTX_PAGE_ROWS + cell % LCTX_PAGE_ROWS;
 }
 
 LCTX_HD inline char * lctx_pool_at(const lctx_pool_args & pool, size_t row) {
     return (row < pool.n_row ? pool.data : pool.far) + row * pool.row_size;
 }
 
-LCTX_HD inline char * lctx_value_row(const lctx_cache_args & cache, int32_t slot, int32_t head, int32_t seq) {
-    return lctx_pool_at(cache.v_pool, lctx_pool_row(cache.table, slot, head, seq));
+LCTX_HD inline char * lctx_value_row(const lctx_cache_args & cache, int32_t cell, int32_t head, int32_t seq) {
+    return lctx_pool_at(cache.v_pool, lctx_pool_row(cache.table, cell, head, seq));
 }
 
-LCTX_HD inline char * lctx_key_row(const lctx_cache_args & cache, int32_t slot, int32_t head, int32_t seq) {
-    return lctx_pool_at(cache.k_pool, lctx_pool_row(cache.table, slot, head, seq));
+LCTX_HD inline char * lctx_key_row(const lctx_cache_args & cache, int32_t cell, int32_t head, int32_t seq) {
+    return lctx_pool_at(cache.k_pool, lctx_pool_row(cache.table, cell, head, seq));
 }
 
-// Whether a page of resident pools: the table tells of others too.
-LCTX_HD inline bool lctx_is_resident(const lctx_cache_args & cache, int32_t slot, int32_t head, int32_t seq) {
-    const int32_t page = lctx_page_of(cache.table, slot, head, seq);
+// Whether a page of staged pools: the table tells of others too.
+LCTX_HD inline bool lctx_is_staged(const lctx_cache_args & cache, int32_t cell, int32_t head, int32_t seq) {
+    const int32_t page = lctx_page_of(cache.table, cell, head, seq);
     return page >= 0 && (size_t)page * LCTX_PAGE_ROWS < cache.k_pool.n_row;
 }
 

@@ -18,13 +18,13 @@ struct lctx_chunks {
     int32_t n_recent;      // chunks before its own that a query always reads
     int32_t by_group;      // 1: the query heads of a KV head choose together
     int32_t select_block;  // neighbouring queries that choose together
-    int32_t minmax;        // 1: extremes of the keys; 0: the paper's representation, eq. 1-2
+    int32_t minmax;        // 1: extremes of the keys; 0: the paper's summary, eq. 1-2
     int32_t near_window;   // > 0: grouped positions, exact for distances below it; 0: packed
-    int32_t n_neighbor;    // slots given to the neighbours of the best chunks
+    int32_t n_neighbor;    // places given to the neighbours of the best chunks
     lctx_ablation ablation;
 
-    // Elements of one representation.
-    LCTX_HD int32_t rep_dim(int32_t head_dim) const { return minmax ? 2 * head_dim : head_dim; }
+    // Elements of one summary.
+    LCTX_HD int32_t summary_dim(int32_t head_dim) const { return minmax ? 2 * head_dim : head_dim; }
 
     // Segments per query: the chunks, and with grouped positions the chunks that the near window touches once more.
     LCTX_HD int32_t n_segment() const { return n_chunk + (near_window > 0 ? n_near_chunk() : 0); }
@@ -44,7 +44,7 @@ struct lctx_chunks {
 };
 
 // Rows of the angle table of one token, from its first one on.
-//   packed:  row s, s < n_chunk, is the position s*chunk_size + p % chunk_size: from there a query sees the chunk s slots before
+//   packed:  row s, s < n_chunk, is the position s*chunk_size + p % chunk_size: from there a query sees the chunk s places before
 //            its own; row 0 is also where the token's key is stored.
 //   grouped: as named below.
 constexpr int32_t LCTX_ANGLE_LOCAL = 0;   // p % chunk_size, both

@@ -15,10 +15,10 @@ inline lctx_pool_args lctx_pool_of(const ggml_tensor * pool) {
     return {(char *)pool->data, pool->type, pool->nb[1]};
 }
 
-// The rows of `pool` behind those of `resident`.
-inline lctx_pool_args lctx_resident_pool_of(const ggml_tensor * resident, const ggml_tensor * pool) {
-    lctx_pool_args args = lctx_pool_of(resident);
-    args.n_row = (size_t)resident->ne[1];
+// The rows of `pool` behind those of `staging`.
+inline lctx_pool_args lctx_staged_pool_of(const ggml_tensor * staging, const ggml_tensor * pool) {
+    lctx_pool_args args = lctx_pool_of(staging);
+    args.n_row = (size_t)staging->ne[1];
     args.far = (char *)pool->data - args.n_row * args.row_size;
     return args;
 }
@@ -88,8 +88,8 @@ inline lctx_attend_args lctx_attend_args_of(const ggml_tensor * dst) {
     args.cache.near = lctx_near_of(dst->src[6]);
     args.cache.held = lctx_held_of(dst->src[LCTX_ATTEND_HELD]);
     if (dst->src[LCTX_ATTEND_HELD + 1]) {
-        args.cache.k_pool = lctx_resident_pool_of(dst->src[LCTX_ATTEND_HELD + 1], dst->src[1]);
-        args.cache.v_pool = lctx_resident_pool_of(dst->src[LCTX_ATTEND_HELD + 2], dst->src[2]);
+        args.cache.k_pool = lctx_staged_pool_of(dst->src[LCTX_ATTEND_HELD + 1], dst->src[1]);
+        args.cache.v_pool = lctx_staged_pool_of(dst->src[LCTX_ATTEND_HELD + 2], dst->src[2]);
     }
     args.head_dim_k = (int32_t)q->ne[0];
     args.head_dim_v = (int32_t)dst->src[2]->ne[0];
@@ -103,11 +103,11 @@ inline lctx_attend_args lctx_attend_args_of(const ggml_tensor * dst) {
     return args;
 }
 
-inline lctx_represent_args lctx_represent_args_of(const ggml_tensor * dst) {
+inline lctx_summarize_args lctx_summarize_args_of(const ggml_tensor * dst) {
     const ggml_tensor * q = dst->src[0];
-    const ggml_tensor * reps = dst->src[6];
+    const ggml_tensor * summaries = dst->src[6];
     const ggml_tensor * open = dst->src[8];
-    lctx_represent_args args = {};
+    lctx_summarize_args args = {};
     args.q = (const char *)q->data;
     args.q_head_stride = q->nb[1];
     args.q_token_stride = q->nb[2];
@@ -124,37 +124,37 @@ inline lctx_represent_args lctx_represent_args_of(const ggml_tensor * dst) {
     args.n_dims = (int32_t)dst->src[5]->ne[0];
     args.cache.near = lctx_near_of(dst->src[7]);
     args.cache.held = lctx_held_of(dst->src[9]);
-    args.reps = (char *)reps->data;
-    args.rep_stride = reps->nb[1];
-    args.rep_head_stride = reps->nb[2];
-    args.rep_seq_stride = reps->nb[3];
+    args.summaries = (char *)summaries->data;
+    args.summary_stride = summaries->nb[1];
+    args.summary_head_stride = summaries->nb[2];
+    args.summary_seq_stride = summaries->nb[3];
     if (open) {
         args.open = (char *)open->data;
         args.open_stride = open->nb[1];
         args.open_head_stride = open->nb[2];
         args.open_seq_stride = open->nb[3];
     }
-    args.params = lctx_params_of<lctx_represent_params>(dst);
+    args.params = lctx_params_of<lctx_summarize_params>(dst);
     return args;
 }
 
 inline lctx_select_args lctx_select_args_of(const ggml_tensor * dst) {
     const ggml_tensor * q = dst->src[0];
-    const ggml_tensor * reps = dst->src[1];
+    const ggml_tensor * summaries = dst->src[1];
     lctx_select_args args = {};
     args.q = (const char *)q->data;
     args.q_head_stride = q->nb[1];
     args.q_token_stride = q->nb[2];
     args.head_dim = (int32_t)q->ne[0];
     args.n_head = (int32_t)q->ne[1];
-    args.n_rep = (int32_t)reps->ne[2];
+    args.n_summary = (int32_t)summaries->ne[2];
     args.n_choice = (int32_t)dst->ne[2];
     args.n_tokens = (int32_t)q->ne[2];
-    args.n_chunk_max = (int32_t)reps->ne[1];
-    args.reps = (const char *)reps->data;
-    args.rep_stride = reps->nb[1];
-    args.rep_head_stride = reps->nb[2];
-    args.rep_seq_stride = reps->nb[3];
+    args.n_chunk_max = (int32_t)summaries->ne[1];
+    args.summaries = (const char *)summaries->data;
+    args.summary_stride = summaries->nb[1];
+    args.summary_head_stride = summaries->nb[2];
+    args.summary_seq_stride = summaries->nb[3];
     args.rows = (const lctx_chunk_row *)dst->src[2]->data;
     args.chunks = lctx_params_of<lctx_select_params>(dst).chunks;
     args.dst = (lctx_segment *)dst->data;
@@ -172,19 +172,19 @@ inline lctx_vote_args lctx_vote_args_of(const ggml_tensor * dst) {
 
 inline lctx_evict_args lctx_evict_args_of(const ggml_tensor * dst) {
     const ggml_tensor * table = dst->src[2];
-    const ggml_tensor * reps = dst->src[5];
+    const ggml_tensor * summaries = dst->src[5];
     lctx_evict_args args = {};
     args.cache = {lctx_pool_of(dst->src[0]), lctx_pool_of(dst->src[1]), lctx_table_of(table), {}, lctx_held_of(dst->src[3])};
     args.n_head_kv = (int32_t)table->ne[1];
     args.n_seq = (int32_t)table->ne[2];
     args.due = (const int32_t *)dst->src[4]->data;
-    if (reps) {
-        args.reps = (char *)reps->data;
-        args.rep_dim = (int32_t)reps->ne[0];
-        args.n_rep = (int32_t)(reps->ne[2] / table->ne[1]);
-        args.rep_stride = reps->nb[1];
-        args.rep_head_stride = reps->nb[2];
-        args.rep_seq_stride = reps->nb[3];
+    if (summaries) {
+        args.summaries = (char *)summaries->data;
+        args.summary_dim = (int32_t)summaries->ne[0];
+        args.n_summary = (int32_t)(summaries->ne[2] / table->ne[1]);
+        args.summary_stride = summaries->nb[1];
+        args.summary_head_stride = summaries->nb[2];
+        args.summary_seq_stride = summaries->nb[3];
     }
     args.params = lctx_params_of<lctx_evict_params>(dst);
     return args;
@@ -195,12 +195,12 @@ inline lctx_fetch_args lctx_fetch_args_of(const ggml_tensor * dst) {
     const ggml_tensor * table = dst->src[3];
     lctx_fetch_args args = {};
     args.all = {lctx_pool_of(dst->src[1]), lctx_pool_of(dst->src[2]), lctx_table_of(table), {}, {}};
-    args.k_resident = lctx_pool_of(dst->src[4]);
-    args.v_resident = lctx_pool_of(dst->src[5]);
-    args.resident = (int32_t *)dst->src[6]->data;
-    args.resident_stride = dst->src[6]->nb[1] / sizeof(int32_t);
+    args.k_staged = lctx_pool_of(dst->src[4]);
+    args.v_staged = lctx_pool_of(dst->src[5]);
+    args.staging = (int32_t *)dst->src[6]->data;
+    args.staging_stride = dst->src[6]->nb[1] / sizeof(int32_t);
     args.table = (int32_t *)dst->data;
-    args.n_slot = lctx_params_of<lctx_fetch_params>(dst).n_slot;
+    args.n_staged = lctx_params_of<lctx_fetch_params>(dst).n_staged;
     args.n_page_max = (int32_t)table->ne[0];
     args.n_head_kv = (int32_t)table->ne[1];
     args.n_seq = (int32_t)table->ne[2];
@@ -209,9 +209,4 @@ inline lctx_fetch_args lctx_fetch_args_of(const ggml_tensor * dst) {
     args.n_choice = (int32_t)segs->ne[2];
     args.n_tokens = (int32_t)segs->ne[3];
     return args;
-}
-
-// True for *attend* and *vote* of heads with segments of their own.
-inline bool lctx_by_chunks(const ggml_tensor * dst) {
-    return lctx_params_of<lctx_attend_params>(dst).chunk_size > 0;
 }

@@ -64,7 +64,7 @@ ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * f
 
 ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
                          ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                         int32_t rope_mode, lctx_score score, bool resident_only) {
+                         int32_t rope_mode, lctx_score score, bool staged_only) {
     GGML_ASSERT(k->type == GGML_TYPE_F32 && k->nb[0] == sizeof(float) && k->ne[0] == k_pool->ne[0]);
     GGML_ASSERT(v->type == GGML_TYPE_F32 && v->nb[0] == sizeof(float) && v->ne[0] == v_pool->ne[0]);
     GGML_ASSERT(k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && k->ne[1] == table->ne[1]);
@@ -74,14 +74,14 @@ ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, g
     GGML_ASSERT(is_held(held, table));
 
     ggml_tensor * result = ggml_view_tensor(ctx, k_pool);
-    set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode, score, resident_only});
+    set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode, score, staged_only});
     set_sources(result, {k, v, k_pool, v_pool, table, rows, angles, near, held});
     return result;
 }
 
 ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
                           ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                          const lctx_attend_params & params, ggml_tensor * k_resident, ggml_tensor * v_resident) {
+                          const lctx_attend_params & params, ggml_tensor * k_staged, ggml_tensor * v_staged) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0]);
     GGML_ASSERT(q->ne[1] % table->ne[1] == 0 && q->ne[3] == 1);
     GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && ggml_is_contiguous(segs));
@@ -89,47 +89,47 @@ ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
     GGML_ASSERT(params.near_mask == 0 || near);
     GGML_ASSERT(params.near_mask == 0 || params.chunk_size == 0);
     GGML_ASSERT(is_held(held, table));
-    GGML_ASSERT(!k_resident || (v_resident && !held && params.chunk_size > 0));
+    GGML_ASSERT(!k_staged || (v_staged && !held && params.chunk_size > 0));
 
     const int64_t n_query = q->ne[1] * q->ne[2];
     ggml_tensor * result = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, n_query * (v_pool->ne[0] + (params.lse ? 1 : 0)));
     lctx_attend_params with_op = params;
     with_op.op = LCTX_OP_ATTEND;
     set_params(result, with_op);
-    set_sources(result, {q, k, v_pool, table, segs, angles, near, held, k_resident, v_resident});
+    set_sources(result, {q, k, v_pool, table, segs, angles, near, held, k_staged, v_staged});
     return result;
 }
 
-ggml_tensor * lctx_represent(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
-                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held, ggml_tensor * reps,
-                             ggml_tensor * open, const lctx_represent_params & params) {
+ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
+                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held, ggml_tensor * summaries,
+                             ggml_tensor * open, const lctx_summarize_params & params) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0]);
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
-    GGML_ASSERT(reps->type == GGML_TYPE_F32 && reps->nb[1] == reps->ne[0] * sizeof(float));
-    GGML_ASSERT(params.minmax ? reps->ne[0] == 2 * q->ne[0] && reps->ne[2] == table->ne[1]
-                              : reps->ne[0] == q->ne[0] && reps->ne[2] == q->ne[1] && v_pool->ne[0] == q->ne[0]);
+    GGML_ASSERT(summaries->type == GGML_TYPE_F32 && summaries->nb[1] == summaries->ne[0] * sizeof(float));
+    GGML_ASSERT(params.minmax ? summaries->ne[0] == 2 * q->ne[0] && summaries->ne[2] == table->ne[1]
+                              : summaries->ne[0] == q->ne[0] && summaries->ne[2] == q->ne[1] && v_pool->ne[0] == q->ne[0]);
     GGML_ASSERT(params.minmax || (open && open->type == GGML_TYPE_F32 && open->ne[0] == q->ne[0] && open->ne[2] == q->ne[1]));
     GGML_ASSERT(!params.from_near || near);
     GGML_ASSERT(is_held(held, table));
 
-    ggml_tensor * result = ggml_view_tensor(ctx, reps);
-    lctx_represent_params with_op = params;
-    with_op.op = LCTX_OP_REPRESENT;
+    ggml_tensor * result = ggml_view_tensor(ctx, summaries);
+    lctx_summarize_params with_op = params;
+    with_op.op = LCTX_OP_SUMMARIZE;
     set_params(result, with_op);
-    set_sources(result, {q, k, v_pool, table, rows, angles, reps, near, open, held});
+    set_sources(result, {q, k, v_pool, table, rows, angles, summaries, near, open, held});
     return result;
 }
 
-ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * reps, ggml_tensor * rows, int64_t n_head_kv,
+ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * summaries, ggml_tensor * rows, int64_t n_head_kv,
                           const lctx_chunks & chunks) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[1] % n_head_kv == 0);
-    GGML_ASSERT(reps->ne[0] == chunks.rep_dim((int32_t)q->ne[0]) && reps->ne[2] == (chunks.minmax ? n_head_kv : q->ne[1]));
+    GGML_ASSERT(summaries->ne[0] == chunks.summary_dim((int32_t)q->ne[0]) && summaries->ne[2] == (chunks.minmax ? n_head_kv : q->ne[1]));
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
 
     const int64_t n_choice = chunks.by_group ? n_head_kv : q->ne[1];
     ggml_tensor * result = ggml_new_tensor_4d(ctx, GGML_TYPE_I32, 4, chunks.n_segment(), n_choice, q->ne[2]);
     set_params(result, lctx_select_params{LCTX_OP_SELECT, chunks});
-    set_sources(result, {q, reps, rows});
+    set_sources(result, {q, summaries, rows});
     return result;
 }
 
@@ -153,29 +153,29 @@ ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor 
 }
 
 ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor * v_pool, ggml_tensor * table, ggml_tensor * held,
-                         ggml_tensor * due, ggml_tensor * reps, const lctx_retain & retain, int32_t chunk_size) {
+                         ggml_tensor * due, ggml_tensor * summaries, const lctx_retain & retain, int32_t chunk_size) {
     GGML_ASSERT(held && is_held(held, table) && table->type == GGML_TYPE_I32);
     GGML_ASSERT(due->type == GGML_TYPE_I32 && due->ne[0] == table->ne[2]);
-    GGML_ASSERT(!reps || (chunk_size > 0 && reps->type == GGML_TYPE_F32 && reps->ne[2] % table->ne[1] == 0));
+    GGML_ASSERT(!summaries || (chunk_size > 0 && summaries->type == GGML_TYPE_F32 && summaries->ne[2] % table->ne[1] == 0));
 
     ggml_tensor * result = ggml_view_tensor(ctx, held);
     set_params(result, lctx_evict_params{LCTX_OP_EVICT, retain, chunk_size});
-    set_sources(result, {k_pool, v_pool, table, held, due, reps});
+    set_sources(result, {k_pool, v_pool, table, held, due, summaries});
     return result;
 }
 
 ggml_tensor * lctx_fetch(ggml_context * ctx, ggml_tensor * segs, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
-                         ggml_tensor * k_resident, ggml_tensor * v_resident, ggml_tensor * resident, ggml_tensor * resident_table) {
-    const int64_t n_slot = k_resident->ne[1] / LCTX_PAGE_ROWS / table->ne[1];
+                         ggml_tensor * k_staged, ggml_tensor * v_staged, ggml_tensor * staging, ggml_tensor * staging_table) {
+    const int64_t n_staged = k_staged->ne[1] / LCTX_PAGE_ROWS / table->ne[1];
     GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && segs->ne[2] % table->ne[1] == 0 && ggml_is_contiguous(segs));
-    GGML_ASSERT(k_resident->type == k->type && k_resident->ne[0] == k->ne[0] && n_slot > 0);
-    GGML_ASSERT(v_resident->type == v_pool->type && v_resident->ne[0] == v_pool->ne[0] && v_resident->ne[1] == k_resident->ne[1]);
-    GGML_ASSERT(resident->type == GGML_TYPE_I32 && resident->ne[0] == lctx_resident::size((int32_t)n_slot) &&
-                resident->ne[1] == table->ne[1]);
-    GGML_ASSERT(resident_table->type == GGML_TYPE_I32 && ggml_are_same_shape(resident_table, table));
+    GGML_ASSERT(k_staged->type == k->type && k_staged->ne[0] == k->ne[0] && n_staged > 0);
+    GGML_ASSERT(v_staged->type == v_pool->type && v_staged->ne[0] == v_pool->ne[0] && v_staged->ne[1] == k_staged->ne[1]);
+    GGML_ASSERT(staging->type == GGML_TYPE_I32 && staging->ne[0] == lctx_staging::size((int32_t)n_staged) &&
+                staging->ne[1] == table->ne[1]);
+    GGML_ASSERT(staging_table->type == GGML_TYPE_I32 && ggml_are_same_shape(staging_table, table));
 
-    ggml_tensor * result = ggml_view_tensor(ctx, resident_table);
-    set_params(result, lctx_fetch_params{LCTX_OP_FETCH, (int32_t)n_slot});
-    set_sources(result, {segs, k, v_pool, table, k_resident, v_resident, resident, resident_table});
+    ggml_tensor * result = ggml_view_tensor(ctx, staging_table);
+    set_params(result, lctx_fetch_params{LCTX_OP_FETCH, (int32_t)n_staged});
+    set_sources(result, {segs, k, v_pool, table, k_staged, v_staged, staging, staging_table});
     return result;
 }

@@ -1,14 +1,14 @@
 // The sub-ops of GGML_OP_LCTX: parameters and constructors. The sub-op is op_params[0].
 //
 // One page is LCTX_PAGE_ROWS rows of one layer and KV head; page i is the rows [i*64, i*64 + 64) of the K and V pools.
-// A row number counts the tokens of a sequence from 0. Its slot is its place among the rows that the head still holds: the row number
-// itself when nothing is evicted. A slot's page is table[slot / 64].
+// A row number counts the tokens of a sequence from 0. Its cell is its place among the rows that the head still holds: the row number
+// itself when nothing is evicted. A cell's page is table[cell / 64].
 #pragma once
 
 #include "chunks.h"
 #include "ggml.h"
-#include "resident.h"
 #include "retain.h"
+#include "staging.h"
 
 #include <cstdint>
 #include <vector>
@@ -19,7 +19,7 @@ enum lctx_op : int32_t {
     LCTX_OP_ANGLES,
     LCTX_OP_STORE,
     LCTX_OP_ATTEND,
-    LCTX_OP_REPRESENT,
+    LCTX_OP_SUMMARIZE,
     LCTX_OP_SELECT,
     LCTX_OP_VOTE,
     LCTX_OP_EVICT,
@@ -48,8 +48,8 @@ struct lctx_angles_params {
 struct lctx_store_params {
     lctx_op op;
     int32_t rope_mode;
-    lctx_score score;       // of the votes for the rows, when heads evict
-    int32_t resident_only;  // 1: rows whose page is not resident are left out
+    lctx_score score;     // of the votes for the rows, when heads evict
+    int32_t staged_only;  // 1: rows whose page is not staged are left out
 };
 
 struct lctx_attend_params {
@@ -63,7 +63,7 @@ struct lctx_attend_params {
     int32_t near_from;   // with chunk_size: segments from this one on read the near ring
 };
 
-struct lctx_represent_params {
+struct lctx_summarize_params {
     lctx_op op;
     int32_t rope_mode;
     float scale;
@@ -91,12 +91,12 @@ struct lctx_vote_params {
 struct lctx_evict_params {
     lctx_op op;
     lctx_retain retain;
-    int32_t chunk_size;  // > 0: rows of the open chunk stay, and a chunk without rows loses its representation
+    int32_t chunk_size;  // > 0: rows of the open chunk stay, and a chunk without rows loses its summary
 };
 
 struct lctx_fetch_params {
     lctx_op op;
-    int32_t n_slot;  // resident pages of a head
+    int32_t n_staged;  // staged pages of a head
 };
 
 // True for the types that K and V rows can have: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1.
@@ -110,7 +110,7 @@ struct lctx_row {
     int32_t near_angle;  // the same for the near ring
 };
 
-// One token of the batch, as *represent* and *select* see it.
+// One token of the batch, as *summarize* and *select* see it.
 struct lctx_chunk_row {
     int32_t row;
     int32_t seq;
@@ -152,11 +152,11 @@ ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * f
 //   angles:  F32 [n_dims, *]
 //   near:    as k_pool [head_dim_k, near_rows, n_head_kv, n_seq] or NULL: keys once more, in row % near_rows
 //   held:    I32 [lctx_held::size, n_head_kv, n_seq] or NULL: heads evict, the new rows are written down there
-//   resident_only: the pools are the resident pages and the table is theirs: other rows are left out
+//   staged_only: the pools are the staged pages and the table is theirs: other rows are left out
 //   result:  view of k_pool; what reads the pools takes it as its source
 ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
                          ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                         int32_t rope_mode, lctx_score score, bool resident_only = false);
+                         int32_t rope_mode, lctx_score score, bool staged_only = false);
 
 // Attention of every query over its segments.
 //   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
@@ -165,28 +165,28 @@ ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, g
 //            I32 [4, n_seg, n_choice, n_tokens] with params.chunk_size > 0: result of lctx_select
 //   result:  F32 [n_head*head_dim_v*n_tokens] as [head_dim_v, n_head, n_tokens], then with lse: [n_head, n_tokens]
 // A query without any row gives 0 and LSE -inf.
-// With resident pages table is the result of lctx_fetch, and heads do not evict.
+// With staged pages table is the result of lctx_fetch, and heads do not evict.
 ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
                           ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                          const lctx_attend_params & params, ggml_tensor * k_resident = nullptr, ggml_tensor * v_resident = nullptr);
+                          const lctx_attend_params & params, ggml_tensor * k_staged = nullptr, ggml_tensor * v_staged = nullptr);
 
-// Representations of the chunks that the batch completes; the queries of chunks that stay open are kept.
+// Summaries of the chunks that the batch completes; the queries of chunks that stay open are kept.
 //   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
 //   k:       result of lctx_store; v_pool, table, angles, near, held: as there
 //   rows:    I32 [4, n_tokens]                       lctx_chunk_row
-//   reps:    F32 [rep_dim, n_chunk_max, n_rep, n_seq]   n_rep is n_head_kv with minmax, else n_head
+//   summaries:    F32 [summary_dim, n_chunk_max, n_summary, n_seq]   n_summary is n_head_kv with minmax, else n_head
 //   open:    F32 [head_dim_k, 2*chunk_size, n_head, n_seq], queries rotated to their place in the chunk; NULL with minmax
-//   result:  view of reps
-ggml_tensor * lctx_represent(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
-                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held, ggml_tensor * reps,
-                             ggml_tensor * open, const lctx_represent_params & params);
+//   result:  view of summaries
+ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
+                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held, ggml_tensor * summaries,
+                             ggml_tensor * open, const lctx_summarize_params & params);
 
 // The chunks that every query reads, in ascending order, as segments; unused segments are empty.
 //   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
-//   reps:    result of lctx_represent
+//   summaries:    result of lctx_summarize
 //   rows:    I32 [4, n_tokens]                       lctx_chunk_row
 //   result:  I32 [4, n_segment, n_choice, n_tokens]  lctx_segment; n_choice is n_head_kv by group, else n_head
-ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * reps, ggml_tensor * rows, int64_t n_head_kv,
+ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * summaries, ggml_tensor * rows, int64_t n_head_kv,
                           const lctx_chunks & chunks);
 
 // The queries of the batch vote for the rows they have read: scores of all rows that are held, or of those whose fate is open
@@ -199,17 +199,17 @@ ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor 
 // Rows without enough votes leave; the others move up, K and V as stored.
 //   k_pool, v_pool, table, held: as for lctx_store
 //   due:     I32 [n_seq]   the border after which each sequence evicts; < 0: it does not
-//   reps:    as for lctx_represent, or NULL: a chunk that has lost its last row is NaN then, which no query chooses
+//   summaries:    as for lctx_summarize, or NULL: a chunk that has lost its last row is NaN then, which no query chooses
 //   result:  view of held
 ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor * v_pool, ggml_tensor * table, ggml_tensor * held,
-                         ggml_tensor * due, ggml_tensor * reps, const lctx_retain & retain, int32_t chunk_size);
+                         ggml_tensor * due, ggml_tensor * summaries, const lctx_retain & retain, int32_t chunk_size);
 
 // Bring the pages that the batch reads close, where there is room: the least recently read ones make place.
 //   segs:       result of lctx_select
 //   k:          result of lctx_store into the pool of all pages; v_pool, table: as there
-//   k_resident: as k_pool [head_dim_k, n_head_kv*n_slot*64]: head h has the pages from h*n_slot on; v_resident likewise
-//   resident:   I32 [lctx_resident::size, n_head_kv]
-//   resident_table: I32 as table: a resident page, or the number of resident pages + the page of the pool; -1: not known
-//   result:     view of resident_table
+//   k_staged: as k_pool [head_dim_k, n_head_kv*n_staged*64]: head h has the pages from h*n_staged on; v_staged likewise
+//   staging:   I32 [lctx_staging::size, n_head_kv]
+//   staging_table: I32 as table: a staged page, or the number of staged pages + the page of the pool; -1: not known
+//   result:     view of staging_table
 ggml_tensor * lctx_fetch(ggml_context * ctx, ggml_tensor * segs, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
-                         ggml_tensor * k_resident, ggml_tensor * v_resident, ggml_tensor * resident, ggml_tensor * resident_table);
+                         ggml_tensor * k_staged, ggml_tensor * v_staged, ggml_tensor * staging, ggml_tensor * staging_table);

@@ -1,7 +1,7 @@
 // Which rows a head keeps: settings of the eviction rules, the arithmetic that host and kernels share, and where it is written down.
 //
-// Every KV head of a sequence holds some of the rows that were stored, ascending; the place of a row among them is its slot, and slot i
-// lies in page table[i / 64]. Queries vote for the rows they read; at a border the rows without enough votes leave and the others move up.
+// Every KV head of a sequence holds some of the rows that were stored, ascending; the place of a row among them is its cell, and cell i
+// lies in block table[i / 64]. Queries vote for the rows they read; at a border the rows without enough votes leave and the others move up.
 #pragma once
 
 #include "portable.h"
@@ -61,8 +61,8 @@ struct lctx_held {
         return score;
     }
 
-    // The number of held rows before `row`: its slot when it is held.
-    LCTX_HD int32_t slot(int32_t row) const {
+    // The number of held rows before `row`: its cell when it is held.
+    LCTX_HD int32_t cell(int32_t row) const {
         if (row >= dense_from()) {
             return row - n_gone();
         }

@@ -21,6 +21,7 @@ SHARPNESS = 2.0  # factor on q and k: attention scores get a standard deviation 
 N_EXPERT = 4
 Array = NDArray[Any]
 SHARP = ("attn_q", "attn_k", "attn_q_b", "attn_kv_a_mqa")
+ALWAYS_F32 = ("ssm_conv1d.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")  # as llama.cpp quantizes
 NOT_WEIGHTS = ("exp_probs_b.bias", "ssm_a", "ssm_d", "ssm_dt.bias")  # names that stand as they are
 UNQUANTIZED = ("ffn_gate_inp.weight", "ssm_conv1d.weight")  # matrices that llama.cpp never quantizes
 
@@ -79,6 +80,8 @@ class Recipe:
         Deviation of the token embedding, for models that scale it up again.
     sharpness : float
         Factor on normed q and k, for models that do not divide scores by the root of the head's width.
+    gains : dict
+        More factors, on matrices and their biases, by name.
     """
 
     layer: str | tuple[str, ...]
@@ -88,6 +91,7 @@ class Recipe:
     meta: dict[str, Any] = field(default_factory=dict)
     embedding: float = 1.0
     sharpness: float = SHARPNESS
+    gains: dict[str, float] = field(default_factory=dict)
 
 
 def biased(words: str) -> str:
@@ -229,8 +233,10 @@ class Weights:
         seed: int,
         qtype: gguf.GGMLQuantizationType = F32,
         sharpness: float = SHARPNESS,
+        gains: dict[str, float] | None = None,
     ):
         self.writer, self.shape, self.qtype, self.sharpness = writer, shape, qtype, sharpness
+        self.gains = gains or {}
         self.rng, self.dims = np.random.default_rng(seed), dims(shape)
 
     def add(self, prefix: str, word: str) -> None:
@@ -254,7 +260,7 @@ class Weights:
         else:
             self.matrix(f"{full}.weight", sizes, self._gain(name, sizes[0]))
         if bias:
-            self.vector(f"{full}.bias", sizes[:-1] or sizes, mean=0.0, deviation=0.3)
+            self.vector(f"{full}.bias", sizes[:-1] or sizes, mean=0.0, deviation=0.3 * self.gains.get(name, 1.0))
 
     def embedding(self, deviation: float) -> None:
         """Add the token embedding; rows are looked up, so f32 whatever the type of the rest."""
@@ -274,21 +280,28 @@ class Weights:
 
     def _type(self, name: str) -> gguf.GGMLQuantizationType:
         """Return the type of a matrix; Q4_K is mixed with Q6_K in the places where llama.cpp's Q4_K_M does so."""
+<<<<<<< HEAD
         if name.endswith(UNQUANTIZED):
             return F32
         if self.qtype is not Q4_K or name == "output.weight":
             return Q6_K if self.qtype is Q4_K else self.qtype
+=======
+>>>>>>> main
         _, _, rest = name.partition("blk.")
         number, _, part = rest.partition(".")
+        if part in ALWAYS_F32:
+            return F32
+        if self.qtype is not Q4_K or name == "output.weight":
+            return Q6_K if self.qtype is Q4_K else self.qtype
         finer = part in ("attn_v.weight", "ffn_down.weight") and _more_bits(int(number), self.shape.n_layer)
         return Q6_K if finer else Q4_K
 
     def _gain(self, name: str, n_rows: int) -> Array | float:
         """Return how much sharper than ordinary rows are: those that make queries and keys."""
-        if name == "attn_qkv":
+        if name == "attn_qkv" and self.qtype in (F16, F32):  # quantized blocks all have one scale
             n_v = n_rows * self.shape.n_embd_kv // self.dims["qkv"]
             return np.repeat([SHARPNESS, 1.0], [n_rows - n_v, n_v])[:, None].astype(np.float32)
-        return SHARPNESS if name in SHARP else 1.0
+        return (SHARPNESS if name in SHARP else 1.0) * self.gains.get(name, 1.0)
 
     def _normal(self, sizes: list[int]) -> Array:
         return self.rng.standard_normal(sizes, dtype=np.float32)
@@ -372,7 +385,7 @@ def write_model(
     add_meta(writer, recipe.arch, shape_meta(shape) | scaling | recipe.meta)
     writer.add_file_type(FILE_TYPES[qtype])
     add_vocab(writer, shape.n_vocab)
-    _add_tensors(Weights(writer, shape, seed, qtype, recipe.sharpness), recipe, rope_freqs)
+    _add_tensors(Weights(writer, shape, seed, qtype, recipe.sharpness, recipe.gains), recipe, rope_freqs)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -390,3 +403,71 @@ def _add_tensors(w: Weights, recipe: Recipe, rope_freqs: bool) -> None:
             w.add(f"blk.{i}.", word)
     for word in recipe.outer.split():
         w.add("", word)
+<<<<<<< HEAD
+=======
+
+
+# ---- real widths ----
+
+WEIGHTS = {"q4_k_m": Q4_K, "q8_0": Q8_0, "f16": F16}
+EXPERTS = "ffn_gate_inp ffn_gate_exps ffn_up_exps ffn_down_exps"
+SHARED_EXPERT = "ffn_gate_inp_shexp=embd ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
+DELTA_NET = (
+    "attn_norm attn_qkv=8192,embd attn_gate=4096,embd ssm_conv1d=8192,4 ssm_dt.bias=32 ssm_a=32 ssm_norm=128 "
+    "ssm_out=embd,4096 ssm_ba=64,embd post_attention_norm"
+)
+GATED_ATTENTION = "attn_norm attn_q=2q,embd attn_k attn_v attn_output attn_q_norm attn_k_norm post_attention_norm"
+QWEN3_NEXT = Recipe(  # with 4 experts, of which a token takes 2
+    tuple(f"{layer} {EXPERTS} {SHARED_EXPERT}" for layer in (*3 * (DELTA_NET,), GATED_ATTENTION)),
+    arch="qwen3next",
+    meta={
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 4096,
+        "ssm.state_size": 128,
+        "ssm.time_step_rank": 32,
+        "ssm.group_count": 16,
+        "full_attention_interval": 4,
+        "expert_count": N_EXPERT,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 512,
+        "expert_shared_feed_forward_length": 512,
+    },
+)
+# vocabulary (small, the output matrix is no part of what is compared), n_embd, n_layer, heads, KV heads, n_ff, context
+GEOMETRIES = {
+    "llama-2-7b": (LLAMA, Shape(512, 4096, 32, 32, 32, 11008, 4096)),
+    "llama-3-8b": (LLAMA, Shape(512, 4096, 32, 32, 8, 14336, 8192, 500000.0)),
+    "llama-3.2-1b": (LLAMA, Shape(512, 2048, 16, 32, 8, 8192, 8192, 500000.0)),
+    "phi-2": (PHI2, Shape(512, 2560, 32, 32, 32, 10240, 2048, n_rot=32)),
+    "qwen2.5-1.5b": (QWEN2, Shape(512, 1536, 28, 12, 2, 8960, 32768, 1000000.0)),
+    "qwen3-next-80b": (QWEN3_NEXT, Shape(512, 2048, 48, 16, 2, 512, 262144, 10000000.0, 256, 64)),
+    "qwen2.5-7b": (QWEN2, Shape(512, 3584, 28, 28, 4, 18944, 32768, 1000000.0)),
+}
+
+
+def cached_model(name: str) -> Path:
+    """Return the file of ``geometry:layers[:weights]``, for instance ``llama-3-8b:2:q8_0``; written on first use.
+
+    Raises
+    ------
+    ValueError
+        When the name is none; the message says how it is made up.
+    """
+    geometry, _, rest = name.partition(":")
+    layers, _, weights = rest.partition(":")
+    weights = weights or "q4_k_m"
+    if geometry not in GEOMETRIES or weights not in WEIGHTS or not layers.isdecimal() or not int(layers):
+        raise ValueError(
+            f"random:{name} is not random:geometry:layers[:weights]; geometries: {', '.join(GEOMETRIES)}; "
+            f"weights: {', '.join(WEIGHTS)}"
+        )
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pylongctx"
+    path = folder / f"{geometry}-{int(layers)}-{weights}.gguf"
+    if not path.exists():
+        recipe, shape = GEOMETRIES[geometry]
+        folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        write_model(part, recipe, replace(shape, n_layer=int(layers)), qtype=WEIGHTS[weights])
+        part.rename(path)
+    return path
+>>>>>>> main

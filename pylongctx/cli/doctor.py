@@ -77,27 +77,14 @@ def _library() -> dict[str, Any]:
 
 
 def _attention(device: str) -> dict[str, list[int]]:
-    """Return the widths of heads that a device runs, for every KV type: one row is stored and attended to."""
+    """Return the widths of heads that a device runs, for every KV type."""
     return {kv: [dim for dim in HEAD_DIMS if _runs(device, kv, dim)] for kv in KV_TYPES}
 
 
 def _runs(device: str, kv: str, head_dim: int) -> bool:
-    from pylongctx._lib import ffi, lib
+    from pylongctx._lib import lib
 
-    row = [ffi.new("float[]", [1.0] * head_dim) for _ in range(3)]
-    out, zero, rows = ffi.new("float[]", head_dim), ffi.new("int32_t *", 0), ffi.new("int32_t[]", [0, 1])
-    name, reason = ffi.new("char[]", device.encode()), ffi.new("char[]", 512)
-    kv_type = lib.lctx_type_from_name(kv.encode())
-    args = ffi.new("lctx_op_args *", {
-        "head_dim_k": head_dim, "head_dim_v": head_dim, "n_head": 1, "n_head_kv": 1, "n_rows": 1, "n_tokens": 1,
-        "n_seg": 1, "type_k": kv_type, "type_v": kv_type, "n_threads": 1, "scale": 1.0, "rope_dims": head_dim,
-        "rope_freq_base": 10000.0, "rope_freq_scale": 1.0, "rope_attn_factor": 1.0, "k": row[0], "v": row[1],
-        "q": row[2], "k_pos": zero, "seg_pos": zero, "seg_rows": rows, "out": out, "device": name,
-    })  # fmt: skip
-    if lib.lctx_op_run(args, reason, len(reason)) != lib.LCTX_OK:
-        return False
-    # one row has all the weight, and 1.0 is exact in every type but for a rounding of the scale
-    return all(abs(x - 1.0) < 0.01 for x in out)
+    return bool(lib.lctx_device_attends(device.encode(), lib.lctx_type_from_name(kv.encode()), head_dim))
 
 
 def _table(facts: dict[str, Any]) -> Table:

@@ -62,6 +62,7 @@ PLAIN = {
     "offload_kqv": "kvo",
     "kv_limit": "kv_limit",
     "preflight": "preflight",
+    "swa_full": "swa_full",
     "verbose": "verbose",
 }
 YARN = {
@@ -132,6 +133,7 @@ def _add_context(options: Options) -> None:
             env=f"LLAMA_ARG_CACHE_TYPE_{letter.upper()}",
             help=f"type of {letter.upper()} in the cache (f16)",
         )
+    options.switch("--swa-full", env="LLAMA_ARG_SWA_FULL", help="sliding windows keep every row")
     off = ("--no-preflight",)
     options.switch("--preflight", off=off, help="open only what fits into memory (on)", dest="preflight")
 

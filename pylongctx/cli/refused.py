@@ -15,7 +15,6 @@ DRAFT = "there is no second model that drafts; Llama(draft_model=...) guesses fr
 REFUSED: tuple[tuple[tuple[str, ...], str | None, str], ...] = (
     (("--context-shift",), "LLAMA_ARG_CONTEXT_SHIFT", FULL),
     (("--keep",), None, FULL),
-    (("--swa-full",), "LLAMA_ARG_SWA_FULL", "models with sliding windows run with llama.cpp's own cache only"),
     (("--samplers",), None, CHAIN),
     (("--sampler-seq", "--sampling-seq"), None, CHAIN),
     (("--top-nsigma", "--top-n-sigma"), None, CHAIN),

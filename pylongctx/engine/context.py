@@ -24,6 +24,9 @@ class KVUsage:
         Most bytes ever held.
     full_bytes : int
         What a full cache of the same types holds for the same tokens.
+    rest_bytes : int
+        Bytes of sliding windows and recurrent states, which stay llama.cpp's own, and of their checkpoints; the other
+        numbers are without them.
     rows : numpy.ndarray
         int32 [n_layer, n_head_kv], rows held per layer and KV head.
     """
@@ -31,7 +34,12 @@ class KVUsage:
     bytes: int
     peak_bytes: int
     full_bytes: int
+    rest_bytes: int
     rows: NDArray[np.int32]
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes by name."""
+        return {name: value for name, value in vars(self).items() if name != "rows"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class OffloadUsage:
         Bytes of a page: 64 rows of K and of V of one head.
     device_bytes : int
         Bytes on the devices for all that the method keeps there.
-    slots : int
+    staged : int
         Pages of a head that fit on its device; 0 without ``kv_offload``.
     """
 
@@ -56,7 +64,7 @@ class OffloadUsage:
     far: int
     page_bytes: int
     device_bytes: int
-    slots: int
+    staged: int
 
     @property
     def hit_rate(self) -> float:
@@ -106,6 +114,7 @@ class Context:
         self.types = {name: text(lib.lctx_type_name(getattr(params, name))) for name in ("type_k", "type_v")}
         self.method = text(lib.lctx_context_method(handle))
         self.why = text(lib.lctx_context_why(handle))
+        self.rollback: int = lib.lctx_context_rollback(handle)
         self.tracing = False
         lib.lctx_context_set_abort(handle, self._abort)
 
@@ -199,6 +208,21 @@ class Context:
         with self._lock:
             return int(lib.lctx_seq_restorable(self.handle, seq, n))
 
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether ``checkpoint`` does something."""
+        return bool(self.method) and self.rollback != lib.LCTX_ROLLBACK_FREE
+
+    def checkpoint(self, seq: int = 0) -> str:
+        """Let ``truncate`` come back to the end of now; returns why that cannot be, or the empty string."""
+        with self._lock:
+            done = lib.lctx_seq_checkpoint(self.handle, seq)
+            return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
+
+    def place(self, pos: int) -> int:
+        """Return the last position up to ``pos`` where a checkpoint helps later."""
+        return int(lib.lctx_context_place(self.handle, pos))
+
     def copy(self, source: int, target: int, n: int) -> bool:
         """Make one sequence a copy of the first ``n`` positions of another; False: refused, nothing changed."""
         with self._lock:
@@ -260,14 +284,14 @@ class Context:
             self._kv_usage(info, ffi.NULL)
             rows = np.zeros((info.n_layer, info.n_head_kv), np.int32)
             self._kv_usage(info, out_buffer("rows", rows, np.int32))
-        return KVUsage(info.bytes, info.peak_bytes, info.full_bytes, rows)
+        return KVUsage(info.bytes, info.peak_bytes, info.full_bytes, info.rest_bytes, rows)
 
     def offload_usage(self) -> OffloadUsage:
         """Return how the pages of ``kv_offload`` were read."""
         info = ffi.new("lctx_offload_info *")
         with self._lock:
             check(lib.lctx_offload_usage(self.handle, info), lib.lctx_context_error(self.handle))
-        return OffloadUsage(info.n_hit, info.n_miss, info.n_far, info.page_bytes, info.device_bytes, info.n_slot)
+        return OffloadUsage(info.n_hit, info.n_miss, info.n_far, info.page_bytes, info.device_bytes, info.n_staged)
 
     def _kv_usage(self, info: Any, rows: Any) -> None:
         check(lib.lctx_kv_usage(self.handle, info, rows), lib.lctx_context_error(self.handle))
@@ -279,7 +303,7 @@ class Context:
             self.tracing = start < stop
 
     def read_trace(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the records: positions int32 [n_query], chunks int32 [n_query, n_layer, n_head, n_slot].
+        """Return the records: positions int32 [n_query], chunks int32 [n_query, n_layer, n_head, n_read].
 
         Raises
         ------
@@ -290,7 +314,7 @@ class Context:
         with self._lock:
             self._read_trace(info, ffi.NULL, ffi.NULL)
             positions = np.empty(info.n_query, np.int32)
-            chunks = np.empty((info.n_query, info.n_layer, info.n_head, info.n_slot), np.int32)
+            chunks = np.empty((info.n_query, info.n_layer, info.n_head, info.n_read), np.int32)
             buffers = [out_buffer(name, array, np.int32) for name, array in (("pos", positions), ("chunks", chunks))]
             self._read_trace(info, *buffers)
         return positions, chunks

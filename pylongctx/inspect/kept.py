@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pylongctx.methods import Corm, Full, LongHeads, Method
+from pylongctx.methods import Corm, Full, Method
 from pylongctx.methods.base import names
 
 if TYPE_CHECKING:
@@ -226,11 +226,10 @@ def _important(llm: Llama, position: int) -> NDArray[np.float64]:
 
 
 def check_reads_all(method: Method) -> None:
-    """Raise ValueError unless ``method`` reads every key and forgets none: a base other than LongHeads."""
-    if method.role != "base" or isinstance(method, LongHeads):
-        raise ValueError(
-            f"sparsity is measured where every key is read: with full, selfextend or dca, not {str(method)!r}"
-        )
+    """Raise ValueError unless ``method`` reads every key and forgets none."""
+    if not method.reads_all:
+        known = names("base", reads_all=True)
+        raise ValueError(f"sparsity is measured where every key is read: with {known}, not {str(method)!r}")
 
 
 def _check_observes(method: Method | None, n_tokens: int) -> None:

@@ -55,8 +55,8 @@ def _range(session: Session, start: int | None, stop: int | None) -> tuple[int, 
 
 
 def _check_size(session: Session, method: LongHeads, n_query: int) -> None:
-    n_slot = (method.window or 0) // (method.chunk_size or 1)
-    size = 4 * n_query * session.model.info.n_layer * session.model.info.n_head * n_slot
+    n_read = (method.window or 0) // (method.chunk_size or 1)
+    size = 4 * n_query * session.model.info.n_layer * session.model.info.n_head * n_read
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > ram:
         raise MemoryError(

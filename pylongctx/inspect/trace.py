@@ -18,7 +18,7 @@ class Trace:
     positions : array_like
         int32 [n_query], ascending: where the queries stand in the text, in tokens.
     chunks : array_like
-        int32 [n_query, n_layer, n_head, n_slot]: what they read, ascending, then -1 for slots that were not used.
+        int32 [n_query, n_layer, n_head, n_read]: what they read, ascending, then -1 where there are fewer.
     chunk_size : int
         Tokens of a chunk.
     n_recent : int
@@ -50,7 +50,7 @@ class Trace:
             raise ValueError(f"no chunk_size={self.chunk_size} with n_recent={self.n_recent}: at least 1 and 0")
         if positions.ndim != 1 or chunks.ndim != 4 or len(positions) != len(chunks):
             raise ValueError(
-                "a trace is positions [n_query] and chunks [n_query, n_layer, n_head, n_slot], "
+                "a trace is positions [n_query] and chunks [n_query, n_layer, n_head, n_read], "
                 f"not {list(positions.shape)} and {list(chunks.shape)}"
             )
         if (chunks > (positions // self.chunk_size)[:, None, None, None]).any():
@@ -75,7 +75,7 @@ class Trace:
 
     @property
     def chunks(self) -> NDArray[np.int32]:
-        """int32 [n_query, n_layer, n_head, n_slot], ascending, then -1; inside ``Llama.trace`` a new copy."""
+        """int32 [n_query, n_layer, n_head, n_read], ascending, then -1; inside ``Llama.trace`` a new copy."""
         return self._read()[1]
 
     @property

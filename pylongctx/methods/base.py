@@ -22,6 +22,8 @@ class Method:
     role : str or None
         What it is in a composition: a "base" says what is read, a "rule" what is forgotten. None: it composes with
         nothing.
+    reads_all : bool
+        Whether every query reads every earlier token.
 
     Examples
     --------
@@ -33,6 +35,7 @@ class Method:
     name: ClassVar[str]
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     role: ClassVar[str | None] = None
+    reads_all: ClassVar[bool] = False
 
     @property
     def parts(self) -> tuple["Method", ...]:
@@ -56,10 +59,10 @@ class Composition(Method):
     Parameters
     ----------
     base : Method
-        What is read: SelfExtend, LongHeads or DualChunk. Full attention is what a rule alone reads:
-        ``Full() + Corm()`` is ``Corm()``.
+        What is read: a method whose role is "base". Full attention is what a rule alone reads: ``Full() + Corm()`` is
+        ``Corm()``.
     rule : Method
-        What is forgotten: Corm, H2O, Scissorhands or Tova.
+        What is forgotten: a method whose role is "rule".
 
     Raises
     ------
@@ -141,13 +144,13 @@ def _reason(parts: tuple[Method, ...]) -> str:
     return f"the base comes first, '{second.name}+{first.name}'"
 
 
-def names(role: str) -> str:
-    """Return the methods with a role in compositions, as words: ``"a, b or c"``.
+def names(role: str, reads_all: bool = False) -> str:
+    """Return the methods with a role in compositions, or those of them that read every token: ``"a, b or c"``.
 
     Examples
     --------
-    >>> names("base")
-    'dca, full, longheads or selfextend'
+    >>> "longheads" in names("base"), "longheads" in names("base", reads_all=True)
+    (True, False)
     """
-    *most, last = sorted(cls.name for cls in Method.__subclasses__() if cls.role == role)
+    *most, last = sorted(cls.name for cls in Method.__subclasses__() if cls.role == role and cls.reads_all >= reads_all)
     return f"{', '.join(most)} or {last}"

@@ -40,6 +40,7 @@ class DualChunk(Method):
 
     name = "dca"
     role = "base"
+    reads_all = True
 
     def __post_init__(self) -> None:
         check_int("chunk_size", self.chunk_size, 1)

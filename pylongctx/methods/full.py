@@ -17,3 +17,4 @@ class Full(Method):
 
     name = "full"
     role = "base"
+    reads_all = True

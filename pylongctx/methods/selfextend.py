@@ -38,6 +38,7 @@ class SelfExtend(Method):
 
     name = "selfextend"
     role = "base"
+    reads_all = True
 
     def __post_init__(self) -> None:
         check_int("group_size", self.group_size, 1)

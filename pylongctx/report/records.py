@@ -12,11 +12,11 @@ from typing import Any
 from pylongctx.eval.runner import Results
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record
-from pylongctx.methods import Method, named
+from pylongctx.methods import METHODS, Method, named
 
 RECORDS, ABOUT, FAILED = "records.jsonl", "about.json", "failed.json"
 SCORES = ("strict", "string_match", "score")  # the score that counts, by kind of task
-READ_ALL = ("full", "selfextend", "dca")  # methods whose queries read every token
+READ_ALL = {name for name, method in METHODS.items() if method.reads_all}
 
 
 @dataclass(frozen=True)

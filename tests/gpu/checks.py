@@ -12,7 +12,6 @@ from cases import CHUNK_CASES, EVICT_CASES, OP_CASES, ChunkCase, EvictCase, OpCa
 from op import make_inputs, run_chunks, run_evict, run_native
 
 from pylongctx import Llama
-from pylongctx._lib import ffi, lib
 
 # Of the largest value. All rows become f16 on their way to the tensor cores, whose products have 11 bits and whose sums
 # are float; sharper scores have larger errors, and an exponential makes them relative ones of the weights.
@@ -72,12 +71,12 @@ class Check:
 
 def on(device: str) -> dict:
     """Return what makes a run of an op one on a device."""
-    return {"device": ffi.new("char[]", device.encode())}
+    return {"device": device}
 
 
 def check_attend(check: Check, case: OpCase, device: str, x) -> None:
     """Store, and attend over the segments of the case: outputs and LSE."""
-    want, got = (run_native(ffi, lib, case, x, **where) for where in ({}, on(device)))
+    want, got = (run_native(case, x, **where) for where in ({}, on(device)))
     for what, a, b in zip(("out", "lse"), got, want, strict=True):
         if a is not None:
             check.hold(f"{case.name} {what}", error_of(a, b), limit_of(case))
@@ -85,8 +84,8 @@ def check_attend(check: Check, case: OpCase, device: str, x) -> None:
 
 def check_chunks(check: Check, case: ChunkCase, device: str, x) -> None:
     """Represent, select and attend; outputs where the choice is the same."""
-    want, got = (run_chunks(ffi, lib, case, x, **where) for where in ({}, on(device)))
-    check.hold(f"{case.name} representations", error_of(got.reps, want.reps), limit_of(case))
+    want, got = (run_chunks(case, x, **where) for where in ({}, on(device)))
+    check.hold(f"{case.name} summaries", error_of(got.summaries, want.summaries), limit_of(case))
     same = (got.chunks == want.chunks).all(-1)
     check.hold(f"{case.name} choices", 1 - same.mean(), OTHER_CHOICES)
     if same.any():
@@ -95,7 +94,7 @@ def check_chunks(check: Check, case: ChunkCase, device: str, x) -> None:
 
 def check_evict(check: Check, case: EvictCase, device: str, x) -> None:
     """Vote and evict too: the rows held, and outputs as long as nothing was evicted; later their median."""
-    want, got = (run_evict(ffi, lib, case, x, **where) for where in ({}, on(device)))
+    want, got = (run_evict(case, x, **where) for where in ({}, on(device)))
     check.hold(f"{case.name} held", (got.held != want.held).mean(), OTHER_ROWS)
     error = abs(got.out - want.out).max(axis=(1, 2)) / max(abs(want.out).max(), 1e-30)
     check.hold(f"{case.name} out", float(np.median(error)), limit_of(case))
@@ -122,7 +121,7 @@ def fits(case: OpCase) -> bool:
 Group = tuple[str, Iterable[OpCase], Callable[..., None]]
 GROUPS: tuple[Group, ...] = (
     ("store, attend", OP_CASES, check_attend),
-    ("represent, select, attend", CHUNK_CASES, check_chunks),
+    ("summarize, select, attend", CHUNK_CASES, check_chunks),
     ("vote, evict, attend", EVICT_CASES, check_evict),
 )
 

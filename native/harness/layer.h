@@ -1,18 +1,21 @@
-// One layer of any method, ubatch by ubatch: what lctx_layer_run and lctx_step_run share.
+// One layer of any method, ubatch by ubatch: what lctx_layer_run and lctx_step_run share. Its nodes are those of lctx_chain_layer, as in a
+// model.
 #pragma once
 
+#include "../graph/chain.h"
 #include "run.h"
 
 // What stays from ubatch to ubatch; what the method does not need is nullptr.
-struct lctx_op_layer {
+struct lctx_op_layer : lctx_layer {
     const lctx_op_args & a;
     const lctx_method & method;
     lctx_graph_run g;
-    ggml_tensor *factors, *k_pool, *v_pool, *near, *table, *held, *reps, *open;
+    ggml_tensor * factors;
 
     // n_ubatch: tokens of the largest ubatch.
     lctx_op_layer(const lctx_op_args & a, const lctx_method & method, int32_t n_ubatch, const lctx_backend & backend);
-    lctx_attend_params attend_params() const;
+    // due: I32 [1], the border after which the sequence evicts.
+    ggml_tensor * evict(ggml_context * ctx, ggml_tensor * due) const;
 };
 
 // What the heads of a layer hold, copied from where it lies.
@@ -28,19 +31,22 @@ class lctx_held_copy {
     std::vector<int32_t> data_;
 };
 
-// Rows [first, first + n): inputs, then nodes in their order.
+// Rows [first, first + n).
 struct lctx_op_ubatch {
     const lctx_op_layer & layer;
     int32_t first, n;
     lctx_graph_run g;
-    ggml_tensor *pos, *k, *v, *q, *rows, *chunk_rows, *voters, *due;
-    ggml_tensor *angles, *stored, *represented, *segs, *out, *voted, *evicted;  // segs: an input where no chunks are chosen
+    ggml_tensor *pos, *due;  // inputs, next to those of the chain
+    lctx_chain_inputs in;
+    std::vector<ggml_tensor *> nodes;  // in their order: angles, the chain, the eviction when one is due
 
     lctx_op_ubatch(const lctx_op_layer & layer, int32_t first, int32_t n);
     // k, v and q of its own tokens; q may be nullptr when nothing reads it.
     void fill(const float * k_rows, const float * v_rows, const float * q_rows);
-    // Those of the nodes that are there.
-    std::vector<ggml_tensor *> nodes() const;
+    // The node of a sub-op; nullptr when there is none.
+    ggml_tensor * node(lctx_op op) const;
+    // The segments that are read: chosen, or an input.
+    ggml_tensor * segs() const { return layer.method.chunks() ? node(LCTX_OP_SELECT) : in.segs; }
 
   private:
     void add_inputs();

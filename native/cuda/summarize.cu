@@ -1,4 +1,4 @@
-// *represent*: what a query compares itself with to find a chunk; computed when the chunk's last row is stored.
+// *summarize*: what a query compares itself with to find a chunk; computed when the chunk's last row is stored.
 //
 // attention (LongHeads, eq. 1-2), per query head: O = softmax(Q K^T) V over the chunk without a causal mask, q = mean of the rows of
 // O, c = softmax(q K^T) K. minmax, per KV head: largest and smallest value of every channel of K.
@@ -16,14 +16,14 @@ constexpr int THREADS = lctx_product::THREADS, TILE = lctx_product::TILE, WARPS 
 constexpr int SHARE = 16;  // tokens that a block looks through for those which complete a chunk
 
 // The tokens of [from, end), at most 32, that complete a chunk, as bits; all lanes of a warp come here.
-__device__ uint32_t completing(const lctx_represent_args & a, int32_t from, int32_t end) {
+__device__ uint32_t completing(const lctx_summarize_args & a, int32_t from, int32_t end) {
     const int32_t t = from + lctx_lane();
     return lctx_ballot(t < lctx_min(end, a.n_tokens) && (a.rows[t].row + 1) % a.params.chunk_size == 0);
 }
 
 // The first token that completes a chunk in the `range`-th run of chunk_size tokens, or -1. It is the only one when they are of one
 // sequence.
-__device__ int32_t first_completing(const lctx_represent_args & a, int range) {
+__device__ int32_t first_completing(const lctx_summarize_args & a, int range) {
     const int32_t from = range * a.params.chunk_size, end = from + a.params.chunk_size;
     for (int32_t t = from; t < lctx_min(end, a.n_tokens); t += LCTX_WARP) {
         if (const uint32_t bits = completing(a, t, end)) {
@@ -59,7 +59,7 @@ struct sharing {
 
 // ---- minmax ----
 
-__device__ void extremes(const lctx_represent_args & a, const lctx_completed & c, float * dst) {
+__device__ void extremes(const lctx_summarize_args & a, const lctx_completed & c, float * dst) {
     const sharing s(a.head_dim_k);
     float most[8], least[8];
     for (int i = 0; i < 8; i++) {
@@ -78,11 +78,11 @@ __device__ void extremes(const lctx_represent_args & a, const lctx_completed & c
 }
 
 // A block per SHARE tokens and KV head.
-__global__ void __launch_bounds__(THREADS) minmax(lctx_represent_args a) {
+__global__ void __launch_bounds__(THREADS) minmax(lctx_summarize_args a) {
     const int32_t from = (int)blockIdx.x * SHARE;
     for (uint32_t rest = completing(a, from, from + SHARE); rest; rest &= rest - 1) {
         const lctx_completed c(a, from + __ffs((int)rest) - 1, (int)blockIdx.y);
-        extremes(a, c, lctx_rep_row(a, c, c.head_kv));
+        extremes(a, c, lctx_summary_row(a, c, c.head_kv));
     }
 }
 
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(THREADS) minmax(lctx_represent_args a) {
 
 // One query head of a chunk.
 struct attention {
-    const lctx_represent_args & a;
+    const lctx_summarize_args & a;
     const lctx_completed & c;
     int head;
     int32_t ring;  // where the queries of the chunk begin in the ring: the half in which it was begun
@@ -101,10 +101,10 @@ struct attention {
     float * query;    // [head_dim_k]
     int32_t * token;  // [TILE] token of the batch that holds a query, -1: it is in the ring
 
-    static size_t shared(const lctx_represent_args & a) {
+    static size_t shared(const lctx_summarize_args & a) {
         return (lctx_product::N_FLOAT + WARPS * TILE + THREADS * 8 + a.head_dim_k) * sizeof(float) + TILE * sizeof(int32_t);
     }
-    __device__ attention(const lctx_represent_args & a, const lctx_completed & c, int head) : a(a), c(c), head(head) {
+    __device__ attention(const lctx_summarize_args & a, const lctx_completed & c, int head) : a(a), c(c), head(head) {
         const int32_t open = a.rows[c.last].open;
         ring = (open < 0 ? ~open : open) / a.params.chunk_size * a.params.chunk_size;
         scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale;
@@ -274,17 +274,17 @@ struct attention {
     }
 };
 
-int n_tile(const lctx_represent_args & a) {
+int n_tile(const lctx_summarize_args & a) {
     return (int)lctx_div_up(a.params.chunk_size, TILE);
 }
 
-int n_range(const lctx_represent_args & a) {
+int n_range(const lctx_summarize_args & a) {
     return (int)lctx_div_up(a.n_tokens, a.params.chunk_size);
 }
 
 // What every tile of queries adds to the mean output, for the first chunk that a range of tokens completes: a block per range, head
 // and tile. means: [n_range][n_head][n_tile][head_dim_v]
-__global__ void __launch_bounds__(THREADS) mean_outputs(lctx_represent_args a, float * means) {
+__global__ void __launch_bounds__(THREADS) mean_outputs(lctx_summarize_args a, float * means) {
     const int range = (int)blockIdx.x, head = (int)blockIdx.y, tile = (int)blockIdx.z;
     const int32_t last = first_completing(a, range);
     if (last < 0) {
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(THREADS) mean_outputs(lctx_represent_args a, f
 }
 
 // The rest, and all of the other chunks: a block per SHARE tokens and query head.
-__global__ void __launch_bounds__(THREADS) summaries(lctx_represent_args a, const float * means, int n_tile) {
+__global__ void __launch_bounds__(THREADS) attention_summaries(lctx_summarize_args a, const float * means, int n_tile) {
     const int32_t from = (int)blockIdx.x * SHARE;
     const int head = (int)blockIdx.y, thread = (int)threadIdx.x;
     for (uint32_t rest = completing(a, from, from + SHARE); rest; rest &= rest - 1) {
@@ -318,12 +318,12 @@ __global__ void __launch_bounds__(THREADS) summaries(lctx_represent_args a, cons
             }
         }
         __syncthreads();
-        at.summarize(lctx_rep_row(a, c, head));
+        at.summarize(lctx_summary_row(a, c, head));
     }
 }
 
 // The queries of chunks that stay open: a warp per token and head.
-__global__ void keep_queries(lctx_represent_args a) {
+__global__ void keep_queries(lctx_summarize_args a) {
     const int64_t job = (int64_t)blockIdx.x * WARPS + lctx_warp();
     if (job >= (int64_t)a.n_tokens * a.n_head) {
         return;
@@ -342,11 +342,11 @@ __global__ void keep_queries(lctx_represent_args a) {
 
 }  // namespace
 
-size_t lctx_cuda_represent_wsize(const lctx_cuda_device &, const lctx_represent_args & args) {
+size_t lctx_cuda_summarize_wsize(const lctx_cuda_device &, const lctx_summarize_args & args) {
     return args.params.minmax ? 0 : (size_t)n_range(args) * args.n_head * n_tile(args) * args.head_dim_v * sizeof(float);
 }
 
-void lctx_cuda_represent(const lctx_cuda_queue & queue, const lctx_represent_args & args) {
+void lctx_cuda_summarize(const lctx_cuda_queue & queue, const lctx_summarize_args & args) {
     const unsigned n_share = (unsigned)lctx_div_up(args.n_tokens, SHARE);
     if (args.params.minmax) {
         return lctx_launch(minmax, dim3(n_share, args.n_head_kv), THREADS, THREADS * 8 * sizeof(float), queue.stream, args);
@@ -354,7 +354,7 @@ void lctx_cuda_represent(const lctx_cuda_queue & queue, const lctx_represent_arg
     float * means = (float *)queue.work;
     const size_t shared = attention::shared(args);
     lctx_launch(mean_outputs, dim3(n_range(args), args.n_head, n_tile(args)), THREADS, shared, queue.stream, args, means);
-    lctx_launch(summaries, dim3(n_share, args.n_head), THREADS, shared, queue.stream, args, (const float *)means, n_tile(args));
+    lctx_launch(attention_summaries, dim3(n_share, args.n_head), THREADS, shared, queue.stream, args, (const float *)means, n_tile(args));
     // the queries of a finished chunk may lie where those of an open one go
     const int64_t n = (int64_t)args.n_tokens * args.n_head;
     lctx_launch(keep_queries, dim3((unsigned)lctx_div_up(n, WARPS)), THREADS, 0, queue.stream, args);

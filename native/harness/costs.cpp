@@ -1,5 +1,7 @@
 #include "costs.h"
 
+#include "../ops/nodes.h"
+
 namespace {
 
 // Slots [lo, hi).
@@ -7,7 +9,7 @@ struct range {
     int32_t lo, hi;
 };
 
-// Ranges that cover the same slots, each once, ascending.
+// Ranges that cover the same cells, each once, ascending.
 std::vector<range> merged(std::vector<range> ranges) {
     std::sort(ranges.begin(), ranges.end(), [](const range & a, const range & b) { return a.lo < b.lo; });
     std::vector<range> out;
@@ -21,7 +23,7 @@ std::vector<range> merged(std::vector<range> ranges) {
     return out;
 }
 
-double n_slot(const std::vector<range> & ranges) {
+double n_cell(const std::vector<range> & ranges) {
     double n = 0.0;
     for (const range & r : merged(ranges)) {
         n += r.hi - r.lo;
@@ -55,28 +57,28 @@ struct reader {
     lctx_held_copy held;
     std::vector<lctx_segment> segs;
 
-    explicit reader(const lctx_op_ubatch & u) : u(u), held(u.layer), segs(ggml_nelements(u.segs) / 4) {
-        ggml_backend_tensor_get(u.segs, segs.data(), 0, ggml_nbytes(u.segs));
+    explicit reader(const lctx_op_ubatch & u) : u(u), held(u.layer), segs(ggml_nelements(u.segs()) / 4) {
+        ggml_backend_tensor_get(u.segs(), segs.data(), 0, ggml_nbytes(u.segs()));
     }
-    range slots_of(int32_t head_kv, const lctx_segment & s) {
-        return held.all() ? range{s.row0, s.row1} : range{held.of(head_kv).slot(s.row0), held.of(head_kv).slot(s.row1)};
+    range cells_of(int32_t head_kv, const lctx_segment & s) {
+        return held.all() ? range{s.row0, s.row1} : range{held.of(head_kv).cell(s.row0), held.of(head_kv).cell(s.row1)};
     }
     reading by(int32_t head_kv);
 };
 
 reading reader::by(int32_t head_kv) {
     const lctx_op_layer & l = u.layer;
-    const lctx_attend_params params = l.attend_params();
-    const int64_t n_seg = u.segs->ne[1], n_choice = params.chunk_size > 0 ? u.segs->ne[2] : 1;
+    const auto params = lctx_params_of<lctx_attend_params>(u.node(LCTX_OP_ATTEND));
+    const int64_t n_seg = u.segs()->ne[1], n_choice = params.chunk_size > 0 ? u.segs()->ne[2] : 1;
     const int32_t n_rep = l.a.n_head / l.a.n_head_kv;
     reading r;
     for (int64_t i = 0; i < (int64_t)u.n * n_rep; i++) {
         const int64_t head = (int64_t)head_kv * n_rep + i % n_rep, choice = head * n_choice / l.a.n_head;
         for (int64_t s = 0; s < n_seg; s++) {
-            const range slots = slots_of(head_kv, segs[(i / n_rep * n_choice + choice) * n_seg + s]);
+            const range cells = cells_of(head_kv, segs[(i / n_rep * n_choice + choice) * n_seg + s]);
             const bool near = params.chunk_size > 0 ? l.near && s >= params.near_from : (params.near_mask >> s) & 1;
-            (near ? r.near : r.far).push_back(slots);
-            r.n_pair += slots.hi - slots.lo;
+            (near ? r.near : r.far).push_back(cells);
+            r.n_pair += cells.hi - cells.lo;
         }
     }
     return r;
@@ -91,17 +93,17 @@ lctx_cost lctx_store_cost(const lctx_op_ubatch & u) {
     return {(double)u.n * a.n_head_kv * row, 3.0 * n_key_copy * u.n * a.n_head_kv * a.rope_dims};
 }
 
-lctx_cost lctx_represent_cost(const lctx_op_ubatch & u) {
+lctx_cost lctx_summarize_cost(const lctx_op_ubatch & u) {
     const lctx_op_args & a = u.layer.a;
     const lctx_chunks & c = *u.layer.method.chunks();
     const double size = c.chunk_size, n_chunk = (u.first + u.n) / c.chunk_size - u.first / c.chunk_size;
-    const double rep_bytes = n_chunk * (double)u.layer.reps->ne[2] * (double)u.layer.reps->ne[0] * sizeof(float);
+    const double summary_bytes = n_chunk * (double)u.layer.summaries->ne[2] * (double)u.layer.summaries->ne[0] * sizeof(float);
     if (c.minmax) {
-        return {n_chunk * size * a.n_head_kv * key_size(a) + rep_bytes, 2.0 * n_chunk * size * a.n_head_kv * a.head_dim_k};
+        return {n_chunk * size * a.n_head_kv * key_size(a) + summary_bytes, 2.0 * n_chunk * size * a.n_head_kv * a.head_dim_k};
     }
     const double queries = (double)u.n * a.n_head * a.head_dim_k * sizeof(float);
     const double per_head = size * size * 2.0 * (a.head_dim_k + a.head_dim_v) + size * 4.0 * a.head_dim_k;
-    return {n_chunk * size * a.n_head_kv * (key_size(a) + value_size(a)) + rep_bytes + queries, n_chunk * a.n_head * per_head};
+    return {n_chunk * size * a.n_head_kv * (key_size(a) + value_size(a)) + summary_bytes + queries, n_chunk * a.n_head * per_head};
 }
 
 lctx_cost lctx_select_cost(const lctx_op_ubatch & u) {
@@ -111,9 +113,9 @@ lctx_cost lctx_select_cost(const lctx_op_ubatch & u) {
     if (own < c.n_chunk) {
         return {0.0, 0.0};  // everything is read
     }
-    const double n = c.end_candidate(own) - c.first_candidate(), rep_dim = (double)u.layer.reps->ne[0];
-    const double n_product = c.minmax ? (double)u.segs->ne[2] : a.n_head;
-    return {n * rep_dim * (double)u.layer.reps->ne[2] * sizeof(float), 2.0 * n * rep_dim * n_product * u.n};
+    const double n = c.end_candidate(own) - c.first_candidate(), summary_dim = (double)u.layer.summaries->ne[0];
+    const double n_product = c.minmax ? (double)u.segs()->ne[2] : a.n_head;
+    return {n * summary_dim * (double)u.layer.summaries->ne[2] * sizeof(float), 2.0 * n * summary_dim * n_product * u.n};
 }
 
 lctx_cost lctx_attend_cost(const lctx_op_ubatch & u) {
@@ -122,7 +124,7 @@ lctx_cost lctx_attend_cost(const lctx_op_ubatch & u) {
     reader read(u);
     for (int32_t head = 0; head < a.n_head_kv; head++) {
         const reading r = read.by(head);
-        cost.bytes += (n_slot(r.far) + n_slot(r.near)) * key_size(a) + n_slot(r.all()) * value_size(a);
+        cost.bytes += (n_cell(r.far) + n_cell(r.near)) * key_size(a) + n_cell(r.all()) * value_size(a);
         cost.flops += r.n_pair * 2.0 * (a.head_dim_k + a.head_dim_v);
     }
     return cost;
@@ -138,8 +140,8 @@ lctx_cost lctx_vote_cost(const lctx_op_ubatch & u) {
         double n_open = 0.0, n_seen = 0.0;
         for (const range & r : merged(read.by(head).all())) {
             n_seen += r.hi - r.lo;
-            for (int32_t slot = r.lo; slot < r.hi; slot++) {
-                n_open += !retain.one_vote_is_enough() || retain.is_open(held.rows()[slot], held.scores()[slot], retain.border(u.first));
+            for (int32_t cell = r.lo; cell < r.hi; cell++) {
+                n_open += !retain.one_vote_is_enough() || retain.is_open(held.rows()[cell], held.scores()[cell], retain.border(u.first));
             }
         }
         cost.bytes += n_open * key_size(a) + n_seen * 2.0 * sizeof(int32_t);

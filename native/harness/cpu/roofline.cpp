@@ -1,6 +1,6 @@
 #include "roofline.h"
 
-#include "vec.h"
+#include "../../cpu/vec.h"
 
 #if defined(__AVX512BF16__)
 #include <immintrin.h>

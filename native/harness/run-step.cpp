@@ -5,6 +5,7 @@
 namespace {
 
 constexpr int32_t N_FILL = 1024;
+constexpr lctx_op SUB_OP[LCTX_N_STEP_OP] = {LCTX_OP_STORE, LCTX_OP_SUMMARIZE, LCTX_OP_SELECT, LCTX_OP_ATTEND, LCTX_OP_VOTE, LCTX_OP_EVICT};
 
 void check(const lctx_step_run_args & args) {
     lctx_require(args.op && args.method && args.times && args.op->k && args.op->v && args.op->q && args.op->out, "an array is missing");
@@ -31,9 +32,10 @@ void fill(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_pa
         const size_t row = (size_t)first * a.n_head_kv;
         const float * q = args.fill_q ? args.fill_q + (size_t)first * a.n_head * a.head_dim_k : nullptr;
         u.fill(a.k + row * a.head_dim_k, a.v + row * a.head_dim_v, q);
-        u.g.compute({u.angles, u.stored});
-        if (u.represented) {
-            u.g.compute({u.represented});
+        for (lctx_op op : {LCTX_OP_ANGLES, LCTX_OP_STORE, LCTX_OP_SUMMARIZE}) {
+            if (ggml_tensor * node = u.node(op)) {
+                u.g.compute({node});
+            }
         }
     }
 }
@@ -62,7 +64,7 @@ void settle(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_
     };
     lctx_graph_run g(l.g.backend, 8);
     ggml_tensor * due = g.tensor(GGML_TYPE_I32, 1);
-    ggml_tensor * evicted = lctx_evict(g.ctx.get(), l.k_pool, l.v_pool, l.table, l.held, due, l.reps, r, l.attend_params().chunk_size);
+    ggml_tensor * evicted = l.evict(g.ctx.get(), due);
     g.allocate();
     const int32_t last = n_past - 1;
     lctx_fill(due, &last);
@@ -77,7 +79,7 @@ void settle(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_
 class saved_state {
   public:
     explicit saved_state(const lctx_op_layer & l) {
-        for (ggml_tensor * t : {l.held, l.reps, l.open}) {
+        for (ggml_tensor * t : {l.held, l.summaries, l.open}) {
             if (t) {
                 copies_.emplace_back(t, std::vector<char>(ggml_nbytes(t)));
                 ggml_backend_tensor_get(t, copies_.back().second.data(), 0, ggml_nbytes(t));
@@ -109,7 +111,7 @@ struct step_layer {
         }
         const size_t row = (size_t)ubatch.first * a.n_head_kv;
         ubatch.fill(a.k + row * a.head_dim_k, a.v + row * a.head_dim_v, a.q);
-        ubatch.g.compute({ubatch.angles});
+        ubatch.g.compute({ubatch.in.angles});
     }
     size_t bytes() const { return layer.g.bytes() + ubatch.g.bytes(); }
 };
@@ -130,11 +132,12 @@ class step_layers {
     void run() const;
 
   private:
+    bool has(lctx_step_op op) const { return first().node(SUB_OP[op]); }
     // Time the nodes of a sub-op, when there are some.
-    void time(lctx_step_op op, ggml_tensor * lctx_op_ubatch::*node) const;
-    template <typename F> void run(lctx_step_op op, ggml_tensor * lctx_op_ubatch::*node, F && cost) const {
-        set_cost(op, first().*node ? cost(first()) : lctx_cost{});
-        time(op, node);
+    void time(lctx_step_op op) const;
+    template <typename F> void run(lctx_step_op op, F && cost) const {
+        set_cost(op, has(op) ? cost(first()) : lctx_cost{});
+        time(op);
     }
     void set_cost(lctx_step_op op, const lctx_cost & cost) const {
         args_.bytes[op] = cost.bytes;
@@ -166,16 +169,16 @@ std::vector<std::vector<int32_t>> step_layers::rows_held(int32_t n_row) const {
     return rows;
 }
 
-void step_layers::time(lctx_step_op op, ggml_tensor * lctx_op_ubatch::*node) const {
+void step_layers::time(lctx_step_op op) const {
     const int32_t n = args_.op->n_repeat;
     double * times = args_.times + (size_t)op * n;
-    if (!(first().*node)) {
+    if (!has(op)) {
         return;
     }
     std::vector<ggml_tensor *> nodes;
     std::vector<saved_state> states;
     for (const auto & l : layers_) {
-        nodes.push_back(l->ubatch.*node);
+        nodes.push_back(l->ubatch.node(SUB_OP[op]));
         states.emplace_back(l->layer);
     }
     const lctx_graph_run & g = first().g;
@@ -191,16 +194,14 @@ void step_layers::time(lctx_step_op op, ggml_tensor * lctx_op_ubatch::*node) con
 }
 
 void step_layers::run() const {
-    run(LCTX_STEP_STORE, &lctx_op_ubatch::stored, lctx_store_cost);
-    run(LCTX_STEP_REPRESENT, &lctx_op_ubatch::represented, lctx_represent_cost);
-    if (first().represented) {
-        run(LCTX_STEP_SELECT, &lctx_op_ubatch::segs, lctx_select_cost);
-    }
-    run(LCTX_STEP_ATTEND, &lctx_op_ubatch::out, lctx_attend_cost);
-    run(LCTX_STEP_VOTE, &lctx_op_ubatch::voted, lctx_vote_cost);
+    run(LCTX_STEP_STORE, lctx_store_cost);
+    run(LCTX_STEP_SUMMARIZE, lctx_summarize_cost);
+    run(LCTX_STEP_SELECT, lctx_select_cost);
+    run(LCTX_STEP_ATTEND, lctx_attend_cost);
+    run(LCTX_STEP_VOTE, lctx_vote_cost);
     const std::vector<std::vector<int32_t>> before = rows_held(args_.op->n_rows);
-    time(LCTX_STEP_EVICT, &lctx_op_ubatch::evicted);
-    set_cost(LCTX_STEP_EVICT, first().evicted ? lctx_evict_cost(first(), before) : lctx_cost{});
+    time(LCTX_STEP_EVICT);
+    set_cost(LCTX_STEP_EVICT, has(LCTX_STEP_EVICT) ? lctx_evict_cost(first(), before) : lctx_cost{});
 }
 
 void run(lctx_step_run_args & args) {
@@ -218,7 +219,7 @@ void run(lctx_step_run_args & args) {
     args.n_held = held.empty() ? n_past : (int32_t)held[0].size();
     layers.run();
     a.scratch_bytes = layers.scratch_bytes();
-    ggml_backend_tensor_get(layers.first().out, a.out, 0, (size_t)a.n_tokens * a.n_head * a.head_dim_v * sizeof(float));
+    ggml_backend_tensor_get(layers.first().node(LCTX_OP_ATTEND), a.out, 0, (size_t)a.n_tokens * a.n_head * a.head_dim_v * sizeof(float));
 }
 
 }  // namespace

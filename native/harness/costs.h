@@ -11,7 +11,7 @@ struct lctx_cost {
 
 // Each is asked when its inputs are there and it has not run yet.
 lctx_cost lctx_store_cost(const lctx_op_ubatch & u);
-lctx_cost lctx_represent_cost(const lctx_op_ubatch & u);
+lctx_cost lctx_summarize_cost(const lctx_op_ubatch & u);
 lctx_cost lctx_select_cost(const lctx_op_ubatch & u);
 lctx_cost lctx_attend_cost(const lctx_op_ubatch & u);
 lctx_cost lctx_vote_cost(const lctx_op_ubatch & u);

@@ -12,20 +12,20 @@ void check(const lctx_layer_run_args & args) {
 }
 
 void check_chunks(const lctx_layer_run_args & args, const lctx_chunks * c) {
-    lctx_require(c || (!args.chunks && !args.representations), "the method chooses no chunks");
-    lctx_require(!c || !args.chunks || args.n_slot_max >= c->n_chunk, "n_slot_max is too small");
+    lctx_require(c || (!args.chunks && !args.summaries), "the method chooses no chunks");
+    lctx_require(!c || !args.chunks || args.n_read_max >= c->n_chunk, "n_read_max is too small");
 }
 
 // The chunks that every query head of a ubatch reads.
 void read_chunks(const lctx_layer_run_args & args, const lctx_chunks & c, const lctx_op_ubatch & u) {
-    std::vector<lctx_segment> segs(ggml_nelements(u.segs) / 4);
-    ggml_backend_tensor_get(u.segs, segs.data(), 0, ggml_nbytes(u.segs));
-    const int64_t n_head = args.op->n_head, n_segment = u.segs->ne[1], n_choice = u.segs->ne[2];
+    std::vector<lctx_segment> segs(ggml_nelements(u.segs()) / 4);
+    ggml_backend_tensor_get(u.segs(), segs.data(), 0, ggml_nbytes(u.segs()));
+    const int64_t n_head = args.op->n_head, n_segment = u.segs()->ne[1], n_choice = u.segs()->ne[2];
     for (int64_t i = 0; i < u.n * n_head; i++) {
-        int32_t * out = args.chunks + (u.first * n_head + i) * args.n_slot_max;
+        int32_t * out = args.chunks + (u.first * n_head + i) * args.n_read_max;
         const lctx_segment * first = segs.data() + (i / n_head * n_choice + i % n_head * n_choice / n_head) * n_segment;
         const std::vector<int32_t> read = lctx_chunks_of(first, n_segment, c.chunk_size);
-        std::fill(std::copy(read.begin(), read.end(), out), out + args.n_slot_max, -1);
+        std::fill(std::copy(read.begin(), read.end(), out), out + args.n_read_max, -1);
     }
 }
 
@@ -41,13 +41,13 @@ void read_held(const lctx_layer_run_args & args, const lctx_op_layer & l) {
         if (args.held) {
             std::fill_n(args.held + (size_t)head * n_row, n_row, 0);
         }
-        for (int32_t slot = 0; slot < n_row - held.n_gone(); slot++) {
-            const size_t at = (size_t)head * n_row + held.rows()[slot];
+        for (int32_t cell = 0; cell < n_row - held.n_gone(); cell++) {
+            const size_t at = (size_t)head * n_row + held.rows()[cell];
             if (args.held) {
                 args.held[at] = 1;
             }
             if (args.scores) {
-                args.scores[at] = held.scores()[slot];
+                args.scores[at] = held.scores()[cell];
             }
         }
     }
@@ -58,8 +58,8 @@ void run_ubatch(const lctx_layer_run_args & args, const lctx_op_layer & l, int32
     lctx_op_ubatch u(l, first, n);
     const size_t row_kv = (size_t)first * a.n_head_kv, row = (size_t)first * a.n_head;
     u.fill(a.k + row_kv * a.head_dim_k, a.v + row_kv * a.head_dim_v, a.q + row * a.head_dim_k);
-    u.g.compute(u.nodes());
-    ggml_backend_tensor_get(u.out, a.out + row * a.head_dim_v, 0, (size_t)n * a.n_head * a.head_dim_v * sizeof(float));
+    u.g.compute(u.nodes);
+    ggml_backend_tensor_get(u.node(LCTX_OP_ATTEND), a.out + row * a.head_dim_v, 0, (size_t)n * a.n_head * a.head_dim_v * sizeof(float));
     if (args.chunks) {
         read_chunks(args, *l.method.chunks(), u);
     }
@@ -73,16 +73,16 @@ void run(lctx_layer_run_args & args) {
     lctx_check_method(a, *method);
     check_chunks(args, c);
     const lctx_op_layer l(a, *method, std::min(args.n_ubatch, a.n_rows), lctx_backend_of(a.device, a.n_threads));
-    args.n_rep = c ? (int32_t)l.reps->ne[2] : 0;
-    args.rep_dim = c ? (int32_t)l.reps->ne[0] : 0;
-    args.n_slot = c ? c->n_chunk : 0;
+    args.n_summary = c ? (int32_t)l.summaries->ne[2] : 0;
+    args.summary_dim = c ? (int32_t)l.summaries->ne[0] : 0;
+    args.n_read = c ? c->n_chunk : 0;
     for (int32_t p = 0; p < a.n_rows;) {
         const int32_t end = std::min({a.n_rows, p + args.n_ubatch, method->retain() ? method->retain()->border(p) + 1 : a.n_rows});
         run_ubatch(args, l, p, end - p);
         p = end;
     }
-    if (args.representations && a.n_rows >= c->chunk_size) {
-        ggml_backend_tensor_get(l.reps, args.representations, 0, ggml_nbytes(l.reps));
+    if (args.summaries && a.n_rows >= c->chunk_size) {
+        ggml_backend_tensor_get(l.summaries, args.summaries, 0, ggml_nbytes(l.summaries));
     }
     if (args.held || args.scores) {
         read_held(args, l);

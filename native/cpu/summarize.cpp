@@ -1,4 +1,4 @@
-// *represent*: what a query compares itself with to find a chunk; computed when the chunk's last row is stored.
+// *summarize*: what a query compares itself with to find a chunk; computed when the chunk's last row is stored.
 //
 // attention (LongHeads, eq. 1-2), per query head: O = softmax(Q K^T) V over the chunk without a causal mask, q = mean of the rows of
 // O, c = softmax(q K^T) K. minmax, per KV head: largest and smallest value of every channel of K.
@@ -20,14 +20,14 @@ struct scratch {
     float * weights;  // [chunk_size]
     int32_t * token;  // [chunk_size] token of the batch that holds a row's query, -1: it is in the ring
 
-    static int pad_v(const lctx_represent_args & a) { return lctx_round_up(a.head_dim_v, LCTX_VL); }
-    static size_t size(const lctx_represent_args & a) {
+    static int pad_v(const lctx_summarize_args & a) { return lctx_round_up(a.head_dim_v, LCTX_VL); }
+    static size_t size(const lctx_summarize_args & a) {
         const size_t n_chunk = a.params.chunk_size, dim_v = pad_v(a);
         const size_t n = n_chunk * (LCTX_MAX_COLUMNS + dim_v + a.head_dim_k + 2) + LCTX_MAX_COLUMNS * (dim_v + 3) +
                          lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) + a.head_dim_k + dim_v;
         return GGML_PAD(n * sizeof(float), LCTX_CACHE_LINE);
     }
-    scratch(char * base, const lctx_represent_args & a) {
+    scratch(char * base, const lctx_summarize_args & a) {
         const size_t n_chunk = a.params.chunk_size, dim_v = pad_v(a);
         float * p = (float *)base;
         s = p, p += n_chunk * LCTX_MAX_COLUMNS;
@@ -49,24 +49,24 @@ struct scratch {
 struct chunk {
     int32_t seq, first_row, last, index;
 
-    chunk(const lctx_represent_args & a, int32_t last)
+    chunk(const lctx_summarize_args & a, int32_t last)
         : seq(a.rows[last].seq),
           first_row(a.rows[last].row + 1 - a.params.chunk_size),
           last(last),
           index(first_row / a.params.chunk_size) {}
 };
 
-// f(offset in the chunk, first slot, number of rows) for the parts of a chunk that lie in one page.
-template <typename F> void each_part(const lctx_represent_args & a, int32_t first_slot, F && f) {
+// f(offset in the chunk, first cell, number of rows) for the parts of a chunk that lie in one page.
+template <typename F> void each_part(const lctx_summarize_args & a, int32_t first_cell, F && f) {
     for (int i = 0; i < a.params.chunk_size;) {
-        const int n = std::min(a.params.chunk_size - i, LCTX_PAGE_ROWS - (first_slot + i) % LCTX_PAGE_ROWS);
-        f(i, first_slot + i, n);
+        const int n = std::min(a.params.chunk_size - i, LCTX_PAGE_ROWS - (first_cell + i) % LCTX_PAGE_ROWS);
+        f(i, first_cell + i, n);
         i += n;
     }
 }
 
 // A pure rotation by a row of the angle table, whose entries carry YaRN's magnitude.
-void turn(const lctx_represent_args & a, const float * cs, float * row, float * tmp) {
+void turn(const lctx_summarize_args & a, const float * cs, float * row, float * tmp) {
     const float inverse = 1.0f / sqrtf(cs[0] * cs[0] + cs[1] * cs[1]);
     lctx_rotate_row(row, tmp, a.head_dim_k, cs, a.n_dims, a.params.rope_mode);
     for (int d = 0; d < a.head_dim_k; d++) {
@@ -74,14 +74,14 @@ void turn(const lctx_represent_args & a, const float * cs, float * row, float * 
     }
 }
 
-void load_keys(const lctx_represent_args & a, const chunk & c, int head_kv, const scratch & w) {
+void load_keys(const lctx_summarize_args & a, const chunk & c, int head_kv, const scratch & w) {
     const size_t row_size = a.cache.k_pool.row_size;
     const auto load = [&](int i, const char * src, int n) {
         lctx_unpack_rows(a.cache.k_pool.type, src, row_size, n, a.head_dim_k, w.k + (size_t)i * a.head_dim_k, a.head_dim_k);
     };
     if (!a.params.from_near) {
-        each_part(a, lctx_slots(a.cache, head_kv, c.seq).slot(c.first_row),
-                  [&](int i, int32_t slot, int n) { load(i, lctx_key_row(a.cache, slot, head_kv, c.seq), n); });
+        each_part(a, lctx_cells(a.cache, head_kv, c.seq).cell(c.first_row),
+                  [&](int i, int32_t cell, int n) { load(i, lctx_key_row(a.cache, cell, head_kv, c.seq), n); });
         return;
     }
     each_part(a, c.first_row, [&](int i, int32_t row, int n) { load(i, lctx_near_row(a.cache, row, head_kv, c.seq), n); });
@@ -91,16 +91,16 @@ void load_keys(const lctx_represent_args & a, const chunk & c, int head_kv, cons
     }
 }
 
-void load_values(const lctx_represent_args & a, const chunk & c, int head_kv, const scratch & w) {
+void load_values(const lctx_summarize_args & a, const chunk & c, int head_kv, const scratch & w) {
     const int dim_v = scratch::pad_v(a);
-    each_part(a, lctx_slots(a.cache, head_kv, c.seq).slot(c.first_row), [&](int i, int32_t slot, int n) {
-        const char * src = lctx_value_row(a.cache, slot, head_kv, c.seq);
+    each_part(a, lctx_cells(a.cache, head_kv, c.seq).cell(c.first_row), [&](int i, int32_t cell, int n) {
+        const char * src = lctx_value_row(a.cache, cell, head_kv, c.seq);
         lctx_unpack_rows(a.cache.v_pool.type, src, a.cache.v_pool.row_size, n, a.head_dim_v, w.v + (size_t)i * dim_v, dim_v);
     });
 }
 
 // Where the queries of the chunk are: tokens of this batch, or the ring.
-void find_queries(const lctx_represent_args & a, const chunk & c, const scratch & w) {
+void find_queries(const lctx_summarize_args & a, const chunk & c, const scratch & w) {
     std::fill_n(w.token, a.params.chunk_size, -1);
     for (int32_t t = 0; t <= c.last; t++) {
         const int32_t i = a.rows[t].row - c.first_row;
@@ -110,18 +110,18 @@ void find_queries(const lctx_represent_args & a, const chunk & c, const scratch 
     }
 }
 
-float * open_row(const lctx_represent_args & a, int32_t row, int head, int32_t seq) {
+float * open_row(const lctx_summarize_args & a, int32_t row, int head, int32_t seq) {
     return (float *)(a.open + row * a.open_stride + head * a.open_head_stride + seq * a.open_seq_stride);
 }
 
-void rotate_query(const lctx_represent_args & a, int32_t token, int head, float * dst) {
+void rotate_query(const lctx_summarize_args & a, int32_t token, int head, float * dst) {
     const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
     const float * cs = a.angles + (size_t)(a.rows[token].angle + LCTX_ANGLE_LOCAL) * a.n_dims;
     lctx_rotate_row(q, dst, a.head_dim_k, cs, a.n_dims, a.params.rope_mode);
 }
 
 // mean = mean over the chunk's queries of softmax(q K^T) V
-void mean_output(const lctx_represent_args & a, const chunk & c, int head, const scratch & w) {
+void mean_output(const lctx_summarize_args & a, const chunk & c, int head, const scratch & w) {
     const int size = a.params.chunk_size, dim_v = scratch::pad_v(a);
     const int32_t at = a.rows[c.last].open;
     const int32_t ring = (at < 0 ? ~at : at) / size * size;  // the half in which the chunk was begun
@@ -153,7 +153,7 @@ void mean_output(const lctx_represent_args & a, const chunk & c, int head, const
 
 // The mean output lives in the space of V. Where the converter has put the rows of Wk, not of Wv, in the order of rotated pairs,
 // dimension i of V meets dimension 2i of K, and i + dim/2 meets 2i + 1.
-void to_key_order(const lctx_represent_args & a, const float * mean, float * dst) {
+void to_key_order(const lctx_summarize_args & a, const float * mean, float * dst) {
     const int half = a.head_dim_k / 2;
     for (int i = 0; i < a.head_dim_k; i++) {
         dst[i] = a.params.key_pairs && a.head_dim_k % 2 == 0 ? mean[i / 2 + (i % 2) * half] : mean[i];
@@ -161,7 +161,7 @@ void to_key_order(const lctx_represent_args & a, const float * mean, float * dst
 }
 
 // c = softmax(q K^T) K
-void summarize(const lctx_represent_args & a, const scratch & w, float * c) {
+void attention_summary(const lctx_summarize_args & a, const scratch & w, float * c) {
     const int size = a.params.chunk_size;
     to_key_order(a, w.mean, w.rotated);
     float most = -INFINITY, sum = 0.0f;
@@ -186,7 +186,7 @@ void summarize(const lctx_represent_args & a, const scratch & w, float * c) {
     }
 }
 
-void extremes(const lctx_represent_args & a, const scratch & w, float * dst) {
+void extremes(const lctx_summarize_args & a, const scratch & w, float * dst) {
     const int dim = a.head_dim_k;
     memcpy(dst, w.k, dim * sizeof(float));
     memcpy(dst + dim, w.k, dim * sizeof(float));
@@ -198,30 +198,30 @@ void extremes(const lctx_represent_args & a, const scratch & w, float * dst) {
     }
 }
 
-void represent(const lctx_represent_args & a, const chunk & c, int head_kv, const scratch & w) {
-    const auto rep = [&](int head) {
-        return (float *)(a.reps + c.index * a.rep_stride + head * a.rep_head_stride + c.seq * a.rep_seq_stride);
+void summarize(const lctx_summarize_args & a, const chunk & c, int head_kv, const scratch & w) {
+    const auto summary = [&](int head) {
+        return (float *)(a.summaries + c.index * a.summary_stride + head * a.summary_head_stride + c.seq * a.summary_seq_stride);
     };
     load_keys(a, c, head_kv, w);
     if (a.params.minmax) {
-        return extremes(a, w, rep(head_kv));
+        return extremes(a, w, summary(head_kv));
     }
     load_values(a, c, head_kv, w);
     find_queries(a, c, w);
-    const int n_rep = a.n_head / a.n_head_kv;
-    for (int head = head_kv * n_rep; head < (head_kv + 1) * n_rep; head++) {
+    const int n_summary = a.n_head / a.n_head_kv;
+    for (int head = head_kv * n_summary; head < (head_kv + 1) * n_summary; head++) {
         mean_output(a, c, head, w);
-        summarize(a, w, rep(head));
+        attention_summary(a, w, summary(head));
     }
 }
 
 }  // namespace
 
-size_t lctx_cpu_represent_wsize(const lctx_represent_args & args, int n_tasks) {
+size_t lctx_cpu_summarize_wsize(const lctx_summarize_args & args, int n_tasks) {
     return LCTX_CACHE_LINE + scratch::size(args) * n_tasks;
 }
 
-void lctx_cpu_represent(const ggml_compute_params * params, const lctx_represent_args & args) {
+void lctx_cpu_summarize(const ggml_compute_params * params, const lctx_summarize_args & args) {
     char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
     const scratch w(base + params->ith * scratch::size(args), args);
     int64_t job = 0;
@@ -231,7 +231,7 @@ void lctx_cpu_represent(const ggml_compute_params * params, const lctx_represent
         }
         for (int head_kv = 0; head_kv < args.n_head_kv; head_kv++, job++) {
             if (job % params->nth == params->ith) {
-                represent(args, chunk(args, t), head_kv, w);
+                summarize(args, chunk(args, t), head_kv, w);
             }
         }
     }

@@ -2,7 +2,7 @@
 #include "roofline.h"
 
 #include <fstream>
-#include "../cpu/roofline.h"
+#include "cpu/roofline.h"
 
 namespace {
 

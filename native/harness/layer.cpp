@@ -17,7 +17,7 @@ void lctx_check_method(const lctx_op_args & a, const lctx_method & method) {
 }
 
 lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method, int32_t n_ubatch, const lctx_backend & backend)
-    : a(a), method(method), g(backend, 16), factors(), near(), held(), reps(), open() {
+    : lctx_layer(), a(a), method(method), g(backend, 16), factors() {
     const lctx_chunks * c = method.chunks();
     const int32_t n_block = (a.n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS, near_window = method.near_window();
     const int64_t n_pool = (int64_t)n_block * a.n_head_kv * LCTX_PAGE_ROWS;
@@ -34,11 +34,12 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
         held = g.tensor(GGML_TYPE_I32, lctx_held::size(a.n_rows), a.n_head_kv);
     }
     if (c) {
-        reps = g.tensor(GGML_TYPE_F32, c->rep_dim(a.head_dim_k), std::max(1, a.n_rows / c->chunk_size), c->minmax ? a.n_head_kv : a.n_head);
+        summaries = g.tensor(GGML_TYPE_F32, c->summary_dim(a.head_dim_k), std::max(1, a.n_rows / c->chunk_size),
+                             c->minmax ? a.n_head_kv : a.n_head);
         open = c->minmax ? nullptr : g.tensor(GGML_TYPE_F32, a.head_dim_k, 2 * c->chunk_size, a.n_head);
     }
     g.allocate();
-    lctx_poison({k_pool, v_pool, near, reps, open, held});
+    lctx_poison({k_pool, v_pool, near, summaries, open, held});
     lctx_fill(table, lctx_shuffled_pages(a, n_block).data());
     if (factors) {
         lctx_fill(factors, a.freq_factors);
@@ -48,18 +49,9 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
     }
 }
 
-lctx_attend_params lctx_op_layer::attend_params() const {
-    lctx_attend_params params = {};
-    params.rope_mode = a.rope_mode;
-    params.scale = a.scale;
-    params.softcap = a.softcap;
-    params.near_mask = method.near_mask();
-    params.lse = method.retain() != nullptr;
-    if (const lctx_chunks * c = method.chunks()) {
-        params.chunk_size = c->chunk_size;
-        params.near_from = c->near_segment();
-    }
-    return params;
+ggml_tensor * lctx_op_layer::evict(ggml_context * ctx, ggml_tensor * due) const {
+    const lctx_chunks * c = method.chunks();
+    return lctx_evict(ctx, k_pool, v_pool, table, held, due, summaries, *method.retain(), c ? c->chunk_size : 0);
 }
 
 lctx_held_copy::lctx_held_copy(const lctx_op_layer & layer) : layer_(layer) {
@@ -78,25 +70,7 @@ void lctx_held_copy::write_back() const {
 }
 
 lctx_op_ubatch::lctx_op_ubatch(const lctx_op_layer & layer, int32_t first, int32_t n)
-    : layer(layer),
-      first(first),
-      n(n),
-      g(layer.g.backend, 48),
-      pos(),
-      k(),
-      v(),
-      q(),
-      rows(),
-      chunk_rows(),
-      voters(),
-      due(),
-      angles(),
-      stored(),
-      represented(),
-      segs(),
-      out(),
-      voted(),
-      evicted() {
+    : layer(layer), first(first), n(n), g(layer.g.backend, 48), pos(), due(), in() {
     add_inputs();
     add_nodes();
     g.allocate();
@@ -106,17 +80,17 @@ void lctx_op_ubatch::add_inputs() {
     const lctx_op_args & a = layer.a;
     const lctx_method & method = layer.method;
     pos = g.tensor(GGML_TYPE_I32, (int64_t)n * method.n_angle());
-    k = g.tensor(GGML_TYPE_F32, a.head_dim_k, a.n_head_kv, n);
-    v = g.tensor(GGML_TYPE_F32, a.head_dim_v, a.n_head_kv, n);
-    q = g.tensor(GGML_TYPE_F32, a.head_dim_k, a.n_head, n);
-    rows = g.tensor(GGML_TYPE_I32, 4, n);
+    in.k = g.tensor(GGML_TYPE_F32, a.head_dim_k, a.n_head_kv, n);
+    in.v = g.tensor(GGML_TYPE_F32, a.head_dim_v, a.n_head_kv, n);
+    in.q = g.tensor(GGML_TYPE_F32, a.head_dim_k, a.n_head, n);
+    in.rows = g.tensor(GGML_TYPE_I32, 4, n);
     if (method.chunks()) {
-        chunk_rows = g.tensor(GGML_TYPE_I32, 4, n);
+        in.chunk_rows = g.tensor(GGML_TYPE_I32, 4, n);
     } else {
-        segs = g.tensor(GGML_TYPE_I32, 4, method.n_segment(), n);
+        in.segs = g.tensor(GGML_TYPE_I32, 4, method.n_segment(), n);
     }
     if (method.retain()) {
-        voters = g.tensor(GGML_TYPE_I32, 4, n);
+        in.voters = g.tensor(GGML_TYPE_I32, 4, n);
     }
     if (method.retain() && (first + n) % method.retain()->evict_every == 0) {
         due = g.tensor(GGML_TYPE_I32, 1);
@@ -124,36 +98,26 @@ void lctx_op_ubatch::add_inputs() {
 }
 
 void lctx_op_ubatch::add_nodes() {
-    const lctx_op_layer & l = layer;
-    const lctx_op_args & a = l.a;
+    const lctx_op_args & a = layer.a;
     ggml_context * ctx = g.ctx.get();
-    const lctx_retain * r = l.method.retain();
-    const lctx_chunks * c = l.method.chunks();
-    angles = lctx_angles(ctx, pos, l.factors, lctx_rope_of(a));
-    stored = lctx_store(ctx, k, v, l.k_pool, l.v_pool, l.table, rows, angles, l.near, l.held, a.rope_mode, r ? r->score : LCTX_SCORE_LAST);
-    if (c) {
-        const lctx_represent_params params = {LCTX_OP_REPRESENT, a.rope_mode, a.scale,           a.softcap,
-                                              c->chunk_size,     c->minmax,   l.near != nullptr, a.rope_mode == GGML_ROPE_TYPE_NORMAL};
-        represented = lctx_represent(ctx, q, stored, l.v_pool, l.table, chunk_rows, angles, l.near, l.held, l.reps, l.open, params);
-        segs = lctx_select(ctx, q, represented, chunk_rows, a.n_head_kv, *c);
-    }
-    out = lctx_attend(ctx, q, stored, l.v_pool, l.table, segs, angles, l.near, l.held, l.attend_params());
-    if (r) {
-        voted = lctx_vote(ctx, out, voters, *r);
+    lctx_attend_params params = {};
+    params.rope_mode = a.rope_mode;
+    params.scale = a.scale;
+    params.softcap = a.softcap;
+    in.angles = lctx_angles(ctx, pos, layer.factors, lctx_rope_of(a));
+    nodes.push_back(in.angles);
+    for (const lctx_link & link : lctx_chain_layer(ctx, layer.method, layer, in, params, a.rope_mode == GGML_ROPE_TYPE_NORMAL).links) {
+        nodes.push_back(link.node);
     }
     if (due) {
-        evicted = lctx_evict(ctx, l.k_pool, l.v_pool, l.table, l.held, due, l.reps, *r, l.attend_params().chunk_size);
+        nodes.push_back(layer.evict(ctx, due));
     }
 }
 
-std::vector<ggml_tensor *> lctx_op_ubatch::nodes() const {
-    std::vector<ggml_tensor *> found;
-    for (ggml_tensor * node : {angles, stored, represented, layer.method.chunks() ? segs : nullptr, out, voted, evicted}) {
-        if (node) {
-            found.push_back(node);
-        }
-    }
-    return found;
+ggml_tensor * lctx_op_ubatch::node(lctx_op op) const {
+    const auto found =
+        std::find_if(nodes.begin(), nodes.end(), [&](const ggml_tensor * n) { return n->op == GGML_OP_LCTX && n->op_params[0] == op; });
+    return found == nodes.end() ? nullptr : *found;
 }
 
 void lctx_op_ubatch::fill(const float * k_rows, const float * v_rows, const float * q_rows) {
@@ -169,17 +133,17 @@ void lctx_op_ubatch::fill(const float * k_rows, const float * v_rows, const floa
         chunk_row[i] = {p, 0, method.chunks() ? open_row(*method.chunks(), *this, p) : -1, angle0};
         voter[i] = {p, 0, method.retain() && method.retain()->votes(p), first};
     }
-    lctx_fill(pos, positions.data()), lctx_fill(rows, row.data()), lctx_fill(k, k_rows), lctx_fill(v, v_rows);
+    lctx_fill(pos, positions.data()), lctx_fill(in.rows, row.data()), lctx_fill(in.k, k_rows), lctx_fill(in.v, v_rows);
     if (q_rows) {
-        lctx_fill(q, q_rows);
+        lctx_fill(in.q, q_rows);
     }
-    if (chunk_rows) {
-        lctx_fill(chunk_rows, chunk_row.data());
+    if (in.chunk_rows) {
+        lctx_fill(in.chunk_rows, chunk_row.data());
     } else {
         fill_segments();
     }
-    if (voters) {
-        lctx_fill(voters, voter.data());
+    if (in.voters) {
+        lctx_fill(in.voters, voter.data());
     }
     if (due) {
         const int32_t last = first + n - 1;
@@ -197,5 +161,5 @@ void lctx_op_ubatch::fill_segments() const {
             filled[(size_t)i * n_seg + s].angle += i * method.n_angle();
         }
     }
-    lctx_fill(segs, filled.data());
+    lctx_fill(in.segs, filled.data());
 }

@@ -4,10 +4,11 @@
 #include "../firewall.h"
 #include "../lctx.h"
 #include "../methods/method.h"
+#include "../ops/ops.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
-#include "ops.h"
+#include "harness.h"
 
 #include <algorithm>
 #include <chrono>

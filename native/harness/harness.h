@@ -1,0 +1,134 @@
+// Runs of single ops, for tests and bench: in a library that was built with LCTX_HARNESS=ON only.
+//
+// The block between the two markers is a cffi cdef, read by bench/op_harness.py. Each function returns 0 (LCTX_OK) on success, else
+// LCTX_INVALID with the reason in err.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// [cdef begin]
+
+// Store n_rows keys and values in shuffled pages, then attend with n_tokens queries of n_seg segments each. A segment of the near ring
+// may read the last near_rows rows only.
+typedef struct lctx_op_args {
+    int32_t head_dim_k;
+    int32_t head_dim_v;
+    int32_t n_head;
+    int32_t n_head_kv;
+    int32_t n_rows;
+    int32_t n_tokens;
+    int32_t n_seg;      // segments per query
+    int32_t near_mask;  // bit s: segment s reads the near ring
+    int32_t near_rows;  // rows of the near ring (multiple of 64), 0: none
+    int32_t type_k;
+    int32_t type_v;
+    int32_t n_threads;
+    int32_t page_seed;  // order of the pages in the pool, 0: that of a prompt
+    int32_t n_repeat;   // attend this many times, for timing
+    float scale;
+    float softcap;      // 0: none
+    int32_t rope_mode;  // 0 NORM, 2 NEOX
+    int32_t rope_dims;
+    int32_t rope_n_ctx_orig;
+    float rope_freq_base;
+    float rope_freq_scale;
+    float rope_ext_factor;
+    float rope_attn_factor;
+    float rope_beta_fast;
+    float rope_beta_slow;
+    const float * freq_factors;  // [rope_dims/2] or NULL
+    const float * k;             // [n_rows][n_head_kv][head_dim_k], not rotated
+    const float * v;             // [n_rows][n_head_kv][head_dim_v]
+    const int32_t * k_pos;       // [n_rows] storage position
+    const int32_t * k_near_pos;  // [n_rows] position in the near ring, or NULL
+    const float * q;             // [n_tokens][n_head][head_dim_k], not rotated
+    const int32_t * seg_rows;    // [n_tokens][n_seg][2]: rows [row0, row1)
+    const int32_t * seg_pos;     // [n_tokens][n_seg]: the position a from which the query looks at the segment
+    float * out;                 // [n_tokens][n_head][head_dim_v]
+    float * lse;                 // [n_tokens][n_head] or NULL
+    double store_us;             // result: time of the store node
+    double attend_us;            // result: shortest time of one attend node
+    int32_t cold;                // 1: before every attend node all threads read four times the last-level cache; on the CPU only
+    double * times;              // result: [n_repeat] microseconds of every attend node, or NULL
+    const char * device;         // where the graph runs: name of a ggml device ("CUDA0"), NULL: the CPU
+    int32_t n_layer;             // flash and step: a graph of this many equal layers is timed, divided by their number; 0: one
+    uint64_t scratch_bytes;      // result of flash and step: memory of the device beside the tensors; 0 on the CPU
+} lctx_op_args;
+
+int32_t lctx_op_run(lctx_op_args * args, char * err, size_t err_size);
+
+// The same with what llama.cpp has: its layout of the KV cache, ggml_rope_ext, ggml_flash_attn_ext with a mask; attend_us and times are
+// those of ggml_flash_attn_ext. One segment per query, no near ring, no lse; page_seed is not read.
+int32_t lctx_flash_run(lctx_op_args * args, char * err, size_t err_size);
+
+// One layer of any method: n_rows keys, values and queries of one sequence pass in ubatches of n_ubatch, cut at borders, through store,
+// summarize, select, attend, vote and evict. op gives shapes, types, RoPE, scale, k, v, q and out; there n_tokens = n_rows, and its
+// segments, near ring and positions are not read. Every query is causal. chunks: those that query and head read, ascending, then -1.
+typedef struct lctx_layer_run_args {
+    lctx_op_args * op;
+    const char * method;  // "longheads,chunk_size=16,...", "corm,window=8,...", ...
+    int32_t n_ctx_train;
+    int32_t n_ubatch;
+    int32_t n_summary;    // result: heads with a summary of their own: n_head or n_head_kv; 0 without chunks, as the next two
+    int32_t summary_dim;  // result: head_dim_k, or 2*head_dim_k (maximum, then minimum)
+    int32_t n_read;       // result: chunks that a query reads at most
+    int32_t n_read_max;   // room in chunks
+    float * summaries;    // [n_summary][n_rows/chunk_size][summary_dim], room for n_head x chunks x 2*head_dim_k; or NULL
+    int32_t * chunks;     // [n_rows][n_head][n_read_max] or NULL
+    int32_t * held;       // [n_head_kv][n_rows]: 1 when the head holds the row after the last eviction that is due; or NULL
+    int32_t * scores;     // [n_head_kv][n_rows]: scores of the rows that are held; or NULL
+} lctx_layer_run_args;
+
+int32_t lctx_layer_run(lctx_layer_run_args * args, char * err, size_t err_size);
+
+enum lctx_step_op {
+    LCTX_STEP_STORE,
+    LCTX_STEP_SUMMARIZE,
+    LCTX_STEP_SELECT,
+    LCTX_STEP_ATTEND,
+    LCTX_STEP_VOTE,
+    LCTX_STEP_EVICT,
+    LCTX_N_STEP_OP,
+};
+
+// The last n_tokens rows of a layer of any method, as one ubatch with its own queries; the rows before are stored and summarized, but
+// nothing attends to them. op gives shapes, types, RoPE, scale, k, v, q [n_tokens], out, n_repeat and cold. Every sub-op runs n_repeat
+// times, each time from the same state.
+typedef struct lctx_step_run_args {
+    lctx_op_args * op;
+    const char * method;
+    int32_t n_ctx_train;
+    const float * fill_q;          // [n_rows - n_tokens][n_head][head_dim_k], read with representation=attention only
+    double held_share;             // of the rows before, how many a head still holds where it evicts by votes alone, without a budget
+    double open_share;             // of these, how many have no vote yet when the step begins
+    int32_t n_held;                // result: rows that KV head 0 holds when the step begins
+    double * times;                // result: [LCTX_N_STEP_OP][n_repeat] microseconds; 0 for what the method or the step does not do
+    double bytes[LCTX_N_STEP_OP];  // result: bytes that each sub-op must read and write, everything once
+    double flops[LCTX_N_STEP_OP];  // result: additions and multiplications of its products
+} lctx_step_run_args;
+
+int32_t lctx_step_run(lctx_step_run_args * args, char * err, size_t err_size);
+
+// What the machine can do at most, measured: each the best of a few runs with n_threads.
+typedef struct lctx_roofline_args {
+    int32_t n_threads;
+    const char * device;    // name of a ggml device: only its copy_bandwidth is measured; NULL: all, of the CPU
+    uint64_t cache_bytes;   // result: the last-level cache
+    double read_bandwidth;  // result: bytes per second, reading eight times the last-level cache
+    double gemm_f32;        // result: operations per second of a matrix product that stays in the first-level cache
+    double gemm_bf16;       // result: the same with bf16 factors and float sums; 0: not compiled for such a CPU
+    double copy_bandwidth;  // result: bytes read and written per second, copying 256 MiB from one place of the device to another
+} lctx_roofline_args;
+
+int32_t lctx_roofline_run(lctx_roofline_args * args, char * err, size_t err_size);
+
+// [cdef end]
+
+#ifdef __cplusplus
+}
+#endif

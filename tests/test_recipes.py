@@ -1,0 +1,88 @@
+"""The recipes of CONTRIBUTING.md: each names just the files in which something of its kind is written down already."""
+
+import re
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from needs import lacks
+
+ROOT = Path(__file__).resolve().parents[1]
+PLACES = ("native", "pylongctx", "tests", "docs", "patches/*.patch")
+MEASURED = {"docs/benchmarks.md", "docs/reproduction.md"}  # numbers of what there is: no part of adding something
+PATH = re.compile(r"`((?:\w+/)+[\w.-]+\.\w+)`")
+
+
+@dataclass(frozen=True)
+class Witness:
+    """Something that was added by a recipe.
+
+    Attributes
+    ----------
+    recipe : str
+        Heading of the recipe.
+    name : str
+        What the recipe calls NAME.
+    marks : str
+        Regular expression: the names that whoever adds such a thing must write.
+    elsewhere : dict
+        Files with a mark that are no part of the recipe, and why.
+    """
+
+    recipe: str
+    name: str
+    marks: str
+    elsewhere: dict[str, str] = field(default_factory=dict)
+
+
+WITNESSES = (
+    Witness("Add a method", "dca", r"\bdca\b|\bDualChunk\b|\blctx_dca_create\b", {
+        "docs/methods/longheads.md": "a table compares it",
+        "tests/mutations.py": "an error is put into it to see that tests find it",
+    }),
+    Witness("Add an eviction rule", "tova", r"\btova\b|\bTova\b|\blctx_tova_create\b"),
+    Witness("Add a score", "h2o", r"\bLCTX_SCORE_(COUNT|SUM)\b|\bscore_type\b|float's bits", {
+        "native/methods/scissorhands.cpp": "a rule with the other score",
+        "native/methods/tova.cpp": "another rule with the score",
+    }),
+    Witness("Add an architecture", "xverse", r"\bxverse\b|\bLLM_ARCH_XVERSE\b"),
+    Witness("Add a memory kind", "hybrid_iswa", r"hybrid_iswa"),
+    Witness("Add an evaluation task", "leval", r"\bleval\b|\bChoices\b"),
+    Witness("Add a sub-op", "fetch", r"\bLCTX_OP_FETCH\b|\blctx_((cpu|cuda)_)?fetch(_[a-z]+)*\b|[*]fetch[*]"),
+)  # fmt: skip
+
+
+def recipe(heading: str) -> str:
+    """Return a section of CONTRIBUTING.md."""
+    found = re.search(rf"^## {heading}\n(.+?)(?=^## |\Z)", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
+    assert found, f"no recipe {heading!r}"
+    return found[1]
+
+
+def files_to_touch(witness: Witness) -> set[str]:
+    """Return the files that a recipe names, with the witness for NAME."""
+    return {path.replace("NAME", witness.name) for path in PATH.findall(recipe(witness.recipe))}
+
+
+def files_with_marks(witness: Witness) -> set[str]:
+    """Return the files that name the witness. Of tests those that are called after it: others use it as an example."""
+    command = ["git", "grep", "--untracked", "-lIP", witness.marks, "--", *PLACES]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        lacks("build", f"not a git checkout: {done.stderr}")
+    examples = re.compile(rf"tests/test_(?!\w*{witness.name})")
+    return {path for path in done.stdout.splitlines() if not examples.match(path)} - MEASURED
+
+
+def test_every_recipe_has_a_witness():
+    headings = re.findall(r"^## (Add .+)$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert headings == [witness.recipe for witness in WITNESSES]
+
+
+@pytest.mark.parametrize("witness", WITNESSES, ids=lambda witness: witness.name)
+def test_a_recipe_names_the_files(witness):
+    found = files_with_marks(witness)
+    assert witness.elsewhere.keys() <= found, "these no longer name it"
+    assert files_to_touch(witness) == found - witness.elsewhere.keys()
+    assert f"**{len(files_to_touch(witness))} files" in recipe(witness.recipe)
