@@ -37,30 +37,37 @@ def experts(count: int, used: int, width: int) -> dict[str, Any]:
 
 # ---- delta-net layers, and one with gated attention after three of them ----
 
-N_QWEN3_EXPERT, QWEN3_FF = 16, 512  # the real model has 512 of the same width
-DELTA = (  # 4 heads of keys, 8 of values, of 128 channels each
-    "attn_norm attn_qkv=2048,embd attn_gate=1024,embd ssm_conv1d=2048,4 ssm_ba=16,embd ssm_dt.bias=8 ssm_a=8 "
-    "ssm_norm=128 ssm_out=embd,1024 post_attention_norm"
-)
-GATED_ATTENTION = f"attn_norm attn_q=2q,embd attn_k attn_v attn_output {HEAD_NORMS} post_attention_norm"
-QWEN3_MIXTURE = (
-    "ffn_gate_inp=16,embd ffn_gate_exps=16,ff,embd ffn_up_exps=16,ff,embd ffn_down_exps=16,embd,ff "
-    "ffn_gate_inp_shexp=embd ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
-)
-QWEN3_NEXT = Recipe(
-    (*[f"{DELTA} {QWEN3_MIXTURE}"] * 3, f"{GATED_ATTENTION} {QWEN3_MIXTURE}"),
-    arch="qwen3next",
-    meta=experts(N_QWEN3_EXPERT, 10, QWEN3_FF)
-    | {
-        "expert_shared_feed_forward_length": QWEN3_FF,
-        "ssm.conv_kernel": 4,
-        "ssm.inner_size": 1024,
-        "ssm.state_size": 128,
-        "ssm.time_step_rank": 8,
-        "ssm.group_count": 4,
-        "full_attention_interval": 4,
-    },
-)
+
+def qwen3_next(n_k: int, n_v: int, n_expert: int, n_used: int) -> Recipe:
+    """Return the recipe of a Qwen3-Next whose delta nets have ``n_k`` heads of keys and ``n_v`` of values."""
+    n_qkv, n_values = 128 * (2 * n_k + n_v), 128 * n_v
+    delta = (
+        f"attn_norm attn_qkv={n_qkv},embd attn_gate={n_values},embd ssm_conv1d={n_qkv},4 ssm_ba={2 * n_v},embd "
+        f"ssm_dt.bias={n_v} ssm_a={n_v} ssm_norm=128 ssm_out=embd,{n_values} post_attention_norm"
+    )
+    attention = f"attn_norm attn_q=2q,embd attn_k attn_v attn_output {HEAD_NORMS} post_attention_norm"
+    mixture = (
+        f"ffn_gate_inp={n_expert},embd ffn_gate_exps={n_expert},ff,embd ffn_up_exps={n_expert},ff,embd "
+        f"ffn_down_exps={n_expert},embd,ff ffn_gate_inp_shexp=embd ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
+    )
+    return Recipe(
+        (*[f"{delta} {mixture}"] * 3, f"{attention} {mixture}"),
+        arch="qwen3next",
+        meta=experts(n_expert, n_used, 512)
+        | {
+            "expert_shared_feed_forward_length": 512,
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": n_values,
+            "ssm.state_size": 128,
+            "ssm.time_step_rank": n_v,
+            "ssm.group_count": n_k,
+            "full_attention_interval": 4,
+        },
+    )
+
+
+QWEN3_NEXT = qwen3_next(16, 32, n_expert=4, n_used=2)  # the real model has 512 experts and takes 10
+QWEN3_NEXT_QUARTER = qwen3_next(4, 8, n_expert=16, n_used=10)
 
 # ---- sliding layers, and a full one after each, with sinks ----
 
@@ -105,7 +112,8 @@ GEOMETRIES = {
     "phi-2": (PHI2, Shape(512, 2560, 32, 32, 32, 10240, 2048, n_rot=32)),
     "qwen2.5-1.5b": (QWEN2, Shape(512, 1536, 28, 12, 2, 8960, 32768, 1000000.0)),
     "qwen2.5-7b": (QWEN2, Shape(512, 3584, 28, 28, 4, 18944, 32768, 1000000.0)),
-    "qwen3-next-quarter": (QWEN3_NEXT, Shape(512, 1024, 48, 4, 1, 512, 262144, 1e7, key_length=256, n_rot=64)),
+    "qwen3-next-80b": (QWEN3_NEXT, Shape(512, 2048, 48, 16, 2, 512, 262144, 1e7, key_length=256, n_rot=64)),
+    "qwen3-next-quarter": (QWEN3_NEXT_QUARTER, Shape(512, 1024, 48, 4, 1, 512, 262144, 1e7, key_length=256, n_rot=64)),
 }
 
 

@@ -23,7 +23,6 @@ Array = NDArray[Any]
 SHARP = ("attn_q", "attn_k", "attn_q_b", "attn_kv_a_mqa")
 ALWAYS_F32 = ("ssm_conv1d.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")  # as llama.cpp quantizes
 NOT_WEIGHTS = ("exp_probs_b.bias", "ssm_a", "ssm_d", "ssm_dt.bias")  # names that stand as they are
-UNQUANTIZED = ("ffn_gate_inp.weight", "ssm_conv1d.weight")  # matrices that llama.cpp never quantizes
 
 
 @dataclass(frozen=True)
@@ -270,7 +269,7 @@ class Weights:
     def matrix(self, name: str, sizes: list[int], gain: Array | float = 1.0) -> None:
         """Add a matrix that keeps the variance of its input, times ``gain`` (of each row) squared."""
         make = {Q4_K: self._q4_k, Q6_K: self._q6_k, Q8_0: self._q8_0, F16: self._f16, F32: self._f32}
-        qtype = self._type(name) if len(sizes) > 1 else F32
+        qtype = self._type(name)
         self.writer.add_tensor(name, make[qtype](sizes, gain * sizes[-1] ** -0.5), raw_dtype=qtype)
 
     def vector(self, name: str, sizes: list[int], mean: float = 1.0, deviation: float = 0.1) -> None:
@@ -280,13 +279,6 @@ class Weights:
 
     def _type(self, name: str) -> gguf.GGMLQuantizationType:
         """Return the type of a matrix; Q4_K is mixed with Q6_K in the places where llama.cpp's Q4_K_M does so."""
-<<<<<<< HEAD
-        if name.endswith(UNQUANTIZED):
-            return F32
-        if self.qtype is not Q4_K or name == "output.weight":
-            return Q6_K if self.qtype is Q4_K else self.qtype
-=======
->>>>>>> main
         _, _, rest = name.partition("blk.")
         number, _, part = rest.partition(".")
         if part in ALWAYS_F32:
@@ -312,23 +304,23 @@ class Weights:
     def _f16(self, sizes: list[int], std: Array | float) -> Array:
         return self._f32(sizes, std).astype(np.float16)
 
-    # quantized blocks are drawn directly, all of a row with the same scale
+    # quantized blocks are drawn directly, all with the same scale
 
-    def _q8_0(self, sizes: list[int], std: Array | float) -> Array:
+    def _q8_0(self, sizes: list[int], std: float) -> Array:
         """Return blocks of 32: scale, 32 signed bytes; uniform ones have a deviation of 73.9."""
         blocks = self._blocks(sizes, 32, 34)
         blocks[..., :2] = _f16_bytes(std / 73.9)
         return blocks.reshape(*sizes[:-1], -1)
 
-    def _q4_k(self, sizes: list[int], std: Array | float) -> Array:
+    def _q4_k(self, sizes: list[int], std: float) -> Array:
         """Return blocks of 256: d, dmin, eight 6-bit scales and minima (32 each), 4-bit q; d * 32 * q - dmin * 32."""
         blocks = self._blocks(sizes, 256, 144)
         step = std / 4.61  # the deviation of q, whose mean is 7.5
-        blocks[..., :4] = np.concatenate([_f16_bytes(step / 32), _f16_bytes(7.5 * step / 32)], -1)
+        blocks[..., :4] = np.concatenate([_f16_bytes(step / 32), _f16_bytes(7.5 * step / 32)])
         blocks[..., 4:16] = [0xA0] * 8 + [0] * 4  # 32: upper bits in the first 8 bytes, lower ones all 0
         return blocks.reshape(*sizes[:-1], -1)
 
-    def _q6_k(self, sizes: list[int], std: Array | float) -> Array:
+    def _q6_k(self, sizes: list[int], std: float) -> Array:
         """Return blocks of 256: 6-bit q in 192 bytes, sixteen 8-bit scales (8 each), d; d * 8 * (q - 32)."""
         blocks = self._blocks(sizes, 256, 210)
         blocks[..., 192:208] = 8
@@ -342,8 +334,8 @@ class Weights:
         return self.rng.integers(0, 256, (*sizes[:-1], sizes[-1] // n, n_bytes), dtype=np.uint8)
 
 
-def _f16_bytes(values: Array | float) -> Array:
-    return np.asarray(values, np.float16)[..., None].view(np.uint8)
+def _f16_bytes(value: float) -> Array:
+    return np.array([value], np.float16).view(np.uint8)
 
 
 def _more_bits(layer: int, n_layer: int) -> bool:
@@ -403,71 +395,3 @@ def _add_tensors(w: Weights, recipe: Recipe, rope_freqs: bool) -> None:
             w.add(f"blk.{i}.", word)
     for word in recipe.outer.split():
         w.add("", word)
-<<<<<<< HEAD
-=======
-
-
-# ---- real widths ----
-
-WEIGHTS = {"q4_k_m": Q4_K, "q8_0": Q8_0, "f16": F16}
-EXPERTS = "ffn_gate_inp ffn_gate_exps ffn_up_exps ffn_down_exps"
-SHARED_EXPERT = "ffn_gate_inp_shexp=embd ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
-DELTA_NET = (
-    "attn_norm attn_qkv=8192,embd attn_gate=4096,embd ssm_conv1d=8192,4 ssm_dt.bias=32 ssm_a=32 ssm_norm=128 "
-    "ssm_out=embd,4096 ssm_ba=64,embd post_attention_norm"
-)
-GATED_ATTENTION = "attn_norm attn_q=2q,embd attn_k attn_v attn_output attn_q_norm attn_k_norm post_attention_norm"
-QWEN3_NEXT = Recipe(  # with 4 experts, of which a token takes 2
-    tuple(f"{layer} {EXPERTS} {SHARED_EXPERT}" for layer in (*3 * (DELTA_NET,), GATED_ATTENTION)),
-    arch="qwen3next",
-    meta={
-        "ssm.conv_kernel": 4,
-        "ssm.inner_size": 4096,
-        "ssm.state_size": 128,
-        "ssm.time_step_rank": 32,
-        "ssm.group_count": 16,
-        "full_attention_interval": 4,
-        "expert_count": N_EXPERT,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 512,
-        "expert_shared_feed_forward_length": 512,
-    },
-)
-# vocabulary (small, the output matrix is no part of what is compared), n_embd, n_layer, heads, KV heads, n_ff, context
-GEOMETRIES = {
-    "llama-2-7b": (LLAMA, Shape(512, 4096, 32, 32, 32, 11008, 4096)),
-    "llama-3-8b": (LLAMA, Shape(512, 4096, 32, 32, 8, 14336, 8192, 500000.0)),
-    "llama-3.2-1b": (LLAMA, Shape(512, 2048, 16, 32, 8, 8192, 8192, 500000.0)),
-    "phi-2": (PHI2, Shape(512, 2560, 32, 32, 32, 10240, 2048, n_rot=32)),
-    "qwen2.5-1.5b": (QWEN2, Shape(512, 1536, 28, 12, 2, 8960, 32768, 1000000.0)),
-    "qwen3-next-80b": (QWEN3_NEXT, Shape(512, 2048, 48, 16, 2, 512, 262144, 10000000.0, 256, 64)),
-    "qwen2.5-7b": (QWEN2, Shape(512, 3584, 28, 28, 4, 18944, 32768, 1000000.0)),
-}
-
-
-def cached_model(name: str) -> Path:
-    """Return the file of ``geometry:layers[:weights]``, for instance ``llama-3-8b:2:q8_0``; written on first use.
-
-    Raises
-    ------
-    ValueError
-        When the name is none; the message says how it is made up.
-    """
-    geometry, _, rest = name.partition(":")
-    layers, _, weights = rest.partition(":")
-    weights = weights or "q4_k_m"
-    if geometry not in GEOMETRIES or weights not in WEIGHTS or not layers.isdecimal() or not int(layers):
-        raise ValueError(
-            f"random:{name} is not random:geometry:layers[:weights]; geometries: {', '.join(GEOMETRIES)}; "
-            f"weights: {', '.join(WEIGHTS)}"
-        )
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pylongctx"
-    path = folder / f"{geometry}-{int(layers)}-{weights}.gguf"
-    if not path.exists():
-        recipe, shape = GEOMETRIES[geometry]
-        folder.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        write_model(part, recipe, replace(shape, n_layer=int(layers)), qtype=WEIGHTS[weights])
-        part.rename(path)
-    return path
->>>>>>> main
