@@ -180,6 +180,21 @@ int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n) {
     });
 }
 
+int32_t lctx_context_rollback(const lctx_context * ctx) {
+    const llama_model * model = ctx->model->model;
+    if (ctx->memory && !ctx->memory->has_rest()) {
+        return LCTX_ROLLBACK_FREE;
+    }
+    if (llama_model_is_recurrent(model) || llama_model_is_hybrid(model)) {
+        return LCTX_ROLLBACK_NONE;
+    }
+    return llama_model_n_swa(model) > 0 ? LCTX_ROLLBACK_WINDOW : LCTX_ROLLBACK_FREE;
+}
+
+int32_t lctx_context_place(const lctx_context * ctx, int32_t pos) {
+    return ctx->memory ? ctx->memory->cache().place(pos) : pos;
+}
+
 int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq) {
     return guarded(ctx, [&] {
         if (!is_sequence(ctx, seq)) {

@@ -185,7 +185,9 @@ typedef struct lctx_sizes {
     uint64_t v;        // the same for values
     uint64_t chunks;   // summaries of chunks and queries of the open one
     uint64_t near;     // keys at exact positions, next to grouped ones
-    uint64_t other;    // block tables, lists of the rows that heads hold, memory of recurrent layers
+    uint64_t other;    // block tables, lists of the rows that heads hold
+    uint64_t rest;     // sliding windows and recurrent states, which are llama.cpp's own, with their checkpoints at most; of a hybrid
+                       // without a method also keys and values
     uint64_t compute;  // of graphs
     uint64_t free;     // of the device; 0: it does not tell, or is the host
 } lctx_sizes;
@@ -237,10 +239,21 @@ int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1);
 // The longest prefix of at most n positions that lctx_seq_rm(ctx, seq, prefix, -1) can cut the sequence back to.
 int32_t lctx_seq_restorable(const lctx_context * ctx, int32_t seq, int32_t n);
 
+// How far a sequence goes back without a checkpoint: to any position but where heads have evicted; as far as the cells of its sliding
+// windows reach, at least the last ubatch; not at all, since a recurrent state only goes forward.
+enum lctx_rollback { LCTX_ROLLBACK_FREE = 0, LCTX_ROLLBACK_WINDOW = 1, LCTX_ROLLBACK_NONE = 2 };
+
+int32_t lctx_context_rollback(const lctx_context * ctx);
+
 // Keep, in memory of the host, what is needed to cut the sequence back to its end of now: sliding windows and recurrent states, which
-// cannot go back by themselves. Up to 16 of a sequence are kept; then the one goes whose neighbors are nearest. Nothing happens where the
-// cache can go back anyway. 1 done, 0 failed.
+// cannot go back by themselves. Up to 16 of a sequence are kept, fewer where all of the context would take more than 1 GiB, but 2 in
+// any case; then the one goes whose neighbors are nearest. Nothing happens where the rollback is free, or the context has no method.
+// 1 done, 0 failed.
 int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq);
+
+// The last position up to pos where a checkpoint helps later, when the text has grown: one before pos where the rows of the cache cannot be
+// cut at pos, since queries are kept of the last chunk only.
+int32_t lctx_context_place(const lctx_context * ctx, int32_t pos);
 
 // Make dst an exact copy of the first n positions of src (n < 0: all). 1 done, 0 refused and nothing changed.
 int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n);

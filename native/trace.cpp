@@ -78,12 +78,12 @@ void lctx_trace::record(const ggml_tensor * node) {
             continue;
         }
         std::vector<int32_t> & query = queries_[rows[t].row];
-        query.resize((size_t)shape_.n_layer * shape_.n_head * shape_.n_staged, -1);
+        query.resize((size_t)shape_.n_layer * shape_.n_head * shape_.n_read, -1);
         for (int64_t head = 0; head < n_head; head++) {
             const lctx_segment * first = segs.data() + (t * n_choice + head * n_choice / n_head) * n_segment;
             const std::vector<int32_t> read = lctx_chunks_of(first, n_segment, shape_.chunk_size);
-            int32_t * out = query.data() + ((size_t)layer * shape_.n_head + head) * shape_.n_staged;
-            std::fill(std::copy(read.begin(), read.end(), out), out + shape_.n_staged, -1);
+            int32_t * out = query.data() + ((size_t)layer * shape_.n_head + head) * shape_.n_read;
+            std::fill(std::copy(read.begin(), read.end(), out), out + shape_.n_read, -1);
         }
     }
 }

@@ -20,6 +20,7 @@ ROWS = {
     "chunks": "summaries of chunks",
     "near": "near keys",
     "other": "block tables and lists",
+    "rest": "windows and states",
     "compute": "compute",
 }
 
@@ -35,6 +36,7 @@ class Sizes:
     chunks: int
     near: int
     other: int
+    rest: int
     compute: int
     free: int | None
 
@@ -45,7 +47,7 @@ class Sizes:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.compute
+        return self.weights + self.kv + self.rest + self.compute
 
     @property
     def fits(self) -> bool:

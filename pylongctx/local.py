@@ -325,7 +325,7 @@ class LocalCompleter(Completer):
 
     @draft_model.setter
     def draft_model(self, model: DraftModel | None) -> None:
-        check_draft(model, self.session.method)
+        check_draft(model, self.session.method, self.session.context)
         self._solo.draft_model = model
 
     # ---- states ----

@@ -7,7 +7,7 @@ from pylongctx import Full, Llama
 from pylongctx.engine.context import Context
 from pylongctx.errors import InvalidInput
 
-REFUSED = ["bloom", "gpt2", "mamba"]  # ALiBi, no rotary positions, recurrent
+REFUSED = ["gpt2", "mamba"]  # no rotary positions, recurrent
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -193,7 +193,6 @@ def test_a_context_with_yarn_leaves_the_trained_length_to_the_next_one(model_pat
 
 @thin
 @pytest.mark.parametrize(("model", "reason"), [
-    ("bloom", "alibi"),
     ("gpt2", "rotary"),
     ("mamba", "recurrent"),
     ("bert", "encoder"),

@@ -56,6 +56,8 @@ class lctx_kv_cache {
     std::string why_not_back_to(int32_t seq, int32_t p) const;
     // The longest prefix of at most n rows that the sequence can be cut back to.
     int32_t restorable(int32_t seq, int32_t n) const;
+    // The last position up to p that a sequence can be cut back to, however long it has become, where heads do not evict.
+    int32_t place(int32_t p) const { return has_open() ? p - p % chunks_->chunk_size : p; }
     // Cut a sequence back; why_not_back_to has nothing against it.
     void truncate(int32_t seq, int32_t n_pos);
     // Make dst the first n_pos rows of src; false with take_error() when that cannot be.

@@ -5,8 +5,23 @@
 
 #include <algorithm>
 
+namespace {
+
+// All checkpoints of a context together, but each sequence may have two: where its last text begins, and near its end.
+constexpr uint64_t CHECKPOINT_BYTES = 1ull << 30;
+
+// each: bytes of one checkpoint of every sequence.
+size_t within_bytes(int32_t n_checkpoint, uint64_t each) {
+    return std::clamp<uint64_t>(CHECKPOINT_BYTES / std::max<uint64_t>(1, each), 2, std::max(2, n_checkpoint));
+}
+
+}  // namespace
+
 lctx_memory::lctx_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<lctx_rest> rest, int32_t n_checkpoint)
-    : cache_(std::move(cache)), rest_(std::move(rest)), n_checkpoint_(n_checkpoint), checkpoints_(cache_->n_seq()) {}
+    : cache_(std::move(cache)),
+      rest_(std::move(rest)),
+      n_checkpoint_(rest_ ? within_bytes(n_checkpoint, rest_bytes()) : 0),
+      checkpoints_(cache_->n_seq()) {}
 
 // ---- batches ----
 
@@ -228,7 +243,7 @@ bool lctx_memory::copy(int32_t src, int32_t dst, int32_t n_pos) {
 void lctx_memory::checkpoint(int32_t seq) {
     const int32_t n_pos = cache_->n_pos(seq);
     auto & all = checkpoints_[seq];
-    if (!rest_ || n_checkpoint_ == 0 || n_pos == 0 || (!all.empty() && all.back().pos == n_pos)) {
+    if (!rest_ || n_pos == 0 || (!all.empty() && all.back().pos == n_pos)) {
         return;
     }
     all.push_back({n_pos, std::make_shared<const std::vector<uint8_t>>(rest_->save(seq))});
@@ -337,9 +352,12 @@ void lctx_memory::each_size(const std::function<void(ggml_backend_dev_t, const l
     for (const auto & [buft, n] : rest_->memory().memory_breakdown()) {
         ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
         lctx_sizes sizes = {};
-        sizes.other = n;
+        sizes.rest = n;
         f(dev && !ggml_backend_buft_is_host(buft) ? dev : ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), sizes);
     }
+    lctx_sizes checkpoints = {};
+    checkpoints.rest = n_checkpoint_ * rest_bytes();
+    f(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), checkpoints);
 }
 
 uint64_t lctx_memory::rest_bytes() const {

@@ -14,10 +14,11 @@
 
 class lctx_memory final : public llama_memory_i {
   public:
-    // rest: nullptr when all layers with a memory are in the cache. n_checkpoint: most that a sequence keeps.
+    // rest: nullptr when all layers with a memory are in the cache. n_checkpoint: most that a sequence keeps, if their bytes are few.
     lctx_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<lctx_rest> rest, int32_t n_checkpoint);
 
     lctx_kv_cache & cache() const { return *cache_; }
+    bool has_rest() const { return rest_ != nullptr; }
 
     // llama_memory_i
     llama_memory_context_ptr init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) override;
@@ -44,7 +45,7 @@ class lctx_memory final : public llama_memory_i {
     void checkpoint(int32_t seq);
     // Cut the sequence back to n_pos tokens, or to what can still be reached, or to nothing.
     void withdraw(int32_t seq, int32_t n_pos);
-    // What its rows take when the text fills n_ctx: f(device, bytes).
+    // What everything takes when the text fills n_ctx, checkpoints at most: f(device, bytes).
     void each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const;
     // Bytes of what stays llama.cpp's own, and of the checkpoints.
     uint64_t rest_bytes() const;

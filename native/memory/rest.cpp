@@ -14,8 +14,20 @@
 
 namespace {
 
+class counter final : public llama_io_write_i {
+  public:
+    void write(const void *, size_t size) override { n_ += size; }
+    void write_tensor(ggml_tensor *, size_t, size_t size) override { n_ += size; }
+    size_t n_bytes() override { return n_; }
+
+  private:
+    size_t n_ = 0;
+};
+
 class writer final : public llama_io_write_i {
   public:
+    explicit writer(size_t size) { bytes.reserve(size); }
+
     void write(const void * src, size_t size) override { bytes.insert(bytes.end(), (const uint8_t *)src, (const uint8_t *)src + size); }
     void write_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
         bytes.resize(bytes.size() + size);
@@ -150,7 +162,9 @@ std::unique_ptr<lctx_rest> lctx_rest::create(std::unique_ptr<llama_memory_i> mem
 }
 
 std::vector<uint8_t> lctx_rest::save(int32_t seq) const {
-    writer io;
+    counter size;
+    memory().state_write(size, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    writer io(size.n_bytes());
     memory().state_write(io, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
     return std::move(io.bytes);
 }

@@ -22,6 +22,7 @@ SHARPNESS = 2.0  # factor on q and k: attention scores get a standard deviation 
 N_EXPERT = 4
 Array = NDArray[Any]
 SHARP = ("attn_q", "attn_k", "attn_q_b", "attn_kv_a_mqa")
+ALWAYS_F32 = ("ssm_conv1d.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")  # as llama.cpp quantizes
 NOT_WEIGHTS = ("exp_probs_b.bias", "ssm_a", "ssm_d", "ssm_dt.bias")  # names that stand as they are
 
 
@@ -279,16 +280,18 @@ class Weights:
 
     def _type(self, name: str) -> gguf.GGMLQuantizationType:
         """Return the type of a matrix; Q4_K is mixed with Q6_K in the places where llama.cpp's Q4_K_M does so."""
-        if self.qtype is not Q4_K or name == "output.weight":
-            return Q6_K if self.qtype is Q4_K else self.qtype
         _, _, rest = name.partition("blk.")
         number, _, part = rest.partition(".")
+        if part in ALWAYS_F32:
+            return F32
+        if self.qtype is not Q4_K or name == "output.weight":
+            return Q6_K if self.qtype is Q4_K else self.qtype
         finer = part in ("attn_v.weight", "ffn_down.weight") and _more_bits(int(number), self.shape.n_layer)
         return Q6_K if finer else Q4_K
 
     def _gain(self, name: str, n_rows: int) -> Array | float:
         """Return how much sharper than ordinary rows are: those that make queries and keys."""
-        if name == "attn_qkv":
+        if name == "attn_qkv" and self.qtype in (F16, F32):  # quantized blocks all have one scale
             n_v = n_rows * self.shape.n_embd_kv // self.dims["qkv"]
             return np.repeat([SHARPNESS, 1.0], [n_rows - n_v, n_v])[:, None].astype(np.float32)
         return (SHARPNESS if name in SHARP else 1.0) * self.gains.get(name, 1.0)
@@ -398,6 +401,29 @@ def _add_tensors(w: Weights, recipe: Recipe, rope_freqs: bool) -> None:
 # ---- real widths ----
 
 WEIGHTS = {"q4_k_m": Q4_K, "q8_0": Q8_0, "f16": F16}
+EXPERTS = "ffn_gate_inp ffn_gate_exps ffn_up_exps ffn_down_exps"
+SHARED_EXPERT = "ffn_gate_inp_shexp=embd ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
+DELTA_NET = (
+    "attn_norm attn_qkv=8192,embd attn_gate=4096,embd ssm_conv1d=8192,4 ssm_dt.bias=32 ssm_a=32 ssm_norm=128 "
+    "ssm_out=embd,4096 ssm_ba=64,embd post_attention_norm"
+)
+GATED_ATTENTION = "attn_norm attn_q=2q,embd attn_k attn_v attn_output attn_q_norm attn_k_norm post_attention_norm"
+QWEN3_NEXT = Recipe(  # with 4 experts, of which a token takes 2
+    tuple(f"{layer} {EXPERTS} {SHARED_EXPERT}" for layer in (*3 * (DELTA_NET,), GATED_ATTENTION)),
+    arch="qwen3next",
+    meta={
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 4096,
+        "ssm.state_size": 128,
+        "ssm.time_step_rank": 32,
+        "ssm.group_count": 16,
+        "full_attention_interval": 4,
+        "expert_count": N_EXPERT,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 512,
+        "expert_shared_feed_forward_length": 512,
+    },
+)
 # vocabulary (small, the output matrix is no part of what is compared), n_embd, n_layer, heads, KV heads, n_ff, context
 GEOMETRIES = {
     "llama-2-7b": (LLAMA, Shape(512, 4096, 32, 32, 32, 11008, 4096)),
@@ -405,6 +431,7 @@ GEOMETRIES = {
     "llama-3.2-1b": (LLAMA, Shape(512, 2048, 16, 32, 8, 8192, 8192, 500000.0)),
     "phi-2": (PHI2, Shape(512, 2560, 32, 32, 32, 10240, 2048, n_rot=32)),
     "qwen2.5-1.5b": (QWEN2, Shape(512, 1536, 28, 12, 2, 8960, 32768, 1000000.0)),
+    "qwen3-next-80b": (QWEN3_NEXT, Shape(512, 2048, 48, 16, 2, 512, 262144, 10000000.0, 256, 64)),
     "qwen2.5-7b": (QWEN2, Shape(512, 3584, 28, 28, 4, 18944, 32768, 1000000.0)),
 }
 

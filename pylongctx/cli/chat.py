@@ -236,6 +236,8 @@ class Chat:
             rows = f"{usage.rows.min()} to {usage.rows.max()} rows per head"
             full = f"full attention would hold {bytes_text(usage.full_bytes)}"
             self.output.note(f"KV at most {bytes_text(usage.peak_bytes)} so far; {rows}; {full}")
+            if usage.rest_bytes:
+                self.output.note(f"windows, recurrent states and their checkpoints: {bytes_text(usage.rest_bytes)}")
 
     def method(self, spec: str) -> None:
         """Show the method, or open the context again with another one, which reads the conversation."""

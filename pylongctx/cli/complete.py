@@ -93,7 +93,7 @@ def _kv(llm: "Llama") -> dict[str, int] | None:
     if llm.method is None:
         return None
     usage = llm.kv_usage()
-    return {"bytes": usage.bytes, "peak_bytes": usage.peak_bytes, "full_bytes": usage.full_bytes}
+    return usage.sizes()
 
 
 def _timings(usage: Mapping[str, int], prompt: float, answer: float) -> dict[str, float]:

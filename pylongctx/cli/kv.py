@@ -146,6 +146,7 @@ def kept_report(kept: Kept) -> dict[str, Any]:
         "bytes": usage.bytes,
         "peak_bytes": usage.peak_bytes,
         "full_bytes": usage.full_bytes,
+        "rest_bytes": usage.rest_bytes,
         "ratio": usage.bytes / usage.full_bytes,
         "row_share": _row_share(kept),
     }
@@ -166,6 +167,8 @@ def _kept_table(kept: Kept) -> Table:
     table.add_row("held", bytes_text(usage.bytes))
     table.add_row("peak", bytes_text(usage.peak_bytes))
     table.add_row("full cache", bytes_text(usage.full_bytes))
+    if usage.rest_bytes:
+        table.add_row("windows and states", bytes_text(usage.rest_bytes))
     table.add_row("held / full", f"{usage.bytes / usage.full_bytes:.2f}")
     if kept.trial:
         _add_answer(table, kept, kept.trial)

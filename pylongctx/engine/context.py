@@ -24,6 +24,9 @@ class KVUsage:
         Most bytes ever held.
     full_bytes : int
         What a full cache of the same types holds for the same tokens.
+    rest_bytes : int
+        Bytes of sliding windows and recurrent states, which stay llama.cpp's own, and of their checkpoints; the other
+        numbers are without them.
     rows : numpy.ndarray
         int32 [n_layer, n_head_kv], rows held per layer and KV head.
     """
@@ -31,7 +34,12 @@ class KVUsage:
     bytes: int
     peak_bytes: int
     full_bytes: int
+    rest_bytes: int
     rows: NDArray[np.int32]
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes by name."""
+        return {name: value for name, value in vars(self).items() if name != "rows"}
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,7 @@ class Context:
         self.types = {name: text(lib.lctx_type_name(getattr(params, name))) for name in ("type_k", "type_v")}
         self.method = text(lib.lctx_context_method(handle))
         self.why = text(lib.lctx_context_why(handle))
+        self.rollback: int = lib.lctx_context_rollback(handle)
         self.tracing = False
         lib.lctx_context_set_abort(handle, self._abort)
 
@@ -199,6 +208,21 @@ class Context:
         with self._lock:
             return int(lib.lctx_seq_restorable(self.handle, seq, n))
 
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether ``checkpoint`` does something."""
+        return bool(self.method) and self.rollback != lib.LCTX_ROLLBACK_FREE
+
+    def checkpoint(self, seq: int = 0) -> str:
+        """Let ``truncate`` come back to the end of now; returns why that cannot be, or the empty string."""
+        with self._lock:
+            done = lib.lctx_seq_checkpoint(self.handle, seq)
+            return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
+
+    def place(self, pos: int) -> int:
+        """Return the last position up to ``pos`` where a checkpoint helps later."""
+        return int(lib.lctx_context_place(self.handle, pos))
+
     def copy(self, source: int, target: int, n: int) -> bool:
         """Make one sequence a copy of the first ``n`` positions of another; False: refused, nothing changed."""
         with self._lock:
@@ -260,7 +284,7 @@ class Context:
             self._kv_usage(info, ffi.NULL)
             rows = np.zeros((info.n_layer, info.n_head_kv), np.int32)
             self._kv_usage(info, out_buffer("rows", rows, np.int32))
-        return KVUsage(info.bytes, info.peak_bytes, info.full_bytes, rows)
+        return KVUsage(info.bytes, info.peak_bytes, info.full_bytes, info.rest_bytes, rows)
 
     def offload_usage(self) -> OffloadUsage:
         """Return how the pages of ``kv_offload`` were read."""

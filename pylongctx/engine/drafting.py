@@ -5,6 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx._lib import lib
+from pylongctx.engine.context import Context
 from pylongctx.engine.session import Session
 from pylongctx.methods import Method
 
@@ -51,8 +53,13 @@ class Drafting:
         return guess[: session.context.n_ctx - len(known)]
 
 
-def check_draft(draft_model: DraftModel | None, method: Method | None) -> None:
-    """Raise NotImplementedError when drafted tokens cannot be taken back: methods that evict change what they hold."""
+def check_draft(draft_model: DraftModel | None, method: Method | None, context: Context | None = None) -> None:
+    """Raise NotImplementedError when drafted tokens cannot be taken back: evicted rows, recurrent states."""
+    if draft_model is not None and context is not None and context.rollback == lib.LCTX_ROLLBACK_NONE:
+        raise NotImplementedError(
+            "draft_model: the recurrent layers of this model cannot take back a guess that is wrong; the text would be "
+            "evaluated again from its last checkpoint, which costs more than guesses save"
+        )
     rules = [part.name for part in method.parts if part.role == "rule"] if method else []
     if draft_model is not None and rules:
         raise NotImplementedError(

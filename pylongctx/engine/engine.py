@@ -158,6 +158,7 @@ class Engine:
             job.results.put(reason)
             return
         slot.job = job
+        slot.session.checkpoints.begin(slot.session.n_tokens, len(job.pending))
         job.n_cached = len(job.tokens) - len(job.pending)
         self.counters.cached_tokens += job.n_cached
         if not len(job.pending):
@@ -186,7 +187,7 @@ class Engine:
             n = min(len(job.pending), left // (len(jobs) - i))
             if job.every_row:
                 n = min(n, max(1, ROW_BYTES // (4 * self.context.n_vocab)))
-            n = self.context.step(slot.session.n_tokens, n)
+            n = slot.session.next_step(n)
             left -= n
             shares.append((slot, job, job.pending[:n]))
         return shares

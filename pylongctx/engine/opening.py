@@ -64,8 +64,9 @@ class Opened:
             self._open(settings, spec)
         self.adapters = Adapters(self.model)
         try:
+            check_draft(given["draft_model"], None, self.context)
             self.sessions = self._sessions(n_seq)
-        except BaseException:  # no memory
+        except BaseException:  # no memory, or no drafts
             self.close()
             raise
 

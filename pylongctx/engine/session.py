@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from pylongctx._lib import error, lib
 from pylongctx._log import LOG
+from pylongctx.engine.checkpoints import Checkpoints
 from pylongctx.engine.context import Context
 from pylongctx.engine.model import Model
 from pylongctx.errors import PromptTooLong
@@ -38,6 +39,8 @@ class Session:
         Counts tokens that were evaluated, those evaluated again included.
     progress : callable or None
         Called as ``progress(n_done, n_total)`` after each step of ``eval`` and ``eval_rows``.
+    checkpoints : Checkpoints
+        Where the cache can come back to, beside its end.
 
     Examples
     --------
@@ -62,6 +65,7 @@ class Session:
         self.changes = 0
         self.shared = False
         self.n_evaluated = 0
+        self.checkpoints = Checkpoints(context, seq)
         self.n_tokens = 0
         self.input_ids = np.zeros(context.n_ctx, np.int32)
         self._rows = np.empty((FIRST_ROWS if logits_all else 1, model.info.n_vocab), np.float32)
@@ -146,7 +150,7 @@ class Session:
         """Cut the cache at ``n`` or at the last place before; returns what is left, and why it is less than ``n``."""
         n_past = self.n_past
         if n >= n_past:
-            return (n, "") if n == n_past else (0, "it holds fewer")
+            return n_past, "" if n == n_past else "it holds fewer"
         refusal = self.context.truncate(n, self.seq)
         if not refusal:
             return n, ""
@@ -163,19 +167,20 @@ class Session:
         if prefix == len(tokens) and not (self.has_logits and prefix == self.n_tokens):
             prefix -= 1  # one token must be evaluated to get its logits
         if prefix < self.n_tokens or self.shared or self.n_past != self.n_tokens:
+            self.checkpoints.wish(prefix)
             prefix = self.rewind(prefix)
         return tokens[prefix:]
 
     def eval(self, tokens: NDArray[np.int32]) -> None:
         """Evaluate int32 [n] after the current tokens; logits are computed for the last one, or all with logits_all."""
-        self._eval(tokens, True, self.progress)
+        self._eval(tokens, True, whole=True)
 
     def extend(self, tokens: NDArray[np.int32], wanted: bool) -> None:
         """Evaluate a part of a longer text, without telling ``progress``; ``wanted``: with the logits after it."""
-        self._eval(tokens, wanted, None)
+        self._eval(tokens, wanted, whole=False)
 
-    def _eval(self, tokens: NDArray[np.int32], wanted: bool, progress: Progress | None) -> None:
-        for part, is_last in self._steps(tokens, progress):
+    def _eval(self, tokens: NDArray[np.int32], wanted: bool, whole: bool) -> None:
+        for part, is_last in self._steps(tokens, whole):
             with_row = self.logits_all or (wanted and is_last)
             self._step(part, self._row_buffer(len(part)) if with_row else None, self.logits_all)
             if with_row:
@@ -185,7 +190,7 @@ class Session:
         """Evaluate int32 [n] and yield float32 [k, n_vocab] per step, valid until the next step; see ``progress``."""
         scratch = np.empty((min(self._step_size, self.n_tokens + len(tokens)), self.model.info.n_vocab), np.float32)
         first = self.n_tokens
-        for part, is_last in self._steps(tokens, None if quiet else self.progress):
+        for part, is_last in self._steps(tokens, not quiet):
             known = max(first - self.n_tokens, 0)  # tokens of the part that are evaluated again
             rows = self._row_buffer(len(part)) if self.logits_all else scratch[: len(part)]
             self._step(part, rows, True)
@@ -203,6 +208,7 @@ class Session:
         self.n_tokens = end
         if row is not None:
             self._keep_last(row)
+        self.checkpoints.reach(end)
 
     def settle(self, n: int, row: NDArray[np.float32]) -> None:
         """Let the state be that after ``n`` evaluated tokens, ``row`` being the logits; the cache follows later."""
@@ -246,15 +252,21 @@ class Session:
     def _step_size(self) -> int:
         return min(self.context.n_batch, self.context.n_ubatch)
 
-    def _steps(self, tokens: NDArray[np.int32], progress: Progress | None) -> Iterator[tuple[NDArray[np.int32], bool]]:
-        """Yield (int32 [k], whether it is the last) for parts of at most one ubatch."""
+    def next_step(self, n: int) -> int:
+        """Return how many of the next ``n`` tokens one step may take."""
+        return self.checkpoints.cut(self.n_tokens, self.context.step(self.n_tokens, n))
+
+    def _steps(self, tokens: NDArray[np.int32], whole: bool) -> Iterator[tuple[NDArray[np.int32], bool]]:
+        """Yield (int32 [k], whether it is the last) for parts of at most one ubatch; ``whole``: of a text by itself."""
         self.check_room(self.n_tokens + len(tokens))
         earlier = self.tokens  # a view: when the cache was lost these tokens are evaluated again
         kept = self.rewind(self.n_tokens)
         tokens = np.concatenate([earlier[kept:], tokens])
-        done = 0
+        if whole:
+            self.checkpoints.begin(kept, len(tokens))
+        progress, done = self.progress if whole else None, 0
         while done < len(tokens):
-            part = tokens[done : done + self.context.step(self.n_tokens, len(tokens) - done)]
+            part = tokens[done : done + self.next_step(len(tokens) - done)]
             done += len(part)
             yield part, done == len(tokens)
             if progress is not None and len(tokens) > 1:
@@ -270,6 +282,7 @@ class Session:
             # n_tokens last: an interrupt in between leaves the shorter, consistent state.
             self.input_ids[start:end] = part
             self.n_tokens = end
+            self.checkpoints.reach(end)
 
     def _row_buffer(self, n: int) -> NDArray[np.float32]:
         if not self.logits_all:

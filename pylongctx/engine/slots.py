@@ -25,9 +25,13 @@ class Slot:
         """The number of the sequence."""
         return self.session.seq
 
+    def shared(self, tokens: NDArray[np.int32]) -> int:
+        """Return how many tokens of a prompt were evaluated on this sequence."""
+        return longest_prefix(self.session.tokens, tokens)
+
     def saved(self, tokens: NDArray[np.int32]) -> int:
         """Return how many tokens of a prompt need not be evaluated on this sequence."""
-        return self.session.reachable(longest_prefix(self.session.tokens, tokens))
+        return self.session.reachable(self.shared(tokens))
 
 
 def assign(slots: list[Slot], job: Job) -> Slot | None:
@@ -48,6 +52,7 @@ def assign(slots: list[Slot], job: Job) -> Slot | None:
         job.pending = job.tokens
         return oldest
     saved = {slot: slot.saved(job.tokens) for slot in slots}
+    shared = max(slot.shared(job.tokens) for slot in slots)
     best = max(slots, key=lambda slot: (saved[slot], slot in idle))
     chosen = best
     if saved[best] < SIMILAR * len(job.tokens):
@@ -56,6 +61,7 @@ def assign(slots: list[Slot], job: Job) -> Slot | None:
         nearest = max(idle, key=lambda slot: saved[slot])
         chosen = nearest if best not in idle and saved[nearest] >= SIMILAR * len(job.tokens) else oldest
         _copy(best, chosen, saved[best])
+    chosen.session.checkpoints.wish(shared)
     job.pending = chosen.session.reuse(job.tokens)
     return chosen
 
@@ -80,8 +86,17 @@ def forerunner(slots: list[Slot], job: Job, worth: int) -> Job | None:
     """Return a job whose prompt is being read and saves this one at least ``worth`` tokens when it is copied then."""
     if not slots[0].session.context.method or job.every_row:
         return None
-    reading = [slot.job for slot in slots if slot.job is not None and slot.job.is_reading]
-    shared = {other: longest_prefix(other.tokens, job.tokens) for other in reading}
-    best = max(shared, key=lambda other: shared[other], default=None)
     saved = max(slot.saved(job.tokens) for slot in slots)
-    return best if best is not None and shared[best] - saved >= worth else None
+    promised = {slot: _promised(slot, job.tokens) for slot in slots if slot.job is not None and slot.job.is_reading}
+    best = max(promised, key=lambda slot: promised[slot], default=None)
+    if best is None or promised[best] - saved < worth:
+        return None
+    best.session.checkpoints.wish(promised[best])
+    return best.job
+
+
+def _promised(slot: Slot, tokens: NDArray[np.int32]) -> int:
+    """Return how many tokens of a prompt can be copied from a sequence when its prompt is read."""
+    assert slot.job is not None
+    n = longest_prefix(slot.job.tokens, tokens)
+    return n if n > slot.session.n_tokens else slot.session.reachable(n)

@@ -83,7 +83,10 @@ class States:
         session = self._session
         usable = session.reachable(longest_prefix(session.tokens, tokens))
         fits = not difference(state.identity, self.identity)
-        if fits and longest_prefix(state.input_ids, tokens) > usable:
+        offered = longest_prefix(state.input_ids, tokens)
+        if session.context.rollback and usable and offered < state.n_tokens:
+            return  # it may not come back to what the prompt shares with it
+        if fits and offered > usable:
             try:
                 self.load(state)
                 session.say(f"{state.n_tokens} tokens come from {source}")

@@ -136,7 +136,7 @@ def _longctx(service: Service) -> dict[str, Any]:
         "why": host.session.context.why,
         "n_ctx": host.n_ctx,
         "n_ctx_train": host.model.info.n_ctx_train,
-        "kv": usage and {"bytes": usage.bytes, "peak_bytes": usage.peak_bytes, "full_bytes": usage.full_bytes},
+        "kv": usage and usage.sizes(),
         "sequences": [_slot(service, slot) | {"kv_rows": _rows(service, slot)} for slot in engine.slots],
         "chunk_map": engine.tracer.chunk_map(),
     }
