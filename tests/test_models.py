@@ -35,7 +35,7 @@ IDLE = {  # methods, set so that they change nothing in N_SHORT tokens
 }
 POSITION = {"selfextend": "selfextend,group_size=8,neighbor_window=16", "dca": "dca"}
 SELECTION = {"longheads": BY_ATTENTION, "corm": "corm,window=8,recent=24,evict_every=16"}
-MOVING = (*POSITION, "longheads")  # methods that read keys from other positions than their own
+MOVING = (*POSITION, "window", "longheads")  # methods that read keys from other positions than their own
 
 
 @dataclass(frozen=True)

@@ -203,4 +203,5 @@ FIXED_KEYS = ("hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "hunyuan_vl-plain", 
 NARROW_VALUES = ("mimo2", "mimo2-nextn", *LATENT)  # keys and values differ in width
 # No full layer rotates, so methods that only move keys change nothing.
 STILL = ("afmoe", "cohere2", "exaone-moe", "exaone-moe-nextn", "exaone4-window", "granite-nope", "granitehybrid",
-         "jamba", "llama4", "maple", "muse-glimmer", "nemotron_h", "nemotron_h_moe", "smallthinker")  # fmt: skip
+         "jamba", "kimi-k3", "kimi-linear", "llama4", "maple", "muse-glimmer", "nemotron_h", "nemotron_h_moe",
+         "smallthinker")  # fmt: skip

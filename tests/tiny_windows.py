@@ -175,7 +175,7 @@ SPARK = Recipe(
         "attention.head_count_kv": [2, 1, 2, 1],
         "rope.dimension_count_swa": 16,
     },
-    gains={"attn_q": 0.25},
+    gains=STEEP_GATE | {"ffn_down": 1 / STEEP},
 )
 STEP = Recipe(
     (

@@ -87,7 +87,9 @@ int32_t compact(const lctx_evict_args & a, const lctx_held & held, int32_t n_hel
         }
         if (to != from) {
             memcpy(lctx_key_row(a.cache, to, head_kv, seq), lctx_key_row(a.cache, from, head_kv, seq), a.cache.k_pool.row_size);
-            memcpy(lctx_value_row(a.cache, to, head_kv, seq), lctx_value_row(a.cache, from, head_kv, seq), a.cache.v_pool.row_size);
+            if (!lctx_values_in_keys(a.cache)) {
+                memcpy(lctx_value_row(a.cache, to, head_kv, seq), lctx_value_row(a.cache, from, head_kv, seq), a.cache.v_pool.row_size);
+            }
             held.rows()[to] = held.rows()[from];
             held.scores()[to] = held.scores()[from];
         }

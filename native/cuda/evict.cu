@@ -249,7 +249,8 @@ size_t lctx_cuda_evict_wsize(const lctx_cuda_device &, const lctx_evict_args & a
 void lctx_cuda_evict(const lctx_cuda_queue & queue, const lctx_evict_args & args) {
     decision * decisions = (decision *)queue.work;
     const dim3 heads(args.n_head_kv, args.n_seq);
-    const dim3 slices(n_slice(args.cache.k_pool) + n_slice(args.cache.v_pool), args.n_head_kv, args.n_seq);
+    const dim3 slices(n_slice(args.cache.k_pool) + (lctx_values_in_keys(args.cache) ? 0 : n_slice(args.cache.v_pool)), args.n_head_kv,
+                      args.n_seq);
     lctx_launch(decide_heads, heads, THREADS, sizeof(search_memory), queue.stream, args, decisions);
     lctx_launch(move_rows, slices, THREADS, sizeof(move_memory), queue.stream, args, decisions);
     lctx_launch(move_scores, heads, THREADS, LCTX_WARP * sizeof(int), queue.stream, args, decisions);

@@ -105,6 +105,9 @@ int32_t lctx_kv_cache::n_staged(uint64_t kv_offload) const {
         throw lctx_refusal("kv_offload keeps pages in memory of the host and brings those that the heads choose: method=longheads does, " +
                            method_->full_spec() + " does not; use longheads without an eviction rule, or offload_kqv=False");
     }
+    if (shape_.v_offset >= 0) {
+        throw lctx_refusal("kv_offload does not serve latent attention, whose values are a part of its keys; use offload_kqv=False");
+    }
     const uint64_t page = LCTX_PAGE_ROWS * shape_.row_bytes();
     const auto least = (uint64_t)chunks_->n_chunk * std::max(1, chunks_->chunk_size / LCTX_PAGE_ROWS) + 1;
     const uint64_t n_staged = kv_offload == LCTX_OFFLOAD_AUTO ? 2 * least : kv_offload / (page * n_head_total_);

@@ -29,6 +29,11 @@ LCTX_HD inline char * lctx_pool_at(const lctx_pool_args & pool, size_t row) {
     return (row < pool.n_row ? pool.data : pool.far) + row * pool.row_size;
 }
 
+// Latent attention: values are channels of the keys, and move with them.
+LCTX_HD inline bool lctx_values_in_keys(const lctx_cache_args & cache) {
+    return cache.v_pool.data >= cache.k_pool.data && cache.v_pool.data < cache.k_pool.data + cache.k_pool.row_size;
+}
+
 LCTX_HD inline char * lctx_value_row(const lctx_cache_args & cache, int32_t cell, int32_t head, int32_t seq) {
     return lctx_pool_at(cache.v_pool, lctx_pool_row(cache.table, cell, head, seq));
 }
