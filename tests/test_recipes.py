@@ -39,6 +39,7 @@ class Witness:
 WITNESSES = (
     Witness("Add a method", "dca", r"\bdca\b|\bDualChunk\b|\blctx_dca_create\b", {
         "docs/methods/longheads.md": "a table compares it",
+        "docs/models.md": "it says on which models methods do nothing or are refused",
         "tests/mutations.py": "an error is put into it to see that tests find it",
     }),
     Witness("Add an eviction rule", "tova", r"\btova\b|\bTova\b|\blctx_tova_create\b"),
