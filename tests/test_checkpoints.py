@@ -411,3 +411,21 @@ def test_a_prompt_waits_for_a_checkpoint_of_the_one_that_is_read(serve, text):
         jobs = [job(server, [*text[:180], *text[200 + 30 * i : 230 + 30 * i]]) for i in range(2)]
         run(server, *jobs)
         assert [one.n_cached for one in jobs] == [0, 180]
+
+
+@pytest.mark.parametrize("name", ["qwen3next", "gemma2"])
+def test_logprobs_of_a_prompt_that_is_read_in_parts(start, text, name):
+    """A step that ends at a checkpoint may not overwrite the logits of the step before."""
+    prompt = text[:100]
+    llm = start(name, n_ubatch=128)
+    choice = llm.create_completion(prompt, max_tokens=1, echo=True, logprobs=1, temperature=0.0)["choices"][0]
+    got = np.array(choice["logprobs"]["token_logprobs"][1:100])
+    whole = start(name, n_ubatch=128, logits_all=True)
+    whole.eval(prompt)
+    logits = whole.scores[:99].astype(np.float64)
+    want = (
+        logits
+        - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
+        - logits.max(1, keepdims=True)
+    )
+    np.testing.assert_allclose(got, want[np.arange(99), prompt[1:]], atol=1e-3)

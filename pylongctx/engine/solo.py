@@ -122,7 +122,7 @@ class Solo:
         ((_, job, part),) = shares
         session, wanted = self.session, len(part) == len(job.pending)
         if job.every_row:
-            return [np.concatenate(list(session.eval_rows(part, quiet=True)))]
+            return [np.concatenate([rows.copy() for rows in session.eval_rows(part, quiet=True)])]
         if job.draft is not None:
             job.draft.extend(part)
         else:
