@@ -36,7 +36,7 @@ __device__ int victim(const lctx_staging & r) {
 }
 
 // Page `key` is wanted and not here: the lanes of a warp together.
-__device__ void place(const lctx_fetch_args & a, const jobs & out, const lctx_staging & r, int head_kv, int32_t key) {
+__device__ void bring(const lctx_fetch_args & a, const jobs & out, const lctx_staging & r, int head_kv, int32_t key) {
     const int place = victim(r);
     if (lctx_lane() == 0 && place < 0) {
         entry(a, head_kv, key) = a.n_head_kv * a.n_staged + page_of(a, head_kv, key);
@@ -91,7 +91,7 @@ __global__ void decide(const lctx_fetch_args a, const jobs out) {
     }
     for (int word = 0; word < n_word; word++) {
         for (unsigned left = wanted[word]; left != 0; left &= left - 1) {
-            place(a, out, r, head_kv, word * 32 + lctx_first_bit(left));
+            bring(a, out, r, head_kv, word * 32 + lctx_first_bit(left));
         }
     }
 }
