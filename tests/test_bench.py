@@ -111,7 +111,7 @@ def test_every_repetition_starts_from_the_depth(embedded_model, method):
         (["-fa", "maybe"], "-fa takes 0, 1 or auto, not 'maybe'"),
         (
             ["-m", "random:llama-9:2"],
-            "random:llama-9:2 is not random:geometry:layers[:weights]; geometries: llama-2-7b",
+            "random:llama-9:2 is not random:geometry:layers[:weights]; geometries: gemma-3-270m",
         ),
         (["-m", "random:phi-2:0"], "random:phi-2:0 is not random:geometry:layers"),
         (
