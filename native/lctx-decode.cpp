@@ -50,14 +50,13 @@ std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std
 // The longest prefix of llama.cpp's own memory that a sequence can be cut to: recurrent states cannot go back, windows as far as they
 // reach.
 int32_t own_restorable(const lctx_context * ctx, int32_t seq, int32_t n) {
-    const llama_model * model = ctx->model->model;
     n = std::max(0, std::min(n, lctx_n_past(ctx, seq)));
     if (n == lctx_n_past(ctx, seq)) {
         return n;
     }
-    const int32_t first = llama_memory_seq_pos_min(llama_get_memory(ctx->ctx), seq), n_swa = llama_model_n_swa(model);
+    const int32_t first = llama_memory_seq_pos_min(llama_get_memory(ctx->ctx), seq), n_swa = llama_model_n_swa(ctx->model->model);
     const bool is_lost = n_swa > 0 && first > std::max(0, n - n_swa);
-    return is_lost || llama_model_is_recurrent(model) || llama_model_is_hybrid(model) ? 0 : n;
+    return is_lost || lctx_context_rollback(ctx) == LCTX_ROLLBACK_NONE ? 0 : n;
 }
 
 // Put the sequences back to what they were; methods keep what a withdrawn batch needs. One that evicts ends where the ubatch that failed

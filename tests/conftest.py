@@ -123,17 +123,27 @@ def method(request) -> str:
 
 
 @pytest.fixture
-def open_session(ffi, lib, model_path):
-    """Return a function from model name, method and context parameters to an open session."""
+def open_file(ffi, lib):
+    """Return a function from a model's file, method and context parameters to an open session."""
     sessions = []
 
-    def open_session(model: str, method: str, **params) -> Session:
-        sessions.append(Session(ffi, lib, model_path(model), method, **params))
+    def open_file(path: Path, method: str, **params) -> Session:
+        sessions.append(Session(ffi, lib, path, method, **params))
         return sessions[-1]
 
-    yield open_session
+    yield open_file
     for session in sessions:
         session.close()
+
+
+@pytest.fixture
+def open_session(open_file, model_path):
+    """Return a function from model name, method and context parameters to an open session."""
+
+    def open_session(model: str, method: str, **params) -> Session:
+        return open_file(model_path(model), method, **params)
+
+    return open_session
 
 
 @pytest.fixture

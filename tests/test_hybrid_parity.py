@@ -32,17 +32,13 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def start(folder, ffi, lib):
+def start(folder, open_file):
     """Return a function from model and method to an open session."""
-    sessions = []
 
     def start(name: str, method: str, **params) -> Session:
-        sessions.append(Session(ffi, lib, make(folder, name), METHODS[method], **SIZES | params))
-        return sessions[-1]
+        return open_file(make(folder, name), METHODS[method], **SIZES | params)
 
-    yield start
-    for session in sessions:
-        session.close()
+    return start
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@
 #include "ggml-backend.h"
 #include "inputs.h"
 
-#include <stdexcept>
-
 namespace {
 
 ggml_tensor * project(const llm_graph_context & graph, bool float_product, ggml_tensor * cur, ggml_tensor * wo, ggml_tensor * wo_b,
@@ -31,13 +29,13 @@ ggml_tensor * from_latent(ggml_context * ctx, ggml_tensor * out, ggml_tensor * v
     return ggml_cont_2d(ctx, values, v_mla->ne[1] * n_head, n_tokens);
 }
 
-// How the layer rotates: its own key's way, which its query's must be; or that of the layer whose rows it reads.
-lctx_peeled peel(lctx_inputs & inputs, ggml_context * ctx, ggml_tensor * q_cur, ggml_tensor * k_cur, lctx_peeled & key, int il) {
+// The query, which is rotated as its key is. inputs.keys has that afterwards: the layer's own, or that of the layer whose rows it reads.
+lctx_peeled peel(lctx_inputs & inputs, ggml_context * ctx, ggml_tensor * q_cur, ggml_tensor * k_cur, int il) {
     const bool moves = !inputs.cache.method().keeps_positions();
     const lctx_peeled query = lctx_peel_rope(ctx, q_cur, moves, "query", il);
     const int32_t source = inputs.cache.source(il);
     if (k_cur) {
-        key = inputs.keys[source] = lctx_peel_rope(ctx, k_cur, moves, "key", il);
+        inputs.keys[source] = lctx_peel_rope(ctx, k_cur, moves, "key", il);
     } else if (inputs.keys.count(source) == 0) {
         throw lctx_refusal("layer " + std::to_string(il) + " reads keys of layer " + std::to_string(source) + ", which has stored none");
     }
@@ -72,22 +70,23 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
     if (v_cur && v_cur->ne[0] != cache.head_dim_v()) {  // heads side by side
         v_cur = ggml_reshape_3d(graph.ctx0, v_cur, cache.head_dim_v(), k_cur->ne[1], k_cur->ne[2]);
     }
-    lctx_peeled k = {};
-    const lctx_peeled q = peel(inputs, graph.ctx0, q_cur, k_cur, k, il);
+    const lctx_peeled q = peel(inputs, graph.ctx0, q_cur, k_cur, il);
+    const lctx_peeled & key = inputs.keys[cache.source(il)];
+    ggml_tensor * k = k_cur ? key.x : nullptr;
     if (cache.v_offset() >= 0 && q.moved != (cache.v_offset() > 0)) {
         throw lctx_refusal("layer " + std::to_string(il) + " joins the latent and the rotated channels in a way of its own");
     }
-    for (ggml_tensor * t : {q.x, v_cur, k.x, q.pos}) {  // q.pos: an input that nothing reads would not be allocated
+    for (ggml_tensor * t : {q.x, v_cur, k, q.pos}) {  // q.pos: an input that nothing reads would not be allocated
         if (t) {
             ggml_build_forward_expand(graph.gf, t);
         }
     }
     lctx_attend_params params = {};
     params.rope_mode = q.rope.mode;
-    params.scale = kq_scale * q.scale * inputs.keys[cache.source(il)].scale;
+    params.scale = kq_scale * q.scale * key.scale;
     params.scale *= arch.scaled_softcap ? graph.hparams.f_attn_out_scale : 1.0f;
     params.softcap = graph.hparams.attn_soft_cap || arch.scaled_softcap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
-    lctx_chain_inputs in = {q.x, k.x, v_cur, inputs.rows, inputs.segs, inputs.chunk_rows, inputs.voters, nullptr, sinks};
+    lctx_chain_inputs in = {q.x, k, v_cur, inputs.rows, inputs.segs, inputs.chunk_rows, inputs.voters, nullptr, sinks};
     in.angles = inputs.angles(graph, q, il);
     const bool key_pairs = q.rope.mode == GGML_ROPE_TYPE_NORMAL && !arch.trained_in_pairs;
     const lctx_chain chain = lctx_chain_layer(graph.ctx0, cache.method(), cache.layer(graph.ctx0, il), in, params, key_pairs);

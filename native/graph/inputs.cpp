@@ -7,8 +7,6 @@
 #include "llama-memory-hybrid.h"
 #include "llama-memory-recurrent.h"
 
-#include <limits>
-
 namespace {
 
 ggml_tensor * new_input(ggml_context * ctx, int64_t ne0, int64_t ne1, int64_t ne2, const char * name) {
@@ -144,7 +142,7 @@ void lctx_inputs::set(const llama_ubatch & ubatch) {
     }
     for (const table & t : tables_) {
         if (t.factors) {
-            put(cache, t.factors, lctx_still_factors(t.peeled).data());
+            put(cache, t.factors, t.still.data());
         }
     }
 }
@@ -180,15 +178,16 @@ ggml_tensor * lctx_inputs::angles(const llm_graph_context & graph, const lctx_pe
             return t.angles;
         }
     }
+    std::vector<float> still = lctx_still_factors(peeled);
     ggml_tensor * factors = nullptr;
-    if (!lctx_still_factors(peeled).empty()) {
+    if (!still.empty()) {
         factors = ggml_new_tensor_1d(graph.ctx0, GGML_TYPE_F32, peeled.rope.n_dims / 2);
         ggml_set_input(factors);
         ggml_set_name(factors, "lctx_still");
     }
     ggml_tensor * angles = lctx_angles(graph.ctx0, pos, factors ? factors : peeled.freq_factors, peeled.rope);
     lctx_add(graph, store, angles, "lctx_angles", -1);
-    tables_.push_back({peeled, &store, angles, factors});
+    tables_.push_back({peeled, &store, angles, std::move(still), factors});
     return angles;
 }
 

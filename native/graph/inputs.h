@@ -34,7 +34,8 @@ class lctx_inputs {
         lctx_peeled peeled;
         const lctx_kv_store * store;
         ggml_tensor * angles;
-        ggml_tensor * factors;  // F32 [n_dims/2] that the host writes, or nullptr
+        std::vector<float> still;  // frequency factors that the host writes to `factors`; empty: none
+        ggml_tensor * factors;     // F32 [n_dims/2], or nullptr
     };
 
     void set_segments(const llama_ubatch & ubatch);

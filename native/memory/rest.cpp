@@ -67,59 +67,65 @@ bool has_window(const llama_kv_cache & window, const llama_hparams & hparams, in
     return p == 0 || first == 0 || (first > 0 && llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, first - 1, p));
 }
 
-class iswa final : public lctx_rest {
+// Memory: llama.cpp's own; Context: that of a batch on its way through it.
+template <class Memory, class Context> class rest_of : public lctx_rest {
+  public:
+    using lctx_rest::lctx_rest;
+
+    llama_memory_context_ptr full(lctx_kv_cache & cache) final { return joint(cache); }
+
+  protected:
+    Memory & own() const { return static_cast<Memory &>(memory()); }
+    template <typename... Args> llama_memory_context_ptr joint(lctx_kv_cache & cache, Args &&... args) const {
+        return std::make_unique<lctx_joint_context<Context>>(cache, &own(), std::forward<Args>(args)...);
+    }
+};
+
+class iswa final : public rest_of<llama_kv_cache_iswa, llama_kv_cache_iswa_context> {
   public:
     iswa(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, const llama_hparams & hparams)
-        : lctx_rest(std::move(memory), cparams, false), hparams_(hparams) {}
+        : rest_of(std::move(memory), cparams, false), hparams_(hparams) {}
 
     llama_memory_context_ptr batch(lctx_kv_cache & cache, const std::vector<llama_ubatch> & ubatches) override {
         auto base = own().get_base()->prepare(ubatches), window = own().get_swa()->prepare(ubatches);
-        if (base.empty() || window.empty()) {
-            return nullptr;
-        }
-        return std::make_unique<lctx_joint_context<llama_kv_cache_iswa_context>>(cache, &own(), std::move(base), std::move(window),
-                                                                                 ubatches);
-    }
-    llama_memory_context_ptr full(lctx_kv_cache & cache) override {
-        return std::make_unique<lctx_joint_context<llama_kv_cache_iswa_context>>(cache, &own());
+        return base.empty() || window.empty() ? nullptr : joint(cache, std::move(base), std::move(window), ubatches);
     }
     bool can_go_back(int32_t seq, int32_t p) const override { return has_window(*own().get_swa(), hparams_, seq, p); }
 
   private:
-    llama_kv_cache_iswa & own() const { return static_cast<llama_kv_cache_iswa &>(memory()); }
     llama_memory_i & books() const override { return *own().get_base(); }
 
     const llama_hparams & hparams_;
 };
 
-class hybrid final : public lctx_rest {
+// The recurrent part of both kinds of hybrids.
+template <class Memory, class Context> class recurrent : public rest_of<Memory, Context> {
   public:
-    hybrid(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, bool mixes_sequences)
-        : lctx_rest(std::move(memory), cparams, true, mixes_sequences) {}
+    recurrent(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, bool mixes_sequences)
+        : rest_of<Memory, Context>(std::move(memory), cparams, true, mixes_sequences) {}
+
+    bool can_go_back(int32_t seq, int32_t p) const final { return p == 0 || this->own().get_mem_recr()->seq_pos_max(seq) < p; }
+};
+
+class hybrid final : public recurrent<llama_memory_hybrid, llama_memory_hybrid_context> {
+  public:
+    using recurrent::recurrent;
 
     llama_memory_context_ptr batch(lctx_kv_cache & cache, const std::vector<llama_ubatch> & ubatches) override {
         if (!own().get_mem_recr()->prepare(ubatches)) {
             return nullptr;
         }
         auto places = own().get_mem_attn()->prepare(ubatches);
-        if (places.empty()) {
-            return nullptr;
-        }
-        return std::make_unique<lctx_joint_context<llama_memory_hybrid_context>>(cache, &own(), std::move(places), ubatches);
+        return places.empty() ? nullptr : joint(cache, std::move(places), ubatches);
     }
-    llama_memory_context_ptr full(lctx_kv_cache & cache) override {
-        return std::make_unique<lctx_joint_context<llama_memory_hybrid_context>>(cache, &own());
-    }
-    bool can_go_back(int32_t seq, int32_t p) const override { return p == 0 || own().get_mem_recr()->seq_pos_max(seq) < p; }
 
   private:
-    llama_memory_hybrid & own() const { return static_cast<llama_memory_hybrid &>(memory()); }
     llama_memory_i & books() const override { return *own().get_mem_attn(); }
 };
 
-class hybrid_iswa final : public lctx_rest {
+class hybrid_iswa final : public recurrent<llama_memory_hybrid_iswa, llama_memory_hybrid_iswa_context> {
   public:
-    hybrid_iswa(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams) : lctx_rest(std::move(memory), cparams, true) {}
+    using recurrent::recurrent;
 
     llama_memory_context_ptr batch(lctx_kv_cache & cache, const std::vector<llama_ubatch> & ubatches) override {
         if (!own().get_mem_recr()->prepare(ubatches)) {
@@ -127,19 +133,10 @@ class hybrid_iswa final : public lctx_rest {
         }
         const llama_kv_cache_iswa & kv = *own().get_mem_attn();
         auto base = kv.get_base()->prepare(ubatches), window = kv.get_swa()->prepare(ubatches);
-        if (base.empty() || window.empty()) {
-            return nullptr;
-        }
-        return std::make_unique<lctx_joint_context<llama_memory_hybrid_iswa_context>>(cache, &own(), std::move(base), std::move(window),
-                                                                                      ubatches);
+        return base.empty() || window.empty() ? nullptr : joint(cache, std::move(base), std::move(window), ubatches);
     }
-    llama_memory_context_ptr full(lctx_kv_cache & cache) override {
-        return std::make_unique<lctx_joint_context<llama_memory_hybrid_iswa_context>>(cache, &own());
-    }
-    bool can_go_back(int32_t seq, int32_t p) const override { return p == 0 || own().get_mem_recr()->seq_pos_max(seq) < p; }
 
   private:
-    llama_memory_hybrid_iswa & own() const { return static_cast<llama_memory_hybrid_iswa &>(memory()); }
     llama_memory_i & books() const override { return *own().get_mem_attn()->get_base(); }
 };
 
@@ -151,12 +148,13 @@ std::unique_ptr<lctx_rest> lctx_rest::create(std::unique_ptr<llama_memory_i> mem
     if (typeid(kind) == typeid(llama_kv_cache_iswa)) {
         return std::make_unique<iswa>(std::move(memory), cparams, model.hparams);
     }
+    const lctx_architecture * row = lctx_find_architecture(model.arch);
+    const bool mixes_sequences = row && row->mixes_sequences;
     if (typeid(kind) == typeid(llama_memory_hybrid)) {
-        const lctx_architecture * row = lctx_find_architecture(model.arch);
-        return std::make_unique<hybrid>(std::move(memory), cparams, row && row->mixes_sequences);
+        return std::make_unique<hybrid>(std::move(memory), cparams, mixes_sequences);
     }
     if (typeid(kind) == typeid(llama_memory_hybrid_iswa)) {
-        return std::make_unique<hybrid_iswa>(std::move(memory), cparams);
+        return std::make_unique<hybrid_iswa>(std::move(memory), cparams, mixes_sequences);
     }
     return nullptr;
 }

@@ -143,10 +143,7 @@ def kept_report(kept: Kept) -> dict[str, Any]:
         "method": kept.method,
         "n_evaluated": kept.n_tokens,
         "rows": usage.rows.tolist(),
-        "bytes": usage.bytes,
-        "peak_bytes": usage.peak_bytes,
-        "full_bytes": usage.full_bytes,
-        "rest_bytes": usage.rest_bytes,
+        **usage.sizes(),
         "ratio": usage.bytes / usage.full_bytes,
         "row_share": _row_share(kept),
     }
