@@ -21,7 +21,7 @@ struct lctx_tiling {
     int token_block;  // most tokens of a tile
     int n_head_tile;
     int max_column;  // padded to vector width
-    int n_bucket;    // spans: chunks in the pools, then in the near ring; or segments
+    int n_bucket;    // spans: chunks, or segments
     bool by_chunk;
 
     const int32_t * token_start = nullptr;  // first token of every token tile, and the end
@@ -34,7 +34,7 @@ struct lctx_tiling {
             head_block = n_rep;
             token_block = std::min(std::max((int)lctx_ceil_div(a.n_tokens, n_wanted), MIN_TOKENS), most);
             const int n_chunk = (int)lctx_ceil_div((int64_t)a.cache.table.head_stride * LCTX_PAGE_ROWS, a.params.chunk_size);
-            n_bucket = a.cache.near.data ? 2 * n_chunk : n_chunk;
+            n_bucket = n_chunk;
         } else {
             head_block = std::min(n_rep, LCTX_MAX_COLUMNS);
             token_block = LCTX_MAX_COLUMNS / head_block;
@@ -90,8 +90,7 @@ struct lctx_spans {
 };
 
 static inline bool lctx_is_near(const lctx_attend_args & a, int64_t seg) {
-    const int i = (int)(seg % a.n_seg);
-    return a.params.chunk_size > 0 ? a.cache.near.data && i >= a.params.near_from : (a.params.near_mask >> i) & 1;
+    return a.params.near_mask != 0 && (a.params.near_mask >> seg % a.n_seg & 1);
 }
 
 // f(bucket, column, index of the segment). Segments of chunks without rows are left out; those that all heads read stay, so that a span
@@ -106,7 +105,7 @@ static inline void lctx_each_segment(const lctx_attend_args & a, const lctx_tili
             if (t.by_chunk && sg.row0 >= sg.row1) {
                 continue;
             }
-            const int bucket = t.by_chunk ? sg.row0 / a.params.chunk_size + (lctx_is_near(a, i) ? t.n_bucket / 2 : 0) : i;
+            const int bucket = t.by_chunk ? sg.row0 / a.params.chunk_size : i;
             for (int h = 0; h < n_together; h++) {
                 f(bucket, c + h, (int32_t)(first + i));
             }

@@ -12,7 +12,7 @@
 namespace {
 
 constexpr uint32_t MAGIC = 0x7874636c;  // "lctx"
-constexpr uint32_t VERSION = 4;
+constexpr uint32_t VERSION = 5;
 
 struct state_header {
     uint32_t magic = MAGIC;

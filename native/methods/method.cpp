@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <climits>
 #include <cstdlib>
 
@@ -12,7 +13,7 @@ lctx_rule_factory lctx_corm_create, lctx_h2o_create, lctx_scissorhands_create, l
 
 namespace {
 
-// "key" takes a number, "key=word|word" one of the words. An entry is a method or a rule.
+// "key" takes a number, "key=word|word" one of the words, "key=%" a share above 0 and at most 1. An entry is a method or a rule.
 struct entry {
     const char * name;
     std::vector<std::string> options;
@@ -30,8 +31,8 @@ const std::vector<entry> & table() {
         {"window", {"n_sink", "window"}, true, false, lctx_window_create, nullptr},
         {"selfextend", {"group_size", "neighbor_window"}, true, true, lctx_selfextend_create, nullptr},
         {"longheads",
-         {"chunk_size", "window", "n_recent", "select=head|group", "select_block", "representation=attention|minmax",
-          "position=packed|grouped", "group_size", "n_neighbor"},
+         {"chunk_size", "window", "n_recent", "select=head|group", "select_block", "representation=attention|minmax|moments|uniform",
+          "position=packed|grouped|exact", "group_size", "n_neighbor", "mass=%"},
          true,
          true,
          lctx_longheads_create,
@@ -82,6 +83,16 @@ int32_t number(const std::string & method, const std::string & key, const std::s
     return (int32_t)value;
 }
 
+int32_t share(const std::string & method, const std::string & key, const std::string & text) {
+    double value = 0.0;
+    const char * end = text.data() + text.size();
+    const auto [read, error] = std::from_chars(text.data(), end, value);  // whatever the locale
+    if (error != std::errc() || read != end || !(value > 0.0 && value <= 1.0)) {
+        throw lctx_refusal(method + ": " + key + " must be a share above 0 and at most 1, not '" + text + "'");
+    }
+    return std::max(1, (int32_t)(value * LCTX_MILLION + 0.5));
+}
+
 std::vector<std::string> split(const std::string & text, char sep) {
     std::vector<std::string> parts;
     size_t from = 0;
@@ -101,6 +112,9 @@ int32_t value(const entry & e, const std::string & key, const std::string & text
         }
         if (eq == std::string::npos) {
             return number(e.name, key, text);
+        }
+        if (option.substr(eq) == "=%") {
+            return share(e.name, key, text);
         }
         const std::vector<std::string> words = split(option.substr(eq + 1), '|');
         const auto it = std::find(words.begin(), words.end(), text);

@@ -46,8 +46,6 @@ std::vector<int32_t> lctx_chunks_of(const lctx_segment * segs, int64_t n, int32_
             chunks.push_back(segs[i].row0 / chunk_size);
         }
     }
-    std::sort(chunks.begin(), chunks.end());
-    chunks.erase(std::unique(chunks.begin(), chunks.end()), chunks.end());  // grouped: the near window is apart
     return chunks;
 }
 
@@ -101,34 +99,34 @@ ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
 }
 
 ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
-                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held, ggml_tensor * summaries,
-                             ggml_tensor * open, const lctx_summarize_params & params) {
+                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * held, ggml_tensor * summaries, ggml_tensor * open,
+                             const lctx_summarize_params & params) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0]);
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
-    GGML_ASSERT(summaries->type == GGML_TYPE_F32 && summaries->nb[1] == summaries->ne[0] * sizeof(float));
-    GGML_ASSERT(params.minmax ? summaries->ne[0] == 2 * q->ne[0] && summaries->ne[2] == table->ne[1]
-                              : summaries->ne[0] == q->ne[0] && summaries->ne[2] == q->ne[1] && v_pool->ne[0] == q->ne[0]);
-    GGML_ASSERT(params.minmax || (open && open->type == GGML_TYPE_F32 && open->ne[0] == q->ne[0] && open->ne[2] == q->ne[1]));
-    GGML_ASSERT(!params.from_near || near);
+    const bool by_attention = params.representation == LCTX_REPRESENT_ATTENTION;
+    GGML_ASSERT(summaries->type == GGML_TYPE_F16 && summaries->nb[1] == summaries->ne[0] * sizeof(ggml_fp16_t));
+    GGML_ASSERT(by_attention ? summaries->ne[0] == q->ne[0] && summaries->ne[2] == q->ne[1] && v_pool->ne[0] == q->ne[0]
+                             : summaries->ne[0] == 2 * q->ne[0] && summaries->ne[2] == table->ne[1]);
+    GGML_ASSERT(!by_attention || (open && open->type == GGML_TYPE_F32 && open->ne[0] == q->ne[0] && open->ne[2] == q->ne[1]));
     GGML_ASSERT(is_held(held, table));
 
     ggml_tensor * result = ggml_view_tensor(ctx, summaries);
     lctx_summarize_params with_op = params;
     with_op.op = LCTX_OP_SUMMARIZE;
     set_params(result, with_op);
-    set_sources(result, {q, k, v_pool, table, rows, angles, summaries, near, open, held});
+    set_sources(result, {q, k, v_pool, table, rows, angles, summaries, open, held});
     return result;
 }
 
 ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * summaries, ggml_tensor * rows, int64_t n_head_kv,
-                          const lctx_chunks & chunks) {
+                          const lctx_chunks & chunks, float scale) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[1] % n_head_kv == 0);
-    GGML_ASSERT(summaries->ne[0] == chunks.summary_dim((int32_t)q->ne[0]) && summaries->ne[2] == (chunks.minmax ? n_head_kv : q->ne[1]));
+    GGML_ASSERT(summaries->ne[0] == chunks.summary_dim((int32_t)q->ne[0]) && summaries->ne[2] == (chunks.by_attention() ? q->ne[1] : n_head_kv));
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
 
     const int64_t n_choice = chunks.by_group ? n_head_kv : q->ne[1];
     ggml_tensor * result = ggml_new_tensor_4d(ctx, GGML_TYPE_I32, 4, chunks.n_segment(), n_choice, q->ne[2]);
-    set_params(result, lctx_select_params{LCTX_OP_SELECT, chunks});
+    set_params(result, lctx_select_params{LCTX_OP_SELECT, scale, chunks});
     set_sources(result, {q, summaries, rows});
     return result;
 }
@@ -156,7 +154,7 @@ ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor *
                          ggml_tensor * due, ggml_tensor * summaries, const lctx_retain & retain, int32_t chunk_size) {
     GGML_ASSERT(held && is_held(held, table) && table->type == GGML_TYPE_I32);
     GGML_ASSERT(due->type == GGML_TYPE_I32 && due->ne[0] == table->ne[2]);
-    GGML_ASSERT(!summaries || (chunk_size > 0 && summaries->type == GGML_TYPE_F32 && summaries->ne[2] % table->ne[1] == 0));
+    GGML_ASSERT(!summaries || (chunk_size > 0 && summaries->type == GGML_TYPE_F16 && summaries->ne[2] % table->ne[1] == 0));
 
     ggml_tensor * result = ggml_view_tensor(ctx, held);
     set_params(result, lctx_evict_params{LCTX_OP_EVICT, retain, chunk_size});
