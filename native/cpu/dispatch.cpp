@@ -11,7 +11,7 @@
 #include <cstdlib>
 
 // Few multiprocessors, yet enough to split the work.
-static constexpr lctx_cuda_device EMULATED = {4, 96 * 1024};
+static constexpr lctx_cuda_device EMULATED = {4, LCTX_EMULATED_SHARED};
 static constexpr size_t EMULATED_ALIGN = 256;
 
 // For tests, which say so in the environment: the CUDA kernels in place of these.
