@@ -238,8 +238,8 @@ MODEL_CASES = {
 
 # ---- methods that choose chunks ----
 
-REPRESENTATIONS = ("attention", "minmax")
-POSITIONS = ("packed", "grouped")
+REPRESENTATIONS = ("attention", "minmax", "moments")
+POSITIONS = ("packed", "grouped", "exact")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,16 @@ from functools import cached_property
 
 import numpy as np
 from oracle import Full, Method, Rope, Segment, attend, cap, rotate, round_trip
-from oracle_chunks import UNUSED, LongHeads, by_score, chunk_scores, neighbours, softmax, summarize_chunks
+from oracle_chunks import (
+    UNUSED,
+    LongHeads,
+    by_score,
+    chunk_scores,
+    neighbours,
+    rotated_queries,
+    softmax,
+    summarize_chunks,
+)
 
 Base = Method | LongHeads
 Kept = tuple[np.ndarray, np.ndarray]  # certain, possible
@@ -338,8 +347,10 @@ class Layer:
     def score_chunks(self, summaries: np.ndarray) -> np.ndarray:
         """Return how much every query wants every chunk, ``[n_rows, n_head, n_chunk]``."""
         base, every = self.method.base, self.method.rule.evict_every
-        shared = share_in_ubatch(self.q.astype(np.float64), base.select_block, self.n_ubatch, every)
-        return chunk_scores(shared, summaries, base, self.k.shape[1])
+        shared = share_in_ubatch(
+            rotated_queries(self.q.astype(np.float64), base, self.rope), base.select_block, self.n_ubatch, every
+        )
+        return chunk_scores(shared, summaries, base, self.k.shape[1], self.scale)
 
     def choose(self, p: int, scores: np.ndarray, held: np.ndarray) -> np.ndarray:
         """Return the chunks ``[n_head, k]`` that the heads read at ``p``, given the scores ``[n_head, n_chunk]``."""

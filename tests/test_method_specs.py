@@ -89,7 +89,7 @@ def test_sizes_of_rules_are_integers(cls, option, value):
         cls(**{option: value})
 
 
-@pytest.mark.parametrize(("cls", "option"), [(Corm, "window"), (Corm, "recent"), (LongHeads, "n_recent")])
+@pytest.mark.parametrize(("cls", "option"), [(Corm, "window"), (Corm, "recent")])
 def test_sizes_with_a_default_are_given(cls, option):
     with pytest.raises(TypeError, match=f"^{option} must be an integer, not None"):
         cls(**{option: None})
@@ -122,7 +122,7 @@ def test_numpy_integers_are_integers():
 @pytest.mark.parametrize(("method", "spec"), [
     (SelfExtend() + Corm(), "selfextend+corm,window=256,recent=256"),
     (SelfExtend(8) + Corm(64, 0, 1), "selfextend,group_size=8+corm,window=64,recent=0,evict_every=1"),
-    (LongHeads(16, 512) + Corm(window=64), "longheads,chunk_size=16,window=512,n_recent=1+corm,window=64,recent=256"),
+    (LongHeads(16, 512) + Corm(window=64), "longheads,chunk_size=16,window=512+corm,window=64,recent=256"),
     (
         LongHeads.paper(256) + Scissorhands(512, 64),
         "longheads,chunk_size=256,n_recent=1,select=head,select_block=1,representation=attention,position=packed,"

@@ -18,8 +18,8 @@ ggml_tensor * choose_chunks(ggml_context * ctx, const lctx_chunks & chunks, cons
                                    layer.held, layer.summaries, layer.open, params);
         chain.links.push_back({"lctx_summarize", summaries});
     }
-    ggml_tensor * segs = lctx_select(ctx, chunks.by_attention() ? in.q : in.q_exact, summaries, in.chunk_rows, layer.table->ne[1], chunks,
-                                      attend.scale);
+    ggml_tensor * segs =
+        lctx_select(ctx, chunks.by_attention() ? in.q : in.q_exact, summaries, in.chunk_rows, layer.table->ne[1], chunks, attend.scale);
     chain.links.push_back({LCTX_SELECT_NAME, segs});
     return segs;
 }
@@ -116,8 +116,8 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
             lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_staged, layer.v_staged, layer.staging, layer.staging_table);
         chain.links.push_back({"lctx_fetch", table});
     }
-    ggml_tensor * attended = lctx_attend(ctx, chunks ? in.q_local : in.q, stored, layer.v_pool, table, segs, chunks ? in.places : in.angles, layer.near, layer.held, params,
-                                         layer.k_staged, layer.v_staged);
+    ggml_tensor * attended = lctx_attend(ctx, chunks ? in.q_local : in.q, stored, layer.v_pool, table, segs, chunks ? in.places : in.angles,
+                                         layer.near, layer.held, params, layer.k_staged, layer.v_staged);
     chain.links.push_back({"lctx_attend", attended});
     const int64_t n_out = layer.v_pool->ne[0] * in.q->ne[1];
     chain.out = ggml_view_2d(ctx, attended, n_out, in.q->ne[2], n_out * sizeof(float), 0);  // the LSE follows

@@ -121,7 +121,8 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
 ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * summaries, ggml_tensor * rows, int64_t n_head_kv,
                           const lctx_chunks & chunks, float scale) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[1] % n_head_kv == 0);
-    GGML_ASSERT(summaries->ne[0] == chunks.summary_dim((int32_t)q->ne[0]) && summaries->ne[2] == (chunks.by_attention() ? q->ne[1] : n_head_kv));
+    GGML_ASSERT(summaries->ne[0] == chunks.summary_dim((int32_t)q->ne[0]) &&
+                summaries->ne[2] == (chunks.by_attention() ? q->ne[1] : n_head_kv));
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
 
     const int64_t n_choice = chunks.by_group ? n_head_kv : q->ne[1];
