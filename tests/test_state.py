@@ -21,7 +21,6 @@ METHODS = [
     "longheads,chunk_size=16,window=64,representation=attention",
     "longheads,chunk_size=16,window=64,representation=minmax",
     "dca,chunk_size=23,local_window=9",
-    "string,shift_offset=23,local_window=9",
     None,
 ]
 TEXT = b"It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness. "
