@@ -11,7 +11,7 @@ q4_0 is an eighth of the largest value of its block.
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from oracle import NEOX, NORM, DualChunk, Full, Method, Rope, Segment, SelfExtend, Window
+from oracle import NEOX, NORM, DualChunk, Full, Method, Rope, Segment, SelfExtend, ShiftedRotary, Window
 from oracle_chunks import LongHeads
 from oracle_evict import H2O, Corm, Evicting, Rule, Scissorhands, Tova
 
@@ -40,7 +40,10 @@ SPECS = {
     "selfextend": "selfextend,group_size=7,neighbor_window=21",
     **{name: method.text() for name, method in LONGHEADS.items()},
     "dca": "dca,chunk_size=23,local_window=9",
+    "string": "string,shift_offset=37,local_window=9",
 }
+# No settings of STRING reach twice the trained context: linear scaling stretches it, in tests of longer texts.
+STRETCHED = {SPECS["string"]: {"rope_scaling_type": 1, "rope_freq_scale": 1 / 16}}
 PAGE_ROWS = 64
 
 
@@ -127,6 +130,9 @@ METHODS = {
     "dca": DualChunk(48, 16),
     "dca-odd": DualChunk(29, 11),
     "dca-one": DualChunk(1, 1),
+    "string": ShiftedRotary(64, 16),
+    "string-odd": ShiftedRotary(29, 11),
+    "string-one": ShiftedRotary(1, 1),
 }
 
 
@@ -233,6 +239,10 @@ MODEL_CASES = {
     "dca-odd": (DualChunk(29, 11), 200),
     "dca-half": (DualChunk(32, 32), 150),
     "dca-narrow": (DualChunk(63, 1), 200),
+    "string": (ShiftedRotary(48, 9), 103),
+    "string-odd": (ShiftedRotary(29, 11), 82),
+    "string-narrow": (ShiftedRotary(21, 1), 84),
+    "string-farthest": (ShiftedRotary(64, 1), 127),
 }
 
 
@@ -347,6 +357,7 @@ BASES = {
     "longheads-group": LongHeads(16, 96, select="group", representation="minmax"),
     "longheads-grouped": LongHeads(16, 96, representation="minmax", position="grouped", n_neighbor=1, n_recent=0),
     "dca": DualChunk(37, 19),
+    "string": ShiftedRotary(37, 19),
 }
 CORM_EDGES = {
     "window-beyond-the-end": Corm(300, 8, 1),

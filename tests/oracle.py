@@ -264,7 +264,43 @@ def dual_chunk_auto(n_ctx_train: int) -> DualChunk:
     return DualChunk(size, n_ctx_train - size, n_ctx_train)
 
 
-Method = Full | Window | SelfExtend | DualChunk
+@dataclass(frozen=True)
+class ShiftedRotary:
+    """STRING (arXiv 2410.18745, equation 4): distances D >= S become D - S + W."""
+
+    shift_offset: int
+    local_window: int
+
+    def text(self) -> str:
+        return f"string,shift_offset={self.shift_offset},local_window={self.local_window}"
+
+    def relative_positions(self, p: int) -> tuple[np.ndarray, np.ndarray]:
+        keys = np.arange(p + 1)
+        exact = p - keys
+        return keys, np.where(exact >= self.shift_offset, exact - self.shift_offset + self.local_window, exact)
+
+    def segments(self, p: int) -> list[Segment]:
+        border = max(0, p - self.shift_offset + 1)
+        return [Segment(border, p + 1, p), Segment(0, border, p - self.shift_offset + self.local_window)]
+
+    def storage(self, j: np.ndarray) -> np.ndarray:
+        return j
+
+    def max_ctx(self, n_ctx_train: int) -> int:
+        """Return the longest context whose largest distance is one that the model was trained on."""
+        return n_ctx_train + self.shift_offset - self.local_window
+
+
+def shifted_auto(n_ctx_train: int, n_ctx: int) -> ShiftedRotary:
+    """Return the automatic choice: a third of the trained context, or the least whose ``max_ctx`` is ``n_ctx``."""
+    window = min(128, n_ctx_train // 16)
+    shift = n_ctx_train // 3
+    while ShiftedRotary(shift, window).max_ctx(n_ctx_train) < n_ctx:
+        shift += 1
+    return ShiftedRotary(shift, window)
+
+
+Method = Full | Window | SelfExtend | DualChunk | ShiftedRotary
 
 
 def attend_method(

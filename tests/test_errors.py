@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pylongctx import DualChunk, Full, Llama, LongHeads, SelfExtend, Window, _lib
+from pylongctx import DualChunk, Full, Llama, LongHeads, SelfExtend, ShiftedRotary, Window, _lib
 from pylongctx.errors import Aborted, ContextFull, InvalidInput, LctxError
 from pylongctx.eval.perplexity import mean_nll, perplexity
 from pylongctx.methods import parse
@@ -221,6 +221,9 @@ def test_perplexity_equals_the_definition(embedded_model, llm):
         DualChunk(),
         DualChunk(48, 16),
         DualChunk(local_window=9),
+        ShiftedRotary(),
+        ShiftedRotary(48, 16),
+        ShiftedRotary(local_window=9),
         LongHeads(),
         LongHeads.paper(),
         LongHeads.paper(256, 2048),
@@ -238,6 +241,7 @@ def test_spec_strings():
     assert str(SelfExtend(8, 128)) == "selfextend,group_size=8,neighbor_window=128"
     assert str(DualChunk()) == "dca"
     assert str(DualChunk(48, 16)) == "dca,chunk_size=48,local_window=16"
+    assert str(ShiftedRotary(48, 16)) == "string,shift_offset=48,local_window=16"
     assert str(LongHeads()) == "longheads"
     assert str(LongHeads.paper(256)) == (
         "longheads,chunk_size=256,n_recent=1,select=head,select_block=1,"
@@ -265,6 +269,9 @@ def test_spec_strings():
         ("dca,window=8", "options: chunk_size=N, local_window=N"),
         ("dca,chunk_size=0", "chunk_size must be at least 1"),
         ("dca,chunk_size=8,local_window=9", "local_window must be at most 8, not 9"),
+        ("string,shift=8", "options: shift_offset=N, local_window=N"),
+        ("string,shift_offset=0", "shift_offset must be at least 1"),
+        ("string,shift_offset=8,local_window=9", "local_window must be at most 8, not 9"),
         ("window,n_sink=-1", "n_sink must be at least 0"),
         ("window,window=0", "window must be at least 1"),
         ("longheads,chunk=16", r"options: chunk_size=N, window=N, n_recent=N, select=head\|group, select_block=N"),

@@ -5,7 +5,6 @@ by the share of rows that are equal and by the median.
 """
 
 import numpy as np
-
 import oracle_chunks
 import pytest
 from cases import LONGHEADS, POSITIONS, REPRESENTATIONS

@@ -17,6 +17,7 @@ METHODS = {
     "window": oracle.Window(4, 29),
     "selfextend": oracle.SelfExtend(8, 13),
     "dca": oracle.DualChunk(29, 11),
+    "string": oracle.ShiftedRotary(57, 11),
 }
 # When the oracle rounds rows too, two things remain: float rounding, and a tie in the rounding that falls the other way
 # here and there, which is as large as one step of the type. So the median is tight whatever the type.

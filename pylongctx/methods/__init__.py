@@ -11,6 +11,7 @@ from pylongctx.methods.h2o import H2O
 from pylongctx.methods.longheads import LongHeads
 from pylongctx.methods.scissorhands import Scissorhands
 from pylongctx.methods.selfextend import SelfExtend
+from pylongctx.methods.string import ShiftedRotary
 from pylongctx.methods.table import METHODS
 from pylongctx.methods.tova import Tova
 from pylongctx.methods.window import Window
@@ -27,6 +28,7 @@ __all__ = [
     "Method",
     "Scissorhands",
     "SelfExtend",
+    "ShiftedRotary",
     "Tova",
     "Window",
     "named",
