@@ -12,6 +12,7 @@ import threading
 import types
 import zipfile
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 
@@ -224,9 +225,13 @@ def test_a_disk_without_room_is_told_first(entry, index, cache, monkeypatch):
     assert (index.asked, files(cache)) == ([], [])
 
 
+def full_device(dir):
+    return Path("/dev/full").open("wb")
+
+
 def test_a_disk_that_fills_up(entry, cache, monkeypatch):
-    monkeypatch.setattr(pypi, "TemporaryFile", lambda dir: open("/dev/full", "wb"))
-    with pytest.raises(OSError, match="no room for .*LCTX_CACHE"):
+    monkeypatch.setattr(pypi, "TemporaryFile", full_device)
+    with pytest.raises(OSError, match=r"no room for .*LCTX_CACHE"):
         entry.fetch()
     assert files(cache) == []
 
@@ -307,7 +312,7 @@ def test_get_fetches_and_prints_the_path(entry, cache, capsys):
     assert main(["get", NAME]) == 0
     shown = capsys.readouterr()
     assert shown.out == f"{cache / FILE}\n"
-    assert shown.err == f"{NAME}: {entry.about}\n"
+    assert shown.err == f"fetching {entry.about}\n"
     assert main(["get", NAME]) == 0
     assert capsys.readouterr() == (f"{cache / FILE}\n", "")
 
@@ -374,7 +379,7 @@ def repository(monkeypatch, data):
 
 def test_a_file_of_the_hub(hub, repository, capsys):
     assert main(["get", NAME]) == 0
-    assert capsys.readouterr() == (f"{hub.files[0]}\n", f"{NAME}: {repository.about}\n")
+    assert capsys.readouterr() == (f"{hub.files[0]}\n", f"fetching {repository.about}\n")
     assert repository.about.endswith("(https://ai.google.dev/gemma/terms), from some/model at fffffff on Hugging Face")
     assert resolve(NAME) == str(hub.files[0])
     assert hub.asked == [("some/model", FILE, "f" * 40)]

