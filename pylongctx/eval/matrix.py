@@ -16,6 +16,7 @@ from pylongctx.eval.longbench import LongBench
 from pylongctx.eval.needle import PASSKEY, Needle
 from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.perplexity import Perplexity
+from pylongctx.eval.recall import Recall
 from pylongctx.eval.rope import SCALINGS, Positions, positions_of, scaling
 from pylongctx.eval.ruler import Ruler
 from pylongctx.eval.runner import Cell
@@ -33,6 +34,7 @@ else:
 TASKS: dict[str, type[Task]] = {
     "passkey": Passkey,
     "needle": Needle,
+    "recall": Recall,
     "ruler": Ruler,
     "longbench": LongBench,
     "leval": Choices,
@@ -145,8 +147,12 @@ def read(path: str) -> dict[str, Any]:
     if "model" in table:
         table["model"] = [str(folder / model) for model in _list(table["model"])]
     for task in table.get("tasks", []):
-        task |= {name: str(folder / task[name]) for name in FILES if task.get(name, MADE[0]) not in MADE}
+        task |= {name: _from(folder, task[name]) for name in FILES if task.get(name, MADE[0]) not in MADE}
     return table
+
+
+def _from(folder: Path, named: str | list[str]) -> str | list[str]:
+    return str(folder / named) if isinstance(named, str) else [str(folder / name) for name in named]
 
 
 def make(table: Mapping[str, Any]) -> Matrix:
