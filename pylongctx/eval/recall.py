@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pylongctx.eval.facts import Stated, draw_facts
 from pylongctx.eval.haystack import SYNTHETIC, load_text
 from pylongctx.eval.needle import insertion_point
+from pylongctx.eval.perplexity import token_nll
 from pylongctx.eval.scorers import mean, string_match_part
 from pylongctx.eval.task import Answer, Record, Sample, SingleModel, Vocabulary, greedy, memory
 from pylongctx.llama import Llama
@@ -46,6 +47,8 @@ class Recall(SingleModel):
         "synthetic", a text file or a folder of them.
     anew : int
         Questions of a text that are answered from an empty cache too, for a comparison.
+    scored : int
+        Tokens at the end of the text whose perplexity is recorded: the same reading serves for both.
 
     Examples
     --------
@@ -62,20 +65,21 @@ class Recall(SingleModel):
     decoys: int = 0
     haystack: str = SYNTHETIC
     anew: int = 0
+    scored: int = 0
     max_tokens: int = 12
     name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         if self.asked not in ASKED:
             raise ValueError(f"facts are not asked for as {self.asked!r}; available: {', '.join(ASKED)}")
-        if min(self.tests, self.questions) < 1 or min(self.decoys, self.anew) < 0:
-            raise ValueError("tests and questions must be at least 1, decoys and anew at least 0")
+        if min(self.tests, self.questions) < 1 or min(self.decoys, self.anew, self.scored) < 0:
+            raise ValueError("tests and questions must be at least 1, decoys, anew and scored at least 0")
         object.__setattr__(self, "name", ASKED[self.asked] + f"-{self.decoys}-decoys" * bool(self.decoys))
 
     @property
     def settings(self) -> Record:
         """What the text does not tell."""
-        return {"asked": self.asked, "anew": self.anew}
+        return {"asked": self.asked, "anew": self.anew} | ({"scored": self.scored} if self.scored else {})
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return one sample per text."""
@@ -94,8 +98,10 @@ class Recall(SingleModel):
         intro = [*vocabulary.bos, *vocabulary.tokenize(INTRO)]
         n_asked = max(len(vocabulary.tokenize(question)) for question in asked)
         room = length - len(intro) - sum(len(piece) for _, piece in pieces) - n_asked - self.max_tokens
-        if room < 1:
-            raise ValueError(f"{self.name}, length {length}: facts and questions alone need {length - room} tokens")
+        if room <= self.scored:
+            raise ValueError(
+                f"{self.name}, length {length}: facts, questions and what is scored need {length - room} tokens"
+            )
         tokens = [*intro, *_hidden(vocabulary, self._cut(vocabulary, text, room, trial), pieces)]
         turns = [
             {"question": question, "answer": fact.answer, "depth_percent": round(100 * depth, 2)}
@@ -127,8 +133,7 @@ class Recall(SingleModel):
         turns, text = sample.facts["turns"], sample.prompt.tolist()
         prompts = [np.array([*text, *vocabulary.tokenize(turn["question"])], np.int32) for turn in turns]
         start, before = time.perf_counter(), llm.session.n_evaluated
-        llm.reset()
-        llm.eval(text)
+        likelihood = self._read(llm, sample.prompt)
         read = time.perf_counter() - start
         answers = list(_branches(llm, prompts, sample))
         seconds, n_evaluated = time.perf_counter() - start, llm.session.n_evaluated - before
@@ -146,8 +151,20 @@ class Recall(SingleModel):
             "n_same": sum(a.tokens == b.tokens for a, b in zip(answers, anew, strict=False)),
             "seconds": round(seconds, 4),
             "prompt_per_second": round(len(text) / read, 2),
+            **likelihood,
             **held,
         }
+
+    def _read(self, llm: Llama, text: NDArray[np.int32]) -> Record:
+        """Evaluate the text; returns the likelihood of its last tokens as ``Perplexity`` has it."""
+        llm.reset()
+        if not self.scored:
+            llm.eval(text.tolist())
+            return {}
+        values = token_nll(llm, text, len(text) - self.scored - 1)
+        llm.eval(text[-1:].tolist())
+        told = {"mode": f"end of {self.name}", "stride": self.scored, "n_scored": self.scored}
+        return told | {"nll": float(values.sum()), "nll2": float((values**2).sum())}
 
     def summary(self, records: Sequence[Record]) -> dict[str, float]:
         """Return the mean score, that of every depth, and which share of the answers is the same when read anew."""

@@ -144,7 +144,7 @@ def length_grid(title: str, note: str, records: Sequence[Record], text: Callable
 
 def _perplexities(records: Sequence[Record], model: str) -> Iterator[Grid]:
     """Yield LongHeads' table 1, SelfExtend's table 1: perplexity by context window, for each way to measure it."""
-    measured = [record for record in records if record["task"] == "perplexity"]
+    measured = [record for record in records if "n_scored" in record]
     for way, found in grouped(measured, measure).items():
         title = f"Perplexity ({way}) by evaluation context window, {model}"
         yield length_grid(title, f"{_samples(found)}; lower is better", found, _perplexity_text)
