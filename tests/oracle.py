@@ -95,7 +95,8 @@ def hadamard(x: np.ndarray, block: int) -> np.ndarray:
 
 def hadamard_blocks(type_k: str, head_dim_k: int, type_v: str, head_dim_v: int) -> tuple[int, int]:
     """Return the blocks of K and of V: the largest power of two that divides a head, for V at most 64."""
-    block_k, block_v = (n & -n if name.startswith("q") else 0 for name, n in ((type_k, head_dim_k), (type_v, head_dim_v)))
+    types = ((type_k, head_dim_k), (type_v, head_dim_v))
+    block_k, block_v = (n & -n if name.startswith("q") else 0 for name, n in types)
     return block_k, min(64, block_v)
 
 

@@ -97,7 +97,10 @@ def test_rows_are_stored_as_they_come_where_the_environment_says_so(model_path, 
 
 @pytest.mark.parametrize("method", ["full", "selfextend"])
 def test_values_that_are_channels_of_keys_are_transformed_with_them(tmp_path, tokens, method, monkeypatch):
-    """Rounding to 8 bits is small whether rows are transformed or not, and not the same. A few tokens get other experts."""
+    """Rounding to 8 bits is small whether rows are transformed or not, and not the same.
+
+    By the median: a few tokens get other experts.
+    """
     path = make_model(tmp_path / "latent.gguf", Shape(n_ctx_train=N_CTX_TRAIN), arch="deepseek2", seed=1)
     tokens, spec, types = tokens[:60], METHODS[method].text(), {"type_k": "q8_0", "type_v": "q8_0"}
     want, got = evaluate(path, spec, tokens), evaluate(path, spec, tokens, **types)

@@ -19,7 +19,7 @@ template <int N> static __device__ __forceinline__ void lctx_transform(float (&x
             x[i] = lctx_lane() >> bit & 1 ? other - x[i] : x[i] + other;
         });
     });
-    lctx_unrolled<N>([&](int bit) {  // more than there are
+    lctx_unrolled<N>([&](int bit) {  // larger steps lead out of the row and do nothing
         const int step = 1 << bit;
         lctx_unrolled<N>([&](int i) {
             if (i % (2 * step) < step && i + step < N && step * LCTX_WARP < block) {
