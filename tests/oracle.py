@@ -83,10 +83,28 @@ def rotate(x: np.ndarray, pos: np.ndarray | int, rope: Rope) -> np.ndarray:
 # ---- storage types ----
 
 
-def round_trip(x: np.ndarray, type_name: str) -> np.ndarray:
-    """Return what is left of ``x`` after storing it as a ggml type such as "f16" or "q8_0"."""
+def hadamard(x: np.ndarray, block: int) -> np.ndarray:
+    """Multiply each ``block`` channels of ``x [..., head_dim]`` with Sylvester's matrix over its root; 0: nothing."""
+    if not block:
+        return x
+    matrix = np.ones((1, 1))
+    while len(matrix) < block:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return (x.reshape(-1, block) @ matrix / np.sqrt(block)).reshape(x.shape)
+
+
+def hadamard_blocks(type_k: str, head_dim_k: int, type_v: str, head_dim_v: int) -> tuple[int, int]:
+    """Return the blocks of K and of V: the largest power of two that divides a head, for V at most 64."""
+    types = ((type_k, head_dim_k), (type_v, head_dim_v))
+    block_k, block_v = (n & -n if name.startswith("q") else 0 for name, n in types)
+    return block_k, min(64, block_v)
+
+
+def round_trip(x: np.ndarray, type_name: str, block: int = 0) -> np.ndarray:
+    """Return what is left of ``x`` after storing it, transformed, as a ggml type such as "f16" or "q8_0"."""
     qtype = gguf.GGMLQuantizationType[type_name.upper()]
-    return gguf.dequantize(gguf.quantize(x.astype(np.float32), qtype), qtype).astype(np.float64)
+    stored = gguf.quantize(hadamard(x, block).astype(np.float32), qtype)
+    return hadamard(gguf.dequantize(stored, qtype).astype(np.float64), block)
 
 
 # ---- attention ----

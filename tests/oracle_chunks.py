@@ -331,14 +331,16 @@ class Stored:
     softcap: float = 0.0
     type_k: str = "f32"
     type_v: str = "f32"
+    block_k: int = 0
+    block_v: int = 0
 
     def keys_at(self, pos: np.ndarray) -> np.ndarray:
-        return round_trip(rotate(self.k, pos[:, None], self.rope), self.type_k)
+        return round_trip(rotate(self.k, pos[:, None], self.rope), self.type_k, self.block_k)
 
     def summarize(self) -> np.ndarray:
         """Return the representation of every complete chunk."""
         local = self.keys_at(np.arange(len(self.k)) % self.method.chunk_size)
-        v = round_trip(self.v, self.type_v)
+        v = round_trip(self.v, self.type_v, self.block_v)
         return summarize_chunks(self.q, local, v, self.method, self.rope, self.scale, self.softcap)
 
     def choose(self, summaries: np.ndarray, n_ubatch: int) -> np.ndarray:
@@ -349,7 +351,7 @@ class Stored:
         """Return what the queries read from these chunks, ``[n_rows, n_head, head_dim]``."""
         rows, ratio = np.arange(len(self.k)), self.q.shape[1] // self.k.shape[1]
         stored, near = self.keys_at(self.method.storage(rows)), self.keys_at(rows)
-        v = round_trip(self.v, self.type_v)
+        v = round_trip(self.v, self.type_v, self.block_v)
         out = np.empty((*self.q.shape[:2], v.shape[-1]))
         for p, h in np.ndindex(self.q.shape[:2]):
             segs = self.method.segments(p, chunks[p, h][chunks[p, h] != UNUSED])

@@ -319,11 +319,13 @@ class Layer:
     type_k: str = "f32"
     type_v: str = "f32"
     n_ubatch: int = 512
+    block_k: int = 0
+    block_v: int = 0
 
     # ---- rows as stored ----
 
     def keys_at(self, pos: np.ndarray) -> np.ndarray:
-        return round_trip(rotate(self.k, pos[:, None], self.rope), self.type_k)
+        return round_trip(rotate(self.k, pos[:, None], self.rope), self.type_k, self.block_k)
 
     @cached_property
     def far(self) -> np.ndarray:
@@ -335,7 +337,7 @@ class Layer:
 
     @cached_property
     def values(self) -> np.ndarray:
-        return round_trip(self.v, self.type_v)
+        return round_trip(self.v, self.type_v, self.block_v)
 
     # ---- chunks ----
 

@@ -81,6 +81,7 @@ void load_keys(const lctx_summarize_args & a, const chunk & c, int head_kv, cons
     const size_t row_size = a.cache.k_pool.row_size;
     const auto load = [&](int i, const char * src, int n) {
         lctx_unpack_rows(a.cache.k_pool.type, src, row_size, n, a.head_dim_k, w.k + (size_t)i * a.head_dim_k, a.head_dim_k);
+        lctx_transform(w.k + (size_t)i * a.head_dim_k, n * a.head_dim_k, a.params.hadamard.k);
     };
     each_part(a, lctx_cells(a.cache, head_kv, c.seq).cell(c.first_row),
               [&](int i, int32_t cell, int n) { load(i, lctx_key_row(a.cache, cell, head_kv, c.seq), n); });
@@ -147,6 +148,7 @@ void mean_output(const lctx_summarize_args & a, const chunk & c, int head, const
             }
         }
     }
+    lctx_transform(w.mean, a.head_dim_v, a.params.hadamard.v);
 }
 
 // The mean output lives in the space of V. Where the converter has put the rows of Wk, not of Wv, in the order of rotated pairs,

@@ -12,6 +12,7 @@ ggml_tensor * choose_chunks(ggml_context * ctx, const lctx_chunks & chunks, cons
     params.chunk_size = chunks.chunk_size;
     params.representation = chunks.representation;
     params.key_pairs = key_pairs;
+    params.hadamard = attend.hadamard;
     ggml_tensor * summaries = layer.summaries;
     if (in.k) {
         summaries = lctx_summarize(ctx, in.q_local, chain.links.back().node, layer.v_pool, layer.table, in.chunk_rows, in.angles,
@@ -70,11 +71,12 @@ ggml_tensor * store(ggml_context * ctx, const lctx_method & method, const lctx_l
                     int32_t rope_mode, lctx_chain & chain) {
     const lctx_retain * retain = method.retain();
     if (layer.staging) {  // before anything else that reads the pools
-        chain.links.push_back({"lctx_store_staged", lctx_store(ctx, in.k, in.v, layer.k_staged, layer.v_staged, layer.staging_table,
-                                                               in.rows, in.angles, nullptr, nullptr, rope_mode, LCTX_SCORE_LAST, true)});
+        chain.links.push_back(
+            {"lctx_store_staged", lctx_store(ctx, in.k, in.v, layer.k_staged, layer.v_staged, layer.staging_table, in.rows, in.angles,
+                                             nullptr, nullptr, rope_mode, LCTX_SCORE_LAST, layer.hadamard, true)});
     }
     ggml_tensor * stored = lctx_store(ctx, in.k, in.v, layer.k_pool, layer.v_pool, layer.table, in.rows, in.angles, layer.near, layer.held,
-                                      rope_mode, retain ? retain->score : LCTX_SCORE_LAST);
+                                      rope_mode, retain ? retain->score : LCTX_SCORE_LAST, layer.hadamard);
     chain.links.push_back({"lctx_store", stored});
     return stored;
 }
@@ -101,6 +103,7 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
                             lctx_attend_params params, bool key_pairs) {
     lctx_chain chain = {};
     const lctx_retain * retain = in.k ? method.retain() : nullptr;
+    params.hadamard = layer.hadamard;
     ggml_tensor * stored = in.k ? store(ctx, method, layer, in, params.rope_mode, chain) : layer.k_pool;
     ggml_tensor * segs = in.segs;
     const lctx_chunks * chunks = method.chunks();
