@@ -10,13 +10,14 @@
 
 #include <cstdlib>
 
-// For tests, which say so in the environment: the CUDA kernels in place of these. Few multiprocessors, yet enough to split the work.
-static bool is_emulated(const ggml_tensor * dst) {
-    return getenv("LCTX_EMULATE_CUDA") && !lctx_cuda_refusal(dst);
-}
-
+// Few multiprocessors, yet enough to split the work.
 static constexpr lctx_cuda_device EMULATED = {4, 96 * 1024};
 static constexpr size_t EMULATED_ALIGN = 256;
+
+// For tests, which say so in the environment: the CUDA kernels in place of these.
+static bool is_emulated(const ggml_tensor * dst) {
+    return getenv("LCTX_EMULATE_CUDA") && !lctx_cuda_refusal(EMULATED, dst);
+}
 #endif
 
 void lctx_cpu_forward(const ggml_compute_params * params, ggml_tensor * dst) {

@@ -4,10 +4,14 @@
 
 #include "ggml-cuda/common.cuh"
 
+static lctx_cuda_device device_of(int device) {
+    const auto & info = ggml_cuda_info().devices[device];
+    return {info.nsm, info.smpbo};
+}
+
 void lctx_cuda_forward(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     constexpr size_t ALIGN = 256;  // the pool's blocks begin at multiples of 128
-    const auto & info = ggml_cuda_info().devices[ctx.device];
-    const lctx_cuda_device device = {info.nsm, info.smpbo};
+    const lctx_cuda_device device = device_of(ctx.device);
     const size_t size = lctx_cuda_wsize(device, dst);
     ggml_cuda_pool_alloc<char> work(ctx.pool());
     char * aligned = size > 0 ? (char *)GGML_PAD((uintptr_t)work.alloc(size + ALIGN), ALIGN) : nullptr;
@@ -16,5 +20,5 @@ void lctx_cuda_forward(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
 }
 
 bool lctx_cuda_supported(int device, const ggml_tensor * op) {
-    return ggml_cuda_info().devices[device].cc >= GGML_CUDA_CC_TURING && !lctx_cuda_refusal(op);
+    return ggml_cuda_info().devices[device].cc >= GGML_CUDA_CC_TURING && !lctx_cuda_refusal(device_of(device), op);
 }

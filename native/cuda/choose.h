@@ -27,21 +27,43 @@ static __device__ inline uint32_t lctx_bits_of_word(int w, int from, int end) {
 // What a warp chooses for one block and choice.
 struct lctx_chooser {
     const lctx_select_args & a;
-    const float * scores;
+    float * scores;
     uint32_t * keys;    // what takes the place of the scores: larger for a better candidate, 0 for what cannot be chosen (any more)
+    int n_list;         // lists of scores, one per query head, that become one of shares; 1 without mass
     uint32_t * chosen;  // [n_word] a bit per chunk; shared memory as what follows
     int32_t * found;    // [n_chunk] with n_neighbor > 0
     int32_t * order;    // [n_chunk] with n_neighbor > 0: the best, the best first
     int32_t row;
     int choice, own, first, end;
 
-    static constexpr uint32_t EMPTY = 1;  // key of a chunk that has no rows any more
+    static constexpr uint32_t EMPTY = 1;           // key of a chunk that has no rows any more
+    static constexpr uint32_t ABOVE = 0xff800001;  // above the key of every number
 
     static int n_word(const lctx_select_args & a) { return a.n_chunk_max / 32 + 1; }  // the own chunk may be the one after the last
     static size_t shared(const lctx_select_args & a) {
         return (n_word(a) + (a.chunks.n_neighbor > 0 ? 2 * a.chunks.n_chunk : 0)) * sizeof(int32_t);
     }
 
+    // The mean over the heads that choose together of the share of their attention that they give a chunk, in place of the scores of the
+    // first: a softmax over the chunks before the own one. NaN, a chunk without rows, has no share and stays.
+    __device__ void to_shares() const {
+        for (int list = 0; list < n_list; list++) {
+            const float * s = scores + (size_t)list * a.n_chunk_max;
+            float most = -FLT_MAX, sum = 0.0f;
+            for (int c = lctx_lane(); c < own; c += LCTX_WARP) {
+                most = fmaxf(most, s[c]);
+            }
+            most = lctx_warp_max(most);
+            for (int c = lctx_lane(); c < own; c += LCTX_WARP) {
+                sum += s[c] == s[c] ? expf(s[c] - most) : 0.0f;
+            }
+            sum = lctx_warp_sum(sum) * (float)n_list;
+            for (int c = lctx_lane(); c < own; c += LCTX_WARP) {
+                scores[c] = (list == 0 ? 0.0f : scores[c]) + expf(s[c] - most) / sum;
+            }
+        }
+        lctx_sync_warp();
+    }
     __device__ float score(int c) const {
         switch (a.chunks.ablation) {
             case LCTX_ABLATE_RANDOM:
@@ -83,9 +105,48 @@ struct lctx_chooser {
         }
         return low;
     }
-    // Take the n best candidates: those above the threshold, and of those that only reach it the first.
-    __device__ void take_best(int n) const {
-        const uint32_t least = threshold(n);
+    // The attention that candidates with this key or a larger one get: a share's key is the share, with one bit more.
+    __device__ static float share_of(uint32_t key) { return key >> 31 ? lctx_as_float(key & 0x7fffffff) : 0.0f; }
+    __device__ float share(uint32_t least) const {
+        float sum = 0.0f;
+        for (int c = first + lctx_lane(); c < end; c += LCTX_WARP) {
+            sum += keys[c] >= least ? share_of(keys[c]) : 0.0f;
+        }
+        return lctx_warp_sum(sum);
+    }
+    // And what chunks get that are always read.
+    __device__ float share_of_others() const {
+        float sum = 0.0f;
+        for (int c = lctx_lane(); c < own; c += LCTX_WARP) {
+            const bool is_other = c < first || c >= end;
+            sum += is_other && score(c) == score(c) ? score(c) : 0.0f;
+        }
+        return lctx_warp_sum(sum);
+    }
+    // How many of the best candidates it takes to read the wanted share of the attention: those above `least`, and some of those that
+    // reach it. `unread` is the estimate of the rest.
+    __device__ int n_wanted(uint32_t & least, float & unread) const {
+        const int n_free = a.chunks.n_free(own);
+        const float mass = a.chunks.mass, others = share_of_others();
+        uint32_t high = ABOVE;
+        for (least = EMPTY; least < high;) {
+            const uint32_t middle = high - (high - least) / 2;
+            if (others + share(middle) >= mass || count(middle) >= n_free) {
+                least = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        int n = count(least + 1);
+        float read = others + share(least + 1);
+        for (; n < n_free && read < mass; n++) {
+            read += share_of(least);
+        }
+        unread = fmaxf(0.0f, 1.0f - read);
+        return n;
+    }
+    // Take the n best candidates: those above `least`, and of those that only reach it the first.
+    __device__ void take_best(int n, uint32_t least) const {
         int rest = n - count(least + 1);
         for (int w = first / 32; 32 * w < end; w++) {
             const int c = 32 * w + lctx_lane();
@@ -145,10 +206,10 @@ struct lctx_chooser {
         }
         return n;
     }
-    // Returns how many are chosen.
-    __device__ int run(int n_words) const {
+    // Returns how many are chosen; `unread`: the estimated share of the attention that is not read, left as it is without mass.
+    __device__ int run(int n_words, float & unread) const {
         const lctx_chunks & c = a.chunks;
-        const bool reads_all = own < c.n_chunk;
+        const bool reads_all = c.reads_all(own);
         for (int w = lctx_lane(); w < n_words; w += LCTX_WARP) {
             chosen[w] = reads_all ? lctx_bits_of_word(w, 0, own + 1) : lctx_bits_of_word(w, 0, first) | lctx_bits_of_word(w, end, own + 1);
         }
@@ -156,15 +217,23 @@ struct lctx_chooser {
         if (reads_all) {
             return own + 1;
         }
-        const int n_free = c.n_free(own), n_best = n_free - c.n_neighbor;
+        if (c.mass > 0.0f) {
+            to_shares();
+            make_keys();
+            uint32_t least;
+            const int n = n_wanted(least, unread);
+            take_best(n, least);
+            return first + n + own + 1 - end;
+        }
+        const int n_best = c.n_free(own) - c.n_neighbor;
         make_keys();
-        take_best(n_best);
+        take_best(n_best, threshold(n_best));
         if (c.n_neighbor > 0) {
             put_in_order(n_best);
-            const int n = lctx_shuffle(lctx_lane() == 0 ? take_neighbours(n_best) : 0, 0);
+            const int n_rest = c.n_neighbor - lctx_shuffle(lctx_lane() == 0 ? take_neighbours(n_best) : 0, 0);
             lctx_sync_warp();
-            take_best(c.n_neighbor - n);
+            take_best(n_rest, threshold(n_rest));
         }
-        return c.n_chunk;
+        return first + c.n_free(own) + own + 1 - end;
     }
 };

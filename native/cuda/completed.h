@@ -3,12 +3,13 @@
 
 #include "../ops/cache.h"
 #include "hadamard.h"
+#include "half.h"
 
 // The chunk whose last row is stored by token `last`: all its rows are held.
 struct lctx_completed {
     int32_t seq, first_row, last, index, head_kv;
     int32_t cell;      // of the first row
-    const float * cs;  // keys come from the near ring and are turned by this; nullptr: from the pool
+    const float * cs;  // turns keys from their place in the chunk to their own positions; nullptr: they stay
     float inverse;     // of the magnitude that cs carries
 
     __device__ lctx_completed(const lctx_summarize_args & a, int32_t last, int head_kv) : last(last), head_kv(head_kv) {
@@ -16,7 +17,8 @@ struct lctx_completed {
         first_row = a.rows[last].row + 1 - a.params.chunk_size;
         index = first_row / a.params.chunk_size;
         cell = lctx_cells(a.cache, head_kv, seq).cell(first_row);
-        cs = a.params.from_near ? a.angles + (size_t)(a.rows[last].angle + LCTX_ANGLE_SHIFT) * a.n_dims : nullptr;
+        const bool stay = a.params.representation == LCTX_REPRESENT_ATTENTION;
+        cs = stay ? nullptr : a.angles + (size_t)(a.rows[last].angle + LCTX_ANGLE_START) * a.n_dims;
         inverse = cs ? 1.0f / sqrtf(cs[0] * cs[0] + cs[1] * cs[1]) : 1.0f;
     }
 };
@@ -42,8 +44,7 @@ static __device__ inline void lctx_turn(const lctx_summarize_args & a, const lct
 
 // Elements [d, d + 8) of key i of the chunk, and of value i.
 static __device__ inline void lctx_key_8(const lctx_summarize_args & a, const lctx_completed & c, int i, int d, float (&x)[8]) {
-    const char * row =
-        c.cs ? lctx_near_row(a.cache, c.first_row + i, c.head_kv, c.seq) : lctx_key_row(a.cache, c.cell + i, c.head_kv, c.seq);
+    const char * row = lctx_key_row(a.cache, c.cell + i, c.head_kv, c.seq);
     lctx_load_8(a.cache.k_pool.type, row, d, a.params.hadamard.k, x);
     if (c.cs) {
         lctx_turn(a, c, row, d, x);
@@ -54,19 +55,39 @@ static __device__ inline void lctx_value_8(const lctx_summarize_args & a, const 
     lctx_load_8(a.cache.v_pool.type, lctx_value_row(a.cache, c.cell + i, c.head_kv, c.seq), d, a.params.hadamard.v, x);
 }
 
-static __device__ inline float * lctx_summary_row(const lctx_summarize_args & a, const lctx_completed & c, int head) {
-    return (float *)(a.summaries + c.index * a.summary_stride + head * a.summary_head_stride + c.seq * a.summary_seq_stride);
+static __device__ inline uint16_t * lctx_summary_row(const lctx_summarize_args & a, const lctx_completed & c, int head) {
+    return (uint16_t *)(a.summaries + c.index * a.summary_stride + head * a.summary_head_stride + c.seq * a.summary_seq_stride);
 }
 
 static __device__ inline float * lctx_open_row(const lctx_summarize_args & a, int32_t row, int head, int32_t seq) {
     return (float *)(a.open + row * a.open_stride + head * a.open_head_stride + seq * a.open_seq_stride);
 }
 
-// Elements [d, d + 8) of the query of a token, at its place in the chunk.
-static __device__ inline void lctx_local_query_8(const lctx_summarize_args & a, int32_t token, int head, int d, float (&x)[8]) {
-    const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
-    const float * cs = a.angles + (size_t)(a.rows[token].angle + LCTX_ANGLE_LOCAL) * a.n_dims;
-    const auto octet = [&](int e, float(&y)[8]) { lctx_load_8(q + e, y); };
-    octet(d, x);
-    lctx_rotate_8(x, d, cs, a.n_dims, a.params.rope_mode, octet, [&](int e) { return q[e]; });
+static __device__ inline const float * lctx_query_row(const lctx_summarize_args & a, int32_t token, int head) {
+    return (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
 }
+
+// How the threads of a block share rows: 8 elements each, as many rows at a time as there are threads.
+struct lctx_sharing {
+    int dim, n_row, row, d;
+
+    __device__ explicit lctx_sharing(int dim)
+        : dim(dim), n_row((int)blockDim.x * 8 / dim), row((int)threadIdx.x / (dim / 8)), d((int)threadIdx.x % (dim / 8) * 8) {}
+    __device__ bool works() const { return row < n_row; }
+    // Reduce what the threads have of every element: write(element, result), by the same thread each time. parts: 8 floats per thread,
+    // free afterwards.
+    template <typename F, typename W> __device__ void reduce(const float (&x)[8], float * parts, F && f, W && write) const {
+        for (int i = 0; i < 8; i++) {
+            parts[threadIdx.x * 8 + i] = x[i];
+        }
+        __syncthreads();
+        for (int e = (int)threadIdx.x; e < dim; e += (int)blockDim.x) {
+            float all = parts[e];
+            for (int r = 1; r < n_row; r++) {
+                all = f(all, parts[r * dim + e]);
+            }
+            write(e, all);
+        }
+        __syncthreads();
+    }
+};

@@ -4,6 +4,7 @@
 // threads of its own, so that a head's rows move on many multiprocessors in their order; row numbers and scores, by which the slices know
 // what stays, move last.
 #include "../ops/cache.h"
+#include "half.h"
 #include "kernels.h"
 
 namespace {
@@ -115,9 +116,9 @@ __device__ void forget_chunks(const lctx_evict_args & a, const lctx_held & held,
             }
             for (int n = lane; !is_left && n < a.n_summary * a.summary_dim; n += LCTX_WARP) {
                 const int summary = head_kv * a.n_summary + n / a.summary_dim;
-                float * at =
-                    (float *)(a.summaries + chunk * a.summary_stride + summary * a.summary_head_stride + seq * a.summary_seq_stride);
-                at[n % a.summary_dim] = NAN;
+                uint16_t * at =
+                    (uint16_t *)(a.summaries + chunk * a.summary_stride + summary * a.summary_head_stride + seq * a.summary_seq_stride);
+                at[n % a.summary_dim] = lctx_to_half(NAN, 0);
             }
         }
     }

@@ -1,12 +1,12 @@
 // *summarize*: what a query compares itself with to find a chunk; computed when the chunk's last row is stored.
 //
 // attention (LongHeads, eq. 1-2), per query head: O = softmax(Q K^T) V over the chunk without a causal mask, q = mean of the rows of
-// O, c = softmax(q K^T) K. minmax, per KV head: largest and smallest value of every channel of K.
-// Keys are those that were stored, turned to their place in the chunk.
+// O, c = softmax(q K^T) K, of keys as they are stored. Per KV head, of keys turned to their own positions: minmax, largest and smallest
+// value of every channel; moments, its mean and scale^2/2 times its variance.
 //
 // q is computed from the mean of the weights over the queries, so that V is read once; that takes the sums of the softmax first, and
 // the scores a second time.
-#include "completed.h"
+#include "channels.h"
 #include "kernels.h"
 #include "product.h"
 
@@ -33,56 +33,17 @@ __device__ int32_t first_completing(const lctx_summarize_args & a, int range) {
     return -1;
 }
 
-// How the threads share rows: 8 elements each, as many rows at a time as there are threads.
-struct sharing {
-    int dim, n_row, row, d;
-
-    __device__ explicit sharing(int dim)
-        : dim(dim), n_row(THREADS * 8 / dim), row((int)threadIdx.x / (dim / 8)), d((int)threadIdx.x % (dim / 8) * 8) {}
-    __device__ bool works() const { return row < n_row; }
-    // Reduce what the threads have of every element: write(element, result). parts: float [THREADS * 8], free afterwards.
-    template <typename F, typename W> __device__ void reduce(const float (&x)[8], float * parts, F && f, W && write) const {
-        for (int i = 0; i < 8; i++) {
-            parts[threadIdx.x * 8 + i] = x[i];
-        }
-        __syncthreads();
-        for (int e = (int)threadIdx.x; e < dim; e += THREADS) {
-            float all = parts[e];
-            for (int r = 1; r < n_row; r++) {
-                all = f(all, parts[r * dim + e]);
-            }
-            write(e, all);
-        }
-        __syncthreads();
-    }
-};
-
-// ---- minmax ----
-
-__device__ void extremes(const lctx_summarize_args & a, const lctx_completed & c, float * dst) {
-    const sharing s(a.head_dim_k);
-    float most[8], least[8];
-    for (int i = 0; i < 8; i++) {
-        most[i] = -INFINITY, least[i] = INFINITY;
-    }
-    for (int row = s.row; s.works() && row < a.params.chunk_size; row += s.n_row) {
-        float x[8];
-        lctx_key_8(a, c, row, s.d, x);
-        for (int i = 0; i < 8; i++) {
-            most[i] = fmaxf(most[i], x[i]), least[i] = fminf(least[i], x[i]);
-        }
-    }
-    float * parts = (float *)lctx_shared();
-    s.reduce(most, parts, [](float x, float y) { return fmaxf(x, y); }, [&](int d, float x) { dst[d] = x; });
-    s.reduce(least, parts, [](float x, float y) { return fminf(x, y); }, [&](int d, float x) { dst[s.dim + d] = x; });
-}
-
 // A block per SHARE tokens and KV head.
-__global__ void __launch_bounds__(THREADS) minmax(lctx_summarize_args a) {
+__global__ void __launch_bounds__(THREADS) summarize_channels(lctx_summarize_args a) {
     const int32_t from = (int)blockIdx.x * SHARE;
     for (uint32_t rest = completing(a, from, from + SHARE); rest; rest &= rest - 1) {
         const lctx_completed c(a, from + __ffs((int)rest) - 1, (int)blockIdx.y);
-        extremes(a, c, lctx_summary_row(a, c, c.head_kv));
+        const lctx_channels channels(a, c);
+        switch (a.params.representation) {
+            case LCTX_REPRESENT_MINMAX:    channels.minmax(); break;
+            case LCTX_REPRESENT_MOMENTS:   channels.moments(); break;
+            case LCTX_REPRESENT_ATTENTION: break;
+        }
     }
 }
 
@@ -135,11 +96,7 @@ struct attention {
         if (first + i >= a.params.chunk_size) {
             return;
         }
-        if (token[i] < 0) {
-            lctx_load_8(lctx_open_row(a, ring + first + i, head, c.seq) + d, x);
-        } else {
-            lctx_local_query_8(a, token[i], head, d, x);
-        }
+        lctx_load_8((token[i] < 0 ? lctx_open_row(a, ring + first + i, head, c.seq) : lctx_query_row(a, token[i], head)) + d, x);
         for (int e = 0; e < 8; e++) {
             x[e] *= scale;
         }
@@ -199,7 +156,7 @@ struct attention {
     // What queries [first, first + TILE) add to the mean output; write(element, value).
     template <typename W> __device__ void mean_of(int first, W && write) const {
         const int size = a.params.chunk_size;
-        const sharing share(a.head_dim_v);
+        const lctx_sharing share(a.head_dim_v);
         float most[4], sum[4], s[4][4], o[8] = {};
         for (int i = 0; i < 4; i++) {
             most[i] = -INFINITY, sum[i] = 0.0f;
@@ -251,9 +208,9 @@ struct attention {
         __syncthreads();
     }
     // c = softmax(q K^T) K, the mean query in `query`.
-    __device__ void summarize(float * dst) const {
+    __device__ void summarize(uint16_t * dst) const {
         const int size = a.params.chunk_size;
-        const sharing share(a.head_dim_k);
+        const lctx_sharing share(a.head_dim_k);
         float most = -INFINITY, sum = 0.0f, o[8] = {};
         for (int k = 0; k < size; k += TILE) {
             score_mean(k);
@@ -270,7 +227,7 @@ struct attention {
                 add(o, expf(columns[i] - now), x);
             }
         }
-        share.reduce(o, parts, [](float x, float y) { return x + y; }, [&](int d, float x) { dst[d] = x / sum; });
+        share.reduce(o, parts, [](float x, float y) { return x + y; }, [&](int d, float x) { dst[d] = lctx_to_half(x / sum, 0); });
     }
 };
 
@@ -335,7 +292,7 @@ __global__ void keep_queries(lctx_summarize_args a) {
     float * to = lctx_open_row(a, open, head, a.rows[token].seq);
     for (int d = lctx_lane() * 8; d < a.head_dim_k; d += LCTX_WARP * 8) {
         float x[8];
-        lctx_local_query_8(a, token, head, d, x);
+        lctx_load_8(lctx_query_row(a, token, head) + d, x);
         lctx_store_8(to + d, x);
     }
 }
@@ -343,13 +300,15 @@ __global__ void keep_queries(lctx_summarize_args a) {
 }  // namespace
 
 size_t lctx_cuda_summarize_wsize(const lctx_cuda_device &, const lctx_summarize_args & args) {
-    return args.params.minmax ? 0 : (size_t)n_range(args) * args.n_head * n_tile(args) * args.head_dim_v * sizeof(float);
+    const bool by_attention = args.params.representation == LCTX_REPRESENT_ATTENTION;
+    return by_attention ? (size_t)n_range(args) * args.n_head * n_tile(args) * args.head_dim_v * sizeof(float) : 0;
 }
 
 void lctx_cuda_summarize(const lctx_cuda_queue & queue, const lctx_summarize_args & args) {
     const unsigned n_share = (unsigned)lctx_div_up(args.n_tokens, SHARE);
-    if (args.params.minmax) {
-        return lctx_launch(minmax, dim3(n_share, args.n_head_kv), THREADS, THREADS * 8 * sizeof(float), queue.stream, args);
+    if (args.params.representation != LCTX_REPRESENT_ATTENTION) {
+        const size_t of_channels = lctx_channels::shared(args, THREADS);
+        return lctx_launch(summarize_channels, dim3(n_share, args.n_head_kv), THREADS, of_channels, queue.stream, args);
     }
     float * means = (float *)queue.work;
     const size_t shared = attention::shared(args);

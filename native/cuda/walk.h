@@ -48,10 +48,10 @@ struct lctx_cuda_lists {
     const lctx_attend_args & a;
 
     LCTX_HD bool by_chunk() const { return a.params.chunk_size > 0; }
-    LCTX_HD int n_phase() const { return !by_chunk() ? a.n_seg : a.params.near_from < a.n_seg ? 2 : 1; }
-    LCTX_HD int first(int phase) const { return !by_chunk() ? phase : phase == 0 ? 0 : a.params.near_from; }
-    LCTX_HD int end(int phase) const { return !by_chunk() ? phase + 1 : phase == 0 ? lctx_min(a.params.near_from, a.n_seg) : a.n_seg; }
-    LCTX_HD bool is_near(int phase) const { return !by_chunk() ? (a.params.near_mask >> phase) & 1 : phase == 1; }
+    LCTX_HD int n_phase() const { return by_chunk() ? 1 : a.n_seg; }
+    LCTX_HD int first(int phase) const { return phase; }
+    LCTX_HD int end(int phase) const { return by_chunk() ? a.n_seg : phase + 1; }
+    LCTX_HD bool is_near(int phase) const { return (a.params.near_mask >> phase) & 1; }
     LCTX_HD const lctx_segment * of(int token, int head) const {
         const int64_t list = by_chunk() ? (int64_t)token * a.n_choice + head / (a.n_head / a.n_choice) : token;
         return a.segs + list * a.n_seg;
