@@ -63,6 +63,21 @@ def test_needle_prints_depths_by_lengths(tmp_path, capsys):
     assert ["\u2502", "100", "%", "\u2502", share[150, 100], "\u2502", share[200, 100], "\u2502"] in rows
 
 
+def test_recall_prints_scores_and_how_many_answers_are_as_read_anew(tmp_path, capsys):
+    out = tmp_path / "out.jsonl"
+    options = ["--lengths", "400", "--tests", "1", "--questions", "2", "--anew", "1", "--json", str(out)]
+    asked = ["--asked", "number", "--asked", "literal", "--decoys", "1"]
+    assert main(["recall", *options, *asked, "--method", "full"]) == 0
+    found = lines(out)
+    assert [(line["task"], len(line["turns"]), line["n_anew"]) for line in found] == [
+        ("recall-1-decoys", 2, 1),
+        ("recall-names-1-decoys", 2, 1),
+    ]
+    printed = capsys.readouterr().out
+    assert "facts recalled" in printed
+    assert printed.count("at 400: 100 % of the answers as read anew") == 2
+
+
 def test_ruler_prints_tasks_and_their_mean(capsys, tmp_path):
     need("eval", "wonderwords")
     out = tmp_path / "out.jsonl"
@@ -111,6 +126,17 @@ def test_perplexity_prints_the_final_estimate(text, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count("Final estimate: PPL = ") == 2
     assert [line["n_scored"] for line in lines(out)] == [31, 31, 47, 47]
+
+
+def test_perplexity_takes_several_texts(text, tmp_path, capsys):
+    other, out = tmp_path / "other.txt", tmp_path / "out.jsonl"
+    other.write_text(" ".join(f"The bell rang {i} times." for i in range(60)))
+    texts = ["-f", text, "-f", str(other)]
+    options = ["-c", "64", "--method", "full", "--chunks", "1"]
+    assert main(["perplexity", *texts, *options, "--json", str(out)]) == 0
+    assert [line["text"] for line in lines(out)] == ["text.txt", "other.txt"]
+    assert main(["perplexity", *texts, *options, "--kl-divergence"]) == 0
+    assert "KL divergence from full, text.txt, other.txt" in " ".join(capsys.readouterr().out.split())
 
 
 def test_perplexity_of_llama_cpp_s_own_cache(text, tmp_path, capsys):

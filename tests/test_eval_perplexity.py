@@ -83,6 +83,26 @@ def test_passages_share_their_starts_or_their_ends():
     assert [len(p) for p in passages(tokens, 900, 2, True)] == [900, 900]
 
 
+@pytest.mark.parametrize("task", [Perplexity, kld.Divergence], ids=lambda task: task.__name__)
+def test_several_texts_have_pieces_of_their_own(vocabulary, book, tmp_path, task):
+    other = tmp_path / "other.txt"
+    other.write_text(synthetic_text(4000, 0))
+    both = task((book, str(other)), chunks=2).samples(vocabulary, N, 0)
+    alone = [task(file, chunks=2).samples(vocabulary, N, 0) for file in (book, str(other))]
+    assert [sample.prompt.tolist() for sample in both] == [s.prompt.tolist() for part in alone for s in part]
+    assert [(s.facts["text"], s.facts["index"]) for s in both] == [
+        (n, i) for n in ("book.txt", "other.txt") for i in (0, 1)
+    ]
+    assert len({sample.id for sample in both}) == 4
+    assert alone[0][0].id == alone[1][0].id  # of one text, whatever its name is
+
+
+def test_texts_of_the_same_name_are_refused(vocabulary, book, tmp_path):
+    for files in ((book, book), ()):
+        with pytest.raises(ValueError, match="told apart by the names"):
+            Perplexity(files).samples(vocabulary, N, 0)
+
+
 # ---- numbers ----
 
 

@@ -16,6 +16,7 @@ from pylongctx.eval.longbench import LongBench
 from pylongctx.eval.needle import Needle
 from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.perplexity import Perplexity
+from pylongctx.eval.recall import Recall
 from pylongctx.eval.ruler import Ruler
 from pylongctx.eval.runner import Cell, Results, digest, make_samples, run
 from pylongctx.eval.task import ModelVocabulary, Sample
@@ -23,6 +24,7 @@ from pylongctx.eval.task import ModelVocabulary, Sample
 TASKS = [
     Passkey(),
     Needle(),
+    Recall(),
     Ruler("vt", 3),
     LongBench("trec", "data"),
     Choices("quality.jsonl"),

@@ -105,6 +105,12 @@ def test_files_are_named_from_the_folder_of_the_toml(tmp_path):
     assert (needle.task.scorer, needle.task.depth_percents, needle.lengths) == ("match", (0, 50), (300,))
 
 
+def test_a_task_may_have_several_files(tmp_path):
+    (tmp_path / "m.toml").write_text('lengths = [64]\n[[tasks]]\nkind = "perplexity"\nfile = ["a.txt", "b/c.txt"]\n')
+    (wanted,) = make(read(str(tmp_path / "m.toml"))).tasks
+    assert wanted.task.file == (str(tmp_path / "a.txt"), str(tmp_path / "b" / "c.txt"))
+
+
 def test_several_names_are_several_tasks():
     tasks = make({"lengths": [512], "tasks": [{"kind": "ruler", "name": ["vt", "niah_single_1"], "tests": 2}]}).tasks
     assert [(wanted.task.name, wanted.task.tests) for wanted in tasks] == [("vt", 2), ("niah_single_1", 2)]

@@ -9,6 +9,7 @@ import pytest
 from needs import need
 
 from pylongctx.cli import main
+from pylongctx.report.ability import abilities
 from pylongctx.report.grids import choices_grid, grids
 from pylongctx.report.heat import cells, is_grid
 from pylongctx.report.pictures import chunk_map, pictures
@@ -126,6 +127,53 @@ def test_ruler_has_a_mean_of_tasks():
         + answers("cwe", ("full",), (256,), score=0.0)
     )
     assert grid(records, "RULER, mean of 2 tasks").rows == [["full", "50.0"]]
+
+
+def test_what_the_model_cannot_do_itself_is_said():
+    weak = answers("vt", ("full",), (256,), string_match=0.25)
+    far = answers("vt", ("full",), (1024,), string_match=1.0)  # beyond the trained length
+    method = answers("vt", ("longheads",), (256,), string_match=1.0)
+    records = [*weak, *far, *method, *answers("cwe", ("full",), (256,), string_match=0.5)]
+    assert grid(records, "Full attention by itself").rows == [
+        ["vt", "256", "25.0", "cannot be told by this task"],
+        ["cwe", "256", "50.0", ""],
+    ]
+    remark = "the model cannot do this: full attention has 25 % right at 256 tokens"
+    assert grid(records, "vt,").note.endswith(remark)
+    assert remark not in grid(records, "cwe,").note
+    assert [g.title.partition(", ")[0] for g in grids(Evidence(records, ABOUT)) if "RULER" in g.title] == ["RULER"]
+
+
+def test_the_mean_of_ruler_is_told_without_what_the_model_cannot_do():
+    records = [
+        r
+        for task, right in (("vt", 0.0), ("cwe", 0.5), ("fwe", 1.0))
+        for r in answers(task, ("full",), (256,), string_match=right)
+    ]
+    assert grid(records, "RULER, mean of 3 tasks").rows == [["full", "50.0"]]
+    able = grid(records, "RULER, mean of the 2 tasks that the model can do")
+    assert (able.rows, able.note) == ([["full", "75.0"]], "cwe, fwe")
+
+
+@pytest.mark.parametrize(
+    "plain", [{"asked": "full"}, {"asked": "none"}, {"asked": "full", "rope": "ntk"}, {"type_k": "q4_0"}]
+)
+def test_by_itself_is_full_attention_with_an_unscaled_f16_cache(plain):
+    records = [r | plain for r in answers("vt", ("full",), (256,), string_match=0.0)]
+    assert abilities(Evidence(records, ABOUT)).keys() == ({"vt"} if len(plain) == 1 and "asked" in plain else set())
+
+
+def test_nothing_is_said_of_a_model_whose_trained_length_is_not_known():
+    assert abilities(Evidence(answers("vt", ("full",), (256,), string_match=0.0))) == {}
+
+
+def test_perplexity_by_position_is_in_parts():
+    points = [[10 * np.log(2 + i), 10] for i in range(20)]
+    records = [texts(length=5000, curve=points), texts("longheads", length=5000, curve=points[:16])]
+    found = grid(records, "Perplexity by position in texts of 5000 tokens")
+    assert found.columns == ["Method", *(f"to {n}" for n in (768, 1536, 2304, 3072, 3840, 4608, 5000))]
+    assert found.rows[1] == ["full", "2.88", "5.94", "8.96", "11.97", "14.98", "17.98", "20.49"]
+    assert found.rows[3][-3:] == ["14.98", "17.00", ""]
 
 
 def test_longbench_is_as_in_the_paper():

@@ -1,7 +1,7 @@
 // *select*: every query scores the chunks before it and keeps the best (LongHeads, eq. 3).
 //
 // Scores are products of summaries with what is made of a query. minmax: sum over channels of max(q, 0) * maximum + min(q, 0) *
-// minimum, an upper bound of the best key's. moments, uniform: the log of the chunk's expected mass, were its keys normally distributed:
+// minimum, an upper bound of the best key's. moments: the log of the chunk's expected mass, were its keys normally distributed:
 // scale * q . mean + scale^2/2 * q^2 . variance. Both are linear in the summary and have twice its width.
 #include "columns.h"
 #include "ggml-cpu-impl.h"
@@ -295,12 +295,11 @@ int n_wanted(const lctx_select_args & a, int own, const ranking & best, const fl
 }
 
 // The chunks that a query in chunk `own` reads, ascending in w.chosen; returns their number.
-int choose(const lctx_select_args & a, int own, const ranking & best, const float * scores, int stride, const scratch & w,
-           float & unread) {
+int choose(const lctx_select_args & a, int own, const ranking & best, const float * scores, int stride, const scratch & w, float & unread) {
     const lctx_chunks & c = a.chunks;
     int n = 0;
     unread = 0.0f;
-    if (own < c.n_chunk) {
+    if (c.reads_all(own)) {
         for (; n <= own; n++) {
             w.chosen[n] = n;
         }
@@ -354,7 +353,7 @@ void select_columns(const lctx_select_args & a, const block * blocks, int n, int
     for (int i = 0; i < LCTX_VL; i++) {
         const int own = i < n ? own_chunk(a, blocks[i].first) : 0;
         columns[i] = {w.value + (size_t)i * a.chunks.n_chunk, w.order + (size_t)i * a.chunks.n_chunk, 0};
-        if (own >= a.chunks.n_chunk) {
+        if (!a.chunks.reads_all(own)) {
             end[i] = a.chunks.end_candidate(own);
             columns[i].n = a.chunks.n_free(own);
             ablate(a, a.rows[blocks[i].first].row, choice, own, scores + i, stride);
@@ -374,7 +373,7 @@ void select_tile(const lctx_select_args & a, const block * blocks, int n, int ch
     int most = 0;  // chunks that need a score
     for (int i = 0; i < n; i++) {
         const int own = own_chunk(a, blocks[i].first);
-        most = std::max(most, own < a.chunks.n_chunk ? 0 : own);
+        most = std::max(most, a.chunks.reads_all(own) ? 0 : own);
     }
     if (most > 0) {
         (a.chunks.mass > 0.0f ? score_shares : score)(a, blocks, n, choice, most, w);

@@ -2,7 +2,7 @@
 //
 // attention (LongHeads, eq. 1-2), per query head: O = softmax(Q K^T) V over the chunk without a causal mask, q = mean of the rows of
 // O, c = softmax(q K^T) K, of keys as they are stored. Per KV head, of keys turned to their own positions: minmax, largest and smallest
-// value of every channel; moments and uniform, its mean and scale^2/2 times its variance.
+// value of every channel; moments, its mean and scale^2/2 times its variance.
 #include "columns.h"
 #include "ggml-cpu-impl.h"
 #include "half.h"
@@ -81,6 +81,7 @@ void load_keys(const lctx_summarize_args & a, const chunk & c, int head_kv, cons
     const size_t row_size = a.cache.k_pool.row_size;
     const auto load = [&](int i, const char * src, int n) {
         lctx_unpack_rows(a.cache.k_pool.type, src, row_size, n, a.head_dim_k, w.k + (size_t)i * a.head_dim_k, a.head_dim_k);
+        lctx_transform(w.k + (size_t)i * a.head_dim_k, n * a.head_dim_k, a.params.hadamard.k);
     };
     each_part(a, lctx_cells(a.cache, head_kv, c.seq).cell(c.first_row),
               [&](int i, int32_t cell, int n) { load(i, lctx_key_row(a.cache, cell, head_kv, c.seq), n); });
@@ -147,6 +148,7 @@ void mean_output(const lctx_summarize_args & a, const chunk & c, int head, const
             }
         }
     }
+    lctx_transform(w.mean, a.head_dim_v, a.params.hadamard.v);
 }
 
 // The mean output lives in the space of V. Where the converter has put the rows of Wk, not of Wv, in the order of rotated pairs,
@@ -198,16 +200,6 @@ void extremes(const lctx_summarize_args & a, const scratch & w) {
     }
 }
 
-// Mean and variance of a uniform distribution over what the extremes allow.
-void of_extremes(const lctx_summarize_args & a, const scratch & w) {
-    const int dim = a.head_dim_k;
-    for (int d = 0; d < dim; d++) {
-        const float most = w.summary[d], least = w.summary[dim + d], range = a.params.scale * (most - least);
-        w.summary[d] = 0.5f * (most + least);
-        w.summary[dim + d] = range * range / 24.0f;
-    }
-}
-
 // Two passes: the mean of some channels is far larger than what they differ by.
 void moments(const lctx_summarize_args & a, const scratch & w) {
     const int dim = a.head_dim_k, size = a.params.chunk_size;
@@ -249,11 +241,6 @@ void summarize(const lctx_summarize_args & a, const chunk & c, int head_kv, cons
         case LCTX_REPRESENT_MOMENTS:
             turn_keys(a, c, w);
             moments(a, w);
-            return put(w.summary, 2 * dim, 0, summary(head_kv));
-        case LCTX_REPRESENT_UNIFORM:
-            turn_keys(a, c, w);
-            extremes(a, w);
-            of_extremes(a, w);
             return put(w.summary, 2 * dim, 0, summary(head_kv));
         case LCTX_REPRESENT_ATTENTION: break;
     }

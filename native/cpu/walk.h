@@ -163,7 +163,7 @@ struct lctx_span {
     int block_hi(int b) const { return std::min(hi, (b + 1) * LCTX_BLOCK); }
     bool is_partial(int cell, int n_cell) const { return cell < all_lo || cell + n_cell > all_hi; }
 
-    // Rotate the queries of the readers to the positions from which they look. rotated: [head_dim_k].
+    // Rotate the queries of the readers to the positions from which they look, and transform them as keys are. rotated: [head_dim_k].
     void load_queries(const lctx_attend_args & a, const lctx_tile & tile, const lctx_columns & columns, float * rotated) const {
         const float scale = lctx_query_scale(a.params.scale, a.params.softcap);
         columns.clear();
@@ -172,6 +172,7 @@ struct lctx_span {
             const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
             const float * cs = a.angles + (size_t)a.segs[readers[i].seg].angle * a.n_dims;
             lctx_rotate_row(q, rotated, a.head_dim_k, cs, a.n_dims, a.params.rope_mode);
+            lctx_transform(rotated, a.head_dim_k, a.params.hadamard.k);
             columns.set(i, rotated, scale);
         }
     }

@@ -209,7 +209,7 @@ struct lctx_chooser {
     // Returns how many are chosen; `unread`: the estimated share of the attention that is not read, left as it is without mass.
     __device__ int run(int n_words, float & unread) const {
         const lctx_chunks & c = a.chunks;
-        const bool reads_all = own < c.n_chunk;
+        const bool reads_all = c.reads_all(own);
         for (int w = lctx_lane(); w < n_words; w += LCTX_WARP) {
             chosen[w] = reads_all ? lctx_bits_of_word(w, 0, own + 1) : lctx_bits_of_word(w, 0, first) | lctx_bits_of_word(w, end, own + 1);
         }
@@ -223,7 +223,7 @@ struct lctx_chooser {
             uint32_t least;
             const int n = n_wanted(least, unread);
             take_best(n, least);
-            return c.n_chunk - c.n_free(own) + n;
+            return first + n + own + 1 - end;
         }
         const int n_best = c.n_free(own) - c.n_neighbor;
         make_keys();
@@ -234,6 +234,6 @@ struct lctx_chooser {
             lctx_sync_warp();
             take_best(n_rest, threshold(n_rest));
         }
-        return c.n_chunk;
+        return first + c.n_free(own) + own + 1 - end;
     }
 };

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "../ops/cache.h"
+#include "hadamard.h"
 #include "half.h"
-#include "rows.h"
 
 // The chunk whose last row is stored by token `last`: all its rows are held.
 struct lctx_completed {
@@ -26,7 +26,7 @@ struct lctx_completed {
 // Element d of a stored key.
 static __device__ inline float lctx_key_element(const lctx_summarize_args & a, const char * row, int d) {
     float x[8], picked = 0.0f;
-    lctx_load_8(a.cache.k_pool.type, row, d / 8 * 8, x);
+    lctx_load_8(a.cache.k_pool.type, row, d / 8 * 8, a.params.hadamard.k, x);
     for (int i = 0; i < 8; i++) {
         picked = d % 8 == i ? x[i] : picked;
     }
@@ -35,7 +35,7 @@ static __device__ inline float lctx_key_element(const lctx_summarize_args & a, c
 
 // Turn elements [d, d + 8) of a stored key by a pure rotation.
 static __device__ inline void lctx_turn(const lctx_summarize_args & a, const lctx_completed & c, const char * row, int d, float (&x)[8]) {
-    const auto octet = [&](int e, float(&y)[8]) { lctx_load_8(a.cache.k_pool.type, row, e, y); };
+    const auto octet = [&](int e, float(&y)[8]) { lctx_load_8(a.cache.k_pool.type, row, e, a.params.hadamard.k, y); };
     lctx_rotate_8(x, d, c.cs, a.n_dims, a.params.rope_mode, octet, [&](int e) { return lctx_key_element(a, row, e); });
     for (int i = 0; i < 8; i++) {
         x[i] *= d + i < a.n_dims ? c.inverse : 1.0f;
@@ -45,14 +45,14 @@ static __device__ inline void lctx_turn(const lctx_summarize_args & a, const lct
 // Elements [d, d + 8) of key i of the chunk, and of value i.
 static __device__ inline void lctx_key_8(const lctx_summarize_args & a, const lctx_completed & c, int i, int d, float (&x)[8]) {
     const char * row = lctx_key_row(a.cache, c.cell + i, c.head_kv, c.seq);
-    lctx_load_8(a.cache.k_pool.type, row, d, x);
+    lctx_load_8(a.cache.k_pool.type, row, d, a.params.hadamard.k, x);
     if (c.cs) {
         lctx_turn(a, c, row, d, x);
     }
 }
 
 static __device__ inline void lctx_value_8(const lctx_summarize_args & a, const lctx_completed & c, int i, int d, float (&x)[8]) {
-    lctx_load_8(a.cache.v_pool.type, lctx_value_row(a.cache, c.cell + i, c.head_kv, c.seq), d, x);
+    lctx_load_8(a.cache.v_pool.type, lctx_value_row(a.cache, c.cell + i, c.head_kv, c.seq), d, a.params.hadamard.v, x);
 }
 
 static __device__ inline uint16_t * lctx_summary_row(const lctx_summarize_args & a, const lctx_completed & c, int head) {

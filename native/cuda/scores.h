@@ -59,11 +59,11 @@ struct lctx_select_plan {
 // Chunks that need a score: those before the own one, or none where all are read.
 static __device__ inline int lctx_n_scored(const lctx_select_args & a, const lctx_query_block & b) {
     const int own = b.n > 0 ? a.rows[b.first].row / a.chunks.chunk_size : 0;
-    return own < a.chunks.n_chunk ? 0 : own;
+    return a.chunks.reads_all(own) ? 0 : own;
 }
 
 // Element d of what meets a summary, made of that of a query. minmax: positive and negative part, for the largest and the smallest
-// value: an upper bound of the best key's score. moments, uniform: for mean and variance, the log of the chunk's expected mass, were its
+// value: an upper bound of the best key's score. moments: for mean and variance, the log of the chunk's expected mass, were its
 // keys normally distributed.
 static __device__ inline float lctx_to_meet_summary(const lctx_select_args & a, int d, float q) {
     const bool is_second = d >= a.head_dim;

@@ -110,7 +110,7 @@ lctx_cost lctx_select_cost(const lctx_op_ubatch & u) {
     const lctx_op_args & a = u.layer.a;
     const lctx_chunks & c = *u.layer.method.chunks();
     const int32_t own = (u.first + u.n - 1) / c.chunk_size;
-    if (own < c.n_chunk) {
+    if (c.reads_all(own)) {
         return {0.0, 0.0};  // everything is read
     }
     const double n = c.end_candidate(own) - c.first_candidate(), summary_dim = (double)u.layer.summaries->ne[0];

@@ -26,6 +26,7 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
     k_pool = g.tensor((ggml_type)a.type_k, a.head_dim_k, n_pool);
     v_pool = g.tensor((ggml_type)a.type_v, a.head_dim_v, n_pool);
     table = g.tensor(GGML_TYPE_I32, n_block, a.n_head_kv);
+    hadamard = lctx_hadamard_of(a);
     if (a.freq_factors) {
         factors = g.tensor(GGML_TYPE_F32, a.rope_dims / 2);
     }

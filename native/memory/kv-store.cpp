@@ -176,7 +176,8 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
             pages(k_staged),
             pages(v_staged),
             staging ? ggml_view_2d(ctx, staging, staging->ne[0], heads.n, staging->nb[1], heads.first * staging->nb[1]) : nullptr,
-            lists(staging_table)};
+            lists(staging_table),
+            shape_.hadamard};
 }
 
 // ---- host and device ----

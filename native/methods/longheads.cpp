@@ -1,8 +1,8 @@
 // LongHeads (arXiv 2402.10685): every head reads the first chunk, its own, the ones before it, and the best of the rest.
 //
-// Key j is stored at j mod l, and a query sees chunk c from place s: as if it stood s*l + p mod l behind the chunk's beginning. exact: s is
-// the chunk's distance. packed (figure 3): the chunks that are read stand side by side. grouped: distances beyond the near chunks are
-// divided by G (SelfExtend, arXiv 2401.01325, for whole chunks).
+// Key j is stored at j mod l, and a query sees chunk c from place s: as if it stood s*l + p mod l behind the chunk's beginning. packed
+// (figure 3): the chunks that are read stand side by side. exact: s is the chunk's distance for queries inside the trained context, and
+// packed for later ones. grouped: distances beyond the near chunks are divided by G (SelfExtend, arXiv 2401.01325, for whole chunks).
 #include "method.h"
 
 #include <cstdlib>
@@ -11,13 +11,11 @@
 namespace {
 
 constexpr int32_t CHUNK_STEP = 16;
-constexpr int32_t CHUNK_MOST = 64;
 constexpr int32_t NEARBY = 128;  // tokens before its own chunk that a query always reads
-constexpr int32_t FREE_PER_NEIGHBOR = 8;
 
 enum position : int32_t { PACKED, GROUPED, EXACT };
 constexpr const char * POSITIONS[] = {"packed", "grouped", "exact"};
-constexpr const char * REPRESENTATIONS[] = {"attention", "minmax", "moments", "uniform"};
+constexpr const char * REPRESENTATIONS[] = {"attention", "minmax", "moments"};
 
 std::string text(int64_t n) {
     return std::to_string(n);
@@ -40,7 +38,8 @@ class longheads_method final : public lctx_method {
         return "longheads,chunk_size=" + text(c.chunk_size) + ",window=" + text(c.n_chunk * c.chunk_size) +
                ",n_recent=" + text(c.n_recent) + ",select=" + (c.by_group ? "group" : "head") + ",select_block=" + text(c.select_block) +
                ",representation=" + REPRESENTATIONS[c.representation] + ",position=" + POSITIONS[where_] +
-               (where_ == GROUPED ? ",group_size=" + text(c.group_size) : "") + ",n_neighbor=" + text(c.n_neighbor) + (c.mass > 0.0f ? ",mass=" + share(c.mass) : "");
+               (where_ == GROUPED ? ",group_size=" + text(c.group_size) : "") + ",n_neighbor=" + text(c.n_neighbor) +
+               (c.mass > 0.0f ? ",mass=" + share(c.mass) : "");
     }
 
     std::string why() const override { return spec() + ": " + reason_; }
@@ -89,27 +88,32 @@ int32_t either(int32_t given, int32_t otherwise) {
     return given < 0 ? otherwise : given;
 }
 
-// 64, or less so that 16 chunks fit into the window.
-int32_t choose_chunk_size(int32_t window) {
-    constexpr int32_t N_WANTED = 16;
-    return std::min(CHUNK_MOST, std::max(CHUNK_STEP, window / N_WANTED / CHUNK_STEP * CHUNK_STEP));
+// An eighth of what is read and was trained, at least 2048 tokens, at most half of the trained context; with mass that half.
+int32_t choose_window(int32_t trained, int32_t n_ctx, bool has_mass) {
+    return has_mass ? trained / 2 : std::min(trained / 2, std::max(2048, std::min(trained, n_ctx) / 8));
+}
+
+// As many as hold the nearby tokens, in a quarter of the window.
+int32_t choose_n_recent(int32_t chunk_size, int32_t n_chunk) {
+    return std::max(1, std::min((NEARBY + chunk_size - 1) / chunk_size, n_chunk / 4));
 }
 
 // Chunk size, window and recent chunks, checked; reason says what was chosen.
-void choose_chunks(const lctx_method_spec & spec, int32_t trained, lctx_chunks & c, std::string & reason) {
-    const bool auto_size = spec.get("chunk_size") < 0, auto_window = spec.get("window") < 0;
-    c.chunk_size = auto_size ? choose_chunk_size(either(spec.get("window"), trained / 2)) : spec.get("chunk_size");
+void choose_chunks(const lctx_method_spec & spec, const lctx_method_env & env, lctx_chunks & c, std::string & reason) {
+    const int32_t trained = env.n_ctx_train;
+    const bool auto_window = spec.get("window") < 0;
+    c.chunk_size = either(spec.get("chunk_size"), CHUNK_STEP);
     if (c.chunk_size < CHUNK_STEP || c.chunk_size % CHUNK_STEP != 0 || c.chunk_size > trained) {
         refuse("chunk_size must be a multiple of " + text(CHUNK_STEP) + " up to the trained context " + text(trained) + ", not " +
                text(c.chunk_size));
     }
-    c.n_recent = either(spec.get("n_recent"), (NEARBY + c.chunk_size - 1) / c.chunk_size);
-    if (c.n_recent > trained / CHUNK_STEP) {
-        refuse("n_recent " + text(c.n_recent) + " chunks are more than the trained context holds");
+    const int32_t asked_recent = spec.get("n_recent");
+    if (asked_recent > trained / CHUNK_STEP) {
+        refuse("n_recent " + text(asked_recent) + " chunks are more than the trained context holds");
     }
-    const int32_t least = c.n_recent + 2;  // the first chunk, the recent ones, its own
-    // half the trained context, but room for one choice
-    const int32_t window = auto_window ? std::max(trained / 2 / c.chunk_size, least + 1) * c.chunk_size : spec.get("window");
+    // the first chunk, the recent ones, its own; and room for one choice
+    const int32_t n_auto = std::max(choose_window(trained, env.n_ctx, spec.get("mass") > 0) / c.chunk_size, std::max(1, asked_recent) + 3);
+    const int32_t window = auto_window ? n_auto * c.chunk_size : spec.get("window");
     if (window % c.chunk_size != 0) {
         refuse("window must be a multiple of chunk_size " + text(c.chunk_size) + " such as " +
                text(std::max(1, window / c.chunk_size) * c.chunk_size) + ", not " + text(window));
@@ -119,12 +123,14 @@ void choose_chunks(const lctx_method_spec & spec, int32_t trained, lctx_chunks &
                text(trained) + "; " + (auto_window ? "lower chunk_size or n_recent" : "the paper reads half of it"));
     }
     c.n_chunk = window / c.chunk_size;
+    c.n_recent = either(asked_recent, choose_n_recent(c.chunk_size, c.n_chunk));
+    const int32_t least = c.n_recent + 2;
     if (c.n_chunk < least) {
         refuse("a window of " + text(window) + " holds " + text(c.n_chunk) + " chunks of " + text(c.chunk_size) + ", but the first, the " +
                text(c.n_recent) + " recent and the own one are always read: " + text(least * c.chunk_size) + " at least");
     }
-    reason = (auto_window ? "window = half the trained context " + text(trained) : "window as asked") +
-             (auto_size ? ", chunks of at most 64 so that 16 fit" : ", chunk_size as asked");
+    reason = auto_window ? "window = an eighth of the context, 2048 at least, half of the trained " + text(trained) + " at most"
+                         : "window as asked";
 }
 
 // Where chunks are seen from; returns the number of places.
@@ -133,25 +139,17 @@ int32_t choose_places(const lctx_method_spec & spec, const lctx_method_env & env
     if (where != GROUPED && spec.get("group_size") >= 0) {
         refuse("group_size belongs to position=grouped");
     }
-    const char * x = getenv("LCTX_X");
     if (where == EXACT) {
         c.n_exact = n_trained;
-        if (x) {
-            int near, group;
-            sscanf(x, "%d,%d", &near, &group);
-            c.n_near = near / c.chunk_size;
-            c.group_size = group;
-            return n_trained+1;
-        }
-        return std::min(n_trained, n_all);
+        return std::max(std::min(n_trained, n_all), n_all > n_trained ? c.n_chunk : 0);
     }
     if (where == PACKED) {
         return c.n_chunk;
     }
     c.n_near = c.n_recent + 1;
     if (c.n_near >= n_trained) {
-        refuse("position=grouped reads the last " + text(c.n_near * c.chunk_size) + " tokens (own and recent chunks) exactly, which must be " +
-               "less than the trained context " + text(env.n_ctx_train));
+        refuse("position=grouped reads the last " + text(c.n_near * c.chunk_size) +
+               " tokens (own and recent chunks) exactly, which must be " + "less than the trained context " + text(env.n_ctx_train));
     }
     const int32_t n_far = std::max(0, n_all - c.n_near), room = n_trained - c.n_near;
     c.group_size = either(spec.get("group_size"), std::max(1, (n_far + room - 1) / room));
@@ -171,8 +169,8 @@ int32_t choose_places(const lctx_method_spec & spec, const lctx_method_env & env
 std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec, const lctx_method_env & env) {
     lctx_chunks c = {};
     std::string reason;
-    c.representation = (lctx_representation)either(spec.get("representation"), LCTX_REPRESENT_MINMAX);
-    choose_chunks(spec, env.n_ctx_train, c, reason);
+    c.representation = (lctx_representation)either(spec.get("representation"), LCTX_REPRESENT_MOMENTS);
+    choose_chunks(spec, env, c, reason);
     c.by_group = either(spec.get("select"), 1);
     c.select_block = either(spec.get("select_block"), 1);
     c.ablation = ablation();
@@ -181,17 +179,17 @@ std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec
     }
     const int32_t n_free = c.n_chunk - 2 - c.n_recent;
     c.mass = (float)std::max(0, spec.get("mass")) / LCTX_MILLION;
-    if (c.mass > 0.0f && (c.by_attention() || c.representation == LCTX_REPRESENT_MINMAX)) {
-        refuse("mass needs an estimate of the attention: representation=moments or uniform");
+    if (c.mass > 0.0f && c.representation != LCTX_REPRESENT_MOMENTS) {
+        refuse("mass needs an estimate of the attention: representation=moments");
     }
-    c.n_neighbor = either(spec.get("n_neighbor"), c.by_attention() || c.mass > 0.0f ? 0 : n_free / FREE_PER_NEIGHBOR);
+    c.n_neighbor = either(spec.get("n_neighbor"), 0);
     if (c.mass > 0.0f && c.n_neighbor > 0) {
         refuse("n_neighbor gives a part of a fixed budget away; with mass there is none");
     }
     if (c.n_neighbor > 0 && c.n_neighbor >= n_free) {
         refuse("n_neighbor must leave a chunk to choose: " + text(n_free) + " are free, n_neighbor is " + text(c.n_neighbor));
     }
-    const auto where = (position)either(spec.get("position"), PACKED);
+    const auto where = (position)either(spec.get("position"), EXACT);
     const int32_t n_place = choose_places(spec, env, where, c);
     return std::make_unique<longheads_method>(c, where, n_place, reason);
 }

@@ -8,7 +8,8 @@
 #include <climits>
 #include <cstdlib>
 
-lctx_method_factory lctx_full_create, lctx_window_create, lctx_selfextend_create, lctx_longheads_create, lctx_dca_create;
+lctx_method_factory lctx_full_create, lctx_window_create, lctx_selfextend_create, lctx_longheads_create, lctx_dca_create,
+    lctx_string_create;
 lctx_rule_factory lctx_corm_create, lctx_h2o_create, lctx_scissorhands_create, lctx_tova_create;
 
 namespace {
@@ -17,7 +18,7 @@ namespace {
 struct entry {
     const char * name;
     std::vector<std::string> options;
-    bool extends;   // reads beyond the trained context
+    bool extends;   // n_ctx = 0 reaches beyond the trained context
     bool composes;  // a rule may follow
     lctx_method_factory * create;
     lctx_rule_factory * create_rule;
@@ -31,13 +32,14 @@ const std::vector<entry> & table() {
         {"window", {"n_sink", "window"}, true, false, lctx_window_create, nullptr},
         {"selfextend", {"group_size", "neighbor_window"}, true, true, lctx_selfextend_create, nullptr},
         {"longheads",
-         {"chunk_size", "window", "n_recent", "select=head|group", "select_block", "representation=attention|minmax|moments|uniform",
+         {"chunk_size", "window", "n_recent", "select=head|group", "select_block", "representation=attention|minmax|moments",
           "position=packed|grouped|exact", "group_size", "n_neighbor", "mass=%"},
          true,
          true,
          lctx_longheads_create,
          nullptr},
         {"dca", {"chunk_size", "local_window"}, true, true, lctx_dca_create, nullptr},
+        {"string", {"shift_offset", "local_window"}, false, true, lctx_string_create, nullptr},
         {"corm", {"window", "recent", "evict_every"}, false, false, nullptr, lctx_corm_create},
         {"h2o", {"budget", "recent", "evict_every"}, false, false, nullptr, lctx_h2o_create},
         {"scissorhands", {"budget", "window", "recent", "evict_every"}, false, false, nullptr, lctx_scissorhands_create},

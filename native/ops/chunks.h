@@ -17,8 +17,8 @@ enum lctx_ablation : int32_t { LCTX_ABLATE_NONE, LCTX_ABLATE_RANDOM, LCTX_ABLATE
 
 // What stands for a chunk. attention: the paper's mean key (eq. 1-2), of keys at their place in the chunk, per query head. The others
 // are of keys at their own positions, per KV head: minmax, the largest and smallest value of every channel (Quest, arXiv 2406.10774);
-// moments, mean and variance of every channel; uniform, those of a uniform distribution from the smallest to the largest value.
-enum lctx_representation : int32_t { LCTX_REPRESENT_ATTENTION, LCTX_REPRESENT_MINMAX, LCTX_REPRESENT_MOMENTS, LCTX_REPRESENT_UNIFORM };
+// moments, mean and variance of every channel.
+enum lctx_representation : int32_t { LCTX_REPRESENT_ATTENTION, LCTX_REPRESENT_MINMAX, LCTX_REPRESENT_MOMENTS };
 
 struct lctx_chunks {
     int32_t chunk_size;
@@ -51,10 +51,15 @@ struct lctx_chunks {
         return group_size == 0 ? n - 1 - i : n_near + (distance - n_near) / group_size;
     }
 
-    // Candidates [first, end) and how many of them are chosen, for a query in chunk own. Everything is read while own < n_chunk.
+    // Whether a query in chunk own reads all chunks.
+    LCTX_HD bool reads_all(int32_t own) const { return own < (mass > 0.0f ? n_recent + 2 : n_chunk); }
+
+    // Candidates [first, end) and how many of them can be chosen, for a query in chunk own that does not read everything.
     LCTX_HD int32_t first_candidate() const { return ablation == LCTX_ABLATE_NO_FIRST || ablation == LCTX_ABLATE_RANDOM_ALL ? 0 : 1; }
     LCTX_HD int32_t end_candidate(int32_t own) const { return ablation == LCTX_ABLATE_RANDOM_ALL ? own : own - n_recent; }
-    LCTX_HD int32_t n_free(int32_t own) const { return n_chunk - first_candidate() - (own - end_candidate(own)) - 1; }
+    LCTX_HD int32_t n_free(int32_t own) const {
+        return lctx_min(n_chunk - first_candidate() - (own - end_candidate(own)) - 1, end_candidate(own) - first_candidate());
+    }
 };
 
 // Rows of the angle table of one token at p, from its first one on.

@@ -1,6 +1,7 @@
 #include "ops.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 
@@ -17,6 +18,10 @@ void set_sources(ggml_tensor * node, std::initializer_list<ggml_tensor *> src) {
     for (ggml_tensor * s : src) {
         node->src[i++] = s;
     }
+}
+
+bool fits(const lctx_hadamard & hadamard, int64_t head_dim_k, int64_t head_dim_v) {
+    return lctx_hadamard::fits(hadamard.k, head_dim_k) && lctx_hadamard::fits(hadamard.v, head_dim_v);
 }
 
 bool is_held(const ggml_tensor * held, const ggml_tensor * table) {
@@ -49,6 +54,24 @@ std::vector<int32_t> lctx_chunks_of(const lctx_segment * segs, int64_t n, int32_
     return chunks;
 }
 
+// K in the largest blocks that there are; V in blocks of 64, which are enough and leave sums of values more exact.
+lctx_hadamard lctx_hadamard_of(ggml_type type_k, int32_t head_dim_k, ggml_type type_v, int32_t head_dim_v, int32_t v_offset) {
+    constexpr int32_t MOST_V = 64;
+    const char * disable = getenv("LLAMA_ATTN_ROT_DISABLE");
+    const auto block = [&](ggml_type type, int32_t n) {
+        const int32_t most = n & -n;  // the largest power of two that divides n
+        return (uint16_t)(ggml_is_quantized(type) && most >= lctx_hadamard::LEAST ? most : 0);
+    };
+    if (disable && atoi(disable)) {
+        return {0, 0};
+    }
+    if (v_offset >= 0) {  // V is channels of K: their blocks have to end where V does
+        const uint16_t both = block(type_k, head_dim_k | head_dim_v | v_offset);
+        return {both, both};
+    }
+    return {block(type_k, head_dim_k), (uint16_t)std::min<int32_t>(MOST_V, block(type_v, head_dim_v))};
+}
+
 ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * freq_factors, const lctx_rope & rope) {
     GGML_ASSERT(pos->type == GGML_TYPE_I32 && ggml_is_vector(pos));
     GGML_ASSERT(rope.n_dims > 0 && rope.n_dims % 2 == 0);
@@ -62,17 +85,17 @@ ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * f
 
 ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
                          ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                         int32_t rope_mode, lctx_score score, bool staged_only) {
+                         int32_t rope_mode, lctx_score score, lctx_hadamard hadamard, bool staged_only) {
     GGML_ASSERT(k->type == GGML_TYPE_F32 && k->nb[0] == sizeof(float) && k->ne[0] == k_pool->ne[0]);
     GGML_ASSERT(v->type == GGML_TYPE_F32 && v->nb[0] == sizeof(float) && v->ne[0] == v_pool->ne[0]);
     GGML_ASSERT(k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && k->ne[1] == table->ne[1]);
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == k->ne[2] && ggml_is_contiguous(rows));
     GGML_ASSERT(angles->ne[0] <= k->ne[0] && table->type == GGML_TYPE_I32);
     GGML_ASSERT(!near || (near->type == k_pool->type && near->ne[0] == k->ne[0] && near->ne[1] % LCTX_PAGE_ROWS == 0));
-    GGML_ASSERT(is_held(held, table));
+    GGML_ASSERT(is_held(held, table) && fits(hadamard, k->ne[0], v->ne[0]));
 
     ggml_tensor * result = ggml_view_tensor(ctx, k_pool);
-    set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode, score, staged_only});
+    set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode, score, staged_only, hadamard});
     set_sources(result, {k, v, k_pool, v_pool, table, rows, angles, near, held});
     return result;
 }
@@ -88,6 +111,7 @@ ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
     GGML_ASSERT(params.near_mask == 0 || params.chunk_size == 0);
     GGML_ASSERT(is_held(held, table));
     GGML_ASSERT(!k_staged || (v_staged && !held && params.chunk_size > 0));
+    GGML_ASSERT(fits(params.hadamard, q->ne[0], v_pool->ne[0]));
 
     const int64_t n_query = q->ne[1] * q->ne[2];
     ggml_tensor * result = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, n_query * (v_pool->ne[0] + (params.lse ? 1 : 0)));
@@ -108,7 +132,7 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
     GGML_ASSERT(by_attention ? summaries->ne[0] == q->ne[0] && summaries->ne[2] == q->ne[1] && v_pool->ne[0] == q->ne[0]
                              : summaries->ne[0] == 2 * q->ne[0] && summaries->ne[2] == table->ne[1]);
     GGML_ASSERT(!by_attention || (open && open->type == GGML_TYPE_F32 && open->ne[0] == q->ne[0] && open->ne[2] == q->ne[1]));
-    GGML_ASSERT(is_held(held, table));
+    GGML_ASSERT(is_held(held, table) && fits(params.hadamard, q->ne[0], v_pool->ne[0]));
 
     ggml_tensor * result = ggml_view_tensor(ctx, summaries);
     lctx_summarize_params with_op = params;
@@ -121,7 +145,8 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
 ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * summaries, ggml_tensor * rows, int64_t n_head_kv,
                           const lctx_chunks & chunks, float scale) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[1] % n_head_kv == 0);
-    GGML_ASSERT(summaries->ne[0] == chunks.summary_dim((int32_t)q->ne[0]) && summaries->ne[2] == (chunks.by_attention() ? q->ne[1] : n_head_kv));
+    GGML_ASSERT(summaries->ne[0] == chunks.summary_dim((int32_t)q->ne[0]) &&
+                summaries->ne[2] == (chunks.by_attention() ? q->ne[1] : n_head_kv));
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
 
     const int64_t n_choice = chunks.by_group ? n_head_kv : q->ne[1];

@@ -7,6 +7,7 @@
 
 #include "chunks.h"
 #include "ggml.h"
+#include "hadamard.h"
 #include "retain.h"
 #include "staging.h"
 
@@ -50,6 +51,7 @@ struct lctx_store_params {
     int32_t rope_mode;
     lctx_score score;     // of the votes for the rows, when heads evict
     int32_t staged_only;  // 1: rows whose page is not staged are left out
+    lctx_hadamard hadamard;
 };
 
 struct lctx_attend_params {
@@ -60,6 +62,7 @@ struct lctx_attend_params {
     uint32_t near_mask;  // bit s: segment s reads its keys from the near ring
     int32_t lse;         // 1: the LSE of every query and head follows the output
     int32_t chunk_size;  // 0: segments of any rows, the same for all heads; else every head has its own, each inside one chunk
+    lctx_hadamard hadamard;
 };
 
 struct lctx_summarize_params {
@@ -70,6 +73,7 @@ struct lctx_summarize_params {
     int32_t chunk_size;
     lctx_representation representation;
     int32_t key_pairs;  // 1: the file has the rows of Wk in the order of rotated pairs, those of Wv as they were trained
+    lctx_hadamard hadamard;
 };
 
 struct lctx_select_params {
@@ -142,7 +146,7 @@ std::vector<int32_t> lctx_chunks_of(const lctx_segment * segs, int64_t n, int32_
 //   result:       F32 [n_dims, n]   (cos, sin, cos, sin, ...)
 ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * freq_factors, const lctx_rope & rope);
 
-// Rotate the keys of the batch to their storage positions, convert, and write rows of K and V.
+// Rotate the keys of the batch to their storage positions, transform K and V, convert, and write rows.
 //   k:       F32 [head_dim_k, n_head_kv, n_tokens]   not rotated
 //   v:       F32 [head_dim_v, n_head_kv, n_tokens]
 //   k_pool:  any KV type [head_dim_k, n_rows_total];  v_pool: [head_dim_v, n_rows_total]
@@ -155,7 +159,7 @@ ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * f
 //   result:  view of k_pool; what reads the pools takes it as its source
 ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
                          ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                         int32_t rope_mode, lctx_score score, bool staged_only = false);
+                         int32_t rope_mode, lctx_score score, lctx_hadamard hadamard, bool staged_only = false);
 
 // Attention of every query over its segments.
 //   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated; with params.chunk_size rotated to its place in its chunk
@@ -174,7 +178,7 @@ ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
 //   k:       result of lctx_store; v_pool, table, angles, held: as there
 //   rows:    I32 [4, n_tokens]                       lctx_chunk_row
 //   summaries:    F16 [summary_dim, n_chunk_max, n_summary, n_seq]   n_summary is n_head by attention, else n_head_kv
-//            minmax: largest, then smallest values, rounded away from each other; moments, uniform: means, then scale^2/2 * variances
+//            minmax: largest, then smallest values, rounded away from each other; moments: means, then scale^2/2 * variances
 //   open:    F32 [head_dim_k, 2*chunk_size, n_head, n_seq], queries as q; NULL unless by attention
 //   result:  view of summaries
 ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,

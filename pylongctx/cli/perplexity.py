@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
     add_model_options(parser)
     add_run_options(parser, lengths="", chat=False)
     add = parser.add_argument
-    add("-f", "--file", required=True, metavar="FILE", help="plain text")
+    add("-f", "--file", action="append", required=True, metavar="FILE", help="plain text; may be repeated")
     add(
         "-c",
         "--ctx-size",
@@ -40,7 +40,12 @@ def add_parser(commands: Any) -> None:
         help="tokens (512)",
     )
     add("--mode", choices=MODES, help="see below (llama.cpp)")
-    add("--chunks", type=int, metavar="N", help="only so many chunks, windows or passages (all; incremental 1, last 4)")
+    add(
+        "--chunks",
+        type=int,
+        metavar="N",
+        help="only so many chunks, windows or passages of each text (all; incremental 1, last 4)",
+    )
     add("--ppl-stride", type=int, metavar="N", help="of windows, scored ends and curves (256); alone: --mode sliding")
     add("--kl-divergence", action="store_true", help="compare with another method, token by token")
     add("--base", default="full", metavar="M", help="that method, with an f16 cache (full)")
@@ -55,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
 
     mode = args.mode or ("llama.cpp" if args.ppl_stride is None else "sliding")
     stride = {} if args.ppl_stride is None else {"stride": args.ppl_stride}
-    task = Perplexity(args.file, mode, args.chunks, **stride)
+    task = Perplexity(tuple(args.file), mode, args.chunks, **stride)
     measured = evaluate(args, [task], args.lengths)
-    title = f"perplexity of {Path(args.file).name}, {Path(measured[0].cell.model).name}"
+    title = f"perplexity of {_names(args)}, {Path(measured[0].cell.model).name}"
     tables = [length_table(measured, title, MODES[mode])]
     if mode == "incremental":
         tables += [_curves([m for m in measured if m.cell.length == n], task.stride) for n in args.lengths]
@@ -67,6 +72,10 @@ def run(args: argparse.Namespace) -> int:
         estimate = f"PPL = {found['perplexity']:.4f} +/- {found['error']:.5f}"
         print(f"{m.cell.method} at {m.cell.length}: Final estimate: {estimate}")
     return status
+
+
+def _names(args: argparse.Namespace) -> str:
+    return ", ".join(Path(file).name for file in args.file)
 
 
 def _curves(measured: list[Measured], stride: int) -> Table:
@@ -90,9 +99,9 @@ def _divergence(args: argparse.Namespace) -> int:
 
     if args.mode not in (None, "llama.cpp") or args.ppl_stride is not None:
         raise ValueError("--kl-divergence is measured on llama.cpp's chunks: leave --mode and --ppl-stride out")
-    task = Divergence(args.file, args.chunks, args.base)
+    task = Divergence(tuple(args.file), args.chunks, args.base)
     measured = evaluate(args, [task], args.lengths)
-    title = f"KL divergence from {args.base}, {Path(args.file).name}, {Path(measured[0].cell.model).name}"
+    title = f"KL divergence from {args.base}, {_names(args)}, {Path(measured[0].cell.model).name}"
     status = show(measured, length_table(measured, title, "nats per token"))
     for m in measured:
         print(f"\n====== {m.cell.method} at {m.cell.length} ======")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.eval.perplexity import chunks, read_text, scored_rows
+from pylongctx.eval.perplexity import chunks, pieces_of, scored_rows
 from pylongctx.eval.task import ModelVocabulary, OpenLlama, Record, Sample, Task, Vocabulary
 from pylongctx.llama import Llama
 from pylongctx.methods import NONE
@@ -43,14 +43,14 @@ def divergence(base: NDArray[np.float32], other: NDArray[np.float32]) -> Floats:
 
 @dataclass(frozen=True)
 class Divergence(Task):
-    """How far a method's predictions are from those of ``base`` on a text.
+    """How far a method's predictions are from those of ``base`` on one or several texts.
 
     Attributes
     ----------
-    file : str
-        UTF-8 text.
+    file : str or tuple of str
+        UTF-8 texts.
     chunks : int or None
-        Only so many chunks, the first ones.
+        Only so many chunks of each, the first ones.
     base : str
         Method that is right by definition; its KV cache is f16.
 
@@ -64,7 +64,7 @@ class Divergence(Task):
     """
 
     headline: ClassVar[str] = "Mean KLD"
-    file: str
+    file: str | tuple[str, ...]
     chunks: int | None = None
     base: str = "full"
     name: str = field(default="kld", init=False)
@@ -75,11 +75,10 @@ class Divergence(Task):
         return {"base": self.base}
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
-        """Return the chunks of the text; the seed changes nothing."""
+        """Return the chunks of the texts; the seed changes nothing."""
         if length < 4:
             raise ValueError(f"length {length} is too short")
-        pieces = chunks(vocabulary, read_text(self.file), length)[: self.chunks]
-        return [Sample(f"{length}-{i}", piece, facts={"index": i}) for i, piece in enumerate(pieces)]
+        return pieces_of(self.file, str(length), lambda text: chunks(vocabulary, text, length)[: self.chunks])
 
     @contextmanager
     def opened(self, open_llama: OpenLlama, chat: bool) -> Iterator[Callable[[Sample], Record]]:

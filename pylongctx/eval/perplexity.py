@@ -1,4 +1,4 @@
-"""Perplexity of a text in four ways, in memory that does not grow with vocabulary times tokens.
+"""Perplexity of texts in four ways, in memory that does not grow with vocabulary times tokens.
 
 ``llama.cpp``: chunks as long as the context, the second half of each is scored, as llama-perplexity does it.
 ``sliding``: windows that advance by a stride, of which the last ``stride`` tokens are scored (Press et al., arXiv
@@ -8,7 +8,7 @@ by position. ``last``: the ends of passages, the same tokens for every length. P
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -116,6 +116,21 @@ def read_text(path: str) -> str:
     return Path(path).read_bytes().decode("utf-8", "replace").removesuffix("\n")
 
 
+def read_texts(files: str | Sequence[str]) -> dict[str, str]:
+    """Return the texts of one or several files by the names of the files.
+
+    Examples
+    --------
+    >>> list(read_texts("book.txt"))
+    ['book.txt']
+    """
+    paths = (files,) if isinstance(files, str) else files
+    found = {Path(path).name: read_text(path) for path in paths}
+    if len(found) < len(paths) or not found:
+        raise ValueError(f"texts are told apart by the names of their files, which {', '.join(paths)} are not")
+    return found
+
+
 def chunks(vocabulary: Vocabulary, text: str, n: int) -> list[NDArray[np.int32]]:
     """Return llama-perplexity's chunks of ``n`` tokens: one after the other, the first token replaced by BOS.
 
@@ -163,21 +178,41 @@ def passages(tokens: NDArray[np.int32], n: int, count: int, at_end: bool) -> lis
     return [tokens[start : start + n].copy() for start in np.clip(starts, 0, len(tokens) - n).astype(int)]
 
 
+def pieces_of(
+    files: str | Sequence[str], named: str, cut: Callable[[str], Sequence[NDArray[np.int32]]]
+) -> list[Sample]:
+    """Return a sample for each piece that ``cut`` makes of one or several texts; ids begin with ``named``.
+
+    Examples
+    --------
+    >>> samples = pieces_of("book.txt", "example", lambda text: [np.arange(4, dtype=np.int32)])
+    >>> samples[0].id, dict(samples[0].facts)
+    ('example-0', {'index': 0, 'text': 'book.txt'})
+    """
+    texts = read_texts(files)
+    return [
+        Sample(f"{named}-{name}-{i}" if len(texts) > 1 else f"{named}-{i}", piece, facts={"index": i, "text": name})
+        for name, text in texts.items()
+        for i, piece in enumerate(cut(text))
+    ]
+
+
 # ---- the task ----
 
 
 @dataclass(frozen=True)
 class Perplexity(SingleModel):
-    """Perplexity of a text.
+    """Perplexity of one or several texts.
 
     Attributes
     ----------
-    file : str
-        UTF-8 text.
+    file : str or tuple of str
+        UTF-8 texts.
     mode : str
         One of ``MODES``.
     chunks : int or None
-        Only so many chunks, windows or passages, the first ones. None: all; one with ``incremental``, 4 with ``last``.
+        Only so many chunks, windows or passages of each text, the first ones. None: all; one with ``incremental``, 4
+        with ``last``.
     stride : int
         Tokens by which windows advance, that are scored at the ends of passages, that a point of the curve stands for.
 
@@ -191,7 +226,7 @@ class Perplexity(SingleModel):
     """
 
     headline: ClassVar[str] = "perplexity"
-    file: str
+    file: str | tuple[str, ...]
     mode: str = "llama.cpp"
     chunks: int | None = None
     stride: int = 256
@@ -209,11 +244,11 @@ class Perplexity(SingleModel):
         return {"mode": self.mode} | ({} if self.mode == "llama.cpp" else {"stride": self.stride})
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
-        """Return the pieces of the text; the seed changes nothing."""
+        """Return the pieces of the texts; the seed changes nothing."""
         if length < (4 if self.mode == "llama.cpp" else self.stride + 1 if self.mode != "incremental" else 2):
             raise ValueError(f"length {length} is too short for mode {self.mode} with a stride of {self.stride}")
-        pieces = self._pieces(vocabulary, read_text(self.file), length)
-        return [Sample(f"{self.mode}-{length}-{i}", piece, facts={"index": i}) for i, piece in enumerate(pieces)]
+        named = f"{self.mode}-{length}"
+        return pieces_of(self.file, named, lambda text: self._pieces(vocabulary, text, length))
 
     def _pieces(self, vocabulary: Vocabulary, text: str, n: int) -> list[NDArray[np.int32]]:
         if self.mode == "llama.cpp":

@@ -262,8 +262,10 @@ def memory(llm: Llama) -> Record:
     return {"kv_bytes": usage.bytes, "kv_peak_bytes": usage.peak_bytes, "kv_full_bytes": usage.full_bytes}
 
 
-def greedy(llm: Llama, tokens: NDArray[np.int32], sample: Sample) -> tuple[Answer, float, int]:
-    """Answer from an empty cache; returns when the first token was there, too, and the tokens drawn: the end counts.
+def greedy(llm: Llama, tokens: NDArray[np.int32], sample: Sample, fresh: bool = True) -> tuple[Answer, float, int]:
+    """Answer; returns when the first token was there, too, and the tokens drawn: the end counts.
+
+    The cache is empty at first; without ``fresh`` it keeps what it shares with the tokens.
 
     Examples
     --------
@@ -272,7 +274,8 @@ def greedy(llm: Llama, tokens: NDArray[np.int32], sample: Sample) -> tuple[Answe
     >>> answer.text.strip()
     '12345'
     """
-    llm.reset()
+    if fresh:
+        llm.reset()
     model, shown = llm.session.model, StopFilter(list(sample.stop))
     output: list[int] = []
     text, first, n_steps = "", 0.0, 0

@@ -16,6 +16,7 @@ from pylongctx.eval.ruler import NAMES as RULER
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record
 from pylongctx.inspect.stats import TOPS
+from pylongctx.report.ability import ENOUGH, Own, abilities, remark
 from pylongctx.report.records import (
     Evidence,
     grouped,
@@ -28,6 +29,7 @@ from pylongctx.report.records import (
     perplexity,
 )
 
+N_PARTS = 8  # columns of perplexity by position
 LARGE = 1000  # perplexities above are written as the papers do
 GROUPS = {True: "Full attention", False: "Restricted attention"}
 # LongBench's tasks as LongHeads' table 2 has them; others follow under their own names
@@ -37,7 +39,7 @@ LONGBENCH = {
     "triviaqa": "TriQA", "samsum": "SMSM", "passage_count": "PsgC", "passage_retrieval_en": "PsgR", "lcc": "Lcc",
     "repobench-p": "Repo",
 }  # fmt: skip
-RETRIEVAL = ("passkey", "needle")  # first words of tasks, as in passkey-9-digits
+RETRIEVAL = ("passkey", "needle", "recall")  # first words of tasks, as in passkey-9-digits
 
 
 def percent(value: float) -> str:
@@ -111,8 +113,9 @@ def grids(evidence: Evidence) -> Iterator[Grid]:
     records, model = evidence.records, evidence.models[0]
     yield from _perplexities(records, model)
     answered = [record for record in records if has_score(record)]
-    by_task = grouped(answered, "task")
-    yield from _of_lengths(by_task, model)
+    by_task, own = grouped(answered, "task"), abilities(evidence)
+    yield from _own(own, model)
+    yield from _of_lengths(by_task, own, model)
     yield from _of_tasks(by_task, model)
     yield from _chunks(records, model)
     yield from _costs(records, model)
@@ -141,18 +144,41 @@ def length_grid(title: str, note: str, records: Sequence[Record], text: Callable
 
 def _perplexities(records: Sequence[Record], model: str) -> Iterator[Grid]:
     """Yield LongHeads' table 1, SelfExtend's table 1: perplexity by context window, for each way to measure it."""
-    measured = [record for record in records if record["task"] == "perplexity"]
+    measured = [record for record in records if "n_scored" in record]
     for way, found in grouped(measured, measure).items():
         title = f"Perplexity ({way}) by evaluation context window, {model}"
         yield length_grid(title, f"{_samples(found)}; lower is better", found, _perplexity_text)
+        yield from _positions([record for record in found if "curve" in record], model)
     diverged = [record for record in records if record["task"] == "kld"]
     if diverged:
         note = f"{_samples(diverged)}; nats per token, lower is better"
         yield length_grid(f"Mean KL divergence from full attention, {model}", note, diverged, _divergence_text)
 
 
+def _positions(records: Sequence[Record], model: str) -> Iterator[Grid]:
+    """Yield perplexity by position for each length, in ``N_PARTS`` parts of the text or fewer."""
+    for length, found in sorted(grouped(records, "length").items()):
+        n_points = max(len(record["curve"]) for record in found)
+        size = -(-n_points // N_PARTS)
+        parts = [slice(start, start + size) for start in range(0, n_points, size)]
+        stride = found[0]["stride"]
+        heads = [f"to {min(length, part.stop * stride)}" for part in parts]
+        by_label = grouped(found, label)
+
+        def cell(name: str, part: slice, by_label: dict[str, list[Record]] = by_label) -> str:
+            points = [point for record in by_label[name] for point in record["curve"][part]]
+            return _large(perplexity([{"nll": nll, "n_scored": n} for nll, n in points])) if points else ""
+
+        title = f"Perplexity by position in texts of {length} tokens, {model}"
+        note = f"{_samples(found)}; each column from where the one before it ends"
+        yield Grid(title, note, ["Method", *heads], _sections(found, parts, cell))
+
+
 def _perplexity_text(records: list[Record]) -> str:
-    value = perplexity(records)
+    return _large(perplexity(records))
+
+
+def _large(value: float) -> str:
     return f">{LARGE:.0e}".replace("e+0", "e") if value > LARGE else f"{value:.2f}"
 
 
@@ -166,20 +192,35 @@ def score_text(records: list[Record]) -> str:
 
 
 def is_retrieval(task: str) -> bool:
-    """Return whether a task's table is by length: pass keys of any kind, needles, RULER."""
+    """Return whether a task's table is by length: pass keys of any kind, needles, facts, RULER."""
     return task in RULER or task.partition("-")[0] in RETRIEVAL
 
 
-def _of_lengths(by_task: dict[str, list[Record]], model: str) -> Iterator[Grid]:
-    """Yield retrieval by length: pass keys, needles, each of RULER's tasks, and their mean."""
+def _own(own: dict[str, Own], model: str) -> Iterator[Grid]:
+    """Yield what the model can do without a method, when there are tasks that it cannot do."""
+    if all(found.enough for found in own.values()):
+        return
+    rows = [
+        [task, str(found.length), f"{found.percent:.1f}", "" if found.enough else "cannot be told by this task"]
+        for task, found in own.items()
+    ]
+    note = f"the longest length measured inside the trained context; {ENOUGH:.0f} % right is enough"
+    yield Grid(f"Full attention by itself, {model}", note, ["Task", "tokens", "percent right", "methods"], rows)
+
+
+def _of_lengths(by_task: dict[str, list[Record]], own: dict[str, Own], model: str) -> Iterator[Grid]:
+    """Yield retrieval by length: pass keys, needles, facts, each of RULER's tasks, and their mean."""
     for task, found in by_task.items():
         if is_retrieval(task):
-            yield length_grid(f"{task}, percent right, {model}", _samples(found), found, score_text)
+            note = _samples(found) + remark(own, task)
+            yield length_grid(f"{task}, percent right, {model}", note, found, score_text)
     ruled = {task: found for task, found in by_task.items() if task in RULER}
-    if len(ruled) > 1:
-        every = [record for found in ruled.values() for record in found]
-        title = f"RULER, mean of {len(ruled)} tasks, {model}"
-        yield length_grid(title, ", ".join(ruled), every, lambda part: f"{_mean_of_tasks(part):.1f}")
+    able = {task: found for task, found in ruled.items() if task not in own or own[task].enough}
+    for what, tasks in ((f"{len(ruled)} tasks", ruled), (f"the {len(able)} tasks that the model can do", able)):
+        if len(tasks) > 1 and (tasks is ruled or len(able) < len(ruled)):
+            every = [record for found in tasks.values() for record in found]
+            title = f"RULER, mean of {what}, {model}"
+            yield length_grid(title, ", ".join(tasks), every, lambda part: f"{_mean_of_tasks(part):.1f}")
 
 
 def _mean_of_tasks(records: list[Record]) -> float:

@@ -109,7 +109,7 @@ def _longest(records: Sequence[Record]) -> tuple[int, list[Record]]:
 
 
 def _perplexities(records: Sequence[Record], trained: int | None) -> Iterator[Drawn]:
-    measured = [record for record in records if record["task"] == "perplexity"]
+    measured = [record for record in records if "n_scored" in record]
     for way, found in grouped(measured, measure).items():
         name = way.replace(", stride ", "-")
         if _several(found, "length"):

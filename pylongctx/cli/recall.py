@@ -1,0 +1,46 @@
+"""``pylongctx recall``: facts hidden in a text, several questions on it, each going on from the text that is read once.
+
+Facts are asked for in their own words, in other words (as NoLiMa does), or among similar ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from pylongctx.cli.evaluate import add_run_options, evaluate, length_table, show
+from pylongctx.cli.options import add_model_options
+
+ASKED = ("number", "literal", "paraphrase")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser("recall", help="several questions on one text", description=__doc__)
+    add_model_options(parser)
+    add_run_options(parser, chat=False)
+    add = parser.add_argument
+    add("--asked", choices=ASKED, action="append", help="what for, and in which words; may be repeated (number)")
+    add("--questions", type=int, default=5, metavar="N", help="facts of a text, each is asked for (5)")
+    add("--decoys", type=int, default=0, metavar="N", help="similar sentences for each fact (0)")
+    add("--haystack", default="synthetic", metavar="FILE", help="'synthetic', a text, or a folder of texts (synthetic)")
+    add("--tests", type=int, default=4, metavar="N", help="texts per method and length (4)")
+    add("--anew", type=int, default=0, metavar="N", help="questions of a text answered from an empty cache too (0)")
+    add("-s", "--seed", type=int, default=0, metavar="N", help="seed of haystack and facts (0)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the texts and print the share of right answers by length, and how often reading anew changes an answer."""
+    from pylongctx.eval.recall import Recall
+
+    names = ("tests", "questions", "decoys", "haystack", "anew")
+    fields = {name: getattr(args, name) for name in names}
+    measured = evaluate(args, [Recall(asked, **fields) for asked in args.asked or ASKED[:1]], args.lengths, args.seed)
+    title = f"facts recalled, {Path(measured[0].cell.model).name}"
+    status = show(measured, length_table(measured, title, "percent right"))
+    for m in measured if args.anew else []:
+        same = m.cell.task.summary(m.records)["same"]
+        print(f"{m.cell.task.name}, {m.cell.method} at {m.cell.length}: {100 * same:.0f} % of the answers as read anew")
+    return status

@@ -1,0 +1,196 @@
+"""Facts hidden in a novel, several questions on one text: each goes on from the text, which is read once.
+
+A method that stores less, or chooses what it reads, has stored the text before it knows the question. The facts are
+asked for in their own words, in other words, or among similar ones, see ``pylongctx.eval.facts``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx.eval.facts import Stated, draw_facts
+from pylongctx.eval.haystack import SYNTHETIC, load_text
+from pylongctx.eval.needle import insertion_point
+from pylongctx.eval.perplexity import token_nll
+from pylongctx.eval.scorers import mean, string_match_part
+from pylongctx.eval.task import Answer, Record, Sample, SingleModel, Vocabulary, greedy, memory
+from pylongctx.llama import Llama
+
+ASKED = {"number": "recall", "literal": "recall-names", "paraphrase": "recall-paraphrased"}  # and names of tasks
+INTRO = "Some facts are hidden in the following text. Remember them. I will ask for them afterwards.\n\n"
+N_PER_TOKEN = 8  # characters of haystack for each token wanted
+
+
+@dataclass(frozen=True)
+class Recall(SingleModel):
+    """Answer several questions on one text.
+
+    Attributes
+    ----------
+    asked : str
+        "number": what is the code of the mill? "literal": who speaks Portuguese? "paraphrase": who could work in
+        Brazil?
+    tests : int
+        Texts.
+    questions : int
+        Facts in a text, evenly spread, the middle of the text included when they are odd; each is asked for.
+    decoys : int
+        Similar sentences for each fact, spread at random.
+    haystack : str
+        "synthetic", a text file or a folder of them.
+    anew : int
+        Questions of a text that are answered from an empty cache too, for a comparison.
+    scored : int
+        Tokens at the end of the text whose perplexity is recorded: the same reading serves for both.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.runner import Cell, run
+    >>> (record,) = run(Cell("model.gguf", "longheads", Recall(tests=1, questions=3, anew=1), length=1024))
+    >>> len(record["turns"]), record["n_anew"], record["n_evaluated"] < 2 * record["n_tokens"]
+    (3, 1, True)
+    """
+
+    headline: ClassVar[str] = "score"
+    asked: str = "number"
+    tests: int = 4
+    questions: int = 5
+    decoys: int = 0
+    haystack: str = SYNTHETIC
+    anew: int = 0
+    scored: int = 0
+    max_tokens: int = 12
+    name: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        if self.asked not in ASKED:
+            raise ValueError(f"facts are not asked for as {self.asked!r}; available: {', '.join(ASKED)}")
+        if min(self.tests, self.questions) < 1 or min(self.decoys, self.anew, self.scored) < 0:
+            raise ValueError("tests and questions must be at least 1, decoys, anew and scored at least 0")
+        object.__setattr__(self, "name", ASKED[self.asked] + f"-{self.decoys}-decoys" * bool(self.decoys))
+
+    @property
+    def settings(self) -> Record:
+        """What the text does not tell."""
+        return {"asked": self.asked, "anew": self.anew} | ({"scored": self.scored} if self.scored else {})
+
+    def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
+        """Return one sample per text."""
+        if vocabulary.overhead != len(vocabulary.bos):
+            raise ValueError("several questions on one text have no chat template; leave --chat out")
+        text = load_text(self.haystack, (1 + self.tests) * length * N_PER_TOKEN, seed)
+        return [self._sample(vocabulary, text, length, seed, trial) for trial in range(self.tests)]
+
+    def _sample(self, vocabulary: Vocabulary, text: str, length: int, seed: int, trial: int) -> Sample:
+        random = Random(f"{self.name}-{seed}-{length}-{trial}")
+        facts = draw_facts(self.questions, self.asked, self.decoys, random)
+        asked = [f"\n\nQuestion: {fact.question}\nAnswer:{fact.prefix}" for fact in facts]
+        depths = [(i + 0.5) / self.questions for i in range(self.questions)]
+        sentences = [*zip(depths, (fact.text for fact in facts), strict=True), *self._decoys(facts, random)]
+        pieces = [(depth, vocabulary.tokenize(f" {sentence} ")) for depth, sentence in sorted(sentences)]
+        intro = [*vocabulary.bos, *vocabulary.tokenize(INTRO)]
+        n_asked = max(len(vocabulary.tokenize(question)) for question in asked)
+        room = length - len(intro) - sum(len(piece) for _, piece in pieces) - n_asked - self.max_tokens
+        if room <= self.scored:
+            raise ValueError(
+                f"{self.name}, length {length}: facts, questions and what is scored need {length - room} tokens"
+            )
+        tokens = [*intro, *_hidden(vocabulary, self._cut(vocabulary, text, room, trial), pieces)]
+        turns = [
+            {"question": question, "answer": fact.answer, "depth_percent": round(100 * depth, 2)}
+            for question, fact, depth in zip(asked, facts, depths, strict=True)
+        ]
+        return Sample(
+            f"{length}-{seed}-{trial}",
+            np.array(tokens, np.int32),
+            answers=tuple(fact.answer for fact in facts),
+            max_tokens=self.max_tokens,
+            stop=("\n",),
+            facts={"trial": trial, "turns": turns},
+        )
+
+    def _decoys(self, facts: Sequence[Stated], random: Random) -> list[tuple[float, str]]:
+        return [(random.random(), sentence) for fact in facts for sentence in fact.decoys]
+
+    def _cut(self, vocabulary: Vocabulary, text: str, n: int, trial: int) -> list[int]:
+        """Return ``n`` tokens of the haystack, of another part of it for every trial."""
+        start = (len(text) - n * N_PER_TOKEN) * trial // max(1, self.tests)
+        size, tokens = n * N_PER_TOKEN, list[int]()
+        while len(tokens) < n:
+            tokens, size = vocabulary.tokenize((text + text)[start : start + size]), 2 * size
+        return tokens[:n]
+
+    def run(self, llm: Llama, vocabulary: Vocabulary, sample: Sample) -> Record:
+        """Return the share of right answers, the answers, and how many tokens were evaluated for them."""
+        assert not isinstance(sample.prompt, str)
+        turns, text = sample.facts["turns"], sample.prompt.tolist()
+        prompts = [np.array([*text, *vocabulary.tokenize(turn["question"])], np.int32) for turn in turns]
+        start, before = time.perf_counter(), llm.session.n_evaluated
+        likelihood = self._read(llm, sample.prompt)
+        read = time.perf_counter() - start
+        answers = list(_branches(llm, prompts, sample))
+        seconds, n_evaluated = time.perf_counter() - start, llm.session.n_evaluated - before
+        held = memory(llm)
+        anew = [greedy(llm, prompt, sample)[0] for prompt in prompts[: self.anew]]
+        right = [string_match_part(answer.text, [turn["answer"]]) for answer, turn in zip(answers, turns, strict=True)]
+        said = zip(turns, answers, right, strict=True)
+        return {
+            **sample.facts,
+            "score": mean(right),
+            "turns": [turn | {"said": answer.text, "right": score} for turn, answer, score in said],
+            "n_tokens": max(map(len, prompts)) + sample.max_tokens,
+            "n_evaluated": n_evaluated,
+            "n_anew": len(anew),
+            "n_same": sum(a.tokens == b.tokens for a, b in zip(answers, anew, strict=False)),
+            "seconds": round(seconds, 4),
+            "prompt_per_second": round(len(text) / read, 2),
+            **likelihood,
+            **held,
+        }
+
+    def _read(self, llm: Llama, text: NDArray[np.int32]) -> Record:
+        """Evaluate the text; returns the likelihood of its last tokens as ``Perplexity`` has it."""
+        llm.reset()
+        if not self.scored:
+            llm.eval(text.tolist())
+            return {}
+        values = token_nll(llm, text, len(text) - self.scored - 1)
+        llm.eval(text[-1:].tolist())
+        told = {"mode": f"end of {self.name}", "stride": self.scored, "n_scored": self.scored}
+        return told | {"nll": float(values.sum()), "nll2": float((values**2).sum())}
+
+    def summary(self, records: Sequence[Record]) -> dict[str, float]:
+        """Return the mean score, that of every depth, and which share of the answers is the same when read anew."""
+        turns = [turn for record in records for turn in record["turns"]]
+        depths = sorted({turn["depth_percent"] for turn in turns})
+        found = {"score": mean(turn["right"] for turn in turns)}
+        found |= {f"depth {d:g}": mean(t["right"] for t in turns if t["depth_percent"] == d) for d in depths}
+        n_anew = sum(record["n_anew"] for record in records)
+        return found | ({"same": sum(record["n_same"] for record in records) / n_anew} if n_anew else {})
+
+
+def _hidden(vocabulary: Vocabulary, body: list[int], pieces: Sequence[tuple[float, list[int]]]) -> list[int]:
+    """Return a text with pieces put at their depths, each at the end of a sentence."""
+    tokens, start = list[int](), 0
+    for depth, piece in pieces:
+        end = max(start, insertion_point(vocabulary, body, 100 * depth))
+        tokens += [*body[start:end], *piece]
+        start = end
+    return [*tokens, *body[start:]]
+
+
+def _branches(llm: Llama, prompts: Sequence[NDArray[np.int32]], sample: Sample) -> Iterator[Answer]:
+    """Answer prompts that begin with the evaluated text, each from there."""
+    evicts = llm.method is not None and any(part.role == "rule" for part in llm.method.parts)
+    state = llm.save_state() if evicts else None  # a question cannot be cut off again: what is evicted is gone
+    for prompt in prompts:
+        if state is not None:
+            llm.load_state(state)
+        yield greedy(llm, prompt, sample, fresh=False)[0]
