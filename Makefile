@@ -48,9 +48,10 @@ build: $(VENV)/.build-tools
 
 PASSKEY := $(BIN)/pylongctx passkey --method full --method selfextend --method longheads
 
-# a minute on two cores; five trials a cell, and make report has fifty
+# a minute on two cores; five trials a cell, and make report has fifty. Then SmolLM2 on a novel: 94 MiB to fetch, and MINUTES more minutes
 demo: build
 	$(PASSKEY) --lengths 512,1024,2048,4096 --tests 5
+	$(BIN)/python bench/book.py
 
 # every method on the embedded model: tables and pictures; what is there already is not measured again
 report: build

@@ -57,6 +57,8 @@ class Run:
         A ggml device; None is the CPU with caches made cold before every repeat.
     n_layer : int
         Equal layers that are timed together: so many that their rows fit no cache.
+    hadamard : int
+        -1: rows are transformed as a context stores them; 0: they are not.
     """
 
     kv: str
@@ -66,6 +68,7 @@ class Run:
     n_repeat: int
     device: str | None = None
     n_layer: int = 1
+    hadamard: int = -1
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ def _op_args(rows: Rows, run: Run, keep: list, **more):
         "cold": int(run.device is None), "scale": 1 / math.sqrt(dim),
         "rope_mode": 2 if shape.neox else 0, "rope_dims": 32 if dim == 80 else dim, "rope_n_ctx_orig": run.n_rows,
         "rope_freq_base": shape.base, "rope_freq_scale": 1.0, "rope_attn_factor": 1.0,
-        "rope_beta_fast": 32.0, "rope_beta_slow": 1.0,
+        "rope_beta_fast": 32.0, "rope_beta_slow": 1.0, "hadamard_k": run.hadamard, "hadamard_v": run.hadamard,
     })  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 ``<!-- file: README.md -->`` is replaced by that file, its links turned to the pages. ``<!-- options: serve -->`` is a
 table of the options of a command, ``<!-- options: serve: server -->`` of a group of its help, and
 ``<!-- options: evaluations -->`` of what all commands that evaluate share. ``<!-- routes -->`` is a table of the
-server's routes.
+server's routes, ``<!-- catalogue -->`` one of the models that have a name.
 """
 
 import argparse
@@ -13,13 +13,13 @@ from unittest.mock import MagicMock
 
 ROOT = Path(__file__).resolve().parents[1]
 EVALUATIONS = ("passkey", "needle", "ruler", "longbench", "leval", "perplexity")
-MARK = re.compile(r"^<!-- (file|options|routes)(?:: (.+?))? -->$", re.MULTILINE)
+MARK = re.compile(r"^<!-- (file|options|routes|catalogue)(?:: (.+?))? -->$", re.MULTILINE)
 VARIABLE = re.compile(r" \[([A-Z_]+)\]$")
 
 
 def on_page_markdown(markdown: str, **kwargs: object) -> str:
     """Return a page with its marks replaced."""
-    makers = {"file": file, "options": options, "routes": lambda _: routes()}
+    makers = {"file": file, "options": options, "routes": lambda _: routes(), "catalogue": lambda _: catalogue()}
     return MARK.sub(lambda mark: makers[mark[1]](mark[2]), markdown)
 
 
@@ -94,6 +94,30 @@ def routes() -> str:
         (method.upper(), path, route["summary"]) for path, group in paths.items() for method, route in group.items()
     ]
     return _markdown(("method", "path", "answer"), [(method, f"`{path}`", text) for method, path, text in found])
+
+
+# ---- models ----
+
+
+def catalogue() -> str:
+    """Return a table of the models that have a name."""
+    from pylongctx._units import bytes_text
+    from pylongctx.catalog import CATALOG
+    from pylongctx.catalog.entry import LICENSES
+
+    head = ("name", "file", "size", "trained on", "license", "source")
+    rows = [
+        (
+            f"`{entry.name}`",
+            f"`{entry.file}`",
+            bytes_text(entry.size),
+            f"{entry.n_ctx_train} tokens",
+            f"[{entry.license}]({LICENSES[entry.license]})",
+            f"{entry.origin}: {entry.source}",
+        )
+        for entry in CATALOG.values()
+    ]
+    return _markdown(head, rows)
 
 
 def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

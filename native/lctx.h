@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 10 };
+enum { LCTX_ABI_VERSION = 11 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -331,8 +331,9 @@ typedef struct lctx_trace_info {
 int32_t lctx_trace_start(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1);
 
 // What was recorded, by position. pos: NULL or int32[n_query]; chunks: NULL or int32[n_query][n_layer][n_head][n_read], ascending,
-// then -1 where there are fewer. LCTX_FAILED: memory ran out while recording, later queries are missing.
-int32_t lctx_trace_get(const lctx_context * ctx, lctx_trace_info * info, int32_t * pos, int32_t * chunks);
+// then -1 where there are fewer; unread: NULL or float[n_query][n_layer][n_head], the estimated share of the attention that was not read,
+// NaN where none is made (the method's mass). LCTX_FAILED: memory ran out while recording, later queries are missing.
+int32_t lctx_trace_get(const lctx_context * ctx, lctx_trace_info * info, int32_t * pos, int32_t * chunks, float * unread);
 
 // ---- sampler ----
 

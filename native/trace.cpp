@@ -6,6 +6,7 @@
 #include "llama-context.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -43,7 +44,7 @@ void lctx_trace::start(int32_t seq, int32_t p0, int32_t p1, const lctx_trace_inf
     shape_ = shape;
 }
 
-void lctx_trace::get(lctx_trace_info & info, int32_t * pos, int32_t * chunks) const {
+void lctx_trace::get(lctx_trace_info & info, int32_t * pos, int32_t * chunks, float * unread) const {
     info = shape_;
     info.n_query = (int32_t)queries_.size();
     for (const auto & [p, read] : queries_) {
@@ -51,7 +52,10 @@ void lctx_trace::get(lctx_trace_info & info, int32_t * pos, int32_t * chunks) co
             *pos++ = p;
         }
         if (chunks) {
-            chunks = std::copy(read.begin(), read.end(), chunks);
+            chunks = std::copy(read.chunks.begin(), read.chunks.end(), chunks);
+        }
+        if (unread) {
+            unread = std::copy(read.unread.begin(), read.unread.end(), unread);
         }
     }
 }
@@ -77,13 +81,18 @@ void lctx_trace::record(const ggml_tensor * node) {
         if (!covers(rows[t]) || layer < 0 || layer >= shape_.n_layer) {
             continue;
         }
-        std::vector<int32_t> & query = queries_[rows[t].row];
-        query.resize((size_t)shape_.n_layer * shape_.n_head * shape_.n_read, -1);
+        query & at = queries_[rows[t].row];
+        at.chunks.resize((size_t)shape_.n_layer * shape_.n_head * shape_.n_read, -1);
+        at.unread.resize((size_t)shape_.n_layer * shape_.n_head, NAN);
         for (int64_t head = 0; head < n_head; head++) {
             const lctx_segment * first = segs.data() + (t * n_choice + head * n_choice / n_head) * n_segment;
             const std::vector<int32_t> read = lctx_chunks_of(first, n_segment, shape_.chunk_size);
-            int32_t * out = query.data() + ((size_t)layer * shape_.n_head + head) * shape_.n_read;
+            const size_t place = (size_t)layer * shape_.n_head + head;
+            int32_t * out = at.chunks.data() + place * shape_.n_read;
             std::fill(std::copy(read.begin(), read.end(), out), out + shape_.n_read, -1);
+            if (n_segment > shape_.n_read) {  // with mass, see lctx_chunks::n_segment
+                memcpy(&at.unread[place], &first[n_segment - 1].angle, sizeof(float));
+            }
         }
     }
 }
@@ -127,7 +136,7 @@ int32_t lctx_trace_start(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1
     return LCTX_OK;
 }
 
-int32_t lctx_trace_get(const lctx_context * ctx, lctx_trace_info * info, int32_t * pos, int32_t * chunks) {
-    ctx->trace.get(*info, pos, chunks);
+int32_t lctx_trace_get(const lctx_context * ctx, lctx_trace_info * info, int32_t * pos, int32_t * chunks, float * unread) {
+    ctx->trace.get(*info, pos, chunks, unread);
     return ctx->trace.failed() ? LCTX_FAILED : LCTX_OK;
 }

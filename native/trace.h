@@ -15,7 +15,7 @@ class lctx_trace {
   public:
     // Forget everything; record the queries of a sequence at positions [p0, p1).
     void start(int32_t seq, int32_t p0, int32_t p1, const lctx_trace_info & shape);
-    void get(lctx_trace_info & info, int32_t * pos, int32_t * chunks) const;
+    void get(lctx_trace_info & info, int32_t * pos, int32_t * chunks, float * unread) const;
 
     bool failed() const { return failed_; }
 
@@ -30,5 +30,9 @@ class lctx_trace {
     int32_t seq_ = 0, p0_ = 0, p1_ = 0;
     bool failed_ = false;
     lctx_trace_info shape_ = {};
-    std::map<int32_t, std::vector<int32_t>> queries_;  // position -> [n_layer][n_head][n_read]
+    struct query {
+        std::vector<int32_t> chunks;  // [n_layer][n_head][n_read]
+        std::vector<float> unread;    // [n_layer][n_head]
+    };
+    std::map<int32_t, query> queries_;  // by position
 };

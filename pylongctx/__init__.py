@@ -3,7 +3,18 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pylongctx.methods import H2O, Corm, DualChunk, Full, LongHeads, Scissorhands, SelfExtend, Tova, Window
+from pylongctx.methods import (
+    H2O,
+    Corm,
+    DualChunk,
+    Full,
+    LongHeads,
+    Scissorhands,
+    SelfExtend,
+    ShiftedRotary,
+    Tova,
+    Window,
+)
 
 if TYPE_CHECKING:
     from pylongctx._tokenizer import LlamaTokenizer
@@ -43,6 +54,7 @@ __all__ = [
     "MinTokensLogitsProcessor",
     "Scissorhands",
     "SelfExtend",
+    "ShiftedRotary",
     "StoppingCriteria",
     "StoppingCriteriaList",
     "Tova",

@@ -2,7 +2,9 @@
 
 import fnmatch
 import os
-from pathlib import PurePosixPath
+import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 Path = str | os.PathLike[str]
@@ -53,6 +55,61 @@ def from_pretrained(
     return cls(_download(repo_id, filename, additional_files, local_dir, cache_dir), **kwargs)
 
 
+def cached(repo_id: str, filename: str, revision: str) -> pathlib.Path | None:
+    """Return a file that was downloaded before, or None when it was not or huggingface_hub is not installed.
+
+    Examples
+    --------
+    >>> cached("no/such-model", "model.gguf", "0" * 40) is None
+    True
+    """
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        return None
+    found = hub.try_to_load_from_cache(repo_id, filename, revision=revision)
+    return pathlib.Path(found) if isinstance(found, str) else None
+
+
+def download(repo_id: str, filename: str, revision: str) -> pathlib.Path:
+    """Download one file of one commit into huggingface_hub's cache, unless it is there.
+
+    Raises
+    ------
+    ImportError, ConnectionError
+        As ``from_pretrained``.
+
+    Examples
+    --------
+    >>> commit = "23749fefcc72300e3a2ad315e1317431b06b590a"
+    >>> download("Qwen/Qwen3-0.6B-GGUF", "Qwen3-0.6B-Q8_0.gguf", commit)  # doctest: +SKIP
+    """
+    hub = _package()
+    with _connected(repo_id):
+        return pathlib.Path(hub.hf_hub_download(repo_id, filename, revision=revision))
+
+
+def _package() -> Any:
+    try:
+        import huggingface_hub as hub
+    except ImportError as reason:
+        raise ImportError(
+            "models of huggingface.co need the package huggingface-hub: pip install huggingface-hub"
+        ) from reason
+    return hub
+
+
+@contextmanager
+def _connected(repo_id: str) -> Iterator[None]:
+    """Turn what huggingface_hub and its HTTP client raise into ConnectionError, but for errors of the arguments."""
+    try:
+        yield
+    except Exception as reason:
+        if isinstance(reason, ValueError) and not isinstance(reason, OSError):
+            raise
+        raise ConnectionError(f"{repo_id} cannot be loaded from huggingface.co ({reason})") from reason
+
+
 def _download(
     repo_id: str,
     filename: str | None,
@@ -61,20 +118,16 @@ def _download(
     cache_dir: Path | None,
 ) -> str:
     """Return the path of a model that was downloaded."""
-    try:
-        import huggingface_hub as hub
-    except ImportError as reason:
-        raise ImportError("from_pretrained needs the package huggingface-hub: pip install huggingface-hub") from reason
+    hub = _package()
     if not filename:
         raise ValueError("from_pretrained needs the name of a GGUF file, or a pattern such as '*q8_0.gguf'")
     patterns = [filename, *(additional_files or [])]
     try:
-        names = hub.HfApi().list_repo_files(repo_id)
-        paths = [_fetch(hub, repo_id, _match(names, pattern), local_dir, cache_dir) for pattern in patterns]
-    except OSError as reason:  # what requests and huggingface_hub raise
-        raise ConnectionError(
-            f"{repo_id} cannot be loaded from huggingface.co ({reason}). Offline, pass the path of a file to Llama"
-        ) from reason
+        with _connected(repo_id):
+            names = hub.HfApi().list_repo_files(repo_id)
+            paths = [_fetch(hub, repo_id, _match(names, pattern), local_dir, cache_dir) for pattern in patterns]
+    except ConnectionError as reason:
+        raise ConnectionError(f"{reason}. Offline, pass the path of a file to Llama") from reason
     return paths[0]
 
 
@@ -86,7 +139,7 @@ def _match(names: list[str], pattern: str) -> str:
 
 
 def _fetch(hub: Any, repo_id: str, name: str, local_dir: Path | None, cache_dir: Path | None) -> str:
-    path = PurePosixPath(name)
+    path = pathlib.PurePosixPath(name)
     folder = None if str(path.parent) == "." else str(path.parent)
     found: str = hub.hf_hub_download(repo_id, path.name, subfolder=folder, local_dir=local_dir, cache_dir=cache_dir)
     return found

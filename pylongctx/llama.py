@@ -32,7 +32,8 @@ class Llama(LocalCompleter):
     Parameters
     ----------
     model_path : str
-        GGUF file.
+        GGUF file; or, where no such file is, a name of the catalogue that ``pylongctx get`` lists. Such a model is
+        fetched when it is not here yet, after a warning with its size and license.
     n_gpu_layers : int
         How many of the last layers go to devices, with their part of the KV memory; -1: all.
     tensor_split : list of float or None
@@ -137,6 +138,8 @@ class Llama(LocalCompleter):
         When an argument asks for what this version does not have.
     MemoryError
         When model and context do not fit, with a table of what each part takes and ways out.
+    ConnectionError
+        When a model of the catalogue is not here and cannot be fetched.
 
     Examples
     --------
@@ -208,10 +211,10 @@ class Llama(LocalCompleter):
         if verbose:
             _log.show()
         self._arguments = given
-        self.model_path = str(model_path)
         self.verbose = verbose
         self.chat_format = chat_format
         opened = self._opened = Opened(given)
+        self.model_path = opened.path
         self._finalizer = weakref.finalize(self, opened.close)
         try:
             self.n_threads, self.n_threads_batch = opened.threads

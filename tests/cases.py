@@ -11,7 +11,7 @@ q4_0 is an eighth of the largest value of its block.
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from oracle import NEOX, NORM, DualChunk, Full, Method, Rope, Segment, SelfExtend, Window
+from oracle import NEOX, NORM, DualChunk, Full, Method, Rope, Segment, SelfExtend, ShiftedRotary, Window
 from oracle_chunks import LongHeads
 from oracle_evict import H2O, Corm, Evicting, Rule, Scissorhands, Tova
 
@@ -40,7 +40,10 @@ SPECS = {
     "selfextend": "selfextend,group_size=7,neighbor_window=21",
     **{name: method.text() for name, method in LONGHEADS.items()},
     "dca": "dca,chunk_size=23,local_window=9",
+    "string": "string,shift_offset=37,local_window=9",
 }
+# No settings of STRING reach twice the trained context: linear scaling stretches it, in tests of longer texts.
+STRETCHED = {SPECS["string"]: {"rope_scaling_type": 1, "rope_freq_scale": 1 / 16}}
 PAGE_ROWS = 64
 
 
@@ -57,6 +60,8 @@ class OpCase:
     n_head_kv: int = 2
     type_k: str = "f32"
     type_v: str = "f32"
+    hadamard_k: int = 0
+    hadamard_v: int = 0
     n_threads: int = 1
     softcap: float = 0.0
     sharpness: float = 1.0
@@ -127,6 +132,9 @@ METHODS = {
     "dca": DualChunk(48, 16),
     "dca-odd": DualChunk(29, 11),
     "dca-one": DualChunk(1, 1),
+    "string": ShiftedRotary(64, 16),
+    "string-odd": ShiftedRotary(29, 11),
+    "string-one": ShiftedRotary(1, 1),
 }
 
 
@@ -215,7 +223,33 @@ def _corners() -> list[OpCase]:
     ]  # fmt: skip
 
 
-OP_CASES = [*_shapes(), *_heads(), *_types(), *_few(), *_ropes(), *_methods(), *_corners()]
+# (block of K, block of V) of a head: as a context stores it, K or V alone, and other blocks
+BLOCKS = {(64, 64): [(64, 64), (0, 64), (64, 0), (32, 32)], (96, 96): [(32, 32)], (128, 64): [(128, 64), (64, 32)],
+          (256, 256): [(256, 64), (64, 256)], (192, 128): [(64, 64)], (40, 32): [(0, 32)]}  # fmt: skip
+STORED = [("q4_0", "q4_0"), ("q8_0", "q4_1"), ("q5_1", "f16"), ("f32", "f32")]
+
+
+def _transformed() -> list[OpCase]:
+    """Return cases with rows stored transformed. Any type can be; of floats only rounding is left."""
+    shapes = [
+        OpCase(f"hadamard-dim{dim_k}x{dim_v}-{k}-{v}-tokens{t}", 131, t, dim_k, dim_v, hadamard_k=k, hadamard_v=v)
+        for (dim_k, dim_v), blocks in BLOCKS.items() for k, v in blocks for t in (1, 7)
+    ]  # fmt: skip
+    base = OpCase("hadamard", n_rows=257, hadamard_k=64, hadamard_v=64)
+    return [
+        *shapes,
+        *(replace(base, name=f"hadamard-k-{k}-v-{v}-tokens{t}", type_k=k, type_v=v, n_tokens=t)
+          for k, v in STORED for t in (1, 7, 65)),
+        *(replace(base, name=f"hadamard-{name}", type_k="q8_0", type_v="q8_0", rope=ROPES[name])
+          for name in ("neox", "neox-partial", "yarn-partial-factors")),
+        *(replace(base, name=f"hadamard-selfextend-tokens{t}", n_tokens=t, near_rows=128, method=SelfExtend(7, 45),
+                  type_k="q4_0", n_threads=2) for t in (1, 65)),
+        replace(base, name="hadamard-segments", random_segments=5, seed=5, type_k="q8_0", type_v="q8_0"),
+        replace(base, name="hadamard-softcap", softcap=2.0, type_v="q8_0"),
+    ]  # fmt: skip
+
+
+OP_CASES = [*_shapes(), *_heads(), *_types(), *_few(), *_ropes(), *_methods(), *_corners(), *_transformed()]
 
 # Model-level cases: (method, number of tokens) for a model trained on 64 positions.
 N_CTX_TRAIN = 64
@@ -233,13 +267,17 @@ MODEL_CASES = {
     "dca-odd": (DualChunk(29, 11), 200),
     "dca-half": (DualChunk(32, 32), 150),
     "dca-narrow": (DualChunk(63, 1), 200),
+    "string": (ShiftedRotary(48, 9), 103),
+    "string-odd": (ShiftedRotary(29, 11), 82),
+    "string-narrow": (ShiftedRotary(21, 1), 84),
+    "string-farthest": (ShiftedRotary(64, 1), 127),
 }
 
 
 # ---- methods that choose chunks ----
 
-REPRESENTATIONS = ("attention", "minmax")
-POSITIONS = ("packed", "grouped")
+REPRESENTATIONS = ("attention", "minmax", "moments")
+POSITIONS = ("packed", "grouped", "exact")
 
 
 @dataclass(frozen=True)
@@ -320,8 +358,23 @@ def _chunk_options() -> list[ChunkCase]:
     ]
 
 
+def _chunk_transformed() -> list[ChunkCase]:
+    """Return cases with rows stored transformed: summaries are of rows as they were."""
+    whole = [
+        chunk_case(f"hadamard-k-{k}-v-{v}", type_k=k, type_v=v, hadamard_k=64, hadamard_v=64, rope=ROPES["neox"])
+        for k, v in STORED
+    ]
+    dims = [(32, 32, 32), (96, 32, 32), (128, 128, 64), (256, 64, 32)]
+    return [
+        *_placed(whole),
+        *(chunk_case(f"hadamard-dim{n}", head_dim_k=n, head_dim_v=n, hadamard_k=k, hadamard_v=v, n_rows=131)
+          for n, k, v in dims),
+        *_placed([chunk_case("hadamard-yarn", rope=ROPES["yarn-partial-factors"], hadamard_k=64, type_k="q8_0")]),
+    ]  # fmt: skip
+
+
 CHUNK_CASES = _represented(
-    [*_chunk_sizes(), *_chunk_heads(), *_chunk_types(), *_chunk_ropes(), *_chunk_options()],
+    [*_chunk_sizes(), *_chunk_heads(), *_chunk_types(), *_chunk_ropes(), *_chunk_options(), *_chunk_transformed()],
 )
 
 
@@ -347,6 +400,7 @@ BASES = {
     "longheads-group": LongHeads(16, 96, select="group", representation="minmax"),
     "longheads-grouped": LongHeads(16, 96, representation="minmax", position="grouped", n_neighbor=1, n_recent=0),
     "dca": DualChunk(37, 19),
+    "string": ShiftedRotary(37, 19),
 }
 CORM_EDGES = {
     "window-beyond-the-end": Corm(300, 8, 1),
@@ -423,10 +477,12 @@ def _evict_types() -> list[EvictCase]:
     pairs = [("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("f16", "q4_0"), ("q8_0", "f32")]
     which = [("full", "corm-every16"), ("full", "h2o"), ("selfextend", "corm-unprotected"),
              ("longheads-head", "corm-every16"), ("longheads-grouped", "scissorhands")]  # fmt: skip
-    return [
+    typed = [
         evict_case(f"k-{k}-v-{v}-{base}-{rule}", type_k=k, type_v=v, method=BASES[base], rule=RULES[rule])
         for k, v in pairs for base, rule in which
     ]  # fmt: skip
+    transformed = [replace(case, name=f"hadamard-{case.name}", hadamard_k=64, hadamard_v=64) for case in typed]
+    return typed + [case for case in transformed if case.type_k.startswith("q")]
 
 
 def _evict_corners() -> list[EvictCase]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import N_CTX_TRAIN, SPECS
+from cases import N_CTX_TRAIN, SPECS, STRETCHED
 from needs import lacks
 from session import Session
 from tiny_gguf import Shape, make_model, unquantized
@@ -128,6 +128,7 @@ def open_file(ffi, lib):
     sessions = []
 
     def open_file(path: Path, method: str, **params) -> Session:
+        params = STRETCHED.get(method.partition("+")[0], {}) | params
         sessions.append(Session(ffi, lib, path, method, **params))
         return sessions[-1]
 

@@ -63,6 +63,8 @@ MUTATIONS = [
              "l = l * f + l1 * f1;", "l = l + l1 * f1;", "test_ops.py"),
     Mutation("angle of near keys", "native/cpu/store.cpp",
              "(size_t)at.near_angle *", "(size_t)at.angle *", "test_ops.py"),
+    Mutation("blocks of transformed queries", "native/cpu/walk.h",
+             "a.head_dim_k, a.params.hadamard.k);", "a.head_dim_k, a.params.hadamard.v);", "test_ops.py"),
     Mutation("the worst chunk that is kept", "native/cpu/select.cpp",
              "c - first + 1 < columns[i].n", "c - first < columns[i].n", "test_chunks.py"),
     Mutation("rows that a vote counts", "native/cpu/vote.cpp",

@@ -216,13 +216,15 @@ def run_step(case: OpCase, x: Inputs, spec: str, n_tokens: int, n_repeat: int = 
 
 def evict_layer(case: EvictCase, x: Inputs) -> Layer:
     """Return the oracle of one layer whose heads drop rows."""
-    settings = (case.evicting, case.make_rope(), case.scale, case.softcap, case.type_k, case.type_v, case.n_ubatch)
+    settings = (case.evicting, case.make_rope(), case.scale, case.softcap, case.type_k, case.type_v, case.n_ubatch,
+                case.hadamard_k, case.hadamard_v)  # fmt: skip
     return Layer(x.q, x.k, x.v, *settings)
 
 
 def stored(case: ChunkCase, x: Inputs) -> Stored:
     """Return the oracle of one layer that holds the rows of the case."""
-    settings = (case.method, case.make_rope(), case.scale, case.softcap, case.type_k, case.type_v)
+    settings = (case.method, case.make_rope(), case.scale, case.softcap, case.type_k, case.type_v, case.hadamard_k,
+                case.hadamard_v)  # fmt: skip
     return Stored(x.q, x.k, x.v, *settings)
 
 
@@ -241,7 +243,8 @@ def _value(value):
 
 def _scalars(case: OpCase, x: Inputs) -> dict:
     rope = case.make_rope()
-    sizes = ("head_dim_k", "head_dim_v", "n_head", "n_head_kv", "n_rows", "n_tokens", "near_rows", "n_threads")
+    sizes = ("head_dim_k", "head_dim_v", "n_head", "n_head_kv", "n_rows", "n_tokens", "near_rows", "n_threads",
+             "hadamard_k", "hadamard_v")  # fmt: skip
     return {name: getattr(case, name) for name in sizes} | {
         "n_seg": x.seg_rows.shape[1],
         "near_mask": x.near_mask,
@@ -266,11 +269,11 @@ def _scalars(case: OpCase, x: Inputs) -> dict:
 def run_oracle(case: OpCase, x: Inputs) -> tuple[np.ndarray, np.ndarray]:
     """Return (out, lse) of the reference in float64."""
     rope, ratio = case.make_rope(), case.n_head // case.n_head_kv
-    stored = oracle.round_trip(oracle.rotate(x.k, x.k_pos[:, None], rope), case.type_k)
+    stored = oracle.round_trip(oracle.rotate(x.k, x.k_pos[:, None], rope), case.type_k, case.hadamard_k)
     near = stored
     if x.k_near_pos is not None:
-        near = oracle.round_trip(oracle.rotate(x.k, x.k_near_pos[:, None], rope), case.type_k)
-    v = oracle.round_trip(x.v, case.type_v)
+        near = oracle.round_trip(oracle.rotate(x.k, x.k_near_pos[:, None], rope), case.type_k, case.hadamard_k)
+    v = oracle.round_trip(x.v, case.type_v, case.hadamard_v)
     out = np.empty((case.n_tokens, case.n_head, case.head_dim_v))
     lse = np.empty((case.n_tokens, case.n_head))
     for t, segs in enumerate(case.segments()):

@@ -83,10 +83,28 @@ def rotate(x: np.ndarray, pos: np.ndarray | int, rope: Rope) -> np.ndarray:
 # ---- storage types ----
 
 
-def round_trip(x: np.ndarray, type_name: str) -> np.ndarray:
-    """Return what is left of ``x`` after storing it as a ggml type such as "f16" or "q8_0"."""
+def hadamard(x: np.ndarray, block: int) -> np.ndarray:
+    """Multiply each ``block`` channels of ``x [..., head_dim]`` with Sylvester's matrix over its root; 0: nothing."""
+    if not block:
+        return x
+    matrix = np.ones((1, 1))
+    while len(matrix) < block:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return (x.reshape(-1, block) @ matrix / np.sqrt(block)).reshape(x.shape)
+
+
+def hadamard_blocks(type_k: str, head_dim_k: int, type_v: str, head_dim_v: int) -> tuple[int, int]:
+    """Return the blocks of K and of V: the largest power of two that divides a head, for V at most 64."""
+    types = ((type_k, head_dim_k), (type_v, head_dim_v))
+    block_k, block_v = (n & -n if name.startswith("q") else 0 for name, n in types)
+    return block_k, min(64, block_v)
+
+
+def round_trip(x: np.ndarray, type_name: str, block: int = 0) -> np.ndarray:
+    """Return what is left of ``x`` after storing it, transformed, as a ggml type such as "f16" or "q8_0"."""
     qtype = gguf.GGMLQuantizationType[type_name.upper()]
-    return gguf.dequantize(gguf.quantize(x.astype(np.float32), qtype), qtype).astype(np.float64)
+    stored = gguf.quantize(hadamard(x, block).astype(np.float32), qtype)
+    return hadamard(gguf.dequantize(stored, qtype).astype(np.float64), block)
 
 
 # ---- attention ----
@@ -264,7 +282,43 @@ def dual_chunk_auto(n_ctx_train: int) -> DualChunk:
     return DualChunk(size, n_ctx_train - size, n_ctx_train)
 
 
-Method = Full | Window | SelfExtend | DualChunk
+@dataclass(frozen=True)
+class ShiftedRotary:
+    """STRING (arXiv 2410.18745, equation 4): distances D >= S become D - S + W."""
+
+    shift_offset: int
+    local_window: int
+
+    def text(self) -> str:
+        return f"string,shift_offset={self.shift_offset},local_window={self.local_window}"
+
+    def relative_positions(self, p: int) -> tuple[np.ndarray, np.ndarray]:
+        keys = np.arange(p + 1)
+        exact = p - keys
+        return keys, np.where(exact >= self.shift_offset, exact - self.shift_offset + self.local_window, exact)
+
+    def segments(self, p: int) -> list[Segment]:
+        border = max(0, p - self.shift_offset + 1)
+        return [Segment(border, p + 1, p), Segment(0, border, p - self.shift_offset + self.local_window)]
+
+    def storage(self, j: np.ndarray) -> np.ndarray:
+        return j
+
+    def max_ctx(self, n_ctx_train: int) -> int:
+        """Return the longest context whose largest distance is one that the model was trained on."""
+        return n_ctx_train + self.shift_offset - self.local_window
+
+
+def shifted_auto(n_ctx_train: int, n_ctx: int) -> ShiftedRotary:
+    """Return the automatic choice: a third of the trained context, or the least whose ``max_ctx`` is ``n_ctx``."""
+    window = min(128, n_ctx_train // 16)
+    shift = n_ctx_train // 3
+    while ShiftedRotary(shift, window).max_ctx(n_ctx_train) < n_ctx:
+        shift += 1
+    return ShiftedRotary(shift, window)
+
+
+Method = Full | Window | SelfExtend | DualChunk | ShiftedRotary
 
 
 def attend_method(

@@ -5,10 +5,10 @@ positions stand side by side, ``relative_positions`` and ``segments``, and ``tes
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from oracle import NORM, Rope, Segment, attend, attend_segments, cap, rotate, round_trip
+from oracle import NORM, Rope, Segment, attend, attend_segments, cap, rope_magnitude, rotate, round_trip
 
 UNUSED = -1  # fills the slots of a query that reads fewer chunks than the others
 
@@ -26,11 +26,13 @@ class LongHeads:
     position: str = "packed"
     group_size: int = 8
     n_neighbor: int = 0
+    mass: float = 0.0
+    trained: int = 2**30  # context of the model: ``exact`` positions end there
     ablation: str = ""
 
     def text(self) -> str:
         names = ["chunk_size", "window", "n_recent", "select", "select_block", "representation", "position"]
-        names += ["group_size"] * (self.position == "grouped") + ["n_neighbor"] * (self.n_neighbor > 0)
+        names += ["group_size"] * (self.position == "grouped") + ["n_neighbor", "mass"][: 1 + (self.mass > 0)]
         return ",".join(["longheads", *(f"{name}={getattr(self, name)}" for name in names)])
 
     @property
@@ -39,18 +41,13 @@ class LongHeads:
         return self.window // self.chunk_size
 
     @property
-    def near_window(self) -> int:
-        """Return W of ``grouped``: how far back distances are exact."""
-        return max(1, self.n_recent) * self.chunk_size
+    def n_near(self) -> int:
+        """Return how many chunks back ``grouped`` shows at their own distance."""
+        return self.n_recent + 1
 
-    @property
-    def far_shift(self) -> int:
-        """Return what ``grouped`` adds to floored positions, so that far follows near (SelfExtend, eq. 3)."""
-        return self.near_window - self.near_window // self.group_size
-
-    def near_row(self, p: int) -> int:
-        """Return the first row that ``grouped`` shows to query ``p`` at its exact distance."""
-        return max(0, p - self.near_window + 1, (p // self.chunk_size - self.n_recent) * self.chunk_size)
+    def is_packed(self, p: int) -> bool:
+        in_reach = p // self.chunk_size < self.trained // self.chunk_size
+        return self.position == "packed" or (self.position == "exact" and not in_reach)
 
     def rows(self, p: int, chunk: int) -> tuple[int, int]:
         """Return the rows [row0, row1) of ``chunk`` that are not later than ``p``."""
@@ -59,23 +56,35 @@ class LongHeads:
     def relative_positions(self, p: int, chunks: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows that ``p`` reads of ``chunks`` (ascending) and its distance to each (figure 3)."""
         keys = np.concatenate([np.arange(*self.rows(p, chunk)) for chunk in chunks])
-        if self.position == "packed":
+        if self.is_packed(p):
             return keys, len(keys) - 1 - np.arange(len(keys))
-        far = p // self.group_size + self.far_shift - keys // self.group_size
-        return keys, np.where(keys >= self.near_row(p), p - keys, far)
+        distance = p - keys
+        if self.position == "exact":
+            return keys, distance
+        # whole chunks move: those beyond the near ones closer, all their rows alike
+        chunks_back = p // self.chunk_size - keys // self.chunk_size
+        skipped = np.maximum(0, chunks_back - self.n_near)
+        return keys, distance - (skipped - skipped // self.group_size) * self.chunk_size
+
+    def places(self, p: int, chunks: Sequence[int]) -> list[int]:
+        """Return from how many chunks further on the query sees each of ``chunks``."""
+        back = [p // self.chunk_size - chunk for chunk in chunks]
+        if self.is_packed(p):
+            return list(range(len(chunks)))[::-1]
+        if self.position == "exact":
+            return back
+        return [b if b < self.n_near else self.n_near + (b - self.n_near) // self.group_size for b in back]
 
     def segments(self, p: int, chunks: Sequence[int]) -> list[Segment]:
         """Return how the native code reaches these distances from the storage positions."""
-        runs = [self.rows(p, chunk) for chunk in chunks]
-        if self.position == "packed":
-            first = (len(runs) - 1) * self.chunk_size + p % self.chunk_size
-            return [Segment(*run, first - slot * self.chunk_size) for slot, run in enumerate(runs)]
-        border, a = self.near_row(p), p // self.group_size + self.far_shift
-        far = [Segment(row0, min(row1, border), a) for row0, row1 in runs if row0 < border]
-        return far + [Segment(max(row0, border), row1, p, near=True) for row0, row1 in runs if row1 > border]
+        places = self.places(p, chunks)
+        return [
+            Segment(*self.rows(p, chunk), place * self.chunk_size + p % self.chunk_size)
+            for chunk, place in zip(chunks, places, strict=True)
+        ]
 
     def storage(self, j: np.ndarray) -> np.ndarray:
-        return j % self.chunk_size if self.position == "packed" else j // self.group_size
+        return j % self.chunk_size
 
 
 # ---- chunk summaries ----
@@ -116,8 +125,20 @@ def attended_keys(q: np.ndarray, k: np.ndarray, scale: float, softcap: float = 0
 
 
 def key_range(k: np.ndarray) -> np.ndarray:
-    """Return the largest and then the smallest value of every channel in a chunk."""
-    return np.concatenate([k.max(-2), k.min(-2)], axis=-1)
+    """Return the largest and then the smallest value of every channel in a chunk; halves that bound them."""
+    return np.concatenate([to_half(k.max(-2), up=1), to_half(k.min(-2), up=-1)], axis=-1)
+
+
+def key_moments(k: np.ndarray, scale: float) -> np.ndarray:
+    """Return mean and scale^2/2 times variance of every channel."""
+    return np.concatenate([to_half(k.mean(-2)), to_half(k.var(-2) * scale**2 / 2)], axis=-1)
+
+
+def to_half(x: np.ndarray, up: int = 0) -> np.ndarray:
+    """Round to float16: to the nearest, or to what is not below (``up`` 1) or not above (-1)."""
+    half = x.astype(np.float16)
+    wrong = (half.astype(np.float64) - x) * up < 0
+    return np.where(wrong, np.nextafter(half, np.float16(up * np.inf)), half).astype(np.float64)
 
 
 def summarize_chunks(
@@ -139,16 +160,18 @@ def summarize_chunks(
 
     Returns
     -------
-    array ``[n_head, n_chunk, head_dim]`` for ``attention``, ``[n_head_kv, n_chunk, 2 * head_dim]`` for ``minmax``
+    array ``[n_head, n_chunk, head_dim]`` for ``attention``, ``[n_head_kv, n_chunk, 2 * head_dim]`` for the others
     """
     size, ratio = method.chunk_size, q.shape[1] // v.shape[1]
     keys = split_chunks(k_local, size)
-    if method.representation == "minmax":
-        return key_range(keys)
+    if method.representation != "attention":
+        start = np.arange(keys.shape[1])[:, None] * size
+        keys = rotate(keys, start, replace(rope, attn_factor=rope.attn_factor / rope_magnitude(rope)))
+        return key_range(keys) if method.representation == "minmax" else key_moments(keys, scale)
     keys, values = (x.repeat(ratio, axis=0) for x in (keys, split_chunks(v, size)))
     queries = split_chunks(rotate_local(q, size, rope), size)
     mean = chunk_query(queries, keys, values, scale, softcap)
-    return attended_keys(in_the_order_of_keys(mean, rope.mode), keys, scale, softcap)
+    return to_half(attended_keys(in_the_order_of_keys(mean, rope.mode), keys, scale, softcap))
 
 
 # ---- choice ----
@@ -162,16 +185,37 @@ def share_queries(q: np.ndarray, block: int, n_ubatch: int) -> np.ndarray:
     return (np.add.reduceat(q, first) / counts[:, None, None])[index]
 
 
-def chunk_scores(q: np.ndarray, summaries: np.ndarray, method: LongHeads, n_head_kv: int) -> np.ndarray:
+def rotated_queries(q: np.ndarray, method: LongHeads, rope: Rope) -> np.ndarray:
+    """Return queries as they meet summaries: at their own positions, but as they are by attention."""
+    return q if method.representation == "attention" else rotate(q, np.arange(len(q))[:, None], rope)
+
+
+def chunk_scores(q: np.ndarray, summaries: np.ndarray, method: LongHeads, n_head_kv: int, scale: float) -> np.ndarray:
     """Return how much every query wants every chunk, ``[n_tokens, n_head, n_chunk]`` (eq. 3, left of the rank)."""
     n_head, ratio = q.shape[1], q.shape[1] // n_head_kv
     if method.representation == "minmax":
         q = np.concatenate([np.maximum(q, 0), np.minimum(q, 0)], axis=-1)
+    elif method.representation != "attention":
+        q = np.concatenate([q * scale, q**2], axis=-1)  # log of the mean exponential of a normal distribution
     scores = np.einsum("nhd,hcd->nhc", q, summaries.repeat(n_head // len(summaries), axis=0))
+    if method.mass:
+        scores = chunk_shares(scores, method.chunk_size)
     if method.select == "group":
-        groups = scores.reshape(len(q), n_head_kv, ratio, scores.shape[-1]).sum(2)
+        groups = scores.reshape(len(q), n_head_kv, ratio, scores.shape[-1])
+        groups = groups.mean(2) if method.mass else groups.sum(2)
         return groups.repeat(ratio, axis=1)
     return scores
+
+
+def chunk_shares(scores: np.ndarray, size: int) -> np.ndarray:
+    """Return the share of each chunk in what query ``p`` gives to the chunks before its own; 0 for later ones."""
+    before = np.arange(scores.shape[-1]) < (np.arange(len(scores)) // size)[:, None, None]
+    there = before & ~np.isnan(scores)
+    masked = np.where(there, scores, -np.inf)
+    top = masked.max(-1, keepdims=True, initial=-1e30)
+    weights = np.exp(masked - top)
+    shares = weights / np.maximum(weights.sum(-1, keepdims=True), 1e-300)
+    return np.where(np.isnan(scores), np.nan, shares)
 
 
 def by_score(scores: np.ndarray, candidates: Sequence[int]) -> list[int]:
@@ -200,23 +244,40 @@ def pick(scores: np.ndarray, candidates: Sequence[int], n: int, n_neighbor: int)
     return chosen + rest[: n - len(chosen)]
 
 
+def n_wanted(shares: np.ndarray, candidates: Sequence[int], most: int, own: int, mass: float) -> int:
+    """Return how many of the best candidates it takes, beside what is read anyway, to read ``mass``."""
+    read = np.nansum([shares[i] for i in range(own) if i not in candidates])
+    best = np.nan_to_num(shares[by_score(shares, candidates)])
+    so_far = read + np.concatenate([[0.0], np.cumsum(best)])
+    return min(most, int((so_far < mass).sum()))
+
+
 def choose(scores: np.ndarray, own: int, method: LongHeads) -> list[int]:
     """Return the chunks, ascending, that a query in chunk ``own`` reads (eq. 3)."""
-    if own < method.n_chunk:
+    if own < (method.n_recent + 2 if method.mass else method.n_chunk):
         return list(range(own + 1))
     first = [] if method.ablation == "no_first" else [0]
     recent = range(own - method.n_recent, own + 1)
     wanted = -scores if method.ablation == "last" else scores
-    n_free = method.n_chunk - len(first) - len(recent)
+    n_free = min(method.n_chunk - len(first) - len(recent), recent[0] - len(first))
+    if method.mass:
+        n_free = n_wanted(scores, range(len(first), recent[0]), n_free, own, method.mass)
     return sorted([*first, *pick(wanted, range(len(first), recent[0]), n_free, method.n_neighbor), *recent])
 
 
 def choices(
-    q: np.ndarray, summaries: np.ndarray, method: LongHeads, n_head_kv: int, n_ubatch: int | None = None
+    q: np.ndarray,
+    summaries: np.ndarray,
+    method: LongHeads,
+    n_head_kv: int,
+    rope: Rope,
+    scale: float,
+    n_ubatch: int | None = None,
 ) -> np.ndarray:
-    """Return the chunks of every query, ``[n_tokens, n_head, k]``, unused slots last."""
-    shared = share_queries(q.astype(np.float64), method.select_block, n_ubatch or len(q))
-    scores = chunk_scores(shared, summaries, method, n_head_kv)
+    """Return the chunks of every query (not rotated), ``[n_tokens, n_head, k]``, unused slots last."""
+    rotated = rotated_queries(q.astype(np.float64), method, rope)
+    shared = share_queries(rotated, method.select_block, n_ubatch or len(q))
+    scores = chunk_scores(shared, summaries, method, n_head_kv, scale)
     out = np.full((*q.shape[:2], method.n_chunk), UNUSED)
     for p, head in np.ndindex(q.shape[:2]):
         chunks = choose(scores[p, head], p // method.chunk_size, method)
@@ -243,7 +304,7 @@ def attend_longheads(
     heads = np.arange(q.shape[1]) // (q.shape[1] // k.shape[1])
     summaries = summarize_chunks(q, rotate_local(k, method.chunk_size, rope), v, method, rope, scale)
     at_zero, out = rotate(k, 0, rope), np.empty((*q.shape[:2], v.shape[-1]))
-    for p, of_heads in enumerate(choices(q, summaries, method, k.shape[1])):
+    for p, of_heads in enumerate(choices(q, summaries, method, k.shape[1], rope, scale)):
         seen = [method.relative_positions(p, chunks[chunks != UNUSED]) for chunks in of_heads]
         rows, distance = (np.stack(part) for part in zip(*seen, strict=True))
         keys, values = at_zero[rows, heads[:, None]], v[rows, heads[:, None]]
@@ -270,25 +331,27 @@ class Stored:
     softcap: float = 0.0
     type_k: str = "f32"
     type_v: str = "f32"
+    block_k: int = 0
+    block_v: int = 0
 
     def keys_at(self, pos: np.ndarray) -> np.ndarray:
-        return round_trip(rotate(self.k, pos[:, None], self.rope), self.type_k)
+        return round_trip(rotate(self.k, pos[:, None], self.rope), self.type_k, self.block_k)
 
     def summarize(self) -> np.ndarray:
         """Return the representation of every complete chunk."""
         local = self.keys_at(np.arange(len(self.k)) % self.method.chunk_size)
-        v = round_trip(self.v, self.type_v)
+        v = round_trip(self.v, self.type_v, self.block_v)
         return summarize_chunks(self.q, local, v, self.method, self.rope, self.scale, self.softcap)
 
     def choose(self, summaries: np.ndarray, n_ubatch: int) -> np.ndarray:
         """Return the chunks of every query, given summaries."""
-        return choices(self.q, summaries, self.method, self.k.shape[1], n_ubatch)
+        return choices(self.q, summaries, self.method, self.k.shape[1], self.rope, self.scale, n_ubatch)
 
     def attend(self, chunks: np.ndarray) -> np.ndarray:
         """Return what the queries read from these chunks, ``[n_rows, n_head, head_dim]``."""
         rows, ratio = np.arange(len(self.k)), self.q.shape[1] // self.k.shape[1]
         stored, near = self.keys_at(self.method.storage(rows)), self.keys_at(rows)
-        v = round_trip(self.v, self.type_v)
+        v = round_trip(self.v, self.type_v, self.block_v)
         out = np.empty((*self.q.shape[:2], v.shape[-1]))
         for p, h in np.ndindex(self.q.shape[:2]):
             segs = self.method.segments(p, chunks[p, h][chunks[p, h] != UNUSED])

@@ -12,7 +12,16 @@ from functools import cached_property
 
 import numpy as np
 from oracle import Full, Method, Rope, Segment, attend, cap, rotate, round_trip
-from oracle_chunks import UNUSED, LongHeads, by_score, chunk_scores, neighbours, softmax, summarize_chunks
+from oracle_chunks import (
+    UNUSED,
+    LongHeads,
+    by_score,
+    chunk_scores,
+    neighbours,
+    rotated_queries,
+    softmax,
+    summarize_chunks,
+)
 
 Base = Method | LongHeads
 Kept = tuple[np.ndarray, np.ndarray]  # certain, possible
@@ -310,11 +319,13 @@ class Layer:
     type_k: str = "f32"
     type_v: str = "f32"
     n_ubatch: int = 512
+    block_k: int = 0
+    block_v: int = 0
 
     # ---- rows as stored ----
 
     def keys_at(self, pos: np.ndarray) -> np.ndarray:
-        return round_trip(rotate(self.k, pos[:, None], self.rope), self.type_k)
+        return round_trip(rotate(self.k, pos[:, None], self.rope), self.type_k, self.block_k)
 
     @cached_property
     def far(self) -> np.ndarray:
@@ -326,7 +337,7 @@ class Layer:
 
     @cached_property
     def values(self) -> np.ndarray:
-        return round_trip(self.v, self.type_v)
+        return round_trip(self.v, self.type_v, self.block_v)
 
     # ---- chunks ----
 
@@ -338,8 +349,10 @@ class Layer:
     def score_chunks(self, summaries: np.ndarray) -> np.ndarray:
         """Return how much every query wants every chunk, ``[n_rows, n_head, n_chunk]``."""
         base, every = self.method.base, self.method.rule.evict_every
-        shared = share_in_ubatch(self.q.astype(np.float64), base.select_block, self.n_ubatch, every)
-        return chunk_scores(shared, summaries, base, self.k.shape[1])
+        shared = share_in_ubatch(
+            rotated_queries(self.q.astype(np.float64), base, self.rope), base.select_block, self.n_ubatch, every
+        )
+        return chunk_scores(shared, summaries, base, self.k.shape[1], self.scale)
 
     def choose(self, p: int, scores: np.ndarray, held: np.ndarray) -> np.ndarray:
         """Return the chunks ``[n_head, k]`` that the heads read at ``p``, given the scores ``[n_head, n_chunk]``."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cases import LOGIT_TOLERANCE
 from model_oracle import Model, Run, WatchedModel
-from oracle import DualChunk, Full, SelfExtend
+from oracle import DualChunk, Full, SelfExtend, hadamard_blocks
 from oracle_chunks import LongHeads
 from oracle_evict import H2O, Corm, Evicting, Layer, Scissorhands, Tova
 from test_longheads import assert_nearly_all_rows_equal
@@ -254,7 +254,9 @@ class RoundingModel(Model):
     type_v: str = "f32"
 
     def evict(self, layer: Layer) -> Run:
-        return super().evict(replace(layer, type_k=self.type_k, type_v=self.type_v))
+        block_k, block_v = hadamard_blocks(self.type_k, layer.k.shape[-1], self.type_v, layer.v.shape[-1])
+        types = {"type_k": self.type_k, "type_v": self.type_v, "block_k": block_k, "block_v": block_v}
+        return super().evict(replace(layer, **types))
 
 
 @thin

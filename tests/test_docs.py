@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from needs import lacks, need
 
+from pylongctx.catalog import CATALOG
 from pylongctx.cli import make_parser
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,9 +55,9 @@ OWN_PROCESS = [(name, block) for name in NAMES for block in blocks(name, "python
 
 @pytest.fixture
 def folder(embedded_model, tmp_path, monkeypatch):
-    """Enter a folder with the files that the blocks name; every model is the embedded one."""
+    """Enter a folder with the files that the blocks name; every model is the embedded one, also those with a name."""
     monkeypatch.chdir(tmp_path)
-    for file in {"model.gguf", *re.findall(r'"([\w.-]+\.gguf)"', "".join(TEXTS.values()))}:
+    for file in {"model.gguf", *CATALOG, *re.findall(r'"([\w.-]+\.gguf)"', "".join(TEXTS.values()))}:
         (tmp_path / file).symlink_to(embedded_model)
     (tmp_path / "book.txt").write_text("It was the best of times, it was the worst of times. " * 60)
     return tmp_path
@@ -226,6 +227,13 @@ def test_every_route_says_what_it_answers(hooks):
     assert "| POST | `/v1/chat/completions` |" in table
     answers = [line.split(" | ")[2] for line in table.splitlines()[2:]]
     assert all(len(answer.split()) > 2 for answer in answers)
+
+
+def test_every_model_with_a_name_is_in_a_table(hooks):
+    page = hooks.on_page_markdown(TEXTS["docs/models.md"])
+    missing = [entry.name for entry in CATALOG.values() if f"| `{entry.name}` | `{entry.file}` |" not in page]
+    assert not missing
+    assert "[Apache-2.0](https://www.apache.org/licenses/LICENSE-2.0)" in page
 
 
 def test_the_home_page_is_the_readme(hooks):

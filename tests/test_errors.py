@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pylongctx import DualChunk, Full, Llama, LongHeads, SelfExtend, Window, _lib
+from pylongctx import DualChunk, Full, Llama, LongHeads, SelfExtend, ShiftedRotary, Window, _lib
 from pylongctx.errors import Aborted, ContextFull, InvalidInput, LctxError
 from pylongctx.eval.perplexity import mean_nll, perplexity
 from pylongctx.methods import parse
@@ -221,6 +221,9 @@ def test_perplexity_equals_the_definition(embedded_model, llm):
         DualChunk(),
         DualChunk(48, 16),
         DualChunk(local_window=9),
+        ShiftedRotary(),
+        ShiftedRotary(48, 16),
+        ShiftedRotary(local_window=9),
         LongHeads(),
         LongHeads.paper(),
         LongHeads.paper(256, 2048),
@@ -238,7 +241,8 @@ def test_spec_strings():
     assert str(SelfExtend(8, 128)) == "selfextend,group_size=8,neighbor_window=128"
     assert str(DualChunk()) == "dca"
     assert str(DualChunk(48, 16)) == "dca,chunk_size=48,local_window=16"
-    assert str(LongHeads()) == "longheads,n_recent=1"
+    assert str(ShiftedRotary(48, 16)) == "string,shift_offset=48,local_window=16"
+    assert str(LongHeads()) == "longheads"
     assert str(LongHeads.paper(256)) == (
         "longheads,chunk_size=256,n_recent=1,select=head,select_block=1,"
         "representation=attention,position=packed,n_neighbor=0"
@@ -265,13 +269,16 @@ def test_spec_strings():
         ("dca,window=8", "options: chunk_size=N, local_window=N"),
         ("dca,chunk_size=0", "chunk_size must be at least 1"),
         ("dca,chunk_size=8,local_window=9", "local_window must be at most 8, not 9"),
+        ("string,shift=8", "options: shift_offset=N, local_window=N"),
+        ("string,shift_offset=0", "shift_offset must be at least 1"),
+        ("string,shift_offset=8,local_window=9", "local_window must be at most 8, not 9"),
         ("window,n_sink=-1", "n_sink must be at least 0"),
         ("window,window=0", "window must be at least 1"),
         ("longheads,chunk=16", r"options: chunk_size=N, window=N, n_recent=N, select=head\|group, select_block=N"),
         ("longheads,select=layer", "select must be head or group, not 'layer'"),
         ("longheads,select=", "select must be head or group, not ''"),
-        ("longheads,representation=mean", "representation must be attention or minmax, not 'mean'"),
-        ("longheads,position=true", "position must be packed or grouped, not 'true'"),
+        ("longheads,representation=mean", "representation must be attention or minmax or moments, not 'mean'"),
+        ("longheads,position=true", "position must be packed or grouped or exact, not 'true'"),
         ("longheads,chunk_size=head", "option 'chunk_size' of method 'longheads' must be an integer, not 'head'"),
         ("longheads,chunk_size=8", "chunk_size must be at least 16"),
         ("longheads,chunk_size=40", "chunk_size must be a multiple of 16, not 40; the nearest: 32 or 48"),
@@ -283,6 +290,11 @@ def test_spec_strings():
         ),
         ("longheads,chunk_size=64,select_block=24", r"chunk_size must be a multiple of select_block \(24\), not 64"),
         ("longheads,n_recent=-1", "n_recent must be at least 0"),
+        ("longheads,mass=0", "mass must be above 0 and at most 1, not 0.0"),
+        ("longheads,mass=1.5", "mass must be above 0 and at most 1, not 1.5"),
+        ("longheads,mass=most", "option 'mass' of method 'longheads' must be a number, not 'most'"),
+        ("longheads,mass=0.9,representation=minmax", "mass needs representation moments, not minmax"),
+        ("longheads,mass=0.9,n_neighbor=2", "n_neighbor gives a part of a fixed budget away"),
         ("longheads,select_block=0", "select_block must be at least 1"),
         ("longheads,group_size=0", "group_size must be at least 1"),
         ("longheads,n_neighbor=-1", "n_neighbor must be at least 0"),
@@ -301,7 +313,6 @@ def test_bad_specs(spec, message):
         lambda: Window(None),
         lambda: Window(window=True),
         lambda: LongHeads("64"),
-        lambda: LongHeads(n_recent=None),
         lambda: LongHeads(n_neighbor=0.0),
     ],
 )

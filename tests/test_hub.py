@@ -15,10 +15,15 @@ def hub(monkeypatch, embedded_model):
     """Return what was downloaded: (repository, name, folder)."""
     fetched = []
 
+    class TimeoutException(Exception):  # noqa: N818 - as in httpx
+        pass
+
     class HfApi:
         def list_repo_files(self, repo_id):
             if repo_id == "away/model":
                 raise OSError("no route to host")
+            if repo_id == "offline/model":
+                raise TimeoutException("name not known")
             return FILES
 
     def hf_hub_download(repo_id, filename, *, subfolder, local_dir, cache_dir):
@@ -53,6 +58,7 @@ def test_more_files_and_folders(hub):
         ("some/model", "*.gguf", ValueError, r"3 files match"),
         ("some/model", None, ValueError, "needs the name of a GGUF file"),
         ("away/model", "*q8_0.gguf", ConnectionError, "away/model cannot be loaded.*no route to host.*path of a file"),
+        ("offline/model", "*q8_0.gguf", ConnectionError, "offline/model cannot .*name not known.*path of a file"),
     ],
 )
 def test_what_cannot_be_loaded(hub, repo, name, error, message):

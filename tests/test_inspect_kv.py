@@ -157,7 +157,7 @@ def test_sparsity_keeps_everything(embedded_model, text, base):
         ("corm,window=512,recent=512,evict_every=512", "may forget keys or votes"),
         (
             str(observer(LongHeads(chunk_size=16, window=128), 512)),
-            "every key is read: with dca, full or selfextend",
+            "every key is read: with dca, full, selfextend or string",
         ),
     ],
 )

@@ -18,12 +18,13 @@ from pylongctx.methods import (
     LongHeads,
     Scissorhands,
     SelfExtend,
+    ShiftedRotary,
     Tova,
     named,
     parse,
 )
 
-BASES = [Full, SelfExtend, LongHeads, DualChunk]
+BASES = [Full, SelfExtend, LongHeads, DualChunk, ShiftedRotary]
 RULES = [Corm, H2O, Scissorhands, Tova]
 LARGEST = 2**30
 
@@ -89,7 +90,7 @@ def test_sizes_of_rules_are_integers(cls, option, value):
         cls(**{option: value})
 
 
-@pytest.mark.parametrize(("cls", "option"), [(Corm, "window"), (Corm, "recent"), (LongHeads, "n_recent")])
+@pytest.mark.parametrize(("cls", "option"), [(Corm, "window"), (Corm, "recent")])
 def test_sizes_with_a_default_are_given(cls, option):
     with pytest.raises(TypeError, match=f"^{option} must be an integer, not None"):
         cls(**{option: None})
@@ -122,7 +123,7 @@ def test_numpy_integers_are_integers():
 @pytest.mark.parametrize(("method", "spec"), [
     (SelfExtend() + Corm(), "selfextend+corm,window=256,recent=256"),
     (SelfExtend(8) + Corm(64, 0, 1), "selfextend,group_size=8+corm,window=64,recent=0,evict_every=1"),
-    (LongHeads(16, 512) + Corm(window=64), "longheads,chunk_size=16,window=512,n_recent=1+corm,window=64,recent=256"),
+    (LongHeads(16, 512) + Corm(window=64), "longheads,chunk_size=16,window=512+corm,window=64,recent=256"),
     (
         LongHeads.paper(256) + Scissorhands(512, 64),
         "longheads,chunk_size=256,n_recent=1,select=head,select_block=1,representation=attention,position=packed,"
@@ -131,6 +132,7 @@ def test_numpy_integers_are_integers():
     (LongHeads(n_recent=0) + H2O(), "longheads,n_recent=0+h2o"),
     (SelfExtend(4) + Tova(100), "selfextend,group_size=4+tova,budget=100"),
     (DualChunk(48) + H2O(100), "dca,chunk_size=48+h2o,budget=100"),
+    (ShiftedRotary(48) + H2O(100), "string,shift_offset=48+h2o,budget=100"),
 ])  # fmt: skip
 def test_specs_of_compositions(method, spec):
     assert str(method) == spec
@@ -191,7 +193,8 @@ def test_what_does_not_compose_says_what_does(spec, reason):
     with pytest.raises(ValueError, match=reason) as info:
         parse(spec)
     assert str(info.value).endswith(
-        "a composition is one base (dca, full, longheads or selfextend) + one rule (corm, h2o, scissorhands or tova)"
+        "a composition is one base (dca, full, longheads, selfextend or string) "
+        "+ one rule (corm, h2o, scissorhands or tova)"
     )
 
 
@@ -221,7 +224,7 @@ def test_parts_are_method_objects(compose):
 
 
 @pytest.mark.parametrize(("spec", "message"), [
-    ("longheads+", "unknown method ''; available: full, window, selfextend, longheads, dca, corm, h2o"),
+    ("longheads+", "unknown method ''; available: full, window, selfextend, longheads, dca, string, corm, h2o"),
     ("+corm", "unknown method ''"),
     ("longheads++corm", "unknown method ''"),
     ("longheads+nonsense", "unknown method 'nonsense'"),

@@ -11,7 +11,7 @@ from thinning import thin
 
 from pylongctx._enums import ROPE_SCALINGS
 from pylongctx._lib import ffi, lib
-from pylongctx.methods import DualChunk
+from pylongctx.methods import DualChunk, ShiftedRotary
 
 
 def evaluate(path, method: str, tokens: list[int], **settings) -> np.ndarray:
@@ -93,6 +93,8 @@ def test_methods_differ_beyond_the_trained_context(model_path, tokens):
     "dca",
     "dca,chunk_size=32",
     "dca,chunk_size=51,local_window=9",
+    "string,shift_offset=60,local_window=9",
+    "string,shift_offset=17,local_window=17",
     "longheads,chunk_size=16,window=64",
     "longheads,chunk_size=16,window=64,select_block=8,representation=minmax",
     "longheads,chunk_size=16,window=64,position=grouped,group_size=1",
@@ -117,13 +119,30 @@ def test_dual_chunks_equal_full_until_the_local_window_ends(model_path, tokens, 
     assert abs(got - full)[n_same].max() > 1e-3 * abs(full).max()
 
 
+@pytest.mark.parametrize(("spec", "n_same"), [
+    ("string", N_CTX_TRAIN // 3),
+    ("string,shift_offset=40", 40),
+    ("string,local_window=13", 39),
+    ("string,shift_offset=27,local_window=1", 27),
+])  # fmt: skip
+def test_shifted_positions_equal_full_below_the_shift_offset(model_path, tokens, spec, n_same):
+    """The automatic offset grows with n_ctx beyond the trained context, and is the paper's third within it."""
+    n_ctx = 90 if "local_window=13" in spec else N_CTX_TRAIN
+    full = evaluate(model_path("llama"), "full", tokens[:n_ctx], n_ctx=n_ctx)
+    got = evaluate(model_path("llama"), spec, tokens[:n_ctx], n_ctx=n_ctx)
+    assert_same_logits(got[:n_same], full[:n_same], 1e-5)
+    assert abs(got - full)[n_same].max() > 1e-3 * abs(full).max()
+
+
 @pytest.mark.parametrize(
-    "method", [oracle.SelfExtend(8, 128), oracle.DualChunk(192, 64, 512)], ids=["selfextend", "dca"]
+    "method",
+    [oracle.SelfExtend(8, 128), oracle.DualChunk(192, 64, 512), oracle.ShiftedRotary(171, 32)],
+    ids=["selfextend", "dca", "string"],
 )
 def test_the_embedded_model_equals_the_oracle(embedded_f32, method):
     """A trained model past its 512 positions."""
     tokens = np.random.default_rng(0).integers(300, 2000, 560).tolist()
-    got = evaluate(embedded_f32, method.text(), tokens, n_ctx=1024)[-48:]
+    got = evaluate(embedded_f32, method.text(), tokens, n_ctx=640)[-48:]
     want = Model.load(embedded_f32).logits(tokens, method)[-48:]
     assert_same_logits(got, want)
 
@@ -165,14 +184,39 @@ def test_one_option_of_dual_chunks_gives_the_other(model_path, options, chosen):
         assert llm.method == DualChunk(*chosen)
 
 
+@pytest.mark.parametrize("n_ctx", [32, 64, 65, 81, 82, 100, 124])
+def test_automatic_shifted_positions_follow_the_paper_and_reach_n_ctx(model_path, n_ctx):
+    want = oracle.shifted_auto(N_CTX_TRAIN, n_ctx)
+    with open_llama(model_path("llama"), "string", n_ctx=n_ctx) as llm:
+        assert llm.method == ShiftedRotary(want.shift_offset, want.local_window)
+
+
+@pytest.mark.parametrize(("options", "chosen"), [
+    ("shift_offset=48", (48, 4)),
+    ("shift_offset=3", (3, 3)),
+    ("local_window=9", (21, 9)),
+    ("local_window=30", (30, 30)),
+])  # fmt: skip
+def test_one_option_of_shifted_positions_gives_the_other(model_path, options, chosen):
+    with open_llama(model_path("llama"), f"string,{options}", n_ctx=60) as llm:
+        assert llm.method == ShiftedRotary(*chosen)
+
+
 def test_default_context_is_the_trained_one_or_four_times_that(model_path):
-    for method, n_ctx in (("full", N_CTX_TRAIN), ("selfextend", 4 * N_CTX_TRAIN), ("dca", 4 * N_CTX_TRAIN)):
+    for method, n_ctx in (
+        ("full", N_CTX_TRAIN),
+        ("selfextend", 4 * N_CTX_TRAIN),
+        ("dca", 4 * N_CTX_TRAIN),
+        ("string", N_CTX_TRAIN),
+    ):
         with open_llama(model_path("llama"), method) as llm:
             assert llm.n_ctx() == n_ctx
 
 
-def test_settings_that_do_not_reach_n_ctx_name_the_largest(model_path):
-    method = oracle.SelfExtend(4, 16)
+@pytest.mark.parametrize(
+    "method", [oracle.SelfExtend(4, 16), oracle.ShiftedRotary(23, 9)], ids=["selfextend", "string"]
+)
+def test_settings_that_do_not_reach_n_ctx_name_the_largest(model_path, method):
     largest = method.max_ctx(N_CTX_TRAIN)
     with open_llama(model_path("llama"), method.text(), n_ctx=largest) as llm:
         assert llm.n_ctx() == largest
@@ -218,6 +262,13 @@ def test_unsupported_models_are_refused_with_the_reason(model_path, model, reaso
     ("dca,local_window=33", "local_window must be 1 .. 31"),
     ("dca,local_window=0", "local_window must be 1 .. 16"),
     ("dca,window=8", "window"),
+    ("string", "allow n_ctx up to 124 with the trained context 64, not 128$"),
+    ("string,shift_offset=20,local_window=5", "allow n_ctx up to 79 .*; raise shift_offset or leave it out"),
+    ("string,shift_offset=0", "shift_offset must be 1 .. 64"),
+    ("string,shift_offset=65", "shift_offset must be 1 .. 64"),
+    ("string,local_window=0", "local_window must be 1 .. 64"),
+    ("string,local_window=65", "local_window must be 1 .. 64"),
+    ("string,shift_offset=20,local_window=21", "local_window must be 1 .. 20"),
     ("window,window=0", "window"),
     ("window,n_sink=-1", "n_sink"),
     ("full,window=4", "window"),

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-import gguf
 import numpy as np
 import oracle
 import pytest
@@ -11,12 +10,14 @@ from model_oracle import Model
 from test_methods import assert_same_logits, evaluate
 from test_parity import LINEAR, YARN
 from thinning import thin
+from tiny_gguf import Shape, make_model
 
 METHODS = {
     "full": oracle.Full(),
     "window": oracle.Window(4, 29),
     "selfextend": oracle.SelfExtend(8, 13),
     "dca": oracle.DualChunk(29, 11),
+    "string": oracle.ShiftedRotary(57, 11),
 }
 # When the oracle rounds rows too, two things remain: float rounding, and a tie in the rounding that falls the other way
 # here and there, which is as large as one step of the type. So the median is tight whatever the type.
@@ -27,27 +28,22 @@ MEDIAN, STEP = 5e-5, 2e-2
 # ---- KV types ----
 
 
-def rounded(x: np.ndarray, type_name: str) -> np.ndarray:
-    """Return what is left of ``x`` after storing it in a ggml type."""
-    qtype = gguf.GGMLQuantizationType[type_name.upper()]
-    return gguf.dequantize(gguf.quantize(x.astype(np.float32), qtype), qtype).astype(np.float64)
-
-
 @dataclass(frozen=True)
 class RoundingModel(Model):
-    """The oracle with a cache: keys are stored rotated and rounded, as segments see them."""
+    """The oracle with a cache: keys are stored rotated, transformed and rounded, as segments see them."""
 
     type_k: str = "f32"
     type_v: str = "f32"
+    blocks: tuple[int, int] = (0, 0)
 
     def attention(self, x: np.ndarray, i: int, method: oracle.Method) -> np.ndarray:
         n_head, n_head_kv = self.meta["attention.head_count"], self.meta["attention.head_count_kv"]
         q, k, v = (self.linear(x, f"blk.{i}.attn_{part}").reshape(len(x), heads, -1)
                    for part, heads in (("q", n_head), ("k", n_head_kv), ("v", n_head_kv)))  # fmt: skip
         rows = np.arange(len(x))
-        far, near = (rounded(oracle.rotate(k, at[:, None], self.rope), self.type_k)
+        far, near = (oracle.round_trip(oracle.rotate(k, at[:, None], self.rope), self.type_k, self.blocks[0])
                      for at in (method.storage(rows), rows))  # fmt: skip
-        v, scale = rounded(v, self.type_v), q.shape[-1] ** -0.5
+        v, scale = oracle.round_trip(v, self.type_v, self.blocks[1]), q.shape[-1] ** -0.5
         out = np.empty_like(q)
         for p in rows:
             for h in range(n_head):
@@ -62,16 +58,58 @@ MIXED = [("f16", "q8_0"), ("q8_0", "q4_0"), ("bf16", "q5_1"), ("q5_0", "f16"), (
 PAIRS = [pair for t in TYPES for pair in dict.fromkeys([(t, "f32"), ("f32", t), (t, t)])] + MIXED
 
 
+def rounding_logits(path, tokens, method, type_k: str, type_v: str, blocks: tuple[int, int]) -> np.ndarray:
+    base = Model.load(path)
+    return RoundingModel(base.meta, base.tensors, base.rope, type_k, type_v, blocks).logits(tokens, method)
+
+
 @thin
 @pytest.mark.parametrize(("type_k", "type_v"), dict.fromkeys(PAIRS))
 @pytest.mark.parametrize("method", METHODS)
 def test_every_kv_type_equals_the_rounding_oracle(model_path, tokens, method, type_k, type_v):
     path, tokens, method = model_path("llama-wide"), tokens[:100], METHODS[method]
-    base = Model.load(path)
-    want = RoundingModel(base.meta, base.tensors, base.rope, type_k, type_v).logits(tokens, method)
+    blocks = tuple(64 if name.startswith("q") else 0 for name in (type_k, type_v))
+    assert blocks == oracle.hadamard_blocks(type_k, 64, type_v, 64)
+    want = rounding_logits(path, tokens, method, type_k, type_v, blocks)
     got = evaluate(path, method.text(), tokens, n_ctx=100, type_k=type_k, type_v=type_v)
     assert_same_logits(got, want, LOGIT_TOLERANCE if type_k == type_v == "f32" else STEP)
     assert np.median(abs(got - want)) < MEDIAN * abs(want).max()
+
+
+@pytest.mark.parametrize(("head_dim", "blocks"), [(32, (32, 32)), (96, (32, 32)), (128, (128, 64)), (160, (32, 32))])
+def test_heads_are_transformed_in_blocks_that_divide_them(tmp_path, tokens, head_dim, blocks):
+    path = make_model(tmp_path / "wide.gguf", Shape(n_embd=4 * head_dim, n_ctx_train=N_CTX_TRAIN), seed=1)
+    want = rounding_logits(path, tokens[:60], oracle.Full(), "q8_0", "q5_1", blocks)
+    got = evaluate(path, "full", tokens[:60], n_ctx=60, type_k="q8_0", type_v="q5_1")
+    assert blocks == oracle.hadamard_blocks("q8_0", head_dim, "q5_1", head_dim)
+    assert_same_logits(got, want, STEP)
+    assert np.median(abs(got - want)) < MEDIAN * abs(want).max()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_are_stored_as_they_come_where_the_environment_says_so(model_path, tokens, method, monkeypatch):
+    path, method = model_path("llama-wide"), METHODS[method]
+    monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
+    want = rounding_logits(path, tokens[:60], method, "q8_0", "q5_1", (0, 0))
+    got = evaluate(path, method.text(), tokens[:60], n_ctx=60, type_k="q8_0", type_v="q5_1")
+    assert_same_logits(got, want, STEP)
+    assert np.median(abs(got - want)) < MEDIAN * abs(want).max()
+
+
+@pytest.mark.parametrize("method", ["full", "selfextend"])
+def test_values_that_are_channels_of_keys_are_transformed_with_them(tmp_path, tokens, method, monkeypatch):
+    """Rounding to 8 bits is small whether rows are transformed or not, and not the same.
+
+    By the median: a few tokens get other experts.
+    """
+    path = make_model(tmp_path / "latent.gguf", Shape(n_ctx_train=N_CTX_TRAIN), arch="deepseek2", seed=1)
+    tokens, spec, types = tokens[:60], METHODS[method].text(), {"type_k": "q8_0", "type_v": "q8_0"}
+    want, got = evaluate(path, spec, tokens), evaluate(path, spec, tokens, **types)
+    monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
+    plain = evaluate(path, spec, tokens, **types)
+    for logits in (got, plain):
+        assert 0 < np.median(abs(logits - want)) < 1e-2 * abs(want).max()
+    assert abs(got - plain).max() > 0
 
 
 # ---- RoPE scaling ----

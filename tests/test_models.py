@@ -30,12 +30,13 @@ IDLE = {  # methods, set so that they change nothing in N_SHORT tokens
     "window": "window,n_sink=4,window=60",
     "selfextend": "selfextend,group_size=4,neighbor_window=60",
     "dca": "dca,chunk_size=37,local_window=23",
+    "string": "string,shift_offset=37,local_window=37",
     "longheads": BY_ATTENTION,
     "corm": "corm,window=4,recent=60,evict_every=16",
 }
 POSITION = {"selfextend": "selfextend,group_size=8,neighbor_window=16", "dca": "dca"}
 SELECTION = {"longheads": BY_ATTENTION, "corm": "corm,window=8,recent=24,evict_every=16"}
-MOVING = (*POSITION, "window", "longheads")  # methods that read keys from other positions than their own
+MOVING = (*POSITION, "string", "window", "longheads")  # methods that read keys from other positions than their own
 
 
 @dataclass(frozen=True)

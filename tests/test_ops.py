@@ -220,6 +220,26 @@ def test_segments_outside_the_rows_are_refused_with_a_reason(rows):
         run_native(case, x)
 
 
+@pytest.mark.parametrize(("head_dim", "blocks"), [(32, (32, 32)), (96, (32, 32)), (256, (256, 64)), (160, (32, 32))])
+def test_rows_are_transformed_as_a_context_stores_them(head_dim, blocks):
+    case = OpCase("stored", head_dim_k=head_dim, head_dim_v=head_dim, type_k="q4_0", type_v="q5_1")
+    x = make_inputs(case)
+    got = run_native(case, x, hadamard_k=-1, hadamard_v=-1)[0]
+    assert blocks == oracle.hadamard_blocks("q4_0", head_dim, "q5_1", head_dim)
+    want, other = (run_native(replace(case, hadamard_k=k, hadamard_v=v), x)[0] for k, v in (blocks, (0, 0)))
+    np.testing.assert_array_equal(got, want)
+    assert abs(got - other).max() > 0
+    floats = replace(case, type_k="f16", type_v="bf16")
+    np.testing.assert_array_equal(*(run_native(floats, x, hadamard_k=n, hadamard_v=n)[0] for n in (-1, 0)))
+
+
+@pytest.mark.parametrize("block", [{"hadamard_k": 16}, {"hadamard_v": 96}, {"hadamard_k": 128}, {"hadamard_v": 65}])
+def test_blocks_that_do_not_fit_the_head_are_refused(block):
+    case = OpCase("blocks", head_dim_k=192, head_dim_v=96, type_k="q8_0", type_v="q8_0")
+    with pytest.raises(ValueError, match=f"{next(iter(block))} must be 32, 64, ... and divide head_dim"):
+        run_native(case, make_inputs(case), **block)
+
+
 def test_q8_0_needs_whole_blocks():
     case = replace(BY_NAME["dim40x8"], type_k="q8_0")
     with pytest.raises(ValueError, match=r"\w"):

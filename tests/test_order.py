@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from cases import SPECS
+from cases import SPECS, STRETCHED
 from session import Session, assert_same
 from thinning import thin
 
@@ -32,7 +32,7 @@ def evaluated(ffi, lib, model_path, tokens):
 
     @cache
     def evaluated(method: str) -> np.ndarray:
-        with Session(ffi, lib, model_path("llama"), method, **SIZES) as session:
+        with Session(ffi, lib, model_path("llama"), method, **SIZES | STRETCHED.get(method, {})) as session:
             return session.decode(tokens[:N])
 
     return evaluated

@@ -199,6 +199,17 @@ def test_the_bytes_say_with_which_rope_settings_keys_were_rotated(model_path, to
         llm.session.context.set_state(np.frombuffer(used[1].llama_state, np.uint8))
 
 
+def test_rows_that_were_stored_transformed_are_not_read_as_others(model_path, tokens, monkeypatch):
+    path, types = model_path("llama-wide"), {"type_k": "q8_0", "type_v": "q8_0"}
+    with new(path, **types) as llm:
+        llm.eval(tokens[:40])
+        state = llm.save_state()
+        llm.load_state(state)
+    monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
+    with new(path, **types) as llm, pytest.raises(InvalidInput, match="another Hadamard transform"):
+        llm.load_state(state)
+
+
 def test_other_ubatches_need_other_near_rows(model_path, tokens):
     method = "selfextend,group_size=4,neighbor_window=16"
     with new(model_path("llama"), method=method) as one, new(model_path("llama"), method=method, n_ubatch=64) as other:

@@ -7,7 +7,7 @@ from llamas import TEXT, new
 from pylongctx.inspect import Trace, cover_rate
 
 SIZE, WINDOW = 16, 128
-METHOD = f"longheads,chunk_size={SIZE},window={WINDOW}"
+METHOD = f"longheads,chunk_size={SIZE},window={WINDOW},n_recent=1"
 N = 300
 
 
@@ -193,11 +193,11 @@ def read_chunks(ffi, lib, open_session):
         for i in range(0, len(pairs), 50):
             session.decode_mixed(pairs[i : i + 50])
         info = ffi.new("lctx_trace_info *")
-        assert lib.lctx_trace_get(session.ctx, info, ffi.NULL, ffi.NULL) == lib.LCTX_OK
+        assert lib.lctx_trace_get(session.ctx, info, ffi.NULL, ffi.NULL, ffi.NULL) == lib.LCTX_OK
         positions = np.empty(info.n_query, np.int32)
         chunks = np.empty((info.n_query, info.n_layer, info.n_head, info.n_read), np.int32)
         buffers = [ffi.from_buffer("int32_t[]", array, require_writable=True) for array in (positions, chunks)]
-        assert lib.lctx_trace_get(session.ctx, info, *buffers) == lib.LCTX_OK
+        assert lib.lctx_trace_get(session.ctx, info, *buffers, ffi.NULL) == lib.LCTX_OK
         return positions, chunks
 
     return read

@@ -4,6 +4,7 @@
 
 #include "../ops/cache.h"
 #include "few.h"
+#include "hadamard.h"
 #include "rotate.h"
 #include "softmax.h"
 #include "unpack.h"
@@ -195,13 +196,15 @@ template <typename F> static inline void lctx_cut_tokens(int32_t n_tokens, int32
     cut[0] = n;
 }
 
-// Write one finished state: o / l, and its LSE when asked for.
+// Write one finished state: o / l, as values were before they were stored, and its LSE when asked for.
 static inline void lctx_write_state(const lctx_attend_args & a, int token, int head, float m, float l, const float * o) {
     const size_t at = (size_t)token * a.n_head + head;
     const float inv = l == 0.0f ? 0.0f : 1.0f / l;
+    float * dst = a.dst + at * a.head_dim_v;
     for (int d = 0; d < a.head_dim_v; d++) {
-        a.dst[at * a.head_dim_v + d] = o[d] * inv;
+        dst[d] = o[d] * inv;
     }
+    lctx_transform(dst, a.head_dim_v, a.params.hadamard.v);
     if (a.lse) {
         a.lse[at] = l == 0.0f ? -INFINITY : m + logf(l);
     }

@@ -1,7 +1,8 @@
 // *select*: every query scores the chunks before it and keeps the best (LongHeads, eq. 3).
 //
-// With extremes as summaries the score is an upper bound of the best key's: sum over channels of max(q, 0) * maximum +
-// min(q, 0) * minimum, a product of twice the width. Scores of a tile are one small matrix product per query head.
+// Scores are products of summaries with what is made of a query. minmax: sum over channels of max(q, 0) * maximum + min(q, 0) *
+// minimum, an upper bound of the best key's. moments: the log of the chunk's expected mass, were its keys normally distributed:
+// scale * q . mean + scale^2/2 * q^2 . variance. Both are linear in the summary and have twice its width.
 #include "columns.h"
 #include "ggml-cpu-impl.h"
 
@@ -18,6 +19,8 @@ struct scratch {
     float * queries;   // lctx_columns
     float * mean;      // [head_dim]
     float * wide;      // [summary_dim]
+    float * k;         // [BLOCK][summary_dim] summaries
+    float * few;       // [FEW_COLUMNS][BLOCK] scores of few columns
     float * value;     // [LCTX_VL][n_chunk] scores of the best candidates of each column, best first
     int32_t * order;   // [LCTX_VL][n_chunk] which they are
     int32_t * chosen;  // [n_chunk]
@@ -27,7 +30,8 @@ struct scratch {
     static size_t size(const lctx_select_args & a) {
         const int summary_dim = a.chunks.summary_dim(a.head_dim);
         const size_t n = n_chunk_max(a) * LCTX_MAX_COLUMNS + lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim) + a.head_dim +
-                         summary_dim + (size_t)a.chunks.n_chunk * (2 * LCTX_VL + 1);
+                         (size_t)summary_dim * (LCTX_BLOCK + 1) + LCTX_FEW_COLUMNS * LCTX_BLOCK +
+                         (size_t)a.chunks.n_chunk * (2 * LCTX_VL + 1);
         return GGML_PAD(n * sizeof(float) + n_chunk_max(a), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_select_args & a) {
@@ -37,6 +41,8 @@ struct scratch {
         queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim);
         mean = p, p += a.head_dim;
         wide = p, p += summary_dim;
+        k = p, p += (size_t)summary_dim * LCTX_BLOCK;
+        few = p, p += LCTX_FEW_COLUMNS * LCTX_BLOCK;
         value = p, p += (size_t)LCTX_VL * a.chunks.n_chunk;
         order = (int32_t *)p, p += (size_t)LCTX_VL * a.chunks.n_chunk;
         chosen = (int32_t *)p, p += a.chunks.n_chunk;
@@ -69,40 +75,111 @@ void mean_query(const lctx_select_args & a, const block & b, int head, float * m
     }
 }
 
-// Positive and negative parts of a query, to meet maximum and minimum; scores of several heads with the same summary add up.
-void add_parts(const float * q, int dim, float * wide) {
+// What a query makes of itself to meet both halves of a summary; scores of several heads with the same summary add up.
+void add_query(const lctx_select_args & a, const float * q, float * wide) {
+    const int dim = a.head_dim;
+    const bool minmax = a.chunks.representation == LCTX_REPRESENT_MINMAX;
     for (int d = 0; d < dim; d++) {
-        wide[d] += std::max(q[d], 0.0f);
-        wide[dim + d] += std::min(q[d], 0.0f);
+        wide[d] += minmax ? std::max(q[d], 0.0f) : a.scale * q[d];
+        wide[dim + d] += minmax ? std::min(q[d], 0.0f) : q[d] * q[d];
     }
 }
 
 // What a block multiplies summary `summary` with, for query heads [head, head + n).
 const float * block_query(const lctx_select_args & a, const block & b, int head, int n, const scratch & w) {
-    if (!a.chunks.minmax) {
+    if (a.chunks.by_attention()) {
         mean_query(a, b, head, w.mean);
         return w.mean;
     }
     std::fill_n(w.wide, 2 * a.head_dim, 0.0f);
     for (int h = head; h < head + n; h++) {
         mean_query(a, b, h, w.mean);
-        add_parts(w.mean, a.head_dim, w.wide);
+        add_query(a, w.mean, w.wide);
     }
     return w.wide;
+}
+
+// s[chunk][column] (+)= summary . query
+void multiply(const lctx_columns & columns, const char * summaries, size_t stride, int n_chunk, bool add, const scratch & w) {
+    for (int i = 0; i < n_chunk; i += LCTX_BLOCK) {
+        const int n = std::min(LCTX_BLOCK, n_chunk - i);
+        const char * first = summaries + i * stride;
+        float * s = w.s + (size_t)i * columns.n_pad;
+        if (!columns.few()) {
+            lctx_unpack_rows(GGML_TYPE_F16, first, stride, n, columns.dim, w.k, columns.dim);
+            lctx_scores(columns, w.k, columns.dim, n, s, add);
+            continue;
+        }
+        lctx_few_scores({GGML_TYPE_F16, stride, first, i + n < n_chunk ? first + n * stride : nullptr}, n, columns.q, columns.n,
+                        columns.dim, w.few);
+        for (int x = 0; x < n; x++) {
+            for (int c = 0; c < columns.n_pad; c++) {
+                float & to = s[(size_t)x * columns.n_pad + c];
+                to = (add ? to : 0.0f) + (c < columns.n ? w.few[c * LCTX_BLOCK + x] : 0.0f);
+            }
+        }
+    }
+}
+
+// For each column the share of each chunk in the attention to chunks before `end` of the column: a softmax down the chunks.
+void to_shares(float * s, int n_chunk, int n_pad, const int32_t * end) {
+    for (int c = 0; c < n_pad; c += LCTX_VL) {
+        lctx_vi v_end;
+        memcpy(&v_end, end + c, sizeof(v_end));
+        const auto masked = [&](int i) {  // NaN, a chunk without rows, has no share either
+            const lctx_vf x = lctx_vload(s + (size_t)i * n_pad + c);
+            return (i < v_end) & (x == x) ? x : lctx_vset(-INFINITY);
+        };
+        lctx_vf most = lctx_vset(-INFINITY), sum = {};
+        for (int i = 0; i < n_chunk; i++) {
+            most = lctx_vmax(most, masked(i));
+        }
+        most = most > lctx_vset(-INFINITY) ? most : lctx_vset(0.0f);
+        for (int i = 0; i < n_chunk; i++) {
+            sum += lctx_vexp(masked(i) - most);
+        }
+        for (int i = 0; i < n_chunk; i++) {
+            const lctx_vf x = lctx_vload(s + (size_t)i * n_pad + c);
+            lctx_vstore(s + (size_t)i * n_pad + c, x == x ? lctx_vexp(masked(i) - most) / sum : x);
+        }
+    }
+}
+
+// s[chunk][column] of the blocks of a tile: the mean over the heads that choose together of the share they give a chunk.
+void score_shares(const lctx_select_args & a, const block * blocks, int n, int choice, int n_chunk, const scratch & w) {
+    const int n_head = heads_per_choice(a), first = choice * n_head, n_pad = lctx_round_up(n, LCTX_VL);
+    const lctx_columns columns(w.queries, n * n_head, a.chunks.summary_dim(a.head_dim));
+    const int32_t seq = a.rows[blocks[0].first].seq;
+    const char * summaries = a.summaries + first / (a.n_head / a.n_summary) * a.summary_head_stride + seq * a.summary_seq_stride;
+    int32_t end[LCTX_MAX_COLUMNS] = {};
+    columns.clear();
+    for (int c = 0; c < columns.n; c++) {
+        columns.set(c, block_query(a, blocks[c / n_head], first + c % n_head, 1, w), 1.0f);
+        end[c] = own_chunk(a, blocks[c / n_head].first);
+    }
+    multiply(columns, summaries, a.summary_stride, n_chunk, false, w);
+    to_shares(w.s, n_chunk, columns.n_pad, end);
+    for (int i = 0; i < n_chunk; i++) {  // rows become shorter: none is written before it was read
+        float row[LCTX_MAX_COLUMNS] = {};
+        for (int c = 0; c < columns.n; c++) {
+            row[c / n_head] += w.s[(size_t)i * columns.n_pad + c] / (float)n_head;
+        }
+        memcpy(w.s + (size_t)i * n_pad, row, n_pad * sizeof(float));
+    }
 }
 
 // s[chunk][column] of the blocks of a tile, summed over the heads that choose together.
 void score(const lctx_select_args & a, const block * blocks, int n, int choice, int n_chunk, const scratch & w) {
     const lctx_columns columns(w.queries, n, a.chunks.summary_dim(a.head_dim));
     const int32_t seq = a.rows[blocks[0].first].seq;
-    const int first = choice * heads_per_choice(a), heads_per_product = a.chunks.minmax ? heads_per_choice(a) : 1;
+    const int first = choice * heads_per_choice(a), heads_per_product = a.chunks.by_attention() ? 1 : heads_per_choice(a);
     for (int head = first; head < first + heads_per_choice(a); head += heads_per_product) {
         const char * summaries = a.summaries + head / (a.n_head / a.n_summary) * a.summary_head_stride + seq * a.summary_seq_stride;
         columns.clear();
         for (int c = 0; c < n; c++) {
             columns.set(c, block_query(a, blocks[c], head, heads_per_product, w), 1.0f);
         }
-        lctx_scores(columns, (const float *)summaries, (int64_t)(a.summary_stride / sizeof(float)), n_chunk, w.s, head > first);
+        multiply(columns, summaries, a.summary_stride, n_chunk, head > first, w);
     }
 }
 
@@ -201,17 +278,35 @@ int add_neighbours(const lctx_select_args & a, int first, int end, int n_best, c
     return n;
 }
 
+// How many of the best candidates it takes to read the wanted share of the attention; `unread` is the estimate of the rest.
+int n_wanted(const lctx_select_args & a, int own, const ranking & best, const float * scores, int stride, float & unread) {
+    const lctx_chunks & c = a.chunks;
+    float read = 0.0f;
+    for (int i = 0; i < own; i = i + 1 == c.first_candidate() ? c.end_candidate(own) : i + 1) {
+        const float share = scores[(size_t)i * stride];
+        read += share == share ? share : 0.0f;
+    }
+    int n = 0;
+    for (; n < c.n_free(own) && read < c.mass; n++) {
+        read += std::max(best.value[n], 0.0f);
+    }
+    unread = std::max(0.0f, 1.0f - read);
+    return n;
+}
+
 // The chunks that a query in chunk `own` reads, ascending in w.chosen; returns their number.
-int choose(const lctx_select_args & a, int own, const ranking & best, const float * scores, int stride, const scratch & w) {
+int choose(const lctx_select_args & a, int own, const ranking & best, const float * scores, int stride, const scratch & w, float & unread) {
     const lctx_chunks & c = a.chunks;
     int n = 0;
-    if (own < c.n_chunk) {
+    unread = 0.0f;
+    if (c.reads_all(own)) {
         for (; n <= own; n++) {
             w.chosen[n] = n;
         }
         return n;
     }
-    const int first = c.first_candidate(), end = c.end_candidate(own), n_free = c.n_free(own), n_best = n_free - c.n_neighbor;
+    const int first = c.first_candidate(), end = c.end_candidate(own);
+    const int n_free = c.mass > 0.0f ? n_wanted(a, own, best, scores, stride, unread) : c.n_free(own), n_best = n_free - c.n_neighbor;
     std::fill_n(w.taken, own, 0);
     for (; n < n_best; n++) {
         w.chosen[n] = best.order[n];
@@ -233,19 +328,21 @@ int choose(const lctx_select_args & a, int own, const ranking & best, const floa
     return n;
 }
 
-// The segments of one token: packed, or grouped with the near window apart.
-void write_segments(const lctx_select_args & a, int32_t token, int n, const scratch & w, lctx_segment * segs) {
+// The segments of one token: its chunks, seen from their places.
+void write_segments(const lctx_select_args & a, int32_t token, int n, float unread, const scratch & w, lctx_segment * segs) {
     const lctx_chunk_row & at = a.rows[token];
-    const int size = a.chunks.chunk_size, near_row = a.chunks.near_row(at.row);
-    const bool grouped = a.chunks.near_window > 0;
-    std::fill_n(segs, a.chunks.n_segment(), lctx_segment{0, 0, at.angle, at.seq});
-    lctx_segment * near = segs + a.chunks.near_segment();
+    const int size = a.chunks.chunk_size, own = at.row / size;
+    std::fill_n(segs, a.chunks.n_segment(), lctx_segment{0, 0, 0, at.seq});
+    int32_t n_row = 0;
     for (int i = 0; i < n; i++) {
-        const int row0 = w.chosen[i] * size, row1 = std::min(row0 + size, at.row + 1), far1 = std::min(row1, near_row);
-        segs[i] = {row0, std::max(row0, far1), at.angle + (grouped ? LCTX_ANGLE_FAR : n - 1 - i), at.seq};
-        if (row1 > near_row) {
-            *near++ = {std::max(row0, near_row), row1, at.angle + LCTX_ANGLE_EXACT, at.seq};
-        }
+        const int row0 = w.chosen[i] * size;
+        segs[i] = {row0, std::min(row0 + size, at.row + 1), a.chunks.place(own, w.chosen[i], i, n), at.seq};
+        n_row += segs[i].row1 - row0;
+    }
+    if (a.chunks.mass > 0.0f) {
+        lctx_segment & read = segs[a.chunks.n_chunk];
+        read.row0 = read.row1 = n_row;
+        memcpy(&read.angle, &unread, sizeof(unread));
     }
 }
 
@@ -256,7 +353,7 @@ void select_columns(const lctx_select_args & a, const block * blocks, int n, int
     for (int i = 0; i < LCTX_VL; i++) {
         const int own = i < n ? own_chunk(a, blocks[i].first) : 0;
         columns[i] = {w.value + (size_t)i * a.chunks.n_chunk, w.order + (size_t)i * a.chunks.n_chunk, 0};
-        if (own >= a.chunks.n_chunk) {
+        if (!a.chunks.reads_all(own)) {
             end[i] = a.chunks.end_candidate(own);
             columns[i].n = a.chunks.n_free(own);
             ablate(a, a.rows[blocks[i].first].row, choice, own, scores + i, stride);
@@ -264,9 +361,10 @@ void select_columns(const lctx_select_args & a, const block * blocks, int n, int
     }
     rank(scores, stride, a.chunks.first_candidate(), end, columns);
     for (int i = 0; i < n; i++) {
-        const int n_chosen = choose(a, own_chunk(a, blocks[i].first), columns[i], scores + i, stride, w);
+        float unread;
+        const int n_chosen = choose(a, own_chunk(a, blocks[i].first), columns[i], scores + i, stride, w, unread);
         for (int32_t t = blocks[i].first; t < blocks[i].first + blocks[i].n; t++) {
-            write_segments(a, t, n_chosen, w, a.dst + ((size_t)t * a.n_choice + choice) * a.chunks.n_segment());
+            write_segments(a, t, n_chosen, unread, w, a.dst + ((size_t)t * a.n_choice + choice) * a.chunks.n_segment());
         }
     }
 }
@@ -275,10 +373,10 @@ void select_tile(const lctx_select_args & a, const block * blocks, int n, int ch
     int most = 0;  // chunks that need a score
     for (int i = 0; i < n; i++) {
         const int own = own_chunk(a, blocks[i].first);
-        most = std::max(most, own < a.chunks.n_chunk ? 0 : own);
+        most = std::max(most, a.chunks.reads_all(own) ? 0 : own);
     }
     if (most > 0) {
-        score(a, blocks, n, choice, most, w);
+        (a.chunks.mass > 0.0f ? score_shares : score)(a, blocks, n, choice, most, w);
     }
     for (int i = 0; i < n; i += LCTX_VL) {
         select_columns(a, blocks + i, std::min(LCTX_VL, n - i), choice, w.s + i, lctx_round_up(n, LCTX_VL), w);
@@ -296,10 +394,11 @@ void lctx_cpu_select(const ggml_compute_params * params, const lctx_select_args 
     const scratch w(base + params->ith * scratch::size(args), args);
     int64_t job = 0;
     for (int32_t t = 0; t < args.n_tokens;) {
-        // up to MAX_COLUMNS blocks of one sequence
+        // blocks of one sequence; shares take a column for every head
+        const int most = args.chunks.mass > 0.0f ? LCTX_MAX_COLUMNS / heads_per_choice(args) : LCTX_MAX_COLUMNS;
         block blocks[LCTX_MAX_COLUMNS];
         int n = 0;
-        while (n < LCTX_MAX_COLUMNS && t < args.n_tokens && (n == 0 || args.rows[t].seq == args.rows[blocks[0].first].seq)) {
+        while (n < most && t < args.n_tokens && (n == 0 || args.rows[t].seq == args.rows[blocks[0].first].seq)) {
             blocks[n] = {t, 1};
             while (++t < args.n_tokens && same_block(args, t, blocks[n].first)) {
                 blocks[n].n++;

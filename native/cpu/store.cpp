@@ -1,4 +1,4 @@
-// *store*: rotate the keys of the batch to their storage positions, convert, write rows of K and V.
+// *store*: rotate the keys of the batch to their storage positions, transform, convert, write rows of K and V.
 #include "columns.h"
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
@@ -19,13 +19,21 @@ void store_row(const lctx_store_args & args, int32_t token, int32_t head, float 
     if (args.params.staged_only && !lctx_is_staged(args.cache, cell, head, at.seq)) {
         return;
     }
-    lctx_rotate_row(k, tmp, args.head_dim_k, args.angles + (size_t)at.angle * args.n_dims, args.n_dims, args.params.rope_mode);
-    from_k(tmp, lctx_key_row(args.cache, cell, head, at.seq), args.head_dim_k);
-    from_v(v, lctx_value_row(args.cache, cell, head, at.seq), args.head_dim_v);
+    const auto put_key = [&](const float * cs, char * to) {
+        lctx_rotate_row(k, tmp, args.head_dim_k, cs, args.n_dims, args.params.rope_mode);
+        lctx_transform(tmp, args.head_dim_k, args.params.hadamard.k);
+        from_k(tmp, to, args.head_dim_k);
+    };
+    put_key(args.angles + (size_t)at.angle * args.n_dims, lctx_key_row(args.cache, cell, head, at.seq));
     if (args.cache.near.data) {
-        lctx_rotate_row(k, tmp, args.head_dim_k, args.angles + (size_t)at.near_angle * args.n_dims, args.n_dims, args.params.rope_mode);
-        from_k(tmp, lctx_near_row(args.cache, at.row, head, at.seq), args.head_dim_k);
+        put_key(args.angles + (size_t)at.near_angle * args.n_dims, lctx_near_row(args.cache, at.row, head, at.seq));
     }
+    if (args.params.hadamard.v) {
+        memcpy(tmp, v, args.head_dim_v * sizeof(float));
+        lctx_transform(tmp, args.head_dim_v, args.params.hadamard.v);
+        v = tmp;
+    }
+    from_v(v, lctx_value_row(args.cache, cell, head, at.seq), args.head_dim_v);
     if (!cells.all()) {
         cells.held.rows()[cell] = at.row;
         cells.held.scores()[cell] = cells.held.undo()[cell] = lctx_held::first_score(args.params.score);
@@ -33,7 +41,7 @@ void store_row(const lctx_store_args & args, int32_t token, int32_t head, float 
 }
 
 size_t tmp_size(const lctx_store_args & args) {
-    return GGML_PAD(args.head_dim_k * sizeof(float), 64);
+    return GGML_PAD(std::max(args.head_dim_k, args.head_dim_v) * sizeof(float), 64);
 }
 
 }  // namespace

@@ -1,10 +1,11 @@
 // *summarize*: what a query compares itself with to find a chunk; computed when the chunk's last row is stored.
 //
 // attention (LongHeads, eq. 1-2), per query head: O = softmax(Q K^T) V over the chunk without a causal mask, q = mean of the rows of
-// O, c = softmax(q K^T) K. minmax, per KV head: largest and smallest value of every channel of K.
-// Keys are those that were stored, turned to their place in the chunk.
+// O, c = softmax(q K^T) K, of keys as they are stored. Per KV head, of keys turned to their own positions: minmax, largest and smallest
+// value of every channel; moments, its mean and scale^2/2 times its variance.
 #include "columns.h"
 #include "ggml-cpu-impl.h"
+#include "half.h"
 
 namespace {
 
@@ -16,6 +17,7 @@ struct scratch {
     float * queries;
     float * k;        // [chunk_size][head_dim_k]
     float * rotated;  // [head_dim_k]
+    float * summary;  // [2*head_dim_k]
     float * mean;     // [dim_v]
     float * weights;  // [chunk_size]
     int32_t * token;  // [chunk_size] token of the batch that holds a row's query, -1: it is in the ring
@@ -24,7 +26,7 @@ struct scratch {
     static size_t size(const lctx_summarize_args & a) {
         const size_t n_chunk = a.params.chunk_size, dim_v = pad_v(a);
         const size_t n = n_chunk * (LCTX_MAX_COLUMNS + dim_v + a.head_dim_k + 2) + LCTX_MAX_COLUMNS * (dim_v + 3) +
-                         lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) + a.head_dim_k + dim_v;
+                         lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) + 3 * a.head_dim_k + dim_v;
         return GGML_PAD(n * sizeof(float), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_summarize_args & a) {
@@ -39,6 +41,7 @@ struct scratch {
         queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k);
         k = p, p += n_chunk * a.head_dim_k;
         rotated = p, p += a.head_dim_k;
+        summary = p, p += 2 * a.head_dim_k;
         mean = p, p += dim_v;
         weights = p, p += n_chunk;
         token = (int32_t *)p;
@@ -78,15 +81,16 @@ void load_keys(const lctx_summarize_args & a, const chunk & c, int head_kv, cons
     const size_t row_size = a.cache.k_pool.row_size;
     const auto load = [&](int i, const char * src, int n) {
         lctx_unpack_rows(a.cache.k_pool.type, src, row_size, n, a.head_dim_k, w.k + (size_t)i * a.head_dim_k, a.head_dim_k);
+        lctx_transform(w.k + (size_t)i * a.head_dim_k, n * a.head_dim_k, a.params.hadamard.k);
     };
-    if (!a.params.from_near) {
-        each_part(a, lctx_cells(a.cache, head_kv, c.seq).cell(c.first_row),
-                  [&](int i, int32_t cell, int n) { load(i, lctx_key_row(a.cache, cell, head_kv, c.seq), n); });
-        return;
-    }
-    each_part(a, c.first_row, [&](int i, int32_t row, int n) { load(i, lctx_near_row(a.cache, row, head_kv, c.seq), n); });
+    each_part(a, lctx_cells(a.cache, head_kv, c.seq).cell(c.first_row),
+              [&](int i, int32_t cell, int n) { load(i, lctx_key_row(a.cache, cell, head_kv, c.seq), n); });
+}
+
+// From their place in the chunk to their own positions.
+void turn_keys(const lctx_summarize_args & a, const chunk & c, const scratch & w) {
+    const float * cs = a.angles + (size_t)(a.rows[c.last].angle + LCTX_ANGLE_START) * a.n_dims;
     for (int i = 0; i < a.params.chunk_size; i++) {
-        const float * cs = a.angles + (size_t)(a.rows[c.last].angle + LCTX_ANGLE_SHIFT) * a.n_dims;
         turn(a, cs, w.k + (size_t)i * a.head_dim_k, w.rotated);
     }
 }
@@ -114,10 +118,8 @@ float * open_row(const lctx_summarize_args & a, int32_t row, int head, int32_t s
     return (float *)(a.open + row * a.open_stride + head * a.open_head_stride + seq * a.open_seq_stride);
 }
 
-void rotate_query(const lctx_summarize_args & a, int32_t token, int head, float * dst) {
-    const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
-    const float * cs = a.angles + (size_t)(a.rows[token].angle + LCTX_ANGLE_LOCAL) * a.n_dims;
-    lctx_rotate_row(q, dst, a.head_dim_k, cs, a.n_dims, a.params.rope_mode);
+const float * query_row(const lctx_summarize_args & a, int32_t token, int head) {
+    return (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
 }
 
 // mean = mean over the chunk's queries of softmax(q K^T) V
@@ -131,10 +133,7 @@ void mean_output(const lctx_summarize_args & a, const chunk & c, int head, const
         columns.clear();
         for (int i = 0; i < columns.n; i++) {
             const int32_t token = w.token[first + i];
-            if (token >= 0) {
-                rotate_query(a, token, head, w.rotated);
-            }
-            columns.set(i, token >= 0 ? w.rotated : open_row(a, ring + first + i, head, c.seq),
+            columns.set(i, token >= 0 ? query_row(a, token, head) : open_row(a, ring + first + i, head, c.seq),
                         lctx_query_scale(a.params.scale, a.params.softcap));
         }
         std::fill_n(w.m, columns.n_pad, -INFINITY);
@@ -149,6 +148,7 @@ void mean_output(const lctx_summarize_args & a, const chunk & c, int head, const
             }
         }
     }
+    lctx_transform(w.mean, a.head_dim_v, a.params.hadamard.v);
 }
 
 // The mean output lives in the space of V. Where the converter has put the rows of Wk, not of Wv, in the order of rotated pairs,
@@ -161,7 +161,8 @@ void to_key_order(const lctx_summarize_args & a, const float * mean, float * dst
 }
 
 // c = softmax(q K^T) K
-void attention_summary(const lctx_summarize_args & a, const scratch & w, float * c) {
+void attention_summary(const lctx_summarize_args & a, const scratch & w) {
+    float * c = w.summary;
     const int size = a.params.chunk_size;
     to_key_order(a, w.mean, w.rotated);
     float most = -INFINITY, sum = 0.0f;
@@ -186,8 +187,9 @@ void attention_summary(const lctx_summarize_args & a, const scratch & w, float *
     }
 }
 
-void extremes(const lctx_summarize_args & a, const scratch & w, float * dst) {
+void extremes(const lctx_summarize_args & a, const scratch & w) {
     const int dim = a.head_dim_k;
+    float * dst = w.summary;
     memcpy(dst, w.k, dim * sizeof(float));
     memcpy(dst + dim, w.k, dim * sizeof(float));
     for (int i = 1; i < a.params.chunk_size; i++) {
@@ -198,20 +200,57 @@ void extremes(const lctx_summarize_args & a, const scratch & w, float * dst) {
     }
 }
 
+// Two passes: the mean of some channels is far larger than what they differ by.
+void moments(const lctx_summarize_args & a, const scratch & w) {
+    const int dim = a.head_dim_k, size = a.params.chunk_size;
+    float *mean = w.summary, *variance = w.summary + dim;
+    std::fill_n(mean, 2 * dim, 0.0f);
+    for (int i = 0; i < size; i++) {
+        for (int d = 0; d < dim; d++) {
+            mean[d] += w.k[(size_t)i * dim + d] / (float)size;
+        }
+    }
+    const float share = 0.5f * a.params.scale * a.params.scale / (float)size;
+    for (int i = 0; i < size; i++) {
+        for (int d = 0; d < dim; d++) {
+            const float x = w.k[(size_t)i * dim + d] - mean[d];
+            variance[d] += share * x * x;
+        }
+    }
+}
+
+// Bounds stay bounds: maxima (up > 0) are rounded up and minima (up < 0) down; up = 0: to the nearest.
+void put(const float * x, int n, int up, ggml_fp16_t * dst) {
+    for (int i = 0; i < n; i++) {
+        dst[i] = lctx_to_half(x[i], up);
+    }
+}
+
 void summarize(const lctx_summarize_args & a, const chunk & c, int head_kv, const scratch & w) {
+    const int dim = a.head_dim_k;
     const auto summary = [&](int head) {
-        return (float *)(a.summaries + c.index * a.summary_stride + head * a.summary_head_stride + c.seq * a.summary_seq_stride);
+        return (ggml_fp16_t *)(a.summaries + c.index * a.summary_stride + head * a.summary_head_stride + c.seq * a.summary_seq_stride);
     };
     load_keys(a, c, head_kv, w);
-    if (a.params.minmax) {
-        return extremes(a, w, summary(head_kv));
+    switch (a.params.representation) {
+        case LCTX_REPRESENT_MINMAX:
+            turn_keys(a, c, w);
+            extremes(a, w);
+            put(w.summary, dim, 1, summary(head_kv));
+            return put(w.summary + dim, dim, -1, summary(head_kv) + dim);
+        case LCTX_REPRESENT_MOMENTS:
+            turn_keys(a, c, w);
+            moments(a, w);
+            return put(w.summary, 2 * dim, 0, summary(head_kv));
+        case LCTX_REPRESENT_ATTENTION: break;
     }
     load_values(a, c, head_kv, w);
     find_queries(a, c, w);
     const int n_summary = a.n_head / a.n_head_kv;
     for (int head = head_kv * n_summary; head < (head_kv + 1) * n_summary; head++) {
         mean_output(a, c, head, w);
-        attention_summary(a, w, summary(head));
+        attention_summary(a, w);
+        put(w.summary, dim, 0, summary(head));
     }
 }
 
@@ -235,14 +274,14 @@ void lctx_cpu_summarize(const ggml_compute_params * params, const lctx_summarize
             }
         }
     }
-    if (args.params.minmax) {
+    if (args.params.representation != LCTX_REPRESENT_ATTENTION) {
         return;
     }
     ggml_barrier(params->threadpool);  // the queries of a finished chunk may lie where those of an open one go
     for (int64_t i = params->ith; i < (int64_t)args.n_tokens * args.n_head; i += params->nth) {
         const int32_t t = (int32_t)(i / args.n_head), head = (int32_t)(i % args.n_head);
         if (args.rows[t].open >= 0) {
-            rotate_query(args, t, head, open_row(args, args.rows[t].open, head, args.rows[t].seq));
+            memcpy(open_row(args, args.rows[t].open, head, args.rows[t].seq), query_row(args, t, head), args.head_dim_k * sizeof(float));
         }
     }
 }

@@ -21,7 +21,7 @@ struct lctx_tiling {
     int token_block;  // most tokens of a tile
     int n_head_tile;
     int max_column;  // padded to vector width
-    int n_bucket;    // spans: chunks in the pools, then in the near ring; or segments
+    int n_bucket;    // spans: chunks, or segments
     bool by_chunk;
 
     const int32_t * token_start = nullptr;  // first token of every token tile, and the end
@@ -34,7 +34,7 @@ struct lctx_tiling {
             head_block = n_rep;
             token_block = std::min(std::max((int)lctx_ceil_div(a.n_tokens, n_wanted), MIN_TOKENS), most);
             const int n_chunk = (int)lctx_ceil_div((int64_t)a.cache.table.head_stride * LCTX_PAGE_ROWS, a.params.chunk_size);
-            n_bucket = a.cache.near.data ? 2 * n_chunk : n_chunk;
+            n_bucket = n_chunk;
         } else {
             head_block = std::min(n_rep, LCTX_MAX_COLUMNS);
             token_block = LCTX_MAX_COLUMNS / head_block;
@@ -90,8 +90,7 @@ struct lctx_spans {
 };
 
 static inline bool lctx_is_near(const lctx_attend_args & a, int64_t seg) {
-    const int i = (int)(seg % a.n_seg);
-    return a.params.chunk_size > 0 ? a.cache.near.data && i >= a.params.near_from : (a.params.near_mask >> i) & 1;
+    return a.params.near_mask != 0 && (a.params.near_mask >> seg % a.n_seg & 1);
 }
 
 // f(bucket, column, index of the segment). Segments of chunks without rows are left out; those that all heads read stay, so that a span
@@ -106,7 +105,7 @@ static inline void lctx_each_segment(const lctx_attend_args & a, const lctx_tili
             if (t.by_chunk && sg.row0 >= sg.row1) {
                 continue;
             }
-            const int bucket = t.by_chunk ? sg.row0 / a.params.chunk_size + (lctx_is_near(a, i) ? t.n_bucket / 2 : 0) : i;
+            const int bucket = t.by_chunk ? sg.row0 / a.params.chunk_size : i;
             for (int h = 0; h < n_together; h++) {
                 f(bucket, c + h, (int32_t)(first + i));
             }
@@ -164,7 +163,7 @@ struct lctx_span {
     int block_hi(int b) const { return std::min(hi, (b + 1) * LCTX_BLOCK); }
     bool is_partial(int cell, int n_cell) const { return cell < all_lo || cell + n_cell > all_hi; }
 
-    // Rotate the queries of the readers to the positions from which they look. rotated: [head_dim_k].
+    // Rotate the queries of the readers to the positions from which they look, and transform them as keys are. rotated: [head_dim_k].
     void load_queries(const lctx_attend_args & a, const lctx_tile & tile, const lctx_columns & columns, float * rotated) const {
         const float scale = lctx_query_scale(a.params.scale, a.params.softcap);
         columns.clear();
@@ -173,6 +172,7 @@ struct lctx_span {
             const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
             const float * cs = a.angles + (size_t)a.segs[readers[i].seg].angle * a.n_dims;
             lctx_rotate_row(q, rotated, a.head_dim_k, cs, a.n_dims, a.params.rope_mode);
+            lctx_transform(rotated, a.head_dim_k, a.params.hadamard.k);
             columns.set(i, rotated, scale);
         }
     }

@@ -1,6 +1,7 @@
 // *attend* on the tensor cores: a block of threads is a tile of 16 (decode) or more (prefill) columns of one KV head, and a part of what it
 // reads. Rows become f16 in shared memory; the next rows are on their way while these are read. Parts are merged by a second kernel.
 #include "flash.h"
+#include "hadamard.h"
 #include "kernels.h"
 #include "tile.h"
 #include "walk.h"
@@ -56,7 +57,11 @@ struct parts {
 template <typename S>
 __device__ void load_queries(const lctx_attend_args & a, const lctx_cuda_tile & t, const int32_t * angle, uint16_t * to) {
     const float scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale * LCTX_LOG2_E;
-    for (int i = (int)threadIdx.x; i < S::COLUMNS * S::DIM / 2; i += S::THREADS) {
+    for (int c = lctx_warp(); a.params.hadamard.k != 0 && c < t.n_column(); c += S::THREADS / LCTX_WARP) {
+        lctx_put_query<S::DIM>(a, t.token(c), t.head(c), angle[c], scale, to + c * S::STRIDE);
+    }
+    const int n_done = a.params.hadamard.k != 0 ? t.n_column() * S::DIM / 2 : 0;
+    for (int i = n_done + (int)threadIdx.x; i < S::COLUMNS * S::DIM / 2; i += S::THREADS) {
         const int c = i / (S::DIM / 2), d = i % (S::DIM / 2) * 2;
         float x[2] = {};
         if (c < t.n_column() && d < a.head_dim_k) {
@@ -279,7 +284,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     }
 }
 
-// One warp for a (token, head).
+// A block of threads for a (token, head).
 __global__ void merge(const lctx_attend_args a, const parts part) {
     const int token = (int)blockIdx.x / a.n_head, head = (int)blockIdx.x % a.n_head;
     float m = -INFINITY, l = 0.0f;
@@ -302,6 +307,15 @@ __global__ void merge(const lctx_attend_args a, const parts part) {
     if (threadIdx.x == 0 && a.lse) {
         a.lse[at] = l > 0.0f ? m * LCTX_LN_2 + logf(l) : -INFINITY;
     }
+    __syncthreads();
+    if (a.params.hadamard.v != 0 && lctx_warp() == 0) {
+        lctx_transform_row(a.dst + at * a.head_dim_v, a.head_dim_v, a.params.hadamard.v);
+    }
+}
+
+// The output of values that were transformed, where there is nothing to merge. One warp for a (token, head).
+__global__ void transform_back(const lctx_attend_args a) {
+    lctx_transform_row(a.dst + (size_t)blockIdx.x * a.head_dim_v, a.head_dim_v, a.params.hadamard.v);
 }
 
 bool has_few_columns(const lctx_attend_args & a) {
@@ -321,6 +335,8 @@ template <typename S, bool F16> void launch(const lctx_cuda_queue & queue, const
     lctx_launch(attend<S, F16>, grid, S::THREADS, st.template n_shared<S>(), queue.stream, a, st, part);
     if (part.n_split > 1) {
         lctx_launch(merge, dim3(a.n_tokens * a.n_head), 64, 0, queue.stream, a, part);
+    } else if (a.params.hadamard.v != 0) {
+        lctx_launch(transform_back, dim3(a.n_tokens * a.n_head), LCTX_WARP, 0, queue.stream, a);
     }
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../ops/cache.h"
-#include "rows.h"
+#include "hadamard.h"
 
 // The chunk whose last row is stored by token `last`: all its rows are held.
 struct lctx_completed {
@@ -24,7 +24,7 @@ struct lctx_completed {
 // Element d of a stored key.
 static __device__ inline float lctx_key_element(const lctx_summarize_args & a, const char * row, int d) {
     float x[8], picked = 0.0f;
-    lctx_load_8(a.cache.k_pool.type, row, d / 8 * 8, x);
+    lctx_load_8(a.cache.k_pool.type, row, d / 8 * 8, a.params.hadamard.k, x);
     for (int i = 0; i < 8; i++) {
         picked = d % 8 == i ? x[i] : picked;
     }
@@ -33,7 +33,7 @@ static __device__ inline float lctx_key_element(const lctx_summarize_args & a, c
 
 // Turn elements [d, d + 8) of a stored key by a pure rotation.
 static __device__ inline void lctx_turn(const lctx_summarize_args & a, const lctx_completed & c, const char * row, int d, float (&x)[8]) {
-    const auto octet = [&](int e, float(&y)[8]) { lctx_load_8(a.cache.k_pool.type, row, e, y); };
+    const auto octet = [&](int e, float(&y)[8]) { lctx_load_8(a.cache.k_pool.type, row, e, a.params.hadamard.k, y); };
     lctx_rotate_8(x, d, c.cs, a.n_dims, a.params.rope_mode, octet, [&](int e) { return lctx_key_element(a, row, e); });
     for (int i = 0; i < 8; i++) {
         x[i] *= d + i < a.n_dims ? c.inverse : 1.0f;
@@ -44,14 +44,14 @@ static __device__ inline void lctx_turn(const lctx_summarize_args & a, const lct
 static __device__ inline void lctx_key_8(const lctx_summarize_args & a, const lctx_completed & c, int i, int d, float (&x)[8]) {
     const char * row =
         c.cs ? lctx_near_row(a.cache, c.first_row + i, c.head_kv, c.seq) : lctx_key_row(a.cache, c.cell + i, c.head_kv, c.seq);
-    lctx_load_8(a.cache.k_pool.type, row, d, x);
+    lctx_load_8(a.cache.k_pool.type, row, d, a.params.hadamard.k, x);
     if (c.cs) {
         lctx_turn(a, c, row, d, x);
     }
 }
 
 static __device__ inline void lctx_value_8(const lctx_summarize_args & a, const lctx_completed & c, int i, int d, float (&x)[8]) {
-    lctx_load_8(a.cache.v_pool.type, lctx_value_row(a.cache, c.cell + i, c.head_kv, c.seq), d, x);
+    lctx_load_8(a.cache.v_pool.type, lctx_value_row(a.cache, c.cell + i, c.head_kv, c.seq), d, a.params.hadamard.v, x);
 }
 
 static __device__ inline float * lctx_summary_row(const lctx_summarize_args & a, const lctx_completed & c, int head) {

@@ -20,6 +20,16 @@ static __device__ __forceinline__ int lctx_warp() {
     return (int)threadIdx.x / LCTX_WARP;
 }
 
+// Unrolled: what is indexed lives in registers.
+template <int N, typename F> static __device__ __forceinline__ void lctx_unrolled(F && f) {
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+    for (int i = 0; i < N; i++) {
+        f(i);
+    }
+}
+
 // Over `n` neighbouring lanes, a power of two; every lane gets the result.
 static __device__ __forceinline__ float lctx_warp_max(float x, int n = LCTX_WARP) {
     for (int step = n / 2; step > 0; step /= 2) {

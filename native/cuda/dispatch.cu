@@ -1,6 +1,7 @@
 #include "dispatch.h"
 
 #include "../ops/nodes.h"
+#include "hadamard.h"
 
 // head_dim of the tensor-core kernels: whole vectors, at most what the registers of a warp hold.
 static bool fits(int64_t head_dim) {
@@ -16,7 +17,11 @@ const char * lctx_cuda_refusal(const ggml_tensor * node) {
         }
         case LCTX_OP_SUMMARIZE:
         case LCTX_OP_SELECT:    return node->src[0]->ne[0] % 8 == 0 ? nullptr : "head_dim must be a multiple of 8";
-        default:                return nullptr;
+        case LCTX_OP_STORE:     {
+            const lctx_hadamard h = lctx_store_args_of(node).params.hadamard;
+            return lctx_max(h.k, h.v) <= LCTX_MOST_BLOCK ? nullptr : "channels that are transformed together must be 256 at most";
+        }
+        default: return nullptr;
     }
 }
 

@@ -9,16 +9,6 @@
 // Scores are base 2.
 constexpr float LCTX_LOG2_E = 1.44269504f, LCTX_LN_2 = 0.69314718f;
 
-// Unrolled: what is indexed lives in registers.
-template <int N, typename F> static __device__ __forceinline__ void lctx_unrolled(F && f) {
-#ifdef __CUDACC__
-#pragma unroll
-#endif
-    for (int i = 0; i < N; i++) {
-        f(i);
-    }
-}
-
 // DIM: of a tile's rows, padded; ROWS: those of this warp.
 template <int DIM, int ROWS> struct lctx_cuda_flash {
     static constexpr int STRIDE = DIM + 8;

@@ -1,5 +1,6 @@
-// *store*: rotate the keys of the batch to their storage positions, convert, write rows of K and V.
+// *store*: rotate the keys of the batch to their storage positions, transform, convert, write rows of K and V.
 #include "../ops/cache.h"
+#include "hadamard.h"
 #include "kernels.h"
 #include "rows.h"
 
@@ -84,20 +85,31 @@ __device__ void put_32(ggml_type type, char * row, int first, int dim, float x) 
     }
 }
 
-__device__ void put_key(const lctx_store_args & a, const float * k, int32_t angle, char * row) {
-    const float * cs = a.angles + (size_t)angle * a.n_dims;
-    for (int first = 0; first < a.head_dim_k; first += LCTX_WARP) {
+// A row whose elements element(d) gives, transformed in blocks; 0: as it is.
+template <typename F> __device__ void put_row(const lctx_pool_args & pool, char * row, int dim, int block, F && element) {
+    __shared__ float rows[WARPS][LCTX_MOST_BLOCK];
+    float * transformed = rows[lctx_warp()];  // each lane has every 32nd element to itself
+    for (int first = 0; first < dim; first += LCTX_WARP) {
         const int d = first + lctx_lane();
-        const float x = d < a.head_dim_k ? lctx_rotated(k, d, cs, a.n_dims, a.params.rope_mode) : 0.0f;
-        put_32(a.cache.k_pool.type, row, first, a.head_dim_k, x);
+        if (block != 0 && first % block == 0) {
+            for (int i = lctx_lane(); i < block; i += LCTX_WARP) {
+                transformed[i] = element(first + i);
+            }
+            lctx_transform_row(transformed, block, block);
+        }
+        const float x = block != 0 ? transformed[d % block] : d < dim ? element(d) : 0.0f;
+        put_32(pool.type, row, first, dim, x);
     }
 }
 
+__device__ void put_key(const lctx_store_args & a, const float * k, int32_t angle, char * row) {
+    const float * cs = a.angles + (size_t)angle * a.n_dims;
+    put_row(a.cache.k_pool, row, a.head_dim_k, a.params.hadamard.k,
+            [&](int d) { return lctx_rotated(k, d, cs, a.n_dims, a.params.rope_mode); });
+}
+
 __device__ void put_value(const lctx_store_args & a, const float * v, char * row) {
-    for (int first = 0; first < a.head_dim_v; first += LCTX_WARP) {
-        const int d = first + lctx_lane();
-        put_32(a.cache.v_pool.type, row, first, a.head_dim_v, d < a.head_dim_v ? v[d] : 0.0f);
-    }
+    put_row(a.cache.v_pool, row, a.head_dim_v, a.params.hadamard.v, [&](int d) { return v[d]; });
 }
 
 // A warp per token, KV head and part.

@@ -3,6 +3,7 @@
 // A block of threads takes pages of one KV head, so that a row's score has one writer, and goes over the tokens of their sequence in order,
 // so that a sum does not depend on how they were cut. Scores are computed as in *attend*, for the rows of the page whose fate is open.
 #include "flash.h"
+#include "hadamard.h"
 #include "kernels.h"
 #include "tile.h"
 #include "voters.h"
@@ -112,12 +113,17 @@ __global__ void span_lists(const lctx_attend_args a, prepared made) {
     }
 }
 
-// Dimensions d and d + 1 of a query that looks from `angle`; base 2 without softcap, as in *attend*.
+// Of queries: scores are base 2 without softcap, as in *attend*.
+__device__ float query_scale(const lctx_attend_args & a) {
+    return a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale * LCTX_LOG2_E;
+}
+
+// Dimensions d and d + 1 of a query that looks from `angle`.
 __device__ uint32_t turned(const lctx_attend_args & a, int token, int head, int32_t angle, int d) {
     if (d >= a.head_dim_k) {
         return 0;
     }
-    const float scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale * LCTX_LOG2_E;
+    const float scale = query_scale(a);
     const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
     const float * cs = a.angles + (size_t)angle * a.n_dims;
     return lctx_pack_limited(scale * lctx_rotated(q, d, cs, a.n_dims, a.params.rope_mode),
@@ -131,7 +137,10 @@ template <typename S> __global__ void turn_queries(const lctx_attend_args a, pre
     if (segment.row0 >= segment.row1) {
         return;
     }
-    for (int i = (int)threadIdx.x; i < a.n_head * S::DIM / 2; i += S::THREADS) {
+    for (int head = lctx_warp(); a.params.hadamard.k != 0 && head < a.n_head; head += S::THREADS / LCTX_WARP) {
+        lctx_put_query<S::DIM>(a, token, head, segment.angle, query_scale(a), made.query<S>(a, seg, token, head));
+    }
+    for (int i = (int)threadIdx.x; a.params.hadamard.k == 0 && i < a.n_head * S::DIM / 2; i += S::THREADS) {
         const int head = i / (S::DIM / 2), d = i % (S::DIM / 2) * 2;
         *(uint32_t *)(made.query<S>(a, seg, token, head) + d) = turned(a, token, head, segment.angle, d);
     }
@@ -157,14 +166,21 @@ __device__ part part_of(const lctx_segment * segs, int first, int end, int32_t l
     return p;
 }
 
-// Columns [first, first + COLUMNS) of n_column: their queries and their ballots. Neighbouring threads share a column.
-template <typename S> __device__ void load_columns(const lctx_vote_args & v, const prepared & made, const lists & l, int list0, int first,
-                                                   int n_column, memory<S> & m, ballot * ballots) {
+// The query of a column that is still to be made.
+struct wanted {
+    int token = -1, head = 0;  // token -1: none
+    int32_t angle = 0;
+};
+
+// The query of the column that a thread shares with its neighbours, and its ballot. Queries that are transformed are left to the warp.
+template <typename S> __device__ wanted load_column(const lctx_vote_args & v, const prepared & made, const lists & l, int list0, int first,
+                                                    int n_column, memory<S> & m, ballot * ballots) {
     constexpr int SHARE = S::THREADS / S::COLUMNS;
     const lctx_attend_args & a = v.attend;
     const int c = (int)threadIdx.x / SHARE, mine = (int)threadIdx.x % SHARE;
+    const bool is_left = a.params.hadamard.k != 0 && !made.queries;
     if (first + c >= n_column) {
-        return;
+        return {};
     }
     int at = 0;  // the last list that begins here or before
     for (int step = S::THREADS / 2; step > 0; step /= 2) {
@@ -179,7 +195,7 @@ template <typename S> __device__ void load_columns(const lctx_vote_args & v, con
         for (int d = 8 * mine; d < S::DIM; d += 8 * SHARE) {
             *(uint4 *)(q + d) = *(const uint4 *)(from + d);
         }
-    } else {
+    } else if (!is_left) {
         for (int d = 2 * mine; d < S::DIM; d += 2 * SHARE) {
             *(uint32_t *)(q + d) = turned(a, token, head, segment.angle, d);
         }
@@ -191,6 +207,22 @@ template <typename S> __device__ void load_columns(const lctx_vote_args & v, con
             ln_t = made.spans ? made.spans[(l.of(list) - a.segs) / a.n_seg] : logf((float)span_of(l.of(list), a.n_seg));
         }
         ballots[c] = {segment.row0, segment.row1, v.voters[token].row, LCTX_LOG2_E * (lse - ln_t)};
+    }
+    return is_left ? wanted{token, head, segment.angle} : wanted{};
+}
+
+// Columns [first, first + COLUMNS) of n_column: their queries and their ballots.
+template <typename S> __device__ void load_columns(const lctx_vote_args & v, const prepared & made, const lists & l, int list0, int first,
+                                                   int n_column, memory<S> & m, ballot * ballots) {
+    constexpr int SHARE = S::THREADS / S::COLUMNS;
+    const wanted mine = load_column(v, made, l, list0, first, n_column, m, ballots);
+    for (int lane = 0; v.attend.params.hadamard.k != 0 && lane < LCTX_WARP; lane += SHARE) {  // the columns of this warp
+        const int token = lctx_shuffle(mine.token, lane), head = lctx_shuffle(mine.head, lane);
+        const int32_t angle = lctx_shuffle(mine.angle, lane);
+        if (token >= 0) {
+            uint16_t * to = m.q + (lctx_warp() * LCTX_WARP + lane) / SHARE * S::STRIDE;
+            lctx_put_query<S::DIM>(v.attend, token, head, angle, query_scale(v.attend), to);
+        }
     }
 }
 

@@ -10,16 +10,17 @@ ggml_tensor * choose_chunks(ggml_context * ctx, const lctx_chunks & chunks, cons
     params.scale = attend.scale;
     params.softcap = attend.softcap;
     params.chunk_size = chunks.chunk_size;
-    params.minmax = chunks.minmax;
-    params.from_near = layer.near != nullptr;
+    params.representation = chunks.representation;
     params.key_pairs = key_pairs;
+    params.hadamard = attend.hadamard;
     ggml_tensor * summaries = layer.summaries;
     if (in.k) {
-        summaries = lctx_summarize(ctx, in.q, chain.links.back().node, layer.v_pool, layer.table, in.chunk_rows, in.angles, layer.near,
+        summaries = lctx_summarize(ctx, in.q_local, chain.links.back().node, layer.v_pool, layer.table, in.chunk_rows, in.angles,
                                    layer.held, layer.summaries, layer.open, params);
         chain.links.push_back({"lctx_summarize", summaries});
     }
-    ggml_tensor * segs = lctx_select(ctx, in.q, summaries, in.chunk_rows, layer.table->ne[1], chunks);
+    ggml_tensor * segs =
+        lctx_select(ctx, chunks.by_attention() ? in.q : in.q_exact, summaries, in.chunk_rows, layer.table->ne[1], chunks, attend.scale);
     chain.links.push_back({LCTX_SELECT_NAME, segs});
     return segs;
 }
@@ -46,6 +47,10 @@ lctx_chain sample(ggml_context * ctx, const llama_model & model, const lctx_kv_c
     in.voters = tensor(GGML_TYPE_I32, 4, 1, 1);
     in.segs = tensor(GGML_TYPE_I32, 4, method.n_segment(), 1);
     in.angles = lctx_angles(ctx, tensor(GGML_TYPE_I32, method.n_angle(), 1, 1), nullptr, rope);
+    if (method.chunks()) {
+        in.places = lctx_angles(ctx, tensor(GGML_TYPE_I32, method.n_place(), 1, 1), nullptr, rope);
+        in.q_local = in.q_exact = in.q;
+    }
     lctx_chain chain = lctx_chain_layer(ctx, method, layer, in, params, false);
     chain.links.push_back({"lctx_angles", in.angles});
     if (const lctx_retain * retain = method.retain()) {
@@ -66,11 +71,12 @@ ggml_tensor * store(ggml_context * ctx, const lctx_method & method, const lctx_l
                     int32_t rope_mode, lctx_chain & chain) {
     const lctx_retain * retain = method.retain();
     if (layer.staging) {  // before anything else that reads the pools
-        chain.links.push_back({"lctx_store_staged", lctx_store(ctx, in.k, in.v, layer.k_staged, layer.v_staged, layer.staging_table,
-                                                               in.rows, in.angles, nullptr, nullptr, rope_mode, LCTX_SCORE_LAST, true)});
+        chain.links.push_back(
+            {"lctx_store_staged", lctx_store(ctx, in.k, in.v, layer.k_staged, layer.v_staged, layer.staging_table, in.rows, in.angles,
+                                             nullptr, nullptr, rope_mode, LCTX_SCORE_LAST, layer.hadamard, true)});
     }
     ggml_tensor * stored = lctx_store(ctx, in.k, in.v, layer.k_pool, layer.v_pool, layer.table, in.rows, in.angles, layer.near, layer.held,
-                                      rope_mode, retain ? retain->score : LCTX_SCORE_LAST);
+                                      rope_mode, retain ? retain->score : LCTX_SCORE_LAST, layer.hadamard);
     chain.links.push_back({"lctx_store", stored});
     return stored;
 }
@@ -97,12 +103,13 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
                             lctx_attend_params params, bool key_pairs) {
     lctx_chain chain = {};
     const lctx_retain * retain = in.k ? method.retain() : nullptr;
+    params.hadamard = layer.hadamard;
     ggml_tensor * stored = in.k ? store(ctx, method, layer, in, params.rope_mode, chain) : layer.k_pool;
     ggml_tensor * segs = in.segs;
-    if (const lctx_chunks * chunks = method.chunks()) {
+    const lctx_chunks * chunks = method.chunks();
+    if (chunks) {
         segs = choose_chunks(ctx, *chunks, layer, in, chain, params, key_pairs);
         params.chunk_size = chunks->chunk_size;
-        params.near_from = chunks->near_segment();
     }
     params.near_mask = method.near_mask();
     params.lse = retain || in.sinks;
@@ -112,8 +119,8 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
             lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_staged, layer.v_staged, layer.staging, layer.staging_table);
         chain.links.push_back({"lctx_fetch", table});
     }
-    ggml_tensor * attended = lctx_attend(ctx, in.q, stored, layer.v_pool, table, segs, in.angles, layer.near, layer.held, params,
-                                         layer.k_staged, layer.v_staged);
+    ggml_tensor * attended = lctx_attend(ctx, chunks ? in.q_local : in.q, stored, layer.v_pool, table, segs, chunks ? in.places : in.angles,
+                                         layer.near, layer.held, params, layer.k_staged, layer.v_staged);
     chain.links.push_back({"lctx_attend", attended});
     const int64_t n_out = layer.v_pool->ne[0] * in.q->ne[1];
     chain.out = ggml_view_2d(ctx, attended, n_out, in.q->ne[2], n_out * sizeof(float), 0);  // the LSE follows

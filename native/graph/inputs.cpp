@@ -110,6 +110,9 @@ lctx_inputs::lctx_inputs(const llm_graph_context & graph, const lctx_kv_cache & 
     rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_rows");
     if (method.chunks()) {
         chunk_rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_chunk_rows");
+        local_pos = new_input(graph.ctx0, graph.n_tokens, 1, 1, "lctx_local_pos");
+        exact_pos = method.chunks()->by_attention() ? nullptr : new_input(graph.ctx0, graph.n_tokens, 1, 1, "lctx_exact_pos");
+        place_pos = new_input(graph.ctx0, method.n_place(), 1, 1, "lctx_place_pos");
     } else {
         segs = new_input(graph.ctx0, 4, method.n_segment(), graph.n_tokens, "lctx_segs");
     }
@@ -141,7 +144,7 @@ void lctx_inputs::set(const llama_ubatch & ubatch) {
         set_chunk_rows(ubatch);
     }
     for (const table & t : tables_) {
-        if (t.factors) {
+        if (!t.still.empty()) {
             put(cache, t.factors, t.still.data());
         }
     }
@@ -163,32 +166,49 @@ void lctx_inputs::set_segments(const llama_ubatch & ubatch) {
 }
 
 void lctx_inputs::set_chunk_rows(const llama_ubatch & ubatch) {
-    const int32_t n_angle = cache.method().n_angle();
+    const lctx_method & method = cache.method();
+    const int32_t n_angle = method.n_angle(), size = method.chunks()->chunk_size;
     std::vector<lctx_chunk_row> row(ubatch.n_tokens);
+    std::vector<int32_t> local(ubatch.n_tokens);
+    int32_t last = 0;
     for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
         row[i] = {ubatch.pos[i], ubatch.seq_id[i][0], cache.open_rows()[i], (int32_t)i * n_angle};
+        local[i] = ubatch.pos[i] % size;
+        last = std::max(last, ubatch.pos[i] / size);
+    }
+    std::vector<int32_t> place(method.n_place(), LCTX_NO_POSITION);  // no chunk is farther away than the first
+    for (int32_t i = 0; i <= std::min(last, method.n_place() - 1); i++) {
+        place[i] = i * size;
     }
     put(cache, chunk_rows, row.data());
+    put(cache, local_pos, local.data());
+    put(cache, place_pos, place.data());
+    if (exact_pos) {
+        put(cache, exact_pos, ubatch.pos);
+    }
 }
 
-ggml_tensor * lctx_inputs::angles(const llm_graph_context & graph, const lctx_peeled & peeled, int il) {
+const lctx_inputs::table & lctx_inputs::tables(const llm_graph_context & graph, const lctx_peeled & peeled, int il) {
     const lctx_kv_store & store = cache.store(il);
     for (const table & t : tables_) {
         if (t.store == &store && lctx_same_rope(t.peeled, peeled)) {
-            return t.angles;
+            return t;
         }
     }
-    std::vector<float> still = lctx_still_factors(peeled);
-    ggml_tensor * factors = nullptr;
-    if (!still.empty()) {
-        factors = ggml_new_tensor_1d(graph.ctx0, GGML_TYPE_F32, peeled.rope.n_dims / 2);
-        ggml_set_input(factors);
-        ggml_set_name(factors, "lctx_still");
+    tables_.push_back({peeled, &store, lctx_still_factors(peeled), peeled.freq_factors, nullptr, nullptr});
+    table & t = tables_.back();
+    if (!t.still.empty()) {
+        t.factors = ggml_new_tensor_1d(graph.ctx0, GGML_TYPE_F32, peeled.rope.n_dims / 2);
+        ggml_set_input(t.factors);
+        ggml_set_name(t.factors, "lctx_still");
     }
-    ggml_tensor * angles = lctx_angles(graph.ctx0, pos, factors ? factors : peeled.freq_factors, peeled.rope);
-    lctx_add(graph, store, angles, "lctx_angles", -1);
-    tables_.push_back({peeled, &store, angles, std::move(still), factors});
-    return angles;
+    t.angles = lctx_angles(graph.ctx0, pos, t.factors, peeled.rope);
+    lctx_add(graph, store, t.angles, "lctx_angles", -1);
+    if (place_pos) {
+        t.places = lctx_angles(graph.ctx0, place_pos, t.factors, lctx_pure_rope(peeled.rope));
+        lctx_add(graph, store, t.places, "lctx_places", -1);
+    }
+    return t;
 }
 
 llm_graph_input_attn_kv * lctx_build_attn_inp(const llm_graph_context & graph) {

@@ -5,6 +5,7 @@
 #include "llama-graph.h"
 #include "rope.h"
 
+#include <deque>
 #include <map>
 #include <vector>
 
@@ -17,8 +18,18 @@ class lctx_inputs {
     void set(const llama_ubatch & ubatch);
     bool can_reuse(const llama_ubatch & ubatch) const { return rows->ne[1] == ubatch.n_tokens; }
 
-    // The angle table for this RoPE; made once per device and shared by the layers that rotate alike.
-    ggml_tensor * angles(const llm_graph_context & graph, const lctx_peeled & peeled, int il);
+    // What layers that rotate alike share on a device.
+    struct table {
+        lctx_peeled peeled;
+        const lctx_kv_store * store;
+        std::vector<float> still;  // frequency factors that the host writes to `factors`; empty: it is the model's, or nullptr
+        ggml_tensor * factors;     // F32 [n_dims/2]
+        ggml_tensor * angles;      // F32 [n_dims, n_angle * n_tokens]
+        ggml_tensor * places;      // F32 [n_dims, n_place], or nullptr
+    };
+
+    // The tables of a layer; made once.
+    const table & tables(const llm_graph_context & graph, const lctx_peeled & peeled, int il);
 
     const lctx_kv_cache & cache;
     std::map<int32_t, lctx_peeled> keys;  // how the layers that have stored in this graph rotate
@@ -28,20 +39,16 @@ class lctx_inputs {
     ggml_tensor * chunk_rows = nullptr;  // I32 [4, n_tokens]           lctx_chunk_row
     ggml_tensor * voters = nullptr;      // I32 [4, n_tokens]           lctx_voter, when heads evict
     ggml_tensor * pos;                   // I32 [n_angle * n_tokens]
+    // where heads choose for themselves
+    ggml_tensor * local_pos = nullptr;  // I32 [n_tokens]   a token's place in its chunk
+    ggml_tensor * exact_pos = nullptr;  // I32 [n_tokens]   and in the sequence; nullptr by attention
+    ggml_tensor * place_pos = nullptr;  // I32 [n_place]
 
   private:
-    struct table {
-        lctx_peeled peeled;
-        const lctx_kv_store * store;
-        ggml_tensor * angles;
-        std::vector<float> still;  // frequency factors that the host writes to `factors`; empty: none
-        ggml_tensor * factors;     // F32 [n_dims/2], or nullptr
-    };
-
     void set_segments(const llama_ubatch & ubatch);
     void set_chunk_rows(const llama_ubatch & ubatch);
 
-    std::vector<table> tables_;
+    std::deque<table> tables_;
 };
 
 // How build_attn finds them in whatever input a model's graph hands it.

@@ -3,6 +3,7 @@
 #include "../methods/method.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <set>
@@ -130,6 +131,17 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
 bool lctx_same_rope(const lctx_peeled & a, const lctx_peeled & b) {
     return a.moved == b.moved && a.pos == b.pos && same_factors(a.freq_factors, b.freq_factors) && a.sections == b.sections &&
            a.interleaved == b.interleaved && memcmp(&a.rope, &b.rope, sizeof(a.rope)) == 0;
+}
+
+lctx_rope lctx_pure_rope(const lctx_rope & rope) {
+    lctx_rope pure = rope;
+    pure.attn_factor = rope.ext_factor != 0.0f ? 1.0f / (1.0f + 0.1f * logf(1.0f / rope.freq_scale)) : 1.0f;
+    return pure;
+}
+
+ggml_tensor * lctx_rotated(ggml_context * ctx, ggml_tensor * x, ggml_tensor * pos, ggml_tensor * freq_factors, const lctx_rope & rope) {
+    return ggml_rope_ext(ctx, x, pos, freq_factors, rope.n_dims, rope.mode, rope.n_ctx_orig, rope.freq_base, rope.freq_scale,
+                         rope.ext_factor, rope.attn_factor, rope.beta_fast, rope.beta_slow);
 }
 
 // Text has the token's position in the first three sections and 0 in the fourth. Interleaved, section s is the pairs that leave s when

@@ -76,7 +76,7 @@ reading reader::by(int32_t head_kv) {
         const int64_t head = (int64_t)head_kv * n_rep + i % n_rep, choice = head * n_choice / l.a.n_head;
         for (int64_t s = 0; s < n_seg; s++) {
             const range cells = cells_of(head_kv, segs[(i / n_rep * n_choice + choice) * n_seg + s]);
-            const bool near = params.chunk_size > 0 ? l.near && s >= params.near_from : (params.near_mask >> s) & 1;
+            const bool near = params.near_mask != 0 && (params.near_mask >> s & 1);
             (near ? r.near : r.far).push_back(cells);
             r.n_pair += cells.hi - cells.lo;
         }
@@ -97,8 +97,8 @@ lctx_cost lctx_summarize_cost(const lctx_op_ubatch & u) {
     const lctx_op_args & a = u.layer.a;
     const lctx_chunks & c = *u.layer.method.chunks();
     const double size = c.chunk_size, n_chunk = (u.first + u.n) / c.chunk_size - u.first / c.chunk_size;
-    const double summary_bytes = n_chunk * (double)u.layer.summaries->ne[2] * (double)u.layer.summaries->ne[0] * sizeof(float);
-    if (c.minmax) {
+    const double summary_bytes = n_chunk * (double)u.layer.summaries->ne[2] * (double)u.layer.summaries->ne[0] * sizeof(ggml_fp16_t);
+    if (!c.by_attention()) {
         return {n_chunk * size * a.n_head_kv * key_size(a) + summary_bytes, 2.0 * n_chunk * size * a.n_head_kv * a.head_dim_k};
     }
     const double queries = (double)u.n * a.n_head * a.head_dim_k * sizeof(float);
@@ -110,12 +110,12 @@ lctx_cost lctx_select_cost(const lctx_op_ubatch & u) {
     const lctx_op_args & a = u.layer.a;
     const lctx_chunks & c = *u.layer.method.chunks();
     const int32_t own = (u.first + u.n - 1) / c.chunk_size;
-    if (own < c.n_chunk) {
+    if (c.reads_all(own)) {
         return {0.0, 0.0};  // everything is read
     }
     const double n = c.end_candidate(own) - c.first_candidate(), summary_dim = (double)u.layer.summaries->ne[0];
-    const double n_product = c.minmax ? (double)u.segs()->ne[2] : a.n_head;
-    return {n * summary_dim * (double)u.layer.summaries->ne[2] * sizeof(float), 2.0 * n * summary_dim * n_product * u.n};
+    const double n_product = c.by_attention() ? a.n_head : (double)u.segs()->ne[2];
+    return {n * summary_dim * (double)u.layer.summaries->ne[2] * sizeof(ggml_fp16_t), 2.0 * n * summary_dim * n_product * u.n};
 }
 
 lctx_cost lctx_attend_cost(const lctx_op_ubatch & u) {

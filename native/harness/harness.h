@@ -57,7 +57,9 @@ typedef struct lctx_op_args {
     double * times;              // result: [n_repeat] microseconds of every attend node, or NULL
     const char * device;         // where the graph runs: name of a ggml device ("CUDA0"), NULL: the CPU
     int32_t n_layer;             // flash and step: a graph of this many equal layers is timed, divided by their number; 0: one
-    uint64_t scratch_bytes;      // result of flash and step: memory of the device beside the tensors; 0 on the CPU
+    int32_t hadamard_k;          // channels that are transformed together (ops/hadamard.h), 0: none, -1: as a context stores these types
+    int32_t hadamard_v;
+    uint64_t scratch_bytes;  // result of flash and step: memory of the device beside the tensors; 0 on the CPU
 } lctx_op_args;
 
 int32_t lctx_op_run(lctx_op_args * args, char * err, size_t err_size);

@@ -1,5 +1,7 @@
 #include "layer.h"
 
+#include "../graph/rope.h"
+
 namespace {
 
 // The queries of the ubatch's last chunk are kept, in the half of the ring that its number gives.
@@ -12,8 +14,8 @@ int32_t open_row(const lctx_chunks & c, const lctx_op_ubatch & u, int32_t row) {
 
 void lctx_check_method(const lctx_op_args & a, const lctx_method & method) {
     const lctx_chunks * c = method.chunks();
-    lctx_require(!c || c->minmax || a.head_dim_k == a.head_dim_v,
-                 "representation=attention needs head_dim_v equal to head_dim_k; use representation=minmax");
+    lctx_require(!c || !c->by_attention() || a.head_dim_k == a.head_dim_v,
+                 "representation=attention needs head_dim_v equal to head_dim_k; use representation=minmax or moments");
 }
 
 lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method, int32_t n_ubatch, const lctx_backend & backend)
@@ -24,6 +26,7 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
     k_pool = g.tensor((ggml_type)a.type_k, a.head_dim_k, n_pool);
     v_pool = g.tensor((ggml_type)a.type_v, a.head_dim_v, n_pool);
     table = g.tensor(GGML_TYPE_I32, n_block, a.n_head_kv);
+    hadamard = lctx_hadamard_of(a);
     if (a.freq_factors) {
         factors = g.tensor(GGML_TYPE_F32, a.rope_dims / 2);
     }
@@ -34,9 +37,9 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
         held = g.tensor(GGML_TYPE_I32, lctx_held::size(a.n_rows), a.n_head_kv);
     }
     if (c) {
-        summaries = g.tensor(GGML_TYPE_F32, c->summary_dim(a.head_dim_k), std::max(1, a.n_rows / c->chunk_size),
-                             c->minmax ? a.n_head_kv : a.n_head);
-        open = c->minmax ? nullptr : g.tensor(GGML_TYPE_F32, a.head_dim_k, 2 * c->chunk_size, a.n_head);
+        summaries = g.tensor(GGML_TYPE_F16, c->summary_dim(a.head_dim_k), std::max(1, a.n_rows / c->chunk_size),
+                             c->by_attention() ? a.n_head : a.n_head_kv);
+        open = !c->by_attention() ? nullptr : g.tensor(GGML_TYPE_F32, a.head_dim_k, 2 * c->chunk_size, a.n_head);
     }
     g.allocate();
     lctx_poison({k_pool, v_pool, near, summaries, open, held});
@@ -70,7 +73,7 @@ void lctx_held_copy::write_back() const {
 }
 
 lctx_op_ubatch::lctx_op_ubatch(const lctx_op_layer & layer, int32_t first, int32_t n)
-    : layer(layer), first(first), n(n), g(layer.g.backend, 48), pos(), due(), in() {
+    : layer(layer), first(first), n(n), g(layer.g.backend, 48), pos(), due(), local_pos(), exact_pos(), place_pos(), in() {
     add_inputs();
     add_nodes();
     g.allocate();
@@ -86,6 +89,9 @@ void lctx_op_ubatch::add_inputs() {
     in.rows = g.tensor(GGML_TYPE_I32, 4, n);
     if (method.chunks()) {
         in.chunk_rows = g.tensor(GGML_TYPE_I32, 4, n);
+        local_pos = g.tensor(GGML_TYPE_I32, n);
+        exact_pos = g.tensor(GGML_TYPE_I32, n);
+        place_pos = g.tensor(GGML_TYPE_I32, method.n_place());
     } else {
         in.segs = g.tensor(GGML_TYPE_I32, 4, method.n_segment(), n);
     }
@@ -104,8 +110,16 @@ void lctx_op_ubatch::add_nodes() {
     params.rope_mode = a.rope_mode;
     params.scale = a.scale;
     params.softcap = a.softcap;
-    in.angles = lctx_angles(ctx, pos, layer.factors, lctx_rope_of(a));
-    nodes.push_back(in.angles);
+    const lctx_rope rope = lctx_rope_of(a);
+    in.angles = lctx_angles(ctx, pos, layer.factors, rope);
+    prepared.push_back(in.angles);
+    if (layer.method.chunks()) {
+        in.places = lctx_angles(ctx, place_pos, layer.factors, lctx_pure_rope(rope));
+        in.q_local = lctx_rotated(ctx, in.q, local_pos, layer.factors, rope);
+        in.q_exact = lctx_rotated(ctx, in.q, exact_pos, layer.factors, rope);
+        prepared.insert(prepared.end(), {in.places, in.q_local, in.q_exact});
+    }
+    nodes = prepared;
     for (const lctx_link & link : lctx_chain_layer(ctx, layer.method, layer, in, params, a.rope_mode == GGML_ROPE_TYPE_NORMAL).links) {
         nodes.push_back(link.node);
     }
@@ -139,6 +153,7 @@ void lctx_op_ubatch::fill(const float * k_rows, const float * v_rows, const floa
     }
     if (in.chunk_rows) {
         lctx_fill(in.chunk_rows, chunk_row.data());
+        fill_positions();
     } else {
         fill_segments();
     }
@@ -149,6 +164,15 @@ void lctx_op_ubatch::fill(const float * k_rows, const float * v_rows, const floa
         const int32_t last = first + n - 1;
         lctx_fill(due, &last);
     }
+}
+
+void lctx_op_ubatch::fill_positions() const {
+    const int32_t size = layer.method.chunks()->chunk_size;
+    std::vector<int32_t> local(n), exact(n), place(layer.method.n_place());
+    std::iota(exact.begin(), exact.end(), first);
+    std::transform(exact.begin(), exact.end(), local.begin(), [&](int32_t p) { return p % size; });
+    std::generate(place.begin(), place.end(), [&, i = 0]() mutable { return size * i++; });
+    lctx_fill(local_pos, local.data()), lctx_fill(exact_pos, exact.data()), lctx_fill(place_pos, place.data());
 }
 
 void lctx_op_ubatch::fill_segments() const {

@@ -37,8 +37,10 @@ struct lctx_op_ubatch {
     int32_t first, n;
     lctx_graph_run g;
     ggml_tensor *pos, *due;  // inputs, next to those of the chain
+    ggml_tensor *local_pos, *exact_pos, *place_pos;
     lctx_chain_inputs in;
-    std::vector<ggml_tensor *> nodes;  // in their order: angles, the chain, the eviction when one is due
+    std::vector<ggml_tensor *> prepared;  // what the chain computes from: angles, rotated queries
+    std::vector<ggml_tensor *> nodes;     // in their order: those, the chain, the eviction when one is due
 
     lctx_op_ubatch(const lctx_op_layer & layer, int32_t first, int32_t n);
     // k, v and q of its own tokens; q may be nullptr when nothing reads it.
@@ -51,6 +53,7 @@ struct lctx_op_ubatch {
   private:
     void add_inputs();
     void add_nodes();
+    void fill_positions() const;
     void fill_segments() const;
 };
 

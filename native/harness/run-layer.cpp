@@ -82,7 +82,9 @@ void run(lctx_layer_run_args & args) {
         p = end;
     }
     if (args.summaries && a.n_rows >= c->chunk_size) {
-        ggml_backend_tensor_get(l.summaries, args.summaries, 0, ggml_nbytes(l.summaries));
+        std::vector<ggml_fp16_t> halves(ggml_nelements(l.summaries));
+        ggml_backend_tensor_get(l.summaries, halves.data(), 0, ggml_nbytes(l.summaries));
+        ggml_fp16_to_fp32_row(halves.data(), args.summaries, (int64_t)halves.size());
     }
     if (args.held || args.scores) {
         read_held(args, l);

@@ -17,7 +17,7 @@ void check(const lctx_step_run_args & args) {
 
 void check_step(const lctx_step_run_args & args, const lctx_method & method, int32_t n_past) {
     const lctx_chunks * c = method.chunks();
-    lctx_require(!c || c->minmax || args.fill_q || n_past == 0, "representation=attention needs fill_q");
+    lctx_require(!c || !c->by_attention() || args.fill_q || n_past == 0, "representation=attention needs fill_q");
     if (const lctx_retain * r = method.retain()) {
         const int32_t most = r->border(n_past) + 1 - n_past;
         lctx_require(args.op->n_tokens <= most,
@@ -32,7 +32,8 @@ void fill(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_pa
         const size_t row = (size_t)first * a.n_head_kv;
         const float * q = args.fill_q ? args.fill_q + (size_t)first * a.n_head * a.head_dim_k : nullptr;
         u.fill(a.k + row * a.head_dim_k, a.v + row * a.head_dim_v, q);
-        for (lctx_op op : {LCTX_OP_ANGLES, LCTX_OP_STORE, LCTX_OP_SUMMARIZE}) {
+        u.g.compute(u.prepared);
+        for (lctx_op op : {LCTX_OP_STORE, LCTX_OP_SUMMARIZE}) {
             if (ggml_tensor * node = u.node(op)) {
                 u.g.compute({node});
             }
@@ -111,7 +112,7 @@ struct step_layer {
         }
         const size_t row = (size_t)ubatch.first * a.n_head_kv;
         ubatch.fill(a.k + row * a.head_dim_k, a.v + row * a.head_dim_v, a.q);
-        ubatch.g.compute({ubatch.in.angles});
+        ubatch.g.compute(ubatch.prepared);
     }
     size_t bytes() const { return layer.g.bytes() + ubatch.g.bytes(); }
 };

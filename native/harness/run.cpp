@@ -41,7 +41,8 @@ void run(lctx_op_args & a) {
 
     // nodes
     ggml_context * ctx = g.ctx.get();
-    lctx_attend_params params = {LCTX_OP_ATTEND, a.rope_mode, a.scale, a.softcap, (uint32_t)a.near_mask, a.lse != nullptr, 0, 0};
+    lctx_attend_params params = {LCTX_OP_ATTEND,        a.rope_mode,      a.scale, a.softcap,
+                                 (uint32_t)a.near_mask, a.lse != nullptr, 0,       lctx_hadamard_of(a)};
     ggml_tensor * angles = lctx_angles(ctx, pos, factors, rope);
     std::vector<ggml_tensor *> stored;
     const int32_t n_step = n_near ? a.near_rows : a.n_rows;  // a store never meets a ring row twice
@@ -49,7 +50,7 @@ void run(lctx_op_args & a) {
         const int32_t n = std::min(n_step, a.n_rows - r);
         ggml_tensor * step_rows = ggml_view_2d(ctx, rows, 4, n, rows->nb[1], r * rows->nb[1]);
         stored.push_back(lctx_store(ctx, lctx_tokens_of(ctx, k, r, n), lctx_tokens_of(ctx, v, r, n), k_pool, v_pool, table, step_rows,
-                                    angles, near, nullptr, a.rope_mode, LCTX_SCORE_LAST));
+                                    angles, near, nullptr, a.rope_mode, LCTX_SCORE_LAST, lctx_hadamard_of(a)));
     }
     ggml_tensor * out = lctx_attend(ctx, q, stored.back(), v_pool, table, segs, angles, near, nullptr, params);
     g.allocate();

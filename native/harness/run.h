@@ -44,6 +44,13 @@ inline void lctx_check_shapes(const lctx_op_args & a) {
     lctx_require(a.rope_dims > 0 && a.rope_dims % 2 == 0 && a.rope_dims <= a.head_dim_k, "rope_dims must be even and at most head_dim_k");
     lctx_require(a.head_dim_k % ggml_blck_size((ggml_type)a.type_k) == 0, "head_dim_k is no multiple of the K block");
     lctx_require(a.head_dim_v % ggml_blck_size((ggml_type)a.type_v) == 0, "head_dim_v is no multiple of the V block");
+    lctx_require(lctx_hadamard::fits(std::max(0, a.hadamard_k), a.head_dim_k), "hadamard_k must be 32, 64, ... and divide head_dim_k");
+    lctx_require(lctx_hadamard::fits(std::max(0, a.hadamard_v), a.head_dim_v), "hadamard_v must be 32, 64, ... and divide head_dim_v");
+}
+
+inline lctx_hadamard lctx_hadamard_of(const lctx_op_args & a) {
+    const lctx_hadamard stored = lctx_hadamard_of((ggml_type)a.type_k, a.head_dim_k, (ggml_type)a.type_v, a.head_dim_v, -1);
+    return {a.hadamard_k < 0 ? stored.k : (uint16_t)a.hadamard_k, a.hadamard_v < 0 ? stored.v : (uint16_t)a.hadamard_v};
 }
 
 inline lctx_rope lctx_rope_of(const lctx_op_args & a) {

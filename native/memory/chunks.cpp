@@ -51,8 +51,8 @@ void lctx_kv_cache::forget_open(int32_t seq) {
 void lctx_kv_cache::each_chunk_run(int32_t seq, const run_visitor & f) const {
     const int32_t n_chunk = shape_.n_complete(seqs_[seq].n_pos);
     for (const layer_place & l : layers_) {
-        const int32_t first = chunks_ && chunks_->minmax ? l.heads.first : l.heads.first_query;
-        const int32_t n = chunks_ && chunks_->minmax ? l.heads.n : l.heads.n_query;
+        const int32_t first = has_open() ? l.heads.first_query : l.heads.first;
+        const int32_t n = has_open() ? l.heads.n_query : l.heads.n;
         for (int32_t head = first; n_chunk > 0 && head < first + n; head++) {
             ggml_tensor * t = l.store->summaries;
             f(*l.store, t, seq * t->nb[3] + head * t->nb[2], n_chunk * t->nb[1]);
@@ -81,8 +81,8 @@ size_t lctx_kv_cache::chunk_bytes(int32_t n_pos) const {
     if (!chunks_) {
         return 0;
     }
-    const size_t summary = chunks_->summary_dim(shape_.head_dim_k) * sizeof(float), query = shape_.head_dim_k * sizeof(float);
-    size_t bytes = shape_.n_complete(n_pos) * summary * (chunks_->minmax ? n_head_total_ : n_query_head_total_);
+    const size_t summary = chunks_->summary_dim(shape_.head_dim_k) * sizeof(ggml_fp16_t), query = shape_.head_dim_k * sizeof(float);
+    size_t bytes = shape_.n_complete(n_pos) * summary * (has_open() ? n_query_head_total_ : n_head_total_);
     if (has_open() && n_pos > 0) {
         bytes += (n_pos > chunks_->chunk_size ? 2 : 1) * chunks_->chunk_size * query * n_query_head_total_;
     }

@@ -52,11 +52,13 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
               0,
               chunks_,
               retain_,
-              -1};
+              -1,
+              {}};
     if (hparams.is_mla()) {  // K is the latent vector and the channels that are rotated, which come first where there are any
         shape_.v_offset = hparams.rope_type == LLAMA_ROPE_TYPE_NONE ? 0 : shape_.head_dim_k - shape_.head_dim_v;
         shape_.type_v = shape_.type_k;
     }
+    shape_.hadamard = lctx_hadamard_of(shape_.type_k, shape_.head_dim_k, shape_.type_v, shape_.head_dim_v, shape_.v_offset);
     check_type(shape_.type_k, shape_.head_dim_k, "K");
     check_type(shape_.type_v, shape_.head_dim_v, "V");
     check_type(shape_.type_k, std::max(0, shape_.v_offset), "K");
@@ -70,10 +72,10 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
             n_query_head_total_ += hparams.n_head_kv(layer.il) > 0 ? (int32_t)hparams.n_head(layer.il) : 0;
         }
     }
-    if (chunks_ && !chunks_->minmax && shape_.head_dim_k != shape_.head_dim_v) {
+    if (has_open() && shape_.head_dim_k != shape_.head_dim_v) {
         throw lctx_refusal("representation=attention compares values with keys, whose sizes differ in this model (" +
                            std::to_string(shape_.head_dim_v) + " and " + std::to_string(shape_.head_dim_k) +
-                           "); use representation=minmax");
+                           "); use representation=minmax or moments");
     }
     if (method_->near_window() > 0) {
         // the window of a ubatch's first query, and a whole batch that may be taken back

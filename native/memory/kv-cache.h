@@ -176,7 +176,7 @@ class lctx_kv_cache {
     void each_held_run(int32_t seq, const run_visitor & f) const;
 
     // chunks.cpp: summaries, and the queries of the open chunk
-    bool has_open() const { return chunks_ && !chunks_->minmax; }
+    bool has_open() const { return chunks_ && chunks_->by_attention(); }
     void keep_open();
     void place_open(const llama_ubatch & ubatch);
     void forget_open(int32_t seq);

@@ -43,9 +43,9 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
         near = tensor("lctx_near", shape.type_k, shape.head_dim_k, shape.near_rows, n_head, shape.n_seq);
     }
     if (const lctx_chunks * c = shape.chunks) {
-        summaries = tensor("lctx_summaries", GGML_TYPE_F32, c->summary_dim(shape.head_dim_k), std::max(1, shape.n_complete(shape.n_ctx)),
-                           c->minmax ? n_head : n_query_head, shape.n_seq);
-        if (!c->minmax) {
+        summaries = tensor("lctx_summaries", GGML_TYPE_F16, c->summary_dim(shape.head_dim_k), std::max(1, shape.n_complete(shape.n_ctx)),
+                           c->by_attention() ? n_query_head : n_head, shape.n_seq);
+        if (c->by_attention()) {
             open = tensor("lctx_open", GGML_TYPE_F32, shape.head_dim_k, 2 * c->chunk_size, n_query_head, shape.n_seq);
         }
     }
@@ -165,18 +165,19 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
         const int64_t n_row = (int64_t)shape_.n_staged * LCTX_PAGE_ROWS;
         return t ? ggml_view_2d(ctx, t, t->ne[0], heads.n * n_row, t->nb[1], heads.first * n_row * t->nb[1]) : nullptr;
     };
-    const bool by_group = shape_.chunks && shape_.chunks->minmax;
+    const bool by_query = shape_.chunks && shape_.chunks->by_attention();
     return {k_pool,
             v_pool,
             lists(table),
             rows(near, heads.first, heads.n),
-            rows(summaries, by_group ? heads.first : heads.first_query, by_group ? heads.n : heads.n_query),
+            rows(summaries, by_query ? heads.first_query : heads.first, by_query ? heads.n_query : heads.n),
             rows(open, heads.first_query, heads.n_query),
             lists(held),
             pages(k_staged),
             pages(v_staged),
             staging ? ggml_view_2d(ctx, staging, staging->ne[0], heads.n, staging->nb[1], heads.first * staging->nb[1]) : nullptr,
-            lists(staging_table)};
+            lists(staging_table),
+            shape_.hadamard};
 }
 
 // ---- host and device ----

@@ -30,6 +30,7 @@ struct lctx_layer {
     ggml_tensor * v_staged;
     ggml_tensor * staging;
     ggml_tensor * staging_table;
+    lctx_hadamard hadamard;
 };
 
 // What all stores of a memory have in common.
@@ -44,6 +45,7 @@ struct lctx_kv_shape {
     const lctx_chunks * chunks;  // or nullptr
     const lctx_retain * retain;  // or nullptr
     int32_t v_offset;            // latent attention: V is the channels of K from here on; -1: it has a pool of its own
+    lctx_hadamard hadamard;
 
     size_t row_bytes() const { return ggml_row_size(type_k, head_dim_k) + (v_offset < 0 ? ggml_row_size(type_v, head_dim_v) : 0); }
     static int32_t n_block(int32_t n_rows) { return (n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS; }

@@ -12,7 +12,7 @@
 namespace {
 
 constexpr uint32_t MAGIC = 0x7874636c;  // "lctx"
-constexpr uint32_t VERSION = 4;
+constexpr uint32_t VERSION = 5;
 
 struct state_header {
     uint32_t magic = MAGIC;
@@ -23,6 +23,7 @@ struct state_header {
     int32_t near_rows;
     int32_t n_seq;  // sequences that follow
     lctx_rope_settings rope;
+    lctx_hadamard hadamard;
 };
 
 struct state_sequence {
@@ -105,6 +106,7 @@ void lctx_kv_cache::state_write(llama_io_write_i & io, int32_t seq_id) const {
     header.near_rows = shape_.near_rows;
     header.n_seq = seq_id < 0 ? n_seq_ : 1;
     header.rope = rope_;
+    header.hadamard = shape_.hadamard;
     put(io, header);
     io.write_string(method_->full_spec());
     for (int32_t seq = std::max(seq_id, 0); seq < (seq_id < 0 ? n_seq_ : seq_id + 1); seq++) {
@@ -201,6 +203,8 @@ void lctx_kv_cache::check_header(llama_io_read_i & io, int32_t n_seq) const {
                 header.n_head_total == n_head_total_,
             "it belongs to a model of another shape");
     require(memcmp(&header.rope, &rope_, sizeof(rope_)) == 0, "its keys were rotated with other RoPE settings");
+    require(header.hadamard.k == shape_.hadamard.k && header.hadamard.v == shape_.hadamard.v,
+            "its rows were stored with another Hadamard transform (LLAMA_ATTN_ROT_DISABLE)");
     require(header.near_rows == shape_.near_rows, "it was written with another n_batch or n_ubatch");
     require(header.n_seq == n_seq, "it holds " + std::to_string(header.n_seq) + " sequences");
 }

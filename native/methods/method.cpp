@@ -4,19 +4,21 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <climits>
 #include <cstdlib>
 
-lctx_method_factory lctx_full_create, lctx_window_create, lctx_selfextend_create, lctx_longheads_create, lctx_dca_create;
+lctx_method_factory lctx_full_create, lctx_window_create, lctx_selfextend_create, lctx_longheads_create, lctx_dca_create,
+    lctx_string_create;
 lctx_rule_factory lctx_corm_create, lctx_h2o_create, lctx_scissorhands_create, lctx_tova_create;
 
 namespace {
 
-// "key" takes a number, "key=word|word" one of the words. An entry is a method or a rule.
+// "key" takes a number, "key=word|word" one of the words, "key=%" a share above 0 and at most 1. An entry is a method or a rule.
 struct entry {
     const char * name;
     std::vector<std::string> options;
-    bool extends;   // reads beyond the trained context
+    bool extends;   // n_ctx = 0 reaches beyond the trained context
     bool composes;  // a rule may follow
     lctx_method_factory * create;
     lctx_rule_factory * create_rule;
@@ -30,13 +32,14 @@ const std::vector<entry> & table() {
         {"window", {"n_sink", "window"}, true, false, lctx_window_create, nullptr},
         {"selfextend", {"group_size", "neighbor_window"}, true, true, lctx_selfextend_create, nullptr},
         {"longheads",
-         {"chunk_size", "window", "n_recent", "select=head|group", "select_block", "representation=attention|minmax",
-          "position=packed|grouped", "group_size", "n_neighbor"},
+         {"chunk_size", "window", "n_recent", "select=head|group", "select_block", "representation=attention|minmax|moments",
+          "position=packed|grouped|exact", "group_size", "n_neighbor", "mass=%"},
          true,
          true,
          lctx_longheads_create,
          nullptr},
         {"dca", {"chunk_size", "local_window"}, true, true, lctx_dca_create, nullptr},
+        {"string", {"shift_offset", "local_window"}, false, true, lctx_string_create, nullptr},
         {"corm", {"window", "recent", "evict_every"}, false, false, nullptr, lctx_corm_create},
         {"h2o", {"budget", "recent", "evict_every"}, false, false, nullptr, lctx_h2o_create},
         {"scissorhands", {"budget", "window", "recent", "evict_every"}, false, false, nullptr, lctx_scissorhands_create},
@@ -82,6 +85,16 @@ int32_t number(const std::string & method, const std::string & key, const std::s
     return (int32_t)value;
 }
 
+int32_t share(const std::string & method, const std::string & key, const std::string & text) {
+    double value = 0.0;
+    const char * end = text.data() + text.size();
+    const auto [read, error] = std::from_chars(text.data(), end, value);  // whatever the locale
+    if (error != std::errc() || read != end || !(value > 0.0 && value <= 1.0)) {
+        throw lctx_refusal(method + ": " + key + " must be a share above 0 and at most 1, not '" + text + "'");
+    }
+    return std::max(1, (int32_t)(value * LCTX_MILLION + 0.5));
+}
+
 std::vector<std::string> split(const std::string & text, char sep) {
     std::vector<std::string> parts;
     size_t from = 0;
@@ -101,6 +114,9 @@ int32_t value(const entry & e, const std::string & key, const std::string & text
         }
         if (eq == std::string::npos) {
             return number(e.name, key, text);
+        }
+        if (option.substr(eq) == "=%") {
+            return share(e.name, key, text);
         }
         const std::vector<std::string> words = split(option.substr(eq + 1), '|');
         const auto it = std::find(words.begin(), words.end(), text);

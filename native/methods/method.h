@@ -58,6 +58,8 @@ class lctx_method {
 
     // How heads choose their own segments in the graph, or nullptr: then segments() is not asked.
     virtual const lctx_chunks * chunks() const { return nullptr; }
+    // From how many places queries see chunks: place i is i * chunk_size positions further on.
+    virtual int32_t n_place() const { return 0; }
 
     // True when every query reads every key from its own position at the key's own: nothing is rotated anew.
     virtual bool keeps_positions() const { return false; }
@@ -71,7 +73,10 @@ class lctx_method {
     virtual int32_t first_row(int32_t p) const { return p < 0 ? p : 0; }
 };
 
-// "name,key=value,key=value"; a word is the number of its place in the option's list of words.
+// Shares are options in millionths.
+constexpr int32_t LCTX_MILLION = 1000000;
+
+// "name,key=value,key=value"; a word is the number of its place in the option's list of words, a share is in millionths.
 struct lctx_method_spec {
     std::string name;
     std::map<std::string, int32_t> options;

@@ -93,7 +93,7 @@ struct lctx_attend_args {
 };
 
 struct lctx_summarize_args {
-    const char * q;  // F32 rows as in lctx_attend_args; nullptr with minmax
+    const char * q;  // F32 rows as in lctx_attend_args; nullptr unless by attention
     size_t q_head_stride;
     size_t q_token_stride;
     int32_t head_dim_k;
@@ -105,7 +105,7 @@ struct lctx_summarize_args {
     const lctx_chunk_row * rows;  // [n_tokens]
     const float * angles;         // [*][n_dims]
     int32_t n_dims;
-    char * summaries;  // F32 rows at summaries + chunk*summary_stride + head*summary_head_stride + seq*summary_seq_stride
+    char * summaries;  // F16 rows at summaries + chunk*summary_stride + head*summary_head_stride + seq*summary_seq_stride
     size_t summary_stride;
     size_t summary_head_stride;
     size_t summary_seq_stride;
@@ -132,6 +132,7 @@ struct lctx_select_args {
     size_t summary_seq_stride;
     const lctx_chunk_row * rows;
     lctx_chunks chunks;
+    float scale;
     lctx_segment * dst;  // [n_tokens][n_choice][n_segment]
 };
 

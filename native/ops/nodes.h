@@ -106,7 +106,7 @@ inline lctx_attend_args lctx_attend_args_of(const ggml_tensor * dst) {
 inline lctx_summarize_args lctx_summarize_args_of(const ggml_tensor * dst) {
     const ggml_tensor * q = dst->src[0];
     const ggml_tensor * summaries = dst->src[6];
-    const ggml_tensor * open = dst->src[8];
+    const ggml_tensor * open = dst->src[7];
     lctx_summarize_args args = {};
     args.q = (const char *)q->data;
     args.q_head_stride = q->nb[1];
@@ -122,8 +122,8 @@ inline lctx_summarize_args lctx_summarize_args_of(const ggml_tensor * dst) {
     args.rows = (const lctx_chunk_row *)dst->src[4]->data;
     args.angles = (const float *)dst->src[5]->data;
     args.n_dims = (int32_t)dst->src[5]->ne[0];
-    args.cache.near = lctx_near_of(dst->src[7]);
-    args.cache.held = lctx_held_of(dst->src[9]);
+    args.cache.near = {};
+    args.cache.held = lctx_held_of(dst->src[8]);
     args.summaries = (char *)summaries->data;
     args.summary_stride = summaries->nb[1];
     args.summary_head_stride = summaries->nb[2];
@@ -156,7 +156,9 @@ inline lctx_select_args lctx_select_args_of(const ggml_tensor * dst) {
     args.summary_head_stride = summaries->nb[2];
     args.summary_seq_stride = summaries->nb[3];
     args.rows = (const lctx_chunk_row *)dst->src[2]->data;
-    args.chunks = lctx_params_of<lctx_select_params>(dst).chunks;
+    const auto params = lctx_params_of<lctx_select_params>(dst);
+    args.chunks = params.chunks;
+    args.scale = params.scale;
     args.dst = (lctx_segment *)dst->data;
     return args;
 }

@@ -1,6 +1,7 @@
 #include "ops.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 
@@ -17,6 +18,10 @@ void set_sources(ggml_tensor * node, std::initializer_list<ggml_tensor *> src) {
     for (ggml_tensor * s : src) {
         node->src[i++] = s;
     }
+}
+
+bool fits(const lctx_hadamard & hadamard, int64_t head_dim_k, int64_t head_dim_v) {
+    return lctx_hadamard::fits(hadamard.k, head_dim_k) && lctx_hadamard::fits(hadamard.v, head_dim_v);
 }
 
 bool is_held(const ggml_tensor * held, const ggml_tensor * table) {
@@ -46,9 +51,25 @@ std::vector<int32_t> lctx_chunks_of(const lctx_segment * segs, int64_t n, int32_
             chunks.push_back(segs[i].row0 / chunk_size);
         }
     }
-    std::sort(chunks.begin(), chunks.end());
-    chunks.erase(std::unique(chunks.begin(), chunks.end()), chunks.end());  // grouped: the near window is apart
     return chunks;
+}
+
+// K in the largest blocks that there are; V in blocks of 64, which are enough and leave sums of values more exact.
+lctx_hadamard lctx_hadamard_of(ggml_type type_k, int32_t head_dim_k, ggml_type type_v, int32_t head_dim_v, int32_t v_offset) {
+    constexpr int32_t MOST_V = 64;
+    const char * disable = getenv("LLAMA_ATTN_ROT_DISABLE");
+    const auto block = [&](ggml_type type, int32_t n) {
+        const int32_t most = n & -n;  // the largest power of two that divides n
+        return (uint16_t)(ggml_is_quantized(type) && most >= lctx_hadamard::LEAST ? most : 0);
+    };
+    if (disable && atoi(disable)) {
+        return {0, 0};
+    }
+    if (v_offset >= 0) {  // V is channels of K: their blocks have to end where V does
+        const uint16_t both = block(type_k, head_dim_k | head_dim_v | v_offset);
+        return {both, both};
+    }
+    return {block(type_k, head_dim_k), (uint16_t)std::min<int32_t>(MOST_V, block(type_v, head_dim_v))};
 }
 
 ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * freq_factors, const lctx_rope & rope) {
@@ -64,17 +85,17 @@ ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * f
 
 ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
                          ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                         int32_t rope_mode, lctx_score score, bool staged_only) {
+                         int32_t rope_mode, lctx_score score, lctx_hadamard hadamard, bool staged_only) {
     GGML_ASSERT(k->type == GGML_TYPE_F32 && k->nb[0] == sizeof(float) && k->ne[0] == k_pool->ne[0]);
     GGML_ASSERT(v->type == GGML_TYPE_F32 && v->nb[0] == sizeof(float) && v->ne[0] == v_pool->ne[0]);
     GGML_ASSERT(k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && k->ne[1] == table->ne[1]);
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == k->ne[2] && ggml_is_contiguous(rows));
     GGML_ASSERT(angles->ne[0] <= k->ne[0] && table->type == GGML_TYPE_I32);
     GGML_ASSERT(!near || (near->type == k_pool->type && near->ne[0] == k->ne[0] && near->ne[1] % LCTX_PAGE_ROWS == 0));
-    GGML_ASSERT(is_held(held, table));
+    GGML_ASSERT(is_held(held, table) && fits(hadamard, k->ne[0], v->ne[0]));
 
     ggml_tensor * result = ggml_view_tensor(ctx, k_pool);
-    set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode, score, staged_only});
+    set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode, score, staged_only, hadamard});
     set_sources(result, {k, v, k_pool, v_pool, table, rows, angles, near, held});
     return result;
 }
@@ -90,6 +111,7 @@ ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
     GGML_ASSERT(params.near_mask == 0 || params.chunk_size == 0);
     GGML_ASSERT(is_held(held, table));
     GGML_ASSERT(!k_staged || (v_staged && !held && params.chunk_size > 0));
+    GGML_ASSERT(fits(params.hadamard, q->ne[0], v_pool->ne[0]));
 
     const int64_t n_query = q->ne[1] * q->ne[2];
     ggml_tensor * result = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, n_query * (v_pool->ne[0] + (params.lse ? 1 : 0)));
@@ -101,34 +123,35 @@ ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
 }
 
 ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
-                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held, ggml_tensor * summaries,
-                             ggml_tensor * open, const lctx_summarize_params & params) {
+                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * held, ggml_tensor * summaries, ggml_tensor * open,
+                             const lctx_summarize_params & params) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0]);
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
-    GGML_ASSERT(summaries->type == GGML_TYPE_F32 && summaries->nb[1] == summaries->ne[0] * sizeof(float));
-    GGML_ASSERT(params.minmax ? summaries->ne[0] == 2 * q->ne[0] && summaries->ne[2] == table->ne[1]
-                              : summaries->ne[0] == q->ne[0] && summaries->ne[2] == q->ne[1] && v_pool->ne[0] == q->ne[0]);
-    GGML_ASSERT(params.minmax || (open && open->type == GGML_TYPE_F32 && open->ne[0] == q->ne[0] && open->ne[2] == q->ne[1]));
-    GGML_ASSERT(!params.from_near || near);
-    GGML_ASSERT(is_held(held, table));
+    const bool by_attention = params.representation == LCTX_REPRESENT_ATTENTION;
+    GGML_ASSERT(summaries->type == GGML_TYPE_F16 && summaries->nb[1] == summaries->ne[0] * sizeof(ggml_fp16_t));
+    GGML_ASSERT(by_attention ? summaries->ne[0] == q->ne[0] && summaries->ne[2] == q->ne[1] && v_pool->ne[0] == q->ne[0]
+                             : summaries->ne[0] == 2 * q->ne[0] && summaries->ne[2] == table->ne[1]);
+    GGML_ASSERT(!by_attention || (open && open->type == GGML_TYPE_F32 && open->ne[0] == q->ne[0] && open->ne[2] == q->ne[1]));
+    GGML_ASSERT(is_held(held, table) && fits(params.hadamard, q->ne[0], v_pool->ne[0]));
 
     ggml_tensor * result = ggml_view_tensor(ctx, summaries);
     lctx_summarize_params with_op = params;
     with_op.op = LCTX_OP_SUMMARIZE;
     set_params(result, with_op);
-    set_sources(result, {q, k, v_pool, table, rows, angles, summaries, near, open, held});
+    set_sources(result, {q, k, v_pool, table, rows, angles, summaries, open, held});
     return result;
 }
 
 ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * summaries, ggml_tensor * rows, int64_t n_head_kv,
-                          const lctx_chunks & chunks) {
+                          const lctx_chunks & chunks, float scale) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[1] % n_head_kv == 0);
-    GGML_ASSERT(summaries->ne[0] == chunks.summary_dim((int32_t)q->ne[0]) && summaries->ne[2] == (chunks.minmax ? n_head_kv : q->ne[1]));
+    GGML_ASSERT(summaries->ne[0] == chunks.summary_dim((int32_t)q->ne[0]) &&
+                summaries->ne[2] == (chunks.by_attention() ? q->ne[1] : n_head_kv));
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
 
     const int64_t n_choice = chunks.by_group ? n_head_kv : q->ne[1];
     ggml_tensor * result = ggml_new_tensor_4d(ctx, GGML_TYPE_I32, 4, chunks.n_segment(), n_choice, q->ne[2]);
-    set_params(result, lctx_select_params{LCTX_OP_SELECT, chunks});
+    set_params(result, lctx_select_params{LCTX_OP_SELECT, scale, chunks});
     set_sources(result, {q, summaries, rows});
     return result;
 }
@@ -156,7 +179,7 @@ ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor *
                          ggml_tensor * due, ggml_tensor * summaries, const lctx_retain & retain, int32_t chunk_size) {
     GGML_ASSERT(held && is_held(held, table) && table->type == GGML_TYPE_I32);
     GGML_ASSERT(due->type == GGML_TYPE_I32 && due->ne[0] == table->ne[2]);
-    GGML_ASSERT(!summaries || (chunk_size > 0 && summaries->type == GGML_TYPE_F32 && summaries->ne[2] % table->ne[1] == 0));
+    GGML_ASSERT(!summaries || (chunk_size > 0 && summaries->type == GGML_TYPE_F16 && summaries->ne[2] % table->ne[1] == 0));
 
     ggml_tensor * result = ggml_view_tensor(ctx, held);
     set_params(result, lctx_evict_params{LCTX_OP_EVICT, retain, chunk_size});

@@ -7,6 +7,7 @@
 
 #include "chunks.h"
 #include "ggml.h"
+#include "hadamard.h"
 #include "retain.h"
 #include "staging.h"
 
@@ -50,6 +51,7 @@ struct lctx_store_params {
     int32_t rope_mode;
     lctx_score score;     // of the votes for the rows, when heads evict
     int32_t staged_only;  // 1: rows whose page is not staged are left out
+    lctx_hadamard hadamard;
 };
 
 struct lctx_attend_params {
@@ -60,7 +62,7 @@ struct lctx_attend_params {
     uint32_t near_mask;  // bit s: segment s reads its keys from the near ring
     int32_t lse;         // 1: the LSE of every query and head follows the output
     int32_t chunk_size;  // 0: segments of any rows, the same for all heads; else every head has its own, each inside one chunk
-    int32_t near_from;   // with chunk_size: segments from this one on read the near ring
+    lctx_hadamard hadamard;
 };
 
 struct lctx_summarize_params {
@@ -69,13 +71,14 @@ struct lctx_summarize_params {
     float scale;
     float softcap;
     int32_t chunk_size;
-    int32_t minmax;
-    int32_t from_near;  // 1: keys come from the near ring and are turned back by LCTX_ANGLE_SHIFT
+    lctx_representation representation;
     int32_t key_pairs;  // 1: the file has the rows of Wk in the order of rotated pairs, those of Wv as they were trained
+    lctx_hadamard hadamard;
 };
 
 struct lctx_select_params {
     lctx_op op;
+    float scale;  // of the attention: moments are of scores
     lctx_chunks chunks;
 };
 
@@ -138,12 +141,12 @@ struct lctx_segment {
 std::vector<int32_t> lctx_chunks_of(const lctx_segment * segs, int64_t n, int32_t chunk_size);
 
 // cos and sin of n positions, one pair per rotated pair of dimensions, the magnitude included.
-//   pos:          I32 [n]
+//   pos:          I32 [n]   LCTX_NO_POSITION: the row is left as it is
 //   freq_factors: F32 [n_dims/2] or NULL
 //   result:       F32 [n_dims, n]   (cos, sin, cos, sin, ...)
 ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * freq_factors, const lctx_rope & rope);
 
-// Rotate the keys of the batch to their storage positions, convert, and write rows of K and V.
+// Rotate the keys of the batch to their storage positions, transform K and V, convert, and write rows.
 //   k:       F32 [head_dim_k, n_head_kv, n_tokens]   not rotated
 //   v:       F32 [head_dim_v, n_head_kv, n_tokens]
 //   k_pool:  any KV type [head_dim_k, n_rows_total];  v_pool: [head_dim_v, n_rows_total]
@@ -156,13 +159,13 @@ ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * f
 //   result:  view of k_pool; what reads the pools takes it as its source
 ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
                          ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                         int32_t rope_mode, lctx_score score, bool staged_only = false);
+                         int32_t rope_mode, lctx_score score, lctx_hadamard hadamard, bool staged_only = false);
 
 // Attention of every query over its segments.
-//   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
+//   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated; with params.chunk_size rotated to its place in its chunk
 //   k:       result of lctx_store; v_pool, table, angles, near, held: as there
 //   segs:    I32 [4, n_seg, n_tokens]                lctx_segment
-//            I32 [4, n_seg, n_choice, n_tokens] with params.chunk_size > 0: result of lctx_select
+//            I32 [4, n_seg, n_choice, n_tokens] with params.chunk_size > 0: result of lctx_select, whose angles are places
 //   result:  F32 [n_head*head_dim_v*n_tokens] as [head_dim_v, n_head, n_tokens], then with lse: [n_head, n_tokens]
 // A query without any row gives 0 and LSE -inf.
 // With staged pages table is the result of lctx_fetch, and heads do not evict.
@@ -171,23 +174,24 @@ ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
                           const lctx_attend_params & params, ggml_tensor * k_staged = nullptr, ggml_tensor * v_staged = nullptr);
 
 // Summaries of the chunks that the batch completes; the queries of chunks that stay open are kept.
-//   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
-//   k:       result of lctx_store; v_pool, table, angles, near, held: as there
+//   q:       F32 [head_dim_k, n_head, n_tokens]      rotated to its place in its chunk
+//   k:       result of lctx_store; v_pool, table, angles, held: as there
 //   rows:    I32 [4, n_tokens]                       lctx_chunk_row
-//   summaries:    F32 [summary_dim, n_chunk_max, n_summary, n_seq]   n_summary is n_head_kv with minmax, else n_head
-//   open:    F32 [head_dim_k, 2*chunk_size, n_head, n_seq], queries rotated to their place in the chunk; NULL with minmax
+//   summaries:    F16 [summary_dim, n_chunk_max, n_summary, n_seq]   n_summary is n_head by attention, else n_head_kv
+//            minmax: largest, then smallest values, rounded away from each other; moments: means, then scale^2/2 * variances
+//   open:    F32 [head_dim_k, 2*chunk_size, n_head, n_seq], queries as q; NULL unless by attention
 //   result:  view of summaries
 ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
-                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held, ggml_tensor * summaries,
-                             ggml_tensor * open, const lctx_summarize_params & params);
+                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * held, ggml_tensor * summaries, ggml_tensor * open,
+                             const lctx_summarize_params & params);
 
 // The chunks that every query reads, in ascending order, as segments; unused segments are empty.
-//   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
+//   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated by attention, else rotated to its own position
 //   summaries:    result of lctx_summarize
 //   rows:    I32 [4, n_tokens]                       lctx_chunk_row
-//   result:  I32 [4, n_segment, n_choice, n_tokens]  lctx_segment; n_choice is n_head_kv by group, else n_head
+//   result:  I32 [4, n_segment, n_choice, n_tokens]  lctx_segment, whose angle is a place; n_choice is n_head_kv by group, else n_head
 ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * summaries, ggml_tensor * rows, int64_t n_head_kv,
-                          const lctx_chunks & chunks);
+                          const lctx_chunks & chunks, float scale);
 
 // The queries of the batch vote for the rows they have read: scores of all rows that are held, or of those whose fate is open
 // (lctx_retain::is_open).

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from pylongctx.catalog import resolve
+
 
 @dataclass(frozen=True)
 class Case:
@@ -39,9 +41,9 @@ def label(n_prompt: int, n_gen: int, n_depth: int) -> str:
 
 
 def model_file(name: str) -> str:
-    """Return the file of a model, ``name`` itself unless it is ``random:...``, see ``geometries.cached_model``."""
+    """Return the file of a model: ``random:...`` as ``geometries.cached_model``, all others as ``catalog.resolve``."""
     if not name.startswith("random:"):
-        return name
+        return resolve(name)
     from pylongctx.bench.geometries import cached_model
 
     return str(cached_model(name.removeprefix("random:")))

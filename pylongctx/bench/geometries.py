@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pylongctx._cache_folder import cache_folder
 from pylongctx.bench.random_model import (
     ATTENTION,
     F16,
@@ -133,7 +134,7 @@ def cached_model(name: str) -> Path:
             f"random:{name} is not random:geometry:layers[:weights]; geometries: {', '.join(GEOMETRIES)}; "
             f"weights: {', '.join(WEIGHTS)}"
         )
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pylongctx"
+    folder = cache_folder()
     path = folder / f"{geometry}-{int(layers)}-{weights}.gguf"
     if not path.exists():
         recipe, shape = GEOMETRIES[geometry]

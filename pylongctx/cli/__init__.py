@@ -1,4 +1,4 @@
-"""The command line: ``pylongctx chat``, ``complete``, ``serve``, and commands that measure and show."""
+"""The command line: ``pylongctx get``, ``chat``, ``complete``, ``serve``, and commands that measure and show."""
 
 import argparse
 import os
@@ -16,6 +16,7 @@ def make_parser() -> argparse.ArgumentParser:
         chat,
         complete,
         doctor,
+        get,
         inspect,
         leval,
         longbench,
@@ -34,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pylongctx {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     evaluations = (passkey, needle, recall, ruler, longbench, leval, perplexity)
-    for module in (chat, complete, serve, *evaluations, matrix, report, bench, inspect, rpc_server, doctor):
+    for module in (get, chat, complete, serve, *evaluations, matrix, report, bench, inspect, rpc_server, doctor):
         module.add_parser(commands)
     return parser
 

@@ -14,6 +14,8 @@ from pylongctx.bench.case import Case, cases, model_file, pair, wanted
 from pylongctx.bench.formats import FORMATS, Printer
 from pylongctx.bench.record import physical_cores
 from pylongctx.cli.arguments import Options, int_list, reported
+from pylongctx.cli.get import fetched
+from pylongctx.cli.options import MODEL
 from pylongctx.methods import parse
 from pylongctx.models import embedded_model
 
@@ -62,7 +64,7 @@ def _add_tests(parser: argparse.ArgumentParser) -> None:
     def words(text: str) -> list[str]:
         return text.split(",")
 
-    add("-m", "--model", parse=words, metavar="FILE", help="GGUF file (default: the embedded model)")
+    add("-m", "--model", parse=words, metavar="FILE", help=MODEL)
     add("-p", "--n-prompt", parse=int_list, help="tokens of a prompt (512)")
     add("-n", "--n-gen", parse=int_list, help="tokens to generate (128)")
     add("-pg", parse=lambda text: [pair(text)], metavar="N,N", help="a prompt, then tokens to generate")
@@ -140,7 +142,7 @@ def _flash_attention(args: argparse.Namespace) -> list[int]:
 
 def _cases(args: argparse.Namespace) -> list[Case]:
     given: dict[str, list[Any] | None] = {
-        "model_filename": [model_file(name) for name in args.model or [str(embedded_model())]],
+        "model_filename": [model_file(fetched(name)) for name in args.model or [str(embedded_model())]],
         "n_gpu_layers": _gpu_layers(args.n_gpu_layers),
         "n_batch": args.batch_size,
         "n_ubatch": args.ubatch_size,

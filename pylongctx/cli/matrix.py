@@ -16,6 +16,7 @@ from rich.console import Console
 
 from pylongctx._free import available_cpus
 from pylongctx.cli.evaluate import int_list
+from pylongctx.cli.get import fetched
 from pylongctx.cli.progress import CellProgress, Cells, make_all
 
 if TYPE_CHECKING:
@@ -32,7 +33,13 @@ def add_parser(commands: Any) -> None:
     add = parser.add_argument
     add("plan", nargs="?", metavar="FILE.toml", help="what is measured; the options below go before what it says")
     add("--out", required=True, metavar="DIR", help="folder of the records, which is continued")
-    add("-m", "--model", action="append", metavar="FILE", help="GGUF file; may be repeated (the embedded model)")
+    add(
+        "-m",
+        "--model",
+        action="append",
+        metavar="FILE",
+        help="GGUF file or a name of pylongctx get; may be repeated (the embedded model)",
+    )
     add("--method", action="append", metavar="M", help="such as longheads, ntk, selfextend@yarn; may be repeated (all)")
     add("--lengths", type=int_list, metavar="N,N", help="tokens")
     add(
@@ -99,6 +106,8 @@ def _table(args: argparse.Namespace) -> dict[str, Any]:
     table |= {key: value for key, value in given.items() if value is not None}
     if args.file:
         table["tasks"] = with_texts(table.get("tasks", []), args.file)
+    if "model" in table:
+        table["model"] = [fetched(name) for name in table["model"]]
     more = {key: value for key, value in llama.items() if value is not None}
     return table | {"llama": table.get("llama", {}) | more}
 

@@ -14,6 +14,7 @@ from pylongctx.cli.arguments import (
     one_of,
     with_origins,
 )
+from pylongctx.cli.get import fetched
 from pylongctx.cli.method import add_method_options, chosen_method
 from pylongctx.cli.refused import refuse_options
 from pylongctx.models import embedded_model
@@ -65,6 +66,7 @@ PLAIN = {
     "swa_full": "swa_full",
     "verbose": "verbose",
 }
+MODEL = "GGUF file, or a name that pylongctx get lists (the embedded model)"
 YARN = {
     "ext-factor": "share of extrapolation",
     "attn-factor": "factor of attention",
@@ -115,7 +117,7 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model(parser: argparse.ArgumentParser, options: Options) -> None:
-    parser.add_argument("positional_model", nargs="?", metavar="model", help="GGUF file (default: the embedded model)")
+    parser.add_argument("positional_model", nargs="?", metavar="model", help=MODEL)
     options.add("-m", "--model", metavar="FILE", env="LLAMA_ARG_MODEL", help="the same, as an option")
 
 
@@ -217,7 +219,7 @@ def _flash_attention(text: str) -> None:
 
 
 def model_path(args: argparse.Namespace) -> str:
-    """Return the model that was asked for.
+    """Return the file of the model that was asked for; one of the catalogue is fetched when it is not here yet.
 
     Raises
     ------
@@ -226,7 +228,7 @@ def model_path(args: argparse.Namespace) -> str:
     """
     if args.positional_model and args.model and not isinstance(args.model, FromEnvironment):
         raise ValueError("the model is given twice: as an argument and with --model")
-    return str(args.positional_model or args.model or embedded_model())
+    return fetched(str(args.positional_model or args.model or embedded_model()))
 
 
 def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:

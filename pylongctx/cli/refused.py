@@ -4,7 +4,7 @@ from pylongctx.cli.arguments import Options
 
 FULL = "the context is never shifted or cut; a prompt that does not fit is an error: give a larger -c, or a --method"
 CHAIN = "samplers are penalties, top-k, typical, top-p, min-p and temperature, or Mirostat, in llama.cpp's order"
-DOWNLOAD = "models are files: download it, or use Llama.from_pretrained in Python"
+DOWNLOAD = "models are files, or names that pylongctx get lists; Llama.from_pretrained in Python fetches others"
 PICTURES = "models read text only"
 TENSORS = "whole layers go to devices: -ngl, -ts, -sm"
 CORES = "threads are placed by the system: use -t, -tb and taskset"

@@ -302,8 +302,8 @@ class Context:
             check(lib.lctx_trace_start(self.handle, seq, start, stop), lib.lctx_context_error(self.handle))
             self.tracing = start < stop
 
-    def read_trace(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the records: positions int32 [n_query], chunks int32 [n_query, n_layer, n_head, n_read].
+    def read_trace(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
+        """Return the records: positions [n_query], chunks [n_query, n_layer, n_head, n_read], unread [.., n_head].
 
         Raises
         ------
@@ -312,13 +312,18 @@ class Context:
         """
         info = ffi.new("lctx_trace_info *")
         with self._lock:
-            self._read_trace(info, ffi.NULL, ffi.NULL)
+            self._read_trace(info, ffi.NULL, ffi.NULL, ffi.NULL)
             positions = np.empty(info.n_query, np.int32)
             chunks = np.empty((info.n_query, info.n_layer, info.n_head, info.n_read), np.int32)
-            buffers = [out_buffer(name, array, np.int32) for name, array in (("pos", positions), ("chunks", chunks))]
-            self._read_trace(info, *buffers)
-        return positions, chunks
+            unread = np.empty(chunks.shape[:3], np.float32)
+            self._read_trace(
+                info,
+                out_buffer("pos", positions, np.int32),
+                out_buffer("chunks", chunks, np.int32),
+                out_buffer("unread", unread, np.float32),
+            )
+        return positions, chunks, unread
 
-    def _read_trace(self, info: Any, positions: Any, chunks: Any) -> None:
-        if lib.lctx_trace_get(self.handle, info, positions, chunks) != lib.LCTX_OK:
+    def _read_trace(self, info: Any, *arrays: Any) -> None:
+        if lib.lctx_trace_get(self.handle, info, *arrays) != lib.LCTX_OK:
             raise MemoryError("a record of the chunks that were read found no memory")

@@ -8,6 +8,7 @@ from pylongctx import _arguments as arguments
 from pylongctx._lib import InvalidInput, lib
 from pylongctx._log import LOG
 from pylongctx._preflight import fit, serves
+from pylongctx.catalog import resolve
 from pylongctx.engine.context import Context
 from pylongctx.engine.drafting import check_draft
 from pylongctx.engine.model import Model
@@ -33,6 +34,8 @@ class Opened:
 
     Attributes
     ----------
+    path : str
+        The model's file.
     sessions : list of Session
         The sequences; none with ``vocab_only``.
 
@@ -43,7 +46,7 @@ class Opened:
     """
 
     def __init__(self, given: Mapping[str, Any], n_seq: int = 1) -> None:
-        self.path = str(given["model_path"])
+        self.path = resolve(given["model_path"])
         self.verbose = bool(given["verbose"])
         self.given = given
         arguments.check_later(given)

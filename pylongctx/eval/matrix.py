@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from pylongctx.catalog import CATALOG, resolve
 from pylongctx.eval.chunks import Chunks
 from pylongctx.eval.haystack import SYNTHETIC
 from pylongctx.eval.kld import Divergence
@@ -145,10 +146,16 @@ def read(path: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as reason:
         raise ValueError(f"{path}: {reason}") from reason
     if "model" in table:
-        table["model"] = [str(folder / model) for model in _list(table["model"])]
+        table["model"] = [_model(folder, model) for model in _list(table["model"])]
     for task in table.get("tasks", []):
         task |= {name: _from(folder, task[name]) for name in FILES if task.get(name, MADE[0]) not in MADE}
     return table
+
+
+def _model(folder: Path, name: str) -> str:
+    """Return a file of the folder, or a name of the catalogue, if no file has it."""
+    path = folder / name
+    return name if name in CATALOG and not path.is_file() else str(path)
 
 
 def _from(folder: Path, named: str | list[str]) -> str | list[str]:
@@ -177,7 +184,7 @@ def make(table: Mapping[str, Any]) -> Matrix:
         raise ValueError('there is no task; add [[tasks]] with kind = "passkey" to the file, or --task passkey')
     _check_distinct(tasks)
     return Matrix(
-        models=tuple(_list(table.get("model", str(embedded_model())))),
+        models=tuple(map(resolve, _list(table.get("model", str(embedded_model()))))),
         tasks=tuple(tasks),
         seed=table.get("seed", 0),
         chat=table.get("chat", False),

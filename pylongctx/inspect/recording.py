@@ -34,7 +34,7 @@ def record(session: Session, start: int | None, stop: int | None) -> Iterator[Tr
         except MemoryError as reason:
             raise MemoryError(f"the trace does not fit into memory; {FEWER}") from reason
 
-    trace = Trace.recording(read, method.chunk_size, method.n_recent)
+    trace = Trace.recording(read, method.chunk_size, method.n_recent or 0)
     context.start_trace(first, last)
     try:
         yield trace

@@ -11,6 +11,7 @@ from pylongctx.methods.h2o import H2O
 from pylongctx.methods.longheads import LongHeads
 from pylongctx.methods.scissorhands import Scissorhands
 from pylongctx.methods.selfextend import SelfExtend
+from pylongctx.methods.string import ShiftedRotary
 from pylongctx.methods.table import METHODS
 from pylongctx.methods.tova import Tova
 from pylongctx.methods.window import Window
@@ -27,6 +28,7 @@ __all__ = [
     "Method",
     "Scissorhands",
     "SelfExtend",
+    "ShiftedRotary",
     "Tova",
     "Window",
     "named",
@@ -85,7 +87,7 @@ def _parse_part(spec: str) -> Method:
     return cls(**values)
 
 
-def _parse_option(cls: type[Method], option: str) -> tuple[str, int | str]:
+def _parse_option(cls: type[Method], option: str) -> tuple[str, int | float | str]:
     key, equals, value = (part.strip() for part in option.partition("="))
     known = [field.name for field in fields(cls)]
     if not equals or key not in known:
@@ -93,7 +95,8 @@ def _parse_option(cls: type[Method], option: str) -> tuple[str, int | str]:
         raise ValueError(f"unknown option {option!r} of method {cls.name!r}; options: {listed}")
     if key in cls.words:
         return key, value
+    kind, wanted = (float, "a number") if key in cls.shares else (int, "an integer")
     try:
-        return key, int(value)
+        return key, kind(value)
     except ValueError:
-        raise ValueError(f"option {key!r} of method {cls.name!r} must be an integer, not {value!r}") from None
+        raise ValueError(f"option {key!r} of method {cls.name!r} must be {wanted}, not {value!r}") from None

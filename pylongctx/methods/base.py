@@ -18,7 +18,9 @@ class Method:
     name : str
         First word of the spec string.
     words : mapping
-        The options that are words, with the words they may be; all others are integers.
+        The options that are words, with the words they may be.
+    shares : tuple
+        The options that are shares, from 0 to 1; all others are integers.
     role : str or None
         What it is in a composition: a "base" says what is read, a "rule" what is forgotten. None: it composes with
         nothing.
@@ -34,6 +36,7 @@ class Method:
 
     name: ClassVar[str]
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    shares: ClassVar[tuple[str, ...]] = ()
     role: ClassVar[str | None] = None
     reads_all: ClassVar[bool] = False
 

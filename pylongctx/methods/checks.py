@@ -1,6 +1,6 @@
 """Checks of the options of methods."""
 
-from numbers import Integral
+from numbers import Integral, Real
 
 LIMIT = 2**30  # the largest size that a rule takes
 
@@ -36,6 +36,16 @@ def check_multiple(name: str, value: int | None, unit_name: str, unit: int | Non
         nearest = f"{low} or {low + unit}" if low else str(unit)
         wanted = unit_name if unit_name == str(unit) else f"{unit_name} ({unit})"
         raise ValueError(f"{name} must be a multiple of {wanted}, not {value}; the nearest: {nearest}")
+
+
+def check_share(name: str, value: float | None) -> None:
+    """Raise TypeError or ValueError unless ``value`` is None or a number above 0 and at most 1."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number or None, not {value!r}")
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} must be above 0 and at most 1, not {value}")
 
 
 def check_word(name: str, value: str | None, words: tuple[str, ...]) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pylongctx.methods.base import Method
-from pylongctx.methods.checks import check_given, check_int, check_multiple, check_word
+from pylongctx.methods.checks import check_int, check_multiple, check_share, check_word
 
 GRAIN = 16
 
@@ -24,8 +24,9 @@ class LongHeads(Method):
     window : int or None
         Tokens that a query reads, its own chunk counted as complete: a multiple of ``chunk_size``. None: half of the
         trained context.
-    n_recent : int
-        Chunks right before the query's own one that are always read, as chunk 0 and the own chunk are.
+    n_recent : int or None
+        Chunks right before the query's own one that are always read, as chunk 0 and the own chunk are. None: as many
+        as hold 128 tokens.
     select : str or None
         Who chooses: every query head for itself ("head", the paper), or the query heads of one KV head together
         ("group").
@@ -33,17 +34,22 @@ class LongHeads(Method):
         Neighbouring queries that share one choice; 1 is the paper's, a choice per query. Divides ``chunk_size``.
     representation : str or None
         What stands for a chunk when a query scores it. "attention": the mean key weighted by the chunk's attention to
-        itself (the paper, eq. 1-2). "minmax": the minimum and maximum of the keys per channel, which bound the score of
-        the best key from above (Quest, arXiv 2406.10774).
+        itself (the paper, eq. 1-2). The others know where the keys stand. "minmax": the minimum and maximum of the keys
+        per channel, which bound the score of the best key from above (Quest, arXiv 2406.10774). "moments": mean and
+        variance per channel; the score is the log of the attention to expect if keys were normally distributed.
     position : str or None
-        Where the chosen chunks seem to stand. "packed": side by side in front of the query (the paper, figure 3).
-        "grouped": at their distance divided by ``group_size``, as SelfExtend, arXiv 2401.01325, has it.
+        Where the chosen chunks seem to stand. "exact": where they are, for queries inside the trained context.
+        "packed": side by side in front of the query (the paper, figure 3). "grouped": distances beyond the recent
+        chunks divided by ``group_size``, as SelfExtend, arXiv 2401.01325, has it, chunk by chunk.
     group_size : int or None
         Divisor of the distances with ``position="grouped"``.
-    n_neighbor : int or None
+    n_neighbor : int
         Chunks of the window given to the neighbors of the best chunks: the remedy for what a chunk border cuts in two
-        (the paper, table 7). None: one in eight chunks that are free to choose, none with
-        ``representation="attention"``.
+        (the paper, table 7).
+    mass : float or None
+        Share of the attention that a query is to read, above 0 and at most 1. It reads the best chunks until the
+        estimate reaches it, and at most ``window`` tokens. Needs ``representation`` "moments". None: always
+        ``window`` tokens.
 
     Raises
     ------
@@ -60,24 +66,25 @@ class LongHeads(Method):
 
     chunk_size: int | None = None
     window: int | None = None
-    n_recent: int = 1
+    n_recent: int | None = None
     select: str | None = None
     select_block: int | None = None
     representation: str | None = None
     position: str | None = None
     group_size: int | None = None
     n_neighbor: int | None = None
+    mass: float | None = None
 
     name = "longheads"
     role = "base"
     words = {
         "select": ("head", "group"),
-        "representation": ("attention", "minmax"),
-        "position": ("packed", "grouped"),
+        "representation": ("attention", "minmax", "moments"),
+        "position": ("packed", "grouped", "exact"),
     }
+    shares = ("mass",)
 
     def __post_init__(self) -> None:
-        check_given("n_recent", self.n_recent)
         minimums = {"n_recent": 0, "n_neighbor": 0, "select_block": 1, "group_size": 1}
         for name, minimum in (minimums | {"chunk_size": GRAIN, "window": GRAIN}).items():
             check_int(name, getattr(self, name), minimum)
@@ -86,6 +93,11 @@ class LongHeads(Method):
         check_multiple("chunk_size", self.chunk_size, str(GRAIN), GRAIN)
         check_multiple("window", self.window, "chunk_size", self.chunk_size)
         check_multiple("chunk_size", self.chunk_size, "select_block", self.select_block)
+        check_share("mass", self.mass)
+        if self.mass is not None and self.representation not in (None, "moments"):
+            raise ValueError(f"mass needs representation moments, not {self.representation}")
+        if self.mass is not None and self.n_neighbor:
+            raise ValueError("n_neighbor gives a part of a fixed budget away; with mass there is none")
 
     @classmethod
     def paper(cls, chunk_size: int | None = None, window: int | None = None) -> "LongHeads":
@@ -97,3 +109,16 @@ class LongHeads(Method):
         'longheads,chunk_size=256,n_recent=1,select=head,select_block=1,representation=attention,position=packed,n_neighbor=0'
         """
         return cls(chunk_size, window, 1, "head", 1, "attention", "packed", n_neighbor=0)
+
+    @classmethod
+    def quest(cls, window: int | None = None) -> "LongHeads":
+        """Return the settings of Quest, arXiv 2406.10774: pages of 16 tokens, each query head chooses by the bound.
+
+        Quest reads its first two layers whole; here every layer chooses.
+
+        Examples
+        --------
+        >>> str(LongHeads.quest(1024))
+        'longheads,chunk_size=16,window=1024,n_recent=0,select=head,select_block=1,representation=minmax,position=exact,n_neighbor=0'
+        """
+        return cls(16, window, 0, "head", 1, "minmax", "exact", n_neighbor=0)

@@ -8,8 +8,20 @@ from pylongctx.methods.h2o import H2O
 from pylongctx.methods.longheads import LongHeads
 from pylongctx.methods.scissorhands import Scissorhands
 from pylongctx.methods.selfextend import SelfExtend
+from pylongctx.methods.string import ShiftedRotary
 from pylongctx.methods.tova import Tova
 from pylongctx.methods.window import Window
 
-CLASSES: tuple[type[Method], ...] = (Full, Window, SelfExtend, LongHeads, DualChunk, Corm, H2O, Scissorhands, Tova)
+CLASSES: tuple[type[Method], ...] = (
+    Full,
+    Window,
+    SelfExtend,
+    LongHeads,
+    DualChunk,
+    ShiftedRotary,
+    Corm,
+    H2O,
+    Scissorhands,
+    Tova,
+)
 METHODS: dict[str, type[Method]] = {cls.name: cls for cls in CLASSES}

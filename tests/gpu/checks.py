@@ -24,6 +24,7 @@ METHODS = (
     "window,n_sink=4,window=128",
     "selfextend,group_size=4,neighbor_window=128",
     "dca,chunk_size=128,local_window=64",
+    "string,shift_offset=128,local_window=32",
     "longheads,chunk_size=16,window=128",
     "longheads,chunk_size=16,window=128,representation=attention",
     "longheads,chunk_size=16,window=128,position=grouped",

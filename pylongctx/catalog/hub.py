@@ -1,0 +1,49 @@
+"""Models of huggingface.co, in the cache that huggingface_hub shares with other programs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pylongctx import hub
+from pylongctx.catalog.entry import OFFLINE, Entry, Progress, check_sha256, sha256_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubEntry(Entry):
+    """A file of a repository.
+
+    Attributes
+    ----------
+    repo_id, revision : str
+        The repository and its commit.
+    """
+
+    repo_id: str
+    revision: str
+
+    @property
+    def origin(self) -> str:
+        """The site that it comes from."""
+        return "Hugging Face"
+
+    @property
+    def source(self) -> str:
+        """The repository."""
+        return f"{self.repo_id} at {self.revision[:7]}"
+
+    def path(self) -> Path | None:
+        """Return the file in the cache, or None when it is not there or huggingface_hub is not installed."""
+        return hub.cached(self.repo_id, self.file, self.revision)
+
+    def fetch(self, progress: Progress | None = None) -> Path:
+        """Let huggingface_hub fetch the file, which shows its own progress and continues what was interrupted."""
+        try:
+            path = hub.download(self.repo_id, self.file, self.revision)
+        except ConnectionError as reason:
+            raise ConnectionError(f"{self.name}: {reason}. {OFFLINE}") from reason
+        try:
+            check_sha256(sha256_of(path), self.sha256, self.file)
+        except ValueError:
+            path.resolve().unlink()  # the file that the cache's link leads to
+            path.unlink(missing_ok=True)
+            raise
+        return path

