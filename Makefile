@@ -48,7 +48,8 @@ build: $(VENV)/.build-tools
 
 PASSKEY := $(BIN)/pylongctx passkey --method full --method selfextend --method longheads
 
-# a minute on two cores; five trials a cell, and make report has fifty. Then SmolLM2 on a novel: 94 MiB to fetch, and MINUTES more minutes
+# a minute on two cores: five trials a cell, and make report has fifty; then about four in which SmolLM2, which is fetched (94 MiB), reads a
+# novel
 demo: build
 	$(PASSKEY) --lengths 512,1024,2048,4096 --tests 5
 	$(BIN)/python bench/book.py

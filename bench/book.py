@@ -4,11 +4,13 @@
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pylongctx.cli.console import Meter
 from pylongctx.cli.get import fetched
@@ -34,24 +36,25 @@ def demonstrate(model: str, console: Console) -> None:
     n_trained = read_positions(model).n_ctx_train
     cells = [Cell(model, m, TASK, 2 * n_trained, options={"progress_callback": Meter(console)}) for m in METHODS]
     (sample,) = make_samples(cells[0])
-    table = Table(title=f"{TASK.retrieval_question} It is {sample.answers[0]}.")
+    console.print(f"{BOOK.name} says in its middle that the pass key is {sample.answers[0]}", highlight=False)
+    table = Table(title=TASK.retrieval_question)
     for head in ("method", "answer", "seconds"):
         table.add_column(head)
     for cell in cells:
-        console.print(f"reading {BOOK.name}, {2 * n_trained} tokens, with {cell.method}", highlight=False)
+        console.print(f"reading {2 * n_trained} tokens of it with {cell.method}", highlight=False)
         text, seconds = answer(cell, sample)
-        table.add_row(cell.method, text, f"{seconds:.0f}")
+        table.add_row(cell.method, Text(text), f"{seconds:.0f}")
     console.print(table)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m", help="a file, or a name that pylongctx get lists")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     console = Console()
     try:
         model = fetched(args.model)
-    except OSError as reason:
+    except (OSError, ValueError, ImportError) as reason:
         console.print(f"skipped: {reason}", soft_wrap=True, highlight=False, markup=False)
         return
     demonstrate(model, console)

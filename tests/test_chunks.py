@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import oracle
 import pytest
-from cases import CHUNK_CASES, POSITIONS, REPRESENTATIONS, ROPES, ChunkCase, OpCase, chunk_case, with_method
+from cases import CHUNK_CASES, HALF, POSITIONS, REPRESENTATIONS, ROPES, ChunkCase, OpCase, chunk_case, with_method
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op import make_inputs, run_chunks, run_native, stored
@@ -29,7 +29,6 @@ from thinning import few, thin
 
 BY_NAME = {case.name: case for case in CHUNK_CASES}
 EXACT = 1e-9  # float64
-HALF = 2.0**-10  # one step of a half
 
 
 # ---- the oracle itself: positions ----
@@ -222,7 +221,7 @@ def case(request) -> ChunkCase:
 
 def assert_same_run(got, want) -> None:
     np.testing.assert_array_equal(got.chunks, want.chunks)
-    assert_same(got.summaries, want.summaries, 1e-5)
+    assert_same(got.summaries, want.summaries, HALF)
     assert_same(got.out, want.out, 1e-5)
 
 

@@ -13,6 +13,7 @@ from pylongctx.eval.matrix import all_methods, make, read, split_method
 from pylongctx.eval.needle import Needle
 from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.rope import LINEAR, YARN, Positions, positions_of, scaling
+from pylongctx.eval.ruler import NAMES
 from pylongctx.eval.runner import make_samples
 from pylongctx.methods import METHODS, parse
 
@@ -109,6 +110,30 @@ def test_a_task_may_have_several_files(tmp_path):
     (tmp_path / "m.toml").write_text('lengths = [64]\n[[tasks]]\nkind = "perplexity"\nfile = ["a.txt", "b/c.txt"]\n')
     (wanted,) = make(read(str(tmp_path / "m.toml"))).tasks
     assert wanted.task.file == (str(tmp_path / "a.txt"), str(tmp_path / "b" / "c.txt"))
+
+
+def test_texts_of_the_command_line_replace_those_of_the_file(tmp_path):
+    from pylongctx.eval.matrix import with_texts
+
+    tasks = [
+        {"kind": "perplexity", "file": "a.txt"},
+        {"kind": "recall", "haystack": "a.txt"},
+        {"kind": "needle", "haystack": "synthetic"},
+        {"kind": "passkey"},
+    ]
+    found = make({"lengths": 300, "tasks": with_texts(tasks, ["b.txt", "c.txt"])}).tasks
+    assert found[0].task.file == ("b.txt", "c.txt")
+    assert [wanted.task.haystack for wanted in found[1:]] == ["b.txt", "synthetic", "sentences"]
+
+
+def test_the_plan_for_real_models_can_be_made(tmp_path):
+    need("eval", "wonderwords")
+    cells = make(read(str(REPORT.with_name("real.toml"))) | {"lengths": [4096]}).cells()
+    found = {cell.task.name for cell in cells}
+    assert found >= {"recall", "recall-3-decoys", "recall-names", "recall-paraphrased", "kld", "vt", "cwe"}
+    for cell in cells:
+        if cell.method == "full" and cell.type_k == "f16" and cell.task.name not in NAMES:
+            assert make_samples(cell)
 
 
 def test_several_names_are_several_tasks():

@@ -30,25 +30,33 @@ template <int N> static __device__ __forceinline__ void lctx_transform(float (&x
     });
 }
 
-// Elements [d, d + 8) of a stored row as they were before they were transformed.
-static __device__ inline void lctx_load_8(ggml_type type, const char * row, int d, int block, float (&x)[8]) {
-    if (block == 0) {
-        return lctx_load_8(type, row, d, x);
-    }
-    const int first = d / block * block, mine = d % block / 8;
-    float sum[8] = {};
-    for (int octet = 0; octet < block / 8; octet++) {
+// Elements [d, d + 8) of a stored row as they were before they were transformed; block 0: they were not.
+// One loop for both, so that what unpacks a row is there once.
+static __device__ __forceinline__ void lctx_load_8(ggml_type type, const char * row, int d, int block, float (&x)[8]) {
+    const int first = block != 0 ? d / block * block : d, n = block != 0 ? block / 8 : 1, mine = (d - first) / 8;
+    lctx_unrolled<8>([&](int i) { x[i] = 0.0f; });
+#ifdef __CUDACC__
+#pragma unroll 1
+#endif
+    for (int octet = 0; octet < n; octet++) {
         float y[8];
         lctx_load_8(type, row, first + 8 * octet, y);
         const float sign = __popc(octet & mine) & 1 ? -1.0f : 1.0f;
-        lctx_unrolled<8>([&](int i) { sum[i] += sign * y[i]; });
+        lctx_unrolled<8>([&](int i) { x[i] += sign * y[i]; });
+    }
+    if (block == 0) {
+        return;
     }
     const float scale = 1.0f / sqrtf((float)block);
-    lctx_unrolled<8>([&](int i) {
-        float all = 0.0f;
-        lctx_unrolled<8>([&](int j) { all += (i & j & 1) ^ (i >> 1 & j >> 1 & 1) ^ (i >> 2 & j >> 2 & 1) ? -sum[j] : sum[j]; });
-        x[i] = scale * all;
+    lctx_unrolled<3>([&](int bit) {
+        lctx_unrolled<8>([&](int i) {
+            if (!(i >> bit & 1)) {
+                const float low = x[i], high = x[i + (1 << bit)];
+                x[i] = low + high, x[i + (1 << bit)] = low - high;
+            }
+        });
     });
+    lctx_unrolled<8>([&](int i) { x[i] *= scale; });
 }
 
 // Transform a row of floats in place. The lanes of a warp together; each reads what it wrote.

@@ -171,7 +171,7 @@ std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec
     std::string reason;
     c.representation = (lctx_representation)either(spec.get("representation"), LCTX_REPRESENT_MOMENTS);
     choose_chunks(spec, env, c, reason);
-    c.by_group = either(spec.get("select"), 1);
+    c.by_group = either(spec.get("select"), 0);
     c.select_block = either(spec.get("select_block"), 1);
     c.ablation = ablation();
     if (c.select_block < 1 || c.chunk_size % c.select_block != 0) {

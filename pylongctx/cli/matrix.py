@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser("matrix", help="every method on every task and length", description=__doc__)
     add = parser.add_argument
-    add("file", nargs="?", metavar="FILE.toml", help="what is measured; the options below go before what it says")
+    add("plan", nargs="?", metavar="FILE.toml", help="what is measured; the options below go before what it says")
     add("--out", required=True, metavar="DIR", help="folder of the records, which is continued")
     add(
         "-m",
@@ -42,6 +42,9 @@ def add_parser(commands: Any) -> None:
     )
     add("--method", action="append", metavar="M", help="such as longheads, ntk, selfextend@yarn; may be repeated (all)")
     add("--lengths", type=int_list, metavar="N,N", help="tokens")
+    add(
+        "-f", "--file", action="append", metavar="FILE", help="texts in place of those that tasks name; may be repeated"
+    )
     add("--kv", type=lambda text: text.split(","), metavar="T,T", help="KV types such as q8_0 or q8_0/f16 (f16)")
     add(
         "--task", action="append", type=_task, metavar="KIND,KEY=VALUE", help="such as passkey,tests=5; may be repeated"
@@ -94,13 +97,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _table(args: argparse.Namespace) -> dict[str, Any]:
     """Return what the file says, with the options in its place."""
-    from pylongctx.eval.matrix import read
+    from pylongctx.eval.matrix import read, with_texts
 
-    table = read(args.file) if args.file else {}
+    table = read(args.plan) if args.plan else {}
     given = {"model": args.model, "methods": args.method, "lengths": args.lengths, "kv": args.kv}
     given |= {"tasks": args.task, "seed": args.seed}
     llama = {"n_threads": args.threads, "n_threads_batch": args.threads, "n_gpu_layers": args.n_gpu_layers}
     table |= {key: value for key, value in given.items() if value is not None}
+    if args.file:
+        table["tasks"] = with_texts(table.get("tasks", []), args.file)
     if "model" in table:
         table["model"] = [fetched(name) for name in table["model"]]
     more = {key: value for key, value in llama.items() if value is not None}

@@ -162,6 +162,12 @@ def _from(folder: Path, named: str | list[str]) -> str | list[str]:
     return str(folder / named) if isinstance(named, str) else [str(folder / name) for name in named]
 
 
+def with_texts(tasks: Sequence[Mapping[str, Any]], files: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the tables of tasks with other texts: all for what takes several, the first one as a haystack."""
+    given = {"file": list(files), "haystack": files[0]}
+    return [{**task, **{k: given[k] for k in given if task.get(k, MADE[0]) not in MADE}} for task in tasks]
+
+
 def make(table: Mapping[str, Any]) -> Matrix:
     """Return the matrix of a table as ``read`` returns it.
 
