@@ -134,7 +134,7 @@ def test_equal_chunks_are_chosen_by_their_index(representation, size):
 
 @thin
 @pytest.mark.parametrize("n_ubatch", [7, 130])
-@pytest.mark.parametrize("mass", [0.3, 0.9, 1.0])
+@pytest.mark.parametrize("mass", [0.3, 0.6, 1.0])
 @pytest.mark.parametrize("select", ["head", "group"])
 def test_heads_read_until_they_have_their_mass(select, mass, n_ubatch):
     method = LongHeads(16, 128, select=select, select_block=2, representation="moments", mass=mass)
@@ -147,8 +147,8 @@ def test_heads_read_until_they_have_their_mass(select, mass, n_ubatch):
 def test_many_chunks_are_read_until_they_have_their_mass(n_ubatch):
     """More chunks than a warp has lanes. Flat attention takes many of them."""
     sizes = {"n_rows": 1200, "n_head": 2, "n_head_kv": 1, "head_dim_k": 32, "head_dim_v": 32, "n_ubatch": n_ubatch}
-    method = LongHeads(16, 60 * 16, select="group", representation="moments", mass=0.95)
-    got = check(chunk_case("many-chunks", sharpness=1.0, method=method, **sizes))
+    method = LongHeads(16, 60 * 16, select="group", representation="moments", mass=0.6)
+    got = check(chunk_case("many-chunks", sharpness=0.5, method=method, **sizes))
     assert 32 < (got.chunks[-1] >= 0).sum(-1).min() < 60
 
 
