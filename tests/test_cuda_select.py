@@ -172,12 +172,12 @@ def both(run, back_to_the_cpu) -> list:
 @pytest.mark.parametrize("type_name", TOLERANCE)
 @pytest.mark.parametrize("position", POSITIONS)
 def test_rows_are_rounded_as_on_the_cpu(emulated, type_name, position):
-    """Extremes show what is stored; a rotation that is one bit off flips a level now and then."""
+    """Extremes show what is stored; a rotation that is one bit off flips a level, or a half, now and then."""
     method = LongHeads(16, 96, representation="minmax", position=position)
     case = chunk_case("rounding", type_k=type_name, type_v=type_name, method=method)
     x = make_inputs(case)
     got, want = both(lambda: run_chunks(case, x).summaries, emulated)
-    assert_same(got, want, case.tolerance)
+    assert_same(got, want, max(case.tolerance, HALF))
     assert np.isclose(got, want, rtol=1e-5, atol=1e-6).mean() > 0.98
 
 
