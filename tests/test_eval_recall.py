@@ -136,7 +136,9 @@ def test_a_template_has_no_place(embedded_model):
 
 def one(embedded_model, method, **fields):
     task = Recall(tests=1, questions=3, **fields)
-    cell = Cell(str(embedded_model), method, task, LENGTH, options={"n_threads": 1, "n_ubatch": 64})
+    cell = Cell(
+        str(embedded_model), method, task, LENGTH, options={"n_threads": 1, "n_threads_batch": 1, "n_ubatch": 64}
+    )
     (record,) = run(cell)
     return task, record
 

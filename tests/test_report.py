@@ -70,7 +70,7 @@ def grid(records, title):
     [
         ({}, "full"),
         ({"rope": "ntk"}, "ntk"),
-        ({"asked": "longheads,n_recent=1", "rope": "dynamic"}, "longheads@dynamic"),
+        ({"asked": "longheads+corm,window=256", "rope": "dynamic"}, "longheads+corm@dynamic"),
         ({"type_k": "q8_0", "type_v": "q8_0"}, "full q8_0"),
         ({"type_k": "q8_0"}, "full q8_0/f16"),
     ],
@@ -80,7 +80,7 @@ def test_labels_leave_out_what_is_usual(fields, name):
 
 
 def test_short_specs_keep_what_was_chosen():
-    assert short("longheads,window=64,n_recent=1+corm,window=256,recent=8") == "longheads,window=64+corm,recent=8"
+    assert short("longheads,window=64+corm,window=256,recent=8") == "longheads,window=64+corm,recent=8"
 
 
 def test_records_are_in_the_order_of_the_matrix():
