@@ -47,6 +47,23 @@ def test_every_head_reads_its_window(chunked, tokens):
     assert cover_rate(trace) > 0.9
 
 
+def test_what_was_not_read_is_estimated_with_mass(embedded_model):
+    shares = {}
+    for mass in (None, 0.6, 0.9):
+        method = METHOD if mass is None else f"{METHOD},mass={mass}"
+        with new(embedded_model, method=method, n_threads=1, n_threads_batch=1) as llm, llm.trace() as trace:
+            llm.eval((llm.tokenize(TEXT) * 20)[:N])
+        assert trace.unread.shape == trace.chunks.shape[:3]
+        shares[mass] = trace.unread, (trace.chunks >= 0).sum(-1)
+    assert np.isnan(shares[None][0]).all()
+    (some, n_some), (most, n_most) = shares[0.6], shares[0.9]
+    assert (some[: 3 * SIZE] == 0).all()  # everything is read
+    assert ((0 <= some) & (some <= 1)).all()
+    assert (some[n_some < WINDOW // SIZE] <= 0.4 + 1e-5).all()  # else the window was too small
+    assert most.mean() < some.mean()
+    assert n_some.mean() < n_most.mean() <= WINDOW // SIZE
+
+
 def test_start_and_stop(chunked, tokens):
     with chunked.trace() as everything:
         chunked.eval(tokens)
