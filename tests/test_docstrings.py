@@ -132,7 +132,8 @@ def test_every_name_of_a_package_has_an_example(name):
 
 
 @pytest.mark.parametrize(
-    "name", [f"pylongctx.eval.{x}" for x in "facts kld needle passkey perplexity recall rope runner scorers task".split()]
+    "name",
+    [f"pylongctx.eval.{x}" for x in "facts kld needle passkey perplexity recall rope runner scorers task".split()],
 )
 def test_every_name_of_the_evaluations_has_an_example(name):
     module = import_module(name)
