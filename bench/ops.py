@@ -18,8 +18,8 @@ from report import machine, spread, table
 from pylongctx._free import available_cpus
 
 N_PREFILL = 512
-PERIOD = 256  # rows of a chunk, and between two evictions
-LONGHEADS = f"longheads,chunk_size={PERIOD},window=4096"
+PERIOD = 256  # rows between two evictions; chunks divide it
+LONGHEADS = "longheads,window=4096"
 CORM = f"corm,window={PERIOD},recent={PERIOD},evict_every={PERIOD}"
 METHODS = {
     "longheads": LONGHEADS,

@@ -75,10 +75,14 @@ def test_sequences_in_one_tile(emulated, open_session, tokens):
     assert_same(answers[0], answers[1], TOLERANCE)
 
 
-def test_pages_in_memory_of_the_host(open_session, tokens):
+@pytest.mark.parametrize("spec", [
+    SPECS["longheads-minmax"],
+    "longheads,chunk_size=16,window=64,n_recent=1,representation=moments,mass=0.9",
+])  # fmt: skip
+def test_pages_in_memory_of_the_host(open_session, tokens, spec):
     """The kernels of *fetch* and of rows that are left out: the same answers with and without."""
     sizes = {"n_ctx": 320, "n_batch": 64, "n_ubatch": 32, "n_threads": 1, "n_threads_batch": 1, "n_seq_max": 2}
-    spec, answers = SPECS["longheads-minmax"], []
+    answers = []
     for offload in (0, 2**64 - 1):
         session = open_session("llama", spec, kv_offload=offload, **sizes)
         answers.append(session.decode(tokens[:250], 50))

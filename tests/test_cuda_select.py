@@ -27,6 +27,7 @@ from thinning import thin
 
 CASES = {case.name: case for case in CHUNK_CASES}
 ATTEND = 4e-3
+HALF = float(np.finfo(np.float16).eps)  # summaries are halves
 
 
 pytestmark = pytest.mark.usefixtures("emulated")
@@ -38,11 +39,8 @@ pytestmark = pytest.mark.usefixtures("emulated")
 def check(case: ChunkCase) -> LayerRun:
     x = make_inputs(case)
     layer, got = stored(case, x), run_chunks(case, x)
-    want, rounded_twice = layer.summarize(), case.method.position == "grouped" and case.type_k != "f32"
-    assert_same(got.summaries, want, (10 if rounded_twice else 1) * case.tolerance)
+    assert_same(got.summaries, layer.summarize(), max(case.tolerance, HALF))
     np.testing.assert_array_equal(got.chunks, layer.choose(got.summaries, case.n_ubatch))
-    if case.type_k == case.type_v == "f32":
-        np.testing.assert_array_equal(got.chunks, layer.choose(want, case.n_ubatch))
     assert_same(got.out, layer.attend(got.chunks), max(case.tolerance, ATTEND))
     return got
 
@@ -52,7 +50,7 @@ CHOICES = [
     "chunk16-rows1", "chunk16-rows65", "chunk48-rows257", "chunk80-rows321",
     "heads8x8", "heads6x2", "heads8x2-group", "heads4x1-group",
     "dim32", "dim40", "dim80", "dim128", "k-f16-v-q8_0-grouped", "k-q4_0-v-f16-packed", "rope-yarn-packed",
-    "options-neighbor1", "options-neighbor2", "options-neighbor3", "options-recent0-grouped", "options-recent2-grouped",
+    "options-neighbor1", "options-neighbor2", "options-neighbor3", "options-recent0-grouped", "options-recent2-exact",
     "options-block2", "options-block16", "options-block8-ubatch7-group", "short-group", "softcap", "long",
 ]  # fmt: skip
 NAMES = [f"{name}-{representation}" for name in CHOICES for representation in REPRESENTATIONS]
@@ -107,14 +105,14 @@ def test_blocks_of_queries_choose_together(n_ubatch):
 @pytest.mark.parametrize(
     "rope", ["neox", "norm-partial", "neox-partial", "neox-two-dims", "factors", "yarn-partial-factors"]
 )
-def test_keys_are_rotated_and_turned_back(rope, position):
+def test_keys_are_rotated_and_turned_to_their_own_positions(rope, position):
     method = LongHeads(16, 96, position=position, representation="minmax")
     check(chunk_case("rope", n_rows=130, rope=ROPES[rope], method=method))
 
 
 @pytest.mark.parametrize("type_name", ["f32", "f16"])
-def test_halves_that_are_no_whole_vectors_are_turned_back(type_name):
-    method = LongHeads(16, 96, position="grouped")
+def test_halves_that_are_no_whole_vectors_are_turned(type_name):
+    method = LongHeads(16, 96, representation="moments")
     sizes = {"n_rows": 130, "head_dim_k": 40, "head_dim_v": 40, "type_k": type_name}
     check(chunk_case("halves", rope=ROPES["neox"], method=method, **sizes))
 
@@ -127,9 +125,38 @@ def test_equal_chunks_are_chosen_by_their_index(representation, size):
     x = make_inputs(case)
     for part in (x.k, x.v, x.q):
         part[:] = part[np.arange(case.n_rows) % size]
+    if representation != "attention":  # what stands elsewhere has another score
+        x.q[:] = 0
     got = run_chunks(case, x)
     for own in range(6, 12):
         assert (got.chunks[own * size : (own + 1) * size] == [0, 1, 2, 3, own - 1, own]).all()
+
+
+@thin
+@pytest.mark.parametrize("n_ubatch", [7, 130])
+@pytest.mark.parametrize("mass", [0.3, 0.6, 1.0])
+@pytest.mark.parametrize("select", ["head", "group"])
+def test_heads_read_until_they_have_their_mass(select, mass, n_ubatch):
+    method = LongHeads(16, 128, select=select, select_block=2, representation="moments", mass=mass)
+    case = chunk_case("mass", n_rows=261, n_head=6, n_head_kv=2, n_ubatch=n_ubatch, sharpness=3.0, method=method)
+    n_read = (check(case).chunks[160:] >= 0).sum(-1)
+    assert (n_read == 8).all() if mass == 1.0 else 2 < n_read.min() < n_read.max()
+
+
+@pytest.mark.parametrize("n_ubatch", [8, 512])
+def test_many_chunks_are_read_until_they_have_their_mass(n_ubatch):
+    """More chunks than a warp has lanes. Flat attention takes many of them."""
+    sizes = {"n_rows": 1200, "n_head": 2, "n_head_kv": 1, "head_dim_k": 32, "head_dim_v": 32, "n_ubatch": n_ubatch}
+    method = LongHeads(16, 60 * 16, select="group", representation="moments", mass=0.6)
+    got = check(chunk_case("many-chunks", sharpness=0.5, method=method, **sizes))
+    assert 32 < (got.chunks[-1] >= 0).sum(-1).min() < 60
+
+
+@pytest.mark.parametrize("n_chunk", [4_000, 12_300])
+def test_choices_fit_into_shared_memory(n_chunk):
+    """Fewer of them at once; and on the CPU what does not fit alone."""
+    method = LongHeads(16, 16 * n_chunk, n_neighbor=1, representation="minmax")
+    check(chunk_case("shared", n_rows=37, n_head=2, n_head_kv=1, method=method))
 
 
 # ---- against the CPU's kernels ----
@@ -145,12 +172,12 @@ def both(run, back_to_the_cpu) -> list:
 @pytest.mark.parametrize("type_name", TOLERANCE)
 @pytest.mark.parametrize("position", POSITIONS)
 def test_rows_are_rounded_as_on_the_cpu(emulated, type_name, position):
-    """Extremes show what is stored; a rotation that is one bit off flips a level now and then."""
+    """Extremes show what is stored; a rotation that is one bit off flips a level, or a half, now and then."""
     method = LongHeads(16, 96, representation="minmax", position=position)
     case = chunk_case("rounding", type_k=type_name, type_v=type_name, method=method)
     x = make_inputs(case)
     got, want = both(lambda: run_chunks(case, x).summaries, emulated)
-    assert_same(got, want, case.tolerance)
+    assert_same(got, want, max(case.tolerance, HALF))
     assert np.isclose(got, want, rtol=1e-5, atol=1e-6).mean() > 0.98
 
 
@@ -182,6 +209,16 @@ def test_heads_that_drop_rows_choose_what_the_cpu_chooses(emulated, name):
     x = make_inputs(case)
     got, want = both(lambda: run_evict(case, x), emulated)
     assert np.isnan(want.summaries).all(-1).any() or name != "empty-chunks"
+    assert (got.held == want.held).mean() > 0.99
+    assert (got.chunks == want.chunks).all(-1).mean() > 0.97
+
+
+def test_heads_that_drop_rows_share_what_is_left(emulated):
+    method = LongHeads(16, 96, representation="moments", mass=0.9)
+    case = replace(next(c for c in EVICT_CASES if c.name == "empty-chunks"), method=method)
+    x = make_inputs(case)
+    got, want = both(lambda: run_evict(case, x), emulated)
+    assert np.isnan(want.summaries).all(-1).any()
     assert (got.held == want.held).mean() > 0.99
     assert (got.chunks == want.chunks).all(-1).mean() > 0.97
 

@@ -80,7 +80,7 @@ LCTX_ALONE void attend_span(const lctx_attend_args & a, const lctx_tile & tile, 
     const lctx_states own = states_of(span, tile, w, st, columns.n_pad);
     for (int i = first; i < end; i++) {
         const int index = span.first_block() + i, cell = span.block_lo(index), n = span.block_hi(index) - cell;
-        const lctx_block block = {cell, n, span.head_kv, span.seq, span.near, i + 1 == end};
+        const lctx_block block = {cell, n, span.head_kv, span.seq, span.near, i + 1 < end ? cell + n : span.next};
         lctx_attend_block(a, columns, span.cells, block, own, w.block, [&](float * s, int cell_step, int column_step) {
             if (span.is_partial(cell, n)) {
                 span.mask(a, n, s, cell_step, column_step, [&](int x) { return cell + x; });

@@ -48,16 +48,16 @@ struct lctx_block_scratch {
 struct lctx_block {
     int32_t cell, n, head, seq;
     bool near;     // keys from the near ring
-    bool is_last;  // the next page is not read after this one
+    int32_t next;  // cell that is read after these, -1: none
 };
 
 template <typename Mask> static inline void lctx_attend_few(const lctx_attend_args & a, const lctx_columns & columns, const lctx_block & b,
                                                             lctx_stored k, const lctx_states & st, const lctx_block_scratch & w,
                                                             Mask && mask) {
     lctx_stored v = lctx_stored_values(a.cache, b.cell, b.head, b.seq);
-    if (!b.is_last) {
-        v.next = lctx_value_row(a.cache, b.cell + b.n, b.head, b.seq);
-        k.next = b.near ? nullptr : lctx_key_row(a.cache, b.cell + b.n, b.head, b.seq);
+    if (b.next >= 0) {
+        v.next = lctx_value_row(a.cache, b.next, b.head, b.seq);
+        k.next = b.near ? nullptr : lctx_key_row(a.cache, b.next, b.head, b.seq);
     }
     lctx_few_scores(lctx_readable(k, b.n, a.head_dim_k, w.k), b.n, columns.q, columns.n, a.head_dim_k, w.s);
     lctx_softcap(w.s, (size_t)columns.n * LCTX_BLOCK, a.params.softcap);

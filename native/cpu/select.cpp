@@ -5,8 +5,7 @@
 // scale * q . mean + scale^2/2 * q^2 . variance. Both are linear in the summary and have twice its width.
 #include "columns.h"
 #include "ggml-cpu-impl.h"
-
-#include <cfloat>
+#include "rank.h"
 
 namespace {
 
@@ -14,37 +13,49 @@ int heads_per_choice(const lctx_select_args & a) {
     return a.n_head / a.n_choice;
 }
 
+// Choices that compare their queries with the same summaries: they are made together.
+int choices_per_job(const lctx_select_args & a) {
+    return a.n_choice > a.n_summary ? a.n_choice / a.n_summary : 1;
+}
+
+// Columns of scores that one choice takes: with mass one per head, whose shares are added up afterwards.
+int columns_per_choice(const lctx_select_args & a) {
+    return a.chunks.mass > 0.0f ? heads_per_choice(a) : 1;
+}
+
 struct scratch {
     float * s;         // [n_chunk_max][MAX_COLUMNS]
+    uint32_t * keys;   // [lctx_n_key(n_chunk_max)]
     float * queries;   // lctx_columns
     float * mean;      // [head_dim]
     float * wide;      // [summary_dim]
     float * k;         // [BLOCK][summary_dim] summaries
     float * few;       // [FEW_COLUMNS][BLOCK] scores of few columns
-    float * value;     // [LCTX_VL][n_chunk] scores of the best candidates of each column, best first
-    int32_t * order;   // [LCTX_VL][n_chunk] which they are
+    int32_t * best;    // [n_chunk] the best candidates, ascending
+    int32_t * order;   // [n_chunk] and the best first
     int32_t * chosen;  // [n_chunk]
     char * taken;      // [n_chunk_max]
 
-    static size_t n_chunk_max(const lctx_select_args & a) { return a.n_chunk_max + 1; }
+    static int n_chunk_max(const lctx_select_args & a) { return a.n_chunk_max + 1; }
     static size_t size(const lctx_select_args & a) {
         const int summary_dim = a.chunks.summary_dim(a.head_dim);
-        const size_t n = n_chunk_max(a) * LCTX_MAX_COLUMNS + lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim) + a.head_dim +
-                         (size_t)summary_dim * (LCTX_BLOCK + 1) + LCTX_FEW_COLUMNS * LCTX_BLOCK +
-                         (size_t)a.chunks.n_chunk * (2 * LCTX_VL + 1);
+        const size_t n = (size_t)n_chunk_max(a) * LCTX_MAX_COLUMNS + lctx_n_key(n_chunk_max(a)) +
+                         lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim) + a.head_dim + (size_t)summary_dim * (LCTX_BLOCK + 1) +
+                         LCTX_FEW_COLUMNS * LCTX_BLOCK + (size_t)a.chunks.n_chunk * 3;
         return GGML_PAD(n * sizeof(float) + n_chunk_max(a), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_select_args & a) {
         const int summary_dim = a.chunks.summary_dim(a.head_dim);
         float * p = (float *)base;
-        s = p, p += n_chunk_max(a) * LCTX_MAX_COLUMNS;
+        s = p, p += (size_t)n_chunk_max(a) * LCTX_MAX_COLUMNS;
+        keys = (uint32_t *)p, p += lctx_n_key(n_chunk_max(a));
         queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim);
         mean = p, p += a.head_dim;
         wide = p, p += summary_dim;
         k = p, p += (size_t)summary_dim * LCTX_BLOCK;
         few = p, p += LCTX_FEW_COLUMNS * LCTX_BLOCK;
-        value = p, p += (size_t)LCTX_VL * a.chunks.n_chunk;
-        order = (int32_t *)p, p += (size_t)LCTX_VL * a.chunks.n_chunk;
+        best = (int32_t *)p, p += a.chunks.n_chunk;
+        order = (int32_t *)p, p += a.chunks.n_chunk;
         chosen = (int32_t *)p, p += a.chunks.n_chunk;
         taken = (char *)p;
     }
@@ -55,13 +66,24 @@ struct block {
     int32_t first, n;
 };
 
+// Blocks of one sequence, and the choices [choice, choice + n_choice) that are made for each of them. Column i is block i / n_choice and
+// choice i % n_choice.
+struct tile {
+    const block * blocks;
+    int n_block, choice, n_choice;
+
+    int n_column() const { return n_block * n_choice; }
+    const block & block_of(int column) const { return blocks[column / n_choice]; }
+    int choice_of(int column) const { return choice + column % n_choice; }
+};
+
 bool same_block(const lctx_select_args & a, int32_t t, int32_t u) {
     const int32_t size = a.chunks.select_block;
     return a.rows[t].seq == a.rows[u].seq && a.rows[t].row / size == a.rows[u].row / size;
 }
 
-int32_t own_chunk(const lctx_select_args & a, int32_t token) {
-    return a.rows[token].row / a.chunks.chunk_size;
+int32_t own_chunk(const lctx_select_args & a, const block & b) {
+    return a.rows[b.first].row / a.chunks.chunk_size;
 }
 
 // The mean query of a block.
@@ -85,7 +107,7 @@ void add_query(const lctx_select_args & a, const float * q, float * wide) {
     }
 }
 
-// What a block multiplies summary `summary` with, for query heads [head, head + n).
+// What a block multiplies a summary with, for query heads [head, head + n).
 const float * block_query(const lctx_select_args & a, const block & b, int head, int n, const scratch & w) {
     if (a.chunks.by_attention()) {
         mean_query(a, b, head, w.mean);
@@ -110,14 +132,32 @@ void multiply(const lctx_columns & columns, const char * summaries, size_t strid
             lctx_scores(columns, w.k, columns.dim, n, s, add);
             continue;
         }
-        lctx_few_scores({GGML_TYPE_F16, stride, first, i + n < n_chunk ? first + n * stride : nullptr}, n, columns.q, columns.n,
-                        columns.dim, w.few);
+        const char * next = i + n < n_chunk ? first + n * stride : nullptr;
+        lctx_few_scores({GGML_TYPE_F16, stride, first, next}, n, columns.q, columns.n, columns.dim, w.few);
         for (int x = 0; x < n; x++) {
             for (int c = 0; c < columns.n_pad; c++) {
                 float & to = s[(size_t)x * columns.n_pad + c];
                 to = (add ? to : 0.0f) + (c < columns.n ? w.few[c * LCTX_BLOCK + x] : 0.0f);
             }
         }
+    }
+}
+
+const char * summaries_of(const lctx_select_args & a, const tile & t, int head) {
+    const int32_t seq = a.rows[t.blocks[0].first].seq;
+    return a.summaries + head / (a.n_head / a.n_summary) * a.summary_head_stride + seq * a.summary_seq_stride;
+}
+
+// s[chunk][column], summed over the heads that choose together.
+void score(const lctx_select_args & a, const tile & t, int n_chunk, const scratch & w) {
+    const lctx_columns columns(w.queries, t.n_column(), a.chunks.summary_dim(a.head_dim));
+    const int n_head = heads_per_choice(a), n_together = a.chunks.by_attention() ? 1 : n_head;  // heads with one summary add up before
+    for (int head = 0; head < n_head; head += n_together) {
+        columns.clear();
+        for (int c = 0; c < columns.n; c++) {
+            columns.set(c, block_query(a, t.block_of(c), t.choice_of(c) * n_head + head, n_together, w), 1.0f);
+        }
+        multiply(columns, summaries_of(a, t, t.choice * n_head + head), a.summary_stride, n_chunk, head > 0, w);
     }
 }
 
@@ -145,19 +185,18 @@ void to_shares(float * s, int n_chunk, int n_pad, const int32_t * end) {
     }
 }
 
-// s[chunk][column] of the blocks of a tile: the mean over the heads that choose together of the share they give a chunk.
-void score_shares(const lctx_select_args & a, const block * blocks, int n, int choice, int n_chunk, const scratch & w) {
-    const int n_head = heads_per_choice(a), first = choice * n_head, n_pad = lctx_round_up(n, LCTX_VL);
-    const lctx_columns columns(w.queries, n * n_head, a.chunks.summary_dim(a.head_dim));
-    const int32_t seq = a.rows[blocks[0].first].seq;
-    const char * summaries = a.summaries + first / (a.n_head / a.n_summary) * a.summary_head_stride + seq * a.summary_seq_stride;
+// s[chunk][column]: the mean over the heads that choose together of the share they give a chunk.
+void score_shares(const lctx_select_args & a, const tile & t, int n_chunk, const scratch & w) {
+    const int n_head = heads_per_choice(a), n_pad = lctx_round_up(t.n_column(), LCTX_VL);
+    const lctx_columns columns(w.queries, t.n_column() * n_head, a.chunks.summary_dim(a.head_dim));
     int32_t end[LCTX_MAX_COLUMNS] = {};
     columns.clear();
     for (int c = 0; c < columns.n; c++) {
-        columns.set(c, block_query(a, blocks[c / n_head], first + c % n_head, 1, w), 1.0f);
-        end[c] = own_chunk(a, blocks[c / n_head].first);
+        const block & b = t.block_of(c / n_head);
+        columns.set(c, block_query(a, b, t.choice_of(c / n_head) * n_head + c % n_head, 1, w), 1.0f);
+        end[c] = own_chunk(a, b);
     }
-    multiply(columns, summaries, a.summary_stride, n_chunk, false, w);
+    multiply(columns, summaries_of(a, t, t.choice * n_head), a.summary_stride, n_chunk, false, w);
     to_shares(w.s, n_chunk, columns.n_pad, end);
     for (int i = 0; i < n_chunk; i++) {  // rows become shorter: none is written before it was read
         float row[LCTX_MAX_COLUMNS] = {};
@@ -165,21 +204,6 @@ void score_shares(const lctx_select_args & a, const block * blocks, int n, int c
             row[c / n_head] += w.s[(size_t)i * columns.n_pad + c] / (float)n_head;
         }
         memcpy(w.s + (size_t)i * n_pad, row, n_pad * sizeof(float));
-    }
-}
-
-// s[chunk][column] of the blocks of a tile, summed over the heads that choose together.
-void score(const lctx_select_args & a, const block * blocks, int n, int choice, int n_chunk, const scratch & w) {
-    const lctx_columns columns(w.queries, n, a.chunks.summary_dim(a.head_dim));
-    const int32_t seq = a.rows[blocks[0].first].seq;
-    const int first = choice * heads_per_choice(a), heads_per_product = a.chunks.by_attention() ? 1 : heads_per_choice(a);
-    for (int head = first; head < first + heads_per_choice(a); head += heads_per_product) {
-        const char * summaries = a.summaries + head / (a.n_head / a.n_summary) * a.summary_head_stride + seq * a.summary_seq_stride;
-        columns.clear();
-        for (int c = 0; c < n; c++) {
-            columns.set(c, block_query(a, blocks[c], head, heads_per_product, w), 1.0f);
-        }
-        multiply(columns, summaries, a.summary_stride, n_chunk, head > first, w);
     }
 }
 
@@ -203,125 +227,92 @@ void ablate(const lctx_select_args & a, int32_t row, int choice, int own, float 
     }
 }
 
-// The best candidates of one column so far, sorted; among equals the lower index is first, since candidates come in that order.
-struct ranking {
-    float * value;
-    int32_t * order;
-    int n;  // places
+// One column of scores, and its best candidates.
+struct column {
+    const float * scores;
+    int stride, own;
+    const int32_t * best;  // ascending
+    int n_best;
 
-    void insert(int kept, float score, int32_t candidate) const {
-        int at = std::min(kept, n - 1);
-        for (; at > 0 && score > value[at - 1]; at--) {
-            value[at] = value[at - 1];
-            order[at] = order[at - 1];
-        }
-        value[at] = score;
-        order[at] = candidate;
-    }
+    float score(int chunk) const { return scores[(size_t)chunk * stride]; }
 };
 
-bool any(lctx_vi lanes) {
-    int32_t sum = 0;
-    for (int i = 0; i < LCTX_VL; i++) {
-        sum |= lanes[i];
-    }
-    return sum != 0;
+// The best candidates of a column in order, the best first; among equals the lower index.
+void put_in_order(const column & c, int32_t * order) {
+    const auto value = [&](int32_t i) { return std::isnan(c.score(i)) ? -FLT_MAX : std::max(c.score(i), -FLT_MAX); };
+    std::copy_n(c.best, c.n_best, order);
+    std::stable_sort(order, order + c.n_best, [&](int32_t i, int32_t j) { return value(i) > value(j); });
 }
 
-// Rank the candidates of LCTX_VL columns at once: a row of scores is looked at closely only when one of them is above the worst
-// that its column keeps. end: of the candidates of each column.
-void rank(const float * scores, int stride, int first, const int32_t * end, const ranking * columns) {
-    float least[LCTX_VL];
-    int32_t ends[LCTX_VL], most = 0;
-    for (int i = 0; i < LCTX_VL; i++) {
-        least[i] = columns[i].n > 0 ? -INFINITY : INFINITY;
-        ends[i] = end[i];
-        most = std::max(most, end[i]);
-    }
-    lctx_vi v_end;
-    memcpy(&v_end, ends, sizeof(v_end));
-    for (int32_t c = first; c < most; c++) {
-        lctx_vf v = lctx_vload(scores + (size_t)c * stride);
-        v = v > lctx_vset(-FLT_MAX) ? v : lctx_vset(-FLT_MAX);  // NaN, a chunk without rows, never wins; every place is taken
-        const lctx_vi above = (v > lctx_vload(least)) & (c < v_end);
-        if (!any(above)) {
-            continue;
-        }
-        for (int i = 0; i < LCTX_VL; i++) {
-            if (above[i]) {
-                columns[i].insert(c - first, v[i], c);
-                least[i] = c - first + 1 < columns[i].n ? -INFINITY : columns[i].value[columns[i].n - 1];
-            }
-        }
-    }
-}
-
-// Give n_neighbor places to the neighbours of the best chunks, at most one to each in a pass; returns how many are chosen.
-int add_neighbours(const lctx_select_args & a, int first, int end, int n_best, const ranking & best, const float * scores, int stride,
-                   const scratch & w) {
-    int n = n_best;
-    const int n_all = n_best + a.chunks.n_neighbor;
-    const auto is_empty = [&](int i) { return std::isnan(scores[(size_t)i * stride]); };  // its rows were evicted
-    const auto is_open = [&](int i) { return i >= first && i < end && !w.taken[i] && !is_empty(i); };
-    for (int before = -1; before != n && n < n_all;) {
+// Choose the first n of w.order, and n_neighbor neighbours of theirs, at most one to each in a pass; what no neighbour takes goes to the
+// next ones of w.order. Returns how many are chosen, all of w.order's number.
+int choose_with_neighbours(const lctx_select_args & a, const column & c, const scratch & w) {
+    const int first = a.chunks.first_candidate(), end = a.chunks.end_candidate(c.own), n_alone = c.n_best - a.chunks.n_neighbor;
+    const auto is_open = [&](int i) { return i >= first && i < end && !w.taken[i] && !std::isnan(c.score(i)); };
+    int n = 0;
+    const auto take = [&](int i) {
+        w.chosen[n++] = i;
+        w.taken[i] = 1;
+    };
+    std::fill_n(w.taken, c.own, 0);
+    std::for_each_n(w.order, n_alone, take);
+    for (int before = -1; before != n && n < c.n_best;) {
         before = n;
-        for (int i = 0; i < n_best && n < n_all; i++) {
-            const int left = best.order[i] - 1, right = best.order[i] + 1;
+        for (int i = 0; i < n_alone && n < c.n_best; i++) {
+            const int left = w.order[i] - 1, right = w.order[i] + 1;
             const bool has_left = is_open(left), has_right = is_open(right);
             if (has_left || has_right) {
-                const bool take_left = has_left && (!has_right || scores[(size_t)left * stride] >= scores[(size_t)right * stride]);
-                w.chosen[n] = take_left ? left : right;
-                w.taken[w.chosen[n++]] = 1;
+                take(has_left && (!has_right || c.score(left) >= c.score(right)) ? left : right);
             }
+        }
+    }
+    for (int i = n_alone; n < c.n_best; i++) {
+        if (!w.taken[w.order[i]]) {
+            take(w.order[i]);
         }
     }
     return n;
 }
 
-// How many of the best candidates it takes to read the wanted share of the attention; `unread` is the estimate of the rest.
-int n_wanted(const lctx_select_args & a, int own, const ranking & best, const float * scores, int stride, float & unread) {
-    const lctx_chunks & c = a.chunks;
+// How many of w.order it takes to read the wanted share of the attention; `unread` is the estimate of the rest.
+int n_wanted(const lctx_select_args & a, const column & c, const scratch & w, float & unread) {
     float read = 0.0f;
-    for (int i = 0; i < own; i = i + 1 == c.first_candidate() ? c.end_candidate(own) : i + 1) {
-        const float share = scores[(size_t)i * stride];
-        read += share == share ? share : 0.0f;
+    const auto add = [&](int chunk) { read += std::isnan(c.score(chunk)) ? 0.0f : c.score(chunk); };
+    for (int i = 0; i < c.own; i = i + 1 == a.chunks.first_candidate() ? a.chunks.end_candidate(c.own) : i + 1) {
+        add(i);  // what is read anyway
     }
     int n = 0;
-    for (; n < c.n_free(own) && read < c.mass; n++) {
-        read += std::max(best.value[n], 0.0f);
+    for (; n < c.n_best && read < a.chunks.mass; n++) {
+        add(w.order[n]);
     }
     unread = std::max(0.0f, 1.0f - read);
     return n;
 }
 
-// The chunks that a query in chunk `own` reads, ascending in w.chosen; returns their number.
-int choose(const lctx_select_args & a, int own, const ranking & best, const float * scores, int stride, const scratch & w, float & unread) {
-    const lctx_chunks & c = a.chunks;
-    int n = 0;
+// The chunks that a column reads, ascending in w.chosen; returns their number.
+int choose(const lctx_select_args & a, const column & c, const scratch & w, float & unread) {
+    const lctx_chunks & chunks = a.chunks;
     unread = 0.0f;
-    if (c.reads_all(own)) {
-        for (; n <= own; n++) {
-            w.chosen[n] = n;
-        }
-        return n;
+    if (chunks.reads_all(c.own)) {
+        std::iota(w.chosen, w.chosen + c.own + 1, 0);
+        return c.own + 1;
     }
-    const int first = c.first_candidate(), end = c.end_candidate(own);
-    const int n_free = c.mass > 0.0f ? n_wanted(a, own, best, scores, stride, unread) : c.n_free(own), n_best = n_free - c.n_neighbor;
-    std::fill_n(w.taken, own, 0);
-    for (; n < n_best; n++) {
-        w.chosen[n] = best.order[n];
-        w.taken[best.order[n]] = 1;
+    int n = c.n_best;
+    if (chunks.mass > 0.0f || chunks.n_neighbor > 0) {
+        put_in_order(c, w.order);
     }
-    n = add_neighbours(a, first, end, n_best, best, scores, stride, w);
-    for (int i = n_best; n < n_free; i++) {  // what no neighbour took
-        if (!w.taken[best.order[i]]) {
-            w.chosen[n++] = best.order[i];
-        }
+    if (chunks.mass > 0.0f) {
+        n = n_wanted(a, c, w, unread);
+        std::copy_n(w.order, n, w.chosen);
+    } else if (chunks.n_neighbor > 0) {
+        choose_with_neighbours(a, c, w);
+    } else {
+        std::copy_n(c.best, n, w.chosen);
     }
-    for (int i = 0; i < first; i++) {
+    for (int i = 0; i < chunks.first_candidate(); i++) {
         w.chosen[n++] = i;
     }
-    for (int i = end; i <= own; i++) {
+    for (int i = chunks.end_candidate(c.own); i <= c.own; i++) {
         w.chosen[n++] = i;
     }
     std::sort(w.chosen, w.chosen + n);
@@ -332,13 +323,13 @@ int choose(const lctx_select_args & a, int own, const ranking & best, const floa
 void write_segments(const lctx_select_args & a, int32_t token, int n, float unread, const scratch & w, lctx_segment * segs) {
     const lctx_chunk_row & at = a.rows[token];
     const int size = a.chunks.chunk_size, own = at.row / size;
-    std::fill_n(segs, a.chunks.n_segment(), lctx_segment{0, 0, 0, at.seq});
     int32_t n_row = 0;
     for (int i = 0; i < n; i++) {
         const int row0 = w.chosen[i] * size;
         segs[i] = {row0, std::min(row0 + size, at.row + 1), a.chunks.place(own, w.chosen[i], i, n), at.seq};
         n_row += segs[i].row1 - row0;
     }
+    std::fill(segs + n, segs + a.chunks.n_segment(), lctx_segment{0, 0, 0, at.seq});
     if (a.chunks.mass > 0.0f) {
         lctx_segment & read = segs[a.chunks.n_chunk];
         read.row0 = read.row1 = n_row;
@@ -346,40 +337,35 @@ void write_segments(const lctx_select_args & a, int32_t token, int n, float unre
     }
 }
 
-// Up to LCTX_VL columns of a tile: rank their candidates, choose, write.
-void select_columns(const lctx_select_args & a, const block * blocks, int n, int choice, float * scores, int stride, const scratch & w) {
-    ranking columns[LCTX_VL];
-    int32_t end[LCTX_VL] = {};  // 0: nothing to rank
-    for (int i = 0; i < LCTX_VL; i++) {
-        const int own = i < n ? own_chunk(a, blocks[i].first) : 0;
-        columns[i] = {w.value + (size_t)i * a.chunks.n_chunk, w.order + (size_t)i * a.chunks.n_chunk, 0};
-        if (!a.chunks.reads_all(own)) {
-            end[i] = a.chunks.end_candidate(own);
-            columns[i].n = a.chunks.n_free(own);
-            ablate(a, a.rows[blocks[i].first].row, choice, own, scores + i, stride);
-        }
+// Column `index` of a tile: rank its candidates, choose, write.
+void select_column(const lctx_select_args & a, const tile & t, int index, const scratch & w) {
+    const block & b = t.block_of(index);
+    const int stride = lctx_round_up(t.n_column(), LCTX_VL), own = own_chunk(a, b);
+    column c = {w.s + index, stride, own, w.best, 0};
+    if (!a.chunks.reads_all(own)) {
+        ablate(a, a.rows[b.first].row, t.choice_of(index), own, w.s + index, stride);
+        c.n_best = a.chunks.n_free(own);
+        lctx_take_best(c.scores, stride, a.chunks.first_candidate(), a.chunks.end_candidate(own), c.n_best, w.keys, w.best);
     }
-    rank(scores, stride, a.chunks.first_candidate(), end, columns);
-    for (int i = 0; i < n; i++) {
-        float unread;
-        const int n_chosen = choose(a, own_chunk(a, blocks[i].first), columns[i], scores + i, stride, w, unread);
-        for (int32_t t = blocks[i].first; t < blocks[i].first + blocks[i].n; t++) {
-            write_segments(a, t, n_chosen, unread, w, a.dst + ((size_t)t * a.n_choice + choice) * a.chunks.n_segment());
-        }
+    float unread;
+    const int n_chosen = choose(a, c, w, unread);
+    for (int32_t token = b.first; token < b.first + b.n; token++) {
+        const size_t at = (size_t)token * a.n_choice + t.choice_of(index);
+        write_segments(a, token, n_chosen, unread, w, a.dst + at * a.chunks.n_segment());
     }
 }
 
-void select_tile(const lctx_select_args & a, const block * blocks, int n, int choice, const scratch & w) {
+void select_tile(const lctx_select_args & a, const tile & t, const scratch & w) {
     int most = 0;  // chunks that need a score
-    for (int i = 0; i < n; i++) {
-        const int own = own_chunk(a, blocks[i].first);
+    for (int i = 0; i < t.n_block; i++) {
+        const int own = own_chunk(a, t.blocks[i]);
         most = std::max(most, a.chunks.reads_all(own) ? 0 : own);
     }
     if (most > 0) {
-        (a.chunks.mass > 0.0f ? score_shares : score)(a, blocks, n, choice, most, w);
+        (a.chunks.mass > 0.0f ? score_shares : score)(a, t, most, w);
     }
-    for (int i = 0; i < n; i += LCTX_VL) {
-        select_columns(a, blocks + i, std::min(LCTX_VL, n - i), choice, w.s + i, lctx_round_up(n, LCTX_VL), w);
+    for (int i = 0; i < t.n_column(); i++) {
+        select_column(a, t, i, w);
     }
 }
 
@@ -392,10 +378,12 @@ size_t lctx_cpu_select_wsize(const lctx_select_args & args, int n_tasks) {
 void lctx_cpu_select(const ggml_compute_params * params, const lctx_select_args & args) {
     char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
     const scratch w(base + params->ith * scratch::size(args), args);
+    // what few blocks leave of the columns, more choices fill
+    const int per_choice = columns_per_choice(args), together = choices_per_job(args);
+    const int n_choice = together * per_choice <= LCTX_MAX_COLUMNS ? together : 1;
+    const int most = LCTX_MAX_COLUMNS / (per_choice * n_choice);
     int64_t job = 0;
     for (int32_t t = 0; t < args.n_tokens;) {
-        // blocks of one sequence; shares take a column for every head
-        const int most = args.chunks.mass > 0.0f ? LCTX_MAX_COLUMNS / heads_per_choice(args) : LCTX_MAX_COLUMNS;
         block blocks[LCTX_MAX_COLUMNS];
         int n = 0;
         while (n < most && t < args.n_tokens && (n == 0 || args.rows[t].seq == args.rows[blocks[0].first].seq)) {
@@ -405,9 +393,9 @@ void lctx_cpu_select(const ggml_compute_params * params, const lctx_select_args 
             }
             n++;
         }
-        for (int choice = 0; choice < args.n_choice; choice++, job++) {
+        for (int choice = 0; choice < args.n_choice; choice += n_choice, job++) {
             if (job % params->nth == params->ith) {
-                select_tile(args, blocks, n, choice, w);
+                select_tile(args, {blocks, n, choice, std::min(n_choice, args.n_choice - choice)}, w);
             }
         }
     }

@@ -136,6 +136,7 @@ struct lctx_span {
     int32_t head_kv, seq;
     lctx_cells cells;
     int lo = 0, hi = 0, all_lo = 0, all_hi = 0;
+    int next = -1;  // first cell of the span that follows, for a prefetch
 
     lctx_span(const lctx_attend_args & a, int head_kv, const lctx_reader * readers, int n)
         : readers(readers),
@@ -193,9 +194,14 @@ struct lctx_span {
 // f(span) in the order of the buckets, up to LCTX_MAX_COLUMNS readers at a time.
 template <typename F>
 static inline void lctx_each_span(const lctx_attend_args & a, const lctx_tiling & t, int head_kv, const lctx_spans & spans, F && f) {
+    const int n_reader = spans.start[t.n_bucket];
     for (int bucket = 0; bucket < t.n_bucket; bucket++) {
         for (int i = spans.start[bucket], end = spans.start[bucket + 1]; i < end; i += LCTX_MAX_COLUMNS) {
-            f(lctx_span(a, head_kv, spans.readers + i, std::min(LCTX_MAX_COLUMNS, end - i)));
+            lctx_span span(a, head_kv, spans.readers + i, std::min(LCTX_MAX_COLUMNS, end - i));
+            if (t.by_chunk && i + span.n < n_reader) {
+                span.next = span.cells.cell(a.segs[spans.readers[i + span.n].seg].row0);
+            }
+            f(span);
         }
     }
 }

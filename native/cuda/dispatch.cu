@@ -15,7 +15,7 @@ const char * lctx_cuda_refusal(const lctx_cuda_device & device, const ggml_tenso
             const lctx_attend_args a = lctx_attend_args_of(node);
             return fits(a.head_dim_k) && fits(a.head_dim_v) ? nullptr : "head_dim must be a multiple of 8 and at most 256";
         }
-        case LCTX_OP_STORE:     {
+        case LCTX_OP_STORE: {
             const lctx_hadamard h = lctx_store_args_of(node).params.hadamard;
             return lctx_max(h.k, h.v) <= LCTX_MOST_BLOCK ? nullptr : "channels that are transformed together must be 256 at most";
         }

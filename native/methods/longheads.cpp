@@ -169,7 +169,9 @@ int32_t choose_places(const lctx_method_spec & spec, const lctx_method_env & env
 std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec, const lctx_method_env & env) {
     lctx_chunks c = {};
     std::string reason;
-    c.representation = (lctx_representation)either(spec.get("representation"), LCTX_REPRESENT_MOMENTS);
+    c.mass = (float)std::max(0, spec.get("mass")) / LCTX_MILLION;
+    const lctx_representation automatic = c.mass > 0.0f ? LCTX_REPRESENT_MOMENTS : LCTX_REPRESENT_MINMAX;
+    c.representation = (lctx_representation)either(spec.get("representation"), automatic);
     choose_chunks(spec, env, c, reason);
     c.by_group = either(spec.get("select"), 0);
     c.select_block = either(spec.get("select_block"), 1);
@@ -178,7 +180,6 @@ std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec
         refuse("select_block must divide chunk_size " + text(c.chunk_size) + ", " + text(c.select_block) + " does not");
     }
     const int32_t n_free = c.n_chunk - 2 - c.n_recent;
-    c.mass = (float)std::max(0, spec.get("mass")) / LCTX_MILLION;
     if (c.mass > 0.0f && c.representation != LCTX_REPRESENT_MOMENTS) {
         refuse("mass needs an estimate of the attention: representation=moments");
     }
