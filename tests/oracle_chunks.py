@@ -27,7 +27,7 @@ class LongHeads:
     group_size: int = 8
     n_neighbor: int = 0
     mass: float = 0.0
-    trained: int = 2**30  # context of the model: ``exact`` positions end there
+    trained: int = 2**30  # context of the model: ``exact`` positions end there, and scores of longer texts know none
     ablation: str = ""
 
     def text(self) -> str:
@@ -165,7 +165,7 @@ def summarize_chunks(
     size, ratio = method.chunk_size, q.shape[1] // v.shape[1]
     keys = split_chunks(k_local, size)
     if method.representation != "attention":
-        start = np.arange(keys.shape[1])[:, None] * size
+        start = np.arange(keys.shape[1])[:, None] * size * (len(q) <= method.trained)
         keys = rotate(keys, start, replace(rope, attn_factor=rope.attn_factor / rope_magnitude(rope)))
         return key_range(keys) if method.representation == "minmax" else key_moments(keys, scale)
     keys, values = (x.repeat(ratio, axis=0) for x in (keys, split_chunks(v, size)))
@@ -186,8 +186,11 @@ def share_queries(q: np.ndarray, block: int, n_ubatch: int) -> np.ndarray:
 
 
 def rotated_queries(q: np.ndarray, method: LongHeads, rope: Rope) -> np.ndarray:
-    """Return queries as they meet summaries: at their own positions, but as they are by attention."""
-    return q if method.representation == "attention" else rotate(q, np.arange(len(q))[:, None], rope)
+    """Return queries as they meet summaries: at their own positions, or without distance; by attention as they are."""
+    if method.representation == "attention":
+        return q
+    pos = np.arange(len(q)) if len(q) <= method.trained else np.arange(len(q)) % method.chunk_size
+    return rotate(q, pos[:, None], rope)
 
 
 def chunk_scores(q: np.ndarray, summaries: np.ndarray, method: LongHeads, n_head_kv: int, scale: float) -> np.ndarray:

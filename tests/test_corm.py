@@ -34,9 +34,11 @@ METHODS = {
 }
 CHUNKED = {
     "longheads-corm": Evicting(LongHeads(16, 64), Corm(8, 16, 8)),
-    "longheads-corm-every1": Evicting(LongHeads(16, 64, select="group", representation="minmax"), Corm(10, 0, 1)),
+    "longheads-corm-every1": Evicting(
+        LongHeads(16, 64, select="group", representation="minmax", trained=64), Corm(10, 0, 1)
+    ),
     "longheads-grouped-corm": Evicting(
-        LongHeads(16, 64, representation="minmax", position="grouped", group_size=8), Corm(8, 16, 16)
+        LongHeads(16, 64, representation="minmax", position="grouped", group_size=8, trained=64), Corm(8, 16, 16)
     ),
     "longheads-h2o": Evicting(LongHeads(16, 64, n_recent=0, n_neighbor=1), H2O(70, 12, 8)),
 }

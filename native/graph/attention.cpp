@@ -92,7 +92,7 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
                                   k,
                                   v_cur,
                                   rotated(inputs.local_pos),
-                                  rotated(inputs.exact_pos),
+                                  rotated(inputs.score_pos),
                                   inputs.rows,
                                   inputs.segs,
                                   inputs.chunk_rows,

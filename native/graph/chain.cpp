@@ -20,7 +20,7 @@ ggml_tensor * choose_chunks(ggml_context * ctx, const lctx_chunks & chunks, cons
         chain.links.push_back({"lctx_summarize", summaries});
     }
     ggml_tensor * segs =
-        lctx_select(ctx, chunks.by_attention() ? in.q : in.q_exact, summaries, in.chunk_rows, layer.table->ne[1], chunks, attend.scale);
+        lctx_select(ctx, chunks.by_attention() ? in.q : in.q_score, summaries, in.chunk_rows, layer.table->ne[1], chunks, attend.scale);
     chain.links.push_back({LCTX_SELECT_NAME, segs});
     return segs;
 }
@@ -49,7 +49,7 @@ lctx_chain sample(ggml_context * ctx, const llama_model & model, const lctx_kv_c
     in.angles = lctx_angles(ctx, tensor(GGML_TYPE_I32, method.n_angle(), 1, 1), nullptr, rope);
     if (method.chunks()) {
         in.places = lctx_angles(ctx, tensor(GGML_TYPE_I32, method.n_place(), 1, 1), nullptr, rope);
-        in.q_local = in.q_exact = in.q;
+        in.q_local = in.q_score = in.q;
     }
     lctx_chain chain = lctx_chain_layer(ctx, method, layer, in, params, false);
     chain.links.push_back({"lctx_angles", in.angles});

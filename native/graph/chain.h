@@ -9,8 +9,8 @@
 // reads the rows of an earlier one, which has stored, summarized and will vote. sinks: F32 [n_head] or nullptr.
 struct lctx_chain_inputs {
     ggml_tensor *q, *k, *v;  // not rotated
-    // where heads choose chunks: queries at their place in their chunk, and at their own positions (not by attention)
-    ggml_tensor *q_local, *q_exact;
+    // where heads choose chunks: queries at their place in their chunk, and where they are compared with summaries (not by attention)
+    ggml_tensor *q_local, *q_score;
     ggml_tensor *rows, *segs, *chunk_rows, *voters, *angles, *places;
     ggml_tensor * sinks;
 };

@@ -111,7 +111,7 @@ lctx_inputs::lctx_inputs(const llm_graph_context & graph, const lctx_kv_cache & 
     if (method.chunks()) {
         chunk_rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_chunk_rows");
         local_pos = new_input(graph.ctx0, graph.n_tokens, 1, 1, "lctx_local_pos");
-        exact_pos = method.chunks()->by_attention() ? nullptr : new_input(graph.ctx0, graph.n_tokens, 1, 1, "lctx_exact_pos");
+        score_pos = method.chunks()->by_attention() ? nullptr : new_input(graph.ctx0, graph.n_tokens, 1, 1, "lctx_score_pos");
         place_pos = new_input(graph.ctx0, method.n_place(), 1, 1, "lctx_place_pos");
     } else {
         segs = new_input(graph.ctx0, 4, method.n_segment(), graph.n_tokens, "lctx_segs");
@@ -183,8 +183,10 @@ void lctx_inputs::set_chunk_rows(const llama_ubatch & ubatch) {
     put(cache, chunk_rows, row.data());
     put(cache, local_pos, local.data());
     put(cache, place_pos, place.data());
-    if (exact_pos) {
-        put(cache, exact_pos, ubatch.pos);
+    if (score_pos) {
+        std::vector<int32_t> score(ubatch.n_tokens);
+        std::transform(ubatch.pos, ubatch.pos + ubatch.n_tokens, score.begin(), [&](int32_t p) { return method.score_position(p); });
+        put(cache, score_pos, score.data());
     }
 }
 

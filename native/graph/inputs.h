@@ -41,7 +41,7 @@ class lctx_inputs {
     ggml_tensor * pos;                   // I32 [n_angle * n_tokens]
     // where heads choose for themselves
     ggml_tensor * local_pos = nullptr;  // I32 [n_tokens]   a token's place in its chunk
-    ggml_tensor * exact_pos = nullptr;  // I32 [n_tokens]   and in the sequence; nullptr by attention
+    ggml_tensor * score_pos = nullptr;  // I32 [n_tokens]   from where it is compared with summaries; nullptr by attention
     ggml_tensor * place_pos = nullptr;  // I32 [n_place]
 
   private:

@@ -73,7 +73,7 @@ void lctx_held_copy::write_back() const {
 }
 
 lctx_op_ubatch::lctx_op_ubatch(const lctx_op_layer & layer, int32_t first, int32_t n)
-    : layer(layer), first(first), n(n), g(layer.g.backend, 48), pos(), due(), local_pos(), exact_pos(), place_pos(), in() {
+    : layer(layer), first(first), n(n), g(layer.g.backend, 48), pos(), due(), local_pos(), score_pos(), place_pos(), in() {
     add_inputs();
     add_nodes();
     g.allocate();
@@ -90,7 +90,7 @@ void lctx_op_ubatch::add_inputs() {
     if (method.chunks()) {
         in.chunk_rows = g.tensor(GGML_TYPE_I32, 4, n);
         local_pos = g.tensor(GGML_TYPE_I32, n);
-        exact_pos = g.tensor(GGML_TYPE_I32, n);
+        score_pos = g.tensor(GGML_TYPE_I32, n);
         place_pos = g.tensor(GGML_TYPE_I32, method.n_place());
     } else {
         in.segs = g.tensor(GGML_TYPE_I32, 4, method.n_segment(), n);
@@ -116,8 +116,8 @@ void lctx_op_ubatch::add_nodes() {
     if (layer.method.chunks()) {
         in.places = lctx_angles(ctx, place_pos, layer.factors, lctx_pure_rope(rope));
         in.q_local = lctx_rotated(ctx, in.q, local_pos, layer.factors, rope);
-        in.q_exact = lctx_rotated(ctx, in.q, exact_pos, layer.factors, rope);
-        prepared.insert(prepared.end(), {in.places, in.q_local, in.q_exact});
+        in.q_score = lctx_rotated(ctx, in.q, score_pos, layer.factors, rope);
+        prepared.insert(prepared.end(), {in.places, in.q_local, in.q_score});
     }
     nodes = prepared;
     for (const lctx_link & link : lctx_chain_layer(ctx, layer.method, layer, in, params, a.rope_mode == GGML_ROPE_TYPE_NORMAL).links) {
@@ -168,11 +168,12 @@ void lctx_op_ubatch::fill(const float * k_rows, const float * v_rows, const floa
 
 void lctx_op_ubatch::fill_positions() const {
     const int32_t size = layer.method.chunks()->chunk_size;
-    std::vector<int32_t> local(n), exact(n), place(layer.method.n_place());
-    std::iota(exact.begin(), exact.end(), first);
-    std::transform(exact.begin(), exact.end(), local.begin(), [&](int32_t p) { return p % size; });
+    std::vector<int32_t> local(n), score(n), place(layer.method.n_place());
+    std::iota(score.begin(), score.end(), first);
+    std::transform(score.begin(), score.end(), local.begin(), [&](int32_t p) { return p % size; });
+    std::transform(score.begin(), score.end(), score.begin(), [&](int32_t p) { return layer.method.score_position(p); });
     std::generate(place.begin(), place.end(), [&, i = 0]() mutable { return size * i++; });
-    lctx_fill(local_pos, local.data()), lctx_fill(exact_pos, exact.data()), lctx_fill(place_pos, place.data());
+    lctx_fill(local_pos, local.data()), lctx_fill(score_pos, score.data()), lctx_fill(place_pos, place.data());
 }
 
 void lctx_op_ubatch::fill_segments() const {

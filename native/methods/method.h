@@ -58,6 +58,9 @@ class lctx_method {
 
     // How heads choose their own segments in the graph, or nullptr: then segments() is not asked.
     virtual const lctx_chunks * chunks() const { return nullptr; }
+    // From where the query at p compares itself with summaries; those of keys are turned there from row LCTX_ANGLE_LOCAL of their chunk by
+    // row LCTX_ANGLE_START of its last token.
+    virtual int32_t score_position(int32_t p) const { return p; }
     // From how many places queries see chunks: place i is i * chunk_size positions further on.
     virtual int32_t n_place() const { return 0; }
 

@@ -186,7 +186,7 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
                              const lctx_summarize_params & params);
 
 // The chunks that every query reads, in ascending order, as segments; unused segments are empty.
-//   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated by attention, else rotated to its own position
+//   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated by attention, else rotated to where it is compared
 //   summaries:    result of lctx_summarize
 //   rows:    I32 [4, n_tokens]                       lctx_chunk_row
 //   result:  I32 [4, n_segment, n_choice, n_tokens]  lctx_segment, whose angle is a place; n_choice is n_head_kv by group, else n_head
