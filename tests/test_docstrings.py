@@ -23,8 +23,8 @@ DOCUMENTED = [
     *(f"pylongctx.inspect.{name}" for name in ("chunkmap", "kept", "kvmap", "stats", "trace")),
     *(f"pylongctx.methods.{name}" for name in ("base", "corm", "dca", "full", "h2o", "longheads")),
     *(f"pylongctx.methods.{name}" for name in ("scissorhands", "selfextend", "string", "tova", "window")),
-    *(f"pylongctx.eval.{name}" for name in ("fitting", "haystack", "kld", "needle", "passkey")),
-    *(f"pylongctx.eval.{name}" for name in ("perplexity", "rope", "runner", "scorers")),
+    *(f"pylongctx.eval.{name}" for name in ("facts", "fitting", "haystack", "kld", "needle", "passkey")),
+    *(f"pylongctx.eval.{name}" for name in ("perplexity", "recall", "rope", "runner", "scorers")),
     *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.logprobs", "pylongctx.lm_eval"),
     *("pylongctx._tokenizer", "pylongctx.chat.handlers"),
     *("pylongctx.completer", "pylongctx.engine.session", "pylongctx.llama", "pylongctx.local"),
@@ -132,7 +132,8 @@ def test_every_name_of_a_package_has_an_example(name):
 
 
 @pytest.mark.parametrize(
-    "name", [f"pylongctx.eval.{x}" for x in "kld needle passkey perplexity rope runner scorers task".split()]
+    "name",
+    [f"pylongctx.eval.{x}" for x in "facts kld needle passkey perplexity recall rope runner scorers task".split()],
 )
 def test_every_name_of_the_evaluations_has_an_example(name):
     module = import_module(name)

@@ -1,6 +1,7 @@
 """The commands that evaluate: what is printed, what is written, what is not run again."""
 
 import json
+import math
 import re
 
 import pytest
@@ -76,6 +77,16 @@ def test_recall_prints_scores_and_how_many_answers_are_as_read_anew(tmp_path, ca
     printed = capsys.readouterr().out
     assert "facts recalled" in printed
     assert printed.count("at 400: 100 % of the answers as read anew") == 2
+
+
+def test_recall_tells_the_perplexity_of_the_same_reading(tmp_path, capsys):
+    out = tmp_path / "out.jsonl"
+    options = ["--lengths", "400", "--tests", "1", "--questions", "1", "--json", str(out), "--method", "full"]
+    assert main(["recall", *options, "--scored", "20"]) == 0
+    (found,) = lines(out)
+    printed = capsys.readouterr().out.split("perplexity, ")[1]
+    assert "the last 20 tokens of each text" in " ".join(printed.split())
+    assert f"{math.exp(found['nll'] / 20):.2f}" in printed
 
 
 def test_ruler_prints_tasks_and_their_mean(capsys, tmp_path):

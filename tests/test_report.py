@@ -351,6 +351,14 @@ def test_a_caption_names_the_methods_that_are_drawn():
     assert "Methods: full, longheads, window. Made" in captions["tiny-memory"]
 
 
+def test_the_embedded_model_comes_last_and_is_called_a_check(tmp_path, embedded_model):
+    records = [record(strict=1.0, model=name) for name in (embedded_model.name, "real.gguf")]
+    assert Evidence(records).models == ["real.gguf", embedded_model.name]
+    assert main(["report", folder_of(tmp_path, records), "--no-pictures"]) == 0
+    heads = re.findall(r"^## (.*)$", (tmp_path / "report.md").read_text(), re.M)
+    assert heads == ["real.gguf", f"{embedded_model.name}: a check of the methods"]
+
+
 def test_several_files_are_one_report(tmp_path):
     folder_of(tmp_path, answers())
     more = record("tova", strict=1.0) | {"digest": "another"}

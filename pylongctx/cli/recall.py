@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pylongctx.cli.evaluate import add_run_options, evaluate, length_table, show
+from pylongctx.cli.evaluate import Measured, add_run_options, evaluate, length_table, show
 from pylongctx.cli.options import add_model_options
 
 ASKED = ("number", "literal", "paraphrase")
@@ -27,6 +27,7 @@ def add_parser(commands: Any) -> None:
     add("--haystack", default="synthetic", metavar="FILE", help="'synthetic', a text, or a folder of texts (synthetic)")
     add("--tests", type=int, default=4, metavar="N", help="texts per method and length (4)")
     add("--anew", type=int, default=0, metavar="N", help="questions of a text answered from an empty cache too (0)")
+    add("--scored", type=int, default=0, metavar="N", help="tokens at the text's end whose perplexity is told too (0)")
     add("-s", "--seed", type=int, default=0, metavar="N", help="seed of haystack and facts (0)")
     parser.set_defaults(run=run)
 
@@ -35,12 +36,22 @@ def run(args: argparse.Namespace) -> int:
     """Run the texts and print the share of right answers by length, and how often reading anew changes an answer."""
     from pylongctx.eval.recall import Recall
 
-    names = ("tests", "questions", "decoys", "haystack", "anew")
+    names = ("tests", "questions", "decoys", "haystack", "anew", "scored")
     fields = {name: getattr(args, name) for name in names}
     measured = evaluate(args, [Recall(asked, **fields) for asked in args.asked or ASKED[:1]], args.lengths, args.seed)
     title = f"facts recalled, {Path(measured[0].cell.model).name}"
-    status = show(measured, length_table(measured, title, "percent right"))
+    tables = [length_table(measured, title, "percent right")]
+    if args.scored:
+        caption = f"the last {args.scored} tokens of each text"
+        tables.append(length_table(measured, f"perplexity, {Path(measured[0].cell.model).name}", caption, _perplexity))
+    status = show(measured, *tables)
     for m in measured if args.anew else []:
         same = m.cell.task.summary(m.records)["same"]
         print(f"{m.cell.task.name}, {m.cell.method} at {m.cell.length}: {100 * same:.0f} % of the answers as read anew")
     return status
+
+
+def _perplexity(measured: Measured) -> str:
+    from pylongctx.report.records import perplexity
+
+    return f"{perplexity(measured.records):.2f}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from pylongctx.inspect.canvas import save
 from pylongctx.report.grids import Grid, choices_grid, grids
 from pylongctx.report.pictures import pictures
-from pylongctx.report.records import Evidence, load
+from pylongctx.report.records import Evidence, is_embedded, load
 
 NAME = "report"
 TITLE = "Long context: what was measured"
@@ -92,10 +92,14 @@ def _facts(evidence: Evidence) -> list[str]:
     return [*lines, f"Records: {len(evidence.records)}", *failed]
 
 
+def _heading(model: str) -> str:
+    return f"{model}: a check of the methods" if is_embedded(model) else model
+
+
 def _markdown(evidence: Evidence, tables: dict[str, list[Grid]], shown: dict[str, list[Shown]], folder: Path) -> str:
     parts = [f"# {TITLE}", "\n".join(f"- {line}" for line in _facts(evidence))]
     for model in evidence.models:
-        parts += [f"## {model}", *(grid.markdown() for grid in tables[model])]
+        parts += [f"## {_heading(model)}", *(grid.markdown() for grid in tables[model])]
         parts += [picture.markdown(folder) for picture in shown[model]]
     return "\n\n".join([*parts, choices_grid(evidence).markdown()]) + "\n"
 
@@ -104,7 +108,7 @@ def _html(evidence: Evidence, tables: dict[str, list[Grid]], shown: dict[str, li
     facts = "".join(f"<li>{escape(line)}</li>" for line in _facts(evidence))
     parts = [f"<h1>{TITLE}</h1><ul>{facts}</ul>"]
     for model in evidence.models:
-        parts += [f"<h2>{escape(model)}</h2>", *(grid.html() for grid in tables[model])]
+        parts += [f"<h2>{escape(_heading(model))}</h2>", *(grid.html() for grid in tables[model])]
         parts += [picture.html() for picture in shown[model]]
     body = "\n".join([*parts, choices_grid(evidence).html()])
     head = f'<meta charset="utf-8"><title>{TITLE}</title><style>{STYLE}</style>'

@@ -13,6 +13,7 @@ from pylongctx.eval.runner import Results
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record
 from pylongctx.methods import METHODS, Method, named
+from pylongctx.models import embedded_model
 
 RECORDS, ABOUT, FAILED = "records.jsonl", "about.json", "failed.json"
 SCORES = ("strict", "string_match", "score")  # the score that counts, by kind of task
@@ -39,8 +40,8 @@ class Evidence:
 
     @property
     def models(self) -> list[str]:
-        """The models, in order."""
-        return list(dict.fromkeys(record["model"] for record in self.records))
+        """The models, in order, the embedded one last."""
+        return sorted(dict.fromkeys(record["model"] for record in self.records), key=is_embedded)
 
     def trained(self, model: str) -> int | None:
         """Return the trained length of a model, None when it is not known."""
@@ -50,6 +51,11 @@ class Evidence:
     def of(self, model: str) -> Evidence:
         """Return what is there of one model."""
         return Evidence([r for r in self.records if r["model"] == model], self.about, [])
+
+
+def is_embedded(model: str) -> bool:
+    """Return whether a model is the embedded one, whose numbers check the methods and are of no use beyond that."""
+    return model == embedded_model().name
 
 
 def load(folder: str | Path) -> Evidence:
