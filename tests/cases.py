@@ -30,7 +30,7 @@ LOGIT_TOLERANCE = 1e-4  # of the largest logit, f32 KV
 LONGHEADS = {
     "longheads-attention": LongHeads(16, 64),
     "longheads-minmax": LongHeads(16, 64, select="group", representation="minmax", trained=64),
-    "longheads-grouped": LongHeads(16, 64, representation="minmax", position="grouped", group_size=8, trained=64),
+    "longheads-grouped": LongHeads(16, 64, representation="minmax", position="grouped", group_size=11, trained=64),
 }
 
 # settings that do something on 60 (LongHeads: 200) tokens of a model trained on 64

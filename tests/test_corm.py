@@ -161,7 +161,7 @@ def test_settings_that_evict_nothing_equal_full(model_path, spec):
         assert (llm.kv_usage().rows == N).all()
 
 
-@pytest.mark.parametrize("base", [EXTENDED, LongHeads(16, 64), LongHeads(16, 64, position="grouped", group_size=4)],
+@pytest.mark.parametrize("base", [EXTENDED, LongHeads(16, 64), LongHeads(16, 64, position="grouped", group_size=8)],
                          ids=["selfextend", "longheads", "longheads-grouped"])  # fmt: skip
 def test_compositions_that_evict_nothing_equal_their_base(model_path, base):
     path, tokens = model_path("llama"), random_tokens(1)

@@ -140,11 +140,14 @@ def test_an_eviction_looks_at_all_pages_only_while_they_may_be_shared(open_sessi
 # ---- summaries ----
 
 
+MARK = 1234.0  # no summary has it
+
+
 def mark_first_summary(session, state: bytes, chunk_size: int, n_summary: int, summary_dim: int, n_open: int) -> bytes:
     """Return the state with a mark in place of the first chunk's representation, which follows the rows."""
     n_chunk = session.n_past // chunk_size
-    at = len(state) - 4 * (n_summary * n_chunk * summary_dim + n_open)
-    mark = np.full(summary_dim, 12345.0, np.float32).tobytes()
+    at = len(state) - 2 * n_summary * n_chunk * summary_dim - 4 * n_open
+    mark = np.full(summary_dim, MARK, np.float16).tobytes()
     assert mark not in state
     return state[:at] + mark + state[at + len(mark) :]
 
@@ -161,7 +164,7 @@ def test_a_chunk_is_represented_once(open_session, model_path, numbers, name):
     session.decode(numbers[:UBATCH])
     summary_dim = dim * (2 if is_minmax else 1)
     marked = mark_first_summary(session, session.save(), method.chunk_size, n_summary, summary_dim, n_open)
-    mark = np.full(summary_dim, 12345.0, np.float32).tobytes()
+    mark = np.full(summary_dim, MARK, np.float16).tobytes()
     assert session.restore(marked)
     session.decode(numbers[UBATCH : 3 * UBATCH], step=UBATCH)
     session.decode(numbers[3 * UBATCH : 4 * UBATCH], step=1)

@@ -65,7 +65,8 @@ class Sizes:
         return n_bytes
 
     def _representation_bytes(self) -> int:
-        return N_HEAD_KV * 2 * ROW_BYTES if self.base.representation == "minmax" else N_HEAD * ROW_BYTES
+        n_channel = N_HEAD * HEAD_DIM if self.base.representation == "attention" else 2 * N_HEAD_KV * HEAD_DIM
+        return np.dtype(np.float16).itemsize * n_channel
 
     @property
     def evict_every(self) -> int:

@@ -58,7 +58,7 @@ def test_what_was_not_read_is_estimated_with_mass(embedded_model):
     assert np.isnan(shares[None][0]).all()
     (some, n_some), (most, n_most) = shares[0.6], shares[0.9]
     assert (some[: 3 * SIZE] == 0).all()  # everything is read
-    assert ((0 <= some) & (some <= 1)).all()
+    assert ((some >= 0) & (some <= 1)).all()
     assert (some[n_some < WINDOW // SIZE] <= 0.4 + 1e-5).all()  # else the window was too small
     assert most.mean() < some.mean()
     assert n_some.mean() < n_most.mean() <= WINDOW // SIZE

@@ -13,7 +13,7 @@ int heads_per_choice(const lctx_select_args & a) {
     return a.n_head / a.n_choice;
 }
 
-// Choices that compare their queries with the same summaries: they are made together.
+// How many choices compare their queries with the same summaries: they are made together.
 int choices_per_job(const lctx_select_args & a) {
     return a.n_choice > a.n_summary ? a.n_choice / a.n_summary : 1;
 }

@@ -31,7 +31,7 @@ class Method:
     --------
     >>> from pylongctx import Corm, LongHeads
     >>> str(LongHeads(chunk_size=64) + Corm(window=128))
-    'longheads,chunk_size=64,n_recent=1+corm,window=128,recent=256'
+    'longheads,chunk_size=64+corm,window=128,recent=256'
     """
 
     name: ClassVar[str]
