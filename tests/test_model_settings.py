@@ -7,6 +7,7 @@ import oracle
 import pytest
 from cases import LOGIT_TOLERANCE, LONGHEADS, N_CTX_TRAIN
 from model_oracle import Model
+from oracle_chunks import LongHeads
 from test_methods import assert_same_logits, evaluate
 from test_parity import LINEAR, YARN
 from thinning import thin
@@ -135,6 +136,8 @@ def test_rope_scaling_composes_with_every_method(model_path, tokens, model, scal
     path, method, (settings, rope) = model_path(model), (METHODS | LONGHEADS)[method], SCALINGS[scaling]
     if isinstance(method, oracle.DualChunk):
         method = replace(method, n_ctx_train=STRETCHED.get(scaling, N_CTX_TRAIN))
+    if isinstance(method, LongHeads):
+        method = replace(method, trained=STRETCHED.get(scaling, N_CTX_TRAIN))
     want = Model.load(path, **rope).logits(tokens[:110], method)
     got = evaluate(path, method.text(), tokens[:110], n_ctx=110, **settings)
     assert_same_logits(got, want)
