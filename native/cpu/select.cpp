@@ -245,8 +245,8 @@ void put_in_order(const column & c, int32_t * order) {
 }
 
 // Choose the first n of w.order, and n_neighbor neighbours of theirs, at most one to each in a pass; what no neighbour takes goes to the
-// next ones of w.order. Returns how many are chosen, all of w.order's number.
-int choose_with_neighbours(const lctx_select_args & a, const column & c, const scratch & w) {
+// next ones of w.order. So all of w.order's number are chosen.
+void choose_with_neighbours(const lctx_select_args & a, const column & c, const scratch & w) {
     const int first = a.chunks.first_candidate(), end = a.chunks.end_candidate(c.own), n_alone = c.n_best - a.chunks.n_neighbor;
     const auto is_open = [&](int i) { return i >= first && i < end && !w.taken[i] && !std::isnan(c.score(i)); };
     int n = 0;
@@ -271,7 +271,6 @@ int choose_with_neighbours(const lctx_select_args & a, const column & c, const s
             take(w.order[i]);
         }
     }
-    return n;
 }
 
 // How many of w.order it takes to read the wanted share of the attention; `unread` is the estimate of the rest.
