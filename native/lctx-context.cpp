@@ -244,6 +244,16 @@ int32_t lctx_context_work(const lctx_context * ctx, lctx_work * work) {
     return LCTX_OK;
 }
 
+int32_t lctx_unread_shares(lctx_context * ctx, float * shares) {
+    const lctx_chunks * chunks = ctx->memory ? ctx->memory->cache().method().chunks() : nullptr;
+    if (!chunks || chunks->mass <= 0.0f) {
+        ctx->error = "only longheads with mass estimates what is not read";
+        return LCTX_INVALID;
+    }
+    return lctx_guard(&ctx->error, [&] { ctx->memory->cache().unread(shares, llama_model_n_head(ctx->model->model)); }) ? LCTX_OK
+                                                                                                                        : LCTX_FAILED;
+}
+
 int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows) {
     if (!ctx->memory) {
         return LCTX_INVALID;

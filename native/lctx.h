@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 11 };
+enum { LCTX_ABI_VERSION = 12 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -324,6 +324,10 @@ typedef struct lctx_trace_info {
     int32_t n_read;  // chunks that a query reads at most
     int32_t chunk_size;
 } lctx_trace_info;
+
+// The estimated share of its attention that every query head left unread, the mean over its queries since the context was created.
+// shares: float[n_layer][n_head] (lctx_trace_info), NaN where there is no estimate yet. LCTX_INVALID when the method makes none.
+int32_t lctx_unread_shares(lctx_context * ctx, float * shares);
 
 // Record the chunks that every layer and head reads for the queries of one sequence at positions [p0, p1), and forget what was
 // recorded before; p1 <= p0 stops. LCTX_INVALID when the method chooses no chunks or there is no such sequence. A run that does not

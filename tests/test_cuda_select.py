@@ -254,3 +254,26 @@ def test_scores_of_a_long_context_are_computed_in_parts(open_session, tokens, em
     sizes = {"n_ctx": 16 * 1024, "n_batch": 200, "n_ubatch": 200}
     run = lambda: open_session("llama-mha", LongHeads(16, 64).text(), **sizes).decode(tokens[:200])  # noqa: E731
     assert_nearly_all_rows_equal(*both(run, emulated))
+
+
+@pytest.mark.parametrize("select", ["head", "group"])
+def test_what_is_left_unread_is_summed(open_session, tokens, emulated, select):
+    method = LongHeads(16, 64, select=select, representation="moments", mass=0.5).text()
+
+    def run() -> np.ndarray:
+        session: Session = open_session("llama", method, **SIZES | {"n_ctx": 260})
+        info = session.ffi.new("lctx_model_info *")
+        session.lib.lctx_model_get_info(session.model, info)
+        shares = np.empty((info.n_layer, info.n_head), np.float32)
+        out = session.ffi.from_buffer("float[]", shares)
+        session.decode(tokens[:60])
+        assert session.lib.lctx_unread_shares(session.ctx, out) == session.lib.LCTX_OK
+        first = shares.copy()
+        session.decode(tokens[60:256], step=49)
+        assert session.lib.lctx_unread_shares(session.ctx, out) == session.lib.LCTX_OK
+        return np.stack([first, shares])
+
+    got, want = both(run, emulated)
+    np.testing.assert_allclose(got, want, atol=0.01)
+    assert (want[0] < want[1]).all()
+    assert (want[1] < 0.5).all()

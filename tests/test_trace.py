@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from llamas import TEXT, new
 
+from pylongctx.errors import InvalidInput
 from pylongctx.inspect import Trace, cover_rate
 
 SIZE, WINDOW = 16, 128
@@ -52,7 +53,14 @@ def test_what_was_not_read_is_estimated_with_mass(embedded_model):
     for mass in (None, 0.6, 0.9):
         method = METHOD if mass is None else f"{METHOD},mass={mass}"
         with new(embedded_model, method=method, n_threads=1, n_threads_batch=1) as llm, llm.trace() as trace:
-            llm.eval((llm.tokenize(TEXT) * 20)[:N])
+            tokens = (llm.tokenize(TEXT) * 20)[:N]
+            llm.eval(tokens[:257])
+            llm.eval(tokens[257:])
+            if mass is None:
+                with pytest.raises(InvalidInput, match="only longheads with mass estimates"):
+                    llm.unread_shares()
+            else:
+                np.testing.assert_allclose(llm.unread_shares(), trace.unread.mean(axis=0), atol=1e-5)
         assert trace.unread.shape == trace.chunks.shape[:3]
         shares[mass] = trace.unread, (trace.chunks >= 0).sum(-1)
     assert np.isnan(shares[None][0]).all()

@@ -3,9 +3,12 @@
 // Scores are products of summaries with what is made of a query. minmax: sum over channels of max(q, 0) * maximum + min(q, 0) *
 // minimum, an upper bound of the best key's. moments: the log of the chunk's expected mass, were its keys normally distributed:
 // scale * q . mean + scale^2/2 * q^2 . variance. Both are linear in the summary and have twice its width.
+#include "ablate.h"
 #include "columns.h"
 #include "ggml-cpu-impl.h"
 #include "rank.h"
+
+static_assert(LCTX_MOST_SHARES <= LCTX_MAX_COLUMNS, "a block's heads are scored together");
 
 namespace {
 
@@ -207,26 +210,6 @@ void score_shares(const lctx_select_args & a, const tile & t, int n_chunk, const
     }
 }
 
-// A number that looks random, the same for the same inputs (splitmix64).
-float noise(uint64_t a, uint64_t b, uint64_t c) {
-    uint64_t z = (a * 0x9e3779b97f4a7c15u) ^ (b * 0xbf58476d1ce4e5b9u) ^ (c * 0x94d049bb133111ebu);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (float)((z ^ (z >> 31)) >> 40);
-}
-
-void ablate(const lctx_select_args & a, int32_t row, int choice, int own, float * scores, int stride) {
-    for (int i = 0; i < own; i++) {
-        float & score = scores[(size_t)i * stride];
-        switch (a.chunks.ablation) {
-            case LCTX_ABLATE_RANDOM:
-            case LCTX_ABLATE_RANDOM_ALL: score = noise(row, choice, i); break;
-            case LCTX_ABLATE_LAST:       score = -score; break;
-            default:                     break;
-        }
-    }
-}
-
 // One column of scores, and its best candidates.
 struct column {
     const float * scores;
@@ -336,13 +319,19 @@ void write_segments(const lctx_select_args & a, int32_t token, int n, float unre
     }
 }
 
+// n queries left the same share unread. Threads may count for one choice at once.
+void count_unread(lctx_unread & to, int32_t n, float share) {
+    __atomic_fetch_add(&to.n_query, n, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&to.sum, n * (int64_t)(share * lctx_unread::UNIT), __ATOMIC_RELAXED);
+}
+
 // Column `index` of a tile: rank its candidates, choose, write.
 void select_column(const lctx_select_args & a, const tile & t, int index, const scratch & w) {
     const block & b = t.block_of(index);
     const int stride = lctx_round_up(t.n_column(), LCTX_VL), own = own_chunk(a, b);
     column c = {w.s + index, stride, own, w.best, 0};
     if (!a.chunks.reads_all(own)) {
-        ablate(a, a.rows[b.first].row, t.choice_of(index), own, w.s + index, stride);
+        lctx_ablate(a.chunks.ablation, a.rows[b.first].row, t.choice_of(index), own, w.s + index, stride);
         c.n_best = a.chunks.n_free(own);
         lctx_take_best(c.scores, stride, a.chunks.first_candidate(), a.chunks.end_candidate(own), c.n_best, w.keys, w.best);
     }
@@ -351,6 +340,9 @@ void select_column(const lctx_select_args & a, const tile & t, int index, const 
     for (int32_t token = b.first; token < b.first + b.n; token++) {
         const size_t at = (size_t)token * a.n_choice + t.choice_of(index);
         write_segments(a, token, n_chosen, unread, w, a.dst + at * a.chunks.n_segment());
+    }
+    if (a.unread) {
+        count_unread(a.unread[t.choice_of(index)], b.n, unread);
     }
 }
 

@@ -148,6 +148,12 @@ inline int atomicAdd(int * at, int x) {
     return old;
 }
 
+inline unsigned long long atomicAdd(unsigned long long * at, unsigned long long x) {
+    const unsigned long long old = *at;
+    *at += x;
+    return old;
+}
+
 inline int atomicMax(int * at, int x) {
     const int old = *at;
     *at = std::max(old, x);

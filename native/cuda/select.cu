@@ -125,6 +125,12 @@ __device__ void write_segments(const lctx_select_args & a, const lctx_chooser & 
     }
 }
 
+// n queries left the same share unread.
+__device__ void count_unread(lctx_unread & to, int32_t n, float share) {
+    atomicAdd((unsigned long long *)&to.n_query, (unsigned long long)n);
+    atomicAdd((unsigned long long *)&to.sum, n * (unsigned long long)(share * lctx_unread::UNIT));
+}
+
 // A warp per block and choice.
 __global__ void choose(lctx_select_args a, lctx_select_plan p, int n_word, int n_shared) {
     const int64_t job = (int64_t)blockIdx.x * (blockDim.x / LCTX_WARP) + lctx_warp();
@@ -144,6 +150,9 @@ __global__ void choose(lctx_select_args a, lctx_select_plan p, int n_word, int n
     const int n = c.run(n_word, unread);
     for (int32_t t = b.first; t < b.first + b.n; t++) {
         write_segments(a, c, t, n, unread, a.dst + ((size_t)t * a.n_choice + choice) * a.chunks.n_segment());
+    }
+    if (a.unread && lctx_lane() == 0) {
+        count_unread(a.unread[choice], b.n, unread);
     }
 }
 

@@ -19,8 +19,8 @@ ggml_tensor * choose_chunks(ggml_context * ctx, const lctx_chunks & chunks, cons
                                    layer.held, layer.summaries, layer.open, params);
         chain.links.push_back({"lctx_summarize", summaries});
     }
-    ggml_tensor * segs =
-        lctx_select(ctx, chunks.by_attention() ? in.q : in.q_score, summaries, in.chunk_rows, layer.table->ne[1], chunks, attend.scale);
+    ggml_tensor * segs = lctx_select(ctx, chunks.by_attention() ? in.q : in.q_score, summaries, in.chunk_rows, layer.unread,
+                                     layer.table->ne[1], chunks, attend.scale);
     chain.links.push_back({LCTX_SELECT_NAME, segs});
     return segs;
 }

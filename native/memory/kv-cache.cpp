@@ -71,6 +71,10 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
             n_head_total_ += (int32_t)hparams.n_head_kv(layer.il);
             n_query_head_total_ += hparams.n_head_kv(layer.il) > 0 ? (int32_t)hparams.n_head(layer.il) : 0;
         }
+        if (has_shares() && (int32_t)hparams.n_head(layer.il) > LCTX_MOST_SHARES * (int32_t)hparams.n_head_kv(layer.il)) {
+            throw lctx_refusal("mass with select=group adds up to " + std::to_string(LCTX_MOST_SHARES) +
+                               " heads, a KV head of this model " + "serves more; use select=head");
+        }
     }
     if (has_open() && shape_.head_dim_k != shape_.head_dim_v) {
         throw lctx_refusal("representation=attention compares values with keys, whose sizes differ in this model (" +

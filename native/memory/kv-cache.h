@@ -100,6 +100,8 @@ class lctx_kv_cache {
     std::string full_why() const;
     void usage(lctx_kv_info & info, int32_t * rows);
     lctx_offload_info offload() const;
+    // shares: [n_layer][n_head], the mean share that a query head left unread, NaN where no estimate is made.
+    void unread(float * shares, int32_t n_head) const;
     // What its rows take when the text fills n_ctx, where heads evict at most (with corm at least): f(device, bytes).
     void each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const;
     // The rows that a head holds, ascending, and their scores: room for n_max; returns their number.
@@ -177,6 +179,7 @@ class lctx_kv_cache {
 
     // chunks.cpp: summaries, and the queries of the open chunk
     bool has_open() const { return chunks_ && chunks_->by_attention(); }
+    bool has_shares() const { return chunks_ && chunks_->by_group && chunks_->mass > 0.0f; }
     void keep_open();
     void place_open(const llama_ubatch & ubatch);
     void forget_open(int32_t seq);

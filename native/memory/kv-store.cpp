@@ -18,7 +18,7 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
       work_(work),
       pages_(shape.n_page_head * n_head),
       gone_((size_t)shape.n_seq * n_head) {
-    ctx_.reset(ggml_init({13 * ggml_tensor_overhead(), nullptr, true}));
+    ctx_.reset(ggml_init({14 * ggml_tensor_overhead(), nullptr, true}));
     const auto tensor = [&](const char * name, ggml_type type, int64_t n0, int64_t n1, int64_t n2 = 1, int64_t n3 = 1) {
         ggml_tensor * t = ggml_new_tensor_4d(ctx_.get(), type, n0, n1, n2, n3);
         ggml_set_name(t, name);
@@ -47,6 +47,9 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
                            c->by_attention() ? n_query_head : n_head, shape.n_seq);
         if (c->by_attention()) {
             open = tensor("lctx_open", GGML_TYPE_F32, shape.head_dim_k, 2 * c->chunk_size, n_query_head, shape.n_seq);
+        }
+        if (c->mass > 0.0f) {
+            unread = tensor("lctx_unread", GGML_TYPE_I64, 2, c->by_group ? n_head : n_query_head);
         }
     }
     if (shape.retain) {
@@ -122,7 +125,7 @@ bool lctx_kv_store::allocate(bool dry) {
         ggml_backend_view_init(v_pool);
     }
     bool ok = true;
-    for (const ggml_tensor * t : {table, due_, counts_, k_staged, v_staged, staging, staging_table}) {
+    for (const ggml_tensor * t : {table, unread, due_, counts_, k_staged, v_staged, staging, staging_table}) {
         ok = ok && (!t || arena_->commit(at(t), at(t) + ggml_nbytes(t)));
     }
     for (int32_t i = 0; ok && held && i < n_head * shape_.n_seq; i++) {
@@ -134,6 +137,9 @@ bool lctx_kv_store::allocate(bool dry) {
     table_ = is_host ? (int32_t *)table->data : copy_.data();
     if (ok) {
         std::fill_n(table_, n_entry, -1);
+        if (unread) {
+            ggml_backend_tensor_memset(unread, 0, 0, ggml_nbytes(unread));
+        }
         init_staging();
     }
     return ok;
@@ -160,12 +166,16 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
     const auto lists = [&](ggml_tensor * t) {
         return t ? ggml_view_3d(ctx, t, t->ne[0], heads.n, t->ne[2], t->nb[1], t->nb[2], heads.first * t->nb[1]) : nullptr;
     };
+    const auto sums = [&](int64_t first, int64_t n) {
+        return unread ? ggml_view_2d(ctx, unread, 2, n, unread->nb[1], first * unread->nb[1]) : nullptr;
+    };
     // the staged pages of the heads
     const auto pages = [&](ggml_tensor * t) {
         const int64_t n_row = (int64_t)shape_.n_staged * LCTX_PAGE_ROWS;
         return t ? ggml_view_2d(ctx, t, t->ne[0], heads.n * n_row, t->nb[1], heads.first * n_row * t->nb[1]) : nullptr;
     };
     const bool by_query = shape_.chunks && shape_.chunks->by_attention();
+    const bool by_group = shape_.chunks && shape_.chunks->by_group;
     return {k_pool,
             v_pool,
             lists(table),
@@ -173,6 +183,7 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
             rows(summaries, by_query ? heads.first_query : heads.first, by_query ? heads.n_query : heads.n),
             rows(open, heads.first_query, heads.n_query),
             lists(held),
+            by_group ? sums(heads.first, heads.n) : sums(heads.first_query, heads.n_query),
             pages(k_staged),
             pages(v_staged),
             staging ? ggml_view_2d(ctx, staging, staging->ne[0], heads.n, staging->nb[1], heads.first * staging->nb[1]) : nullptr,

@@ -25,6 +25,7 @@ struct lctx_layer {
     ggml_tensor * summaries;  // summaries of chunks, or nullptr
     ggml_tensor * open;       // queries of the open chunk, or nullptr
     ggml_tensor * held;       // which rows each head holds, or nullptr: all
+    ggml_tensor * unread;     // sums of what choices leave unread, or nullptr: no estimate is made
     // pages that lie close while the pools are far (ops/staging.h), or nullptr
     ggml_tensor * k_staged;
     ggml_tensor * v_staged;
@@ -144,6 +145,7 @@ class lctx_kv_store {
     ggml_tensor * summaries = nullptr;  // [summary_dim, n_chunk_max, n_head or n_query_head, n_seq]
     ggml_tensor * open = nullptr;       // [head_dim_k, 2*chunk_size, n_query_head, n_seq]
     ggml_tensor * held = nullptr;       // [lctx_held::size, n_head, n_seq]
+    ggml_tensor * unread = nullptr;     // [2, n_head or n_query_head] lctx_unread
     // with n_staged > 0
     ggml_tensor * k_staged = nullptr;       // [head_dim_k, n_head*n_staged*64]
     ggml_tensor * v_staged = nullptr;       // [head_dim_v, n_head*n_staged*64]

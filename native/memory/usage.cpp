@@ -4,6 +4,7 @@
 #include "../kernel-name.h"
 
 #include <algorithm>
+#include <cmath>
 
 // What is wrong with a batch; empty when it can be evaluated. Nothing changes here.
 std::string lctx_kv_cache::check_batch(const llama_batch & batch, llama_memory_status & status) const {
@@ -147,6 +148,26 @@ void lctx_kv_cache::usage(lctx_kv_info & info, int32_t * rows) {
         const int32_t head = i % info.n_head_kv;
         for (int32_t seq = 0; head < layer.heads.n && seq < n_seq_; seq++) {
             rows[i] += layer.store->n_cell(seq, layer.heads.first + head, n_pos[seq]) - n_dead(seq) * LCTX_PAGE_ROWS;
+        }
+    }
+}
+
+void lctx_kv_cache::unread(float * shares, int32_t n_head) const {
+    std::fill_n(shares, layers_.size() * n_head, NAN);
+    for (size_t il = 0; il < layers_.size(); il++) {
+        const lctx_layer_heads & heads = layers_[il].heads;
+        if (heads.n == 0 || !layers_[il].store->unread) {
+            continue;
+        }
+        const bool by_group = method_->chunks()->by_group;
+        std::vector<lctx_unread> sums(by_group ? heads.n : heads.n_query);
+        const size_t first = by_group ? heads.first : heads.first_query;
+        layers_[il].store->read(layers_[il].store->unread, first * sizeof(lctx_unread), sums.data(), sums.size() * sizeof(lctx_unread));
+        for (int32_t head = 0; head < heads.n_query; head++) {
+            const lctx_unread & sum = sums[head * sums.size() / heads.n_query];
+            if (sum.n_query > 0) {
+                shares[il * n_head + head] = (float)((double)sum.sum / lctx_unread::UNIT / (double)sum.n_query);
+            }
         }
     }
 }

@@ -133,7 +133,8 @@ struct lctx_select_args {
     const lctx_chunk_row * rows;
     lctx_chunks chunks;
     float scale;
-    lctx_segment * dst;  // [n_tokens][n_choice][n_segment]
+    lctx_segment * dst;    // [n_tokens][n_choice][n_segment]
+    lctx_unread * unread;  // [n_choice], or nullptr
 };
 
 struct lctx_vote_args {

@@ -20,6 +20,9 @@ enum lctx_ablation : int32_t { LCTX_ABLATE_NONE, LCTX_ABLATE_RANDOM, LCTX_ABLATE
 // moments, mean and variance of every channel.
 enum lctx_representation : int32_t { LCTX_REPRESENT_ATTENTION, LCTX_REPRESENT_MINMAX, LCTX_REPRESENT_MOMENTS };
 
+// Most query heads that add up their shares of the attention, with mass and by_group.
+constexpr int32_t LCTX_MOST_SHARES = 128;
+
 struct lctx_chunks {
     int32_t chunk_size;
     int32_t n_chunk;       // chunks that a query reads at most

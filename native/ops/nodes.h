@@ -160,6 +160,7 @@ inline lctx_select_args lctx_select_args_of(const ggml_tensor * dst) {
     args.chunks = params.chunks;
     args.scale = params.scale;
     args.dst = (lctx_segment *)dst->data;
+    args.unread = dst->src[3] ? (lctx_unread *)dst->src[3]->data : nullptr;
     return args;
 }
 

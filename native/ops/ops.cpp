@@ -142,17 +142,18 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
     return result;
 }
 
-ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * summaries, ggml_tensor * rows, int64_t n_head_kv,
-                          const lctx_chunks & chunks, float scale) {
+ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * summaries, ggml_tensor * rows, ggml_tensor * unread,
+                          int64_t n_head_kv, const lctx_chunks & chunks, float scale) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[1] % n_head_kv == 0);
     GGML_ASSERT(summaries->ne[0] == chunks.summary_dim((int32_t)q->ne[0]) &&
                 summaries->ne[2] == (chunks.by_attention() ? q->ne[1] : n_head_kv));
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
 
     const int64_t n_choice = chunks.by_group ? n_head_kv : q->ne[1];
+    GGML_ASSERT(!unread || (chunks.mass > 0.0f && unread->type == GGML_TYPE_I64 && unread->ne[0] == 2 && unread->ne[1] == n_choice));
     ggml_tensor * result = ggml_new_tensor_4d(ctx, GGML_TYPE_I32, 4, chunks.n_segment(), n_choice, q->ne[2]);
     set_params(result, lctx_select_params{LCTX_OP_SELECT, scale, chunks});
-    set_sources(result, {q, summaries, rows});
+    set_sources(result, {q, summaries, rows, unread});
     return result;
 }
 

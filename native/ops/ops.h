@@ -137,6 +137,14 @@ struct lctx_segment {
     int32_t seq;
 };
 
+// What the queries of one choice left unread, by the estimates of *select*.
+struct lctx_unread {
+    int64_t n_query;
+    int64_t sum;  // of the shares, in units of 1 / UNIT: whole numbers, which threads add in any order
+
+    static constexpr float UNIT = 1 << 20;
+};
+
 // The chunks that n segments of one query and head read: ascending, each once.
 std::vector<int32_t> lctx_chunks_of(const lctx_segment * segs, int64_t n, int32_t chunk_size);
 
@@ -189,9 +197,10 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
 //   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated by attention, else rotated to where it is compared
 //   summaries:    result of lctx_summarize
 //   rows:    I32 [4, n_tokens]                       lctx_chunk_row
+//   unread:  I64 [2, n_choice]                       lctx_unread, to which every token adds; or NULL; with chunks.mass > 0 only
 //   result:  I32 [4, n_segment, n_choice, n_tokens]  lctx_segment, whose angle is a place; n_choice is n_head_kv by group, else n_head
-ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * summaries, ggml_tensor * rows, int64_t n_head_kv,
-                          const lctx_chunks & chunks, float scale);
+ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * summaries, ggml_tensor * rows, ggml_tensor * unread,
+                          int64_t n_head_kv, const lctx_chunks & chunks, float scale);
 
 // The queries of the batch vote for the rows they have read: scores of all rows that are held, or of those whose fate is open
 // (lctx_retain::is_open).

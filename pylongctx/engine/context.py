@@ -107,6 +107,7 @@ class Context:
             raise error(lib.LCTX_INVALID, failure)
         self._handle = handle
         self.n_vocab: int = model.info.n_vocab
+        self._heads = (model.info.n_layer, model.info.n_head)
         self.n_ctx: int = lib.lctx_context_n_ctx(handle)
         self.n_batch: int = lib.lctx_context_n_batch(handle)
         self.n_ubatch: int = lib.lctx_context_n_ubatch(handle)
@@ -292,6 +293,20 @@ class Context:
         with self._lock:
             check(lib.lctx_offload_usage(self.handle, info), lib.lctx_context_error(self.handle))
         return OffloadUsage(info.n_hit, info.n_miss, info.n_far, info.page_bytes, info.device_bytes, info.n_staged)
+
+    def unread_shares(self) -> NDArray[np.float32]:
+        """Return the share of its attention that each head left unread, as it estimates: [n_layer, n_head].
+
+        Raises
+        ------
+        ValueError
+            When the method makes no estimate.
+        """
+        shares = np.empty(self._heads, np.float32)
+        with self._lock:
+            buffer = out_buffer("shares", shares, np.float32)
+            check(lib.lctx_unread_shares(self.handle, buffer), lib.lctx_context_error(self.handle))
+        return shares
 
     def _kv_usage(self, info: Any, rows: Any) -> None:
         check(lib.lctx_kv_usage(self.handle, info, rows), lib.lctx_context_error(self.handle))

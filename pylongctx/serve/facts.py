@@ -4,12 +4,15 @@ import asyncio
 from functools import partial
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Response
 
 from pylongctx import __version__
 from pylongctx.engine.slots import Slot
+from pylongctx.methods import LongHeads
 from pylongctx.serve import metrics
 from pylongctx.serve.errors import ApiError, invalid, unavailable
+from pylongctx.serve.host import Host
 from pylongctx.serve.service import Service
 from pylongctx.serve.texts import token_text
 
@@ -137,9 +140,19 @@ def _longctx(service: Service) -> dict[str, Any]:
         "n_ctx": host.n_ctx,
         "n_ctx_train": host.model.info.n_ctx_train,
         "kv": usage and usage.sizes(),
+        "unread": _unread(host),
         "sequences": [_slot(service, slot) | {"kv_rows": _rows(service, slot)} for slot in engine.slots],
         "chunk_map": engine.tracer.chunk_map(),
     }
+
+
+def _unread(host: Host) -> list[list[float | None]] | None:
+    """Return the mean share that each head left unread, [n_layer][n_head]; None when the method makes no estimate."""
+    parts = host.method.parts if host.method else ()
+    if not any(isinstance(part, LongHeads) and part.mass for part in parts):
+        return None
+    shares = host.session.context.unread_shares()
+    return [[None if np.isnan(share) else round(float(share), 4) for share in layer] for layer in shares]
 
 
 def _rows(service: Service, slot: Slot) -> int:

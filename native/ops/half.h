@@ -1,0 +1,22 @@
+// Rounding to half precision in a direction: what the CPU and CUDA share, whose conversions differ.
+#pragma once
+
+#include "portable.h"
+
+#include <cstdint>
+
+constexpr float LCTX_MOST_HALF = 65504.0f;
+constexpr uint16_t LCTX_HALF_NAN = 0x7e00;
+
+// The half that is not below (up > 0) or not above (up < 0) a number, whose nearest half exceeds it by `error`; up = 0: that one.
+LCTX_HD inline uint16_t lctx_half_beside(uint16_t nearest, float error, int up) {
+    constexpr uint16_t SIGN = 0x8000, SMALLEST = 0x0001;
+    if ((float)up * error >= 0.0f) {
+        return nearest;
+    }
+    const bool is_zero = (nearest & ~SIGN) == 0, grows = (up > 0) == ((nearest & SIGN) == 0);
+    if (is_zero) {
+        return (uint16_t)(up > 0 ? SMALLEST : SIGN | SMALLEST);
+    }
+    return (uint16_t)(grows ? nearest + 1 : nearest - 1);
+}
