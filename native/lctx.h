@@ -5,7 +5,7 @@
 //
 // Handles: lctx_model_load and lctx_context_create return a handle even when they fail; then *_error() gives the reason
 // and only *_error() and *_free() may be called. One call at a time per handle; different contexts may run in parallel.
-// No function throws, and none aborts on bad arguments.
+// No function throws, and none aborts on bad arguments; pointers are valid for what they are said to hold. Questions change nothing.
 #pragma once
 
 #include <stddef.h>
@@ -233,10 +233,13 @@ int32_t lctx_context_step(const lctx_context * ctx, int32_t pos, int32_t n);
 // The number of positions of a sequence in the cache.
 int32_t lctx_n_past(const lctx_context * ctx, int32_t seq);
 
-// Remove positions [p0, p1) (p1 < 0: to the end). 1 done, 0 refused and nothing changed: lctx_context_error says why.
+// Sequences are 0 .. n_seq_max - 1. Functions that ask for another one are refused, or change nothing.
+
+// Remove positions [p0, p1) (p0 < 0: from the beginning, p1 < 0: to the end). 1 done, 0 refused and nothing changed: lctx_context_error says
+// why.
 int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1);
 
-// The longest prefix of at most n positions that lctx_seq_rm(ctx, seq, prefix, -1) can cut the sequence back to.
+// The longest prefix of at most n positions that lctx_seq_rm(ctx, seq, prefix, -1) can cut the sequence back to; 0 for no sequence.
 int32_t lctx_seq_restorable(const lctx_context * ctx, int32_t seq, int32_t n);
 
 // How far a sequence goes back without a checkpoint: to any position but where heads have evicted; as far as the cells of its sliding
@@ -255,7 +258,7 @@ int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq);
 // cut at pos, since queries are kept of the last chunk only.
 int32_t lctx_context_place(const lctx_context * ctx, int32_t pos);
 
-// Make dst an exact copy of the first n positions of src (n < 0: all). 1 done, 0 refused and nothing changed.
+// Make dst an exact copy of the first n positions of src (n < 0: all); src itself stays as it is. 1 done, 0 refused and nothing changed.
 int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n);
 
 // Forget all other sequences.
@@ -283,8 +286,8 @@ typedef struct lctx_kv_info {
     int32_t n_head_kv;  // largest over the layers
 } lctx_kv_info;
 
-// KV memory of the context; evictions that are due are done first. rows: NULL or int32[n_layer][n_head_kv], rows held per layer and KV
-// head. LCTX_INVALID when the context runs without a method.
+// KV memory of the context as it is: evictions that are due are done when the next token comes. rows: NULL or int32[n_layer][n_head_kv],
+// rows held per layer and KV head. LCTX_INVALID when the context runs without a method.
 int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows);
 
 // Pages with kv_offload; counts are of all layers and heads, since the context was created.
@@ -299,9 +302,9 @@ typedef struct lctx_offload_info {
 
 int32_t lctx_offload_usage(const lctx_context * ctx, lctx_offload_info * info);
 
-// The rows that a KV head of a layer holds, ascending, and their scores (integers, or the bits of floats: the rule's business), after
-// evictions that are due. rows, scores: NULL or int32[n_max]. Returns the number of rows, 0 for a head that does not exist.
-int32_t lctx_seq_held(lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max);
+// The rows that a KV head of a layer holds, ascending, and their scores (integers, or the bits of floats: the rule's business). rows,
+// scores: NULL or int32[n_max]. Returns the number of rows, 0 for a head that does not exist.
+int32_t lctx_seq_held(const lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max);
 
 // What the host has done beside the kernels since the context was created: per token none of it may grow with the tokens before.
 typedef struct lctx_work {
