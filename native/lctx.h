@@ -351,7 +351,7 @@ typedef struct lctx_sampler_params {
     float min_p;
     float typical_p;
     float temp;  // 0: greedy; < 0: sample from the plain distribution
-    int32_t penalty_last_n;
+    int32_t penalty_last_n;  // at most the last 4194304 tokens
     float repeat_penalty;
     float frequency_penalty;
     float presence_penalty;
@@ -369,7 +369,8 @@ void lctx_sampler_params_default(lctx_sampler_params * params);
 // top_k, typical, top_p, min_p, temperature, distribution. NULL when out of memory.
 lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_params * params);
 
-// Choose a token from float[n_vocab] and remember it for the penalties. -1 when every logit is NaN or -inf.
+// Choose a token from float[n_vocab] and remember it for the penalties; -inf forbids one. -1 when none is left, or a logit is NaN or infinite:
+// lctx_sampler_error names its token.
 int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_t n_vocab);
 
 void lctx_sampler_free(lctx_sampler * sampler);
@@ -463,7 +464,7 @@ int32_t lctx_embed(lctx_context * ctx, int32_t n_text, const int32_t * lengths, 
 // ---- log-probabilities ----
 
 // Of float[n_rows][n_vocab]: own[i] that of tokens[i] (NaN for a token of -1), and the n_top likeliest tokens of every row, the likeliest
-// first; top_tokens, top: [n_rows][n_top].
+// first; top_tokens, top: [n_rows][n_top]. LCTX_FAILED when a logit is NaN or infinite, or all of a row are -inf.
 int32_t lctx_logprobs(const float * logits, int32_t n_rows, int32_t n_vocab, const int32_t * tokens, float * own, int32_t n_top,
                       int32_t * top_tokens, float * top);
 
