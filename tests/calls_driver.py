@@ -45,7 +45,9 @@ class Caller:
         if spoil < 3:
             (seqs, pos, tokens)[spoil][self.rng.randrange(n)] = self.number()
         logits = ffi.new("float[]", n * self.session.n_vocab)
-        status = lib.lctx_decode_batch(self.ctx, n, tokens, pos, seqs, [self.rng.randrange(2) for _ in range(n)], logits)
+        status = lib.lctx_decode_batch(
+            self.ctx, n, tokens, pos, seqs, [self.rng.randrange(2) for _ in range(n)], logits
+        )
         if spoil >= 3:
             assert status in (lib.LCTX_OK, lib.LCTX_NO_SLOT), self.session.error
         if status == lib.LCTX_OK:
@@ -192,7 +194,10 @@ class Caller:
         lib.lctx_type_name(self.number())
 
     def embed(self) -> None:
-        lengths, tokens = [self.number() for _ in range(3)], [self.rng.choice([3, 5, self.number()]) for _ in range(300)]
+        lengths, tokens = (
+            [self.number() for _ in range(3)],
+            [self.rng.choice([3, 5, self.number()]) for _ in range(300)],
+        )
         out = ffi.new("float[]", 300 * 256)
         lib.lctx_embed(self.ctx, self.rng.choice([-5, 0, 1, 3]), lengths, tokens, out)
 
@@ -206,7 +211,12 @@ class Caller:
             if kind == "float":
                 setattr(params, name, self.rng.choice(FLOATS))
             else:
-                few = name in ("n_threads", "n_threads_batch", "n_seq_max", "n_ctx")  # more would take all of the machine
+                few = name in (
+                    "n_threads",
+                    "n_threads_batch",
+                    "n_seq_max",
+                    "n_ctx",
+                )  # more would take all of the machine
                 value = self.rng.choice([-1, 0, 1, 2, 2**31 - 1]) if few else self.number()
                 setattr(params, name, value % 2 ** (64 if "64" in kind else 32) if kind.startswith("u") else value)
         method = self.rng.choice(["", "full", "window", "corm,window=8,recent=24,evict_every=16", "longheads"])

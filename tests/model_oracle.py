@@ -115,7 +115,7 @@ class WatchedModel(Model):
 
     @property
     def held(self) -> np.ndarray:
-        """Return how many rows each layer and KV head holds, ``[n_layer, n_head_kv]``, before the eviction that is due."""
+        """Return how many rows each layer and KV head holds, ``[n_layer, n_head_kv]``; an eviction is still due."""
         return np.array([run.before.sum(1) for run in self.runs])
 
     @property

@@ -158,7 +158,9 @@ class Machine(RuleBasedStateMachine):
         every = self.sizes.evict_every
         for seq, (part, before) in enumerate(zip(grown, self.model, strict=True)):
             if (len(part) - 1) // every > (len(before) - 1) // every:
-                self.family[seq] = next(self.names)  # an eviction, when a token comes after a border, makes all pages its own
+                self.family[seq] = next(
+                    self.names
+                )  # an eviction, when a token comes after a border, makes all pages its own
         self.model = grown
         return logits
 
