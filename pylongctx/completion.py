@@ -191,6 +191,7 @@ class Generation:
 
     def finish(self) -> None:
         """Let the source know that nothing more is wanted."""
+        self.job.stop_word = self.word
         self.source.finish(self.job)
 
     def usage(self) -> CompletionUsage:

@@ -1,9 +1,7 @@
 """llama-server's own routes, by the assertions of its test suite."""
 
-import json
-
 import pytest
-from llamas import TEXT, new
+from llamas import TEXT
 from needs import need
 from serving import ALIAS, events, running
 
@@ -92,7 +90,7 @@ def test_prompts_of_tokens_and_texts(server, ask):
     begun = ask("/completion", prompt=[[PROMPT, 5]], n_predict=1)
     assert begun[0]["tokens_evaluated"] == len(tokens) + 1
     assert ask("/completion", prompt={"prompt_string": PROMPT}, temperature=0, n_predict=6)["content"] == text
-    for wrong in ([], [[]] * 0, 5, [1.5], [True], {"prompt_string": "a", "multimodal_data": ["x"]}, [[1, None]]):
+    for wrong in ([], 5, [1.5], [True], {"prompt_string": "a", "multimodal_data": ["x"]}, [[1, None]]):
         ask("/completion", 400, prompt=wrong)
 
 
@@ -286,16 +284,10 @@ def tokens(server, monkeypatch):
 
 
 def test_what_is_between_two_texts_is_written(server, ask, tokens):
-    model = server.host.model
     found = ask("/infill", **FILL, n_predict=3, temperature=0)
-    prompt = found["prompt"]
-    pre, suf, mid = (model.piece(tokens[name], True).decode() for name in ("fim_pre", "fim_suf", "fim_mid"))
-    at = [prompt.rindex(part) for part in (pre, "int main", "int n = ", suf, "}", mid)]
-    assert at == sorted(at)
+    same = ask("/completion", prompt=_spelled(server, tokens), n_predict=3, temperature=0)
     assert found["tokens_predicted"] == 3
-    with new(server.host.model_path) as llm:
-        said = llm.create_completion(llm.tokenize(b"x")[:0] + _spelled(server, tokens), max_tokens=3, temperature=0)
-    assert found["content"] == said["choices"][0]["text"]
+    assert [found[name] for name in ("prompt", "content")] == [same[name] for name in ("prompt", "content")]
 
 
 def _spelled(server, tokens):
@@ -347,4 +339,3 @@ def test_metrics_have_histograms(server, ask):
     assert server.metric("time_to_first_token_seconds_sum") > 0
     assert server.metric("time_per_output_token_seconds_count") >= 1
     assert server.metric('http_request_seconds_count{route="/completion"}') >= 2
-    assert json.dumps(server.http.get("/slots").json())

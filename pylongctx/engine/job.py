@@ -79,6 +79,7 @@ class Job:
     stalled: bool = False  # the engine waits until the reader has taken something
     pending: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     ran_on: int = -1  # the sequence
+    stop_word: str = ""  # the stop string that has ended the answer
     n_cached: int = 0
     n_read: int = 0  # tokens of the prompt that were evaluated
     n_generated: int = 0

@@ -37,7 +37,12 @@ LABELS = frozenset(
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "store": (False,),
-    "service_tier": ("auto", "default"),
+    "service_tier": ("auto", "default", "standard_only"),
+    "truncation": ("disabled",),
+    "background": (False,),
+    "include": ([],),
+    "context_management": ([],),
+    "mcp_servers": ([],),
     "modalities": (["text"],),
     "verbosity": ("medium",),
     "tfs_z": (1,),
