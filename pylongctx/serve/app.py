@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from pylongctx import __version__
-from pylongctx.serve import facts, generate, texts
+from pylongctx.serve import facts, generate, messages, responses, texts
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.gate import Gate, as_response
 from pylongctx.serve.service import Service
@@ -36,6 +36,8 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="pylongctx", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.include_router(generate.routes(service))
+    app.include_router(messages.routes(service))
+    app.include_router(responses.routes(service))
     app.include_router(facts.routes(service))
     app.include_router(texts.routes(service))
     public = _add_page(app)
