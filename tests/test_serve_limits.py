@@ -4,6 +4,7 @@ import json
 import resource
 import socket
 import time
+from contextlib import ExitStack
 
 import pytest
 from llamas import new
@@ -13,7 +14,7 @@ from serving import PATIENCE, running
 httpx = need("server", "fastapi", "httpx")
 
 from pylongctx.errors import PromptTooLong  # noqa: E402
-from pylongctx.serve import connection  # noqa: E402
+from pylongctx.serve import connection, gate  # noqa: E402
 
 JSON = {"Content-Type": "application/json"}
 QUICK = 3.0  # seconds; none of what is refused here took less than ten times as long when it was worked on
@@ -122,6 +123,20 @@ def test_all_that_takes_time_waits_in_the_queue(server, monkeypatch, path):
     response = server.http.post(path, json={names[path]: bodies[names[path]]})
     assert response.status_code == 503
     assert int(response.headers["Retry-After"]) > 0
+
+
+def test_bodies_together_are_limited():
+    """A client that sends half of its body holds it; another one's does not fit beside it."""
+    body = json.dumps({"content": "a" * 900}).encode()
+    fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with running(n_seq=1, settings={"n_body": 1000, "body_patience": PATIENCE}) as server:
+        url = httpx.URL(server.url)
+        with ExitStack() as stack:
+            for _ in range(gate.BODIES):
+                client = stack.enter_context(socket.create_connection((url.host, url.port), PATIENCE))
+                client.sendall(f"POST /tokenize HTTP/1.1\r\n{fields}\r\n\r\n".encode() + body[:-1])
+            server.wait_for(lambda: server.http.post("/tokenize", content=body, headers=JSON).status_code == 503)
+        server.wait_for(lambda: server.http.post("/tokenize", content=body, headers=JSON).status_code == 200)
 
 
 # ---- slow clients ----
