@@ -14,7 +14,7 @@ from pylongctx.serve.access import Access
 from pylongctx.serve.errors import ApiError, as_api_error, unavailable
 from pylongctx.serve.service import Service
 
-CLOSE = {"Connection": "close"}  # the rest of the body is not read
+CLOSE = {"Connection": "close"}  # the rest of the body is not waited for
 BODIES = 8  # largest bodies that all requests together may hold
 SLOWEST = 64 << 10  # bytes a second that a body must come with, after the first seconds
 LOG = logging.getLogger("uvicorn.error")
@@ -95,7 +95,7 @@ class Gate:
                 raise unavailable("the requests of all clients together are too large now")
         if n > most:
             reason = f"the request is larger than {most} bytes (--max-body allows more)"
-            raise ApiError(413, "invalid_request_error", reason, code="request_too_large", headers=CLOSE)
+            raise ApiError(413, "invalid_request_error", reason, code="request_too_large")
         return _again([{"type": "http.request", "body": b"".join(parts), "more_body": False}], receive)
 
 
