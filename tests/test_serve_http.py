@@ -204,6 +204,14 @@ def test_what_heads_leave_unread_is_counted_with_mass(server):
         assert 0 < unread.mean() < 0.5
 
 
+def test_a_server_may_hide_its_page_and_its_slots():
+    with running(settings={"slots": False, "page": False}) as server:
+        answer = server.http.get("/slots")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
+        assert server.http.get("/props").json()["endpoint_slots"] is False
+        assert server.http.get("/").status_code == 404
+
+
 def test_without_a_method_the_memory_is_llama_cpps():
     with running(method=None) as server:
         assert server.http.post("/v1/completions", json=SMALL).json()["usage"]["completion_tokens"] == 3

@@ -46,7 +46,11 @@ def add_parser(commands: Any) -> None:
     options.switch("--embedding", "--embeddings", env=env, help="serve /v1/embeddings too", dest="embeddings")
     env = "LLAMA_ARG_POOLING"
     add("--pooling", parse=one_of(POOLINGS[1:]), metavar="KIND", env=env, help="of embeddings (the model's)")
-    for name in ("--metrics", "--slots", "--props", "-cb", "--cont-batching"):
+    env = "LLAMA_ARG_ENDPOINT_SLOTS"
+    options.switch("--slots", off=("--no-slots",), env=env, help="tell at /slots what sequences do (on)")
+    off = ("--no-ui", "--no-webui")
+    options.switch("--ui", "--webui", off=off, env="LLAMA_ARG_UI", help="serve the chat page (on)", dest="page")
+    for name in ("--metrics", "--props", "-cb", "--cont-batching"):
         options.accept(name)  # as it is anyway
     add_llama_options(parser)
     add_template_options(parser)
@@ -86,6 +90,7 @@ def settings(args: argparse.Namespace) -> "Settings":
     keys = [*(key for word in words for key in word.split(",")), *(args.api_key_file or "").splitlines()]
     most = args.max_body and args.max_body << 20
     given: dict[str, Any] = {"n_queue": args.queue, "n_body": most, "grace": args.grace, "stall": args.stall}
+    given |= {"page": args.page, "slots": args.slots}
     limit = sampling.pop("max_tokens")
     return Settings(
         alias=args.alias or Path(model_path(args)).stem,

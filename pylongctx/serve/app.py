@@ -40,7 +40,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(responses.routes(service))
     app.include_router(facts.routes(service))
     app.include_router(texts.routes(service))
-    public = _add_page(app)
+    public = _add_page(app) if service.settings.page else frozenset[str]()
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
     if service.settings.cors_origins:

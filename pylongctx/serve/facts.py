@@ -59,7 +59,7 @@ def routes(service: Service) -> APIRouter:
             "bos_token": token_text(service, info.token_bos),
             "eos_token": token_text(service, info.token_eos),
             "modalities": {"vision": False, "audio": False},
-            "endpoint_slots": True,
+            "endpoint_slots": service.settings.slots,
             "endpoint_props": False,
             "endpoint_metrics": True,
             "build_info": service.fingerprint,
@@ -67,6 +67,8 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/slots", summary="What every sequence does and holds")
     async def slots() -> list[dict[str, Any]]:
+        if not service.settings.slots:
+            raise ApiError(501, "not_supported_error", "this server was started with --no-slots")
         found: list[dict[str, Any]] = await ask(lambda: [_slot(service, slot) for slot in engine.slots])
         return found
 

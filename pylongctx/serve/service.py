@@ -53,6 +53,10 @@ class Settings:
         Seconds without news after which a stream gets a comment.
     grace : float
         Seconds that running requests have when the server ends.
+    slots : bool
+        Whether /slots tells what the sequences do.
+    page : bool
+        Whether there is a chat page.
     slot_folder : Path or None
         Where sequences are saved; None: they are not.
     sampling : dict
@@ -72,6 +76,8 @@ class Settings:
     stall: float = 120.0
     patience: float = 10.0
     grace: float = 10.0
+    slots: bool = True
+    page: bool = True
     slot_folder: Path | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     template: dict[str, Any] = field(default_factory=dict)
