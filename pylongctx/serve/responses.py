@@ -14,7 +14,7 @@ from pylongctx.serve.bodies import ChatBody, Extension
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.exchange import Exchange
 from pylongctx.serve.fields import load, read
-from pylongctx.serve.generate import chats
+from pylongctx.serve.generate import chats, count_tokens
 from pylongctx.serve.service import Service
 
 USUAL = (("verbosity", "medium"), ("summary", "auto"))  # what is done anyway
@@ -151,6 +151,11 @@ def routes(service: Service) -> APIRouter:
         body = await read(request, ResponsesBody)
         chat = body.chat()
         return await answer(service, request, chat, chats(service, chat), ResponsesForm(service, body))
+
+    @router.post("/v1/responses/input_tokens", summary="The tokens of such a conversation")
+    async def count(request: Request) -> dict[str, Any]:
+        body = await read(request, ResponsesBody)
+        return {"object": "response.input_tokens", **await count_tokens(service, body.chat())}
 
     return router
 
