@@ -7,6 +7,8 @@ from typing import Any
 from pylongctx.chat.render import render
 from pylongctx.chat.template import ChatTemplate, Rendered
 
+BREAK = "\n\n"  # between the parts of a message that is gone on with, as in llama-server
+
 
 def text_size(messages: Any) -> int:
     """Return the bytes of the texts of messages, at least; what is no message counts nothing.
@@ -47,4 +49,4 @@ def render_prefilled(template: ChatTemplate, given: Mapping[str, Any]) -> Render
     if before and isinstance(before[-1], Mapping) and before[-1].get("role") == "assistant":
         raise ValueError("messages: the last two are the assistant's, so there is nothing to answer")
     rendered = render(template, {**given, "messages": before})
-    return replace(rendered, prompt=rendered.prompt + "".join(_texts(last)))
+    return replace(rendered, prompt=rendered.prompt + BREAK.join(_texts(last)))

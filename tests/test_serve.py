@@ -258,6 +258,23 @@ def test_the_first_delta_has_content_and_all_a_fingerprint(client):
     assert chunks[0].system_fingerprint.startswith("b")
 
 
+def test_the_prompt_is_told_to_who_looks_for_a_fault(server, client):
+    asked = {"messages": MESSAGES, "max_tokens": 2}
+    found = server.http.post("/v1/chat/completions", json=asked | {"verbose": True}).json()
+    assert MESSAGES[0]["content"] in found["__verbose"]["prompt"]
+    assert found["__verbose"]["tokens_evaluated"] == found["usage"]["prompt_tokens"]
+    assert "__verbose" not in server.http.post("/v1/chat/completions", json=asked | {"verbose": False}).json()
+    assert "__verbose" not in server.http.post("/v1/chat/completions", json=asked).json()
+
+
+def test_the_tokens_of_a_conversation_are_counted(server, client):
+    n = chat(client, max_tokens=1).usage.prompt_tokens
+    counted = server.http.post("/v1/chat/completions/input_tokens", json={"messages": MESSAGES}).json()
+    assert counted == {"input_tokens": n}
+    counted = server.http.post("/v1/responses/input_tokens", json={"input": MESSAGES[0]["content"]}).json()
+    assert counted["input_tokens"] == n
+
+
 def test_an_answer_goes_on_with_what_the_assistant_has_begun(server, client):
     begun = [
         *MESSAGES,
@@ -265,7 +282,14 @@ def test_an_answer_goes_on_with_what_the_assistant_has_begun(server, client):
     ]
     prompt = server.http.post("/apply-template", json={"messages": begun}).json()["prompt"]
     start = server.http.post("/apply-template", json={"messages": MESSAGES}).json()["prompt"]
-    assert prompt == start + "It was an"
+    assert prompt == start + "It was\n\n an"
+    body = {"messages": begun, "continue_final_message": False}
+    ended = server.http.post("/apply-template", json=body).json()["prompt"]
+    assert ended.startswith(prompt.partition("It was")[0])
+    assert ended.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    for more, status in (({"add_generation_prompt": False}, 200), ({"add_generation_prompt": True}, 400)):
+        body = {"messages": begun, "continue_final_message": True, "max_tokens": 1} | more
+        assert server.http.post("/v1/chat/completions", json=body).status_code == status
     assert chat(client, messages=begun).usage.completion_tokens == 12
     with pytest.raises(openai.BadRequestError, match="the last two"):
         chat(client, messages=[*begun, begun[-1]])

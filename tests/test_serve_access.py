@@ -84,6 +84,25 @@ def test_without_a_body_a_header_is_enough(server, headers):
     assert server.http.post("/slots/0?action=erase", headers=headers).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost", 200),
+        ("http://127.0.0.1:3000", 200),
+        ("https://[::1]:3000", 200),
+        ("http://notlocalhost", 403),
+        ("http://localhost.evil.example", 403),
+        ("http://localhost:3000.evil.example", 403),
+    ],
+)
+def test_pages_of_this_machine_may_ask_when_they_are_let(origin, status):
+    headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    with running(n_seq=1, settings={"cors_origins": ("localhost",)}) as server:
+        response = server.http.options("/completions", headers=headers)
+    assert response.status_code == status
+    assert response.headers.get("access-control-allow-origin") == (origin if status == 200 else None)
+
+
 # ---- users ----
 
 

@@ -149,6 +149,8 @@ def test_the_end_token_can_be_ignored(server, ask):
     assert (found["stop_type"], found["tokens_predicted"]) == ("eos", 0)
     found = ask("/completion", prompt=PROMPT, n_predict=9, logit_bias=sure, ignore_eos=True)
     assert (found["stop_type"], found["tokens_predicted"]) == ("limit", 9)
+    told = {one["token"]: one["bias"] for one in found["generation_settings"]["logit_bias"]}
+    assert told == dict.fromkeys(server.host.end_tokens)  # None: it never comes
 
 
 def test_a_stop_string(server, ask):

@@ -35,7 +35,8 @@ def add_parser(commands: Any) -> None:
     options.several("--api-key", metavar="KEY", help=f"key that clients must send; each shares nothing [{KEY}]")
     add("--api-key-file", parse=file_text, metavar="FILE", help="the same from a file, one a line")
     options.several("--allowed-hosts", metavar="NAME", help="names of this server, * for any (localhost, addresses)")
-    options.several("--cors-origin", metavar="URL", help="let pages of this origin ask, * for all (none)")
+    names = ("--cors-origin", "--cors-origins")
+    options.several(*names, metavar="URL", help="let pages of it ask; localhost: of this machine, *: all (none)")
     add("--queue", parse=integer, help="requests that may wait for a sequence (64)")
     add("--max-body", parse=integer, metavar="MIB", help="most MiB of a request (64)")
     add("--stall", parse=number, metavar="SECONDS", help="/health fails when a step takes longer (120)")
@@ -97,7 +98,7 @@ def settings(args: argparse.Namespace) -> "Settings":
         api_keys=tuple(dict.fromkeys(key for key in keys if key and not key.startswith("#"))),
         hosts=(*(args.allowed_hosts or ()), args.host or HOST),
         slot_folder=Path(args.slot_save_path) if args.slot_save_path else None,
-        cors_origins=tuple(args.cors_origin or ()),
+        cors_origins=tuple(one for word in args.cors_origin or () for one in word.split(",")),
         n_predict=limit if limit and limit > 0 else None,
         sampling=sampling,
         template=template,

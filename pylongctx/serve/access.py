@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import ipaddress
+import re
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -13,6 +14,8 @@ from pylongctx.serve.service import Settings
 
 HEALTH = frozenset({"/health", "/v1/health"})
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
+LOCAL = "localhost"  # stands for the origins of all pages of this machine
+LOCAL_PAGE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
 # headers that a page of another site cannot send without asking this server first
 TELLING = ("x-requested-with", "authorization", "x-api-key")
 
@@ -60,6 +63,8 @@ class Access:
     def _check_origin(self, headers: Headers) -> None:
         origin = headers.get("origin")
         if origin is None or origin in self._origins or "*" in self._origins:
+            return
+        if LOCAL in self._origins and LOCAL_PAGE.fullmatch(origin):
             return
         if urlsplit(origin).netloc != headers.get("host"):
             reason = f"pages of {origin} may not use this server; --cors-origin {origin} lets them"

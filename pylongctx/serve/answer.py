@@ -112,6 +112,7 @@ def _ticket(service: Service, exchange: Exchange, body: Generate, index: int, ow
         owner=owner,
         slot=None if body.id_slot in (None, -1) else body.id_slot,
         reuses=body.cache_prompt is not False,
+        prefills=getattr(body, "continue_final_message", None) is not False,
     )
 
 
@@ -141,6 +142,8 @@ class OpenAIForm:
         self._body = body
         self._chat = chat
         self._model = service.settings.alias
+        self._vocabulary = service.host.model
+        self._verbose = service.host.verbose if body.verbose is None else body.verbose
         self._fingerprint = service.fingerprint
 
     def whole(self, exchange: Exchange, found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -149,7 +152,7 @@ class OpenAIForm:
         whole["choices"] = [{**choice, "index": i} for i, one in enumerate(found) for choice in one["choices"]]
         usage = self._usage(exchange, {i: one["usage"] for i, one in enumerate(found)})
         named = {"id": exchange.id, "model": self._model, "system_fingerprint": self._fingerprint}
-        return whole | named | {"usage": usage, "timings": exchange.timings(0)}
+        return whole | named | {"usage": usage, "timings": exchange.timings(0)} | self._details(exchange, 0)
 
     async def events(self, exchange: Exchange, chunks: Chunks) -> AsyncIterator[dict[str, Any] | None]:
         """Yield the chunks of all completions; with ``include_usage``, the usage in a chunk of its own."""
@@ -178,12 +181,21 @@ class OpenAIForm:
             usage = chunk.pop("usage", None)
             if usage is not None:
                 usages[index] = usage
-                chunk["timings"] = exchange.timings(index)
+                chunk |= {"timings": exchange.timings(index)} | self._details(exchange, index)
                 if not apart:
                     chunk["usage"] = self._usage(exchange, {index: usage})
             yield {**chunk, **frame}
         if apart:
             yield {**frame, "choices": [], "usage": self._usage(exchange, usages), "timings": exchange.timings(0)}
+
+    def _details(self, exchange: Exchange, index: int) -> dict[str, Any]:
+        """Return llama-server's object for who looks for a fault: the prompt as the model has read it."""
+        job = exchange.parts[index][0].current
+        if not (self._verbose and job):
+            return {}
+        prompt = self._vocabulary.detokenize(job.tokens.tolist(), True).decode("utf-8", "replace")
+        counts = {"tokens_evaluated": len(job.tokens), "tokens_predicted": job.n_generated, "id_slot": job.ran_on}
+        return {"__verbose": {"prompt": prompt, **counts, "timings": job.timings()}}
 
     def _empty_choice(self, index: int) -> dict[str, Any]:
         empty: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}

@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from pylongctx import __version__
 from pylongctx.serve import facts, generate, messages, responses, texts
+from pylongctx.serve.access import LOCAL, LOCAL_PAGE
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.gate import Gate, as_response
 from pylongctx.serve.service import Service
@@ -45,7 +46,9 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http)
     if service.settings.cors_origins:
         origins = list(service.settings.cors_origins)
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        local = LOCAL_PAGE.pattern if LOCAL in origins else None
+        more: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_origin_regex=local, **more)
     app.add_middleware(Gate, service=service, public=public)
     return app
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from pylongctx.grammar import LlamaGrammar
 from pylongctx.serve.errors import invalid
@@ -28,17 +28,9 @@ SAMPLING = (
     "stop",
     "grammar",
 )
-CHAT = (
-    "messages",
-    "functions",
-    "function_call",
-    "tools",
-    "tool_choice",
-    "response_format",
-    "logprobs",
-    "top_logprobs",
-    "parallel_tool_calls",
-)
+# fields that a template reads
+TEMPLATE = ("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")
+CHAT = ("messages", "logprobs", "top_logprobs", *TEMPLATE)
 TEMPERATURE = 0.8  # llama-server's, for chat too
 MOST_CHOICES = 64
 MOST_PROMPTS = 1024
@@ -95,6 +87,7 @@ class Generate(BaseModel):
     ignore_eos: bool | None = None
     id_slot: int | None = None
     cache_prompt: bool | None = None
+    verbose: bool | None = None
     longctx: Extension = Extension()
 
     @field_validator("logit_bias", mode="before")
@@ -240,7 +233,8 @@ class ChatBody(Generate):
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LIKELIEST)
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     reasoning_effort: str | None = None
 
     def template_arguments(self, defaults: Mapping[str, Any], host: Host) -> dict[str, Any]:
@@ -253,9 +247,22 @@ class ChatBody(Generate):
             more["reasoning_effort"] = self.reasoning_effort
         return {"enable_thinking": thinking, "chat_template_kwargs": more}
 
+    @model_validator(mode="after")
+    def _one_end(self) -> "ChatBody":
+        """Refuse two wishes that cannot both be."""
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError("add_generation_prompt and continue_final_message cannot both be true")
+        return self
+
+    def template(self, defaults: Mapping[str, Any], host: Host) -> dict[str, Any]:
+        """Return the keyword arguments of ``apply_template``."""
+        end = self.add_generation_prompt is not False or bool(self.continue_final_message)
+        given = {name: getattr(self, name) for name in TEMPLATE}
+        return given | self.template_arguments(defaults, host) | {"add_generation_prompt": end}
+
     def arguments(self, defaults: Mapping[str, Any], template: Mapping[str, Any], host: Host) -> dict[str, Any]:
         """Return the keyword arguments of ``create_chat_completion``."""
-        if not self.add_generation_prompt:
+        if self.add_generation_prompt is False and not self.continue_final_message:
             raise invalid("an answer needs add_generation_prompt", "add_generation_prompt")
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         own = {name: getattr(self, name) for name in CHAT}

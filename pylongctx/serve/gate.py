@@ -11,10 +11,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pylongctx.serve.access import Access
-from pylongctx.serve.errors import ApiError, as_api_error
+from pylongctx.serve.errors import ApiError, as_api_error, unavailable
 from pylongctx.serve.service import Service
 
-CLOSE = {"Connection": "close"}  # the rest of the body is not read
+CLOSE = {"Connection": "close"}  # the rest of the body is not waited for
+BODIES = 8  # largest bodies that all requests together may hold
 SLOWEST = 64 << 10  # bytes a second that a body must come with, after the first seconds
 LOG = logging.getLogger("uvicorn.error")
 
@@ -36,13 +37,14 @@ class Gate:
         self._app = app
         self._service = service
         self._access = Access(service.settings, public)
+        self._n_held = 0  # bytes of bodies of all requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or let the application answer it; ``scope["owner"]`` is who asks."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status, began = 0, time.monotonic()
+        status, began, held = 0, time.monotonic(), [0]
 
         async def counting(message: Message) -> None:
             nonlocal status
@@ -52,7 +54,7 @@ class Gate:
 
         try:
             scope["owner"] = self._access.check(scope)
-            receive = await self._with_body(Headers(scope=scope), receive)
+            receive = await self._with_body(Headers(scope=scope), receive, held)
             await self._app(scope, receive, counting)
         except Exception as reason:
             if status:
@@ -63,18 +65,21 @@ class Gate:
             clear_frames(reason.__traceback__)  # they hold the request, and memory of the library
             await as_response(error)(scope, receive, counting)
         finally:
+            self._n_held -= held[0]
             route = getattr(scope.get("route"), "path", "other")
             self._service.answers.add(route, status, time.monotonic() - began)
 
-    async def _with_body(self, headers: Headers, receive: Receive) -> Receive:
-        """Read the body as far as it is allowed to be; returns a function that receives it again."""
+    async def _with_body(self, headers: Headers, receive: Receive, held: list[int]) -> Receive:
+        """Read the body as far as it is allowed to be; returns a function that receives it again.
+
+        ``held`` gets the bytes, of which all requests together may hold as many as some bodies have.
+        """
         most, patience = self._service.settings.n_body, self._service.settings.body_patience
         size = headers.get("content-length", "0")
         parts: list[bytes] = []
         n, more, began = int(size) if size.isdigit() else 0, True, time.monotonic()
-        n_read = 0
         while more and n <= most:
-            left = began + patience + n_read / SLOWEST - time.monotonic()
+            left = began + patience + held[0] / SLOWEST - time.monotonic()
             try:
                 message = await asyncio.wait_for(receive(), left)
             except asyncio.TimeoutError:
@@ -83,11 +88,14 @@ class Gate:
             if message["type"] != "http.request":
                 return _again([message], receive)
             parts.append(message.get("body", b""))
-            n_read += len(parts[-1])
-            n, more = n_read, message.get("more_body", False)
+            held[0] += len(parts[-1])
+            self._n_held += len(parts[-1])
+            n, more = held[0], message.get("more_body", False)
+            if self._n_held > BODIES * most:
+                raise unavailable("the requests of all clients together are too large now")
         if n > most:
             reason = f"the request is larger than {most} bytes (--max-body allows more)"
-            raise ApiError(413, "invalid_request_error", reason, code="request_too_large", headers=CLOSE)
+            raise ApiError(413, "invalid_request_error", reason, code="request_too_large")
         return _again([{"type": "http.request", "body": b"".join(parts), "more_body": False}], receive)
 
 

@@ -1,11 +1,13 @@
 """The routes that make tokens."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from pylongctx.chat.history import prompt_tokens
 from pylongctx.serve import native
 from pylongctx.serve.answer import Make, Once, OpenAIForm, answer, seeded
 from pylongctx.serve.bodies import ChatBody, CompletionBody, InfillBody, NativeBody, as_prompts
@@ -35,6 +37,11 @@ def routes(service: Service) -> APIRouter:
         body = await read(request, ChatBody)
         return await answer(service, request, body, chats(service, body), OpenAIForm(service, body, chat=True))
 
+    @router.post("/v1/chat/completions/input_tokens", summary="The tokens of a conversation")
+    @router.post("/chat/completions/input_tokens", include_in_schema=False)
+    async def count(request: Request) -> dict[str, int]:
+        return await count_tokens(service, await read(request, ChatBody))
+
     @router.post("/completion", summary="Continue a text or several, as llama-server's own clients ask")
     @router.post("/completions", include_in_schema=False)
     async def continue_(request: Request) -> Response:
@@ -62,6 +69,20 @@ def chats(service: Service, body: ChatBody) -> list[Make]:
     arguments = partial(body.arguments, service.settings.sampling, service.settings.template, service.host)
     given = Once(arguments)
     return [partial(_chat, given, i) for i in range(body.n or 1)]
+
+
+async def count_tokens(service: Service, body: ChatBody) -> dict[str, int]:
+    """Return how many tokens the prompt of a chat has."""
+
+    def count() -> int:
+        host = service.host
+        given = body.template(service.settings.template, host)
+        prompt = Ticket(host, service.engine).completer().apply_template(body.messages, **given)
+        host.session.check_size(len(prompt.encode()))
+        return len(prompt_tokens(host.model, prompt, ()))
+
+    with service.admitted():
+        return {"input_tokens": await asyncio.get_running_loop().run_in_executor(service.pool, count)}
 
 
 def _complete(prompt: Prompt, given: Given, index: int, ticket: Ticket, stream: bool) -> Any:

@@ -56,6 +56,7 @@ class Host:
         self.metadata = self.model.metadata()
         self.templates = Templates(self.model, given["chat_format"])
         self.seed: int = given["seed"]
+        self.verbose = self._opened.verbose
         self.last_n_tokens_size: int = given["last_n_tokens_size"]
         if not self._opened.verbose:
             lib.lctx_log_set_level(0)  # llama.cpp calls it an error that a client went away; others become exceptions

@@ -1,6 +1,5 @@
 """POST /v1/messages, the API of Anthropic's clients."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
@@ -8,16 +7,14 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from pylongctx.chat.history import prompt_tokens
 from pylongctx.serve.answer import Chunks, answer
 from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of, text_of
 from pylongctx.serve.bodies import ChatBody, Extension
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.exchange import Exchange
 from pylongctx.serve.fields import load, read
-from pylongctx.serve.generate import chats
+from pylongctx.serve.generate import chats, count_tokens
 from pylongctx.serve.service import Service
-from pylongctx.serve.ticket import Ticket
 
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 TEXTS = ("text",)
@@ -148,17 +145,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/v1/messages/count_tokens", summary="The tokens of such a conversation")
     async def count(request: Request) -> dict[str, int]:
-        chat = (await read(request, MessagesBody)).chat()
-
-        def tokens() -> int:
-            given = chat.template_arguments(service.settings.template, service.host)
-            completer = Ticket(service.host, service.engine).completer()
-            prompt = completer.apply_template(chat.messages, tools=chat.tools, tool_choice=chat.tool_choice, **given)
-            service.host.session.check_size(len(prompt.encode()))
-            return len(prompt_tokens(service.host.model, prompt, ()))
-
-        with service.admitted():
-            return {"input_tokens": await asyncio.get_running_loop().run_in_executor(service.pool, tokens)}
+        return await count_tokens(service, (await read(request, MessagesBody)).chat())
 
     return router
 

@@ -8,7 +8,7 @@ from pylongctx.completion import Generation
 from pylongctx.logprobs import Entry
 from pylongctx.sampling import SamplingParams
 from pylongctx.serve.answer import Chunks, seeded
-from pylongctx.serve.bodies import InfillBody, NativeBody
+from pylongctx.serve.bodies import NEVER, InfillBody, NativeBody
 from pylongctx.serve.errors import ApiError
 from pylongctx.serve.exchange import Exchange
 from pylongctx.serve.host import Host, Prompt
@@ -24,6 +24,17 @@ NAMES = {
     "mirostat_mode": "mirostat",
 }
 SAMPLERS = ["penalties", "top_k", "typ_p", "top_p", "min_p", "temperature"]
+# settings of samplers that are not here, at the values that ask for nothing
+OFF = {
+    "dynatemp_range": 0.0,
+    "dynatemp_exponent": 1.0,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "dry_multiplier": 0.0,
+    "top_n_sigma": -1.0,
+    "adaptive_target": -1.0,
+    "adaptive_decay": 0.9,
+}
 PROJECT = "myproject"  # llama-server's name of the repository in such prompts
 
 
@@ -126,8 +137,8 @@ def _probability(token: int, piece: bytes, logprob: float) -> Object:
 def settings(params: SamplingParams) -> Object:
     """Return the settings of a sampler by llama-server's names."""
     found = {NAMES.get(name, name): value for name, value in asdict(params).items() if name != "logit_bias"}
-    bias = [{"token": token, "bias": max(value, -1e9)} for token, value in params.logit_bias.items()]
-    return found | {"logit_bias": bias, "samplers": SAMPLERS}
+    bias = [{"token": token, "bias": value if value > NEVER else None} for token, value in params.logit_bias.items()]
+    return found | {"logit_bias": bias, "samplers": SAMPLERS} | OFF
 
 
 class NativeForm:

@@ -14,9 +14,10 @@ from pylongctx.serve.bodies import ChatBody, Extension
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.exchange import Exchange
 from pylongctx.serve.fields import load, read
-from pylongctx.serve.generate import chats
+from pylongctx.serve.generate import chats, count_tokens
 from pylongctx.serve.service import Service
 
+USUAL = (("verbosity", "medium"), ("summary", "auto"))  # what is done anyway
 TEXTS = ("input_text", "output_text", "text")
 NAMES = {"thinking": "rs", "text": "msg", "call": "fc"}
 # fields that a chat has by the same name
@@ -100,11 +101,7 @@ class ResponsesBody(BaseModel):
 def _only(given: Mapping[str, Any] | None, where: str, *names: str) -> Mapping[str, Any]:
     """Return an object whose other fields have no value."""
     for name, value in (given or {}).items():
-        if (
-            name not in names
-            and value is not None
-            and (name, value) not in (("verbosity", "medium"), ("summary", "auto"))
-        ):
+        if name not in names and value is not None and (name, value) not in USUAL:
             raise invalid(f"{where}.{name} is not served here", where)
     return given or {}
 
@@ -154,6 +151,11 @@ def routes(service: Service) -> APIRouter:
         body = await read(request, ResponsesBody)
         chat = body.chat()
         return await answer(service, request, chat, chats(service, chat), ResponsesForm(service, body))
+
+    @router.post("/v1/responses/input_tokens", summary="The tokens of such a conversation")
+    async def count(request: Request) -> dict[str, Any]:
+        body = await read(request, ResponsesBody)
+        return {"object": "response.input_tokens", **await count_tokens(service, body.chat())}
 
     return router
 
@@ -295,7 +297,7 @@ class OutputBlocks(Blocks):
 
     def _event(self, kind: str, block: Block) -> Event:
         place = {} if block.kind == "call" else {"content_index": 0}
-        logprobs = {"logprobs": []} if kind.startswith("output_text") else {}
+        logprobs: Event = {"logprobs": []} if kind.startswith("output_text") else {}
         where = {"output_index": block.index, "item_id": self.item(block)["id"]}
         return {"type": f"response.{kind}", **where, **place, **logprobs}
 

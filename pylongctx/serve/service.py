@@ -36,7 +36,7 @@ class Settings:
     api_keys : tuple of str
         Keys of which a client must send one; none: everybody may ask.
     cors_origins : tuple of str
-        Origins of pages that may ask from a browser.
+        Origins of pages that may ask from a browser; ``localhost``: all of this machine, ``*``: all.
     hosts : tuple of str
         Names of this server beside those of the own machine and addresses; with ``*`` any.
     n_queue : int

@@ -61,10 +61,8 @@ def routes(service: Service) -> APIRouter:
     @router.post("/apply-template", summary="The prompt of a conversation")
     async def apply_template(request: Request) -> dict[str, str]:
         body = await read(request, ChatBody)
-        names = ("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")
-        given = {name: getattr(body, name) for name in (*names, "add_generation_prompt")}
-        given |= body.template_arguments(service.settings.template, host)
-        completer = Ticket(host, engine).completer()
+        given = body.template(service.settings.template, host)
+        completer = Ticket(host, engine, prefills=body.continue_final_message is not False).completer()
         return {"prompt": await threaded(partial(completer.apply_template, body.messages, **given))}
 
     @router.post("/v1/embeddings", summary="Vectors of texts of length 1, with --embeddings")

@@ -27,6 +27,8 @@ class Ticket:
         Most tokens that anyone may ask for.
     last_n_tokens_size : int or None
         Tokens that penalties look back at, -1: all of the context; None: those of the host.
+    prefills : bool
+        Whether an answer goes on with a last message of the assistant.
     fields : dict
         More fields of the job: ``traced``, ``progress``, ``owner``, ``slot``, ``reuses``.
     """
@@ -37,12 +39,14 @@ class Ticket:
         engine: EngineThread,
         limit: int | None = None,
         last_n_tokens_size: int | None = None,
+        prefills: bool = True,
         **fields: Any,
     ) -> None:
         if fields.get("traced") is not None and chunked(host.method) is None:
             raise ValueError(f"method {str(host.method)!r} reads no chunks, there is nothing to trace")
         self.host = host
         self._last_n = host.last_n_tokens_size if last_n_tokens_size is None else last_n_tokens_size
+        self._prefills = prefills
         self._engine = engine
         self._limit = limit
         self._fields = fields
@@ -57,7 +61,7 @@ class Ticket:
     def completer(self) -> Completer:
         """Return what answers a request with the tokens of this ticket."""
         host, last_n = self.host, self.host.n_ctx if self._last_n < 0 else self._last_n
-        return Completer(host.model, self, host.name, host.templates, host.seed, last_n, prefills=True)
+        return Completer(host.model, self, host.name, host.templates, host.seed, last_n, prefills=self._prefills)
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more."""
