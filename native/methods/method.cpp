@@ -32,7 +32,7 @@ const std::vector<entry> & table() {
         {"window", {"n_sink", "window"}, true, false, lctx_window_create, nullptr},
         {"selfextend", {"group_size", "neighbor_window"}, true, true, lctx_selfextend_create, nullptr},
         {"longheads",
-         {"chunk_size", "window", "n_recent", "select=head|group", "select_block", "representation=attention|minmax|moments",
+         {"chunk_size", "window", "n_recent", "select=head|group", "representation=attention|minmax|moments",
           "position=packed|grouped|exact", "group_size", "n_neighbor", "mass=%"},
          true,
          true,
