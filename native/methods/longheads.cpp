@@ -13,6 +13,9 @@ namespace {
 constexpr int32_t CHUNK_STEP = 16;
 constexpr int32_t NEARBY = 128;  // tokens before its own chunk that a query always reads
 
+// A bound adds up what every channel could give at most: with few channels it finds single keys, with many it says little.
+constexpr int32_t FEW_CHANNELS = 64;
+
 enum position : int32_t { PACKED, GROUPED, EXACT };
 constexpr const char * POSITIONS[] = {"packed", "grouped", "exact"};
 constexpr const char * REPRESENTATIONS[] = {"attention", "minmax", "moments"};
@@ -174,7 +177,9 @@ std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec
     lctx_chunks c = {};
     std::string reason;
     c.mass = (float)std::max(0, spec.get("mass")) / LCTX_MILLION;
-    c.representation = (lctx_representation)either(spec.get("representation"), LCTX_REPRESENT_MOMENTS);
+    const bool needs_moments = c.mass > 0.0f || env.head_dim > FEW_CHANNELS;
+    c.representation =
+        (lctx_representation)either(spec.get("representation"), needs_moments ? LCTX_REPRESENT_MOMENTS : LCTX_REPRESENT_MINMAX);
     choose_chunks(spec, env, c, reason);
     c.by_group = either(spec.get("select"), 0);
     c.ablation = ablation();

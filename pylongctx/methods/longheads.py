@@ -14,7 +14,7 @@ class LongHeads(Method):
 
     LongHeads, arXiv 2402.10685, sections 2.1 to 2.3. Up to ``window`` tokens everything is read and the result is that
     of full attention. An option that is None is chosen by the library: the window from the context, the parts (head,
-    moments, exact) by measurements on real models, see the page on LongHeads; ``paper()`` has the paper's.
+    exact, a representation) by measurements on real models, see the page on LongHeads; ``paper()`` has the paper's.
 
     Parameters
     ----------
@@ -33,7 +33,8 @@ class LongHeads(Method):
         What stands for a chunk when a query scores it. "attention": the mean key weighted by the chunk's attention to
         itself (the paper, eq. 1-2). The others know where the keys stand. "minmax": the minimum and maximum of the keys
         per channel, which bound the score of the best key from above (Quest, arXiv 2406.10774). "moments": mean and
-        variance per channel; the score is the log of the attention to expect if keys were normally distributed.
+        variance per channel; the score is the log of the attention to expect if keys were normally distributed. None:
+        "minmax" for heads of up to 64 channels, and without ``mass``; else "moments".
     position : str or None
         Where the chosen chunks seem to stand. "exact": where they are, for queries inside the trained context.
         "packed": side by side in front of the query (the paper, figure 3). "grouped": distances beyond the recent
