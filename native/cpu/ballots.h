@@ -53,8 +53,9 @@ static inline void lctx_count_votes(lctx_held held, lctx_score kind, const lctx_
             }
         } else {
             float sum = lctx_held::as_float(score);
-            for (int c = 0; c < n_pad; c += LCTX_VL) {
-                lctx_vstore(row + c, lctx_vexp(lctx_vload(row + c) - lctx_vload(b.lse + c)));
+            for (int c = 0; c < n_pad; c += LCTX_VL) {  // a query that is NaN has no weight where it does not read
+                const lctx_vf x = lctx_vload(row + c), none = lctx_vset(-INFINITY);
+                lctx_vstore(row + c, x == none ? lctx_vf{} : lctx_vexp(x - lctx_vload(b.lse + c)));
             }
             for (int c = 0; c < n_col; c++) {  // one by one: the sum must not depend on where the tokens were cut
                 sum += row[c];
