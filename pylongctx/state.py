@@ -138,7 +138,7 @@ def read_tokens(path: Path) -> NDArray[np.int32]:
     """Return int32 [n_tokens] of a saved state without reading the rest."""
     with path.open("rb") as file:
         header, start = _read_header(_read_head(file))
-        if start + header["sizes"][0] > os.fstat(file.fileno()).st_size:
+        if start + header["sizes"][0] + TAIL.size > os.fstat(file.fileno()).st_size:
             raise _refusal("it ends within its tokens: truncated or damaged")
         file.seek(start)
         return np.frombuffer(file.read(header["sizes"][0]), np.int32)
