@@ -103,6 +103,11 @@ def test_a_text_of_the_longest_tokens_fits(embedded_model):
         ("/v1/chat/completions", {"messages": [PARTS]}, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [{}] * MANY}, "tools"),
         ("/apply-template", {"messages": [{"role": "user", "content": "a"}], "functions": [{}] * MANY}, "functions"),
+        ("/v1/messages", {"messages": [PARTS], "max_tokens": 1}, "messages"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [PARTS]}], "max_tokens": 1}, "messages"),
+        ("/v1/messages", {"messages": [], "max_tokens": 1, "stop_sequences": ["a"] * MANY}, "stop_sequences"),
+        ("/v1/responses", {"input": [{"role": "user", "content": "a"}] * MANY}, "input"),
+        ("/v1/responses", {"input": [PARTS]}, "input"),
         ("/detokenize", {"tokens": [1] * ((1 << 20) + 1)}, "tokens"),
     ],
 )
