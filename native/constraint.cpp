@@ -78,6 +78,7 @@ lctx_constraint::lctx_constraint(const llama_vocab * vocab, const common_json & 
 }
 
 void lctx_constraint::make_grammar(const llama_vocab * vocab, const std::string & text, const common_json & spec) {
+    const lctx_grammar_budget::use spend(budget);
     if (!lazy) {
         grammar.reset(llama_sampler_init_grammar(vocab, text.c_str(), "root"));
     } else {
@@ -125,6 +126,7 @@ void lctx_constraint::restrict(llama_token_data_array * candidates) const {
         throw lctx_refusal("the grammar has come to an end that it does not allow; begin again");
     }
     if (applies()) {
+        const lctx_grammar_budget::use spend(budget);
         llama_sampler_apply(grammar.get(), candidates);
     }
 }
@@ -138,6 +140,7 @@ bool lctx_constraint::allows(llama_token token) const {
 
 void lctx_constraint::accept(llama_token token) {
     const bool open = applies();
+    const lctx_grammar_budget::use spend(budget);
     broken = true;  // until the end of this function: an exception leaves a grammar without a state
     if (thinking) {
         llama_sampler_accept(thinking.get(), token);
@@ -150,4 +153,5 @@ void lctx_constraint::accept(llama_token token) {
         llama_sampler_accept(grammar.get(), token);
     }
     broken = false;
+    budget.refill();
 }

@@ -1,6 +1,7 @@
 // A grammar that a sampler has to follow, from the first token or from a trigger on.
 #pragma once
 
+#include "grammar-budget.h"
 #include "json.h"
 #include "llama.h"
 
@@ -9,7 +10,7 @@
 
 class lctx_constraint {
   public:
-    // spec: see lctx_sampler_constrain. Throws lctx_refusal.
+    // spec: see lctx_sampler_constrain. Throws lctx_refusal; every function throws lctx_grammar_slow when the budget is spent.
     lctx_constraint(const llama_vocab * vocab, const common_json & spec);
 
     // Take the tokens that are not allowed now to -inf.
@@ -32,6 +33,7 @@ class lctx_constraint {
 
     sampler_ptr grammar;
     sampler_ptr thinking;  // what the model thinks triggers nothing; nullptr: not watched
+    mutable lctx_grammar_budget budget;
     bool lazy = false;
     bool broken = false;
 };

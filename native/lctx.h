@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 12 };
+enum { LCTX_ABI_VERSION = 13 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -366,7 +366,8 @@ void lctx_sampler_params_default(lctx_sampler_params * params);
 // top_k, typical, top_p, min_p, temperature, distribution. NULL when out of memory.
 lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_params * params);
 
-// Choose a token from float[n_vocab] and remember it for the penalties. -1 when every logit is NaN or -inf.
+// Choose a token from float[n_vocab] and remember it for the penalties. -1 when every logit is NaN or -inf, or the grammar allows no token;
+// -2 when the grammar takes too long: a token may take a second of the processor.
 int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_t n_vocab);
 
 void lctx_sampler_free(lctx_sampler * sampler);
@@ -382,7 +383,7 @@ void lctx_text_free(lctx_text * text);
 
 // ---- grammars ----
 
-// The GBNF grammar of what a JSON schema allows.
+// The GBNF grammar of what a JSON schema allows; it may take long, and much memory.
 lctx_text * lctx_schema_to_grammar(const char * schema);
 
 // Let a sampler choose only what a grammar allows. constraint: JSON, "grammar" (GBNF, starts at "root"), and what lctx_template_apply
@@ -397,16 +398,17 @@ const char * lctx_sampler_error(const lctx_sampler * sampler);
 typedef struct lctx_template lctx_template;
 typedef struct lctx_parser lctx_parser;
 
-// Read a chat template. source: Jinja text, or NULL for the model's own, ChatML where it has none. Never NULL; check lctx_template_error.
-// The model must outlive it.
-lctx_template * lctx_template_create(const lctx_model * model, const char * source);
+// Read a chat template. spec: JSON with "source" (Jinja text), "with_tools" (another one, for requests with tools), "is_name" (source is
+// the name of a format that llama.cpp knows), "bos", "eos" (texts of tokens), "add_bos", "add_eos" (the vocabulary adds them). Never NULL
+// but when out of memory; check lctx_template_error. It may run endlessly, recurse and take all memory, as does all that renders it.
+lctx_template * lctx_template_create(const char * spec);
 
 // NULL when the template can be used, else why not.
 const char * lctx_template_error(const lctx_template * tmpl);
 
 void lctx_template_free(lctx_template * tmpl);
 
-// JSON: "source", "own" (whether the model or the caller gave one), "caps" (what the template can render).
+// JSON: "caps" (what the template can render).
 lctx_text * lctx_template_info(const lctx_template * tmpl);
 
 // Render a conversation. request: JSON with OpenAI's "messages", "tools", "tool_choice" (auto, none, required), "parallel_tool_calls";

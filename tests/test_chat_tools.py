@@ -67,11 +67,22 @@ def test_required_calls_one_of_them(model, seed):
     assert call["function"]["name"] in ("get_weather", "get_time")
 
 
-def test_required_cannot_end_without_a_call(model):
-    """The grammar allows words before the call, and no end before it."""
-    done = chat(model, tool_choice="required", max_tokens=30)["choices"][0]
-    assert done["finish_reason"] == "length"
-    assert chat(model, max_tokens=30)["choices"][0]["finish_reason"] == "stop"
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_time"}}])
+@pytest.mark.parametrize("template", [TOOLS, None])
+def test_a_required_call_comes_without_words(embedded_model, template, choice):
+    """Nothing is forced but the choice: llama.cpp's grammar would let the model talk until max_tokens."""
+    with new(embedded_model, chat_format=template, n_ctx=1024) as llm:
+        for seed in range(2):
+            done = chat(llm, tool_choice=choice, seed=seed, temperature=1.5)["choices"][0]
+            assert done["finish_reason"] == "tool_calls"
+            assert not (done["message"]["content"] or "").strip()
+            assert done["message"]["tool_calls"][0]["function"]["name"] in ("get_weather", "get_time")
+        assert chat(llm, max_tokens=30)["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_required_call_and_a_format_are_two_answers(model):
+    with pytest.raises(ValueError, match="cannot be combined with a response_format"):
+        chat(model, tool_choice="required", response_format={"type": "json_object"})
 
 
 @pytest.mark.parametrize("kwargs", [{"tool_choice": "required"}, {}])
@@ -165,7 +176,7 @@ def test_a_template_without_tools_says_so(embedded_model):
     with new(embedded_model, chat_format="vicuna", n_ctx=1024) as llm:
         with pytest.raises(ValueError, match="no tool calls, so none can be required"):
             chat(llm, tool_choice="required")
-        with pytest.warns(RuntimeWarning, match="does not show tools"):
+        with pytest.warns(RuntimeWarning, match="does not show tools to the model, which cannot know of get_weather, get_time"):
             chat(llm, max_tokens=2)
 
 
