@@ -16,6 +16,7 @@ ALIGNMENT = 32  # of a tensor in memory, where the file is mapped
 # ggml types that no matrix product reads: q8_1 and q8_K are intermediate results, the others are integers and f64.
 NO_WEIGHTS = {9: "q8_1", 15: "q8_K", 24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64"}
 F32 = 0  # the type of vectors: what is added to or multiplied with them has it
+TABLES = ("tid2eid", "d2t", "t2d")  # of numbers: experts by token, tokens of a draft vocabulary
 ROPE_SCALINGS = (b"none", b"linear", b"yarn", b"longrope")
 # Architectures that llama.cpp asserts to rotate whole heads (GGML_ASSERT(n_embd_head == n_rot) in src/models/).
 WHOLE_HEADS = frozenset(
@@ -50,7 +51,7 @@ class Header:
         return name.decode("utf-8", "replace") if isinstance(name, bytes) else ""
 
     def number(self, key: str) -> int | None:
-        """Return an integer of the architecture; None when it is not there, or something else: llama.cpp refuses that."""
+        """Return an integer of the architecture; None when it is none, which llama.cpp refuses."""
         value = self.meta.get(f"{self.arch}.{key}")
         return value if type(value) is int else None
 
@@ -70,16 +71,21 @@ def _layers(header: Header) -> Iterator[str]:
     n_layer = header.number("block_count")
     if n_layer is not None and not 1 <= n_layer <= MAX_LAYERS:
         yield f"block_count must be from 1 to {MAX_LAYERS}, not {n_layer}"
-    for name in ("nextn_predict_layers", "posnet.block_count", "convnext.block_count"):
+    for name, left in (("nextn_predict_layers", 1), ("posnet.block_count", 0), ("convnext.block_count", 0)):
         n = header.number(name)
-        if n is not None and n_layer is not None and n > n_layer:
-            yield f"{name} must be at most block_count, {n_layer}, not {n}"
+        if n and n_layer is not None and n > n_layer - left:
+            yield f"{name} must be at most {n_layer - left} of block_count, {n_layer}, not {n}"
 
 
 def _heads(header: Header) -> Iterator[str]:
     n_rot, head_dim = header.number("rope.dimension_count"), _head_dim(header)
     if header.arch in WHOLE_HEADS and n_rot is not None and head_dim is not None and n_rot != head_dim:
         yield f"rope.dimension_count must be that of a head, {head_dim}, not {n_rot}"
+    for swa in ("", "_swa"):
+        n_rot = header.number(f"rope.dimension_count{swa}")
+        width = header.number(f"attention.key_length{swa}") or head_dim
+        if n_rot is not None and (n_rot % 2 or (width is not None and n_rot > width)):
+            yield f"rope.dimension_count{swa} must be even and at most the width of a head, {width}, not {n_rot}"
     n_heads, n_kv = header.numbers("attention.head_count"), header.numbers("attention.head_count_kv")
     for layer, kv in enumerate(n_kv):
         n = n_heads[layer % len(n_heads)] if n_heads else 0
@@ -144,8 +150,8 @@ def _repeated(words: list[bytes]) -> bytes | None:
 
 def _tensors(header: Header) -> Iterator[str]:
     for name, dims, kind in header.tensors:
-        if "tid2eid" in name or not name.endswith((".weight", ".bias")):
-            continue  # a table of expert numbers, or no weights
+        if any(table in name for table in TABLES):
+            continue
         if kind in NO_WEIGHTS:
             yield f"tensor {name} has type {NO_WEIGHTS[kind]}, which no computation reads"
         elif len(dims) == 1 and kind != F32:

@@ -27,7 +27,7 @@ LENGTH = struct.Struct("<Q")
 Parts = Sequence[str]
 
 
-class _Stopped(Exception):
+class _Stopped(Exception):  # noqa: N818 - reads as what happened
     """The worker ended, or was ended, before it answered."""
 
 
@@ -40,7 +40,7 @@ class _Worker:
                 "no Python program is known (sys.executable is empty), which chat templates are rendered by"
             )
         limits = [str(number) for number in (MEMORY, MOST_TEXT)]
-        self._messages = tempfile.TemporaryFile()
+        self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - ``end`` closes it
         # no debugger on an abort, and no GPU: what a worker does needs none
         quiet = {"GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(

@@ -1,7 +1,8 @@
 """The program of a guarded worker, see ``_guarded.py``: LIBRARY MEMORY MOST_TEXT.
 
-It loads nothing but the library, so that it starts in milliseconds. A call on stdin is the seconds that it may
-take, the number of its texts, and the texts, each behind its length; an answer on stdout is whether it is one, its length, and the text or the reason.
+It loads nothing but the library, so that it starts in milliseconds. A call on stdin is the seconds that it may take,
+the number of its texts, and the texts, each behind its length. An answer on stdout is whether it is one, its length,
+and the text or the reason.
 """
 
 import ctypes

@@ -35,6 +35,8 @@ def try_model(
     ModelRefused
         When that process ended, or took more than a minute or ``_guarded.MEMORY``.
     """
+    if not os.path.isfile(path):
+        return  # refused where it is opened
     check_gguf(path)
     here = {name: value for name, value in model_settings.items() if name not in ELSEWHERE}
     model = with_fields("lctx_model_params", lib.lctx_model_params_default, here | {"n_gpu_layers": 0, "dry": 1})

@@ -19,9 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-ONE = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "GGML_NO_BACKTRACE"), "1")
-os.environ |= ONE | {"OMP_WAIT_POLICY": "passive"}
-
 from gguf_mutator import mutate
 from tiny_gguf import make_model
 
@@ -55,6 +52,7 @@ def use(path: Path, seed: int) -> int:
 
 def run_child(seeds: range, bases: list[Path], scratch: Path, out: int) -> None:
     """Use one file after the other; a line of the code and the memory for each."""
+    os.environ["GGML_NO_BACKTRACE"] = "1"
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
     os.dup2(os.open(f"{scratch}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)

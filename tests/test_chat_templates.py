@@ -125,9 +125,12 @@ def test_every_template_of_the_package_can_be_used(folder):
 
 # ---- named formats ----
 
+CHATML_EXPECTED = (
+    "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 1+1?<|im_end|>\n"
+    "<|im_start|>assistant\nIt is 2.<|im_end|>\n<|im_start|>user\nAnd 2+2?<|im_end|>\n<|im_start|>assistant\n"
+)
 EXPECTED = {
-    "chatml": "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 1+1?<|im_end|>\n"
-    "<|im_start|>assistant\nIt is 2.<|im_end|>\n<|im_start|>user\nAnd 2+2?<|im_end|>\n<|im_start|>assistant\n",
+    "chatml": CHATML_EXPECTED,
     "llama-2": "[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nWhat is 1+1? [/INST] It is 2. </s><s>[INST] And 2+2? [/INST]",
     "llama-3": "<|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
     "<|start_header_id|>user<|end_header_id|>\n\nWhat is 1+1?<|eot_id|>"
@@ -143,20 +146,26 @@ EXPECTED = {
     "### Instruction:\nAnd 2+2?\n\n### Response:\n",
     "openchat": "Be brief.<|end_of_turn|>GPT4 Correct User: What is 1+1?<|end_of_turn|>"
     "GPT4 Correct Assistant: It is 2.<|end_of_turn|>GPT4 Correct User: And 2+2?<|end_of_turn|>GPT4 Correct Assistant:",
-    "oasst_llama": "[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\n<|prompter|>What is 1+1?</s><|assistant|>It is 2.</s><|prompter|>And 2+2?</s><|assistant|>",
+    "oasst_llama": "[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\n<|prompter|>What is 1+1?</s><|assistant|>It is 2.</s>"
+    "<|prompter|>And 2+2?</s><|assistant|>",
     "baichuan": "Be brief.<reserved_102>What is 1+1?<reserved_103>It is 2.<reserved_102>And 2+2?<reserved_103>",
     "baichuan-2": "Be brief.<reserved_106>What is 1+1?<reserved_107>It is 2.<reserved_106>And 2+2?<reserved_107>",
     "openbuddy": "Be brief.\n\nUser: What is 1+1?\nAssistant: It is 2.\nUser: And 2+2?\nAssistant:",
     "redpajama-incite": "Be brief.\n<human>: What is 1+1?\n<bot>: It is 2.\n<human>: And 2+2?\n<bot>:",
-    "snoozy": "### Instruction:\nBe brief.\n### Prompt: What is 1+1?\n### Response: It is 2.\n### Prompt: And 2+2?\n### Response:",
-    "phind": "### System Prompt\nBe brief.\n\n### User Message: What is 1+1?\n\n### Assistant: It is 2.\n\n### User Message: And 2+2?\n\n### Assistant:",
-    "intel": "### System:\nBe brief.\n### User:\nWhat is 1+1?\n### Assistant:\nIt is 2.\n### User:\nAnd 2+2?\n### Assistant:\n",
-    "open-orca": "Be brief.<|end_of_turn|>\nUser: What is 1+1?<|end_of_turn|>\nAssistant: It is 2.<|end_of_turn|>\nUser: And 2+2?<|end_of_turn|>\nAssistant: ",
-    "mistrallite": "<|system|>Be brief.</s><|prompter|>What is 1+1?</s><|assistant|>It is 2.</s><|prompter|>And 2+2?</s><|assistant|>",
+    "snoozy": "### Instruction:\nBe brief.\n### Prompt: What is 1+1?\n### Response: It is 2.\n### Prompt: And 2+2?\n"
+    "### Response:",
+    "phind": "### System Prompt\nBe brief.\n\n### User Message: What is 1+1?\n\n### Assistant: It is 2.\n\n### "
+    "User Message: And 2+2?\n\n### Assistant:",
+    "intel": "### System:\nBe brief.\n### User:\nWhat is 1+1?\n### Assistant:\nIt is 2.\n### User:\nAnd 2+2?\n### "
+    "Assistant:\n",
+    "open-orca": "Be brief.<|end_of_turn|>\nUser: What is 1+1?<|end_of_turn|>\nAssistant: It is 2.<|end_of_turn|>\n"
+    "User: And 2+2?<|end_of_turn|>\nAssistant: ",
+    "mistrallite": "<|system|>Be brief.</s><|prompter|>What is 1+1?</s><|assistant|>It is 2.</s><|prompter|>"
+    "And 2+2?</s><|assistant|>",
     "pygmalion": "<|system|>Be brief.<|user|>What is 1+1?<|model|>It is 2.<|user|>And 2+2?<|model|>",
     "chatglm3": "<|system|>\n Be brief.<|user|>\n What is 1+1?<|assistant|>\n It is 2.<|user|>\n And 2+2?<|assistant|>",
     "saiga": "system\nBe brief.</s><s>user\nWhat is 1+1?</s><s>bot\nIt is 2.</s><s>user\nAnd 2+2?</s><s>bot\n",
-    "chatml-function-calling": "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 1+1?<|im_end|>\n<|im_start|>assistant\nIt is 2.<|im_end|>\n<|im_start|>user\nAnd 2+2?<|im_end|>\n<|im_start|>assistant\n",
+    "chatml-function-calling": CHATML_EXPECTED,
 }
 
 

@@ -19,7 +19,7 @@ from pylongctx.grammar import schema_to_gbnf
 
 USER = [{"role": "user", "content": "Hello"}]
 RECURSES = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"
-LOOPS = "{% for i in range(30000) %}{% for j in range(30000) %}{% for k in range(30000) %}{% endfor %}{% endfor %}{% endfor %}"
+LOOPS = "".join("{% for i in range(30000) %}" for _ in range(3)) + "{% endfor %}" * 3
 GROWS = (
     "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}"
 )
@@ -34,7 +34,7 @@ def short(monkeypatch):
 @pytest.mark.parametrize("template", [RECURSES, LOOPS, GROWS, NESTED], ids=["recurses", "loops", "grows", "nested"])
 def test_a_hostile_template_is_refused(llm, template):
     start = time.monotonic()
-    with pytest.raises(InvalidInput, match="the chat template|too much memory"):
+    with pytest.raises(InvalidInput, match=r"the chat template|too much memory"):
         ChatTemplate(llm._model, template).render({"messages": USER})
     assert time.monotonic() - start < 60
     assert ChatTemplate(llm._model, "{{ messages[0].content }}").render({"messages": USER}).prompt == "Hello"
@@ -80,7 +80,7 @@ def test_the_models_own_template_for_tools(tmp_path, llm):
 
 def test_a_hostile_schema_is_refused():
     schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(20000)}}
-    with pytest.raises(InvalidInput, match="the grammar of the JSON schema takes too long|too much memory"):
+    with pytest.raises(InvalidInput, match=r"the grammar of the JSON schema takes too long|too much memory"):
         schema_to_gbnf(json.dumps(schema))
     assert schema_to_gbnf('{"type": "boolean"}').startswith("root")
 
@@ -115,7 +115,7 @@ def test_deep_json_of_every_kind_is_refused(llm):
         {"chat_template_kwargs": {"x": deep}},
         {"messages": [*calls("{}"), {"role": "tool", "tool_call_id": "x", "content": DEEP}]},
     ):
-        with pytest.raises(ValueError, match="nests deeper|nested"):
+        with pytest.raises(ValueError, match=r"nests deeper|nested"):
             llm.create_chat_completion(**{**refused, **asked})
     with pytest.raises(ValueError, match="nests deeper"):
         LlamaGrammar.from_json_schema(json.dumps(deep))

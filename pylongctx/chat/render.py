@@ -39,7 +39,8 @@ def render(template: ChatTemplate, given: Mapping[str, Any]) -> Rendered:
     if tools and not template.info["caps"]["supports_tools"]:
         names = ", ".join(tool["function"]["name"] for tool in tools)
         warnings.warn(
-            f"the chat template does not show tools to the model, which cannot know of {names}; try chat_format='chatml'",
+            f"the chat template does not show tools to the model, which cannot know of {names}; "
+            "try chat_format='chatml'",
             RuntimeWarning,
             stacklevel=5,
         )
