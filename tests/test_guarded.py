@@ -10,9 +10,12 @@ from pathlib import Path
 import gguf
 import pytest
 import tiny_gguf
+from chat_templates import TOOLS
 from llamas import new
+from needs import need
 
 from pylongctx import LlamaGrammar, _guarded
+from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.template import ChatTemplate
 from pylongctx.errors import InvalidInput
 from pylongctx.grammar import schema_to_gbnf
@@ -123,6 +126,33 @@ def test_deep_json_of_every_kind_is_refused(llm):
         deep = {"items": deep}
     with pytest.raises(ValueError, match="recursion"):
         llm.create_chat_completion(USER, response_format={"type": "json_object", "schema": deep}, max_tokens=1)
+
+
+def test_a_server_answers_deep_arguments_with_400():
+    need("server", "fastapi", "httpx")
+    from serving import running
+
+    with running() as server:
+        for path in ("/v1/chat/completions", "/apply-template"):
+            asked = server.http.post(path, json={"messages": calls(DEEP), "max_tokens": 1})
+            assert asked.status_code == 400
+            assert "nests deeper than 200" in asked.json()["error"]["message"]
+        assert server.http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("n", [900, 1100, 200000])
+def test_an_answer_that_nests_deeply_is_no_crash(llm, n):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    syntax = ChatTemplate(llm._model, TOOLS).render({"messages": USER, "tools": [tool]}).syntax
+    parser = AnswerParser(syntax)
+    pieces = ['<tool_call>\n{"name": "f", "arguments": {"a": ', "[" * n, "]" * n, "}}\n</tool_call>"]
+    deltas = [delta for piece in pieces for delta in parser.feed(piece)] + parser.end(complete=True)
+    arguments = "".join(delta["tool_call"]["arguments"] for delta in deltas)
+    if n < 1000:
+        assert arguments == '{"a": ' + "[" * n + "]" * n + "}"
+    else:
+        assert parser.failure == "the answer opens more than 1000 brackets in each other"
+        assert arguments == '{"a":'
 
 
 def test_calls_at_a_time_do_not_mix(llm):
