@@ -21,7 +21,12 @@ from report import machine, table
 from pylongctx._free import available_cpus
 from pylongctx.cli.arguments import int_list
 
-PARTS = ["chunk_size=16", "chunk_size=32"], ["attention", "minmax"], ["packed", "grouped"], ["head", "group"]
+PARTS = (
+    ["chunk_size=16", "chunk_size=32"],
+    ["attention", "minmax", "moments"],
+    ["exact", "packed", "grouped"],
+    ["head", "group"],
+)
 COMBINATIONS = [f"longheads,{c},representation={r},position={p},select={s}" for c, r, p, s in product(*PARTS)]
 
 

@@ -108,7 +108,7 @@ class Soak:
         while await self.metric("requests_active") or await self.metric("sequences_busy"):
             pass
         for seq in range(N_SEQ):
-            await self.http.post(f"/slots/{seq}", params={"action": "erase"})
+            await self.http.post(f"/slots/{seq}", params={"action": "erase"}, json={})
 
     async def metric(self, name: str) -> float:
         found = re.search(rf"^pylongctx_{name} (\S+)$", (await self.http.get("/metrics")).text, re.M)

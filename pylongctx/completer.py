@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from pylongctx import completion
@@ -17,6 +18,7 @@ from pylongctx.chat.render import render
 from pylongctx.chat.template import ChatTemplate, Rendered, Templates
 from pylongctx.chat.types import ChatChunk, ChatCompletion
 from pylongctx.completion import Completion, Generation, StopFilter
+from pylongctx.conversation import render_prefilled, text_size
 from pylongctx.engine.source import TokenSource
 from pylongctx.grammar import constraint
 from pylongctx.logprobs import Scorer
@@ -71,6 +73,8 @@ class Completer:
         Tokens that penalties look back at.
     chat_handler : callable or None
         Answers ``create_chat_completion`` instead, called as llama_cpp's handlers.
+    prefills : bool
+        Whether an answer goes on with a last message of the assistant, as llama-server's; else it follows it.
     """
 
     def __init__(
@@ -82,7 +86,9 @@ class Completer:
         seed: int | None = None,
         last_n_tokens_size: int = 64,
         chat_handler: Handler | None = None,
+        prefills: bool = False,
     ) -> None:
+        self.prefills = prefills
         self.last_n_tokens_size = check_count("last_n_tokens_size", last_n_tokens_size, 0)
         self.chat_handler = chat_handler
         self._model = model
@@ -200,36 +206,51 @@ class Completer:
         >>> list(chunks)[-1]["choices"][0]["finish_reason"]
         'length'
         """
-        if suffix is not None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "stream", "model")}
+        chunks = completion.stream(self.generation(**given), self._name if model is None else model)
+        if stream:
+            return self._steps(chunks)
+        with self._source.turn():
+            return completion.collect(chunks, logprobs is not None)
+
+    __call__ = create_completion
+
+    def generation(self, prompt: str | Sequence[int], **options: Any) -> Generation:
+        """Return a completion on its way; the options are those of ``create_completion``.
+
+        Examples
+        --------
+        >>> generation = llm.generation("It was the best of", max_tokens=2, temperature=0)
+        >>> text = "".join(part for part, _ in generation.parts())
+        >>> len(generation.tokens)
+        2
+        """
+        given = completion_defaults() | options
+        if given["suffix"] is not None:
             raise NotImplementedError(f"suffix: {INFILL}")
-        sampler = Sampler(self._model, self._sampling({**locals(), "temp": temperature}), constraint(grammar))
-        tokens = self._prompt_tokens(prompt)
-        is_text = isinstance(prompt, str)
-        scorer = None if logprobs is None else Scorer(self._model, check_count("logprobs", logprobs, 0))
-        generation = Generation(
+        params = self._sampling({**given, "temp": given["temperature"]})
+        sampler = Sampler(self._model, params, constraint(given["grammar"]))
+        tokens, n_top, stop = self._prompt_tokens(prompt), given["logprobs"], given["stop"]
+        scorer = None if n_top is None else Scorer(self._model, check_count("logprobs", n_top, 0))
+        job = self._source.job(
+            tokens,
+            sampler,
+            given["max_tokens"],
+            processors=given["logits_processor"],
+            criteria=given["stopping_criteria"],
+            with_rows=scorer is not None,
+        )
+        return Generation(
             self._source,
-            self._source.job(
-                tokens,
-                sampler,
-                max_tokens,
-                processors=logits_processor,
-                criteria=stopping_criteria,
-                with_rows=scorer is not None,
-            ),
+            job,
             StopFilter([stop] if isinstance(stop, str) else list(stop or []), strip_space=not prompt),
             self._model.piece,
             scorer,
             prompt if isinstance(prompt, str) else self._model.detokenize(prompt).decode("utf-8", "ignore"),
-            echo,
-            is_text,
+            given["echo"],
+            isinstance(prompt, str),
+            params,
         )
-        chunks = completion.stream(generation, self._name if model is None else model)
-        if stream:
-            return self._steps(chunks)
-        with self._source.turn():
-            return completion.collect(chunks, scorer is not None)
-
-    __call__ = create_completion
 
     # ---- chat ----
 
@@ -390,6 +411,7 @@ stopping_criteria
     def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
             return [int(token) for token in self._model.check_tokens(prompt)]
+        self._source.check_size(len(prompt.encode()))
         info = self._model.info
         last = info.token_eos if info.token_sep < 0 else info.token_sep
         tokens = self._model.tokenize(prompt.encode(), False, True) if prompt else []
@@ -416,10 +438,14 @@ stopping_criteria
         )
 
     def _render(self, given: Mapping[str, Any]) -> Rendered:
+        self._source.check_size(text_size(given["messages"]))
+        if self.prefills:
+            return render_prefilled(self._templates.template, given)
         return render(self._templates.template, given)
 
     def _answer(self, given: Mapping[str, Any]) -> response.Answer:
         rendered = self._render(given)
+        self._source.check_size(len(rendered.prompt.encode()))
         own_grammar = constraint(given["grammar"]) or rendered.constraint
         sampler = Sampler(self._model, self._sampling({**given, "temp": given["temperature"]}), own_grammar)
         tokens = prompt_tokens(self._model, rendered.prompt, self._source.known(rendered.prompt))
@@ -446,3 +472,10 @@ stopping_criteria
 
     def _piece(self, preserved: Iterable[int], token: int) -> bytes:
         return self._model.piece(token, token in preserved)
+
+
+@cache
+def completion_defaults() -> dict[str, Any]:
+    """Return the defaults of ``create_completion``."""
+    found = {name: one.default for name, one in signature(Completer.create_completion).parameters.items()}
+    return {name: value for name, value in found.items() if name not in ("self", "prompt", "stream", "model")}

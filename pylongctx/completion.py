@@ -9,6 +9,7 @@ from typing import Literal, TypedDict
 from pylongctx.engine.job import Job, Row
 from pylongctx.engine.source import TokenSource
 from pylongctx.logprobs import CompletionLogprobs, Entry, Scorer, as_dict, merge
+from pylongctx.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length"]
 
@@ -54,6 +55,8 @@ class StopFilter:
     ----------
     stopped : bool
         Whether a stop string was found.
+    word : str
+        The one that was found.
     n_shown : int
         Characters returned so far.
     """
@@ -62,6 +65,7 @@ class StopFilter:
         if not all(isinstance(stop, str) for stop in stops):
             raise TypeError("stop must be a string or a list of strings")
         self.stopped = False
+        self.word = ""
         self.n_shown = 0
         self._stops = [stop for stop in stops if stop]
         self._strip_space = strip_space
@@ -78,9 +82,10 @@ class StopFilter:
         if piece and self._strip_space:
             piece, self._strip_space = piece.removeprefix(b" "), False
         self._held += self._decoder.decode(piece, final)
-        found = [i for i in (self._held.find(stop) for stop in self._stops) if i >= 0]
+        found = [(i, stop) for stop in self._stops if (i := self._held.find(stop)) >= 0]
         self.stopped = bool(found)
-        n = min(found) if found else len(self._held) - (0 if final else self._n_undecided())
+        self.word = min(found)[1] if found else ""
+        n = min(found)[0] if found else len(self._held) - (0 if final else self._n_undecided())
         shown, self._held = self._held[:n], self._held[n:]
         self.n_shown += n
         return shown
@@ -114,11 +119,15 @@ class Generation:
         Whether the prompt comes before the answer, with entries of its tokens.
     special : bool
         Whether the prompt was a text, whose special tokens were read as such.
+    params : SamplingParams or None
+        How the tokens are chosen, for who tells it.
 
     Attributes
     ----------
-    n_tokens : int
-        Tokens of the answer so far.
+    tokens : list of int
+        The tokens of the answer so far.
+    ended : bool
+        Whether the model has ended it.
     reason : str
         Why it ended.
     """
@@ -133,11 +142,14 @@ class Generation:
         prompt: str = "",
         echo: bool = False,
         special: bool = True,
+        params: SamplingParams | None = None,
     ) -> None:
         self.source = source
+        self.params = params
         self.job = job
         self.scorer = scorer
-        self.n_tokens = 0
+        self.tokens: list[int] = []
+        self.ended = False
         self.reason: FinishReason = "stop"  # also when a stopping criterion ends the tokens
         self._filter = filter
         self._piece = piece
@@ -145,6 +157,16 @@ class Generation:
         self._echo = echo
         self._special = special
         self._waiting: list[Entry] = []  # entries of tokens whose text is held back
+
+    @property
+    def n_tokens(self) -> int:
+        """The number of tokens of the answer so far."""
+        return len(self.tokens)
+
+    @property
+    def word(self) -> str:
+        """The stop string that has ended the answer; empty: none."""
+        return self._filter.word
 
     def parts(self) -> Iterator[tuple[str, list[Entry]]]:
         """Yield text, and the entries of the tokens that start in it."""
@@ -156,8 +178,9 @@ class Generation:
         ends = self.source.model.ends_generation
         for token, row in self.source.drawn(self.job):
             if ends(token):
+                self.ended = True
                 break
-            self.n_tokens += 1
+            self.tokens.append(token)
             yield self._feed(token, row)
             if self._filter.stopped:
                 return
@@ -168,6 +191,7 @@ class Generation:
 
     def finish(self) -> None:
         """Let the source know that nothing more is wanted."""
+        self.job.stop_word = self.word
         self.source.finish(self.job)
 
     def usage(self) -> CompletionUsage:

@@ -59,9 +59,18 @@ class Embedder:
         vectors: Vectors = [(normalized(one) if normalize else one).tolist() for one in found]
         return (vectors[0] if is_single(texts) else vectors), n_tokens
 
-    def response(self, texts: Texts, model_name: str, dimensions: int | None = None) -> CreateEmbeddingResponse:
+    def response(
+        self,
+        texts: Texts,
+        model_name: str,
+        dimensions: int | None = None,
+        normalize: bool = False,
+        truncate: bool = True,
+    ) -> CreateEmbeddingResponse:
         """Return OpenAI's response dict; ``dimensions``: shorten the vectors, see ``shortened``."""
-        found, n_tokens = self._read(texts, truncate=True)
+        found, n_tokens = self._read(texts, truncate)
+        if normalize:
+            found = [normalized(one) for one in found]
         if dimensions is not None:
             found = [shortened(one, dimensions) for one in found]
         return {
@@ -80,6 +89,8 @@ class Embedder:
         """Return the tokens of a text, or checked ones, at most as many as a batch holds."""
         model = self._session.model
         if isinstance(text, str):
+            if not truncate:
+                self._session.check_size(len(text.encode()))
             tokens = model.tokenize(text.encode(), True, False)
         elif isinstance(text, Sequence) and not isinstance(text, bytes):
             tokens = model.check_tokens(text, allow_empty=True).tolist()
@@ -90,7 +101,10 @@ class Embedder:
         if not tokens:
             raise ValueError("a text without tokens cannot be embedded")
         if len(tokens) > self._n_batch:
-            raise ValueError(f"Requested tokens ({len(tokens)}) exceed batch size of {self._n_batch}; pass n_batch")
+            raise ValueError(
+                f"Requested tokens ({len(tokens)}) exceed batch size of {self._n_batch}: the text is too large to "
+                "process, a larger n_batch (-b) allows more"
+            )
         return tokens
 
     def _vectors(self, texts: Sequence[list[int]]) -> list[NDArray[np.float32]]:

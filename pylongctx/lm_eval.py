@@ -135,9 +135,9 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
         """Return the sum of the log-probabilities of the last ``n`` tokens, and whether each is the likeliest."""
         total, is_greedy = 0.0, True
         for token, row in zip(tokens[len(tokens) - n :], self._rows(tokens[:-1], n), strict=True):
-            _, _, own, top = self._scorer.entry(token, row, 0)
-            total += own or 0.0
-            is_greedy &= top is not None and own == top[0][1]
+            entry = self._scorer.entry(token, row, 0)
+            total += entry.logprob or 0.0
+            is_greedy &= entry.top is not None and entry.logprob == entry.top[0][1]
         return total, is_greedy
 
     def _rows(self, tokens: list[int], n: int) -> Iterator[Any]:

@@ -21,12 +21,14 @@ class CompletionLogprobs(TypedDict):
 
 
 class Entry(NamedTuple):
-    """One token: its bytes, where it starts in the returned text, its log-probability, the likeliest tokens."""
+    """One token: its bytes, where it starts in the returned text, its log-probability, the likeliest tokens; ids."""
 
     piece: bytes
     offset: int
     logprob: float | None
     top: list[tuple[bytes, float]] | None
+    token: int = -1
+    top_tokens: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
@@ -87,8 +89,8 @@ class Scorer:
 
     def entry(self, token: int, row: NDArray[np.float32], offset: int) -> Entry:
         """Return the entry of a token that follows the logits float32 [n_vocab]."""
-        own, top = self._score(np.array([token], np.int32), row[np.newaxis])
-        return Entry(self._piece(token), offset, own[0], top[0])
+        own, top, ids = self._score(np.array([token], np.int32), row[np.newaxis])
+        return Entry(self._piece(token), offset, own[0], top[0], token, tuple(ids[0]))
 
     def prompt(
         self, parts: Iterable[NDArray[np.float32]], tokens: NDArray[np.int32], text: str, special: bool
@@ -102,7 +104,7 @@ class Scorer:
         top: list[list[tuple[bytes, float]] | None] = [None]
         for rows in parts:
             following = tokens[len(own) : len(own) + len(rows)]
-            values, likeliest = self._score(following, rows[: len(following)])
+            values, likeliest, _ = self._score(following, rows[: len(following)])
             own += values
             top += likeliest
         first = int(special and tokens[0] == self._model.info.token_bos)
@@ -112,7 +114,7 @@ class Scorer:
 
     def _score(
         self, tokens: NDArray[np.int32], rows: NDArray[np.float32]
-    ) -> tuple[list[float], list[list[tuple[bytes, float]]]]:
+    ) -> tuple[list[float], list[list[tuple[bytes, float]]], list[list[int]]]:
         """Return the log-probabilities of tokens, each after its row of logits, and the likeliest of each row."""
         n, n_vocab = rows.shape
         own, top = np.empty(n, np.float32), np.empty((n, self._n_top), np.float32)
@@ -133,7 +135,7 @@ class Scorer:
             [(self._piece(token), value) for token, value in zip(*pair, strict=True)]
             for pair in zip(ids.tolist(), top.tolist(), strict=True)
         ]
-        return own.tolist(), likeliest
+        return own.tolist(), likeliest, ids.tolist()
 
 
 def _offsets(pieces: Sequence[bytes], text: str) -> Iterator[int]:

@@ -47,10 +47,17 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
 
     def __call__(self, input_ids: NDArray[np.int32], /, **kwargs: Any) -> NDArray[np.int32]:
         """Return what followed the last tokens before."""
-        for size in range(min(self.max_ngram_size, len(input_ids) - 1), 0, -1):
+        return self.find_candidate_pred_tokens(input_ids, self.max_ngram_size, self.num_pred_tokens)
+
+    @staticmethod
+    def find_candidate_pred_tokens(
+        input_ids: NDArray[np.int32], max_ngram_size: int, num_pred_tokens: int
+    ) -> NDArray[np.int32]:
+        """Return what followed the last tokens before; the parameters are those of the class."""
+        for size in range(min(max_ngram_size, len(input_ids) - 1), 0, -1):
             windows = np.lib.stride_tricks.sliding_window_view(input_ids[:-1], size)
             places = np.flatnonzero((windows == input_ids[-size:]).all(axis=1))
             if len(places):
                 start = places[-1] + size
-                return input_ids[start : start + self.num_pred_tokens]
+                return input_ids[start : start + num_pred_tokens]
         return input_ids[:0]

@@ -44,6 +44,21 @@ def fails(script, path, **more):
 
 
 @with_package
+def test_a_vocabulary_alone_has_a_context_of_llama_cpp(embedded_model):
+    script = """
+compat.enable()
+import llama_cpp
+with llama_cpp.Llama(path, vocab_only=True, verbose=False) as llm:
+    assert llm._ctx.ctx is not None and llm._ctx.n_ctx() > 0
+    assert not llm._is_recurrent and not llm._is_hybrid
+    held = llm._ctx
+assert held.ctx is None  # freed before the model
+print("freed")
+"""
+    assert run(script, embedded_model) == ["freed"]
+
+
+@with_package
 def test_its_names_are_ours_wherever_they_are_bound(embedded_model):
     script = """
 with compat.enable():

@@ -83,7 +83,7 @@ def test_the_blocks_of_a_page_run(name, folder, capsys):
     with server_for(name) as server:
         run(name, {"__name__": "__main__"}, server.url if server else URL)
         if server:  # what the page promises of its request
-            assert server.http.get("/v1/longctx").json()["chunk_map"]["n_prompt"] > 256
+            assert server.ask(lambda: server.engine.tracer.record).n_prompt > 256
     assert capsys.readouterr().out.strip()
 
 

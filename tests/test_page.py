@@ -313,7 +313,8 @@ def test_the_map_is_that_of_the_server(page, server, haystack):
     page.ask(QUESTION)
     page.until(lambda: page.all(".map"))
     page.until(lambda: page.run("return document.querySelector('.map canvas').width") > N_CTX / 16)
-    data = server.http.get("/v1/longctx").json()["chunk_map"]
+    id = server.ask(lambda: server.engine.tracer.record.id)
+    data = server.http.get("/v1/longctx", params={"id": id}).json()["chunk_map"]
     counts = np.array(data["counts"])
     assert counts.shape == (data["n_layer"] * data["n_head"], data["n_chunk"])
     painted = np.array(page.run(CELLS, *counts.shape))

@@ -58,3 +58,33 @@ def test_text_in_pieces_becomes_what_it_becomes_at_once(page):
     script = "for (const text of args) module.render(box, text); return box.innerHTML"
     prefixes = [text[:n] for n in range(len(text) + 1)]
     assert page.run_module("markdown.js", script, *prefixes) == page.run_module("markdown.js", script, text)
+
+
+HOSTILE = {
+    "stars": "*a ",
+    "double stars": "**a",
+    "mixed stars": "*a **b ",
+    "backticks": "`a ``b ",
+    "growing backticks": "".join("`" * n + " " for n in range(1, 200)),
+    "brackets": "[",
+    "closed brackets": "[a] ",
+    "links without an end": "[a](https://b ",
+    "quotes": ">",
+    "lists in lists": "".join(" " * n + "- a\n" for n in range(200)),
+    "flat lists": "- a\n  - b\n",
+    "tables": "| a | b\n",
+    "bars": "|" * 50 + "  ",
+    "rules": "- ",
+    "fences": "```\na\n",
+    "spaces": " " * 99 + "\n",
+    "emphases": "*a* **b** `c` ",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_the_time_is_linear_in_the_text(page, name):
+    """Sixteen times the text takes about sixteen times as long, and not 256; short times are those of the machine."""
+    piece = HOSTILE[name]
+    script = "const start = performance.now(); module.render(box, args[0]); return performance.now() - start"
+    short, long = (page.run_module("markdown.js", script, piece * (n // len(piece))) for n in (25_000, 400_000))
+    assert long < max(500, 64 * short)

@@ -87,13 +87,13 @@ def test_usage_comes_in_a_chunk_of_its_own_when_asked_for(client):
     assert chunks[-1].usage.total_tokens == chunks[-1].usage.prompt_tokens + 12
 
 
-def test_the_temperature_is_that_of_llama_server():
+def test_the_temperature_is_that_of_llama_server(server):
     from pylongctx.serve.bodies import ChatBody
 
-    body = ChatBody(messages=MESSAGES)
-    assert body.arguments({}, {})["temperature"] == 0.8
-    assert body.arguments({"temperature": 0.1}, {})["temperature"] == 0.1  # the server's own default
-    assert ChatBody(messages=MESSAGES, temperature=0).arguments({"temperature": 0.1}, {})["temperature"] == 0
+    body, own = ChatBody(messages=MESSAGES), {"temperature": 0.1}
+    assert body.arguments({}, {}, server.host)["temperature"] == 0.8
+    assert body.arguments(own, {}, server.host)["temperature"] == 0.1  # the server's own default
+    assert ChatBody(messages=MESSAGES, temperature=0).arguments(own, {}, server.host)["temperature"] == 0
 
 
 def test_a_required_tool_is_called(client, llama):
@@ -229,8 +229,70 @@ def test_what_makes_no_sense_is_refused_with_its_reason(client, more, param, rea
     assert caught.value.type == "invalid_request_error"
 
 
-def test_unknown_fields_are_ignored(client):
-    assert chat(client, extra_body={"user_field": 1, "cache_prompt": True}).usage.completion_tokens == 12
+@pytest.mark.parametrize("more", [{"user_field": 1}, {"dry_multiplier": 0.8}, {"xtc_probability": 0.1}, {"lora": [0]}])
+def test_a_field_that_is_not_served_is_refused_by_its_name(client, more):
+    (name,) = more
+    with pytest.raises(openai.BadRequestError, match=name) as caught:
+        chat(client, extra_body=more)
+    assert caught.value.param == name
+
+
+def test_fields_that_ask_for_what_is_done_anyway_are_read(client):
+    asked = {"user": "me", "dry_multiplier": 0.0, "dry_base": 2.0, "store": False, "unknown": None}
+    assert chat(client, extra_body=asked).usage.completion_tokens == 12
+
+
+def test_several_choices_with_a_seed_differ_and_come_again(client):
+    asked = {"n": 3, "seed": 5, "temperature": 1.5, "max_tokens": 24}
+    first, again = ([choice.message.content for choice in chat(client, **asked).choices] for _ in range(2))
+    assert len(set(first)) == 3
+    assert first == again
+    alone = chat(client, **asked | {"n": 1, "seed": 6}).choices[0].message.content
+    assert alone == first[1]
+
+
+def test_the_first_delta_has_content_and_all_a_fingerprint(client):
+    chunks = list(chat(client, stream=True))
+    assert chunks[0].choices[0].delta.model_dump(exclude_unset=True) == {"role": "assistant", "content": None}
+    assert {chunk.system_fingerprint for chunk in chunks} == {chat(client).system_fingerprint}
+    assert chunks[0].system_fingerprint.startswith("b")
+
+
+def test_the_prompt_is_told_to_who_looks_for_a_fault(server, client):
+    asked = {"messages": MESSAGES, "max_tokens": 2}
+    found = server.http.post("/v1/chat/completions", json=asked | {"verbose": True}).json()
+    assert MESSAGES[0]["content"] in found["__verbose"]["prompt"]
+    assert found["__verbose"]["tokens_evaluated"] == found["usage"]["prompt_tokens"]
+    assert "__verbose" not in server.http.post("/v1/chat/completions", json=asked | {"verbose": False}).json()
+    assert "__verbose" not in server.http.post("/v1/chat/completions", json=asked).json()
+
+
+def test_the_tokens_of_a_conversation_are_counted(server, client):
+    n = chat(client, max_tokens=1).usage.prompt_tokens
+    counted = server.http.post("/v1/chat/completions/input_tokens", json={"messages": MESSAGES}).json()
+    assert counted == {"input_tokens": n}
+    counted = server.http.post("/v1/responses/input_tokens", json={"input": MESSAGES[0]["content"]}).json()
+    assert counted["input_tokens"] == n
+
+
+def test_an_answer_goes_on_with_what_the_assistant_has_begun(server, client):
+    begun = [
+        *MESSAGES,
+        {"role": "assistant", "content": [{"type": "text", "text": "It was"}, {"type": "text", "text": " an"}]},
+    ]
+    prompt = server.http.post("/apply-template", json={"messages": begun}).json()["prompt"]
+    start = server.http.post("/apply-template", json={"messages": MESSAGES}).json()["prompt"]
+    assert prompt == start + "It was\n\n an"
+    body = {"messages": begun, "continue_final_message": False}
+    ended = server.http.post("/apply-template", json=body).json()["prompt"]
+    assert ended.startswith(prompt.partition("It was")[0])
+    assert ended.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    for more, status in (({"add_generation_prompt": False}, 200), ({"add_generation_prompt": True}, 400)):
+        body = {"messages": begun, "continue_final_message": True, "max_tokens": 1} | more
+        assert server.http.post("/v1/chat/completions", json=body).status_code == status
+    assert chat(client, messages=begun).usage.completion_tokens == 12
+    with pytest.raises(openai.BadRequestError, match="the last two"):
+        chat(client, messages=[*begun, begun[-1]])
 
 
 def test_progress_of_a_prompt_comes_first(server):
@@ -239,7 +301,7 @@ def test_progress_of_a_prompt_comes_first(server):
     with server.http.stream("POST", "/v1/completions", json=body) as response:
         chunks = list(events(response))
     progress = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
-    assert [one["processed"] for one in progress] == [*range(64, progress[0]["total"], 64), progress[0]["total"]]
+    assert [one["processed"] for one in progress] == [*range(0, progress[0]["total"], 64), progress[0]["total"]]
     assert all(chunk["choices"][0]["text"] == "" for chunk in chunks[: len(progress)])
     timings = chunks[-1]["timings"]
     assert (timings["cache_n"], timings["prompt_n"], timings["predicted_n"]) == (0, progress[0]["total"], 2)

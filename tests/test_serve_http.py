@@ -170,9 +170,10 @@ def test_slots_tell_what_they_hold(server, http):
     assert (first["id"], first["is_processing"], first["n_prompt_tokens"]) == (0, False, usage["prompt_tokens"])
     assert first["next_token"][0]["n_decoded"] == 3
     assert (second["id"], second["n_past"]) == (1, 0)
-    assert http.post("/slots/0").json() == {"id_slot": 0, "n_erased": usage["prompt_tokens"] + 2}
-    assert error(http.post("/slots/2"))[0] == 400
-    assert error(http.post("/slots/0", params={"action": "save"}))[0] == 501
+    assert http.post("/slots/0", json={}).json() == {"id_slot": 0, "n_erased": usage["prompt_tokens"] + 2}
+    assert error(http.post("/slots/2", json={}))[0] == 400
+    assert error(http.post("/slots/0", params={"action": "save"}, json={"filename": "a"}))[0] == 501
+    assert error(http.post("/slots/0", params={"action": "burn"}, json={}))[0] == 400
 
 
 def test_metrics_count(server, http):
@@ -203,6 +204,14 @@ def test_what_heads_leave_unread_is_counted_with_mass(server):
         assert 0 < unread.mean() < 0.5
 
 
+def test_a_server_may_hide_its_page_and_its_slots():
+    with running(settings={"slots": False, "page": False}) as server:
+        answer = server.http.get("/slots")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
+        assert server.http.get("/props").json()["endpoint_slots"] is False
+        assert server.http.get("/").status_code == 404
+
+
 def test_without_a_method_the_memory_is_llama_cpps():
     with running(method=None) as server:
         assert server.http.post("/v1/completions", json=SMALL).json()["usage"]["completion_tokens"] == 3
@@ -221,7 +230,7 @@ def test_the_files_of_the_page_are_served_without_a_key(strict, monkeypatch, tmp
     transport = httpx.ASGITransport(app.create_app(strict.service))
 
     async def ask():
-        async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return [await client.get(path) for path in ("/", "/index.html", "/chat.js", "/notes.txt", "/../app.py")]
 
     index, same, script, *others = asyncio.run(ask())
@@ -257,7 +266,8 @@ def test_a_conversation_becomes_a_prompt(server, http):
 
 def test_embeddings_are_those_of_llama(server, http):
     texts = ["the thief", "the butler did it"]
-    expected, _ = server.service.embedder.embed(texts)
+    expected, _ = server.service.embedder.embed(texts, normalize=True)
+    np.testing.assert_allclose(np.linalg.norm(expected, axis=1), 1, rtol=1e-6)
     found = server.client.embeddings.create(model=ALIAS, input=texts)  # as base64, which is the client's default
     np.testing.assert_allclose([one.embedding for one in found.data], expected, rtol=1e-6)
     plain = http.post("/v1/embeddings", json={"input": texts[0], "encoding_format": "base64"}).json()
@@ -269,6 +279,11 @@ def test_embeddings_are_those_of_llama(server, http):
         assert [one["embedding"] for one in found] == expected[: len(given)]
     alone = http.post("/v1/embeddings", json={"input": tokens[1], "dimensions": 5}).json()["data"][0]["embedding"]
     np.testing.assert_allclose(alone, np.array(expected[1][:5]) / np.linalg.norm(expected[1][:5]), rtol=1e-5)
+    many = http.post("/v1/embeddings", json={"input": ["a"] * 2049})
+    assert "2048" in many.json()["error"]["message"]
+    long = http.post("/v1/embeddings", json={"input": "a long text " * 99})  # not cut
+    assert error(long)[0] == 400
+    assert "too large" in long.json()["error"]["message"]
     assert error(http.post("/v1/embeddings", json={"input": "a", "dimensions": 10**6}))[0] == 400
 
 

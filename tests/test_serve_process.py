@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from needs import need
@@ -125,9 +126,12 @@ def test_settings_keep_their_defaults(tmp_path):
     parser = argparse.ArgumentParser()
     serve.add_parser(parser.add_subparsers())
     (tmp_path / "keys").write_text("# ours\nc\n\n")
-    words = f"--api-key a,b --api-key-file {tmp_path / 'keys'} --max-body 3 --queue 5 --metrics -cb"
+    words = f"--api-key a,b --api-key d --api-key-file {tmp_path / 'keys'} --max-body 3 --queue 5 --metrics -cb"
+    words += " --host name.example --allowed-hosts one --allowed-hosts two --stall 5 --slot-save-path folder"
     found = serve.settings(parser.parse_args(["serve", *words.split()]))
-    assert found.api_keys == ("a", "b", "c")
+    assert found.api_keys == ("a", "b", "d", "c")
+    assert found.hosts == ("one", "two", "name.example")
+    assert (found.stall, found.slot_folder) == (5, Path("folder"))
     assert (found.n_body, found.n_queue, found.n_predict) == (3 << 20, 5, None)
     assert json.dumps(found.sampling) == "{}"
 

@@ -174,8 +174,7 @@ std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec
     lctx_chunks c = {};
     std::string reason;
     c.mass = (float)std::max(0, spec.get("mass")) / LCTX_MILLION;
-    const lctx_representation automatic = c.mass > 0.0f ? LCTX_REPRESENT_MOMENTS : LCTX_REPRESENT_MINMAX;
-    c.representation = (lctx_representation)either(spec.get("representation"), automatic);
+    c.representation = (lctx_representation)either(spec.get("representation"), LCTX_REPRESENT_MOMENTS);
     choose_chunks(spec, env, c, reason);
     c.by_group = either(spec.get("select"), 0);
     c.select_block = either(spec.get("select_block"), 1);

@@ -1,6 +1,7 @@
 """``pylongctx serve``: an OpenAI-compatible server for one model."""
 
 import argparse
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,17 +32,26 @@ def add_parser(commands: Any) -> None:
     add("--host", metavar="IP", env="LLAMA_ARG_HOST", help=f"address to listen on ({HOST}: this machine only)")
     add("--port", parse=integer, env="LLAMA_ARG_PORT", help=f"port ({PORT})")
     add("-np", "--parallel", parse=integer, env="LLAMA_ARG_N_PARALLEL", help=f"sequences of -c tokens ({PARALLEL})")
-    add("--api-key", metavar="KEY,...", env=KEY, help="keys of which clients must send one (none)")
+    options.several("--api-key", metavar="KEY", help=f"key that clients must send; each shares nothing [{KEY}]")
     add("--api-key-file", parse=file_text, metavar="FILE", help="the same from a file, one a line")
-    options.several("--cors-origin", metavar="URL", help="let pages of this origin ask, * for all (none)")
+    options.several("--allowed-hosts", metavar="NAME", help="names of this server, * for any (localhost, addresses)")
+    names = ("--cors-origin", "--cors-origins")
+    options.several(*names, metavar="URL", help="let pages of it ask; localhost: of this machine, *: all (none)")
     add("--queue", parse=integer, help="requests that may wait for a sequence (64)")
     add("--max-body", parse=integer, metavar="MIB", help="most MiB of a request (64)")
+    add("--stall", parse=number, metavar="SECONDS", help="/health fails when a step takes longer (120)")
+    env = "LLAMA_ARG_SLOT_SAVE_PATH"
+    add("--slot-save-path", metavar="FOLDER", env=env, help="where /slots saves sequences (none)")
     add("--grace", parse=number, metavar="SECONDS", help="for running requests when the server ends (10)")
     env = "LLAMA_ARG_EMBEDDINGS"
     options.switch("--embedding", "--embeddings", env=env, help="serve /v1/embeddings too", dest="embeddings")
     env = "LLAMA_ARG_POOLING"
     add("--pooling", parse=one_of(POOLINGS[1:]), metavar="KIND", env=env, help="of embeddings (the model's)")
-    for name in ("--metrics", "--slots", "--props", "-cb", "--cont-batching"):
+    env = "LLAMA_ARG_ENDPOINT_SLOTS"
+    options.switch("--slots", off=("--no-slots",), env=env, help="tell at /slots what sequences do (on)")
+    off = ("--no-ui", "--no-webui")
+    options.switch("--ui", "--webui", off=off, env="LLAMA_ARG_UI", help="serve the chat page (on)", dest="page")
+    for name in ("--metrics", "--props", "-cb", "--cont-batching"):
         options.accept(name)  # as it is anyway
     add_llama_options(parser)
     add_template_options(parser)
@@ -77,14 +87,18 @@ def settings(args: argparse.Namespace) -> "Settings":
     from pylongctx.serve.service import Settings
 
     sampling, template = sampling_arguments(args), template_arguments(args)
-    keys = [*(args.api_key or "").split(","), *(args.api_key_file or "").splitlines()]
+    words = args.api_key or [os.environ.get(KEY, "")]
+    keys = [*(key for word in words for key in word.split(",")), *(args.api_key_file or "").splitlines()]
     most = args.max_body and args.max_body << 20
-    given: dict[str, Any] = {"n_queue": args.queue, "n_body": most, "grace": args.grace}
+    given: dict[str, Any] = {"n_queue": args.queue, "n_body": most, "grace": args.grace, "stall": args.stall}
+    given |= {"page": args.page, "slots": args.slots}
     limit = sampling.pop("max_tokens")
     return Settings(
         alias=args.alias or Path(model_path(args)).stem,
-        api_keys=tuple(key for key in keys if key and not key.startswith("#")),
-        cors_origins=tuple(args.cors_origin or ()),
+        api_keys=tuple(dict.fromkeys(key for key in keys if key and not key.startswith("#"))),
+        hosts=(*(args.allowed_hosts or ()), args.host or HOST),
+        slot_folder=Path(args.slot_save_path) if args.slot_save_path else None,
+        cors_origins=tuple(one for word in args.cors_origin or () for one in word.split(",")),
         n_predict=limit if limit and limit > 0 else None,
         sampling=sampling,
         template=template,

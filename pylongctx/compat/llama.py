@@ -3,6 +3,7 @@
 import os
 from contextlib import ExitStack
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pylongctx.llama
@@ -23,12 +24,19 @@ class Llama(pylongctx.llama.Llama):
         if "method" not in arguments and not arguments.get("embedding"):
             chosen = self.default_method or os.environ.get("LCTX_METHOD")
             arguments |= {"method": chosen} if chosen else {}
+        self._vocab_only = bool(arguments.get("vocab_only"))
+        self._contexts = ExitStack()  # of llama_cpp's objects, which end before the model
         super().__init__(model_path, **arguments)
+
+    def close(self) -> None:
+        """Free the contexts of llama_cpp's objects, then model and context."""
+        self._contexts.close()
+        super().close()
 
     @property
     def model(self) -> int:
         """The ``llama_model *`` for llama_cpp's C functions."""
-        return _address(lib.lctx_model_llama(self.session.model.handle))
+        return _address(lib.lctx_model_llama(self._model.handle))
 
     @property
     def ctx(self) -> int:
@@ -38,12 +46,23 @@ class Llama(pylongctx.llama.Llama):
 
     @property
     def _ctx(self) -> Any:
-        """llama_cpp's object around ``ctx``; it frees nothing."""
-        wrapper, ctx = import_module("llama_cpp._internals").LlamaContext, self.ctx
-        found = wrapper.__new__(wrapper)
-        memory = import_module("llama_cpp").llama_get_memory(ctx)
+        """llama_cpp's object around ``ctx``; it frees nothing. With ``vocab_only`` it has a context of its own."""
+        llama_cpp, wrapper = import_module("llama_cpp"), import_module("llama_cpp._internals").LlamaContext
+        if self._vocab_only:
+            model = SimpleNamespace(model=self.model, _exit_stack=self._contexts, owner=self)
+            return wrapper(model=model, params=llama_cpp.llama_context_default_params())
+        found, ctx = wrapper.__new__(wrapper), self.ctx
+        memory = llama_cpp.llama_get_memory(ctx)
         vars(found).update(ctx=ctx, memory=memory, params=self.context_params, _exit_stack=ExitStack())
         return found
+
+    @property
+    def _is_recurrent(self) -> bool:
+        return bool(import_module("llama_cpp").llama_model_is_recurrent(self.model))
+
+    @property
+    def _is_hybrid(self) -> bool:
+        return bool(import_module("llama_cpp").llama_model_is_hybrid(self.model))
 
     @property
     def context_params(self) -> Any:

@@ -237,19 +237,19 @@ class Context:
             else:
                 lib.lctx_seq_rm(self.handle, seq, 0, -1)
 
-    def state(self) -> NDArray[np.uint8]:
-        """Return the bytes of the cache."""
+    def state(self, seq: int = 0) -> NDArray[np.uint8]:
+        """Return the bytes of the cache of a sequence."""
         with self._lock:
-            size = lib.lctx_state_size(self.handle, 0)
+            size = lib.lctx_state_size(self.handle, seq)
             data = np.empty(size, np.uint8)
-            if not size or lib.lctx_state_get(self.handle, 0, out_buffer("state", data, np.uint8), size) != size:
+            if not size or lib.lctx_state_get(self.handle, seq, out_buffer("state", data, np.uint8), size) != size:
                 raise error(lib.LCTX_FAILED, text(lib.lctx_context_error(self.handle)))
             return data
 
-    def set_state(self, data: NDArray[np.uint8]) -> None:
-        """Replace the cache by bytes that ``state`` returned; InvalidInput when they do not fit."""
+    def set_state(self, data: NDArray[np.uint8], seq: int = 0) -> None:
+        """Replace the cache of a sequence by bytes that ``state`` returned; InvalidInput when they do not fit."""
         with self._lock:
-            if lib.lctx_state_set(self.handle, 0, in_buffer("state", data, np.uint8), len(data)) != len(data):
+            if lib.lctx_state_set(self.handle, seq, in_buffer("state", data, np.uint8), len(data)) != len(data):
                 reason = text(lib.lctx_context_error(self.handle)) or "its length is wrong"
                 raise error(lib.LCTX_INVALID, f"the saved state cannot be used: {reason}")
 

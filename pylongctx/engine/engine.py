@@ -17,6 +17,7 @@ from pylongctx.errors import Aborted, ContextFull, LctxError
 
 ROW_BYTES = 1 << 26  # most bytes of logits that a step of a scored prompt makes
 
+Snapshot = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]  # see Session.save
 Share = tuple[Slot, Job, NDArray[np.int32]]  # a slot, its job, and the tokens that a step evaluates of it
 # Evaluates the shares of a step and returns for each the logits that are wanted, float32 [n_wanted, n_vocab].
 Evaluate = Callable[[list[Share]], list[Row]]
@@ -72,6 +73,11 @@ class Engine:
         """The number of slots with a job."""
         return sum(slot.job is not None for slot in self.slots)
 
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs on slots, and those that wait for one."""
+        return [*(slot.job for slot in self.slots if slot.job is not None), *self.waiting]
+
     # ---- jobs come and go ----
 
     def can_assign(self) -> bool:
@@ -122,13 +128,33 @@ class Engine:
 
     def erase(self, seq: int) -> int:
         """Forget an idle slot; returns how many tokens it held."""
+        slot = self._idle(seq)
+        n = slot.session.n_tokens
+        slot.session.clear()
+        slot.used, slot.owner = 0, None
+        return n
+
+    def save(self, seq: int, owner: str | None) -> Snapshot:
+        """Return tokens, last logits and KV rows of an idle slot; ValueError when it holds nothing of this owner."""
+        slot = self._idle(seq)
+        if slot.session.n_tokens and slot.owner == owner:
+            slot.session.rewind(slot.session.n_tokens)  # an interrupted step may have left more in the cache
+        if not slot.session.n_tokens or slot.owner != owner:
+            raise ValueError(f"sequence {seq} holds nothing of yours")
+        return slot.session.snapshot()
+
+    def load(self, seq: int, owner: str | None, saved: Snapshot) -> int:
+        """Replace what an idle slot holds; returns the number of tokens."""
+        slot = self._idle(seq)
+        slot.owner = owner
+        slot.session.load(*saved)
+        return slot.session.n_tokens
+
+    def _idle(self, seq: int) -> Slot:
         slot = self.slots[seq]
         if slot.job is not None:
             raise ValueError(f"sequence {seq} is busy")
-        n = slot.session.n_tokens
-        slot.session.clear()
-        slot.used = 0
-        return n
+        return slot
 
     def interrupt(self) -> None:
         """Stop the step that is being evaluated when nobody waits for it; from any thread."""
@@ -144,7 +170,7 @@ class Engine:
             return False
         if job.traced is not None and self.tracer.busy:
             return False  # one record at a time
-        return any(slot.job is None for slot in self.slots)
+        return any(slot.job is None and job.wants(slot.id) for slot in self.slots)
 
     def _begin(self, job: Job) -> None:
         job.started, job.forerunner = time.monotonic(), None
@@ -157,10 +183,12 @@ class Engine:
             self.counters.failed += 1
             job.results.put(reason)
             return
-        slot.job = job
+        slot.job, job.ran_on = job, slot.id
         slot.session.checkpoints.begin(slot.session.n_tokens, len(job.pending))
         job.n_cached = len(job.tokens) - len(job.pending)
         self.counters.cached_tokens += job.n_cached
+        if job.progress:
+            job.progress(job)
         if not len(job.pending):
             self._continue(slot, job, slot.session.last_logits)
 

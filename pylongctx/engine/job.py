@@ -47,7 +47,13 @@ class Job:
     traced : str or None
         Record which chunks are read for the tokens that are generated, under the completion's id.
     progress : callable or None
-        Called by the engine's thread as a step of the prompt was evaluated.
+        Called by the engine's thread before the first step of the prompt, and after each.
+    owner : str or None
+        Who asks: what is evaluated for one is not used for another.
+    slot : int or None
+        The sequence that it must run on; None: any.
+    reuses : bool
+        Whether tokens that are evaluated already may be used.
     """
 
     tokens: NDArray[np.int32]
@@ -61,6 +67,9 @@ class Job:
     draft: Drafting | None = None
     traced: str | None = None
     progress: Callable[["Job"], None] | None = None
+    owner: str | None = None
+    slot: int | None = None
+    reuses: bool = True
 
     submitted: bool = False
     forerunner: "Job | None" = None  # reads a prompt that begins as this one, which waits for that
@@ -69,9 +78,12 @@ class Job:
     satisfied: bool = False  # cancelled, since the reader has all that it wants
     stalled: bool = False  # the engine waits until the reader has taken something
     pending: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    ran_on: int = -1  # the sequence
+    stop_word: str = ""  # the stop string that has ended the answer
     n_cached: int = 0
     n_read: int = 0  # tokens of the prompt that were evaluated
     n_generated: int = 0
+    asked: float = field(default_factory=time.monotonic)
     started: float = 0.0
     read: float = 0.0  # when the prompt was read
     ended: float = 0.0
@@ -89,6 +101,10 @@ class Job:
     def is_reading(self) -> bool:
         """Whether tokens of the prompt are left."""
         return not self.read
+
+    def wants(self, slot: int) -> bool:
+        """Return whether it may run on a sequence."""
+        return self.slot in (None, slot)
 
     def choose(self, tokens: NDArray[np.int32], row: Row) -> int | None:
         """Return the token after int32 [n], whose logits are float32 [n_vocab]; None: the criteria end the job."""

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,11 @@ class Model:
         data = b"".join(pieces[token] for token in ids)
         after_bos = ids[:1] == [self.info.token_bos]
         return data[1:] if after_bos and data[:1] == b" " else data
+
+    @cached_property
+    def longest_piece(self) -> int:
+        """Bytes of the longest token."""
+        return max((len(self.piece(token, True)) for token in range(self.info.n_vocab)), default=1)
 
     def ends_generation(self, token: int) -> bool:
         """Return whether the token ends a generation."""

@@ -16,6 +16,7 @@ from pylongctx.errors import PromptTooLong
 from pylongctx.methods import Method, parse
 
 FIRST_ROWS = 64
+SMALL = 32  # bytes per token of the context that are tokenized without a look at the vocabulary
 
 Progress = Callable[[int, int], None]
 
@@ -218,8 +219,12 @@ class Session:
     def save(self) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]:
         """Return tokens, last logits (empty when not known) and the bytes of the cache."""
         self.eval(np.empty(0, np.int32))  # makes cache and tokens agree after an interrupt or a smaller n_tokens
+        return self.snapshot()
+
+    def snapshot(self) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]:
+        """Return the same of a sequence whose cache and tokens agree."""
         row = self.last_logits.copy() if self.has_logits else np.empty(0, np.float32)
-        return self.tokens.copy(), row, self.context.state()
+        return self.tokens.copy(), row, self.context.state(self.seq)
 
     def load(self, tokens: NDArray[np.int32], row: NDArray[np.float32], rows: NDArray[np.uint8]) -> None:
         """Replace everything by what ``save`` returned; with logits_all the earlier logits are NaN."""
@@ -228,7 +233,7 @@ class Session:
         self.check_room(len(ids))
         if len(row) not in (0, self._rows.shape[1]):
             raise error(lib.LCTX_INVALID, f"the saved state holds {len(row)} logits, not {self._rows.shape[1]}")
-        self.context.set_state(rows)
+        self.context.set_state(rows, self.seq)
         if (n_past := self.n_past) != len(ids):
             self.clear()
             raise error(lib.LCTX_INVALID, f"the saved state holds {len(ids)} tokens, but the cache of {n_past}")
@@ -299,11 +304,16 @@ class Session:
         if n > self.n_ctx:
             raise self.too_long(n)
 
-    def too_long(self, n: int) -> PromptTooLong:
+    def check_size(self, n_bytes: int) -> None:
+        """Raise PromptTooLong for a text that is too long whatever its tokens are, before it is tokenized."""
+        if n_bytes > SMALL * self.n_ctx and n_bytes > self.model.longest_piece * self.n_ctx:
+            raise self.too_long(-(-n_bytes // self.model.longest_piece), "at least ")
+
+    def too_long(self, n: int, about: str = "") -> PromptTooLong:
         """Return the exception of ``n`` tokens that do not fit: llama_cpp's text, and what can be done."""
         trained = self.model.info.n_ctx_train
         message = (
-            f"Requested tokens ({n}) exceed context window of {self.n_ctx}; the model was trained with "
+            f"Requested tokens ({about}{n}) exceed context window of {self.n_ctx}; the model was trained with "
             f"n_ctx_train={trained}. Pass a larger n_ctx" + (", with method='selfextend'" if n > trained else "")
         )
         return PromptTooLong(message, lib.LCTX_NO_SLOT, n, self.n_ctx)

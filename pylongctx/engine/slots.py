@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pylongctx.engine.job import Job
 from pylongctx.engine.session import Session, longest_prefix
 
@@ -19,19 +16,26 @@ class Slot:
     job: Job | None = None
     last: Job | None = None  # the job before, for those who ask
     used: int = 0  # when the last job ended, in jobs
+    owner: str | None = None  # whose tokens it holds
 
     @property
     def id(self) -> int:
         """The number of the sequence."""
         return self.session.seq
 
-    def shared(self, tokens: NDArray[np.int32]) -> int:
-        """Return how many tokens of a prompt were evaluated on this sequence."""
-        return longest_prefix(self.session.tokens, tokens)
+    def shared(self, job: Job) -> int:
+        """Return how many tokens of a prompt were evaluated on this sequence for the same owner."""
+        return longest_prefix(self.session.tokens, job.tokens) if self.owner == job.owner and job.reuses else 0
 
-    def saved(self, tokens: NDArray[np.int32]) -> int:
+    def hand_over(self, job: Job) -> None:
+        """Forget what was evaluated for somebody else, or must not be used again."""
+        if self.owner != job.owner or not job.reuses:
+            self.session.clear()
+        self.owner = job.owner
+
+    def saved(self, job: Job) -> int:
         """Return how many tokens of a prompt need not be evaluated on this sequence."""
-        return self.session.reachable(self.shared(tokens))
+        return self.session.reachable(self.shared(job))
 
 
 def assign(slots: list[Slot], job: Job) -> Slot | None:
@@ -40,7 +44,7 @@ def assign(slots: list[Slot], job: Job) -> Slot | None:
     A prompt goes where most of it is already, else to the sequence that was not used for longest. What a busy sequence
     holds is copied, which shares the pages; so is the beginning of a long text when there is an empty sequence.
     """
-    idle = [slot for slot in slots if slot.job is None]
+    idle = [slot for slot in slots if slot.job is None and job.wants(slot.id)]
     if not idle:
         return None
     oldest = min(idle, key=lambda slot: (slot.session.n_tokens > 0, slot.used))
@@ -49,10 +53,11 @@ def assign(slots: list[Slot], job: Job) -> Slot | None:
         return oldest
     if job.every_row:
         oldest.session.clear()
+        oldest.hand_over(job)
         job.pending = job.tokens
         return oldest
-    saved = {slot: slot.saved(job.tokens) for slot in slots}
-    shared = max(slot.shared(job.tokens) for slot in slots)
+    saved = {slot: slot.saved(job) for slot in slots}
+    shared = max(slot.shared(job) for slot in slots)
     best = max(slots, key=lambda slot: (saved[slot], slot in idle))
     chosen = best
     if saved[best] < SIMILAR * len(job.tokens):
@@ -60,7 +65,8 @@ def assign(slots: list[Slot], job: Job) -> Slot | None:
     elif best not in idle or (_loses_much(best, saved[best]) and not oldest.session.n_tokens):
         nearest = max(idle, key=lambda slot: saved[slot])
         chosen = nearest if best not in idle and saved[nearest] >= SIMILAR * len(job.tokens) else oldest
-        _copy(best, chosen, saved[best])
+        _copy(best, chosen, job, saved[best])
+    chosen.hand_over(job)
     chosen.session.checkpoints.wish(shared)
     job.pending = chosen.session.reuse(job.tokens)
     return chosen
@@ -71,12 +77,13 @@ def _loses_much(slot: Slot, n: int) -> bool:
     return bool(slot.session.context.method) and slot.session.n_tokens > 2 * n
 
 
-def _copy(source: Slot, target: Slot, n: int) -> None:
+def _copy(source: Slot, target: Slot, job: Job, n: int) -> None:
     """Let a sequence begin as another one, where the method can and that saves something."""
     context = target.session.context
-    if not context.method or n <= target.saved(source.session.tokens[:n]):
+    if not context.method or n <= target.saved(job):
         return  # llama.cpp's own cache copies whole sequences only
     target.session.clear()
+    target.owner = source.owner
     if context.copy(source.id, target.id, n):
         whole = source.session.n_tokens == n and source.session.has_logits
         target.session.advance(source.session.tokens[:n], source.session.last_logits if whole else None)
@@ -86,8 +93,8 @@ def forerunner(slots: list[Slot], job: Job, worth: int) -> Job | None:
     """Return a job whose prompt is being read and saves this one at least ``worth`` tokens when it is copied then."""
     if not slots[0].session.context.method or job.every_row:
         return None
-    saved = max(slot.saved(job.tokens) for slot in slots)
-    promised = {slot: _promised(slot, job.tokens) for slot in slots if slot.job is not None and slot.job.is_reading}
+    saved = max(slot.saved(job) for slot in slots)
+    promised = {slot: _promised(slot, job) for slot in slots if slot.job is not None and slot.job.is_reading}
     best = max(promised, key=lambda slot: promised[slot], default=None)
     if best is None or promised[best] - saved < worth:
         return None
@@ -95,8 +102,10 @@ def forerunner(slots: list[Slot], job: Job, worth: int) -> Job | None:
     return best.job
 
 
-def _promised(slot: Slot, tokens: NDArray[np.int32]) -> int:
+def _promised(slot: Slot, job: Job) -> int:
     """Return how many tokens of a prompt can be copied from a sequence when its prompt is read."""
     assert slot.job is not None
-    n = longest_prefix(slot.job.tokens, tokens)
+    if slot.owner != job.owner or not job.reuses:
+        return 0
+    n = longest_prefix(slot.job.tokens, job.tokens)
     return n if n > slot.session.n_tokens else slot.session.reachable(n)

@@ -45,6 +45,10 @@ class Solo:
         """Return the lock of the session."""
         return self.session.lock
 
+    def check_size(self, n_bytes: int) -> None:
+        """Raise PromptTooLong for a text that cannot fit, whatever its tokens are."""
+        self.session.check_size(n_bytes)
+
     def known(self, prompt: str) -> Sequence[int]:
         """Return the tokens of the session."""
         tokens: list[int] = self.session.tokens.tolist()
@@ -132,5 +136,5 @@ class Solo:
     def _tell(self, job: Job) -> None:
         """Tell the user's callback how far a prompt is read."""
         n_read = len(job.tokens) - job.n_cached
-        if self.session.progress is not None and n_read > 1:
+        if self.session.progress is not None and job.n_read and n_read > 1:
             self.session.progress(self.session.n_tokens, self.session.n_tokens - job.n_read + n_read)

@@ -19,6 +19,9 @@ class TokenSource(Protocol):
     def turn(self) -> AbstractContextManager[Any]:
         """Return what is held while a part of an answer is made."""
 
+    def check_size(self, n_bytes: int) -> None:
+        """Raise PromptTooLong for a text that cannot fit, whatever its tokens are."""
+
     def known(self, prompt: str) -> Sequence[int]:
         """Return evaluated tokens that may begin the tokens of a prompt."""
 
@@ -57,4 +60,4 @@ class NoTokens:
         """Raise RuntimeError."""
         raise RuntimeError(self.reason)
 
-    turn = known = job = rows = drawn = finish = say = refuse
+    turn = check_size = known = job = rows = drawn = finish = say = refuse

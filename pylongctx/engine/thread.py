@@ -1,6 +1,7 @@
 """An engine with a thread of its own, for many readers."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -8,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pylongctx.engine.engine import Engine, Share
+from pylongctx.engine.engine import Engine, Share, Snapshot
 from pylongctx.engine.job import Cancelled, Job, Row
 from pylongctx.engine.session import Session
 
@@ -47,6 +48,8 @@ class EngineThread:
         self._inbox: deque[Job] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._closing = False
+        self._asleep = False  # nothing to do
+        self._stepped = time.monotonic()  # when the last step began
         self._thread = threading.Thread(target=self._run, name="pylongctx-engine", daemon=True)
         self._thread.start()
 
@@ -70,6 +73,10 @@ class EngineThread:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    def stalled(self) -> float:
+        """Return the seconds since the step began that is being evaluated, 0 while there is nothing to do."""
+        return 0.0 if self._asleep else time.monotonic() - self._stepped
+
     def submit(self, job: Job) -> None:
         """Queue a job; its results come in ``job.results``."""
         with self._wake:
@@ -84,9 +91,14 @@ class EngineThread:
             self._wake.notify()
 
     def cancel(self, job: Job, satisfied: bool = False) -> None:
-        """Let a job end with the step that is being evaluated; ``satisfied``: it has told what was wanted."""
+        """Let a job end with the step that is being evaluated; ``satisfied``: it has told what was wanted.
+
+        Its reader need not wait for the end of the step.
+        """
         with self._wake:
             job.satisfied |= satisfied
+            if not (job.cancelled or satisfied):
+                job.results.put(Cancelled("cancelled"))
             job.cancelled = True
             self._engine.interrupt()
             self._wake.notify()
@@ -106,13 +118,25 @@ class EngineThread:
         """Forget an idle slot between two steps; the result is how many tokens it held."""
         return self.call(lambda: self._engine.erase(seq))
 
-    def close(self) -> None:
-        """End all jobs and the thread."""
+    def save(self, seq: int, owner: str | None) -> "Future[Snapshot]":
+        """Return what an idle slot holds, see ``Engine.save``."""
+        return self.call(lambda: self._engine.save(seq, owner))
+
+    def load(self, seq: int, owner: str | None, saved: Snapshot) -> "Future[int]":
+        """Replace what an idle slot holds, see ``Engine.load``."""
+        return self.call(lambda: self._engine.load(seq, owner, saved))
+
+    def close(self, patience: float | None = None) -> bool:
+        """End all jobs and the thread; returns False when its step has not ended after ``patience`` seconds."""
         with self._wake:
             self._closing = self._engine.closing = True
             self._engine.interrupt()
             self._wake.notify()
-        self._thread.join()
+        self._thread.join(patience)
+        if self._thread.is_alive():
+            for job in [*self._engine.jobs, *self._inbox]:
+                job.results.put(Cancelled("the server is shutting down"))
+        return not self._thread.is_alive()
 
     def _notify(self) -> None:
         with self._wake:
@@ -135,7 +159,9 @@ class EngineThread:
         engine = self._engine
         with self._wake:
             while not (self._closing or self._calls or self._inbox or engine.can_assign() or engine.can_step()):
+                self._asleep = True
                 self._wake.wait()
+            self._asleep, self._stepped = False, time.monotonic()
             calls = list(self._calls)
             self._calls.clear()
             engine.waiting.extend(self._inbox)

@@ -66,10 +66,13 @@ class Tracer:
         finally:
             session.context.start_trace(0, 0)
 
-    def chunk_map(self) -> dict[str, Any] | None:
-        """Return how often each head read each chunk, and how the chunks begin; None before the first record."""
+    def chunk_map(self, id: str | None) -> dict[str, Any] | None:
+        """Return how often each head read each chunk, and how the chunks begin; None when the last record is not of it.
+
+        The text of a chunk is that of a prompt, so it is for those who know the answer's id.
+        """
         record, method = self.record, self._chunked
-        if record is None or method is None or not len(record.positions):
+        if record is None or method is None or id is None or record.id != id or not len(record.positions):
             return None
         size = method.chunk_size or 1
         _, n_layer, n_head, _ = record.chunks.shape

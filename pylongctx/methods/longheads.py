@@ -13,17 +13,16 @@ class LongHeads(Method):
     """Cut the text into chunks; per layer and head read the best ones, within a window the model was trained for.
 
     LongHeads, arXiv 2402.10685, sections 2.1 to 2.3. Up to ``window`` tokens everything is read and the result is that
-    of full attention. An option that is None is chosen by the library: sizes from the trained context, the parts
-    (group, minmax, packed) by measurement, see the page on LongHeads; ``paper()`` has the paper's.
+    of full attention. An option that is None is chosen by the library: the window from the context, the parts (head,
+    moments, exact) by measurements on real models, see the page on LongHeads; ``paper()`` has the paper's.
 
     Parameters
     ----------
     chunk_size : int or None
-        Tokens of a chunk, a multiple of 16. None: 256, or less so that 16 chunks fit into the window (8 with
-        ``representation="attention"``).
+        Tokens of a chunk, a multiple of 16. None: 16.
     window : int or None
-        Tokens that a query reads, its own chunk counted as complete: a multiple of ``chunk_size``. None: half of the
-        trained context.
+        Tokens that a query reads, its own chunk counted as complete: a multiple of ``chunk_size``. None: an eighth of
+        the context, at least 2048 and at most half of the trained context; with ``mass`` that half.
     n_recent : int or None
         Chunks right before the query's own one that are always read, as chunk 0 and the own chunk are. None: as many
         as hold 128 tokens.

@@ -12,7 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from pylongctx import __version__
-from pylongctx.serve import facts, generate, texts
+from pylongctx.serve import facts, generate, messages, responses, texts
+from pylongctx.serve.access import LOCAL, LOCAL_PAGE
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.gate import Gate, as_response
 from pylongctx.serve.service import Service
@@ -36,14 +37,18 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="pylongctx", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.include_router(generate.routes(service))
+    app.include_router(messages.routes(service))
+    app.include_router(responses.routes(service))
     app.include_router(facts.routes(service))
     app.include_router(texts.routes(service))
-    public = _add_page(app)
+    public = _add_page(app) if service.settings.page else frozenset[str]()
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
     if service.settings.cors_origins:
         origins = list(service.settings.cors_origins)
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        local = LOCAL_PAGE.pattern if LOCAL in origins else None
+        more: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_origin_regex=local, **more)
     app.add_middleware(Gate, service=service, public=public)
     return app
 

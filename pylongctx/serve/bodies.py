@@ -1,14 +1,15 @@
-"""Bodies of requests: OpenAI's fields and llama-server's; fields that nobody reads are ignored."""
+"""Bodies of requests: OpenAI's fields and llama-server's."""
 
 import json
+import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from fastapi import Request
-from pydantic import AliasChoices, BaseModel, Field, ValidationError, field_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from pylongctx.grammar import LlamaGrammar
-from pylongctx.serve.errors import ApiError, invalid
+from pylongctx.serve.errors import invalid
+from pylongctx.serve.host import Host, Prompt
 
 # fields that create_completion and create_chat_completion take as they are
 SAMPLING = (
@@ -26,24 +27,15 @@ SAMPLING = (
     "seed",
     "stop",
     "grammar",
-    "logit_bias",
 )
-CHAT = (
-    "messages",
-    "functions",
-    "function_call",
-    "tools",
-    "tool_choice",
-    "response_format",
-    "logprobs",
-    "top_logprobs",
-    "parallel_tool_calls",
-)
+# fields that a template reads
+TEMPLATE = ("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")
+CHAT = ("messages", "logprobs", "top_logprobs", *TEMPLATE)
 TEMPERATURE = 0.8  # llama-server's, for chat too
 MOST_CHOICES = 64
+MOST_PROMPTS = 1024
 MOST_LIKELIEST = 100  # tokens whose log-probabilities are told for each token
-
-Prompt = str | list[int] | list[str | list[int]]
+NEVER = float("-inf")
 
 
 def _also(*names: str) -> Any:
@@ -54,21 +46,25 @@ def _also(*names: str) -> Any:
 class StreamOptions(BaseModel):
     """OpenAI's ``stream_options``."""
 
+    model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
+    include_obfuscation: bool = False  # there is none, which hides nothing
 
 
 class Extension(BaseModel):
     """Our own field ``longctx``."""
 
+    model_config = ConfigDict(extra="forbid")
     trace: bool = False
 
 
 class Generate(BaseModel):
-    """What both kinds of completions share; None is the default of Llama, or the server's own."""
+    """What all kinds of completions share; None is the default of Llama, or the server's own."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None
+    timings_per_token: bool | None = None
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     max_tokens: int | None = _also("max_tokens", "n_predict")
     temperature: float | None = None
@@ -79,6 +75,7 @@ class Generate(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repeat_penalty: float | None = None
+    repeat_last_n: int | None = Field(None, ge=-1)
     mirostat_mode: int | None = _also("mirostat_mode", "mirostat")
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
@@ -86,48 +83,140 @@ class Generate(BaseModel):
     stop: str | list[str] | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: Any = None
+    ignore_eos: bool | None = None
+    id_slot: int | None = None
+    cache_prompt: bool | None = None
+    verbose: bool | None = None
     longctx: Extension = Extension()
 
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _pairs(cls, value: Any) -> Any:
-        """llama-server takes a list of [token, bias] too, where false forbids the token."""
+        """Read OpenAI's object and llama-server's list of [token or text, bias], where false forbids the token."""
         pairs = value.items() if isinstance(value, Mapping) else value
-        if not isinstance(value, Mapping | list) or any(len(pair) != 2 for pair in pairs):
-            return value
-        return {token: float("-inf") if bias is False else bias for token, bias in pairs}
+        if pairs is None:
+            return None
+        if not isinstance(value, Mapping | list):
+            raise ValueError("must be an object or a list")
+        return [_bias(pair) for pair in pairs]
 
-    def sampling(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    def sampling(self, defaults: Mapping[str, Any], host: Host) -> dict[str, Any]:
         """Return the arguments of Llama that were given, by the request or by the server."""
         given = {name: getattr(self, name) for name in SAMPLING}
         if self.json_schema is not None:
+            if self.grammar is not None:
+                raise invalid("grammar and json_schema cannot both hold the answer", "json_schema")
             given["grammar"] = LlamaGrammar.from_json_schema(json.dumps(self.json_schema))
-        return {**defaults, **{name: value for name, value in given.items() if value is not None}}
+        bias = dict(defaults.get("logit_bias", {})) | host.biases(self.logit_bias or ())
+        if self.ignore_eos:
+            bias |= dict.fromkeys(host.end_tokens, NEVER)
+        return {
+            **defaults,
+            **{name: value for name, value in given.items() if value is not None},
+            **({"logit_bias": bias} if bias else {}),
+        }
+
+
+def _bias(pair: Any) -> tuple[int | str, float]:
+    """Return a token or a text, and its bias."""
+    if not isinstance(pair, list | tuple) or len(pair) != 2 or not (_is_token(pair[0]) or isinstance(pair[0], str)):
+        raise ValueError("must be pairs of a token or a text and a number")
+    key, bias = pair
+    if bias is False:
+        bias = NEVER
+    if isinstance(bias, bool) or not isinstance(bias, int | float) or not bias < math.inf:
+        raise ValueError("a bias must be a number, or false")
+    return int(key) if isinstance(key, str) and key.isdecimal() and key.isascii() else key, float(bias)
+
+
+def as_prompts(value: Any, most: int = MOST_PROMPTS) -> tuple[list[Prompt], bool]:
+    """Return the prompts of llama-server's field, each a text or a list of tokens and texts, and whether it was one.
+
+    Raises
+    ------
+    ApiError
+        When it is something else.
+    """
+    if isinstance(value, str | Mapping) or (isinstance(value, list) and any(_is_token(one) for one in value)):
+        return [_one_prompt(value)], True
+    if not isinstance(value, list) or not value:
+        raise invalid("a prompt is a text, a list of tokens, or a list of these; it must not be empty", "prompt")
+    if len(value) > most:
+        raise invalid(f"one request may have {most} prompts, not {len(value)}", "prompt")
+    return [_one_prompt(one) for one in value], False
+
+
+def _one_prompt(value: Any) -> Prompt:
+    if isinstance(value, Mapping):
+        extra = {name for name, given in value.items() if name not in ("prompt_string", "content") and given}
+        if extra:
+            raise invalid(f"a prompt's {', '.join(sorted(extra))} cannot be read, only text", "prompt")
+        value = value.get("prompt_string", _text_of(value.get("content")))
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(_is_token(one) or isinstance(one, str) for one in value):
+        return value
+    raise invalid("a prompt is a text, or a list of tokens and texts", "prompt")
+
+
+def _text_of(content: Any) -> str | None:
+    """Return the text of content parts, None when they are something else."""
+    parts = content if isinstance(content, list) else [None]
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
+    if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
+        return None
+    return "".join(map(str, texts))
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class CompletionBody(Generate):
     """POST /v1/completions."""
 
-    prompt: Prompt = ""
+    prompt: Any = ""
     suffix: str | None = None
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MOST_LIKELIEST)
 
     @property
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, each a text or tokens."""
-        if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
-            return [self.prompt]  # type: ignore[list-item]
-        if not self.prompt:
-            raise invalid("prompt is an empty list", "prompt")
-        return self.prompt  # type: ignore[return-value]
+    def prompts(self) -> list[Prompt]:
+        """The prompts, each a text or tokens and texts."""
+        return as_prompts(self.prompt)[0]
 
-    def arguments(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments(self, defaults: Mapping[str, Any], host: Host) -> dict[str, Any]:
         """Return the keyword arguments of ``create_completion``."""
         own = {name: getattr(self, name) for name in ("suffix", "echo", "logprobs")}
         limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
-        return {**self.sampling(defaults), **own, **limit}
+        return {**self.sampling(defaults, host), **own, **limit}
+
+
+class NativeBody(Generate):
+    """POST /completion, of llama-server."""
+
+    prompt: Any = ""
+    n_probs: int | None = Field(None, ge=0, le=MOST_LIKELIEST, validation_alias=AliasChoices("n_probs", "logprobs"))
+    return_tokens: bool | None = None
+    response_fields: list[str] | None = None
+
+
+class InfillBody(NativeBody):
+    """POST /infill, of llama-server: the model writes what is between two texts."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list["Chunk"] | None = None
+    prompt: str = ""
+
+
+class Chunk(BaseModel):
+    """A piece of another file, for ``input_extra``."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    text: str
+    filename: str = "tmp"
 
 
 class ChatBody(Generate):
@@ -144,32 +233,55 @@ class ChatBody(Generate):
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LIKELIEST)
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
 
-    def template_arguments(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    def template_arguments(self, defaults: Mapping[str, Any], host: Host) -> dict[str, Any]:
         """Return the arguments that tell a template what to write."""
         more = {**defaults.get("chat_template_kwargs", {}), **(self.chat_template_kwargs or {})}
         thinking = bool(more.pop("enable_thinking", defaults.get("enable_thinking", True)))
+        if self.reasoning_effort is not None:
+            if "reasoning_effort" not in host.templates.template.info["source"]:
+                raise invalid("the model's chat template knows no reasoning_effort", "reasoning_effort")
+            more["reasoning_effort"] = self.reasoning_effort
         return {"enable_thinking": thinking, "chat_template_kwargs": more}
 
-    def arguments(self, defaults: Mapping[str, Any], template: Mapping[str, Any]) -> dict[str, Any]:
+    @model_validator(mode="after")
+    def _one_end(self) -> "ChatBody":
+        """Refuse two wishes that cannot both be."""
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError("add_generation_prompt and continue_final_message cannot both be true")
+        return self
+
+    def template(self, defaults: Mapping[str, Any], host: Host) -> dict[str, Any]:
+        """Return the keyword arguments of ``apply_template``."""
+        end = self.add_generation_prompt is not False or bool(self.continue_final_message)
+        given = {name: getattr(self, name) for name in TEMPLATE}
+        return given | self.template_arguments(defaults, host) | {"add_generation_prompt": end}
+
+    def arguments(self, defaults: Mapping[str, Any], template: Mapping[str, Any], host: Host) -> dict[str, Any]:
         """Return the keyword arguments of ``create_chat_completion``."""
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            raise invalid("an answer needs add_generation_prompt", "add_generation_prompt")
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         own = {name: getattr(self, name) for name in CHAT}
         return {
             "temperature": TEMPERATURE,
-            **self.sampling(defaults),
+            **self.sampling(defaults, host),
             **own,
-            **self.template_arguments(template),
+            **self.template_arguments(template, host),
             "max_tokens": limit,
         }
 
 
 class EmbeddingsBody(BaseModel):
-    """POST /v1/embeddings."""
+    """POST /v1/embeddings, and /embedding of llama-server (``content``)."""
 
-    input: str | list[str] | list[int] | list[list[int]]
+    input: Any = _also("input", "content")
     encoding_format: str = "float"
     dimensions: int | None = None
+    embd_normalize: int = 2
 
 
 class TokenizeBody(BaseModel):
@@ -180,28 +292,24 @@ class TokenizeBody(BaseModel):
     add_special: bool = False
     add_special_tokens: bool = True
     parse_special: bool = True
+    with_pieces: bool = False
 
 
 class DetokenizeBody(BaseModel):
     """POST /detokenize."""
 
-    tokens: list[int]
+    tokens: Any
+
+    @field_validator("tokens")
+    @classmethod
+    def _tokens(cls, value: Any) -> Any:
+        """Check a list that may be long."""
+        if not isinstance(value, list) or not all(_is_token(one) for one in value):
+            raise ValueError("must be a list of tokens")
+        return value
 
 
-Body = TypeVar("Body", bound=BaseModel)
+class SlotBody(BaseModel):
+    """POST /slots/{seq}."""
 
-
-async def read(request: Request, body: type[Body]) -> Body:
-    """Return the body of a request; ApiError when it is not what it should be."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        # a page of another site can send other types without asking this server first
-        raise ApiError(415, "invalid_request_error", f"send the header Content-Type: application/json, not {kind!r}")
-    try:
-        found: Body = body.model_validate_json(await request.body())
-        return found
-    except ValidationError as reason:
-        first = reason.errors()[0]
-        # a union names the alternative that did not fit behind the field
-        field = str(first["loc"][0]) if first["loc"] else None
-        raise invalid(f"{field}: {first['msg']}" if field else first["msg"], field) from None
+    filename: str | None = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -14,6 +15,9 @@ from starlette.types import Receive, Scope, Send
 from pylongctx.engine.job import Cancelled, Job
 from pylongctx.serve.errors import as_api_error
 from pylongctx.serve.ticket import Ticket
+
+READER_PATIENCE = 60.0  # seconds that a client may take for what is sent to it
+LOG = logging.getLogger("uvicorn.error")
 
 Part = tuple[Ticket, Callable[[], Any]]  # a completion, and the call that makes it
 
@@ -57,6 +61,11 @@ class Exchange:
     def put_progress(self, index: int) -> Callable[[Job], None]:
         """Return a function that adds the progress of a prompt."""
         return lambda job: self.put(index, {"prompt_progress": job.prompt_progress()})
+
+    def timings(self, index: int) -> dict[str, float]:
+        """Return llama-server's object about the speed of a completion."""
+        job = self.parts[index][0].current
+        return job.timings() if job else {}
 
     async def results(self, receive: Receive) -> list[Any] | None:
         """Run all calls and return what they return, None when the client went away meanwhile.
@@ -136,25 +145,37 @@ class EventStream(Response):
         Objects that are sent as JSON; None is sent as a comment, which keeps the connection.
     close : callable
         Called at the end, whatever it was.
+    named : bool
+        Events are sent with the name that is their ``type``; else the stream ends with ``[DONE]``.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, exchange: Exchange, events: AsyncIterator[Any], close: Callable[[], None]) -> None:
+    def __init__(
+        self, exchange: Exchange, events: AsyncIterator[Any], close: Callable[[], None], named: bool = False
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._exchange = exchange
         self._events = events
         self._close = close
+        self._named = named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events; what is sent to a client that is gone is lost, and no error."""
+        """Send the events; what is sent to a client that is gone is lost, and no error.
+
+        A client that does not read for long is as good as gone.
+        """
         watching = asyncio.ensure_future(self._watch(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for text in self._lines():
-                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+                sending = send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+                await asyncio.wait_for(sending, READER_PATIENCE)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except asyncio.TimeoutError:
+            LOG.warning("a client did not read its stream for %g s", READER_PATIENCE)
+            raise
         finally:
             watching.cancel()
             self._close()
@@ -166,8 +187,13 @@ class EventStream(Response):
     async def _lines(self) -> AsyncIterator[str]:
         try:
             async for event in self._events:
-                yield ": still working\n\n" if event is None else f"data: {json.dumps(event)}\n\n"
+                yield ": still working\n\n" if event is None else self._line(event)
         except Exception as reason:  # too late for a status
-            yield f"data: {json.dumps({'error': as_api_error(reason).error})}\n\n"
+            yield self._line(({"type": "error"} if self._named else {}) | {"error": as_api_error(reason).error})
             clear_frames(reason.__traceback__)
-        yield "data: [DONE]\n\n"
+        if not self._named:
+            yield "data: [DONE]\n\n"
+
+    def _line(self, event: dict[str, Any]) -> str:
+        name = f"event: {event['type']}\n" if self._named else ""
+        return f"{name}data: {json.dumps(event)}\n\n"

@@ -1,19 +1,20 @@
 """What a server tells about its model and itself."""
 
-import asyncio
 from functools import partial
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
-from pylongctx import __version__
 from pylongctx.engine.slots import Slot
 from pylongctx.methods import LongHeads
-from pylongctx.serve import metrics
-from pylongctx.serve.errors import ApiError, invalid, unavailable
+from pylongctx.serve import metrics, native
+from pylongctx.serve.bodies import SlotBody
+from pylongctx.serve.errors import ApiError, invalid
+from pylongctx.serve.fields import read
 from pylongctx.serve.host import Host
 from pylongctx.serve.service import Service
+from pylongctx.serve.slotfiles import SlotFiles
 from pylongctx.serve.texts import token_text
 
 
@@ -25,13 +26,12 @@ def routes(service: Service) -> APIRouter:
 
     async def ask(function: Any) -> Any:
         """Return what a function finds between two steps of the engine."""
-        return await asyncio.wrap_future(engine.call(function))
+        return await service.between_steps(engine.call(function))
 
     @router.get("/health", summary="Whether the server works; needs no key")
     @router.get("/v1/health", include_in_schema=False)
     async def health() -> dict[str, str]:
-        if engine.failure is not None:
-            raise unavailable(f"the engine has failed, restart the server: {engine.failure}")
+        service.check_engine()
         return {"status": "ok"}
 
     @router.get("/v1/models", summary="The one model of this server")
@@ -49,8 +49,9 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/props", summary="Settings, sampling defaults and the chat template")
     async def props() -> dict[str, Any]:
+        params = native.settings(service.sampling_params()) | {"n_predict": service.settings.n_predict or -1}
         return {
-            "default_generation_settings": {"n_ctx": host.n_ctx, "params": _plain(service.settings.sampling)},
+            "default_generation_settings": {"id": 0, "n_ctx": host.n_ctx, "speculative": False, "params": params},
             "total_slots": host.n_seq,
             "model_alias": service.settings.alias,
             "model_path": host.model_path,
@@ -58,37 +59,41 @@ def routes(service: Service) -> APIRouter:
             "bos_token": token_text(service, info.token_bos),
             "eos_token": token_text(service, info.token_eos),
             "modalities": {"vision": False, "audio": False},
-            "build_info": f"pylongctx {__version__}",
+            "endpoint_slots": service.settings.slots,
+            "endpoint_props": False,
+            "endpoint_metrics": True,
+            "build_info": service.fingerprint,
         }
 
     @router.get("/slots", summary="What every sequence does and holds")
     async def slots() -> list[dict[str, Any]]:
+        if not service.settings.slots:
+            raise ApiError(501, "not_supported_error", "this server was started with --no-slots")
         found: list[dict[str, Any]] = await ask(lambda: [_slot(service, slot) for slot in engine.slots])
         return found
 
-    @router.post("/slots/{seq}", summary="Erase a sequence, with action=erase")
-    async def erase(seq: int, action: str = "erase") -> dict[str, int]:
-        if action != "erase":
-            raise ApiError(501, "not_supported_error", f"action={action!r}: a sequence can only be erased", "action")
+    @router.post("/slots/{seq}", summary="Erase a sequence; with --slot-save-path save or restore it: action=save")
+    async def act(request: Request, seq: int, action: str = "erase") -> dict[str, Any]:
         if not 0 <= seq < host.n_seq:
             raise invalid(f"sequences are 0 to {host.n_seq - 1}, not {seq}", "id_slot")
-        return {"id_slot": seq, "n_erased": await asyncio.wrap_future(engine.erase(seq))}
+        if action == "erase":
+            return {"id_slot": seq, "n_erased": await service.between_steps(engine.erase(seq))}
+        if action not in ("save", "restore"):
+            raise invalid(f"action is erase, save or restore, not {action!r}", "action")
+        files, body = SlotFiles(service, request.scope.get("owner")), await read(request, SlotBody)
+        with service.admitted():
+            return await (files.save if action == "save" else files.restore)(seq, body.filename or "")
 
     @router.get("/metrics", summary="Counts and gauges for Prometheus")
     async def numbers() -> Response:
         return Response(metrics.page(service, await ask(host.kv_bytes)), media_type=metrics.TYPE)
 
-    @router.get("/v1/longctx", summary="Method, KV memory, and the chunks that were read")
-    async def longctx() -> dict[str, Any]:
-        found: dict[str, Any] = await ask(partial(_longctx, service))
+    @router.get("/v1/longctx", summary="Method, KV memory, and with id=ANSWER the chunks that were read for it")
+    async def longctx(id: str | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = await ask(partial(_longctx, service, id))
         return found
 
     return router
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Return what JSON can tell, without grammars."""
-    return {name: value for name, value in values.items() if isinstance(value, int | float | str | list)}
 
 
 def _model(service: Service) -> dict[str, Any]:
@@ -131,7 +136,7 @@ def _slot(service: Service, slot: Slot) -> dict[str, Any]:
     return found
 
 
-def _longctx(service: Service) -> dict[str, Any]:
+def _longctx(service: Service, id: str | None) -> dict[str, Any]:
     host, engine = service.host, service.engine
     usage = host.session.context.kv_usage() if host.method else None
     return {
@@ -142,7 +147,7 @@ def _longctx(service: Service) -> dict[str, Any]:
         "kv": usage and usage.sizes(),
         "unread": _unread(host),
         "sequences": [_slot(service, slot) | {"kv_rows": _rows(service, slot)} for slot in engine.slots],
-        "chunk_map": engine.tracer.chunk_map(),
+        "chunk_map": engine.tracer.chunk_map(id),
     }
 
 

@@ -1,7 +1,8 @@
-"""What every request passes: the limit of its size, the API key, the count of answers."""
+"""What every request passes: who may ask, the limits of its size and its time, the count of answers."""
 
-import hmac
+import asyncio
 import logging
+import time
 from traceback import clear_frames
 from typing import Any
 
@@ -9,10 +10,13 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pylongctx.serve.errors import ApiError, as_api_error
+from pylongctx.serve.access import Access
+from pylongctx.serve.errors import ApiError, as_api_error, unavailable
 from pylongctx.serve.service import Service
 
-PUBLIC = frozenset({"/health", "/v1/health"})
+CLOSE = {"Connection": "close"}  # the rest of the body is not waited for
+BODIES = 8  # largest bodies that all requests together may hold
+SLOWEST = 64 << 10  # bytes a second that a body must come with, after the first seconds
 LOG = logging.getLogger("uvicorn.error")
 
 
@@ -32,15 +36,15 @@ class Gate:
     def __init__(self, app: ASGIApp, service: Service, public: frozenset[str]) -> None:
         self._app = app
         self._service = service
-        self._public = public | PUBLIC
-        self._keys = [key.encode() for key in service.settings.api_keys]
+        self._access = Access(service.settings, public)
+        self._n_held = 0  # bytes of bodies of all requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or let the application answer it."""
+        """Answer a request, or let the application answer it; ``scope["owner"]`` is who asks."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 0
+        status, began, held = 0, time.monotonic(), [0]
 
         async def counting(message: Message) -> None:
             nonlocal status
@@ -49,8 +53,8 @@ class Gate:
             await send(message)
 
         try:
-            self._check_key(scope)
-            receive = await self._with_body(Headers(scope=scope), receive)
+            scope["owner"] = self._access.check(scope)
+            receive = await self._with_body(Headers(scope=scope), receive, held)
             await self._app(scope, receive, counting)
         except Exception as reason:
             if status:
@@ -61,31 +65,34 @@ class Gate:
             clear_frames(reason.__traceback__)  # they hold the request, and memory of the library
             await as_response(error)(scope, receive, counting)
         finally:
-            route = scope.get("route")
-            self._service.answers.add(getattr(route, "path", "other"), status)
+            self._n_held -= held[0]
+            route = getattr(scope.get("route"), "path", "other")
+            self._service.answers.add(route, status, time.monotonic() - began)
 
-    def _check_key(self, scope: Scope) -> None:
-        if not self._keys or scope["path"] in self._public or scope["method"] == "OPTIONS":
-            return
-        headers = Headers(scope=scope)
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = (key if scheme.lower() == "bearer" else headers.get("x-api-key", "")).strip().encode()
-        if not any([hmac.compare_digest(given, known) for known in self._keys]):
-            message = "this server needs an API key: send it as Authorization: Bearer KEY"
-            raise ApiError(401, "authentication_error", message, code="invalid_api_key")
+    async def _with_body(self, headers: Headers, receive: Receive, held: list[int]) -> Receive:
+        """Read the body as far as it is allowed to be; returns a function that receives it again.
 
-    async def _with_body(self, headers: Headers, receive: Receive) -> Receive:
-        """Read the body as far as it is allowed to be; returns a function that receives it again."""
-        most = self._service.settings.n_body
+        ``held`` gets the bytes, of which all requests together may hold as many as some bodies have.
+        """
+        most, patience = self._service.settings.n_body, self._service.settings.body_patience
         size = headers.get("content-length", "0")
         parts: list[bytes] = []
-        n, more = int(size) if size.isdigit() else 0, True
+        n, more, began = int(size) if size.isdigit() else 0, True, time.monotonic()
         while more and n <= most:
-            message = await receive()
+            left = began + patience + held[0] / SLOWEST - time.monotonic()
+            try:
+                message = await asyncio.wait_for(receive(), left)
+            except asyncio.TimeoutError:
+                reason = f"the body of the request did not come within {patience:g} s"
+                raise ApiError(408, "invalid_request_error", reason, code="request_timeout", headers=CLOSE) from None
             if message["type"] != "http.request":
                 return _again([message], receive)
             parts.append(message.get("body", b""))
-            n, more = sum(map(len, parts)), message.get("more_body", False)
+            held[0] += len(parts[-1])
+            self._n_held += len(parts[-1])
+            n, more = held[0], message.get("more_body", False)
+            if self._n_held > BODIES * most:
+                raise unavailable("the requests of all clients together are too large now")
         if n > most:
             reason = f"the request is larger than {most} bytes (--max-body allows more)"
             raise ApiError(413, "invalid_request_error", reason, code="request_too_large")

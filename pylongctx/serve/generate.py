@@ -1,146 +1,94 @@
-"""POST /v1/completions and /v1/chat/completions."""
+"""The routes that make tokens."""
 
-import time
-import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
-from pylongctx.serve.bodies import ChatBody, CompletionBody, Generate, read
-from pylongctx.serve.errors import invalid
-from pylongctx.serve.exchange import EventStream, Exchange
+from pylongctx.chat.history import prompt_tokens
+from pylongctx.serve import native
+from pylongctx.serve.answer import Make, Once, OpenAIForm, answer, seeded
+from pylongctx.serve.bodies import ChatBody, CompletionBody, InfillBody, NativeBody, as_prompts
+from pylongctx.serve.fields import read
+from pylongctx.serve.host import Prompt
 from pylongctx.serve.service import Service
 from pylongctx.serve.ticket import Ticket
 
-MOST_PARTS = 1024  # completions that one request may ask for
-CLOSED = 499  # nobody is there to read this status; it is for the log
-
-Make = Callable[..., Any]
+Given = Callable[[], dict[str, Any]]
 
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
+    host, settings = service.host, service.settings
 
     @router.post("/v1/completions", summary="Continue a text or several")
-    @router.post("/completions", include_in_schema=False)
     async def complete(request: Request) -> Response:
         body = await read(request, CompletionBody)
-        given = body.arguments(service.settings.sampling)
-        makes = [partial(_complete, prompt, given) for prompt in body.prompts for _ in range(body.n or 1)]
-        return await _answer(service, request, body, makes)
+        given = Once(partial(body.arguments, settings.sampling, host))
+        makes = [partial(_complete, prompt, given, i) for prompt in body.prompts for i in range(body.n or 1)]
+        return await answer(service, request, body, makes, OpenAIForm(service, body, chat=False))
 
     @router.post("/v1/chat/completions", summary="Answer a conversation")
     @router.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request) -> Response:
         body = await read(request, ChatBody)
-        given = body.arguments(service.settings.sampling, service.settings.template)
-        makes = [partial(_chat, given)] * (body.n or 1)
-        return await _answer(service, request, body, makes)
+        return await answer(service, request, body, chats(service, body), OpenAIForm(service, body, chat=True))
+
+    @router.post("/v1/chat/completions/input_tokens", summary="The tokens of a conversation")
+    @router.post("/chat/completions/input_tokens", include_in_schema=False)
+    async def count(request: Request) -> dict[str, int]:
+        return await count_tokens(service, await read(request, ChatBody))
+
+    @router.post("/completion", summary="Continue a text or several, as llama-server's own clients ask")
+    @router.post("/completions", include_in_schema=False)
+    async def continue_(request: Request) -> Response:
+        body = await read(request, NativeBody)
+        prompts, single = as_prompts(body.prompt)
+        given = Once(partial(body.sampling, settings.sampling, host))
+        makes: list[Make] = [
+            partial(native.complete, body, prompt, given, i) for prompt in prompts for i in range(body.n or 1)
+        ]
+        return await answer(service, request, body, makes, native.NativeForm(service, body, single))
+
+    @router.post("/infill", summary="Write what is between two texts, for models that learned to")
+    async def infill(request: Request) -> Response:
+        body = await read(request, InfillBody)
+        given = Once(partial(body.sampling, settings.sampling, host))
+        prompt = Once(partial(native.infill_prompt, host, body))
+        makes: list[Make] = [partial(native.fill, body, prompt, given, i) for i in range(body.n or 1)]
+        return await answer(service, request, body, makes, native.NativeForm(service, body, single=True))
 
     return router
 
 
-def _complete(prompt: str | list[int], given: dict[str, Any], ticket: Ticket, **more: Any) -> Any:
-    return ticket.completer().create_completion(prompt, **given, **more)
+def chats(service: Service, body: ChatBody) -> list[Make]:
+    """Return what makes the answers of a chat."""
+    arguments = partial(body.arguments, service.settings.sampling, service.settings.template, service.host)
+    given = Once(arguments)
+    return [partial(_chat, given, i) for i in range(body.n or 1)]
 
 
-def _chat(given: dict[str, Any], ticket: Ticket, **more: Any) -> Any:
-    return ticket.completer().create_chat_completion(**given, **more)
+async def count_tokens(service: Service, body: ChatBody) -> dict[str, int]:
+    """Return how many tokens the prompt of a chat has."""
+
+    def count() -> int:
+        host = service.host
+        given = body.template(service.settings.template, host)
+        prompt = Ticket(host, service.engine).completer().apply_template(body.messages, **given)
+        host.session.check_size(len(prompt.encode()))
+        return len(prompt_tokens(host.model, prompt, ()))
+
+    with service.admitted():
+        return {"input_tokens": await asyncio.get_running_loop().run_in_executor(service.pool, count)}
 
 
-async def _answer(service: Service, request: Request, body: Generate, makes: Sequence[Make]) -> Response:
-    if len(makes) > MOST_PARTS:
-        raise invalid(f"one request may ask for {MOST_PARTS} completions, not {len(makes)}", "prompt")
-    service.admit()
-    name = f"{'chatcmpl' if isinstance(body, ChatBody) else 'cmpl'}-{uuid.uuid4()}"
-    exchange, handed_over = Exchange(name, service.pool, service.host.n_seq), False
-    try:
-        for index, make in enumerate(makes):
-            ticket = _ticket(service, exchange, body, index)
-            more = {"stream": bool(body.stream), "model": service.settings.alias}
-            exchange.parts.append((ticket, partial(make, ticket, **more)))
-        found = await exchange.results(request.receive)
-        if found is None:
-            return Response(status_code=CLOSED)
-        if not body.stream:
-            return JSONResponse(_whole(exchange, body, found))
-        handed_over = True
-        return EventStream(exchange, _events(service, exchange, body, found), partial(_close, service, exchange))
-    finally:
-        if not handed_over:
-            _close(service, exchange)
+def _complete(prompt: Prompt, given: Given, index: int, ticket: Ticket, stream: bool) -> Any:
+    wanted = seeded(given(), index, ticket.host.seed)
+    return ticket.completer().create_completion(ticket.host.plain(prompt), **wanted, stream=stream)
 
 
-def _close(service: Service, exchange: Exchange) -> None:
-    exchange.close()
-    service.leave()
-
-
-def _ticket(service: Service, exchange: Exchange, body: Generate, index: int) -> Ticket:
-    progress = exchange.put_progress(index) if body.stream and body.return_progress else None
-    traced = exchange.id if body.longctx.trace else None
-    return Ticket(service.host, service.engine, service.settings.n_predict, traced=traced, progress=progress)
-
-
-def _whole(exchange: Exchange, body: Generate, found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return one answer with the choices of all completions."""
-    whole = found[0]
-    whole["choices"] = [{**choice, "index": i} for i, one in enumerate(found) for choice in one["choices"]]
-    usage = _usage(exchange, body, {i: one["usage"] for i, one in enumerate(found)})
-    return whole | {"id": exchange.id, "usage": usage, "timings": _timings(exchange, 0)}
-
-
-async def _events(
-    service: Service, exchange: Exchange, body: Generate, iterators: list[Iterator[Any]]
-) -> AsyncIterator[dict[str, Any] | None]:
-    """Yield the chunks of all completions; with ``include_usage``, the usage in a chunk of its own."""
-    apart = body.stream_options is not None and body.stream_options.include_usage
-    chat = isinstance(body, ChatBody)
-    frame = {
-        "id": exchange.id,
-        "object": "chat.completion.chunk" if chat else "text_completion",
-        "created": int(time.time()),
-        "model": service.settings.alias,
-    }
-    usages: dict[int, dict[str, int]] = {}
-    async for index, chunk in exchange.chunks(iterators, service.settings.patience):
-        if chunk is None:
-            yield None
-        elif "prompt_progress" in chunk:
-            empty: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
-            choice = {"index": index, "finish_reason": None, "logprobs": None}
-            yield {**frame, "choices": [choice | empty], **chunk}
-        else:
-            chunk["choices"][0]["index"] = index
-            usage = chunk.pop("usage", None)
-            if usage is not None:
-                usages[index] = usage
-                chunk["timings"] = _timings(exchange, index)
-                if not apart:
-                    chunk["usage"] = _usage(exchange, body, {index: usage})
-            yield {**chunk, **frame}
-    if apart:
-        yield {**frame, "choices": [], "usage": _usage(exchange, body, usages), "timings": _timings(exchange, 0)}
-
-
-def _usage(exchange: Exchange, body: Generate, usages: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:
-    """Return the sum; of several choices for one prompt, the first one has read it."""
-    readers = [i for i in usages if i % (body.n or 1) == 0] or list(usages)
-    n_prompt = sum(usages[i]["prompt_tokens"] for i in readers)
-    n_answer = sum(usage["completion_tokens"] for usage in usages.values())
-    jobs = [exchange.parts[i][0].current for i in readers]
-    return {
-        "prompt_tokens": n_prompt,
-        "completion_tokens": n_answer,
-        "total_tokens": n_prompt + n_answer,
-        "prompt_tokens_details": {"cached_tokens": sum(job.n_cached for job in jobs if job)},
-    }
-
-
-def _timings(exchange: Exchange, index: int) -> dict[str, float]:
-    job = exchange.parts[index][0].current
-    return job.timings() if job else {}
+def _chat(given: Given, index: int, ticket: Ticket, stream: bool) -> Any:
+    return ticket.completer().create_chat_completion(**seeded(given(), index, ticket.host.seed), stream=stream)

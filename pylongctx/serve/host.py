@@ -1,5 +1,7 @@
 """The model of a server: several sequences in one context."""
 
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 from pylongctx._lib import lib
@@ -8,6 +10,17 @@ from pylongctx.engine.opening import Opened
 from pylongctx.engine.session import Session
 from pylongctx.llama import Llama
 from pylongctx.methods import Method
+
+Prompt = str | list[int | str]  # a text, or tokens with texts between them
+
+# tokens by which a model is told where something is missing: GGUF's names, and their texts in known vocabularies
+FILL = {
+    "fim_pre": ("prefix", ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<PRE>", "<|code_prefix|>", "[PREFIX]")),
+    "fim_suf": ("suffix", ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<SUF>", "<|code_suffix|>", "[SUFFIX]")),
+    "fim_mid": ("middle", ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<MID>", "<|code_middle|>", "[MIDDLE]")),
+    "fim_rep": ("", ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<reponame>")),
+    "fim_sep": ("", ("<|file_sep|>", "<file_sep>")),
+}
 
 
 class Host:
@@ -43,6 +56,7 @@ class Host:
         self.metadata = self.model.metadata()
         self.templates = Templates(self.model, given["chat_format"])
         self.seed: int = given["seed"]
+        self.verbose = self._opened.verbose
         self.last_n_tokens_size: int = given["last_n_tokens_size"]
         if not self._opened.verbose:
             lib.lctx_log_set_level(0)  # llama.cpp calls it an error that a client went away; others become exceptions
@@ -61,6 +75,55 @@ class Host:
     def n_ctx(self) -> int:
         """The context window of a sequence in tokens."""
         return self.session.n_ctx
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What saved states depend on, see ``Opened.identity``."""
+        return self._opened.identity
+
+    @cached_property
+    def end_tokens(self) -> list[int]:
+        """The tokens that end a generation."""
+        return [token for token in range(self.model.info.n_vocab) if self.model.ends_generation(token)]
+
+    @cached_property
+    def fill_tokens(self) -> dict[str, int]:
+        """The tokens of ``FILL`` that the model has."""
+        found = {}
+        for name, (old, texts) in FILL.items():
+            keys = (f"tokenizer.ggml.{name}_token_id", f"tokenizer.ggml.{old}_token_id")
+            known = next((int(self.metadata[key]) for key in keys if key in self.metadata), None)
+            spelled = (self.model.tokenize(text.encode(), False, True) for text in texts)
+            alone = (tokens[0] for tokens in spelled if len(tokens) == 1)
+            token = known if known is not None else next(alone, None)
+            if token is not None:
+                found[name] = token
+        return found
+
+    def tokens(self, text: str, special: bool = True) -> list[int]:
+        """Return the tokens of a text that follows others; PromptTooLong when it cannot fit whatever they are."""
+        self.session.check_size(len(text.encode()))
+        return self.model.tokenize(text.encode(), False, special)
+
+    def plain(self, prompt: Prompt) -> str | list[int]:
+        """Return a prompt as a text or as tokens; a text at the beginning follows the BOS token of the model."""
+        if isinstance(prompt, str):
+            return prompt
+        info, found = self.model.info, list[int]()
+        if prompt and isinstance(prompt[0], str) and info.add_bos and info.token_bos >= 0:
+            found.append(int(info.token_bos))
+        for part in prompt:
+            found += self.tokens(part) if isinstance(part, str) else [part]
+            if len(found) > self.n_ctx:
+                raise self.session.too_long(len(found), "at least ")
+        return found
+
+    def biases(self, pairs: Iterable[tuple[int | str, float]]) -> dict[int, float]:
+        """Return the bias of each token; that of a text is one of all its tokens."""
+        found: dict[int, float] = {}
+        for key, bias in pairs:
+            found |= dict.fromkeys(self.tokens(key, False) if isinstance(key, str) else [key], bias)
+        return found
 
     def kv_bytes(self) -> int:
         """Return the bytes of KV memory in use, 0 with llama.cpp's own cache, which does not tell."""

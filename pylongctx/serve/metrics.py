@@ -3,27 +3,49 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from pylongctx.engine.job import Job
 
 if TYPE_CHECKING:
     from pylongctx.serve.service import Service
 
 TYPE = CONTENT_TYPE_LATEST
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)  # of histograms
+PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class Answers:
-    """Counts answers by route and status."""
+    """Counts answers by route and status, and measures how long they and their tokens took."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         names = ("route", "status")
         self._counter = Counter("pylongctx_http_requests", "Answers.", names, registry=self.registry)
+        self._latency = self._histogram("http_request_seconds", "Time of an answer.", SECONDS, "route")
+        self._first = self._histogram("time_to_first_token_seconds", "From the request to its first token.", SECONDS)
+        self._token = self._histogram("time_per_output_token_seconds", "Mean of an answer, first left out.", PER_TOKEN)
+        self._waited = self._histogram("queue_seconds", "From the request to the begin of its prompt.", SECONDS)
 
-    def add(self, route: str, status: int) -> None:
+    def add(self, route: str, status: int, seconds: float) -> None:
         """Count an answer."""
         self._counter.labels(route, str(status)).inc()
+        if status:
+            self._latency.labels(route).observe(seconds)
+
+    def add_job(self, job: Job) -> None:
+        """Count a completion that is over."""
+        if not (job.started and job.read and job.n_generated):
+            return
+        self._waited.observe(max(0.0, job.started - job.asked))
+        self._first.observe(max(0.0, job.read - job.asked))
+        if job.n_generated > 1 and job.ended:
+            self._token.observe((job.ended - job.read) / (job.n_generated - 1))
+
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"pylongctx_{name}", help, labels, registry=self.registry, buckets=buckets)
 
 
 class _State(Collector):

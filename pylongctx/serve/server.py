@@ -3,6 +3,8 @@
 import ctypes
 import gc
 import ipaddress
+import logging
+import os
 import signal
 import socket
 from contextlib import suppress
@@ -11,6 +13,7 @@ import uvicorn
 
 from pylongctx._log import LOG
 from pylongctx.serve.app import create_app
+from pylongctx.serve.connection import PatientProtocol
 from pylongctx.serve.service import Service
 
 M_ARENA_MAX = -8  # of mallopt
@@ -41,15 +44,24 @@ def serve(service: Service, listener: socket.socket) -> None:
     gc.collect()
     gc.freeze()  # the cycles that requests leave are found sooner when nothing else is looked at
     make_server(service).run([listener])
+    if service.is_stuck:
+        LOG.warning("a step or a request did not end in time: the process ends without freeing the model")
+        logging.shutdown()
+        os._exit(1)
 
 
 def make_server(service: Service) -> uvicorn.Server:
     """Return uvicorn with the application of a service."""
-    grace = max(1, round(service.settings.grace))
-    app = create_app(service)
-    return uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=grace, lifespan="on")
+    config = uvicorn.Config(
+        create_app(service),
+        http=PatientProtocol,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=max(1, round(service.settings.grace)),
+        lifespan="on",
     )
+    return uvicorn.Server(config)
 
 
 def announce(listener: socket.socket, protected: bool) -> None:

@@ -1,18 +1,28 @@
 """What a server consists of, and its settings."""
 
+import asyncio
+import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
 
+from pylongctx import __version__
+from pylongctx._lib import build_info
+from pylongctx.completer import completion_defaults
 from pylongctx.embeddings import Embedder
 from pylongctx.engine.thread import EngineThread
 from pylongctx.llama import Llama
+from pylongctx.sampling import SamplingParams
 from pylongctx.serve.errors import unavailable
 from pylongctx.serve.host import Host
 from pylongctx.serve.metrics import Answers
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -26,17 +36,29 @@ class Settings:
     api_keys : tuple of str
         Keys of which a client must send one; none: everybody may ask.
     cors_origins : tuple of str
-        Origins of pages that may ask from a browser.
+        Origins of pages that may ask from a browser; ``localhost``: all of this machine, ``*``: all.
+    hosts : tuple of str
+        Names of this server beside those of the own machine and addresses; with ``*`` any.
     n_queue : int
         Requests that may wait for a sequence.
     n_predict : int or None
         Most tokens of an answer, whatever the client asks for; None: the context.
     n_body : int
         Most bytes of a request.
+    body_patience : float
+        Seconds in which the body of a request must come, with one more for every 64 KiB.
+    stall : float
+        Seconds without a step, with work waiting, after which the server says that it is not well.
     patience : float
         Seconds without news after which a stream gets a comment.
     grace : float
         Seconds that running requests have when the server ends.
+    slots : bool
+        Whether /slots tells what the sequences do.
+    page : bool
+        Whether there is a chat page.
+    slot_folder : Path or None
+        Where sequences are saved; None: they are not.
     sampling : dict
         Values for what a request leaves out, by the names of Llama.
     template : dict
@@ -46,11 +68,17 @@ class Settings:
     alias: str
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     n_queue: int = 64
     n_predict: int | None = None
     n_body: int = 64 << 20
+    body_patience: float = 30.0
+    stall: float = 120.0
     patience: float = 10.0
     grace: float = 10.0
+    slots: bool = True
+    page: bool = True
+    slot_folder: Path | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     template: dict[str, Any] = field(default_factory=dict)
 
@@ -76,22 +104,54 @@ class Service:
         self.engine = EngineThread(host.sessions)
         self.started = int(time.time())
         self.answers = Answers()
+        self.is_stuck = False  # at the end: somebody still uses the model
         self.n_requests = 0  # that want tokens, waiting or running
         self.most_requests = host.n_seq + settings.n_queue
         self.pool = ThreadPoolExecutor(self.most_requests, "pylongctx-request")
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """What made an answer: OpenAI's ``system_fingerprint``."""
+        return f"b{build_info()['series']}-pylongctx-{__version__}"
+
+    def sampling_params(self) -> SamplingParams:
+        """Return how tokens are chosen when a request says nothing."""
+        known = {**completion_defaults(), **self.settings.sampling}
+        given = {name: known[name] for name in SamplingParams.__dataclass_fields__ if name in known}
+        given |= {"seed": self.host.seed, "penalty_last_n": self.host.last_n_tokens_size, "temp": known["temperature"]}
+        return SamplingParams(**given | {"logit_bias": known["logit_bias"] or {}})
+
     def close(self) -> None:
-        """End all requests and free the model."""
-        self.engine.close()
-        self.pool.shutdown()
+        """End all requests and free the model, unless somebody still uses it after the time of grace."""
+        self.is_stuck = not self.engine.close(self.settings.grace)
+        ending = threading.Thread(target=self.pool.shutdown, daemon=True)
+        ending.start()
+        ending.join(self.settings.grace)
+        self.is_stuck |= ending.is_alive()
+        if self.is_stuck:
+            return
         self.host.close()
         if self._vectors is not None:
             self._vectors.close()
 
-    def admit(self) -> None:
-        """Count a request that wants tokens; ApiError when too many wait. Must be followed by ``leave``."""
+    def check_engine(self) -> None:
+        """Raise ApiError when the engine has failed, or has not taken a step for long with work waiting."""
         if self.engine.failure is not None:
             raise unavailable(f"the engine has failed, restart the server: {self.engine.failure}")
+        if self.engine.stalled() > self.settings.stall:
+            raise unavailable(f"the engine has taken no step for {self.engine.stalled():.0f} s, with work waiting")
+
+    async def between_steps(self, future: "Future[Result]") -> Result:
+        """Wait for what the engine does between two steps; ApiError when none ends in time."""
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), self.settings.stall)
+        except asyncio.TimeoutError:
+            self.check_engine()
+            raise unavailable(f"the engine did not answer within {self.settings.stall:g} s") from None
+
+    def admit(self) -> None:
+        """Count a request that wants tokens; ApiError when too many wait. Must be followed by ``leave``."""
+        self.check_engine()
         if self.n_requests >= self.most_requests:
             raise unavailable(f"{self.n_requests} requests run or wait, try again later (--queue allows more)")
         self.n_requests += 1

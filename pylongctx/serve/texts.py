@@ -9,10 +9,13 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from pylongctx.serve.bodies import ChatBody, DetokenizeBody, EmbeddingsBody, TokenizeBody, read
+from pylongctx.serve.bodies import ChatBody, DetokenizeBody, EmbeddingsBody, TokenizeBody, as_prompts
 from pylongctx.serve.errors import ApiError, invalid
+from pylongctx.serve.fields import read
 from pylongctx.serve.service import Service
 from pylongctx.serve.ticket import Ticket
+
+MOST_TEXTS = 2048  # that one request may embed
 
 
 def routes(service: Service) -> APIRouter:
@@ -22,7 +25,9 @@ def routes(service: Service) -> APIRouter:
     info = host.model.info
 
     async def threaded(function: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(service.pool, function)
+        """Return what a function returns in a thread; who asks waits in the queue of requests."""
+        with service.admitted():
+            return await asyncio.get_running_loop().run_in_executor(service.pool, function)
 
     @router.post("/tokenize", summary="The tokens of a text")
     async def tokenize(request: Request) -> dict[str, Any]:
@@ -32,8 +37,9 @@ def routes(service: Service) -> APIRouter:
             text, special = body.prompt, body.add_special_tokens
         if text is None:
             raise invalid("send the text as content or prompt", "content")
-        tokens = await threaded(partial(host.model.tokenize, text.encode(), special, body.parse_special))
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": host.n_ctx}
+        tokens = await threaded(partial(_tokens, service, text, special, body.parse_special))
+        found = [_with_piece(service, token) for token in tokens] if body.with_pieces else tokens
+        return {"tokens": found, "count": len(tokens), "max_model_len": host.n_ctx}
 
     @router.post("/detokenize", summary="The text of tokens")
     async def detokenize(request: Request) -> dict[str, str]:
@@ -55,26 +61,27 @@ def routes(service: Service) -> APIRouter:
     @router.post("/apply-template", summary="The prompt of a conversation")
     async def apply_template(request: Request) -> dict[str, str]:
         body = await read(request, ChatBody)
-        names = ("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")
-        given = {name: getattr(body, name) for name in names} | body.template_arguments(service.settings.template)
-        completer = Ticket(host, engine).completer()
+        given = body.template(service.settings.template, host)
+        completer = Ticket(host, engine, prefills=body.continue_final_message is not False).completer()
         return {"prompt": await threaded(partial(completer.apply_template, body.messages, **given))}
 
-    @router.post("/v1/embeddings", summary="Vectors of texts, with --embeddings")
-    @router.post("/embeddings", include_in_schema=False)
+    @router.post("/v1/embeddings", summary="Vectors of texts of length 1, with --embeddings")
     async def embeddings(request: Request) -> Response:
         body = await read(request, EmbeddingsBody)
-        if service.embedder is None:
-            raise ApiError(501, "not_supported_error", "this server makes no embeddings: start it with --embeddings")
         if body.encoding_format not in ("float", "base64"):
             raise invalid(f"encoding_format is float or base64, not {body.encoding_format!r}", "encoding_format")
-        with service.admitted():
-            make = partial(service.embedder.response, body.input, service.settings.alias, body.dimensions)
-            found = await threaded(make)
+        found = await threaded(partial(_embed, service, body))
         if body.encoding_format == "base64":
             for one in found["data"]:
                 one["embedding"] = base64.b64encode(np.array(one["embedding"], np.float32).tobytes()).decode()
         return JSONResponse(found)
+
+    @router.post("/embedding", summary="The same, as llama-server's own clients ask")
+    @router.post("/embeddings", include_in_schema=False)
+    async def embedding(request: Request) -> Response:
+        body = await read(request, EmbeddingsBody)
+        data = (await threaded(partial(_embed, service, body)))["data"]
+        return JSONResponse([{"index": one["index"], "embedding": [one["embedding"]]} for one in data])
 
     return router
 
@@ -82,3 +89,30 @@ def routes(service: Service) -> APIRouter:
 def token_text(service: Service, token: int) -> str:
     """Return the text that a token stands for, "" for none."""
     return service.host.model.piece(token, True).decode("utf-8", "replace") if token >= 0 else ""
+
+
+def _tokens(service: Service, text: str, special: bool, parse_special: bool) -> list[int]:
+    service.host.session.check_size(len(text.encode()))
+    return service.host.model.tokenize(text.encode(), special, parse_special)
+
+
+def _with_piece(service: Service, token: int) -> dict[str, Any]:
+    """Return a token with its text, or with its bytes when they are a part of a character."""
+    piece = service.host.model.piece(token, True)
+    try:
+        return {"id": token, "piece": piece.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(piece)}
+
+
+def _embed(service: Service, body: EmbeddingsBody) -> Any:
+    """Return OpenAI's response of embeddings."""
+    if service.embedder is None:
+        raise ApiError(501, "not_supported_error", "this server makes no embeddings: start it with --embeddings")
+    if body.embd_normalize not in (-1, 2):
+        raise invalid(
+            f"embd_normalize is 2 (length 1) or -1 (as they are), not {body.embd_normalize}", "embd_normalize"
+        )
+    texts = [service.host.plain(prompt) for prompt in as_prompts(body.input, MOST_TEXTS)[0]]
+    embed, normalize = service.embedder.response, body.embd_normalize == 2
+    return embed(texts, service.settings.alias, body.dimensions, normalize=normalize, truncate=False)  # type: ignore[arg-type]

@@ -25,14 +25,28 @@ class Ticket:
         Makes the tokens.
     limit : int or None
         Most tokens that anyone may ask for.
+    last_n_tokens_size : int or None
+        Tokens that penalties look back at, -1: all of the context; None: those of the host.
+    prefills : bool
+        Whether an answer goes on with a last message of the assistant.
     fields : dict
-        More fields of the job: ``traced``, ``progress``.
+        More fields of the job: ``traced``, ``progress``, ``owner``, ``slot``, ``reuses``.
     """
 
-    def __init__(self, host: Host, engine: EngineThread, limit: int | None = None, **fields: Any) -> None:
+    def __init__(
+        self,
+        host: Host,
+        engine: EngineThread,
+        limit: int | None = None,
+        last_n_tokens_size: int | None = None,
+        prefills: bool = True,
+        **fields: Any,
+    ) -> None:
         if fields.get("traced") is not None and chunked(host.method) is None:
             raise ValueError(f"method {str(host.method)!r} reads no chunks, there is nothing to trace")
-        self._host = host
+        self.host = host
+        self._last_n = host.last_n_tokens_size if last_n_tokens_size is None else last_n_tokens_size
+        self._prefills = prefills
         self._engine = engine
         self._limit = limit
         self._fields = fields
@@ -42,12 +56,12 @@ class Ticket:
     @property
     def model(self) -> Model:
         """The model."""
-        return self._host.model
+        return self.host.model
 
     def completer(self) -> Completer:
         """Return what answers a request with the tokens of this ticket."""
-        host = self._host
-        return Completer(host.model, self, host.name, host.templates, host.seed, host.last_n_tokens_size)
+        host, last_n = self.host, self.host.n_ctx if self._last_n < 0 else self._last_n
+        return Completer(host.model, self, host.name, host.templates, host.seed, last_n, prefills=self._prefills)
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more."""
@@ -61,21 +75,26 @@ class Ticket:
         """Return nothing to hold: the engine's thread alone uses the context."""
         return nullcontext()
 
+    def check_size(self, n_bytes: int) -> None:
+        """Raise PromptTooLong for a text that cannot fit, whatever its tokens are."""
+        self.host.session.check_size(n_bytes)
+
     def known(self, prompt: str) -> Sequence[int]:
-        """Return the tokens of the slot that saves most of a prompt."""
+        """Return the tokens of the slot of the same owner that saves most of a prompt."""
         # Tokens that the engine changes meanwhile do no harm: they are used as far as they spell the prompt.
-        held = [session.tokens.tolist() for session in self._host.sessions]
+        owner = self._fields.get("owner")
+        held = [slot.session.tokens.tolist() for slot in self._engine.slots if slot.owner == owner]
         return closest(self.model, prompt, held)
 
     def say(self, message: str) -> None:
         """Tell the user, when verbose."""
-        self._host.session.say(message)
+        self.host.session.say(message)
 
     def job(self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, **fields: Any) -> Job:
         """Return a job with at most ``max_tokens``; None or < 0: as many as anyone may ask for."""
-        room = self._host.n_ctx - len(tokens)
+        room = self.host.n_ctx - len(tokens)
         if room <= 0:
-            raise self._host.session.too_long(len(tokens))
+            raise self.host.session.too_long(len(tokens))
         wanted = (room, self._limit, max_tokens if max_tokens is None or max_tokens >= 0 else None)
         limit = min(n for n in wanted if n is not None)
         self.current = Job(self.model.check_tokens(tokens), sampler, limit=limit, **self._fields, **fields)

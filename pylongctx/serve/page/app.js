@@ -186,9 +186,9 @@ function read({ id, prompt_progress: progress, choices, usage, timings }, messag
 }
 
 async function addNumbers(message) {
-  const { kv, chunk_map: map } = await get("v1/longctx");
+  const { kv, chunk_map: map } = await get(`v1/longctx?id=${encodeURIComponent(message.id)}`);
   message.stats.kv = kv;
-  if (map?.id === message.id) message.map = map; // else it is that of another user's answer
+  if (map) message.map = map; // else another answer was traced since
 }
 
 function setRunning(current) {

@@ -1,0 +1,110 @@
+"""Who may ask: the names of this server, the origins of pages, the keys."""
+
+import hashlib
+import hmac
+import ipaddress
+import re
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from pylongctx.serve.errors import ApiError
+from pylongctx.serve.service import Settings
+
+HEALTH = frozenset({"/health", "/v1/health"})
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+LOCAL = "localhost"  # stands for the origins of all pages of this machine
+LOCAL_PAGE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
+# headers that a page of another site cannot send without asking this server first
+TELLING = ("x-requested-with", "authorization", "x-api-key")
+
+
+class Access:
+    """What is asked of every request before it is answered.
+
+    Parameters
+    ----------
+    settings : Settings
+        Has the keys, the hosts and the origins.
+    public : frozenset of str
+        Paths that need no key.
+    """
+
+    def __init__(self, settings: Settings, public: frozenset[str]) -> None:
+        self._public = public | HEALTH
+        self._keys = [key.encode() for key in settings.api_keys]
+        self._hosts = frozenset(name.lower() for name in settings.hosts)
+        self._origins = frozenset(settings.cors_origins)
+
+    def check(self, scope: Scope) -> str | None:
+        """Return who asks, None where all share one key or need none; ApiError when the request is not answered."""
+        headers = Headers(scope=scope)
+        if scope["path"] not in HEALTH:
+            self._check_host(headers)
+        self._check_origin(headers)
+        if scope["method"] not in READING:
+            _check_intent(headers)
+        if not self._keys or scope["path"] in self._public or scope["method"] == "OPTIONS":
+            return None
+        key = self._key(headers)
+        return hashlib.sha256(key).hexdigest()[:16] if len(self._keys) > 1 else None
+
+    def _check_host(self, headers: Headers) -> None:
+        """Refuse names that are not this server's: by DNS rebinding a page of another site would be of the same one."""
+        host = headers.get("host")
+        if host is None or "*" in self._hosts:
+            return
+        name = _name(host)
+        if not (_is_address(name) or name == "localhost" or name.endswith(".localhost") or name in self._hosts):
+            reason = f"this server is not known as {name!r}; --allowed-hosts {name} makes it so"
+            raise ApiError(403, "permission_error", reason, code="host_not_allowed")
+
+    def _check_origin(self, headers: Headers) -> None:
+        origin = headers.get("origin")
+        if origin is None or origin in self._origins or "*" in self._origins:
+            return
+        if LOCAL in self._origins and LOCAL_PAGE.fullmatch(origin):
+            return
+        if urlsplit(origin).netloc != headers.get("host"):
+            reason = f"pages of {origin} may not use this server; --cors-origin {origin} lets them"
+            raise ApiError(403, "permission_error", reason, code="origin_not_allowed")
+
+    def _key(self, headers: Headers) -> bytes:
+        """Return the key that was sent, one of those that are known."""
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = (key if scheme.lower() == "bearer" else headers.get("x-api-key", "")).strip().encode()
+        if not any([hmac.compare_digest(given, known) for known in self._keys]):
+            message = "this server needs an API key: send it as Authorization: Bearer KEY"
+            raise ApiError(401, "authentication_error", message, code="invalid_api_key")
+        return given
+
+
+def is_json(headers: Headers) -> bool:
+    """Return whether a body is said to be JSON."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
+
+
+def _check_intent(headers: Headers) -> None:
+    """Refuse what a form or a page of another site can send without being asked for."""
+    if not (is_json(headers) or any(name in headers for name in TELLING)):
+        kind = headers.get("content-type", "")
+        reason = f"send the header Content-Type: application/json, not {kind!r}, or X-Requested-With"
+        raise ApiError(415, "invalid_request_error", reason)
+
+
+def _name(host: str) -> str:
+    """Return the host of a Host header, without its port."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return host
+
+
+def _is_address(name: str) -> bool:
+    """Return whether a host is an IP address: no page of another site has one that leads here."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

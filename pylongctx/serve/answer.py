@@ -1,0 +1,215 @@
+"""From a request for tokens to its response: the way that all routes share."""
+
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from pylongctx.sampling import RANDOM_SEEDS
+from pylongctx.serve.bodies import Generate
+from pylongctx.serve.errors import invalid
+from pylongctx.serve.exchange import EventStream, Exchange
+from pylongctx.serve.service import Service
+from pylongctx.serve.ticket import Ticket
+
+MOST_PARTS = 1024  # completions that one request may ask for
+CLOSED = 499  # nobody is there to read this status; it is for the log
+
+Make = Callable[..., Any]
+Chunks = AsyncIterator[tuple[int, Any]]  # (part, chunk); (-1, None) when nothing came for a while
+
+
+class Form(Protocol):
+    """How an API writes its answers.
+
+    Attributes
+    ----------
+    prefix : str
+        Begins the name of an answer.
+    named : bool
+        Events of a stream have names, as Anthropic's; else the stream ends with ``[DONE]``.
+    """
+
+    prefix: str
+    named: bool
+
+    def whole(self, exchange: Exchange, found: list[Any]) -> Any:
+        """Return the answer from what the completions returned."""
+
+    def events(self, exchange: Exchange, chunks: Chunks) -> AsyncIterator[dict[str, Any] | None]:
+        """Yield the events of a stream; None: still working."""
+
+
+class Once:
+    """What several threads need, and one of them makes.
+
+    Parameters
+    ----------
+    make : callable
+        Makes it.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._made: list[Any] = []
+
+    def __call__(self) -> Any:
+        """Return it."""
+        with self._lock:
+            if not self._made:
+                self._made.append(self._make())
+            return self._made[0]
+
+
+async def answer(service: Service, request: Request, body: Generate, makes: Sequence[Make], form: Form) -> Response:
+    """Answer with the completions that ``makes`` make of their tickets."""
+    if len(makes) > MOST_PARTS:
+        raise invalid(f"one request may ask for {MOST_PARTS} completions, not {len(makes)}", "prompt")
+    if body.id_slot is not None and not -1 <= body.id_slot < service.host.n_seq:
+        raise invalid(f"id_slot must be from 0 to {service.host.n_seq - 1}, or -1 for any", "id_slot")
+    service.admit()
+    exchange, handed_over = Exchange(f"{form.prefix}{uuid.uuid4()}", service.pool, service.host.n_seq), False
+    try:
+        owner = request.scope.get("owner")
+        for index, make in enumerate(makes):
+            ticket = _ticket(service, exchange, body, index, owner)
+            exchange.parts.append((ticket, partial(make, ticket, stream=bool(body.stream))))
+        found = await exchange.results(request.receive)
+        if found is None:
+            return Response(status_code=CLOSED)
+        if not body.stream:
+            return JSONResponse(form.whole(exchange, found))
+        handed_over = True
+        events = form.events(exchange, exchange.chunks(found, service.settings.patience))
+        return EventStream(exchange, events, partial(_close, service, exchange), form.named)
+    finally:
+        if not handed_over:
+            _close(service, exchange)
+
+
+def _close(service: Service, exchange: Exchange) -> None:
+    for ticket, _ in exchange.parts:
+        if ticket.current is not None:
+            service.answers.add_job(ticket.current)
+    exchange.close()
+    service.leave()
+
+
+def _ticket(service: Service, exchange: Exchange, body: Generate, index: int, owner: str | None) -> Ticket:
+    return Ticket(
+        service.host,
+        service.engine,
+        service.settings.n_predict,
+        body.repeat_last_n,
+        traced=exchange.id if body.longctx.trace else None,
+        progress=exchange.put_progress(index) if body.stream and body.return_progress else None,
+        owner=owner,
+        slot=None if body.id_slot in (None, -1) else body.id_slot,
+        reuses=body.cache_prompt is not False,
+        prefills=getattr(body, "continue_final_message", None) is not False,
+    )
+
+
+def seeded(given: dict[str, Any], index: int, default: int) -> dict[str, Any]:
+    """Return the arguments of a choice: of several with one seed, each has its own."""
+    seed = given.get("seed", default)
+    return {**given, "seed": seed + index} if index and seed not in RANDOM_SEEDS else given
+
+
+class OpenAIForm:
+    """Completions and chat completions as OpenAI writes them, with llama-server's additions.
+
+    Parameters
+    ----------
+    service : Service
+        Has the names.
+    body : Generate
+        What was asked.
+    chat : bool
+        Whether it is a chat.
+    """
+
+    named = False
+
+    def __init__(self, service: Service, body: Generate, chat: bool) -> None:
+        self.prefix = "chatcmpl-" if chat else "cmpl-"
+        self._body = body
+        self._chat = chat
+        self._model = service.settings.alias
+        self._vocabulary = service.host.model
+        self._verbose = service.host.verbose if body.verbose is None else body.verbose
+        self._fingerprint = service.fingerprint
+
+    def whole(self, exchange: Exchange, found: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return one answer with the choices of all completions."""
+        whole = found[0]
+        whole["choices"] = [{**choice, "index": i} for i, one in enumerate(found) for choice in one["choices"]]
+        usage = self._usage(exchange, {i: one["usage"] for i, one in enumerate(found)})
+        named = {"id": exchange.id, "model": self._model, "system_fingerprint": self._fingerprint}
+        return whole | named | {"usage": usage, "timings": exchange.timings(0)} | self._details(exchange, 0)
+
+    async def events(self, exchange: Exchange, chunks: Chunks) -> AsyncIterator[dict[str, Any] | None]:
+        """Yield the chunks of all completions; with ``include_usage``, the usage in a chunk of its own."""
+        apart = self._body.stream_options is not None and self._body.stream_options.include_usage
+        frame = {
+            "id": exchange.id,
+            "object": "chat.completion.chunk" if self._chat else "text_completion",
+            "created": int(time.time()),
+            "model": self._model,
+            "system_fingerprint": self._fingerprint,
+        }
+        usages: dict[int, dict[str, int]] = {}
+        async for index, chunk in chunks:
+            if chunk is None:
+                yield None
+                continue
+            if "prompt_progress" in chunk:
+                yield {**frame, "choices": [self._empty_choice(index)], **chunk}
+                continue
+            (choice,) = chunk["choices"]
+            choice["index"] = index
+            if self._chat and "role" in choice["delta"]:
+                choice["delta"].setdefault("content", None)
+            elif self._body.timings_per_token:
+                chunk["timings"] = exchange.timings(index)
+            usage = chunk.pop("usage", None)
+            if usage is not None:
+                usages[index] = usage
+                chunk |= {"timings": exchange.timings(index)} | self._details(exchange, index)
+                if not apart:
+                    chunk["usage"] = self._usage(exchange, {index: usage})
+            yield {**chunk, **frame}
+        if apart:
+            yield {**frame, "choices": [], "usage": self._usage(exchange, usages), "timings": exchange.timings(0)}
+
+    def _details(self, exchange: Exchange, index: int) -> dict[str, Any]:
+        """Return llama-server's object for who looks for a fault: the prompt as the model has read it."""
+        job = exchange.parts[index][0].current
+        if not (self._verbose and job):
+            return {}
+        prompt = self._vocabulary.detokenize(job.tokens.tolist(), True).decode("utf-8", "replace")
+        counts = {"tokens_evaluated": len(job.tokens), "tokens_predicted": job.n_generated, "id_slot": job.ran_on}
+        return {"__verbose": {"prompt": prompt, **counts, "timings": job.timings()}}
+
+    def _empty_choice(self, index: int) -> dict[str, Any]:
+        empty: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
+        return {"index": index, "finish_reason": None, "logprobs": None} | empty
+
+    def _usage(self, exchange: Exchange, usages: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:
+        """Return the sum; of several choices for one prompt, the first one has read it."""
+        readers = [i for i in usages if i % (self._body.n or 1) == 0] or list(usages)
+        n_prompt = sum(usages[i]["prompt_tokens"] for i in readers)
+        n_answer = sum(usage["completion_tokens"] for usage in usages.values())
+        jobs = [exchange.parts[i][0].current for i in readers]
+        return {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": n_answer,
+            "total_tokens": n_prompt + n_answer,
+            "prompt_tokens_details": {"cached_tokens": sum(job.n_cached for job in jobs if job)},
+        }

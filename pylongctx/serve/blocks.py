@@ -1,0 +1,117 @@
+"""An answer as blocks: what was thought, what is said, which tools are called; for APIs that write it so."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Event = dict[str, Any]
+
+
+@dataclass
+class Block:
+    """A part of an answer.
+
+    Attributes
+    ----------
+    kind : str
+        ``thinking``, ``text`` or ``call``.
+    index : int
+        Its place in the answer.
+    text : str
+        What it says; of a call its arguments.
+    id, name : str
+        Of a call.
+    """
+
+    kind: str
+    index: int
+    text: str = ""
+    id: str = ""
+    name: str = ""
+
+    @property
+    def arguments(self) -> Any:
+        """The arguments of a call; an empty object when the answer was cut off in the middle of them."""
+        try:
+            return json.loads(self.text)
+        except ValueError:
+            return {}
+
+
+class Blocks(ABC):
+    """Makes the events of a stream from the deltas of a chat completion; the blocks so far are ``blocks``."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self._key: Any = None
+
+    def feed(self, delta: Mapping[str, Any]) -> Iterator[Event]:
+        """Yield the events of a delta."""
+        for key, text, more in _pieces(delta):
+            if key != self._key:
+                yield from self.end()
+                self._key = key
+                self.blocks.append(Block(key[0], len(self.blocks), **more))
+                yield from self._opened(self.blocks[-1])
+            if text:
+                self.blocks[-1].text += text
+                yield self._grown(self.blocks[-1], text)
+
+    def end(self) -> Iterator[Event]:
+        """Yield the events of the end of the block that is open."""
+        if self._key is not None:
+            self._key = None
+            yield from self._closed(self.blocks[-1])
+
+    @abstractmethod
+    def _opened(self, block: Block) -> Iterator[Event]:
+        """Yield the events of a new block."""
+
+    @abstractmethod
+    def _grown(self, block: Block, text: str) -> Event:
+        """Return the event of new text."""
+
+    @abstractmethod
+    def _closed(self, block: Block) -> Iterator[Event]:
+        """Yield the events of a block that is complete."""
+
+
+def blocks_of(message: Mapping[str, Any]) -> list[Block]:
+    """Return the blocks of a whole answer; at least an empty text."""
+    found: list[Block] = []
+    for key, text, more in _pieces(message):
+        found.append(Block(key[0], len(found), text, **more))
+    return found or [Block("text", 0)]
+
+
+def _pieces(delta: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, dict[str, str]]]:
+    """Yield (block, text, fields of a new block)."""
+    if delta.get("reasoning_content"):
+        yield ("thinking",), delta["reasoning_content"], {}
+    if delta.get("content"):
+        yield ("text",), delta["content"], {}
+    for i, call in enumerate(delta.get("tool_calls") or ()):
+        function = call["function"]
+        more = {"id": call.get("id", ""), "name": function["name"] or ""}
+        yield ("call", call.get("index", i)), function["arguments"], more
+
+
+def text_of(content: Any, kinds: tuple[str, ...], where: str) -> str:
+    """Return the text of a string or of content parts of some kinds.
+
+    Raises
+    ------
+    ValueError
+        When a part is something else.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise ValueError(f"{where}: content must be a text or a list of parts, not {type(content).__name__}")
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in kinds or not isinstance(part.get("text"), str):
+            raise ValueError(f"{where}: a content part of type {kind!r} cannot be read, only text")
+    return "".join(part["text"] for part in content)

@@ -1,0 +1,227 @@
+"""llama-server's own form of completions, and prompts of what is missing between two texts."""
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from pylongctx.completion import Generation
+from pylongctx.logprobs import Entry
+from pylongctx.sampling import SamplingParams
+from pylongctx.serve.answer import Chunks, seeded
+from pylongctx.serve.bodies import NEVER, InfillBody, NativeBody
+from pylongctx.serve.errors import ApiError
+from pylongctx.serve.exchange import Exchange
+from pylongctx.serve.host import Host, Prompt
+from pylongctx.serve.service import Service
+from pylongctx.serve.ticket import Ticket
+
+Object = dict[str, Any]
+# llama-server's names of the sampler's settings
+NAMES = {
+    "temp": "temperature",
+    "penalty_last_n": "repeat_last_n",
+    "typical_p": "typical_p",
+    "mirostat_mode": "mirostat",
+}
+SAMPLERS = ["penalties", "top_k", "typ_p", "top_p", "min_p", "temperature"]
+# settings of samplers that are not here, at the values that ask for nothing
+OFF = {
+    "dynatemp_range": 0.0,
+    "dynatemp_exponent": 1.0,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "dry_multiplier": 0.0,
+    "top_n_sigma": -1.0,
+    "adaptive_target": -1.0,
+    "adaptive_decay": 0.9,
+}
+PROJECT = "myproject"  # llama-server's name of the repository in such prompts
+
+
+def complete(
+    body: NativeBody, prompt: Prompt, given: Callable[[], Object], index: int, ticket: Ticket, stream: bool
+) -> Any:
+    """Return the final object of a completion, or with ``stream`` an iterator of all of them."""
+    return _run(body, ticket.host.plain(prompt), given, index, ticket, stream)
+
+
+def fill(
+    body: InfillBody,
+    prompt: Callable[[], list[int]],
+    given: Callable[[], Object],
+    index: int,
+    ticket: Ticket,
+    stream: bool,
+) -> Any:
+    """Return the same of a text that is missing between two."""
+    return _run(body, prompt(), given, index, ticket, stream)
+
+
+def _run(
+    body: NativeBody, prompt: str | list[int], given: Callable[[], Object], index: int, ticket: Ticket, stream: bool
+) -> Any:
+    wanted = seeded(given(), index, ticket.host.seed)
+    limit = -1 if body.max_tokens is None else body.max_tokens
+    n_probs = body.n_probs or None
+    generation = ticket.completer().generation(prompt, **wanted, max_tokens=limit, logprobs=n_probs)
+    objects = _objects(body, ticket, generation)
+    return objects if stream else _collect(body, objects)
+
+
+def _objects(body: NativeBody, ticket: Ticket, generation: Generation) -> Iterator[Object]:
+    """Yield the parts of a completion, and what is told at its end."""
+    n_told, has_new_line, job = 0, False, generation.job
+    for text, entries in generation.parts():
+        has_new_line |= "\n" in text
+        if text:
+            part = _counts(generation) | {"content": text, "tokens": generation.tokens[n_told:], "stop": False}
+            n_told = generation.n_tokens
+            if entries:
+                part["completion_probabilities"] = [probabilities(entry) for entry in entries]
+            if body.timings_per_token:
+                part["timings"] = job.timings()
+            yield part
+    generation.finish()
+    kind = "eos" if generation.ended else "word" if generation.word else "limit"
+    params = generation.params
+    assert params is not None
+    end: Object = {
+        "content": "",
+        "tokens": [],
+        "stop": True,
+        "model": "",  # the form knows it
+        "generation_settings": settings(params) | {"n_predict": job.limit, "n_probs": body.n_probs or 0},
+        "prompt": ticket.model.detokenize(job.tokens.tolist(), True).decode("utf-8", "replace"),
+        "has_new_line": has_new_line,
+        "truncated": kind == "limit" and len(job.tokens) + generation.n_tokens >= ticket.host.n_ctx,
+        "stop_type": kind,
+        "stopping_word": generation.word,
+        "tokens_cached": len(job.tokens) + max(0, generation.n_tokens - 1),
+        "timings": job.timings(),
+    }
+    yield _counts(generation) | end
+
+
+def _counts(generation: Generation) -> Object:
+    job = generation.job
+    return {
+        "index": 0,
+        "id_slot": job.ran_on,
+        "tokens_predicted": generation.n_tokens,
+        "tokens_evaluated": len(job.tokens),
+    }
+
+
+def _collect(body: NativeBody, objects: Iterator[Object]) -> Object:
+    """Return the whole of a completion."""
+    *parts, whole = objects
+    whole["content"] = "".join(part["content"] for part in parts)
+    whole["tokens"] = [token for part in parts for token in part["tokens"]] if body.return_tokens else []
+    if body.n_probs:
+        found = [one for part in parts for one in part.get("completion_probabilities", ())]
+        whole["completion_probabilities"] = found
+    return whole
+
+
+def probabilities(entry: Entry) -> Object:
+    """Return llama-server's object about a token and the likeliest ones."""
+    own = _probability(entry.token, entry.piece, entry.logprob or 0.0)
+    top = zip(entry.top_tokens, entry.top or (), strict=True)
+    return own | {"top_logprobs": [_probability(token, *pair) for token, pair in top]}
+
+
+def _probability(token: int, piece: bytes, logprob: float) -> Object:
+    return {"id": token, "token": piece.decode("utf-8", "replace"), "bytes": list(piece), "logprob": logprob}
+
+
+def settings(params: SamplingParams) -> Object:
+    """Return the settings of a sampler by llama-server's names."""
+    found = {NAMES.get(name, name): value for name, value in asdict(params).items() if name != "logit_bias"}
+    bias = [{"token": token, "bias": value if value > NEVER else None} for token, value in params.logit_bias.items()]
+    return found | {"logit_bias": bias, "samplers": SAMPLERS} | OFF
+
+
+class NativeForm:
+    """Completions as llama-server's own route writes them.
+
+    Parameters
+    ----------
+    service : Service
+        Has the names.
+    body : NativeBody
+        What was asked.
+    single : bool
+        Whether there was one prompt, not a list of prompts.
+    """
+
+    prefix = "cmpl-"
+    named = False
+
+    def __init__(self, service: Service, body: NativeBody, single: bool) -> None:
+        self._body = body
+        self._single = single and (body.n or 1) == 1
+        self._model = service.settings.alias
+
+    def whole(self, exchange: Exchange, found: list[Object]) -> Any:
+        """Return one object, or a list of them."""
+        objects = [self._named(i, one) for i, one in enumerate(found)]
+        return objects[0] if self._single else objects
+
+    async def events(self, exchange: Exchange, chunks: Chunks) -> AsyncIterator[Object | None]:
+        """Yield the objects as they come."""
+        async for index, chunk in chunks:
+            if chunk is None:
+                yield None
+            elif "prompt_progress" in chunk:
+                yield {"index": index, "content": "", "tokens": [], "stop": False, **chunk}
+            else:
+                yield self._named(index, chunk)
+
+    def _named(self, index: int, one: Object) -> Object:
+        one["index"] = index
+        if "model" in one:
+            one["model"] = self._model
+            if self._body.response_fields:
+                return _chosen(one, self._body.response_fields)
+        return one
+
+
+def _chosen(one: Object, paths: list[str]) -> Object:
+    """Return the values at some paths of an object, such as ``generation_settings/n_predict``."""
+    found = {}
+    for path in paths:
+        value: Any = one
+        for name in path.split("/"):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is not None:
+            found[path] = value
+    return found
+
+
+def infill_prompt(host: Host, body: InfillBody) -> list[int]:
+    """Return the tokens of a prompt for what is between prefix and suffix, as llama-server writes it.
+
+    Raises
+    ------
+    ApiError
+        When the model has no tokens for that.
+    """
+    tokens, info = host.fill_tokens, host.model.info
+    missing = [name for name in ("fim_pre", "fim_suf", "fim_mid") if name not in tokens]
+    if missing:
+        reason = f"the model has no tokens {', '.join(missing)}: it did not learn to fill in"
+        raise ApiError(501, "not_supported_error", reason)
+    found = [int(info.token_bos)] if info.add_bos and info.token_bos >= 0 else []
+    if "fim_rep" in tokens:
+        found += [tokens["fim_rep"], *host.tokens(f"{PROJECT}\n", False)]
+    for chunk in body.input_extra or ():
+        if "fim_sep" in tokens:
+            found += [tokens["fim_sep"], *host.tokens(f"{chunk.filename}\n", False)]
+        else:
+            found += host.tokens("\n\n--- snippet ---\n\n", False)
+        found += host.tokens(chunk.text, False)
+    if "fim_sep" in tokens:
+        found += [tokens["fim_sep"], *host.tokens("filename\n", False)]
+    prefix = host.tokens(body.input_prefix, False) + host.tokens(body.prompt, False)
+    suffix = host.tokens(body.input_suffix, False)
+    return [*found, tokens["fim_pre"], *prefix, tokens["fim_suf"], *suffix, tokens["fim_mid"]]

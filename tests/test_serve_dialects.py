@@ -1,0 +1,337 @@
+"""Anthropic's /v1/messages and OpenAI's /v1/responses, by the assertions of llama-server's test suite."""
+
+import json
+
+import pytest
+from chat_templates import THINKING
+from llamas import TEXT, new
+from needs import need
+from serving import ALIAS, running
+
+openai = need("server", "fastapi", "openai")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"chapter": {"type": "integer", "minimum": 1, "maximum": 40}},
+    "required": ["chapter"],
+}
+ASKED = [{"role": "user", "content": "Say hello"}]
+RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "Sunny, 25"}]}
+CALLED = [
+    {"role": "user", "content": "What is the weather?"},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "I must look.", "signature": ""},
+            {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "t1", "name": "look_up", "input": {"chapter": 3}},
+        ],
+    },
+    {"role": "user", "content": [RESULT, {"type": "text", "text": "So?"}]},
+]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(n_seq=1, n_ctx=1024) as server:
+        yield server
+
+
+@pytest.fixture
+def ask(server):
+    """Return a function that posts to the server and checks the status."""
+    server.erase()
+
+    def post(path, status=200, **body):
+        response = server.http.post(path, json=body)
+        assert response.status_code == status, response.text
+        return response.json()
+
+    return post
+
+
+def messages(ask, status=200, **more):
+    return ask("/v1/messages", status, **{"model": "any", "max_tokens": 12, "messages": ASKED} | more)
+
+
+def stream(server, path, **body):
+    """Return the events of a stream, each of which has its name before it."""
+    found = []
+    with server.http.stream("POST", path, json=body | {"stream": True}) as response:
+        assert response.status_code == 200, response.read()
+        lines = [line for line in response.iter_lines() if line]
+    for name, data in zip(lines[::2], lines[1::2], strict=True):
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def forced(server, monkeypatch, text):
+    """Let the model say a text and end, whatever it is asked."""
+    from pylongctx.engine.job import Job
+
+    wanted = [*server.host.model.tokenize(text.encode(), False, True), server.host.model.info.token_eos]
+
+    def choose(self, tokens, row):
+        return wanted[self.n_generated]
+
+    monkeypatch.setattr(Job, "choose", choose)
+
+
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"chapter": 7}}\n</tool_call>'
+
+
+# ---- /v1/messages ----
+
+
+def test_a_message(server, ask):
+    found = messages(ask)
+    assert (found["type"], found["role"], found["model"]) == ("message", "assistant", ALIAS)
+    assert [block["type"] for block in found["content"]] == ["text"]
+    assert found["stop_reason"] == "max_tokens"
+    assert found["usage"]["output_tokens"] == 12
+    assert found["usage"]["input_tokens"] > 0 == found["usage"]["cache_read_input_tokens"]
+    assert "timings" not in found
+    again = messages(ask)["usage"]
+    assert again["cache_read_input_tokens"] > 0
+    assert again["cache_read_input_tokens"] + again["input_tokens"] == found["usage"]["input_tokens"]
+
+
+def test_it_is_the_answer_of_a_chat(server, ask):
+    system = [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]
+    content = [{"type": "text", "text": "Say "}, {"type": "text", "text": "hello"}]
+    given = {"temperature": 0, "messages": [{"role": "user", "content": content}]}
+    found = messages(ask, system=system, **given)
+    chat = [{"role": "system", "content": "Be brief."}, *ASKED]
+    expected = ask("/v1/chat/completions", messages=chat, temperature=0, max_tokens=12)
+    assert found["content"][0]["text"] == expected["choices"][0]["message"]["content"]
+    n_tokens = ask("/v1/messages/count_tokens", messages=given["messages"], system=system)
+    assert n_tokens == {"input_tokens": expected["usage"]["prompt_tokens"]}
+
+
+def test_a_stream_of_a_message(server, ask):
+    whole = messages(ask, temperature=0)
+    server.erase()
+    found = stream(server, "/v1/messages", messages=ASKED, max_tokens=12, temperature=0)
+    kinds = [event["type"] for event in found]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(kinds[2:-3]) == {"content_block_delta"}
+    assert found[0]["message"]["content"] == []
+    assert found[0]["message"]["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+    assert "".join(event["delta"]["text"] for event in found[2:-3]) == whole["content"][0]["text"]
+    assert found[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert found[-2]["usage"] == {"output_tokens": 12}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_tool_is_used(server, ask, monkeypatch, streamed):
+    forced(server, monkeypatch, CALL)
+    tools = [{"name": "look_up", "description": "Find a chapter.", "input_schema": SCHEMA}]
+    body = {"messages": ASKED, "max_tokens": 99, "tools": tools}
+    if not streamed:
+        found = messages(ask, **body)
+        (block,) = found["content"]
+        assert found["stop_reason"] == "tool_use"
+    else:
+        found = stream(server, "/v1/messages", **body)
+        starts = [event for event in found if event["type"] == "content_block_start"]
+        block = starts[-1]["content_block"] | {
+            "input": json.loads(
+                "".join(e["delta"]["partial_json"] for e in found if e["type"] == "content_block_delta")
+            )
+        }
+        assert [event["index"] for event in starts] == list(range(len(starts)))
+        assert found[-2]["delta"]["stop_reason"] == "tool_use"
+    assert (block["type"], block["name"], block["input"]) == ("tool_use", "look_up", {"chapter": 7})
+    assert block["id"]
+
+
+def test_results_of_tools_are_messages_of_their_own():
+    from pylongctx.serve.fields import load
+    from pylongctx.serve.messages import MessagesBody
+
+    found = load(MessagesBody, {"messages": CALLED, "max_tokens": 1}).chat().messages
+    assert [message["role"] for message in found] == ["user", "assistant", "tool", "user"]
+    assert found[1]["content"] == "I look."
+    assert found[1]["reasoning_content"] == "I must look."
+    assert json.loads(found[1]["tool_calls"][0]["function"]["arguments"]) == {"chapter": 3}
+    assert found[2] == {"role": "tool", "tool_call_id": "t1", "content": "Sunny, 25"}
+
+
+def test_a_conversation_with_tools_is_answered(ask):
+    assert messages(ask, messages=CALLED)["type"] == "message"
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
+    ],
+)
+def test_choices_of_tools(choice, expected):
+    from pylongctx.serve.fields import load
+    from pylongctx.serve.messages import MessagesBody
+
+    fields = {"messages": ASKED, "tool_choice": choice | {"disable_parallel_tool_use": True}}
+    chat = load(MessagesBody, fields).chat()
+    assert (chat.tool_choice, chat.parallel_tool_calls) == (expected, False)
+
+
+def test_a_stop_sequence_is_named(server, ask, monkeypatch):
+    forced(server, monkeypatch, "one two END three")
+    found = messages(ask, stop_sequences=["END", "zzz"])
+    assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", "END")
+    assert found["content"][0]["text"].strip() == "one two"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_was_thought_is_a_block_before(monkeypatch, streamed):
+    with running(n_seq=1, chat_format=THINKING) as server:
+        forced(server, monkeypatch, "<think>\nI think so.\n</think>\n\nYes.")
+        body = {"messages": ASKED, "max_tokens": 60, "thinking": {"type": "enabled", "budget_tokens": 50}}
+        if streamed:
+            found = stream(server, "/v1/messages", **body)
+            starts = [event["content_block"]["type"] for event in found if event["type"] == "content_block_start"]
+            deltas = [event["delta"]["type"] for event in found if event["type"] == "content_block_delta"]
+            assert starts == ["thinking", "text"]
+            assert deltas.index("signature_delta") > deltas.index("thinking_delta")
+            assert deltas.index("text_delta") > deltas.index("signature_delta")
+        else:
+            found = server.http.post("/v1/messages", json=body).json()["content"]
+            assert [block["type"] for block in found] == ["thinking", "text"]
+            assert found[0]["thinking"].strip() == "I think so."
+            assert found[1]["text"].strip() == "Yes."
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({"messages": []}, "messages"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"wrong": 1}, "wrong"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
+        ({"tools": [{"name": "f", "input_schema": SCHEMA}], "tool_choice": {"type": "some"}}, "tool_choice"),
+        ({"stop_sequences": ["a"] * 300}, "stop_sequences"),
+    ],
+)
+def test_what_cannot_be_a_message_is_named(ask, more, name):
+    assert name in messages(ask, 400, **more)["error"]["message"]
+
+
+# ---- /v1/responses ----
+
+
+def test_a_response_of_openais_client(server):
+    server.erase()
+    said = [{"role": "system", "content": "Book"}, {"role": "user", "content": "What is the best book"}]
+    found = server.client.responses.create(model="any", input=said, max_output_tokens=8, temperature=0)
+    assert found.id.startswith("resp_")
+    assert found.output[0].id.startswith("msg_")
+    assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    chat = server.client.chat.completions.create(model="any", messages=said, max_tokens=8, temperature=0)
+    assert found.output_text == chat.choices[0].message.content
+    assert found.usage.input_tokens == chat.usage.prompt_tokens
+    assert (found.usage.output_tokens, found.usage.total_tokens) == (8, 8 + found.usage.input_tokens)
+
+
+def test_a_stream_of_a_response(server):
+    given = {"model": "any", "input": "What is the best book", "max_output_tokens": 8, "temperature": 0}
+    whole = server.client.responses.create(**given)
+    found = list(server.client.responses.create(**given, stream=True))
+    assert [event.sequence_number for event in found] == list(range(len(found)))
+    kinds = [event.type.removeprefix("response.") for event in found]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    assert "".join(event.delta for event in found[4:-4]) == whole.output_text == found[-1].response.output_text
+    assert {event.item_id for event in found if hasattr(event, "item_id")} == {found[-1].response.output[0].id}
+    assert {event.response.id for event in found if hasattr(event, "response")} == {found[0].response.id}
+
+
+def test_what_llama_server_tells_beside(server, ask):
+    more = {"max_output_tokens": 4, "timings_per_token": True, "return_progress": True}
+    found = stream(server, "/v1/responses", input=TEXT.decode() * 4, **more)
+    progress = [event for event in found if "prompt_progress" in event]
+    assert {event["type"] for event in progress} == {"response.in_progress"}
+    assert progress[-1]["prompt_progress"]["processed"] == progress[-1]["prompt_progress"]["total"]
+    assert all("timings" in event for event in found if event["type"] == "response.output_text.delta")
+    assert found[-1]["timings"]["predicted_n"] == 4
+
+
+def test_a_response_has_a_format(ask):
+    schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
+    wanted = {"format": {"type": "json_schema", "name": "test", "schema": schema}}
+    found = ask("/v1/responses", input="Write an example", max_output_tokens=200, text=wanted)
+    assert isinstance(json.loads(found["output"][0]["content"][0]["text"])["yes"], bool)
+    assert ask("/responses", input="a", max_output_tokens=4, text={"format": {"type": "text"}})["object"] == "response"
+    ask("/v1/responses", 400, input="a", text={"format": {"type": "json_schema", "name": "test"}})
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_function_is_called(server, monkeypatch, streamed):
+    forced(server, monkeypatch, CALL)
+    tools = [{"type": "function", "name": "look_up", "parameters": SCHEMA, "strict": False}]
+    given = {"model": "any", "input": "Look", "tools": tools, "max_output_tokens": 99}
+    if streamed:
+        found = list(server.client.responses.create(**given, stream=True))
+        done = next(event for event in found if event.type == "response.function_call_arguments.done")
+        assert json.loads(done.arguments) == {"chapter": 7}
+        response = found[-1].response
+    else:
+        response = server.client.responses.create(**given)
+    (call,) = response.output
+    assert response.status == "completed"
+    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "look_up", {"chapter": 7})
+    answered = [call.model_dump(), {"type": "function_call_output", "call_id": call.call_id, "output": "Here."}]
+    monkeypatch.undo()
+    again = server.client.responses.create(**given | {"input": [{"role": "user", "content": "Look"}, *answered]})
+    assert again.usage.input_tokens > response.usage.input_tokens
+
+
+def test_items_of_an_answer_become_one_message():
+    from pylongctx.serve.fields import load
+    from pylongctx.serve.responses import ResponsesBody
+
+    items = [
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        {"type": "function_call", "call_id": "c1", "name": "look_up", "arguments": "{}"},
+        {"type": "function_call", "call_id": "c2", "name": "look_up", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "1"},
+        {"role": "user", "content": [{"type": "input_text", "text": "So?"}]},
+    ]
+    found = load(ResponsesBody, {"input": items, "instructions": "Be brief."}).chat().messages
+    assert [message["role"] for message in found] == ["system", "assistant", "tool", "user"]
+    assert (found[1]["content"], found[1]["reasoning_content"]) == ("I look.", "Hm.")
+    assert [call["id"] for call in found[1]["tool_calls"]] == ["c1", "c2"]
+    assert found[3]["content"] == "So?"
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "item_reference"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]}, "input_image"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"store": True}, "store"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"tools": [{"type": "web_search"}]}, "web_search"),
+        ({"reasoning": {"effort": "high"}}, "reasoning_effort"),
+        ({"text": {"verbosity": "high"}}, "verbosity"),
+    ],
+)
+def test_what_cannot_be_asked_is_named(ask, more, name):
+    assert name in ask("/v1/responses", 400, **{"input": "a"} | more)["error"]["message"]
+
+
+def test_the_answers_of_llama_are_the_same(server, ask):
+    with new(server.host.model_path) as llm:
+        expected = llm.create_chat_completion(ASKED, max_tokens=12, temperature=0)["choices"][0]["message"]["content"]
+    assert messages(ask, temperature=0)["content"][0]["text"] == expected
