@@ -1,10 +1,15 @@
 """Tool calls: forced by a grammar, chosen by the model, in the old form, and back in the conversation."""
 
 import json
+import time
 
+import numpy as np
 import pytest
 from chat_templates import CLOCK, TOOLS, WEATHER
 from llamas import new, script
+
+from pylongctx.chat.template import ChatTemplate
+from pylongctx.sampling import Sampler, SamplingParams
 
 USER = [{"role": "user", "content": "How is the weather in Paris?"}]
 CALL = ' <tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
@@ -114,6 +119,28 @@ def test_auto_holds_a_call_that_has_begun_to_its_schema(model):
     assert done["finish_reason"] == "tool_calls"
     for call in done["message"]["tool_calls"]:
         json.loads(call["function"]["arguments"])
+
+
+@pytest.mark.parametrize("mark", ["<tool_call>\n", "<<tool_call>\n", "a <tool_call>\n", "<tool_<tool_call>\n"])
+def test_a_trigger_is_found_behind_a_long_answer(model, mark):
+    """In linear time: llama.cpp searches the whole answer again with every token."""
+    template = ChatTemplate(model._model, TOOLS)
+    request = {"messages": USER, "tools": [WEATHER], "tool_choice": "auto"}
+    sampler = Sampler(model._model, SamplingParams(seed=0, temp=0.0), template.render(request).constraint)
+    start = time.process_time()
+
+    def choose(wanted):
+        row = np.zeros(model.n_vocab(), np.float32)
+        row[wanted] = 1.0
+        return sampler.sample(row)
+
+    (word,) = model.tokenize(b"the", add_bos=False)[-1:]
+    assert all(choose(word) == word for _ in range(20000))
+    assert time.process_time() - start < 10  # minutes with llama.cpp's own search
+    for token in model.tokenize(mark.encode(), add_bos=False):
+        assert choose(token) == token
+    assert choose(word) != word  # the schema of the call
+    assert model.detokenize([choose(word)])
 
 
 def test_none_calls_nothing(model):
