@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict
 
 KEPT = 8  # templates
+FIRST: dict[int, tuple[int, int]] = {}  # limits of this process at its start
 SIZES = 4096  # bytes, more than an lctx_sizes has
 
 
@@ -90,9 +91,9 @@ class Library:
 
 
 def limit(kind: int, most: int) -> None:
-    """Lower a limit of this process; the hard one stays, since it could not be raised again."""
-    hard = resource.getrlimit(kind)[1]
-    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    """Set a limit of this process, no higher than it was at the start."""
+    first, hard = FIRST.setdefault(kind, resource.getrlimit(kind))
+    resource.setrlimit(kind, (most if first == resource.RLIM_INFINITY else min(most, first), hard))
 
 
 def answer(library: Library, most_text: int) -> tuple[bool, bytes]:

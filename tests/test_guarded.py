@@ -116,7 +116,7 @@ def test_deep_json_of_every_kind_is_refused(llm):
         {"tools": [tool]},
         {"response_format": {"type": "json_object", "schema": deep}},
         {"chat_template_kwargs": {"x": deep}},
-        {"messages": [*calls("{}"), {"role": "tool", "tool_call_id": "x", "content": DEEP}]},
+        {"messages": [*calls("{}"), {"role": "tool", "tool_call_id": "x", "content": "[" * 300 + "]" * 300}]},
     ):
         with pytest.raises(ValueError, match=r"nests deeper|nested"):
             llm.create_chat_completion(**{**refused, **asked})
