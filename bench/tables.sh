@@ -48,7 +48,7 @@ each needle "full longheads" pylongctx needle --passkey --context-lengths 300,90
 
 # LongHeads
 table parts $accuracy --lengths 8192 --tests 20 --haystacks novel
-each options "$small,select_block=4 $small,select_block=16 $small,n_recent=0 $small,n_recent=2 $small,n_neighbor=0 \
+each options "$small,n_recent=0 $small,n_recent=2 $small,n_neighbor=0 \
     $small,n_neighbor=3 $small,window=384" $accuracy --lengths 8192 --tests 20 --haystacks novel
 each far "$small longheads,chunk_size=32" $accuracy --lengths 32768 --tests 10 --haystacks novel --passages 0
 each borders "longheads,n_neighbor=0 longheads,n_neighbor=1" $accuracy --lengths 16384 --tests 20 --haystacks novel --passages 0

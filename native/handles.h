@@ -1,6 +1,7 @@
 // The handles behind the C API.
 #pragma once
 
+#include "firewall.h"
 #include "lctx.h"
 #include "llama.h"
 #include "memory/memory.h"
@@ -25,8 +26,10 @@ struct lctx_context {
     llama_context * ctx = nullptr;
     lctx_memory * memory = nullptr;  // nullptr: llama.cpp's own cache
     uint32_t n_ctx = 0;              // as asked; llama.cpp pads it
-    std::string method, why, error;
+    std::string method, why;
+    mutable std::string error;  // of the last call, those that change nothing included
     const volatile int32_t * abort_flag = nullptr;
+    bool has_nan = false;  // rows of llama.cpp's own memory may be NaN, which later sequences would read in cells that are masked
     lctx_trace trace;
     // one batch of n_batch tokens, reused
     std::vector<llama_pos> pos;
@@ -35,6 +38,21 @@ struct lctx_context {
     std::vector<llama_seq_id *> seq_id;  // to the entries of seq
     std::vector<int8_t> output;
 };
+
+// Run f, which asks the memory of a context: LCTX_INVALID without a method, LCTX_FAILED when f throws.
+template <typename F> int32_t lctx_ask(const lctx_context * ctx, F && f) {
+    int32_t status = LCTX_FAILED;
+    lctx_guard(&ctx->error, [&] {
+        ctx->error.clear();
+        if (!ctx->memory) {
+            status = LCTX_INVALID;
+            throw lctx_refusal("the context runs without a method");
+        }
+        f();
+        status = LCTX_OK;
+    });
+    return status;
+}
 
 // What n_ctx stands for: 0 is the trained context, or what the method makes of it; throws lctx_refusal for an unknown method.
 uint32_t lctx_context_default_n_ctx(const lctx_model & model, const lctx_context_params & params, const std::string & method);

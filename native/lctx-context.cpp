@@ -228,37 +228,40 @@ void lctx_context_set_abort(lctx_context * ctx, const volatile int32_t * flag) {
 
 int32_t lctx_context_step(const lctx_context * ctx, int32_t pos, int32_t n) {
     const auto most = (int32_t)std::min(llama_n_batch(ctx->ctx), llama_n_ubatch(ctx->ctx));
-    return ctx->memory ? ctx->memory->cache().step(pos, n) : std::min(n, most);
+    pos = std::clamp(pos, 0, (int32_t)ctx->n_ctx);
+    return std::max(1, ctx->memory ? ctx->memory->cache().step(pos, n) : std::min(n, most));
 }
 
-int32_t lctx_seq_held(lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) {
-    return ctx->memory ? ctx->memory->cache().held_rows(seq, layer, head, rows, scores, n_max) : 0;
+int32_t lctx_seq_held(const lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) {
+    int32_t n = 0;
+    ctx->error.clear();
+    lctx_guard(&ctx->error, [&] { n = ctx->memory ? ctx->memory->cache().held_rows(seq, layer, head, rows, scores, n_max) : 0; });
+    return n;
 }
 
 int32_t lctx_context_work(const lctx_context * ctx, lctx_work * work) {
-    if (!ctx->memory) {
-        return LCTX_INVALID;
-    }
-    *work = ctx->memory->cache().work();
-    work->n_built = work->n_graph - llama_perf_context(ctx->ctx).n_reused;
-    return LCTX_OK;
+    return lctx_ask(ctx, [&] {
+        *work = ctx->memory->cache().work();
+        work->n_built = work->n_graph - llama_perf_context(ctx->ctx).n_reused;
+    });
 }
 
 int32_t lctx_unread_shares(lctx_context * ctx, float * shares) {
-    const lctx_chunks * chunks = ctx->memory ? ctx->memory->cache().method().chunks() : nullptr;
-    if (!chunks || chunks->mass <= 0.0f) {
-        ctx->error = "only longheads with mass estimates what is not read";
-        return LCTX_INVALID;
-    }
-    return lctx_guard(&ctx->error, [&] { ctx->memory->cache().unread(shares, llama_model_n_head(ctx->model->model)); }) ? LCTX_OK
-                                                                                                                        : LCTX_FAILED;
+    bool is_known = false;
+    const int32_t status = lctx_ask(ctx, [&] {
+        const lctx_chunks * chunks = ctx->memory->cache().method().chunks();
+        is_known = chunks && chunks->mass > 0.0f;
+        if (!is_known) {
+            throw lctx_refusal("only longheads with mass estimates what is not read");
+        }
+        ctx->memory->cache().unread(shares, llama_model_n_head(ctx->model->model));
+    });
+    return status == LCTX_FAILED && !is_known ? LCTX_INVALID : status;
 }
 
 int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows) {
-    if (!ctx->memory) {
-        return LCTX_INVALID;
-    }
-    ctx->memory->cache().usage(*info, rows);
-    info->rest_bytes = ctx->memory->rest_bytes() + ctx->memory->checkpoint_bytes();
-    return LCTX_OK;
+    return lctx_ask(ctx, [&] {
+        ctx->memory->cache().usage(*info, rows);
+        info->rest_bytes = ctx->memory->rest_bytes() + ctx->memory->checkpoint_bytes();
+    });
 }

@@ -3,9 +3,12 @@
 #include "handles.h"
 #include "llama-context.h"
 #include "log.h"
+#include "own.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <initializer_list>
 
 namespace {
 
@@ -20,6 +23,10 @@ int32_t n_past(const lctx_context * ctx, int32_t seq) {
 
 bool is_sequence(const lctx_context * ctx, int32_t seq) {
     return seq >= 0 && seq < (int32_t)llama_n_seq_max(ctx->ctx);
+}
+
+std::string no_sequence(const lctx_context * ctx, int32_t seq) {
+    return "sequences are 0 .. " + std::to_string(llama_n_seq_max(ctx->ctx) - 1) + ", not " + std::to_string(seq);
 }
 
 // Why the last call failed: the memory's own words, else what llama.cpp logged.
@@ -37,7 +44,7 @@ std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std
             return "token id " + std::to_string(batch.token[i]) + " is outside the vocabulary of " + std::to_string(n_vocab);
         }
         if (!is_sequence(ctx, seq)) {
-            return "sequence " + std::to_string(seq) + " is outside n_seq_max " + std::to_string(next.size());
+            return no_sequence(ctx, seq);
         }
         if (batch.pos[i] != next[seq]++) {
             return "the next position of sequence " + std::to_string(seq) + " is " + std::to_string(next[seq] - 1) + ", not " +
@@ -47,16 +54,21 @@ std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std
     return "";
 }
 
-// The longest prefix of llama.cpp's own memory that a sequence can be cut to: recurrent states cannot go back, windows as far as they
-// reach.
-int32_t own_restorable(const lctx_context * ctx, int32_t seq, int32_t n) {
-    n = std::max(0, std::min(n, lctx_n_past(ctx, seq)));
-    if (n == lctx_n_past(ctx, seq)) {
-        return n;
+// Empty the memory; what was NaN would be read again.
+void clear(lctx_context * ctx) {
+    llama_memory_clear(llama_get_memory(ctx->ctx), ctx->has_nan);
+    ctx->has_nan = false;
+}
+
+// The same when all sequences are empty.
+void clear_nan(lctx_context * ctx) {
+    bool is_empty = ctx->has_nan;
+    for (uint32_t seq = 0; is_empty && seq < llama_n_seq_max(ctx->ctx); seq++) {
+        is_empty = n_past(ctx, seq) == 0;
     }
-    const int32_t first = llama_memory_seq_pos_min(llama_get_memory(ctx->ctx), seq), n_swa = llama_model_n_swa(ctx->model->model);
-    const bool is_lost = n_swa > 0 && first > std::max(0, n - n_swa);
-    return is_lost || lctx_context_rollback(ctx) == LCTX_ROLLBACK_NONE ? 0 : n;
+    if (is_empty) {
+        clear(ctx);
+    }
 }
 
 // Put the sequences back to what they were; methods keep what a withdrawn batch needs. One that evicts ends where the ubatch that failed
@@ -90,7 +102,11 @@ int32_t run_batch(lctx_context * ctx, const llama_batch & batch, float * logits)
     }
     if (logits) {
         const int64_t n_row = std::count_if(batch.logits, batch.logits + batch.n_tokens, [](int8_t wanted) { return wanted != 0; });
-        memcpy(logits, llama_get_logits(ctx->ctx), n_row * llama_vocab_n_tokens(ctx->model->vocab) * sizeof(float));
+        const int64_t n_vocab = llama_vocab_n_tokens(ctx->model->vocab);
+        memcpy(logits, llama_get_logits(ctx->ctx), n_row * n_vocab * sizeof(float));
+        for (int64_t i = 0; i < n_row; i++) {
+            ctx->has_nan = ctx->has_nan || std::isnan(logits[i * n_vocab]);  // that of a hidden state is in every logit
+        }
     }
     return LCTX_OK;
 }
@@ -116,11 +132,16 @@ template <typename F> int32_t decode(lctx_context * ctx, int32_t n_tokens, const
     return status;
 }
 
-// Run f, which returns true, with errors of the memory as the context's error.
-template <typename F> int32_t guarded(lctx_context * ctx, F && f) {
+// Run f, which returns true, on sequences that there are; errors of the memory are the context's error.
+template <typename F> bool guarded(lctx_context * ctx, std::initializer_list<int32_t> seqs, F && f) {
     bool done = false;
     ctx->error.clear();
     lctx_guard(&ctx->error, [&] {
+        for (int32_t seq : seqs) {
+            if (!is_sequence(ctx, seq)) {
+                throw lctx_refusal(no_sequence(ctx, seq));
+            }
+        }
         lctx_log_begin();
         done = f();
         if (!done && ctx->error.empty()) {
@@ -154,26 +175,35 @@ int32_t lctx_n_past(const lctx_context * ctx, int32_t seq) {
 }
 
 int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1) {
-    return guarded(ctx, [&] { return llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, p0, p1); });
+    return guarded(ctx, {seq}, [&] {
+        bool done = true;
+        if (ctx->memory) {
+            done = ctx->memory->seq_rm(seq, p0, p1);
+        } else {
+            lctx_own_remove(*ctx, seq, p0, p1);
+        }
+        clear_nan(ctx);
+        return done;
+    });
 }
 
 int32_t lctx_seq_restorable(const lctx_context * ctx, int32_t seq, int32_t n) {
-    return ctx->memory ? ctx->memory->restorable(seq, n) : own_restorable(ctx, seq, n);
+    int32_t most = 0;
+    lctx_guard(&ctx->error, [&] {
+        if (is_sequence(ctx, seq)) {
+            most = ctx->memory ? ctx->memory->restorable(seq, n) : lctx_own_restorable(*ctx, seq, n);
+        }
+    });
+    return most;
 }
 
 int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n) {
-    return guarded(ctx, [&] {
-        if (!is_sequence(ctx, src) || !is_sequence(ctx, dst)) {
-            ctx->error = "sequences are 0 .. " + std::to_string(llama_n_seq_max(ctx->ctx) - 1);
-            return false;
+    return guarded(ctx, {src, dst}, [&] {
+        if (!ctx->memory) {
+            lctx_own_copy(*ctx, src, dst, n);
+            return true;
         }
-        bool done = true;
-        if (ctx->memory) {
-            done = ctx->memory->copy(src, dst, n);
-        } else {
-            llama_memory_seq_rm(llama_get_memory(ctx->ctx), dst, -1, -1);
-            llama_memory_seq_cp(llama_get_memory(ctx->ctx), src, dst, -1, n);
-        }
+        const bool done = ctx->memory->copy(src, dst, n);
         ctx->ctx->memory_update(false);  // what llama.cpp copies, it copies now: dst may be saved or cut next
         return done;
     });
@@ -191,15 +221,12 @@ int32_t lctx_context_rollback(const lctx_context * ctx) {
 }
 
 int32_t lctx_context_place(const lctx_context * ctx, int32_t pos) {
+    pos = std::max(pos, 0);
     return ctx->memory ? ctx->memory->cache().place(pos) : pos;
 }
 
 int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq) {
-    return guarded(ctx, [&] {
-        if (!is_sequence(ctx, seq)) {
-            ctx->error = "sequences are 0 .. " + std::to_string(llama_n_seq_max(ctx->ctx) - 1);
-            return false;
-        }
+    return guarded(ctx, {seq}, [&] {
         if (ctx->memory) {
             ctx->memory->checkpoint(seq);
         }
@@ -208,15 +235,19 @@ int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq) {
 }
 
 void lctx_seq_keep(lctx_context * ctx, int32_t seq) {
-    guarded(ctx, [&] {
-        llama_memory_seq_keep(llama_get_memory(ctx->ctx), seq);
+    guarded(ctx, {seq}, [&] {
+        if (ctx->memory) {
+            ctx->memory->seq_keep(seq);
+        } else {
+            lctx_own_keep(*ctx, seq);
+        }
         return true;
     });
 }
 
 size_t lctx_state_size(lctx_context * ctx, int32_t seq) {
     size_t n = 0;
-    guarded(ctx, [&] {
+    guarded(ctx, {std::max(seq, 0)}, [&] {
         n = seq < 0 ? llama_state_get_size(ctx->ctx) : llama_state_seq_get_size(ctx->ctx, seq);
         return n > 0;
     });
@@ -225,7 +256,7 @@ size_t lctx_state_size(lctx_context * ctx, int32_t seq) {
 
 size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size) {
     size_t n = 0;
-    guarded(ctx, [&] {
+    guarded(ctx, {std::max(seq, 0)}, [&] {
         n = seq < 0 ? llama_state_get_data(ctx->ctx, buf, size) : llama_state_seq_get_data(ctx->ctx, buf, size, seq);
         return n > 0;
     });
@@ -234,16 +265,20 @@ size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t siz
 
 size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {
     size_t n = 0;
-    guarded(ctx, [&] {
+    const auto read = [&] {
+        lctx_own_check_state(*ctx, seq, buf, size);
         n = seq < 0 ? llama_state_set_data(ctx->ctx, buf, size) : llama_state_seq_set_data(ctx->ctx, buf, size, seq);
-        if (n == 0) {  // llama.cpp may have given up before the memory was asked
-            llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, -1, -1);
-        }
         return n > 0;
-    });
-    return n;
+    };
+    const bool done = guarded(ctx, {std::max(seq, 0)}, read);
+    if (!done && seq < 0) {  // llama.cpp may have given up before the memory was asked
+        lctx_guard(nullptr, [&] { clear(ctx); });
+    } else if (!done && is_sequence(ctx, seq)) {
+        lctx_guard(nullptr, [&] { llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, -1, -1); });
+    }
+    return done ? n : 0;
 }
 
 void lctx_clear(lctx_context * ctx) {
-    lctx_guard(&ctx->error, [&] { llama_memory_clear(llama_get_memory(ctx->ctx), false); });
+    lctx_guard(&ctx->error, [&] { clear(ctx); });
 }

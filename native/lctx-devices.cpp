@@ -129,9 +129,5 @@ int32_t lctx_rpc_serve(const char * endpoint, const char * devices, int32_t n_th
 }
 
 int32_t lctx_offload_usage(const lctx_context * ctx, lctx_offload_info * info) {
-    if (!ctx->memory) {
-        return LCTX_INVALID;
-    }
-    *info = ctx->memory->cache().offload();
-    return LCTX_OK;
+    return lctx_ask(ctx, [&] { *info = ctx->memory->cache().offload(); });
 }

@@ -5,13 +5,20 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <stdexcept>
 #include <vector>
 
 namespace {
 
-// The logarithm of the sum of exponentials.
+// The logarithm of the sum of exponentials; throws where there is none.
 double log_sum(const float * row, int32_t n) {
+    if (!std::all_of(row, row + n, [](float x) { return x < INFINITY; })) {
+        throw std::domain_error("a logit is NaN or infinite");
+    }
     const float top = *std::max_element(row, row + n);
+    if (top == -INFINITY) {
+        throw std::domain_error("every logit is -inf");
+    }
     double sum = 0;
     for (int32_t i = 0; i < n; i++) {
         sum += std::exp(row[i] - top);

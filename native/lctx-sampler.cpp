@@ -21,6 +21,8 @@ struct lctx_sampler {
 
 namespace {
 
+constexpr int32_t MAX_LAST_N = 1 << 22;  // tokens that penalties remember: llama.cpp takes the memory at once
+
 llama_sampler * make_chain(const llama_vocab * vocab, const lctx_sampler_params & p) {
     const int32_t n_vocab = llama_vocab_n_tokens(vocab);
     llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
@@ -31,8 +33,8 @@ llama_sampler * make_chain(const llama_vocab * vocab, const lctx_sampler_params 
         }
         llama_sampler_chain_add(chain, llama_sampler_init_logit_bias(n_vocab, p.n_logit_bias, bias.data()));
     }
-    llama_sampler_chain_add(
-        chain, llama_sampler_init_penalties(n_vocab, p.penalty_last_n, p.repeat_penalty, p.frequency_penalty, p.presence_penalty));
+    llama_sampler_chain_add(chain, llama_sampler_init_penalties(n_vocab, std::min(p.penalty_last_n, MAX_LAST_N), p.repeat_penalty,
+                                                                p.frequency_penalty, p.presence_penalty));
     if (p.temp == 0.0f) {
         llama_sampler_chain_add(chain, llama_sampler_init_greedy());
     } else if (p.temp < 0.0f) {
@@ -60,11 +62,14 @@ bool any_left(const std::vector<llama_token_data> & candidates) {
 llama_token choose(lctx_sampler * s, const float * logits, int32_t n_vocab, bool restricted) {
     s->candidates.resize(n_vocab);
     for (int32_t i = 0; i < n_vocab; i++) {
-        // a NaN would poison every comparison of the chain
-        s->candidates[i] = {i, std::isnan(logits[i]) ? -INFINITY : logits[i], 0.0f};
+        if (!(logits[i] < INFINITY)) {
+            throw lctx_refusal("no token can be sampled: the logit of token " + std::to_string(i) +
+                               (std::isnan(logits[i]) ? " is NaN" : " is infinite"));
+        }
+        s->candidates[i] = {i, logits[i], 0.0f};
     }
     if (!any_left(s->candidates)) {
-        throw lctx_refusal("no token can be sampled: every logit is NaN or -inf");
+        throw lctx_refusal("no token can be sampled: every logit is -inf");
     }
     llama_token_data_array array = {s->candidates.data(), s->candidates.size(), -1, false};
     if (restricted) {

@@ -5,7 +5,7 @@
 //
 // Handles: lctx_model_load and lctx_context_create return a handle even when they fail; then *_error() gives the reason
 // and only *_error() and *_free() may be called. One call at a time per handle; different contexts may run in parallel.
-// No function throws, and none aborts on bad arguments.
+// No function throws, and none aborts on bad arguments; pointers are valid for what they are said to hold. Questions change nothing.
 #pragma once
 
 #include <stddef.h>
@@ -233,10 +233,13 @@ int32_t lctx_context_step(const lctx_context * ctx, int32_t pos, int32_t n);
 // The number of positions of a sequence in the cache.
 int32_t lctx_n_past(const lctx_context * ctx, int32_t seq);
 
-// Remove positions [p0, p1) (p1 < 0: to the end). 1 done, 0 refused and nothing changed: lctx_context_error says why.
+// Sequences are 0 .. n_seq_max - 1. Functions that ask for another one are refused, or change nothing.
+
+// Remove positions [p0, p1) (p0 < 0: from the beginning, p1 < 0: to the end). 1 done, 0 refused and nothing changed: lctx_context_error says
+// why.
 int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1);
 
-// The longest prefix of at most n positions that lctx_seq_rm(ctx, seq, prefix, -1) can cut the sequence back to.
+// The longest prefix of at most n positions that lctx_seq_rm(ctx, seq, prefix, -1) can cut the sequence back to; 0 for no sequence.
 int32_t lctx_seq_restorable(const lctx_context * ctx, int32_t seq, int32_t n);
 
 // How far a sequence goes back without a checkpoint: to any position but where heads have evicted; as far as the cells of its sliding
@@ -255,14 +258,15 @@ int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq);
 // cut at pos, since queries are kept of the last chunk only.
 int32_t lctx_context_place(const lctx_context * ctx, int32_t pos);
 
-// Make dst an exact copy of the first n positions of src (n < 0: all). 1 done, 0 refused and nothing changed.
+// Make dst an exact copy of the first n positions of src (n < 0: all); src itself stays as it is. 1 done, 0 refused and nothing changed.
 int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n);
 
 // Forget all other sequences.
 void lctx_seq_keep(lctx_context * ctx, int32_t seq);
 
 // Save and restore: one sequence, or all with seq < 0. Size and get: bytes, 0 on failure. Set: bytes read, 0 when the state does
-// not fit (another method, type, model or version), the sequence is empty then. lctx_context_error says why.
+// not fit (another method, type, model or version), or is none that a context could have saved; the sequence is empty then.
+// lctx_context_error says why.
 size_t lctx_state_size(lctx_context * ctx, int32_t seq);
 size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size);
 size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);
@@ -283,8 +287,8 @@ typedef struct lctx_kv_info {
     int32_t n_head_kv;  // largest over the layers
 } lctx_kv_info;
 
-// KV memory of the context; evictions that are due are done first. rows: NULL or int32[n_layer][n_head_kv], rows held per layer and KV
-// head. LCTX_INVALID when the context runs without a method.
+// KV memory of the context as it is: evictions that are due are done when the next token comes. rows: NULL or int32[n_layer][n_head_kv],
+// rows held per layer and KV head. LCTX_INVALID when the context runs without a method.
 int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows);
 
 // Pages with kv_offload; counts are of all layers and heads, since the context was created.
@@ -299,9 +303,9 @@ typedef struct lctx_offload_info {
 
 int32_t lctx_offload_usage(const lctx_context * ctx, lctx_offload_info * info);
 
-// The rows that a KV head of a layer holds, ascending, and their scores (integers, or the bits of floats: the rule's business), after
-// evictions that are due. rows, scores: NULL or int32[n_max]. Returns the number of rows, 0 for a head that does not exist.
-int32_t lctx_seq_held(lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max);
+// The rows that a KV head of a layer holds, ascending, and their scores (integers, or the bits of floats: the rule's business). rows,
+// scores: NULL or int32[n_max]. Returns the number of rows, 0 for a head that does not exist.
+int32_t lctx_seq_held(const lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max);
 
 // What the host has done beside the kernels since the context was created: per token none of it may grow with the tokens before.
 typedef struct lctx_work {
@@ -348,7 +352,7 @@ typedef struct lctx_sampler_params {
     float min_p;
     float typical_p;
     float temp;  // 0: greedy; < 0: sample from the plain distribution
-    int32_t penalty_last_n;
+    int32_t penalty_last_n;  // at most the last 4194304 tokens
     float repeat_penalty;
     float frequency_penalty;
     float presence_penalty;
@@ -366,8 +370,8 @@ void lctx_sampler_params_default(lctx_sampler_params * params);
 // top_k, typical, top_p, min_p, temperature, distribution. NULL when out of memory.
 lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_params * params);
 
-// Choose a token from float[n_vocab] and remember it for the penalties. -1 when every logit is NaN or -inf, or the grammar allows no token;
-// -2 when the grammar takes too long: a token may take a second of the processor.
+// Choose a token from float[n_vocab] and remember it for the penalties; -inf forbids one. -1 when none is left, or a logit is NaN or infinite:
+// lctx_sampler_error names its token. -2 when the grammar takes too long: a token may take a second of the processor.
 int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_t n_vocab);
 
 void lctx_sampler_free(lctx_sampler * sampler);
@@ -462,7 +466,7 @@ int32_t lctx_embed(lctx_context * ctx, int32_t n_text, const int32_t * lengths, 
 // ---- log-probabilities ----
 
 // Of float[n_rows][n_vocab]: own[i] that of tokens[i] (NaN for a token of -1), and the n_top likeliest tokens of every row, the likeliest
-// first; top_tokens, top: [n_rows][n_top].
+// first; top_tokens, top: [n_rows][n_top]. LCTX_FAILED when a logit is NaN or infinite, or all of a row are -inf.
 int32_t lctx_logprobs(const float * logits, int32_t n_rows, int32_t n_vocab, const int32_t * tokens, float * own, int32_t n_top,
                       int32_t * top_tokens, float * top);
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx._log import LOG
 from pylongctx.engine.session import longest_prefix
 from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState, read_tokens
@@ -105,12 +106,12 @@ class LlamaDiskCache(BaseLlamaCache):
     """States in the files of a folder, one per state; they outlive the process.
 
     Use one folder per model and method: a state of another one is never loaded, but may hide one that fits.
-    A file that cannot be read is removed.
+    A file that is no state is skipped, and the log says so. One that is damaged behind its tokens is removed.
 
     Parameters
     ----------
     cache_dir : str
-        The folder; created when it does not exist.
+        The folder; created when it does not exist, for its owner only.
     capacity_bytes : int
         Most bytes of all files.
 
@@ -126,7 +127,8 @@ class LlamaDiskCache(BaseLlamaCache):
     def __init__(self, cache_dir: str = ".cache/llama_cache", capacity_bytes: int = DEFAULT_CAPACITY) -> None:
         super().__init__(capacity_bytes)
         self.folder = Path(cache_dir)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._skipped: set[Path] = set()
 
     @property
     def cache_size(self) -> int:
@@ -137,8 +139,9 @@ class LlamaDiskCache(BaseLlamaCache):
         while (path := self._find(key)) is not None:
             try:
                 state = LlamaState.load(path)
-            except LctxError:
-                path.unlink()
+            except LctxError as reason:
+                LOG.warning("removed: %s", reason)
+                path.unlink(missing_ok=True)
             else:
                 os.utime(path)  # the time is the order of use
                 return state
@@ -151,20 +154,22 @@ class LlamaDiskCache(BaseLlamaCache):
         value.save(self.folder / (hashlib.sha256(_ids(key).tobytes()).hexdigest() + SUFFIX))
         oldest_first = sorted(self._files(), key=lambda path: path.stat().st_mtime_ns)
         while oldest_first and self.cache_size > self.capacity_bytes:
-            oldest_first.pop(0).unlink()
+            oldest_first.pop(0).unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
-        return list(self.folder.glob(f"*{SUFFIX}"))
+        return [path for path in self.folder.glob(f"*{SUFFIX}") if path.is_file()]
 
     def _find(self, key: Sequence[int]) -> Path | None:
-        return _best(_ids(key), [(path, _tokens_of(path)) for path in self._files()])
+        return _best(_ids(key), [(path, self._tokens_of(path)) for path in self._files()])
 
-
-def _tokens_of(path: Path) -> NDArray[np.int32]:
-    try:
-        return read_tokens(path)
-    except (LctxError, ValueError, OSError):  # damaged or gone: never the best one
-        return np.empty(0, np.int32)
+    def _tokens_of(self, path: Path) -> NDArray[np.int32]:
+        try:
+            return read_tokens(path)
+        except (LctxError, ValueError, OSError) as reason:  # damaged or gone: never the best one
+            if path not in self._skipped:
+                self._skipped.add(path)
+                LOG.warning("skipped %s: %s", path, reason)
+            return np.empty(0, np.int32)
 
 
 def _best(ids: NDArray[np.int32], known: Iterable[tuple[Key, NDArray[np.int32]]]) -> Key | None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from pylongctx._lib import error, in_buffer, lib, out_buffer
 from pylongctx.engine.model import Model
+from pylongctx.sampling import check_logits
 
 
 class CompletionLogprobs(TypedDict):
@@ -130,6 +131,7 @@ class Scorer:
             out_buffer("top", top, np.float32),
         )
         if status != lib.LCTX_OK:
+            check_logits(rows)
             raise error(status, "the log-probabilities cannot be computed")
         likeliest = [
             [(self._piece(token), value) for token, value in zip(*pair, strict=True)]

@@ -178,7 +178,14 @@ def process(
     input_ids: NDArray[np.int32],
     logits: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """Return what the processors make of a copy of ``logits``, float32 [n_vocab]."""
+    """Return what the processors make of a copy of ``logits``, float32 [n_vocab].
+
+    Raises
+    ------
+    LctxError
+        When a logit of the model is NaN or infinite.
+    """
+    check_logits(logits)
     if processors is None:
         return logits
     apply = processors if callable(processors) else LogitsProcessorList(processors)
@@ -186,6 +193,15 @@ def process(
     if result.shape != logits.shape:
         raise ValueError(f"logits_processor must return shape {logits.shape}, not {result.shape}")
     return result
+
+
+def check_logits(rows: NDArray[np.float32]) -> None:
+    """Raise LctxError when one of the logits of a model, float32 [.., n_vocab], is NaN or infinite."""
+    wrong = np.flatnonzero(~np.isfinite(rows))
+    if len(wrong):
+        token, value = wrong[0] % rows.shape[-1], rows.reshape(-1)[wrong[0]]
+        cause = "the model is damaged, or its numbers overflow"
+        raise error(lib.LCTX_FAILED, f"no token can be sampled: the logit of token {token} is {value}; {cause}")
 
 
 def seed_sequence(seed: int | None) -> Iterator[int]:

@@ -138,6 +138,8 @@ def read_tokens(path: Path) -> NDArray[np.int32]:
     """Return int32 [n_tokens] of a saved state without reading the rest."""
     with path.open("rb") as file:
         header, start = _read_header(_read_head(file))
+        if start + header["sizes"][0] > os.fstat(file.fileno()).st_size:
+            raise _refusal("it ends within its tokens: truncated or damaged")
         file.seek(start)
         return np.frombuffer(file.read(header["sizes"][0]), np.int32)
 
@@ -187,7 +189,7 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
         header = json.loads(data[HEAD.size : end])
         if isinstance(header["identity"], dict) and _are_sizes(header["sizes"]):
             return header, end
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise _refusal("its header cannot be read: truncated or damaged")
 

@@ -346,13 +346,11 @@ def _chunk_ropes() -> list[ChunkCase]:
 def _chunk_options() -> list[ChunkCase]:
     base = chunk_case("options")
     recent = [with_method(base, f"-recent{n}", n_recent=n) for n in (0, 1, 2)]
-    shared = [with_method(base, f"-block{n}", select_block=n) for n in (2, 8, 16)]
     return [
         *_placed(recent),
         *(with_method(base, f"-neighbor{n}", n_neighbor=n, n_recent=0) for n in (1, 2, 3)),
         *(with_method(base, f"-grouped{n}", position="grouped", group_size=n) for n in (1, 5, 16)),
-        *shared,
-        *(with_method(replace(c, n_ubatch=7), "-ubatch7-group", select="group") for c in shared),
+        with_method(replace(base, n_ubatch=7), "-ubatch7-group", select="group"),
         with_method(chunk_case("short", n_rows=9), "-group", select="group"),
         chunk_case("softcap", softcap=3.0),
         chunk_case("long", n_rows=515, n_head=2, n_head_kv=1, n_ubatch=512, method=LongHeads(16, 160, n_recent=2)),
@@ -496,7 +494,6 @@ def _evict_corners() -> list[EvictCase]:
         *(evict_case(f"softcap-{base}", softcap=6.0, method=BASES[base], rule=Corm(6, 8, 8))
           for base in ("full", "longheads-head")),
         evict_case("empty-chunks", sharpness=8.0, method=LongHeads(16, 96), rule=Corm(4, 4, 4)),
-        evict_case("block", method=replace(BASES["longheads-group"], select_block=8), n_ubatch=11),
         evict_case("long-chunks", method=LongHeads(48, 192), rule=RULES["corm-unprotected"]),
         evict_case("open-chunk-exceeds-the-budget", method=LongHeads(48, 192), rule=H2O(40, 4, 10)),
     ]  # fmt: skip

@@ -115,8 +115,8 @@ class WatchedModel(Model):
 
     @property
     def held(self) -> np.ndarray:
-        """Return how many rows each layer and KV head holds, ``[n_layer, n_head_kv]``."""
-        return np.array([run.held.sum(1) for run in self.runs])
+        """Return how many rows each layer and KV head holds, ``[n_layer, n_head_kv]``; an eviction is still due."""
+        return np.array([run.before.sum(1) for run in self.runs])
 
     @property
     def doubts(self) -> list[int]:

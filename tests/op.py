@@ -216,7 +216,7 @@ def run_step(case: OpCase, x: Inputs, spec: str, n_tokens: int, n_repeat: int = 
 
 def evict_layer(case: EvictCase, x: Inputs) -> Layer:
     """Return the oracle of one layer whose heads drop rows."""
-    settings = (case.evicting, case.make_rope(), case.scale, case.softcap, case.type_k, case.type_v, case.n_ubatch,
+    settings = (case.evicting, case.make_rope(), case.scale, case.softcap, case.type_k, case.type_v,
                 case.hadamard_k, case.hadamard_v)  # fmt: skip
     return Layer(x.q, x.k, x.v, *settings)
 

@@ -21,7 +21,6 @@ class LongHeads:
     window: int = 64
     n_recent: int = 1
     select: str = "head"
-    select_block: int = 1
     representation: str = "attention"
     position: str = "packed"
     group_size: int = 8
@@ -31,7 +30,7 @@ class LongHeads:
     ablation: str = ""
 
     def text(self) -> str:
-        names = ["chunk_size", "window", "n_recent", "select", "select_block", "representation", "position"]
+        names = ["chunk_size", "window", "n_recent", "select", "representation", "position"]
         names += ["group_size"] * (self.position == "grouped") + ["n_neighbor", "mass"][: 1 + (self.mass > 0)]
         return ",".join(["longheads", *(f"{name}={getattr(self, name)}" for name in names)])
 
@@ -177,14 +176,6 @@ def summarize_chunks(
 # ---- choice ----
 
 
-def share_queries(q: np.ndarray, block: int, n_ubatch: int) -> np.ndarray:
-    """Replace every query by the mean of those in its aligned block and its ubatch."""
-    pos = np.arange(len(q))
-    _, first, index = np.unique(pos // block * len(q) + pos // n_ubatch, return_index=True, return_inverse=True)
-    counts = np.diff([*first, len(q)])
-    return (np.add.reduceat(q, first) / counts[:, None, None])[index]
-
-
 def rotated_queries(q: np.ndarray, method: LongHeads, rope: Rope) -> np.ndarray:
     """Return queries as they meet summaries: at their own positions, or without distance; by attention as they are."""
     if method.representation == "attention":
@@ -275,12 +266,9 @@ def choices(
     n_head_kv: int,
     rope: Rope,
     scale: float,
-    n_ubatch: int | None = None,
 ) -> np.ndarray:
     """Return the chunks of every query (not rotated), ``[n_tokens, n_head, k]``, unused slots last."""
-    rotated = rotated_queries(q.astype(np.float64), method, rope)
-    shared = share_queries(rotated, method.select_block, n_ubatch or len(q))
-    scores = chunk_scores(shared, summaries, method, n_head_kv, scale)
+    scores = chunk_scores(rotated_queries(q.astype(np.float64), method, rope), summaries, method, n_head_kv, scale)
     out = np.full((*q.shape[:2], method.n_chunk), UNUSED)
     for p, head in np.ndindex(q.shape[:2]):
         chunks = choose(scores[p, head], p // method.chunk_size, method)
@@ -346,9 +334,9 @@ class Stored:
         v = round_trip(self.v, self.type_v, self.block_v)
         return summarize_chunks(self.q, local, v, self.method, self.rope, self.scale, self.softcap)
 
-    def choose(self, summaries: np.ndarray, n_ubatch: int) -> np.ndarray:
+    def choose(self, summaries: np.ndarray) -> np.ndarray:
         """Return the chunks of every query, given summaries."""
-        return choices(self.q, summaries, self.method, self.k.shape[1], self.rope, self.scale, n_ubatch)
+        return choices(self.q, summaries, self.method, self.k.shape[1], self.rope, self.scale)
 
     def attend(self, chunks: np.ndarray) -> np.ndarray:
         """Return what the queries read from these chunks, ``[n_rows, n_head, head_dim]``."""

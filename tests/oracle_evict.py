@@ -256,15 +256,6 @@ def choose_held(scores: np.ndarray, own: int, method: LongHeads, empty: np.ndarr
     return sorted([0, *chosen, *rest[: n_free - len(chosen)], *recent])
 
 
-def share_in_ubatch(q: np.ndarray, block: int, n_ubatch: int, every: int) -> np.ndarray:
-    """Replace every query by the mean of those in its aligned block and its ubatch, which ends at a border."""
-    starts = range(0, len(q), every)
-    firsts = {first for start in starts for first in range(start, min(start + every, len(q)), n_ubatch)}
-    cuts = sorted(firsts | set(range(0, len(q), block)))
-    counts = np.diff([*cuts, len(q)])
-    return (np.add.reduceat(q, cuts) / counts[:, None, None]).repeat(counts, axis=0)
-
-
 # ---- one layer ----
 
 
@@ -305,8 +296,6 @@ class Layer:
     Parameters
     ----------
     q, k, v : arrays ``[n_rows, n_head or n_head_kv, head_dim]``, not rotated
-    n_ubatch : int
-        Matters for ``select_block`` only.
     """
 
     q: np.ndarray
@@ -318,7 +307,6 @@ class Layer:
     softcap: float = 0.0
     type_k: str = "f32"
     type_v: str = "f32"
-    n_ubatch: int = 512
     block_k: int = 0
     block_v: int = 0
 
@@ -348,11 +336,9 @@ class Layer:
 
     def score_chunks(self, summaries: np.ndarray) -> np.ndarray:
         """Return how much every query wants every chunk, ``[n_rows, n_head, n_chunk]``."""
-        base, every = self.method.base, self.method.rule.evict_every
-        shared = share_in_ubatch(
-            rotated_queries(self.q.astype(np.float64), base, self.rope), base.select_block, self.n_ubatch, every
-        )
-        return chunk_scores(shared, summaries, base, self.k.shape[1], self.scale)
+        base = self.method.base
+        queries = rotated_queries(self.q.astype(np.float64), base, self.rope)
+        return chunk_scores(queries, summaries, base, self.k.shape[1], self.scale)
 
     def choose(self, p: int, scores: np.ndarray, held: np.ndarray) -> np.ndarray:
         """Return the chunks ``[n_head, k]`` that the heads read at ``p``, given the scores ``[n_head, n_chunk]``."""

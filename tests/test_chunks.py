@@ -22,7 +22,6 @@ from oracle_chunks import (
     in_the_order_of_keys,
     pick,
     rotated_queries,
-    share_queries,
 )
 from session import assert_same
 from thinning import few, thin
@@ -107,12 +106,6 @@ def test_ablations_of_the_choice(ablation, want):
     assert choose(scores, 9, LongHeads(16, 64, ablation=ablation)) == want
 
 
-def test_neighbouring_queries_share_their_mean_within_block_and_ubatch():
-    q = np.arange(8.0)[:, None, None]
-    assert share_queries(q, 4, 3).ravel().tolist() == [1, 1, 1, 3, 4.5, 4.5, 6.5, 6.5]
-    np.testing.assert_array_equal(share_queries(q, 1, 3), q)
-
-
 # ---- the oracle itself: summaries ----
 
 
@@ -148,7 +141,7 @@ def test_stored_segments_attend_like_the_definition(name):
     case = BY_NAME[name]
     layer = stored(case, make_inputs(case))
     want = attend_longheads(layer.q, layer.k, layer.v, case.method, layer.rope, case.scale)
-    assert_same(layer.attend(layer.choose(layer.summarize(), case.n_rows)), want, 1e-5)
+    assert_same(layer.attend(layer.choose(layer.summarize())), want, 1e-5)
 
 
 # ---- native against the oracle ----
@@ -158,7 +151,7 @@ def check(case: ChunkCase) -> None:
     x = make_inputs(case)
     layer, got = stored(case, x), run_chunks(case, x)
     assert_same(got.summaries, layer.summarize(), max(HALF, case.tolerance))
-    np.testing.assert_array_equal(got.chunks, layer.choose(got.summaries, case.n_ubatch))
+    np.testing.assert_array_equal(got.chunks, layer.choose(got.summaries))
     assert_same(got.out, layer.attend(got.chunks), case.tolerance)
 
 
@@ -179,7 +172,6 @@ def test_chunks_equal_the_oracle_on_random_settings(data):
         size * (n_recent + 2 + n_free),
         n_recent=n_recent,
         select=draw(st.sampled_from(["head", "group"])),
-        select_block=draw(st.sampled_from([1, 2, 4, 16])),
         representation=draw(st.sampled_from(REPRESENTATIONS)),
         position=draw(st.sampled_from(POSITIONS)),
         group_size=draw(st.integers(1, 9)),
@@ -301,15 +293,6 @@ def test_heads_read_until_they_have_their_mass(select, mass):
     assert (n_read == 10).all() if mass == 1.0 else 2 < n_read.min() < n_read.max()
 
 
-def test_a_block_shares_one_choice():
-    case = with_method(replace(chunk_case("block"), n_ubatch=257), select_block=8)
-    x = make_inputs(case)
-    chunks = run_chunks(case, x).chunks[:256].reshape(32, 8, -1)
-    assert (chunks == chunks[:, :1]).all()
-    alone = run_chunks(with_method(case, select_block=1), x).chunks[:256].reshape(32, 8, -1)
-    assert (alone != alone[:, :1]).any()
-
-
 @pytest.mark.parametrize("name", ["k-q8_0-v-q8_0-packed-attention", "k-q4_0-v-q4_0-packed-minmax"])
 def test_a_rounded_cache_chooses_almost_the_same(name):
     case = BY_NAME[name]
@@ -330,8 +313,7 @@ def test_a_rounded_cache_chooses_almost_the_same(name):
     ("chunk_size=16,window=48,n_recent=2", "window"),
     ("chunk_size=16,window=96,n_recent=-1", "n_recent"),
     ("chunk_size=16,window=96,select=tail", "tail"),
-    ("chunk_size=16,window=96,select_block=3", "select_block"),
-    ("chunk_size=16,window=96,select_block=0", "select_block"),
+    ("chunk_size=16,window=96,select_block=1", "select_block"),
     ("chunk_size=16,window=96,representation=mean", "mean"),
     ("chunk_size=16,window=96,position=true", "true"),
     ("chunk_size=16,window=96,n_neighbor=3", "n_neighbor"),

@@ -127,7 +127,7 @@ def test_logits_and_rows_held_equal_the_oracle_with_chunks(model_path, model, na
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_rows_are_counted_after_the_eviction_that_is_due(model_path, name):
+def test_rows_are_counted_before_the_eviction_that_is_due(model_path, name):
     method, path = METHODS[name], model_path("llama")
     want = expect(path, method)
     every = method.rule.evict_every

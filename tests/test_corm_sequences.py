@@ -109,7 +109,7 @@ def test_the_rows_that_a_head_holds(ffi, lib, model_path, start, name):
     rows, scores = np.full((2, N), -9, dtype=np.int32)
     buffers = [ffi.from_buffer("int32_t[]", array, require_writable=True) for array in (rows, scores)]
     for layer, run in enumerate(want.model.runs):
-        for head, held in enumerate(run.held):
+        for head, held in enumerate(run.before):
             n = lib.lctx_seq_held(session.ctx, 1, layer, head, *buffers, N)
             assert rows[:n].tolist() == np.flatnonzero(held).tolist()
             got = scores[:n].view(rule.score_type).astype(np.float64)
@@ -196,13 +196,17 @@ def test_an_eviction_that_is_due_can_be_taken_back(start, slow):
     assert_same(session.decode(slow[32:], 32), fresh(start, SLOW, slow)[32:])
 
 
-def test_a_look_at_the_memory_does_the_eviction_that_is_due(start, slow):
+def test_a_look_at_the_memory_changes_nothing(ffi, lib, start, slow):
+    """An eviction is due: it comes with the next token, and until then the last batch can be taken back."""
     session = start(SLOW, n_batch=64, n_ubatch=64)
     session.decode(slow[:64], 32)
+    before = session.save(0)
     assert session.kv_bytes > 0
-    assert not session.remove_tail(32)
-    assert session.restorable(64) == 64
-    assert_same(session.decode(slow[64:], 32), fresh(start, SLOW, slow)[64:])
+    assert lib.lctx_seq_held(session.ctx, 0, 0, 0, ffi.NULL, ffi.NULL, 0) > 32
+    assert session.restorable(40) == 32
+    assert session.save(0) == before
+    assert session.remove_tail(32)
+    assert_same(session.decode(slow[32:], 32), fresh(start, SLOW, slow)[32:])
 
 
 @thin(strength=2)

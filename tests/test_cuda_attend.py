@@ -42,6 +42,36 @@ def test_any_tile_of_any_width(n_tokens, head_dim):
             assert_same(got, want, TOLERANCE)
 
 
+@pytest.mark.parametrize("kv_type", ["f32", "bf16", "f16", "q8_0"])
+def test_values_beyond_a_half_are_stored_as_the_largest(emulated, kv_type):
+    case = replace(OP_CASES[0], n_rows=100, n_tokens=3, type_k="f32", type_v=kv_type)
+    x = make_inputs(case)
+    x.v[20, :, :32], x.v[30, :, :32] = 1e9, -3e5
+    cuda, _ = run_native(case, x)
+    emulated()
+    cpu, _ = run_native(case, x)
+    x.v[:] = np.clip(x.v, -65504, 65504)
+    want, _ = run_oracle(case, x)
+    for got in (cuda, cpu):
+        assert np.isfinite(got).all()
+        assert_same(got, want, 1e-2)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 20])
+def test_a_key_that_is_nan_is_not_hidden(emulated, n_tokens):
+    """Whoever reads it is NaN, also where parts of the rows are merged; the other KV head is as it was."""
+    case = replace(OP_CASES[0], n_rows=700, n_tokens=n_tokens, n_head=2, n_head_kv=2, lse=True)
+    x = make_inputs(case)
+    x.k[300, 0] = np.nan
+    cuda, cuda_lse = run_native(case, x)
+    emulated()
+    cpu, cpu_lse = run_native(case, x)
+    for out, lse in ((cuda, cuda_lse), (cpu, cpu_lse)):
+        assert np.isnan(out[:, 0]).all()
+        assert np.isnan(lse[:, 0]).all()
+        assert np.isfinite(out[:, 1]).all()
+
+
 @thin
 @pytest.mark.parametrize("step", [1, 7, 64])
 @pytest.mark.parametrize("name", SPECS)

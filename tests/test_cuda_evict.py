@@ -51,7 +51,7 @@ OTHERS = [
     *("k-f16-v-q4_0-longheads-grouped-scissorhands", "k-q4_0-v-q4_0-longheads-head-corm-every16"),
     *("ubatch1-selfextend", "ubatch1000-full", "ubatch7-longheads-grouped"),
     *("rope-neox-full", "rope-yarn-partial-factors-selfextend", "softcap-full", "softcap-longheads-head"),
-    *("empty-chunks", "block", "long-chunks", "open-chunk-exceeds-the-budget"),
+    *("empty-chunks", "long-chunks", "open-chunk-exceeds-the-budget"),
     *("every-wider-than-window", "budget-is-nearly-recent", "scissorhands-window-one"),
 ]
 BY_NAME = {case.name: case for case in EVICT_CASES}
@@ -69,6 +69,24 @@ def test_heads_of_every_width(dim):
 
 
 # ---- one layer, against itself ----
+
+
+@pytest.mark.parametrize("rule", ["h2o", "tova", "corm-every16"])
+def test_a_nan_score_is_the_worst_on_every_backend(emulated, rule):
+    """A query that is NaN spoils the scores of all rows before it; sums of weights are NaN then."""
+    case = evict_case("nan", n_rows=150, rule=RULES[rule])
+    x = make_inputs(case)
+    x.q[40] = np.nan
+    cuda = run_evict(case, x)
+    emulated()
+    cpu = run_evict(case, x)
+    np.testing.assert_array_equal(cuda.held, cpu.held)
+    for run in (cuda, cpu):
+        assert np.isnan(run.out[40]).all()
+        if case.rule.score_type is np.float32:
+            n_new = run.held[:, 41:].sum(1)
+            assert (run.held[:, :41].sum(1) <= np.maximum(0, case.rule.budget - n_new)).all()
+            assert n_new.min() > 0
 
 
 PAIRS = list(zip(BASES, cycle(("corm-every16", "h2o", "scissorhands", "tova")), strict=False))

@@ -40,7 +40,7 @@ def check(case: ChunkCase) -> LayerRun:
     x = make_inputs(case)
     layer, got = stored(case, x), run_chunks(case, x)
     assert_same(got.summaries, layer.summarize(), max(case.tolerance, HALF))
-    np.testing.assert_array_equal(got.chunks, layer.choose(got.summaries, case.n_ubatch))
+    np.testing.assert_array_equal(got.chunks, layer.choose(got.summaries))
     assert_same(got.out, layer.attend(got.chunks), max(case.tolerance, ATTEND))
     return got
 
@@ -90,16 +90,6 @@ def test_many_chunks_equal_the_oracle(n_neighbor, n_ubatch):
     check(chunk_case("many-chunks", method=method, **sizes))
 
 
-@pytest.mark.parametrize("n_ubatch", [8, 300])
-def test_blocks_of_queries_choose_together(n_ubatch):
-    """More of them than one pass over the tokens finds."""
-    case = chunk_case(
-        "block", n_rows=601, n_head=2, n_head_kv=1, n_ubatch=n_ubatch, method=LongHeads(16, 96, select_block=2)
-    )
-    chunks = check(case).chunks[:600].reshape(300, 2, -1)
-    assert (chunks == chunks[:, :1]).all()
-
-
 @thin
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize(
@@ -137,7 +127,7 @@ def test_equal_chunks_are_chosen_by_their_index(representation, size):
 @pytest.mark.parametrize("mass", [0.3, 0.6, 1.0])
 @pytest.mark.parametrize("select", ["head", "group"])
 def test_heads_read_until_they_have_their_mass(select, mass, n_ubatch):
-    method = LongHeads(16, 128, select=select, select_block=2, representation="moments", mass=mass)
+    method = LongHeads(16, 128, select=select, representation="moments", mass=mass)
     case = chunk_case("mass", n_rows=261, n_head=6, n_head_kv=2, n_ubatch=n_ubatch, sharpness=3.0, method=method)
     n_read = (check(case).chunks[160:] >= 0).sum(-1)
     assert (n_read == 8).all() if mass == 1.0 else 2 < n_read.min() < n_read.max()
@@ -236,7 +226,7 @@ SIZES = {"n_ctx": 96, "n_seq_max": 3, "n_batch": 60, "n_ubatch": 60}
 
 @thin
 @pytest.mark.parametrize("step", [6, 60])
-@pytest.mark.parametrize("method", [*LONGHEADS.values(), LongHeads(16, 64, select_block=4)], ids=lambda m: m.text())
+@pytest.mark.parametrize("method", LONGHEADS.values(), ids=lambda m: m.text())
 def test_sequences_that_complete_their_chunks_together(open_session, tokens, emulated, method: LongHeads, step):
     """Neighbouring tokens are of different sequences; every sequence meets its own summaries."""
     parts = [tokens[i : i + 90] for i in (0, 50, 100)]

@@ -228,17 +228,42 @@ def test_nan_weights_raise(tmp_path, name, method):
         assert np.isnan(llm.scores).all()
 
 
-def test_some_nan_logits_are_never_chosen(model_path):
+def test_a_damaged_row_of_the_output_names_its_token(tmp_path):
+    path = tiny_gguf.make_model(tmp_path / "row.gguf")
+    tensor = next(t for t in gguf.GGUFReader(path, "r+").tensors if t.name == "output.weight")
+    tensor.data[17] = np.nan
+    tensor.data.flush()
+    with new(path, logits_all=True) as llm:
+        llm.eval([1, 2, 3])
+        for choose in (
+            lambda: llm.sample(temp=0.0),
+            lambda: llm.sample(temp=0.8),
+            lambda: next(llm.generate([1, 2], temp=0.0)),
+            lambda: llm("ab", max_tokens=2),
+            lambda: llm("ab", max_tokens=2, logprobs=3, temperature=0.0),
+            lambda: llm("ab", max_tokens=1, logprobs=3, echo=True),
+        ):
+            with pytest.raises(LctxError, match=r"the logit of token 17 is nan; the model is damaged"):
+                choose()
+        llm.eval([4])  # it goes on
+        assert np.isnan(llm.scores[-1]).nonzero()[0].tolist() == [17]
+
+
+@pytest.mark.parametrize(("value", "named"), [(np.nan, "token 6 is NaN"), (np.inf, "token 6 is infinite")])
+def test_a_processor_that_spoils_logits_is_told_which(model_path, value, named):
     def spoil(input_ids, logits):
-        logits[::2] = np.nan
+        logits[6:20] = value
+        return logits
+
+    def forbid(input_ids, logits):
+        logits[::2] = -np.inf
         return logits
 
     with new(model_path("llama")) as llm:
         for temperature in (0.0, 0.8):
-            for seed in range(5):
-                stream = llm.generate([1, 5, 9], temp=temperature, logits_processor=spoil)
-                llm.set_seed(seed)
-                assert next(stream) % 2 == 1
+            with pytest.raises(LctxError, match=named):
+                next(llm.generate([1, 5, 9], temp=temperature, logits_processor=spoil))
+            assert next(llm.generate([1, 5, 9], temp=temperature, logits_processor=forbid)) % 2 == 1
 
 
 # ---- memory ----

@@ -55,6 +55,28 @@ def open_limited(open_session, method, limit: int, **params) -> Session:
 # ---- the limit in the middle of a batch ----
 
 
+def test_copies_at_a_border_inside_a_batch_are_counted(open_session, lib, tokens):
+    """A copy shares its pages until it evicts, here after 10 of 60 tokens; what it needs then is known before."""
+    method, statuses = Evicting(Full(), Corm(8, 8, 100)), []
+    shared = bytes_of(method, 90)
+    for extra in range(0, 5 * N_HEADS, N_HEADS // 2):
+        session = open_limited(open_session, method, 2 * shared + extra * PAGE_BYTES, n_seq_max=2)
+        session.decode(tokens[:90])
+        assert session.copy(0, 1)
+        held = session.kv_bytes
+        status, _ = session.try_decode_mixed([(1, token) for token in tokens[90:150]])
+        statuses.append(status)
+        assert session.length(0) == 90
+        if status == lib.LCTX_OK:
+            assert session.length(1) == 150
+        else:
+            assert status == lib.LCTX_NO_SLOT, session.error
+            assert "kv_limit" in session.error
+            assert [session.length(1), session.kv_bytes] == [90, held]
+    assert statuses == sorted(statuses, reverse=True)
+    assert len(set(statuses)) == 2
+
+
 @thin
 @pytest.mark.parametrize("name", CALM)
 @pytest.mark.parametrize("n_fit", [64, 101, 128])

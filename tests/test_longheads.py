@@ -28,7 +28,6 @@ METHODS = [
 ]  # fmt: skip
 OTHERS = [
     LongHeads(CHUNK, 64, n_recent=0, n_neighbor=1),
-    LongHeads(CHUNK, 64, select_block=4, select="group"),
     LongHeads(CHUNK, 64, representation="minmax", position="grouped", n_recent=0, group_size=11),
 ]
 

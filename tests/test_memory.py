@@ -97,7 +97,7 @@ def test_a_sequence_outside_is_refused(start, lib, tokens):
     session = start("full")
     status, _ = session.try_decode_mixed([(N_SEQ, tokens[0])])
     assert status == lib.LCTX_INVALID
-    assert "n_seq_max 3" in session.error
+    assert "sequences are 0 .. 2, not 3" in session.error
 
 
 # ---- full pools, broken batches ----

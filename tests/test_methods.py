@@ -96,7 +96,7 @@ def test_methods_differ_beyond_the_trained_context(model_path, tokens):
     "string,shift_offset=60,local_window=9",
     "string,shift_offset=17,local_window=17",
     "longheads,chunk_size=16,window=64",
-    "longheads,chunk_size=16,window=64,select_block=8,representation=minmax",
+    "longheads,chunk_size=16,window=64,representation=minmax",
     "longheads,chunk_size=16,window=64,position=grouped,group_size=1",
 ])  # fmt: skip
 def test_methods_that_do_nothing_equal_full(model_path, tokens, method):
@@ -276,7 +276,7 @@ def test_unsupported_models_are_refused_with_the_reason(model_path, model, reaso
     ("longheads,chunk_size=16,window=40", "window"),
     ("longheads,chunk_size=16,window=32", "window"),
     ("longheads,chunk_size=16,window=128", "window"),
-    ("longheads,chunk_size=16,window=64,select_block=5", "select_block"),
+    ("longheads,chunk_size=16,window=64,select_block=4", "select_block"),
     ("longheads,chunk_size=16,window=64,select=most", "most"),
 ])  # fmt: skip
 def test_bad_settings_are_refused_with_the_reason(ffi, lib, model_path, method, reason):

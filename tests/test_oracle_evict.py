@@ -9,7 +9,7 @@ from cases import BASES, EVICT_CROSS, RULES, EvictCase, evict_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op import evict_layer, make_inputs
-from oracle_chunks import LongHeads, Stored, choose, share_queries, softmax
+from oracle_chunks import LongHeads, Stored, choose, softmax
 from oracle_evict import (
     H2O,
     Corm,
@@ -22,7 +22,6 @@ from oracle_evict import (
     choose_held,
     corm_listing,
     moved,
-    share_in_ubatch,
 )
 from session import assert_same
 from test_evict import BY_NAME, IDLE
@@ -213,14 +212,6 @@ def test_oracle_meets_empty_chunks():
     plain = np.stack([unaware.choose(p, unaware.score_chunks(unaware.summarize())[p], np.ones_like(run.held))
                       for p in range(200, 257)])  # fmt: skip
     assert (run.chunks[200:] != plain).any()
-
-
-def test_oracle_blocks_end_at_ubatches_and_borders():
-    q = np.random.default_rng(0).standard_normal((50, 2, 3))
-    for n in (1, 7, 64):
-        np.testing.assert_allclose(share_in_ubatch(q, 4, n, 100), share_queries(q, 4, n))
-    shared = share_in_ubatch(np.arange(12.0)[:, None, None], 8, 4, 6).ravel()
-    assert shared.tolist() == [1.5] * 4 + [4.5] * 2 + [6.5] * 2 + [8.5] * 2 + [10.5] * 2
 
 
 # ---- doubts ----

@@ -8,7 +8,7 @@
 namespace {
 
 struct ranked {
-    float score;
+    uint32_t rank;
     int32_t cell;
 };
 
@@ -23,18 +23,13 @@ struct scratch {
     scratch(char * base, const lctx_evict_args & a) : order((ranked *)base), keep((char *)(order + a.cache.held.n_row_max)) {}
 };
 
-float score_of(const lctx_held & held, lctx_score kind, int32_t cell) {
-    const int32_t score = held.scores()[cell];
-    return kind == LCTX_SCORE_SUM ? lctx_held::as_float(score) : (float)score;
-}
-
 // Keep the best of cells [0, n) by score, n_best of them; of equals the newer one.
 void keep_best(const lctx_held & held, lctx_score kind, int32_t n, int32_t n_best, const scratch & w) {
     for (int32_t cell = 0; cell < n; cell++) {
-        w.order[cell] = {score_of(held, kind, cell), cell};
+        w.order[cell] = {lctx_held::rank(kind, held.scores()[cell]), cell};
     }
     std::nth_element(w.order, w.order + n_best, w.order + n,
-                     [](const ranked & a, const ranked & b) { return a.score != b.score ? a.score > b.score : a.cell > b.cell; });
+                     [](const ranked & a, const ranked & b) { return a.rank != b.rank ? a.rank > b.rank : a.cell > b.cell; });
     for (int32_t i = 0; i < n_best; i++) {
         w.keep[w.order[i].cell] = 1;
     }

@@ -12,13 +12,13 @@
 
 typedef uint32_t lctx_vu __attribute__((vector_size(LCTX_VL * 4)));
 
-// Larger for a better score. NaN, a chunk without rows, is the worst; the two zeros are one.
+// Larger for a better score. NaN, a chunk without rows, is worse than any number; the two zeros are one.
 static inline uint32_t lctx_key_of(float score) {
     constexpr uint32_t SIGN = 0x80000000u;
     const float there = (score > -FLT_MAX ? score : -FLT_MAX) + 0.0f;
     uint32_t bits;
     memcpy(&bits, &there, sizeof(bits));
-    return bits & SIGN ? ~bits : bits | SIGN;
+    return score != score ? 1 : bits & SIGN ? ~bits : bits | SIGN;
 }
 
 // Room for the keys of n candidates.

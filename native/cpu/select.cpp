@@ -30,7 +30,6 @@ struct scratch {
     float * s;         // [n_chunk_max][MAX_COLUMNS]
     uint32_t * keys;   // [lctx_n_key(n_chunk_max)]
     float * queries;   // lctx_columns
-    float * mean;      // [head_dim]
     float * wide;      // [summary_dim]
     float * k;         // [BLOCK][summary_dim] summaries
     float * few;       // [FEW_COLUMNS][BLOCK] scores of few columns
@@ -43,7 +42,7 @@ struct scratch {
     static size_t size(const lctx_select_args & a) {
         const int summary_dim = a.chunks.summary_dim(a.head_dim);
         const size_t n = (size_t)n_chunk_max(a) * LCTX_MAX_COLUMNS + lctx_n_key(n_chunk_max(a)) +
-                         lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim) + a.head_dim + (size_t)summary_dim * (LCTX_BLOCK + 1) +
+                         lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim) + (size_t)summary_dim * (LCTX_BLOCK + 1) +
                          LCTX_FEW_COLUMNS * LCTX_BLOCK + (size_t)a.chunks.n_chunk * 3;
         return GGML_PAD(n * sizeof(float) + n_chunk_max(a), LCTX_CACHE_LINE);
     }
@@ -53,7 +52,6 @@ struct scratch {
         s = p, p += (size_t)n_chunk_max(a) * LCTX_MAX_COLUMNS;
         keys = (uint32_t *)p, p += lctx_n_key(n_chunk_max(a));
         queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim);
-        mean = p, p += a.head_dim;
         wide = p, p += summary_dim;
         k = p, p += (size_t)summary_dim * LCTX_BLOCK;
         few = p, p += LCTX_FEW_COLUMNS * LCTX_BLOCK;
@@ -64,40 +62,23 @@ struct scratch {
     }
 };
 
-// Tokens [first, first + n) that choose together: neighbours of one sequence in one aligned block.
-struct block {
-    int32_t first, n;
-};
-
-// Blocks of one sequence, and the choices [choice, choice + n_choice) that are made for each of them. Column i is block i / n_choice and
-// choice i % n_choice.
+// Tokens [first, first + n_token) of one sequence, and the choices [choice, choice + n_choice) that are made for each of them. Column i is
+// token i / n_choice and choice i % n_choice.
 struct tile {
-    const block * blocks;
-    int n_block, choice, n_choice;
+    int32_t first, n_token;
+    int choice, n_choice;
 
-    int n_column() const { return n_block * n_choice; }
-    const block & block_of(int column) const { return blocks[column / n_choice]; }
+    int n_column() const { return n_token * n_choice; }
+    int32_t token_of(int column) const { return first + column / n_choice; }
     int choice_of(int column) const { return choice + column % n_choice; }
 };
 
-bool same_block(const lctx_select_args & a, int32_t t, int32_t u) {
-    const int32_t size = a.chunks.select_block;
-    return a.rows[t].seq == a.rows[u].seq && a.rows[t].row / size == a.rows[u].row / size;
+int32_t own_chunk(const lctx_select_args & a, int32_t token) {
+    return a.rows[token].row / a.chunks.chunk_size;
 }
 
-int32_t own_chunk(const lctx_select_args & a, const block & b) {
-    return a.rows[b.first].row / a.chunks.chunk_size;
-}
-
-// The mean query of a block.
-void mean_query(const lctx_select_args & a, const block & b, int head, float * mean) {
-    std::fill_n(mean, a.head_dim, 0.0f);
-    for (int32_t t = b.first; t < b.first + b.n; t++) {
-        const float * q = (const float *)(a.q + head * a.q_head_stride + t * a.q_token_stride);
-        for (int d = 0; d < a.head_dim; d++) {
-            mean[d] += q[d] / (float)b.n;
-        }
-    }
+const float * query_of(const lctx_select_args & a, int32_t token, int head) {
+    return (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
 }
 
 // What a query makes of itself to meet both halves of a summary; scores of several heads with the same summary add up.
@@ -110,16 +91,14 @@ void add_query(const lctx_select_args & a, const float * q, float * wide) {
     }
 }
 
-// What a block multiplies a summary with, for query heads [head, head + n).
-const float * block_query(const lctx_select_args & a, const block & b, int head, int n, const scratch & w) {
+// What a token multiplies a summary with, for query heads [head, head + n).
+const float * wide_query(const lctx_select_args & a, int32_t token, int head, int n, const scratch & w) {
     if (a.chunks.by_attention()) {
-        mean_query(a, b, head, w.mean);
-        return w.mean;
+        return query_of(a, token, head);
     }
     std::fill_n(w.wide, 2 * a.head_dim, 0.0f);
     for (int h = head; h < head + n; h++) {
-        mean_query(a, b, h, w.mean);
-        add_query(a, w.mean, w.wide);
+        add_query(a, query_of(a, token, h), w.wide);
     }
     return w.wide;
 }
@@ -147,7 +126,7 @@ void multiply(const lctx_columns & columns, const char * summaries, size_t strid
 }
 
 const char * summaries_of(const lctx_select_args & a, const tile & t, int head) {
-    const int32_t seq = a.rows[t.blocks[0].first].seq;
+    const int32_t seq = a.rows[t.first].seq;
     return a.summaries + head / (a.n_head / a.n_summary) * a.summary_head_stride + seq * a.summary_seq_stride;
 }
 
@@ -158,7 +137,7 @@ void score(const lctx_select_args & a, const tile & t, int n_chunk, const scratc
     for (int head = 0; head < n_head; head += n_together) {
         columns.clear();
         for (int c = 0; c < columns.n; c++) {
-            columns.set(c, block_query(a, t.block_of(c), t.choice_of(c) * n_head + head, n_together, w), 1.0f);
+            columns.set(c, wide_query(a, t.token_of(c), t.choice_of(c) * n_head + head, n_together, w), 1.0f);
         }
         multiply(columns, summaries_of(a, t, t.choice * n_head + head), a.summary_stride, n_chunk, head > 0, w);
     }
@@ -195,9 +174,9 @@ void score_shares(const lctx_select_args & a, const tile & t, int n_chunk, const
     int32_t end[LCTX_MAX_COLUMNS] = {};
     columns.clear();
     for (int c = 0; c < columns.n; c++) {
-        const block & b = t.block_of(c / n_head);
-        columns.set(c, block_query(a, b, t.choice_of(c / n_head) * n_head + c % n_head, 1, w), 1.0f);
-        end[c] = own_chunk(a, b);
+        const int32_t token = t.token_of(c / n_head);
+        columns.set(c, wide_query(a, token, t.choice_of(c / n_head) * n_head + c % n_head, 1, w), 1.0f);
+        end[c] = own_chunk(a, token);
     }
     multiply(columns, summaries_of(a, t, t.choice * n_head), a.summary_stride, n_chunk, false, w);
     to_shares(w.s, n_chunk, columns.n_pad, end);
@@ -222,7 +201,7 @@ struct column {
 
 // The best candidates of a column in order, the best first; among equals the lower index.
 void put_in_order(const column & c, int32_t * order) {
-    const auto value = [&](int32_t i) { return std::isnan(c.score(i)) ? -FLT_MAX : std::max(c.score(i), -FLT_MAX); };
+    const auto value = [&](int32_t i) { return std::isnan(c.score(i)) ? -INFINITY : std::max(c.score(i), -FLT_MAX); };
     std::copy_n(c.best, c.n_best, order);
     std::stable_sort(order, order + c.n_best, [&](int32_t i, int32_t j) { return value(i) > value(j); });
 }
@@ -319,37 +298,35 @@ void write_segments(const lctx_select_args & a, int32_t token, int n, float unre
     }
 }
 
-// n queries left the same share unread. Threads may count for one choice at once.
-void count_unread(lctx_unread & to, int32_t n, float share) {
-    __atomic_fetch_add(&to.n_query, n, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&to.sum, n * (int64_t)(share * lctx_unread::UNIT), __ATOMIC_RELAXED);
+// A query left a share unread. Threads may count for one choice at once.
+void count_unread(lctx_unread & to, float share) {
+    __atomic_fetch_add(&to.n_query, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&to.sum, (int64_t)(share * lctx_unread::UNIT), __ATOMIC_RELAXED);
 }
 
 // Column `index` of a tile: rank its candidates, choose, write.
 void select_column(const lctx_select_args & a, const tile & t, int index, const scratch & w) {
-    const block & b = t.block_of(index);
-    const int stride = lctx_round_up(t.n_column(), LCTX_VL), own = own_chunk(a, b);
+    const int32_t token = t.token_of(index);
+    const int stride = lctx_round_up(t.n_column(), LCTX_VL), own = own_chunk(a, token);
     column c = {w.s + index, stride, own, w.best, 0};
     if (!a.chunks.reads_all(own)) {
-        lctx_ablate(a.chunks.ablation, a.rows[b.first].row, t.choice_of(index), own, w.s + index, stride);
+        lctx_ablate(a.chunks.ablation, a.rows[token].row, t.choice_of(index), own, w.s + index, stride);
         c.n_best = a.chunks.n_free(own);
         lctx_take_best(c.scores, stride, a.chunks.first_candidate(), a.chunks.end_candidate(own), c.n_best, w.keys, w.best);
     }
     float unread;
     const int n_chosen = choose(a, c, w, unread);
-    for (int32_t token = b.first; token < b.first + b.n; token++) {
-        const size_t at = (size_t)token * a.n_choice + t.choice_of(index);
-        write_segments(a, token, n_chosen, unread, w, a.dst + at * a.chunks.n_segment());
-    }
+    const size_t at = (size_t)token * a.n_choice + t.choice_of(index);
+    write_segments(a, token, n_chosen, unread, w, a.dst + at * a.chunks.n_segment());
     if (a.unread) {
-        count_unread(a.unread[t.choice_of(index)], b.n, unread);
+        count_unread(a.unread[t.choice_of(index)], unread);
     }
 }
 
 void select_tile(const lctx_select_args & a, const tile & t, const scratch & w) {
     int most = 0;  // chunks that need a score
-    for (int i = 0; i < t.n_block; i++) {
-        const int own = own_chunk(a, t.blocks[i]);
+    for (int32_t token = t.first; token < t.first + t.n_token; token++) {
+        const int own = own_chunk(a, token);
         most = std::max(most, a.chunks.reads_all(own) ? 0 : own);
     }
     if (most > 0) {
@@ -369,24 +346,19 @@ size_t lctx_cpu_select_wsize(const lctx_select_args & args, int n_tasks) {
 void lctx_cpu_select(const ggml_compute_params * params, const lctx_select_args & args) {
     char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
     const scratch w(base + params->ith * scratch::size(args), args);
-    // what few blocks leave of the columns, more choices fill
+    // what few tokens leave of the columns, more choices fill
     const int per_choice = columns_per_choice(args), together = choices_per_job(args);
     const int n_choice = together * per_choice <= LCTX_MAX_COLUMNS ? together : 1;
     const int most = LCTX_MAX_COLUMNS / (per_choice * n_choice);
     int64_t job = 0;
-    for (int32_t t = 0; t < args.n_tokens;) {
-        block blocks[LCTX_MAX_COLUMNS];
-        int n = 0;
-        while (n < most && t < args.n_tokens && (n == 0 || args.rows[t].seq == args.rows[blocks[0].first].seq)) {
-            blocks[n] = {t, 1};
-            while (++t < args.n_tokens && same_block(args, t, blocks[n].first)) {
-                blocks[n].n++;
-            }
+    for (int32_t t = 0, n = 0; t < args.n_tokens; t += n) {
+        n = 1;
+        while (n < most && t + n < args.n_tokens && args.rows[t + n].seq == args.rows[t].seq) {
             n++;
         }
         for (int choice = 0; choice < args.n_choice; choice += n_choice, job++) {
             if (job % params->nth == params->ith) {
-                select_tile(args, {blocks, n, choice, std::min(n_choice, args.n_choice - choice)}, w);
+                select_tile(args, {t, n, choice, std::min(n_choice, args.n_choice - choice)}, w);
             }
         }
     }

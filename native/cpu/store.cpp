@@ -2,7 +2,9 @@
 #include "columns.h"
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
+#include "half.h"
 
+#include <algorithm>
 #include <cstdint>
 
 namespace {
@@ -19,21 +21,21 @@ void store_row(const lctx_store_args & args, int32_t token, int32_t head, float 
     if (args.params.staged_only && !lctx_is_staged(args.cache, cell, head, at.seq)) {
         return;
     }
+    const auto put = [&](ggml_from_float_t convert, int32_t dim, int32_t block, char * to) {
+        lctx_transform(tmp, dim, block);
+        std::transform(tmp, tmp + dim, tmp, lctx_limited);
+        convert(tmp, to, dim);
+    };
     const auto put_key = [&](const float * cs, char * to) {
         lctx_rotate_row(k, tmp, args.head_dim_k, cs, args.n_dims, args.params.rope_mode);
-        lctx_transform(tmp, args.head_dim_k, args.params.hadamard.k);
-        from_k(tmp, to, args.head_dim_k);
+        put(from_k, args.head_dim_k, args.params.hadamard.k, to);
     };
     put_key(args.angles + (size_t)at.angle * args.n_dims, lctx_key_row(args.cache, cell, head, at.seq));
     if (args.cache.near.data) {
         put_key(args.angles + (size_t)at.near_angle * args.n_dims, lctx_near_row(args.cache, at.row, head, at.seq));
     }
-    if (args.params.hadamard.v) {
-        memcpy(tmp, v, args.head_dim_v * sizeof(float));
-        lctx_transform(tmp, args.head_dim_v, args.params.hadamard.v);
-        v = tmp;
-    }
-    from_v(v, lctx_value_row(args.cache, cell, head, at.seq), args.head_dim_v);
+    memcpy(tmp, v, args.head_dim_v * sizeof(float));
+    put(from_v, args.head_dim_v, args.params.hadamard.v, lctx_value_row(args.cache, cell, head, at.seq));
     if (!cells.all()) {
         cells.held.rows()[cell] = at.row;
         cells.held.scores()[cell] = cells.held.undo()[cell] = lctx_held::first_score(args.params.score);

@@ -170,10 +170,10 @@ __device__ void write_result(const lctx_attend_args & a, const parts & part, int
         }
         return;
     }
-    const float inverse = l > 0.0f ? 1.0f / l : 0.0f;
+    const float inverse = l != 0.0f ? 1.0f / l : 0.0f;
     a.dst[at * a.head_dim_v + d] = o0 * inverse, a.dst[at * a.head_dim_v + d + 1] = o1 * inverse;
     if (a.lse && d == 0) {
-        a.lse[at] = l > 0.0f ? m * LCTX_LN_2 + logf(l) : -INFINITY;
+        a.lse[at] = l != 0.0f ? m * LCTX_LN_2 + logf(l) : -INFINITY;
     }
 }
 
@@ -197,7 +197,7 @@ template <typename S> __device__ void merge_warps(const lctx_attend_args & a, co
         }
         for (int w = 0; w < S::ROW_WARPS; w++) {
             const float * s = states + (w * S::COLUMNS + c) * S::STATE;
-            const float factor = s[1] > 0.0f ? lctx_exp2(s[0] - m) : 0.0f;
+            const float factor = s[1] != 0.0f ? lctx_exp2(s[0] - m) : 0.0f;
             l += s[1] * factor, o0 += s[2 + d] * factor, o1 += s[3 + d] * factor;
         }
         write_result(a, part, split, t.token(c), t.head(c), d, m, l, o0, o1);
@@ -284,7 +284,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     }
 }
 
-// A block of threads for a (token, head).
+// A block of threads for a (token, head). What is NaN in a part is NaN in the result.
 __global__ void merge(const lctx_attend_args a, const parts part) {
     const int token = (int)blockIdx.x / a.n_head, head = (int)blockIdx.x % a.n_head;
     float m = -INFINITY, l = 0.0f;
@@ -293,19 +293,19 @@ __global__ void merge(const lctx_attend_args a, const parts part) {
     }
     for (int split = 0; split < part.n_split; split++) {
         const float * p = part.of(a, split, token, head);
-        l += p[1] > 0.0f ? p[1] * lctx_exp2(p[0] - m) : 0.0f;
+        l += p[1] != 0.0f ? p[1] * lctx_exp2(p[0] - m) : 0.0f;
     }
     const size_t at = (size_t)token * a.n_head + head;
     for (int d = (int)threadIdx.x; d < a.head_dim_v; d += (int)blockDim.x) {
         float o = 0.0f;
         for (int split = 0; split < part.n_split; split++) {
             const float * p = part.of(a, split, token, head);
-            o += p[1] > 0.0f ? p[2 + d] * lctx_exp2(p[0] - m) : 0.0f;
+            o += p[1] != 0.0f ? p[2 + d] * lctx_exp2(p[0] - m) : 0.0f;
         }
-        a.dst[at * a.head_dim_v + d] = l > 0.0f ? o / l : 0.0f;
+        a.dst[at * a.head_dim_v + d] = l != 0.0f ? o / l : 0.0f;
     }
     if (threadIdx.x == 0 && a.lse) {
-        a.lse[at] = l > 0.0f ? m * LCTX_LN_2 + logf(l) : -INFINITY;
+        a.lse[at] = l != 0.0f ? m * LCTX_LN_2 + logf(l) : -INFINITY;
     }
     __syncthreads();
     if (a.params.hadamard.v != 0 && lctx_warp() == 0) {

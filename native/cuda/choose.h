@@ -24,7 +24,7 @@ static __device__ inline uint32_t lctx_bits_of_word(int w, int from, int end) {
     return (uint32_t)((1ull << hi) - 1) & ~(uint32_t)((1ull << lo) - 1);
 }
 
-// What a warp chooses for one block and choice.
+// What a warp chooses for one token and choice.
 struct lctx_chooser {
     const lctx_select_args & a;
     float * scores;

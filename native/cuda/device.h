@@ -2,6 +2,8 @@
 // on the CPU, so that all of them are tested where there is no GPU.
 #pragma once
 
+#include "../ops/half.h"
+
 #include <cstdint>
 
 #ifdef LCTX_EMULATE
@@ -76,8 +78,7 @@ template <typename T> static __device__ __forceinline__ T lctx_warp_min(T x, int
 
 // lctx_pack with what is too large as the largest: bf16 and f32 rows go through f16 on their way to the tensor cores.
 static __device__ __forceinline__ uint32_t lctx_pack_limited(float low, float high) {
-    const float most = 65504.0f;
-    return lctx_pack(fminf(fmaxf(low, -most), most), fminf(fmaxf(high, -most), most));
+    return lctx_pack(lctx_limited(low), lctx_limited(high));
 }
 
 // tanh to 1e-6: that of fast math is too coarse for scores, which a softcap multiplies.

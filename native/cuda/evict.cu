@@ -24,9 +24,7 @@ __device__ decision & decision_of(const lctx_evict_args & a, decision * decision
 
 // Scores in the order of unsigned numbers; of equals the newer row ranks higher.
 __device__ uint64_t rank_of(lctx_score kind, int32_t score, int32_t cell) {
-    constexpr uint32_t SIGN = 0x80000000u;
-    const uint32_t bits = (uint32_t)score, ordered = kind == LCTX_SCORE_SUM && (bits & SIGN) ? ~bits : bits ^ SIGN;
-    return (uint64_t)ordered << 32 | (uint32_t)cell;
+    return (uint64_t)lctx_held::rank(kind, score) << 32 | (uint32_t)cell;
 }
 
 __device__ bool stays(const lctx_evict_args & a, const decision & d, int32_t score, int32_t cell) {

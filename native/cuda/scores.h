@@ -5,60 +5,42 @@
 #include "kernels.h"
 #include "product.h"
 
-// Tokens [first, first + n) that choose together: neighbours of one sequence in one aligned block. n is 0 after the last block.
-struct lctx_query_block {
-    int32_t first, n;
-};
-
-// How the work is cut and where it lies. A block has a list of scores for every choice; with mass one for every query head.
+// How the work is cut and where it lies. A token has a list of scores for every choice; with mass one for every query head.
 struct lctx_select_plan {
-    int32_t * begins;  // number of blocks, first token of each, n_tokens; nullptr: every token is a block
-    float * scores;    // [n_slab][n_list][n_chunk_max] of the blocks from `first` on
+    float * scores;  // [n_slab][n_list][n_chunk_max] of the tokens from `first` on
     int32_t first = 0;
-    int32_t n_slab;  // at most so many blocks at a time
+    int32_t n_slab;  // at most so many tokens at a time
     int32_t n_token;
     int32_t n_list;
     int32_t heads_per_list;
     int32_t n_product;          // summaries that make one score
     int32_t heads_per_product;  // query heads that share each of them
 
-    lctx_select_plan(const lctx_cuda_device & device, const lctx_select_args & a, char * work)
-        : begins((int32_t *)work), scores((float *)(work + begins_size(a))) {
+    lctx_select_plan(const lctx_cuda_device & device, const lctx_select_args & a, char * work) : scores((float *)work) {
         constexpr size_t BYTES = 256 * 1024;  // per multiprocessor: enough to keep all of them busy
         n_list = a.chunks.mass > 0.0f ? a.n_head : a.n_choice;
         const size_t of_one = (size_t)n_list * a.n_chunk_max * sizeof(float);
         const int64_t most =
             lctx_max((int64_t)(BYTES * device.n_multiprocessor / of_one / lctx_product::TILE), (int64_t)1) * lctx_product::TILE;
-        begins = begins_size(a) > 0 ? begins : nullptr;
         n_slab = (int32_t)lctx_min(most, (int64_t)a.n_tokens);
         n_token = a.n_tokens;
         heads_per_list = a.n_head / n_list;
         heads_per_product = a.chunks.by_attention() ? 1 : heads_per_list;
         n_product = heads_per_list / heads_per_product;
     }
-    static size_t begins_size(const lctx_select_args & a) {
-        const size_t size = (size_t)lctx_div_up(a.n_tokens + 2, 64) * 64 * sizeof(int32_t);
-        return a.chunks.select_block > 1 && a.n_tokens > 1 ? size : 0;
-    }
-    size_t size(const lctx_select_args & a) const { return begins_size(a) + (size_t)n_slab * n_list * a.n_chunk_max * sizeof(float); }
+    size_t size(const lctx_select_args & a) const { return (size_t)n_slab * n_list * a.n_chunk_max * sizeof(float); }
     int64_t n_float(const lctx_select_args & a) const { return (int64_t)n_product * a.chunks.summary_dim(a.head_dim); }
 
-    // Block i of the slab.
-    __device__ lctx_query_block at(int i) const {
-        const int32_t b = first + i;
-        if (i >= n_slab || b >= (begins ? begins[0] : n_token)) {
-            return {0, 0};
-        }
-        return begins ? lctx_query_block{begins[1 + b], begins[2 + b] - begins[1 + b]} : lctx_query_block{b, 1};
-    }
+    // Token i of the slab; -1 after the last.
+    __device__ int32_t at(int i) const { return i < n_slab && first + i < n_token ? first + i : -1; }
     __device__ float * scores_of(const lctx_select_args & a, int i, int list) const {
         return scores + ((size_t)i * n_list + list) * a.n_chunk_max;
     }
 };
 
 // Chunks that need a score: those before the own one, or none where all are read.
-static __device__ inline int lctx_n_scored(const lctx_select_args & a, const lctx_query_block & b) {
-    const int own = b.n > 0 ? a.rows[b.first].row / a.chunks.chunk_size : 0;
+static __device__ inline int lctx_n_scored(const lctx_select_args & a, int32_t token) {
+    const int own = token >= 0 ? a.rows[token].row / a.chunks.chunk_size : 0;
     return a.chunks.reads_all(own) ? 0 : own;
 }
 
@@ -74,22 +56,13 @@ static __device__ inline float lctx_to_meet_summary(const lctx_select_args & a, 
     }
 }
 
-// Elements [d, d + 8) of what a block multiplies the summary of query heads [head, head + n) with, of its mean query.
-static __device__ inline void lctx_block_query_8(const lctx_select_args & a, const lctx_query_block & b, int head, int n, int d,
-                                                 float (&x)[8]) {
-    const float share = 1.0f / (float)b.n;
+// Elements [d, d + 8) of what a token multiplies the summary of query heads [head, head + n) with.
+static __device__ inline void lctx_wide_query_8(const lctx_select_args & a, int32_t token, int head, int n, int d, float (&x)[8]) {
     for (int h = head; h < head + n; h++) {
-        float mean[8] = {};
-        for (int32_t t = b.first; t < b.first + b.n; t++) {
-            float q[8];
-            const float * row = (const float *)(a.q + h * a.q_head_stride + t * a.q_token_stride);
-            lctx_load_8(row + d % a.head_dim, q);
-            for (int i = 0; i < 8; i++) {
-                mean[i] += q[i] * share;
-            }
-        }
+        float q[8];
+        lctx_load_8((const float *)(a.q + h * a.q_head_stride + token * a.q_token_stride) + d % a.head_dim, q);
         for (int i = 0; i < 8; i++) {
-            x[i] += lctx_to_meet_summary(a, d, mean[i]);
+            x[i] += lctx_to_meet_summary(a, d, q[i]);
         }
     }
 }
@@ -105,45 +78,42 @@ static __device__ inline float lctx_dot_4(const float4 & q, const char * summary
            q.w * lctx_from_half((uint16_t)(x >> 48));
 }
 
-// 64 blocks against 64 chunks; every run of blocks of one sequence meets its own summaries.
+// 64 tokens against 64 chunks; every run of tokens of one sequence meets its own summaries.
 struct lctx_score_tile {
     const lctx_select_args & a;
     const lctx_select_plan & p;
     lctx_product product;
-    lctx_query_block * blocks;  // [TILE]
-    int32_t * seq;              // [TILE] -1: no block
-    int32_t * scored;           // [TILE]
+    int32_t * seq;     // [TILE] -1: no token
+    int32_t * scored;  // [TILE]
     int list, first, chunk0;
 
-    static constexpr size_t SHARED =
-        lctx_product::N_FLOAT * sizeof(float) + lctx_product::TILE * (sizeof(lctx_query_block) + 2 * sizeof(int32_t));
+    static constexpr size_t SHARED = lctx_product::N_FLOAT * sizeof(float) + lctx_product::TILE * 2 * sizeof(int32_t);
 
     __device__ lctx_score_tile(const lctx_select_args & a, const lctx_select_plan & p) : a(a), p(p), product{(float *)lctx_shared()} {
-        blocks = (lctx_query_block *)(product.slabs + lctx_product::N_FLOAT);
-        seq = (int32_t *)(blocks + lctx_product::TILE);
+        seq = (int32_t *)(product.slabs + lctx_product::N_FLOAT);
         scored = seq + lctx_product::TILE;
         chunk0 = (int)blockIdx.x * lctx_product::TILE;
         list = (int)blockIdx.y;
         first = (int)blockIdx.z * lctx_product::TILE;
     }
-    __device__ void load_blocks() const {
+    __device__ void load_tokens() const {
         const int i = (int)threadIdx.x;
         if (i < lctx_product::TILE) {
-            blocks[i] = p.at(first + i);
-            seq[i] = blocks[i].n > 0 ? a.rows[blocks[i].first].seq : -1;
-            scored[i] = lctx_n_scored(a, blocks[i]);
+            const int32_t token = p.at(first + i);
+            seq[i] = token >= 0 ? a.rows[token].seq : -1;
+            scored[i] = lctx_n_scored(a, token);
         }
         __syncthreads();
     }
     __device__ int most_scored() const { return -lctx_warp_min(-lctx_max(scored[lctx_lane()], scored[lctx_lane() + LCTX_WARP])); }
 
-    // One bit per block that begins a run; the first always does.
+    // One bit per token that begins a run; the first always does.
     __device__ uint64_t runs() const {
         const int low = lctx_lane(), high = low + LCTX_WARP;
         const uint32_t in_low = lctx_ballot(low == 0 || seq[low] != seq[low - 1]), in_high = lctx_ballot(seq[high] != seq[high - 1]);
         return in_low | (uint64_t)in_high << 32;
     }
-    // limit: chunks that any block scores.
+    // limit: chunks that any token scores.
     __device__ void score_run(int begin, int end, int limit) const {
         const bool is_mine = product.a(0) < end && product.a(3) >= begin;
         const int first_head = list * p.heads_per_list;
@@ -152,8 +122,8 @@ struct lctx_score_tile {
             const int head = first_head + i * p.heads_per_product;
             const char * summaries = lctx_summaries_of(a, head, seq[begin]);
             const auto query = [&](int row, int d, float(&x)[8]) {
-                if (blocks[row].n > 0) {
-                    lctx_block_query_8(a, blocks[row], head, p.heads_per_product, d, x);
+                if (seq[row] >= 0) {
+                    lctx_wide_query_8(a, p.at(first + row), head, p.heads_per_product, d, x);
                 }
             };
             const auto summary = [&](int row, int d, float(&x)[8]) {

@@ -7,61 +7,28 @@ namespace {
 
 constexpr int FEW = 8;  // so few queries that reading the summaries is what takes time
 constexpr int FEW_WARPS = 4, FEW_CHUNKS = 4;
-constexpr int CUT_THREADS = 256;
 constexpr int CHOOSE_WARPS = 4;  // at most
-
-__device__ bool same_block(const lctx_select_args & a, int32_t t, int32_t u) {
-    const int32_t size = a.chunks.select_block;
-    return a.rows[t].seq == a.rows[u].seq && a.rows[t].row / size == a.rows[u].row / size;
-}
-
-// Write down where the blocks begin.
-__global__ void cut(lctx_select_args a, int32_t * begins) {
-    int32_t * count = (int32_t *)lctx_shared();
-    const int thread = (int)threadIdx.x;
-    int32_t n = 0;
-    for (int32_t t0 = 0; t0 < a.n_tokens; t0 += CUT_THREADS) {
-        const int32_t t = t0 + thread;
-        const bool is_first = t < a.n_tokens && (t == 0 || !same_block(a, t - 1, t));
-        const uint32_t firsts = lctx_ballot(is_first);
-        count[lctx_warp()] = __popc(firsts);
-        __syncthreads();
-        int32_t at = n + __popc(firsts & lctx_lanes_below());
-        for (int w = 0; w < CUT_THREADS / LCTX_WARP; w++) {
-            at += w < lctx_warp() ? count[w] : 0;
-            n += count[w];
-        }
-        if (is_first) {
-            begins[1 + at] = t;
-        }
-        __syncthreads();
-    }
-    if (thread == 0) {
-        begins[0] = n;
-        begins[1 + n] = a.n_tokens;
-    }
-}
 
 // One query against some chunks: the query in shared memory, a warp for FEW_CHUNKS chunks.
 __global__ void score_few(lctx_select_args a, lctx_select_plan p) {
     float * query = (float *)lctx_shared();  // [n_product][summary_dim]
     const int list = (int)blockIdx.y, i = (int)blockIdx.z, summary_dim = a.chunks.summary_dim(a.head_dim);
     const int first = (int)blockIdx.x * FEW_WARPS * FEW_CHUNKS, first_head = list * p.heads_per_list;
-    const lctx_query_block b = p.at(i);
-    const int n = lctx_n_scored(a, b);
+    const int32_t token = p.at(i);
+    const int n = lctx_n_scored(a, token);
     if (first >= n) {
         return;
     }
     for (int d = (int)threadIdx.x * 8; d < p.n_product * summary_dim; d += FEW_WARPS * LCTX_WARP * 8) {
         float x[8] = {};
-        lctx_block_query_8(a, b, first_head + d / summary_dim * p.heads_per_product, p.heads_per_product, d % summary_dim, x);
+        lctx_wide_query_8(a, token, first_head + d / summary_dim * p.heads_per_product, p.heads_per_product, d % summary_dim, x);
         lctx_store_8(query + d, x);
     }
     __syncthreads();
     const int chunk = first + lctx_warp() * FEW_CHUNKS;
     float score[FEW_CHUNKS] = {};
     for (int product = 0; product < p.n_product; product++) {
-        const char * summaries = lctx_summaries_of(a, first_head + product * p.heads_per_product, a.rows[b.first].seq);
+        const char * summaries = lctx_summaries_of(a, first_head + product * p.heads_per_product, a.rows[token].seq);
         for (int d = lctx_lane() * 4; d < summary_dim; d += LCTX_WARP * 4) {
             const float4 q = *(const float4 *)(query + product * summary_dim + d);
             for (int c = 0; c < FEW_CHUNKS; c++) {
@@ -80,10 +47,10 @@ __global__ void score_few(lctx_select_args a, lctx_select_plan p) {
 // 64 queries against 64 chunks.
 __global__ void __launch_bounds__(lctx_product::THREADS) score_many(lctx_select_args a, lctx_select_plan p) {
     const lctx_score_tile tile(a, p);
-    if (p.at(tile.first).n == 0) {
+    if (p.at(tile.first) < 0) {
         return;
     }
-    tile.load_blocks();
+    tile.load_tokens();
     const int limit = tile.most_scored();
     if (tile.chunk0 >= limit) {
         return;
@@ -125,34 +92,32 @@ __device__ void write_segments(const lctx_select_args & a, const lctx_chooser & 
     }
 }
 
-// n queries left the same share unread.
-__device__ void count_unread(lctx_unread & to, int32_t n, float share) {
-    atomicAdd((unsigned long long *)&to.n_query, (unsigned long long)n);
-    atomicAdd((unsigned long long *)&to.sum, n * (unsigned long long)(share * lctx_unread::UNIT));
+// A query left a share unread.
+__device__ void count_unread(lctx_unread & to, float share) {
+    atomicAdd((unsigned long long *)&to.n_query, 1ull);
+    atomicAdd((unsigned long long *)&to.sum, (unsigned long long)(share * lctx_unread::UNIT));
 }
 
-// A warp per block and choice.
+// A warp per token and choice.
 __global__ void choose(lctx_select_args a, lctx_select_plan p, int n_word, int n_shared) {
     const int64_t job = (int64_t)blockIdx.x * (blockDim.x / LCTX_WARP) + lctx_warp();
     const int choice = (int)(job % a.n_choice), i = (int)lctx_min(job / a.n_choice, (int64_t)p.n_slab);
-    const lctx_query_block b = p.at(i);
-    if (b.n == 0) {
+    const int32_t token = p.at(i);
+    if (token < 0) {
         return;
     }
-    const int own = a.rows[b.first].row / a.chunks.chunk_size, n_list = p.n_list / a.n_choice;
+    const int own = a.rows[token].row / a.chunks.chunk_size, n_list = p.n_list / a.n_choice;
     uint32_t * shared = (uint32_t *)lctx_shared() + lctx_warp() * n_shared;
     float * scores = p.scores_of(a, i, choice * n_list);
     int32_t * found = (int32_t *)shared + n_word;
     const lctx_chooser c = {a,      scores, (uint32_t *)scores,         n_list,
-                            shared, found,  found + a.chunks.n_chunk,   a.rows[b.first].row,
+                            shared, found,  found + a.chunks.n_chunk,   a.rows[token].row,
                             choice, own,    a.chunks.first_candidate(), a.chunks.end_candidate(own)};
     float unread = 0.0f;
     const int n = c.run(n_word, unread);
-    for (int32_t t = b.first; t < b.first + b.n; t++) {
-        write_segments(a, c, t, n, unread, a.dst + ((size_t)t * a.n_choice + choice) * a.chunks.n_segment());
-    }
+    write_segments(a, c, token, n, unread, a.dst + ((size_t)token * a.n_choice + choice) * a.chunks.n_segment());
     if (a.unread && lctx_lane() == 0) {
-        count_unread(a.unread[choice], b.n, unread);
+        count_unread(a.unread[choice], unread);
     }
 }
 
@@ -187,9 +152,6 @@ size_t lctx_cuda_select_wsize(const lctx_cuda_device & device, const lctx_select
 
 void lctx_cuda_select(const lctx_cuda_queue & queue, const lctx_select_args & args) {
     lctx_select_plan p(queue.device, args, queue.work);
-    if (p.begins) {
-        lctx_launch(cut, dim3(1), CUT_THREADS, CUT_THREADS / LCTX_WARP * sizeof(int32_t), queue.stream, args, p.begins);
-    }
     for (; p.first < args.n_tokens; p.first += p.n_slab) {
         launch_scores(queue, args, p);
         launch_choices(queue, args, p);

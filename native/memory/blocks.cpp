@@ -16,8 +16,8 @@ int64_t lctx_kv_cache::n_held_page() const {
     return n;
 }
 
-// Pages that the sequences take to grow to n_pos rows each: new ones, and copies of shared ones that they would write to. The last
-// owner of a page needs no copy.
+// Pages that the sequences take to grow to n_pos rows each: new ones, and copies of shared ones that they would write to, of all where
+// heads evict on the way. The last owner of a page needs no copy.
 int32_t lctx_kv_cache::pages_needed(const lctx_kv_store & store, const std::vector<int32_t> & n_pos) const {
     int64_t n = 0;
     std::map<int32_t, int32_t> writers;
@@ -27,8 +27,10 @@ int32_t lctx_kv_cache::pages_needed(const lctx_kv_store & store, const std::vect
             const int32_t now = store.n_cell(seq, head, s.n_pos), then = store.n_cell(seq, head, n_pos[seq]);
             const int32_t n_held = n_block(now) - n_dead(seq);
             n += std::max(0, std::min(n_held + n_block(then) - n_block(now), live_blocks()) - n_held);
-            const int32_t last = now % LCTX_PAGE_ROWS != 0 ? store.page(seq, head, now / LCTX_PAGE_ROWS) : -1;
-            n += last >= 0 && store.pages().is_shared(last) && writers[last]++ < store.pages().n_owner(last) - 1;
+            for (int32_t block = evicts_before(seq, n_pos[seq]) ? 0 : now / LCTX_PAGE_ROWS; s.shares && block < n_block(now); block++) {
+                const int32_t page = store.page(seq, head, block);
+                n += page >= 0 && store.pages().is_shared(page) && writers[page]++ < store.pages().n_owner(page) - 1;
+            }
         }
     }
     return (int32_t)std::min<int64_t>(n, INT32_MAX);
@@ -131,7 +133,7 @@ bool lctx_kv_cache::place(const llama_ubatch & ubatch) {
             return false;
         }
     }
-    peak_bytes_ = std::max(peak_bytes_, bytes(n_held_page(), lengths()));
+    note_peak();
     place_open(ubatch);
     return true;
 }
@@ -173,5 +175,6 @@ bool lctx_kv_cache::copy_prefix(int32_t src, int32_t dst, int32_t n_pos) {
     for (const auto & store : stores_) {
         store->return_rows(dst, n_pos, seqs_[src].n_pos);
     }
+    note_peak();
     return true;
 }

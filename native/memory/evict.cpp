@@ -11,6 +11,11 @@ bool lctx_kv_cache::is_due(int32_t seq) const {
     return retain_ && s.n_pos > s.evicted_to && s.n_pos % retain_->evict_every == 0;
 }
 
+// Whether the sequence evicts when it grows to n_pos rows: a border lies before the last of them.
+bool lctx_kv_cache::evicts_before(int32_t seq, int32_t n_pos) const {
+    return retain_ && (is_due(seq) || (n_pos - 1) / retain_->evict_every > seqs_[seq].n_pos / retain_->evict_every);
+}
+
 // The sequences of a batch that evict before it.
 std::vector<int32_t> lctx_kv_cache::due_in(const llama_batch & batch) const {
     std::vector<char> is_in(n_seq_, 0);
@@ -92,16 +97,6 @@ bool lctx_kv_cache::settle(const std::vector<int32_t> & seqs) {
     return true;
 }
 
-bool lctx_kv_cache::settle_all() {
-    std::vector<int32_t> due;
-    for (int32_t seq = 0; seq < n_seq_; seq++) {
-        if (is_due(seq)) {
-            due.push_back(seq);
-        }
-    }
-    return settle(due);
-}
-
 // Before a ubatch: whose queries vote, and from where on their votes can be taken back.
 void lctx_kv_cache::note_votes(const llama_ubatch & ubatch) {
     voters_.clear();
@@ -173,12 +168,9 @@ void lctx_kv_cache::each_held_run(int32_t seq, const run_visitor & f) const {
     });
 }
 
-int32_t lctx_kv_cache::held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) {
+int32_t lctx_kv_cache::held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) const {
     if (seq < 0 || seq >= n_seq_ || il < 0 || il >= (int32_t)layers_.size() || head < 0 || head >= layers_[il].heads.n) {
         return 0;
-    }
-    if (!settle_all()) {
-        error_.clear();
     }
     lctx_kv_store & store = *layers_[il].store;
     const int32_t at = layers_[il].heads.first + head, n_dead_row = n_dead(seq) * LCTX_PAGE_ROWS;

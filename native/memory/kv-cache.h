@@ -1,7 +1,7 @@
 // The KV cache of our methods: cells of K and V in pages per layer and KV head, one page list per sequence.
 //
 // It holds the layers that it was given: those with full attention (claim.h). A head that evicts holds rows of its own (ops/retain.h).
-// Evictions are due at borders and done when the next token comes, so that the last batch can be taken back, or when somebody looks.
+// Evictions are due at borders and done when the next token comes, so that the last batch can be taken back.
 //
 // Sequences that were copied share their full pages; a page is copied before somebody else's row would be written to it.
 // Rows lie in stores, one per device that has layers (kv-store.h); sequences, and what may be done with them, are the same for all.
@@ -98,14 +98,14 @@ class lctx_kv_cache {
     // for the API
     // What was chosen and why, and which kernels run where on rows of which types.
     std::string full_why() const;
-    void usage(lctx_kv_info & info, int32_t * rows);
+    void usage(lctx_kv_info & info, int32_t * rows) const;
     lctx_offload_info offload() const;
     // shares: [n_layer][n_head], the mean share that a query head left unread, NaN where no estimate is made.
     void unread(float * shares, int32_t n_head) const;
     // What its rows take when the text fills n_ctx, where heads evict at most (with corm at least): f(device, bytes).
     void each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const;
     // The rows that a head holds, ascending, and their scores: room for n_max; returns their number.
-    int32_t held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max);
+    int32_t held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) const;
     // Of n tokens from position pos on, how many a batch may take that can be taken back whole.
     int32_t step(int32_t pos, int32_t n) const;
     // What the host has done so far; n_built is the context's to know.
@@ -167,9 +167,9 @@ class lctx_kv_cache {
 
     // evict.cpp: votes and evictions
     bool is_due(int32_t seq) const;
+    bool evicts_before(int32_t seq, int32_t n_pos) const;
     std::vector<int32_t> due_in(const llama_batch & batch) const;
     bool settle(const std::vector<int32_t> & seqs);
-    bool settle_all();
     bool own_all(int32_t seq);
     void note_votes(const llama_ubatch & ubatch);
     void take_votes_back(int32_t seq, int32_t n_pos);
@@ -192,6 +192,7 @@ class lctx_kv_cache {
     std::string check_limit(int64_t n_held_page, const std::vector<int32_t> & n_pos) const;
     int32_t most_cells() const;
     uint64_t bytes(int64_t n_held_page, const std::vector<int32_t> & n_pos) const;
+    void note_peak();
 
     // state.cpp: save and restore
     void write_sequence(llama_io_write_i & io, int32_t seq) const;
@@ -199,6 +200,8 @@ class lctx_kv_cache {
     void read_sequence(llama_io_read_i & io, int32_t seq);
     void take_pages(int32_t seq, int32_t n_pos, int32_t first_live, const std::vector<int32_t> & gone);
     void read_held(llama_io_read_i & io, int32_t seq);
+    std::string why_no_state(const sequence & s) const;
+    bool is_score(int32_t score, int32_t voted_to) const;
     void each_run(int32_t seq, const run_visitor & f) const;
 
     std::unique_ptr<lctx_method> method_;

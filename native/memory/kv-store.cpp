@@ -6,6 +6,20 @@
 #include <algorithm>
 #include <cstring>
 
+namespace {
+
+// Pages of all heads, whose numbers are int32.
+int32_t n_page(const lctx_kv_shape & shape, int32_t n_head) {
+    const int64_t n = (int64_t)shape.n_page_head * n_head;
+    if (n > INT32_MAX) {
+        throw lctx_refusal("n_ctx and n_seq_max make " + std::to_string(n) + " pages of K and V, at most " + std::to_string(INT32_MAX) +
+                           " have numbers; lower them");
+    }
+    return (int32_t)n;
+}
+
+}  // namespace
+
 lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, const lctx_kv_shape & shape,
                              const std::vector<lctx_layer_heads> & layers, lctx_work & work)
     : dev(dev),
@@ -16,7 +30,7 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
       shape_(shape),
       layers_(layers),
       work_(work),
-      pages_(shape.n_page_head * n_head),
+      pages_(n_page(shape, n_head)),
       gone_((size_t)shape.n_seq * n_head) {
     ctx_.reset(ggml_init({14 * ggml_tensor_overhead(), nullptr, true}));
     const auto tensor = [&](const char * name, ggml_type type, int64_t n0, int64_t n1, int64_t n2 = 1, int64_t n3 = 1) {

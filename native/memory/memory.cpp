@@ -321,13 +321,16 @@ void lctx_memory::state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_st
     if (!rest_) {
         return;
     }
-    for (int32_t seq = std::max(seq_id, 0); flags == 0 && seq < (seq_id < 0 ? cache_->n_seq() : seq_id + 1); seq++) {
+    const int32_t first = std::max(seq_id, 0), end = seq_id < 0 ? cache_->n_seq() : seq_id + 1;
+    for (int32_t seq = first; flags == 0 && seq < end; seq++) {
         checkpoints_[seq].clear();
     }
     try {
-        rest_->memory().state_read(io, seq_id, flags);
+        rest_->read(io, seq_id, flags, flags == 0 ? cache_->lengths() : std::vector<int32_t>());
     } catch (...) {
-        seq_rm(seq_id, 0, -1);
+        for (int32_t seq = first; seq < end; seq++) {
+            empty(seq);
+        }
         throw;
     }
 }

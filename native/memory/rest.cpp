@@ -2,6 +2,7 @@
 
 #include "../architectures.h"
 #include "batch.h"
+#include "check-state.h"
 #include "llama-io.h"
 #include "llama-kv-cache-iswa.h"
 #include "llama-memory-hybrid-iswa.h"
@@ -9,7 +10,6 @@
 #include "llama-memory-recurrent.h"
 
 #include <algorithm>
-#include <cstring>
 #include <typeinfo>
 
 namespace {
@@ -38,29 +38,6 @@ class writer final : public llama_io_write_i {
     std::vector<uint8_t> bytes;
 };
 
-class reader final : public llama_io_read_i {
-  public:
-    explicit reader(const std::vector<uint8_t> & bytes) : bytes_(bytes) {}
-
-    void read(void * dst, size_t size) override { memcpy(dst, next(size), size); }
-    void read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
-        ggml_backend_tensor_set(tensor, next(size), offset, size);
-    }
-    size_t n_bytes() override { return at_; }
-
-  private:
-    const uint8_t * next(size_t size) {
-        if (size > bytes_.size() - at_) {
-            throw lctx_refusal("the checkpoint is shorter than what it should hold");
-        }
-        at_ += size;
-        return bytes_.data() + at_ - size;
-    }
-
-    const std::vector<uint8_t> & bytes_;
-    size_t at_ = 0;
-};
-
 // True when the window still holds all that a query at position p reads: what is before its first cell is masked.
 bool has_window(const llama_kv_cache & window, const llama_hparams & hparams, int32_t seq, int32_t p) {
     const llama_pos first = window.seq_pos_min(seq);
@@ -84,7 +61,7 @@ template <class Memory, class Context> class rest_of : public lctx_rest {
 class iswa final : public rest_of<llama_kv_cache_iswa, llama_kv_cache_iswa_context> {
   public:
     iswa(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, const llama_hparams & hparams)
-        : rest_of(std::move(memory), cparams, false), hparams_(hparams) {}
+        : rest_of(std::move(memory), cparams, hparams, false) {}
 
     llama_memory_context_ptr batch(lctx_kv_cache & cache, const std::vector<llama_ubatch> & ubatches) override {
         auto base = own().get_base()->prepare(ubatches), window = own().get_swa()->prepare(ubatches);
@@ -94,15 +71,13 @@ class iswa final : public rest_of<llama_kv_cache_iswa, llama_kv_cache_iswa_conte
 
   private:
     llama_memory_i & books() const override { return *own().get_base(); }
-
-    const llama_hparams & hparams_;
 };
 
 // The recurrent part of both kinds of hybrids.
 template <class Memory, class Context> class recurrent : public rest_of<Memory, Context> {
   public:
-    recurrent(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, bool mixes_sequences)
-        : rest_of<Memory, Context>(std::move(memory), cparams, true, mixes_sequences) {}
+    recurrent(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, const llama_hparams & hparams, bool mixes_sequences)
+        : rest_of<Memory, Context>(std::move(memory), cparams, hparams, true, mixes_sequences) {}
 
     bool can_go_back(int32_t seq, int32_t p) const final { return p == 0 || this->own().get_mem_recr()->seq_pos_max(seq) < p; }
 };
@@ -151,10 +126,10 @@ std::unique_ptr<lctx_rest> lctx_rest::create(std::unique_ptr<llama_memory_i> mem
     const lctx_architecture * row = lctx_find_architecture(model.arch);
     const bool mixes_sequences = row && row->mixes_sequences;
     if (typeid(kind) == typeid(llama_memory_hybrid)) {
-        return std::make_unique<hybrid>(std::move(memory), cparams, mixes_sequences);
+        return std::make_unique<hybrid>(std::move(memory), cparams, model.hparams, mixes_sequences);
     }
     if (typeid(kind) == typeid(llama_memory_hybrid_iswa)) {
-        return std::make_unique<hybrid_iswa>(std::move(memory), cparams, mixes_sequences);
+        return std::make_unique<hybrid_iswa>(std::move(memory), cparams, model.hparams, mixes_sequences);
     }
     return nullptr;
 }
@@ -173,8 +148,15 @@ void lctx_rest::restore(int32_t src, int32_t seq, int32_t p, const std::vector<u
         books().seq_cp(src, seq, -1, -1);
     }
     books().seq_rm(seq, p, -1);
-    reader io(saved);
+    lctx_state_reader io(saved.data(), saved.size());
     memory().state_read(io, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+}
+
+void lctx_rest::read(llama_io_read_i & io, int32_t seq, llama_state_seq_flags flags, const std::vector<int32_t> & n_pos) {
+    std::vector<uint8_t> bytes;
+    lctx_check_state(io, memory(), hparams_, {seq, flags, n_pos}, &bytes);
+    lctx_state_reader checked(bytes.data(), bytes.size());
+    memory().state_read(checked, seq, flags);
 }
 
 void lctx_rest::copy(int32_t src, int32_t dst, int32_t n_pos) {

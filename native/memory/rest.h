@@ -35,18 +35,24 @@ class lctx_rest {
     std::vector<uint8_t> save(int32_t seq) const;
     // Put the sequence where a checkpoint was saved, p tokens from its beginning; src: the sequence that was saved. Throws when it fails.
     void restore(int32_t src, int32_t seq, int32_t p, const std::vector<uint8_t> & saved);
+    // Read a saved state; seq < 0: of all sequences. n_pos: where the rows of every sequence end in the cache beside; empty: anywhere. Throws.
+    void read(llama_io_read_i & io, int32_t seq, llama_state_seq_flags flags, const std::vector<int32_t> & n_pos);
     void copy(int32_t src, int32_t dst, int32_t n_pos);
     void remove(int32_t seq, int32_t from);
 
   protected:
-    lctx_rest(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, bool is_recurrent, bool mixes_sequences = false)
-        : memory_(std::move(memory)),
+    lctx_rest(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, const llama_hparams & hparams, bool is_recurrent,
+              bool mixes_sequences = false)
+        : hparams_(hparams),
+          memory_(std::move(memory)),
           is_recurrent_(is_recurrent),
           mixes_sequences_(mixes_sequences),
           is_unified_(cparams.kv_unified),
           n_keep_tail_(is_recurrent && cparams.n_rs_seq > 0 ? cparams.n_rs_seq + 1 : 0) {}
     // Of the layers that were claimed: only positions, no rows.
     virtual llama_memory_i & books() const = 0;
+
+    const llama_hparams & hparams_;
 
   private:
     const std::unique_ptr<llama_memory_i> memory_;

@@ -7,12 +7,14 @@
 #include "llama-io.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace {
 
 constexpr uint32_t MAGIC = 0x7874636c;  // "lctx"
 constexpr uint32_t VERSION = 5;
+constexpr uint32_t MAX_SPEC = 4096;  // characters of a method
 
 struct state_header {
     uint32_t magic = MAGIC;
@@ -118,10 +120,7 @@ void lctx_kv_cache::state_write(llama_io_write_i & io, int32_t seq_id) const {
 void lctx_kv_cache::take_pages(int32_t seq, int32_t n_pos, int32_t first_live, const std::vector<int32_t> & gone) {
     const int32_t first_kept = n_block(method_->n_sink());
     size_t i = 0;
-    each_head([&](lctx_kv_store & store, int32_t head) {
-        require(0 <= gone[i] && gone[i] <= n_pos, "its counters contradict each other");
-        store.gone(seq, head) = gone[i++];
-    });
+    each_head([&](lctx_kv_store & store, int32_t head) { store.gone(seq, head) = gone[i++]; });
     seqs_[seq].n_pos = n_pos;  // what is taken is dropped again should there be too little
     each_head([&](lctx_kv_store & store, int32_t head) {
         for (int32_t block = 0; block < n_block(store.n_cell(seq, head, n_pos)); block++) {
@@ -136,6 +135,7 @@ void lctx_kv_cache::take_pages(int32_t seq, int32_t n_pos, int32_t first_live, c
     }
     const std::string limit = check_limit(n_held_page(), lengths());
     require(limit.empty(), limit);
+    note_peak();
 }
 
 // What the heads hold. Kernels trust the lists of rows: ascending, and below the end.
@@ -143,15 +143,18 @@ void lctx_kv_cache::read_held(llama_io_read_i & io, int32_t seq) {
     const sequence & s = seqs_[seq];
     each_held_run(seq, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
         const auto n = (int32_t)(size / sizeof(int32_t)), n_dense = s.n_pos - s.evicted_to;
+        const auto plane = (int32_t)((offset % t->nb[1] / sizeof(int32_t) - lctx_held::HEADER) / n_ctx_);
         std::vector<int32_t> list(std::max(n, 1));
         io.read(list.data(), size);
-        const bool is_rows = (offset % t->nb[1]) / sizeof(int32_t) == lctx_held::HEADER;
-        require(n_dense <= n, "its lists of rows contradict its counters");
-        for (int32_t i = 0; is_rows && i < n; i++) {
+        for (int32_t i = 0; plane == 0 && i < n; i++) {
             const int32_t row = list[i], before = i > 0 ? list[i - 1] : -1;
             require(before < row && row < s.n_pos && (i < n - n_dense || row == s.n_pos - (n - i)),
                     "its lists of rows contradict its counters");
         }
+        // of a score that can be taken back, those of rows that were there before
+        const int32_t n_score = plane == 1 ? n : plane == 2 && s.undo_from >= 0 ? n - (s.n_pos - s.undo_from) : 0;
+        require(std::all_of(list.begin(), list.begin() + n_score, [&](int32_t score) { return is_score(score, s.voted_to); }),
+                "it has scores that no query gives");
         store.write(t, offset, list.data(), size);
     });
     for (const auto & store : stores_) {
@@ -161,42 +164,92 @@ void lctx_kv_cache::read_held(llama_io_read_i & io, int32_t seq) {
     }
 }
 
+// Whether queries before voted_to may have given a row this score.
+bool lctx_kv_cache::is_score(int32_t score, int32_t voted_to) const {
+    switch (retain_->score) {
+        case LCTX_SCORE_LAST:  return score >= -1 && score < voted_to;
+        case LCTX_SCORE_COUNT: return score >= 0 && score <= (int64_t)voted_to * n_query_head_total_;
+        default:               return lctx_held::as_float(score) >= 0.0f && std::isfinite(lctx_held::as_float(score));
+    }
+}
+
+// Why a sequence cannot have been in this state; empty when it can.
+std::string lctx_kv_cache::why_no_state(const sequence & s) const {
+    constexpr const char * WRONG = "its counters contradict each other";
+    const int32_t n = s.n_pos;
+    if (n < 0 || n > n_ctx_) {
+        return "it holds " + std::to_string(n) + " tokens, n_ctx is " + std::to_string(n_ctx_);
+    }
+    // drop_dead, and what why_not_back_to allows
+    if (s.first_live < 0 || s.first_live % LCTX_PAGE_ROWS != 0 || s.first_live > std::max(method_->first_row(n), method_->n_sink())) {
+        return WRONG;
+    }
+    const int32_t most_near = shape_.near_rows > 0 ? std::max(0, n - method_->near_window() + 1) : 0;
+    if (s.first_near < std::max(0, shape_.near_rows > 0 ? n - shape_.near_rows : 0) || s.first_near > most_near) {
+        return WRONG;
+    }
+    for (int32_t chunk : s.open) {
+        if (chunk != -1 && (!has_open() || chunk < 0 || (int64_t)chunk * chunks_->chunk_size >= n)) {
+            return WRONG;
+        }
+    }
+    const bool has_queries = !has_open() || n % chunks_->chunk_size == 0 || s.half(n / chunks_->chunk_size) >= 0;
+    if (!has_queries || (s.open[0] >= 0 && s.open[0] == s.open[1])) {
+        return WRONG;
+    }
+    if (!retain_) {
+        return s.evicted_to == 0 && s.voted_to == 0 && s.undo_from == -1 ? "" : WRONG;
+    }
+    // evictions come at borders, and none is left out
+    const int32_t every = retain_->evict_every, last_border = n == 0 ? 0 : (n - 1) / every * every;
+    if (s.evicted_to != last_border && (s.evicted_to != n || n % every != 0)) {
+        return WRONG;
+    }
+    const bool has_voted = n > s.evicted_to && retain_->votes(n - 1);
+    const bool votes = s.voted_to <= n && s.voted_to >= (has_voted ? n : s.evicted_to);
+    return votes && (s.undo_from == -1 || (s.undo_from >= s.evicted_to && s.undo_from < s.voted_to)) ? "" : WRONG;
+}
+
 void lctx_kv_cache::read_sequence(llama_io_read_i & io, int32_t seq) {
     const auto saved = get<state_sequence>(io);
-    const int32_t n_pos = saved.n_pos;
-    require(n_pos >= 0 && n_pos <= n_ctx_, "it holds " + std::to_string(n_pos) + " tokens, n_ctx is " + std::to_string(n_ctx_));
-    require(saved.first_live >= 0 && saved.first_live <= n_pos && saved.first_live % LCTX_PAGE_ROWS == 0 && saved.first_near >= 0 &&
-                saved.first_near <= n_pos,
-            "its counters contradict each other");
-    for (int32_t chunk : saved.open) {
-        require(chunk == -1 || (has_open() && chunk >= 0 && (int64_t)chunk * chunks_->chunk_size < n_pos),
-                "its counters contradict each other");
-    }
-    require(0 <= saved.evicted_to && saved.evicted_to <= n_pos && saved.voted_to <= n_pos && saved.undo_from <= n_pos,
-            "its counters contradict each other");
+    const sequence s = {saved.n_pos, saved.first_live, saved.first_near, {saved.open[0], saved.open[1]},
+                        0,           saved.evicted_to, saved.voted_to,   saved.undo_from};
+    const std::string wrong = why_no_state(s);
+    require(wrong.empty(), wrong);
     std::vector<int32_t> gone(n_head_total_);
     if (retain_) {
         io.read(gone.data(), n_head_total_ * sizeof(int32_t));
     }
-    take_pages(seq, n_pos, saved.first_live, gone);
-    seqs_[seq] = {n_pos, saved.first_live, saved.first_near, {saved.open[0], saved.open[1]},
-                  0,     saved.evicted_to, saved.voted_to,   saved.undo_from};
+    // the newest rows before a border stay
+    const int32_t most_gone = retain_ ? std::max(0, s.evicted_to - retain_->recent) : 0;
+    require(std::all_of(gone.begin(), gone.end(), [&](int32_t n) { return 0 <= n && n <= most_gone; }),
+            "its counters contradict each other");
+    take_pages(seq, s.n_pos, s.first_live, gone);
+    seqs_[seq] = s;
     for (const auto & store : stores_) {
         store->wait();  // llama.cpp writes to the tensors, in the end
         store->forget_staged(seq);
     }
-    const auto read = [&](lctx_kv_store &, ggml_tensor * t, size_t offset, size_t size) { io.read_tensor(t, offset, size); };
-    each_run(seq, read);
+    std::vector<uint8_t> rows;
+    each_run(seq, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
+        rows.resize(size);
+        io.read(rows.data(), size);
+        require(ggml_validate_row_data(t->type, rows.data(), size), "it holds numbers that are not finite");
+        store.write(t, offset, rows.data(), size);
+    });
     read_held(io, seq);
-    each_chunk_run(seq, read);
+    each_chunk_run(seq, [&](lctx_kv_store &, ggml_tensor * t, size_t offset, size_t size) { io.read_tensor(t, offset, size); });
 }
 
 void lctx_kv_cache::check_header(llama_io_read_i & io, int32_t n_seq) const {
     const auto header = get<state_header>(io);
     require(header.magic == MAGIC, "it was not written by a context with a method");
     require(header.version == VERSION, "its version is " + std::to_string(header.version) + ", this one reads " + std::to_string(VERSION));
-    std::string spec;
-    io.read_string(spec);
+    const auto n_spec = get<uint32_t>(io);
+    require(n_spec <= MAX_SPEC, "its method is not readable");
+    std::string spec(n_spec, 0);
+    io.read(spec.data(), n_spec);
+    require(std::all_of(spec.begin(), spec.end(), [](char c) { return c >= ' ' && c <= '~'; }), "its method is not readable");
     require(spec == method_->full_spec(), "it was written with " + spec + ", this context runs " + method_->full_spec());
     require(header.type_k == shape_.type_k && header.type_v == shape_.type_v, "its K or V type is another one");
     require(header.head_dim_k == shape_.head_dim_k && header.head_dim_v == shape_.head_dim_v && header.n_layer == (int32_t)layers_.size() &&

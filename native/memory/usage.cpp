@@ -122,13 +122,13 @@ void lctx_kv_cache::each_size(const std::function<void(ggml_backend_dev_t, const
     }
 }
 
-void lctx_kv_cache::usage(lctx_kv_info & info, int32_t * rows) {
-    if (!settle_all()) {
-        error_.clear();  // the next batch will say so
-    }
+void lctx_kv_cache::note_peak() {
+    peak_bytes_ = std::max(peak_bytes_, bytes(n_held_page(), lengths()));
+}
+
+void lctx_kv_cache::usage(lctx_kv_info & info, int32_t * rows) const {
     const std::vector<int32_t> n_pos = lengths();
     info.bytes = bytes(n_held_page(), n_pos);
-    peak_bytes_ = std::max(peak_bytes_, info.bytes);
     info.peak_bytes = peak_bytes_;
     info.full_bytes = 0;
     for (int32_t n : n_pos) {

@@ -13,6 +13,9 @@ namespace {
 constexpr int32_t CHUNK_STEP = 16;
 constexpr int32_t NEARBY = 128;  // tokens before its own chunk that a query always reads
 
+// A bound adds up what every channel could give at most: with few channels it finds single keys, with many it says little.
+constexpr int32_t FEW_CHANNELS = 64;
+
 enum position : int32_t { PACKED, GROUPED, EXACT };
 constexpr const char * POSITIONS[] = {"packed", "grouped", "exact"};
 constexpr const char * REPRESENTATIONS[] = {"attention", "minmax", "moments"};
@@ -37,7 +40,7 @@ class longheads_method final : public lctx_method {
     std::string spec() const override {
         const lctx_chunks & c = chunks_;
         return "longheads,chunk_size=" + text(c.chunk_size) + ",window=" + text(c.n_chunk * c.chunk_size) +
-               ",n_recent=" + text(c.n_recent) + ",select=" + (c.by_group ? "group" : "head") + ",select_block=" + text(c.select_block) +
+               ",n_recent=" + text(c.n_recent) + ",select=" + (c.by_group ? "group" : "head") +
                ",representation=" + REPRESENTATIONS[c.representation] + ",position=" + POSITIONS[where_] +
                (where_ == GROUPED ? ",group_size=" + text(c.group_size) : "") + ",n_neighbor=" + text(c.n_neighbor) +
                (c.mass > 0.0f ? ",mass=" + share(c.mass) : "");
@@ -174,14 +177,12 @@ std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec
     lctx_chunks c = {};
     std::string reason;
     c.mass = (float)std::max(0, spec.get("mass")) / LCTX_MILLION;
-    c.representation = (lctx_representation)either(spec.get("representation"), LCTX_REPRESENT_MOMENTS);
+    const bool needs_moments = c.mass > 0.0f || env.head_dim > FEW_CHANNELS;
+    c.representation =
+        (lctx_representation)either(spec.get("representation"), needs_moments ? LCTX_REPRESENT_MOMENTS : LCTX_REPRESENT_MINMAX);
     choose_chunks(spec, env, c, reason);
     c.by_group = either(spec.get("select"), 0);
-    c.select_block = either(spec.get("select_block"), 1);
     c.ablation = ablation();
-    if (c.select_block < 1 || c.chunk_size % c.select_block != 0) {
-        refuse("select_block must divide chunk_size " + text(c.chunk_size) + ", " + text(c.select_block) + " does not");
-    }
     const int32_t n_free = c.n_chunk - 2 - c.n_recent;
     if (c.mass > 0.0f && c.representation != LCTX_REPRESENT_MOMENTS) {
         refuse("mass needs an estimate of the attention: representation=moments");

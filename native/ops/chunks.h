@@ -25,10 +25,9 @@ constexpr int32_t LCTX_MOST_SHARES = 128;
 
 struct lctx_chunks {
     int32_t chunk_size;
-    int32_t n_chunk;       // chunks that a query reads at most
-    int32_t n_recent;      // chunks before its own that a query always reads
-    int32_t by_group;      // 1: the query heads of a KV head choose together
-    int32_t select_block;  // neighbouring queries that choose together
+    int32_t n_chunk;   // chunks that a query reads at most
+    int32_t n_recent;  // chunks before its own that a query always reads
+    int32_t by_group;  // 1: the query heads of a KV head choose together
     lctx_representation representation;
     int32_t n_exact;     // queries in chunks before this one see every chunk at its own distance; later ones:
     int32_t n_near;      // so many chunks back too; and what is farther

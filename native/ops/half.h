@@ -8,6 +8,11 @@
 constexpr float LCTX_MOST_HALF = 65504.0f;
 constexpr uint16_t LCTX_HALF_NAN = 0x7e00;
 
+// What is larger than a half can be, as the largest: rows of every type are stored so, since tensor cores read them as halves. NaN stays.
+LCTX_HD inline float lctx_limited(float x) {
+    return x > LCTX_MOST_HALF ? LCTX_MOST_HALF : x < -LCTX_MOST_HALF ? -LCTX_MOST_HALF : x;
+}
+
 // The half that is not below (up > 0) or not above (up < 0) a number, whose nearest half exceeds it by `error`; up = 0: that one.
 LCTX_HD inline uint16_t lctx_half_beside(uint16_t nearest, float error, int up) {
     constexpr uint16_t SIGN = 0x8000, SMALLEST = 0x0001;

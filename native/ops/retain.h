@@ -61,6 +61,16 @@ struct lctx_held {
         return score;
     }
 
+    // Larger for a better score; NaN is the worst.
+    LCTX_HD static uint32_t rank(lctx_score kind, int32_t score) {
+        constexpr uint32_t SIGN = 0x80000000u, INF = 0x7f800000u;
+        const uint32_t bits = (uint32_t)score;
+        if (kind != LCTX_SCORE_SUM) {
+            return bits ^ SIGN;
+        }
+        return (bits & ~SIGN) > INF ? 0 : bits & SIGN ? ~bits : bits | SIGN;
+    }
+
     // The number of held rows before `row`: its cell when it is held.
     LCTX_HD int32_t cell(int32_t row) const {
         if (row >= dense_from()) {

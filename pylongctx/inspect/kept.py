@@ -94,7 +94,7 @@ class Compression:
     lengths : numpy.ndarray
         int64 [n], tokens evaluated.
     bytes, peak_bytes, full_bytes : numpy.ndarray
-        int64 [n], see ``KVUsage``: held after the evictions that are due, most held so far, of a full cache.
+        int64 [n], see ``KVUsage``: held, most held so far, of a full cache.
     rows : numpy.ndarray
         int32 [n, n_layer, n_head_kv], rows held.
 

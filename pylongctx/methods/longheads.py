@@ -14,7 +14,7 @@ class LongHeads(Method):
 
     LongHeads, arXiv 2402.10685, sections 2.1 to 2.3. Up to ``window`` tokens everything is read and the result is that
     of full attention. An option that is None is chosen by the library: the window from the context, the parts (head,
-    moments, exact) by measurements on real models, see the page on LongHeads; ``paper()`` has the paper's.
+    exact, a representation) by measurements on real models, see the page on LongHeads; ``paper()`` has the paper's.
 
     Parameters
     ----------
@@ -29,13 +29,12 @@ class LongHeads(Method):
     select : str or None
         Who chooses: every query head for itself ("head", the paper), or the query heads of one KV head together
         ("group").
-    select_block : int or None
-        Neighbouring queries that share one choice; 1 is the paper's, a choice per query. Divides ``chunk_size``.
     representation : str or None
         What stands for a chunk when a query scores it. "attention": the mean key weighted by the chunk's attention to
         itself (the paper, eq. 1-2). The others know where the keys stand. "minmax": the minimum and maximum of the keys
         per channel, which bound the score of the best key from above (Quest, arXiv 2406.10774). "moments": mean and
-        variance per channel; the score is the log of the attention to expect if keys were normally distributed.
+        variance per channel; the score is the log of the attention to expect if keys were normally distributed. None:
+        "minmax" for heads of up to 64 channels, and without ``mass``; else "moments".
     position : str or None
         Where the chosen chunks seem to stand. "exact": where they are, for queries inside the trained context.
         "packed": side by side in front of the query (the paper, figure 3). "grouped": distances beyond the recent
@@ -67,7 +66,6 @@ class LongHeads(Method):
     window: int | None = None
     n_recent: int | None = None
     select: str | None = None
-    select_block: int | None = None
     representation: str | None = None
     position: str | None = None
     group_size: int | None = None
@@ -84,14 +82,13 @@ class LongHeads(Method):
     shares = ("mass",)
 
     def __post_init__(self) -> None:
-        minimums = {"n_recent": 0, "n_neighbor": 0, "select_block": 1, "group_size": 1}
+        minimums = {"n_recent": 0, "n_neighbor": 0, "group_size": 1}
         for name, minimum in (minimums | {"chunk_size": GRAIN, "window": GRAIN}).items():
             check_int(name, getattr(self, name), minimum)
         for name, words in self.words.items():
             check_word(name, getattr(self, name), words)
         check_multiple("chunk_size", self.chunk_size, str(GRAIN), GRAIN)
         check_multiple("window", self.window, "chunk_size", self.chunk_size)
-        check_multiple("chunk_size", self.chunk_size, "select_block", self.select_block)
         check_share("mass", self.mass)
         if self.mass is not None and self.representation not in (None, "moments"):
             raise ValueError(f"mass needs representation moments, not {self.representation}")
@@ -105,9 +102,9 @@ class LongHeads(Method):
         Examples
         --------
         >>> str(LongHeads.paper(chunk_size=256))
-        'longheads,chunk_size=256,n_recent=1,select=head,select_block=1,representation=attention,position=packed,n_neighbor=0'
+        'longheads,chunk_size=256,n_recent=1,select=head,representation=attention,position=packed,n_neighbor=0'
         """
-        return cls(chunk_size, window, 1, "head", 1, "attention", "packed", n_neighbor=0)
+        return cls(chunk_size, window, 1, "head", "attention", "packed", n_neighbor=0)
 
     @classmethod
     def quest(cls, window: int | None = None) -> "LongHeads":
@@ -118,6 +115,6 @@ class LongHeads(Method):
         Examples
         --------
         >>> str(LongHeads.quest(1024))
-        'longheads,chunk_size=16,window=1024,n_recent=0,select=head,select_block=1,representation=minmax,position=exact,n_neighbor=0'
+        'longheads,chunk_size=16,window=1024,n_recent=0,select=head,representation=minmax,position=exact,n_neighbor=0'
         """
-        return cls(16, window, 0, "head", 1, "minmax", "exact", n_neighbor=0)
+        return cls(16, window, 0, "head", "minmax", "exact", n_neighbor=0)

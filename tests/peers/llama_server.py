@@ -50,7 +50,7 @@ def translate(given: list[str]) -> list[str]:
     n_seq = int(found.get("--parallel", 4))
     n_sharing = 1 if "--kv-unified" in given else n_seq  # llama-server divides its context among the sequences
     wanted += ["--parallel", str(n_seq), "--ctx-size", str(int(found.get("--ctx-size", 0)) // n_sharing)]
-    return [*wanted, "--method", os.environ.get("LCTX_PEER_METHOD", "full")]
+    return wanted
 
 
 if __name__ == "__main__":

@@ -1,0 +1,37 @@
+// Saved states of llama.cpp's own memories, checked before they are read: reading asserts, or believes what it finds.
+#pragma once
+
+#include "llama-hparams.h"
+#include "llama-io.h"
+#include "llama-memory.h"
+
+#include <cstdint>
+#include <vector>
+
+// Bytes in memory as a state.
+class lctx_state_reader final : public llama_io_read_i {
+  public:
+    lctx_state_reader(const uint8_t * data, size_t size) : data_(data), size_(size) {}
+
+    void read(void * dst, size_t size) override;
+    void read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override;
+    size_t n_bytes() override { return at_; }
+
+  private:
+    const uint8_t * next(size_t size);
+
+    const uint8_t * data_;
+    size_t size_, at_ = 0;
+};
+
+// How a state is read: those arguments of state_read, and what the memory beside it holds.
+struct lctx_state_kind {
+    int32_t seq;                  // < 0: all sequences
+    llama_state_seq_flags flags;  // LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: of a checkpoint
+    std::vector<int32_t> n_pos;   // the next position of every sequence, which its cells must end at without a gap; empty: any
+};
+
+// Read the state of a memory from io, and append its bytes to *bytes (when there is one). Throws lctx_refusal when its cells are none that
+// the memory could have written. False for a kind of memory that is not known here: nothing was read, and it is left to llama.cpp.
+bool lctx_check_state(llama_io_read_i & io, const llama_memory_i & memory, const llama_hparams & hparams, const lctx_state_kind & kind,
+                      std::vector<uint8_t> * bytes);

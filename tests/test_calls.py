@@ -1,0 +1,113 @@
+"""The C API with arguments that nobody means: refused or done as lctx.h says, never an abort, and nothing is lost."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import thinning
+from test_checkpoints import path_of
+
+DRIVER = Path(__file__).with_name("calls_driver.py")
+SIZES = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 64, "n_seq_max": 3, "n_threads": 1, "n_threads_batch": 1}
+ROUNDS = 1000 if thinning.run_all else 20  # of 20 calls each
+CASES = [
+    ("llama", ""),
+    ("llama", "full"),
+    ("llama", "longheads,chunk_size=16,window=64,representation=attention"),
+    ("llama", "corm,window=8,recent=24,evict_every=16"),
+    ("gemma3", ""),
+    ("gemma3", "full"),
+    ("qwen3next", ""),
+    ("qwen3next", "corm,window=8,recent=24,evict_every=16"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("calls")
+
+
+@pytest.mark.parametrize(("model", "method"), CASES)
+def test_no_call_ends_the_process(model_path, folder, model, method):
+    path = model_path(model) if model == "llama" else path_of(folder, model)
+    env = os.environ | {"LCTX_STRICT_ARENA": "1", "GGML_NO_BACKTRACE": "1"}
+    command = [sys.executable, str(DRIVER), str(path), method, "0", str(ROUNDS)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=900, check=False)
+    assert done.returncode == 0, f"seed {done.stdout.splitlines()[-1:]}: {done.stderr[-2000:]}"
+
+
+# ---- llama.cpp's own memory ----
+
+
+@pytest.fixture
+def own(open_session, tokens):
+    """A context without a method whose first sequence holds 60 tokens."""
+    session = open_session("llama", "", **SIZES)
+    session.decode(tokens[:60])
+    yield session
+    session.clear()
+
+
+def logits_after(session, seq: int, token: int):
+    return session.decode_mixed([(seq, token)])[0]
+
+
+@pytest.mark.parametrize("n", [30, 1, 59, 60, 61, -1])
+def test_a_prefix_is_copied(own, tokens, n):
+    kept = min(n, 60) if n >= 0 else 60
+    assert own.copy(0, 1, n)
+    assert [own.length(seq) for seq in range(3)] == [60, kept, 0]
+    got = logits_after(own, 1, 9)
+    own.clear()
+    own.decode(tokens[:kept])
+    assert abs(got - logits_after(own, 0, 9)).max() < 1e-4
+
+
+def test_a_copy_of_nothing_and_to_itself(own):
+    assert own.copy(0, 1)
+    assert own.copy(0, 1, 0)
+    assert own.copy(0, 0, 10)
+    assert own.copy(0, 0)
+    assert [own.length(seq) for seq in range(3)] == [60, 0, 0]
+
+
+@pytest.mark.parametrize("seq", [-(2**31), -2, -1, 3, 99, 2**31 - 1])
+def test_a_sequence_that_there_is_not_is_refused(own, lib, seq):
+    state = own.save(0)
+    assert not own.remove_tail(0, seq)
+    assert not own.copy(0, seq)
+    assert not own.copy(seq, 0)
+    assert not own.copy(seq, seq)
+    assert lib.lctx_seq_checkpoint(own.ctx, seq) == 0
+    assert "sequences are 0 .. 2" in own.error
+    own.keep(seq)
+    assert own.restorable(10, seq) == 0
+    if seq >= 0:
+        assert lib.lctx_state_size(own.ctx, seq) == 0
+        assert not own.restore(state, seq)
+    assert [own.length(s) for s in range(3)] == [60, 0, 0]
+    assert own.save(0) == state
+
+
+def test_others_are_forgotten(own):
+    for seq in (1, 2):
+        assert own.copy(0, seq)
+    own.keep(1)
+    assert [own.length(seq) for seq in range(3)] == [0, 60, 0]
+
+
+def test_what_cannot_go_back_is_refused_and_stays(ffi, lib, folder, tokens):
+    from session import Session
+
+    with Session(ffi, lib, path_of(folder, "qwen3next"), "", **SIZES) as session:
+        session.decode(tokens[:60])
+        for p0, p1 in ((30, -1), (30, 60), (0, 30), (59, 60)):
+            assert lib.lctx_seq_rm(session.ctx, 0, p0, p1) == 0
+            assert "recurrent state" in session.error
+        assert not session.copy(0, 1, 30)
+        assert [session.length(seq) for seq in range(2)] == [60, 0]
+        assert session.copy(0, 1)
+        assert session.remove_tail(0, 1)
+        assert [session.length(seq) for seq in range(2)] == [60, 0]
