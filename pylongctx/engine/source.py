@@ -56,11 +56,11 @@ class NoTokens:
         self.model = model
         self.reason = reason
 
-    def check_size(self, n_bytes: int) -> None:
-        """Let any text pass: there is nothing that it must fit."""
-
     def refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise RuntimeError."""
         raise RuntimeError(self.reason)
+
+    def check_size(self, n_bytes: int) -> None:
+        """Let every text be rendered: there is no context that it could not fit into."""
 
     turn = known = job = rows = drawn = finish = say = refuse
