@@ -1,5 +1,5 @@
-# make demo | report | test | test-all | test-peers | docs | lint | wheel | tools | sanitize | cuda-check: everything they need is set up
-# first, in .venv.
+# make demo | report | test | test-all | test-peers | fuzz | docs | lint | wheel | tools | sanitize | cuda-check: everything they need is
+# set up first, in .venv.
 # Needs Python >= 3.10, a C++ compiler, make and git; cmake and ninja come from PyPI.
 
 PYTHON ?= python3
@@ -30,7 +30,7 @@ NVCC      = $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/
 CUBLAS    = nvidia-cublas==13.*
 HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
 
-.PHONY: build demo report test test-all test-peers test-build docs lint format wheel tools tools-patched tools-stock sanitize
+.PHONY: build demo report test test-all test-peers fuzz test-build docs lint format wheel tools tools-patched tools-stock sanitize
 .PHONY: sanitize-address sanitize-thread cuda-check clean
 
 $(BIN)/pip:
@@ -93,6 +93,13 @@ test: test-build
 test-all: TEST_EXTRAS := test,eval$(if $(findstring train,$(LCTX_REQUIRE)),$(COMMA)train)$(if $(findstring peers,$(LCTX_REQUIRE)),$(COMMA)test-peers)
 test-all: test-build $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
 	LCTX_REQUIRE=$(TEST_GROUPS),eval,$(LCTX_REQUIRE) $(PYTEST) --all $(PYTEST_ARGS)
+
+# damaged model files for an hour, or FUZZ_ARGS="--seed 7 --count 20000"; a line for each in build/fuzz/lines.jsonl, the bad ones at the end
+FUZZ_ARGS ?= --seed $(shell date +%s) --seconds 3600
+fuzz: test-build
+	mkdir -p build/fuzz
+	$(BIN)/python tests/hostile_driver.py build/fuzz $(FUZZ_ARGS) > build/fuzz/lines.jsonl; code=$$?; wc -l build/fuzz/lines.jsonl; \
+	    grep -v '"[a-z0-9-]*", [03], ' build/fuzz/lines.jsonl; exit $$code
 
 # the programs of others that use the package: LangChain, guidance, LlamaIndex, lm-evaluation-harness (1 GB of packages)
 test-peers: TEST_EXTRAS := test,test-peers

@@ -19,14 +19,14 @@ std::vector<std::string> strings(const common_json & spec, const char * name) {
 // What starts a lazy grammar: tokens, and regular expressions on the text.
 struct triggers {
     std::vector<llama_token> tokens;
-    std::vector<std::string> patterns;
+    std::vector<std::string> words, patterns;
 
     void add_word(const llama_vocab * vocab, const std::string & word, const std::vector<std::string> & preserved) {
         const llama_tokens ids = common_tokenize(vocab, word, false, true);
         if (ids.size() == 1 && std::find(preserved.begin(), preserved.end(), word) != preserved.end()) {
             tokens.push_back(ids[0]);
         } else {
-            patterns.push_back(regex_escape(word));
+            words.push_back(word);
         }
     }
 };
@@ -60,7 +60,28 @@ llama_tokens tokens_of_prompt(const llama_vocab * vocab, const std::string & pro
 
 }  // namespace
 
-lctx_constraint::lctx_constraint(const llama_vocab * vocab, const common_json & spec) {
+bool lctx_trigger_tail::finds(const llama_vocab * vocab, llama_token token) {
+    const std::string piece = common_token_to_piece(vocab, token, true);
+    text += piece;
+    held.push_back(token);
+    sizes.push_back(piece.size());
+    const auto is_in_text = [&](const std::string & word) { return text.find(word) != std::string::npos; };
+    if (std::find(tokens.begin(), tokens.end(), token) != tokens.end() || std::any_of(words.begin(), words.end(), is_in_text)) {
+        return true;
+    }
+    size_t longest = 0;
+    for (const std::string & word : words) {
+        longest = std::max(longest, word.size());
+    }
+    while (!held.empty() && text.size() - sizes.front() + 1 >= longest) {
+        text.erase(0, sizes.front());
+        held.pop_front();
+        sizes.pop_front();
+    }
+    return false;
+}
+
+lctx_constraint::lctx_constraint(const llama_vocab * vocab, const common_json & spec) : vocab(vocab) {
     const auto text = spec.at("grammar").get<std::string>();
     lctx_check_grammar(vocab, text);
     lazy = spec.value("lazy", false);
@@ -78,12 +99,20 @@ lctx_constraint::lctx_constraint(const llama_vocab * vocab, const common_json & 
 }
 
 void lctx_constraint::make_grammar(const llama_vocab * vocab, const std::string & text, const common_json & spec) {
+    const lctx_grammar_budget::use spend(budget);
     if (!lazy) {
         grammar.reset(llama_sampler_init_grammar(vocab, text.c_str(), "root"));
     } else {
-        const triggers found = read_triggers(vocab, spec);
-        if (found.tokens.empty() && found.patterns.empty()) {
+        triggers found = read_triggers(vocab, spec);
+        if (found.tokens.empty() && found.words.empty() && found.patterns.empty()) {
             throw lctx_refusal("a lazy grammar needs a trigger");
+        }
+        if (found.patterns.empty()) {  // a pattern may begin anywhere
+            waiting.tokens = found.tokens;
+            waiting.words = found.words;
+        }
+        for (const std::string & word : found.words) {
+            found.patterns.push_back(regex_escape(word));
         }
         std::vector<const char *> patterns;
         for (const std::string & pattern : found.patterns) {
@@ -107,8 +136,21 @@ void lctx_constraint::skip_prompt(const llama_vocab * vocab, const common_json &
             if (!allows(token)) {
                 throw lctx_refusal("the grammar does not begin with what the chat template begins the answer with");
             }
-            llama_sampler_accept(grammar.get(), token);
+            feed(token);
         }
+    }
+}
+
+// Hand a token to the grammar; before a trigger only those that may be a part of it.
+void lctx_constraint::feed(llama_token token) {
+    const lctx_grammar_budget::use spend(budget);
+    if (waiting.tokens.empty() && waiting.words.empty()) {
+        llama_sampler_accept(grammar.get(), token);
+    } else if (waiting.finds(vocab, token)) {
+        for (const llama_token one : waiting.held) {
+            llama_sampler_accept(grammar.get(), one);
+        }
+        waiting = {};
     }
 }
 
@@ -125,6 +167,7 @@ void lctx_constraint::restrict(llama_token_data_array * candidates) const {
         throw lctx_refusal("the grammar has come to an end that it does not allow; begin again");
     }
     if (applies()) {
+        const lctx_grammar_budget::use spend(budget);
         llama_sampler_apply(grammar.get(), candidates);
     }
 }
@@ -143,11 +186,12 @@ void lctx_constraint::accept(llama_token token) {
         llama_sampler_accept(thinking.get(), token);
         const llama_tokens * end = open || !applies() ? nullptr : common_reasoning_budget_get_end_match(thinking.get());
         for (size_t i = 0; end && i < end->size(); i++) {
-            llama_sampler_accept(grammar.get(), (*end)[i]);  // the end of a thought may be a trigger
+            feed((*end)[i]);  // the end of a thought may be a trigger
         }
     }
     if (open) {
-        llama_sampler_accept(grammar.get(), token);
+        feed(token);
     }
     broken = false;
+    budget.refill();
 }

@@ -1,8 +1,8 @@
 #include "grammar.h"
 
 #include "llama-grammar.h"
-#include "methods/method.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
@@ -11,7 +11,8 @@ namespace {
 
 // llama.cpp reads parentheses and looks for left recursion by recursion
 constexpr int MAX_DEPTH = 256;
-constexpr int MAX_RULES = 20000;
+constexpr unsigned long long MAX_RULES = 20000;
+constexpr size_t MAX_TEXT = 4 << 20;
 constexpr size_t MAX_QUOTE = 60;
 
 // Behind a literal, a set of characters or a comment that begins at pos, else the next character.
@@ -32,28 +33,29 @@ const char * skip_blank(const char * pos) {
     return pos;
 }
 
-// llama.cpp counts from the most down to the least and meets no end when the most is less.
-void check_repetition(const char * pos) {
+// The rules that a repetition becomes. llama.cpp counts from the most down to the least and meets no end when the most is less.
+unsigned long long count_repetition(const char * pos) {
     char * end = nullptr;
     const unsigned long long least = strtoull(skip_blank(pos + 1), &end, 10);
     pos = skip_blank(end);
     pos = *pos == ',' ? skip_blank(pos + 1) : "";
-    if (isdigit((unsigned char)*pos) && strtoull(pos, nullptr, 10) < least) {
+    const unsigned long long most = isdigit((unsigned char)*pos) ? strtoull(pos, nullptr, 10) : least;
+    if (most < least) {
         throw lctx_refusal("the grammar repeats something at least " + std::to_string(least) + " times, and at most fewer");
     }
+    return std::min(most, MAX_RULES + 1);
 }
 
 void check_size(const std::string & text) {
-    int depth = 0, rules = 0;
+    int depth = 0;
+    unsigned long long rules = 0;
     for (const char * pos = text.c_str(); *pos; pos = skip_item(pos)) {
         depth += (*pos == '(') - (*pos == ')');
-        rules += *pos == '(' || (pos[0] == ':' && pos[1] == ':');
-        if (*pos == '{') {
-            check_repetition(pos);
-        }
-        if (depth > MAX_DEPTH || rules > MAX_RULES) {
-            throw lctx_refusal("the grammar is too large: at most " + std::to_string(MAX_RULES) + " rules and groups, " +
-                               std::to_string(MAX_DEPTH) + " groups in each other");
+        rules += *pos == '(' || *pos == '?' || *pos == '*' || *pos == '+' || (pos[0] == ':' && pos[1] == ':');
+        rules += *pos == '{' ? count_repetition(pos) : 0;
+        if (depth > MAX_DEPTH || rules > MAX_RULES || text.size() > MAX_TEXT) {
+            throw lctx_refusal("the grammar is too large: at most 4 MiB, " + std::to_string(MAX_RULES) +
+                               " rules, groups and repetitions, " + std::to_string(MAX_DEPTH) + " groups in each other");
         }
     }
 }

@@ -27,6 +27,9 @@ LCTX_INTERNAL size_t lctx_cpu_wsize(const struct ggml_tensor * dst, int n_tasks)
 #ifdef __cplusplus
 }
 
+// A step of the search for what a grammar allows, over n elements; throws when the thread's grammar has spent its budget.
+LCTX_INTERNAL void lctx_grammar_step(size_t n);
+
 // The same of the CUDA backend: start the kernels of dst in the stream of ctx; whether a device can run op, whose sources need not have
 // memory yet.
 struct ggml_backend_cuda_context;

@@ -4,6 +4,8 @@
 #include "firewall.h"
 #include "leaf.h"
 #include "log.h"
+#include "methods/method.h"
+#include "nesting.h"
 #include "text.h"
 
 #include <cctype>
@@ -32,6 +34,7 @@ struct lctx_parser {
     std::string text;         // what the prompt begins of the answer, and the answer so far
     common_chat_msg message;  // what was told already
     std::optional<open_text> open;
+    lctx_open_brackets open_brackets;
     uint64_t n_parsed = 0;         // bytes
     std::vector<std::string> ids;  // of the tool calls
     std::mt19937_64 random{std::random_device{}()};
@@ -191,7 +194,15 @@ bool may_parse(const lctx_parser & p) {
     return p.n_parsed + 2 * p.text.size() <= (1 << 18) + 64 * p.text.size();
 }
 
+// llama.cpp reads nested values by recursion.
+void check_open(const lctx_parser & p) {
+    if (p.open_brackets.most > LCTX_MAX_OPEN && !p.params.parser.empty()) {
+        throw lctx_refusal("the answer opens more than " + std::to_string(LCTX_MAX_OPEN) + " brackets in each other");
+    }
+}
+
 void parse(lctx_parser & p, bool final, common_json & deltas) {
+    check_open(p);
     p.n_parsed += p.text.size();
     common_chat_msg message = common_chat_parse(p.text, !final, p.params);
     if (message.empty()) {
@@ -206,6 +217,7 @@ void parse(lctx_parser & p, bool final, common_json & deltas) {
 
 std::string feed(lctx_parser & p, const std::string & piece) {
     p.text += piece;
+    p.open_brackets.read(piece);
     common_json deltas = common_json::array();
     if (p.open && extend(p, deltas)) {
         return deltas.dump_safe();
@@ -230,7 +242,7 @@ std::string end(lctx_parser & p, bool complete) {
 lctx_parser * lctx_parser_create(const char * syntax) {
     auto * p = new (std::nothrow) lctx_parser;
     if (p) {
-        lctx_guard(&p->error, [&] { read_syntax(*p, common_json::parse(syntax)); });
+        lctx_guard(&p->error, [&] { read_syntax(*p, lctx_parse_json("the syntax", syntax)); });
     }
     return p;
 }

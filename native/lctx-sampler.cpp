@@ -1,8 +1,10 @@
 // The C API: llama.cpp's sampler chain on one row of logits, and a grammar beside it.
 #include "constraint.h"
 #include "firewall.h"
+#include "grammar.h"
 #include "handles.h"
 #include "log.h"
+#include "nesting.h"
 
 #include <algorithm>
 #include <cmath>
@@ -132,8 +134,9 @@ lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_
 int32_t lctx_sampler_constrain(lctx_sampler * sampler, const char * constraint) {
     lctx_log_begin();
     sampler->error.clear();
-    const bool done = lctx_guard(
-        &sampler->error, [&] { sampler->constraint = std::make_unique<lctx_constraint>(sampler->vocab, common_json::parse(constraint)); });
+    const bool done = lctx_guard(&sampler->error, [&] {
+        sampler->constraint = std::make_unique<lctx_constraint>(sampler->vocab, lctx_parse_json("the constraint", constraint));
+    });
     return done ? LCTX_OK : LCTX_INVALID;
 }
 
@@ -144,7 +147,14 @@ const char * lctx_sampler_error(const lctx_sampler * sampler) {
 int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_t n_vocab) {
     int32_t token = -1;
     sampler->error.clear();
-    lctx_guard(&sampler->error, [&] { token = sample(sampler, logits, n_vocab); });
+    lctx_guard(&sampler->error, [&] {
+        try {
+            token = sample(sampler, logits, n_vocab);
+        } catch (const lctx_grammar_slow &) {
+            token = -2;
+            throw;
+        }
+    });
     return token;
 }
 

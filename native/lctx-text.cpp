@@ -1,5 +1,6 @@
 // The C API: text made by the library, and grammars of JSON schemas.
 #include "json-schema-to-grammar.h"
+#include "nesting.h"
 #include "text.h"
 
 const char * lctx_text_get(const lctx_text * text) {
@@ -15,5 +16,5 @@ void lctx_text_free(lctx_text * text) {
 }
 
 lctx_text * lctx_schema_to_grammar(const char * schema) {
-    return lctx_make_text([&] { return json_schema_to_grammar(common_json::parse(schema), true); });
+    return lctx_make_text([&] { return json_schema_to_grammar(lctx_parse_json("the schema", schema), true); });
 }

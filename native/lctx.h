@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 12 };
+enum { LCTX_ABI_VERSION = 13 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -235,8 +235,8 @@ int32_t lctx_n_past(const lctx_context * ctx, int32_t seq);
 
 // Sequences are 0 .. n_seq_max - 1. Functions that ask for another one are refused, or change nothing.
 
-// Remove positions [p0, p1) (p0 < 0: from the beginning, p1 < 0: to the end). 1 done, 0 refused and nothing changed: lctx_context_error says
-// why.
+// Remove positions [p0, p1) (p0 < 0: from the beginning, p1 < 0: to the end). 1 done, 0 refused and nothing changed: lctx_context_error
+// says why.
 int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1);
 
 // The longest prefix of at most n positions that lctx_seq_rm(ctx, seq, prefix, -1) can cut the sequence back to; 0 for no sequence.
@@ -351,7 +351,7 @@ typedef struct lctx_sampler_params {
     float top_p;
     float min_p;
     float typical_p;
-    float temp;  // 0: greedy; < 0: sample from the plain distribution
+    float temp;              // 0: greedy; < 0: sample from the plain distribution
     int32_t penalty_last_n;  // at most the last 4194304 tokens
     float repeat_penalty;
     float frequency_penalty;
@@ -370,8 +370,8 @@ void lctx_sampler_params_default(lctx_sampler_params * params);
 // top_k, typical, top_p, min_p, temperature, distribution. NULL when out of memory.
 lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_params * params);
 
-// Choose a token from float[n_vocab] and remember it for the penalties; -inf forbids one. -1 when none is left, or a logit is NaN or infinite:
-// lctx_sampler_error names its token.
+// Choose a token from float[n_vocab] and remember it for the penalties; -inf forbids one. -1 when none is left, or a logit is NaN or
+// infinite: lctx_sampler_error names its token. -2 when the grammar takes too long: a token may take a second of the processor.
 int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_t n_vocab);
 
 void lctx_sampler_free(lctx_sampler * sampler);
@@ -387,7 +387,7 @@ void lctx_text_free(lctx_text * text);
 
 // ---- grammars ----
 
-// The GBNF grammar of what a JSON schema allows.
+// The GBNF grammar of what a JSON schema allows; it may take long, and much memory.
 lctx_text * lctx_schema_to_grammar(const char * schema);
 
 // Let a sampler choose only what a grammar allows. constraint: JSON, "grammar" (GBNF, starts at "root"), and what lctx_template_apply
@@ -402,16 +402,17 @@ const char * lctx_sampler_error(const lctx_sampler * sampler);
 typedef struct lctx_template lctx_template;
 typedef struct lctx_parser lctx_parser;
 
-// Read a chat template. source: Jinja text, or NULL for the model's own, ChatML where it has none. Never NULL; check lctx_template_error.
-// The model must outlive it.
-lctx_template * lctx_template_create(const lctx_model * model, const char * source);
+// Read a chat template. spec: JSON with "source" (Jinja text), "with_tools" (another one, for requests with tools), "is_name" (source is
+// the name of a format that llama.cpp knows), "bos", "eos" (texts of tokens), "add_bos", "add_eos" (the vocabulary adds them). Never NULL
+// but when out of memory; check lctx_template_error. It may run endlessly, recurse and take all memory, as does all that renders it.
+lctx_template * lctx_template_create(const char * spec);
 
 // NULL when the template can be used, else why not.
 const char * lctx_template_error(const lctx_template * tmpl);
 
 void lctx_template_free(lctx_template * tmpl);
 
-// JSON: "source", "own" (whether the model or the caller gave one), "caps" (what the template can render).
+// JSON: "caps" (what the template can render).
 lctx_text * lctx_template_info(const lctx_template * tmpl);
 
 // Render a conversation. request: JSON with OpenAI's "messages", "tools", "tool_choice" (auto, none, required), "parallel_tool_calls";

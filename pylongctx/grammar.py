@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pylongctx._lib import lib, take_text
+from pylongctx._guarded import guarded
 
 
 def schema_to_gbnf(schema: str) -> str:
@@ -22,7 +22,7 @@ def schema_to_gbnf(schema: str) -> str:
     >>> print(schema_to_gbnf('{"type": "boolean"}').splitlines()[0])
     root ::= ("true" | "false")
     """
-    return take_text(lib.lctx_schema_to_grammar(schema.encode()))
+    return guarded("the grammar of the JSON schema", "schema_to_grammar", schema)
 
 
 class LlamaGrammar:

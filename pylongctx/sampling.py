@@ -17,6 +17,7 @@ Processors = LogitsProcessor | list[LogitsProcessor] | None
 StoppingCriteria = Callable[[NDArray[np.int32], NDArray[np.float32]], bool]
 
 RANDOM_SEEDS = (-1, 0xFFFFFFFF)
+TOO_SLOW = -2  # of lctx_sampler_sample
 
 
 class LogitsProcessorList(list[LogitsProcessor]):
@@ -156,10 +157,19 @@ class Sampler:
             raise error(lib.LCTX_INVALID, text(lib.lctx_sampler_error(self._handle)))
 
     def sample(self, logits: NDArray[np.float32]) -> int:
-        """Choose a token from float32 [n_vocab] and remember it for the penalties."""
+        """Choose a token from float32 [n_vocab] and remember it for the penalties.
+
+        Raises
+        ------
+        InvalidInput
+            When the grammar takes more than a second of the processor.
+        LctxError
+            When no token can be chosen.
+        """
         token: int = lib.lctx_sampler_sample(self._handle, in_buffer("logits", logits, np.float32), len(logits))
         if token < 0:
-            raise error(lib.LCTX_FAILED, text(lib.lctx_sampler_error(self._handle)))
+            status = lib.LCTX_INVALID if token == TOO_SLOW else lib.LCTX_FAILED
+            raise error(status, text(lib.lctx_sampler_error(self._handle)))
         return token
 
 

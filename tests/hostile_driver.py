@@ -1,65 +1,111 @@
-"""Load mutated GGUF files, each in a forked child, and print one JSON line per file that ended a child by a signal.
+"""Load mutated GGUF files in processes that may die, and print one JSON line for each of them.
 
-Usage: hostile_driver.py BASE.gguf SCRATCH.gguf FIRST LAST
+    python tests/hostile_driver.py FOLDER [--seed N] [--count N] [--seconds N]
+
+Tiny files of every kind of memory are written into FOLDER. A line has the seed, the architecture, how it ended, and
+the most memory in MiB: 0 it ran, 3 an exception; a negative number is a signal, ``hang`` more than LIMIT seconds. One
+that ended in another way than 0 or 3 has the end of stderr, too. Exits with 1 when there was such a one, or one took
+more than MEMORY.
 """
 
+import argparse
 import json
 import os
 import random
+import resource
+import signal
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gguf_mutator import mutate
+from tiny_gguf import make_model
+
 from pylongctx import Llama
+from pylongctx._peak import peak_memory, reset_peak_memory
+
+ARCHS = (
+    *("llama", "qwen2", "mixtral", "phi3", "gemma3", "gpt-oss", "deepseek2", "kimi-linear"),
+    *("jamba", "lfm2", "qwen3next", "mamba", "bert", "granitehybrid"),
+)
+METHODS = ("auto", "auto", None, "selfextend", "window", "longheads", "corm")
+LIMIT = 20  # seconds of the processor
+MEMORY = 1024  # MiB
+HANGS = (-signal.SIGPROF, -signal.SIGALRM)
+
+Line = list[int | str]
 
 
-def n_header(data: bytes) -> int:
-    """Return roughly where the tensor infos end: after the name of the last tensor, which is the output matrix."""
-    return data.rindex(b"output.weight") + 64
-
-
-def mutate(data: bytes, seed: int) -> bytes:
-    """Truncate, or change a few bytes of header, metadata and tensor infos."""
-    rng, end = random.Random(seed), n_header(data)
-    if seed % 4 == 0:
-        return data[: rng.randrange(end if seed % 8 else len(data))]
-    changed = bytearray(data)
-    for _ in range(rng.choice([1, 1, 2, 4])):
-        at = rng.randrange(24 if seed % 4 == 1 else end)
-        width = rng.choice([1, 1, 4, 8])
-        changed[at : at + width] = rng.choice([rng.randbytes(width), *(bytes([b] * width) for b in (0, 1, 0x7F, 255))])
-    return bytes(changed)
-
-
-def use(path: str) -> int:
+def use(path: Path, seed: int) -> int:
     """Load and run the model; 0 when it works, 3 for an exception."""
+    method = random.Random(seed).choice(METHODS)
     try:
-        with Llama(path, n_ctx=64, n_threads=1, n_threads_batch=1, verbose=False) as llm:
+        with Llama(str(path), n_ctx=64, n_threads=1, n_threads_batch=1, method=method, verbose=False) as llm:
             llm("ab", max_tokens=2)
-    except Exception:
+    except Exception as reason:
+        if os.environ.get("HOSTILE_VERBOSE"):
+            print(seed, repr(reason)[:300], file=sys.stderr)
         return 3
     return 0
 
 
-def status(path: str) -> int:
-    """Return how a child that uses the file ends."""
-    child = os.fork()
-    if child == 0:
-        code = 4
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            code = use(path)
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def run_child(seeds: range, bases: list[Path], scratch: Path, out: int) -> None:
+    """Use one file after the other; a line of the code and the memory for each."""
+    os.environ["GGML_NO_BACKTRACE"] = "1"
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+    os.dup2(os.open(f"{scratch}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    for seed in seeds:
+        scratch.write_bytes(mutate(bases[seed % len(bases)], seed))
+        reset_peak_memory()
+        signal.setitimer(signal.ITIMER_PROF, LIMIT)
+        signal.alarm(10 * LIMIT)
+        code = use(scratch, seed)
+        os.write(out, b"%d %d\n" % (code, peak_memory() >> 20))
 
 
-def main() -> None:
-    base, scratch, first, last = sys.argv[1:]
-    data = Path(base).read_bytes()
-    for seed in range(int(first), int(last)):
-        Path(scratch).write_bytes(mutate(data, seed))
-        print(json.dumps([seed, status(scratch)]), flush=True)
+def run(seeds: range, bases: list[Path], scratch: Path) -> Iterator[Line]:
+    """Yield a line for each seed, in a new child behind one that died."""
+    while seeds:
+        ends, out = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(ends)
+                run_child(seeds, bases, scratch, out)
+            finally:
+                os._exit(0)
+        os.close(out)
+        with open(ends, encoding="ascii") as lines:
+            for line in lines:
+                yield [seeds[0], bases[seeds[0] % len(bases)].stem, *map(int, line.split())]
+                seeds = seeds[1:]
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if seeds:
+            why = Path(f"{scratch}.err").read_text(errors="replace")[-300:]
+            yield [seeds[0], bases[seeds[0] % len(bases)].stem, "hang" if code in HANGS else code, 0, why]
+            seeds = seeds[1:]
+
+
+def main(write: Callable[[str], object] = sys.stdout.write) -> int:
+    """Run; returns the exit status."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=10**9)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    args = parser.parse_args()
+    bases = [make_model(args.folder / f"{arch}.gguf", arch=arch) for arch in ARCHS]
+    until, bad = time.monotonic() + args.seconds, 0
+    for line in run(range(args.seed, args.seed + args.count), bases, args.folder / f"mutated-{args.seed}.gguf"):
+        bad += line[2] not in (0, 3) or line[3] > MEMORY
+        write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+        if time.monotonic() > until:
+            break
+    return int(bad > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

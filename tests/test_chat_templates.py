@@ -1,7 +1,10 @@
 """The chat templates of real models, rendered by llama.cpp, against jinja2 as Hugging Face sets it up."""
 
+import ctypes
 import json
 from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from needs import need
@@ -9,9 +12,12 @@ from thinning import thin
 from upstream import files
 
 from pylongctx import Llama
-from pylongctx.chat.formats import FORMATS
+from pylongctx._lib import library_path
+from pylongctx.chat.formats import FORMATS, FUNCTIONARY, OF_LLAMA_CPP, find
 from pylongctx.chat.parser import AnswerParser
-from pylongctx.chat.template import ChatTemplate
+from pylongctx.chat.template import NO_TEMPLATE, ChatTemplate
+from pylongctx.errors import InvalidInput
+from pylongctx.sampling import Sampler, SamplingParams
 
 jinja2 = need("stock", "jinja2.sandbox")
 TemplateError = need("stock", "jinja2").TemplateError
@@ -119,9 +125,12 @@ def test_every_template_of_the_package_can_be_used(folder):
 
 # ---- named formats ----
 
+CHATML_EXPECTED = (
+    "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 1+1?<|im_end|>\n"
+    "<|im_start|>assistant\nIt is 2.<|im_end|>\n<|im_start|>user\nAnd 2+2?<|im_end|>\n<|im_start|>assistant\n"
+)
 EXPECTED = {
-    "chatml": "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 1+1?<|im_end|>\n"
-    "<|im_start|>assistant\nIt is 2.<|im_end|>\n<|im_start|>user\nAnd 2+2?<|im_end|>\n<|im_start|>assistant\n",
+    "chatml": CHATML_EXPECTED,
     "llama-2": "[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nWhat is 1+1? [/INST] It is 2. </s><s>[INST] And 2+2? [/INST]",
     "llama-3": "<|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
     "<|start_header_id|>user<|end_header_id|>\n\nWhat is 1+1?<|eot_id|>"
@@ -137,11 +146,96 @@ EXPECTED = {
     "### Instruction:\nAnd 2+2?\n\n### Response:\n",
     "openchat": "Be brief.<|end_of_turn|>GPT4 Correct User: What is 1+1?<|end_of_turn|>"
     "GPT4 Correct Assistant: It is 2.<|end_of_turn|>GPT4 Correct User: And 2+2?<|end_of_turn|>GPT4 Correct Assistant:",
+    "oasst_llama": "[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\n<|prompter|>What is 1+1?</s><|assistant|>It is 2.</s>"
+    "<|prompter|>And 2+2?</s><|assistant|>",
+    "baichuan": "Be brief.<reserved_102>What is 1+1?<reserved_103>It is 2.<reserved_102>And 2+2?<reserved_103>",
+    "baichuan-2": "Be brief.<reserved_106>What is 1+1?<reserved_107>It is 2.<reserved_106>And 2+2?<reserved_107>",
+    "openbuddy": "Be brief.\n\nUser: What is 1+1?\nAssistant: It is 2.\nUser: And 2+2?\nAssistant:",
+    "redpajama-incite": "Be brief.\n<human>: What is 1+1?\n<bot>: It is 2.\n<human>: And 2+2?\n<bot>:",
+    "snoozy": "### Instruction:\nBe brief.\n### Prompt: What is 1+1?\n### Response: It is 2.\n### Prompt: And 2+2?\n"
+    "### Response:",
+    "phind": "### System Prompt\nBe brief.\n\n### User Message: What is 1+1?\n\n### Assistant: It is 2.\n\n### "
+    "User Message: And 2+2?\n\n### Assistant:",
+    "intel": "### System:\nBe brief.\n### User:\nWhat is 1+1?\n### Assistant:\nIt is 2.\n### User:\nAnd 2+2?\n### "
+    "Assistant:\n",
+    "open-orca": "Be brief.<|end_of_turn|>\nUser: What is 1+1?<|end_of_turn|>\nAssistant: It is 2.<|end_of_turn|>\n"
+    "User: And 2+2?<|end_of_turn|>\nAssistant: ",
+    "mistrallite": "<|system|>Be brief.</s><|prompter|>What is 1+1?</s><|assistant|>It is 2.</s><|prompter|>"
+    "And 2+2?</s><|assistant|>",
+    "pygmalion": "<|system|>Be brief.<|user|>What is 1+1?<|model|>It is 2.<|user|>And 2+2?<|model|>",
+    "chatglm3": "<|system|>\n Be brief.<|user|>\n What is 1+1?<|assistant|>\n It is 2.<|user|>\n And 2+2?<|assistant|>",
+    "saiga": "system\nBe brief.</s><s>user\nWhat is 1+1?</s><s>bot\nIt is 2.</s><s>user\nAnd 2+2?</s><s>bot\n",
+    "chatml-function-calling": CHATML_EXPECTED,
 }
 
 
 def test_all_formats_are_tested():
     assert set(FORMATS) == {*EXPECTED, "qwen"}
+
+
+def test_every_name_of_llama_cpp_python_is_known():
+    """Its registry, by name: the module needs its library."""
+    import ast
+
+    need("stock", "llama_cpp")
+    source = Path(find_spec("llama_cpp").submodule_search_locations[0], "llama_chat_format.py").read_text()
+    decorators = [d for f in ast.parse(source).body if isinstance(f, ast.FunctionDef) for d in f.decorator_list]
+    wanted = {"register_chat_format", "register_chat_completion_handler"}
+    names = {d.args[0].value for d in decorators if isinstance(d, ast.Call) and d.func.id in wanted}
+    assert len(names) >= 27
+    assert names == {*FORMATS, *FUNCTIONARY}
+    for name in FUNCTIONARY:
+        with pytest.raises(InvalidInput, match="have a template of their own"):
+            find(name)
+
+
+def test_every_name_of_llama_cpp_is_known():
+    own = ctypes.CDLL(str(library_path()))
+    names = (ctypes.c_char_p * 256)()
+    n = own.llama_chat_builtin_templates(names, 256)
+    assert n > 50
+    assert {name.decode() for name in names[:n]} - FORMATS.keys() == OF_LLAMA_CPP
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama3", EXPECTED["llama-3"]),
+        ("phi3", "<|system|>\nBe brief.<|end|>\n<|user|>\nWhat is 1+1?<|end|>\n<|assistant|>\nIt is 2.<|end|>\n"
+         "<|user|>\nAnd 2+2?<|end|>\n<|assistant|>\n"),
+        ("mistral-v7-tekken", "[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]What is 1+1?[/INST]It is 2.</s>"
+         "[INST]And 2+2?[/INST]"),
+    ],
+)  # fmt: skip
+def test_formats_of_llama_cpp(embedded_model, name, expected):
+    with Llama(str(embedded_model), vocab_only=True, chat_format=name, verbose=False) as llm:
+        assert llm.apply_template([*SYSTEM, *CONVERSATION]) == expected
+
+
+@pytest.mark.parametrize("name", ["nonsense", "chat_template.nonsense", "functionary"])
+def test_an_unknown_format_fails_at_the_start(embedded_model, name):
+    with pytest.raises(ValueError, match=name):
+        Llama(str(embedded_model), vocab_only=True, chat_format=name, verbose=False)
+
+
+def test_a_model_without_a_template_says_so_once(embedded_model, caplog):
+    with Llama(str(embedded_model), vocab_only=True, verbose=False) as llm:
+        llm.apply_template(CONVERSATION)
+        llm.apply_template(CONVERSATION)
+    assert [record.getMessage() for record in caplog.records] == [NO_TEMPLATE]
+
+
+def test_a_required_call_is_the_whole_answer(folder):
+    """Of every template that knows tools: llama.cpp's grammar, without the text in front of the call."""
+    with Llama(str(folder / "ggml-vocab-qwen2.gguf"), vocab_only=True, verbose=False) as llm:
+        checked = 0
+        for path in sorted(folder.glob("*.jinja")):
+            template = ChatTemplate(llm._model, path.read_text())
+            rendered = template.render({"messages": CONVERSATION, "tools": [TOOL], "tool_choice": "required"})
+            if rendered.constraint is not None:
+                Sampler(llm._model, SamplingParams(seed=0), rendered.constraint)  # no rule is missing
+                checked += 1
+        assert checked > 30
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -1,10 +1,15 @@
 """Tool calls: forced by a grammar, chosen by the model, in the old form, and back in the conversation."""
 
 import json
+import time
 
+import numpy as np
 import pytest
 from chat_templates import CLOCK, TOOLS, WEATHER
 from llamas import new, script
+
+from pylongctx.chat.template import ChatTemplate
+from pylongctx.sampling import Sampler, SamplingParams
 
 USER = [{"role": "user", "content": "How is the weather in Paris?"}]
 CALL = ' <tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
@@ -67,11 +72,22 @@ def test_required_calls_one_of_them(model, seed):
     assert call["function"]["name"] in ("get_weather", "get_time")
 
 
-def test_required_cannot_end_without_a_call(model):
-    """The grammar allows words before the call, and no end before it."""
-    done = chat(model, tool_choice="required", max_tokens=30)["choices"][0]
-    assert done["finish_reason"] == "length"
-    assert chat(model, max_tokens=30)["choices"][0]["finish_reason"] == "stop"
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_time"}}])
+@pytest.mark.parametrize("template", [TOOLS, None])
+def test_a_required_call_comes_without_words(embedded_model, template, choice):
+    """Nothing is forced but the choice: llama.cpp's grammar would let the model talk until max_tokens."""
+    with new(embedded_model, chat_format=template, n_ctx=1024) as llm:
+        for seed in range(2):
+            done = chat(llm, tool_choice=choice, seed=seed, temperature=1.5)["choices"][0]
+            assert done["finish_reason"] == "tool_calls"
+            assert not (done["message"]["content"] or "").strip()
+            assert done["message"]["tool_calls"][0]["function"]["name"] in ("get_weather", "get_time")
+        assert chat(llm, max_tokens=30)["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_required_call_and_a_format_are_two_answers(model):
+    with pytest.raises(ValueError, match="cannot be combined with a response_format"):
+        chat(model, tool_choice="required", response_format={"type": "json_object"})
 
 
 @pytest.mark.parametrize("kwargs", [{"tool_choice": "required"}, {}])
@@ -103,6 +119,28 @@ def test_auto_holds_a_call_that_has_begun_to_its_schema(model):
     assert done["finish_reason"] == "tool_calls"
     for call in done["message"]["tool_calls"]:
         json.loads(call["function"]["arguments"])
+
+
+@pytest.mark.parametrize("mark", ["<tool_call>\n", "<<tool_call>\n", "a <tool_call>\n", "<tool_<tool_call>\n"])
+def test_a_trigger_is_found_behind_a_long_answer(model, mark):
+    """In linear time: llama.cpp searches the whole answer again with every token."""
+    template = ChatTemplate(model._model, TOOLS)
+    request = {"messages": USER, "tools": [WEATHER], "tool_choice": "auto"}
+    sampler = Sampler(model._model, SamplingParams(seed=0, temp=0.0), template.render(request).constraint)
+    start = time.process_time()
+
+    def choose(wanted):
+        row = np.zeros(model.n_vocab(), np.float32)
+        row[wanted] = 1.0
+        return sampler.sample(row)
+
+    (word,) = model.tokenize(b"the", add_bos=False)[-1:]
+    assert all(choose(word) == word for _ in range(20000))
+    assert time.process_time() - start < 10  # minutes with llama.cpp's own search
+    for token in model.tokenize(mark.encode(), add_bos=False):
+        assert choose(token) == token
+    assert choose(word) != word  # the schema of the call
+    assert model.detokenize([choose(word)])
 
 
 def test_none_calls_nothing(model):
@@ -165,7 +203,7 @@ def test_a_template_without_tools_says_so(embedded_model):
     with new(embedded_model, chat_format="vicuna", n_ctx=1024) as llm:
         with pytest.raises(ValueError, match="no tool calls, so none can be required"):
             chat(llm, tool_choice="required")
-        with pytest.warns(RuntimeWarning, match="does not show tools"):
+        with pytest.warns(RuntimeWarning, match="the model, which cannot know of get_weather, get_time"):
             chat(llm, max_tokens=2)
 
 

@@ -1,12 +1,16 @@
 """Grammars: JSON schemas, what they hold an answer to, and what cannot be one."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from llamas import new, texts
+from needs import need
 
 from pylongctx import Llama, LlamaGrammar
+from pylongctx._peak import peak_memory
 from pylongctx.errors import InvalidInput, LctxError
 from pylongctx.grammar import schema_to_gbnf
 
@@ -117,6 +121,8 @@ BROKEN = [
     ("root ::= [a{3,1}]{ 22 , # so\n 5 }", "at least 22 times"),
     ("root ::= " + "(" * 5000 + '"x"' + ")" * 5000, "too large"),
     ("root ::= a0\n" + "\n".join(f"a{i} ::= a{i + 1}" for i in range(30000)), "too large"),
+    ("root ::= " + '"a"{0,1000} ' * 30, "too large"),
+    ('root ::= "' + "a" * 5 * 2**20 + '"', "too large"),
     ("root ::= [", "unexpected end of input"),
     ('root ::= ("x"', "expecting '\\)'"),
     ("root ::= *", "preceding item"),
@@ -130,6 +136,47 @@ def test_a_broken_grammar_is_refused_and_nothing_is_lost(llm, text, reason, capf
     assert len(str(caught.value)) < 300
     assert "error parsing grammar" not in capfd.readouterr().err  # llama.cpp's, with all of the text
     assert say(llm, 'root ::= "yes"')["text"] == "yes"
+
+
+CHAIN = "\n".join(f"a{i} ::= a{i + 1} {{}} | a{i + 1} {{}}" for i in range(60)) + '\na60 ::= "q"'
+AMBIGUOUS = {
+    "400 options": "root ::= " + '"a"? ' * 400 + '"b"',
+    "groups of options": 'root ::= (("a"?){200}){90} "b"',
+    "chain": "root ::= a0\n" + CHAIN.replace("{}", ""),
+    "chain of endings": "root ::= a0\n" + CHAIN.replace("{}", '"x"'),
+}
+
+
+@pytest.mark.parametrize("name", AMBIGUOUS)
+def test_an_ambiguous_grammar_ends_its_generation_alone(llm, name):
+    start = time.process_time()
+    with pytest.raises(InvalidInput, match="the grammar is too ambiguous"):
+        say(llm, AMBIGUOUS[name], seed=1)
+    assert time.process_time() - start < 3
+    assert peak_memory() < 2**30
+    assert say(llm, 'root ::= "yes"')["text"] == "yes"
+
+
+def test_others_go_on_beside_an_ambiguous_grammar(embedded_model):
+    """The engine has one thread: a token may take a second of it, and then its request fails."""
+    httpx = need("server", "fastapi", "httpx")
+    from serving import running
+
+    with running(n_seq=2) as server, ThreadPoolExecutor(2) as pool:
+        ask = {"prompt": "It was", "max_tokens": 12, "temperature": 1.0, "seed": 1}
+        url = f"{server.url}/v1/completions"
+        bad = pool.submit(httpx.post, url, json=ask | {"grammar": AMBIGUOUS["400 options"]}, timeout=60)
+        good = pool.submit(httpx.post, url, json=ask, timeout=60)
+        assert bad.result().status_code == 400
+        assert "too ambiguous" in bad.result().json()["error"]["message"]
+        assert good.result().json()["usage"]["completion_tokens"] == 12
+
+
+def test_a_large_schema_can_be_followed(llm):
+    properties = {f"p{i}": {"type": "integer"} for i in range(300)}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    text = say(llm, LlamaGrammar.from_json_schema(schema), seed=2, max_tokens=30)["text"]
+    assert text.startswith("{")
 
 
 @pytest.mark.parametrize(

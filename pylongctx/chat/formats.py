@@ -6,10 +6,12 @@ from pylongctx.errors import InvalidInput
 
 
 class Format(NamedTuple):
-    """A template, and what ends an answer where the model's vocabulary does not know."""
+    """A template (Jinja text, or a name of llama.cpp's), and what ends an answer where the vocabulary does not know."""
 
     source: str
     stops: tuple[str, ...] = ()
+    with_tools: str = ""
+    is_name: bool = False
 
 
 def _turns(system: str, user: str, assistant: str, start: str, stops: tuple[str, ...] = ()) -> Format:
@@ -83,6 +85,34 @@ FORMATS = {
         "<start_of_turn>model\n",
         ("<end_of_turn>",),
     ),
+    "oasst_llama": _turns(
+        "[INST] <<SYS>>\n%\n<</SYS>>\n\n", "<|prompter|>%</s>", "<|assistant|>%</s>", "<|assistant|>", ("</s>",)
+    ),
+    "baichuan": _turns("%", "<reserved_102>%", "<reserved_103>%", "<reserved_103>", ("<reserved_102>",)),
+    "baichuan-2": _turns("%", "<reserved_106>%", "<reserved_107>%", "<reserved_107>", ("<reserved_106>",)),
+    "openbuddy": _turns("%\n\n", "User: %\n", "Assistant: %\n", "Assistant:", ("User:",)),
+    "redpajama-incite": _turns("%\n", "<human>: %\n", "<bot>: %\n", "<bot>:", ("<human>",)),
+    "snoozy": _turns("### Instruction:\n%\n", "### Prompt: %\n", "### Response: %\n", "### Response:", ("###",)),
+    "phind": _turns(
+        "### System Prompt\n%\n\n",
+        "### User Message: %\n\n",
+        "### Assistant: %\n\n",
+        "### Assistant:",
+        ("### User Message",),
+    ),
+    "intel": _turns("### System:\n%\n", "### User:\n%\n", "### Assistant:\n%\n", "### Assistant:\n", ("### User:",)),
+    "open-orca": _turns(
+        "%<|end_of_turn|>\n",
+        "User: %<|end_of_turn|>\n",
+        "Assistant: %<|end_of_turn|>\n",
+        "Assistant: ",
+        ("<|end_of_turn|>",),
+    ),
+    "mistrallite": _turns("<|system|>%</s>", "<|prompter|>%</s>", "<|assistant|>%</s>", "<|assistant|>", ("</s>",)),
+    "pygmalion": _turns("<|system|>%", "<|user|>%", "<|model|>%", "<|model|>", ("<|user|>",)),
+    "chatglm3": _turns("<|system|>\n %", "<|user|>\n %", "<|assistant|>\n %", "<|assistant|>", ("<|user|>",)),
+    "saiga": _turns("<s>system\n%</s>", "<s>user\n%</s>", "<s>bot\n%</s>", "<s>bot\n", ("</s>",)),
+    "chatml-function-calling": CHATML,
     "vicuna": _turns("% ", "USER: % ", "ASSISTANT: %</s>", "ASSISTANT:", ("</s>",)),
     "alpaca": _turns(
         "%\n\n",
@@ -101,14 +131,36 @@ FORMATS = {
 }
 
 
+# formats of llama.cpp itself (llama_chat_builtin_templates) that have no namesake above; they know no tools
+OF_LLAMA_CPP = frozenset(
+    """
+    bailing bailing-think bailing2 chatglm4 command-r deepseek deepseek-ocr deepseek2 deepseek3 exaone-moe exaone3
+    exaone4 falcon3 gigachat glmedge gpt-oss granite granite-4.0 granite-4.1 grok-2 hunyuan-dense hunyuan-moe hunyuan-vl
+    kimi-k2 llama2 llama2-sys llama2-sys-bos llama2-sys-strip llama3 llama4 megrez minicpm mistral-v1 mistral-v3
+    mistral-v3-tekken mistral-v7 mistral-v7-tekken monarch orion pangu-embedded phi3 phi4 rwkv-world seed_oss smolvlm
+    solar-open vicuna-orca yandex
+    """.split()
+)
+# handlers of llama_cpp that ask for a tokenizer of Hugging Face
+FUNCTIONARY = ("functionary", "functionary-v1", "functionary-v2")
+
+
 def find(name: str) -> Format:
     """Return a named format, or Jinja text as it is; InvalidInput for a name that is not known."""
     if name in FORMATS:
         return FORMATS[name]
+    if name in OF_LLAMA_CPP:
+        return Format(name, is_name=True)
     if "{{" in name or "{%" in name:
         return Format(name)
+    if name in FUNCTIONARY:
+        raise InvalidInput(
+            f"chat_format {name!r} is not served: models of functionary have a template of their own, which is used "
+            "without chat_format",
+            -1,
+        )
     raise InvalidInput(
-        f"unknown chat_format {name!r}. Known are {', '.join(sorted(FORMATS))}; others can be given as Jinja text, "
-        "and without chat_format the model's own template is used",
+        f"unknown chat_format {name!r}. Known are {', '.join(sorted(FORMATS.keys() | OF_LLAMA_CPP))}; others can be "
+        "given as Jinja text, and without chat_format the model's own template is used",
         -1,
     )

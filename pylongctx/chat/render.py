@@ -31,12 +31,16 @@ def render(template: ChatTemplate, given: Mapping[str, Any]) -> Rendered:
         request["json_schema"] = schema
     if given.get("grammar") is not None and (schema is not None or (tools and choice != "none")):
         raise ValueError("grammar cannot be combined with tools or a response_format, which make one of their own")
+    if tools and choice == "required" and schema is not None:
+        raise ValueError("a required tool call cannot be combined with a response_format: an answer is one of them")
     rendered = template.render(request)
     if tools and choice == "required" and rendered.constraint is None:
         raise ValueError("the chat template knows no tool calls, so none can be required; try chat_format='chatml'")
     if tools and not template.info["caps"]["supports_tools"]:
+        names = ", ".join(tool["function"]["name"] for tool in tools)
         warnings.warn(
-            "the chat template does not show tools to the model; try chat_format='chatml'",
+            f"the chat template does not show tools to the model, which cannot know of {names}; "
+            "try chat_format='chatml'",
             RuntimeWarning,
             stacklevel=5,
         )

@@ -1,17 +1,23 @@
 """Chat templates: from messages to a prompt, and to what the answer must look like; by llama.cpp."""
 
 import json
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pylongctx._lib import error, ffi, lib, take_text, text
+from pylongctx._guarded import guarded
+from pylongctx._lib import error, lib
+from pylongctx._log import LOG
 from pylongctx.chat import formats
+from pylongctx.chat.handlers import registered_handler
 from pylongctx.engine.model import Model
 
 OWN = "chat_template."  # begins the names of a model's own templates: chat_template.default, chat_template.tool_use
+NO_TEMPLATE = (
+    "the model has no chat template, so ChatML is used; a model that was not trained on it may give empty answers: "
+    "pass chat_format, or use completions instead of chat"
+)
 
 
 @dataclass(frozen=True)
@@ -40,43 +46,47 @@ class Rendered:
 
 
 class ChatTemplate:
-    """Owner of one ``lctx_template``.
+    """A chat template, read and rendered where it can be stopped: it is a program of whoever wrote the model's file.
 
     Parameters
     ----------
     model : Model
-        Must outlive the template.
-    source : str or None
-        Jinja text; None: the model's own, ChatML where it has none.
+        Whose tokens begin and end a conversation.
+    source : str
+        Jinja text, or a name of llama.cpp's.
     stops : tuple of str
         More strings that end an answer.
+    with_tools : str
+        Jinja text for requests with tools, where there is another one.
+    is_name : bool
+        The source is a name of llama.cpp's.
+
+    Attributes
+    ----------
+    info : dict
+        ``source``, and ``caps``: what the template can render.
 
     Raises
     ------
     InvalidInput
-        When the template cannot be parsed.
+        When the template cannot be used.
     """
 
-    def __init__(self, model: Model, source: str | None = None, stops: tuple[str, ...] = ()) -> None:
-        handle = lib.lctx_template_create(model.handle, ffi.NULL if source is None else source.encode())
-        self._handle = ffi.gc(handle, lib.lctx_template_free)
+    def __init__(
+        self, model: Model, source: str, stops: tuple[str, ...] = (), with_tools: str = "", is_name: bool = False
+    ) -> None:
         self._stops = stops
-        self._lock = threading.Lock()  # it renders one conversation at a time
-        if failure := text(lib.lctx_template_error(handle)):
-            raise error(lib.LCTX_INVALID, failure)
-
-    @cached_property
-    def info(self) -> dict[str, Any]:
-        """``source``, ``own`` (whether the model or the caller gave it), ``caps`` (what it can render)."""
-        found: dict[str, Any] = json.loads(take_text(lib.lctx_template_info(self._handle)))
-        return found
+        spec = _tokens(model) | {"source": source, "with_tools": with_tools, "is_name": is_name}
+        self._spec = json.dumps(spec)
+        found = json.loads(guarded("the chat template", "template_info", self._spec))
+        self.info: dict[str, Any] = {"source": source, **found}
 
     def render(self, request: Mapping[str, Any]) -> Rendered:
         """Render a request, see ``lctx_template_apply``; InvalidInput when the template refuses it."""
         try:
-            with self._lock:
-                answer = json.loads(take_text(lib.lctx_template_apply(self._handle, json.dumps(request).encode())))
-        except ValueError as reason:
+            wanted = json.dumps(request)
+            answer = json.loads(guarded("the chat template", "template_apply", self._spec, wanted))
+        except (ValueError, RecursionError) as reason:
             raise error(lib.LCTX_INVALID, f"the chat template cannot render the messages: {reason}") from None
         return Rendered(
             prompt=answer["prompt"],
@@ -87,6 +97,14 @@ class ChatTemplate:
         )
 
 
+def _tokens(model: Model) -> dict[str, Any]:
+    """Return the texts of the tokens that templates name, and whether the vocabulary adds them."""
+    info = model.info
+    ids = {"bos": info.token_bos, "eos": info.token_eos}
+    texts = {name: model.piece(token, True).decode("utf-8", "replace") for name, token in ids.items() if token >= 0}
+    return texts | {"add_bos": bool(info.add_bos), "add_eos": bool(info.add_eos)}
+
+
 class Templates:
     """The chat template of a model, found when it is first asked for.
 
@@ -95,22 +113,40 @@ class Templates:
     model : Model
         Must outlive this object.
     name : str or None
-        A named format, Jinja text, or ``chat_template.NAME`` of the model. None: the model's own template, else ChatML.
+        A named format, Jinja text, ``chat_template.NAME`` of the model, or the name of a handler. None: the model's own
+        template, else ChatML, with a warning.
+
+    Raises
+    ------
+    InvalidInput
+        When nobody knows the name.
+    ValueError
+        When the model has no template of that name.
     """
 
     def __init__(self, model: Model, name: str | None) -> None:
         self.name = name
         self._model = model
+        if name is not None and registered_handler(name) is None:
+            self._named(name)
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The template; InvalidInput when it cannot be used, ValueError when the model has none of that name."""
-        if self.name is None:
-            own = ChatTemplate(self._model)
-            return own if own.info["own"] else ChatTemplate(self._model, *formats.find("chatml"))
-        if not self.name.startswith(OWN):
-            return ChatTemplate(self._model, *formats.find(self.name))
-        key, metadata = "tokenizer." + self.name.removesuffix(".default"), self._model.metadata()
+        """The template; InvalidInput when it cannot be used."""
+        return ChatTemplate(self._model, *(self._own() if self.name is None else self._named(self.name)))
+
+    def _named(self, name: str) -> formats.Format:
+        if not name.startswith(OWN):
+            return formats.find(name)
+        key, metadata = "tokenizer." + name.removesuffix(".default"), self._model.metadata()
         if key not in metadata:
-            raise ValueError(f"chat_format={self.name!r}: the model has no template {key}")
-        return ChatTemplate(self._model, metadata[key])
+            raise ValueError(f"chat_format={name!r}: the model has no template {key}")
+        return formats.Format(metadata[key])
+
+    def _own(self) -> formats.Format:
+        metadata = self._model.metadata()
+        plain, tools = (metadata.get(f"tokenizer.{key}", "") for key in ("chat_template", "chat_template.tool_use"))
+        if plain or tools:
+            return formats.Format(plain or tools, with_tools=tools)
+        LOG.warning(NO_TEMPLATE)
+        return formats.find("chatml")

@@ -78,6 +78,7 @@ class Chat:
         self.first = given_text(args, "prompt", "file")
         system = given_text(args, "system_prompt", "system_prompt_file")
         self.conversation = Conversation(open_llama(args, self.meter), system, arguments)
+        _ = self.conversation.llm.chat_template  # what is wrong with it is said before the first message
         self.commands: dict[str, Callable[[str], None]] = {
             "regen": self.regen,
             "clear": self.clear,

@@ -8,6 +8,7 @@ from pylongctx import _arguments as arguments
 from pylongctx._lib import InvalidInput, lib
 from pylongctx._log import LOG
 from pylongctx._preflight import fit, serves
+from pylongctx._trial import try_model
 from pylongctx.catalog import resolve
 from pylongctx.engine.context import Context
 from pylongctx.engine.drafting import check_draft
@@ -60,6 +61,8 @@ class Opened:
         self.context: Context | None = None
         if given["vocab_only"]:
             self._set_log_level()
+            if given["preflight"]:
+                try_model(self.path, arguments.model_settings(given))
             self.model = Model(self.path, arguments.model_settings(given))
         elif given["method"] == AUTO and spec:
             self._open_auto(settings, spec)
@@ -109,6 +112,7 @@ class Opened:
     def _open(self, settings: dict[str, Any], spec: str) -> None:
         where = arguments.model_settings(self.given)
         if self.given["preflight"]:
+            try_model(self.path, where, settings, spec)
             settings = fit(self.path, where, settings, spec)
         self._set_log_level()
         self.model = Model(self.path, where)

@@ -1,0 +1,80 @@
+"""Whether a model file ends the process that opens it: found out in another one."""
+
+import contextlib
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from pylongctx._cache_folder import cache_folder
+from pylongctx._gguf import check_gguf
+from pylongctx._guarded import guarded
+from pylongctx._lib import ffi, lib, library_path
+from pylongctx.engine.model import with_fields
+from pylongctx.errors import InvalidInput, ModelRefused
+
+SHORT = 512  # tokens: what a graph looks like does not depend on the length of the context
+SECONDS = 60
+LONG = 0.5  # seconds: a file that took longer is not tried again, see ``_note``
+ELSEWHERE = ("tensor_split", "n_tensor_split", "rpc_servers", "n_gpu_layers", "split_mode", "main_gpu")
+
+_good: set[str] = set()
+
+
+def try_model(
+    path: str, model_settings: dict[str, Any], settings: dict[str, Any] | None = None, method: str = ""
+) -> None:
+    """Open a model without weights and a context without memory in another process.
+
+    What the library refuses with a reason is refused again, with that reason, when the model is opened here; but not
+    for want of memory, of which there may be more here.
+
+    Raises
+    ------
+    ModelRefused
+        When that process ended, or took more than a minute or ``_guarded.MEMORY``.
+    """
+    if not os.path.isfile(path):
+        return  # refused where it is opened
+    check_gguf(path)
+    here = {name: value for name, value in model_settings.items() if name not in ELSEWHERE}
+    model = with_fields("lctx_model_params", lib.lctx_model_params_default, here | {"n_gpu_layers": 0, "dry": 1})
+    context = ""
+    if settings is not None:
+        few = {"n_ctx": min(settings["n_ctx"] or SHORT, SHORT), "n_seq_max": min(settings.get("n_seq_max", 1), 2)}
+        context = _hex(with_fields("lctx_context_params", lib.lctx_context_params_default, settings | few))
+    call = (os.path.abspath(path), _hex(model), context, method)
+    name = hashlib.sha256(
+        repr((_identity(path), _identity(library_path()), call)).encode("utf-8", "replace")
+    ).hexdigest()
+    if name in _good or _note(name).is_file():
+        return
+    start = time.monotonic()
+    try:
+        reason = guarded(f"{path} cannot be used: it", "try_model", *call, seconds=SECONDS)
+    except InvalidInput as stopped:
+        raise ModelRefused(str(stopped), stopped.status) from None
+    if "alloc" in reason:
+        raise ModelRefused(
+            f"{path} cannot be used: without any weights it takes too much memory ({reason})", lib.LCTX_INVALID
+        )
+    _good.add(name)
+    if time.monotonic() - start > LONG:
+        with contextlib.suppress(OSError):  # no such folder can be made: it is tried again in the next process
+            _note(name).parent.mkdir(parents=True, exist_ok=True)
+            _note(name).touch()
+
+
+def _hex(struct: Any) -> str:
+    return bytes(ffi.buffer(struct)).hex()
+
+
+def _identity(path: str | Path) -> tuple[int, ...]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _note(name: str) -> Path:
+    """Return the file that says that a trial went well."""
+    return cache_folder() / "tried" / name
