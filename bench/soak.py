@@ -1,4 +1,4 @@
-"""Soak of the server: mixed requests on loopback, some cancelled, oversized or malformed; one table.
+"""Soak of the server: mixed requests on loopback, some cancelled, oversized, malformed or hostile; one table.
 
     python bench/soak.py --requests 2000
 
@@ -29,6 +29,7 @@ N_SEQ, N_CTX = 4, 512
 OPTIONS = ["-np", str(N_SEQ), "-c", str(N_CTX), "-ub", "128", "-t", "1", "--max-body", "1", "--queue", str(2 * CLIENTS)]
 GROWTH = 0.02  # of the server's memory
 PART = 0.2  # share of the requests after which memory is measured
+PAUSE = 0.02  # seconds between two questions to /health
 WARM = 2  # parts until the server is warm: threads, heaps, connections
 ENOUGH = 1000  # requests from which on growth is judged
 WORDS = "It was the best of times, it was the worst of times, it was the age of wisdom".split()
@@ -52,6 +53,7 @@ class Soak:
         self.http = httpx.AsyncClient(base_url=url, timeout=60.0, limits=httpx.Limits(max_connections=CLIENTS))
         self.random = random.Random(seed)
         self.counts: dict[str, Count] = {kind: Count() for kind in KINDS}
+        self.health: list[float] = []  # ms of answers to /health
 
     def text(self, n: int) -> str:
         return " ".join(self.random.choices(WORDS, k=n))
@@ -110,16 +112,28 @@ class Soak:
         for seq in range(N_SEQ):
             await self.http.post(f"/slots/{seq}", params={"action": "erase"}, json={})
 
+    async def watch(self) -> None:
+        """Ask /health all the time, on a connection of its own."""
+        async with httpx.AsyncClient(base_url=self.http.base_url, timeout=60.0) as http:
+            while True:
+                start = time.monotonic()
+                (await http.get("/health")).raise_for_status()
+                self.health.append(1000 * (time.monotonic() - start))
+                await asyncio.sleep(PAUSE)
+
     async def metric(self, name: str) -> float:
         found = re.search(rf"^pylongctx_{name} (\S+)$", (await self.http.get("/metrics")).text, re.M)
         assert found
         return float(found[1])
 
 
-async def _malformed(soak: Soak) -> int:
-    body = json.dumps({"messages": soak.messages()})[: soak.random.randint(1, 20)]
+async def _raw(soak: Soak, body: str) -> int:
     headers = {"Content-Type": "application/json"}
-    return (await soak.http.post("/v1/chat/completions", content=body, headers=headers)).status_code
+    return (await soak.http.post("/v1/completions", content=body, headers=headers)).status_code
+
+
+async def _malformed(soak: Soak) -> int:
+    return await _raw(soak, json.dumps({"messages": soak.messages()})[: soak.random.randint(1, 20)])
 
 
 async def _large_body(soak: Soak) -> int:
@@ -132,6 +146,10 @@ def _completion(**more: object) -> Callable[[Soak], Awaitable[int]]:
 
 def _chat(**more: object) -> Callable[[Soak], Awaitable[int]]:
     return lambda soak: soak.status("/v1/chat/completions", {"messages": soak.messages(), "max_tokens": 16} | more)
+
+
+async def _with(soak: Soak, path: str, headers: dict[str, str]) -> int:
+    return (await soak.http.post(path, headers=headers)).status_code
 
 
 # kind: the status that it must have, and how it is sent
@@ -152,6 +170,18 @@ KINDS: dict[str, tuple[int, Callable[[Soak], Awaitable[int]]]] = {
     "bad schema": (400, _chat(response_format={"type": "json_schema", "json_schema": {"schema": {"type": "wrong"}}})),
     "unknown route": (404, lambda soak: soak.status("/v1/nothing", {})),
     "tokenize": (200, lambda soak: soak.status("/tokenize", {"content": soak.text(50)})),
+    "native completion": (200, lambda soak: soak.status("/completion", {"prompt": soak.text(9), "n_predict": 8})),
+    "Anthropic's": (200, lambda soak: soak.status("/v1/messages", {"messages": soak.messages(), "max_tokens": 8})),
+    "responses": (200, lambda soak: soak.status("/v1/responses", {"input": soak.text(9), "max_output_tokens": 8})),
+    "embeddings, not served": (501, lambda soak: soak.status("/v1/embeddings", {"input": "a"})),
+    "huge prompt": (400, lambda soak: soak.status("/v1/completions", {"prompt": "word " * 150_000})),
+    "many stops": (400, _completion(stop=["a"] * 100_000)),
+    "many messages": (400, lambda soak: soak.status("/v1/chat/completions", {"messages": [{}] * 50_000})),
+    "deep JSON": (400, lambda soak: _raw(soak, '{"prompt":' + "[" * 200_000 + "]" * 200_000 + "}")),
+    "unknown field": (400, _completion(nothing=1)),
+    "foreign host": (403, lambda soak: _with(soak, "/slots/0?action=erase", {"Host": "evil.example"})),
+    "foreign origin": (403, lambda soak: _with(soak, "/slots/0?action=erase", {"Origin": "http://evil.example"})),
+    "a form's POST": (415, lambda soak: _with(soak, "/slots/0?action=erase", {})),
 }
 
 
@@ -171,11 +201,12 @@ async def soak(url: str, pid: int, n: int, seed: int) -> tuple[Soak, list[int], 
     clients = Soak(url, seed)
     kinds = list(itertools.islice(itertools.cycle(KINDS), n))
     clients.random.shuffle(kinds)
-    size, memory = max(1, int(PART * n)), []
+    size, memory, watching = max(1, int(PART * n)), [], asyncio.ensure_future(clients.watch())
     for first in range(0, n, size):
         await clients.run(kinds[first : first + size])
         memory.append(psutil.Process(pid).memory_info().rss)
     kv = int(await clients.metric("kv_bytes"))
+    watching.cancel()
     await clients.http.aclose()
     return clients, memory, kv
 
@@ -210,6 +241,9 @@ def main(argv: list[str] | None = None) -> int:
     growth = memory[-1] / memory[WARM - 1] - 1
     Console().print(table(clients.counts))
     series = ", ".join(f"{rss / 2**20:.1f}" for rss in memory)
+    health = sorted(clients.health)
+    late = f"99 of 100 within {health[int(0.99 * len(health))]:.0f} ms, the slowest after {health[-1]:.0f} ms"
+    print(f"{len(health)} answers of /health, {late}")
     print(f"memory of the server {series} MiB ({growth:+.1%}), KV {kv} bytes, exit status {status}")
     wrong = sum(len(one.wrong) for one in clients.counts.values())
     too_much = growth > GROWTH and args.requests >= ENOUGH

@@ -134,8 +134,9 @@ lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_
 int32_t lctx_sampler_constrain(lctx_sampler * sampler, const char * constraint) {
     lctx_log_begin();
     sampler->error.clear();
-    const bool done = lctx_guard(
-        &sampler->error, [&] { sampler->constraint = std::make_unique<lctx_constraint>(sampler->vocab, lctx_parse_json("the constraint", constraint)); });
+    const bool done = lctx_guard(&sampler->error, [&] {
+        sampler->constraint = std::make_unique<lctx_constraint>(sampler->vocab, lctx_parse_json("the constraint", constraint));
+    });
     return done ? LCTX_OK : LCTX_INVALID;
 }
 

@@ -235,8 +235,8 @@ int32_t lctx_n_past(const lctx_context * ctx, int32_t seq);
 
 // Sequences are 0 .. n_seq_max - 1. Functions that ask for another one are refused, or change nothing.
 
-// Remove positions [p0, p1) (p0 < 0: from the beginning, p1 < 0: to the end). 1 done, 0 refused and nothing changed: lctx_context_error says
-// why.
+// Remove positions [p0, p1) (p0 < 0: from the beginning, p1 < 0: to the end). 1 done, 0 refused and nothing changed: lctx_context_error
+// says why.
 int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1);
 
 // The longest prefix of at most n positions that lctx_seq_rm(ctx, seq, prefix, -1) can cut the sequence back to; 0 for no sequence.
@@ -351,7 +351,7 @@ typedef struct lctx_sampler_params {
     float top_p;
     float min_p;
     float typical_p;
-    float temp;  // 0: greedy; < 0: sample from the plain distribution
+    float temp;              // 0: greedy; < 0: sample from the plain distribution
     int32_t penalty_last_n;  // at most the last 4194304 tokens
     float repeat_penalty;
     float frequency_penalty;
@@ -370,8 +370,8 @@ void lctx_sampler_params_default(lctx_sampler_params * params);
 // top_k, typical, top_p, min_p, temperature, distribution. NULL when out of memory.
 lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_params * params);
 
-// Choose a token from float[n_vocab] and remember it for the penalties; -inf forbids one. -1 when none is left, or a logit is NaN or infinite:
-// lctx_sampler_error names its token. -2 when the grammar takes too long: a token may take a second of the processor.
+// Choose a token from float[n_vocab] and remember it for the penalties; -inf forbids one. -1 when none is left, or a logit is NaN or
+// infinite: lctx_sampler_error names its token. -2 when the grammar takes too long: a token may take a second of the processor.
 int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_t n_vocab);
 
 void lctx_sampler_free(lctx_sampler * sampler);

@@ -42,7 +42,9 @@ WITNESSES = (
         "docs/models.md": "it says on which models methods do nothing or are refused",
         "tests/mutations.py": "an error is put into it to see that tests find it",
     }),
-    Witness("Add an eviction rule", "tova", r"\btova\b|\bTova\b|\blctx_tova_create\b"),
+    Witness("Add an eviction rule", "tova", r"\btova\b|\bTova\b|\blctx_tova_create\b", {
+        "docs/methods/longheads.md": "a table compares it",
+    }),
     Witness("Add a score", "h2o", r"\bLCTX_SCORE_(COUNT|SUM)\b|\bscore_type\b|float's bits", {
         "native/methods/scissorhands.cpp": "a rule with the other score",
         "native/methods/tova.cpp": "another rule with the score",

@@ -17,9 +17,7 @@ from pylongctx.errors import PromptTooLong  # noqa: E402
 from pylongctx.serve import connection, gate  # noqa: E402
 
 JSON = {"Content-Type": "application/json"}
-QUICK = (
-    2.0  # seconds of the processor; none of what is refused here took less than ten times as long when it was worked on
-)
+QUICK = 2.0  # seconds of the processor; what is refused here took many times as long when it was worked on
 HUGE = "a word " * 2_000_000
 MANY = 200_000
 
@@ -105,6 +103,11 @@ def test_a_text_of_the_longest_tokens_fits(embedded_model):
         ("/v1/chat/completions", {"messages": [PARTS]}, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [{}] * MANY}, "tools"),
         ("/apply-template", {"messages": [{"role": "user", "content": "a"}], "functions": [{}] * MANY}, "functions"),
+        ("/v1/messages", {"messages": [PARTS], "max_tokens": 1}, "messages"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [PARTS]}], "max_tokens": 1}, "messages"),
+        ("/v1/messages", {"messages": [], "max_tokens": 1, "stop_sequences": ["a"] * MANY}, "stop_sequences"),
+        ("/v1/responses", {"input": [{"role": "user", "content": "a"}] * MANY}, "input"),
+        ("/v1/responses", {"input": [PARTS]}, "input"),
         ("/detokenize", {"tokens": [1] * ((1 << 20) + 1)}, "tokens"),
     ],
 )
@@ -186,3 +189,13 @@ def test_a_body_that_does_not_come_is_not_waited_for(server):
     assert said.startswith(b"HTTP/1.1 408")
     assert b"request_timeout" in said
     assert 0.3 <= seconds < PATIENCE / 2
+
+
+def test_what_all_choices_share_is_made_once(server, monkeypatch):
+    from pylongctx.serve import bodies
+
+    made = []
+    monkeypatch.setattr(bodies.LlamaGrammar, "from_json_schema", lambda schema: made.append(schema) or 1 / 0)
+    body = {"prompt": "a", "json_schema": {"type": "object"}, "n": 16}
+    assert server.http.post("/v1/completions", json=body).status_code == 500
+    assert len(made) == 1

@@ -1,4 +1,4 @@
-// Choices that are not those of the scores: what LongHeads (arXiv 2402.10685) compares with in table 4.
+// Other chunks than those with the best scores: what LongHeads (arXiv 2402.10685) compares with in table 4.
 #pragma once
 
 #include "../ops/chunks.h"

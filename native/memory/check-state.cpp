@@ -127,7 +127,8 @@ class checker {
         }
     }
 
-    // n rows, by pieces: nothing is taken for bytes that are not there. A NaN would outlive its row: llama.cpp multiplies masked values by 0.
+    // n rows, by pieces: nothing is taken for bytes that are not there. A NaN would outlive its row: llama.cpp multiplies masked values by
+    // 0.
     void rows(int32_t type, uint64_t row_size, uint64_t n) {
         require(type >= 0 && type < GGML_TYPE_COUNT && ggml_type_size((ggml_type)type) > 0 && row_size < MAX_ROW && n < MAX_ROW,
                 "its rows have another type or size");

@@ -35,7 +35,8 @@ class lctx_rest {
     std::vector<uint8_t> save(int32_t seq) const;
     // Put the sequence where a checkpoint was saved, p tokens from its beginning; src: the sequence that was saved. Throws when it fails.
     void restore(int32_t src, int32_t seq, int32_t p, const std::vector<uint8_t> & saved);
-    // Read a saved state; seq < 0: of all sequences. n_pos: where the rows of every sequence end in the cache beside; empty: anywhere. Throws.
+    // Read a saved state; seq < 0: of all sequences. n_pos: where the rows of every sequence end in the cache beside; empty: anywhere.
+    // Throws.
     void read(llama_io_read_i & io, int32_t seq, llama_state_seq_flags flags, const std::vector<int32_t> & n_pos);
     void copy(int32_t src, int32_t dst, int32_t n_pos);
     void remove(int32_t seq, int32_t from);

@@ -4,6 +4,7 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
@@ -57,14 +58,17 @@ class Once:
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._lock = threading.Lock()
-        self._made: list[Any] = []
+        self._made: Future[Any] = Future()
 
     def __call__(self) -> Any:
-        """Return it."""
+        """Return it, or raise why it cannot be made."""
         with self._lock:
-            if not self._made:
-                self._made.append(self._make())
-            return self._made[0]
+            if not self._made.done():
+                try:
+                    self._made.set_result(self._make())
+                except Exception as reason:
+                    self._made.set_exception(reason)
+        return self._made.result()
 
 
 async def answer(service: Service, request: Request, body: Generate, makes: Sequence[Make], form: Form) -> Response:

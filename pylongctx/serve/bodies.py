@@ -130,7 +130,7 @@ def _bias(pair: Any) -> tuple[int | str, float]:
     return int(key) if isinstance(key, str) and key.isdecimal() and key.isascii() else key, float(bias)
 
 
-def as_prompts(value: Any, most: int = MOST_PROMPTS) -> tuple[list[Prompt], bool]:
+def as_prompts(value: Any, most: int = MOST_PROMPTS, name: str = "prompt") -> tuple[list[Prompt], bool]:
     """Return the prompts of llama-server's field, each a text or a list of tokens and texts, and whether it was one.
 
     Raises
@@ -139,25 +139,25 @@ def as_prompts(value: Any, most: int = MOST_PROMPTS) -> tuple[list[Prompt], bool
         When it is something else.
     """
     if isinstance(value, str | Mapping) or (isinstance(value, list) and any(_is_token(one) for one in value)):
-        return [_one_prompt(value)], True
+        return [_one_prompt(value, name)], True
     if not isinstance(value, list) or not value:
-        raise invalid("a prompt is a text, a list of tokens, or a list of these; it must not be empty", "prompt")
+        raise invalid("a prompt is a text, a list of tokens, or a list of these; it must not be empty", name)
     if len(value) > most:
-        raise invalid(f"one request may have {most} prompts, not {len(value)}", "prompt")
-    return [_one_prompt(one) for one in value], False
+        raise invalid(f"one request may have {most} prompts, not {len(value)}", name)
+    return [_one_prompt(one, name) for one in value], False
 
 
-def _one_prompt(value: Any) -> Prompt:
+def _one_prompt(value: Any, name: str) -> Prompt:
     if isinstance(value, Mapping):
-        extra = {name for name, given in value.items() if name not in ("prompt_string", "content") and given}
+        extra = {key for key, given in value.items() if key not in ("prompt_string", "content") and given}
         if extra:
-            raise invalid(f"a prompt's {', '.join(sorted(extra))} cannot be read, only text", "prompt")
+            raise invalid(f"a prompt's {', '.join(sorted(extra))} cannot be read, only text", name)
         value = value.get("prompt_string", _text_of(value.get("content")))
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(_is_token(one) or isinstance(one, str) for one in value):
         return value
-    raise invalid("a prompt is a text, or a list of tokens and texts", "prompt")
+    raise invalid("a prompt is a text, or a list of tokens and texts", name)
 
 
 def _text_of(content: Any) -> str | None:
@@ -189,7 +189,8 @@ class CompletionBody(Generate):
     def arguments(self, defaults: Mapping[str, Any], host: Host) -> dict[str, Any]:
         """Return the keyword arguments of ``create_completion``."""
         own = {name: getattr(self, name) for name in ("suffix", "echo", "logprobs")}
-        limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        wanted = self.max_tokens if self.max_tokens is not None else defaults.get("max_tokens")
+        limit = {} if wanted is None else {"max_tokens": wanted}
         return {**self.sampling(defaults, host), **own, **limit}
 
 

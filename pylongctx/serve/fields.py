@@ -140,15 +140,16 @@ def _check_length(name: str, value: Any) -> None:
         n = sum(len(one) for one in value if isinstance(one, str))
         if n > MOST_STOP:
             raise invalid(f"{name} has {n} characters, more than {MOST_STOP}", name)
-    if name == "messages" and isinstance(value, list):
+    if name in ("messages", "input") and isinstance(value, list):
         n = sum(_n_parts(message) for message in value)
         if n > MOST_PARTS:
-            raise invalid(f"{name} have {n} parts and calls, more than {MOST_PARTS}", name)
+            raise invalid(f"{name}: {n} parts and calls, more than {MOST_PARTS}", name)
 
 
 def _n_parts(message: Any) -> int:
-    values = message.values() if isinstance(message, Mapping) else ()
-    return sum(len(value) for value in values if isinstance(value, list))
+    """Return how many parts a message has, those of its parts included."""
+    lists = [value for value in message.values() if isinstance(value, list)] if isinstance(message, Mapping) else []
+    return sum(len(value) + sum(map(_n_parts, value)) for value in lists)
 
 
 def _shown(value: Any) -> str:

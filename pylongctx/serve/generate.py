@@ -27,7 +27,8 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/completions", summary="Continue a text or several")
     async def complete(request: Request) -> Response:
         body = await read(request, CompletionBody)
-        given = Once(partial(body.arguments, settings.sampling, host))
+        limit = {"max_tokens": settings.n_predict} if settings.n_predict else {}
+        given = Once(partial(body.arguments, settings.sampling | limit, host))
         makes = [partial(_complete, prompt, given, i) for prompt in body.prompts for i in range(body.n or 1)]
         return await answer(service, request, body, makes, OpenAIForm(service, body, chat=False))
 

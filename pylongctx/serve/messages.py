@@ -92,9 +92,11 @@ def _asked(where: str, parts: list[Any]) -> Iterator[dict[str, Any]]:
 
 def _said(where: str, parts: list[Any]) -> dict[str, Any]:
     """Return the message of an assistant's parts."""
-    kinds = {kind: [part for part in parts if isinstance(part, Mapping) and part.get("type") == kind] for kind in KINDS}
-    rest = [part for part in parts if not any(part in found for found in kinds.values())]
-    message: dict[str, Any] = {"role": "assistant", "content": text_of(rest, TEXTS, where)}
+    kinds: dict[str, list[Any]] = {"thinking": [], "tool_use": [], "": []}
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else ""
+        kinds[kind if kind in kinds else ""].append(part)
+    message: dict[str, Any] = {"role": "assistant", "content": text_of(kinds[""], TEXTS, where)}
     if kinds["thinking"]:
         message["reasoning_content"] = "".join(str(part.get("thinking", "")) for part in kinds["thinking"])
     if kinds["tool_use"]:
@@ -107,9 +109,6 @@ def _said(where: str, parts: list[Any]) -> dict[str, Any]:
             for part in kinds["tool_use"]
         ]
     return message
-
-
-KINDS = ("thinking", "tool_use")
 
 
 def _tool(i: int, tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of, text_of
 from pylongctx.serve.bodies import ChatBody, Extension
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.exchange import Exchange
-from pylongctx.serve.fields import load, read
+from pylongctx.serve.fields import MOST, load, read
 from pylongctx.serve.generate import chats, count_tokens
 from pylongctx.serve.service import Service
 
@@ -84,18 +84,20 @@ class ResponsesBody(BaseModel):
             return
         if not isinstance(self.input, list) or not self.input:
             raise invalid("input must be a text, or a list of at least one item", "input")
-        open_: dict[str, Any] | None = None  # a message of the assistant, which has several items
+        if len(self.input) > MOST["messages"]:
+            raise invalid(f"input has {len(self.input)} items, more than {MOST['messages']}", "input")
+        said: list[dict[str, Any]] = []  # a message of the assistant, which has several items
         for i, item in enumerate(self.input):
             message = _message(f"input[{i}]", item)
             if message["role"] == "assistant":
-                open_ = _joined(open_, message)
+                said.append(message)
                 continue
-            if open_ is not None:
-                yield open_
-            open_ = None
+            if said:
+                yield _joined(said)
+            said = []
             yield message
-        if open_ is not None:
-            yield open_
+        if said:
+            yield _joined(said)
 
 
 def _only(given: Mapping[str, Any] | None, where: str, *names: str) -> Mapping[str, Any]:
@@ -124,14 +126,13 @@ def _message(where: str, item: Any) -> dict[str, Any]:
     raise invalid(f"{where}: an item of type {kind!r} is not served here", "input")
 
 
-def _joined(before: dict[str, Any] | None, message: dict[str, Any]) -> dict[str, Any]:
+def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return one message of the assistant from what it thought, said and called."""
-    if before is None:
-        return message
-    joined = {**before, "content": before["content"] + message["content"]}
-    for name in ("reasoning_content", "tool_calls"):
-        if name in message:
-            joined[name] = before[name] + message[name] if name in before else message[name]
+    joined: dict[str, Any] = {"role": "assistant", "content": "".join(part["content"] for part in parts)}
+    if thoughts := [part["reasoning_content"] for part in parts if "reasoning_content" in part]:
+        joined["reasoning_content"] = "".join(thoughts)
+    if calls := [call for part in parts for call in part.get("tool_calls", ())]:
+        joined["tool_calls"] = calls
     return joined
 
 

@@ -42,7 +42,7 @@ class Settings:
     n_queue : int
         Requests that may wait for a sequence.
     n_predict : int or None
-        Most tokens of an answer, whatever the client asks for; None: the context.
+        Most tokens of an answer whose request does not say how many; None: the context.
     n_body : int
         Most bytes of a request.
     body_patience : float

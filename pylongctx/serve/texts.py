@@ -113,6 +113,6 @@ def _embed(service: Service, body: EmbeddingsBody) -> Any:
         raise invalid(
             f"embd_normalize is 2 (length 1) or -1 (as they are), not {body.embd_normalize}", "embd_normalize"
         )
-    texts = [service.host.plain(prompt) for prompt in as_prompts(body.input, MOST_TEXTS)[0]]
+    texts = [service.host.plain(prompt) for prompt in as_prompts(body.input, MOST_TEXTS, "input")[0]]
     embed, normalize = service.embedder.response, body.embd_normalize == 2
     return embed(texts, service.settings.alias, body.dimensions, normalize=normalize, truncate=False)  # type: ignore[arg-type]

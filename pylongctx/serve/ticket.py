@@ -24,7 +24,7 @@ class Ticket:
     engine : EngineThread
         Makes the tokens.
     limit : int or None
-        Most tokens that anyone may ask for.
+        Most tokens where a request does not say how many; None: what fits.
     last_n_tokens_size : int or None
         Tokens that penalties look back at, -1: all of the context; None: those of the host.
     prefills : bool
@@ -91,12 +91,12 @@ class Ticket:
         self.host.session.say(message)
 
     def job(self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, **fields: Any) -> Job:
-        """Return a job with at most ``max_tokens``; None or < 0: as many as anyone may ask for."""
+        """Return a job with at most ``max_tokens``; None or < 0: as many as the server says."""
         room = self.host.n_ctx - len(tokens)
         if room <= 0:
             raise self.host.session.too_long(len(tokens))
-        wanted = (room, self._limit, max_tokens if max_tokens is None or max_tokens >= 0 else None)
-        limit = min(n for n in wanted if n is not None)
+        wanted = self._limit if max_tokens is None or max_tokens < 0 else max_tokens
+        limit = room if wanted is None else min(room, wanted)
         self.current = Job(self.model.check_tokens(tokens), sampler, limit=limit, **self._fields, **fields)
         if self._cancelled:
             raise Cancelled("cancelled")
