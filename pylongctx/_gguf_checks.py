@@ -15,7 +15,7 @@ MAX_VOCAB = 2**22
 ALIGNMENT = 32  # of a tensor in memory, where the file is mapped
 # ggml types that no matrix product reads: q8_1 and q8_K are intermediate results, the others are integers and f64.
 NO_WEIGHTS = {9: "q8_1", 15: "q8_K", 24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64"}
-F32 = 0  # the type of vectors: what is added to or multiplied with them has it
+F32 = 0  # the type of vectors, and of factors of recurrent layers: what they are added to or multiplied with has it
 TABLES = ("tid2eid", "d2t", "t2d")  # of numbers: experts by token, tokens of a draft vocabulary
 ROPE_SCALINGS = (b"none", b"linear", b"yarn", b"longrope")
 # Architectures that llama.cpp asserts to rotate whole heads (GGML_ASSERT(n_embd_head == n_rot) in src/models/).
@@ -154,5 +154,5 @@ def _tensors(header: Header) -> Iterator[str]:
             continue
         if kind in NO_WEIGHTS:
             yield f"tensor {name} has type {NO_WEIGHTS[kind]}, which no computation reads"
-        elif len(dims) == 1 and kind != F32:
+        elif kind != F32 and (len(dims) == 1 or not name.endswith((".weight", ".bias"))):
             yield f"tensor {name} is a vector of another type than f32"

@@ -116,6 +116,16 @@ def test_what_ends_another_process_is_refused(tmp_path, arch, key, kind, value, 
         new(path, method=method)
 
 
+def test_factors_of_recurrent_layers_have_one_type(tmp_path):
+    file = Gguf.read(tiny_gguf.make_model(tmp_path / "base.gguf", arch="granitehybrid"))
+    at = max(i for i, tensor in enumerate(file.tensors) if tensor[0].endswith(b".ssm_a"))
+    name, dims, _, offset = file.tensors[at]
+    file.tensors[at] = (name, dims, gguf.GGMLQuantizationType.BF16.value, offset)
+    (tmp_path / "types.gguf").write_bytes(file.write())
+    with pytest.raises(InvalidInput, match="ssm_a is a vector of another type than f32"):
+        new(tmp_path / "types.gguf")
+
+
 def test_a_file_cannot_switch_its_check_off(tmp_path):
     base = tiny_gguf.make_model(tmp_path / "base.gguf")
     path = changed(changed(base, tmp_path, "\xff\xfe", U32, 1), tmp_path, "llama.block_count", U32, 0)
