@@ -51,7 +51,7 @@ CHOICES = [
     "heads8x8", "heads6x2", "heads8x2-group", "heads4x1-group",
     "dim32", "dim40", "dim80", "dim128", "k-f16-v-q8_0-grouped", "k-q4_0-v-f16-packed", "rope-yarn-packed",
     "options-neighbor1", "options-neighbor2", "options-neighbor3", "options-recent0-grouped", "options-recent2-exact",
-    "options-block2", "options-block16", "options-block8-ubatch7-group", "short-group", "softcap", "long",
+    "short-group", "softcap", "long",
 ]  # fmt: skip
 NAMES = [f"{name}-{representation}" for name in CHOICES for representation in REPRESENTATIONS]
 OTHERS = [case.name for case in CHUNK_CASES[::3]] if thinning.run_all else []
@@ -192,7 +192,7 @@ def test_positions_far_out_have_the_angles_of_the_cpu(emulated):
     assert_same(got, want, ATTEND)
 
 
-@pytest.mark.parametrize("name", ["empty-chunks", "block", "long-chunks", "longheads-grouped-corm"])
+@pytest.mark.parametrize("name", ["empty-chunks", "long-chunks", "longheads-grouped-corm"])
 def test_heads_that_drop_rows_choose_what_the_cpu_chooses(emulated, name):
     """A chunk that has lost its rows is not chosen; a vote at a near tie may fall the other way."""
     case = next(c for c in EVICT_CASES if c.name == name)

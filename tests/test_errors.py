@@ -227,7 +227,7 @@ def test_perplexity_equals_the_definition(embedded_model, llm):
         LongHeads(),
         LongHeads.paper(),
         LongHeads.paper(256, 2048),
-        LongHeads(64, 512, 0, "group", 16, "minmax", "grouped", 4, 2),
+        LongHeads(64, 512, 0, "group", "minmax", "grouped", 4, 2),
     ],
 )
 def test_spec_strings_round_trip(method):

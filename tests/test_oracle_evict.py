@@ -169,7 +169,7 @@ def test_oracle_that_evicts_nothing_equals_the_base(base, idle):
     assert run.held.all()
     if isinstance(case.method, LongHeads):
         stored = Stored(x.q, x.k, x.v, case.method, layer.rope, case.scale)
-        want = stored.attend(stored.choose(stored.summarize(), case.n_rows))
+        want = stored.attend(stored.choose(stored.summarize()))
     else:
         settings = (case.method, layer.rope, case.scale)
         want = np.array([oracle.attend_method(x.q[p], x.k, x.v, p, *settings) for p in range(case.n_rows)])
