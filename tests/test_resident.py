@@ -19,12 +19,12 @@ def resident():
 
 path, method, kv, n = sys.argv[1:]
 tokens = np.random.default_rng(0).integers(3, 288, int(n)).tolist()
-settings = {"n_ctx": len(tokens) + 1, "n_batch": 256, "n_ubatch": 256, "n_threads": 2, "n_threads_batch": 2}
+settings = {"n_ctx": len(tokens) + 64, "n_batch": 256, "n_ubatch": 256, "n_threads": 2, "n_threads_batch": 2}
 with Llama(path, method=method, type_k=kv, type_v=kv, verbose=False, **settings) as llm:
     for _ in range(2):  # the first time the weights and the buffers of the graph are touched too
         llm.eval(tokens)
         steps = [(resident(), 0, 0)]
-        for do in (lambda: None, llm.reset):
+        for do in (lambda: llm.eval(tokens[:64]), llm.reset):  # what is due is evicted before the next tokens, a page of them
             do()
             usage = llm.kv_usage()
             steps.append((resident(), usage.bytes, usage.peak_bytes))
