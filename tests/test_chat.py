@@ -276,6 +276,7 @@ def test_without_openai(llm, monkeypatch):
         ({"response_format": {"type": "xml"}}, "must have type text, json_object or json_schema"),
         ({"response_format": {"type": "json_schema"}}, "json_schema needs"),
         ({"response_format": {"type": "json_object", "schema": {"type": "nonsense"}}}, "nonsense"),
+        ({"response_format": {"type": "json_object", "schema": 123}}, "must be an object, not 123"),
         ({"tools": [{"type": "other"}]}, r"tools\[0\] must be"),
         ({"tool_choice": "required"}, "needs tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "'f', which is none of the tools"),

@@ -99,7 +99,10 @@ def wanted_schema(response_format: Any) -> Any:
     if kind == "text":
         return None
     if kind == "json_object":
-        return response_format.get("schema") or {"type": "object"}
+        schema = response_format.get("schema")
+        if not isinstance(schema, Mapping | bool | None):
+            raise ValueError(f"the schema of response_format must be an object, not {schema!r}")
+        return schema or {"type": "object"}
     if kind == "json_schema":
         wrapper = response_format.get("json_schema")
         if isinstance(wrapper, Mapping) and "schema" in wrapper:
