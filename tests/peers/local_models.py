@@ -34,3 +34,4 @@ else:
     import utils  # of the folder of llama.cpp's tests
 
     utils.ServerPreset.load_all = staticmethod(lambda: None)  # it would fetch all models before the first test
+    utils.download_file = lambda url, _=None: local(url, url.rsplit("/", 1)[-1])
