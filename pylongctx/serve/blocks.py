@@ -52,12 +52,21 @@ class Blocks(ABC):
         for key, text, more in _pieces(delta):
             if key != self._key:
                 yield from self.end()
-                self._key = key
-                self.blocks.append(Block(key[0], len(self.blocks), **more))
-                yield from self._opened(self.blocks[-1])
+                yield from self._begun(key, more)
             if text:
                 self.blocks[-1].text += text
                 yield self._grown(self.blocks[-1], text)
+
+    def finish(self) -> Iterator[Event]:
+        """Yield the events of the end of an answer, which has at least an empty text."""
+        if not self.blocks:
+            yield from self._begun(("text",), {})
+        yield from self.end()
+
+    def _begun(self, key: tuple[Any, ...], more: dict[str, str]) -> Iterator[Event]:
+        self._key = key
+        self.blocks.append(Block(key[0], len(self.blocks), **more))
+        yield from self._opened(self.blocks[-1])
 
     def end(self) -> Iterator[Event]:
         """Yield the events of the end of the block that is open."""

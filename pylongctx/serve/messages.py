@@ -192,10 +192,7 @@ class MessagesForm:
                 yield event
             reason = choice["finish_reason"] or reason
             n_tokens = chunk.get("usage", {}).get("completion_tokens", n_tokens)
-        if not blocks.blocks:
-            for event in blocks.feed_empty():
-                yield event
-        for event in blocks.end():
+        for event in blocks.finish():
             yield event
         usage = {"output_tokens": n_tokens}
         yield {"type": "message_delta", "delta": self._end(exchange, reason), "usage": usage}
@@ -221,12 +218,6 @@ class MessagesForm:
 
 class MessageBlocks(Blocks):
     """The events of Anthropic's content blocks."""
-
-    def feed_empty(self) -> Iterator[Event]:
-        """Yield the event of a text without characters: an answer has at least one block."""
-        self.blocks.append(Block("text", 0))
-        self._key = ("text",)
-        yield from self._opened(self.blocks[0])
 
     def _opened(self, block: Block) -> Iterator[Event]:
         yield {"type": "content_block_start", "index": block.index, "content_block": _content(block)}

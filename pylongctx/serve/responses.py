@@ -212,10 +212,7 @@ class ResponsesForm:
                 timed = event["type"] == "response.output_text.delta" and self._body.timings_per_token
                 yield event | {"timings": exchange.timings(0)} if timed else event
             reason, usage = choice["finish_reason"] or reason, chunk.get("usage", usage)
-        if not blocks.blocks:
-            for event in blocks.feed_empty():
-                yield event
-        for event in blocks.end():
+        for event in blocks.finish():
             yield event
         response = self._response(exchange, [blocks.item(block) for block in blocks.blocks], reason, usage)
         yield {"type": f"response.{response['status']}", "response": response, "timings": exchange.timings(0)}
@@ -273,12 +270,6 @@ class OutputBlocks(Blocks):
         if block.kind == "thinking":
             return {"type": "reasoning", "id": name, "summary": [], "content": content, "status": status}
         return {"type": "message", "id": name, "role": "assistant", "status": status, "content": content}
-
-    def feed_empty(self) -> Iterator[Event]:
-        """Yield the events of a text without characters: a response has at least one item."""
-        self.blocks.append(Block("text", 0))
-        self._key = ("text",)
-        yield from self._opened(self.blocks[0])
 
     def _opened(self, block: Block) -> Iterator[Event]:
         item = self.item(block, done=False)
