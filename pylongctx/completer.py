@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionChunk as OpenAIChunk
     from typing_extensions import Unpack
 
+    from pylongctx.engine.job import Job
     from pylongctx.engine.model import Model
     from pylongctx.options import ChatOptions, CompletionOptions
     from pylongctx.sampling import Processors, StoppingCriteria
@@ -232,14 +233,7 @@ class Completer:
         sampler = Sampler(self._model, params, constraint(given["grammar"]))
         tokens, n_top, stop = self._prompt_tokens(prompt), given["logprobs"], given["stop"]
         scorer = None if n_top is None else Scorer(self._model, check_count("logprobs", n_top, 0))
-        job = self._source.job(
-            tokens,
-            sampler,
-            given["max_tokens"],
-            processors=given["logits_processor"],
-            criteria=given["stopping_criteria"],
-            with_rows=scorer is not None,
-        )
+        job = self._job(tokens, sampler, given, scorer)
         return Generation(
             self._source,
             job,
@@ -453,14 +447,7 @@ stopping_criteria
         n_top = check_count("top_logprobs", given["top_logprobs"] or 0, 0)
         scorer = Scorer(self._model, n_top, piece) if given["logprobs"] else None
         stop = given["stop"]
-        job = self._source.job(
-            tokens,
-            sampler,
-            given["max_tokens"],
-            processors=given["logits_processor"],
-            criteria=given["stopping_criteria"],
-            with_rows=scorer is not None,
-        )
+        job = self._job(tokens, sampler, given, scorer)
         stops = StopFilter([*([stop] if isinstance(stop, str) else stop or []), *rendered.stops])
         return response.Answer(
             Generation(self._source, job, stops, piece, scorer),
@@ -468,6 +455,17 @@ stopping_criteria
             self._name if given["model"] is None else given["model"],
             legacy=bool(given["functions"]),
             usage_chunk=bool((given["stream_options"] or {}).get("include_usage")) and given["stream"],
+        )
+
+    def _job(self, tokens: Sequence[int], sampler: Sampler, given: Mapping[str, Any], scorer: Scorer | None) -> Job:
+        """Return the job of an answer, with the arguments that completions and chats have in common."""
+        return self._source.job(
+            tokens,
+            sampler,
+            given["max_tokens"],
+            processors=given["logits_processor"],
+            criteria=given["stopping_criteria"],
+            with_rows=scorer is not None,
         )
 
     def _piece(self, preserved: Iterable[int], token: int) -> bytes:

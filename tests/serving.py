@@ -91,6 +91,18 @@ def running(n_seq=2, embedder=None, settings=(), path=None, **arguments):
         server.close()
 
 
+def poster(server):
+    """Return a function that posts to the server, whose sequences are empty, and checks the status."""
+    server.erase()
+
+    def post(path, status=200, **body):
+        response = server.http.post(path, json=body)
+        assert response.status_code == status, response.text
+        return response.json()
+
+    return post
+
+
 def events(response):
     """Yield the objects of a stream of server-sent events, up to its end."""
     import json

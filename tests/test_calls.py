@@ -1,15 +1,12 @@
 """The C API with arguments that nobody means: refused or done as lctx.h says, never an abort, and nothing is lost."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import thinning
+from drivers import drive
 from test_checkpoints import path_of
 
-DRIVER = Path(__file__).with_name("calls_driver.py")
 SIZES = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 64, "n_seq_max": 3, "n_threads": 1, "n_threads_batch": 1}
 ROUNDS = 1000 if thinning.run_all else 20  # of 20 calls each
 CASES = [
@@ -31,11 +28,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(("model", "method"), CASES)
 def test_no_call_ends_the_process(model_path, folder, model, method):
-    path = model_path(model) if model == "llama" else path_of(folder, model)
-    env = os.environ | {"LCTX_STRICT_ARENA": "1", "GGML_NO_BACKTRACE": "1"}
-    command = [sys.executable, str(DRIVER), str(path), method, "0", str(ROUNDS)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=900, check=False)
-    assert done.returncode == 0, f"seed {done.stdout.splitlines()[-1:]}: {done.stderr[-2000:]}"
+    drive("calls", model_path, folder, model, method, ROUNDS)
 
 
 # ---- llama.cpp's own memory ----

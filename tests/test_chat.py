@@ -277,6 +277,8 @@ def test_without_openai(llm, monkeypatch):
         ({"response_format": {"type": "json_schema"}}, "json_schema needs"),
         ({"response_format": {"type": "json_object", "schema": {"type": "nonsense"}}}, "nonsense"),
         ({"response_format": {"type": "json_object", "schema": 123}}, "must be an object, not 123"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": []}}}, r"must be an object, not \[\]"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": None}}}, "must be an object, not None"),
         ({"tools": [{"type": "other"}]}, r"tools\[0\] must be"),
         ({"tool_choice": "required"}, "needs tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "'f', which is none of the tools"),

@@ -6,7 +6,7 @@ import pytest
 from chat_templates import THINKING
 from llamas import TEXT, new
 from needs import need
-from serving import ALIAS, running
+from serving import ALIAS, poster, running
 
 openai = need("server", "fastapi", "openai")
 
@@ -39,15 +39,7 @@ def server():
 
 @pytest.fixture
 def ask(server):
-    """Return a function that posts to the server and checks the status."""
-    server.erase()
-
-    def post(path, status=200, **body):
-        response = server.http.post(path, json=body)
-        assert response.status_code == status, response.text
-        return response.json()
-
-    return post
+    return poster(server)
 
 
 def messages(ask, status=200, **more):

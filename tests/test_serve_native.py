@@ -3,7 +3,7 @@
 import pytest
 from llamas import TEXT
 from needs import need
-from serving import ALIAS, events, running
+from serving import ALIAS, events, poster, running
 
 httpx = need("server", "fastapi", "httpx")
 
@@ -23,15 +23,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def ask(server):
-    """Return a function that posts to the server and checks the status."""
-    server.erase()
-
-    def post(path, status=200, **body):
-        response = server.http.post(path, json=body)
-        assert response.status_code == status, response.text
-        return response.json()
-
-    return post
+    return poster(server)
 
 
 def stream(server, path="/completion", **body):

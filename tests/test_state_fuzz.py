@@ -4,8 +4,6 @@ import json
 import logging
 import os
 import struct
-import subprocess
-import sys
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import thinning
+from drivers import drive
 from llamas import TEXT, new
-from test_checkpoints import path_of
 
 from pylongctx import LlamaDiskCache, LlamaState
 from pylongctx.errors import InvalidInput
 from pylongctx.state import HEAD, MAGIC, TAIL, VERSION
 
-DRIVER = Path(__file__).with_name("state_driver.py")
 N = 2000 if thinning.run_all else 60  # mutations of a case
 
 CASES = [
@@ -46,12 +43,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(("model", "method"), CASES)
 def test_no_state_ends_the_process(model_path, folder, model, method):
-    path = model_path(model) if model == "llama" else path_of(folder, model)
-    env = os.environ | {"LCTX_STRICT_ARENA": "1", "GGML_NO_BACKTRACE": "1"}
-    command = [sys.executable, str(DRIVER), str(path), method, "0", str(N)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=900, check=False)
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0, f"seed {lines[-1:]}: {done.stderr[-2000:]}"
+    lines = drive("state", model_path, folder, model, method, N)
     accepted = [json.loads(line.split()[1]) for line in lines]
     assert len(accepted) == N
     assert 0 < sum(accepted) < len(accepted)

@@ -180,13 +180,14 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
     const auto lists = [&](ggml_tensor * t) {
         return t ? ggml_view_3d(ctx, t, t->ne[0], heads.n, t->ne[2], t->nb[1], t->nb[2], heads.first * t->nb[1]) : nullptr;
     };
-    const auto sums = [&](int64_t first, int64_t n) {
-        return unread ? ggml_view_2d(ctx, unread, 2, n, unread->nb[1], first * unread->nb[1]) : nullptr;
+    // the second dimension [first, first + n) of a tensor with two
+    const auto each = [&](ggml_tensor * t, int64_t first, int64_t n) {
+        return t ? ggml_view_2d(ctx, t, t->ne[0], n, t->nb[1], first * t->nb[1]) : nullptr;
     };
     // the staged pages of the heads
     const auto pages = [&](ggml_tensor * t) {
         const int64_t n_row = (int64_t)shape_.n_staged * LCTX_PAGE_ROWS;
-        return t ? ggml_view_2d(ctx, t, t->ne[0], heads.n * n_row, t->nb[1], heads.first * n_row * t->nb[1]) : nullptr;
+        return each(t, heads.first * n_row, heads.n * n_row);
     };
     const bool by_query = shape_.chunks && shape_.chunks->by_attention();
     const bool by_group = shape_.chunks && shape_.chunks->by_group;
@@ -197,10 +198,10 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
             rows(summaries, by_query ? heads.first_query : heads.first, by_query ? heads.n_query : heads.n),
             rows(open, heads.first_query, heads.n_query),
             lists(held),
-            by_group ? sums(heads.first, heads.n) : sums(heads.first_query, heads.n_query),
+            by_group ? each(unread, heads.first, heads.n) : each(unread, heads.first_query, heads.n_query),
             pages(k_staged),
             pages(v_staged),
-            staging ? ggml_view_2d(ctx, staging, staging->ne[0], heads.n, staging->nb[1], heads.first * staging->nb[1]) : nullptr,
+            each(staging, heads.first, heads.n),
             lists(staging_table),
             shape_.hadamard};
 }

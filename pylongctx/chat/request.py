@@ -91,6 +91,12 @@ def _check_tool(i: int, tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": {**function, "parameters": parameters}}
 
 
+def _checked(schema: Any) -> Any:
+    if not isinstance(schema, Mapping | bool):
+        raise ValueError(f"the schema of response_format must be an object, not {schema!r}")
+    return schema
+
+
 def wanted_schema(response_format: Any) -> Any:
     """Return the JSON schema that an answer must follow, None for plain text; json_object is any object."""
     if response_format is None:
@@ -100,12 +106,10 @@ def wanted_schema(response_format: Any) -> Any:
         return None
     if kind == "json_object":
         schema = response_format.get("schema")
-        if not isinstance(schema, Mapping | bool | None):
-            raise ValueError(f"the schema of response_format must be an object, not {schema!r}")
-        return schema or {"type": "object"}
+        return (schema is not None and _checked(schema)) or {"type": "object"}
     if kind == "json_schema":
         wrapper = response_format.get("json_schema")
         if isinstance(wrapper, Mapping) and "schema" in wrapper:
-            return wrapper["schema"]
+            return _checked(wrapper["schema"])
         raise ValueError("response_format json_schema needs {'json_schema': {'schema': ...}}")
     raise ValueError(f"response_format must have type text, json_object or json_schema, not {response_format!r}")
