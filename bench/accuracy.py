@@ -23,7 +23,7 @@ from pylongctx.cli.arguments import int_list
 
 PARTS = (
     ["chunk_size=16", "chunk_size=32"],
-    ["attention", "minmax", "moments"],
+    ["attention", "minmax", "moments", "outlier"],
     ["exact", "packed", "grouped"],
     ["head", "group"],
 )

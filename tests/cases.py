@@ -277,7 +277,7 @@ MODEL_CASES = {
 # ---- methods that choose chunks ----
 
 HALF = 2.0**-10  # one step of a half, in which summaries are kept
-REPRESENTATIONS = ("attention", "minmax", "moments")
+REPRESENTATIONS = ("attention", "minmax", "moments", "outlier")
 POSITIONS = ("packed", "grouped", "exact")
 
 

@@ -133,6 +133,14 @@ def key_moments(k: np.ndarray, scale: float) -> np.ndarray:
     return np.concatenate([to_half(k.mean(-2)), to_half(k.var(-2) * scale**2 / 2)], axis=-1)
 
 
+def key_outlier(k: np.ndarray) -> np.ndarray:
+    """Return the key of a chunk that is farthest from the mean of all, after the mean of the others."""
+    farthest = ((k - k.mean(-2, keepdims=True)) ** 2).sum(-1).argmax(-1)
+    outlier = np.take_along_axis(k, farthest[..., None, None], -2)[..., 0, :]
+    others = (k.sum(-2) - outlier) / (k.shape[-2] - 1)
+    return np.concatenate([to_half(others), to_half(outlier)], axis=-1)
+
+
 def to_half(x: np.ndarray, up: int = 0) -> np.ndarray:
     """Round to float16: to the nearest, or to what is not below (``up`` 1) or not above (-1)."""
     half = x.astype(np.float16)
@@ -166,7 +174,8 @@ def summarize_chunks(
     if method.representation != "attention":
         start = np.arange(keys.shape[1])[:, None] * size * (len(q) <= method.trained)
         keys = rotate(keys, start, replace(rope, attn_factor=rope.attn_factor / rope_magnitude(rope)))
-        return key_range(keys) if method.representation == "minmax" else key_moments(keys, scale)
+        summary = {"minmax": key_range, "moments": lambda k: key_moments(k, scale), "outlier": key_outlier}
+        return summary[method.representation](keys)
     keys, values = (x.repeat(ratio, axis=0) for x in (keys, split_chunks(v, size)))
     queries = split_chunks(rotate_local(q, size, rope), size)
     mean = chunk_query(queries, keys, values, scale, softcap)
@@ -189,9 +198,14 @@ def chunk_scores(q: np.ndarray, summaries: np.ndarray, method: LongHeads, n_head
     n_head, ratio = q.shape[1], q.shape[1] // n_head_kv
     if method.representation == "minmax":
         q = np.concatenate([np.maximum(q, 0), np.minimum(q, 0)], axis=-1)
-    elif method.representation != "attention":
+    elif method.representation == "moments":
         q = np.concatenate([q * scale, q**2], axis=-1)  # log of the mean exponential of a normal distribution
-    scores = np.einsum("nhd,hcd->nhc", q, summaries.repeat(n_head // len(summaries), axis=0))
+    of_heads = summaries.repeat(n_head // len(summaries), axis=0)
+    if method.representation == "outlier":
+        others, outlier = (np.einsum("nhd,hcd->nhc", q * scale, half) for half in np.split(of_heads, 2, axis=-1))
+        scores = np.logaddexp(others + np.log(method.chunk_size - 1), outlier)
+    else:
+        scores = np.einsum("nhd,hcd->nhc", q, of_heads)
     if method.mass:
         scores = chunk_shares(scores, method.chunk_size)
     if method.select == "group":

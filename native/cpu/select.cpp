@@ -2,7 +2,8 @@
 //
 // Scores are products of summaries with what is made of a query. minmax: sum over channels of max(q, 0) * maximum + min(q, 0) *
 // minimum, an upper bound of the best key's. moments: the log of the chunk's expected mass, were its keys normally distributed:
-// scale * q . mean + scale^2/2 * q^2 . variance. Both are linear in the summary and have twice its width.
+// scale * q . mean + scale^2/2 * q^2 . variance. Both have twice the width of a query. outlier: the log of what the key farthest from
+// the mean attracts and the others do, were they all at their mean: log(exp(scale * q . outlier) + (l - 1) exp(scale * q . mean)).
 #include "ablate.h"
 #include "columns.h"
 #include "ggml-cpu-impl.h"
@@ -33,6 +34,7 @@ struct scratch {
     float * wide;      // [summary_dim]
     float * k;         // [BLOCK][summary_dim] summaries
     float * few;       // [FEW_COLUMNS][BLOCK] scores of few columns
+    float * halves;    // [2][BLOCK][MAX_COLUMNS] products with the halves of summaries
     int32_t * best;    // [n_chunk] the best candidates, ascending
     int32_t * order;   // [n_chunk] and the best first
     int32_t * chosen;  // [n_chunk]
@@ -43,7 +45,7 @@ struct scratch {
         const int summary_dim = a.chunks.summary_dim(a.head_dim);
         const size_t n = (size_t)n_chunk_max(a) * LCTX_MAX_COLUMNS + lctx_n_key(n_chunk_max(a)) +
                          lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim) + (size_t)summary_dim * (LCTX_BLOCK + 1) +
-                         LCTX_FEW_COLUMNS * LCTX_BLOCK + (size_t)a.chunks.n_chunk * 3;
+                         LCTX_FEW_COLUMNS * LCTX_BLOCK + 2 * LCTX_BLOCK * LCTX_MAX_COLUMNS + (size_t)a.chunks.n_chunk * 3;
         return GGML_PAD(n * sizeof(float) + n_chunk_max(a), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_select_args & a) {
@@ -55,6 +57,7 @@ struct scratch {
         wide = p, p += summary_dim;
         k = p, p += (size_t)summary_dim * LCTX_BLOCK;
         few = p, p += LCTX_FEW_COLUMNS * LCTX_BLOCK;
+        halves = p, p += 2 * LCTX_BLOCK * LCTX_MAX_COLUMNS;
         best = (int32_t *)p, p += a.chunks.n_chunk;
         order = (int32_t *)p, p += a.chunks.n_chunk;
         chosen = (int32_t *)p, p += a.chunks.n_chunk;
@@ -81,7 +84,7 @@ const float * query_of(const lctx_select_args & a, int32_t token, int head) {
     return (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
 }
 
-// What a query makes of itself to meet both halves of a summary; scores of several heads with the same summary add up.
+// What a query makes of itself to meet both halves of a summary at once; scores of several heads with the same summary add up.
 void add_query(const lctx_select_args & a, const float * q, float * wide) {
     const int dim = a.head_dim;
     const bool minmax = a.chunks.representation == LCTX_REPRESENT_MINMAX;
@@ -91,36 +94,64 @@ void add_query(const lctx_select_args & a, const float * q, float * wide) {
     }
 }
 
-// What a token multiplies a summary with, for query heads [head, head + n).
-const float * wide_query(const lctx_select_args & a, int32_t token, int head, int n, const scratch & w) {
-    if (a.chunks.by_attention()) {
-        return query_of(a, token, head);
+// Column c multiplies summaries with the queries of heads [head, head + n) of a token.
+void set_query(const lctx_select_args & a, int32_t token, int head, int n, const lctx_columns & columns, int c, const scratch & w) {
+    if (a.chunks.by_attention() || !a.chunks.is_product()) {
+        return columns.set(c, query_of(a, token, head), a.chunks.is_product() ? 1.0f : a.scale);
     }
     std::fill_n(w.wide, 2 * a.head_dim, 0.0f);
     for (int h = head; h < head + n; h++) {
         add_query(a, query_of(a, token, h), w.wide);
     }
-    return w.wide;
+    columns.set(c, w.wide, 1.0f);
 }
 
+// n summaries, or halves of them; next: what is read after them, or NULL.
+struct block {
+    const char *first, *next;
+    size_t stride;
+    int n;
+};
+
 // s[chunk][column] (+)= summary . query
-void multiply(const lctx_columns & columns, const char * summaries, size_t stride, int n_chunk, bool add, const scratch & w) {
+void multiply(const lctx_columns & columns, const block & b, float * s, bool add, const scratch & w) {
+    if (!columns.few()) {
+        lctx_unpack_rows(GGML_TYPE_F16, b.first, b.stride, b.n, columns.dim, w.k, columns.dim);
+        return lctx_scores(columns, w.k, columns.dim, b.n, s, add);
+    }
+    lctx_few_scores({GGML_TYPE_F16, b.stride, b.first, b.next}, b.n, columns.q, columns.n, columns.dim, w.few);
+    for (int x = 0; x < b.n; x++) {
+        for (int c = 0; c < columns.n_pad; c++) {
+            float & to = s[(size_t)x * columns.n_pad + c];
+            to = (add ? to : 0.0f) + (c < columns.n ? w.few[c * LCTX_BLOCK + x] : 0.0f);
+        }
+    }
+}
+
+// s[chunk][column] (+)= log(n_other * exp(first half . query) + exp(second half . query))
+void multiply_halves(const lctx_columns & columns, const block & b, float n_other, float * s, bool add, const scratch & w) {
+    float *others = w.halves, *outlier = w.halves + LCTX_BLOCK * LCTX_MAX_COLUMNS;
+    multiply(columns, b, others, false, w);
+    multiply(columns, {b.first + columns.dim * sizeof(ggml_fp16_t), nullptr, b.stride, b.n}, outlier, false, w);
+    const lctx_vf log_n = lctx_vset(logf(n_other));
+    for (int i = 0; i < b.n * columns.n_pad; i += LCTX_VL) {
+        const lctx_vf score = lctx_vlog_sum(lctx_vload(others + i) + log_n, lctx_vload(outlier + i));
+        lctx_vstore(s + i, add ? lctx_vload(s + i) + score : score);
+    }
+}
+
+// w.s[chunk][column] (+)= score of the first n_chunk chunks
+void score_chunks(const lctx_select_args & a, const lctx_columns & columns, const char * summaries, int n_chunk, bool add,
+                  const scratch & w) {
     for (int i = 0; i < n_chunk; i += LCTX_BLOCK) {
         const int n = std::min(LCTX_BLOCK, n_chunk - i);
-        const char * first = summaries + i * stride;
+        const char * first = summaries + i * a.summary_stride;
+        const block b = {first, i + n < n_chunk ? first + n * a.summary_stride : nullptr, a.summary_stride, n};
         float * s = w.s + (size_t)i * columns.n_pad;
-        if (!columns.few()) {
-            lctx_unpack_rows(GGML_TYPE_F16, first, stride, n, columns.dim, w.k, columns.dim);
-            lctx_scores(columns, w.k, columns.dim, n, s, add);
-            continue;
-        }
-        const char * next = i + n < n_chunk ? first + n * stride : nullptr;
-        lctx_few_scores({GGML_TYPE_F16, stride, first, next}, n, columns.q, columns.n, columns.dim, w.few);
-        for (int x = 0; x < n; x++) {
-            for (int c = 0; c < columns.n_pad; c++) {
-                float & to = s[(size_t)x * columns.n_pad + c];
-                to = (add ? to : 0.0f) + (c < columns.n ? w.few[c * LCTX_BLOCK + x] : 0.0f);
-            }
+        if (a.chunks.is_product()) {
+            multiply(columns, b, s, add, w);
+        } else {
+            multiply_halves(columns, b, a.chunks.n_other(), s, add, w);
         }
     }
 }
@@ -132,14 +163,15 @@ const char * summaries_of(const lctx_select_args & a, const tile & t, int head) 
 
 // s[chunk][column], summed over the heads that choose together.
 void score(const lctx_select_args & a, const tile & t, int n_chunk, const scratch & w) {
-    const lctx_columns columns(w.queries, t.n_column(), a.chunks.summary_dim(a.head_dim));
-    const int n_head = heads_per_choice(a), n_together = a.chunks.by_attention() ? 1 : n_head;  // heads with one summary add up before
+    const lctx_columns columns(w.queries, t.n_column(), a.chunks.query_dim(a.head_dim));
+    const bool adds_before = !a.chunks.by_attention() && a.chunks.is_product();  // heads with one summary: their queries add up
+    const int n_head = heads_per_choice(a), n_together = adds_before ? n_head : 1;
     for (int head = 0; head < n_head; head += n_together) {
         columns.clear();
         for (int c = 0; c < columns.n; c++) {
-            columns.set(c, wide_query(a, t.token_of(c), t.choice_of(c) * n_head + head, n_together, w), 1.0f);
+            set_query(a, t.token_of(c), t.choice_of(c) * n_head + head, n_together, columns, c, w);
         }
-        multiply(columns, summaries_of(a, t, t.choice * n_head + head), a.summary_stride, n_chunk, head > 0, w);
+        score_chunks(a, columns, summaries_of(a, t, t.choice * n_head + head), n_chunk, head > 0, w);
     }
 }
 
@@ -170,15 +202,15 @@ void to_shares(float * s, int n_chunk, int n_pad, const int32_t * end) {
 // s[chunk][column]: the mean over the heads that choose together of the share they give a chunk.
 void score_shares(const lctx_select_args & a, const tile & t, int n_chunk, const scratch & w) {
     const int n_head = heads_per_choice(a), n_pad = lctx_round_up(t.n_column(), LCTX_VL);
-    const lctx_columns columns(w.queries, t.n_column() * n_head, a.chunks.summary_dim(a.head_dim));
+    const lctx_columns columns(w.queries, t.n_column() * n_head, a.chunks.query_dim(a.head_dim));
     int32_t end[LCTX_MAX_COLUMNS] = {};
     columns.clear();
     for (int c = 0; c < columns.n; c++) {
         const int32_t token = t.token_of(c / n_head);
-        columns.set(c, wide_query(a, token, t.choice_of(c / n_head) * n_head + c % n_head, 1, w), 1.0f);
+        set_query(a, token, t.choice_of(c / n_head) * n_head + c % n_head, 1, columns, c, w);
         end[c] = own_chunk(a, token);
     }
-    multiply(columns, summaries_of(a, t, t.choice * n_head), a.summary_stride, n_chunk, false, w);
+    score_chunks(a, columns, summaries_of(a, t, t.choice * n_head), n_chunk, false, w);
     to_shares(w.s, n_chunk, columns.n_pad, end);
     for (int i = 0; i < n_chunk; i++) {  // rows become shorter: none is written before it was read
         float row[LCTX_MAX_COLUMNS] = {};

@@ -2,7 +2,8 @@
 //
 // attention (LongHeads, eq. 1-2), per query head: O = softmax(Q K^T) V over the chunk without a causal mask, q = mean of the rows of
 // O, c = softmax(q K^T) K, of keys as they are stored. Per KV head, of keys turned to their own positions: minmax, largest and smallest
-// value of every channel; moments, its mean and scale^2/2 times its variance.
+// value of every channel; moments, its mean and scale^2/2 times its variance; outlier, the key farthest from the mean of all, after the
+// mean of the others.
 #include "columns.h"
 #include "ggml-cpu-impl.h"
 #include "half.h"
@@ -200,22 +201,50 @@ void extremes(const lctx_summarize_args & a, const scratch & w) {
     }
 }
 
-// Two passes: the mean of some channels is far larger than what they differ by.
-void moments(const lctx_summarize_args & a, const scratch & w) {
+void mean_key(const lctx_summarize_args & a, const scratch & w, float * mean) {
     const int dim = a.head_dim_k, size = a.params.chunk_size;
-    float *mean = w.summary, *variance = w.summary + dim;
-    std::fill_n(mean, 2 * dim, 0.0f);
+    std::fill_n(mean, dim, 0.0f);
     for (int i = 0; i < size; i++) {
         for (int d = 0; d < dim; d++) {
             mean[d] += w.k[(size_t)i * dim + d] / (float)size;
         }
     }
+}
+
+// Two passes: the mean of some channels is far larger than what they differ by.
+void moments(const lctx_summarize_args & a, const scratch & w) {
+    const int dim = a.head_dim_k, size = a.params.chunk_size;
+    float *mean = w.summary, *variance = w.summary + dim;
+    mean_key(a, w, mean);
+    std::fill_n(variance, dim, 0.0f);
     const float share = 0.5f * a.params.scale * a.params.scale / (float)size;
     for (int i = 0; i < size; i++) {
         for (int d = 0; d < dim; d++) {
             const float x = w.k[(size_t)i * dim + d] - mean[d];
             variance[d] += share * x * x;
         }
+    }
+}
+
+// The first of the keys that are farthest from the mean of all, after the mean of the others.
+void outlier(const lctx_summarize_args & a, const scratch & w) {
+    const int dim = a.head_dim_k, size = a.params.chunk_size;
+    float most = -1.0f;
+    const float * farthest = w.k;
+    mean_key(a, w, w.summary);
+    for (int i = 0; i < size; i++) {
+        const float * key = w.k + (size_t)i * dim;
+        float distance = 0.0f;
+        for (int d = 0; d < dim; d++) {
+            distance += (key[d] - w.summary[d]) * (key[d] - w.summary[d]);
+        }
+        if (distance > most) {
+            most = distance, farthest = key;
+        }
+    }
+    for (int d = 0; d < dim; d++) {
+        w.summary[d] += (w.summary[d] - farthest[d]) / (float)(size - 1);
+        w.summary[dim + d] = farthest[d];
     }
 }
 
@@ -241,6 +270,10 @@ void summarize(const lctx_summarize_args & a, const chunk & c, int head_kv, cons
         case LCTX_REPRESENT_MOMENTS:
             turn_keys(a, c, w);
             moments(a, w);
+            return put(w.summary, 2 * dim, 0, summary(head_kv));
+        case LCTX_REPRESENT_OUTLIER:
+            turn_keys(a, c, w);
+            outlier(a, w);
             return put(w.summary, 2 * dim, 0, summary(head_kv));
         case LCTX_REPRESENT_ATTENTION: break;
     }

@@ -131,6 +131,20 @@ static inline lctx_vf lctx_vexp(lctx_vf x) {
     return x < lctx_vset(-87.0f) ? lctx_vset(0.0f) : p * two_n;
 }
 
+// log(exp(x) + exp(y)) to about 2e-7 absolute; NaN when one of them is.
+// log(1 + t) = 2 atanh(z) with z = t / (2 + t) <= 1/3, by its series.
+static inline lctx_vf lctx_vlog_sum(lctx_vf x, lctx_vf y) {
+    const lctx_vf t = lctx_vexp(x > y ? y - x : x - y), z = t / (t + 2.0f), zz = z * z;
+    lctx_vf p = lctx_vset(1.0f / 13.0f);
+    p = p * zz + 1.0f / 11.0f;
+    p = p * zz + 1.0f / 9.0f;
+    p = p * zz + 1.0f / 7.0f;
+    p = p * zz + 1.0f / 5.0f;
+    p = p * zz + 1.0f / 3.0f;
+    p = p * zz + 1.0f;
+    return (x > y ? x : y) + 2.0f * z * p;
+}
+
 // With 16 registers a kernel must have them to itself: inlined into its caller, GCC spills its accumulators.
 #if defined(__AVX512F__)
 #define LCTX_KERNEL inline

@@ -13,11 +13,13 @@ struct lctx_channels {
     uint16_t * dst;
     float * parts;  // 8 floats per thread
     float * first;  // [head_dim] the mean of every channel
+    int * picked;   // the key farthest from it
 
-    static size_t shared(const lctx_summarize_args & a, int n_thread) { return (8 * n_thread + a.head_dim_k) * sizeof(float); }
+    static size_t shared(const lctx_summarize_args & a, int n_thread) { return (8 * n_thread + a.head_dim_k + 1) * sizeof(float); }
     __device__ lctx_channels(const lctx_summarize_args & a, const lctx_completed & c)
         : a(a), c(c), share(a.head_dim_k), dst(lctx_summary_row(a, c, c.head_kv)), parts((float *)lctx_shared()) {
         first = parts + 8 * blockDim.x;
+        picked = (int *)(first + share.dim);
     }
 
     // f(element, value) for the keys and channels of this thread, the element of 8.
@@ -42,13 +44,17 @@ struct lctx_channels {
         const auto put_least = [&](int d, float x) { dst[share.dim + d] = lctx_to_half(x, -1); };
         share.reduce(least, parts, [](float x, float y) { return fminf(x, y); }, put_least);
     }
+    __device__ static float add(float x, float y) { return x + y; }
+    __device__ void mean() const {
+        float sum[8] = {};
+        each_key([&](int i, float x) { sum[i] += x; });
+        share.reduce(sum, parts, add, [&](int d, float x) { first[d] = x / (float)a.params.chunk_size; });
+    }
     // Two passes: the mean of some channels is far larger than what they differ by.
     __device__ void moments() const {
-        const float size = (float)a.params.chunk_size, factor = 0.5f * a.params.scale * a.params.scale / size;
-        const auto add = [](float x, float y) { return x + y; };
-        float sum[8] = {}, squares[8] = {};
-        each_key([&](int i, float x) { sum[i] += x; });
-        share.reduce(sum, parts, add, [&](int d, float x) { first[d] = x / size; });
+        const float factor = 0.5f * a.params.scale * a.params.scale / (float)a.params.chunk_size;
+        float squares[8] = {};
+        mean();
         each_key([&](int i, float x) {
             const float difference = x - first[share.d + i];
             squares[i] += difference * difference;
@@ -57,5 +63,49 @@ struct lctx_channels {
             dst[d] = lctx_to_half(first[d], 0);
             dst[share.dim + d] = lctx_to_half(x * factor, 0);
         });
+    }
+    // The first of the keys that are farthest from the mean of all, after the mean of the others.
+    __device__ void outlier() const {
+        mean();
+        find_outlier();
+        for (int d = (int)threadIdx.x * 8; d < share.dim; d += (int)blockDim.x * 8) {
+            float x[8];
+            lctx_key_8(a, c, *picked, d, x);
+            for (int i = 0; i < 8; i++) {
+                const float m = first[d + i];
+                dst[d + i] = lctx_to_half(m + (m - x[i]) / (float)(a.params.chunk_size - 1), 0);
+                dst[share.dim + d + i] = lctx_to_half(x[i], 0);
+            }
+        }
+        __syncthreads();
+    }
+
+  private:
+    // *picked: thread 0 compares n_row distances at a time, each the sum of dim / 8 parts.
+    __device__ void find_outlier() const {
+        const int n_part = share.dim / 8;
+        float most = -1.0f;
+        for (int row0 = 0; row0 < a.params.chunk_size; row0 += share.n_row) {
+            const bool works = share.works() && row0 + share.row < a.params.chunk_size;
+            float x[8] = {}, distance = 0.0f;
+            if (works) {
+                lctx_key_8(a, c, row0 + share.row, share.d, x);
+            }
+            for (int i = 0; works && i < 8; i++) {
+                distance += (x[i] - first[share.d + i]) * (x[i] - first[share.d + i]);
+            }
+            parts[threadIdx.x] = distance;
+            __syncthreads();
+            for (int row = 0; threadIdx.x == 0 && row < lctx_min(share.n_row, a.params.chunk_size - row0); row++) {
+                float sum = 0.0f;
+                for (int i = 0; i < n_part; i++) {
+                    sum += parts[row * n_part + i];
+                }
+                if (sum > most || row0 + row == 0) {
+                    most = sum, *picked = row0 + row;
+                }
+            }
+            __syncthreads();
+        }
     }
 };

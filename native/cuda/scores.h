@@ -13,8 +13,8 @@ struct lctx_select_plan {
     int32_t n_token;
     int32_t n_list;
     int32_t heads_per_list;
-    int32_t n_product;          // summaries that make one score
-    int32_t heads_per_product;  // query heads that share each of them
+    int32_t n_product;          // scores that are added up to one of a list
+    int32_t heads_per_product;  // query heads whose queries are added up before that
 
     lctx_select_plan(const lctx_cuda_device & device, const lctx_select_args & a, char * work) : scores((float *)work) {
         constexpr size_t BYTES = 256 * 1024;  // per multiprocessor: enough to keep all of them busy
@@ -25,11 +25,11 @@ struct lctx_select_plan {
         n_slab = (int32_t)lctx_min(most, (int64_t)a.n_tokens);
         n_token = a.n_tokens;
         heads_per_list = a.n_head / n_list;
-        heads_per_product = a.chunks.by_attention() ? 1 : heads_per_list;
+        heads_per_product = a.chunks.by_attention() || !a.chunks.is_product() ? 1 : heads_per_list;
         n_product = heads_per_list / heads_per_product;
     }
     size_t size(const lctx_select_args & a) const { return (size_t)n_slab * n_list * a.n_chunk_max * sizeof(float); }
-    int64_t n_float(const lctx_select_args & a) const { return (int64_t)n_product * a.chunks.summary_dim(a.head_dim); }
+    int64_t n_float(const lctx_select_args & a) const { return (int64_t)n_product * a.chunks.query_dim(a.head_dim); }
 
     // Token i of the slab; -1 after the last.
     __device__ int32_t at(int i) const { return i < n_slab && first + i < n_token ? first + i : -1; }
@@ -46,12 +46,13 @@ static __device__ inline int lctx_n_scored(const lctx_select_args & a, int32_t t
 
 // Element d of what meets a summary, made of that of a query. minmax: positive and negative part, for the largest and the smallest
 // value: an upper bound of the best key's score. moments: for mean and variance, the log of the chunk's expected mass, were its
-// keys normally distributed.
+// keys normally distributed. outlier: for each half.
 static __device__ inline float lctx_to_meet_summary(const lctx_select_args & a, int d, float q) {
     const bool is_second = d >= a.head_dim;
     switch (a.chunks.representation) {
         case LCTX_REPRESENT_ATTENTION: return q;
         case LCTX_REPRESENT_MINMAX:    return is_second ? fminf(q, 0.0f) : fmaxf(q, 0.0f);
+        case LCTX_REPRESENT_OUTLIER:   return a.scale * q;
         default:                       return is_second ? q * q : a.scale * q;
     }
 }
@@ -67,6 +68,12 @@ static __device__ inline void lctx_wide_query_8(const lctx_select_args & a, int3
     }
 }
 
+// The log of what the first half of an outlier's summary attracts, as often as it stands for a key, and the second half.
+static __device__ inline float lctx_log_sum(const lctx_select_args & a, float first, float second) {
+    const float others = first + logf(a.chunks.n_other()), difference = fabsf(others - second);
+    return fmaxf(others, second) + log1pf(expf(-difference));
+}
+
 static __device__ inline const char * lctx_summaries_of(const lctx_select_args & a, int head, int32_t seq) {
     return a.summaries + head / (a.n_head / a.n_summary) * a.summary_head_stride + seq * a.summary_seq_stride;
 }
@@ -77,6 +84,11 @@ static __device__ inline float lctx_dot_4(const float4 & q, const char * summary
     return q.x * lctx_from_half((uint16_t)x) + q.y * lctx_from_half((uint16_t)(x >> 16)) + q.z * lctx_from_half((uint16_t)(x >> 32)) +
            q.w * lctx_from_half((uint16_t)(x >> 48));
 }
+
+// Tokens [begin, end) of a tile, of one sequence; limit: chunks that any token of the tile scores.
+struct lctx_score_run {
+    int begin, end, limit;
+};
 
 // 64 tokens against 64 chunks; every run of tokens of one sequence meets its own summaries.
 struct lctx_score_tile {
@@ -113,30 +125,46 @@ struct lctx_score_tile {
         const uint32_t in_low = lctx_ballot(low == 0 || seq[low] != seq[low - 1]), in_high = lctx_ballot(seq[high] != seq[high - 1]);
         return in_low | (uint64_t)in_high << 32;
     }
-    // limit: chunks that any token scores.
-    __device__ void score_run(int begin, int end, int limit) const {
-        const bool is_mine = product.a(0) < end && product.a(3) >= begin;
-        const int first_head = list * p.heads_per_list;
+    // score += products of the run's queries of a head with elements [from, from + query_dim) of summaries.
+    __device__ void multiply(const lctx_score_run & run, int head, int from, float (&score)[4][4]) const {
+        const char * summaries = lctx_summaries_of(a, head, seq[run.begin]);
+        const auto query = [&](int row, int d, float(&x)[8]) {
+            if (seq[row] >= 0) {
+                lctx_wide_query_8(a, p.at(first + row), head, p.heads_per_product, d, x);
+            }
+        };
+        const auto summary = [&](int row, int d, float(&x)[8]) {
+            if (chunk0 + row < run.limit) {
+                lctx_load_8<lctx_cuda_f16>(summaries + (chunk0 + row) * a.summary_stride, from + d, x);
+            }
+        };
+        const bool is_mine = product.a(0) < run.end && product.a(3) >= run.begin;
+        product.add(a.chunks.query_dim(a.head_dim), query, summary, score, is_mine);
+    }
+    __device__ void multiply_halves(const lctx_score_run & run, int head, float (&score)[4][4]) const {
+        float others[4][4] = {}, outlier[4][4] = {};
+        multiply(run, head, 0, others);
+        multiply(run, head, a.head_dim, outlier);
+        for (int i = 0; i < 4; i++) {
+            for (int j = 0; j < 4; j++) {
+                score[i][j] += lctx_log_sum(a, others[i][j], outlier[i][j]);
+            }
+        }
+    }
+    __device__ void score_run(const lctx_score_run & run) const {
         float score[4][4] = {};
         for (int i = 0; i < p.n_product; i++) {
-            const int head = first_head + i * p.heads_per_product;
-            const char * summaries = lctx_summaries_of(a, head, seq[begin]);
-            const auto query = [&](int row, int d, float(&x)[8]) {
-                if (seq[row] >= 0) {
-                    lctx_wide_query_8(a, p.at(first + row), head, p.heads_per_product, d, x);
-                }
-            };
-            const auto summary = [&](int row, int d, float(&x)[8]) {
-                if (chunk0 + row < limit) {
-                    lctx_load_8<lctx_cuda_f16>(summaries + (chunk0 + row) * a.summary_stride, d, x);
-                }
-            };
-            product.add(a.chunks.summary_dim(a.head_dim), query, summary, score, is_mine);
+            const int head = list * p.heads_per_list + i * p.heads_per_product;
+            if (a.chunks.is_product()) {
+                multiply(run, head, 0, score);
+            } else {
+                multiply_halves(run, head, score);
+            }
         }
         for (int i = 0; i < 4; i++) {
             for (int j = 0; j < 4; j++) {
                 const int row = product.a(i), chunk = chunk0 + product.b(j);
-                if (row >= begin && row < end && chunk < scored[row]) {
+                if (row >= run.begin && row < run.end && chunk < scored[row]) {
                     p.scores_of(a, first + row, list)[chunk] = score[i][j];
                 }
             }

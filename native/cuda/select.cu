@@ -9,19 +9,39 @@ constexpr int FEW = 8;  // so few queries that reading the summaries is what tak
 constexpr int FEW_WARPS = 4, FEW_CHUNKS = 4;
 constexpr int CHOOSE_WARPS = 4;  // at most
 
+// score += those of FEW_CHUNKS chunks, by a warp. summary(chunk) is where it lies.
+template <typename S>
+__device__ void add_scores(const lctx_select_args & a, const float * query, S && summary, float (&score)[FEW_CHUNKS]) {
+    const int summary_dim = a.chunks.summary_dim(a.head_dim), query_dim = a.chunks.query_dim(a.head_dim);
+    float first[FEW_CHUNKS] = {}, second[FEW_CHUNKS] = {};
+    for (int d = lctx_lane() * 4; d < summary_dim; d += LCTX_WARP * 4) {
+        const bool is_second = d >= query_dim;
+        const float4 q = *(const float4 *)(query + (is_second ? d - query_dim : d));
+        for (int c = 0; c < FEW_CHUNKS; c++) {
+            const float x = lctx_dot_4(q, summary(c) + d * sizeof(uint16_t));
+            first[c] += is_second ? 0.0f : x;
+            second[c] += is_second ? x : 0.0f;
+        }
+    }
+    for (int c = 0; c < FEW_CHUNKS; c++) {
+        const float sum = lctx_warp_sum(first[c]);
+        score[c] += a.chunks.is_product() ? sum : lctx_log_sum(a, sum, lctx_warp_sum(second[c]));
+    }
+}
+
 // One query against some chunks: the query in shared memory, a warp for FEW_CHUNKS chunks.
 __global__ void score_few(lctx_select_args a, lctx_select_plan p) {
-    float * query = (float *)lctx_shared();  // [n_product][summary_dim]
-    const int list = (int)blockIdx.y, i = (int)blockIdx.z, summary_dim = a.chunks.summary_dim(a.head_dim);
+    float * query = (float *)lctx_shared();  // [n_product][query_dim]
+    const int list = (int)blockIdx.y, i = (int)blockIdx.z, query_dim = a.chunks.query_dim(a.head_dim);
     const int first = (int)blockIdx.x * FEW_WARPS * FEW_CHUNKS, first_head = list * p.heads_per_list;
     const int32_t token = p.at(i);
     const int n = lctx_n_scored(a, token);
     if (first >= n) {
         return;
     }
-    for (int d = (int)threadIdx.x * 8; d < p.n_product * summary_dim; d += FEW_WARPS * LCTX_WARP * 8) {
+    for (int d = (int)threadIdx.x * 8; d < p.n_product * query_dim; d += FEW_WARPS * LCTX_WARP * 8) {
         float x[8] = {};
-        lctx_wide_query_8(a, token, first_head + d / summary_dim * p.heads_per_product, p.heads_per_product, d % summary_dim, x);
+        lctx_wide_query_8(a, token, first_head + d / query_dim * p.heads_per_product, p.heads_per_product, d % query_dim, x);
         lctx_store_8(query + d, x);
     }
     __syncthreads();
@@ -29,17 +49,12 @@ __global__ void score_few(lctx_select_args a, lctx_select_plan p) {
     float score[FEW_CHUNKS] = {};
     for (int product = 0; product < p.n_product; product++) {
         const char * summaries = lctx_summaries_of(a, first_head + product * p.heads_per_product, a.rows[token].seq);
-        for (int d = lctx_lane() * 4; d < summary_dim; d += LCTX_WARP * 4) {
-            const float4 q = *(const float4 *)(query + product * summary_dim + d);
-            for (int c = 0; c < FEW_CHUNKS; c++) {
-                score[c] += lctx_dot_4(q, summaries + lctx_min(chunk + c, n - 1) * a.summary_stride + d * sizeof(uint16_t));
-            }
-        }
+        const auto summary = [&](int c) { return summaries + lctx_min(chunk + c, n - 1) * a.summary_stride; };
+        add_scores(a, query + product * query_dim, summary, score);
     }
     for (int c = 0; c < FEW_CHUNKS; c++) {
-        const float sum = lctx_warp_sum(score[c]);
         if (lctx_lane() == 0 && chunk + c < n) {
-            p.scores_of(a, i, list)[chunk + c] = sum;
+            p.scores_of(a, i, list)[chunk + c] = score[c];
         }
     }
 }
@@ -60,7 +75,7 @@ __global__ void __launch_bounds__(lctx_product::THREADS) score_many(lctx_select_
         const int begin = __ffsll((long long)rest) - 1;
         rest &= rest - 1;
         if (tile.seq[begin] >= 0) {
-            tile.score_run(begin, rest ? __ffsll((long long)rest) - 1 : lctx_product::TILE, limit);
+            tile.score_run({begin, rest ? __ffsll((long long)rest) - 1 : lctx_product::TILE, limit});
         }
     }
 }

@@ -2,7 +2,8 @@
 //
 // attention (LongHeads, eq. 1-2), per query head: O = softmax(Q K^T) V over the chunk without a causal mask, q = mean of the rows of
 // O, c = softmax(q K^T) K, of keys as they are stored. Per KV head, of keys turned to their own positions: minmax, largest and smallest
-// value of every channel; moments, its mean and scale^2/2 times its variance.
+// value of every channel; moments, its mean and scale^2/2 times its variance; outlier, the key farthest from the mean of all, after the
+// mean of the others.
 //
 // q is computed from the mean of the weights over the queries, so that V is read once; that takes the sums of the softmax first, and
 // the scores a second time.
@@ -42,6 +43,7 @@ __global__ void __launch_bounds__(THREADS) summarize_channels(lctx_summarize_arg
         switch (a.params.representation) {
             case LCTX_REPRESENT_MINMAX:    channels.minmax(); break;
             case LCTX_REPRESENT_MOMENTS:   channels.moments(); break;
+            case LCTX_REPRESENT_OUTLIER:   channels.outlier(); break;
             case LCTX_REPRESENT_ATTENTION: break;
         }
     }

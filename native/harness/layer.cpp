@@ -15,7 +15,7 @@ int32_t open_row(const lctx_chunks & c, const lctx_op_ubatch & u, int32_t row) {
 void lctx_check_method(const lctx_op_args & a, const lctx_method & method) {
     const lctx_chunks * c = method.chunks();
     lctx_require(!c || !c->by_attention() || a.head_dim_k == a.head_dim_v,
-                 "representation=attention needs head_dim_v equal to head_dim_k; use representation=minmax or moments");
+                 "representation=attention needs head_dim_v equal to head_dim_k; use representation=outlier, minmax or moments");
 }
 
 lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method, int32_t n_ubatch, const lctx_backend & backend)

@@ -79,7 +79,7 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
     if (has_open() && shape_.head_dim_k != shape_.head_dim_v) {
         throw lctx_refusal("representation=attention compares values with keys, whose sizes differ in this model (" +
                            std::to_string(shape_.head_dim_v) + " and " + std::to_string(shape_.head_dim_k) +
-                           "); use representation=minmax or moments");
+                           "); use representation=outlier, minmax or moments");
     }
     if (method_->near_window() > 0) {
         // the window of a ubatch's first query, and a whole batch that may be taken back

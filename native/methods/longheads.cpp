@@ -13,12 +13,9 @@ namespace {
 constexpr int32_t CHUNK_STEP = 16;
 constexpr int32_t NEARBY = 128;  // tokens before its own chunk that a query always reads
 
-// A bound adds up what every channel could give at most: with few channels it finds single keys, with many it says little.
-constexpr int32_t FEW_CHANNELS = 64;
-
 enum position : int32_t { PACKED, GROUPED, EXACT };
 constexpr const char * POSITIONS[] = {"packed", "grouped", "exact"};
-constexpr const char * REPRESENTATIONS[] = {"attention", "minmax", "moments"};
+constexpr const char * REPRESENTATIONS[] = {"attention", "minmax", "moments", "outlier"};
 
 std::string text(int64_t n) {
     return std::to_string(n);
@@ -177,15 +174,13 @@ std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec
     lctx_chunks c = {};
     std::string reason;
     c.mass = (float)std::max(0, spec.get("mass")) / LCTX_MILLION;
-    const bool needs_moments = c.mass > 0.0f || env.head_dim > FEW_CHANNELS;
-    c.representation =
-        (lctx_representation)either(spec.get("representation"), needs_moments ? LCTX_REPRESENT_MOMENTS : LCTX_REPRESENT_MINMAX);
+    c.representation = (lctx_representation)either(spec.get("representation"), LCTX_REPRESENT_OUTLIER);
     choose_chunks(spec, env, c, reason);
     c.by_group = either(spec.get("select"), 0);
     c.ablation = ablation();
     const int32_t n_free = c.n_chunk - 2 - c.n_recent;
-    if (c.mass > 0.0f && c.representation != LCTX_REPRESENT_MOMENTS) {
-        refuse("mass needs an estimate of the attention: representation=moments");
+    if (c.mass > 0.0f && c.representation != LCTX_REPRESENT_MOMENTS && c.representation != LCTX_REPRESENT_OUTLIER) {
+        refuse("mass needs an estimate of the attention: representation=outlier or moments");
     }
     c.n_neighbor = either(spec.get("n_neighbor"), 0);
     if (c.mass > 0.0f && c.n_neighbor > 0) {

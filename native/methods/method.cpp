@@ -32,7 +32,7 @@ const std::vector<entry> & table() {
         {"window", {"n_sink", "window"}, true, false, lctx_window_create, nullptr},
         {"selfextend", {"group_size", "neighbor_window"}, true, true, lctx_selfextend_create, nullptr},
         {"longheads",
-         {"chunk_size", "window", "n_recent", "select=head|group", "representation=attention|minmax|moments",
+         {"chunk_size", "window", "n_recent", "select=head|group", "representation=attention|minmax|moments|outlier",
           "position=packed|grouped|exact", "group_size", "n_neighbor", "mass=%"},
          true,
          true,
@@ -160,7 +160,7 @@ lctx_method_spec lctx_method_parse(const std::string & text) {
 }
 
 int32_t lctx_method_default_n_ctx(const lctx_method_spec & spec, int32_t n_ctx_train) {
-    const auto reaches = [&](int32_t n) { return lctx_guard(nullptr, [&] { find(spec.name).create(spec, {n_ctx_train, n, 0}); }); };
+    const auto reaches = [&](int32_t n) { return lctx_guard(nullptr, [&] { find(spec.name).create(spec, {n_ctx_train, n}); }); };
     int32_t most = find(spec.name).extends ? 4 * n_ctx_train : n_ctx_train, least = n_ctx_train;
     if (reaches(most) || !reaches(least)) {
         return most;  // when it is refused, that says why

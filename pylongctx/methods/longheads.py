@@ -33,8 +33,9 @@ class LongHeads(Method):
         What stands for a chunk when a query scores it. "attention": the mean key weighted by the chunk's attention to
         itself (the paper, eq. 1-2). The others know where the keys stand. "minmax": the minimum and maximum of the keys
         per channel, which bound the score of the best key from above (Quest, arXiv 2406.10774). "moments": mean and
-        variance per channel; the score is the log of the attention to expect if keys were normally distributed. None:
-        "minmax" for heads of up to 64 channels, and without ``mass``; else "moments".
+        variance per channel; the score is the log of the attention to expect if keys were normally distributed.
+        "outlier": the key farthest from the mean, and the mean of the others; the score is the log of the attention to
+        expect if the others were all there. None: "outlier".
     position : str or None
         Where the chosen chunks seem to stand. "exact": where they are, for queries inside the trained context.
         "packed": side by side in front of the query (the paper, figure 3). "grouped": distances beyond the recent
@@ -46,8 +47,8 @@ class LongHeads(Method):
         (the paper, table 7).
     mass : float or None
         Share of the attention that a query is to read, above 0 and at most 1. It reads the best chunks until the
-        estimate reaches it, and at most ``window`` tokens. Needs ``representation`` "moments". None: always
-        ``window`` tokens.
+        estimate reaches it, and at most ``window`` tokens. Needs ``representation`` "outlier" or "moments". None:
+        always ``window`` tokens.
 
     Raises
     ------
@@ -76,7 +77,7 @@ class LongHeads(Method):
     role = "base"
     words = {
         "select": ("head", "group"),
-        "representation": ("attention", "minmax", "moments"),
+        "representation": ("attention", "minmax", "moments", "outlier"),
         "position": ("packed", "grouped", "exact"),
     }
     shares = ("mass",)
@@ -90,8 +91,8 @@ class LongHeads(Method):
         check_multiple("chunk_size", self.chunk_size, str(GRAIN), GRAIN)
         check_multiple("window", self.window, "chunk_size", self.chunk_size)
         check_share("mass", self.mass)
-        if self.mass is not None and self.representation not in (None, "moments"):
-            raise ValueError(f"mass needs representation moments, not {self.representation}")
+        if self.mass is not None and self.representation not in (None, "moments", "outlier"):
+            raise ValueError(f"mass needs representation outlier or moments, not {self.representation}")
         if self.mass is not None and self.n_neighbor:
             raise ValueError("n_neighbor gives a part of a fixed budget away; with mass there is none")
 
