@@ -64,12 +64,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "backend_sampling": (False,),
 }
 # fields that say how one of those above works: without effect, for that is off
-DETAILS = frozenset(
-    {
-        "speculative.n_min",
-        "speculative.p_min",
-    }
-)
+DETAILS = frozenset({"speculative.n_min", "speculative.p_min"})
 
 Body = TypeVar("Body", bound=BaseModel)
 
