@@ -2,8 +2,8 @@
 //
 // Scores are products of summaries with what is made of a query. minmax: sum over channels of max(q, 0) * maximum + min(q, 0) *
 // minimum, an upper bound of the best key's. moments: the log of the chunk's expected mass, were its keys normally distributed:
-// scale * q . mean + scale^2/2 * q^2 . variance. Both have twice the width of a query. outlier: the log of what the key farthest from
-// the mean attracts and the others do, were they all at their mean: log(exp(scale * q . outlier) + (l - 1) exp(scale * q . mean)).
+// scale * q . mean + scale^2/2 * q^2 . variance. Both have twice the width of a query. outlier: the same for all keys but the one that
+// is farthest from the mean, and this one by itself: log(exp(scale * q . outlier) + (l - 1) exp(score of the others' moments)).
 #include "ablate.h"
 #include "columns.h"
 #include "ggml-cpu-impl.h"
@@ -31,10 +31,11 @@ struct scratch {
     float * s;         // [n_chunk_max][MAX_COLUMNS]
     uint32_t * keys;   // [lctx_n_key(n_chunk_max)]
     float * queries;   // lctx_columns
-    float * wide;      // [summary_dim]
-    float * k;         // [BLOCK][summary_dim] summaries
+    float * narrow;    // lctx_columns of what meets outliers
+    float * wide;      // [query_dim]
+    float * k;         // [BLOCK][query_dim] summaries
     float * few;       // [FEW_COLUMNS][BLOCK] scores of few columns
-    float * halves;    // [2][BLOCK][MAX_COLUMNS] products with the halves of summaries
+    float * parts;     // [2][BLOCK][MAX_COLUMNS] scores of the others and of outliers
     int32_t * best;    // [n_chunk] the best candidates, ascending
     int32_t * order;   // [n_chunk] and the best first
     int32_t * chosen;  // [n_chunk]
@@ -42,22 +43,24 @@ struct scratch {
 
     static int n_chunk_max(const lctx_select_args & a) { return a.n_chunk_max + 1; }
     static size_t size(const lctx_select_args & a) {
-        const int summary_dim = a.chunks.summary_dim(a.head_dim);
+        const int query_dim = a.chunks.query_dim(a.head_dim);
         const size_t n = (size_t)n_chunk_max(a) * LCTX_MAX_COLUMNS + lctx_n_key(n_chunk_max(a)) +
-                         lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim) + (size_t)summary_dim * (LCTX_BLOCK + 1) +
-                         LCTX_FEW_COLUMNS * LCTX_BLOCK + 2 * LCTX_BLOCK * LCTX_MAX_COLUMNS + (size_t)a.chunks.n_chunk * 3;
+                         lctx_columns::n_float(LCTX_MAX_COLUMNS, query_dim) + lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim) +
+                         (size_t)query_dim * (LCTX_BLOCK + 1) + (LCTX_FEW_COLUMNS + 2 * LCTX_MAX_COLUMNS) * LCTX_BLOCK +
+                         (size_t)a.chunks.n_chunk * 3;
         return GGML_PAD(n * sizeof(float) + n_chunk_max(a), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_select_args & a) {
-        const int summary_dim = a.chunks.summary_dim(a.head_dim);
+        const int query_dim = a.chunks.query_dim(a.head_dim);
         float * p = (float *)base;
         s = p, p += (size_t)n_chunk_max(a) * LCTX_MAX_COLUMNS;
         keys = (uint32_t *)p, p += lctx_n_key(n_chunk_max(a));
-        queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim);
-        wide = p, p += summary_dim;
-        k = p, p += (size_t)summary_dim * LCTX_BLOCK;
+        queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, query_dim);
+        narrow = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim);
+        wide = p, p += query_dim;
+        k = p, p += (size_t)query_dim * LCTX_BLOCK;
         few = p, p += LCTX_FEW_COLUMNS * LCTX_BLOCK;
-        halves = p, p += 2 * LCTX_BLOCK * LCTX_MAX_COLUMNS;
+        parts = p, p += 2 * LCTX_BLOCK * LCTX_MAX_COLUMNS;
         best = (int32_t *)p, p += a.chunks.n_chunk;
         order = (int32_t *)p, p += a.chunks.n_chunk;
         chosen = (int32_t *)p, p += a.chunks.n_chunk;
@@ -84,7 +87,7 @@ const float * query_of(const lctx_select_args & a, int32_t token, int head) {
     return (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
 }
 
-// What a query makes of itself to meet both halves of a summary at once; scores of several heads with the same summary add up.
+// What a query makes of itself to meet two values of every channel at once; scores of several heads with the same summary add up.
 void add_query(const lctx_select_args & a, const float * q, float * wide) {
     const int dim = a.head_dim;
     const bool minmax = a.chunks.representation == LCTX_REPRESENT_MINMAX;
@@ -94,19 +97,35 @@ void add_query(const lctx_select_args & a, const float * q, float * wide) {
     }
 }
 
-// Column c multiplies summaries with the queries of heads [head, head + n) of a token.
-void set_query(const lctx_select_args & a, int32_t token, int head, int n, const lctx_columns & columns, int c, const scratch & w) {
-    if (a.chunks.by_attention() || !a.chunks.is_product()) {
-        return columns.set(c, query_of(a, token, head), a.chunks.is_product() ? 1.0f : a.scale);
-    }
-    std::fill_n(w.wide, 2 * a.head_dim, 0.0f);
-    for (int h = head; h < head + n; h++) {
-        add_query(a, query_of(a, token, h), w.wide);
-    }
-    columns.set(c, w.wide, 1.0f);
-}
+// The queries of some columns, as they meet summaries; narrow: and outliers.
+struct questions {
+    lctx_columns columns, narrow;
+    const lctx_select_args & a;
+    const scratch & w;
 
-// n summaries, or halves of them; next: what is read after them, or NULL.
+    questions(const lctx_select_args & a, int n, const scratch & w)
+        : columns(w.queries, n, a.chunks.query_dim(a.head_dim)), narrow(w.narrow, n, a.head_dim), a(a), w(w) {}
+    void clear() const {
+        columns.clear();
+        narrow.clear();
+    }
+    // Column c: heads [head, head + n) of a token; n is 1 by attention and with outliers.
+    void set(int c, int32_t token, int head, int n) const {
+        if (a.chunks.by_attention()) {
+            return columns.set(c, query_of(a, token, head), 1.0f);
+        }
+        std::fill_n(w.wide, 2 * a.head_dim, 0.0f);
+        for (int h = head; h < head + n; h++) {
+            add_query(a, query_of(a, token, h), w.wide);
+        }
+        columns.set(c, w.wide, 1.0f);
+        if (a.chunks.has_outlier()) {
+            narrow.set(c, query_of(a, token, head), a.scale);
+        }
+    }
+};
+
+// n summaries, or parts of them; next: what is read after them, or NULL.
 struct block {
     const char *first, *next;
     size_t stride;
@@ -128,30 +147,29 @@ void multiply(const lctx_columns & columns, const block & b, float * s, bool add
     }
 }
 
-// s[chunk][column] (+)= log(n_other * exp(first half . query) + exp(second half . query))
-void multiply_halves(const lctx_columns & columns, const block & b, float n_other, float * s, bool add, const scratch & w) {
-    float *others = w.halves, *outlier = w.halves + LCTX_BLOCK * LCTX_MAX_COLUMNS;
-    multiply(columns, b, others, false, w);
-    multiply(columns, {b.first + columns.dim * sizeof(ggml_fp16_t), nullptr, b.stride, b.n}, outlier, false, w);
-    const lctx_vf log_n = lctx_vset(logf(n_other));
-    for (int i = 0; i < b.n * columns.n_pad; i += LCTX_VL) {
+// s[chunk][column] (+)= log(n_other * exp(others . query) + exp(outlier . query))
+void multiply_both(const questions & q, const block & b, float * s, bool add) {
+    float *others = q.w.parts, *outlier = q.w.parts + LCTX_BLOCK * LCTX_MAX_COLUMNS;
+    multiply(q.columns, b, others, false, q.w);
+    multiply(q.narrow, {b.first + q.columns.dim * sizeof(ggml_fp16_t), nullptr, b.stride, b.n}, outlier, false, q.w);
+    const lctx_vf log_n = lctx_vset(logf(q.a.chunks.n_other()));
+    for (int i = 0; i < b.n * q.columns.n_pad; i += LCTX_VL) {
         const lctx_vf score = lctx_vlog_sum(lctx_vload(others + i) + log_n, lctx_vload(outlier + i));
         lctx_vstore(s + i, add ? lctx_vload(s + i) + score : score);
     }
 }
 
-// w.s[chunk][column] (+)= score of the first n_chunk chunks
-void score_chunks(const lctx_select_args & a, const lctx_columns & columns, const char * summaries, int n_chunk, bool add,
-                  const scratch & w) {
-    for (int i = 0; i < n_chunk; i += LCTX_BLOCK) {
+// s[chunk][column] (+)= scores of the first n_chunk chunks
+void score_chunks(const questions & q, const char * summaries, int n_chunk, bool add, float * s) {
+    const size_t stride = q.a.summary_stride;
+    for (int i = 0; i < n_chunk; i += LCTX_BLOCK, s += (size_t)LCTX_BLOCK * q.columns.n_pad) {
         const int n = std::min(LCTX_BLOCK, n_chunk - i);
-        const char * first = summaries + i * a.summary_stride;
-        const block b = {first, i + n < n_chunk ? first + n * a.summary_stride : nullptr, a.summary_stride, n};
-        float * s = w.s + (size_t)i * columns.n_pad;
-        if (a.chunks.is_product()) {
-            multiply(columns, b, s, add, w);
+        const char * first = summaries + i * stride;
+        const block b = {first, i + n < n_chunk ? first + n * stride : nullptr, stride, n};
+        if (q.a.chunks.has_outlier()) {
+            multiply_both(q, b, s, add);
         } else {
-            multiply_halves(columns, b, a.chunks.n_other(), s, add, w);
+            multiply(q.columns, b, s, add, q.w);
         }
     }
 }
@@ -163,15 +181,15 @@ const char * summaries_of(const lctx_select_args & a, const tile & t, int head) 
 
 // s[chunk][column], summed over the heads that choose together.
 void score(const lctx_select_args & a, const tile & t, int n_chunk, const scratch & w) {
-    const lctx_columns columns(w.queries, t.n_column(), a.chunks.query_dim(a.head_dim));
-    const bool adds_before = !a.chunks.by_attention() && a.chunks.is_product();  // heads with one summary: their queries add up
+    const questions q(a, t.n_column(), w);
+    const bool adds_before = !a.chunks.by_attention() && !a.chunks.has_outlier();  // heads with one summary: their queries add up
     const int n_head = heads_per_choice(a), n_together = adds_before ? n_head : 1;
     for (int head = 0; head < n_head; head += n_together) {
-        columns.clear();
-        for (int c = 0; c < columns.n; c++) {
-            set_query(a, t.token_of(c), t.choice_of(c) * n_head + head, n_together, columns, c, w);
+        q.clear();
+        for (int c = 0; c < q.columns.n; c++) {
+            q.set(c, t.token_of(c), t.choice_of(c) * n_head + head, n_together);
         }
-        score_chunks(a, columns, summaries_of(a, t, t.choice * n_head + head), n_chunk, head > 0, w);
+        score_chunks(q, summaries_of(a, t, t.choice * n_head + head), n_chunk, head > 0, w.s);
     }
 }
 
@@ -202,20 +220,21 @@ void to_shares(float * s, int n_chunk, int n_pad, const int32_t * end) {
 // s[chunk][column]: the mean over the heads that choose together of the share they give a chunk.
 void score_shares(const lctx_select_args & a, const tile & t, int n_chunk, const scratch & w) {
     const int n_head = heads_per_choice(a), n_pad = lctx_round_up(t.n_column(), LCTX_VL);
-    const lctx_columns columns(w.queries, t.n_column() * n_head, a.chunks.query_dim(a.head_dim));
+    const questions q(a, t.n_column() * n_head, w);
+    const int n_column = q.columns.n, n_all = q.columns.n_pad;
     int32_t end[LCTX_MAX_COLUMNS] = {};
-    columns.clear();
-    for (int c = 0; c < columns.n; c++) {
+    q.clear();
+    for (int c = 0; c < n_column; c++) {
         const int32_t token = t.token_of(c / n_head);
-        set_query(a, token, t.choice_of(c / n_head) * n_head + c % n_head, 1, columns, c, w);
+        q.set(c, token, t.choice_of(c / n_head) * n_head + c % n_head, 1);
         end[c] = own_chunk(a, token);
     }
-    score_chunks(a, columns, summaries_of(a, t, t.choice * n_head), n_chunk, false, w);
-    to_shares(w.s, n_chunk, columns.n_pad, end);
+    score_chunks(q, summaries_of(a, t, t.choice * n_head), n_chunk, false, w.s);
+    to_shares(w.s, n_chunk, n_all, end);
     for (int i = 0; i < n_chunk; i++) {  // rows become shorter: none is written before it was read
         float row[LCTX_MAX_COLUMNS] = {};
-        for (int c = 0; c < columns.n; c++) {
-            row[c / n_head] += w.s[(size_t)i * columns.n_pad + c] / (float)n_head;
+        for (int c = 0; c < n_column; c++) {
+            row[c / n_head] += w.s[(size_t)i * n_all + c] / (float)n_head;
         }
         memcpy(w.s + (size_t)i * n_pad, row, n_pad * sizeof(float));
     }
