@@ -180,7 +180,7 @@ class SamplingParams:
         for key, value in self.settings().items():
             if not isinstance(value, Real):
                 raise TypeError(f"{key} must be a number, not {value!r}")
-            if not abs(float(value)) <= LARGEST:
+            if not -LARGEST <= getattr(self, key) <= LARGEST:
                 raise ValueError(f"{key} must be a finite number, not {value}")
         for key, (least, most) in BOUNDS.items():
             value = getattr(self, key)
@@ -236,8 +236,8 @@ def check_breakers(breakers: Sequence[str]) -> None:
     if len(breakers) > MOST_BREAKERS:
         raise ValueError(f"dry_sequence_breakers: {len(breakers)} are more than {MOST_BREAKERS}")
     for one in breakers:
-        n = len(one.encode("utf-8", "surrogatepass"))
-        if not 1 <= n <= BREAKER_BYTES or "\0" in one or not n == len(one.encode("utf-8", "replace")):
+        data = one.encode("utf-8", "replace")
+        if not 1 <= len(data) <= BREAKER_BYTES or b"\0" in data or data.decode() != one:
             raise ValueError(f"dry_sequence_breakers: {one[:BREAKER_BYTES]!r} is no text of 1 to {BREAKER_BYTES} bytes")
 
 

@@ -378,6 +378,7 @@ def test_names_of_samplers(given, names):
         ({"dry_penalty_last_n": -1}, ValueError, "dry_penalty_last_n must be at least 0"),
         ({"dry_penalty_last_n": 2**40}, OverflowError, "dry_penalty_last_n: "),
         ({"top_k": 2**40}, OverflowError, "top_k: "),
+        ({"top_k": 10**400}, ValueError, "top_k must be a finite number"),
         ({"top_k": "5"}, TypeError, "top_k must be a number, not '5'"),
         ({"min_keep": -1}, ValueError, "min_keep must be at least 0"),
         ({"dry_sequence_breakers": "abc"}, TypeError, "dry_sequence_breakers must be a list of strings"),
