@@ -81,6 +81,3 @@ struct lctx_chunks {
 constexpr int32_t LCTX_ANGLE_LOCAL = 0;  // p mod chunk_size: where its key is stored
 constexpr int32_t LCTX_ANGLE_START = 1;  // where its chunk begins: takes a key from its place in the chunk to where it is compared
 constexpr int32_t LCTX_N_ANGLE_CHUNKS = 2;
-
-// A position that nothing looks from: no angles are computed.
-constexpr int32_t LCTX_NO_POSITION = INT32_MIN;

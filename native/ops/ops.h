@@ -149,7 +149,7 @@ struct lctx_unread {
 std::vector<int32_t> lctx_chunks_of(const lctx_segment * segs, int64_t n, int32_t chunk_size);
 
 // cos and sin of n positions, one pair per rotated pair of dimensions, the magnitude included.
-//   pos:          I32 [n]   LCTX_NO_POSITION: the row is left as it is
+//   pos:          I32 [n]
 //   freq_factors: F32 [n_dims/2] or NULL
 //   result:       F32 [n_dims, n]   (cos, sin, cos, sin, ...)
 ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * freq_factors, const lctx_rope & rope);
