@@ -14,7 +14,7 @@ from pylongctx.bench import programs
 from pylongctx.bench.case import Case
 from pylongctx.cli import main
 
-# what llama-bench of ik_llama.cpp 8337e4cd has printed for -p 0 -n 0 -gp 48,8
+# the fields that llama-bench of ik_llama.cpp 8337e4cd prints (get_fields, get_values), for -p 0 -n 0 -gp 48,8
 IK_RECORD = {
     "build_commit": "8337e4cd3", "build_number": 4840, "cuda": False, "vulkan": False, "metal": False, "sycl": False,
     "rpc": "0", "gpu_blas": False, "blas": False, "cpu_info": "AMD EPYC", "gpu_info": "", "model_filename": "m.gguf",
@@ -47,9 +47,8 @@ def after(option):
 # takes 1 ms; the first repetition of several is a slow one, and lines come before the list
 BENCH = """
 pair = [int(n) for n in after("-gp").split(",")] if "-gp" in words else [int(after("-p")), int(after("-n"))]
-print("============ Repacked 30 tensors")
 samples = [9000000] * (int(after("-r")) - 1) + [1000000]
-print("[")
+print("[\\n============ Repacked {30} tensors")
 record = json.loads((folder / "record.json").read_text())
 print(json.dumps(record | dict(zip(("n_prompt", "n_gen"), pair), samples_ns=samples)))
 print("]")
@@ -200,11 +199,11 @@ def test_what_a_sweep_cannot_measure(case, reason):
         ("os.kill(os.getpid(), signal.SIGSEGV)", "ended by SIGSEGV"),
         ("sys.exit('warning\\nerror: no such model')", "error: no such model"),
         ("sys.exit(3)", "ended with status 3"),
-        ("print('| model | t/s |')", "llama-bench printed no JSON of llama-bench, but '| model | t/s |'"),
-        ("", "llama-bench printed no JSON of llama-bench, but ''"),
-        ("print('[{}, {}]')", "llama-bench printed the results of 2 tests where one was asked for"),
-        ("print('[{}]')", "llama-bench printed a result without samples_ns"),
-        ("print('[5]')", "llama-bench printed no JSON of llama-bench, but '[5]'"),
+        ("print('| model | t/s |')", "llama-bench printed no result of llama-bench, but '| model | t/s |'"),
+        ("", "llama-bench printed no result of llama-bench, but ''"),
+        ("print('[{}]')", "llama-bench printed no result of llama-bench, but '[{}]'"),
+        ("print('[5]')", "llama-bench printed no result of llama-bench, but '[5]'"),
+        (BENCH + BENCH, "llama-bench printed the results of 2 tests where one was asked for"),
         (BENCH.replace("int(n)", "int(n) + 1"),
          "llama-bench measured n_prompt, n_gen = (49, 9) where (48, 8) was asked for"),
     ],

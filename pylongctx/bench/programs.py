@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from pylongctx.bench.case import Case
 from pylongctx.bench.record import Record, cpu_name
@@ -90,19 +89,18 @@ class LlamaBench(Dialect):
 
     def read(self, case: Case, done: "subprocess.CompletedProcess[str]") -> Record:
         """Return fields of the record, one ``samples_ns`` among them; a ValueError says what is wrong."""
-        results = _json_list(done.stdout)
-        if len(results) != 1:
+        results = _objects(done.stdout, "samples_ns", "n_prompt", "n_gen")
+        if not results:
+            raise ValueError(f"printed no result of llama-bench, but {_first_words(done.stdout)!r}")
+        if len(results) > 1:
             raise ValueError(f"printed the results of {len(results)} tests where one was asked for")
         result = results[0]
-        samples = result.get("samples_ns")
-        if not samples:
-            raise ValueError("printed a result without samples_ns")
         after = case.n_depth and not self.depth
         wanted = (case.n_depth if after else case.n_prompt, case.n_gen)
-        measured = (result.get("n_prompt"), result.get("n_gen"))
+        measured = (result["n_prompt"], result["n_gen"])
         if measured != wanted:
             raise ValueError(f"measured n_prompt, n_gen = {measured} where {wanted} was asked for")
-        return {"backends": _backends(result)} | result | {"samples_ns": samples[-1:]}
+        return {"backends": _backends(result)} | result | {"samples_ns": result["samples_ns"][-1:]}
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ class SweepBench(Dialect):
 
     def read(self, case: Case, done: "subprocess.CompletedProcess[str]") -> Record:
         """Return fields of the record, one ``samples_ns`` among them; a ValueError says what is wrong."""
-        rows = list(_json_rows(done.stdout + "\n" + done.stderr))
+        rows = _objects(done.stdout + "\n" + done.stderr, "n_kv", "pp", "tg", "t_pp", "t_tg")
         row = next((row for row in rows if row["n_kv"] == case.n_depth), None)
         if row is None:
             raise ValueError(f"printed no row of llama-sweep-bench for n_kv {case.n_depth}, but {len(rows)} others")
@@ -308,26 +306,20 @@ def _words(options: Mapping[str, object]) -> list[str]:
     return [str(word) for option in options.items() for word in option]
 
 
-def _json_list(text: str) -> list[Record]:
-    """Return the list of objects in an output; a fork may print lines before it."""
-    lines = text.splitlines()
-    start = next((number for number, line in enumerate(lines) if line.strip() == "["), 0)
-    with suppress(json.JSONDecodeError):
-        results = json.loads("\n".join(lines[start:]))
-        if isinstance(results, list) and all(isinstance(result, dict) for result in results):
-            return results
-    first = next((line for line in lines if line.strip()), "")
-    raise ValueError(f"printed no JSON of llama-bench, but {first[:80]!r}")
-
-
-def _json_rows(text: str) -> list[dict[str, Any]]:
-    """Return the rows of llama-sweep-bench among other lines."""
-    rows = []
-    for line in text.splitlines():
+def _objects(text: str, *fields: str) -> list[Record]:
+    """Return the JSON objects with these fields; programs print other lines before, between and after them."""
+    decoder, found, position = json.JSONDecoder(), [], 0
+    while (start := text.find("{", position)) >= 0:
+        position = start + 1
         with suppress(json.JSONDecodeError):
-            if line.startswith("{") and {"n_kv", "pp", "tg", "t_pp", "t_tg"} <= (row := json.loads(line)).keys():
-                rows.append(row)
-    return rows
+            value, position = decoder.raw_decode(text, start)
+            if value.keys() >= set(fields):
+                found.append(value)
+    return found
+
+
+def _first_words(text: str) -> str:
+    return next((line.strip()[:80] for line in text.splitlines() if line.strip()), "")
 
 
 def _backends(result: Record) -> str:
