@@ -1,5 +1,5 @@
-# make demo | report | test | test-all | test-peers | fuzz | docs | lint | wheel | tools | sanitize | cuda-check: everything they need is
-# set up first, in .venv.
+# make demo | report | test | test-all | test-peers | fuzz | docs | lint | wheel | tools | tools-ik | sanitize | cuda-check: everything
+# they need is set up first, in .venv.
 # Needs Python >= 3.10, a C++ compiler, make and git; cmake and ninja come from PyPI.
 
 PYTHON ?= python3
@@ -30,8 +30,8 @@ NVCC      = $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/
 CUBLAS    = nvidia-cublas==13.*
 HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
 
-.PHONY: build demo report test test-all test-peers test-build docs lint format wheel tools tools-patched tools-stock sanitize
-.PHONY: fuzz fuzz-files fuzz-states fuzz-calls sanitize-address sanitize-thread cuda-check clean
+.PHONY: build demo report test test-all test-peers test-build docs lint format wheel tools tools-patched tools-stock tools-ik
+.PHONY: fuzz fuzz-files fuzz-states fuzz-calls sanitize sanitize-address sanitize-thread cuda-check clean
 
 $(BIN)/pip:
 	@echo "[1/7] build tools: cmake, ninja, scikit-build-core, cffi"
@@ -141,6 +141,15 @@ tools-patched tools-stock: tools-%: build
 	cmake -S . -B build/tools/build-$* -G Ninja -D$(OPTION)=ON -DLCTX_UPSTREAM_TARBALL=$(TARBALL)
 	cmake --build build/tools/build-$* --target llama-perplexity llama-bench
 	cmake --install build/tools/build-$* --component tools --prefix build/tools/$*
+
+# ik_llama.cpp for pylongctx bench --vs, CPU only, from a checkout: make tools-ik IK_SOURCE=DIR. The check loads the embedded model,
+# because the program says then which kernels it has
+IK := build/tools/ik
+tools-ik: $(VENV)/.build-tools
+	@test -f "$(IK_SOURCE)/CMakeLists.txt" || { echo "make tools-ik IK_SOURCE=DIR: DIR is a checkout of ik_llama.cpp"; exit 2; }
+	cmake -S "$(IK_SOURCE)" -B $(IK) -G Ninja -DGGML_NATIVE=ON -DGGML_CUDA=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_TESTS=OFF
+	cmake --build $(IK) --target llama-bench llama-sweep-bench
+	$(PYTHON) bench/check_ik.py "$(IK_SOURCE)" $(IK)/bin/llama-bench pylongctx/models/*.gguf
 
 # the tests of the kernels and the memory on a library that checks itself; the thread checker cannot see into OpenMP
 sanitize: sanitize-address sanitize-thread

@@ -20,7 +20,7 @@ from statistics import median
 from report import machine, table
 
 from pylongctx.bench.case import model_file
-from pylongctx.bench.engines import clean_environment
+from pylongctx.bench.programs import clean_environment
 from pylongctx.bench.record import physical_cores
 from pylongctx.cli.arguments import int_list
 

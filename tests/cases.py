@@ -351,6 +351,10 @@ def _chunk_options() -> list[ChunkCase]:
         *(with_method(base, f"-neighbor{n}", n_neighbor=n, n_recent=0) for n in (1, 2, 3)),
         *(with_method(base, f"-grouped{n}", position="grouped", group_size=n) for n in (1, 5, 16)),
         with_method(replace(base, n_ubatch=7), "-ubatch7-group", select="group"),
+        with_method(replace(base, n_ubatch=1, n_threads=3), "-ubatch1-threads3-group", select="group"),
+        chunk_case(
+            "few-tokens", n_rows=1100, n_head=2, n_head_kv=1, n_ubatch=11, n_threads=3, method=LongHeads(16, 160)
+        ),
         with_method(chunk_case("short", n_rows=9), "-group", select="group"),
         chunk_case("softcap", softcap=3.0),
         chunk_case("long", n_rows=515, n_head=2, n_head_kv=1, n_ubatch=512, method=LongHeads(16, 160, n_recent=2)),

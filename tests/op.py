@@ -138,7 +138,7 @@ def run_layer(case: OpCase, x: Inputs, n_ubatch: int, spec: str, n_ctx_train: in
     by_head = np.full((2, case.n_head_kv, case.n_rows), -2, dtype=np.int32)
     run = LayerRun(np.full((case.n_rows, case.n_head, case.head_dim_v), POISON), *by_head)
     size = case.method.chunk_size if isinstance(case.method, LongHeads) else 0
-    summaries = np.full(case.n_head * (case.n_rows // size) * 2 * case.head_dim_k + 1, POISON) if size else None
+    summaries = np.full(case.n_head * (case.n_rows // size) * 3 * case.head_dim_k + 1, POISON) if size else None
     if size:  # more room than is needed
         run.chunks = np.full((case.n_rows, case.n_head, case.method.n_chunk + 2), UNUSED, dtype=np.int32)
     with _op_args(case, x, run.out, None, override) as op:

@@ -133,12 +133,13 @@ def key_moments(k: np.ndarray, scale: float) -> np.ndarray:
     return np.concatenate([to_half(k.mean(-2)), to_half(k.var(-2) * scale**2 / 2)], axis=-1)
 
 
-def key_outlier(k: np.ndarray) -> np.ndarray:
-    """Return the key of a chunk that is farthest from the mean of all, after the mean of the others."""
-    farthest = ((k - k.mean(-2, keepdims=True)) ** 2).sum(-1).argmax(-1)
-    outlier = np.take_along_axis(k, farthest[..., None, None], -2)[..., 0, :]
-    others = (k.sum(-2) - outlier) / (k.shape[-2] - 1)
-    return np.concatenate([to_half(others), to_half(outlier)], axis=-1)
+def key_outlier(k: np.ndarray, scale: float) -> np.ndarray:
+    """Return the key of a chunk that is farthest from the mean of all, after the moments of the others."""
+    farthest = ((k - k.mean(-2, keepdims=True)) ** 2).sum(-1).argmax(-1)[..., None]
+    outlier = np.take_along_axis(k, farthest[..., None], -2)[..., 0, :]
+    is_other = np.arange(k.shape[-2]) != farthest
+    others = k[is_other].reshape(*k.shape[:-2], k.shape[-2] - 1, k.shape[-1])
+    return np.concatenate([key_moments(others, scale), to_half(outlier)], axis=-1)
 
 
 def to_half(x: np.ndarray, up: int = 0) -> np.ndarray:
@@ -167,15 +168,17 @@ def summarize_chunks(
 
     Returns
     -------
-    array ``[n_head, n_chunk, head_dim]`` for ``attention``, ``[n_head_kv, n_chunk, 2 * head_dim]`` for the others
+    array ``[n_head, n_chunk, head_dim]`` for ``attention``, ``[n_head_kv, n_chunk, 2 * head_dim]`` for the others,
+    3 * head_dim for ``outlier``
     """
     size, ratio = method.chunk_size, q.shape[1] // v.shape[1]
     keys = split_chunks(k_local, size)
     if method.representation != "attention":
         start = np.arange(keys.shape[1])[:, None] * size * (len(q) <= method.trained)
         keys = rotate(keys, start, replace(rope, attn_factor=rope.attn_factor / rope_magnitude(rope)))
-        summary = {"minmax": key_range, "moments": lambda k: key_moments(k, scale), "outlier": key_outlier}
-        return summary[method.representation](keys)
+        if method.representation == "minmax":
+            return key_range(keys)
+        return (key_moments if method.representation == "moments" else key_outlier)(keys, scale)
     keys, values = (x.repeat(ratio, axis=0) for x in (keys, split_chunks(v, size)))
     queries = split_chunks(rotate_local(q, size, rope), size)
     mean = chunk_query(queries, keys, values, scale, softcap)
@@ -198,14 +201,13 @@ def chunk_scores(q: np.ndarray, summaries: np.ndarray, method: LongHeads, n_head
     n_head, ratio = q.shape[1], q.shape[1] // n_head_kv
     if method.representation == "minmax":
         q = np.concatenate([np.maximum(q, 0), np.minimum(q, 0)], axis=-1)
-    elif method.representation == "moments":
+    elif method.representation != "attention":
         q = np.concatenate([q * scale, q**2], axis=-1)  # log of the mean exponential of a normal distribution
-    of_heads = summaries.repeat(n_head // len(summaries), axis=0)
+    summaries = summaries.repeat(n_head // len(summaries), axis=0)
+    scores = np.einsum("nhd,hcd->nhc", q, summaries[..., : q.shape[-1]])
     if method.representation == "outlier":
-        others, outlier = (np.einsum("nhd,hcd->nhc", q * scale, half) for half in np.split(of_heads, 2, axis=-1))
-        scores = np.logaddexp(others + np.log(method.chunk_size - 1), outlier)
-    else:
-        scores = np.einsum("nhd,hcd->nhc", q, of_heads)
+        outliers = np.einsum("nhd,hcd->nhc", q[..., : q.shape[-1] // 2], summaries[..., q.shape[-1] :])
+        scores = np.logaddexp(scores + np.log(method.chunk_size - 1), outliers)
     if method.mass:
         scores = chunk_shares(scores, method.chunk_size)
     if method.select == "group":

@@ -1,6 +1,7 @@
 """``pylongctx bench``: runs on the embedded model, refusals, turns with the peer."""
 
 import json
+import re
 import stat
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from needs import lacks
 
-from pylongctx.bench import engines, record, runner
+from pylongctx.bench import engines, programs, record, runner
 from pylongctx.bench.case import Case
 from pylongctx.bench.worker import Running
 from pylongctx.cli import main
@@ -166,7 +167,8 @@ if options["-fa"] == "0" and options["-ctk"] == "q4_0":
     sys.exit("some warning\\nmain: error: q4_0 needs flash attention")
 record = json.loads((folder / "record.json").read_text())
 ns = 2000000 if options["-fa"] == "1" else 4000000
-record |= {{"flash_attn": int(options["-fa"]), "samples_ns": [ns]}}
+n_prompt, n_gen = options["-pg"].split(",") if "-pg" in options else (options["-p"], options["-n"])
+record |= {{"n_prompt": int(n_prompt), "n_gen": int(n_gen), "flash_attn": int(options["-fa"]), "samples_ns": [ns]}}
 print(json.dumps([record]))
 """
 
@@ -212,12 +214,14 @@ def test_vs_stock_takes_turns_and_prints_ratios(capsys, stock, monkeypatch, embe
     assert (plain["samples_ns"], plain["avg_ts"], plain["build_commit"]) == ([4000000] * 2, 8000.0, "0c1e570")
     assert (flash["samples_ns"], flash["avg_ts"], flash["flash_attn"]) == ([2000000] * 2, 16000.0, 1)
     assert (flash["kv_bytes"], flash["peak_rss"], flash["ttft_ns"]) == (None,) * 3
-    row = err.strip().splitlines()[-1]
-    cells = [cell.strip() for cell in row.split("|")[1:-1]]
-    assert cells[:5] == [embedded_model.stem, "1", "f16", "pp32 @ d16", "full"]
-    assert cells[6:8] == ["16000.00", "llama.cpp, fa 1"]
+    head, _, row = ([cell.strip() for cell in line.split("|")[1:-1]] for line in err.strip().splitlines())
+    assert head[5:] == ["t/s", "llama.cpp t/s", "ratio to llama.cpp"]
+    assert row[:5] == [embedded_model.stem, "1", "f16", "pp32 @ d16", "full"]
+    assert row[6] == "16000.00, fa 1"
     ratios = sorted(rate / 16000 for rate in ours["samples_ts"])
-    assert [float(cell) for cell in cells[8:]] == pytest.approx([np.mean(ratios), *ratios], abs=0.006)
+    assert [float(cell) for cell in re.findall(r"[\d.]+", row[7])] == pytest.approx(
+        [np.mean(ratios), *ratios], abs=0.006
+    )
     wanted = {"-m": str(embedded_model), "-p": "32", "-n": "0", "-d": "16", "-b": "2048", "-ub": "512", "-t": "1",
               "-ctk": "f16", "-ctv": "f16", "-r": "1", "-o": "json"}  # fmt: skip
     assert [options["-fa"] for options, _, _ in asked(stock)] == ["0", "1", "0", "1"]
@@ -250,8 +254,8 @@ def test_vs_stock_runs_a_quantized_v_with_flash_attention_only(capsys, stock):
     assert [(options["-fa"], options["-p"], options["-n"], options["-pg"]) for options, _, _ in asked(stock)] == [
         ("1", "0", "0", "8,2")
     ]
-    assert "| llama.cpp, fa 1 |" in out
-    assert "| ratio " in out
+    assert "| llama.cpp, fa 1  " in out
+    assert "| ratio to llama.cpp " in out
 
 
 def test_vs_stock_runs_as_it_is_told(capsys, stock):
@@ -283,12 +287,12 @@ def test_vs_stock_without_one_of_the_peers(capsys, stock):
     assert status == 1
     assert [one["error"] for one in json.loads(out)] == ["", "main: error: q4_0 needs flash attention", ""]
     assert len(asked(stock)) == 3
-    assert err.count("llama.cpp, fa 1") == 1
+    assert re.search(r"\d, fa 1 +\|", err)
 
 
 def test_vs_stock_with_the_real_one(capsys):
     try:
-        engines.find_stock(None)
+        programs.find_stock(None)
     except FileNotFoundError as reason:
         lacks("tools", str(reason))
     options = ("-p", "8", "-n", "2", "-pg", "8,2", "-d", "4", "-r", "1", "-t", "1", "-o", "json", "--vs-stock")
@@ -301,9 +305,7 @@ def test_vs_stock_with_the_real_one(capsys):
 
 
 def test_no_ratio_without_a_peer(embedded_model):
-    class Refused(engines.Stock):
-        def __init__(self):
-            super().__init__(Case("a", 8, 0), Path("nowhere"), 0, True)
-            self.error = "no"
-
-    assert runner.ratios([Refused()]) == []
+    refused = engines.Peer(Case("a", 8, 0), programs.stock_program(Path("nowhere"), 0), True)
+    refused.run()
+    assert refused.error == "nowhere cannot be run: No such file or directory"
+    assert runner.ratios([refused]) == []

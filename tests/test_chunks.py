@@ -285,9 +285,13 @@ def test_heads_choose_for_themselves_or_with_their_group():
 @thin
 @pytest.mark.parametrize("mass", [0.3, 0.7, 1.0])
 @pytest.mark.parametrize("select", ["head", "group"])
-def test_heads_read_until_they_have_their_mass(select, mass):
-    method = LongHeads(16, 160, select=select, representation="moments", mass=mass)
-    case = chunk_case("mass", n_rows=515, n_head=6, n_head_kv=2, n_ubatch=130, sharpness=3.0, method=method)
+@pytest.mark.parametrize(
+    ("representation", "n_ubatch", "n_threads"), [("moments", 130, 1), ("outlier", 130, 2), ("outlier", 2, 3)]
+)
+def test_heads_read_until_they_have_their_mass(representation, n_ubatch, n_threads, select, mass):
+    method = LongHeads(16, 160, select=select, representation=representation, mass=mass)
+    settings = {"n_ubatch": n_ubatch, "n_threads": n_threads, "sharpness": 3.0, "method": method}
+    case = chunk_case("mass", n_rows=515, n_head=6, n_head_kv=2, **settings)
     check(case)
     n_read = (run_chunks(case, make_inputs(case)).chunks[200:] >= 0).sum(-1)
     assert (n_read == 10).all() if mass == 1.0 else 2 < n_read.min() < n_read.max()

@@ -1,5 +1,4 @@
 // *angles*: cos and sin of positions, as ggml's RoPE computes them (YaRN: arXiv 2309.00071, section 3.2-3.4).
-#include "../ops/chunks.h"
 #include "ggml-cpu-impl.h"
 #include "kernels.h"
 
@@ -37,9 +36,6 @@ void lctx_cpu_angles(const ggml_compute_params * params, const lctx_angles_args 
     float corr[2];
     ggml_rope_yarn_corr_dims(args.rope.n_dims, args.rope.n_ctx_orig, args.rope.freq_base, args.rope.beta_fast, args.rope.beta_slow, corr);
     for (int64_t i = params->ith; i < args.n; i += params->nth) {
-        if (args.pos[i] == LCTX_NO_POSITION) {
-            continue;
-        }
         angles_of((float)args.pos[i], args.rope, args.freq_factors, corr, args.dst + i * args.rope.n_dims);
     }
 }

@@ -1,225 +1,11 @@
 // *select*: every query scores the chunks before it and keeps the best (LongHeads, eq. 3).
-//
-// Scores are products of summaries with what is made of a query. minmax: sum over channels of max(q, 0) * maximum + min(q, 0) *
-// minimum, an upper bound of the best key's. moments: the log of the chunk's expected mass, were its keys normally distributed:
-// scale * q . mean + scale^2/2 * q^2 . variance. Both have twice the width of a query. outlier: the log of what the key farthest from
-// the mean attracts and the others do, were they all at their mean: log(exp(scale * q . outlier) + (l - 1) exp(scale * q . mean)).
 #include "ablate.h"
-#include "columns.h"
 #include "ggml-cpu-impl.h"
-#include "rank.h"
+#include "scores.h"
 
 static_assert(LCTX_MOST_SHARES <= LCTX_MAX_COLUMNS, "a block's heads are scored together");
 
 namespace {
-
-int heads_per_choice(const lctx_select_args & a) {
-    return a.n_head / a.n_choice;
-}
-
-// How many choices compare their queries with the same summaries: they are made together.
-int choices_per_job(const lctx_select_args & a) {
-    return a.n_choice > a.n_summary ? a.n_choice / a.n_summary : 1;
-}
-
-// Columns of scores that one choice takes: with mass one per head, whose shares are added up afterwards.
-int columns_per_choice(const lctx_select_args & a) {
-    return a.chunks.mass > 0.0f ? heads_per_choice(a) : 1;
-}
-
-struct scratch {
-    float * s;         // [n_chunk_max][MAX_COLUMNS]
-    uint32_t * keys;   // [lctx_n_key(n_chunk_max)]
-    float * queries;   // lctx_columns
-    float * wide;      // [summary_dim]
-    float * k;         // [BLOCK][summary_dim] summaries
-    float * few;       // [FEW_COLUMNS][BLOCK] scores of few columns
-    float * halves;    // [2][BLOCK][MAX_COLUMNS] products with the halves of summaries
-    int32_t * best;    // [n_chunk] the best candidates, ascending
-    int32_t * order;   // [n_chunk] and the best first
-    int32_t * chosen;  // [n_chunk]
-    char * taken;      // [n_chunk_max]
-
-    static int n_chunk_max(const lctx_select_args & a) { return a.n_chunk_max + 1; }
-    static size_t size(const lctx_select_args & a) {
-        const int summary_dim = a.chunks.summary_dim(a.head_dim);
-        const size_t n = (size_t)n_chunk_max(a) * LCTX_MAX_COLUMNS + lctx_n_key(n_chunk_max(a)) +
-                         lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim) + (size_t)summary_dim * (LCTX_BLOCK + 1) +
-                         LCTX_FEW_COLUMNS * LCTX_BLOCK + 2 * LCTX_BLOCK * LCTX_MAX_COLUMNS + (size_t)a.chunks.n_chunk * 3;
-        return GGML_PAD(n * sizeof(float) + n_chunk_max(a), LCTX_CACHE_LINE);
-    }
-    scratch(char * base, const lctx_select_args & a) {
-        const int summary_dim = a.chunks.summary_dim(a.head_dim);
-        float * p = (float *)base;
-        s = p, p += (size_t)n_chunk_max(a) * LCTX_MAX_COLUMNS;
-        keys = (uint32_t *)p, p += lctx_n_key(n_chunk_max(a));
-        queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, summary_dim);
-        wide = p, p += summary_dim;
-        k = p, p += (size_t)summary_dim * LCTX_BLOCK;
-        few = p, p += LCTX_FEW_COLUMNS * LCTX_BLOCK;
-        halves = p, p += 2 * LCTX_BLOCK * LCTX_MAX_COLUMNS;
-        best = (int32_t *)p, p += a.chunks.n_chunk;
-        order = (int32_t *)p, p += a.chunks.n_chunk;
-        chosen = (int32_t *)p, p += a.chunks.n_chunk;
-        taken = (char *)p;
-    }
-};
-
-// Tokens [first, first + n_token) of one sequence, and the choices [choice, choice + n_choice) that are made for each of them. Column i is
-// token i / n_choice and choice i % n_choice.
-struct tile {
-    int32_t first, n_token;
-    int choice, n_choice;
-
-    int n_column() const { return n_token * n_choice; }
-    int32_t token_of(int column) const { return first + column / n_choice; }
-    int choice_of(int column) const { return choice + column % n_choice; }
-};
-
-int32_t own_chunk(const lctx_select_args & a, int32_t token) {
-    return a.rows[token].row / a.chunks.chunk_size;
-}
-
-const float * query_of(const lctx_select_args & a, int32_t token, int head) {
-    return (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
-}
-
-// What a query makes of itself to meet both halves of a summary at once; scores of several heads with the same summary add up.
-void add_query(const lctx_select_args & a, const float * q, float * wide) {
-    const int dim = a.head_dim;
-    const bool minmax = a.chunks.representation == LCTX_REPRESENT_MINMAX;
-    for (int d = 0; d < dim; d++) {
-        wide[d] += minmax ? std::max(q[d], 0.0f) : a.scale * q[d];
-        wide[dim + d] += minmax ? std::min(q[d], 0.0f) : q[d] * q[d];
-    }
-}
-
-// Column c multiplies summaries with the queries of heads [head, head + n) of a token.
-void set_query(const lctx_select_args & a, int32_t token, int head, int n, const lctx_columns & columns, int c, const scratch & w) {
-    if (a.chunks.by_attention() || !a.chunks.is_product()) {
-        return columns.set(c, query_of(a, token, head), a.chunks.is_product() ? 1.0f : a.scale);
-    }
-    std::fill_n(w.wide, 2 * a.head_dim, 0.0f);
-    for (int h = head; h < head + n; h++) {
-        add_query(a, query_of(a, token, h), w.wide);
-    }
-    columns.set(c, w.wide, 1.0f);
-}
-
-// n summaries, or halves of them; next: what is read after them, or NULL.
-struct block {
-    const char *first, *next;
-    size_t stride;
-    int n;
-};
-
-// s[chunk][column] (+)= summary . query
-void multiply(const lctx_columns & columns, const block & b, float * s, bool add, const scratch & w) {
-    if (!columns.few()) {
-        lctx_unpack_rows(GGML_TYPE_F16, b.first, b.stride, b.n, columns.dim, w.k, columns.dim);
-        return lctx_scores(columns, w.k, columns.dim, b.n, s, add);
-    }
-    lctx_few_scores({GGML_TYPE_F16, b.stride, b.first, b.next}, b.n, columns.q, columns.n, columns.dim, w.few);
-    for (int x = 0; x < b.n; x++) {
-        for (int c = 0; c < columns.n_pad; c++) {
-            float & to = s[(size_t)x * columns.n_pad + c];
-            to = (add ? to : 0.0f) + (c < columns.n ? w.few[c * LCTX_BLOCK + x] : 0.0f);
-        }
-    }
-}
-
-// s[chunk][column] (+)= log(n_other * exp(first half . query) + exp(second half . query))
-void multiply_halves(const lctx_columns & columns, const block & b, float n_other, float * s, bool add, const scratch & w) {
-    float *others = w.halves, *outlier = w.halves + LCTX_BLOCK * LCTX_MAX_COLUMNS;
-    multiply(columns, b, others, false, w);
-    multiply(columns, {b.first + columns.dim * sizeof(ggml_fp16_t), nullptr, b.stride, b.n}, outlier, false, w);
-    const lctx_vf log_n = lctx_vset(logf(n_other));
-    for (int i = 0; i < b.n * columns.n_pad; i += LCTX_VL) {
-        const lctx_vf score = lctx_vlog_sum(lctx_vload(others + i) + log_n, lctx_vload(outlier + i));
-        lctx_vstore(s + i, add ? lctx_vload(s + i) + score : score);
-    }
-}
-
-// w.s[chunk][column] (+)= score of the first n_chunk chunks
-void score_chunks(const lctx_select_args & a, const lctx_columns & columns, const char * summaries, int n_chunk, bool add,
-                  const scratch & w) {
-    for (int i = 0; i < n_chunk; i += LCTX_BLOCK) {
-        const int n = std::min(LCTX_BLOCK, n_chunk - i);
-        const char * first = summaries + i * a.summary_stride;
-        const block b = {first, i + n < n_chunk ? first + n * a.summary_stride : nullptr, a.summary_stride, n};
-        float * s = w.s + (size_t)i * columns.n_pad;
-        if (a.chunks.is_product()) {
-            multiply(columns, b, s, add, w);
-        } else {
-            multiply_halves(columns, b, a.chunks.n_other(), s, add, w);
-        }
-    }
-}
-
-const char * summaries_of(const lctx_select_args & a, const tile & t, int head) {
-    const int32_t seq = a.rows[t.first].seq;
-    return a.summaries + head / (a.n_head / a.n_summary) * a.summary_head_stride + seq * a.summary_seq_stride;
-}
-
-// s[chunk][column], summed over the heads that choose together.
-void score(const lctx_select_args & a, const tile & t, int n_chunk, const scratch & w) {
-    const lctx_columns columns(w.queries, t.n_column(), a.chunks.query_dim(a.head_dim));
-    const bool adds_before = !a.chunks.by_attention() && a.chunks.is_product();  // heads with one summary: their queries add up
-    const int n_head = heads_per_choice(a), n_together = adds_before ? n_head : 1;
-    for (int head = 0; head < n_head; head += n_together) {
-        columns.clear();
-        for (int c = 0; c < columns.n; c++) {
-            set_query(a, t.token_of(c), t.choice_of(c) * n_head + head, n_together, columns, c, w);
-        }
-        score_chunks(a, columns, summaries_of(a, t, t.choice * n_head + head), n_chunk, head > 0, w);
-    }
-}
-
-// For each column the share of each chunk in the attention to chunks before `end` of the column: a softmax down the chunks.
-void to_shares(float * s, int n_chunk, int n_pad, const int32_t * end) {
-    for (int c = 0; c < n_pad; c += LCTX_VL) {
-        lctx_vi v_end;
-        memcpy(&v_end, end + c, sizeof(v_end));
-        const auto masked = [&](int i) {  // NaN, a chunk without rows, has no share either
-            const lctx_vf x = lctx_vload(s + (size_t)i * n_pad + c);
-            return (i < v_end) & (x == x) ? x : lctx_vset(-INFINITY);
-        };
-        lctx_vf most = lctx_vset(-INFINITY), sum = {};
-        for (int i = 0; i < n_chunk; i++) {
-            most = lctx_vmax(most, masked(i));
-        }
-        most = most > lctx_vset(-INFINITY) ? most : lctx_vset(0.0f);
-        for (int i = 0; i < n_chunk; i++) {
-            sum += lctx_vexp(masked(i) - most);
-        }
-        for (int i = 0; i < n_chunk; i++) {
-            const lctx_vf x = lctx_vload(s + (size_t)i * n_pad + c);
-            lctx_vstore(s + (size_t)i * n_pad + c, x == x ? lctx_vexp(masked(i) - most) / sum : x);
-        }
-    }
-}
-
-// s[chunk][column]: the mean over the heads that choose together of the share they give a chunk.
-void score_shares(const lctx_select_args & a, const tile & t, int n_chunk, const scratch & w) {
-    const int n_head = heads_per_choice(a), n_pad = lctx_round_up(t.n_column(), LCTX_VL);
-    const lctx_columns columns(w.queries, t.n_column() * n_head, a.chunks.query_dim(a.head_dim));
-    int32_t end[LCTX_MAX_COLUMNS] = {};
-    columns.clear();
-    for (int c = 0; c < columns.n; c++) {
-        const int32_t token = t.token_of(c / n_head);
-        set_query(a, token, t.choice_of(c / n_head) * n_head + c % n_head, 1, columns, c, w);
-        end[c] = own_chunk(a, token);
-    }
-    score_chunks(a, columns, summaries_of(a, t, t.choice * n_head), n_chunk, false, w);
-    to_shares(w.s, n_chunk, columns.n_pad, end);
-    for (int i = 0; i < n_chunk; i++) {  // rows become shorter: none is written before it was read
-        float row[LCTX_MAX_COLUMNS] = {};
-        for (int c = 0; c < columns.n; c++) {
-            row[c / n_head] += w.s[(size_t)i * columns.n_pad + c] / (float)n_head;
-        }
-        memcpy(w.s + (size_t)i * n_pad, row, n_pad * sizeof(float));
-    }
-}
 
 // One column of scores, and its best candidates.
 struct column {
@@ -240,7 +26,7 @@ void put_in_order(const column & c, int32_t * order) {
 
 // Choose the first n of w.order, and n_neighbor neighbours of theirs, at most one to each in a pass; what no neighbour takes goes to the
 // next ones of w.order. So all of w.order's number are chosen.
-void choose_with_neighbours(const lctx_select_args & a, const column & c, const scratch & w) {
+void choose_with_neighbours(const lctx_select_args & a, const column & c, const lctx_select_scratch & w) {
     const int first = a.chunks.first_candidate(), end = a.chunks.end_candidate(c.own), n_alone = c.n_best - a.chunks.n_neighbor;
     const auto is_open = [&](int i) { return i >= first && i < end && !w.taken[i] && !std::isnan(c.score(i)); };
     int n = 0;
@@ -268,7 +54,7 @@ void choose_with_neighbours(const lctx_select_args & a, const column & c, const 
 }
 
 // How many of w.order it takes to read the wanted share of the attention; `unread` is the estimate of the rest.
-int n_wanted(const lctx_select_args & a, const column & c, const scratch & w, float & unread) {
+int n_wanted(const lctx_select_args & a, const column & c, const lctx_select_scratch & w, float & unread) {
     float read = 0.0f;
     const auto add = [&](int chunk) { read += std::isnan(c.score(chunk)) ? 0.0f : c.score(chunk); };
     for (int i = 0; i < c.own; i = i + 1 == a.chunks.first_candidate() ? a.chunks.end_candidate(c.own) : i + 1) {
@@ -283,7 +69,7 @@ int n_wanted(const lctx_select_args & a, const column & c, const scratch & w, fl
 }
 
 // The chunks that a column reads, ascending in w.chosen; returns their number.
-int choose(const lctx_select_args & a, const column & c, const scratch & w, float & unread) {
+int choose(const lctx_select_args & a, const column & c, const lctx_select_scratch & w, float & unread) {
     const lctx_chunks & chunks = a.chunks;
     unread = 0.0f;
     if (chunks.reads_all(c.own)) {
@@ -313,7 +99,7 @@ int choose(const lctx_select_args & a, const column & c, const scratch & w, floa
 }
 
 // The segments of one token: its chunks, seen from their places.
-void write_segments(const lctx_select_args & a, int32_t token, int n, float unread, const scratch & w, lctx_segment * segs) {
+void write_segments(const lctx_select_args & a, int32_t token, int n, float unread, const lctx_select_scratch & w, lctx_segment * segs) {
     const lctx_chunk_row & at = a.rows[token];
     const int size = a.chunks.chunk_size, own = at.row / size;
     int32_t n_row = 0;
@@ -337,12 +123,12 @@ void count_unread(lctx_unread & to, float share) {
 }
 
 // Column `index` of a tile: rank its candidates, choose, write.
-void select_column(const lctx_select_args & a, const tile & t, int index, const scratch & w) {
+void select_column(const lctx_select_args & a, const lctx_select_tile & t, int index, float * s, const lctx_select_scratch & w) {
     const int32_t token = t.token_of(index);
-    const int stride = lctx_round_up(t.n_column(), LCTX_VL), own = own_chunk(a, token);
-    column c = {w.s + index, stride, own, w.best, 0};
+    const int stride = lctx_round_up(t.n_column(), LCTX_VL), own = lctx_own_chunk(a, token);
+    column c = {s + index, stride, own, w.best, 0};
     if (!a.chunks.reads_all(own)) {
-        lctx_ablate(a.chunks.ablation, a.rows[token].row, t.choice_of(index), own, w.s + index, stride);
+        lctx_ablate(a.chunks.ablation, a.rows[token].row, t.choice_of(index), own, s + index, stride);
         c.n_best = a.chunks.n_free(own);
         lctx_take_best(c.scores, stride, a.chunks.first_candidate(), a.chunks.end_candidate(own), c.n_best, w.keys, w.best);
     }
@@ -355,43 +141,113 @@ void select_column(const lctx_select_args & a, const tile & t, int index, const 
     }
 }
 
-void select_tile(const lctx_select_args & a, const tile & t, const scratch & w) {
-    int most = 0;  // chunks that need a score
+// Chunks of a tile that need a score.
+int n_scored(const lctx_select_args & a, const lctx_select_tile & t) {
+    int most = 0;
     for (int32_t token = t.first; token < t.first + t.n_token; token++) {
-        const int own = own_chunk(a, token);
+        const int own = lctx_own_chunk(a, token);
         most = std::max(most, a.chunks.reads_all(own) ? 0 : own);
     }
-    if (most > 0) {
-        (a.chunks.mass > 0.0f ? score_shares : score)(a, t, most, w);
+    return most;
+}
+
+void select_tile(const lctx_select_args & a, const lctx_select_tile & t, const lctx_select_scratch & w) {
+    const int n = n_scored(a, t);
+    if (n > 0) {
+        lctx_score(a, t, {0, n}, w.s, w);
+    }
+    if (n > 0 && a.chunks.mass > 0.0f) {
+        lctx_to_choices(a, t, n, w.s);
     }
     for (int i = 0; i < t.n_column(); i++) {
-        select_column(a, t, i, w);
+        select_column(a, t, i, w.s, w);
+    }
+}
+
+// How choices are cut into tiles.
+struct cut {
+    int n_choice;  // of a tile: what few tokens leave of the columns, more choices fill
+    int n_token;   // of a tile, at most
+    int n_tile;    // of every token
+
+    explicit cut(const lctx_select_args & a) {
+        const int per_choice = lctx_columns_per_choice(a), together = lctx_choices_per_tile(a);
+        n_choice = together * per_choice <= LCTX_MAX_COLUMNS ? together : 1;
+        n_token = LCTX_MAX_COLUMNS / (per_choice * n_choice);
+        n_tile = (a.n_choice + n_choice - 1) / n_choice;
+    }
+    lctx_select_tile at(const lctx_select_args & a, int32_t first, int32_t n, int index) const {
+        const int choice = index * n_choice;
+        return {first, n, choice, std::min(n_choice, a.n_choice - choice)};
+    }
+    // Few tokens: there are fewer tiles than keep the threads busy, so that all threads score every one.
+    bool is_shared(const lctx_select_args & a, int nth) const { return nth > 1 && (int64_t)a.n_tokens * n_tile < 4 * nth; }
+    // Floats for the scores of one such tile, of one token.
+    size_t n_float(const lctx_select_args & a) const {
+        return (size_t)a.n_chunk_max * lctx_round_up(n_choice * lctx_columns_per_choice(a), LCTX_VL);
+    }
+};
+
+// A thread for every tile.
+void select_tiles(const ggml_compute_params * params, const lctx_select_args & a, const cut & c, const lctx_select_scratch & w) {
+    int64_t job = 0;
+    for (int32_t t = 0, n = 0; t < a.n_tokens; t += n) {
+        n = 1;
+        while (n < c.n_token && t + n < a.n_tokens && a.rows[t + n].seq == a.rows[t].seq) {
+            n++;
+        }
+        for (int i = 0; i < c.n_tile; i++, job++) {
+            if (job % params->nth == params->ith) {
+                select_tile(a, c.at(a, t, n, i), w);
+            }
+        }
+    }
+}
+
+// All threads for every token: they score PART chunks at a time, and then make one choice at a time. s: [n_tokens * n_tile][n_float]
+void select_shared(const ggml_compute_params * params, const lctx_select_args & a, const cut & c, float * s,
+                   const lctx_select_scratch & w) {
+    constexpr int PART = LCTX_BLOCK;
+    const int n_job = a.n_tokens * c.n_tile, n_part = (int)lctx_ceil_div(a.n_chunk_max, PART);
+    const auto tile_of = [&](int job) { return c.at(a, job / c.n_tile, 1, job % c.n_tile); };
+    const auto scores_of = [&](int job) { return s + job * c.n_float(a); };
+    for (int64_t i = params->ith; i < (int64_t)n_job * n_part; i += params->nth) {
+        const int job = (int)(i / n_part), first = (int)(i % n_part) * PART;
+        const lctx_select_tile t = tile_of(job);
+        const lctx_chunk_range r = {first, std::min(first + PART, n_scored(a, t))};
+        if (r.first < r.end) {
+            lctx_score(a, t, r, scores_of(job), w);
+        }
+    }
+    ggml_barrier(params->threadpool);
+    if (a.chunks.mass > 0.0f) {
+        for (int job = params->ith; job < n_job; job += params->nth) {
+            lctx_to_choices(a, tile_of(job), n_scored(a, tile_of(job)), scores_of(job));
+        }
+        ggml_barrier(params->threadpool);
+    }
+    for (int i = params->ith; i < n_job * c.n_choice; i += params->nth) {
+        const lctx_select_tile t = tile_of(i / c.n_choice);
+        if (i % c.n_choice < t.n_column()) {
+            select_column(a, t, i % c.n_choice, scores_of(i / c.n_choice), w);
+        }
     }
 }
 
 }  // namespace
 
 size_t lctx_cpu_select_wsize(const lctx_select_args & args, int n_tasks) {
-    return LCTX_CACHE_LINE + scratch::size(args) * n_tasks;
+    const cut c(args);
+    const size_t shared = c.is_shared(args, n_tasks) ? c.n_float(args) * args.n_tokens * c.n_tile * sizeof(float) : 0;
+    return LCTX_CACHE_LINE + lctx_select_scratch::size(args) * n_tasks + shared;
 }
 
 void lctx_cpu_select(const ggml_compute_params * params, const lctx_select_args & args) {
     char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
-    const scratch w(base + params->ith * scratch::size(args), args);
-    // what few tokens leave of the columns, more choices fill
-    const int per_choice = columns_per_choice(args), together = choices_per_job(args);
-    const int n_choice = together * per_choice <= LCTX_MAX_COLUMNS ? together : 1;
-    const int most = LCTX_MAX_COLUMNS / (per_choice * n_choice);
-    int64_t job = 0;
-    for (int32_t t = 0, n = 0; t < args.n_tokens; t += n) {
-        n = 1;
-        while (n < most && t + n < args.n_tokens && args.rows[t + n].seq == args.rows[t].seq) {
-            n++;
-        }
-        for (int choice = 0; choice < args.n_choice; choice += n_choice, job++) {
-            if (job % params->nth == params->ith) {
-                select_tile(args, {t, n, choice, std::min(n_choice, args.n_choice - choice)}, w);
-            }
-        }
+    const lctx_select_scratch w(base + params->ith * lctx_select_scratch::size(args), args);
+    const cut c(args);
+    if (c.is_shared(args, params->nth)) {
+        return select_shared(params, args, c, (float *)(base + params->nth * lctx_select_scratch::size(args)), w);
     }
+    select_tiles(params, args, c, w);
 }

@@ -3,7 +3,7 @@
 // attention (LongHeads, eq. 1-2), per query head: O = softmax(Q K^T) V over the chunk without a causal mask, q = mean of the rows of
 // O, c = softmax(q K^T) K, of keys as they are stored. Per KV head, of keys turned to their own positions: minmax, largest and smallest
 // value of every channel; moments, its mean and scale^2/2 times its variance; outlier, the key farthest from the mean of all, after the
-// mean of the others.
+// moments of the others.
 #include "columns.h"
 #include "ggml-cpu-impl.h"
 #include "half.h"
@@ -18,7 +18,7 @@ struct scratch {
     float * queries;
     float * k;        // [chunk_size][head_dim_k]
     float * rotated;  // [head_dim_k]
-    float * summary;  // [2*head_dim_k]
+    float * summary;  // [3*head_dim_k]
     float * mean;     // [dim_v]
     float * weights;  // [chunk_size]
     int32_t * token;  // [chunk_size] token of the batch that holds a row's query, -1: it is in the ring
@@ -27,7 +27,7 @@ struct scratch {
     static size_t size(const lctx_summarize_args & a) {
         const size_t n_chunk = a.params.chunk_size, dim_v = pad_v(a);
         const size_t n = n_chunk * (LCTX_MAX_COLUMNS + dim_v + a.head_dim_k + 2) + LCTX_MAX_COLUMNS * (dim_v + 3) +
-                         lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) + 3 * a.head_dim_k + dim_v;
+                         lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) + 4 * a.head_dim_k + dim_v;
         return GGML_PAD(n * sizeof(float), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_summarize_args & a) {
@@ -42,7 +42,7 @@ struct scratch {
         queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k);
         k = p, p += n_chunk * a.head_dim_k;
         rotated = p, p += a.head_dim_k;
-        summary = p, p += 2 * a.head_dim_k;
+        summary = p, p += 3 * a.head_dim_k;
         mean = p, p += dim_v;
         weights = p, p += n_chunk;
         token = (int32_t *)p;
@@ -211,41 +211,53 @@ void mean_key(const lctx_summarize_args & a, const scratch & w, float * mean) {
     }
 }
 
-// Two passes: the mean of some channels is far larger than what they differ by.
-void moments(const lctx_summarize_args & a, const scratch & w) {
+// scale^2/2 times the variance of all keys but number `without`; a second pass: the mean of some channels is far larger than what they
+// differ by.
+void variance(const lctx_summarize_args & a, const scratch & w, const float * mean, int without, float * dst) {
     const int dim = a.head_dim_k, size = a.params.chunk_size;
-    float *mean = w.summary, *variance = w.summary + dim;
-    mean_key(a, w, mean);
-    std::fill_n(variance, dim, 0.0f);
-    const float share = 0.5f * a.params.scale * a.params.scale / (float)size;
+    const float share = 0.5f * a.params.scale * a.params.scale / (float)(without < 0 ? size : size - 1);
+    std::fill_n(dst, dim, 0.0f);
     for (int i = 0; i < size; i++) {
-        for (int d = 0; d < dim; d++) {
+        for (int d = 0; i != without && d < dim; d++) {
             const float x = w.k[(size_t)i * dim + d] - mean[d];
-            variance[d] += share * x * x;
+            dst[d] += share * x * x;
         }
     }
 }
 
-// The first of the keys that are farthest from the mean of all, after the mean of the others.
-void outlier(const lctx_summarize_args & a, const scratch & w) {
-    const int dim = a.head_dim_k, size = a.params.chunk_size;
-    float most = -1.0f;
-    const float * farthest = w.k;
+void moments(const lctx_summarize_args & a, const scratch & w) {
     mean_key(a, w, w.summary);
-    for (int i = 0; i < size; i++) {
+    variance(a, w, w.summary, -1, w.summary + a.head_dim_k);
+}
+
+// The first of the keys that are farthest from their mean.
+int find_outlier(const lctx_summarize_args & a, const scratch & w, const float * mean) {
+    const int dim = a.head_dim_k;
+    float most = -1.0f;
+    int farthest = 0;
+    for (int i = 0; i < a.params.chunk_size; i++) {
         const float * key = w.k + (size_t)i * dim;
         float distance = 0.0f;
         for (int d = 0; d < dim; d++) {
-            distance += (key[d] - w.summary[d]) * (key[d] - w.summary[d]);
+            distance += (key[d] - mean[d]) * (key[d] - mean[d]);
         }
         if (distance > most) {
-            most = distance, farthest = key;
+            most = distance, farthest = i;
         }
     }
+    return farthest;
+}
+
+void outlier(const lctx_summarize_args & a, const scratch & w) {
+    const int dim = a.head_dim_k;
+    float *mean = w.summary, *farthest = w.summary + 2 * dim;
+    mean_key(a, w, mean);
+    const int at = find_outlier(a, w, mean);
+    memcpy(farthest, w.k + (size_t)at * dim, dim * sizeof(float));
     for (int d = 0; d < dim; d++) {
-        w.summary[d] += (w.summary[d] - farthest[d]) / (float)(size - 1);
-        w.summary[dim + d] = farthest[d];
+        mean[d] += (mean[d] - farthest[d]) / (float)(a.params.chunk_size - 1);
     }
+    variance(a, w, mean, at, w.summary + dim);
 }
 
 // Bounds stay bounds: maxima (up > 0) are rounded up and minima (up < 0) down; up = 0: to the nearest.
@@ -274,7 +286,7 @@ void summarize(const lctx_summarize_args & a, const chunk & c, int head_kv, cons
         case LCTX_REPRESENT_OUTLIER:
             turn_keys(a, c, w);
             outlier(a, w);
-            return put(w.summary, 2 * dim, 0, summary(head_kv));
+            return put(w.summary, 3 * dim, 0, summary(head_kv));
         case LCTX_REPRESENT_ATTENTION: break;
     }
     load_values(a, c, head_kv, w);

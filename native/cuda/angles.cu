@@ -1,5 +1,4 @@
 // *angles*: cos and sin of positions, as ggml's RoPE computes them (YaRN: arXiv 2309.00071, section 3.2-3.4).
-#include "../ops/chunks.h"
 #include "ggml.h"
 #include "kernels.h"
 
@@ -35,9 +34,6 @@ __global__ void angles(settings s) {
     const int n_pair = rope.n_dims / 2;
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= s.args.n * n_pair) {
-        return;
-    }
-    if (s.args.pos[i / n_pair] == LCTX_NO_POSITION) {
         return;
     }
     const int pair = (int)(i % n_pair);

@@ -22,9 +22,12 @@ struct lctx_channels {
         picked = (int *)(first + share.dim);
     }
 
-    // f(element, value) for the keys and channels of this thread, the element of 8.
-    template <typename F> __device__ void each_key(F && f) const {
+    // f(element, value) for the keys but number `without` and channels of this thread, the element of 8.
+    template <typename F> __device__ void each_key(F && f, int without = -1) const {
         for (int row = share.row; share.works() && row < a.params.chunk_size; row += share.n_row) {
+            if (row == without) {
+                continue;
+            }
             float x[8];
             lctx_key_8(a, c, row, share.d, x);
             for (int i = 0; i < 8; i++) {
@@ -50,21 +53,11 @@ struct lctx_channels {
         each_key([&](int i, float x) { sum[i] += x; });
         share.reduce(sum, parts, add, [&](int d, float x) { first[d] = x / (float)a.params.chunk_size; });
     }
-    // Two passes: the mean of some channels is far larger than what they differ by.
     __device__ void moments() const {
-        const float factor = 0.5f * a.params.scale * a.params.scale / (float)a.params.chunk_size;
-        float squares[8] = {};
         mean();
-        each_key([&](int i, float x) {
-            const float difference = x - first[share.d + i];
-            squares[i] += difference * difference;
-        });
-        share.reduce(squares, parts, add, [&](int d, float x) {
-            dst[d] = lctx_to_half(first[d], 0);
-            dst[share.dim + d] = lctx_to_half(x * factor, 0);
-        });
+        put_moments(-1);
     }
-    // The first of the keys that are farthest from the mean of all, after the mean of the others.
+    // The first of the keys that are farthest from the mean of all, after the moments of the others.
     __device__ void outlier() const {
         mean();
         find_outlier();
@@ -72,15 +65,32 @@ struct lctx_channels {
             float x[8];
             lctx_key_8(a, c, *picked, d, x);
             for (int i = 0; i < 8; i++) {
-                const float m = first[d + i];
-                dst[d + i] = lctx_to_half(m + (m - x[i]) / (float)(a.params.chunk_size - 1), 0);
-                dst[share.dim + d + i] = lctx_to_half(x[i], 0);
+                first[d + i] += (first[d + i] - x[i]) / (float)(a.params.chunk_size - 1);
+                dst[2 * share.dim + d + i] = lctx_to_half(x[i], 0);
             }
         }
         __syncthreads();
+        put_moments(*picked);
     }
 
   private:
+    // The mean, and scale^2/2 times the variance, of all keys but number `without`; a second pass: the mean of some channels is far larger
+    // than what they differ by.
+    __device__ void put_moments(int without) const {
+        const float n = (float)(without < 0 ? a.params.chunk_size : a.params.chunk_size - 1);
+        const float factor = 0.5f * a.params.scale * a.params.scale / n;
+        float squares[8] = {};
+        each_key(
+            [&](int i, float x) {
+                const float difference = x - first[share.d + i];
+                squares[i] += difference * difference;
+            },
+            without);
+        share.reduce(squares, parts, add, [&](int d, float x) {
+            dst[d] = lctx_to_half(first[d], 0);
+            dst[share.dim + d] = lctx_to_half(x * factor, 0);
+        });
+    }
     // *picked: thread 0 compares n_row distances at a time, each the sum of dim / 8 parts.
     __device__ void find_outlier() const {
         const int n_part = share.dim / 8;

@@ -25,7 +25,7 @@ struct lctx_select_plan {
         n_slab = (int32_t)lctx_min(most, (int64_t)a.n_tokens);
         n_token = a.n_tokens;
         heads_per_list = a.n_head / n_list;
-        heads_per_product = a.chunks.by_attention() || !a.chunks.is_product() ? 1 : heads_per_list;
+        heads_per_product = a.chunks.by_attention() || a.chunks.has_outlier() ? 1 : heads_per_list;
         n_product = heads_per_list / heads_per_product;
     }
     size_t size(const lctx_select_args & a) const { return (size_t)n_slab * n_list * a.n_chunk_max * sizeof(float); }
@@ -46,13 +46,12 @@ static __device__ inline int lctx_n_scored(const lctx_select_args & a, int32_t t
 
 // Element d of what meets a summary, made of that of a query. minmax: positive and negative part, for the largest and the smallest
 // value: an upper bound of the best key's score. moments: for mean and variance, the log of the chunk's expected mass, were its
-// keys normally distributed. outlier: for each half.
+// keys normally distributed. outlier: the same of the other keys; the first half meets the outlier too.
 static __device__ inline float lctx_to_meet_summary(const lctx_select_args & a, int d, float q) {
     const bool is_second = d >= a.head_dim;
     switch (a.chunks.representation) {
         case LCTX_REPRESENT_ATTENTION: return q;
         case LCTX_REPRESENT_MINMAX:    return is_second ? fminf(q, 0.0f) : fmaxf(q, 0.0f);
-        case LCTX_REPRESENT_OUTLIER:   return a.scale * q;
         default:                       return is_second ? q * q : a.scale * q;
     }
 }
@@ -68,10 +67,10 @@ static __device__ inline void lctx_wide_query_8(const lctx_select_args & a, int3
     }
 }
 
-// The log of what the first half of an outlier's summary attracts, as often as it stands for a key, and the second half.
-static __device__ inline float lctx_log_sum(const lctx_select_args & a, float first, float second) {
-    const float others = first + logf(a.chunks.n_other()), difference = fabsf(others - second);
-    return fmaxf(others, second) + log1pf(expf(-difference));
+// The log of what a chunk attracts: its other keys, each `others` on average, and its outlier.
+static __device__ inline float lctx_log_sum(const lctx_select_args & a, float others, float outlier) {
+    const float all = others + logf(a.chunks.n_other());
+    return fmaxf(all, outlier) + log1pf(expf(-fabsf(all - outlier)));
 }
 
 static __device__ inline const char * lctx_summaries_of(const lctx_select_args & a, int head, int32_t seq) {
@@ -125,8 +124,8 @@ struct lctx_score_tile {
         const uint32_t in_low = lctx_ballot(low == 0 || seq[low] != seq[low - 1]), in_high = lctx_ballot(seq[high] != seq[high - 1]);
         return in_low | (uint64_t)in_high << 32;
     }
-    // score += products of the run's queries of a head with elements [from, from + query_dim) of summaries.
-    __device__ void multiply(const lctx_score_run & run, int head, int from, float (&score)[4][4]) const {
+    // score += products of the run's queries of a head with elements [from, from + dim) of summaries.
+    __device__ void multiply(const lctx_score_run & run, int head, int from, int dim, float (&score)[4][4]) const {
         const char * summaries = lctx_summaries_of(a, head, seq[run.begin]);
         const auto query = [&](int row, int d, float(&x)[8]) {
             if (seq[row] >= 0) {
@@ -139,12 +138,13 @@ struct lctx_score_tile {
             }
         };
         const bool is_mine = product.a(0) < run.end && product.a(3) >= run.begin;
-        product.add(a.chunks.query_dim(a.head_dim), query, summary, score, is_mine);
+        product.add(dim, query, summary, score, is_mine);
     }
-    __device__ void multiply_halves(const lctx_score_run & run, int head, float (&score)[4][4]) const {
+    __device__ void multiply_both(const lctx_score_run & run, int head, float (&score)[4][4]) const {
+        const int query_dim = a.chunks.query_dim(a.head_dim);
         float others[4][4] = {}, outlier[4][4] = {};
-        multiply(run, head, 0, others);
-        multiply(run, head, a.head_dim, outlier);
+        multiply(run, head, 0, query_dim, others);
+        multiply(run, head, query_dim, a.head_dim, outlier);
         for (int i = 0; i < 4; i++) {
             for (int j = 0; j < 4; j++) {
                 score[i][j] += lctx_log_sum(a, others[i][j], outlier[i][j]);
@@ -155,10 +155,10 @@ struct lctx_score_tile {
         float score[4][4] = {};
         for (int i = 0; i < p.n_product; i++) {
             const int head = list * p.heads_per_list + i * p.heads_per_product;
-            if (a.chunks.is_product()) {
-                multiply(run, head, 0, score);
+            if (a.chunks.has_outlier()) {
+                multiply_both(run, head, score);
             } else {
-                multiply_halves(run, head, score);
+                multiply(run, head, 0, a.chunks.query_dim(a.head_dim), score);
             }
         }
         for (int i = 0; i < 4; i++) {

@@ -13,19 +13,19 @@ constexpr int CHOOSE_WARPS = 4;  // at most
 template <typename S>
 __device__ void add_scores(const lctx_select_args & a, const float * query, S && summary, float (&score)[FEW_CHUNKS]) {
     const int summary_dim = a.chunks.summary_dim(a.head_dim), query_dim = a.chunks.query_dim(a.head_dim);
-    float first[FEW_CHUNKS] = {}, second[FEW_CHUNKS] = {};
+    float others[FEW_CHUNKS] = {}, outlier[FEW_CHUNKS] = {};
     for (int d = lctx_lane() * 4; d < summary_dim; d += LCTX_WARP * 4) {
-        const bool is_second = d >= query_dim;
-        const float4 q = *(const float4 *)(query + (is_second ? d - query_dim : d));
+        const bool is_outlier = d >= query_dim;
+        const float4 q = *(const float4 *)(query + (is_outlier ? d - query_dim : d));
         for (int c = 0; c < FEW_CHUNKS; c++) {
             const float x = lctx_dot_4(q, summary(c) + d * sizeof(uint16_t));
-            first[c] += is_second ? 0.0f : x;
-            second[c] += is_second ? x : 0.0f;
+            others[c] += is_outlier ? 0.0f : x;
+            outlier[c] += is_outlier ? x : 0.0f;
         }
     }
     for (int c = 0; c < FEW_CHUNKS; c++) {
-        const float sum = lctx_warp_sum(first[c]);
-        score[c] += a.chunks.is_product() ? sum : lctx_log_sum(a, sum, lctx_warp_sum(second[c]));
+        const float sum = lctx_warp_sum(others[c]);
+        score[c] += a.chunks.has_outlier() ? lctx_log_sum(a, sum, lctx_warp_sum(outlier[c])) : sum;
     }
 }
 

@@ -3,7 +3,7 @@
 // attention (LongHeads, eq. 1-2), per query head: O = softmax(Q K^T) V over the chunk without a causal mask, q = mean of the rows of
 // O, c = softmax(q K^T) K, of keys as they are stored. Per KV head, of keys turned to their own positions: minmax, largest and smallest
 // value of every channel; moments, its mean and scale^2/2 times its variance; outlier, the key farthest from the mean of all, after the
-// mean of the others.
+// moments of the others.
 //
 // q is computed from the mean of the weights over the queries, so that V is read once; that takes the sums of the softmax first, and
 // the scores a second time.

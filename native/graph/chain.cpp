@@ -48,7 +48,7 @@ lctx_chain sample(ggml_context * ctx, const llama_model & model, const lctx_kv_c
     in.segs = tensor(GGML_TYPE_I32, 4, method.n_segment(), 1);
     in.angles = lctx_angles(ctx, tensor(GGML_TYPE_I32, method.n_angle(), 1, 1), nullptr, rope);
     if (method.chunks()) {
-        in.places = lctx_angles(ctx, tensor(GGML_TYPE_I32, method.n_place(), 1, 1), nullptr, rope);
+        in.places = tensor(GGML_TYPE_F32, rope.n_dims, method.n_place(), 1);
         in.q_local = in.q_score = in.q;
     }
     lctx_chain chain = lctx_chain_layer(ctx, method, layer, in, params, false);

@@ -112,7 +112,6 @@ lctx_inputs::lctx_inputs(const llm_graph_context & graph, const lctx_kv_cache & 
         chunk_rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_chunk_rows");
         local_pos = new_input(graph.ctx0, graph.n_tokens, 1, 1, "lctx_local_pos");
         score_pos = method.chunks()->by_attention() ? nullptr : new_input(graph.ctx0, graph.n_tokens, 1, 1, "lctx_score_pos");
-        place_pos = new_input(graph.ctx0, method.n_place(), 1, 1, "lctx_place_pos");
     } else {
         segs = new_input(graph.ctx0, 4, method.n_segment(), graph.n_tokens, "lctx_segs");
     }
@@ -170,19 +169,12 @@ void lctx_inputs::set_chunk_rows(const llama_ubatch & ubatch) {
     const int32_t n_angle = method.n_angle(), size = method.chunks()->chunk_size;
     std::vector<lctx_chunk_row> row(ubatch.n_tokens);
     std::vector<int32_t> local(ubatch.n_tokens);
-    int32_t last = 0;
     for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
         row[i] = {ubatch.pos[i], ubatch.seq_id[i][0], cache.open_rows()[i], (int32_t)i * n_angle};
         local[i] = ubatch.pos[i] % size;
-        last = std::max(last, ubatch.pos[i] / size);
-    }
-    std::vector<int32_t> place(method.n_place(), LCTX_NO_POSITION);  // no chunk is farther away than the first
-    for (int32_t i = 0; i <= std::min(last, method.n_place() - 1); i++) {
-        place[i] = i * size;
     }
     put(cache, chunk_rows, row.data());
     put(cache, local_pos, local.data());
-    put(cache, place_pos, place.data());
     if (score_pos) {
         std::vector<int32_t> score(ubatch.n_tokens);
         std::transform(ubatch.pos, ubatch.pos + ubatch.n_tokens, score.begin(), [&](int32_t p) { return method.score_position(p); });
@@ -206,9 +198,8 @@ const lctx_inputs::table & lctx_inputs::tables(const llm_graph_context & graph, 
     }
     t.angles = lctx_angles(graph.ctx0, pos, t.factors, peeled.rope);
     lctx_add(graph, store, t.angles, "lctx_angles", -1);
-    if (place_pos) {
-        t.places = lctx_angles(graph.ctx0, place_pos, t.factors, lctx_pure_rope(peeled.rope));
-        lctx_add(graph, store, t.places, "lctx_places", -1);
+    if (cache.method().chunks()) {
+        t.places = cache.places(store, lctx_pure_rope(peeled.rope), t.still, peeled.freq_factors);
     }
     return t;
 }

@@ -42,7 +42,6 @@ class lctx_inputs {
     // where heads choose for themselves
     ggml_tensor * local_pos = nullptr;  // I32 [n_tokens]   a token's place in its chunk
     ggml_tensor * score_pos = nullptr;  // I32 [n_tokens]   from where it is compared with summaries; nullptr by attention
-    ggml_tensor * place_pos = nullptr;  // I32 [n_place]
 
   private:
     void set_segments(const llama_ubatch & ubatch);

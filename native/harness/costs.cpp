@@ -114,7 +114,7 @@ lctx_cost lctx_select_cost(const lctx_op_ubatch & u) {
         return {0.0, 0.0};  // everything is read
     }
     const double n = c.end_candidate(own) - c.first_candidate(), summary_dim = (double)u.layer.summaries->ne[0];
-    const double n_product = c.by_attention() ? a.n_head : (double)u.segs()->ne[2];
+    const double n_product = c.by_attention() || c.has_outlier() ? a.n_head : (double)u.segs()->ne[2];
     return {n * summary_dim * (double)u.layer.summaries->ne[2] * sizeof(ggml_fp16_t), 2.0 * n * summary_dim * n_product * u.n};
 }
 

@@ -77,10 +77,10 @@ typedef struct lctx_layer_run_args {
     int32_t n_ctx_train;
     int32_t n_ubatch;
     int32_t n_summary;    // result: heads with a summary of their own: n_head or n_head_kv; 0 without chunks, as the next two
-    int32_t summary_dim;  // result: head_dim_k, or 2*head_dim_k (maximum, then minimum)
+    int32_t summary_dim;  // result: head_dim_k times 1, 2 or 3, see lctx_summarize
     int32_t n_read;       // result: chunks that a query reads at most
     int32_t n_read_max;   // room in chunks
-    float * summaries;    // [n_summary][n_rows/chunk_size][summary_dim], room for n_head x chunks x 2*head_dim_k; or NULL
+    float * summaries;    // [n_summary][n_rows/chunk_size][summary_dim], room for n_head x chunks x 3*head_dim_k; or NULL
     int32_t * chunks;     // [n_rows][n_head][n_read_max] or NULL
     int32_t * held;       // [n_head_kv][n_rows]: 1 when the head holds the row after the last eviction that is due; or NULL
     int32_t * scores;     // [n_head_kv][n_rows]: scores of the rows that are held; or NULL

@@ -89,6 +89,9 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
     shape_.n_staged = kv_offload > 0 ? n_staged(kv_offload) : 0;
     seqs_.resize(n_seq_);
     allocate(model, layers, cparams.offload_kqv);
+    if (chunks_) {
+        places_ = std::make_unique<lctx_places>(method_->n_place(), chunks_->chunk_size, model.hparams.no_alloc);
+    }
     if (!model.hparams.no_alloc) {
         clear();
     }
@@ -265,7 +268,7 @@ bool lctx_kv_cache::copy(int32_t src, int32_t dst, int32_t n_pos) {
 std::map<ggml_backend_buffer_type_t, size_t> lctx_kv_cache::memory_breakdown() const {
     std::map<ggml_backend_buffer_type_t, size_t> bytes;
     for (const auto & store : stores_) {
-        bytes[store->buft] += store->bytes();
+        bytes[store->buft] += store->bytes() + (places_ ? places_->bytes(store->buft) : 0);
     }
     return bytes;
 }

@@ -18,6 +18,7 @@
 #include "llama-cparams.h"
 #include "llama-memory.h"
 #include "llama-model.h"
+#include "places.h"
 
 #include <functional>
 #include <map>
@@ -90,6 +91,11 @@ class lctx_kv_cache {
     const lctx_kv_store & store(int32_t il) const { return *layers_[source_[il]].store; }
     const std::vector<std::unique_ptr<lctx_kv_store>> & stores() const { return stores_; }
     int32_t first_layer(const lctx_kv_store & store) const;
+    // Angles of places, for layers of a store that rotate in one way; the method chooses chunks. See lctx_places::table.
+    ggml_tensor * places(const lctx_kv_store & store, const lctx_rope & rope, const std::vector<float> & still,
+                         const ggml_tensor * freq_factors) const {
+        return places_->table(store, rope, still, freq_factors);
+    }
     // A graph of the context is being built: where it runs.
     void attach(ggml_backend_sched_t sched) const;
     // A graph is about to run: the devices have to know where the rows lie.
@@ -217,8 +223,9 @@ class lctx_kv_cache {
     int32_t n_head_total_ = 0;        // KV heads of all layers
     int32_t n_query_head_total_ = 0;  // query heads of all layers
     std::vector<std::unique_ptr<lctx_kv_store>> stores_;
-    std::vector<layer_place> layers_;  // of all layers of the model
-    std::vector<int32_t> source_;      // the layer whose rows each reads, -1: another memory serves it
+    std::unique_ptr<lctx_places> places_;  // with chunks
+    std::vector<layer_place> layers_;      // of all layers of the model
+    std::vector<int32_t> source_;          // the layer whose rows each reads, -1: another memory serves it
     std::vector<int32_t> open_rows_;
     std::vector<lctx_voter> voters_;
     std::vector<sequence> seqs_;

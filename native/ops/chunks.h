@@ -17,8 +17,13 @@ enum lctx_ablation : int32_t { LCTX_ABLATE_NONE, LCTX_ABLATE_RANDOM, LCTX_ABLATE
 
 // What stands for a chunk. attention: the paper's mean key (eq. 1-2), of keys at their place in the chunk, per query head. The others
 // are of keys at their own positions, per KV head: minmax, the largest and smallest value of every channel (Quest, arXiv 2406.10774);
-// moments, mean and variance of every channel; outlier, the key farthest from the mean, after the mean of the others.
+// moments, mean and variance of every channel; outlier, the key farthest from the mean, after the moments of the others.
 enum lctx_representation : int32_t { LCTX_REPRESENT_ATTENTION, LCTX_REPRESENT_MINMAX, LCTX_REPRESENT_MOMENTS, LCTX_REPRESENT_OUTLIER };
+
+// Elements of one summary.
+LCTX_HD constexpr int32_t lctx_summary_dim(lctx_representation representation, int32_t head_dim) {
+    return head_dim * (representation == LCTX_REPRESENT_ATTENTION ? 1 : representation == LCTX_REPRESENT_OUTLIER ? 3 : 2);
+}
 
 // Most query heads that add up their shares of the attention, with mass and by_group.
 constexpr int32_t LCTX_MOST_SHARES = 128;
@@ -38,16 +43,15 @@ struct lctx_chunks {
 
     LCTX_HD bool by_attention() const { return representation == LCTX_REPRESENT_ATTENTION; }
 
-    // Elements of one summary.
-    LCTX_HD int32_t summary_dim(int32_t head_dim) const { return by_attention() ? head_dim : 2 * head_dim; }
+    LCTX_HD int32_t summary_dim(int32_t head_dim) const { return lctx_summary_dim(representation, head_dim); }
 
-    // Whether a score is one product with a summary; else each half has its own, and the score is the log of what both attract.
-    LCTX_HD bool is_product() const { return representation != LCTX_REPRESENT_OUTLIER; }
+    // Whether a key stands at the end of a summary, by itself: the score is the log of what it attracts and the other keys do.
+    LCTX_HD bool has_outlier() const { return representation == LCTX_REPRESENT_OUTLIER; }
 
-    // Elements of what is made of a query to multiply a summary, or a half of one.
-    LCTX_HD int32_t query_dim(int32_t head_dim) const { return is_product() ? summary_dim(head_dim) : head_dim; }
+    // Elements of what is made of a query to multiply a summary up to its outlier.
+    LCTX_HD int32_t query_dim(int32_t head_dim) const { return by_attention() ? head_dim : 2 * head_dim; }
 
-    // Keys that the first half of an outlier's summary stands for.
+    // How many keys the others are.
     LCTX_HD float n_other() const { return (float)(chunk_size - 1); }
 
     // Segments of a query: its chunks, and with mass an empty one {rows read, rows read, estimated share that is not read, seq}.
@@ -77,6 +81,3 @@ struct lctx_chunks {
 constexpr int32_t LCTX_ANGLE_LOCAL = 0;  // p mod chunk_size: where its key is stored
 constexpr int32_t LCTX_ANGLE_START = 1;  // where its chunk begins: takes a key from its place in the chunk to where it is compared
 constexpr int32_t LCTX_N_ANGLE_CHUNKS = 2;
-
-// A position that nothing looks from: no angles are computed.
-constexpr int32_t LCTX_NO_POSITION = INT32_MIN;

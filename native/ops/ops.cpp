@@ -129,8 +129,9 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
     const bool by_attention = params.representation == LCTX_REPRESENT_ATTENTION;
     GGML_ASSERT(summaries->type == GGML_TYPE_F16 && summaries->nb[1] == summaries->ne[0] * sizeof(ggml_fp16_t));
-    GGML_ASSERT(by_attention ? summaries->ne[0] == q->ne[0] && summaries->ne[2] == q->ne[1] && v_pool->ne[0] == q->ne[0]
-                             : summaries->ne[0] == 2 * q->ne[0] && summaries->ne[2] == table->ne[1]);
+    GGML_ASSERT(summaries->ne[0] == lctx_summary_dim(params.representation, (int32_t)q->ne[0]) &&
+                summaries->ne[2] == (by_attention ? q->ne[1] : table->ne[1]));
+    GGML_ASSERT(!by_attention || v_pool->ne[0] == q->ne[0]);
     GGML_ASSERT(!by_attention || (open && open->type == GGML_TYPE_F32 && open->ne[0] == q->ne[0] && open->ne[2] == q->ne[1]));
     GGML_ASSERT(is_held(held, table) && fits(params.hadamard, q->ne[0], v_pool->ne[0]));
 

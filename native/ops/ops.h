@@ -149,7 +149,7 @@ struct lctx_unread {
 std::vector<int32_t> lctx_chunks_of(const lctx_segment * segs, int64_t n, int32_t chunk_size);
 
 // cos and sin of n positions, one pair per rotated pair of dimensions, the magnitude included.
-//   pos:          I32 [n]   LCTX_NO_POSITION: the row is left as it is
+//   pos:          I32 [n]
 //   freq_factors: F32 [n_dims/2] or NULL
 //   result:       F32 [n_dims, n]   (cos, sin, cos, sin, ...)
 ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * freq_factors, const lctx_rope & rope);
@@ -187,7 +187,7 @@ ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
 //   rows:    I32 [4, n_tokens]                       lctx_chunk_row
 //   summaries:    F16 [summary_dim, n_chunk_max, n_summary, n_seq]   n_summary is n_head by attention, else n_head_kv
 //            minmax: largest, then smallest values, rounded away from each other; moments: means, then scale^2/2 * variances;
-//            outlier: the mean of the other keys, then the key farthest from the mean of all
+//            outlier: moments of the other keys, then the key farthest from the mean of all
 //   open:    F32 [head_dim_k, 2*chunk_size, n_head, n_seq], queries as q; NULL unless by attention
 //   result:  view of summaries
 ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,

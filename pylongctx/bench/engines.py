@@ -1,21 +1,17 @@
-"""Who runs a test: pylongctx in a worker process, or the llama-bench of unpatched llama.cpp."""
+"""Who runs a test: pylongctx in a worker process, or a program of others."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from pylongctx.bench.case import Case
+from pylongctx.bench.programs import Program, clean_environment
 from pylongctx.bench.record import FIELDS, Record, new_record, with_samples
-
-STOCK = Path("build/tools/stock/llama-bench")
-STOCK_VARIABLE = "LCTX_STOCK_BENCH"
 
 
 class Engine:
@@ -98,78 +94,30 @@ class Ours(Engine):
         return answer
 
 
-class Stock(Engine):
-    """llama-bench of unpatched llama.cpp, started for every repetition."""
+class Peer(Engine):
+    """A program of others, started for every repetition."""
 
-    def __init__(self, case: Case, binary: Path, flash_attn: int, warmup: bool) -> None:
+    def __init__(self, case: Case, program: Program, warmup: bool) -> None:
         super().__init__(case)
-        self.name = f"llama.cpp, fa {flash_attn}"
-        self._flash_attn = flash_attn
-        self._command = [str(binary), *stock_arguments(case), "-fa", str(flash_attn), "-r", "1", "-o", "json"]
-        self._command += [] if warmup else ["--no-warmup"]
-        self._environment = clean_environment()
-        paths = (str(binary.resolve().parent), self._environment.get("LD_LIBRARY_PATH"))
-        self._environment["LD_LIBRARY_PATH"] = os.pathsep.join(path for path in paths if path)
-        self._first: Record = {}
+        self.program = program
+        self._warmup = warmup
+        self._facts: Record = {}
 
     def record(self) -> Record:
         """Return the results of all repetitions."""
         if self.error:
-            unknown = {"build_commit": None, "build_number": None, "flash_attn": self._flash_attn}
-            return new_record(self.case, self.name, unknown, self.error)
-        record = {name: self._first.get(name) for name in FIELDS} | {
-            "method": self.name,
-            "asked": self.name,
-            "error": "",
-        }
-        return with_samples(record, self.samples)
+            unknown = dict.fromkeys(("build_commit", "build_number", "backends", "flash_attn"))
+            return new_record(self.case, self.program.label, unknown, self.error)
+        test = {name: getattr(self.case, name) for name in ("n_prompt", "n_gen", "n_depth")}
+        ours = {"method": self.program.label, "error": ""}
+        known = self._facts | test | ours
+        return with_samples({name: known.get(name) for name in FIELDS} | {"asked": self.program.label}, self.samples)
 
     def _run(self) -> None:
-        done = subprocess.run(self._command, capture_output=True, text=True, env=self._environment, check=False)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"llama-bench ended with status {done.returncode}"]
-            self.error = lines[-1]
+        try:
+            result = self.program.measure(self.case, self._warmup)
+        except RuntimeError as reason:
+            self.error = str(reason)
             return
-        self._first = json.loads(done.stdout)[0]
-        self.samples += self._first["samples_ns"]
-
-
-def stock_arguments(case: Case) -> list[str]:
-    """Return the options of llama-bench that run one case."""
-    both = case.n_prompt and case.n_gen
-    tests = (
-        {"-p": 0, "-n": 0, "-pg": f"{case.n_prompt},{case.n_gen}"} if both else {"-p": case.n_prompt, "-n": case.n_gen}
-    )
-    settings = {
-        "-m": case.model_filename,
-        "-d": case.n_depth,
-        "-b": case.n_batch,
-        "-ub": case.n_ubatch,
-        "-t": case.n_threads,
-        "-ctk": case.type_k,
-        "-ctv": case.type_v,
-        "-ngl": case.n_gpu_layers,
-    }
-    return [str(word) for option in (settings | tests).items() for word in option]
-
-
-def find_stock(path: str | None) -> Path:
-    """Return the llama-bench of unpatched llama.cpp: ``path``, LCTX_STOCK_BENCH, or what ``make tools-stock`` builds.
-
-    Raises
-    ------
-    FileNotFoundError
-        When it is not there; the message says how to get it.
-    """
-    found = Path(path or os.environ.get(STOCK_VARIABLE) or STOCK)
-    if not found.is_file():
-        raise FileNotFoundError(
-            f"--vs-stock needs the llama-bench of unpatched llama.cpp, and there is none at {found}: build it with "
-            f"'make tools-stock' in the source tree, or name another with --stock or {STOCK_VARIABLE}"
-        )
-    return found.absolute()
-
-
-def clean_environment() -> dict[str, str]:
-    """Return the environment without LCTX_METHOD: the command line says which method runs."""
-    return {name: value for name, value in os.environ.items() if name != "LCTX_METHOD"}
+        self.samples += result["samples_ns"]
+        self._facts = self._facts or result

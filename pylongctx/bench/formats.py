@@ -137,14 +137,15 @@ class Markdown(Printer):
         """Write what was chosen for automatic methods, and on what the numbers were taken."""
         records = [record for record in self._records if not record["error"]]
         chosen = dict.fromkeys((r["asked"], r["method"]) for r in records if r["asked"] != r["method"])
-        builds = dict.fromkeys(f"{r['build_commit']} ({r['build_number']})" for r in records)
+        builds = dict.fromkeys(f"{r['build_commit']} ({r['build_number']})" for r in records if r["build_commit"])
         machines = dict.fromkeys(r["cpu_info"] for r in records)
         lines = [f"{asked}: {method}" for asked, method in chosen]
         self._write("".join(f"\n{line}\n" for line in [*lines, f"build: {', '.join(builds)}; {', '.join(machines)}"]))
 
 
 def _cell(show: Callable[[Record], str] | str, record: Record) -> str:
-    text = str(record[show]) if isinstance(show, str) else show(record)
+    value = record[show] if isinstance(show, str) else show(record)
+    text = "-" if value is None else str(value)
     return text.replace("|", "\\|").replace("\n", " ")
 
 

@@ -1,16 +1,17 @@
-"""The order in which tests run, and the comparison with unpatched llama.cpp."""
+"""The order in which tests run, and the comparison with programs of others."""
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from pylongctx.bench.case import Case
-from pylongctx.bench.engines import Engine, Ours, Stock
+from pylongctx.bench.engines import Engine, Ours, Peer
 from pylongctx.bench.formats import table
+from pylongctx.bench.programs import STOCK_GROUP, Program, stock_program
 
 UNQUANTIZED = ("f32", "f16", "bf16")
 
@@ -35,6 +36,8 @@ class Plan:
         The llama-bench of unpatched llama.cpp, to take turns with.
     flash_attn : sequence of int
         How it shall run; empty: 0 and 1, but only 1 with a quantized V, which it cannot read otherwise.
+    programs : sequence of Program
+        Others to take turns with.
     """
 
     methods: Sequence[str]
@@ -44,14 +47,24 @@ class Plan:
     progress: bool = False
     stock: Path | None = None
     flash_attn: Sequence[int] = ()
+    programs: Sequence[Program] = ()
+
+    @property
+    def groups(self) -> list[str]:
+        """What ratios are taken to, in the order of the columns."""
+        return [*([STOCK_GROUP] if self.stock else []), *(program.group for program in self.programs)]
 
     def rounds(self, case: Case) -> list[list[Callable[[], Engine]]]:
         """Return the engines of a case; those of one list are open at the same time and take turns."""
         ours = [lambda method=method: Ours(case, method, self.warmup) for method in self.methods]
-        if self.stock is None:
+        programs = [*self._stock(case), *self.programs]
+        if not programs:
             return [[engine] for engine in ours]
-        binary, flash_attn = self.stock, self.flash_attn or ((0, 1) if case.type_v in UNQUANTIZED else (1,))
-        return [[*ours, *(lambda fa=fa: Stock(case, binary, fa, self.warmup) for fa in flash_attn)]]
+        return [[*ours, *(lambda program=program: Peer(case, program, self.warmup) for program in programs)]]
+
+    def _stock(self, case: Case) -> list[Program]:
+        flash_attn = self.flash_attn or ((0, 1) if case.type_v in UNQUANTIZED else (1,))
+        return [stock_program(self.stock, fa) for fa in flash_attn] if self.stock else []
 
 
 def run(plan: Plan, cases: Sequence[Case]) -> Iterator[list[Engine]]:
@@ -82,38 +95,48 @@ def _say(plan: Plan, message: str) -> None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One of our engines against the faster of llama.cpp's, round by round."""
+    """One of our engines against the fastest of every group of programs, round by round."""
 
     ours: Ours
-    stock: Stock
+    peers: Mapping[str, Peer]
 
-    @property
-    def values(self) -> list[float]:
+    def values(self, group: str) -> list[float]:
         """Rates divided by those of the other, one for each repetition."""
-        return [a / b for a, b in zip(self.ours.rates, self.stock.rates, strict=True)]
+        return [a / b for a, b in zip(self.ours.rates, self.peers[group].rates, strict=True)]
 
 
 def ratios(engines: Sequence[Engine]) -> list[Ratio]:
     """Return the ratios of engines that took turns; none where a side was refused."""
-    stock = [engine for engine in engines if isinstance(engine, Stock) and not engine.error]
-    if not stock:
+    fastest: dict[str, Peer] = {}
+    ran = [engine for engine in engines if isinstance(engine, Peer) and not engine.error]
+    for engine in sorted(ran, key=lambda engine: median(engine.rates)):
+        fastest[engine.program.group] = engine
+    if not fastest:
         return []
-    faster = max(stock, key=lambda engine: median(engine.rates))
-    return [Ratio(engine, faster) for engine in engines if isinstance(engine, Ours) and not engine.error]
+    return [Ratio(engine, fastest) for engine in engines if isinstance(engine, Ours) and not engine.error]
 
 
-HEAD = ["model", "threads", "KV", "test", "method", "t/s", "llama.cpp t/s", "its fastest", "ratio", "min", "max"]
+HEAD = ["model", "threads", "KV", "test", "method", "t/s"]
 
 
-def ratio_table(ratios: Sequence[Ratio]) -> str:
-    """Return a Markdown table of medians; above 1 is faster than llama.cpp."""
-    return table(HEAD, [_ratio_row(ratio) for ratio in ratios])
+def ratio_table(ratios: Sequence[Ratio], groups: Sequence[str]) -> str:
+    """Return a Markdown table of medians, with two columns for every group; above 1 we are faster."""
+    head = [*HEAD, *(title for group in groups for title in (f"{group} t/s", f"ratio to {group}"))]
+    return table(head, [_ratio_row(ratio, groups) for ratio in ratios])
 
 
-def _ratio_row(ratio: Ratio) -> list[str]:
-    case, values = ratio.ours.case, ratio.values
+def _ratio_row(ratio: Ratio, groups: Sequence[str]) -> list[str]:
+    case = ratio.ours.case
     kv = case.type_k if case.type_k == case.type_v else f"{case.type_k}, {case.type_v}"
-    rates = [f"{median(engine.rates):.2f}" for engine in (ratio.ours, ratio.stock)]
-    numbers = [f"{value:.2f}" for value in (median(values), min(values), max(values))]
     names = [Path(case.model_filename).stem, str(case.n_threads), kv, case.name, ratio.ours.method]
-    return [*names, *rates, ratio.stock.name, *numbers]
+    others = (cell for group in groups for cell in _peer_cells(ratio, group))
+    return [*names, f"{median(ratio.ours.rates):.2f}", *others]
+
+
+def _peer_cells(ratio: Ratio, group: str) -> tuple[str, str]:
+    if group not in ratio.peers:
+        return "-", "-"
+    peer, values = ratio.peers[group], ratio.values(group)
+    form = peer.program.label.removeprefix(group)
+    rate = f"{median(peer.rates):.2f}{form}"
+    return rate, f"{median(values):.2f} ({min(values):.2f} - {max(values):.2f})"

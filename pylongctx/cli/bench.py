@@ -1,4 +1,4 @@
-"""``pylongctx bench``: llama-bench's tests, options and formats for methods; --vs-stock compares with llama.cpp."""
+"""``pylongctx bench``: llama-bench's tests, options and formats for methods, in turns with programs of others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from pylongctx.bench import engines, runner
+from pylongctx.bench import programs, runner
 from pylongctx.bench.case import Case, cases, model_file, pair, wanted
 from pylongctx.bench.formats import FORMATS, Printer
 from pylongctx.bench.record import physical_cores
@@ -50,7 +50,15 @@ def add_parser(commands: Any) -> None:
     add("-o", "--output", choices=(*FORMATS, "none"), default="md", help="format on stdout (md)")
     add("-oe", "--output-err", choices=(*FORMATS, "none"), default="none", help="format on stderr (none)")
     add("--vs-stock", action="store_true", help="take turns with llama-bench of unpatched llama.cpp and print ratios")
-    add("--stock", metavar="FILE", help=f"that llama-bench (default: {engines.STOCK_VARIABLE}, or {engines.STOCK})")
+    add("--stock", metavar="FILE", help=f"that llama-bench (default: {programs.STOCK_VARIABLE}, or {programs.STOCK})")
+    add(
+        "--vs",
+        action="append",
+        default=[],
+        metavar="LABEL=PATH",
+        help="take turns with another llama-bench or llama-sweep-bench; its own arguments may follow: "
+        "--vs 'ik=PATH -rtr 1'; may be repeated",
+    )
     refused = Options(parser, environment=False)
     refused.refuse("--rpc", reason="bench measures this machine; Llama(rpc_servers=...) uses others")
     refused.refuse("--kv-offload", reason="bench/offload.py measures it, pylongctx inspect and passkey use it")
@@ -109,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
                     printer.add(engine.record())
             ratios += runner.ratios(taking_turns)
     if ratios:
-        print(f"\n{runner.ratio_table(ratios)}", file=sys.stdout if args.output == "md" else sys.stderr)
+        print(f"\n{runner.ratio_table(ratios, plan.groups)}", file=sys.stdout if args.output == "md" else sys.stderr)
     return int(failed)
 
 
@@ -121,9 +129,26 @@ def _plan(args: argparse.Namespace) -> runner.Plan:
     methods = args.method or [os.environ.get("LCTX_METHOD") or "full"]
     for spec in methods:
         parse(spec)  # refused now, not when its turn comes
-    stock = engines.find_stock(args.stock) if args.vs_stock else None
-    flash_attention = _flash_attention(args)
-    return runner.Plan(methods, args.repetitions, not args.no_warmup, args.delay, args.progress, stock, flash_attention)
+    stock = programs.find_stock(args.stock) if args.vs_stock else None
+    return runner.Plan(
+        methods,
+        args.repetitions,
+        not args.no_warmup,
+        args.delay,
+        args.progress,
+        stock,
+        _flash_attention(args),
+        _programs(args.vs),
+    )
+
+
+def _programs(texts: list[str]) -> list[programs.Program]:
+    """Return the programs of --vs; two of one name would share a column."""
+    found = [programs.program(text) for text in texts]
+    labels = [programs.STOCK_GROUP, *(one.label for one in found)]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise ValueError(f"--vs: the label {twice[0]!r} is taken; each program needs a name of its own")
+    return found
 
 
 def _flash_attention(args: argparse.Namespace) -> list[int]:
@@ -175,7 +200,7 @@ def _printers(args: argparse.Namespace) -> list[Printer]:
         "type_v": args.cache_type_v,
     }
     columns = [name for name, values in options.items() if values and values != DEFAULTS[name]]
-    columns += ["flash_attn"] if args.vs_stock else []
+    columns += ["flash_attn"] if args.vs_stock or args.vs else []
     columns += ["n_gpu_layers"] if any(_gpu_layers(args.n_gpu_layers)) else ["n_threads"]
     wanted = ((sys.stdout, args.output), (sys.stderr, args.output_err))
     return [FORMATS[name](file, columns) for file, name in wanted if name != "none"]

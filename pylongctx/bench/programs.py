@@ -1,0 +1,328 @@
+"""Programs of others that measure: llama-bench and llama-sweep-bench, of llama.cpp or of a fork of it."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from pylongctx.bench.case import Case
+from pylongctx.bench.record import Record, cpu_name
+
+STOCK = Path("build/tools/stock/llama-bench")
+STOCK_VARIABLE = "LCTX_STOCK_BENCH"
+STOCK_GROUP = "llama.cpp"
+EXAMPLE = "--vs 'ik=build/tools/ik/bin/llama-bench -rtr 1'"
+
+# what both kinds take, under two names each; a program's own arguments replace the value of the case
+SETTINGS = {
+    "-b": ("--batch-size", "n_batch"),
+    "-t": ("--threads", "n_threads"),
+    "-ctk": ("--cache-type-k", "type_k"),
+    "-ctv": ("--cache-type-v", "type_v"),
+    "-ngl": ("--n-gpu-layers", "n_gpu_layers"),
+}
+# what makes the test, the same for all, and how results are read
+RESERVED = frozenset(
+    "-m --model -p --n-prompt --prompt -n --n-gen --predict --n-predict -pg -gp -d --n-depth -ub --ubatch-size -c "
+    "--ctx-size -r --repetitions -nrep --n-repetitions --sweep-stride -o --output -oe --output-err "
+    "--output-format".split()
+)
+
+
+class Dialect(ABC):
+    """What a kind of program is asked for a case, and how its answer is read."""
+
+    @abstractmethod
+    def unable(self, case: Case) -> str:
+        """Return why the program has no such test, or nothing."""
+
+    @abstractmethod
+    def options(self, case: Case, warmup: bool) -> list[str]:
+        """Return the options of the test, without those of ``SETTINGS``."""
+
+    @abstractmethod
+    def read(self, case: Case, done: "subprocess.CompletedProcess[str]") -> Record:
+        """Return fields of the record, one ``samples_ns`` among them; a ValueError says what is wrong."""
+
+
+@dataclass(frozen=True)
+class LlamaBench(Dialect):
+    """llama-bench. That of ik_llama.cpp has no ``-d``, but ``-gp``, and warms up with a single token.
+
+    Attributes
+    ----------
+    depth : bool
+        Whether it has ``-d``.
+    no_warmup : tuple of str
+        How its own warm-up is turned off.
+    """
+
+    depth: bool = True
+    no_warmup: tuple[str, ...] = ("--no-warmup",)
+
+    def unable(self, case: Case) -> str:
+        """Return why the program has no such test, or nothing."""
+        if self.depth or not case.n_depth or not case.n_prompt:
+            return ""
+        return "this llama-bench has no -d, so it reads no prompt at a depth; the llama-sweep-bench beside it does"
+
+    def options(self, case: Case, warmup: bool) -> list[str]:
+        """Return the options of the test, without those of ``SETTINGS``."""
+        test: dict[str, object] = {"-p": case.n_prompt, "-n": case.n_gen}
+        if case.n_prompt and case.n_gen:
+            test = {"-p": 0, "-n": 0, "-pg": f"{case.n_prompt},{case.n_gen}"}
+        elif case.n_depth and not self.depth:
+            test = {"-p": 0, "-n": 0, "-gp": f"{case.n_depth},{case.n_gen}"}
+        depth = {"-d": case.n_depth} if self.depth else {}
+        # one whole repetition warms up where the program's own way is shorter
+        again = warmup and not self.depth and not case.n_depth
+        quiet = () if warmup and self.depth else self.no_warmup
+        given = test | depth | {"-ub": case.n_ubatch, "-r": 1 + again, "-o": "json"}
+        return [*_words(given), *quiet]
+
+    def read(self, case: Case, done: "subprocess.CompletedProcess[str]") -> Record:
+        """Return fields of the record, one ``samples_ns`` among them; a ValueError says what is wrong."""
+        results = _objects(done.stdout, "samples_ns", "n_prompt", "n_gen")
+        if not results:
+            raise ValueError(f"printed no result of llama-bench, but {_first_words(done.stdout)!r}")
+        if len(results) > 1:
+            raise ValueError(f"printed the results of {len(results)} tests where one was asked for")
+        result = results[0]
+        after = case.n_depth and not self.depth
+        wanted = (case.n_depth if after else case.n_prompt, case.n_gen)
+        measured = (result["n_prompt"], result["n_gen"])
+        if measured != wanted:
+            raise ValueError(f"measured n_prompt, n_gen = {measured} where {wanted} was asked for")
+        return {"backends": _backends(result)} | result | {"samples_ns": result["samples_ns"][-1:]}
+
+
+@dataclass(frozen=True)
+class SweepBench(Dialect):
+    """llama-sweep-bench: a prompt of ``n_ubatch`` and some tokens at every multiple of ``n_ubatch``.
+
+    Attributes
+    ----------
+    stride : bool
+        Whether it can leave depths out, which is faster.
+    warm : bool
+        Whether it can warm up with a batch.
+    """
+
+    stride: bool = True
+    warm: bool = True
+
+    def unable(self, case: Case) -> str:
+        """Return why the program has no such test, or nothing."""
+        n = case.n_ubatch
+        if case.n_prompt and case.n_gen:
+            return "llama-sweep-bench measures a prompt or a generation, not both together"
+        if case.n_prompt not in (0, n) or case.n_gen > n or case.n_depth % n:
+            return (
+                f"llama-sweep-bench with -ub {n} measures pp{n} and at most tg{n}, at depths that {n} divides, "
+                f"not {case.name}"
+            )
+        return ""
+
+    def options(self, case: Case, warmup: bool) -> list[str]:
+        """Return the options of the test, without those of ``SETTINGS``."""
+        given: dict[str, object] = {"-c": case.n_depth + case.n_ubatch, "-ub": case.n_ubatch, "-n": case.n_gen or 1}
+        given["--output-format"] = "jsonl"
+        if self.stride and case.n_depth:
+            given["--sweep-stride"] = case.n_depth // case.n_ubatch
+        warm = ["-wb"] if self.warm else []
+        return [*_words(given), *(warm if warmup else ["--no-warmup"])]
+
+    def read(self, case: Case, done: "subprocess.CompletedProcess[str]") -> Record:
+        """Return fields of the record, one ``samples_ns`` among them; a ValueError says what is wrong."""
+        rows = _objects(done.stdout + "\n" + done.stderr, "n_kv", "pp", "tg", "t_pp", "t_tg")
+        row = next((row for row in rows if row["n_kv"] == case.n_depth), None)
+        if row is None:
+            raise ValueError(f"printed no row of llama-sweep-bench for n_kv {case.n_depth}, but {len(rows)} others")
+        part, wanted = ("pp", case.n_prompt) if case.n_prompt else ("tg", case.n_gen)
+        if row[part] != wanted:
+            raise ValueError(f"measured {part} = {row[part]} where {wanted} was asked for")
+        samples = [round(1e9 * row[f"t_{part}"])]
+        return {"cpu_info": cpu_name(), "model_filename": case.model_filename} | row | {"samples_ns": samples}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program to compare with.
+
+    Attributes
+    ----------
+    label : str
+        Its name in tables.
+    path : Path
+        The file.
+    arguments : tuple of str
+        What it is given in every test, before the test's own options.
+    dialect : Dialect
+        How it is asked.
+    group : str
+        Programs of one group share a column of ratios; that of the fastest stands there.
+    """
+
+    label: str
+    path: Path
+    arguments: tuple[str, ...]
+    dialect: Dialect
+    group: str
+
+    def command(self, case: Case, warmup: bool) -> list[str]:
+        """Return the words that run a case once."""
+        settings = {option: getattr(case, field) for option, (_, field) in SETTINGS.items() if not self._own(option)}
+        given = {"-m": case.model_filename} | settings
+        return [str(self.path), *_words(given), *self.arguments, *self.dialect.options(case, warmup)]
+
+    def _own(self, option: str) -> str:
+        """Return the program's own value of a setting, or nothing."""
+        names = (option, SETTINGS[option][0])
+        return next((value for name, value in pairwise(self.arguments) if name in names), "")
+
+    def measure(self, case: Case, warmup: bool) -> Record:
+        """Run a case once; returns the fields of a record that are known, and ``samples_ns``.
+
+        Raises
+        ------
+        RuntimeError
+            When the program has no such test, fails, or prints something else.
+        """
+        if reason := self.dialect.unable(case):
+            raise RuntimeError(reason)
+        done = _run(self.command(case, warmup), self.path)
+        if done.returncode:
+            raise RuntimeError(_ending(done))
+        try:
+            types = {"type_k": self._own("-ctk") or case.type_k, "type_v": self._own("-ctv") or case.type_v}
+            return types | self.dialect.read(case, done)
+        except ValueError as wrong:
+            raise RuntimeError(f"{self.path.name} {wrong}") from wrong
+
+
+# ---- which programs ----
+
+
+def program(text: str) -> Program:
+    """Return the program of ``"LABEL=PATH ARGUMENTS"``; its ``--help`` says what it is.
+
+    Raises
+    ------
+    ValueError
+        When the text is something else, an argument would change the test, or the file is no such program.
+    FileNotFoundError
+        When there is no such file.
+    """
+    label, _, command = (part.strip() for part in text.partition("="))
+    try:
+        words = shlex.split(command)
+    except ValueError as reason:
+        raise ValueError(f"--vs {text!r}: {reason}") from reason
+    if not label or not words:
+        raise ValueError(f"--vs {text!r} is not LABEL=PATH or 'LABEL=PATH ARGUMENTS', as in {EXAMPLE}")
+    if taken := RESERVED.intersection(words[1:]):
+        raise ValueError(f"--vs {label}: {min(taken)} is the same for all programs, it is no argument of one of them")
+    path = Path(words[0]).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"--vs {label}: there is no program {path}")
+    path = path.absolute()
+    return Program(label, path, tuple(words[1:]), _dialect(label, path), label)
+
+
+def _dialect(label: str, path: Path) -> Dialect:
+    try:
+        done = _run([str(path), "--help"], path)
+    except RuntimeError as refused:
+        raise ValueError(f"--vs {label}: {refused}") from refused
+    help = done.stdout + done.stderr
+    if "--n-gen" in help:
+        return LlamaBench("--n-depth" in help, ("--no-warmup",) if "--no-warmup" in help else ("-w", "0"))
+    if "sweep-bench" in help:
+        return SweepBench("--sweep-stride" in help, "--warmup-batch" in help)
+    reason = _ending(done) if done.returncode else "its --help names neither --n-gen nor sweep-bench"
+    raise ValueError(f"--vs {label}: {path} is neither llama-bench nor llama-sweep-bench: {reason}")
+
+
+def stock_program(path: Path, flash_attn: int) -> Program:
+    """Return the llama-bench of unpatched llama.cpp, run with ``-fa``; all of these are one group."""
+    return Program(f"llama.cpp, fa {flash_attn}", path, ("-fa", str(flash_attn)), LlamaBench(), STOCK_GROUP)
+
+
+def find_stock(path: str | None) -> Path:
+    """Return the llama-bench of unpatched llama.cpp: ``path``, LCTX_STOCK_BENCH, or what ``make tools-stock`` builds.
+
+    Raises
+    ------
+    FileNotFoundError
+        When it is not there; the message says how to get it.
+    """
+    found = Path(path or os.environ.get(STOCK_VARIABLE) or STOCK)
+    if not found.is_file():
+        raise FileNotFoundError(
+            f"--vs-stock needs the llama-bench of unpatched llama.cpp, and there is none at {found}: build it with "
+            f"'make tools-stock' in the source tree, or name another with --stock or {STOCK_VARIABLE}"
+        )
+    return found.absolute()
+
+
+# ---- processes and what they print ----
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the environment without LCTX_METHOD: the command line says which method runs."""
+    return {name: value for name, value in os.environ.items() if name != "LCTX_METHOD"}
+
+
+def _run(command: Sequence[str], path: Path) -> "subprocess.CompletedProcess[str]":
+    environment = clean_environment()
+    paths = (str(path.resolve().parent), environment.get("LD_LIBRARY_PATH"))
+    environment["LD_LIBRARY_PATH"] = os.pathsep.join(folder for folder in paths if folder)
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, env=environment,
+            check=False,
+        )  # fmt: skip
+    except OSError as reason:
+        raise RuntimeError(f"{path} cannot be run: {reason.strerror}") from reason
+
+
+def _ending(done: "subprocess.CompletedProcess[str]") -> str:
+    """Return why a program ended: its last words, and the signal if it was one."""
+    code = done.returncode
+    lines = done.stderr.strip().splitlines()
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}" + (f": {lines[-1]}" if lines else "")
+    return lines[-1] if lines else f"ended with status {code}"
+
+
+def _words(options: Mapping[str, object]) -> list[str]:
+    return [str(word) for option in options.items() for word in option]
+
+
+def _objects(text: str, *fields: str) -> list[Record]:
+    """Return the JSON objects with these fields; programs print other lines before, between and after them."""
+    decoder, found, position = json.JSONDecoder(), [], 0
+    while (start := text.find("{", position)) >= 0:
+        position = start + 1
+        with suppress(json.JSONDecodeError):
+            value, position = decoder.raw_decode(text, start)
+            if value.keys() >= set(fields):
+                found.append(value)
+    return found
+
+
+def _first_words(text: str) -> str:
+    return next((line.strip()[:80] for line in text.splitlines() if line.strip()), "")
+
+
+def _backends(result: Record) -> str:
+    """Return the backends that an older llama-bench names one field each."""
+    names = ("cuda", "vulkan", "metal", "sycl", "rpc", "blas")
+    return ",".join(name.upper() for name in names if result.get(name) in (True, "1")) or "CPU"
