@@ -59,8 +59,8 @@ def model_of(folder: Path, name: str) -> Path:
 def run(name: str, path: Path, case: str, method: str, seeds: range) -> Generator[Line]:
     """Yield a line per seed: the seed, the case, how it ended, its MiB, and the end of stderr if its process ended."""
     env = os.environ | {"LCTX_STRICT_ARENA": "1", "GGML_NO_BACKTRACE": "1"}
-    command = [sys.executable, str(Path(__file__).with_name(f"{name}_driver.py")), str(path), method]
-    errors = path.with_name(f"{path.stem}-{name}.err")
+    command = [sys.executable, str(Path(__file__).parent / f"{name}_driver.py"), str(path), method]
+    errors = path.with_suffix(".err")
     while seeds:
         numbers = [str(number) for number in (seeds.start, seeds.stop, seeds.step)]
         with (
