@@ -15,43 +15,93 @@ struct lctx_sampler {
     llama_sampler * chain = nullptr;
     bool remembers = false;  // the chain learns from what it is shown (mirostat): it may be run once per token only
     std::unique_ptr<lctx_constraint> constraint;
+    bool greedy = false;  // the chain compares logits, and makes no probabilities
     std::vector<llama_token_data> candidates;
+    llama_token_data_array left = {};  // those of them that the chain chose from
     std::string error;
 };
 
 namespace {
 
-constexpr int32_t MAX_LAST_N = 1 << 22;  // tokens that penalties remember: llama.cpp takes the memory at once
+constexpr int32_t MAX_LAST_N = 1 << 22;      // tokens that penalties remember: llama.cpp takes the memory at once
+constexpr int32_t MAX_DRY_LAST_N = 1 << 20;  // the same of DRY
 
-llama_sampler * make_chain(const llama_vocab * vocab, const lctx_sampler_params & p) {
-    const int32_t n_vocab = llama_vocab_n_tokens(vocab);
-    llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
+constexpr const char * PENALTIES = "ed";
+constexpr const char * EVERY_SAMPLER = "edskypmxta";  // by llama.cpp's letters, in its order
+
+llama_sampler * make_bias(const llama_vocab * vocab, const lctx_sampler_params & p) {
+    std::vector<llama_logit_bias> bias;
+    for (int32_t i = 0; i < p.n_logit_bias; i++) {
+        bias.push_back({p.logit_bias_tokens[i], p.logit_bias_values[i]});
+    }
+    return llama_sampler_init_logit_bias(llama_vocab_n_tokens(vocab), (int32_t)bias.size(), bias.data());
+}
+
+// Negative and NaN settings are off: they would make logits that cannot be sorted.
+llama_sampler * make_dry(const llama_vocab * vocab, const lctx_sampler_params & p) {
+    const float multiplier = p.dry_multiplier > 0.0f && p.dry_base >= 1.0f ? p.dry_multiplier : 0.0f;
+    std::vector<const char *> breakers(p.dry_breakers, p.dry_breakers + std::max(0, p.n_dry_breakers));
+    llama_sampler * dry = llama_sampler_init_dry(vocab, multiplier, p.dry_base, std::max(0, p.dry_allowed_length),
+                                                 std::min(p.dry_penalty_last_n, MAX_DRY_LAST_N), breakers.data(), breakers.size());
+    for (int32_t i = 0; i < p.n_before; i++) {
+        llama_sampler_accept(dry, p.before[i]);
+    }
+    return dry;
+}
+
+llama_sampler * make_sampler(char letter, const llama_vocab * vocab, const lctx_sampler_params & p) {
+    const size_t min_keep = std::max(1, p.min_keep);
+    switch (letter) {
+        case 'e':
+            return llama_sampler_init_penalties(llama_vocab_n_tokens(vocab), std::min(p.penalty_last_n, MAX_LAST_N), p.repeat_penalty,
+                                                p.frequency_penalty, p.presence_penalty);
+        case 'd': return make_dry(vocab, p);
+        case 's': return llama_sampler_init_top_n_sigma(p.top_n_sigma);
+        case 'k': return llama_sampler_init_top_k(p.top_k);
+        case 'y': return llama_sampler_init_typical(p.typical_p, min_keep);
+        case 'p': return llama_sampler_init_top_p(p.top_p, min_keep);
+        case 'm': return llama_sampler_init_min_p(p.min_p, min_keep);
+        case 'x': return llama_sampler_init_xtc(p.xtc_probability, p.xtc_threshold, min_keep, p.seed);
+        case 't': return llama_sampler_init_temp_ext(p.temp, p.dynatemp_range, p.dynatemp_exponent);
+        default:  throw lctx_refusal(std::string("there is no sampler '") + letter + "'");
+    }
+}
+
+bool is_mirostat(const lctx_sampler_params & p) {
+    return p.temp >= 0.0f && (p.mirostat_mode == 1 || p.mirostat_mode == 2);
+}
+
+bool is_greedy(const lctx_sampler_params & p) {
+    return p.temp == 0.0f && (is_mirostat(p) || !(p.samplers || p.xtc_probability > 0.0f || p.dynatemp_range > 0.0f));
+}
+
+// The sampler that chooses the token.
+llama_sampler * make_last(const llama_vocab * vocab, const lctx_sampler_params & p, bool adapts) {
+    if (is_greedy(p)) {
+        return llama_sampler_init_greedy();
+    }
+    if (is_mirostat(p)) {
+        return p.mirostat_mode == 2 ? llama_sampler_init_mirostat_v2(p.seed, p.mirostat_tau, p.mirostat_eta)
+                                    : llama_sampler_init_mirostat(llama_vocab_n_tokens(vocab), p.seed, p.mirostat_tau, p.mirostat_eta, 100);
+    }
+    return adapts ? llama_sampler_init_adaptive_p(p.adaptive_target, p.adaptive_decay, p.seed) : llama_sampler_init_dist(p.seed);
+}
+
+void fill_chain(llama_sampler * chain, const llama_vocab * vocab, const lctx_sampler_params & p) {
+    const bool alone = is_greedy(p) || is_mirostat(p) || p.temp < 0.0f;
+    const std::string letters = alone ? PENALTIES : p.samplers ? p.samplers : EVERY_SAMPLER;
     if (p.n_logit_bias > 0) {
-        std::vector<llama_logit_bias> bias;
-        for (int32_t i = 0; i < p.n_logit_bias; i++) {
-            bias.push_back({p.logit_bias_tokens[i], p.logit_bias_values[i]});
+        llama_sampler_chain_add(chain, make_bias(vocab, p));
+    }
+    bool adapts = false;
+    for (const char letter : letters) {
+        if (letter == 'a') {
+            adapts = p.adaptive_target >= 0.0f;  // it chooses, so it is last
+        } else {
+            llama_sampler_chain_add(chain, make_sampler(letter, vocab, p));
         }
-        llama_sampler_chain_add(chain, llama_sampler_init_logit_bias(n_vocab, p.n_logit_bias, bias.data()));
     }
-    llama_sampler_chain_add(chain, llama_sampler_init_penalties(n_vocab, std::min(p.penalty_last_n, MAX_LAST_N), p.repeat_penalty,
-                                                                p.frequency_penalty, p.presence_penalty));
-    if (p.temp == 0.0f) {
-        llama_sampler_chain_add(chain, llama_sampler_init_greedy());
-    } else if (p.temp < 0.0f) {
-        llama_sampler_chain_add(chain, llama_sampler_init_dist(p.seed));
-    } else if (p.mirostat_mode == 1) {
-        llama_sampler_chain_add(chain, llama_sampler_init_mirostat(n_vocab, p.seed, p.mirostat_tau, p.mirostat_eta, 100));
-    } else if (p.mirostat_mode == 2) {
-        llama_sampler_chain_add(chain, llama_sampler_init_mirostat_v2(p.seed, p.mirostat_tau, p.mirostat_eta));
-    } else {
-        llama_sampler_chain_add(chain, llama_sampler_init_top_k(p.top_k));
-        llama_sampler_chain_add(chain, llama_sampler_init_typical(p.typical_p, 1));
-        llama_sampler_chain_add(chain, llama_sampler_init_top_p(p.top_p, 1));
-        llama_sampler_chain_add(chain, llama_sampler_init_min_p(p.min_p, 1));
-        llama_sampler_chain_add(chain, llama_sampler_init_temp(p.temp));
-        llama_sampler_chain_add(chain, llama_sampler_init_dist(p.seed));
-    }
-    return chain;
+    llama_sampler_chain_add(chain, make_last(vocab, p, adapts));
 }
 
 bool any_left(const std::vector<llama_token_data> & candidates) {
@@ -60,6 +110,7 @@ bool any_left(const std::vector<llama_token_data> & candidates) {
 
 // The token that the chain chooses, among those that the grammar allows when restricted.
 llama_token choose(lctx_sampler * s, const float * logits, int32_t n_vocab, bool restricted) {
+    s->left = {};
     s->candidates.resize(n_vocab);
     for (int32_t i = 0; i < n_vocab; i++) {
         if (!(logits[i] < INFINITY)) {
@@ -82,6 +133,7 @@ llama_token choose(lctx_sampler * s, const float * logits, int32_t n_vocab, bool
     if (array.selected < 0 || array.selected >= (int64_t)array.size) {
         throw lctx_refusal("no token can be sampled");
     }
+    s->left = array;
     return array.data[array.selected].id;
 }
 
@@ -111,23 +163,34 @@ void lctx_sampler_params_default(lctx_sampler_params * params) {
     params->top_p = 0.95f;
     params->min_p = 0.05f;
     params->typical_p = 1.0f;
+    params->top_n_sigma = -1.0f;
+    params->xtc_threshold = 0.1f;
     params->temp = 0.8f;
+    params->dynatemp_exponent = 1.0f;
+    params->adaptive_target = -1.0f;
+    params->adaptive_decay = 0.9f;
     params->penalty_last_n = 64;
     params->repeat_penalty = 1.0f;
+    params->dry_base = 1.75f;
+    params->dry_allowed_length = 2;
+    params->dry_penalty_last_n = 64;
     params->mirostat_tau = 5.0f;
     params->mirostat_eta = 0.1f;
 }
 
 lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_params * params) {
     lctx_sampler * s = new (std::nothrow) lctx_sampler;
-    if (s && !lctx_guard(nullptr, [&] { s->chain = make_chain(model->vocab, *params); })) {
-        delete s;
+    const bool done = s && lctx_guard(nullptr, [&] {
+                          s->chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
+                          fill_chain(s->chain, model->vocab, *params);
+                      });
+    if (!done) {
+        lctx_sampler_free(s);
         return nullptr;
     }
-    if (s) {
-        s->vocab = model->vocab;
-        s->remembers = params->mirostat_mode != 0;
-    }
+    s->vocab = model->vocab;
+    s->remembers = params->mirostat_mode != 0;
+    s->greedy = is_greedy(*params);
     return s;
 }
 
@@ -156,6 +219,22 @@ int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_
         }
     });
     return token;
+}
+
+int32_t lctx_sampler_probs(const lctx_sampler * sampler, float * probs, int32_t n_vocab) {
+    const llama_token_data_array & left = sampler->left;
+    if (!left.data || n_vocab != (int32_t)sampler->candidates.size()) {
+        return LCTX_INVALID;
+    }
+    std::fill(probs, probs + n_vocab, 0.0f);
+    if (sampler->greedy) {
+        probs[left.data[left.selected].id] = 1.0f;
+        return LCTX_OK;
+    }
+    for (size_t i = 0; i < left.size; i++) {
+        probs[left.data[i].id] = left.data[i].p;
+    }
+    return LCTX_OK;
 }
 
 void lctx_sampler_free(lctx_sampler * sampler) {

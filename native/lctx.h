@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 13 };
+enum { LCTX_ABI_VERSION = 14 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -351,28 +351,50 @@ typedef struct lctx_sampler_params {
     float top_p;
     float min_p;
     float typical_p;
-    float temp;              // 0: greedy; < 0: sample from the plain distribution
+    float top_n_sigma;      // <= 0: off
+    float xtc_probability;  // 0: off
+    float xtc_threshold;
+    float temp;            // 0: greedy; < 0: sample from the plain distribution
+    float dynatemp_range;  // 0: off
+    float dynatemp_exponent;
+    float adaptive_target;  // < 0: off
+    float adaptive_decay;
+    int32_t min_keep;        // tokens that top_p, min_p, typical and XTC leave at least
     int32_t penalty_last_n;  // at most the last 4194304 tokens
     float repeat_penalty;
     float frequency_penalty;
     float presence_penalty;
+    float dry_multiplier;  // 0: off
+    float dry_base;
+    int32_t dry_allowed_length;
+    int32_t dry_penalty_last_n;  // at most the last 1048576 tokens
     int32_t mirostat_mode;
     float mirostat_tau;
     float mirostat_eta;
     int32_t n_logit_bias;
     const int32_t * logit_bias_tokens;
     const float * logit_bias_values;
+    int32_t n_dry_breakers;
+    const char * const * dry_breakers;  // texts that no repetition is followed across
+    int32_t n_before;
+    const int32_t * before;  // tokens of the text so far, for DRY; penalties count sampled tokens only
+    const char * samplers;   // NULL, or llama.cpp's letters of those that run, in their order: "edskypmxta"
 } lctx_sampler_params;
 
 void lctx_sampler_params_default(lctx_sampler_params * params);
 
-// llama.cpp's sampler chain in llama-cpp-python's order: logit bias, penalties, then greedy, or mirostat, or
-// top_k, typical, top_p, min_p, temperature, distribution. NULL when out of memory.
+// llama.cpp's sampler chain: logit bias, then the samplers, then a choice by the distribution. In place of all samplers but penalties
+// and DRY stands mirostat, or with temp 0 the likeliest token, unless XTC, dynamic temperature or samplers are given.
+// NULL when out of memory, and for an unknown letter.
 lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_params * params);
 
 // Choose a token from float[n_vocab] and remember it for the penalties; -inf forbids one. -1 when none is left, or a logit is NaN or
 // infinite: lctx_sampler_error names its token. -2 when the grammar takes too long: a token may take a second of the processor.
 int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_t n_vocab);
+
+// The probabilities by which the last token was chosen: float[n_vocab], 0 for those that the samplers left out. LCTX_INVALID when
+// none was chosen, or of another n_vocab.
+int32_t lctx_sampler_probs(const lctx_sampler * sampler, float * probs, int32_t n_vocab);
 
 void lctx_sampler_free(lctx_sampler * sampler);
 

@@ -22,7 +22,7 @@ from pylongctx.conversation import render_prefilled, text_size
 from pylongctx.engine.source import TokenSource
 from pylongctx.grammar import constraint
 from pylongctx.logprobs import Scorer
-from pylongctx.options import FunctionChoice, Grammar, Messages, ToolChoice
+from pylongctx.options import FunctionChoice, Grammar, Messages, ToolChoice, flattened
 from pylongctx.sampling import Sampler, SamplingParams, seed_sequence
 
 if TYPE_CHECKING:
@@ -32,24 +32,13 @@ if TYPE_CHECKING:
 
     from pylongctx.engine.job import Job
     from pylongctx.engine.model import Model
-    from pylongctx.options import ChatOptions, CompletionOptions
+    from pylongctx.options import ChatOptions, CompletionOptions, SamplerOptions
     from pylongctx.sampling import Processors, StoppingCriteria
 
 Chunk = TypeVar("Chunk", bound=Mapping[str, Any])
 
-NUMBERS = (
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "temp",
-    "repeat_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "mirostat_mode",
-    "mirostat_tau",
-    "mirostat_eta",
-)
+# fields of SamplingParams that are arguments by the same names
+SETTINGS = SamplingParams.__dataclass_fields__.keys() - {"seed", "penalty_last_n", "logit_bias"}
 # keywords that a chat handler of llama_cpp does not know
 OURS = ("stopping_criteria", "stream_options", "parallel_tool_calls", "enable_thinking", "chat_template_kwargs")
 INFILL = "infill prompts differ between models: write that prompt, and pass it without suffix"
@@ -149,6 +138,7 @@ class Completer:
         logits_processor: Processors = None,
         grammar: Grammar | None = None,
         logit_bias: Mapping[int, float] | None = None,
+        **more: Unpack[SamplerOptions],
     ) -> Completion | Iterator[Completion]:
         """Complete a prompt; returns OpenAI's response dict, or with ``stream`` an iterator of chunks.
 
@@ -190,6 +180,9 @@ class Completer:
             Holds the completion, see ``LlamaGrammar``.
         logit_bias : dict or None
             Adds to the logits of tokens.
+        **more
+            llama.cpp's other samplers (XTC, DRY, top-n-sigma, dynamic temperature, adaptive-p) and their order:
+            ``SamplerOptions``, explained in ``SamplingParams``. All are off until they are given.
 
         Raises
         ------
@@ -207,7 +200,7 @@ class Completer:
         >>> list(chunks)[-1]["choices"][0]["finish_reason"]
         'length'
         """
-        given = {name: value for name, value in locals().items() if name not in ("self", "stream", "model")}
+        given = flattened(locals(), "stream", "model")
         chunks = completion.stream(self.generation(**given), self._name if model is None else model)
         if stream:
             return self._steps(chunks)
@@ -216,8 +209,10 @@ class Completer:
 
     __call__ = create_completion
 
-    def generation(self, prompt: str | Sequence[int], **options: Any) -> Generation:
+    def generation(self, prompt: str | Sequence[int], post_sampling_probs: bool = False, **options: Any) -> Generation:
         """Return a completion on its way; the options are those of ``create_completion``.
+
+        With ``post_sampling_probs``, ``logprobs`` are those by which tokens were chosen, after all samplers.
 
         Examples
         --------
@@ -229,11 +224,11 @@ class Completer:
         given = completion_defaults() | options
         if given["suffix"] is not None:
             raise NotImplementedError(f"suffix: {INFILL}")
-        params = self._sampling({**given, "temp": given["temperature"]})
-        sampler = Sampler(self._model, params, constraint(given["grammar"]))
+        params, held = self._sampling({**given, "temp": given["temperature"]}), constraint(given["grammar"])
         tokens, n_top, stop = self._prompt_tokens(prompt), given["logprobs"], given["stop"]
+        sampler = Sampler(self._model, params, held, tokens)
         scorer = None if n_top is None else Scorer(self._model, check_count("logprobs", n_top, 0))
-        job = self._job(tokens, sampler, given, scorer)
+        job = self._job(tokens, sampler, given, scorer, post_sampling_probs)
         return Generation(
             self._source,
             job,
@@ -296,6 +291,7 @@ class Completer:
         parallel_tool_calls: bool | None = None,
         enable_thinking: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        **more: Unpack[SamplerOptions],
     ) -> ChatCompletion | Iterator[ChatChunk]:
         """Answer a conversation; returns OpenAI's response dict, or with ``stream`` an iterator of chunks.
 
@@ -329,7 +325,7 @@ class Completer:
             More variables for the template.
         temperature, top_p, top_k, min_p, typical_p, stream, stop, seed, presence_penalty, frequency_penalty, \
 repeat_penalty, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta, model, logits_processor, grammar, logit_bias, \
-stopping_criteria
+stopping_criteria, **more
             As in ``create_completion``.
 
         Raises
@@ -344,7 +340,7 @@ stopping_criteria
         >>> answer["choices"][0]["message"]["role"]
         'assistant'
         """
-        given = {name: value for name, value in locals().items() if name != "self"}
+        given = flattened(locals())
         handler = self.chat_handler or registered_handler(self._templates.name)
         if handler is not None:
             answered: ChatCompletion | Iterator[ChatChunk] = handler(
@@ -428,7 +424,7 @@ stopping_criteria
             seed=next(self._seeds if seed is None else seed_sequence(seed)),
             penalty_last_n=self.last_n_tokens_size,
             logit_bias=given.get("logit_bias") or {},
-            **{name: given[name] for name in NUMBERS},
+            **{name: given[name] for name in SETTINGS if name in given},
         )
 
     def _render(self, given: Mapping[str, Any]) -> Rendered:
@@ -441,8 +437,9 @@ stopping_criteria
         rendered = self._render(given)
         self._source.check_size(len(rendered.prompt.encode()))
         own_grammar = constraint(given["grammar"]) or rendered.constraint
-        sampler = Sampler(self._model, self._sampling({**given, "temp": given["temperature"]}), own_grammar)
+        params = self._sampling({**given, "temp": given["temperature"]})
         tokens = prompt_tokens(self._model, rendered.prompt, self._source.known(rendered.prompt))
+        sampler = Sampler(self._model, params, own_grammar, tokens)
         piece = partial(self._piece, tokens_of(self._model, rendered.preserved))
         n_top = check_count("top_logprobs", given["top_logprobs"] or 0, 0)
         scorer = Scorer(self._model, n_top, piece) if given["logprobs"] else None
@@ -457,7 +454,14 @@ stopping_criteria
             usage_chunk=bool((given["stream_options"] or {}).get("include_usage")) and given["stream"],
         )
 
-    def _job(self, tokens: Sequence[int], sampler: Sampler, given: Mapping[str, Any], scorer: Scorer | None) -> Job:
+    def _job(
+        self,
+        tokens: Sequence[int],
+        sampler: Sampler,
+        given: Mapping[str, Any],
+        scorer: Scorer | None,
+        after_samplers: bool = False,
+    ) -> Job:
         """Return the job of an answer, with the arguments that completions and chats have in common."""
         return self._source.job(
             tokens,
@@ -466,6 +470,7 @@ stopping_criteria
             processors=given["logits_processor"],
             criteria=given["stopping_criteria"],
             with_rows=scorer is not None,
+            after_samplers=after_samplers,
         )
 
     def _piece(self, preserved: Iterable[int], token: int) -> bytes:
@@ -476,4 +481,5 @@ stopping_criteria
 def completion_defaults() -> dict[str, Any]:
     """Return the defaults of ``create_completion``."""
     found = {name: one.default for name, one in signature(Completer.create_completion).parameters.items()}
-    return {name: value for name, value in found.items() if name not in ("self", "prompt", "stream", "model")}
+    others = ("self", "prompt", "stream", "model", "more")
+    return {name: value for name, value in found.items() if name not in others}

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._arguments import MAX_TEXTS
-from pylongctx.engine.session import Session
+from pylongctx.engine.session import SMALL, Session
 
 NO_POOLING = 0
 
@@ -89,9 +89,12 @@ class Embedder:
         """Return the tokens of a text, or checked ones, at most as many as a batch holds."""
         model = self._session.model
         if isinstance(text, str):
-            if not truncate:
-                self._session.check_size(len(text.encode()))
-            tokens = model.tokenize(text.encode(), True, False)
+            data = text.encode()
+            if truncate:
+                data = self._beginning(data)
+            else:
+                self._session.check_size(len(data))
+            tokens = model.tokenize(data, True, False)
         elif isinstance(text, Sequence) and not isinstance(text, bytes):
             tokens = model.check_tokens(text, allow_empty=True).tolist()
         else:
@@ -106,6 +109,14 @@ class Embedder:
                 "process, a larger n_batch (-b) allows more"
             )
         return tokens
+
+    def _beginning(self, data: bytes) -> bytes:
+        """Return the beginning of a UTF-8 text that has all tokens of a batch, so that no more is tokenized."""
+        n_tokens = 2 * self._n_batch  # so many that the cut does not change those that are kept
+        if len(data) <= n_tokens * SMALL:
+            return data
+        n = n_tokens * max(SMALL, self._session.model.longest_piece)
+        return data[:n].decode("utf-8", "ignore").encode()
 
     def _vectors(self, texts: Sequence[list[int]]) -> list[NDArray[np.float32]]:
         """Return float32 [n_embd] for each text, or without pooling [n_tokens, n_embd]."""

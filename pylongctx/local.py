@@ -1,9 +1,11 @@
 """A Completer with the sequence that it works on."""
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +22,12 @@ from pylongctx.engine.states import States
 from pylongctx.grammar import constraint
 from pylongctx.inspect.recording import record
 from pylongctx.inspect.trace import Trace
-from pylongctx.options import Grammar
+from pylongctx.options import Grammar, SamplerOptions, flattened
 from pylongctx.sampling import Processors, Sampler, StoppingCriteria, process
 from pylongctx.state import LlamaState
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 NO_CONTEXT = "this Llama was loaded with vocab_only=True: it has no context"
 
@@ -251,6 +256,7 @@ class LocalCompleter(Completer):
         logits_processor: Processors = None,
         grammar: Grammar | None = None,
         idx: int | None = None,
+        **more: Unpack[SamplerOptions],
     ) -> int:
         """Choose a token from the logits after the last token, or after token ``idx`` with logits_all.
 
@@ -263,9 +269,10 @@ class LocalCompleter(Completer):
         >>> llm.sample(temp=0) == int(llm.scores[-1].argmax())
         True
         """
-        sampler, session = Sampler(self._model, self._sampling(locals()), constraint(grammar)), self.session
+        params, session = self._sampling(flattened(locals())), self.session
         with session.lock:
             row = session.row(idx)
+            sampler = Sampler(self._model, params, constraint(grammar), session.tokens)
             return sampler.sample(process(logits_processor, session.tokens, row))
 
     def generate(
@@ -288,6 +295,7 @@ class LocalCompleter(Completer):
         logits_processor: Processors = None,
         stopping_criteria: StoppingCriteria | None = None,
         grammar: Grammar | None = None,
+        **more: Unpack[SamplerOptions],
     ) -> Generator[int, Sequence[int] | None, None]:
         """Yield tokens that continue ``tokens``, without end; ``.send(tokens)`` injects tokens after the last one.
 
@@ -300,7 +308,9 @@ class LocalCompleter(Completer):
         ...     if token == llm.token_eos() or llm.n_tokens > 8:
         ...         break
         """
-        sampler = Sampler(self._model, self._sampling(locals()), constraint(grammar))
+        params = self._sampling(flattened(locals()))
+        before = tokens if reset else [*self.session.tokens.tolist(), *tokens]
+        sampler = Sampler(self._model, params, constraint(grammar), before)
         asked = {"processors": logits_processor, "criteria": stopping_criteria, "follows": not reset}
         return self._generate(tokens, sampler, asked)
 

@@ -60,7 +60,26 @@ FunctionChoice = str | FunctionName | Mapping[str, Any]
 Messages = Sequence[Message]
 
 
-class SamplingOptions(TypedDict, total=False):
+class SamplerOptions(TypedDict, total=False):
+    """Samplers that llama.cpp has and llama_cpp's methods do not name: fields of ``SamplingParams``."""
+
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    adaptive_target: float
+    adaptive_decay: float
+    min_keep: int
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+    samplers: str | Sequence[str] | None
+
+
+class SamplingOptions(SamplerOptions, total=False):
     """How tokens are chosen, and where an answer ends."""
 
     temperature: float
@@ -108,3 +127,12 @@ class ChatOptions(SamplingOptions, total=False):
     parallel_tool_calls: bool | None
     enable_thinking: bool
     chat_template_kwargs: Mapping[str, Any] | None
+
+
+def flattened(arguments: Mapping[str, Any], *but: str) -> dict[str, Any]:
+    """Return the arguments of a method by name, those of its ``**more: SamplerOptions`` among them."""
+    more = arguments["more"]
+    if unknown := more.keys() - SamplerOptions.__annotations__.keys():
+        raise TypeError(f"there is no argument {min(unknown)!r}")
+    left_out = ("self", "more", *but)
+    return {name: value for name, value in (dict(arguments) | more).items() if name not in left_out}

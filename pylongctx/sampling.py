@@ -1,15 +1,15 @@
 """Choosing the next token: parameters, the sampler chain, processors and criteria."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from numbers import Real
 from random import Random
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx._lib import error, ffi, in_buffer, lib, text
+from pylongctx._lib import error, ffi, in_buffer, lib, out_buffer, text
 from pylongctx.engine.model import Model
 
 LogitsProcessor = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
@@ -18,6 +18,37 @@ StoppingCriteria = Callable[[NDArray[np.int32], NDArray[np.float32]], bool]
 
 RANDOM_SEEDS = (-1, 0xFFFFFFFF)
 TOO_SLOW = -2  # of lctx_sampler_sample
+LARGEST = float(np.finfo(np.float32).max)
+MOST_BREAKERS, BREAKER_BYTES = 64, 40
+
+# llama.cpp's names and letters of its samplers, in its order
+SAMPLERS = {
+    "penalties": "e",
+    "dry": "d",
+    "top_n_sigma": "s",
+    "top_k": "k",
+    "typ_p": "y",
+    "top_p": "p",
+    "min_p": "m",
+    "xtc": "x",
+    "temperature": "t",
+    "adaptive_p": "a",
+}
+OTHER_NAMES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typicalp": "typ_p"}
+# least and most
+BOUNDS = {
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 1),
+    "dynatemp_range": (0, 1000),
+    "dynatemp_exponent": (0, 1000),
+    "adaptive_target": (-LARGEST, 1),
+    "adaptive_decay": (0, 0.99),
+    "dry_multiplier": (0, LARGEST),
+    "dry_base": (1, LARGEST),
+    "dry_allowed_length": (0, LARGEST),
+    "dry_penalty_last_n": (0, LARGEST),
+    "min_keep": (0, LARGEST),
+}
 
 
 class LogitsProcessorList(list[LogitsProcessor]):
@@ -84,10 +115,36 @@ class MinTokensLogitsProcessor:
 class SamplingParams:
     """The settings of one sampler chain; ``temp`` 0 is greedy. Penalties see generated tokens only.
 
+    Mirostat, and a ``temp`` that is not above 0, stand in place of all samplers but penalties and DRY. With XTC,
+    dynamic temperature or ``samplers`` the chain runs with ``temp`` 0 too, and takes the likeliest token that is left.
+
+    Attributes
+    ----------
+    top_n_sigma : float
+        Only tokens whose logit is at most so many standard deviations below the best one (arXiv:2411.07641); 0 and
+        below: all.
+    xtc_probability, xtc_threshold : float
+        With this probability leave out all tokens above the threshold but the least likely one of them (XTC). A
+        threshold above 0.5 does nothing.
+    dynatemp_range, dynatemp_exponent : float
+        The temperature is between ``temp`` - range and ``temp`` + range, by the entropy to the power of the exponent
+        (arXiv:2309.02772).
+    adaptive_target, adaptive_decay : float
+        Prefer tokens near this probability, which adapts to those that were chosen (adaptive-p); below 0: off.
+    min_keep : int
+        Tokens that ``top_p``, ``min_p``, ``typical_p`` and XTC leave at least.
+    dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers
+        DRY: a token that would make a repetition of n tokens longer loses multiplier * base ** (n - allowed_length).
+        Repetitions are looked for in the last tokens of prompt and answer, not across the breakers.
+    samplers : str or sequence of str or None
+        The samplers that run, in their order: names of ``SAMPLERS``, or llama.cpp's letters for them. None: all.
+
     Examples
     --------
     >>> SamplingParams(seed=1, temp=0.0).settings()["temp"]
     0.0
+    >>> SamplingParams(seed=1, samplers="kt").samplers
+    ('top_k', 'temperature')
     """
 
     seed: int
@@ -95,28 +152,93 @@ class SamplingParams:
     top_p: float = 0.95
     min_p: float = 0.05
     typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     temp: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    min_keep: int = 0
     penalty_last_n: int = 64
     repeat_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
     mirostat_mode: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    samplers: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for key, value in self.settings().items():
-            if not math.isfinite(value):
+            if not isinstance(value, Real):
+                raise TypeError(f"{key} must be a number, not {value!r}")
+            if not -LARGEST <= getattr(self, key) <= LARGEST:
                 raise ValueError(f"{key} must be a finite number, not {value}")
+        for key, (least, most) in BOUNDS.items():
+            value = getattr(self, key)
+            if not least <= value <= most:
+                limit = f"at least {least}" if most == LARGEST else f"from {least} to {most}"
+                raise ValueError(f"{key} must be {limit}, not {value}")
         if self.repeat_penalty <= 0:
             raise ValueError(f"repeat_penalty must be above 0 (1 is none), not {self.repeat_penalty}")
         if self.mirostat_mode not in (0, 1, 2):
             raise ValueError(f"mirostat_mode must be 0, 1 or 2, not {self.mirostat_mode}")
+        check_breakers(self.dry_sequence_breakers)
+        if self.samplers is not None:
+            object.__setattr__(self, "samplers", sampler_names(self.samplers))
 
     def settings(self) -> dict[str, Any]:
         """Return the fields of ``lctx_sampler_params`` that are plain numbers."""
-        return {key: value for key, value in asdict(self).items() if key != "logit_bias"}
+        others = ("logit_bias", "dry_sequence_breakers", "samplers")
+        return {key: value for key, value in asdict(self).items() if key not in others}
+
+    @property
+    def letters(self) -> str | None:
+        """The samplers that run as llama.cpp's letters; None: all."""
+        return None if self.samplers is None else "".join(SAMPLERS[name] for name in self.samplers)
+
+
+def sampler_names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return samplers by the names of ``SAMPLERS``, from llama.cpp's letters or its names and their other spellings.
+
+    Examples
+    --------
+    >>> sampler_names(["top-k", "temp"])
+    ('top_k', 'temperature')
+    """
+    known = {letter: name for name, letter in SAMPLERS.items()}
+    if not isinstance(given, str):
+        known = {name.replace("_", ""): name for name in SAMPLERS} | OTHER_NAMES
+    found = []
+    for one in given:
+        word = one if isinstance(given, str) else str(one).lower().replace("_", "").replace("-", "")
+        if word not in known:
+            choices = ", ".join(f"{name} ({letter})" for name, letter in SAMPLERS.items())
+            raise ValueError(f"samplers: there is no {str(one)[:40]!r}; there are {choices}")
+        if known[word] in found:
+            raise ValueError(f"samplers: {known[word]} is there twice")
+        found.append(known[word])
+    return tuple(found)
+
+
+def check_breakers(breakers: Sequence[str]) -> None:
+    """Raise ValueError for texts that cannot be DRY's sequence breakers."""
+    if isinstance(breakers, str) or not all(isinstance(one, str) for one in breakers):
+        raise TypeError("dry_sequence_breakers must be a list of strings")
+    if len(breakers) > MOST_BREAKERS:
+        raise ValueError(f"dry_sequence_breakers: {len(breakers)} are more than {MOST_BREAKERS}")
+    for one in breakers:
+        data = one.encode("utf-8", "replace")
+        if not 1 <= len(data) <= BREAKER_BYTES or b"\0" in data or data.decode() != one:
+            raise ValueError(f"dry_sequence_breakers: {one[:BREAKER_BYTES]!r} is no text of 1 to {BREAKER_BYTES} bytes")
 
 
 class Sampler:
@@ -130,6 +252,8 @@ class Sampler:
         The chain's settings.
     constraint : str or None
         A grammar, as ``lctx_sampler_constrain`` reads it.
+    before : sequence of int
+        The tokens of the text so far, in which DRY looks for repetitions too.
 
     Raises
     ------
@@ -137,12 +261,30 @@ class Sampler:
         When the grammar cannot be used.
     """
 
-    def __init__(self, model: Model, params: SamplingParams, constraint: str | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        params: SamplingParams,
+        constraint: str | None = None,
+        before: Sequence[int] | NDArray[np.int32] = (),
+    ) -> None:
         settings = ffi.new("lctx_sampler_params *")
         lib.lctx_sampler_params_default(settings)
         for key, value in params.settings().items():
-            setattr(settings, key, value)
-        # These two arrays must live until lctx_sampler_create has copied them.
+            try:
+                setattr(settings, key, value)
+            except (TypeError, OverflowError) as reason:
+                raise type(reason)(f"{key}: {reason}") from None
+        # What follows must live until lctx_sampler_create has copied it.
+        names = None if params.letters is None else ffi.new("char[]", params.letters.encode())
+        settings.samplers = ffi.NULL if names is None else names
+        if params.dry_multiplier and params.dry_penalty_last_n:
+            texts = [ffi.new("char[]", one.encode()) for one in params.dry_sequence_breakers]
+            breakers = ffi.new("char *[]", texts)
+            settings.n_dry_breakers, settings.dry_breakers = len(texts), breakers
+            seen = model.check_tokens(before[-params.dry_penalty_last_n :], allow_empty=True)
+            settings.n_before = len(seen)
+            settings.before = in_buffer("before", seen, np.int32) if len(seen) else ffi.NULL
         tokens = model.check_tokens((int(token) for token in params.logit_bias), allow_empty=True)
         values = np.array([float(bias) for bias in params.logit_bias.values()], np.float32)
         if len(tokens):
@@ -171,6 +313,15 @@ class Sampler:
             status = lib.LCTX_INVALID if token == TOO_SLOW else lib.LCTX_FAILED
             raise error(status, text(lib.lctx_sampler_error(self._handle)))
         return token
+
+    def logprobs(self, n_vocab: int) -> NDArray[np.float32]:
+        """Return the log-probabilities, float32 [n_vocab], by which the last token was chosen; -inf: left out."""
+        probs = np.empty(n_vocab, np.float32)
+        status = lib.lctx_sampler_probs(self._handle, out_buffer("probs", probs, np.float32), n_vocab)
+        if status != lib.LCTX_OK:
+            raise error(status, "no token was sampled yet")
+        with np.errstate(divide="ignore"):
+            return np.log(probs)
 
 
 def process(

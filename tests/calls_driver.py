@@ -151,24 +151,35 @@ class Caller:
     def sampler(self) -> None:
         params = ffi.new("lctx_sampler_params *")
         lib.lctx_sampler_params_default(params)
-        names = [name for name, _ in ffi.typeof("lctx_sampler_params").fields if "logit_bias" not in name]
+        kinds = {name: field.type.cname for name, field in ffi.typeof("lctx_sampler_params").fields}
+        held = ("n_logit_bias", "n_dry_breakers", "n_before")  # how many a pointer holds
+        names = [name for name, kind in kinds.items() if "*" not in kind and name not in held]
         for name in self.rng.sample(names, 3):
-            kind = ffi.typeof("lctx_sampler_params").fields
-            kind = dict(kind)[name].type.cname
+            kind = kinds[name]
             value = self.rng.choice(FLOATS) if kind == "float" else self.number()
             setattr(params, name, value & 0xFFFFFFFF if kind == "uint32_t" else value)
         n = self.rng.randrange(4)
         biased, values = ffi.new("int32_t[]", [self.number() for _ in range(4)]), ffi.new("float[]", 4)
         values[0] = self.rng.choice(FLOATS)
         params.n_logit_bias, params.logit_bias_tokens, params.logit_bias_values = n, biased, values
+        params.n_before, params.before = n, biased
+        breakers = [ffi.new("char[]", text) for text in (b"", b"\n", b"\xff", b"x" * 60)]
+        pointers = ffi.new("char *[]", breakers)
+        params.n_dry_breakers, params.dry_breakers = self.rng.choice([-1, 0, len(breakers)]), pointers
+        letters = ffi.new("char[]", bytes(self.rng.choices(b"edskypmxtaiZ\xff", k=self.rng.randrange(6))))
+        params.samplers = self.rng.choice([ffi.NULL, letters])
         sampler = lib.lctx_sampler_create(self.session.model, params)
         logits = np.random.default_rng(self.rng.randrange(99)).normal(size=self.session.n_vocab).astype(np.float32)
         for _ in range(self.rng.randrange(3)):
             logits[self.rng.randrange(len(logits))] = self.rng.choice(FLOATS)
+        probs = np.empty_like(logits)
         if sampler != ffi.NULL:
             for _ in range(3):
                 token = lib.lctx_sampler_sample(sampler, ffi.from_buffer("float[]", logits), len(logits))
                 assert -1 <= token < len(logits)
+                status = lib.lctx_sampler_probs(sampler, ffi.from_buffer("float[]", probs), len(probs))
+                assert status == (lib.LCTX_INVALID if token < 0 else lib.LCTX_OK)
+            assert lib.lctx_sampler_probs(sampler, ffi.NULL, len(probs) + 1) == lib.LCTX_INVALID
             assert lib.lctx_sampler_sample(sampler, ffi.from_buffer("float[]", logits), self.rng.choice([-1, 0])) == -1
             lib.lctx_sampler_free(sampler)
 

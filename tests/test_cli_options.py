@@ -92,6 +92,32 @@ def test_sampling_options_become_arguments():
     }
 
 
+def test_samplers_of_llama_cpp_become_arguments():
+    words = "--top-n-sigma 1.5 --xtc-probability 0.2 --xtc-threshold 0.15 --dynatemp-range 0.4 --dynatemp-exp 1.2"
+    more = "--adaptive-target 0.5 --adaptive-decay 0.8 --dry-multiplier 0.8 --dry-base 1.6 --dry-allowed-length 3"
+    last = "--dry-penalty-last-n 99 --dry-sequence-breaker none --dry-sequence-breaker \\n --samplers Top-K;temp"
+    assert sampling_arguments(parse(*words.split(), *more.split(), *last.split())) == {
+        "max_tokens": None,
+        "top_n_sigma": 1.5,
+        "xtc_probability": 0.2,
+        "xtc_threshold": 0.15,
+        "dynatemp_range": 0.4,
+        "dynatemp_exponent": 1.2,
+        "adaptive_target": 0.5,
+        "adaptive_decay": 0.8,
+        "dry_multiplier": 0.8,
+        "dry_base": 1.6,
+        "dry_allowed_length": 3,
+        "dry_penalty_last_n": 99,
+        "dry_sequence_breakers": ["\n"],
+        "samplers": ("top_k", "temperature"),
+    }
+    assert sampling_arguments(parse("--sampler-seq", "kt"))["samplers"] == ("top_k", "temperature")
+    assert sampling_arguments(parse("--dry-sequence-breaker", "none"))["dry_sequence_breakers"] == []
+    with pytest.raises(ValueError, match="give one of --samplers and --sampler-seq"):
+        sampling_arguments(parse("--samplers", "top_k", "--sampler-seq", "k"))
+
+
 @pytest.mark.parametrize(("word", "layers"), [("all", -1), ("-1", -1), ("3", 3)])
 def test_layers(word, layers):
     assert llama_arguments(parse("-ngl", word))["n_gpu_layers"] == layers
@@ -223,7 +249,9 @@ def test_the_method_may_come_from_a_variable(monkeypatch):
     ("words", "message"),
     [
         ("--keep 4", "argument --keep: not here: the context is never shifted or cut"),
-        ("--dry-multiplier 0.8", "samplers are"),
+        ("--backend-sampling", "tokens are chosen on the CPU"),
+        ("--samplers top_k;other", "samplers: there is no 'other'; there are penalties (e), dry (d)"),
+        ("--sampler-seq kz", "samplers: there is no 'z'"),
         ("--mmproj file", "models read text only"),
         ("-hf owner/name", "models are files"),
         ("-fa off", "there is nothing to turn off"),

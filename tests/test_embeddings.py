@@ -106,6 +106,18 @@ def test_long_texts_are_cut_or_refused(embedded_model):
             llm.embed(text, truncate=False)
 
 
+def test_no_more_of_a_long_text_is_tokenized_than_is_kept(embedded_model, monkeypatch):
+    with open_model(embedded_model, pooling_type=MEAN, n_batch=16) as llm:
+        tokenize, sizes = llm.session.model.tokenize, []
+        monkeypatch.setattr(
+            llm.session.model, "tokenize", lambda data, *more: sizes.append(len(data)) or tokenize(data, *more)
+        )
+        for text in ("\u00e9t\u00e9 et hiver, " * 20000, "x" * 300000, " " * 300000):
+            assert llm.embed(text) == llm.embed(tokenize(text.encode())[:16])
+        assert len(sizes) == 3
+        assert max(sizes) <= 2 * 16 * max(32, llm.session.model.longest_piece) < 5000
+
+
 def test_the_object_still_generates(embedded_model):
     with open_model(embedded_model, pooling_type=MEAN) as llm, Llama(str(embedded_model), verbose=False) as other:
         llm.embed(TEXTS)

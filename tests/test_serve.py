@@ -229,7 +229,7 @@ def test_what_makes_no_sense_is_refused_with_its_reason(client, more, param, rea
     assert caught.value.type == "invalid_request_error"
 
 
-@pytest.mark.parametrize("more", [{"user_field": 1}, {"dry_multiplier": 0.8}, {"xtc_probability": 0.1}, {"lora": [0]}])
+@pytest.mark.parametrize("more", [{"user_field": 1}, {"n_keep": 4}, {"post_sampling_probs": True}, {"lora": [0]}])
 def test_a_field_that_is_not_served_is_refused_by_its_name(client, more):
     (name,) = more
     with pytest.raises(openai.BadRequestError, match=name) as caught:
@@ -238,7 +238,7 @@ def test_a_field_that_is_not_served_is_refused_by_its_name(client, more):
 
 
 def test_fields_that_ask_for_what_is_done_anyway_are_read(client):
-    asked = {"user": "me", "dry_multiplier": 0.0, "dry_base": 2.0, "store": False, "unknown": None}
+    asked = {"user": "me", "n_keep": 0, "speculative.p_min": 0.5, "store": False, "unknown": None}
     assert chat(client, extra_body=asked).usage.completion_tokens == 12
 
 

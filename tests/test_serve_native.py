@@ -116,6 +116,91 @@ def test_probabilities(server, ask, streamed):
         assert all(other["id"] >= 0 and other["logprob"] <= 0 for other in token["top_logprobs"])
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_probabilities_after_the_samplers(server, ask, streamed):
+    body = {"prompt": PROMPT, "n_probs": 10, "temperature": 1.5, "min_p": 0.0, "n_predict": 6}
+    body |= {"post_sampling_probs": True, "top_k": 5, "top_p": 1.0, "seed": 3}
+    *parts, end = stream(server, **body) if streamed else [ask("/completion", **body)]
+    found = [one for part in parts or [end] for one in part["completion_probabilities"]]
+    assert end["generation_settings"]["post_sampling_probs"] is True
+    assert len(found) == 6
+    for token in found:
+        assert token.keys() == {"id", "token", "bytes", "prob", "top_probs"}
+        probs = [one["prob"] for one in token["top_probs"]]
+        assert len(probs) == 5  # top_k
+        assert sum(probs) == pytest.approx(1.0)
+        assert probs == sorted(probs, reverse=True)
+        assert {one["id"]: one["prob"] for one in token["top_probs"]}[token["id"]] == token["prob"]
+
+
+def test_after_the_samplers_a_greedy_token_is_sure(ask):
+    found = ask("/completion", prompt=PROMPT, n_probs=3, temperature=0, n_predict=2, post_sampling_probs=True)
+    for token in found["completion_probabilities"]:
+        assert token["prob"] == 1.0
+        assert [(one["id"], one["prob"]) for one in token["top_probs"]] == [(token["id"], 1.0)]
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
+def test_samplers_of_llama_cpp(server, ask, path):
+    """XTC leaves out the likeliest token, and temperature 0 takes the next one: it was the likeliest but one."""
+    body = {"temperature": 0, "max_tokens": 1}
+    body |= {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"prompt": PROMPT}
+
+    def answer(**more):
+        found = ask(path, **body, **more)
+        choice = found.get("choices", [found])[0]
+        return choice.get("content") or choice.get("text") or choice["message"]["content"]
+
+    xtc = {"xtc_probability": 1.0, "xtc_threshold": 0.0}  # all but the least likely one of three
+    assert answer() == answer(samplers=["top_k", "temperature"], top_k=3) == answer(**xtc, samplers="kt")
+    assert answer() != answer(**xtc, top_k=3, samplers=["top_k", "xtc", "temperature"])
+
+
+def test_samplers_are_told(ask):
+    given = {
+        "top_n_sigma": 2.0,
+        "xtc_probability": 0.1,
+        "xtc_threshold": 0.2,
+        "dynatemp_range": 0.3,
+        "dynatemp_exponent": 1.5,
+        "adaptive_target": 0.4,
+        "adaptive_decay": 0.5,
+        "min_keep": 2,
+        "dry_multiplier": 0.8,
+        "dry_base": 1.6,
+        "dry_allowed_length": 3,
+        "dry_penalty_last_n": 100,
+        "dry_sequence_breakers": ["\n", "."],
+        "samplers": ["dry", "top_k", "xtc", "temperature"],
+    }
+    told = ask("/completion", prompt=PROMPT, n_predict=1, **given)["generation_settings"]
+    assert {name: told[name] for name in given} == given
+    told = ask("/completion", prompt=PROMPT, n_predict=1)["generation_settings"]
+    assert told["samplers"][:3] == ["penalties", "dry", "top_n_sigma"]
+    assert told["dry_sequence_breakers"] == ["\n", ":", '"', "*"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dry_multiplier", "much"),
+        ("dry_base", 0.5),
+        ("dry_sequence_breakers", "none"),
+        ("dry_sequence_breakers", ["a"] * 65),
+        ("dry_penalty_last_n", 2**31),
+        ("xtc_probability", 2),
+        ("samplers", ["top_k", "other"]),
+        ("samplers", "kk"),
+        ("samplers", ["top_k"] * 11),
+        ("top_n_sigma", [1]),
+        ("adaptive_decay", 1.0),
+    ],
+)
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+def test_a_sampler_that_makes_no_sense(ask, path, name, value):
+    assert ask(path, 400, prompt="a", max_tokens=1, **{name: value})["error"]["message"].startswith(name)
+
+
 @pytest.mark.parametrize("as_object", [False, True])
 @pytest.mark.parametrize("as_text", [False, True])
 def test_a_bias_of_tokens_and_of_texts(server, ask, as_object, as_text):

@@ -95,9 +95,14 @@ def test_with_a_key_there_is_no_warning(monkeypatch):
 
 
 def test_options_reach_the_server():
-    words = "-np 3 --method longheads -n 7 -a mine --temp 0 --embeddings --pooling mean --chat-template chatml"
-    with started(*words.split()) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
-        assert http.get("/v1/models").json()["data"][0]["id"] == "mine"
+    words = "-np 3 --method longheads -n 7 -a mine,yours --temp 0 --embeddings --pooling mean --chat-template chatml"
+    more = "--tags a,,b --dry-multiplier 0.8 --samplers dry;top-k"
+    with started(*words.split(), *more.split()) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
+        (model,) = http.get("/v1/models").json()["data"]
+        assert (model["id"], model["aliases"], model["tags"]) == ("mine", ["mine", "yours"], ["a", "b"])
+        assert http.get("/v1/models/yours").json() == model
+        params = http.get("/props").json()["default_generation_settings"]["params"]
+        assert (params["dry_multiplier"], params["samplers"]) == (0.8, ["dry", "top_k"])
         assert http.get("/props").json()["total_slots"] == 3
         assert http.get("/v1/longctx").json()["method"].startswith("longheads")
         messages = [{"role": "user", "content": "Why?"}]

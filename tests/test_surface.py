@@ -10,7 +10,7 @@ from needs import lacks
 
 import pylongctx
 from pylongctx import Llama
-from pylongctx.options import ChatOptions, CompletionOptions
+from pylongctx.options import ChatOptions, CompletionOptions, SamplerOptions
 
 # (method, parameter): why its default is another one
 OTHER_DEFAULTS = {
@@ -121,7 +121,8 @@ def test_signatures_are_those_of_llama_cpp():
 @pytest.mark.parametrize("name", ["create_completion", "create_chat_completion"])
 def test_the_types_of_options_name_every_argument(name):
     options = {"create_completion": CompletionOptions, "create_chat_completion": ChatOptions}[name]
-    assert options.__annotations__.keys() == ours(name).keys() - {"prompt", "messages", "stream"}
+    named = ours(name).keys() | SamplerOptions.__annotations__.keys()
+    assert options.__annotations__.keys() == named - {"prompt", "messages", "stream"}
 
 
 def test_the_exceptions_are_real():

@@ -98,7 +98,8 @@ def add_llama_options(parser: argparse.ArgumentParser) -> None:
     add("-lm", "--load-mode", parse=modes, metavar="MODE", env="LLAMA_ARG_LOAD_MODE", help=f"{', '.join(LOAD_MODES)}")
     options.several("--lora", metavar="FILE,...", help="LoRA adapters")
     options.several("--lora-scaled", metavar="FILE:SCALE,...", help="LoRA adapters and their scales")
-    add("-a", "--alias", metavar="NAME", env="LLAMA_ARG_ALIAS", help="the model's name in answers (its file)")
+    help = "the model's name in answers (its file); serve takes several, with commas"
+    add("-a", "--alias", metavar="NAME", env="LLAMA_ARG_ALIAS", help=help)
     options.switch("-v", "--verbose", "--log-verbose", help="say what the library does")
     add_method_options(Options(parser, "long context"))
     devices = Options(parser, "devices")

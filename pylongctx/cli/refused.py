@@ -3,7 +3,6 @@
 from pylongctx.cli.arguments import Options
 
 FULL = "the context is never shifted or cut; a prompt that does not fit is an error: give a larger -c, or a --method"
-CHAIN = "samplers are penalties, top-k, typical, top-p, min-p and temperature, or Mirostat, in llama.cpp's order"
 DOWNLOAD = "models are files, or names that pylongctx get lists; Llama.from_pretrained in Python fetches others"
 PICTURES = "models read text only"
 TENSORS = "whole layers go to devices: -ngl, -ts, -sm"
@@ -15,20 +14,6 @@ DRAFT = "there is no second model that drafts; Llama(draft_model=...) guesses fr
 REFUSED: tuple[tuple[tuple[str, ...], str | None, str], ...] = (
     (("--context-shift",), "LLAMA_ARG_CONTEXT_SHIFT", FULL),
     (("--keep",), None, FULL),
-    (("--samplers",), None, CHAIN),
-    (("--sampler-seq", "--sampling-seq"), None, CHAIN),
-    (("--top-nsigma", "--top-n-sigma"), None, CHAIN),
-    (("--xtc-probability",), None, CHAIN),
-    (("--xtc-threshold",), None, CHAIN),
-    (("--dry-multiplier",), None, CHAIN),
-    (("--dry-base",), None, CHAIN),
-    (("--dry-allowed-length",), None, CHAIN),
-    (("--dry-penalty-last-n",), None, CHAIN),
-    (("--dry-sequence-breaker",), None, CHAIN),
-    (("--adaptive-target",), None, CHAIN),
-    (("--adaptive-decay",), None, CHAIN),
-    (("--dynatemp-range",), None, CHAIN),
-    (("--dynatemp-exp",), None, CHAIN),
     (("-bs", "--backend-sampling"), "LLAMA_ARG_BACKEND_SAMPLING", "tokens are chosen on the CPU"),
     (("--ignore-eos",), None, "forbid the model's end token with -l TOKEN-100"),
     (("--override-kv",), None, "edit the file with gguf-new-metadata"),

@@ -23,6 +23,17 @@ SAMPLING = {
     "mirostat_mode": "mirostat",
     "mirostat_eta": "mirostat_lr",
     "mirostat_tau": "mirostat_ent",
+    "top_n_sigma": "top_nsigma",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+    "dynatemp_range": "dynatemp_range",
+    "dynatemp_exponent": "dynatemp_exp",
+    "adaptive_target": "adaptive_target",
+    "adaptive_decay": "adaptive_decay",
+    "dry_multiplier": "dry_multiplier",
+    "dry_base": "dry_base",
+    "dry_allowed_length": "dry_allowed_length",
+    "dry_penalty_last_n": "dry_penalty_last_n",
     "stop": "reverse_prompt",
 }
 
@@ -41,10 +52,27 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     add("--top-p", parse=number, env="LLAMA_ARG_TOP_P", help="the likeliest tokens of this probability only (1: all)")
     add("--min-p", parse=number, env="LLAMA_ARG_MIN_P", help="tokens of this share of the likeliest one only (0: all)")
     add("--typical", "--typical-p", parse=number, help="locally typical sampling (1: off)")
+    names = ("--top-nsigma", "--top-n-sigma")
+    add(*names, parse=number, help="logits of so many deviations below the best only (-1: all)")
+    add("--xtc-probability", parse=number, help="XTC: how often the likeliest tokens are left out (0: never)")
+    add("--xtc-threshold", parse=number, help="XTC: tokens above this probability are left out, but one")
+    add("--dynatemp-range", parse=number, help="how far the temperature follows the entropy (0: not)")
+    add("--dynatemp-exp", parse=number, help="to which power of the entropy")
+    add("--adaptive-target", parse=number, help="adaptive-p: prefer tokens near this probability (-1: off)")
+    add("--adaptive-decay", parse=number, help="adaptive-p: how slowly it adapts, up to 0.99")
+    add("--samplers", parse=_names, metavar="NAMES", help="the samplers that run, such as top_k;temperature (all)")
+    names = ("--sampler-seq", "--sampling-seq")
+    add(*names, parse=_letters, metavar="LETTERS", help="the same by llama.cpp's letters, such as kt")
     add("--repeat-last-n", parse=integer, help="tokens that penalties look back at (0: off)")
     add("--repeat-penalty", parse=number, env="LLAMA_ARG_REPEAT_PENALTY", help="divide what was said (1: off)")
     add("--presence-penalty", parse=number, env="LLAMA_ARG_PRESENCE_PENALTY", help="subtract once (0: off)")
     add("--frequency-penalty", parse=number, env="LLAMA_ARG_FREQUENCY_PENALTY", help="subtract per use (0: off)")
+    add("--dry-multiplier", parse=number, help="DRY: subtract from what makes a repetition longer (0: off)")
+    add("--dry-base", parse=number, help="DRY: by this factor more for every token of the repetition")
+    add("--dry-allowed-length", parse=integer, help="DRY: so many tokens may be repeated")
+    add("--dry-penalty-last-n", parse=integer, help="DRY: tokens to look back at, also in the prompt (0: off)")
+    help = "DRY: no repetition goes across this text; none: across all"
+    options.several("--dry-sequence-breaker", metavar="TEXT", help=help)
     add("--mirostat", parse=integer, help="Mirostat 1 or 2 (0: off)")
     add("--mirostat-lr", parse=number, help="its learning rate, eta")
     add("--mirostat-ent", parse=number, help="its target entropy, tau")
@@ -119,6 +147,18 @@ def _predict(text: str) -> int:
     return n
 
 
+def _names(text: str) -> tuple[str, ...]:
+    from pylongctx.sampling import sampler_names  # loads the library
+
+    return sampler_names([name.strip() for name in text.split(";")])
+
+
+def _letters(text: str) -> tuple[str, ...]:
+    from pylongctx.sampling import sampler_names
+
+    return sampler_names(text)
+
+
 def _bias(text: str) -> tuple[int, float]:
     found = re.fullmatch(r"(\d+)([+-].+)", text)
     if not found:
@@ -134,6 +174,11 @@ def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
     found = {keyword: value for keyword, name in SAMPLING.items() if (value := getattr(args, name)) is not None}
     if "stop" in found:
         found["stop"] = [unescaped(args, text) for text in found["stop"]]
+    if args.dry_sequence_breaker:
+        texts = [unescaped(args, text) for text in args.dry_sequence_breaker if text != "none"]
+        found["dry_sequence_breakers"] = texts
+    if (samplers := one(args, "samplers", "sampler_seq")) is not None:
+        found["samplers"] = samplers
     if args.logit_bias:
         found["logit_bias"] = dict(args.logit_bias)
     if (grammar := wanted_grammar(args)) is not None:

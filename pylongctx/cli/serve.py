@@ -32,6 +32,7 @@ def add_parser(commands: Any) -> None:
     add("--host", metavar="IP", env="LLAMA_ARG_HOST", help=f"address to listen on ({HOST}: this machine only)")
     add("--port", parse=integer, env="LLAMA_ARG_PORT", help=f"port ({PORT})")
     add("-np", "--parallel", parse=integer, env="LLAMA_ARG_N_PARALLEL", help=f"sequences of -c tokens ({PARALLEL})")
+    add("--tags", metavar="A,B", env="LLAMA_ARG_TAGS", help="words about the model, for /v1/models (none)")
     options.several("--api-key", metavar="KEY", help=f"key that clients must send; each shares nothing [{KEY}]")
     add("--api-key-file", parse=file_text, metavar="FILE", help="the same from a file, one a line")
     options.several("--allowed-hosts", metavar="NAME", help="names of this server, * for any (localhost, addresses)")
@@ -93,8 +94,11 @@ def settings(args: argparse.Namespace) -> "Settings":
     given: dict[str, Any] = {"n_queue": args.queue, "n_body": most, "grace": args.grace, "stall": args.stall}
     given |= {"page": args.page, "slots": args.slots}
     limit = sampling.pop("max_tokens")
+    alias, *aliases = _words(args.alias) or [Path(model_path(args)).stem]
     return Settings(
-        alias=args.alias or Path(model_path(args)).stem,
+        alias=alias,
+        aliases=tuple(aliases),
+        tags=tuple(_words(args.tags)),
         api_keys=tuple(dict.fromkeys(key for key in keys if key and not key.startswith("#"))),
         hosts=(*(args.allowed_hosts or ()), args.host or HOST),
         slot_folder=Path(args.slot_save_path) if args.slot_save_path else None,
@@ -104,6 +108,11 @@ def settings(args: argparse.Namespace) -> "Settings":
         template=template,
         **{name: value for name, value in given.items() if value is not None},
     )
+
+
+def _words(text: str | None) -> list[str]:
+    """Return the words between commas, each once."""
+    return list(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))
 
 
 def embedder(args: argparse.Namespace) -> "Llama":

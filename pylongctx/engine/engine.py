@@ -289,7 +289,7 @@ class Engine:
         job.n_generated += 1
         self.counters.generated_tokens += 1
         job.pending = np.array([token], np.int32)
-        job.results.put((token, row.copy() if job.with_rows else None))
+        job.results.put((token, job.told(row)))
         if job.limit is not None and (job.n_generated >= job.limit or self.model.ends_generation(token)):
             self.end(slot)
 

@@ -38,6 +38,8 @@ class Job:
         Change the logits before a token is chosen; end the job, as in llama_cpp.
     with_rows : bool
         Every token comes with the logits that it was chosen from.
+    after_samplers : bool
+        These are what the samplers made of them: log-probabilities, -inf for tokens that were left out.
     every_row : bool
         The logits after every token of the prompt come too, see ``rows``.
     follows : bool
@@ -62,6 +64,7 @@ class Job:
     processors: Processors = None
     criteria: StoppingCriteria | None = None
     with_rows: bool = False
+    after_samplers: bool = False
     every_row: bool = False
     follows: bool = False
     draft: Drafting | None = None
@@ -110,6 +113,12 @@ class Job:
         """Return the token after int32 [n], whose logits are float32 [n_vocab]; None: the criteria end the job."""
         token = self.sampler.sample(process(self.processors, tokens, row))
         return None if self.criteria is not None and self.criteria(tokens, row) else token
+
+    def told(self, row: Row) -> Row | None:
+        """Return what the reader gets with the token that was just chosen from these logits, float32 [n_vocab]."""
+        if not self.with_rows:
+            return None
+        return self.sampler.logprobs(len(row)) if self.after_samplers else row.copy()
 
     # ---- for the reader ----
 

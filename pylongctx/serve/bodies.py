@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from pylongctx.grammar import LlamaGrammar
+from pylongctx.options import SamplerOptions
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.host import Host, Prompt
 
@@ -27,6 +28,7 @@ SAMPLING = (
     "seed",
     "stop",
     "grammar",
+    *SamplerOptions.__annotations__,
 )
 # fields that a template reads
 TEMPLATE = ("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")
@@ -79,6 +81,20 @@ class Generate(BaseModel):
     mirostat_mode: int | None = _also("mirostat_mode", "mirostat")
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    adaptive_target: float | None = None
+    adaptive_decay: float | None = None
+    min_keep: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    samplers: str | list[str] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     grammar: str | None = None
@@ -199,6 +215,7 @@ class NativeBody(Generate):
 
     prompt: Any = ""
     n_probs: int | None = Field(None, ge=0, le=MOST_LIKELIEST, validation_alias=AliasChoices("n_probs", "logprobs"))
+    post_sampling_probs: bool = False
     return_tokens: bool | None = None
     response_fields: list[str] | None = None
 

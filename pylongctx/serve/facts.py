@@ -41,7 +41,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models/{name:path}", summary="A model by name; 404 for another one")
     async def model(name: str) -> dict[str, Any]:
-        if name != service.settings.alias:
+        if name not in (service.settings.alias, *service.settings.aliases):
             raise ApiError(
                 404, "not_found_error", f"this server has the model {service.settings.alias!r} only", "model"
             )
@@ -100,6 +100,8 @@ def _model(service: Service) -> dict[str, Any]:
     host, info = service.host, service.host.model.info
     return {
         "id": service.settings.alias,
+        "aliases": [service.settings.alias, *service.settings.aliases],
+        "tags": service.settings.tags,
         "object": "model",
         "created": service.started,
         "owned_by": "pylongctx",

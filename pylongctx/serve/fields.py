@@ -7,6 +7,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
+from pylongctx.sampling import MOST_BREAKERS, SAMPLERS
 from pylongctx.serve.access import is_json
 from pylongctx.serve.errors import ApiError, invalid
 
@@ -18,6 +19,8 @@ MOST = {
     "stop": 256,
     "stop_sequences": 256,
     "logit_bias": 65536,
+    "dry_sequence_breakers": MOST_BREAKERS,
+    "samplers": len(SAMPLERS),
     "input_extra": 1024,
     "response_fields": 64,
     "chat_template_kwargs": 1024,
@@ -46,12 +49,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "verbosity": ("medium",),
     "tfs_z": (1,),
-    "dry_multiplier": (0,),
-    "xtc_probability": (0,),
-    "top_n_sigma": (-1, 0),
-    "dynatemp_range": (0,),
-    "adaptive_target": (-1,),
-    "min_keep": (0, 1),
     "n_keep": (0,),
     "n_discard": (0,),
     "n_indent": (0,),
@@ -63,24 +60,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "reasoning_format": ("auto", "deepseek"),
     "parse_tool_calls": (True,),
     "image_data": ([],),
-    "samplers": ([],),
     "speculative.n_max": (0,),
     "backend_sampling": (False,),
 }
 # fields that say how one of those above works: without effect, for that is off
-DETAILS = frozenset(
-    {
-        "dry_base",
-        "dry_allowed_length",
-        "dry_penalty_last_n",
-        "dry_sequence_breakers",
-        "xtc_threshold",
-        "dynatemp_exponent",
-        "adaptive_decay",
-        "speculative.n_min",
-        "speculative.p_min",
-    }
-)
+DETAILS = frozenset({"speculative.n_min", "speculative.p_min"})
 
 Body = TypeVar("Body", bound=BaseModel)
 

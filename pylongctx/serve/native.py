@@ -1,12 +1,13 @@
 """llama-server's own form of completions, and prompts of what is missing between two texts."""
 
+import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from pylongctx.completion import Generation
 from pylongctx.logprobs import Entry
-from pylongctx.sampling import SamplingParams
+from pylongctx.sampling import SAMPLERS, SamplingParams
 from pylongctx.serve.answer import Chunks, seeded
 from pylongctx.serve.bodies import NEVER, InfillBody, NativeBody
 from pylongctx.serve.errors import ApiError
@@ -22,18 +23,6 @@ NAMES = {
     "penalty_last_n": "repeat_last_n",
     "typical_p": "typical_p",
     "mirostat_mode": "mirostat",
-}
-SAMPLERS = ["penalties", "top_k", "typ_p", "top_p", "min_p", "temperature"]
-# settings of samplers that are not here, at the values that ask for nothing
-OFF = {
-    "dynatemp_range": 0.0,
-    "dynatemp_exponent": 1.0,
-    "xtc_probability": 0.0,
-    "xtc_threshold": 0.1,
-    "dry_multiplier": 0.0,
-    "top_n_sigma": -1.0,
-    "adaptive_target": -1.0,
-    "adaptive_decay": 0.9,
 }
 PROJECT = "myproject"  # llama-server's name of the repository in such prompts
 
@@ -63,7 +52,8 @@ def _run(
     wanted = seeded(given(), index, ticket.host.seed)
     limit = -1 if body.max_tokens is None else body.max_tokens
     n_probs = body.n_probs or None
-    generation = ticket.completer().generation(prompt, **wanted, max_tokens=limit, logprobs=n_probs)
+    more: Object = {"max_tokens": limit, "logprobs": n_probs, "post_sampling_probs": body.post_sampling_probs}
+    generation = ticket.completer().generation(prompt, **wanted, **more)
     objects = _objects(body, ticket, generation)
     return objects if stream else _collect(body, objects)
 
@@ -71,13 +61,14 @@ def _run(
 def _objects(body: NativeBody, ticket: Ticket, generation: Generation) -> Iterator[Object]:
     """Yield the parts of a completion, and what is told at its end."""
     n_told, has_new_line, job = 0, False, generation.job
+    told = sampled if body.post_sampling_probs else probabilities
     for text, entries in generation.parts():
         has_new_line |= "\n" in text
         if text:
             part = _counts(generation) | {"content": text, "tokens": generation.tokens[n_told:], "stop": False}
             n_told = generation.n_tokens
             if entries:
-                part["completion_probabilities"] = [probabilities(entry) for entry in entries]
+                part["completion_probabilities"] = [told(entry) for entry in entries]
             if body.timings_per_token:
                 part["timings"] = job.timings()
             yield part
@@ -90,7 +81,7 @@ def _objects(body: NativeBody, ticket: Ticket, generation: Generation) -> Iterat
         "tokens": [],
         "stop": True,
         "model": "",  # the form knows it
-        "generation_settings": settings(params) | {"n_predict": job.limit, "n_probs": body.n_probs or 0},
+        "generation_settings": settings(params) | _wanted(body, job.limit),
         "prompt": ticket.model.detokenize(job.tokens.tolist(), True).decode("utf-8", "replace"),
         "has_new_line": has_new_line,
         "truncated": kind == "limit" and len(job.tokens) + generation.n_tokens >= ticket.host.n_ctx,
@@ -100,6 +91,11 @@ def _objects(body: NativeBody, ticket: Ticket, generation: Generation) -> Iterat
         "timings": job.timings(),
     }
     yield _counts(generation) | end
+
+
+def _wanted(body: NativeBody, limit: int | None) -> Object:
+    asked = {"n_probs": body.n_probs or 0, "post_sampling_probs": body.post_sampling_probs}
+    return {"n_predict": limit} | asked
 
 
 def _counts(generation: Generation) -> Object:
@@ -134,11 +130,22 @@ def _probability(token: int, piece: bytes, logprob: float) -> Object:
     return {"id": token, "token": piece.decode("utf-8", "replace"), "bytes": list(piece), "logprob": logprob}
 
 
+def sampled(entry: Entry) -> Object:
+    """Return the same with the probabilities by which the token was chosen, without tokens that had none."""
+    own = probabilities(entry)
+    return _with_prob(own) | {"top_probs": [_with_prob(one) for one in own["top_logprobs"] if one["logprob"] > NEVER]}
+
+
+def _with_prob(one: Object) -> Object:
+    kept = {name: value for name, value in one.items() if name not in ("logprob", "top_logprobs")}
+    return kept | {"prob": min(1.0, math.exp(one["logprob"]))}
+
+
 def settings(params: SamplingParams) -> Object:
     """Return the settings of a sampler by llama-server's names."""
     found = {NAMES.get(name, name): value for name, value in asdict(params).items() if name != "logit_bias"}
     bias = [{"token": token, "bias": value if value > NEVER else None} for token, value in params.logit_bias.items()]
-    return found | {"logit_bias": bias, "samplers": SAMPLERS} | OFF
+    return found | {"logit_bias": bias, "samplers": list(SAMPLERS if params.samplers is None else params.samplers)}
 
 
 class NativeForm:

@@ -59,6 +59,10 @@ class Settings:
         Whether there is a chat page.
     slot_folder : Path or None
         Where sequences are saved; None: they are not.
+    aliases : tuple of str
+        More names of the model.
+    tags : tuple of str
+        What ``/v1/models`` tells of it beside its names.
     sampling : dict
         Values for what a request leaves out, by the names of Llama.
     template : dict
@@ -79,6 +83,8 @@ class Settings:
     slots: bool = True
     page: bool = True
     slot_folder: Path | None = None
+    aliases: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
     sampling: dict[str, Any] = field(default_factory=dict)
     template: dict[str, Any] = field(default_factory=dict)
 
