@@ -30,8 +30,8 @@ NVCC      = $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/
 CUBLAS    = nvidia-cublas==13.*
 HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
 
-.PHONY: build demo report test test-all test-peers fuzz test-build docs lint format wheel tools tools-patched tools-stock tools-ik
-.PHONY: sanitize sanitize-address sanitize-thread cuda-check clean
+.PHONY: build demo report test test-all test-peers test-build docs lint format wheel tools tools-patched tools-stock tools-ik
+.PHONY: fuzz fuzz-files fuzz-states fuzz-calls sanitize sanitize-address sanitize-thread cuda-check clean
 
 $(BIN)/pip:
 	@echo "[1/7] build tools: cmake, ninja, scikit-build-core, cffi"
@@ -94,12 +94,14 @@ test-all: TEST_EXTRAS := test,eval$(if $(findstring train,$(LCTX_REQUIRE)),$(COM
 test-all: test-build $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
 	LCTX_REQUIRE=$(TEST_GROUPS),eval,$(LCTX_REQUIRE) $(PYTEST) --all $(PYTEST_ARGS)
 
-# damaged model files for an hour, or FUZZ_ARGS="--seed 7 --count 20000"; a line for each in build/fuzz/lines.jsonl, the bad ones at the end
-FUZZ_ARGS ?= --seed $(shell date +%s) --seconds 3600
+# damaged model files, damaged saved states, and random calls of the C API, for an hour together, or FUZZ_ARGS="--seed 7 --count 20000" each;
+# a line per input in build/fuzz/*.jsonl, the bad ones and a summary at the end
+FUZZ_ARGS ?= --seed $(shell date +%s) --seconds 1200
 fuzz: test-build
-	mkdir -p build/fuzz
-	$(BIN)/python tests/hostile_driver.py build/fuzz $(FUZZ_ARGS) > build/fuzz/lines.jsonl; code=$$?; wc -l build/fuzz/lines.jsonl; \
-	    grep -v '"[a-z0-9-]*", [03], ' build/fuzz/lines.jsonl; exit $$code
+	$(MAKE) --keep-going fuzz-files fuzz-states fuzz-calls
+
+fuzz-files fuzz-states fuzz-calls: fuzz-%: test-build
+	$(BIN)/python tests/fuzz.py $* build/fuzz $(FUZZ_ARGS)
 
 # the programs of others that use the package: LangChain, guidance, LlamaIndex, lm-evaluation-harness (1 GB of packages)
 test-peers: TEST_EXTRAS := test,test-peers

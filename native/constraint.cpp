@@ -16,39 +16,6 @@ std::vector<std::string> strings(const common_json & spec, const char * name) {
     return spec.contains(name) ? spec.at(name).get<std::vector<std::string>>() : std::vector<std::string>();
 }
 
-// What starts a lazy grammar: tokens, and regular expressions on the text.
-struct triggers {
-    std::vector<llama_token> tokens;
-    std::vector<std::string> words, patterns;
-
-    void add_word(const llama_vocab * vocab, const std::string & word, const std::vector<std::string> & preserved) {
-        const llama_tokens ids = common_tokenize(vocab, word, false, true);
-        if (ids.size() == 1 && std::find(preserved.begin(), preserved.end(), word) != preserved.end()) {
-            tokens.push_back(ids[0]);
-        } else {
-            words.push_back(word);
-        }
-    }
-};
-
-triggers read_triggers(const llama_vocab * vocab, const common_json & spec) {
-    triggers found;
-    if (!spec.contains("triggers")) {
-        return found;
-    }
-    const std::vector<std::string> preserved = strings(spec, "preserved_tokens");
-    for (const auto & trigger : spec.at("triggers")) {
-        const auto value = trigger.at("value").get<std::string>();
-        switch ((common_grammar_trigger_type)trigger.at("type").get<int>()) {
-            case COMMON_GRAMMAR_TRIGGER_TYPE_WORD:         found.add_word(vocab, value, preserved); break;
-            case COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN:      found.patterns.push_back(value); break;
-            case COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN_FULL: found.patterns.push_back("^(?:" + value + ")$"); break;
-            default:                                       throw lctx_refusal("a trigger of the grammar has an unknown type");
-        }
-    }
-    return found;
-}
-
 llama_tokens tokens_of_prompt(const llama_vocab * vocab, const std::string & prompt) {
     llama_tokens tokens = prompt.empty() ? llama_tokens() : common_tokenize(vocab, prompt, false, true);
     const std::string first = tokens.empty() ? "" : common_token_to_piece(vocab, tokens[0], true);
@@ -60,32 +27,14 @@ llama_tokens tokens_of_prompt(const llama_vocab * vocab, const std::string & pro
 
 }  // namespace
 
-bool lctx_trigger_tail::finds(const llama_vocab * vocab, llama_token token) {
-    const std::string piece = common_token_to_piece(vocab, token, true);
-    text += piece;
-    held.push_back(token);
-    sizes.push_back(piece.size());
-    const auto is_in_text = [&](const std::string & word) { return text.find(word) != std::string::npos; };
-    if (std::find(tokens.begin(), tokens.end(), token) != tokens.end() || std::any_of(words.begin(), words.end(), is_in_text)) {
-        return true;
-    }
-    size_t longest = 0;
-    for (const std::string & word : words) {
-        longest = std::max(longest, word.size());
-    }
-    while (!held.empty() && text.size() - sizes.front() + 1 >= longest) {
-        text.erase(0, sizes.front());
-        held.pop_front();
-        sizes.pop_front();
-    }
-    return false;
-}
-
-lctx_constraint::lctx_constraint(const llama_vocab * vocab, const common_json & spec) : vocab(vocab) {
+lctx_constraint::lctx_constraint(const llama_vocab * vocab, const common_json & spec) {
     const auto text = spec.at("grammar").get<std::string>();
     lctx_check_grammar(vocab, text);
     lazy = spec.value("lazy", false);
-    make_grammar(vocab, text, spec);
+    make_grammar(vocab, text);
+    if (lazy) {
+        waiting.emplace(vocab, spec);
+    }
     const auto start = spec.value("thinking_start", "");
     const std::vector<std::string> ends = strings(spec, "thinking_ends");
     if (lazy && !start.empty() && !ends.empty()) {
@@ -98,29 +47,9 @@ lctx_constraint::lctx_constraint(const llama_vocab * vocab, const common_json & 
     skip_prompt(vocab, spec);
 }
 
-void lctx_constraint::make_grammar(const llama_vocab * vocab, const std::string & text, const common_json & spec) {
+void lctx_constraint::make_grammar(const llama_vocab * vocab, const std::string & text) {
     const lctx_grammar_budget::use spend(budget);
-    if (!lazy) {
-        grammar.reset(llama_sampler_init_grammar(vocab, text.c_str(), "root"));
-    } else {
-        triggers found = read_triggers(vocab, spec);
-        if (found.tokens.empty() && found.words.empty() && found.patterns.empty()) {
-            throw lctx_refusal("a lazy grammar needs a trigger");
-        }
-        if (found.patterns.empty()) {  // a pattern may begin anywhere
-            waiting.tokens = found.tokens;
-            waiting.words = found.words;
-        }
-        for (const std::string & word : found.words) {
-            found.patterns.push_back(regex_escape(word));
-        }
-        std::vector<const char *> patterns;
-        for (const std::string & pattern : found.patterns) {
-            patterns.push_back(pattern.c_str());
-        }
-        grammar.reset(llama_sampler_init_grammar_lazy_patterns(vocab, text.c_str(), "root", patterns.data(), patterns.size(),
-                                                               found.tokens.data(), found.tokens.size()));
-    }
+    grammar.reset(llama_grammar_init_impl(vocab, text.c_str(), "root", false, nullptr, 0, nullptr, 0));
     if (!grammar) {
         throw lctx_refusal("the grammar cannot be used: " + lctx_log_errors("out of memory"));
     }
@@ -141,16 +70,16 @@ void lctx_constraint::skip_prompt(const llama_vocab * vocab, const common_json &
     }
 }
 
-// Hand a token to the grammar; before a trigger only those that may be a part of it.
+// Hand a token to the grammar, behind its trigger.
 void lctx_constraint::feed(llama_token token) {
     const lctx_grammar_budget::use spend(budget);
-    if (waiting.tokens.empty() && waiting.words.empty()) {
-        llama_sampler_accept(grammar.get(), token);
-    } else if (waiting.finds(vocab, token)) {
-        for (const llama_token one : waiting.held) {
-            llama_sampler_accept(grammar.get(), one);
+    if (!waiting) {
+        llama_grammar_accept_impl(*grammar, token);
+    } else if (waiting->finds(token)) {
+        for (const auto & [held, text] : waiting->held()) {
+            llama_grammar_accept_token(*grammar, held, text);
         }
-        waiting = {};
+        waiting.reset();
     }
 }
 
@@ -166,9 +95,9 @@ void lctx_constraint::restrict(llama_token_data_array * candidates) const {
     if (broken) {
         throw lctx_refusal("the grammar has come to an end that it does not allow; begin again");
     }
-    if (applies()) {
+    if (applies() && !waiting) {
         const lctx_grammar_budget::use spend(budget);
-        llama_sampler_apply(grammar.get(), candidates);
+        llama_grammar_apply_impl(*grammar, candidates);
     }
 }
 

@@ -3,26 +3,13 @@
 
 #include "grammar-budget.h"
 #include "json.h"
+#include "llama-grammar.h"
 #include "llama.h"
+#include "trigger.h"
 
-#include <deque>
 #include <memory>
+#include <optional>
 #include <string>
-#include <vector>
-
-// The end of an answer in which no trigger has been found yet. llama.cpp searches all of the answer again with every token.
-struct lctx_trigger_tail {
-    // Whether the tokens in `held` have a trigger now; when not, those that cannot be a part of one are dropped.
-    bool finds(const llama_vocab * vocab, llama_token token);
-
-    std::vector<llama_token> tokens;  // each is a trigger
-    std::vector<std::string> words;   // neither tokens nor words: nothing is held back
-    std::deque<llama_token> held;
-
-  private:
-    std::string text;  // of the tokens that are held
-    std::deque<size_t> sizes;
-};
 
 class lctx_constraint {
   public:
@@ -38,21 +25,20 @@ class lctx_constraint {
     void accept(llama_token token);
 
   private:
-    struct free_sampler {
+    struct deleter {
         void operator()(llama_sampler * sampler) const { llama_sampler_free(sampler); }
+        void operator()(llama_grammar * grammar) const { llama_grammar_free_impl(grammar); }
     };
-    using sampler_ptr = std::unique_ptr<llama_sampler, free_sampler>;
 
-    void make_grammar(const llama_vocab * vocab, const std::string & text, const common_json & spec);
+    void make_grammar(const llama_vocab * vocab, const std::string & text);
     void skip_prompt(const llama_vocab * vocab, const common_json & spec);
     bool applies() const;
     void feed(llama_token token);
 
-    const llama_vocab * vocab;
-    sampler_ptr grammar;
-    sampler_ptr thinking;  // what the model thinks triggers nothing; nullptr: not watched
+    std::unique_ptr<llama_grammar, deleter> grammar;
+    std::unique_ptr<llama_sampler, deleter> thinking;  // what the model thinks triggers nothing; nullptr: not watched
     mutable lctx_grammar_budget budget;
-    lctx_trigger_tail waiting;
+    std::optional<lctx_trigger> waiting;  // until the grammar begins
     bool lazy = false;
     bool broken = false;
 };

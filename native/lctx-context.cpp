@@ -14,7 +14,8 @@ namespace {
 
 constexpr uint32_t MAX_N_CTX = 1u << 30;
 constexpr int32_t MAX_THREADS = 512;
-constexpr uint32_t MAX_SEQ = 256;  // LLAMA_MAX_SEQ
+constexpr uint32_t MAX_SEQ = 256;         // LLAMA_MAX_SEQ
+constexpr uint32_t MAX_BATCH = 1u << 22;  // llama.cpp and we take 40 bytes for each of them at once
 
 void check_params(const lctx_context_params & p) {
     if (p.n_ctx > MAX_N_CTX) {
@@ -47,7 +48,7 @@ void check_embedding(const lctx_context_params & p) {
 llama_context_params to_llama(const lctx_context_params & p) {
     llama_context_params c = llama_context_default_params();
     c.n_ctx = p.n_ctx;
-    c.n_batch = p.n_batch;
+    c.n_batch = std::min(p.n_batch, MAX_BATCH);
     c.n_ubatch = p.n_ubatch;
     c.n_seq_max = p.n_seq_max;
     c.n_threads = p.n_threads;

@@ -267,6 +267,7 @@ size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size
     size_t n = 0;
     const auto read = [&] {
         lctx_own_check_state(*ctx, seq, buf, size);
+        lctx_own_make_room(*ctx, seq);
         n = seq < 0 ? llama_state_set_data(ctx->ctx, buf, size) : llama_state_seq_set_data(ctx->ctx, buf, size, seq);
         return n > 0;
     };

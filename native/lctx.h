@@ -144,8 +144,8 @@ int32_t lctx_token_is_eog(const lctx_model * model, int32_t token);
 
 typedef struct lctx_context_params {
     uint32_t n_seq_max;
-    uint32_t n_ctx;  // of one sequence; 0: the trained context, times 4 for a method that extends
-    uint32_t n_batch;
+    uint32_t n_ctx;    // of one sequence; 0: the trained context, times 4 for a method that extends
+    uint32_t n_batch;  // more than 2^22 is as much as that; with causal attention, more than n_ctx as n_ctx
     uint32_t n_ubatch;
     int32_t n_threads;
     int32_t n_threads_batch;

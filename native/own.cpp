@@ -88,7 +88,13 @@ void lctx_own_check_state(const lctx_context & ctx, int32_t seq, const uint8_t *
             throw lctx_refusal("the saved state does not fit: it belongs to another architecture");
         }
     }
-    if (!ctx.memory) {
+    if (!ctx.memory && memory_of(ctx)) {
         lctx_check_state(io, *memory_of(ctx), ctx.model->model->hparams, {seq, 0, {}}, nullptr);
+    }
+}
+
+void lctx_own_make_room(lctx_context & ctx, int32_t seq) {
+    if (!ctx.memory && memory_of(ctx) && seq >= 0) {
+        llama_memory_seq_rm(memory_of(ctx), seq, -1, -1);
     }
 }

@@ -21,3 +21,6 @@ void lctx_own_keep(lctx_context & ctx, int32_t seq);
 
 // Throw when a saved state is none that the memory could have written. seq < 0: of all sequences.
 void lctx_own_check_state(const lctx_context & ctx, int32_t seq, const uint8_t * buf, size_t size);
+
+// Empty the sequence that a saved state takes the place of: of an empty state llama.cpp reads nothing, and leaves what was there.
+void lctx_own_make_room(lctx_context & ctx, int32_t seq);

@@ -1,6 +1,6 @@
-"""Call functions of the C API with random arguments, and print the seed of each round.
+"""Call functions of the C API with random arguments.
 
-Usage: calls_driver.py MODEL.gguf METHOD FIRST LAST
+Usage: calls_driver.py MODEL.gguf METHOD FIRST LAST STEP (see tries.py)
 
 Pointers are valid for what lctx.h says that they hold; numbers are anything. After every call that is refused the
 sequences are as long as before, and after a round the context works as when it was made.
@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 from session import Session
+from tries import tell, tries
 
 from pylongctx._lib import ffi, lib
 
@@ -245,18 +246,18 @@ class Caller:
 
 
 def main() -> None:
-    path, method, first, last = sys.argv[1:]
+    path, method, *seeds = sys.argv[1:]
     lib.lctx_log_set_level(0)
     with Session(ffi, lib, path, method, **SIZES) as session:
         text = list(range(3, 40))
         want = session.decode(text)
-        for seed in range(int(first), int(last)):
-            print(seed, flush=True)
+        for seed in tries(*seeds):
             caller = Caller(session, method, random.Random(seed))
             for _ in range(20):
                 caller.any()
             session.clear()
             np.testing.assert_array_equal(session.decode(text), want)
+            tell(used=True)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,15 @@
-"""Load mutated GGUF files in processes that may die, and print one JSON line for each of them.
+"""Load mutated GGUF files of every kind of memory in processes that may die: ``fuzz.py`` explains the lines."""
 
-    python tests/hostile_driver.py FOLDER [--seed N] [--count N] [--seconds N]
-
-Tiny files of every kind of memory are written into FOLDER. A line has the seed, the architecture, how it ended, and
-the most memory in MiB: 0 it ran, 3 an exception; a negative number is a signal, ``hang`` more than LIMIT seconds. One
-that ended in another way than 0 or 3 has the end of stderr, too. Exits with 1 when there was such a one, or one took
-more than MEMORY.
-"""
-
-import argparse
-import json
 import os
 import random
 import resource
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from gguf_mutator import mutate
-from tiny_gguf import make_model
+from tries import HANGS, LIMIT, Line
 
 from pylongctx import Llama
 from pylongctx._peak import peak_memory, reset_peak_memory
@@ -30,11 +19,6 @@ ARCHS = (
     *("jamba", "lfm2", "qwen3next", "mamba", "bert", "granitehybrid"),
 )
 METHODS = ("auto", "auto", None, "selfextend", "window", "longheads", "corm")
-LIMIT = 20  # seconds of the processor
-MEMORY = 1024  # MiB
-HANGS = (-signal.SIGPROF, -signal.SIGALRM)
-
-Line = list[int | str]
 
 
 def use(path: Path, seed: int) -> int:
@@ -65,7 +49,7 @@ def run_child(seeds: range, bases: list[Path], scratch: Path, out: int) -> None:
         os.write(out, b"%d %d\n" % (code, peak_memory() >> 20))
 
 
-def run(seeds: range, bases: list[Path], scratch: Path) -> Iterator[Line]:
+def run(seeds: range, bases: list[Path], scratch: Path) -> Generator[Line]:
     """Yield a line for each seed, in a new child behind one that died."""
     while seeds:
         ends, out = os.pipe()
@@ -86,26 +70,3 @@ def run(seeds: range, bases: list[Path], scratch: Path) -> Iterator[Line]:
             why = Path(f"{scratch}.err").read_text(errors="replace")[-300:]
             yield [seeds[0], bases[seeds[0] % len(bases)].stem, "hang" if code in HANGS else code, 0, why]
             seeds = seeds[1:]
-
-
-def main(write: Callable[[str], object] = sys.stdout.write) -> int:
-    """Run; returns the exit status."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=10**9)
-    parser.add_argument("--seconds", type=float, default=float("inf"))
-    args = parser.parse_args()
-    bases = [make_model(args.folder / f"{arch}.gguf", arch=arch) for arch in ARCHS]
-    until, bad = time.monotonic() + args.seconds, 0
-    for line in run(range(args.seed, args.seed + args.count), bases, args.folder / f"mutated-{args.seed}.gguf"):
-        bad += line[2] not in (0, 3) or line[3] > MEMORY
-        write(json.dumps(line) + "\n")
-        sys.stdout.flush()
-        if time.monotonic() > until:
-            break
-    return int(bad > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,21 +4,14 @@ from pathlib import Path
 
 import pytest
 import thinning
-from drivers import drive
+from drivers import CASES, drive
+from session import Session
 from test_checkpoints import path_of
+
+from pylongctx._peak import peak_memory, reset_peak_memory
 
 SIZES = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 64, "n_seq_max": 3, "n_threads": 1, "n_threads_batch": 1}
 ROUNDS = 1000 if thinning.run_all else 20  # of 20 calls each
-CASES = [
-    ("llama", ""),
-    ("llama", "full"),
-    ("llama", "longheads,chunk_size=16,window=64,representation=attention"),
-    ("llama", "corm,window=8,recent=24,evict_every=16"),
-    ("gemma3", ""),
-    ("gemma3", "full"),
-    ("qwen3next", ""),
-    ("qwen3next", "corm,window=8,recent=24,evict_every=16"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +19,21 @@ def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("calls")
 
 
-@pytest.mark.parametrize(("model", "method"), CASES)
-def test_no_call_ends_the_process(model_path, folder, model, method):
-    drive("calls", model_path, folder, model, method, ROUNDS)
+@pytest.mark.parametrize(("model", "method"), CASES["calls"])
+def test_no_call_ends_the_process(folder, model, method):
+    assert drive("calls", folder, model, method, ROUNDS) == {0: ROUNDS}
+
+
+@pytest.mark.parametrize("method", ["", "full"])
+def test_a_batch_beyond_all_bounds_takes_no_memory(lib, ffi, model_path, method):
+    """Without causal attention llama.cpp does not bound it by n_ctx, and keeps a number for every token of it."""
+    reset_peak_memory()
+    try:
+        with Session(ffi, lib, model_path("llama"), method, **SIZES | {"n_batch": 2**31}, attention_type=1) as session:
+            assert lib.lctx_context_n_batch(session.ctx) == 2**22
+    except ValueError as reason:
+        assert method and "causal" in str(reason)
+    assert peak_memory() < 2**30
 
 
 # ---- llama.cpp's own memory ----
@@ -92,8 +97,6 @@ def test_others_are_forgotten(own):
 
 
 def test_what_cannot_go_back_is_refused_and_stays(ffi, lib, folder, tokens):
-    from session import Session
-
     with Session(ffi, lib, path_of(folder, "qwen3next"), "", **SIZES) as session:
         session.decode(tokens[:60])
         for p0, p1 in ((30, -1), (30, 60), (0, 30), (59, 60)):

@@ -19,7 +19,7 @@ from gguf_mutator import Gguf
 from pylongctx import Llama, _trial
 from pylongctx.errors import InvalidInput, LctxError
 
-DRIVER = Path(__file__).with_name("hostile_driver.py")
+FUZZ = Path(__file__).with_name("fuzz.py")
 NOISE = np.random.default_rng(0).bytes(4096)
 
 
@@ -37,11 +37,12 @@ def new(path, **kwargs):
 
 
 def test_no_mutation_of_a_file_ends_the_process(tmp_path):
-    done = run(str(DRIVER), str(tmp_path), "--count", "300")
+    done = run(str(FUZZ), "files", str(tmp_path), "--count", "300")
     assert done.returncode == 0, done.stdout + done.stderr
-    codes = Counter(json.loads(line)[2] for line in done.stdout.splitlines())
+    codes = Counter(json.loads(line)[2] for line in (tmp_path / "files.jsonl").read_text().splitlines())
     assert set(codes) == {0, 3}
     assert codes[0] > 30 and codes[3] > 100 and codes.total() == 300
+    assert done.stdout.startswith(f"files: 300 mutations, {codes[0]} ran, {codes[3]} refused, 0 signals, 0 hangs")
 
 
 def test_the_fuzzer_sees_a_process_that_dies(tmp_path, monkeypatch):

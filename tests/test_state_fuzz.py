@@ -11,29 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import thinning
-from drivers import drive
+from drivers import ATTENTION, CASES, EVICTING, drive, model_of
 from llamas import TEXT, new
+from session import Session
 
 from pylongctx import LlamaDiskCache, LlamaState
 from pylongctx.errors import InvalidInput
 from pylongctx.state import HEAD, MAGIC, TAIL, VERSION
 
+SIZES = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 64, "n_seq_max": 3, "n_threads": 1, "n_threads_batch": 1}
 N = 2000 if thinning.run_all else 60  # mutations of a case
-
-CASES = [
-    ("llama", "full"),
-    ("llama", "window,n_sink=4,window=40"),
-    ("llama", "selfextend,group_size=8,neighbor_window=21"),
-    ("llama", "longheads,chunk_size=16,window=64"),
-    ("llama", "longheads,chunk_size=16,window=64,representation=attention+h2o,budget=40"),
-    ("llama", "corm,window=8,recent=24,evict_every=16"),
-    ("llama", "scissorhands,budget=40,window=8"),
-    ("llama", ""),
-    ("gemma3", "full"),
-    ("gemma3", ""),
-    ("qwen3next", "corm,window=8,recent=24,evict_every=16"),
-    ("qwen3next", ""),
-]
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +28,11 @@ def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("states")
 
 
-@pytest.mark.parametrize(("model", "method"), CASES)
-def test_no_state_ends_the_process(model_path, folder, model, method):
-    lines = drive("state", model_path, folder, model, method, N)
-    accepted = [json.loads(line.split()[1]) for line in lines]
-    assert len(accepted) == N
-    assert 0 < sum(accepted) < len(accepted)
+@pytest.mark.parametrize(("model", "method"), CASES["states"])
+def test_no_state_ends_the_process(folder, model, method):
+    ends = drive("states", folder, model, method, N)
+    assert set(ends) == {0, 3}
+    assert ends.total() == N
 
 
 # ---- counters that the memory cannot have ----
@@ -65,8 +51,6 @@ def crafted(state: LlamaState, **counters: int) -> LlamaState:
 
 
 WINDOW = "window,n_sink=4,window=40"
-CORM = "corm,window=8,recent=24,evict_every=16"
-ATTENTION = "longheads,chunk_size=16,window=64,representation=attention"
 
 
 @pytest.mark.parametrize(("method", "counters"), [
@@ -79,12 +63,12 @@ ATTENTION = "longheads,chunk_size=16,window=64,representation=attention"
     ("full", {"voted_to": 1}),
     ("full", {"open0": 0}),
     ("selfextend,group_size=8,neighbor_window=21", {"first_near": 199}),
-    (CORM, {"evicted_to": 176}),
-    (CORM, {"evicted_to": 193}),
-    (CORM, {"voted_to": 201}),
-    (CORM, {"voted_to": 16}),
-    (CORM, {"undo_from": 200}),
-    (CORM, {"undo_from": 16}),
+    (EVICTING, {"evicted_to": 176}),
+    (EVICTING, {"evicted_to": 193}),
+    (EVICTING, {"voted_to": 201}),
+    (EVICTING, {"voted_to": 16}),
+    (EVICTING, {"undo_from": 200}),
+    (EVICTING, {"undo_from": 16}),
     (ATTENTION, {"open0": -1, "open1": -1}),
     (ATTENTION, {"open0": 12, "open1": 12}),
     (ATTENTION, {"open0": 2**27}),
@@ -175,3 +159,34 @@ def test_the_folder_is_its_owners(tmp_path):
     folder = tmp_path / "states"
     LlamaDiskCache(str(folder))
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+# ---- empty states ----
+
+
+@pytest.mark.parametrize(("model", "method"), [
+    ("llama", ""),
+    ("llama", "full"),
+    ("gemma3", ""),
+    ("gemma3", "full"),
+    ("qwen3next", ""),
+    ("qwen3next", EVICTING),
+    ("mamba", ""),
+    ("deepseek32", ""),
+    ("deepseek4", ""),
+    ("dots3note", ""),
+    ("qwen4exp", ""),
+])  # fmt: skip
+def test_an_empty_state_empties_the_sequence(ffi, lib, folder, tokens, model, method):
+    """llama.cpp leaves the cells that were there, and the next text would read them."""
+    with Session(ffi, lib, model_of(folder, model), method, **SIZES) as session:
+        empty, everything = session.save(0), session.save(-1)
+        want = session.decode(tokens[:30])
+        session.clear()
+        for state, seq in ((empty, 0), (everything, -1)):
+            session.decode(tokens[60:100])
+            assert session.restore(state, seq), session.error
+            assert session.length(0) == 0
+            assert session.save(seq) == state
+            np.testing.assert_array_equal(session.decode(tokens[:30]), want)
+            session.clear()

@@ -23,9 +23,9 @@ from tiny_latent import (
     dense_first,
     in_turn,
 )
-from tiny_words import HEAD_NORMS
+from tiny_words import HEAD_NORMS, PARTIAL
 
-from pylongctx.bench.random_model import GATED, Recipe
+from pylongctx.bench.random_model import ATTENTION, GATED, Recipe
 
 INDEXER = "indexer.k_norm=64+b indexer.proj=2,embd indexer.attn_k=64,embd indexer.attn_q_b=128,48"
 INDEXER_META = {
@@ -108,6 +108,14 @@ INDEXED = {
         "hy_v4",
         shape=ONE_KEY | {"n_layer": 2},
         meta=DSA_META | STREAMS_META | {"attention.indexer.types": [1, 0]},
+    ),
+    "minimax-m3": Recipe(
+        (f"{ATTENTION} {HEAD_NORMS} {GATED}",
+         f"{ATTENTION} {HEAD_NORMS} {BIASED_EXPERTS} {POOLED_INDEXER}"),
+        shape=PARTIAL,
+        meta=DEEPSEEK_META | INDEXER_META | {
+            "expert_gating_func": 2, "attention.indexer.top_k": 2, "attention.indexer.block_size": 16,
+            "attention.indexer.local_blocks": 1},
     ),
     "qwen4exp": Recipe(
         (f"{NARROW_STREAMS} {BARE_DELTA} {BETA_ALPHA} {QWEN_MOE}",

@@ -32,6 +32,6 @@ struct lctx_state_kind {
 };
 
 // Read the state of a memory from io, and append its bytes to *bytes (when there is one). Throws lctx_refusal when its cells are none that
-// the memory could have written. False for a kind of memory that is not known here: nothing was read, and it is left to llama.cpp.
-bool lctx_check_state(llama_io_read_i & io, const llama_memory_i & memory, const llama_hparams & hparams, const lctx_state_kind & kind,
+// the memory could have written, or the kind of memory is not known here.
+void lctx_check_state(llama_io_read_i & io, const llama_memory_i & memory, const llama_hparams & hparams, const lctx_state_kind & kind,
                       std::vector<uint8_t> * bytes);

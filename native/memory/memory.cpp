@@ -324,6 +324,7 @@ void lctx_memory::state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_st
     const int32_t first = std::max(seq_id, 0), end = seq_id < 0 ? cache_->n_seq() : seq_id + 1;
     for (int32_t seq = first; flags == 0 && seq < end; seq++) {
         checkpoints_[seq].clear();
+        rest_->remove(seq, 0);  // of an empty state llama.cpp reads nothing, and leaves what was there
     }
     try {
         rest_->read(io, seq_id, flags, flags == 0 ? cache_->lengths() : std::vector<int32_t>());

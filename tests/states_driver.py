@@ -1,19 +1,18 @@
-"""Restore mutated states of a sequence, use those that are accepted, and print one JSON line per state: whether it was.
+"""Restore mutated states of a sequence, and use those that are accepted.
 
-Usage: state_driver.py MODEL.gguf METHOD FIRST LAST
+Usage: states_driver.py MODEL.gguf METHOD FIRST LAST STEP (see tries.py)
 
 A state that is refused leaves the context as it was made. One that is accepted can be continued, cut, copied, and saved
-again for another sequence. The seed is printed before the state is tried, so that the last line names the one that
-ended the process.
+again for another sequence; checkpoints are made on the way, and are there when a state takes the place of a sequence.
 """
 
-import json
 import random
 import struct
 import sys
 
 import numpy as np
 from session import Session
+from tries import tell, tries
 
 from pylongctx._lib import ffi, lib
 
@@ -57,6 +56,11 @@ def grow(session: Session, seq: int, rng: random.Random, n: int) -> None:
     assert session.length(seq) == before + (n if status == lib.LCTX_OK else 0)
 
 
+def checkpoint(session: Session, seq: int) -> None:
+    """Make a place that the sequence can go back to, where windows, recurrent states or evictions need one."""
+    assert lib.lctx_seq_checkpoint(session.ctx, seq), session.error
+
+
 def look(session: Session, has_method: bool) -> None:
     """Ask what every head holds: ascending rows of the sequence."""
     if not has_method:
@@ -75,6 +79,7 @@ def use(session: Session, rng: random.Random, has_method: bool) -> None:
     """Continue an accepted state in every way that there is."""
     look(session, has_method)
     for n in (1, rng.randrange(2, 48), 17):
+        checkpoint(session, 0)
         grow(session, 0, rng, n)
     if session.copy(0, 1, rng.choice([-1, session.length(0) // 2])):
         grow(session, 1, rng, 20)
@@ -84,7 +89,7 @@ def use(session: Session, rng: random.Random, has_method: bool) -> None:
         assert session.length(2) == session.length(0)
         grow(session, 2, rng, 20)
     else:  # huge weights became infinite sums
-        assert "not finite" in session.error
+        assert "not finite" in session.error, session.error
     look(session, has_method)
 
 
@@ -109,24 +114,32 @@ def states(session: Session) -> list[tuple[int, bytes]]:
     return [*saved, (-1, session.save(-1))]
 
 
+def try_state(session: Session, saved: list[tuple[int, bytes]], rng: random.Random, has_method: bool) -> bool:
+    """Restore a mutated state over a sequence that has checkpoints; returns whether it was accepted."""
+    seq, state = rng.choice(saved)
+    session.clear()
+    grow(session, max(seq, 0), rng, 20)
+    checkpoint(session, max(seq, 0))
+    accepted = session.restore(mutate(state, rng), seq)
+    if accepted:
+        use(session, rng, has_method)
+    else:
+        assert session.error
+        assert [session.length(s) for s in range(3)] == [0, 0, 0]
+    return accepted
+
+
 def main() -> None:
-    path, method, first, last = sys.argv[1:]
+    path, method, *seeds = sys.argv[1:]
     lib.lctx_log_set_level(0)
     with Session(ffi, lib, path, method, **SIZES) as session:
         saved, want = states(session), fresh(session)
-        for seed in range(int(first), int(last)):
-            print(json.dumps(seed), end=" ", flush=True)
-            rng = random.Random(seed)
-            seq, state = saved[rng.randrange(len(saved))]
-            session.clear()
-            accepted = session.restore(mutate(state, rng), seq)
-            if accepted:
-                use(session, rng, bool(method))
-            else:
-                assert session.error
-                assert [session.length(s) for s in range(3)] == [0, 0, 0]
+        for seq, state in saved:
+            assert session.restore(state, seq), session.error
+        for seed in tries(*seeds):
+            accepted = try_state(session, saved, random.Random(seed), bool(method))
             np.testing.assert_array_equal(fresh(session), want)
-            print(json.dumps(accepted), flush=True)
+            tell(accepted)
 
 
 if __name__ == "__main__":
