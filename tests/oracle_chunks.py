@@ -8,7 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from oracle import NORM, Rope, Segment, attend, attend_segments, cap, rope_angles, rope_magnitude, rope_pairs, rotate, round_trip
+from oracle import (
+    NORM,
+    Rope,
+    Segment,
+    attend,
+    attend_segments,
+    cap,
+    rope_angles,
+    rope_magnitude,
+    rope_pairs,
+    rotate,
+    round_trip,
+)
 
 UNUSED = -1  # fills the slots of a query that reads fewer chunks than the others
 

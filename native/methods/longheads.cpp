@@ -13,6 +13,10 @@ namespace {
 constexpr int32_t CHUNK_STEP = 16;
 constexpr int32_t NEARBY = 128;  // tokens before its own chunk that a query always reads
 
+// Without distances, a bound adds up what every channel could give at most: with few channels it finds single keys, with many it says
+// little.
+constexpr int32_t FEW_CHANNELS = 64;
+
 enum position : int32_t { PACKED, GROUPED, EXACT };
 constexpr const char * POSITIONS[] = {"packed", "grouped", "exact"};
 constexpr const char * REPRESENTATIONS[] = {"attention", "minmax", "moments", "outlier"};
@@ -175,7 +179,8 @@ std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec
     lctx_chunks c = {};
     std::string reason;
     c.mass = (float)std::max(0, spec.get("mass")) / LCTX_MILLION;
-    c.representation = (lctx_representation)either(spec.get("representation"), LCTX_REPRESENT_OUTLIER);
+    const bool by_bound = env.n_ctx > env.n_ctx_train && env.head_dim <= FEW_CHANNELS && c.mass == 0.0f;
+    c.representation = (lctx_representation)either(spec.get("representation"), by_bound ? LCTX_REPRESENT_MINMAX : LCTX_REPRESENT_OUTLIER);
     choose_chunks(spec, env, c, reason);
     c.by_group = either(spec.get("select"), 0);
     c.ablation = ablation();

@@ -20,6 +20,7 @@ struct lctx_refusal : std::runtime_error {
 struct lctx_method_env {
     int32_t n_ctx_train;
     int32_t n_ctx;
+    int32_t head_dim;  // of K
 };
 
 // A rule by which heads evict, beside a method that says what is read.
