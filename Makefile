@@ -151,7 +151,7 @@ tools-ik: $(VENV)/.build-tools
 	cmake --build $(IK) --target llama-bench llama-sweep-bench
 	$(PYTHON) bench/check_ik.py "$(IK_SOURCE)" $(IK)/bin/llama-bench pylongctx/models/*.gguf
 
-# the tests of the kernels and the memory on a library that checks itself; the thread checker cannot see into OpenMP
+# the tests of the kernels and the memory on a library that checks itself
 sanitize: sanitize-address sanitize-thread
 sanitize-address: SANITIZE := address,undefined
 sanitize-address: RUNTIME  := libasan.so
@@ -160,7 +160,7 @@ sanitize-thread: RUNTIME  := libtsan.so
 sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
 	$(PIP) install pytest hypothesis gguf numpy cffi rich
 	$(PIP) install --no-build-isolation --no-deps --upgrade --target build/sanitize/$* . -C build-dir=build/sanitize/build-$* \
-	    -C cmake.define.LCTX_SANITIZE=$(SANITIZE) -C cmake.define.LCTX_HARNESS=ON -C cmake.define.GGML_OPENMP=OFF -C cmake.define.LCTX_UPSTREAM_TARBALL=$(TARBALL)
+	    -C cmake.define.LCTX_SANITIZE=$(SANITIZE) -C cmake.define.LCTX_HARNESS=ON -C cmake.define.LCTX_UPSTREAM_TARBALL=$(TARBALL)
 	# -S and another folder: neither the editable install nor the source tree in front of this library.
 	# libstdc++ at the start, or the runtime does not find what throws; -s, or pytest keeps its report
 	cd tests && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \

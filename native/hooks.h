@@ -10,6 +10,7 @@
 
 struct ggml_compute_params;
 struct ggml_tensor;
+struct ggml_threadpool;
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,6 +24,14 @@ LCTX_INTERNAL void lctx_cpu_forward(const struct ggml_compute_params * params, s
 
 // Bytes of work buffer that lctx_cpu_forward needs for dst with n_tasks threads.
 LCTX_INTERNAL size_t lctx_cpu_wsize(const struct ggml_tensor * dst, int n_tasks);
+
+// A graph begins with n threads, on its own pool or, where that is NULL, a borrowed one, which is returned.
+LCTX_INTERNAL struct ggml_threadpool * lctx_threads_begin(struct ggml_threadpool * own, int n);
+LCTX_INTERNAL void lctx_threads_end(struct ggml_threadpool * own, struct ggml_threadpool * used);
+
+// Wait at a barrier while *n_passed is `before`, and wake those who do.
+LCTX_INTERNAL void lctx_barrier_wait(int * n_passed, int before);
+LCTX_INTERNAL void lctx_barrier_open(int * n_passed);
 
 #ifdef __cplusplus
 }

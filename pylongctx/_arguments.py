@@ -1,7 +1,6 @@
 """Checks of the constructor's arguments, and the native settings that they make."""
 
 import difflib
-import os
 import warnings
 from collections.abc import Mapping
 from numbers import Integral
@@ -13,9 +12,6 @@ from pylongctx._lib import build_info, ffi, lib, text
 
 # Names that programs written for older llama-cpp-python versions pass, without effect there too.
 LEGACY = frozenset({"n_parts", "f16_kv", "mul_mat_q"})
-
-# Processes, this one and those it was forked from, that use several threads.
-_PARALLEL: set[int] = set()
 
 # Texts that one call embeds together.
 MAX_TEXTS = 64
@@ -73,26 +69,11 @@ def check_count(name: str, value: Any, minimum: int = 1) -> int:
 
 
 def thread_counts(n_threads: int | None, n_threads_batch: int | None) -> tuple[int, int]:
-    """Return both thread counts; None means half of the CPUs that this process may use, and all of them.
-
-    In a child of a process that used several threads they are 1: GNU OpenMP hangs there with more.
-    """
+    """Return both thread counts; None means half of the CPUs that this process may use, and all of them."""
     cores = available_cpus()
     few = max(cores // 2, 1) if n_threads is None else n_threads
     many = cores if n_threads_batch is None else n_threads_batch
-    counts = check_count("n_threads", few), check_count("n_threads_batch", many)
-    if max(counts) == 1:
-        return counts
-    if _PARALLEL - {os.getpid()}:
-        warnings.warn(
-            "one thread only: this process was forked from one that used pylongctx with several, which OpenMP does not "
-            "survive; start processes with 'spawn' instead",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return 1, 1
-    _PARALLEL.add(os.getpid())
-    return counts
+    return check_count("n_threads", few), check_count("n_threads_batch", many)
 
 
 def kv_type(name: str, value: int | str | None) -> int:

@@ -8,7 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from oracle import NORM, Rope, Segment, attend, attend_segments, cap, rope_magnitude, rotate, round_trip
+from oracle import (
+    NORM,
+    Rope,
+    Segment,
+    attend,
+    attend_segments,
+    cap,
+    rope_angles,
+    rope_magnitude,
+    rope_pairs,
+    rotate,
+    round_trip,
+)
 
 UNUSED = -1  # fills the slots of a query that reads fewer chunks than the others
 
@@ -192,8 +204,12 @@ def rotated_queries(q: np.ndarray, method: LongHeads, rope: Rope) -> np.ndarray:
     """Return queries as they meet summaries: at their own positions, or without distance; by attention as they are."""
     if method.representation == "attention":
         return q
-    pos = np.arange(len(q)) if len(q) <= method.trained else np.arange(len(q)) % method.chunk_size
-    return rotate(q, pos[:, None], rope)
+    if len(q) <= method.trained:
+        return rotate(q, np.arange(len(q))[:, None], rope)
+    slow = np.ones(q.shape[-1])  # the channels that turn at most once in the trained context
+    for channels in rope_pairs(rope):
+        slow[channels] = np.abs(rope_angles(rope)) * method.trained <= 2 * np.pi
+    return rotate(q, np.arange(len(q))[:, None] % method.chunk_size, rope) * slow
 
 
 def chunk_scores(q: np.ndarray, summaries: np.ndarray, method: LongHeads, n_head_kv: int, scale: float) -> np.ndarray:

@@ -125,7 +125,6 @@ def test_cpus_without_an_affinity(system, monkeypatch):
 
 
 def test_threads_are_half_of_the_cpus_and_all_of_them(monkeypatch):
-    monkeypatch.setattr(_arguments, "_PARALLEL", set())
     for n, few in ((1, 1), (2, 1), (5, 2), (12, 6)):
         monkeypatch.setattr(_arguments, "available_cpus", lambda n=n: n)
         assert _arguments.thread_counts(None, None) == (few, n)

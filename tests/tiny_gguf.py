@@ -44,13 +44,20 @@ def sparse_model(path: Path, shape: Shape) -> Path:
 
 def unquantized(path: Path | str, source: Path | str) -> Path:
     """Write a model again with its weights in f32, for which llama.cpp rounds no activations."""
+    return requantized(path, source, gguf.GGMLQuantizationType.F32)
+
+
+def requantized(path: Path | str, source: Path | str, qtype: gguf.GGMLQuantizationType) -> Path:
+    """Write a model again with its matrices in a type; vectors are f32."""
     reader = gguf.GGUFReader(str(source))
     writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
     for name, value in reader.fields.items():
         if not name.startswith(("GGUF.", "general.")):
             writer.add_key_value(name, value.contents(), value.types[0], value.types[-1])
     for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+        values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        kind = qtype if len(tensor.shape) > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(tensor.name, gguf.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -23,3 +23,6 @@ size_t lctx_cpu_select_wsize(const lctx_select_args & args, int n_tasks);
 size_t lctx_cpu_vote_wsize(const lctx_vote_args & args, int n_tasks);
 size_t lctx_cpu_evict_wsize(const lctx_evict_args & args, int n_tasks);
 size_t lctx_cpu_fetch_wsize(const lctx_fetch_args & args, int n_tasks);
+
+// Let ggml keep weights plain where its kernels for those are the faster ones on this CPU; once, before a model is opened.
+void lctx_cpu_choose_weights();

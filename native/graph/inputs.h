@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../memory/batch.h"
+#include "../memory/places.h"
 #include "llama-graph.h"
 #include "rope.h"
 
@@ -22,10 +23,10 @@ class lctx_inputs {
     struct table {
         lctx_peeled peeled;
         const lctx_kv_store * store;
-        std::vector<float> still;  // frequency factors that the host writes to `factors`; empty: it is the model's, or nullptr
-        ggml_tensor * factors;     // F32 [n_dims/2]
-        ggml_tensor * angles;      // F32 [n_dims, n_angle * n_tokens]
-        ggml_tensor * places;      // F32 [n_dims, n_place], or nullptr
+        std::vector<float> still;    // frequency factors that the host writes to `factors`; empty: it is the model's, or nullptr
+        ggml_tensor * factors;       // F32 [n_dims/2]
+        ggml_tensor * angles;        // F32 [n_dims, n_angle * n_tokens]
+        lctx_places::tables chunks;  // where heads choose for themselves
     };
 
     // The tables of a layer; made once.

@@ -1,6 +1,7 @@
 #include "layer.h"
 
 #include "../graph/rope.h"
+#include "../memory/places.h"
 
 namespace {
 
@@ -73,7 +74,7 @@ void lctx_held_copy::write_back() const {
 }
 
 lctx_op_ubatch::lctx_op_ubatch(const lctx_op_layer & layer, int32_t first, int32_t n)
-    : layer(layer), first(first), n(n), g(layer.g.backend, 48), pos(), due(), local_pos(), score_pos(), place_pos(), in() {
+    : layer(layer), first(first), n(n), g(layer.g.backend, 48), pos(), due(), local_pos(), score_pos(), place_pos(), slow(), in() {
     add_inputs();
     add_nodes();
     g.allocate();
@@ -92,6 +93,7 @@ void lctx_op_ubatch::add_inputs() {
         local_pos = g.tensor(GGML_TYPE_I32, n);
         score_pos = g.tensor(GGML_TYPE_I32, n);
         place_pos = g.tensor(GGML_TYPE_I32, method.n_place());
+        slow = method.score_reach() > 0 ? g.tensor(GGML_TYPE_F32, a.head_dim_k) : nullptr;
     } else {
         in.segs = g.tensor(GGML_TYPE_I32, 4, method.n_segment(), n);
     }
@@ -117,6 +119,9 @@ void lctx_op_ubatch::add_nodes() {
         in.places = lctx_angles(ctx, place_pos, layer.factors, lctx_pure_rope(rope));
         in.q_local = lctx_rotated(ctx, in.q, local_pos, layer.factors, rope);
         in.q_score = lctx_rotated(ctx, in.q, score_pos, layer.factors, rope);
+        if (slow) {
+            in.q_score = ggml_mul(ctx, in.q_score, slow);
+        }
         prepared.insert(prepared.end(), {in.places, in.q_local, in.q_score});
     }
     nodes = prepared;
@@ -174,6 +179,12 @@ void lctx_op_ubatch::fill_positions() const {
     std::transform(score.begin(), score.end(), score.begin(), [&](int32_t p) { return layer.method.score_position(p); });
     std::generate(place.begin(), place.end(), [&, i = 0]() mutable { return size * i++; });
     lctx_fill(local_pos, local.data()), lctx_fill(score_pos, score.data()), lctx_fill(place_pos, place.data());
+    if (slow) {
+        const lctx_op_args & a = layer.a;
+        const float * given = a.freq_factors;
+        const std::vector<float> factors(given, given ? given + a.rope_dims / 2 : given);
+        lctx_fill(slow, lctx_slow_channels(lctx_rope_of(a), factors, a.head_dim_k, layer.method.score_reach()).data());
+    }
 }
 
 void lctx_op_ubatch::fill_segments() const {

@@ -37,7 +37,7 @@ struct lctx_op_ubatch {
     int32_t first, n;
     lctx_graph_run g;
     ggml_tensor *pos, *due;  // inputs, next to those of the chain
-    ggml_tensor *local_pos, *score_pos, *place_pos;
+    ggml_tensor *local_pos, *score_pos, *place_pos, *slow;
     lctx_chain_inputs in;
     std::vector<ggml_tensor *> prepared;  // what the chain computes from: angles, rotated queries
     std::vector<ggml_tensor *> nodes;     // in their order: those, the chain, the eviction when one is due

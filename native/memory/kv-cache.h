@@ -91,11 +91,8 @@ class lctx_kv_cache {
     const lctx_kv_store & store(int32_t il) const { return *layers_[source_[il]].store; }
     const std::vector<std::unique_ptr<lctx_kv_store>> & stores() const { return stores_; }
     int32_t first_layer(const lctx_kv_store & store) const;
-    // Angles of places, for layers of a store that rotate in one way; the method chooses chunks. See lctx_places::table.
-    ggml_tensor * places(const lctx_kv_store & store, const lctx_rope & rope, const std::vector<float> & still,
-                         const ggml_tensor * freq_factors) const {
-        return places_->table(store, rope, still, freq_factors);
-    }
+    // How layers of a store that rotate in one way meet chunks; only where the method chooses them.
+    lctx_places & places() const { return *places_; }
     // A graph of the context is being built: where it runs.
     void attach(ggml_backend_sched_t sched) const;
     // A graph is about to run: the devices have to know where the rows lie.

@@ -1,22 +1,35 @@
-// Angles of places, from which queries see chunks: place i is i chunks further on. Nothing changes them, so they are computed once, at
-// the first graph of a context.
+// What queries meet chunks with and nothing changes: it is computed once, at the first graph of a context.
 #pragma once
 
+#include "../methods/method.h"
 #include "../ops/ops.h"
 #include "kv-store.h"
 
 #include <deque>
 #include <vector>
 
+// cos and sin of positions, [n][n_dims], as lctx_angles computes them on the CPU. factors: of frequencies, or empty.
+std::vector<float> lctx_angles_at(const lctx_rope & rope, const std::vector<float> & factors, const std::vector<int32_t> & positions);
+
+// 1 for channels that turn at most once in n positions, or not at all, else 0; [head_dim].
+std::vector<float> lctx_slow_channels(const lctx_rope & rope, const std::vector<float> & factors, int32_t head_dim, int32_t n);
+
+// Frequency factors of a rotation: those that hold pairs still, else those of the model, else none.
+std::vector<float> lctx_factors_of(const std::vector<float> & still, const ggml_tensor * freq_factors, int32_t n_pair);
+
 class lctx_places {
   public:
-    // n places of chunk_size rows. dry: tables have memory and no values, for graphs that are never run.
-    lctx_places(int32_t n, int32_t chunk_size, bool dry) : n_(n), chunk_size_(chunk_size), dry_(dry) {}
+    struct tables {
+        ggml_tensor * angles;  // F32 [n_dims, n_place] of the places from which queries see chunks: place i is i chunks further on
+        ggml_tensor * slow;    // F32 [head_dim], where comparisons know no distances: the channels that count; else nullptr
+    };
 
-    // F32 [n_dims, n] on the device of the store. still: frequency factors, or empty: those of the model, or nullptr. Throws lctx_refusal
-    // when the device has no memory.
-    ggml_tensor * table(const lctx_kv_store & store, const lctx_rope & rope, const std::vector<float> & still,
-                        const ggml_tensor * freq_factors);
+    // The method chooses chunks. dry: tables have memory and no values, for graphs that are never run.
+    lctx_places(const lctx_method & method, int32_t head_dim, bool dry) : method_(method), head_dim_(head_dim), dry_(dry) {}
+
+    // On the device of the store, for layers that rotate by rope, whose angles carry no magnitude; still, freq_factors: see
+    // lctx_factors_of. Throws lctx_refusal when the device has no memory.
+    tables of(const lctx_kv_store & store, const lctx_rope & rope, const std::vector<float> & still, const ggml_tensor * freq_factors);
 
     size_t bytes(ggml_backend_buffer_type_t buft) const;
 
@@ -26,13 +39,14 @@ class lctx_places {
         lctx_rope rope;
         std::vector<float> still;
         const ggml_tensor * freq_factors;
+        tables made;
         ggml_context_ptr ctx;
         ggml_backend_buffer_ptr buffer;
-        ggml_tensor * table;
     };
-    std::vector<float> compute(const lctx_rope & rope, const std::vector<float> & factors) const;
+    void fill(const entry & e) const;
 
-    int32_t n_, chunk_size_;
+    const lctx_method & method_;
+    int32_t head_dim_;
     bool dry_;
     std::deque<entry> entries_;
 };

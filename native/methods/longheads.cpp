@@ -13,6 +13,10 @@ namespace {
 constexpr int32_t CHUNK_STEP = 16;
 constexpr int32_t NEARBY = 128;  // tokens before its own chunk that a query always reads
 
+// Without distances, a bound adds up what every channel could give at most: with few channels it finds single keys, with many it says
+// little.
+constexpr int32_t FEW_CHANNELS = 64;
+
 enum position : int32_t { PACKED, GROUPED, EXACT };
 constexpr const char * POSITIONS[] = {"packed", "grouped", "exact"};
 constexpr const char * REPRESENTATIONS[] = {"attention", "minmax", "moments", "outlier"};
@@ -30,9 +34,9 @@ std::string share(float x) {
 
 class longheads_method final : public lctx_method {
   public:
-    // is_far: the context is longer than the trained one, whose distances scores must not exceed.
-    longheads_method(const lctx_chunks & chunks, position where, int32_t n_place, bool is_far, std::string reason)
-        : chunks_(chunks), where_(where), n_place_(n_place), is_far_(is_far), reason_(std::move(reason)) {}
+    // reach: the trained context, when the context is longer: scores must not exceed its distances; else 0.
+    longheads_method(const lctx_chunks & chunks, position where, int32_t n_place, int32_t reach, std::string reason)
+        : chunks_(chunks), where_(where), n_place_(n_place), reach_(reach), reason_(std::move(reason)) {}
 
     std::string spec() const override {
         const lctx_chunks & c = chunks_;
@@ -52,7 +56,8 @@ class longheads_method final : public lctx_method {
         pos[LCTX_ANGLE_START] = score_position(p) - p % chunks_.chunk_size;
     }
 
-    int32_t score_position(int32_t p) const override { return is_far_ ? p % chunks_.chunk_size : p; }
+    int32_t score_position(int32_t p) const override { return reach_ > 0 ? p % chunks_.chunk_size : p; }
+    int32_t score_reach() const override { return reach_; }
 
     int32_t key_angle() const override { return LCTX_ANGLE_LOCAL; }
 
@@ -65,7 +70,7 @@ class longheads_method final : public lctx_method {
     lctx_chunks chunks_;
     position where_;
     int32_t n_place_;
-    bool is_far_;
+    int32_t reach_;
     std::string reason_;
 };
 
@@ -174,7 +179,8 @@ std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec
     lctx_chunks c = {};
     std::string reason;
     c.mass = (float)std::max(0, spec.get("mass")) / LCTX_MILLION;
-    c.representation = (lctx_representation)either(spec.get("representation"), LCTX_REPRESENT_OUTLIER);
+    const bool by_bound = env.n_ctx > env.n_ctx_train && env.head_dim <= FEW_CHANNELS && c.mass == 0.0f;
+    c.representation = (lctx_representation)either(spec.get("representation"), by_bound ? LCTX_REPRESENT_MINMAX : LCTX_REPRESENT_OUTLIER);
     choose_chunks(spec, env, c, reason);
     c.by_group = either(spec.get("select"), 0);
     c.ablation = ablation();
@@ -191,7 +197,7 @@ std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec
     }
     const auto where = (position)either(spec.get("position"), EXACT);
     const int32_t n_place = choose_places(spec, env, where, c);
-    const bool is_far = env.n_ctx > env.n_ctx_train;
-    reason += is_far && !c.by_attention() ? "; scores without distances, which go beyond the trained context" : "";
-    return std::make_unique<longheads_method>(c, where, n_place, is_far, reason);
+    const int32_t reach = env.n_ctx > env.n_ctx_train ? env.n_ctx_train : 0;
+    reason += reach > 0 && !c.by_attention() ? "; scores without distances, which go beyond the trained context" : "";
+    return std::make_unique<longheads_method>(c, where, n_place, reach, reason);
 }

@@ -160,7 +160,7 @@ lctx_method_spec lctx_method_parse(const std::string & text) {
 }
 
 int32_t lctx_method_default_n_ctx(const lctx_method_spec & spec, int32_t n_ctx_train) {
-    const auto reaches = [&](int32_t n) { return lctx_guard(nullptr, [&] { find(spec.name).create(spec, {n_ctx_train, n}); }); };
+    const auto reaches = [&](int32_t n) { return lctx_guard(nullptr, [&] { find(spec.name).create(spec, {n_ctx_train, n, 0}); }); };
     int32_t most = find(spec.name).extends ? 4 * n_ctx_train : n_ctx_train, least = n_ctx_train;
     if (reaches(most) || !reaches(least)) {
         return most;  // when it is refused, that says why

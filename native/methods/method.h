@@ -20,6 +20,7 @@ struct lctx_refusal : std::runtime_error {
 struct lctx_method_env {
     int32_t n_ctx_train;
     int32_t n_ctx;
+    int32_t head_dim;  // of K
 };
 
 // A rule by which heads evict, beside a method that says what is read.
@@ -61,6 +62,8 @@ class lctx_method {
     // From where the query at p compares itself with summaries; those of keys are turned there from row LCTX_ANGLE_LOCAL of their chunk by
     // row LCTX_ANGLE_START of its last token.
     virtual int32_t score_position(int32_t p) const { return p; }
+    // > 0: comparisons without distances, by the channels that turn at most once in so many positions.
+    virtual int32_t score_reach() const { return 0; }
     // From how many places queries see chunks: place i is i * chunk_size positions further on.
     virtual int32_t n_place() const { return 0; }
 

@@ -34,7 +34,8 @@ class LongHeads(Method):
         itself (the paper, eq. 1-2). The others know where the keys stand. "minmax": the minimum and maximum of the keys
         per channel, which bound the score of the best key from above (Quest, arXiv 2406.10774). "moments": mean and
         variance per channel; the score is the log of the attention to expect if keys were normally distributed.
-        "outlier": the key farthest from the mean by itself, and the moments of the others. None: "outlier".
+        "outlier": the key farthest from the mean by itself, and the moments of the others. None: "outlier";
+        "minmax" for heads of up to 64 channels in a context beyond the trained one, without ``mass``.
     position : str or None
         Where the chosen chunks seem to stand. "exact": where they are, for queries inside the trained context.
         "packed": side by side in front of the query (the paper, figure 3). "grouped": distances beyond the recent

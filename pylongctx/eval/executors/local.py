@@ -22,7 +22,7 @@ from pylongctx.eval.task import Record
 from pylongctx.llama import Llama
 
 TRIES = 3  # workers that may die on a sample before it is given up
-SPAWN = get_context("spawn")  # OpenMP does not survive a fork
+SPAWN = get_context("spawn")  # a fork takes locks along that other threads hold
 
 Bytes = Counter[str]  # by device
 

@@ -1,0 +1,108 @@
+// The threads of the CPU backend: pools that graphs borrow, and barriers that give cores away. Instead of OpenMP, whose threads spin for
+// as long as they wait, take cores from other processes and do not outlive a fork.
+#include "ggml-cpu.h"
+#include "native/hooks.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+namespace {
+
+// How long a thread looks before it sleeps. For work, in ggml's unit of 128k looks: longer than what lies between two tokens. At a
+// barrier, in looks: longer than most threads are apart, shorter than it takes to be woken.
+constexpr uint32_t POLL = 1;
+constexpr int N_LOOK = 2048;
+
+struct pool {
+    ggml_threadpool * threads;
+    int n;
+    bool is_lent;
+};
+
+ggml_threadpool * create(int n) {
+    ggml_threadpool_params params = ggml_threadpool_params_default(n);
+    params.poll = POLL;
+    return ggml_threadpool_new(&params);
+}
+
+// The pools of the process. They stay until it ends.
+struct lender {
+    std::mutex mutex;
+    std::vector<pool> pools;
+
+    // The smallest idle pool of n threads; when there is none a new one, in place of an idle one that is too small.
+    ggml_threadpool * lend(int n) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        pool *fitting = nullptr, *small = nullptr;
+        for (pool & p : pools) {
+            pool *& best = p.n >= n ? fitting : small;
+            best = !p.is_lent && (!best || p.n < best->n) ? &p : best;
+        }
+        if (!fitting && small) {
+            ggml_threadpool_free(small->threads);
+            *small = {create(n), n, false};
+        } else if (!fitting) {
+            pools.push_back({create(n), n, false});
+            small = &pools.back();
+        }
+        pool * chosen = fitting ? fitting : small;
+        chosen->is_lent = true;
+        return chosen->threads;
+    }
+    void take_back(const ggml_threadpool * threads) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        for (pool & p : pools) {
+            p.is_lent = p.is_lent && p.threads != threads;
+        }
+    }
+};
+
+lender & threads_of_process() {
+    static lender * l = [] {
+        // the threads of a process do not exist in its fork
+        const auto lock = [] { threads_of_process().mutex.lock(); };
+        const auto unlock = [] { threads_of_process().mutex.unlock(); };
+        const auto forget = [] { threads_of_process().pools.clear(), threads_of_process().mutex.unlock(); };
+        pthread_atfork(lock, unlock, forget);
+        return new lender;  // never deleted: threads may compute while the process ends
+    }();
+    return *l;
+}
+
+void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield" ::: "memory");
+#endif
+}
+
+}  // namespace
+
+ggml_threadpool * lctx_threads_begin(ggml_threadpool * own, int n) {
+    return own ? own : threads_of_process().lend(n);
+}
+
+void lctx_threads_end(ggml_threadpool * own, ggml_threadpool * used) {
+    if (!own) {
+        threads_of_process().take_back(used);
+    }
+}
+
+void lctx_barrier_wait(int * n_passed, int before) {
+    const std::atomic_ref<int> passed(*n_passed);
+    for (int i = 0; i < N_LOOK; i++) {
+        if (passed.load(std::memory_order_relaxed) != before) {
+            return;
+        }
+        relax();
+    }
+    passed.wait(before, std::memory_order_relaxed);
+}
+
+void lctx_barrier_open(int * n_passed) {
+    std::atomic_ref<int>(*n_passed).notify_all();
+}

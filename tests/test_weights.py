@@ -1,0 +1,50 @@
+"""Which weights ggml repacks when a model is opened (``native/cpu/weights.cpp``), and what comes out of them."""
+
+import gguf
+import numpy as np
+import pytest
+from llamas import new
+from tiny_gguf import requantized
+
+from pylongctx._lib import lib, text
+from pylongctx.bench import random_model
+from pylongctx.engine.model import Model
+
+FEATURES = text(lib.lctx_system_info())
+VNNI = "AVX512_VNNI = 1" in FEATURES
+SHAPE = random_model.Shape(512, 256, 2, 4, 2, 512, 1024, n_rot=0)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, str]:
+    """Return a model with weights in Q4_K and one in Q4_0."""
+    folder = tmp_path_factory.mktemp("weights")
+    k = random_model.write_model(folder / "q4_k.gguf", random_model.LLAMA, SHAPE, qtype=random_model.Q4_K)
+    legacy = requantized(folder / "q4_0.gguf", k, gguf.GGMLQuantizationType.Q4_0)
+    return {"Q4_K": str(k), "Q4_0": str(legacy)}
+
+
+@pytest.mark.skipif("REPACK = 1" not in FEATURES or "AVX2 = 1" not in FEATURES, reason="ggml repacks these for AVX2")
+@pytest.mark.parametrize(("kind", "repacked"), [("Q4_0", True), ("Q4_K", not VNNI)])
+def test_weights_stay_plain_where_ggml_has_the_faster_kernel_for_those(models, capfd, kind, repacked):
+    lib.lctx_log_set_level(3)
+    Model(models[kind], {"n_gpu_layers": 0}).close()
+    lib.lctx_log_set_level(1)
+    printed = capfd.readouterr().err
+    assert "model buffer size" in printed
+    assert ("CPU_REPACK model buffer size" in printed) == repacked
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K"])
+def test_a_prompt_gives_the_logits_of_its_tokens_one_by_one(models, kind):
+    tokens = np.random.default_rng(0).integers(3, 512, 37).tolist()
+    with new(models[kind], type_k="f32", type_v="f32", logits_all=True) as llm:
+        llm.eval(tokens)
+        at_once = np.array(llm.scores[: len(tokens)])
+        llm.reset()
+        for token in tokens:
+            llm.eval([token])
+        one_by_one = np.array(llm.scores[: len(tokens)])
+    apart = np.abs(at_once - one_by_one) / one_by_one.std()
+    assert np.median(apart) < 1e-5
+    assert apart.max() < 0.1  # where an activation is rounded to 8 bits on the other side
