@@ -101,10 +101,11 @@ struct lctx_channels {
             if (works) {
                 lctx_key_8(a, c, row0 + share.row, share.d, x);
             }
-            for (int i = 0; works && i < 8; i++) {
-                distance += (x[i] - first[share.d + i]) * (x[i] - first[share.d + i]);
+            for (int i = 0; i < 8; i++) {
+                const float difference = x[i] - first[share.d + i];
+                distance += difference * difference;
             }
-            parts[threadIdx.x] = distance;
+            parts[threadIdx.x] = distance;  // of a thread that does not work nobody reads it
             __syncthreads();
             for (int row = 0; threadIdx.x == 0 && row < lctx_min(share.n_row, a.params.chunk_size - row0); row++) {
                 float sum = 0.0f;

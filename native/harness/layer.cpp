@@ -119,10 +119,11 @@ void lctx_op_ubatch::add_nodes() {
         in.places = lctx_angles(ctx, place_pos, layer.factors, lctx_pure_rope(rope));
         in.q_local = lctx_rotated(ctx, in.q, local_pos, layer.factors, rope);
         in.q_score = lctx_rotated(ctx, in.q, score_pos, layer.factors, rope);
+        prepared.insert(prepared.end(), {in.places, in.q_local, in.q_score});
         if (slow) {
             in.q_score = ggml_mul(ctx, in.q_score, slow);
+            prepared.push_back(in.q_score);
         }
-        prepared.insert(prepared.end(), {in.places, in.q_local, in.q_score});
     }
     nodes = prepared;
     for (const lctx_link & link : lctx_chain_layer(ctx, layer.method, layer, in, params, a.rope_mode == GGML_ROPE_TYPE_NORMAL).links) {
