@@ -13,15 +13,21 @@ const ROW = /^\s*\|.*\|\s*$/;
 
 /** Show text in an element; blocks that have not changed since the last call stay as they are. */
 export function render(element, text, depth = 0) {
-  const sources = split(text);
-  sources.forEach((source, i) => {
-    const old = element.children[i];
-    if (old?.source === source) return;
-    const block = Object.assign(toBlock(source, depth), { source });
-    if (old) old.replaceWith(block);
-    else element.append(block);
-  });
-  while (element.children.length > sources.length) element.lastChild.remove();
+  let old = element.firstElementChild; // by an index, every block would be counted again after every change
+  for (const source of split(text)) {
+    const next = old?.nextElementSibling;
+    if (old?.source !== source) {
+      const block = Object.assign(toBlock(source, depth), { source });
+      if (old) old.replaceWith(block);
+      else element.append(block);
+    }
+    old = next;
+  }
+  while (old) {
+    const next = old.nextElementSibling;
+    old.remove();
+    old = next;
+  }
 }
 
 /** Return the blocks of a text: fenced code whole, the rest cut at empty lines, headings apart. */
