@@ -48,17 +48,17 @@ struct lctx_channels {
         share.reduce(least, parts, [](float x, float y) { return fminf(x, y); }, put_least);
     }
     __device__ static float add(float x, float y) { return x + y; }
-    __device__ void mean() const {
+    __device__ __forceinline__ void mean() const {
         float sum[8] = {};
         each_key([&](int i, float x) { sum[i] += x; });
         share.reduce(sum, parts, add, [&](int d, float x) { first[d] = x / (float)a.params.chunk_size; });
     }
-    __device__ void moments() const {
+    __device__ __forceinline__ void moments() const {
         mean();
         put_moments(-1);
     }
     // The first of the keys that are farthest from the mean of all, after the moments of the others.
-    __device__ void outlier() const {
+    __device__ __forceinline__ void outlier() const {
         mean();
         find_outlier();
         for (int d = (int)threadIdx.x * 8; d < share.dim; d += (int)blockDim.x * 8) {
@@ -76,7 +76,7 @@ struct lctx_channels {
   private:
     // The mean, and scale^2/2 times the variance, of all keys but number `without`; a second pass: the mean of some channels is far larger
     // than what they differ by.
-    __device__ void put_moments(int without) const {
+    __device__ __forceinline__ void put_moments(int without) const {
         const float n = (float)(without < 0 ? a.params.chunk_size : a.params.chunk_size - 1);
         const float factor = 0.5f * a.params.scale * a.params.scale / n;
         float squares[8] = {};
@@ -92,7 +92,7 @@ struct lctx_channels {
         });
     }
     // *picked: thread 0 compares n_row distances at a time, each the sum of dim / 8 parts.
-    __device__ void find_outlier() const {
+    __device__ __forceinline__ void find_outlier() const {
         const int n_part = share.dim / 8;
         float most = -1.0f;
         for (int row0 = 0; row0 < a.params.chunk_size; row0 += share.n_row) {
