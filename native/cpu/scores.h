@@ -105,7 +105,9 @@ struct lctx_query_columns {
         : columns(w.queries, n, a.chunks.query_dim(a.head_dim)), narrow(w.narrow, n, a.head_dim), a(a), w(w) {}
     void clear() const {
         columns.clear();
-        narrow.clear();
+        if (a.chunks.has_outlier()) {
+            narrow.clear();
+        }
     }
     // Column c: heads [head, head + n) of a token; n is 1 by attention and with outliers.
     void set(int c, int32_t token, int head, int n) const {

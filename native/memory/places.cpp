@@ -13,6 +13,16 @@ void set(ggml_tensor * t, const std::vector<float> & values) {
     ggml_backend_tensor_set(t, values.data(), 0, ggml_nbytes(t));
 }
 
+// Frequency factors of a rotation: those that hold pairs still, else those of the model, else none.
+std::vector<float> factors_of(const std::vector<float> & still, const ggml_tensor * freq_factors, int32_t n_pair) {
+    if (!still.empty() || !freq_factors) {
+        return still;
+    }
+    std::vector<float> factors(n_pair);
+    ggml_backend_tensor_get(freq_factors, factors.data(), 0, factors.size() * sizeof(float));
+    return factors;
+}
+
 }  // namespace
 
 std::vector<float> lctx_angles_at(const lctx_rope & rope, const std::vector<float> & factors, const std::vector<int32_t> & positions) {
@@ -52,15 +62,6 @@ std::vector<float> lctx_slow_channels(const lctx_rope & rope, const std::vector<
     return slow;
 }
 
-std::vector<float> lctx_factors_of(const std::vector<float> & still, const ggml_tensor * freq_factors, int32_t n_pair) {
-    if (!still.empty() || !freq_factors) {
-        return still;
-    }
-    std::vector<float> factors(n_pair);
-    ggml_backend_tensor_get(freq_factors, factors.data(), 0, factors.size() * sizeof(float));
-    return factors;
-}
-
 lctx_places::tables lctx_places::of(const lctx_kv_store & store, const lctx_rope & rope, const std::vector<float> & still,
                                     const ggml_tensor * freq_factors) {
     for (const entry & e : entries_) {
@@ -88,7 +89,7 @@ lctx_places::tables lctx_places::of(const lctx_kv_store & store, const lctx_rope
 }
 
 void lctx_places::fill(const entry & e) const {
-    const std::vector<float> factors = lctx_factors_of(e.still, e.freq_factors, e.rope.n_dims / 2);
+    const std::vector<float> factors = factors_of(e.still, e.freq_factors, e.rope.n_dims / 2);
     std::vector<int32_t> positions(method_.n_place());
     for (int32_t i = 0; i < method_.n_place(); i++) {
         positions[i] = i * method_.chunks()->chunk_size;

@@ -14,9 +14,6 @@ std::vector<float> lctx_angles_at(const lctx_rope & rope, const std::vector<floa
 // 1 for channels that turn at most once in n positions, or not at all, else 0; [head_dim].
 std::vector<float> lctx_slow_channels(const lctx_rope & rope, const std::vector<float> & factors, int32_t head_dim, int32_t n);
 
-// Frequency factors of a rotation: those that hold pairs still, else those of the model, else none.
-std::vector<float> lctx_factors_of(const std::vector<float> & still, const ggml_tensor * freq_factors, int32_t n_pair);
-
 class lctx_places {
   public:
     struct tables {
@@ -27,8 +24,8 @@ class lctx_places {
     // The method chooses chunks. dry: tables have memory and no values, for graphs that are never run.
     lctx_places(const lctx_method & method, int32_t head_dim, bool dry) : method_(method), head_dim_(head_dim), dry_(dry) {}
 
-    // On the device of the store, for layers that rotate by rope, whose angles carry no magnitude; still, freq_factors: see
-    // lctx_factors_of. Throws lctx_refusal when the device has no memory.
+    // On the device of the store, for layers that rotate by rope, whose angles carry no magnitude. still: factors of frequencies, or empty:
+    // those of the model, or nullptr. Throws lctx_refusal when the device has no memory.
     tables of(const lctx_kv_store & store, const lctx_rope & rope, const std::vector<float> & still, const ggml_tensor * freq_factors);
 
     size_t bytes(ggml_backend_buffer_type_t buft) const;
