@@ -24,5 +24,5 @@ size_t lctx_cpu_vote_wsize(const lctx_vote_args & args, int n_tasks);
 size_t lctx_cpu_evict_wsize(const lctx_evict_args & args, int n_tasks);
 size_t lctx_cpu_fetch_wsize(const lctx_fetch_args & args, int n_tasks);
 
-// Let ggml keep weights plain where its kernels for those are the faster ones on this CPU; once, before a model is opened.
+// Keep weights plain and multiply them here where that is faster on this CPU (multiply.h); once, before a model is opened.
 void lctx_cpu_choose_weights();

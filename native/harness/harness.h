@@ -116,6 +116,22 @@ typedef struct lctx_step_run_args {
 
 int32_t lctx_step_run(lctx_step_run_args * args, char * err, size_t err_size);
 
+// A product of a quantized weight with columns, as a model's graph asks the CPU backend for it.
+typedef struct lctx_multiply_args {
+    int32_t type;        // ggml_type of the weight
+    int32_t k_dim;       // multiple of the type's block
+    int32_t n_rows;      // of the weight
+    int32_t n_columns;
+    int32_t n_threads;
+    const void * weight;  // [n_rows] rows of k_dim values, as a file holds them
+    const float * x;      // [n_columns][k_dim]
+    float * out;          // [n_columns][n_rows]
+    int32_t is_ours;      // result: 1 when native/cpu/multiply.cpp computed it, 0: ggml
+    double us;            // result: microseconds
+} lctx_multiply_args;
+
+int32_t lctx_multiply_run(lctx_multiply_args * args, char * err, size_t err_size);
+
 // What the machine can do at most, measured: each the best of a few runs with n_threads.
 typedef struct lctx_roofline_args {
     int32_t n_threads;

@@ -17,7 +17,11 @@ from pylongctx.bench.random_model import (
     GATED,
     LLAMA,
     PHI2,
+    Q4_0,
+    Q4_1,
     Q4_K,
+    Q5_K,
+    Q6_K,
     Q8_0,
     QKV_BIAS,
     QWEN2,
@@ -27,7 +31,7 @@ from pylongctx.bench.random_model import (
     write_model,
 )
 
-WEIGHTS = {"q4_k_m": Q4_K, "q8_0": Q8_0, "f16": F16}
+WEIGHTS = {"q4_0": Q4_0, "q4_1": Q4_1, "q4_k_m": Q4_K, "q5_k_s": Q5_K, "q6_k": Q6_K, "q8_0": Q8_0, "f16": F16}
 HEAD_NORMS = "attn_q_norm attn_k_norm"
 
 

@@ -16,7 +16,9 @@ try:
 except ImportError as reason:
     raise ImportError("models of random weights are written with the gguf package: pip install gguf") from reason
 
-Q4_K, Q6_K, Q8_0, F16, F32 = (gguf.GGMLQuantizationType[name] for name in ("Q4_K", "Q6_K", "Q8_0", "F16", "F32"))
+Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, F16, F32 = (
+    gguf.GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "F16", "F32")
+)
 SHARPNESS = 2.0  # factor on q and k: attention scores get a standard deviation of about its square
 N_EXPERT = 4
 Array = NDArray[Any]
@@ -268,7 +270,8 @@ class Weights:
 
     def matrix(self, name: str, sizes: list[int], gain: Array | float = 1.0) -> None:
         """Add a matrix that keeps the variance of its input, times ``gain`` (of each row) squared."""
-        make = {Q4_K: self._q4_k, Q6_K: self._q6_k, Q8_0: self._q8_0, F16: self._f16, F32: self._f32}
+        make = {Q4_0: self._q4_0, Q4_1: self._q4_1, Q4_K: self._q4_k, Q5_K: self._q5_k, Q6_K: self._q6_k}
+        make |= {Q8_0: self._q8_0, F16: self._f16, F32: self._f32}
         qtype = self._type(name)
         self.writer.add_tensor(name, make[qtype](sizes, gain * sizes[-1] ** -0.5), raw_dtype=qtype)
 
@@ -312,11 +315,30 @@ class Weights:
         blocks[..., :2] = _f16_bytes(std / 73.9)
         return blocks.reshape(*sizes[:-1], -1)
 
+    def _q4_0(self, sizes: list[int], std: float) -> Array:
+        """Return blocks of 32: d, 4-bit q; d * (q - 8), whose deviation is 4.61 * d."""
+        blocks = self._blocks(sizes, 32, 18)
+        blocks[..., :2] = _f16_bytes(std / 4.61)
+        return blocks.reshape(*sizes[:-1], -1)
+
+    def _q4_1(self, sizes: list[int], std: float) -> Array:
+        """Return blocks of 32: d, m, 4-bit q; d * q + m."""
+        blocks = self._blocks(sizes, 32, 20)
+        blocks[..., :4] = np.concatenate([_f16_bytes(std / 4.61), _f16_bytes(-7.5 * std / 4.61)])
+        return blocks.reshape(*sizes[:-1], -1)
+
     def _q4_k(self, sizes: list[int], std: float) -> Array:
         """Return blocks of 256: d, dmin, eight 6-bit scales and minima (32 each), 4-bit q; d * 32 * q - dmin * 32."""
-        blocks = self._blocks(sizes, 256, 144)
-        step = std / 4.61  # the deviation of q, whose mean is 7.5
-        blocks[..., :4] = np.concatenate([_f16_bytes(step / 32), _f16_bytes(7.5 * step / 32)])
+        return self._with_minima(sizes, 144, std / 4.61, 7.5)
+
+    def _q5_k(self, sizes: list[int], std: float) -> Array:
+        """Return blocks of 256: as those of Q4_K, with 5-bit q."""
+        return self._with_minima(sizes, 176, std / 9.23, 15.5)
+
+    def _with_minima(self, sizes: list[int], n_bytes: int, step: float, mean: float) -> Array:
+        """Return blocks of 256 that begin with d, dmin and eight 6-bit scales and minima."""
+        blocks = self._blocks(sizes, 256, n_bytes)
+        blocks[..., :4] = np.concatenate([_f16_bytes(step / 32), _f16_bytes(mean * step / 32)])
         blocks[..., 4:16] = [0xA0] * 8 + [0] * 4  # 32: upper bits in the first 8 bytes, lower ones all 0
         return blocks.reshape(*sizes[:-1], -1)
 
@@ -349,6 +371,10 @@ FILE_TYPES = {
     F32: gguf.LlamaFileType.ALL_F32,
     F16: gguf.LlamaFileType.MOSTLY_F16,
     Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
+    Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0,
+    Q4_1: gguf.LlamaFileType.MOSTLY_Q4_1,
+    Q5_K: gguf.LlamaFileType.MOSTLY_Q5_K_S,
+    Q6_K: gguf.LlamaFileType.MOSTLY_Q6_K,
     Q4_K: gguf.LlamaFileType.MOSTLY_Q4_K_M,
 }
 

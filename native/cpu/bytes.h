@@ -1,0 +1,163 @@
+// Products of a panel (panel.h) with a tile of columns of bytes.
+#pragma once
+
+#include "panel.h"
+
+#if defined(__AVX512VNNI__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+// Products of all 256 values of a byte are exact; without dpbusd a pair of them must fit in 16 bits, so weights of up to 7 bits only.
+#if defined(__AVX512VNNI__)
+#define LCTX_HAS_BYTES 1
+constexpr bool LCTX_FULL_BYTES = true;
+
+static inline lctx_vi lctx_vdot(lctx_vi sum, lctx_vi weights, int32_t four) {
+    return (lctx_vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(four));
+}
+#elif defined(__AVX2__)
+#define LCTX_HAS_BYTES 1
+constexpr bool LCTX_FULL_BYTES = false;
+
+static inline lctx_vi lctx_vdot(lctx_vi sum, lctx_vi weights, int32_t four) {
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(four));
+    sum += (lctx_vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    __asm__("" : "+x"(sum));  // or GCC puts off the additions and spills what they wait for
+    return sum;
+}
+#else
+#define LCTX_HAS_BYTES 0
+#endif
+
+#if LCTX_HAS_BYTES
+
+static inline lctx_vi lctx_viset(int32_t x) {
+    return x - lctx_vi{};
+}
+
+constexpr int LCTX_TILE = 8;  // columns that are multiplied together: their sums stay in registers
+
+// LCTX_TILE columns of k_dim bytes, as a panel of W meets them.
+//   bytes   [k_dim / 32][LCTX_TILE][32]
+//   scales  [k_dim / N][LCTX_TILE]
+//   starts  [k_dim / GROUP][LCTX_TILE]: -ZERO times the sum of the bytes of a group; NULL where the type HAS_MIN
+//   sums    the same, where the type HAS_MIN: the sum, with the column's scale where there is one for each group
+struct lctx_columns {
+    int8_t * bytes;
+    float * scales;
+    int32_t * starts;
+    float * sums;
+};
+
+typedef int8_t lctx_vb __attribute__((vector_size(LCTX_VL)));
+
+// The nearest integers to numbers that are small against 2^22.
+static inline lctx_vi lctx_vround(lctx_vf x) {
+    const lctx_vf shifted = x + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
+    lctx_vi bits;
+    memcpy(&bits, &shifted, sizeof(bits));
+    return bits - 0x4b400000;
+}
+
+// Bytes of columns [first, first + n) of x, values [k0, k0 + N): symmetric, by the largest value. Columns up to LCTX_TILE become zeros.
+// A value that is not finite makes its scale NaN.
+template <class W> static void lctx_fill_columns(const lctx_columns & to, const char * x, size_t x_size, int n, int64_t k0) {
+    for (int c = 0; c < LCTX_TILE; c++) {
+        static constexpr float ZEROS[W::N] = {};
+        const float * values = c < n ? (const float *)(x + c * x_size) + k0 : ZEROS;
+        lctx_vf top{}, zero{};
+        for (int i = 0; i < W::N; i += LCTX_VL) {
+            const lctx_vf v = lctx_vload(values + i);
+            top = lctx_vmax(top, lctx_vmax(v, -v));
+            zero += v * 0.0f;
+        }
+        const float most = lctx_vtop(top);
+        const float inverse = most > 0.0f ? 127.0f / most : 0.0f, scale = most / 127.0f + lctx_vsum(zero);
+        for (int g = 0; g < W::N / W::GROUP; g++) {
+            lctx_vi total{};
+            int8_t * bytes = to.bytes + ((k0 + g * W::GROUP) / 32 * LCTX_TILE + c) * 32 + g * W::GROUP % 32;
+            for (int i = 0; i < W::GROUP; i += LCTX_VL) {
+                const lctx_vi rounded = lctx_vround(lctx_vload(values + g * W::GROUP + i) * inverse);
+                const lctx_vb narrow = __builtin_convertvector(rounded, lctx_vb);
+                memcpy(bytes + i, &narrow, sizeof(narrow));
+                total += rounded;
+            }
+            const float sum = lctx_vsum(__builtin_convertvector(total, lctx_vf));
+            const int64_t at = (k0 / W::GROUP + g) * LCTX_TILE + c;
+            if (W::HAS_MIN) {
+                to.sums[at] = W::N == W::GROUP ? scale * sum : sum;
+            } else {
+                to.starts[at] = -W::ZERO * (int32_t)sum;
+            }
+        }
+        to.scales[k0 / W::N * LCTX_TILE + c] = scale;
+    }
+}
+
+// What group number `group` adds to NC columns: scale * (bytes . column - ZERO * sum), or scale * (bytes . column) + min * sum. The
+// column's own scale is left out, or is in it with BY_COLUMN.
+template <class W, int NC, bool BY_COLUMN>
+static inline __attribute__((always_inline)) void lctx_multiply_group(const lctx_panel & p, const lctx_columns & x, int64_t group,
+                                                                      lctx_vf * to) {
+    const int8_t * columns = x.bytes + group * W::GROUP / 32 * LCTX_TILE * 32 + group * W::GROUP % 32;
+    const int64_t first = group * LCTX_TILE;
+    const uint8_t * bytes = p.bytes + group * W::GROUP * LCTX_VL;
+    const lctx_vf scales = lctx_vload(p.scales + group * LCTX_VL);
+    lctx_vf mins{};
+    if (W::HAS_MIN) {
+        mins = lctx_vload(p.mins + group * LCTX_VL);
+    }
+    lctx_vi sums[NC];
+#pragma GCC unroll 8
+    for (int c = 0; c < NC; c++) {
+        sums[c] = W::HAS_MIN ? lctx_vi{} : lctx_viset(x.starts[first + c]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < W::GROUP / 4; i++) {
+        lctx_vi weights;
+        memcpy(&weights, bytes + i * sizeof(weights), sizeof(weights));
+#pragma GCC unroll 8
+        for (int c = 0; c < NC; c++) {
+            int32_t four;
+            memcpy(&four, columns + c * 32 + 4 * i, sizeof(four));
+            sums[c] = lctx_vdot(sums[c], weights, four);
+        }
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < NC; c++) {
+        to[c] += __builtin_convertvector(sums[c], lctx_vf) * (BY_COLUMN ? scales * lctx_vset(x.scales[first + c]) : scales);
+        if (W::HAS_MIN) {
+            to[c] += mins * lctx_vset(x.sums[first + c]);
+        }
+    }
+}
+
+// The first NC columns of a tile, n of them wanted, with a panel: out[c * out_row + row] of n_rows rows.
+template <class W, int NC> static void lctx_multiply_tile(const lctx_panel & p, const lctx_columns & x, int64_t k_dim, int n, int n_rows,
+                                                          float * out, int64_t out_row) {
+    constexpr int N_GROUP = W::N / W::GROUP;
+    lctx_vf sums[NC] = {};
+    for (int64_t b = 0; b < k_dim / W::N; b++) {
+        if constexpr (N_GROUP == 1) {
+            lctx_multiply_group<W, NC, true>(p, x, b, sums);
+            continue;
+        }
+        lctx_vf part[NC] = {};
+        for (int g = 0; g < N_GROUP; g++) {
+            lctx_multiply_group<W, NC, false>(p, x, b * N_GROUP + g, part);
+        }
+#pragma GCC unroll 8
+        for (int c = 0; c < NC; c++) {
+            sums[c] += part[c] * lctx_vset(x.scales[b * LCTX_TILE + c]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < NC; c++) {
+        if (c < n) {
+            const lctx_vf column = sums[c];
+            memcpy(out + c * out_row, &column, n_rows * sizeof(float));
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,14 @@
+// Products of quantized weights with the columns of a prompt, for weights that lie in memory as a file holds them.
+#pragma once
+
+#include "ggml.h"
+
+namespace ggml::cpu {
+class tensor_traits;
+}
+
+// What computes op here: a GGML_OP_MUL_MAT of a type and a number of columns for which this is the faster way, or NULL.
+ggml::cpu::tensor_traits * lctx_cpu_multiply(const ggml_tensor * op);
+
+// Whether weights of a type shall stay as a file holds them: ggml would repack them for products that are slower than these.
+bool lctx_cpu_keeps_plain(ggml_type type);

@@ -1,0 +1,209 @@
+// Panels: LCTX_VL rows of a quantized weight as unsigned bytes, for products of integers. One struct per type says how a block of it
+// becomes bytes.
+#pragma once
+
+#include "vec.h"
+
+#define GGML_COMMON_DECL_C
+#include "ggml-common.h"
+#include "ggml-cpu-impl.h"
+#include "ggml.h"
+#include "simd-mappings.h"
+
+#include <algorithm>
+
+// N values to a block. GROUP of them share a scale: value = scale * (byte - ZERO), or scale * byte + min where the type HAS_MIN.
+template <ggml_type TYPE> struct lctx_weight;
+
+template <int N_, int GROUP_, int ZERO_, bool HAS_MIN_> struct lctx_weight_shape {
+    static constexpr int N = N_, GROUP = GROUP_, ZERO = ZERO_;
+    static constexpr bool HAS_MIN = HAS_MIN_;
+};
+
+static inline float lctx_from_half(ggml_half h) {
+    return GGML_CPU_FP16_TO_FP32(h);
+}
+
+template <int N> struct lctx_bytes_of {
+    typedef uint8_t type __attribute__((vector_size(N)));
+};
+template <int N> using lctx_bytes = typename lctx_bytes_of<N>::type;
+
+// Nibbles of N bytes: the low ones, then the high ones.
+template <int N> static inline void lctx_nibbles(const uint8_t * packed, uint8_t * bytes) {
+    lctx_bytes<N> both;
+    memcpy(&both, packed, N);
+    const lctx_bytes<N> low = both & 15, high = both >> 4;
+    memcpy(bytes, &low, N);
+    memcpy(bytes + N, &high, N);
+}
+
+// Bit i of a byte, as bit 4 of byte i.
+struct lctx_spread_bits {
+    uint64_t of[256];
+    constexpr lctx_spread_bits() : of() {
+        for (int byte = 0; byte < 256; byte++) {
+            for (int i = 0; i < 8; i++) {
+                of[byte] |= (uint64_t)(byte >> i & 1) << (8 * i + 4);
+            }
+        }
+    }
+};
+
+// The fifth bit of byte i of 32 is bit i of a word.
+static inline void lctx_fifth_bits(const uint8_t * packed, uint8_t * bytes) {
+    static constexpr lctx_spread_bits SPREAD;
+    for (int i = 0; i < 4; i++) {
+        uint64_t eight;
+        memcpy(&eight, bytes + 8 * i, sizeof(eight));
+        eight |= SPREAD.of[packed[i]];
+        memcpy(bytes + 8 * i, &eight, sizeof(eight));
+    }
+}
+
+template <> struct lctx_weight<GGML_TYPE_Q4_0> : lctx_weight_shape<32, 32, 8, false> {
+    typedef block_q4_0 block;
+    static void unpack(const block & b, uint8_t * bytes, float * scales, float *) {
+        lctx_nibbles<16>(b.qs, bytes);
+        scales[0] = lctx_from_half(b.d);
+    }
+};
+
+template <> struct lctx_weight<GGML_TYPE_Q4_1> : lctx_weight_shape<32, 32, 0, true> {
+    typedef block_q4_1 block;
+    static void unpack(const block & b, uint8_t * bytes, float * scales, float * mins) {
+        lctx_nibbles<16>(b.qs, bytes);
+        scales[0] = lctx_from_half(b.d);
+        mins[0] = lctx_from_half(b.m);
+    }
+};
+
+template <> struct lctx_weight<GGML_TYPE_Q5_0> : lctx_weight_shape<32, 32, 16, false> {
+    typedef block_q5_0 block;
+    static void unpack(const block & b, uint8_t * bytes, float * scales, float *) {
+        lctx_nibbles<16>(b.qs, bytes);
+        lctx_fifth_bits(b.qh, bytes);
+        scales[0] = lctx_from_half(b.d);
+    }
+};
+
+template <> struct lctx_weight<GGML_TYPE_Q5_1> : lctx_weight_shape<32, 32, 0, true> {
+    typedef block_q5_1 block;
+    static void unpack(const block & b, uint8_t * bytes, float * scales, float * mins) {
+        lctx_nibbles<16>(b.qs, bytes);
+        lctx_fifth_bits(b.qh, bytes);
+        scales[0] = lctx_from_half(b.d);
+        mins[0] = lctx_from_half(b.m);
+    }
+};
+
+template <> struct lctx_weight<GGML_TYPE_Q8_0> : lctx_weight_shape<32, 32, 128, false> {
+    typedef block_q8_0 block;
+    static void unpack(const block & b, uint8_t * bytes, float * scales, float *) {
+        for (int i = 0; i < 32; i++) {
+            bytes[i] = (uint8_t)b.qs[i] ^ 128;
+        }
+        scales[0] = lctx_from_half(b.d);
+    }
+};
+
+// Scales and minima of the eight groups of Q4_K and Q5_K: six bits each. Those of the last four have their upper two bits in the bytes
+// of the first four.
+static inline void lctx_scales_and_mins(const uint8_t * packed, ggml_half d, ggml_half d_min, float * scales, float * mins) {
+    uint32_t a[3], s[2], m[2];
+    memcpy(a, packed, sizeof(a));
+    s[0] = a[0] & 0x3f3f3f3f;
+    m[0] = a[1] & 0x3f3f3f3f;
+    s[1] = (a[2] & 0x0f0f0f0f) | (a[0] >> 2 & 0x30303030);
+    m[1] = (a[2] >> 4 & 0x0f0f0f0f) | (a[1] >> 2 & 0x30303030);
+    const float scale = lctx_from_half(d), min = -lctx_from_half(d_min);
+    for (int g = 0; g < 8; g++) {
+        scales[g] = scale * (s[g / 4] >> 8 * (g % 4) & 255);
+        mins[g] = min * (m[g / 4] >> 8 * (g % 4) & 255);
+    }
+}
+
+template <> struct lctx_weight<GGML_TYPE_Q4_K> : lctx_weight_shape<256, 32, 0, true> {
+    typedef block_q4_K block;
+    static void unpack(const block & b, uint8_t * bytes, float * scales, float * mins) {
+        lctx_scales_and_mins(b.scales, b.d, b.dmin, scales, mins);
+        for (int i = 0; i < 4; i++) {
+            lctx_nibbles<32>(b.qs + 32 * i, bytes + 64 * i);
+        }
+    }
+};
+
+template <> struct lctx_weight<GGML_TYPE_Q5_K> : lctx_weight_shape<256, 32, 0, true> {
+    typedef block_q5_K block;
+    static void unpack(const block & b, uint8_t * bytes, float * scales, float * mins) {
+        lctx_scales_and_mins(b.scales, b.d, b.dmin, scales, mins);
+        for (int i = 0; i < 4; i++) {
+            lctx_nibbles<32>(b.qs + 32 * i, bytes + 64 * i);
+        }
+        for (int g = 0; g < 8; g++) {
+            for (int i = 0; i < 32; i++) {
+                bytes[32 * g + i] |= (b.qh[i] >> g & 1) << 4;
+            }
+        }
+    }
+};
+
+template <> struct lctx_weight<GGML_TYPE_Q6_K> : lctx_weight_shape<256, 16, 32, false> {
+    typedef block_q6_K block;
+    static void unpack(const block & b, uint8_t * bytes, float * scales, float *) {
+        for (int g = 0; g < 16; g++) {
+            scales[g] = lctx_from_half(b.d) * b.scales[g];
+        }
+        for (int half = 0; half < 2; half++) {
+            const uint8_t *low = b.ql + 64 * half, *high = b.qh + 32 * half;
+            lctx_nibbles<64>(low, bytes + 128 * half);
+            for (int quarter = 0; quarter < 4; quarter++) {
+                for (int i = 0; i < 32; i++) {
+                    bytes[128 * half + 32 * quarter + i] |= (high[i] >> 2 * quarter & 3) << 4;
+                }
+            }
+        }
+    }
+};
+
+// Rows of a weight that are multiplied together, for k_dim values each.
+//   bytes   [k_dim / 4][LCTX_VL][4]
+//   scales  [k_dim / GROUP][LCTX_VL]
+//   mins    the same, where the type HAS_MIN
+struct lctx_panel {
+    uint8_t * bytes;
+    float * scales;
+    float * mins;
+};
+
+// Fill a panel with n_rows <= LCTX_VL rows; what is behind them stays undefined but finite.
+template <class W> static void lctx_fill_panel(const lctx_panel & panel, const char * rows, size_t row_size, int n_rows, int64_t k_dim) {
+    constexpr int STEP = 256, N_GROUP = W::N / W::GROUP;
+    alignas(64) uint8_t bytes[LCTX_VL][STEP] = {};
+    for (int64_t k0 = 0; k0 < k_dim; k0 += STEP) {
+        const int64_t n = std::min<int64_t>(STEP, k_dim - k0);
+        for (int r = 0; r < LCTX_VL; r++) {
+            const char * row = rows + std::min(r, n_rows - 1) * row_size;
+            for (int64_t k = 0; k < n; k += W::N) {
+                float scales[N_GROUP], mins[N_GROUP];
+                W::unpack(((const typename W::block *)row)[(k0 + k) / W::N], bytes[r] + k, scales, mins);
+                for (int g = 0; g < N_GROUP; g++) {
+                    panel.scales[((k0 + k) / W::GROUP + g) * LCTX_VL + r] = scales[g];
+                    if (W::HAS_MIN) {
+                        panel.mins[((k0 + k) / W::GROUP + g) * LCTX_VL + r] = mins[g];
+                    }
+                }
+            }
+        }
+        for (int64_t k = 0; k < n; k += LCTX_VL * 4) {
+            lctx_vf columns[LCTX_VL];
+            for (int r = 0; r < LCTX_VL; r++) {
+                memcpy(&columns[r], bytes[r] + k, sizeof(lctx_vf));
+            }
+            lctx_vtranspose(columns);
+            for (int d = 0; d < LCTX_VL && k + 4 * d < n; d++) {
+                memcpy(panel.bytes + (k0 + k + 4 * d) * LCTX_VL, &columns[d], sizeof(lctx_vf));
+            }
+        }
+    }
+}
