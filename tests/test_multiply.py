@@ -9,7 +9,9 @@ from op_harness import call, ffi, lib
 # values that share a scale of a column, and where the scales of a block are (f16, bytes from its start)
 TYPES = {"Q4_0": (32, [0]), "Q4_1": (32, [0, 2]), "Q5_0": (32, [0]), "Q5_1": (32, [0, 2]), "Q8_0": (32, [0])}
 TYPES |= {"Q4_K": (256, [0, 2]), "Q5_K": (256, [0, 2]), "Q6_K": (256, [208])}
-BLOCKS = {"one column": (1, 17, 1, 1), "few": (1, 65, 5, 2), "a tile": (3, 16, 16, 1), "odd": (2, 257, 33, 3)}
+# blocks of a row, rows, columns, threads
+SHAPES = {"one column": (18, 17, 1, 1), "few": (1, 65, 5, 2), "up to panels": (7, 63, 12, 3), "a tile": (3, 16, 16, 1)}
+SHAPES |= {"odd": (2, 257, 33, 3)}
 
 
 def weights(name: str, n_rows: int, k_dim: int, rng: np.random.Generator) -> np.ndarray:
@@ -42,10 +44,10 @@ def multiply(name: str, weight: np.ndarray, x: np.ndarray, n_rows: int, n_thread
 
 
 @pytest.mark.parametrize("name", TYPES)
-@pytest.mark.parametrize("block", BLOCKS)
-def test_product(name, block):
+@pytest.mark.parametrize("shape", SHAPES)
+def test_product(name, shape):
     """Ours sums the same integers as numpy; ggml's own rounds the columns a little differently."""
-    n_block, n_rows, n_columns, n_threads = BLOCKS[block]
+    n_block, n_rows, n_columns, n_threads = SHAPES[shape]
     rng = np.random.default_rng(n_rows)
     k_dim = n_block * TYPES[name][0]
     weight = weights(name, n_rows, k_dim, rng)
@@ -58,10 +60,11 @@ def test_product(name, block):
     assert np.abs(out - expected).max() < (3e-6 if ours else 3e-2) * spread
 
 
-def test_number_that_is_not_finite():
+@pytest.mark.parametrize("n_columns", [5, 17])
+def test_number_that_is_not_finite(n_columns):
     """A column with NaN or infinity has no finite result; the others do not notice."""
     weight = weights("Q4_1", 33, 64, np.random.default_rng(1))
-    x = np.ones((8, 64), np.float32)
+    x = np.ones((n_columns, 64), np.float32)
     x[3, 5], x[4, 40] = np.nan, np.inf
     out, ours = multiply("Q4_1", weight, x, 33, 2)
     if not ours:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "panel.h"
+#include "round.h"
 
 #if defined(__AVX512VNNI__) || defined(__AVX2__)
 #include <immintrin.h>
@@ -49,48 +50,24 @@ struct lctx_columns {
     float * sums;
 };
 
-typedef int8_t lctx_vb __attribute__((vector_size(LCTX_VL)));
-
-// The nearest integers to numbers that are small against 2^22.
-static inline lctx_vi lctx_vround(lctx_vf x) {
-    const lctx_vf shifted = x + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
-    lctx_vi bits;
-    memcpy(&bits, &shifted, sizeof(bits));
-    return bits - 0x4b400000;
-}
-
 // Bytes of columns [first, first + n) of x, values [k0, k0 + N): symmetric, by the largest value. Columns up to LCTX_TILE become zeros.
 // A value that is not finite makes its scale NaN.
 template <class W> static void lctx_fill_columns(const lctx_columns & to, const char * x, size_t x_size, int n, int64_t k0) {
     for (int c = 0; c < LCTX_TILE; c++) {
         static constexpr float ZEROS[W::N] = {};
         const float * values = c < n ? (const float *)(x + c * x_size) + k0 : ZEROS;
-        lctx_vf top{}, zero{};
-        for (int i = 0; i < W::N; i += LCTX_VL) {
-            const lctx_vf v = lctx_vload(values + i);
-            top = lctx_vmax(top, lctx_vmax(v, -v));
-            zero += v * 0.0f;
-        }
-        const float most = lctx_vtop(top);
-        const float inverse = most > 0.0f ? 127.0f / most : 0.0f, scale = most / 127.0f + lctx_vsum(zero);
+        const lctx_scale scale = lctx_scale_of(values, W::N);
         for (int g = 0; g < W::N / W::GROUP; g++) {
-            lctx_vi total{};
             int8_t * bytes = to.bytes + ((k0 + g * W::GROUP) / 32 * LCTX_TILE + c) * 32 + g * W::GROUP % 32;
-            for (int i = 0; i < W::GROUP; i += LCTX_VL) {
-                const lctx_vi rounded = lctx_vround(lctx_vload(values + g * W::GROUP + i) * inverse);
-                const lctx_vb narrow = __builtin_convertvector(rounded, lctx_vb);
-                memcpy(bytes + i, &narrow, sizeof(narrow));
-                total += rounded;
-            }
-            const float sum = lctx_vsum(__builtin_convertvector(total, lctx_vf));
+            const float sum = lctx_round(values + g * W::GROUP, W::GROUP, scale.inverse, bytes);
             const int64_t at = (k0 / W::GROUP + g) * LCTX_TILE + c;
             if (W::HAS_MIN) {
-                to.sums[at] = W::N == W::GROUP ? scale * sum : sum;
+                to.sums[at] = W::N == W::GROUP ? scale.scale * sum : sum;
             } else {
                 to.starts[at] = -W::ZERO * (int32_t)sum;
             }
         }
-        to.scales[k0 / W::N * LCTX_TILE + c] = scale;
+        to.scales[k0 / W::N * LCTX_TILE + c] = scale.scale;
     }
 }
 

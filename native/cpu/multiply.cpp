@@ -3,6 +3,7 @@
 
 #include "bytes.h"
 #include "ggml-backend.h"
+#include "parts.h"
 #include "traits.h"
 
 #if LCTX_HAS_BYTES
@@ -12,19 +13,6 @@ namespace {
 constexpr int64_t PANEL_BYTES = 256 << 10;  // of the weights that a thread has as bytes: they stay in the second-level cache
 constexpr int64_t MAX_PANEL = 4;
 constexpr int64_t N_TAKE = 4;  // at least, of a thread: threads differ in speed
-constexpr size_t ALIGN = 64;
-
-// Parts of a buffer, one after the other.
-struct cursor {
-    char * base;
-    size_t used = 0;
-
-    template <typename T> T * take(size_t n) {
-        T * part = (T *)(base + used);
-        used += GGML_PAD(n * sizeof(T), ALIGN);
-        return part;
-    }
-};
 
 // The buffers of one product of n_columns columns.
 template <class W> struct plan {
@@ -42,26 +30,26 @@ template <class W> struct plan {
         n_panel = std::clamp<int64_t>(all / (N_TAKE * n_threads), 1, max_panel);
         n_chunk = (all + n_panel - 1) / n_panel;
     }
-    lctx_columns columns(cursor & at) const {
+    lctx_columns columns(lctx_parts & at) const {
         const size_t n_sum = k_dim / W::GROUP * LCTX_TILE;
         return {at.take<int8_t>(k_dim * LCTX_TILE), at.take<float>(k_dim / W::N * LCTX_TILE),
                 W::HAS_MIN ? nullptr : at.take<int32_t>(n_sum), W::HAS_MIN ? at.take<float>(n_sum) : nullptr};
     }
-    lctx_panel panel(cursor & at) const {
+    lctx_panel panel(lctx_parts & at) const {
         const size_t n_scale = k_dim / W::GROUP * LCTX_VL;
         return {at.take<uint8_t>(k_dim * LCTX_VL), at.take<float>(n_scale), W::HAS_MIN ? at.take<float>(n_scale) : nullptr};
     }
     size_t columns_size() const {
-        cursor at{nullptr};
+        lctx_parts at{nullptr};
         columns(at);
         return at.used;
     }
     size_t panel_size() const {
-        cursor at{nullptr};
+        lctx_parts at{nullptr};
         panel(at);
         return at.used;
     }
-    size_t size(int n_threads) const { return ALIGN + n_tile * columns_size() + n_threads * max_panel * panel_size(); }
+    size_t size(int n_threads) const { return LCTX_PART_ALIGN + n_tile * columns_size() + n_threads * max_panel * panel_size(); }
 };
 
 template <class W, int NC = 4>
@@ -82,7 +70,7 @@ template <class W> class product : public ggml::cpu::tensor_traits {
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         const plan<W> p(op, params->nth);
-        char * base = (char *)GGML_PAD((uintptr_t)params->wdata, ALIGN);
+        char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN);
         quantize(params, op, p, base);
         if (params->ith == 0) {
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
@@ -96,7 +84,7 @@ template <class W> class product : public ggml::cpu::tensor_traits {
 
   private:
     static lctx_columns columns(const plan<W> & p, char * base, int64_t tile) {
-        cursor at{base + tile * p.columns_size()};
+        lctx_parts at{base + tile * p.columns_size()};
         return p.columns(at);
     }
     static void quantize(const ggml_compute_params * params, const ggml_tensor * op, const plan<W> & p, char * base) {
@@ -111,7 +99,7 @@ template <class W> class product : public ggml::cpu::tensor_traits {
     static void multiply(const ggml_tensor * op, const plan<W> & p, char * base, char * own, int64_t chunk) {
         const ggml_tensor * w = op->src[0];
         const int64_t out_row = op->nb[1] / sizeof(float), first_row = chunk * p.n_panel * LCTX_VL;
-        cursor at{own};
+        lctx_parts at{own};
         lctx_panel panels[MAX_PANEL];
         const int64_t n = std::min<int64_t>(p.n_panel, (p.n_rows - first_row + LCTX_VL - 1) / LCTX_VL);
         for (int64_t i = 0; i < n; i++) {
@@ -132,23 +120,25 @@ template <class W> class product : public ggml::cpu::tensor_traits {
     }
 };
 
-template <ggml_type TYPE> ggml::cpu::tensor_traits * product_of() {
+template <ggml_type TYPE> ggml::cpu::tensor_traits * panels() {
     static product<lctx_weight<TYPE>> p;
     return &p;
 }
 
 struct entry {
     ggml_type type;
-    int64_t min_columns;  // from which on this is the faster way
+    int64_t min_columns;  // from which on panels are the faster way
     bool with_dpbusd;     // only where the CPU has it: ggml's products by maddubs are as fast, or a byte has eight bits
-    ggml::cpu::tensor_traits * (*product)();
+    ggml::cpu::tensor_traits * (*panels)();
 };
 
+constexpr int64_t MIN_NIBBLES = LCTX_FULL_BYTES ? LCTX_FEW_COLUMNS + 1 : 4;
+
 constexpr entry PRODUCTS[] = {
-    {GGML_TYPE_Q4_0, 4, true, product_of<GGML_TYPE_Q4_0>}, {GGML_TYPE_Q4_1, 4, false, product_of<GGML_TYPE_Q4_1>},
-    {GGML_TYPE_Q5_0, 4, true, product_of<GGML_TYPE_Q5_0>}, {GGML_TYPE_Q5_1, 4, false, product_of<GGML_TYPE_Q5_1>},
-    {GGML_TYPE_Q8_0, 5, true, product_of<GGML_TYPE_Q8_0>}, {GGML_TYPE_Q4_K, 6, true, product_of<GGML_TYPE_Q4_K>},
-    {GGML_TYPE_Q5_K, 4, true, product_of<GGML_TYPE_Q5_K>}, {GGML_TYPE_Q6_K, 8, true, product_of<GGML_TYPE_Q6_K>},
+    {GGML_TYPE_Q4_0, MIN_NIBBLES, true, panels<GGML_TYPE_Q4_0>}, {GGML_TYPE_Q4_1, MIN_NIBBLES, false, panels<GGML_TYPE_Q4_1>},
+    {GGML_TYPE_Q5_0, 4, true, panels<GGML_TYPE_Q5_0>},           {GGML_TYPE_Q5_1, 4, false, panels<GGML_TYPE_Q5_1>},
+    {GGML_TYPE_Q8_0, 5, true, panels<GGML_TYPE_Q8_0>},           {GGML_TYPE_Q4_K, 6, true, panels<GGML_TYPE_Q4_K>},
+    {GGML_TYPE_Q5_K, 4, true, panels<GGML_TYPE_Q5_K>},           {GGML_TYPE_Q6_K, 8, true, panels<GGML_TYPE_Q6_K>},
 };
 
 // Whether a product is that of one matrix in memory with columns of floats.
@@ -166,16 +156,15 @@ ggml::cpu::tensor_traits * lctx_cpu_multiply(const ggml_tensor * op) {
     }
     const ggml_tensor *w = op->src[0], *x = op->src[1];
     for (const entry & e : PRODUCTS) {
-        if (w->type == e.type) {
-            const bool is_faster = x->ne[1] >= e.min_columns && (LCTX_FULL_BYTES || !e.with_dpbusd);
-            return is_faster && fits(op) ? e.product() : nullptr;
+        if (w->type == e.type && (LCTX_FULL_BYTES || !e.with_dpbusd) && fits(op)) {
+            return x->ne[1] >= e.min_columns ? e.panels() : lctx_cpu_few(e.type);
         }
     }
     return nullptr;
 }
 
 bool lctx_cpu_keeps_plain(ggml_type type) {
-    return LCTX_FULL_BYTES && type == GGML_TYPE_Q4_K;
+    return LCTX_FULL_BYTES && (type == GGML_TYPE_Q4_K || type == GGML_TYPE_Q4_0);
 }
 
 #else

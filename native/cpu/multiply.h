@@ -10,5 +10,9 @@ class tensor_traits;
 // What computes op here: a GGML_OP_MUL_MAT of a type and a number of columns for which this is the faster way, or NULL.
 ggml::cpu::tensor_traits * lctx_cpu_multiply(const ggml_tensor * op);
 
+// The same for up to LCTX_FEW_COLUMNS columns of any product of this type, or NULL (multiply-few.cpp).
+constexpr int64_t LCTX_FEW_COLUMNS = 12;
+ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type);
+
 // Whether weights of a type shall stay as a file holds them: ggml would repack them for products that are slower than these.
 bool lctx_cpu_keeps_plain(ggml_type type);

@@ -1,0 +1,106 @@
+// Products of rows of nibbles (Q4_0, Q4_1) with a few columns: a row is read once, and its bytes stay in registers.
+#pragma once
+
+#include "panel.h"
+#include "round.h"
+
+#if defined(__AVX512VNNI__)
+#include <immintrin.h>
+
+constexpr int LCTX_QUAD = 4;                   // blocks that are multiplied at once, in a quarter of the lanes each
+constexpr int LCTX_QUAD_DIM = 32 * LCTX_QUAD;  // their values
+
+// A column of bytes, as rows of nibbles meet it. A last quad that is not full has zeros.
+//   bytes   [n_quad][2][LCTX_QUAD][16]: the first halves of the blocks, then the second ones
+//   scales  [n_quad][LCTX_QUAD][4]: of the blocks, once for each lane
+//   sums    [n_quad][LCTX_QUAD]: of the blocks' values
+struct lctx_quad_column {
+    int8_t * bytes;
+    float * scales;
+    float * sums;
+};
+
+// Quad number `quad` of a column of k_dim values.
+static inline void lctx_fill_quad(const lctx_quad_column & to, const float * x, int64_t k_dim, int64_t quad) {
+    for (int b = 0; b < LCTX_QUAD; b++) {
+        static constexpr float ZEROS[32] = {};
+        const int64_t k = quad * LCTX_QUAD_DIM + 32 * b;
+        const float * values = k < k_dim ? x + k : ZEROS;
+        const lctx_scale scale = lctx_scale_of(values, 32);
+        int8_t * bytes = to.bytes + quad * LCTX_QUAD_DIM + 16 * b;
+        const float sum = lctx_round(values, 16, scale.inverse, bytes) + lctx_round(values + 16, 16, scale.inverse, bytes + 16 * LCTX_QUAD);
+        to.sums[quad * LCTX_QUAD + b] = scale.scale * sum;
+        std::fill_n(to.scales + (quad * LCTX_QUAD + b) * 4, 4, scale.scale);
+    }
+}
+
+// Four blocks in registers: value = scale * nibble + min.
+struct lctx_quad {
+    lctx_bytes<64> low, high;  // the nibbles
+    lctx_vf scales;            // once for each lane of a block
+    __m128 mins;
+};
+
+// Four lanes of v, each in a quarter of the lanes.
+static inline lctx_vf lctx_four_each(__m512 v, int l0, int l1, int l2, int l3) {
+    const __m512i lanes = _mm512_setr_epi32(l0, l0, l0, l0, l1, l1, l1, l1, l2, l2, l2, l2, l3, l3, l3, l3);
+    return (lctx_vf)_mm512_maskz_permutexvar_ps(0xffff, lanes, v);  // with a mask, or GCC 12 warns of its own header
+}
+
+static inline void lctx_load_scales(const block_q4_0 * b, lctx_quad & to) {
+    const __m128 d = _mm_cvtph_ps(_mm_setr_epi16((short)b[0].d, (short)b[1].d, (short)b[2].d, (short)b[3].d, 0, 0, 0, 0));
+    to.scales = lctx_four_each(_mm512_castps128_ps512(d), 0, 1, 2, 3);
+    to.mins = d * -8.0f;
+}
+
+static inline void lctx_load_scales(const block_q4_1 * b, lctx_quad & to) {
+    const __m256 dm = _mm256_cvtph_ps(_mm_setr_epi32((int)b[0].dm, (int)b[1].dm, (int)b[2].dm, (int)b[3].dm));
+    to.scales = lctx_four_each(_mm512_castps256_ps512(dm), 0, 2, 4, 6);
+    to.mins = _mm256_castps256_ps128(_mm256_permutevar8x32_ps(dm, _mm256_setr_epi32(1, 3, 5, 7, 1, 3, 5, 7)));
+}
+
+template <class BLOCK> static inline lctx_quad lctx_load_quad(const BLOCK * b) {
+    const auto qs = [&](int i) { return _mm_loadu_si128((const __m128i *)b[i].qs); };
+    __m512i both = _mm512_castsi128_si512(qs(0));
+    both = _mm512_inserti32x4(both, qs(1), 1);
+    both = _mm512_inserti32x4(both, qs(2), 2);
+    both = _mm512_inserti32x4(both, qs(3), 3);
+    lctx_quad quad;
+    quad.low = (lctx_bytes<64>)both & 15;
+    quad.high = (lctx_bytes<64>)both >> 4;
+    lctx_load_scales(b, quad);
+    return quad;
+}
+
+// A row of n_block blocks with NC columns.
+template <class BLOCK, int NC>
+static void lctx_multiply_row(const BLOCK * row, int64_t n_block, const lctx_quad_column * x, float * out, int64_t out_row) {
+    lctx_vf products[NC] = {};
+    __m128 mins[NC] = {};
+    const auto add = [&](const lctx_quad & quad, int64_t i) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+        for (int c = 0; c < NC; c++) {
+            const __m512i * bytes = (const __m512i *)(x[c].bytes + i * LCTX_QUAD_DIM);
+            const __m512i low = _mm512_dpbusd_epi32(_mm512_setzero_si512(), (__m512i)quad.low, bytes[0]);
+            const lctx_vi sum = (lctx_vi)_mm512_dpbusd_epi32(low, (__m512i)quad.high, bytes[1]);
+            products[c] += __builtin_convertvector(sum, lctx_vf) * (quad.scales * lctx_vload(x[c].scales + i * 4 * LCTX_QUAD));
+            mins[c] += quad.mins * _mm_load_ps(x[c].sums + i * LCTX_QUAD);
+        }
+    };
+    const int64_t n_quad = n_block / LCTX_QUAD;
+    for (int64_t i = 0; i < n_quad; i++) {
+        add(lctx_load_quad(row + i * LCTX_QUAD), i);
+    }
+    if (n_block % LCTX_QUAD) {
+        BLOCK last[LCTX_QUAD] = {};
+        std::copy_n(row + n_quad * LCTX_QUAD, n_block % LCTX_QUAD, last);
+        add(lctx_load_quad(last), n_quad);
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < NC; c++) {
+        const __m128 m = mins[c];
+        out[c * out_row] = lctx_vsum(products[c]) + ((m[0] + m[1]) + (m[2] + m[3]));
+    }
+}
+
+#endif

@@ -1,0 +1,18 @@
+// Work buffers in parts.
+#pragma once
+
+#include "ggml.h"
+
+constexpr size_t LCTX_PART_ALIGN = 64;
+
+// Parts of a work buffer, one after the other, each at the start of a cache line.
+struct lctx_parts {
+    char * base;
+    size_t used = 0;
+
+    template <typename T> T * take(size_t n) {
+        T * part = (T *)(base + used);
+        used += GGML_PAD(n * sizeof(T), LCTX_PART_ALIGN);
+        return part;
+    }
+};
