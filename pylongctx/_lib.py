@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx._cpu import cpu_features, cpu_kind
 from pylongctx.errors import Aborted, ContextFull, InvalidInput, LctxError
 
 __all__ = [
@@ -35,9 +36,10 @@ CTYPES: dict[Any, str] = {np.int32: "int32_t[]", np.float32: "float[]", np.uint8
 
 
 def library_path() -> Path:
-    """Return where the library belongs: inside the package, never a system library."""
+    """Return where the library belongs: inside the package, never a system library. A wheel has one for each CPU."""
     # Joined before str(): an editable install spreads the package over two folders.
-    return Path(str(resources.files("pylongctx") / "lib" / "libllama.so")).resolve()
+    library = Path(str(resources.files("pylongctx") / "lib" / "libllama.so")).resolve()
+    return library.parent / cpu_kind(library.parent, cpu_features()) / library.name
 
 
 def _load() -> tuple[Any, Any]:

@@ -4,11 +4,12 @@
 #include "panel.h"
 #include "round.h"
 
-#if defined(__AVX512VNNI__) || defined(__AVX2__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
-// Products of all 256 values of a byte are exact; without dpbusd a pair of them must fit in 16 bits, so weights of up to 7 bits only.
+// sum + the products of four bytes of each lane of weights with four bytes. With dpbusd all products of bytes are exact; without it a
+// pair of them must fit in 16 bits, so weights have seven bits at most.
 #if defined(__AVX512VNNI__)
 #define LCTX_HAS_BYTES 1
 constexpr bool LCTX_FULL_BYTES = true;
@@ -16,7 +17,22 @@ constexpr bool LCTX_FULL_BYTES = true;
 static inline lctx_vi lctx_vdot(lctx_vi sum, lctx_vi weights, int32_t four) {
     return (lctx_vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(four));
 }
-#elif defined(__AVX2__)
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+#define LCTX_HAS_BYTES 1
+constexpr bool LCTX_FULL_BYTES = true;
+
+static inline lctx_vi lctx_vdot(lctx_vi sum, lctx_vi weights, int32_t four) {
+    return (lctx_vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, _mm256_set1_epi32(four));
+}
+#elif defined(__AVX512BW__)
+#define LCTX_HAS_BYTES 1
+constexpr bool LCTX_FULL_BYTES = false;
+
+static inline lctx_vi lctx_vdot(lctx_vi sum, lctx_vi weights, int32_t four) {
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)weights, _mm512_set1_epi32(four));
+    return sum + (lctx_vi)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+}
+#elif defined(__AVX2__) && !defined(__AVX512F__)
 #define LCTX_HAS_BYTES 1
 constexpr bool LCTX_FULL_BYTES = false;
 

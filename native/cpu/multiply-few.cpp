@@ -1,8 +1,8 @@
-// Products of quantized weights with a few columns: each row is read once and meets all columns (nibbles.h).
+// Products of quantized weights with a few columns: each row is read once and meets all columns (quads.h).
 #include "ggml-cpu-impl.h"
 #include "multiply.h"
-#include "nibbles.h"
 #include "parts.h"
+#include "quads.h"
 #include "traits.h"
 
 #if defined(__AVX512VNNI__)
@@ -74,7 +74,10 @@ template <class BLOCK> ggml::cpu::tensor_traits * few() {
 }  // namespace
 
 ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type) {
-    return type == GGML_TYPE_Q4_0 ? few<block_q4_0>() : type == GGML_TYPE_Q4_1 ? few<block_q4_1>() : nullptr;
+    return type == GGML_TYPE_Q4_0   ? few<block_q4_0>()
+           : type == GGML_TYPE_Q4_1 ? few<block_q4_1>()
+           : type == GGML_TYPE_Q8_0 ? few<block_q8_0>()
+                                    : nullptr;
 }
 
 #else

@@ -132,13 +132,13 @@ struct entry {
     ggml::cpu::tensor_traits * (*panels)();
 };
 
-constexpr int64_t MIN_NIBBLES = LCTX_FULL_BYTES ? LCTX_FEW_COLUMNS + 1 : 4;
+constexpr int64_t AFTER_FEW = std::max<int64_t>(LCTX_FEW_COLUMNS + 1, 4);
 
 constexpr entry PRODUCTS[] = {
-    {GGML_TYPE_Q4_0, MIN_NIBBLES, true, panels<GGML_TYPE_Q4_0>}, {GGML_TYPE_Q4_1, MIN_NIBBLES, false, panels<GGML_TYPE_Q4_1>},
-    {GGML_TYPE_Q5_0, 4, true, panels<GGML_TYPE_Q5_0>},           {GGML_TYPE_Q5_1, 4, false, panels<GGML_TYPE_Q5_1>},
-    {GGML_TYPE_Q8_0, 5, true, panels<GGML_TYPE_Q8_0>},           {GGML_TYPE_Q4_K, 6, true, panels<GGML_TYPE_Q4_K>},
-    {GGML_TYPE_Q5_K, 4, true, panels<GGML_TYPE_Q5_K>},           {GGML_TYPE_Q6_K, 8, true, panels<GGML_TYPE_Q6_K>},
+    {GGML_TYPE_Q4_0, AFTER_FEW, true, panels<GGML_TYPE_Q4_0>}, {GGML_TYPE_Q4_1, AFTER_FEW, false, panels<GGML_TYPE_Q4_1>},
+    {GGML_TYPE_Q5_0, 4, true, panels<GGML_TYPE_Q5_0>},         {GGML_TYPE_Q5_1, 4, false, panels<GGML_TYPE_Q5_1>},
+    {GGML_TYPE_Q8_0, AFTER_FEW, true, panels<GGML_TYPE_Q8_0>}, {GGML_TYPE_Q4_K, 6, true, panels<GGML_TYPE_Q4_K>},
+    {GGML_TYPE_Q5_K, 4, true, panels<GGML_TYPE_Q5_K>},         {GGML_TYPE_Q6_K, 8, true, panels<GGML_TYPE_Q6_K>},
 };
 
 // Whether a product is that of one matrix in memory with columns of floats.
@@ -164,7 +164,7 @@ ggml::cpu::tensor_traits * lctx_cpu_multiply(const ggml_tensor * op) {
 }
 
 bool lctx_cpu_keeps_plain(ggml_type type) {
-    return LCTX_FULL_BYTES && (type == GGML_TYPE_Q4_K || type == GGML_TYPE_Q4_0);
+    return LCTX_FULL_BYTES && (type == GGML_TYPE_Q4_K || (type == GGML_TYPE_Q4_0 && LCTX_FEW_COLUMNS > 0));
 }
 
 #else

@@ -10,8 +10,12 @@ class tensor_traits;
 // What computes op here: a GGML_OP_MUL_MAT of a type and a number of columns for which this is the faster way, or NULL.
 ggml::cpu::tensor_traits * lctx_cpu_multiply(const ggml_tensor * op);
 
-// The same for up to LCTX_FEW_COLUMNS columns of any product of this type, or NULL (multiply-few.cpp).
+// The same for 1 to LCTX_FEW_COLUMNS columns, for types that have a way of their own for so few (multiply-few.cpp), or NULL.
+#if defined(__AVX512VNNI__)
 constexpr int64_t LCTX_FEW_COLUMNS = 12;
+#else
+constexpr int64_t LCTX_FEW_COLUMNS = 0;
+#endif
 ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type);
 
 // Whether weights of a type shall stay as a file holds them: ggml would repack them for products that are slower than these.

@@ -65,8 +65,10 @@ def _library() -> dict[str, Any]:
     from pylongctx._devices import devices
     from pylongctx._lib import build_info, lib, library_path, text
 
+    native = build_info()["native"] == "ON"
     return {
         "library": str(library_path()),
+        "compiled_for": "the CPU of the machine that built it" if native else library_path().parent.name,
         "abi": lib.lctx_abi_version(),
         "build": build_info(),
         "gpu": "used for layers with n_gpu_layers" if has_gpu() else f"none: {why_no_gpu()}",

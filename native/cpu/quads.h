@@ -1,4 +1,4 @@
-// Products of rows of nibbles (Q4_0, Q4_1) with a few columns: a row is read once, and its bytes stay in registers.
+// Products of rows of Q4_0, Q4_1 and Q8_0 with a few columns: a row is read once, and its bytes stay in registers.
 #pragma once
 
 #include "panel.h"
@@ -8,9 +8,10 @@
 #include <immintrin.h>
 
 constexpr int LCTX_QUAD = 4;                   // blocks that are multiplied at once, in a quarter of the lanes each
+constexpr int LCTX_AHEAD = 2048;               // bytes that are fetched early: the hardware stops at the end of 4 KiB
 constexpr int LCTX_QUAD_DIM = 32 * LCTX_QUAD;  // their values
 
-// A column of bytes, as rows of nibbles meet it. A last quad that is not full has zeros.
+// A column of bytes, as such rows meet it. A last quad that is not full has zeros.
 //   bytes   [n_quad][2][LCTX_QUAD][16]: the first halves of the blocks, then the second ones
 //   scales  [n_quad][LCTX_QUAD][4]: of the blocks, once for each lane
 //   sums    [n_quad][LCTX_QUAD]: of the blocks' values
@@ -34,9 +35,9 @@ static inline void lctx_fill_quad(const lctx_quad_column & to, const float * x, 
     }
 }
 
-// Four blocks in registers: value = scale * nibble + min.
+// Four blocks in registers: value = scale * byte + min.
 struct lctx_quad {
-    lctx_bytes<64> low, high;  // the nibbles
+    lctx_bytes<64> low, high;  // the first halves of the blocks, the second ones
     lctx_vf scales;            // once for each lane of a block
     __m128 mins;
 };
@@ -47,28 +48,48 @@ static inline lctx_vf lctx_four_each(__m512 v, int l0, int l1, int l2, int l3) {
     return (lctx_vf)_mm512_maskz_permutexvar_ps(0xffff, lanes, v);  // with a mask, or GCC 12 warns of its own header
 }
 
-static inline void lctx_load_scales(const block_q4_0 * b, lctx_quad & to) {
-    const __m128 d = _mm_cvtph_ps(_mm_setr_epi16((short)b[0].d, (short)b[1].d, (short)b[2].d, (short)b[3].d, 0, 0, 0, 0));
+// Scales of blocks whose bytes have a zero point instead of a min.
+static inline void lctx_set_scales(lctx_quad & to, ggml_half d0, ggml_half d1, ggml_half d2, ggml_half d3, float zero) {
+    const __m128 d = _mm_cvtph_ps(_mm_setr_epi16((short)d0, (short)d1, (short)d2, (short)d3, 0, 0, 0, 0));
     to.scales = lctx_four_each(_mm512_castps128_ps512(d), 0, 1, 2, 3);
-    to.mins = d * -8.0f;
+    to.mins = d * -zero;
 }
 
-static inline void lctx_load_scales(const block_q4_1 * b, lctx_quad & to) {
-    const __m256 dm = _mm256_cvtph_ps(_mm_setr_epi32((int)b[0].dm, (int)b[1].dm, (int)b[2].dm, (int)b[3].dm));
-    to.scales = lctx_four_each(_mm512_castps256_ps512(dm), 0, 2, 4, 6);
-    to.mins = _mm256_castps256_ps128(_mm256_permutevar8x32_ps(dm, _mm256_setr_epi32(1, 3, 5, 7, 1, 3, 5, 7)));
+// 16 bytes of each of four blocks.
+static inline __m512i lctx_load_four(const void * b0, const void * b1, const void * b2, const void * b3) {
+    __m512i four = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)b0));
+    four = _mm512_inserti32x4(four, _mm_loadu_si128((const __m128i *)b1), 1);
+    four = _mm512_inserti32x4(four, _mm_loadu_si128((const __m128i *)b2), 2);
+    return _mm512_inserti32x4(four, _mm_loadu_si128((const __m128i *)b3), 3);
 }
 
-template <class BLOCK> static inline lctx_quad lctx_load_quad(const BLOCK * b) {
-    const auto qs = [&](int i) { return _mm_loadu_si128((const __m128i *)b[i].qs); };
-    __m512i both = _mm512_castsi128_si512(qs(0));
-    both = _mm512_inserti32x4(both, qs(1), 1);
-    both = _mm512_inserti32x4(both, qs(2), 2);
-    both = _mm512_inserti32x4(both, qs(3), 3);
+template <class BLOCK> static inline void lctx_load_nibbles(const BLOCK * b, lctx_quad & to) {
+    const auto both = (lctx_bytes<64>)lctx_load_four(b[0].qs, b[1].qs, b[2].qs, b[3].qs);
+    to.low = both & 15;
+    to.high = both >> 4;
+}
+
+static inline lctx_quad lctx_load_quad(const block_q4_0 * b) {
     lctx_quad quad;
-    quad.low = (lctx_bytes<64>)both & 15;
-    quad.high = (lctx_bytes<64>)both >> 4;
-    lctx_load_scales(b, quad);
+    lctx_load_nibbles(b, quad);
+    lctx_set_scales(quad, b[0].d, b[1].d, b[2].d, b[3].d, 8.0f);
+    return quad;
+}
+
+static inline lctx_quad lctx_load_quad(const block_q4_1 * b) {
+    lctx_quad quad;
+    lctx_load_nibbles(b, quad);
+    const __m256 dm = _mm256_cvtph_ps(_mm_setr_epi32((int)b[0].dm, (int)b[1].dm, (int)b[2].dm, (int)b[3].dm));
+    quad.scales = lctx_four_each(_mm512_castps256_ps512(dm), 0, 2, 4, 6);
+    quad.mins = _mm256_castps256_ps128(_mm256_permutevar8x32_ps(dm, _mm256_setr_epi32(1, 3, 5, 7, 1, 3, 5, 7)));
+    return quad;
+}
+
+static inline lctx_quad lctx_load_quad(const block_q8_0 * b) {
+    lctx_quad quad;
+    quad.low = (lctx_bytes<64>)lctx_load_four(b[0].qs, b[1].qs, b[2].qs, b[3].qs) ^ 128;
+    quad.high = (lctx_bytes<64>)lctx_load_four(b[0].qs + 16, b[1].qs + 16, b[2].qs + 16, b[3].qs + 16) ^ 128;
+    lctx_set_scales(quad, b[0].d, b[1].d, b[2].d, b[3].d, 128.0f);
     return quad;
 }
 
@@ -89,6 +110,9 @@ static void lctx_multiply_row(const BLOCK * row, int64_t n_block, const lctx_qua
     };
     const int64_t n_quad = n_block / LCTX_QUAD;
     for (int64_t i = 0; i < n_quad; i++) {
+        for (size_t byte = 0; byte < LCTX_QUAD * sizeof(BLOCK); byte += 64) {
+            __builtin_prefetch((const char *)(row + i * LCTX_QUAD) + LCTX_AHEAD + byte);
+        }
         add(lctx_load_quad(row + i * LCTX_QUAD), i);
     }
     if (n_block % LCTX_QUAD) {

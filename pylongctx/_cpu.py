@@ -1,0 +1,49 @@
+"""Which library of the package this CPU runs: a wheel has one for each kind of x86-64 CPU, and one for all others."""
+
+import json
+import os
+from pathlib import Path
+
+__all__ = ["VARIABLE", "cpu_features", "cpu_kind"]
+
+VARIABLE = "PYLONGCTX_CPU"
+ANY = "x64"  # the kind of the library that lies in the folder itself
+KINDS = "kinds.json"  # written by native/cpu/kinds.cmake
+
+
+def cpu_features(info: Path = Path("/proc/cpuinfo")) -> set[str]:
+    """Return what the CPU and the system can do, in the words of Linux; nothing where it does not say."""
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    return set(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), []))
+
+
+def cpu_kind(folder: Path, features: set[str]) -> str:
+    """Return the kind of CPU for which a library of ``folder`` is the fastest that runs.
+
+    Parameters
+    ----------
+    folder
+        The package's ``lib``. Without ``kinds.json`` it has one library, compiled for the machine that built it.
+    features
+        What the CPU can do.
+
+    Returns
+    -------
+    str
+        The folder below ``folder`` with that library, or "" for ``folder`` itself.
+
+    Raises
+    ------
+    ImportError
+        The environment variable ``PYLONGCTX_CPU`` asks for a kind that is not there, or that this CPU cannot run.
+    """
+    if not (folder / KINDS).is_file():
+        return ""
+    kinds: dict[str, list[str]] = json.loads((folder / KINDS).read_text(encoding="utf-8")) | {ANY: []}
+    wanted = os.environ.get(VARIABLE)
+    if wanted and wanted not in kinds:
+        raise ImportError(f"{VARIABLE}={wanted}: this package has libraries for {', '.join(kinds)}")
+    if wanted and (missing := [feature for feature in kinds[wanted] if feature not in features]):
+        raise ImportError(f"{VARIABLE}={wanted}: this CPU has no {', '.join(missing)}")
+    kind = wanted or next(name for name, needed in kinds.items() if features.issuperset(needed))
+    return "" if kind == ANY else kind
