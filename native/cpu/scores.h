@@ -226,7 +226,7 @@ static inline void lctx_to_shares(float * s, int n_chunk, int n_pad, const int32
         memcpy(&v_end, end + c, sizeof(v_end));
         const auto masked = [&](int i) {  // NaN, a chunk without rows, has no share either
             const lctx_vf x = lctx_vload(s + (size_t)i * n_pad + c);
-            return (i < v_end) & (x == x) ? x : lctx_vset(-INFINITY);
+            return ((i < v_end) & (x == x)) ? x : lctx_vset(-INFINITY);
         };
         lctx_vf most = lctx_vset(-INFINITY), sum = {};
         for (int i = 0; i < n_chunk; i++) {
