@@ -1,11 +1,14 @@
 """``pylongctx/_cpu.py``: the library of a wheel that fits the CPU."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from pylongctx._cpu import VARIABLE, cpu_features, cpu_kind
 
+ROOT = Path(__file__).resolve().parents[1]
 KINDS = {"zen4": ["avx2", "avx512f", "avx512_bf16"], "skylakex": ["avx2", "avx512f"], "haswell": ["avx2"]}
 
 
@@ -55,3 +58,9 @@ def test_features_are_those_of_the_first_core(tmp_path):
     info.write_text("processor\t: 0\nflags\t\t: fpu avx2 avx_vnni\nbugs\t: none\n\nprocessor : 1\nflags\t: fpu\n")
     assert cpu_features(info) == {"fpu", "avx2", "avx_vnni"}
     assert cpu_features(tmp_path / "none") == set()
+
+
+def test_the_page_lists_the_kinds_in_the_order_in_which_they_are_tried():
+    kinds = re.search(r"set\(LCTX_KINDS ([^)]*)\)", (ROOT / "native/cpu/kinds.cmake").read_text())[1].split()
+    table = (ROOT / "docs/install.md").read_text().partition("| kind |")[2]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == kinds
