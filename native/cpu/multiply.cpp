@@ -163,8 +163,9 @@ ggml::cpu::tensor_traits * lctx_cpu_multiply(const ggml_tensor * op) {
     return nullptr;
 }
 
-bool lctx_cpu_keeps_plain(ggml_type type) {
-    return LCTX_FULL_BYTES && (type == GGML_TYPE_Q4_K || (type == GGML_TYPE_Q4_0 && LCTX_FEW_COLUMNS > 0));
+bool lctx_cpu_keeps_plain(const ggml_tensor * op) {
+    const ggml_type type = op->src[0]->type;  // Q4_K of experts stays plain too: ggml has tiles for them
+    return LCTX_FULL_BYTES && (type == GGML_TYPE_Q4_K || (type == GGML_TYPE_Q4_0 && op->op == GGML_OP_MUL_MAT && LCTX_FEW_COLUMNS > 0));
 }
 
 #else
@@ -173,7 +174,7 @@ ggml::cpu::tensor_traits * lctx_cpu_multiply(const ggml_tensor *) {
     return nullptr;
 }
 
-bool lctx_cpu_keeps_plain(ggml_type) {
+bool lctx_cpu_keeps_plain(const ggml_tensor *) {
     return false;
 }
 

@@ -18,5 +18,5 @@ constexpr int64_t LCTX_FEW_COLUMNS = 0;
 #endif
 ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type);
 
-// Whether weights of a type shall stay as a file holds them: ggml would repack them for products that are slower than these.
-bool lctx_cpu_keeps_plain(ggml_type type);
+// Whether the weight of op shall stay as a file holds it: ggml would repack it for products that are slower than those for plain ones.
+bool lctx_cpu_keeps_plain(const ggml_tensor * op);

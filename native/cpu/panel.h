@@ -176,7 +176,7 @@ struct lctx_panel {
     float * mins;
 };
 
-// Fill a panel with n_rows <= LCTX_VL rows; what is behind them stays undefined but finite.
+// Fill a panel with n_rows <= LCTX_VL rows; lanes behind them repeat the last one.
 template <class W> static void lctx_fill_panel(const lctx_panel & panel, const char * rows, size_t row_size, int n_rows, int64_t k_dim) {
     constexpr int STEP = 256, N_GROUP = W::N / W::GROUP;
     alignas(64) uint8_t bytes[LCTX_VL][STEP] = {};

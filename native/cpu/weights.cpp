@@ -16,7 +16,7 @@ class our_types : public ggml::cpu::extra_buffer_type {
     explicit our_types(void * inner) : inner((ggml::cpu::extra_buffer_type *)inner) {}
 
     bool supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) override {
-        return !lctx_cpu_keeps_plain(op->src[0]->type) && inner->supports_op(dev, op);
+        return !lctx_cpu_keeps_plain(op) && inner->supports_op(dev, op);
     }
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {

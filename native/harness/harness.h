@@ -123,11 +123,12 @@ typedef struct lctx_multiply_args {
     int32_t n_rows;      // of the weight
     int32_t n_columns;
     int32_t n_threads;
+    int32_t n_repeat;     // multiply this many times, for timing
     const void * weight;  // [n_rows] rows of k_dim values, as a file holds them
     const float * x;      // [n_columns][k_dim]
     float * out;          // [n_columns][n_rows]
     int32_t is_ours;      // result: 1 when native/cpu/multiply.cpp computed it, 0: ggml
-    double us;            // result: microseconds
+    double us;            // result: shortest time in microseconds
 } lctx_multiply_args;
 
 int32_t lctx_multiply_run(lctx_multiply_args * args, char * err, size_t err_size);
@@ -140,6 +141,7 @@ typedef struct lctx_roofline_args {
     double read_bandwidth;  // result: bytes per second, reading eight times the last-level cache
     double gemm_f32;        // result: operations per second of a matrix product that stays in the first-level cache
     double gemm_bf16;       // result: the same with bf16 factors and float sums; 0: not compiled for such a CPU
+    double gemm_i8;         // result: the same with bytes and integer sums; 0: not compiled for such a CPU
     double copy_bandwidth;  // result: bytes read and written per second, copying 256 MiB from one place of the device to another
 } lctx_roofline_args;
 

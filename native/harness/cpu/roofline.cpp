@@ -1,6 +1,6 @@
 #include "roofline.h"
 
-#include "../../cpu/vec.h"
+#include "../../cpu/bytes.h"
 
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
@@ -53,6 +53,22 @@ void product_bf16(const uint32_t * a, const uint16_t * b, float * c) {
 }
 #endif
 
+#if LCTX_HAS_BYTES
+void product_i8(const int32_t * a, const uint8_t * b, int32_t * c) {
+    lctx_vi acc[RM][RN] = {};
+    for (int k = 0; k < K_DIM / 4; k++) {
+        lctx_vi bk[RN];
+        memcpy(bk, b + k * sizeof(bk), sizeof(bk));
+        for (int i = 0; i < RM; i++) {
+            for (int j = 0; j < RN; j++) {
+                acc[i][j] = lctx_vdot(acc[i][j], bk[j], a[k * RM + i]);
+            }
+        }
+    }
+    memcpy(c, acc, sizeof(acc));
+}
+#endif
+
 }  // namespace
 
 float lctx_cpu_read(const float * data, size_t n) {
@@ -88,6 +104,23 @@ double lctx_cpu_gemm_bf16(int64_t n_product) {
     for (int64_t i = 0; i < n_product; i++) {
         forget(a), forget(b);
         product_bf16(a, b, c);
+        forget(c);
+    }
+    return 2.0 * RM * RN * LCTX_VL * K_DIM * (double)n_product;
+#else
+    (void)n_product;
+    return 0.0;
+#endif
+}
+
+double lctx_cpu_gemm_i8(int64_t n_product) {
+#if LCTX_HAS_BYTES
+    alignas(64) int32_t a[K_DIM / 4 * RM] = {};
+    alignas(64) uint8_t b[K_DIM * RN * LCTX_VL] = {};
+    alignas(64) int32_t c[RM * RN * LCTX_VL];
+    for (int64_t i = 0; i < n_product; i++) {
+        forget(a), forget(b);
+        product_i8(a, b, c);
         forget(c);
     }
     return 2.0 * RM * RN * LCTX_VL * K_DIM * (double)n_product;
