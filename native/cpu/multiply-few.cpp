@@ -56,12 +56,12 @@ template <class BLOCK> class few_product : public ggml::cpu::tensor_traits {
     static void multiply(const ggml_tensor * op, const lctx_quad_column * columns, int64_t row) {
         const ggml_tensor * w = op->src[0];
         const BLOCK * blocks = (const BLOCK *)((const char *)w->data + row * w->nb[1]);
-        const int64_t n = op->src[1]->ne[1], n_block = w->ne[0] / 32, out_row = op->nb[1] / sizeof(float);
+        const int64_t n = op->src[1]->ne[1], out_row = op->nb[1] / sizeof(float);
         float * out = (float *)op->data + row;
         for (int64_t c = 0; c < n; c += N_TOGETHER) {
             static constexpr decltype(&lctx_multiply_row<BLOCK, 1>) BY_COLUMNS[N_TOGETHER] = {
                 lctx_multiply_row<BLOCK, 1>, lctx_multiply_row<BLOCK, 2>, lctx_multiply_row<BLOCK, 3>, lctx_multiply_row<BLOCK, 4>};
-            BY_COLUMNS[std::min(N_TOGETHER, n - c) - 1](blocks, n_block, columns + c, out + c * out_row, out_row);
+            BY_COLUMNS[std::min(N_TOGETHER, n - c) - 1](blocks, w->ne[0], columns + c, out + c * out_row, out_row);
         }
     }
 };
@@ -73,16 +73,23 @@ template <class BLOCK> ggml::cpu::tensor_traits * few() {
 
 }  // namespace
 
-ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type) {
-    return type == GGML_TYPE_Q4_0   ? few<block_q4_0>()
-           : type == GGML_TYPE_Q4_1 ? few<block_q4_1>()
-           : type == GGML_TYPE_Q8_0 ? few<block_q8_0>()
-                                    : nullptr;
+ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type, int64_t n_columns) {
+    if (n_columns == 1 && (type == GGML_TYPE_Q4_K || type == GGML_TYPE_Q5_K)) {
+        return nullptr;  // ggml is faster: its scales stay integers
+    }
+    switch (type) {
+        case GGML_TYPE_Q4_0: return few<block_q4_0>();
+        case GGML_TYPE_Q4_1: return few<block_q4_1>();
+        case GGML_TYPE_Q8_0: return few<block_q8_0>();
+        case GGML_TYPE_Q4_K: return few<block_q4_K>();
+        case GGML_TYPE_Q5_K: return few<block_q5_K>();
+        default:             return nullptr;
+    }
 }
 
 #else
 
-ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type) {
+ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type, int64_t) {
     return nullptr;
 }
 

@@ -107,19 +107,27 @@ template <> struct lctx_weight<GGML_TYPE_Q8_0> : lctx_weight_shape<32, 32, 128, 
     }
 };
 
-// Scales and minima of the eight groups of Q4_K and Q5_K: six bits each. Those of the last four have their upper two bits in the bytes
-// of the first four.
+// Scales and minima of four of the eight groups of Q4_K and Q5_K, a byte each, of six bits. Those of the last four groups (half 1) have
+// their upper two bits in the bytes of the first four.
+struct lctx_four_scales {
+    uint32_t scales, mins;
+};
+
+static inline lctx_four_scales lctx_unpack_scales(const uint8_t * packed, int half) {
+    uint32_t w[3];
+    memcpy(w, packed, sizeof(w));
+    if (half == 0) {
+        return {w[0] & 0x3f3f3f3f, w[1] & 0x3f3f3f3f};
+    }
+    return {(w[2] & 0x0f0f0f0f) | (w[0] >> 2 & 0x30303030), (w[2] >> 4 & 0x0f0f0f0f) | (w[1] >> 2 & 0x30303030)};
+}
+
 static inline void lctx_scales_and_mins(const uint8_t * packed, ggml_half d, ggml_half d_min, float * scales, float * mins) {
-    uint32_t a[3], s[2], m[2];
-    memcpy(a, packed, sizeof(a));
-    s[0] = a[0] & 0x3f3f3f3f;
-    m[0] = a[1] & 0x3f3f3f3f;
-    s[1] = (a[2] & 0x0f0f0f0f) | (a[0] >> 2 & 0x30303030);
-    m[1] = (a[2] >> 4 & 0x0f0f0f0f) | (a[1] >> 2 & 0x30303030);
     const float scale = lctx_from_half(d), min = -lctx_from_half(d_min);
     for (int g = 0; g < 8; g++) {
-        scales[g] = scale * (s[g / 4] >> 8 * (g % 4) & 255);
-        mins[g] = min * (m[g / 4] >> 8 * (g % 4) & 255);
+        const lctx_four_scales four = lctx_unpack_scales(packed, g / 4);
+        scales[g] = scale * (four.scales >> 8 * (g % 4) & 255);
+        mins[g] = min * (four.mins >> 8 * (g % 4) & 255);
     }
 }
 
