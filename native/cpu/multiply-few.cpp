@@ -15,7 +15,7 @@ constexpr int64_t ROWS_OF_TAKE = 32;  // that a thread takes at once
 template <class BLOCK> class few_product : public ggml::cpu::tensor_traits {
   public:
     bool work_size(int, const ggml_tensor * op, size_t & size) override {
-        lctx_parts parts{nullptr};
+        lctx_parts parts{0};
         for (int64_t c = 0; c < op->src[1]->ne[1]; c++) {
             column(parts, op);
         }
@@ -25,7 +25,7 @@ template <class BLOCK> class few_product : public ggml::cpu::tensor_traits {
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         const ggml_tensor *w = op->src[0], *x = op->src[1];
         lctx_quad_column columns[LCTX_FEW_COLUMNS];
-        lctx_parts parts{(char *)GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN)};
+        lctx_parts parts{GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN)};
         for (int64_t c = 0; c < x->ne[1]; c++) {
             columns[c] = column(parts, op);
         }

@@ -40,12 +40,12 @@ template <class W> struct plan {
         return {at.take<uint8_t>(k_dim * LCTX_VL), at.take<float>(n_scale), W::HAS_MIN ? at.take<float>(n_scale) : nullptr};
     }
     size_t columns_size() const {
-        lctx_parts at{nullptr};
+        lctx_parts at{0};
         columns(at);
         return at.used;
     }
     size_t panel_size() const {
-        lctx_parts at{nullptr};
+        lctx_parts at{0};
         panel(at);
         return at.used;
     }
@@ -70,7 +70,7 @@ template <class W> class product : public ggml::cpu::tensor_traits {
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         const plan<W> p(op, params->nth);
-        char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN);
+        const uintptr_t base = GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN);
         quantize(params, op, p, base);
         if (params->ith == 0) {
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
@@ -83,11 +83,11 @@ template <class W> class product : public ggml::cpu::tensor_traits {
     }
 
   private:
-    static lctx_columns columns(const plan<W> & p, char * base, int64_t tile) {
+    static lctx_columns columns(const plan<W> & p, uintptr_t base, int64_t tile) {
         lctx_parts at{base + tile * p.columns_size()};
         return p.columns(at);
     }
-    static void quantize(const ggml_compute_params * params, const ggml_tensor * op, const plan<W> & p, char * base) {
+    static void quantize(const ggml_compute_params * params, const ggml_tensor * op, const plan<W> & p, uintptr_t base) {
         const ggml_tensor * x = op->src[1];
         const int64_t n_block = p.k_dim / W::N;
         for (int64_t i = params->ith; i < p.n_tile * n_block; i += params->nth) {
@@ -96,7 +96,7 @@ template <class W> class product : public ggml::cpu::tensor_traits {
                                  (int)std::min<int64_t>(LCTX_TILE, p.n_columns - first), i % n_block * W::N);
         }
     }
-    static void multiply(const ggml_tensor * op, const plan<W> & p, char * base, char * own, int64_t chunk) {
+    static void multiply(const ggml_tensor * op, const plan<W> & p, uintptr_t base, uintptr_t own, int64_t chunk) {
         const ggml_tensor * w = op->src[0];
         const int64_t out_row = op->nb[1] / sizeof(float), first_row = chunk * p.n_panel * LCTX_VL;
         lctx_parts at{own};

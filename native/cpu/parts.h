@@ -3,11 +3,13 @@
 
 #include "ggml.h"
 
+#include <cstdint>
+
 constexpr size_t LCTX_PART_ALIGN = 64;
 
 // Parts of a work buffer, one after the other, each at the start of a cache line.
 struct lctx_parts {
-    char * base;
+    uintptr_t base;  // 0 to count only
     size_t used = 0;
 
     template <typename T> T * take(size_t n) {
