@@ -10,8 +10,8 @@ set(LCTX_KIND_haswell ${AVX2})
 set(LCTX_KIND_alderlake ${AVX2} avx_vnni)
 set(LCTX_KIND_skylakex ${AVX512})
 set(LCTX_KIND_cascadelake ${AVX512} avx512_vnni)
-set(LCTX_KIND_zen4 ${AVX512} avx512_vnni avx512_vbmi avx512_bf16)
-set(LCTX_KIND_sapphirerapids ${AVX512} avx512_vnni avx512_vbmi avx512_bf16 amx_tile amx_int8)
+set(LCTX_KIND_zen4 ${AVX512} avx512_vnni avx512vbmi avx512_bf16)
+set(LCTX_KIND_sapphirerapids ${AVX512} avx512_vnni avx512vbmi avx512_bf16 amx_tile amx_int8)
 
 # ggml-cpu once more, as a static library, with the flags of a kind
 function(lctx_add_cpu kind)
