@@ -113,7 +113,7 @@ def test_programs_take_turns_and_have_columns(capsys, fake):
     layers = runs[0][1].partition("-ngl ")[2].split()[0]
     assert runs[0][1] == f"{SETTINGS} {layers} -rtr 1 -p 0 -n 0 -gp 48,8 -ub 16 -r 1 -o json -w 0"
     assert runs[1][1] == (
-        f"-b 2048 -t 1 -ctv f16 -ngl {layers} -khad -vhad -ctk q4_0 -c 64 -ub 16 -n 8 --output-format jsonl "
+        f"-b 2048 -t 1 -ctv f16 -ngl {layers} -khad -vhad -ctk q4_0 -c 80 -ub 16 -n 8 --output-format jsonl "
         "--sweep-stride 3 -wb"
     )
     head, _, row = ([cell.strip() for cell in line.split("|")[1:-1]] for line in err.strip().splitlines())
@@ -153,8 +153,8 @@ def test_a_sweep_measures_prompts_at_depths(capsys, fake):
         (16, 32, [2000000]),
     ]
     assert [words.partition("-c ")[2] for _, words in asked(sweep)] == [
-        "16 -ub 16 -n 1 --output-format jsonl --no-warmup",
-        "48 -ub 16 -n 1 --output-format jsonl --sweep-stride 2 --no-warmup",
+        "32 -ub 16 -n 1 --output-format jsonl --no-warmup",
+        "64 -ub 16 -n 1 --output-format jsonl --sweep-stride 2 --no-warmup",
     ]
 
 

@@ -132,7 +132,8 @@ class SweepBench(Dialect):
 
     def options(self, case: Case, warmup: bool) -> list[str]:
         """Return the options of the test, without those of ``SETTINGS``."""
-        given: dict[str, object] = {"-c": case.n_depth + case.n_ubatch, "-ub": case.n_ubatch, "-n": case.n_gen or 1}
+        n_ctx = case.n_depth + 2 * case.n_ubatch  # of an empty context the warm-up batch takes a part
+        given: dict[str, object] = {"-c": n_ctx, "-ub": case.n_ubatch, "-n": case.n_gen or 1}
         given["--output-format"] = "jsonl"
         if self.stride and case.n_depth:
             given["--sweep-stride"] = case.n_depth // case.n_ubatch
