@@ -20,6 +20,7 @@ GROUPS = {
     "peers": "the extra test-peers: lm-eval, langchain-community, guidance, llama-index",
     "page": "selenium, chromium and chromedriver",
     "build": "a library built in build/, its source package, and what builds and packs it",
+    "wheel": "a wheel for every x86-64 CPU in dist/: make wheel",
     "older": "an older package of llama-cpp-python: python patches/refresh.py prove",
     "harness": "a library built with LCTX_HARNESS=ON",
     "cuda": "nvcc, cuobjdump and the headers of cuBLAS",

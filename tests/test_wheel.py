@@ -1,5 +1,6 @@
 """What is packed: the source package and the wheel."""
 
+import json
 import re
 import subprocess
 import sys
@@ -125,3 +126,28 @@ def test_wheel_has_the_command_and_the_requirements(packed):
     metadata = next(data for name, data in packed.items() if name.endswith("METADATA")).decode()
     assert b"pylongctx=pylongctx.cli:main" in entry.replace(b" ", b"")
     assert set(re.findall(r"^Requires-Dist: (\w+)[^;\n]*$", metadata, re.MULTILINE)) == {"cffi", "numpy", "rich"}
+
+
+@pytest.fixture(scope="module")
+def for_all() -> dict[str, bytes]:
+    """Return what the wheel of ``make wheel`` holds."""
+    wheels = sorted(
+        (ROOT / "dist").glob("pylongctx-*-manylinux_2_28_x86_64.whl"), key=lambda path: path.stat().st_mtime
+    )
+    if not wheels:
+        lacks("wheel", "make wheel was not run")
+    with zipfile.ZipFile(wheels[-1]) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_a_wheel_for_all_has_a_library_for_each_kind_of_cpu(for_all):
+    kinds = json.loads(for_all["pylongctx/lib/kinds.json"])
+    libraries = {f"pylongctx/lib/{kind}/libllama.so" for kind in kinds} | {"pylongctx/lib/libllama.so"}
+    assert {name for name, data in for_all.items() if data[:4] == b"\x7fELF"} == libraries
+
+
+def test_a_wheel_for_all_needs_an_old_glibc_only(for_all):
+    data = for_all["pylongctx/lib/libllama.so"]
+    versions = {tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_([\d.]+)\0", data)}
+    assert max(versions) <= (2, 28)
+    assert b"GLIBCXX_" not in data
