@@ -7,7 +7,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from op_harness import call, ffi, lib
 
 # values that share a scale of a column, and where the scales of a block are (f16, bytes from its start)
-TYPES = {"Q4_0": (32, [0]), "Q4_1": (32, [0, 2]), "Q5_0": (32, [0]), "Q5_1": (32, [0, 2]), "Q8_0": (32, [0])}
+TYPES = {"Q4_0": (32, [0]), "Q4_1": (32, [0, 2]), "Q5_0": (32, [0]), "Q5_1": (32, [0, 2])}
 TYPES |= {"Q4_K": (256, [0, 2]), "Q5_K": (256, [0, 2]), "Q6_K": (256, [208])}
 # blocks of a row, rows, columns, threads
 SHAPES = {"one column": (18, 17, 1, 1), "few": (1, 65, 5, 2), "up to panels": (7, 63, 12, 3), "a tile": (3, 16, 16, 1)}

@@ -80,7 +80,6 @@ ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type, int64_t n_columns) {
     switch (type) {
         case GGML_TYPE_Q4_0: return few<block_q4_0>();
         case GGML_TYPE_Q4_1: return few<block_q4_1>();
-        case GGML_TYPE_Q8_0: return few<block_q8_0>();
         case GGML_TYPE_Q4_K: return few<block_q4_K>();
         case GGML_TYPE_Q5_K: return few<block_q5_K>();
         default:             return nullptr;

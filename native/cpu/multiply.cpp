@@ -134,11 +134,12 @@ struct entry {
 
 constexpr int64_t AFTER_FEW = std::max<int64_t>(LCTX_FEW_COLUMNS + 1, 4);
 
+// Not Q8_0: with ggml's products a token has the same bits however many tokens come with it, with these it has not.
 constexpr entry PRODUCTS[] = {
     {GGML_TYPE_Q4_0, AFTER_FEW, true, panels<GGML_TYPE_Q4_0>}, {GGML_TYPE_Q4_1, AFTER_FEW, false, panels<GGML_TYPE_Q4_1>},
     {GGML_TYPE_Q5_0, 4, true, panels<GGML_TYPE_Q5_0>},         {GGML_TYPE_Q5_1, 4, false, panels<GGML_TYPE_Q5_1>},
-    {GGML_TYPE_Q8_0, AFTER_FEW, true, panels<GGML_TYPE_Q8_0>}, {GGML_TYPE_Q4_K, AFTER_FEW, true, panels<GGML_TYPE_Q4_K>},
-    {GGML_TYPE_Q5_K, AFTER_FEW, true, panels<GGML_TYPE_Q5_K>}, {GGML_TYPE_Q6_K, 8, true, panels<GGML_TYPE_Q6_K>},
+    {GGML_TYPE_Q4_K, AFTER_FEW, true, panels<GGML_TYPE_Q4_K>}, {GGML_TYPE_Q5_K, AFTER_FEW, true, panels<GGML_TYPE_Q5_K>},
+    {GGML_TYPE_Q6_K, 8, true, panels<GGML_TYPE_Q6_K>},
 };
 
 // Whether a product is that of one matrix in memory with columns of floats.

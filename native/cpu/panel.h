@@ -97,16 +97,6 @@ template <> struct lctx_weight<GGML_TYPE_Q5_1> : lctx_weight_shape<32, 32, 0, tr
     }
 };
 
-template <> struct lctx_weight<GGML_TYPE_Q8_0> : lctx_weight_shape<32, 32, 128, false> {
-    typedef block_q8_0 block;
-    static void unpack(const block & b, uint8_t * bytes, float * scales, float *) {
-        for (int i = 0; i < 32; i++) {
-            bytes[i] = (uint8_t)b.qs[i] ^ 128;
-        }
-        scales[0] = lctx_from_half(b.d);
-    }
-};
-
 // Scales and minima of four of the eight groups of Q4_K and Q5_K, a byte each, of six bits. Those of the last four groups (half 1) have
 // their upper two bits in the bytes of the first four.
 struct lctx_four_scales {
