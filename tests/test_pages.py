@@ -68,10 +68,6 @@ class Sizes:
         n_channel = N_HEAD * HEAD_DIM if self.base.representation == "attention" else 2 * N_HEAD_KV * HEAD_DIM
         return np.dtype(np.float16).itemsize * n_channel
 
-    @property
-    def evict_every(self) -> int:
-        return self.method.rule.evict_every if isinstance(self.method, Evicting) else N_CTX + 1
-
 
 def held_lists(session: Session, n_seq: int) -> list[list[np.ndarray]]:
     """Return the rows that every head of every sequence holds."""
@@ -155,12 +151,6 @@ class Machine(RuleBasedStateMachine):
             assert ("n_ctx" if is_full else "kv_limit") in self.session.error
             return None
         assert status == self.session.lib.LCTX_OK, self.session.error
-        every = self.sizes.evict_every
-        for seq, (part, before) in enumerate(zip(grown, self.model, strict=True)):
-            if (len(part) - 1) // every > (len(before) - 1) // every:
-                self.family[seq] = next(
-                    self.names
-                )  # an eviction, when a token comes after a border, makes all pages its own
         self.model = grown
         return logits
 
@@ -261,7 +251,10 @@ class Machine(RuleBasedStateMachine):
         assert info.full_bytes == sum(map(len, self.model)) * N_LAYER * N_HEAD_KV * 2 * ROW_BYTES
 
     def check_bytes(self, n_bytes, lists, n_held):
-        """Pages are held by one sequence, or by several of a family: never fewer than one of them needs."""
+        """Pages are held by one sequence, or by several of a family: never fewer than one of them needs.
+
+        An eviction keeps the pages before the first row that goes, so a family still shares those.
+        """
         beside = sum(self.sizes.beside_pages(len(part), n) for part, n in zip(self.model, n_held.sum(1), strict=True))
         n_page = np.array([[len(np.unique(rows // PAGE_ROWS)) for rows in heads] for heads in lists])
         if isinstance(self.sizes.method, Evicting):

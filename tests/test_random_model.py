@@ -12,7 +12,9 @@ from pylongctx.bench import geometries, random_model
 from pylongctx.cli import main
 
 
-@pytest.mark.parametrize(("method", "name"), [("_q4_k", "Q4_K"), ("_q5_k", "Q5_K"), ("_q6_k", "Q6_K"), ("_q4_1", "Q4_1"), ("_q8_0", "Q8_0")])
+@pytest.mark.parametrize(
+    ("method", "name"), [("_q4_k", "Q4_K"), ("_q5_k", "Q5_K"), ("_q6_k", "Q6_K"), ("_q4_1", "Q4_1"), ("_q8_0", "Q8_0")]
+)
 def test_random_blocks_have_the_deviation_asked_for(method, name):
     blocks = getattr(random_model.Weights(None, random_model.Shape(), 0), method)([64, 2048], 0.02)
     values = gguf.dequantize(blocks, gguf.GGMLQuantizationType[name])
