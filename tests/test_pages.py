@@ -253,7 +253,7 @@ class Machine(RuleBasedStateMachine):
     def check_bytes(self, n_bytes, lists, n_held):
         """Pages are held by one sequence, or by several of a family: never fewer than one of them needs.
 
-        An eviction keeps the pages before the first row that goes, so a family still shares those.
+        An eviction ends the sharing, but is not followed here: sequences stay in the family that they were copied in.
         """
         beside = sum(self.sizes.beside_pages(len(part), n) for part, n in zip(self.model, n_held.sum(1), strict=True))
         n_page = np.array([[len(np.unique(rows // PAGE_ROWS)) for rows in heads] for heads in lists])
