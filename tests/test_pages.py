@@ -68,6 +68,10 @@ class Sizes:
         n_channel = N_HEAD * HEAD_DIM if self.base.representation == "attention" else 2 * N_HEAD_KV * HEAD_DIM
         return np.dtype(np.float16).itemsize * n_channel
 
+    @property
+    def evict_every(self) -> int:
+        return self.method.rule.evict_every if isinstance(self.method, Evicting) else N_CTX + 1
+
 
 def held_lists(session: Session, n_seq: int) -> list[list[np.ndarray]]:
     """Return the rows that every head of every sequence holds."""
@@ -112,7 +116,8 @@ class Machine(RuleBasedStateMachine):
         self.model: list[list[int]] = [[] for _ in range(self.n_seq)]
         self.names = count()
         self.family = [next(self.names) for _ in range(self.n_seq)]  # sequences that may share pages
-        self.saved: tuple[bytes, list[int]] | None = None
+        self.done = [0] * self.n_seq  # lengths at which the eviction that is due at such a border may be done already
+        self.saved: tuple[bytes, list[int], int] | None = None
         self.peak, self.is_watched = 0, False
 
     @initialize(is_watched=st.booleans(), seed=st.integers(0, 2**20))
@@ -149,10 +154,23 @@ class Machine(RuleBasedStateMachine):
         if is_full or (self.may_be_full and status == self.session.lib.LCTX_NO_SLOT):
             assert status == self.session.lib.LCTX_NO_SLOT
             assert ("n_ctx" if is_full else "kv_limit") in self.session.error
+            self.note_done(batch)
             return None
         assert status == self.session.lib.LCTX_OK, self.session.error
+        every = self.sizes.evict_every
+        for seq, (part, before) in enumerate(zip(grown, self.model, strict=True)):
+            first = len(before) - (self.done[seq] != len(before))
+            if (len(part) - 1) // every > first // every:
+                self.family[seq] = next(
+                    self.names
+                )  # an eviction, when a token comes after a border, makes all pages its own
         self.model = grown
         return logits
+
+    def note_done(self, batch: list[tuple[int, int]]) -> None:
+        """Remember that evictions may be done: a batch that does not end has done those that were due before it."""
+        for seq in {seq for seq, _ in batch}:
+            self.done[seq] = len(self.model[seq])
 
     @rule(seq=st.integers(0, 3))
     def compare(self, seq):
@@ -166,6 +184,7 @@ class Machine(RuleBasedStateMachine):
         self.flag[0] = 1
         status, _ = self.session.try_decode_mixed(batch)
         self.flag[0] = 0
+        self.note_done(batch)
         wanted = Counter(seq for seq, _ in batch)
         if any(len(part) + wanted[seq] > N_CTX for seq, part in enumerate(self.model)):
             assert status == self.session.lib.LCTX_NO_SLOT
@@ -178,6 +197,8 @@ class Machine(RuleBasedStateMachine):
         seq %= self.n_seq
         back = N_CTX if rare else back
         n = self.session.cut_back(max(0, len(self.model[seq]) - back), seq)
+        if n < len(self.model[seq]):
+            self.done[seq] = n
         del self.model[seq][n:]
 
     @rule(dst=st.integers(0, 3), back=st.sampled_from([0, 0, 1, 5, 30, N_CTX]), rare=RARELY)
@@ -189,6 +210,7 @@ class Machine(RuleBasedStateMachine):
         if not self.session.copy(src, dst, n):
             assert n < len(self.model[src]) or (self.may_be_full and "kv_limit" in self.session.error)
             return
+        self.done[dst] = n if n < len(self.model[src]) else self.done[src]
         self.model[dst], self.family[dst] = self.model[src][:n], self.family[src]
         if n == 0:
             assert [len(rows) for rows in held_lists(self.session, dst + 1)[dst]] == [0] * N_LAYER * N_HEAD_KV
@@ -203,7 +225,7 @@ class Machine(RuleBasedStateMachine):
     @rule(rare=RARELY)
     def save(self, rare):
         seq = self.longest(rare)
-        self.saved = self.session.save(seq), list(self.model[seq])
+        self.saved = self.session.save(seq), list(self.model[seq]), self.done[seq]
 
     def longest(self, rare: bool) -> int:
         """Return the longest sequence, or the shortest."""
@@ -214,7 +236,7 @@ class Machine(RuleBasedStateMachine):
     def restore(self, seq):
         seq %= self.n_seq
         if self.session.restore(self.saved[0], seq):
-            self.model[seq], self.family[seq] = list(self.saved[1]), next(self.names)
+            self.model[seq], self.family[seq], self.done[seq] = list(self.saved[1]), next(self.names), self.saved[2]
         else:
             assert self.may_be_full, self.session.error
             assert "kv_limit" in self.session.error
@@ -251,10 +273,7 @@ class Machine(RuleBasedStateMachine):
         assert info.full_bytes == sum(map(len, self.model)) * N_LAYER * N_HEAD_KV * 2 * ROW_BYTES
 
     def check_bytes(self, n_bytes, lists, n_held):
-        """Pages are held by one sequence, or by several of a family: never fewer than one of them needs.
-
-        An eviction ends the sharing, but is not followed here: sequences stay in the family that they were copied in.
-        """
+        """Pages are held by one sequence, or by several of a family: never fewer than one of them needs."""
         beside = sum(self.sizes.beside_pages(len(part), n) for part, n in zip(self.model, n_held.sum(1), strict=True))
         n_page = np.array([[len(np.unique(rows // PAGE_ROWS)) for rows in heads] for heads in lists])
         if isinstance(self.sizes.method, Evicting):
