@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pylongctx import Llama
-from pylongctx.bench import geometries, random_model
+from pylongctx.bench import geometries, random_blocks, random_model
 from pylongctx.cli import main
 
 
@@ -42,7 +42,7 @@ def test_random_models_compute_logits_of_order_one(tmp_path, recipe, weights):
 def test_random_models_need_whole_blocks(tmp_path):
     shape = random_model.Shape(n_embd=96)
     with pytest.raises(ValueError, match=r"rows of 96 are no multiple of a block, 256: use weights f16"):
-        random_model.write_model(tmp_path / "a.gguf", random_model.LLAMA, shape, qtype=random_model.Q4_K)
+        random_model.write_model(tmp_path / "a.gguf", random_model.LLAMA, shape, qtype=random_blocks.Q4_K)
 
 
 def test_random_models_without_gguf_say_how_to_get_it(monkeypatch, capsys):

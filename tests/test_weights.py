@@ -7,7 +7,7 @@ from llamas import new
 from tiny_gguf import requantized
 
 from pylongctx._lib import lib, text
-from pylongctx.bench import random_model
+from pylongctx.bench import random_blocks, random_model
 from pylongctx.engine.model import Model
 
 FEATURES = text(lib.lctx_system_info())
@@ -19,7 +19,7 @@ SHAPE = random_model.Shape(512, 256, 2, 4, 2, 512, 1024, n_rot=0)
 def models(tmp_path_factory) -> dict[str, str]:
     """Return a model with weights in Q4_K and one in Q4_0."""
     folder = tmp_path_factory.mktemp("weights")
-    k = random_model.write_model(folder / "q4_k.gguf", random_model.LLAMA, SHAPE, qtype=random_model.Q4_K)
+    k = random_model.write_model(folder / "q4_k.gguf", random_model.LLAMA, SHAPE, qtype=random_blocks.Q4_K)
     legacy = requantized(folder / "q4_0.gguf", k, gguf.GGMLQuantizationType.Q4_0)
     return {"Q4_K": str(k), "Q4_0": str(legacy)}
 

@@ -4,11 +4,11 @@
 
 #include "../ops/cache.h"
 #include "few.h"
+#include "gemm.h"
 #include "hadamard.h"
 #include "rotate.h"
 #include "softmax.h"
 #include "unpack.h"
-#include "vec.h"
 
 #include <algorithm>
 #include <cmath>

@@ -121,13 +121,18 @@ static inline void lctx_scales_and_mins(const uint8_t * packed, ggml_half d, ggm
     }
 }
 
+// The values of Q4_K and Q5_K without their fifth bits.
+static inline void lctx_four_nibbles(const uint8_t * halves, uint8_t * bytes) {
+    for (int i = 0; i < 4; i++) {
+        lctx_nibbles<32>(halves + 32 * i, bytes + 64 * i);
+    }
+}
+
 template <> struct lctx_weight<GGML_TYPE_Q4_K> : lctx_weight_shape<256, 32, 0, true> {
     typedef block_q4_K block;
     static void unpack(const block & b, uint8_t * bytes, float * scales, float * mins) {
         lctx_scales_and_mins(b.scales, b.d, b.dmin, scales, mins);
-        for (int i = 0; i < 4; i++) {
-            lctx_nibbles<32>(b.qs + 32 * i, bytes + 64 * i);
-        }
+        lctx_four_nibbles(b.qs, bytes);
     }
 };
 
@@ -135,9 +140,7 @@ template <> struct lctx_weight<GGML_TYPE_Q5_K> : lctx_weight_shape<256, 32, 0, t
     typedef block_q5_K block;
     static void unpack(const block & b, uint8_t * bytes, float * scales, float * mins) {
         lctx_scales_and_mins(b.scales, b.d, b.dmin, scales, mins);
-        for (int i = 0; i < 4; i++) {
-            lctx_nibbles<32>(b.qs + 32 * i, bytes + 64 * i);
-        }
+        lctx_four_nibbles(b.qs, bytes);
         for (int g = 0; g < 8; g++) {
             for (int i = 0; i < 32; i++) {
                 bytes[32 * g + i] |= (b.qh[i] >> g & 1) << 4;

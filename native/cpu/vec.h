@@ -34,12 +34,12 @@ static inline lctx_vf lctx_vmax(lctx_vf a, lctx_vf b) {
     return b > a ? b : a;
 }
 
-// Lanes of a (0 .. VL-1) and b (VL ..), in any order.
-template <int... LANE> static inline lctx_vf lctx_vpick(lctx_vf a, lctx_vf b, std::integer_sequence<int, LANE...>) {
+// Lanes of a (0 .. their number - 1) and b (from there on), in any order. M: integers as wide as the lanes.
+template <typename M = lctx_vi, typename V, int... LANE> static inline V lctx_vpick(V a, V b, std::integer_sequence<int, LANE...>) {
 #if defined(__clang__)
     return __builtin_shufflevector(a, b, LANE...);
 #else
-    return __builtin_shuffle(a, b, lctx_vi{LANE...});
+    return __builtin_shuffle(a, b, M{LANE...});
 #endif
 }
 
@@ -154,59 +154,3 @@ static inline lctx_vf lctx_vlog_sum(lctx_vf x, lctx_vf y) {
 
 // A caller of products that stays by itself: inlined into all of its own callers, it spills what its loops need at every step.
 #define LCTX_ALONE __attribute__((noinline, unused))
-
-// Register tile: C[RM][RN*VL] (+)= A[RM][k_dim] * B[k_dim][RN*VL].
-template <int RM, int RN> static LCTX_KERNEL void lctx_gemm_tile(int k_dim, const float * a, int64_t a_row, int64_t a_col, const float * b,
-                                                                 int64_t b_row, float * c, int64_t c_row, bool add) {
-    lctx_vf acc[RM][RN];
-    for (int i = 0; i < RM; i++) {
-        for (int j = 0; j < RN; j++) {
-            acc[i][j] = add ? lctx_vload(c + i * c_row + j * LCTX_VL) : lctx_vf{};
-        }
-    }
-    for (int k = 0; k < k_dim; k++) {
-        lctx_vf bk[RN];
-        for (int j = 0; j < RN; j++) {
-            bk[j] = lctx_vload(b + k * b_row + j * LCTX_VL);
-        }
-        for (int i = 0; i < RM; i++) {
-            const lctx_vf ai = lctx_vset(a[i * a_row + k * a_col]);
-            for (int j = 0; j < RN; j++) {
-                acc[i][j] += ai * bk[j];
-            }
-        }
-    }
-    for (int i = 0; i < RM; i++) {
-        for (int j = 0; j < RN; j++) {
-            lctx_vstore(c + i * c_row + j * LCTX_VL, acc[i][j]);
-        }
-    }
-}
-
-template <int RN> static inline void lctx_gemm_columns(int m, int k_dim, const float * a, int64_t a_row, int64_t a_col, const float * b,
-                                                       int64_t b_row, float * c, int64_t c_row, bool add) {
-    constexpr int RM = LCTX_VL == 16 ? 8 : 6;  // accumulators: 16 of 32 registers, or 12 of 16; one panel of B stays in the first cache
-    int i = 0;
-    for (; i + RM <= m; i += RM) {
-        lctx_gemm_tile<RM, RN>(k_dim, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);
-    }
-    for (; i + 4 <= m; i += 4) {
-        lctx_gemm_tile<4, RN>(k_dim, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);
-    }
-    for (; i < m; i++) {
-        lctx_gemm_tile<1, RN>(k_dim, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);
-    }
-}
-
-// C[m][n] (+)= A[m][k_dim] * B[k_dim][n]; n is a multiple of LCTX_VL; element (i, k) of A is a[i*a_row + k*a_col].
-static inline void lctx_gemm(int m, int n, int k_dim, const float * a, int64_t a_row, int64_t a_col, const float * b, int64_t b_row,
-                             float * c, int64_t c_row, bool add) {
-    constexpr int RN = 2;
-    int j = 0;
-    for (; j + RN * LCTX_VL <= n; j += RN * LCTX_VL) {
-        lctx_gemm_columns<RN>(m, k_dim, a, a_row, a_col, b + j, b_row, c + j, c_row, add);
-    }
-    for (; j < n; j += LCTX_VL) {
-        lctx_gemm_columns<1>(m, k_dim, a, a_row, a_col, b + j, b_row, c + j, c_row, add);
-    }
-}

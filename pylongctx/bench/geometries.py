@@ -11,18 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pylongctx._cache_folder import cache_folder
+from pylongctx.bench.random_blocks import F16, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0
 from pylongctx.bench.random_model import (
     ATTENTION,
-    F16,
     GATED,
     LLAMA,
     PHI2,
-    Q4_0,
-    Q4_1,
-    Q4_K,
-    Q5_K,
-    Q6_K,
-    Q8_0,
     QKV_BIAS,
     QWEN2,
     Recipe,

@@ -9,19 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-try:
-    import gguf
-except ImportError as reason:
-    raise ImportError("models of random weights are written with the gguf package: pip install gguf") from reason
+from pylongctx.bench.random_blocks import BLOCKS, F16, F32, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Array, gguf, normal
 
-Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, F16, F32 = (
-    gguf.GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "F16", "F32")
-)
 SHARPNESS = 2.0  # factor on q and k: attention scores get a standard deviation of about its square
 N_EXPERT = 4
-Array = NDArray[Any]
 SHARP = ("attn_q", "attn_k", "attn_q_b", "attn_kv_a_mqa")
 ALWAYS_F32 = ("ssm_conv1d.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")  # as llama.cpp quantizes
 NOT_WEIGHTS = ("exp_probs_b.bias", "ssm_a", "ssm_d", "ssm_dt.bias")  # names that stand as they are
@@ -265,15 +257,13 @@ class Weights:
 
     def embedding(self, deviation: float) -> None:
         """Add the token embedding; rows are looked up, so f32 whatever the type of the rest."""
-        values = deviation * self._normal([self.shape.n_vocab, self.shape.n_embd])
+        values = deviation * normal(self.rng, [self.shape.n_vocab, self.shape.n_embd])
         self.writer.add_tensor("token_embd.weight", values)
 
     def matrix(self, name: str, sizes: list[int], gain: Array | float = 1.0) -> None:
         """Add a matrix that keeps the variance of its input, times ``gain`` (of each row) squared."""
-        make = {Q4_0: self._q4_0, Q4_1: self._q4_1, Q4_K: self._q4_k, Q5_K: self._q5_k, Q6_K: self._q6_k}
-        make |= {Q8_0: self._q8_0, F16: self._f16, F32: self._f32}
         qtype = self._type(name)
-        self.writer.add_tensor(name, make[qtype](sizes, gain * sizes[-1] ** -0.5), raw_dtype=qtype)
+        self.writer.add_tensor(name, BLOCKS[qtype](self.rng, sizes, gain * sizes[-1] ** -0.5), raw_dtype=qtype)
 
     def vector(self, name: str, sizes: list[int], mean: float = 1.0, deviation: float = 0.1) -> None:
         """Add a vector, f32 in every model."""
@@ -297,67 +287,6 @@ class Weights:
             n_v = n_rows * self.shape.n_embd_kv // self.dims["qkv"]
             return np.repeat([SHARPNESS, 1.0], [n_rows - n_v, n_v])[:, None].astype(np.float32)
         return (SHARPNESS if name in SHARP else 1.0) * self.gains.get(name, 1.0)
-
-    def _normal(self, sizes: list[int]) -> Array:
-        return self.rng.standard_normal(sizes, dtype=np.float32)
-
-    def _f32(self, sizes: list[int], std: Array | float) -> Array:
-        return std * self._normal(sizes)
-
-    def _f16(self, sizes: list[int], std: Array | float) -> Array:
-        return self._f32(sizes, std).astype(np.float16)
-
-    # quantized blocks are drawn directly, all with the same scale
-
-    def _q8_0(self, sizes: list[int], std: float) -> Array:
-        """Return blocks of 32: scale, 32 signed bytes; uniform ones have a deviation of 73.9."""
-        blocks = self._blocks(sizes, 32, 34)
-        blocks[..., :2] = _f16_bytes(std / 73.9)
-        return blocks.reshape(*sizes[:-1], -1)
-
-    def _q4_0(self, sizes: list[int], std: float) -> Array:
-        """Return blocks of 32: d, 4-bit q; d * (q - 8), whose deviation is 4.61 * d."""
-        blocks = self._blocks(sizes, 32, 18)
-        blocks[..., :2] = _f16_bytes(std / 4.61)
-        return blocks.reshape(*sizes[:-1], -1)
-
-    def _q4_1(self, sizes: list[int], std: float) -> Array:
-        """Return blocks of 32: d, m, 4-bit q; d * q + m."""
-        blocks = self._blocks(sizes, 32, 20)
-        blocks[..., :4] = np.concatenate([_f16_bytes(std / 4.61), _f16_bytes(-7.5 * std / 4.61)])
-        return blocks.reshape(*sizes[:-1], -1)
-
-    def _q4_k(self, sizes: list[int], std: float) -> Array:
-        """Return blocks of 256: d, dmin, eight 6-bit scales and minima (32 each), 4-bit q; d * 32 * q - dmin * 32."""
-        return self._with_minima(sizes, 144, std / 4.61, 7.5)
-
-    def _q5_k(self, sizes: list[int], std: float) -> Array:
-        """Return blocks of 256: as those of Q4_K, with 5-bit q."""
-        return self._with_minima(sizes, 176, std / 9.23, 15.5)
-
-    def _with_minima(self, sizes: list[int], n_bytes: int, step: float, mean: float) -> Array:
-        """Return blocks of 256 that begin with d, dmin and eight 6-bit scales and minima."""
-        blocks = self._blocks(sizes, 256, n_bytes)
-        blocks[..., :4] = np.concatenate([_f16_bytes(step / 32), _f16_bytes(mean * step / 32)])
-        blocks[..., 4:16] = [0xA0] * 8 + [0] * 4  # 32: upper bits in the first 8 bytes, lower ones all 0
-        return blocks.reshape(*sizes[:-1], -1)
-
-    def _q6_k(self, sizes: list[int], std: float) -> Array:
-        """Return blocks of 256: 6-bit q in 192 bytes, sixteen 8-bit scales (8 each), d; d * 8 * (q - 32)."""
-        blocks = self._blocks(sizes, 256, 210)
-        blocks[..., 192:208] = 8
-        blocks[..., 208:] = _f16_bytes(std / (8 * 18.5))
-        return blocks.reshape(*sizes[:-1], -1)
-
-    def _blocks(self, sizes: list[int], n: int, n_bytes: int) -> Array:
-        """Return random bytes for blocks of ``n`` values, uint8 [..., n_block, n_bytes]."""
-        if sizes[-1] % n:
-            raise ValueError(f"rows of {sizes[-1]} are no multiple of a block, {n}: use weights f16")
-        return self.rng.integers(0, 256, (*sizes[:-1], sizes[-1] // n, n_bytes), dtype=np.uint8)
-
-
-def _f16_bytes(value: float) -> Array:
-    return np.array([value], np.float16).view(np.uint8)
 
 
 def _more_bits(layer: int, n_layer: int) -> bool:

@@ -5,7 +5,8 @@ from pathlib import Path
 import gguf
 from gguf.quants import quantize
 
-from pylongctx.bench.random_model import F32, FILE_TYPES, Q8_0, add_meta, shape_meta
+from pylongctx.bench.random_blocks import F32, Q8_0
+from pylongctx.bench.random_model import FILE_TYPES, add_meta, shape_meta
 from tiny.model import Model
 from tiny.tokenizer import BOS, EOS, UNKNOWN, Tokenizer
 

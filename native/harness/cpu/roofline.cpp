@@ -1,10 +1,7 @@
 #include "roofline.h"
 
 #include "../../cpu/bytes.h"
-
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
+#include "../../cpu/gemm.h"
 
 namespace {
 
@@ -17,48 +14,31 @@ inline void forget(void * data) {
     asm volatile("" : : "r"(data) : "memory");
 }
 
-void product_f32(const float * a, const float * b, float * c) {
-    lctx_vf acc[RM][RN] = {};
-    for (int k = 0; k < K_DIM; k++) {
-        lctx_vf bk[RN];
-        for (int j = 0; j < RN; j++) {
-            bk[j] = lctx_vload(b + (k * RN + j) * LCTX_VL);
-        }
-        for (int i = 0; i < RM; i++) {
-            const lctx_vf ai = lctx_vset(a[k * RM + i]);
-            for (int j = 0; j < RN; j++) {
-                acc[i][j] += ai * bk[j];
-            }
-        }
+// Repeat a product of factors whose elements hold N numbers each. Returns operations.
+template <int N, typename A, typename B, typename C, typename F> double repeat(int64_t n_product, F && product) {
+    alignas(64) A a[K_DIM / N * RM] = {};
+    alignas(64) B b[K_DIM / N * RN * LCTX_VL] = {};
+    alignas(64) C c[RM * RN * LCTX_VL];
+    for (int64_t i = 0; i < n_product; i++) {
+        forget(a), forget(b);
+        product(a, b, c);
+        forget(c);
     }
-    memcpy(c, acc, sizeof(acc));
+    return 2.0 * RM * RN * LCTX_VL * K_DIM * (double)n_product;
 }
 
-#if defined(__AVX512BF16__)
-void product_bf16(const uint32_t * a, const uint16_t * b, float * c) {
-    __m512 acc[RM][RN] = {};
-    for (int k = 0; k < K_DIM / 2; k++) {
-        __m512bh bk[RN];
-        for (int j = 0; j < RN; j++) {
-            bk[j] = (__m512bh)_mm512_loadu_si512(b + (k * RN + j) * 32);
-        }
-        for (int i = 0; i < RM; i++) {
-            const auto ai = (__m512bh)_mm512_set1_epi32((int32_t)a[k * RM + i]);
-            for (int j = 0; j < RN; j++) {
-                acc[i][j] = _mm512_dpbf16_ps(acc[i][j], ai, bk[j]);
-            }
-        }
-    }
-    memcpy(c, acc, sizeof(acc));
+template <int N, typename T> double repeat_tile(int64_t n_product) {
+    return repeat<N, T, T, float>(n_product, [](const T * a, const T * b, float * c) {
+        lctx_gemm_tile<RM, RN>(K_DIM / N, a, 1, RM, b, RN * LCTX_VL, c, RN * LCTX_VL, false);
+    });
 }
-#endif
 
 #if LCTX_HAS_BYTES
-void product_i8(const int32_t * a, const uint8_t * b, int32_t * c) {
+void product_i8(const int32_t * a, const int32_t * b, int32_t * c) {
     lctx_vi acc[RM][RN] = {};
     for (int k = 0; k < K_DIM / 4; k++) {
         lctx_vi bk[RN];
-        memcpy(bk, b + k * sizeof(bk), sizeof(bk));
+        memcpy(bk, b + k * RN * LCTX_VL, sizeof(bk));
         for (int i = 0; i < RM; i++) {
             for (int j = 0; j < RN; j++) {
                 acc[i][j] = lctx_vdot(acc[i][j], bk[j], a[k * RM + i]);
@@ -87,26 +67,12 @@ float lctx_cpu_read(const float * data, size_t n) {
 }
 
 double lctx_cpu_gemm_f32(int64_t n_product) {
-    alignas(64) float a[K_DIM * RM] = {}, b[K_DIM * RN * LCTX_VL] = {}, c[RM * RN * LCTX_VL];
-    for (int64_t i = 0; i < n_product; i++) {
-        forget(a), forget(b);
-        product_f32(a, b, c);
-        forget(c);
-    }
-    return 2.0 * RM * RN * LCTX_VL * K_DIM * (double)n_product;
+    return repeat_tile<1, float>(n_product);
 }
 
 double lctx_cpu_gemm_bf16(int64_t n_product) {
-#if defined(__AVX512BF16__)
-    alignas(64) uint32_t a[K_DIM / 2 * RM] = {};
-    alignas(64) uint16_t b[K_DIM / 2 * RN * 32] = {};
-    alignas(64) float c[RM * RN * LCTX_VL];
-    for (int64_t i = 0; i < n_product; i++) {
-        forget(a), forget(b);
-        product_bf16(a, b, c);
-        forget(c);
-    }
-    return 2.0 * RM * RN * LCTX_VL * K_DIM * (double)n_product;
+#if LCTX_HAS_PAIRS
+    return repeat_tile<2, lctx_pair>(n_product);
 #else
     (void)n_product;
     return 0.0;
@@ -115,15 +81,7 @@ double lctx_cpu_gemm_bf16(int64_t n_product) {
 
 double lctx_cpu_gemm_i8(int64_t n_product) {
 #if LCTX_HAS_BYTES
-    alignas(64) int32_t a[K_DIM / 4 * RM] = {};
-    alignas(64) uint8_t b[K_DIM * RN * LCTX_VL] = {};
-    alignas(64) int32_t c[RM * RN * LCTX_VL];
-    for (int64_t i = 0; i < n_product; i++) {
-        forget(a), forget(b);
-        product_i8(a, b, c);
-        forget(c);
-    }
-    return 2.0 * RM * RN * LCTX_VL * K_DIM * (double)n_product;
+    return repeat<4, int32_t, int32_t, int32_t>(n_product, product_i8);
 #else
     (void)n_product;
     return 0.0;

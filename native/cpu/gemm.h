@@ -1,0 +1,113 @@
+// Small matrix products: of floats, and of pairs of bf16 numbers where the CPU has them, at twice the rate.
+#pragma once
+
+#include "vec.h"
+
+#if defined(__AVX512BF16__)
+#define LCTX_HAS_PAIRS 1
+#include <immintrin.h>
+#else
+#define LCTX_HAS_PAIRS 0
+#endif
+
+static inline lctx_vf lctx_vmad(lctx_vf sum, lctx_vf a, lctx_vf b) {
+    return sum + a * b;
+}
+
+#if LCTX_HAS_PAIRS
+// Two bf16 numbers that follow each other in k, the first in the low half.
+struct lctx_pair {
+    uint32_t bits;
+};
+
+static inline lctx_vi lctx_vload(const lctx_pair * p) {
+    return (lctx_vi)_mm512_loadu_si512(p);
+}
+
+static inline void lctx_vstore(lctx_pair * p, lctx_vi v) {
+    memcpy(p, &v, sizeof(v));
+}
+
+static inline lctx_vi lctx_vset(lctx_pair x) {
+    return (lctx_vi)_mm512_set1_epi32((int)x.bits);
+}
+
+// In every lane: sum + both products of a pair.
+static inline lctx_vf lctx_vmad(lctx_vf sum, lctx_vi a, lctx_vi b) {
+    return (lctx_vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+
+typedef int16_t lctx_halves __attribute__((vector_size(64)));
+
+template <int... I> static inline lctx_vi lctx_vinterleave(lctx_halves v, std::integer_sequence<int, I...>) {
+    return (lctx_vi)lctx_vpick<lctx_halves>(v, v, std::integer_sequence<int, (I % 2 * LCTX_VL + I / 2)...>{});
+}
+
+// In every lane a pair of both.
+static inline lctx_vi lctx_vpair(lctx_vf first, lctx_vf second) {
+    return lctx_vinterleave((lctx_halves)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first),
+                            std::make_integer_sequence<int, 2 * LCTX_VL>{});
+}
+
+// The lanes as LCTX_VL / 2 pairs.
+static inline void lctx_vstore(lctx_pair * p, lctx_vf v) {
+    _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+}
+#endif
+
+// Register tile: C[RM][RN*VL] (+)= A[RM][k_dim] * B[k_dim][RN*VL].
+template <int RM, int RN, typename T> static LCTX_KERNEL void lctx_gemm_tile(int k_dim, const T * a, int64_t a_row, int64_t a_col,
+                                                                             const T * b, int64_t b_row, float * c, int64_t c_row,
+                                                                             bool add) {
+    lctx_vf acc[RM][RN];
+    for (int i = 0; i < RM; i++) {
+        for (int j = 0; j < RN; j++) {
+            acc[i][j] = add ? lctx_vload(c + i * c_row + j * LCTX_VL) : lctx_vf{};
+        }
+    }
+    for (int k = 0; k < k_dim; k++) {
+        decltype(lctx_vload(b)) bk[RN];
+        for (int j = 0; j < RN; j++) {
+            bk[j] = lctx_vload(b + k * b_row + j * LCTX_VL);
+        }
+        for (int i = 0; i < RM; i++) {
+            const auto ai = lctx_vset(a[i * a_row + k * a_col]);
+            for (int j = 0; j < RN; j++) {
+                acc[i][j] = lctx_vmad(acc[i][j], ai, bk[j]);
+            }
+        }
+    }
+    for (int i = 0; i < RM; i++) {
+        for (int j = 0; j < RN; j++) {
+            lctx_vstore(c + i * c_row + j * LCTX_VL, acc[i][j]);
+        }
+    }
+}
+
+template <int RN, typename T> static inline void lctx_gemm_columns(int m, int k_dim, const T * a, int64_t a_row, int64_t a_col, const T * b,
+                                                                   int64_t b_row, float * c, int64_t c_row, bool add) {
+    constexpr int RM = LCTX_VL == 16 ? 8 : 6;  // accumulators: 16 of 32 registers, or 12 of 16; one panel of B stays in the first cache
+    int i = 0;
+    for (; i + RM <= m; i += RM) {
+        lctx_gemm_tile<RM, RN>(k_dim, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);
+    }
+    for (; i + 4 <= m; i += 4) {
+        lctx_gemm_tile<4, RN>(k_dim, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);
+    }
+    for (; i < m; i++) {
+        lctx_gemm_tile<1, RN>(k_dim, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);
+    }
+}
+
+// C[m][n] (+)= A[m][k_dim] * B[k_dim][n]; n is a multiple of LCTX_VL; element (i, k) of A is a[i*a_row + k*a_col].
+template <typename T> static inline void lctx_gemm(int m, int n, int k_dim, const T * a, int64_t a_row, int64_t a_col, const T * b,
+                                                   int64_t b_row, float * c, int64_t c_row, bool add) {
+    constexpr int RN = 2;
+    int j = 0;
+    for (; j + RN * LCTX_VL <= n; j += RN * LCTX_VL) {
+        lctx_gemm_columns<RN>(m, k_dim, a, a_row, a_col, b + j, b_row, c + j, c_row, add);
+    }
+    for (; j < n; j += LCTX_VL) {
+        lctx_gemm_columns<1>(m, k_dim, a, a_row, a_col, b + j, b_row, c + j, c_row, add);
+    }
+}
