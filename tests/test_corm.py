@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from cases import LOGIT_TOLERANCE
+from cases import FEW_TOKENS, LOGIT_TOLERANCE
 from model_oracle import Model, Run, WatchedModel
 from oracle import DualChunk, Full, SelfExtend, hadamard_blocks
 from oracle_chunks import LongHeads
@@ -272,7 +272,8 @@ def test_every_kv_type_follows_the_rounding_oracle(model_path, name, type_name):
     path, method, tokens = model_path("llama-wide"), ALL[name], random_tokens(0)
     base = Model.load(path)
     want = RoundingModel(base.meta, base.tensors, base.rope, type_name, type_name).logits(tokens, method)
-    got = evaluate(path, method.text(), tokens, n_ctx=N, type_k=type_name, type_v=type_name)
+    types = {"type_k": type_name, "type_v": type_name}
+    got = evaluate(path, method.text(), tokens, n_ctx=N, n_ubatch=FEW_TOKENS, **types)
     error, scale = abs(got - want).max(-1), abs(want).max()
     before_choices = method.base.window if "grouped" in name else None
     assert np.median(error[:before_choices]) < 1e-2 * scale

@@ -90,7 +90,7 @@ def check(case: EvictCase) -> None:
     got, layer, summaries = run_evict(case, x), evict_layer(case, x), None
     if isinstance(case.method, LongHeads):
         summaries = base_summaries(case, x)
-        assert_same(summaries, layer.summarize(), max(HALF, case.tolerance))
+        assert_same(summaries, layer.summarize(), max(HALF, case.rounding))
     want = layer.run(summaries, case.margin, native_decisions(case, x))
     if summaries is not None:
         np.testing.assert_array_equal(got.chunks, want.chunks)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import oracle
 import pytest
-from cases import LOGIT_TOLERANCE, LONGHEADS, N_CTX_TRAIN
+from cases import FEW_TOKENS, LOGIT_TOLERANCE, LONGHEADS, N_CTX_TRAIN
 from model_oracle import Model
 from oracle_chunks import LongHeads
 from test_methods import assert_same_logits, evaluate
@@ -72,7 +72,7 @@ def test_every_kv_type_equals_the_rounding_oracle(model_path, tokens, method, ty
     blocks = tuple(64 if name.startswith("q") else 0 for name in (type_k, type_v))
     assert blocks == oracle.hadamard_blocks(type_k, 64, type_v, 64)
     want = rounding_logits(path, tokens, method, type_k, type_v, blocks)
-    got = evaluate(path, method.text(), tokens, n_ctx=100, type_k=type_k, type_v=type_v)
+    got = evaluate(path, method.text(), tokens, n_ctx=100, n_ubatch=FEW_TOKENS, type_k=type_k, type_v=type_v)
     assert_same_logits(got, want, LOGIT_TOLERANCE if type_k == type_v == "f32" else STEP)
     assert np.median(abs(got - want)) < MEDIAN * abs(want).max()
 
@@ -81,7 +81,7 @@ def test_every_kv_type_equals_the_rounding_oracle(model_path, tokens, method, ty
 def test_heads_are_transformed_in_blocks_that_divide_them(tmp_path, tokens, head_dim, blocks):
     path = make_model(tmp_path / "wide.gguf", Shape(n_embd=4 * head_dim, n_ctx_train=N_CTX_TRAIN), seed=1)
     want = rounding_logits(path, tokens[:60], oracle.Full(), "q8_0", "q5_1", blocks)
-    got = evaluate(path, "full", tokens[:60], n_ctx=60, type_k="q8_0", type_v="q5_1")
+    got = evaluate(path, "full", tokens[:60], n_ctx=60, n_ubatch=FEW_TOKENS, type_k="q8_0", type_v="q5_1")
     assert blocks == oracle.hadamard_blocks("q8_0", head_dim, "q5_1", head_dim)
     assert_same_logits(got, want, STEP)
     assert np.median(abs(got - want)) < MEDIAN * abs(want).max()
@@ -92,7 +92,7 @@ def test_rows_are_stored_as_they_come_where_the_environment_says_so(model_path, 
     path, method = model_path("llama-wide"), METHODS[method]
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
     want = rounding_logits(path, tokens[:60], method, "q8_0", "q5_1", (0, 0))
-    got = evaluate(path, method.text(), tokens[:60], n_ctx=60, type_k="q8_0", type_v="q5_1")
+    got = evaluate(path, method.text(), tokens[:60], n_ctx=60, n_ubatch=FEW_TOKENS, type_k="q8_0", type_v="q5_1")
     assert_same_logits(got, want, STEP)
     assert np.median(abs(got - want)) < MEDIAN * abs(want).max()
 

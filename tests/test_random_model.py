@@ -12,15 +12,13 @@ from pylongctx.bench import geometries, random_blocks, random_model
 from pylongctx.cli import main
 
 
-@pytest.mark.parametrize(
-    ("method", "name"), [("_q4_k", "Q4_K"), ("_q5_k", "Q5_K"), ("_q6_k", "Q6_K"), ("_q4_1", "Q4_1"), ("_q8_0", "Q8_0")]
-)
-def test_random_blocks_have_the_deviation_asked_for(method, name):
-    blocks = getattr(random_model.Weights(None, random_model.Shape(), 0), method)([64, 2048], 0.02)
-    values = gguf.dequantize(blocks, gguf.GGMLQuantizationType[name])
+@pytest.mark.parametrize("qtype", random_blocks.BLOCKS, ids=lambda qtype: qtype.name)
+def test_random_blocks_have_the_deviation_asked_for(qtype):
+    blocks = random_blocks.BLOCKS[qtype](np.random.default_rng(0), [64, 2048], 0.02)
+    values = gguf.dequantize(blocks, qtype)
     assert values.shape == (64, 2048)
     assert values.std() == pytest.approx(0.02, rel=0.02)
-    assert abs(values.mean()) < 0.001
+    assert abs(values.mean()) < (0.003 if qtype is random_blocks.Q4_0 else 0.001)  # -8 to 7
 
 
 @pytest.mark.parametrize("recipe", [random_model.LLAMA, random_model.QWEN2, random_model.PHI2])
@@ -46,7 +44,7 @@ def test_random_models_need_whole_blocks(tmp_path):
 
 
 def test_random_models_without_gguf_say_how_to_get_it(monkeypatch, capsys):
-    for module in ("geometries", "random_model"):
+    for module in ("geometries", "random_model", "random_blocks"):
         monkeypatch.delitem(sys.modules, f"pylongctx.bench.{module}")
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert main(["bench", "-m", "random:phi-2:1"]) == 1

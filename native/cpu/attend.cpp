@@ -77,6 +77,11 @@ LCTX_ALONE void attend_span(const lctx_attend_args & a, const lctx_tile & tile, 
                             const scratch & w, const lctx_states & st) {
     const lctx_columns columns(w.block.queries, span.n, a.head_dim_k);
     span.load_queries(a, tile, columns, w.block.rotated);
+#if LCTX_HAS_PAIRS
+    if (lctx_in_pairs(a, columns)) {
+        lctx_pair_rows(columns.q, a.head_dim_k, columns.n_pad);
+    }
+#endif
     const lctx_states own = states_of(span, tile, w, st, columns.n_pad);
     for (int i = first; i < end; i++) {
         const int index = span.first_block() + i, cell = span.block_lo(index), n = span.block_hi(index) - cell;

@@ -1,7 +1,7 @@
 // One block of cells for the columns of *attend*: scores, online softmax, o += p v.
 #pragma once
 
-#include "columns.h"
+#include "pairs.h"
 
 // Softmax states of columns; o is not divided by l yet.
 struct lctx_states {
@@ -71,6 +71,35 @@ template <typename Mask> static inline void lctx_attend_few(const lctx_attend_ar
     lctx_few_weigh(lctx_readable(v, b.n, a.head_dim_v, w.v), b.n, w.s, columns.n, a.head_dim_v, st.o, st.dim_v);
 }
 
+// s = k q, [key][column].
+static inline void lctx_block_scores(const lctx_attend_args & a, const lctx_columns & columns, const lctx_stored & rows, int n,
+                                     const lctx_block_scratch & w) {
+    int64_t step;
+#if LCTX_HAS_PAIRS
+    if (lctx_in_pairs(a, columns)) {
+        const lctx_pair * k = lctx_pair_keys(rows, n, a.head_dim_k, w.k, &step);
+        return lctx_gemm(n, columns.n_pad, a.head_dim_k / 2, k, step, 1, (const lctx_pair *)columns.q, columns.n_pad, w.s, columns.n_pad,
+                         false);
+    }
+#endif
+    const float * k = lctx_unpack(rows, n, a.head_dim_k, w.k, &step, a.head_dim_k);
+    lctx_scores(columns, k, step, n, w.s, false);
+}
+
+// o += p v
+static inline void lctx_block_weigh(const lctx_attend_args & a, const lctx_columns & columns, const lctx_stored & rows, int n,
+                                    const lctx_states & st, const lctx_block_scratch & w) {
+#if LCTX_HAS_PAIRS
+    if (lctx_in_pairs(a, columns)) {
+        const lctx_pair *p = lctx_pair_rows(w.s, n, columns.n_pad), *v = lctx_pair_values(rows, n, a.head_dim_v, w.v);
+        return lctx_gemm(columns.n, st.dim_v, (n + 1) / 2, p, 1, columns.n_pad, v, a.head_dim_v, st.o, st.dim_v, true);
+    }
+#endif
+    int64_t step;
+    const float * v = lctx_unpack(rows, n, a.head_dim_v, w.v, &step, st.dim_v);
+    lctx_gemm(columns.n, st.dim_v, n, (const float *)w.s, 1, columns.n_pad, v, step, st.o, st.dim_v, true);
+}
+
 // mask(s, step from cell to cell, step from column to column) takes away the scores of what a column does not read.
 template <typename Mask> static inline void lctx_attend_block(const lctx_attend_args & a, const lctx_columns & columns,
                                                               const lctx_cells & cells, const lctx_block & b, const lctx_states & st,
@@ -79,15 +108,11 @@ template <typename Mask> static inline void lctx_attend_block(const lctx_attend_
     if (columns.few() && a.head_dim_v % LCTX_VL == 0) {
         return lctx_attend_few(a, columns, b, k_rows, st, w, mask);
     }
-    int64_t k_step, v_step;
-    const float * k = lctx_unpack(k_rows, b.n, a.head_dim_k, w.k, &k_step, a.head_dim_k);
-    lctx_scores(columns, k, k_step, b.n, w.s, false);
+    lctx_block_scores(a, columns, k_rows, b.n, w);
     lctx_softcap(w.s, (size_t)b.n * columns.n_pad, a.params.softcap);
     mask(w.s, columns.n_pad, 1);
     if (lctx_softmax_block(w.s, b.n, columns.n_pad, st.m, st.l, w.factor)) {
         lctx_rescale(st.o, w.factor, columns.n, st.dim_v);
     }
-    const lctx_stored v_rows = lctx_stored_values(a.cache, b.cell, b.head, b.seq);
-    const float * v = lctx_unpack(v_rows, b.n, a.head_dim_v, w.v, &v_step, st.dim_v);
-    lctx_gemm(columns.n, st.dim_v, b.n, w.s, 1, columns.n_pad, v, v_step, st.o, st.dim_v, true);
+    lctx_block_weigh(a, columns, lctx_stored_values(a.cache, b.cell, b.head, b.seq), b.n, st, w);
 }

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
-from cases import CHUNK_CASES, EVICT_CASES, OP_CASES, ChunkCase, EvictCase, OpCase
+from cases import CHUNK_CASES, EVICT_CASES, OP_CASES, PAIRS, ChunkCase, EvictCase, OpCase
 from op import make_inputs, run_chunks, run_evict, run_native
 
 from pylongctx import Llama
 
 # Of the largest value. All rows become f16 on their way to the tensor cores, whose products have 11 bits and whose sums
 # are float; sharper scores have larger errors, and an exponential makes them relative ones of the weights.
-TOLERANCE = dict.fromkeys(("f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1"), 2e-3)
+TOLERANCE = 2e-3
 OTHER_CHOICES = 0.03  # share of queries that may choose another chunk: near ties fall either way
 OTHER_ROWS = 0.03  # share of rows about which heads may decide otherwise: near thresholds they fall either way
 LOGITS = 2.0  # our logits may differ so many times as much as those of llama.cpp's own attention do
@@ -111,7 +111,7 @@ def error_of(got: np.ndarray, want: np.ndarray) -> float:
 
 def limit_of(case: OpCase) -> float:
     """Return how far an output may be off."""
-    return max(TOLERANCE[case.type_k], TOLERANCE[case.type_v]) * max(1.0, case.sharpness)
+    return (PAIRS if case.in_pairs else TOLERANCE) * max(1.0, case.sharpness)
 
 
 def fits(case: OpCase) -> bool:
@@ -198,7 +198,7 @@ def check_model(
     attention makes of it is the measure.
     """
     stock, _ = differences(model, None, n_gpu_layers, text)
-    limit = LOGITS * max(stock, TOLERANCE["f16"])
+    limit = LOGITS * max(stock, TOLERANCE)
     for method in methods:
         check = Check(f"{name} {method}", len(text.prompt) + len(text.rest))
         error, other = differences(model, method, n_gpu_layers, text)
