@@ -1,4 +1,4 @@
-"""The patches for stock ggml: they apply to the pinned source and need nothing of ours. Their cases: upstream/check.py."""
+"""The patches for stock ggml: they apply to the pinned source and need nothing of ours (cases: upstream/check.py)."""
 
 import re
 import subprocess
