@@ -10,14 +10,17 @@ import argparse
 import asyncio
 import itertools
 import json
+import multiprocessing
 import random
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 
 import httpx
 import psutil
@@ -53,7 +56,6 @@ class Soak:
         self.http = httpx.AsyncClient(base_url=url, timeout=60.0, limits=httpx.Limits(max_connections=CLIENTS))
         self.random = random.Random(seed)
         self.counts: dict[str, Count] = {kind: Count() for kind in KINDS}
-        self.health: list[float] = []  # ms of answers to /health
 
     def text(self, n: int) -> str:
         return " ".join(self.random.choices(WORDS, k=n))
@@ -111,15 +113,6 @@ class Soak:
             pass
         for seq in range(N_SEQ):
             await self.http.post(f"/slots/{seq}", params={"action": "erase"}, json={})
-
-    async def watch(self) -> None:
-        """Ask /health all the time, on a connection of its own."""
-        async with httpx.AsyncClient(base_url=self.http.base_url, timeout=60.0) as http:
-            while True:
-                start = time.monotonic()
-                (await http.get("/health")).raise_for_status()
-                self.health.append(1000 * (time.monotonic() - start))
-                await asyncio.sleep(PAUSE)
 
     async def metric(self, name: str) -> float:
         found = re.search(rf"^pylongctx_{name} (\S+)$", (await self.http.get("/metrics")).text, re.M)
@@ -196,17 +189,39 @@ def start() -> tuple[subprocess.Popen[str], str]:
     raise RuntimeError(f"the server ended with status {process.wait()}")
 
 
+def watch(url: str, end: Connection) -> None:
+    """Ask /health until something arrives, then send the milliseconds of all answers."""
+    times = []
+    with httpx.Client(base_url=url, timeout=60.0) as http:
+        while not end.poll(PAUSE):
+            start = time.monotonic()
+            http.get("/health").raise_for_status()
+            times.append(1000 * (time.monotonic() - start))
+    end.send(times)
+
+
+@contextmanager
+def watching(url: str, times: list[float]) -> Iterator[None]:
+    """Ask /health meanwhile, in a process of its own: the other clients keep theirs busy."""
+    end, other = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=watch, args=(url, other))
+    process.start()
+    yield
+    end.send(None)
+    times += end.recv()
+    process.join()
+
+
 async def soak(url: str, pid: int, n: int, seed: int) -> tuple[Soak, list[int], int]:
     """Return the counts, the server's bytes after every fifth, and its KV bytes."""
     clients = Soak(url, seed)
     kinds = list(itertools.islice(itertools.cycle(KINDS), n))
     clients.random.shuffle(kinds)
-    size, memory, watching = max(1, int(PART * n)), [], asyncio.ensure_future(clients.watch())
+    size, memory = max(1, int(PART * n)), []
     for first in range(0, n, size):
         await clients.run(kinds[first : first + size])
         memory.append(psutil.Process(pid).memory_info().rss)
     kv = int(await clients.metric("kv_bytes"))
-    watching.cancel()
     await clients.http.aclose()
     return clients, memory, kv
 
@@ -230,9 +245,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=2000, metavar="N", help="how many (2000)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of their order and texts (0)")
     args = parser.parse_args(argv)
+    health: list[float] = []
     process, url = start()
     try:
-        clients, memory, kv = asyncio.run(soak(url, process.pid, args.requests, args.seed))
+        with watching(url, health):
+            clients, memory, kv = asyncio.run(soak(url, process.pid, args.requests, args.seed))
         alive = process.poll() is None
         process.send_signal(signal.SIGTERM)
         status = process.wait(60)
@@ -241,7 +258,7 @@ def main(argv: list[str] | None = None) -> int:
     growth = memory[-1] / memory[WARM - 1] - 1
     Console().print(table(clients.counts))
     series = ", ".join(f"{rss / 2**20:.1f}" for rss in memory)
-    health = sorted(clients.health)
+    health.sort()
     late = f"99 of 100 within {health[int(0.99 * len(health))]:.0f} ms, the slowest after {health[-1]:.0f} ms"
     print(f"{len(health)} answers of /health, {late}")
     print(f"memory of the server {series} MiB ({growth:+.1%}), KV {kv} bytes, exit status {status}")

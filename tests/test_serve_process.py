@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -147,3 +148,12 @@ def test_the_packages_of_the_server_are_named(monkeypatch, capsys):
         monkeypatch.delitem(sys.modules, name)
     assert main(["serve"]) == 1
     assert "pip install pylongctx[server]" in capsys.readouterr().err
+
+
+def test_connections_send_small_packets_at_once():
+    from pylongctx.serve.server import listen
+
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()) as client:
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), client

@@ -31,9 +31,12 @@ def share_heaps() -> None:
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; OSError when the address cannot be used."""
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as reason:
         raise OSError(f"cannot listen on {host}:{port}, choose another --host or --port: {reason}") from reason
+    # connections inherit it; asyncio does not set it for this kind of listener, and packets wait 40 ms for each other
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def serve(service: Service, listener: socket.socket) -> None:
