@@ -167,10 +167,11 @@ tools-ik: $(VENV)/.build-tools
 	cmake --build $(IK) --target llama-bench llama-sweep-bench
 	$(PYTHON) bench/check_ik.py "$(IK_SOURCE)" $(IK)/bin/llama-bench pylongctx/models/*.gguf
 
-# the tests of the kernels and the memory on a library that checks itself
+# the tests of the kernels and the memory on a library that checks itself; of threads not every case, they would take hours
 sanitize: sanitize-address sanitize-thread
 sanitize-address: SANITIZE := address,undefined
 sanitize-address: RUNTIME  := libasan.so
+sanitize-address: CASES    := --all
 sanitize-thread: SANITIZE := thread
 sanitize-thread: RUNTIME  := libtsan.so
 sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
@@ -182,7 +183,7 @@ sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
 	cd tests && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
 	    LD_PRELOAD="$$(cc -print-file-name=$(RUNTIME)) $$(cc -print-file-name=libstdc++.so)" \
 	    PYTHONPATH=$(CURDIR)/build/sanitize/$*:$$($(CURDIR)/$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
-	    $(CURDIR)/$(BIN)/python -S -m pytest -q -s --all test_ops.py test_multiply.py test_chunks.py test_evict.py test_memory.py test_corm_sequences.py test_pages.py test_order.py
+	    $(CURDIR)/$(BIN)/python -S -m pytest -q -s $(CASES) test_ops.py test_multiply.py test_chunks.py test_evict.py test_memory.py test_corm_sequences.py test_pages.py test_order.py
 
 # the pages of docs/ and the Python reference into build/docs; a broken link or docstring is an error
 docs: build
