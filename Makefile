@@ -180,7 +180,7 @@ sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
 	    -C cmake.define.LCTX_SANITIZE=$(SANITIZE) -C cmake.define.LCTX_HARNESS=ON -C cmake.define.LCTX_UPSTREAM_TARBALL=$(TARBALL)
 	# -S and another folder: neither the editable install nor the source tree in front of this library.
 	# libstdc++ at the start, or the runtime does not find what throws; -s, or pytest keeps its report
-	cd tests && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
+	cd tests && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS="halt_on_error=1 suppressions=tsan.txt" \
 	    LD_PRELOAD="$$(cc -print-file-name=$(RUNTIME)) $$(cc -print-file-name=libstdc++.so)" \
 	    PYTHONPATH=$(CURDIR)/build/sanitize/$*:$$($(CURDIR)/$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
 	    $(CURDIR)/$(BIN)/python -S -m pytest -q -s $(CASES) test_ops.py test_multiply.py test_chunks.py test_evict.py test_memory.py test_corm_sequences.py test_pages.py test_order.py
