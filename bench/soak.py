@@ -204,7 +204,7 @@ def watch(url: str, end: Connection) -> None:
 def watching(url: str, times: list[float]) -> Iterator[None]:
     """Ask /health meanwhile, in a process of its own: the other clients keep theirs busy."""
     end, other = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=watch, args=(url, other))
+    process = multiprocessing.get_context("spawn").Process(target=watch, args=(url, other), daemon=True)
     process.start()
     yield
     end.send(None)

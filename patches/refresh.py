@@ -65,9 +65,13 @@ def tarball(version: str, sha256: str) -> Path:
     return find_tarball(version, sha256) or fetch_tarball(version, sha256)
 
 
-def extract(package: Path, work: Path) -> None:
-    """Write to the work folder what a build extracts from the package."""
-    wanted = tuple(re.findall(r"set\(wanted (.+)\)", (PATCHES / "apply.cmake").read_text())[0].split())
+def built_files() -> tuple[str, ...]:
+    """Return how the names of the files begin that a build extracts."""
+    return tuple(re.findall(r"set\(wanted (.+)\)", (PATCHES / "apply.cmake").read_text())[0].split())
+
+
+def extract(package: Path, work: Path, wanted: tuple[str, ...]) -> None:
+    """Write to the work folder the files of the package whose names begin so."""
     with tarfile.open(package) as archive:
         for member in archive:
             _, _, member.name = member.name.partition("/vendor/llama.cpp/")
@@ -85,7 +89,7 @@ def import_series(work: Path, package: Path) -> None:
     if work.exists():
         raise SystemExit(f"{work} exists: export what is in it, then delete it")
     work.mkdir(parents=True)
-    extract(package, work)
+    extract(package, work, built_files())
     git(work, "init", "--quiet", "--initial-branch=main")
     git(work, "add", "--all", "--force")
     git(work, "commit", "--quiet", "--message=upstream")
@@ -174,7 +178,7 @@ def prove(package: Path) -> dict[str, str]:
     """Return for every patch how it applies to another release, and whether what was patched compiles."""
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch) / "llama.cpp"
-        extract(package, work)
+        extract(package, work, built_files())
         result = {name: apply(work, PATCHES / name) for name in read_series()}
         for name, how in result.items():
             sources = [file for file in touched(PATCHES / name) if file.endswith((".c", ".cpp"))]

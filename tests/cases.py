@@ -87,8 +87,9 @@ class OpCase:
 
     @property
     def in_pairs(self) -> bool:
-        """Whether products of many columns may have factors of 8 bits, where the CPU has such (native/cpu/pairs.h)."""
-        return not {"f32", "f16"} & {self.type_k, self.type_v}
+        """Whether products may have factors of 8 bits, where the CPU has such: over 8 columns (native/cpu/pairs.h)."""
+        n_columns = getattr(self, "n_ubatch", self.n_tokens) * self.n_head // self.n_head_kv
+        return n_columns > 8 and not {"f32", "f16"} & {self.type_k, self.type_v}
 
     @property
     def scale(self) -> float:

@@ -1,23 +1,21 @@
 """The patches for stock ggml: they apply to the pinned source and need nothing of ours (cases: upstream/check.py)."""
 
 import re
+import runpy
 import subprocess
-import tarfile
 from pathlib import Path
 
 from upstream import tarball
 
-PATCHES = sorted((Path(__file__).resolve().parents[1] / "upstream").glob("*.patch"))
+ROOT = Path(__file__).resolve().parents[1]
+PATCHES = sorted((ROOT / "upstream").glob("*.patch"))
+extract = runpy.run_path(str(ROOT / "patches/refresh.py"))["extract"]
 
 
 def test_the_series_applies_to_the_pinned_source(tmp_path):
     touched = {name for patch in PATCHES for name in re.findall(r"^\+\+\+ b/(.+)$", patch.read_text(), re.MULTILINE)}
     assert {name.partition("/")[0] for name in touched} == {"ggml", "tests"}
-    with tarfile.open(tarball()) as archive:
-        for member in archive:
-            _, _, member.name = member.name.partition("/vendor/llama.cpp/")
-            if member.name in touched:
-                archive.extract(member, tmp_path)
+    extract(tarball(), tmp_path, tuple(touched))
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     for patch in PATCHES:
         subprocess.run(["git", "apply", str(patch)], cwd=tmp_path, check=True)

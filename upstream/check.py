@@ -12,12 +12,11 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "patches"))
-from refresh import apply, pins, tarball  # noqa: E402
+from refresh import BY_HAND, apply, extract, pins, tarball  # noqa: E402
 
 BUILD = HERE.parent / "build" / "upstream"
 WANTED = ("ggml/", "common/", "vendor/", "tests/test-backend-ops.cpp")
@@ -38,14 +37,10 @@ def make_tree(name: str, patches: list[Path]) -> Path:
     """Extract the source, patch it and build ggml; return the folder of the libraries."""
     tree, build = BUILD / name, BUILD / f"build-{name}"
     shutil.rmtree(tree, ignore_errors=True)
-    with tarfile.open(tarball(*next(iter(pins("upstream.txt").items())))) as archive:
-        for member in archive:
-            _, _, member.name = member.name.partition("/vendor/llama.cpp/")
-            if member.isfile() and member.name.startswith(WANTED):
-                archive.extract(member, tree)
+    extract(tarball(*next(iter(pins("upstream.txt").items()))), tree, WANTED)
     (tree / "ggml/ggml.pc.in").touch()  # the package lacks it
     for patch in patches:
-        if apply(tree, patch) == "by hand":
+        if apply(tree, patch) == BY_HAND:
             raise SystemExit(f"{patch.name} does not apply")
     subprocess.run(["cmake", "-S", tree / "ggml", "-B", build, "-G", "Ninja", *OPTIONS], check=True)
     subprocess.run(["cmake", "--build", build], check=True)

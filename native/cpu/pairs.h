@@ -16,16 +16,21 @@ static inline bool lctx_in_pairs(const lctx_attend_args & a, const lctx_columns 
 }
 
 #if LCTX_HAS_PAIRS
-// Rows of floats to rows of pairs, in place: pair i is of rows 2i and 2i + 1, each of `dim` numbers. An odd last row is paired with zeros.
-static inline const lctx_pair * lctx_pair_rows(float * rows, int n, int dim) {
-    lctx_pair * pairs = (lctx_pair *)rows;
+// Rows 2i and 2i + 1 as row i of pairs, an odd last one with zeros: [(n + 1) / 2][dim]. load(row, d) may read what pairs takes the place
+// of, from the row of the pair on.
+template <typename F> static inline void lctx_pair_up(int n, int dim, lctx_pair * pairs, F && load) {
     for (int i = 0; i < n; i += 2) {
         for (int d = 0; d < dim; d += LCTX_VL) {
-            const lctx_vf first = lctx_vload(rows + i * dim + d);
-            lctx_vstore(pairs + i / 2 * dim + d, lctx_vpair(first, i + 1 < n ? lctx_vload(rows + (i + 1) * dim + d) : lctx_vf{}));
+            const lctx_vf first = load(i, d);
+            lctx_vstore(pairs + i / 2 * dim + d, lctx_vpair(first, i + 1 < n ? load(i + 1, d) : lctx_vf{}));
         }
     }
-    return pairs;
+}
+
+// Floats, [n][dim], in place.
+static inline const lctx_pair * lctx_pair_rows(float * rows, int n, int dim) {
+    lctx_pair_up(n, dim, (lctx_pair *)rows, [&](int i, int d) { return lctx_vload(rows + i * dim + d); });
+    return (const lctx_pair *)rows;
 }
 
 // f(row, d): the floats [d, d + LCTX_VL) of a stored row. tmp, [n][dim], is for types that vectors cannot read.
@@ -54,14 +59,7 @@ static inline const lctx_pair * lctx_pair_keys(const lctx_stored & k, int n, int
 
 // Values as pairs of neighboring keys: tmp, [(n + 1) / 2][dim].
 static inline const lctx_pair * lctx_pair_values(const lctx_stored & v, int n, int dim, float * tmp) {
-    lctx_each_vector(v, n, dim, tmp, [&](auto && load) {
-        for (int i = 0; i < n; i += 2) {
-            for (int d = 0; d < dim; d += LCTX_VL) {
-                const lctx_vf first = load(i, d);
-                lctx_vstore((lctx_pair *)tmp + i / 2 * dim + d, lctx_vpair(first, i + 1 < n ? load(i + 1, d) : lctx_vf{}));
-            }
-        }
-    });
+    lctx_each_vector(v, n, dim, tmp, [&](auto && load) { lctx_pair_up(n, dim, (lctx_pair *)tmp, load); });
     return (const lctx_pair *)tmp;
 }
 #endif
