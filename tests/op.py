@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import oracle
-from cases import ChunkCase, EvictCase, OpCase
+from cases import ChunkCase, OpCase
+from cases_evict import EvictCase
 from needs import lacks
 from oracle_chunks import UNUSED, LongHeads, Stored
 from oracle_evict import Layer

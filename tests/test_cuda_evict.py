@@ -9,7 +9,7 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-from cases import BASES, EVICT_CASES, RULES, EvictCase, evict_case
+from cases_evict import BASES, EVICT_CASES, RULES, EvictCase, evict_case
 from op import make_inputs, run_evict, run_step
 from test_corm import METHODS, random_tokens
 from test_evict import check

@@ -8,18 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import thinning
-from cases import (
-    CHUNK_CASES,
-    EVICT_CASES,
-    LONGHEADS,
-    OP_CASES,
-    POSITIONS,
-    REPRESENTATIONS,
-    ROPES,
-    TOLERANCE,
-    ChunkCase,
-    chunk_case,
-)
+from cases import CHUNK_CASES, LONGHEADS, OP_CASES, POSITIONS, REPRESENTATIONS, ROPES, TOLERANCE, ChunkCase, chunk_case
+from cases_evict import EVICT_CASES
 from op import LayerRun, make_inputs, run_chunks, run_evict, run_native, stored
 from oracle_chunks import LongHeads
 from session import Session, assert_same

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import BASES, EVICT_CASES, HALF, RULES, EvictCase, evict_case
+from cases import HALF
+from cases_evict import BASES, EVICT_CASES, RULES, EvictCase, evict_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op import Inputs, LayerRun, evict_layer, make_inputs, run_evict, run_layer

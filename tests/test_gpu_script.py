@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import thinning
-from cases import CHUNK_CASES, EVICT_CASES, OP_CASES, OpCase
+from cases import CHUNK_CASES, OP_CASES, OpCase
+from cases_evict import EVICT_CASES
 from gpu import acceptance as gpu
 from gpu import checks as gpu_checks
 from gpu import speed as gpu_speed

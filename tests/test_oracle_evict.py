@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import oracle
 import pytest
-from cases import BASES, EVICT_CROSS, RULES, EvictCase, evict_case
+from cases_evict import BASES, EVICT_CROSS, RULES, EvictCase, evict_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op import evict_layer, make_inputs

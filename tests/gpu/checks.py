@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
-from cases import CHUNK_CASES, EVICT_CASES, OP_CASES, PAIRS, ChunkCase, EvictCase, OpCase
+from cases import CHUNK_CASES, OP_CASES, PAIRS, ChunkCase, OpCase
+from cases_evict import EVICT_CASES, EvictCase
 from op import make_inputs, run_chunks, run_evict, run_native
 
 from pylongctx import Llama

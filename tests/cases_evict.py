@@ -1,0 +1,128 @@
+"""Cases of heads that drop rows: see cases.py."""
+
+from dataclasses import dataclass, field, replace
+
+from cases import FEW_TOKENS, ROPES, OpCase
+from oracle import DualChunk, Full, Segment, SelfExtend, ShiftedRotary
+from oracle_chunks import LongHeads
+from oracle_evict import H2O, Corm, Evicting, Rule, Scissorhands, Tova
+
+# How far a score of attention may be off: a decision within that may fall either way. What float32 leaves, and one step
+# of a stored channel that rounds the other way.
+MARGIN = {"f32": 2e-5, "f16": 1e-3, "q8_0": 2e-3, "q4_0": 3e-2}
+
+RULES = {  # on random rows each of them drops many and keeps many
+    "corm": Corm(16, 16, 1),
+    "corm-every16": Corm(12, 24, 16),
+    "corm-unprotected": Corm(24, 0, 7),
+    "h2o": H2O(96, 32, 8),
+    "h2o-every": H2O(100, 7, 1),
+    "scissorhands": Scissorhands(80, 9, 16, 12),
+    "tova": Tova(64, 5),
+}
+BASES = {
+    "full": Full(),
+    "selfextend": SelfExtend(5, 33),
+    "longheads-head": LongHeads(16, 96),
+    "longheads-group": LongHeads(16, 96, select="group", representation="minmax"),
+    "longheads-grouped": LongHeads(16, 96, representation="minmax", position="grouped", n_neighbor=1, n_recent=0),
+    "dca": DualChunk(37, 19),
+    "string": ShiftedRotary(37, 19),
+}
+CORM_EDGES = {
+    "window-beyond-the-end": Corm(300, 8, 1),
+    "recent-beyond-the-end": Corm(2, 257, 1),
+    "window-one": Corm(1, 40, 1),
+    "window-one-unprotected": Corm(1, 0, 1),
+    "every-beyond-the-end": Corm(8, 8, 258),
+    "every-at-the-end": Corm(8, 8, 257),
+    "every-wider-than-window": Corm(5, 3, 50),
+    "every-does-not-divide": Corm(20, 10, 13),
+    "pages": Corm(16, 64, 64),
+}
+BUDGET_EDGES = {
+    "budget-beyond-the-end": H2O(300, 8, 4),
+    "budget-is-nearly-recent": H2O(40, 39, 4),
+    "budget-one": H2O(1, 0, 1),
+    "tova-one": Tova(1, 1),
+    "scissorhands-window-one": Scissorhands(50, 1, 10, 10),
+    "scissorhands-every-one": Scissorhands(50, 1, 10, 1),
+}
+
+
+@dataclass(frozen=True)
+class EvictCase(OpCase):
+    """One call of ``lctx_layer_run`` with a rule; ``method`` is the base."""
+
+    rule: Rule = field(default_factory=lambda: RULES["corm-every16"])
+    n_ubatch: int = 64
+
+    @property
+    def evicting(self) -> Evicting:
+        return Evicting(self.method, self.rule)
+
+    @property
+    def margin(self) -> float:
+        return MARGIN[self.type_k]
+
+    def segments(self) -> list[list[Segment]]:
+        """Return segments that are not read: the layer makes them."""
+        return [[Segment(0, 0, 0)]] * self.n_rows
+
+
+def evict_case(name: str, n_rows: int = 257, sharpness: float = 4.0, **settings) -> EvictCase:
+    return EvictCase(name, n_rows=n_rows, n_tokens=n_rows, sharpness=sharpness, **settings)
+
+
+EVICT_CROSS = [
+    evict_case(f"{base}-{rule}", method=BASES[base], rule=RULES[rule], n_threads=1 + len(rule) % 2)
+    for base in BASES for rule in RULES
+]  # fmt: skip
+
+
+def _evict_sizes() -> list[EvictCase]:
+    rows = [1, 2, 15, 16, 17, 63, 64, 65, 128, 130, 321]
+    heads = [(1, 1), (4, 4), (4, 2), (4, 1), (6, 2)]
+    dims = [(64, 64), (80, 80), (128, 128), (40, 40), (64, 128), (128, 64)]
+    return [
+        *(evict_case(f"rows{n}-{rule}", n_rows=n, rule=RULES[rule]) for n in rows for rule in ("corm-every16", "h2o")),
+        *(evict_case(f"heads{h}x{kv}-{rule}", n_head=h, n_head_kv=kv, rule=RULES[rule], n_threads=3)
+          for h, kv in heads for rule in ("corm", "scissorhands")),
+        *(evict_case(f"heads{h}x{kv}-longheads", n_head=h, n_head_kv=kv, method=BASES["longheads-head"])
+          for h, kv in heads),
+        *(evict_case(f"dim{k}x{v}", head_dim_k=k, head_dim_v=v) for k, v in dims),
+        *(evict_case(f"dim{k}-longheads", head_dim_k=k, head_dim_v=k, method=BASES["longheads-head"])
+          for k in (40, 80, 128)),
+    ]  # fmt: skip
+
+
+def _evict_types() -> list[EvictCase]:
+    pairs = [("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("f16", "q4_0"), ("q8_0", "f32")]
+    which = [("full", "corm-every16"), ("full", "h2o"), ("selfextend", "corm-unprotected"),
+             ("longheads-head", "corm-every16"), ("longheads-grouped", "scissorhands")]  # fmt: skip
+    # factors that are rounded once more would decide at near ties, otherwise for every cut into graphs
+    typed = [
+        evict_case(f"k-{k}-v-{v}-{base}-{rule}", type_k=k, type_v=v, method=BASES[base], rule=RULES[rule],
+                   n_ubatch=FEW_TOKENS)
+        for k, v in pairs for base, rule in which
+    ]  # fmt: skip
+    transformed = [replace(case, name=f"hadamard-{case.name}", hadamard_k=64, hadamard_v=64) for case in typed]
+    return typed + [case for case in transformed if case.type_k.startswith("q")]
+
+
+def _evict_corners() -> list[EvictCase]:
+    ropes = ("neox", "norm-partial", "yarn", "yarn-partial-factors")
+    return [
+        *(evict_case(name, rule=rule) for name, rule in (CORM_EDGES | BUDGET_EDGES).items()),
+        *(evict_case(f"ubatch{n}-{base}", n_ubatch=n, method=BASES[base]) for n in (1, 7, 64, 1000) for base in BASES),
+        *(evict_case(f"rope-{rope}-{base}", rope=ROPES[rope], method=BASES[base])
+          for rope in ropes for base in ("full", "selfextend", "longheads-head")),
+        *(evict_case(f"softcap-{base}", softcap=6.0, method=BASES[base], rule=Corm(6, 8, 8))
+          for base in ("full", "longheads-head")),
+        evict_case("empty-chunks", sharpness=8.0, method=LongHeads(16, 96), rule=Corm(4, 4, 4)),
+        evict_case("long-chunks", method=LongHeads(48, 192), rule=RULES["corm-unprotected"]),
+        evict_case("open-chunk-exceeds-the-budget", method=LongHeads(48, 192), rule=H2O(40, 4, 10)),
+    ]  # fmt: skip
+
+
+EVICT_CASES = [*EVICT_CROSS, *_evict_sizes(), *_evict_types(), *_evict_corners()]
