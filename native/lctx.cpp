@@ -1,7 +1,6 @@
 // The C API: library, model and vocabulary. Handles are checked, nothing throws past extern "C".
 #include "lctx.h"
 
-#include "cpu/kernels.h"
 #include "firewall.h"
 #include "ggml-backend.h"
 #include "handles.h"
@@ -19,10 +18,7 @@
 
 static void backend_init() {
     static std::once_flag once;
-    std::call_once(once, [] {
-        llama_backend_init();
-        lctx_cpu_choose_weights();
-    });
+    std::call_once(once, [] { llama_backend_init(); });
 }
 
 // ---- library ----

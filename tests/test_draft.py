@@ -28,12 +28,12 @@ class Scripted(LlamaDraftModel):
 
 @pytest.mark.parametrize("method", [None, *METHODS])
 @pytest.mark.parametrize("n_right", [0, 1, 4])
-def test_the_same_tokens_in_fewer_evaluations(embedded_model, method, n_right):
-    with new(embedded_model, method=method) as llm:
+def test_the_same_tokens_in_fewer_evaluations(embedded_f32, method, n_right):
+    with new(embedded_f32, method=method, **F32) as llm:
         prompt = llm.tokenize(TEXT * 2)
         said = list(islice(llm.generate(prompt, temp=0.0), 20))
     draft = Scripted([*prompt, *said], n_right)
-    with new(embedded_model, method=method, draft_model=draft) as llm:
+    with new(embedded_f32, method=method, draft_model=draft, **F32) as llm:
         steps = []
         decode = llm.session.context.decode
         llm.session.context.decode = lambda tokens, *args: steps.append(len(tokens)) or decode(tokens, *args)

@@ -188,11 +188,11 @@ def test_the_structs_were_used(parameters):
 
 
 @pytest.fixture(scope="module")
-def results(embedded_model, tmp_path_factory) -> dict[str, dict]:
+def results(embedded_f32, tmp_path_factory) -> dict[str, dict]:
     """Return what a program of llama_cpp gets, on the unpatched library and on ours, without a method."""
     folder, found = tmp_path_factory.mktemp("results"), {}
     for name, environment in (("stock", {}), ("ours", on_ours())):
-        checked(run(RUN, embedded_model, folder / f"{name}.npz", PROMPT, environment=environment))
+        checked(run(RUN, embedded_f32, folder / f"{name}.npz", PROMPT, environment=environment))
         found[name] = dict(np.load(folder / f"{name}.npz"))
     return found
 

@@ -7,10 +7,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from op_harness import call, ffi, lib
 
 # values that share a scale of a column, and where the scales of a block are (f16, bytes from its start)
-TYPES = {"Q4_0": (32, [0]), "Q4_1": (32, [0, 2]), "Q5_0": (32, [0]), "Q5_1": (32, [0, 2])}
+TYPES = {"Q4_0": (32, [0]), "Q4_1": (32, [0, 2]), "Q5_0": (32, [0]), "Q5_1": (32, [0, 2]), "Q8_0": (32, [0])}
 TYPES |= {"Q4_K": (256, [0, 2]), "Q5_K": (256, [0, 2]), "Q6_K": (256, [208])}
 # blocks of a row, rows, columns, threads
-SHAPES = {"one column": (18, 17, 1, 1), "few": (1, 65, 5, 2), "up to panels": (7, 63, 12, 3), "a tile": (3, 16, 16, 1)}
+SHAPES = {"one column": (18, 17, 1, 1), "two": (5, 63, 2, 3), "few": (1, 65, 5, 2), "up to panels": (7, 63, 12, 3), "a tile": (3, 16, 16, 1)}
 SHAPES |= {"odd": (2, 257, 33, 3)}
 FEW = 12  # columns that have a scale for every 32 values
 
@@ -60,6 +60,17 @@ def test_product(name, shape):
     expected = as_bytes(x, group).astype(np.float64) @ dense.T
     spread = np.abs(dense).sum(axis=1).max()
     assert np.abs(out - expected).max() < (3e-6 if ours else 3e-2) * spread
+
+
+def test_a_column_of_q8_0_does_not_depend_on_the_others():
+    """Tokens that are evaluated one by one, drafted or in a prompt have the same bits."""
+    rng = np.random.default_rng(2)
+    weight, x = weights("Q8_0", 63, 7 * 32, rng), rng.standard_normal((33, 7 * 32), dtype=np.float32)
+    whole, ours = multiply("Q8_0", weight, x, 63, 2)
+    for n in (1, 2, 3, 4, 5, 9, 17):
+        out, also_ours = multiply("Q8_0", weight, x[:n], 63, 1)
+        assert ours == also_ours
+        np.testing.assert_array_equal(out, whole[:n])
 
 
 @pytest.mark.parametrize("n_columns", [5, 17])

@@ -232,7 +232,7 @@ def test_the_end_token_can_be_ignored(server, ask):
 
 def test_a_stop_string(server, ask):
     text = ask("/completion", prompt=PROMPT, temperature=0, n_predict=12)["content"]
-    found = ask("/completion", prompt=PROMPT, temperature=0, n_predict=12, stop=["no", text[4:7]])
+    found = ask("/completion", prompt=PROMPT, temperature=0, n_predict=12, stop=["never said", text[4:7]])
     assert found["content"] == text[: text.index(text[4:7])]
     assert (found["stop_type"], found["stopping_word"]) == ("word", text[4:7])
 

@@ -23,6 +23,3 @@ size_t lctx_cpu_select_wsize(const lctx_select_args & args, int n_tasks);
 size_t lctx_cpu_vote_wsize(const lctx_vote_args & args, int n_tasks);
 size_t lctx_cpu_evict_wsize(const lctx_evict_args & args, int n_tasks);
 size_t lctx_cpu_fetch_wsize(const lctx_fetch_args & args, int n_tasks);
-
-// Keep weights plain and multiply them here where that is faster on this CPU (multiply.h); once, before a model is opened.
-void lctx_cpu_choose_weights();

@@ -4,6 +4,7 @@
 #include "bytes.h"
 #include "ggml-backend.h"
 #include "parts.h"
+#include "straight.h"
 #include "traits.h"
 
 #if LCTX_HAS_BYTES
@@ -62,6 +63,27 @@ void multiply_columns(const lctx_panel & p, const lctx_columns & x, int64_t k_di
     lctx_multiply_tile<W, NC>(p, x, k_dim, n, n_rows, out, out_row);
 }
 
+// Rows [first, end) of a weight with its few columns, where there is a way without panels.
+template <class W> bool multiply_straight(const ggml_tensor * op, const lctx_columns & x, int64_t first, int64_t end) {
+#if LCTX_HAS_STRAIGHT
+    if constexpr (std::is_same_v<typename W::block, block_q8_0>) {
+        const ggml_tensor * w = op->src[0];
+        const int64_t n_columns = op->src[1]->ne[1], out_row = op->nb[1] / sizeof(float);
+        static constexpr decltype(&lctx_multiply_four<1>) BY_COLUMNS[LCTX_STRAIGHT_COLUMNS] = {lctx_multiply_four<1>, lctx_multiply_four<2>,
+                                                                                               lctx_multiply_four<3>};
+        for (int64_t row = first; n_columns <= LCTX_STRAIGHT_COLUMNS && row < end; row += 4) {
+            const block_q8_0 * rows[4];
+            for (int r = 0; r < 4; r++) {
+                rows[r] = (const block_q8_0 *)((const char *)w->data + std::min(row + r, end - 1) * w->nb[1]);
+            }
+            BY_COLUMNS[n_columns - 1](rows, w->ne[0] / W::N, x, (int)std::min<int64_t>(4, end - row), (float *)op->data + row, out_row);
+        }
+        return n_columns <= LCTX_STRAIGHT_COLUMNS;
+    }
+#endif
+    return false;
+}
+
 template <class W> class product : public ggml::cpu::tensor_traits {
   public:
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
@@ -102,6 +124,9 @@ template <class W> class product : public ggml::cpu::tensor_traits {
         lctx_parts at{own};
         lctx_panel panels[MAX_PANEL];
         const int64_t n = std::min<int64_t>(p.n_panel, (p.n_rows - first_row + LCTX_VL - 1) / LCTX_VL);
+        if (multiply_straight<W>(op, columns(p, base, 0), first_row, std::min(first_row + n * LCTX_VL, p.n_rows))) {
+            return;
+        }
         for (int64_t i = 0; i < n; i++) {
             const int64_t row = first_row + i * LCTX_VL;
             panels[i] = p.panel(at);
@@ -134,12 +159,11 @@ struct entry {
 
 constexpr int64_t AFTER_FEW = std::max<int64_t>(LCTX_FEW_COLUMNS + 1, 4);
 
-// Not Q8_0: with ggml's products a token has the same bits however many tokens come with it, with these it has not.
 constexpr entry PRODUCTS[] = {
     {GGML_TYPE_Q4_0, AFTER_FEW, true, panels<GGML_TYPE_Q4_0>}, {GGML_TYPE_Q4_1, AFTER_FEW, false, panels<GGML_TYPE_Q4_1>},
-    {GGML_TYPE_Q5_0, 4, true, panels<GGML_TYPE_Q5_0>},         {GGML_TYPE_Q5_1, 4, false, panels<GGML_TYPE_Q5_1>},
-    {GGML_TYPE_Q4_K, AFTER_FEW, true, panels<GGML_TYPE_Q4_K>}, {GGML_TYPE_Q5_K, AFTER_FEW, true, panels<GGML_TYPE_Q5_K>},
-    {GGML_TYPE_Q6_K, 8, true, panels<GGML_TYPE_Q6_K>},
+    {GGML_TYPE_Q8_0, 1, true, panels<GGML_TYPE_Q8_0>},         {GGML_TYPE_Q5_0, 4, true, panels<GGML_TYPE_Q5_0>},
+    {GGML_TYPE_Q5_1, 4, false, panels<GGML_TYPE_Q5_1>},        {GGML_TYPE_Q4_K, AFTER_FEW, true, panels<GGML_TYPE_Q4_K>},
+    {GGML_TYPE_Q5_K, AFTER_FEW, true, panels<GGML_TYPE_Q5_K>}, {GGML_TYPE_Q6_K, 8, true, panels<GGML_TYPE_Q6_K>},
 };
 
 // Whether a product is that of one matrix in memory with columns of floats.

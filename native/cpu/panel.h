@@ -97,6 +97,17 @@ template <> struct lctx_weight<GGML_TYPE_Q5_1> : lctx_weight_shape<32, 32, 0, tr
     }
 };
 
+template <> struct lctx_weight<GGML_TYPE_Q8_0> : lctx_weight_shape<32, 32, 128, false> {
+    typedef block_q8_0 block;
+    static void unpack(const block & b, uint8_t * bytes, float * scales, float *) {
+        lctx_bytes<32> all;
+        memcpy(&all, b.qs, sizeof(all));
+        all ^= 128;
+        memcpy(bytes, &all, sizeof(all));
+        scales[0] = lctx_from_half(b.d);
+    }
+};
+
 // Scales and minima of four of the eight groups of Q4_K and Q5_K, a byte each, of six bits. Those of the last four groups (half 1) have
 // their upper two bits in the bytes of the first four.
 struct lctx_four_scales {
@@ -180,11 +191,15 @@ struct lctx_panel {
 // Fill a panel with n_rows <= LCTX_VL rows; lanes behind them repeat the last one.
 template <class W> static void lctx_fill_panel(const lctx_panel & panel, const char * rows, size_t row_size, int n_rows, int64_t k_dim) {
     constexpr int STEP = 256, N_GROUP = W::N / W::GROUP;
+    constexpr size_t STEP_BYTES = STEP / W::N * sizeof(typename W::block);
     alignas(64) uint8_t bytes[LCTX_VL][STEP] = {};
     for (int64_t k0 = 0; k0 < k_dim; k0 += STEP) {
         const int64_t n = std::min<int64_t>(STEP, k_dim - k0);
         for (int r = 0; r < LCTX_VL; r++) {
             const char * row = rows + std::min(r, n_rows - 1) * row_size;
+            for (size_t byte = 0; byte < STEP_BYTES; byte += 64) {  // the next panel's, into the second-level cache
+                __builtin_prefetch(row + k0 / W::N * sizeof(typename W::block) + LCTX_VL * row_size + byte, 0, 2);
+            }
             for (int64_t k = 0; k < n; k += W::N) {
                 float scales[N_GROUP], mins[N_GROUP];
                 W::unpack(((const typename W::block *)row)[(k0 + k) / W::N], bytes[r] + k, scales, mins);

@@ -1,12 +1,10 @@
 // How ggml keeps and multiplies weights: it repacks some for products that are slower than those for plain ones.
-#include "kernels.h"
 #include "multiply.h"
 
 #include "ggml-cpu-impl.h"
 #include "traits.h"
 
 #include <cstring>
-#include <mutex>
 
 namespace {
 
@@ -28,15 +26,14 @@ class our_types : public ggml::cpu::extra_buffer_type {
     ggml::cpu::extra_buffer_type * inner;
 };
 
-}  // namespace
-
-void lctx_cpu_choose_weights() {
-    static std::once_flag once;
-    std::call_once(once, [] {
-        for (ggml_backend_buffer_type_t type : ggml_backend_cpu_get_extra_buffer_types()) {
-            if (strcmp(ggml_backend_buft_name(type), "CPU_REPACK") == 0) {
-                type->context = new our_types(type->context);  // for the life of the process, as what it wraps
-            }
+// When the library is loaded: programs that do not come through lctx.h get the same products.
+[[maybe_unused]] const bool CHOSEN = [] {
+    for (ggml_backend_buffer_type_t type : ggml_backend_cpu_get_extra_buffer_types()) {
+        if (strcmp(ggml_backend_buft_name(type), "CPU_REPACK") == 0) {
+            type->context = new our_types(type->context);  // for the life of the process, as what it wraps
         }
-    });
-}
+    }
+    return true;
+}();
+
+}  // namespace

@@ -1,5 +1,4 @@
 // One product of a weight with columns.
-#include "../cpu/kernels.h"
 #include "../cpu/multiply.h"
 #include "run.h"
 
@@ -10,7 +9,6 @@ void run(lctx_multiply_args & a) {
     lctx_require(a.type >= 0 && a.type < GGML_TYPE_COUNT && ggml_is_quantized(type), "type is no quantized one");
     lctx_require(a.k_dim > 0 && a.n_rows > 0 && a.n_columns > 0 && a.n_threads > 0, "sizes must be positive");
     lctx_require(a.k_dim % ggml_blck_size(type) == 0, "k_dim is no multiple of the block");
-    lctx_cpu_choose_weights();
     lctx_graph_run g(lctx_backend_of(nullptr, a.n_threads), 3);
     ggml_tensor * weight = g.tensor(type, a.k_dim, a.n_rows);
     ggml_tensor * x = g.tensor(GGML_TYPE_F32, a.k_dim, a.n_columns);
