@@ -63,26 +63,28 @@ void multiply_columns(const lctx_panel & p, const lctx_columns & x, int64_t k_di
     lctx_multiply_tile<W, NC>(p, x, k_dim, n, n_rows, out, out_row);
 }
 
-// Rows [first, end) of a weight with its few columns, where there is a way without panels.
-template <class W> bool multiply_straight(const ggml_tensor * op, const lctx_columns & x, int64_t first, int64_t end) {
-#if LCTX_HAS_STRAIGHT
-    if constexpr (std::is_same_v<typename W::block, block_q8_0>) {
-        const ggml_tensor * w = op->src[0];
-        const int64_t n_columns = op->src[1]->ne[1], out_row = op->nb[1] / sizeof(float);
-        static constexpr decltype(&lctx_multiply_four<1>) BY_COLUMNS[LCTX_STRAIGHT_COLUMNS] = {lctx_multiply_four<1>, lctx_multiply_four<2>,
-                                                                                               lctx_multiply_four<3>};
-        for (int64_t row = first; n_columns <= LCTX_STRAIGHT_COLUMNS && row < end; row += 4) {
-            const block_q8_0 * rows[4];
-            for (int r = 0; r < 4; r++) {
-                rows[r] = (const block_q8_0 *)((const char *)w->data + std::min(row + r, end - 1) * w->nb[1]);
-            }
-            BY_COLUMNS[n_columns - 1](rows, w->ne[0] / W::N, x, (int)std::min<int64_t>(4, end - row), (float *)op->data + row, out_row);
-        }
-        return n_columns <= LCTX_STRAIGHT_COLUMNS;
-    }
-#endif
+// Rows [first, end) of a weight with its few columns, where there is a way without panels; false: there is none.
+template <class W> bool multiply_straight(const ggml_tensor *, const lctx_columns &, int64_t, int64_t) {
     return false;
 }
+
+#if LCTX_HAS_STRAIGHT
+template <>
+bool multiply_straight<lctx_weight<GGML_TYPE_Q8_0>>(const ggml_tensor * op, const lctx_columns & x, int64_t first, int64_t end) {
+    const ggml_tensor * w = op->src[0];
+    const int64_t n_columns = op->src[1]->ne[1], out_row = op->nb[1] / sizeof(float);
+    static constexpr decltype(&lctx_multiply_four<1>) BY_COLUMNS[LCTX_STRAIGHT_COLUMNS] = {lctx_multiply_four<1>, lctx_multiply_four<2>,
+                                                                                           lctx_multiply_four<3>};
+    for (int64_t row = first; n_columns <= LCTX_STRAIGHT_COLUMNS && row < end; row += 4) {
+        const block_q8_0 * rows[4];
+        for (int r = 0; r < 4; r++) {
+            rows[r] = (const block_q8_0 *)((const char *)w->data + std::min(row + r, end - 1) * w->nb[1]);
+        }
+        BY_COLUMNS[n_columns - 1](rows, w->ne[0] / QK8_0, x, (int)std::min<int64_t>(4, end - row), (float *)op->data + row, out_row);
+    }
+    return n_columns <= LCTX_STRAIGHT_COLUMNS;
+}
+#endif
 
 template <class W> class product : public ggml::cpu::tensor_traits {
   public:

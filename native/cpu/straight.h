@@ -15,8 +15,7 @@ static inline __m256i lctx_dot(__m256i weights, __m256i column) {
 #endif
 }
 
-constexpr int LCTX_STRAIGHT_COLUMNS = 3;       // with more, panels are the faster way
-constexpr int64_t LCTX_STRAIGHT_AHEAD = 2048;  // bytes that are fetched early: the hardware stops at the end of 4 KiB
+constexpr int LCTX_STRAIGHT_COLUMNS = 3;  // with more, panels are the faster way
 
 // rows: of n_block blocks each; n_rows of them are wanted. out[c * out_row + row].
 template <int NC> static void lctx_multiply_four(const block_q8_0 * const (&rows)[4], int64_t n_block, const lctx_columns & x, int n_rows,
