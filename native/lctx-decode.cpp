@@ -151,6 +151,33 @@ template <typename F> bool guarded(lctx_context * ctx, std::initializer_list<int
     return done;
 }
 
+// The memory of a context with a method. Throws.
+lctx_memory & with_method(lctx_context * ctx) {
+    if (!ctx->memory) {
+        throw lctx_refusal("llama.cpp's own KV cache has no parts");
+    }
+    return *ctx->memory;
+}
+
+// What `write` writes: its size with buf NULL, else its bytes; 0 when that fails or buf is too small.
+template <typename F> size_t write_out(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size, F && write) {
+    size_t n = 0;
+    guarded(ctx, {seq}, [&] {
+        lctx_state_counter counted;
+        write(counted);
+        if (buf && counted.n_bytes() > size) {
+            throw lctx_refusal("it takes " + std::to_string(counted.n_bytes()) + " bytes, not " + std::to_string(size));
+        }
+        if (buf) {
+            lctx_state_writer io(buf);
+            write(io);
+        }
+        n = counted.n_bytes();
+        return true;
+    });
+    return n;
+}
+
 }  // namespace
 
 int32_t lctx_decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos, float * logits, int32_t all) {
@@ -278,6 +305,37 @@ size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size
         lctx_guard(nullptr, [&] { llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, -1, -1); });
     }
     return done ? n : 0;
+}
+
+int32_t lctx_context_parts(const lctx_context * ctx) {
+    if (!ctx->memory || !ctx->memory->cache().why_no_parts().empty()) {
+        return LCTX_PARTS_NONE;
+    }
+    return ctx->memory->has_rest() ? LCTX_PARTS_AND_REST : LCTX_PARTS_ROWS;
+}
+
+size_t lctx_part_get(lctx_context * ctx, int32_t seq, int32_t first, int32_t end, uint8_t * buf, size_t size) {
+    return write_out(ctx, seq, buf, size, [&](llama_io_write_i & io) { with_method(ctx).cache().part_write(io, seq, first, end); });
+}
+
+int32_t lctx_part_append(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {
+    return guarded(ctx, {seq}, [&] {
+        lctx_state_reader io(buf, size);
+        with_method(ctx).part_read(io, seq);
+        return true;
+    });
+}
+
+size_t lctx_rest_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size) {
+    return write_out(ctx, seq, buf, size, [&](llama_io_write_i & io) { with_method(ctx).rest_write(io, seq); });
+}
+
+int32_t lctx_rest_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {
+    return guarded(ctx, {seq}, [&] {
+        lctx_state_reader io(buf, size);
+        with_method(ctx).rest_read(io, seq);
+        return true;
+    });
 }
 
 void lctx_clear(lctx_context * ctx) {

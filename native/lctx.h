@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 14 };
+enum { LCTX_ABI_VERSION = 15 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -270,6 +270,24 @@ void lctx_seq_keep(lctx_context * ctx, int32_t seq);
 size_t lctx_state_size(lctx_context * ctx, int32_t seq);
 size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size);
 size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);
+
+// Parts of a sequence, for texts that are stored piece by piece: the rows of some positions, in whole pages of 64 and whole chunks, and
+// what goes with them. Parts that follow each other make the sequence again, in any context of the same model, method and types. Windows
+// and recurrent states are only known at its end: they are stored beside, and complete a sequence that was made of parts. LCTX_PARTS_NONE:
+// there is no method, heads evict or rows die, so only whole states are saved.
+enum lctx_part_kind { LCTX_PARTS_NONE = 0, LCTX_PARTS_ROWS = 1, LCTX_PARTS_AND_REST = 2 };
+
+int32_t lctx_context_parts(const lctx_context * ctx);
+
+// Bytes of the part [first, end) of a sequence, and of what is beside its rows at its end; with buf NULL they are only counted. 0 on
+// failure: lctx_context_error says why.
+size_t lctx_part_get(lctx_context * ctx, int32_t seq, int32_t first, int32_t end, uint8_t * buf, size_t size);
+size_t lctx_rest_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size);
+
+// Append a part to the sequence whose end is its beginning; complete the sequence. 1 done, 0 refused: lctx_context_error says why. The
+// sequence ends where it did after a part, and is empty after a rest that does not fit.
+int32_t lctx_part_append(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);
+int32_t lctx_rest_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);
 
 // Forget everything.
 void lctx_clear(lctx_context * ctx);

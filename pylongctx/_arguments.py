@@ -1,6 +1,7 @@
 """Checks of the constructor's arguments, and the native settings that they make."""
 
 import difflib
+import os
 import warnings
 from collections.abc import Mapping
 from numbers import Integral
@@ -126,6 +127,20 @@ def context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict
         "kv_limit": min(kv_limit or 0, 2**64 - 1),
         "kv_offload": kv_offload(given["kv_offload"], given["kv_offload_mib"]),
     }
+
+
+def store_settings(given: Mapping[str, Any], otherwise: int) -> tuple[str, int] | None:
+    """Return the folder of the KV store and its bytes; None for no store."""
+    folder, limit = given["kv_store"], given["kv_store_limit"]
+    if folder is None:
+        if limit is not None:
+            raise ValueError("kv_store_limit needs kv_store")
+        return None
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, Integral) or limit < 1):
+        raise ValueError(f"kv_store_limit must be a number of bytes or None, not {limit!r}")
+    if given["embedding"] or given["vocab_only"]:
+        raise ValueError("kv_store keeps what is read for completions: not with embedding or vocab_only")
+    return os.fspath(folder), otherwise if limit is None else int(limit)
 
 
 def kv_offload(where: str | None, mib: int | None) -> int:

@@ -3,6 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -19,6 +20,7 @@ from pylongctx.engine.opening import AUTO, Opened
 from pylongctx.hub import from_pretrained
 from pylongctx.local import LocalCompleter
 from pylongctx.methods import Method
+from pylongctx.store import StoreUsage
 
 DEFAULT_SEED = 0xFFFFFFFF
 
@@ -114,6 +116,12 @@ class Llama(LocalCompleter):
         raises there.
     kv_limit : int or None
         Most bytes of KV memory, as ``kv_usage().bytes`` counts them; beyond, ContextFull is raised, nothing changed.
+    kv_store : str or None
+        A folder that keeps K and V of what was read, for its owner only. A prompt that begins as one before, in this
+        process or an earlier one, goes on from there; several processes may share it. A block that is lost or damaged
+        costs reading it again. None: nothing is kept.
+    kv_store_limit : int or None
+        Most bytes of its files; what was used least recently leaves. None: 20 GiB.
     kv_offload : "host" or None
         "host": K and V lie in memory of the host, the pages that the heads choose are brought to the device, the least
         recently read ones making place. For longheads without an eviction rule.
@@ -199,6 +207,8 @@ class Llama(LocalCompleter):
         verbose: bool = True,
         method: Method | str | None = AUTO,
         kv_limit: int | None = None,
+        kv_store: str | os.PathLike[str] | None = None,
+        kv_store_limit: int | None = None,
         kv_offload: str | None = None,
         kv_offload_mib: int | None = None,
         rpc_servers: str | None = None,
@@ -368,6 +378,25 @@ class Llama(LocalCompleter):
     def offload_usage(self) -> OffloadUsage:
         """Return how the pages of ``kv_offload="host"`` were read since the model was loaded."""
         return self.session.context.offload_usage()
+
+    def kv_store_usage(self) -> StoreUsage:
+        """Return what came from ``kv_store`` and went there since the model was loaded, a copy.
+
+        Raises
+        ------
+        ValueError
+            When there is no store.
+
+        Examples
+        --------
+        >>> with Llama("model.gguf", n_ctx=1024, kv_store="kv", verbose=False) as reader:
+        ...     answer = reader("a long text " * 150, max_tokens=1)
+        ...     reader.kv_store_usage().hits
+        0
+        """
+        if self._opened.store is None:
+            raise ValueError("this Llama has no kv_store")
+        return replace(self._opened.store.usage)
 
     def unread_shares(self) -> NDArray[np.float32]:
         """Return how much of its attention each head leaves unread: the estimate of ``LongHeads(mass=...)``.

@@ -76,7 +76,7 @@ class LlamaState:
         path = Path(path)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             try:
-                file.writelines(self._parts())
+                file.writelines(self.parts())
                 file.close()
                 os.replace(file.name, path)
             except BaseException:
@@ -99,7 +99,7 @@ class LlamaState:
 
     def to_bytes(self) -> bytes:
         """Return what ``save`` writes."""
-        return b"".join(self._parts())
+        return b"".join(self.parts())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "LlamaState":
@@ -122,7 +122,8 @@ class LlamaState:
     def __reduce__(self) -> tuple[Any, ...]:
         return LlamaState.from_bytes, (self.to_bytes(),)
 
-    def _parts(self) -> Iterator[bytes | memoryview]:
+    def parts(self) -> Iterator[bytes | memoryview]:
+        """Yield the bytes of ``to_bytes``, without a copy of the arrays."""
         arrays: list[Any] = [self.input_ids, self.logits, self.llama_state]
         header = json.dumps({"identity": dict(self.identity), "sizes": [array.nbytes for array in arrays]}).encode()
         header += b" " * (-(HEAD.size + len(header)) % ALIGNMENT)
@@ -142,6 +143,13 @@ def read_tokens(path: Path) -> NDArray[np.int32]:
             raise _refusal("it ends within its tokens: truncated or damaged")
         file.seek(start)
         return np.frombuffer(file.read(header["sizes"][0]), np.int32)
+
+
+def read_identity(path: Path) -> dict[str, Any]:
+    """Return the identity of a saved state without reading the rest."""
+    with path.open("rb") as file:
+        identity: dict[str, Any] = _read_header(_read_head(file))[0]["identity"]
+        return identity
 
 
 def difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:

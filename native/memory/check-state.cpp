@@ -336,22 +336,6 @@ void check_memory(checker & check, const llama_memory_i & memory, bool is_partia
 
 }  // namespace
 
-const uint8_t * lctx_state_reader::next(size_t size) {
-    if (size > size_ - at_) {
-        throw lctx_refusal("the saved state is shorter than what it should hold");
-    }
-    at_ += size;
-    return data_ + at_ - size;
-}
-
-void lctx_state_reader::read(void * dst, size_t size) {
-    memcpy(dst, next(size), size);
-}
-
-void lctx_state_reader::read_tensor(ggml_tensor * tensor, size_t offset, size_t size) {
-    ggml_backend_tensor_set(tensor, next(size), offset, size);
-}
-
 void lctx_check_state(llama_io_read_i & io, const llama_memory_i & memory, const llama_hparams & hparams, const lctx_state_kind & kind,
                       std::vector<uint8_t> * bytes) {
     checker check(io, hparams, kind, bytes);

@@ -4,25 +4,10 @@
 #include "llama-hparams.h"
 #include "llama-io.h"
 #include "llama-memory.h"
+#include "state-io.h"
 
 #include <cstdint>
 #include <vector>
-
-// Bytes in memory as a state.
-class lctx_state_reader final : public llama_io_read_i {
-  public:
-    lctx_state_reader(const uint8_t * data, size_t size) : data_(data), size_(size) {}
-
-    void read(void * dst, size_t size) override;
-    void read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override;
-    size_t n_bytes() override { return at_; }
-
-  private:
-    const uint8_t * next(size_t size);
-
-    const uint8_t * data_;
-    size_t size_, at_ = 0;
-};
 
 // How a state is read: those arguments of state_read, and what the memory beside it holds.
 struct lctx_state_kind {

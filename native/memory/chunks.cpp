@@ -47,17 +47,21 @@ void lctx_kv_cache::forget_open(int32_t seq) {
     }
 }
 
-// Every run of bytes that holds summaries or open queries of the sequence.
-void lctx_kv_cache::each_chunk_run(int32_t seq, const run_visitor & f) const {
-    const int32_t n_chunk = shape_.n_complete(seqs_[seq].n_pos);
+// Every run of bytes that holds summaries of n chunks of the sequence.
+void lctx_kv_cache::each_summary_run(int32_t seq, int32_t first_chunk, int32_t n_chunk, const run_visitor & f) const {
     for (const layer_place & l : layers_) {
         const int32_t first = has_open() ? l.heads.first_query : l.heads.first;
         const int32_t n = has_open() ? l.heads.n_query : l.heads.n;
         for (int32_t head = first; n_chunk > 0 && head < first + n; head++) {
             ggml_tensor * t = l.store->summaries;
-            f(*l.store, t, seq * t->nb[3] + head * t->nb[2], n_chunk * t->nb[1]);
+            f(*l.store, t, seq * t->nb[3] + head * t->nb[2] + first_chunk * t->nb[1], n_chunk * t->nb[1]);
         }
     }
+}
+
+// Every run of bytes that holds summaries or open queries of the sequence.
+void lctx_kv_cache::each_chunk_run(int32_t seq, const run_visitor & f) const {
+    each_summary_run(seq, 0, shape_.n_complete(seqs_[seq].n_pos), f);
     for (const layer_place & l : layers_) {
         for (int32_t i = 0; has_open() && i < 2 * l.heads.n_query; i++) {
             const int32_t head = l.heads.first_query + i / 2, half = i % 2;

@@ -19,6 +19,7 @@
 #include "llama-memory.h"
 #include "llama-model.h"
 #include "places.h"
+#include "state-io.h"
 
 #include <functional>
 #include <map>
@@ -69,6 +70,12 @@ class lctx_kv_cache {
     // seq_id < 0: all sequences. Throw lctx_refusal.
     void state_write(llama_io_write_i & io, int32_t seq_id) const;
     void state_read(llama_io_read_i & io, int32_t seq_id);
+    // Why a sequence has no parts; empty where its rows stay as they were stored.
+    std::string why_no_parts() const;
+    // Rows [first, end) of a sequence and what goes with them, in whole pages and chunks. Throws lctx_refusal.
+    void part_write(llama_io_write_i & io, int32_t seq, int32_t first, int32_t end) const;
+    // Append a part to the sequence. Throws; what was taken for it is there then, up to its end.
+    void part_read(lctx_state_reader & io, int32_t seq);
 
     // errors
     // Remember the reason of a refusal; false.
@@ -189,6 +196,7 @@ class lctx_kv_cache {
     void copy_chunks(int32_t src, int32_t dst);
     size_t chunk_bytes(int32_t n_pos) const;
     void each_chunk_run(int32_t seq, const run_visitor & f) const;
+    void each_summary_run(int32_t seq, int32_t first_chunk, int32_t n_chunk, const run_visitor & f) const;
 
     std::string check_batch(const llama_batch & batch, llama_memory_status & status) const;
     std::string check_room(const std::vector<int32_t> & n_pos) const;
@@ -206,6 +214,12 @@ class lctx_kv_cache {
     std::string why_no_state(const sequence & s) const;
     bool is_score(int32_t score, int32_t voted_to) const;
     void each_run(int32_t seq, const run_visitor & f) const;
+    void each_cell_run(lctx_kv_store & store, int32_t seq, int32_t head, int32_t first, int32_t end, const run_visitor & f) const;
+    void write_header(llama_io_write_i & io, int32_t n_seq) const;
+
+    // parts.cpp
+    int32_t first_near(int32_t first, int32_t end) const;
+    void each_part_run(int32_t seq, int32_t first, int32_t end, const run_visitor & f) const;
 
     std::unique_ptr<lctx_method> method_;
     const lctx_chunks * chunks_;  // of the method, or nullptr

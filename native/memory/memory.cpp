@@ -321,6 +321,11 @@ void lctx_memory::state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_st
     if (!rest_) {
         return;
     }
+    read_rest(io, seq_id, flags);
+}
+
+// Of a sequence, or all, at the positions where the cache is; empty when that fails.
+void lctx_memory::read_rest(llama_io_read_i & io, int32_t seq_id, llama_state_seq_flags flags) {
     const int32_t first = std::max(seq_id, 0), end = seq_id < 0 ? cache_->n_seq() : seq_id + 1;
     for (int32_t seq = first; flags == 0 && seq < end; seq++) {
         checkpoints_[seq].clear();
@@ -334,6 +339,30 @@ void lctx_memory::state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_st
         }
         throw;
     }
+}
+
+void lctx_memory::part_read(lctx_state_reader & io, int32_t seq) {
+    const int32_t n_pos = cache_->n_pos(seq);
+    try {
+        cache_->part_read(io, seq);
+    } catch (...) {
+        cache_->truncate(seq, n_pos);
+        throw;
+    }
+}
+
+void lctx_memory::rest_write(llama_io_write_i & io, int32_t seq) const {
+    if (!rest_) {
+        throw lctx_refusal("this context has neither windows nor recurrent states beside its rows");
+    }
+    rest_->memory().state_write(io, seq, 0);
+}
+
+void lctx_memory::rest_read(llama_io_read_i & io, int32_t seq) {
+    if (!rest_) {
+        throw lctx_refusal("this context has neither windows nor recurrent states beside its rows");
+    }
+    read_rest(io, seq, 0);
 }
 
 // ---- sizes ----

@@ -37,6 +37,12 @@ class lctx_memory final : public llama_memory_i {
     void state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const override;
     void state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) override;
 
+    // Parts of a sequence, and what is beside its rows at its end (parts.cpp). Throw lctx_refusal; the sequence ends where it did then, or
+    // is empty after rest_read.
+    void part_read(lctx_state_reader & io, int32_t seq);
+    void rest_write(llama_io_write_i & io, int32_t seq) const;
+    void rest_read(llama_io_read_i & io, int32_t seq);
+
     // The longest prefix of at most n tokens that the sequence can be cut back to.
     int32_t restorable(int32_t seq, int32_t n) const;
     // Make dst the first n_pos tokens of src (all with n_pos < 0); false with the cache's take_error() when that cannot be.
@@ -63,6 +69,7 @@ class lctx_memory final : public llama_memory_i {
     const saved * find_checkpoint(int32_t seq, int32_t p) const;
     bool cut(int32_t seq, int32_t p);
     bool restore(int32_t src, int32_t dst, int32_t p);
+    void read_rest(llama_io_read_i & io, int32_t seq_id, llama_state_seq_flags flags);
     void empty(int32_t seq);
 
     const std::unique_ptr<lctx_kv_cache> cache_;

@@ -3,7 +3,6 @@
 #include "../architectures.h"
 #include "batch.h"
 #include "check-state.h"
-#include "llama-io.h"
 #include "llama-kv-cache-iswa.h"
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-hybrid.h"
@@ -13,30 +12,6 @@
 #include <typeinfo>
 
 namespace {
-
-class counter final : public llama_io_write_i {
-  public:
-    void write(const void *, size_t size) override { n_ += size; }
-    void write_tensor(ggml_tensor *, size_t, size_t size) override { n_ += size; }
-    size_t n_bytes() override { return n_; }
-
-  private:
-    size_t n_ = 0;
-};
-
-class writer final : public llama_io_write_i {
-  public:
-    explicit writer(size_t size) { bytes.reserve(size); }
-
-    void write(const void * src, size_t size) override { bytes.insert(bytes.end(), (const uint8_t *)src, (const uint8_t *)src + size); }
-    void write_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
-        bytes.resize(bytes.size() + size);
-        ggml_backend_tensor_get(tensor, bytes.data() + bytes.size() - size, offset, size);
-    }
-    size_t n_bytes() override { return bytes.size(); }
-
-    std::vector<uint8_t> bytes;
-};
 
 // True when the window still holds all that a query at position p reads: what is before its first cell is masked.
 bool has_window(const llama_kv_cache & window, const llama_hparams & hparams, int32_t seq, int32_t p) {
@@ -135,11 +110,12 @@ std::unique_ptr<lctx_rest> lctx_rest::create(std::unique_ptr<llama_memory_i> mem
 }
 
 std::vector<uint8_t> lctx_rest::save(int32_t seq) const {
-    counter size;
+    lctx_state_counter size;
     memory().state_write(size, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
-    writer io(size.n_bytes());
+    std::vector<uint8_t> bytes(size.n_bytes());
+    lctx_state_writer io(bytes.data());
     memory().state_write(io, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
-    return std::move(io.bytes);
+    return bytes;
 }
 
 void lctx_rest::restore(int32_t src, int32_t seq, int32_t p, const std::vector<uint8_t> & saved) {

@@ -23,7 +23,7 @@ struct state_header {
     int32_t head_dim_k, head_dim_v;
     int32_t n_layer, n_head_total;
     int32_t near_rows;
-    int32_t n_seq;  // sequences that follow
+    int32_t n_seq;  // sequences that follow; 0: a part of one (parts.cpp)
     lctx_rope_settings rope;
     lctx_hadamard hadamard;
 };
@@ -57,20 +57,25 @@ void require(bool ok, const std::string & reason) {
 
 }  // namespace
 
+// Every run of bytes that holds cells [first, end) of a head; first begins a page.
+void lctx_kv_cache::each_cell_run(lctx_kv_store & store, int32_t seq, int32_t head, int32_t first, int32_t end,
+                                  const run_visitor & f) const {
+    for (int32_t block = first / LCTX_PAGE_ROWS; block < n_block(end); block++) {
+        const int32_t page = store.page(seq, head, block);
+        for (ggml_tensor * pool : store.pools()) {
+            if (page >= 0) {
+                const size_t n = std::min(LCTX_PAGE_ROWS, end - block * LCTX_PAGE_ROWS);
+                f(store, pool, (size_t)page * LCTX_PAGE_ROWS * pool->nb[1], n * pool->nb[1]);
+            }
+        }
+    }
+}
+
 // Every run of bytes that holds rows of the sequence.
 void lctx_kv_cache::each_run(int32_t seq, const run_visitor & f) const {
     const int32_t n_pos = seqs_[seq].n_pos;
     each_head([&](lctx_kv_store & store, int32_t head) {
-        const int32_t n_row = store.n_cell(seq, head, n_pos);
-        for (int32_t block = 0; block < n_block(n_row); block++) {
-            const int32_t page = store.page(seq, head, block);
-            for (ggml_tensor * pool : store.pools()) {
-                if (page >= 0) {
-                    const size_t n = std::min(LCTX_PAGE_ROWS, n_row - block * LCTX_PAGE_ROWS);
-                    f(store, pool, (size_t)page * LCTX_PAGE_ROWS * pool->nb[1], n * pool->nb[1]);
-                }
-            }
-        }
+        each_cell_run(store, seq, head, 0, store.n_cell(seq, head, n_pos), f);
         if (ggml_tensor * near = store.near) {
             f(store, near, seq * near->nb[3] + head * near->nb[2], (size_t)std::min(n_pos, shape_.near_rows) * near->nb[1]);
         }
@@ -91,13 +96,7 @@ void lctx_kv_cache::write_sequence(llama_io_write_i & io, int32_t seq) const {
     each_chunk_run(seq, write);
 }
 
-void lctx_kv_cache::state_write(llama_io_write_i & io, int32_t seq_id) const {
-    if (seq_id >= n_seq_) {
-        throw lctx_refusal("sequence " + std::to_string(seq_id) + " is outside n_seq_max " + std::to_string(n_seq_));
-    }
-    for (const auto & store : stores_) {
-        store->wait();
-    }
+void lctx_kv_cache::write_header(llama_io_write_i & io, int32_t n_seq) const {
     state_header header = {};
     header.type_k = shape_.type_k;
     header.type_v = shape_.type_v;
@@ -105,12 +104,22 @@ void lctx_kv_cache::state_write(llama_io_write_i & io, int32_t seq_id) const {
     header.head_dim_v = shape_.head_dim_v;
     header.n_layer = (int32_t)layers_.size();
     header.n_head_total = n_head_total_;
-    header.near_rows = shape_.near_rows;
-    header.n_seq = seq_id < 0 ? n_seq_ : 1;
+    header.near_rows = n_seq > 0 ? shape_.near_rows : method_->near_window();  // a part has near keys of the window alone
+    header.n_seq = n_seq;
     header.rope = rope_;
     header.hadamard = shape_.hadamard;
     put(io, header);
     io.write_string(method_->full_spec());
+}
+
+void lctx_kv_cache::state_write(llama_io_write_i & io, int32_t seq_id) const {
+    if (seq_id >= n_seq_) {
+        throw lctx_refusal("sequence " + std::to_string(seq_id) + " is outside n_seq_max " + std::to_string(n_seq_));
+    }
+    for (const auto & store : stores_) {
+        store->wait();
+    }
+    write_header(io, seq_id < 0 ? n_seq_ : 1);
     for (int32_t seq = std::max(seq_id, 0); seq < (seq_id < 0 ? n_seq_ : seq_id + 1); seq++) {
         write_sequence(io, seq);
     }
@@ -258,7 +267,7 @@ void lctx_kv_cache::check_header(llama_io_read_i & io, int32_t n_seq) const {
     require(memcmp(&header.rope, &rope_, sizeof(rope_)) == 0, "its keys were rotated with other RoPE settings");
     require(header.hadamard.k == shape_.hadamard.k && header.hadamard.v == shape_.hadamard.v,
             "its rows were stored with another Hadamard transform (LLAMA_ATTN_ROT_DISABLE)");
-    require(header.near_rows == shape_.near_rows, "it was written with another n_batch or n_ubatch");
+    require(header.near_rows == (n_seq > 0 ? shape_.near_rows : method_->near_window()), "it was written with another n_batch or n_ubatch");
     require(header.n_seq == n_seq, "it holds " + std::to_string(header.n_seq) + " sequences");
 }
 

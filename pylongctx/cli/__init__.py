@@ -29,13 +29,14 @@ def make_parser() -> argparse.ArgumentParser:
         rpc_server,
         ruler,
         serve,
+        store,
     )
 
     parser = argparse.ArgumentParser(prog="pylongctx", description="Training-free long context for GGUF models.")
     parser.add_argument("--version", action="version", version=f"pylongctx {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     evaluations = (passkey, needle, recall, ruler, longbench, leval, perplexity)
-    for module in (get, chat, complete, serve, *evaluations, matrix, report, bench, inspect, rpc_server, doctor):
+    for module in (get, chat, complete, serve, *evaluations, matrix, report, bench, inspect, store, rpc_server, doctor):
         module.add_parser(commands)
     return parser
 

@@ -62,6 +62,8 @@ PLAIN = {
     "yarn_beta_fast": "yarn_beta_fast",
     "offload_kqv": "kvo",
     "kv_limit": "kv_limit",
+    "kv_store": "kv_store",
+    "kv_store_limit": "kv_store_limit",
     "preflight": "preflight",
     "swa_full": "swa_full",
     "verbose": "verbose",
@@ -101,7 +103,10 @@ def add_llama_options(parser: argparse.ArgumentParser) -> None:
     help = "the model's name in answers (its file); serve takes several, with commas"
     add("-a", "--alias", metavar="NAME", env="LLAMA_ARG_ALIAS", help=help)
     options.switch("-v", "--verbose", "--log-verbose", help="say what the library does")
-    add_method_options(Options(parser, "long context"))
+    reading = Options(parser, "long context")
+    add_method_options(reading)
+    reading.add("--kv-store", metavar="FOLDER", help="keep what was read: the same beginning is read once, ever (off)")
+    reading.add("--kv-store-limit", parse=_store_bytes, metavar="MIB", help="most MiB of it on disk (20480)")
     devices = Options(parser, "devices")
     _add_devices(devices)
     off = ("-nkvo", "--no-kv-offload")
@@ -193,6 +198,10 @@ def _shares(text: str) -> list[float]:
 def _mib(text: str) -> int:
     """MiB as an integer; 0 stands for auto."""
     return 0 if text == "auto" else integer(text)
+
+
+def _store_bytes(text: str) -> int:
+    return integer(text) << 20
 
 
 def _layers(text: str) -> int:

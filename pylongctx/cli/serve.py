@@ -19,7 +19,15 @@ HOST, PORT, PARALLEL = "127.0.0.1", 8080, 4
 EPILOG = f"Clients: OpenAI(base_url='http://{HOST}:{PORT}/v1', api_key='none'), or a browser at http://{HOST}:{PORT}/."
 KEY = "LLAMA_API_KEY"
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # with llama.cpp's numbers
-NOT_FOR_EMBEDDING = ("method", "kv_limit", "kv_offload", "kv_offload_mib", "progress_callback")
+NOT_FOR_EMBEDDING = (
+    "method",
+    "kv_limit",
+    "kv_store",
+    "kv_store_limit",
+    "kv_offload",
+    "kv_offload_mib",
+    "progress_callback",
+)
 
 
 def add_parser(commands: Any) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +119,7 @@ class Context:
         self.why = text(lib.lctx_context_why(handle))
         self.rollback: int = lib.lctx_context_rollback(handle)
         self.tracing = False
+        self.seconds_per_token = 0.0  # of the last step
         lib.lctx_context_set_abort(handle, self._abort)
 
     @property
@@ -153,7 +156,9 @@ class Context:
             raise ValueError(f"logits must hold {n_rows} x {self.n_vocab} numbers, not {logits.size}")
         with self._lock:
             handle = self.handle
+            started = time.monotonic()
             status = lib.lctx_decode(handle, in_buffer("tokens", tokens, np.int32), len(tokens), pos, out, every)
+            self._timed(started, len(tokens))
             check(status, lib.lctx_context_error(handle))
 
     def decode_batch(
@@ -173,8 +178,13 @@ class Context:
         with self._lock:
             handle = self.handle
             out = out_buffer("logits", logits, np.float32) if len(logits) else ffi.NULL
+            started = time.monotonic()
             status = lib.lctx_decode_batch(handle, len(tokens), *buffers, outputs, out)
+            self._timed(started, len(tokens))
             check(status, lib.lctx_context_error(handle))
+
+    def _timed(self, started: float, n: int) -> None:
+        self.seconds_per_token = (time.monotonic() - started) / max(1, n)
 
     def n_past(self, seq: int = 0) -> int:
         """Return the number of positions of a sequence in the cache."""
@@ -252,6 +262,41 @@ class Context:
             if lib.lctx_state_set(self.handle, seq, in_buffer("state", data, np.uint8), len(data)) != len(data):
                 reason = text(lib.lctx_context_error(self.handle)) or "its length is wrong"
                 raise error(lib.LCTX_INVALID, f"the saved state cannot be used: {reason}")
+
+    @property
+    def part_kind(self) -> int:
+        """What a part of a sequence is, see ``lctx_context_parts``."""
+        with self._lock:
+            return int(lib.lctx_context_parts(self.handle))
+
+    def part(self, first: int, end: int, seq: int = 0) -> NDArray[np.uint8]:
+        """Return the bytes of some positions of a sequence, whole pages and chunks."""
+        return self._written(lambda *out: lib.lctx_part_get(self.handle, seq, first, end, *out))
+
+    def rest(self, seq: int = 0) -> NDArray[np.uint8]:
+        """Return the windows and recurrent states at the end of a sequence, which parts are without."""
+        return self._written(lambda *out: lib.lctx_rest_get(self.handle, seq, *out))
+
+    def append_part(self, data: NDArray[np.uint8], seq: int = 0) -> None:
+        """Let a sequence go on with a part that ``part`` returned; InvalidInput when it does not fit."""
+        self._read(lambda *given: lib.lctx_part_append(self.handle, seq, *given), data)
+
+    def set_rest(self, data: NDArray[np.uint8], seq: int = 0) -> None:
+        """Complete a sequence that was made of parts; InvalidInput when it does not fit, the sequence is empty then."""
+        self._read(lambda *given: lib.lctx_rest_set(self.handle, seq, *given), data)
+
+    def _written(self, write: Callable[..., int]) -> NDArray[np.uint8]:
+        with self._lock:
+            size = write(ffi.NULL, 0)
+            data = np.empty(size, np.uint8)
+            if not size or write(out_buffer("data", data, np.uint8), size) != size:
+                raise error(lib.LCTX_FAILED, text(lib.lctx_context_error(self.handle)))
+            return data
+
+    def _read(self, read: Callable[..., int], data: NDArray[np.uint8]) -> None:
+        with self._lock:
+            if not read(in_buffer("data", data, np.uint8), len(data)):
+                raise error(lib.LCTX_INVALID, text(lib.lctx_context_error(self.handle)))
 
     def set_adapters(self, adapters: list[tuple[Any, float]]) -> None:
         """Use these LoRA adapters, handle and scale; the cache stays as it is."""

@@ -184,8 +184,9 @@ class Engine:
             job.results.put(reason)
             return
         slot.job, job.ran_on = job, slot.id
-        slot.session.checkpoints.begin(slot.session.n_tokens, len(job.pending))
+        slot.session.begin(slot.session.n_tokens, len(job.pending))
         job.n_cached = len(job.tokens) - len(job.pending)
+        job.n_stored = min(job.n_cached, 0 if slot.session.stored is None else slot.session.stored.n_found)
         self.counters.cached_tokens += job.n_cached
         if job.progress:
             job.progress(job)

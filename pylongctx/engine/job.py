@@ -84,6 +84,7 @@ class Job:
     ran_on: int = -1  # the sequence
     stop_word: str = ""  # the stop string that has ended the answer
     n_cached: int = 0
+    n_stored: int = 0  # of these, what came from the KV store
     n_read: int = 0  # tokens of the prompt that were evaluated
     n_generated: int = 0
     asked: float = field(default_factory=time.monotonic)

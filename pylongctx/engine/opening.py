@@ -18,6 +18,8 @@ from pylongctx.errors import ModelRefused
 from pylongctx.lora import Adapters
 from pylongctx.methods import Full, Method, parse
 from pylongctx.state import model_identity
+from pylongctx.store.reader import StoreReader
+from pylongctx.store.store import DEFAULT_LIMIT, KVStore
 
 AUTO = "auto"  # full attention on our memory, or llama.cpp's own where that does not serve the model
 OWN = ""  # the spec of llama.cpp's own KV cache
@@ -39,6 +41,8 @@ class Opened:
         The model's file.
     sessions : list of Session
         The sequences; none with ``vocab_only``.
+    store : KVStore or None
+        Where what was read is kept.
 
     Raises
     ------
@@ -58,6 +62,8 @@ class Opened:
             settings |= {"n_seq_max": n_seq}
         spec = _spec(given["method"], bool(given["embedding"]))
         check_draft(given["draft_model"], parse(spec) if spec else None)
+        kept = arguments.store_settings(given, DEFAULT_LIMIT)
+        self.store: KVStore | None = None
         self.context: Context | None = None
         if given["vocab_only"]:
             self._set_log_level()
@@ -72,12 +78,16 @@ class Opened:
         try:
             check_draft(given["draft_model"], None, self.context)
             self.sessions = self._sessions(n_seq)
+            if kept is not None:
+                self._open_store(*kept)
         except BaseException:  # no memory, or no drafts
             self.close()
             raise
 
     def close(self) -> None:
-        """Free everything; waits for a running evaluation."""
+        """Free everything; waits for a running evaluation, and until all is written that shall be kept."""
+        if self.store is not None:
+            self.store.close()
         if self.context is not None:
             self.context.close()
         self.adapters.close()
@@ -93,6 +103,11 @@ class Opened:
         """What saved states depend on: the model, the method, the settings, the adapters."""
         used = self.adapters.identity
         return self._own_identity | ({"lora": used} if used else {})
+
+    def _open_store(self, folder: str, limit: int) -> None:
+        self.store = KVStore(folder, limit, lambda: self.identity)
+        for session in self.sessions:
+            session.stored = StoreReader(session, self.store)
 
     def _open_auto(self, settings: dict[str, Any], spec: str) -> None:
         """Open with our memory where it serves the model, else with llama.cpp's own."""

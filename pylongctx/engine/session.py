@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from pylongctx.engine.context import Context
 from pylongctx.engine.model import Model
 from pylongctx.errors import PromptTooLong
 from pylongctx.methods import Method, parse
+
+if TYPE_CHECKING:
+    from pylongctx.store.reader import StoreReader
 
 FIRST_ROWS = 64
 SMALL = 32  # bytes per token of the context that are tokenized without a look at the vocabulary
@@ -42,6 +45,8 @@ class Session:
         Called as ``progress(n_done, n_total)`` after each step of ``eval`` and ``eval_rows``.
     checkpoints : Checkpoints
         Where the cache can come back to, beside its end.
+    stored : StoreReader or None
+        The store that what is evaluated goes to, and that a prompt comes from.
 
     Examples
     --------
@@ -67,6 +72,7 @@ class Session:
         self.shared = False
         self.n_evaluated = 0
         self.checkpoints = Checkpoints(context, seq)
+        self.stored: StoreReader | None = None
         self.n_tokens = 0
         self.input_ids = np.zeros(context.n_ctx, np.int32)
         self._rows = np.empty((FIRST_ROWS if logits_all else 1, model.info.n_vocab), np.float32)
@@ -163,8 +169,13 @@ class Session:
         return n if n == self.n_past else self.context.restorable(n, self.seq)
 
     def reuse(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Keep the longest common prefix with the evaluated tokens; returns the tokens still to be evaluated."""
+        """Keep the longest common prefix with the evaluated tokens; returns the tokens still to be evaluated.
+
+        What the store has of them, and the session has not, comes from there.
+        """
         prefix = longest_prefix(self.tokens, tokens)
+        if self.stored is not None and self.stored.restore(tokens, self.reachable(prefix)):
+            prefix = longest_prefix(self.tokens, tokens)
         if prefix == len(tokens) and not (self.has_logits and prefix == self.n_tokens):
             prefix -= 1  # one token must be evaluated to get its logits
         if prefix < self.n_tokens or self.shared or self.n_past != self.n_tokens:
@@ -200,6 +211,23 @@ class Session:
             if known < len(part):
                 yield rows[known:]
 
+    def begin(self, pos: int, n: int) -> None:
+        """Take note that a text of ``n`` tokens follows position ``pos``."""
+        self.checkpoints.begin(pos, n)
+        if self.stored is not None:
+            self.stored.begin(pos, n)
+
+    def append(self, tokens: NDArray[np.int32], part: NDArray[np.uint8]) -> None:
+        """Take over tokens that were evaluated elsewhere; ``part``: their rows, see ``Context.part``."""
+        self.context.append_part(part, self.seq)
+        end = self.n_tokens + len(tokens)
+        if self.logits_all:
+            self._row_buffer(len(tokens))[:] = np.nan
+        self._known = -1
+        self.changes += 1
+        self.input_ids[self.n_tokens : end] = tokens
+        self.n_tokens = end
+
     def advance(self, part: NDArray[np.int32], row: NDArray[np.float32] | None) -> None:
         """Take note that tokens were evaluated in a batch of several sequences; ``row``: the logits after the last."""
         end = self.n_tokens + len(part)
@@ -209,7 +237,12 @@ class Session:
         self.n_tokens = end
         if row is not None:
             self._keep_last(row)
+        self._reach(end - len(part), end)
+
+    def _reach(self, start: int, end: int) -> None:
         self.checkpoints.reach(end)
+        if self.stored is not None:
+            self.stored.reach(start, end)
 
     def settle(self, n: int, row: NDArray[np.float32]) -> None:
         """Let the state be that after ``n`` evaluated tokens, ``row`` being the logits; the cache follows later."""
@@ -259,7 +292,8 @@ class Session:
 
     def next_step(self, n: int) -> int:
         """Return how many of the next ``n`` tokens one step may take."""
-        return self.checkpoints.cut(self.n_tokens, self.context.step(self.n_tokens, n))
+        n = self.checkpoints.cut(self.n_tokens, self.context.step(self.n_tokens, n))
+        return n if self.stored is None else self.stored.cut(self.n_tokens, n)
 
     def _steps(self, tokens: NDArray[np.int32], whole: bool) -> Iterator[tuple[NDArray[np.int32], bool]]:
         """Yield (int32 [k], whether it is the last) for parts of at most one ubatch; ``whole``: of a text by itself."""
@@ -268,7 +302,7 @@ class Session:
         kept = self.rewind(self.n_tokens)
         tokens = np.concatenate([earlier[kept:], tokens])
         if whole:
-            self.checkpoints.begin(kept, len(tokens))
+            self.begin(kept, len(tokens))
         progress, done = self.progress if whole else None, 0
         while done < len(tokens):
             part = tokens[done : done + self.next_step(len(tokens) - done)]
@@ -287,7 +321,7 @@ class Session:
             # n_tokens last: an interrupt in between leaves the shorter, consistent state.
             self.input_ids[start:end] = part
             self.n_tokens = end
-            self.checkpoints.reach(end)
+            self._reach(start, end)
 
     def _row_buffer(self, n: int) -> NDArray[np.float32]:
         if not self.logits_all:

@@ -32,6 +32,8 @@ class Slot:
         if self.owner != job.owner or not job.reuses:
             self.session.clear()
         self.owner = job.owner
+        if self.session.stored is not None:
+            self.session.stored.owner, self.session.stored.finds = job.owner, job.reuses
 
     def saved(self, job: Job) -> int:
         """Return how many tokens of a prompt need not be evaluated on this sequence."""

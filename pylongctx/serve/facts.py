@@ -133,6 +133,7 @@ def _slot(service: Service, slot: Slot) -> dict[str, Any]:
             "n_prompt_tokens": len(job.tokens),
             "n_prompt_tokens_processed": job.n_read,
             "n_prompt_tokens_cache": job.n_cached,
+            "n_prompt_tokens_stored": job.n_stored,
             "next_token": [token],
         }
     return found
@@ -148,6 +149,7 @@ def _longctx(service: Service, id: str | None) -> dict[str, Any]:
         "n_ctx_train": host.model.info.n_ctx_train,
         "kv": usage and usage.sizes(),
         "unread": _unread(host),
+        "store": host.store and host.store.facts(),
         "sequences": [_slot(service, slot) | {"kv_rows": _rows(service, slot)} for slot in engine.slots],
         "chunk_map": engine.tracer.chunk_map(id),
     }

@@ -10,6 +10,7 @@ from pylongctx.engine.opening import Opened
 from pylongctx.engine.session import Session
 from pylongctx.llama import Llama
 from pylongctx.methods import Method
+from pylongctx.store import KVStore
 
 Prompt = str | list[int | str]  # a text, or tokens with texts between them
 
@@ -128,6 +129,11 @@ class Host:
     def kv_bytes(self) -> int:
         """Return the bytes of KV memory in use, 0 with llama.cpp's own cache, which does not tell."""
         return self.session.context.kv_usage().bytes if self.method else 0
+
+    @property
+    def store(self) -> KVStore | None:
+        """Where what was read is kept, or None."""
+        return self._opened.store
 
     def add_lora(self, path: str, scale: float = 1.0) -> None:
         """Use a LoRA adapter, before the first request."""

@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from pylongctx.engine.job import Job
+from pylongctx.store import KVStore
 
 if TYPE_CHECKING:
     from pylongctx.serve.service import Service
@@ -66,6 +67,7 @@ class _State(Collector):
             ("failed", "Completions that failed.", counters.failed),
         ):
             yield CounterMetricFamily(f"pylongctx_{name}", help, value)
+        yield from _store(self._service.host.store)
         for name, help, value in (
             ("kv_bytes", "Bytes of KV memory in use.", self._kv),
             ("sequences", "Sequences of the context.", len(engine.slots)),
@@ -74,6 +76,23 @@ class _State(Collector):
             ("requests_active", "Requests that run or wait.", self._service.n_requests),
         ):
             yield GaugeMetricFamily(f"pylongctx_{name}", help, value)
+
+
+def _store(store: KVStore | None) -> Iterator[Any]:
+    """Yield what the KV store has done."""
+    if store is None:
+        return
+    usage = store.usage
+    for name, help, value in (
+        ("hits", "Prompts of which something came from the KV store.", usage.hits),
+        ("misses", "Prompts of which nothing did.", usage.misses),
+        ("tokens", "Tokens that came from the KV store.", usage.tokens),
+        ("read_bytes", "Bytes read from the KV store.", usage.bytes_read),
+        ("written_bytes", "Bytes written to the KV store.", usage.bytes_written),
+        ("saved_seconds", "Time that reading these tokens would have taken.", usage.seconds_saved),
+        ("lost_blocks", "Blocks that were damaged, or could not be written.", usage.lost),
+    ):
+        yield CounterMetricFamily(f"pylongctx_kv_store_{name}", help, value)
 
 
 def page(service: "Service", kv: int) -> bytes:

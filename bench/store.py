@@ -1,0 +1,246 @@
+"""What a KV store saves, and whether it stays right when everything goes wrong.
+
+    python bench/store.py --model smollm2.gguf --tokens 8000
+    python bench/store.py --model random:llama-3-8b:2:q4_k_m --tokens 32512 --n-ctx 33000
+    python bench/store.py --torture
+
+A prompt is read in one process, and again in later ones: with its files in the page cache, and with them dropped from
+it. The time is that of the first token's logits, without opening the model; the bits of the logits are compared.
+
+``--torture`` kills 200 processes while they write, flips a bit in 1000 stored blocks, fills a disk (a file system in
+memory, for which it must be root), and lets two processes write at once. It reports answers that differ from those of
+a process without a store.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from report import machine, table
+
+from pylongctx import Llama
+from pylongctx.bench.case import model_file
+from pylongctx.models import embedded_model
+from pylongctx.store.folder import UNFINISHED, Folder
+from pylongctx.store.reader import BLOCK
+
+TEXT = Path(__file__).with_name("emma.txt")
+SETTINGS = {"n_threads": 1, "n_threads_batch": 1, "n_ctx": 2048, "verbose": False}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", default="", help="as pylongctx bench takes it (the embedded model)")
+    add("--method", action="append", help="(full)")
+    add("--tokens", type=int, default=2000, help="of the prompt")
+    add("--n-ctx", type=int, default=0, help="tokens of the context (the model's)")
+    add("--torture", action="store_true", help="kill writers, flip bits, fill a disk")
+    add("--kills", type=int, default=200)
+    add("--flips", type=int, default=1000)
+    add("--read", help=argparse.SUPPRESS)  # what a later process does
+    add("--write", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def prompt(llm: Llama, n: int, seed: int = 0) -> list[int]:
+    """Return tokens of a novel, or of random ones for a model that knows no words."""
+    tokens = llm.tokenize(TEXT.read_bytes())[seed * 37 :][:n]
+    if len(tokens) == n and max(tokens) < llm.n_vocab():
+        return tokens
+    return np.random.default_rng(seed).integers(3, min(llm.n_vocab(), 500), n).tolist()
+
+
+def first_logits(llm: Llama, tokens: list[int]) -> np.ndarray:
+    next(llm.generate(tokens, temp=0.0))
+    return llm.session.last_logits.copy()
+
+
+# ---- what it saves ----
+
+
+def read(job: dict) -> None:
+    """Read the prompt, as a process of its own; prints seconds, and writes the logits."""
+    with Llama(
+        job["model"], method=job["method"], n_ctx=job["n_ctx"], kv_store=job["folder"], verbose=False, preflight=False
+    ) as llm:
+        tokens = prompt(llm, job["tokens"])
+        started = time.perf_counter()
+        logits = first_logits(llm, tokens)
+        seconds = time.perf_counter() - started
+        n_evaluated = llm.session.n_evaluated
+    np.save(job["out"], logits)
+    print(json.dumps({"seconds": seconds, "n_evaluated": n_evaluated}))
+
+
+def drop_from_page_cache(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure(args: argparse.Namespace, method: str, folder: Path) -> list[str]:
+    folder.mkdir()
+    job = {"model": model_file(args.model) if args.model else str(embedded_model()), "method": method}
+    job |= {"n_ctx": args.n_ctx, "tokens": args.tokens, "folder": str(folder / "kv")}
+    found, logits = [], []
+    for name in ("first", "cold", "warm"):
+        if name == "cold":
+            drop_from_page_cache(folder)
+        job["out"] = str(folder / f"{name}.npy")
+        done = subprocess.run(
+            [sys.executable, __file__, "--read", json.dumps(job)], check=True, stdout=subprocess.PIPE, text=True
+        )
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+        logits.append(np.load(job["out"]))
+    seconds = [one["seconds"] for one in found]
+    same = all(np.array_equal(logits[0], other) for other in logits[1:])
+    size = sum(path.stat().st_size for path in (folder / "kv").rglob("*") if path.is_file())
+    return [
+        method,
+        f"{seconds[0]:.2f} s",
+        f"{seconds[1]:.2f} s ({seconds[0] / seconds[1]:.0f} x)",
+        f"{seconds[2]:.2f} s ({seconds[0] / seconds[2]:.0f} x)",
+        str(found[1]["n_evaluated"]),
+        f"{size / 2**20:.0f} MiB",
+        "the same bits" if same else "DIFFERENT",
+    ]
+
+
+# ---- what goes wrong ----
+
+
+def write(job: dict) -> None:
+    """Read prompts until killed."""
+    with Llama(str(embedded_model()), kv_store=job["folder"], **SETTINGS) as llm:
+        for seed in range(job["first"], 10**6):
+            first_logits(llm, prompt(llm, 2 * BLOCK + 9, seed % 50))
+            print(seed, flush=True)
+
+
+@contextmanager
+def writer(folder: Path, first: int) -> Iterator[subprocess.Popen]:
+    job = json.dumps({"folder": str(folder), "first": first})
+    process = subprocess.Popen([sys.executable, __file__, "--write", job], stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+class Judge:
+    """Compares answers with those of a process without a store."""
+
+    def __init__(self) -> None:
+        with Llama(str(embedded_model()), **SETTINGS) as llm:
+            self.prompts = [prompt(llm, 2 * BLOCK + 9, seed) for seed in range(50)]
+            self.want = [first_logits(llm, tokens) for tokens in self.prompts]
+        self.n_wrong = self.n_asked = 0
+
+    def ask(self, llm: Llama, seed: int) -> None:
+        self.n_asked += 1
+        self.n_wrong += not np.array_equal(first_logits(llm, self.prompts[seed]), self.want[seed])
+
+    def all(self, folder: Path) -> None:
+        with Llama(str(embedded_model()), kv_store=str(folder), **SETTINGS) as llm:
+            for seed in range(50):
+                self.ask(llm, seed)
+
+
+def kill_writers(judge: Judge, folder: Path, n: int) -> str:
+    rng = random.Random(1)
+    for i in range(n):
+        with writer(folder, i) as process:
+            for _ in range(rng.randrange(3)):
+                process.stdout.readline()
+            time.sleep(rng.random() * 0.3)
+    judge.all(folder)
+    Folder(folder, 1 << 40).trim()
+    return f"{n} writers killed, {len(list(folder.rglob(f'{UNFINISHED}*')))} unfinished files are left"
+
+
+def flip_bits(judge: Judge, folder: Path, n: int) -> str:
+    rng = random.Random(2)
+    judge.all(folder)
+    n_lost = 0
+    for _ in range(n // 20):
+        paths = [path for path in folder.rglob("*.rows") if path.is_file()]
+        for path in rng.sample(paths, 20):
+            data = bytearray(path.read_bytes())
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            path.write_bytes(data)
+        with Llama(str(embedded_model()), kv_store=str(folder), **SETTINGS) as llm:
+            for seed in range(50):
+                judge.ask(llm, seed)
+            n_lost += llm.kv_store_usage().lost
+    return f"{n} bits flipped, {n_lost} blocks found damaged"
+
+
+def fill_disk(judge: Judge, folder: Path) -> str:
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", folder], check=True)
+    try:
+        judge.all(folder / "kv")
+        judge.all(folder / "kv")
+        free = os.statvfs(folder)
+    finally:
+        subprocess.run(["umount", folder], check=True)
+    return f"a disk of 3 MiB, {free.f_bavail * free.f_bsize} bytes of it free at the end"
+
+
+def write_together(judge: Judge, folder: Path) -> str:
+    with writer(folder, 0) as one, writer(folder, 0) as other:
+        for _ in range(60):
+            one.stdout.readline()
+            other.stdout.readline()
+    judge.all(folder)
+    return "two writers of the same prompts"
+
+
+def torture(args: argparse.Namespace, folder: Path) -> int:
+    judge, rows = Judge(), []
+    for what in (
+        lambda: kill_writers(judge, folder / "kills", args.kills),
+        lambda: flip_bits(judge, folder / "flips", args.flips),
+        lambda: fill_disk(judge, folder / "full"),
+        lambda: write_together(judge, folder / "two"),
+    ):
+        before = judge.n_asked, judge.n_wrong
+        said = what()
+        rows.append([said, str(judge.n_asked - before[0]), str(judge.n_wrong - before[1])])
+        print(*rows[-1], sep=" | ", flush=True)
+    print(table(["what went wrong", "answers", "wrong ones"], rows))
+    return 1 if judge.n_wrong else 0
+
+
+def main() -> int:
+    args = arguments()
+    if args.read or args.write:
+        (read if args.read else write)(json.loads(args.read or args.write))
+        return 0
+    print(machine())
+    with tempfile.TemporaryDirectory() as folder:
+        if args.torture:
+            return torture(args, Path(folder))
+        rows = [measure(args, method, Path(folder) / str(i)) for i, method in enumerate(args.method or ["full"])]
+    head = ["method", "first", "later, files from disk", "later", "tokens evaluated", "files", "logits"]
+    print(table(head, rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+// Parts of a sequence: its rows of some positions, and what goes with them, as a text is stored piece by piece. Parts that follow each
+// other make the sequence again, in any context of the same model, method and types.
+//
+// Layout: header and method as in a state (state.cpp), the positions, zeros, then for every layer and KV head the bytes of its rows, block
+// by block, K before V, and of its near keys; then summaries of the chunks that end in the part. A part has no open queries: it ends where
+// a chunk ends.
+#include "kv-cache.h"
+
+#include <algorithm>
+
+namespace {
+
+constexpr size_t ALIGNMENT = 16;  // of the rows
+
+struct part_positions {
+    int32_t first, end;
+};
+
+void require(bool ok, const std::string & reason) {
+    if (!ok) {
+        throw lctx_refusal("the stored part does not fit: " + reason);
+    }
+}
+
+}  // namespace
+
+std::string lctx_kv_cache::why_no_parts() const {
+    if (retain_) {
+        return "heads evict, so that rows of earlier positions change";
+    }
+    return method_->first_row(INT32_MAX) > 0 ? "rows of earlier positions are dropped" : "";
+}
+
+// Every run of bytes of the part: rows, near keys that queries after it may read, and summaries.
+void lctx_kv_cache::each_part_run(int32_t seq, int32_t first, int32_t end, const run_visitor & f) const {
+    each_head([&](lctx_kv_store & store, int32_t head) {
+        each_cell_run(store, seq, head, first, end, f);
+        ggml_tensor * near = store.near;
+        for (int32_t p = first_near(first, end), n; near && p < end; p += n) {
+            const int32_t slot = p % shape_.near_rows;
+            n = std::min(end - p, shape_.near_rows - slot);
+            f(store, near, seq * near->nb[3] + head * near->nb[2] + slot * near->nb[1], n * near->nb[1]);
+        }
+    });
+    const int32_t first_chunk = shape_.n_complete(first);
+    each_summary_run(seq, first_chunk, shape_.n_complete(end) - first_chunk, f);
+}
+
+// The first near key that a part holds.
+int32_t lctx_kv_cache::first_near(int32_t first, int32_t end) const {
+    return shape_.near_rows > 0 ? std::max(first, end - method_->near_window() + 1) : end;
+}
+
+void lctx_kv_cache::part_write(llama_io_write_i & io, int32_t seq, int32_t first, int32_t end) const {
+    const sequence & s = seqs_[seq];
+    const std::string why = why_no_parts();
+    if (!why.empty()) {
+        throw lctx_refusal("this method has no parts: " + why);
+    }
+    if (first < 0 || first >= end || end > s.n_pos || first % LCTX_PAGE_ROWS != 0 || end % LCTX_PAGE_ROWS != 0 || place(end) != end) {
+        throw lctx_refusal("a part has whole pages and chunks of the sequence");
+    }
+    if (first_near(first, end) < s.first_near) {
+        throw lctx_refusal("near keys of the part were overwritten");
+    }
+    for (const auto & store : stores_) {
+        store->wait();
+    }
+    write_header(io, 0);
+    const part_positions positions = {first, end};
+    io.write(&positions, sizeof(positions));
+    static constexpr uint8_t ZEROS[ALIGNMENT] = {};
+    io.write(ZEROS, GGML_PAD(io.n_bytes(), ALIGNMENT) - io.n_bytes());
+    each_part_run(seq, first, end, [&](lctx_kv_store &, ggml_tensor * t, size_t offset, size_t size) { io.write_tensor(t, offset, size); });
+}
+
+void lctx_kv_cache::part_read(lctx_state_reader & io, int32_t seq) {
+    check_header(io, 0);
+    part_positions at;
+    io.read(&at, sizeof(at));
+    io.take(GGML_PAD(io.n_bytes(), ALIGNMENT) - io.n_bytes());
+    sequence & s = seqs_[seq];
+    require(why_no_parts().empty(), "this method has no parts");
+    require(at.first == s.n_pos && at.first < at.end && at.end <= n_ctx_ && at.first % LCTX_PAGE_ROWS == 0 &&
+                at.end % LCTX_PAGE_ROWS == 0 && place(at.end) == at.end,
+            "it does not follow the rows that are there");
+    if (!grow(seq, at.end)) {
+        throw lctx_refusal(take_error());
+    }
+    const int32_t near = first_near(at.first, at.end);
+    s.first_near = near > at.first && near < at.end ? near : s.first_near;
+    s.open[0] = s.open[1] = -1;
+    const std::string limit = check_limit(n_held_page(), lengths());
+    require(limit.empty(), limit);
+    note_peak();
+    for (const auto & store : stores_) {
+        store->wait();
+        store->forget_staged(seq);
+    }
+    each_part_run(seq, at.first, at.end, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
+        const uint8_t * bytes = io.take(size);
+        require(ggml_validate_row_data(t->type, bytes, size), "it holds numbers that are not finite");
+        store.write(t, offset, bytes, size);
+    });
+    require(io.at_end(), "it is longer than its rows");
+}

@@ -1,0 +1,32 @@
+#include "state-io.h"
+
+#include "../methods/method.h"
+#include "ggml-backend.h"
+
+#include <cstring>
+
+const uint8_t * lctx_state_reader::take(size_t size) {
+    if (size > size_ - at_) {
+        throw lctx_refusal("the saved state is shorter than what it should hold");
+    }
+    at_ += size;
+    return data_ + at_ - size;
+}
+
+void lctx_state_reader::read(void * dst, size_t size) {
+    memcpy(dst, take(size), size);
+}
+
+void lctx_state_reader::read_tensor(ggml_tensor * tensor, size_t offset, size_t size) {
+    ggml_backend_tensor_set(tensor, take(size), offset, size);
+}
+
+void lctx_state_writer::write(const void * src, size_t size) {
+    memcpy(to_ + n_, src, size);
+    n_ += size;
+}
+
+void lctx_state_writer::write_tensor(ggml_tensor * tensor, size_t offset, size_t size) {
+    ggml_backend_tensor_get(tensor, to_ + n_, offset, size);
+    n_ += size;
+}

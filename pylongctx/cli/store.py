@@ -1,0 +1,158 @@
+"""``pylongctx kv``: what a KV store holds, and how it is kept in order."""
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pylongctx._units import bytes_text
+from pylongctx.errors import LctxError
+from pylongctx.state import read_identity
+from pylongctx.store.folder import Entry, Folder
+from pylongctx.store.reader import BLOCK
+
+EPILOG = "A text is what one prompt left: blocks of 512 tokens. Texts that begin alike share the first ones."
+
+
+@dataclass
+class Block:
+    """The files of a block."""
+
+    name: str
+    about: dict[str, Any]
+    files: list[Entry] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """The tokens of a text up to the end of the block."""
+        return int(self.about["first"]) + BLOCK
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its files."""
+        return sum(file.n_bytes for file in self.files)
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser("kv", help="show and clean a KV store", description=__doc__, epilog=EPILOG)
+    actions = parser.add_subparsers(dest="action", required=True)
+    for name, help in (
+        ("ls", "list the texts"),
+        ("rm", "remove texts, or what was not used for some days"),
+        ("verify", "read every file and remove what is damaged; status 1 when something is"),
+        ("stats", "files and bytes of each model and method"),
+    ):
+        action = actions.add_parser(name, help=help, description=help)
+        action.add_argument("folder", metavar="FOLDER", help="the folder of --kv-store")
+        if name == "rm":
+            action.add_argument("text", nargs="*", metavar="TEXT", help="names that ls shows, or how they begin")
+            action.add_argument("--unused", type=float, metavar="DAYS", help="what was not used for so long")
+            action.add_argument("--all", action="store_true", help="everything")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked for; ValueError where no folder is."""
+    if not Path(args.folder).is_dir():
+        raise ValueError(f"{args.folder} is no folder")
+    folder = Folder(args.folder, limit=2**63)
+    actions = {"ls": _list, "rm": _remove, "verify": _verify, "stats": _stats}
+    return actions[args.action](folder, args)
+
+
+def _list(folder: Folder, args: argparse.Namespace) -> int:
+    blocks = _blocks(folder)
+    table = Table()
+    for head, justify in (("text", "left"), ("tokens", "right"), ("size", "right"), ("used", "left"), ("of", "left")):
+        table.add_column(head, justify="right" if justify == "right" else "left", overflow="fold")
+    for block in sorted(_ends(blocks), key=lambda block: -_used([block])):
+        text = _text(blocks, block)
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(_used(text)))
+        size = bytes_text(sum(part.n_bytes for part in text))
+        table.add_row(block.name[:12], f"{block.end:,}", size, used, _of(block.about))
+    Console().print(table)
+    return 0
+
+
+def _remove(folder: Folder, args: argparse.Namespace) -> int:
+    if not (args.text or args.all or args.unused is not None):
+        raise ValueError("name texts, or give --unused DAYS or --all")
+    blocks = _blocks(folder)
+    going: list[Entry] = folder.entries() if args.all else []
+    if args.unused is not None:
+        going += [file for file in folder.entries() if file.used < time.time() - args.unused * 86400]
+    ends = _ends(blocks)
+    for name in args.text:
+        found = [block for block in ends if block.name.startswith(name)]
+        if len(found) != 1:
+            raise ValueError(f"{name!r} begins the names of {len(found)} texts")
+        shared = {part.name for end in ends if end is not found[0] for part in _text(blocks, end)}
+        going += [file for part in _text(blocks, found[0]) if part.name not in shared for file in part.files]
+    n_bytes = sum(file.n_bytes for file in {file.path: file for file in going}.values())
+    for file in going:
+        file.path.unlink(missing_ok=True)
+    Console().print(f"removed {len({file.path for file in going})} files, {bytes_text(n_bytes)}")
+    return 0
+
+
+def _verify(folder: Folder, args: argparse.Namespace) -> int:
+    entries = folder.entries()
+    damaged = [entry for entry in entries if folder.load(entry.path) is None and not entry.path.exists()]
+    Console().print(f"{len(entries)} files, {len(damaged)} damaged and removed")
+    return 1 if damaged else 0
+
+
+def _stats(folder: Folder, args: argparse.Namespace) -> int:
+    groups: dict[str, list[Block]] = defaultdict(list)
+    for block in _blocks(folder).values():
+        groups[_of(block.about)].append(block)
+    table = Table()
+    for head in ("of", "blocks", "tokens", "size"):
+        table.add_column(head, justify="left" if head == "of" else "right", overflow="fold")
+    for name, blocks in sorted(groups.items()):
+        size = bytes_text(sum(block.n_bytes for block in blocks))
+        table.add_row(name, str(len(blocks)), f"{len(blocks) * BLOCK:,}", size)
+    Console().print(table)
+    return 0
+
+
+def _blocks(folder: Folder) -> dict[str, Block]:
+    """Return the blocks by name; what is no block is left out."""
+    blocks: dict[str, Block] = {}
+    for entry in folder.entries():
+        try:
+            about = read_identity(entry.path)
+        except (LctxError, OSError):
+            continue  # verify removes it
+        if isinstance(about.get("first"), int) and isinstance(about.get("before"), str):
+            blocks.setdefault(entry.name, Block(entry.name, about)).files.append(entry)
+    return blocks
+
+
+def _ends(blocks: dict[str, Block]) -> list[Block]:
+    """Return the last blocks of texts: those that none follows."""
+    before = {block.about["before"] for block in blocks.values()}
+    return [block for block in blocks.values() if block.name not in before]
+
+
+def _text(blocks: dict[str, Block], end: Block) -> list[Block]:
+    """Return a block and those before it, as far as they are there."""
+    text = [end]
+    while (before := blocks.get(text[-1].about["before"])) is not None and before.end < text[-1].end:
+        text.append(before)
+    return text
+
+
+def _used(blocks: Iterable[Block]) -> float:
+    return max(file.used for block in blocks for file in block.files)
+
+
+def _of(about: dict[str, Any]) -> str:
+    return f"{about.get('model')}, {about.get('method') or 'llama.cpp'}, {about.get('type_k')}/{about.get('type_v')}"

@@ -1,0 +1,410 @@
+"""The KV store: what was read once is not read again, and nothing that happens to its files gives a wrong answer."""
+
+import errno
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from thinning import thin
+from tiny_gguf import Shape, make_model
+
+from pylongctx import Llama
+from pylongctx.cli import main
+from pylongctx.store.folder import UNFINISHED, Folder
+from pylongctx.store.keys import chain
+from pylongctx.store.reader import BLOCK, SPACING
+
+N = 2 * BLOCK + 77
+ROWS = [
+    "full",
+    "selfextend,group_size=8,neighbor_window=100",
+    "longheads,chunk_size=16,window=128,representation=attention",
+    "longheads,chunk_size=16,window=128,representation=outlier",
+    "dca,chunk_size=93,local_window=29",
+]
+METHODS = [
+    *ROWS,
+    "longheads,chunk_size=48,window=144,representation=attention",  # blocks end within chunks
+    "window,n_sink=4,window=200",
+    "corm,window=64",
+    "h2o,budget=256",
+    "longheads,chunk_size=16,window=128+corm,window=64",
+    None,
+]
+SETTINGS = {"n_ctx": 2560, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+
+
+def new(path, folder, **kwargs):
+    return Llama(str(path), kv_store=folder, **SETTINGS | kwargs)
+
+
+def text(n=N, seed=0):
+    return np.random.default_rng(seed).integers(3, 96, n).tolist()
+
+
+def read(llm, tokens):
+    """Read a prompt; returns the logits after it, and how many of its tokens were evaluated."""
+    before = llm.session.n_evaluated
+    next(llm.generate(tokens, temp=0.0))
+    return llm.session.last_logits.copy(), llm.session.n_evaluated - before
+
+
+def found(llm):
+    return llm.kv_store_usage()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    shape = Shape(n_embd=128, n_head=2, n_head_kv=1, n_layer=3, n_ctx_train=512)
+    return make_model(tmp_path_factory.mktemp("model") / "model.gguf", shape)
+
+
+@pytest.fixture
+def filled(model, tmp_path):
+    """Return a store in which a text is, and the logits after it."""
+    with new(model, tmp_path / "kv") as llm:
+        logits, n = read(llm, text())
+        assert n == N
+    return tmp_path / "kv", logits
+
+
+def files(folder, kind="*"):
+    return sorted(Path(folder).glob(f"??/*.{kind}"))
+
+
+# ---- what is found ----
+
+
+@thin
+@pytest.mark.parametrize("kv", ["f16", "q8_0"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_later_process_goes_on_with_the_same_bits(model, tmp_path, method, kv):
+    settings = {"method": method, "type_k": kv, "type_v": kv if method else "f16"}
+    with new(model, tmp_path, **settings) as llm:
+        logits, n = read(llm, text())
+        assert n == N
+    with new(model, tmp_path, **settings) as llm:
+        again, n = read(llm, text())
+        assert n == N - 2 * BLOCK
+        np.testing.assert_array_equal(again, logits)
+        assert found(llm).hits == 1 and found(llm).tokens == 2 * BLOCK
+    with new(model, tmp_path, **settings) as llm:
+        other, n = read(llm, [*text()[: BLOCK + 5], *text(N, seed=1)])
+        assert n == N + 5 + (0 if method in ROWS else BLOCK)
+    with Llama(str(model), **SETTINGS | settings) as llm:
+        want, _ = read(llm, [*text()[: BLOCK + 5], *text(N, seed=1)])
+        np.testing.assert_array_equal(other, want)
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "qwen3next", "jamba", "gpt-oss"])
+@pytest.mark.parametrize("method", ["full", None])
+def test_windows_and_recurrent_states_are_kept_at_points(tmp_path, arch, method):
+    path = make_model(tmp_path / "model.gguf", arch=arch)
+    tokens = text(SPACING + BLOCK + 9)
+    with new(path, tmp_path / "kv", n_ctx=4096, method=method) as llm:
+        logits, _ = read(llm, tokens)
+    with new(path, tmp_path / "kv", n_ctx=4096, method=method) as llm:
+        again, n = read(llm, tokens)
+        assert n == 9
+        np.testing.assert_array_equal(again, logits)
+    with new(path, tmp_path / "kv", n_ctx=4096, method=method) as llm:
+        read(llm, [*tokens[: SPACING + 3], *text(20, seed=3)])
+        assert found(llm).tokens == SPACING
+
+
+def test_what_is_in_the_cache_already_is_not_loaded(filled, model):
+    with new(model, filled[0]) as llm:
+        read(llm, text()[: BLOCK + 1])
+        assert found(llm).tokens == BLOCK
+        read(llm, text())
+        read(llm, text())
+        assert (found(llm).hits, found(llm).tokens) == (2, 2 * BLOCK - 1)
+
+
+def test_generated_tokens_are_kept_too(model, tmp_path):
+    with new(model, tmp_path) as llm:
+        said = llm.create_completion(text(BLOCK - 5), max_tokens=8, temperature=0.0, logprobs=None)
+        assert said["usage"]["completion_tokens"] == 8
+    assert len(files(tmp_path)) == 1
+
+
+def test_usage_counts_what_was_found(filled, model):
+    with new(model, filled[0]) as llm:
+        done = llm.create_completion(text(), max_tokens=1)
+    assert done["usage"]["prompt_tokens"] == N
+
+
+def test_other_batches_read_what_was_stored(filled, model):
+    folder, logits = filled
+    with new(model, folder, n_batch=96, n_ubatch=32, n_ctx=1536) as llm:
+        again, n = read(llm, text())
+    assert n == N - 2 * BLOCK
+    np.testing.assert_allclose(again, logits, atol=1e-3 * np.abs(logits).max())
+
+
+def test_earlier_logits_are_not_known(filled, model):
+    with new(model, filled[0], logits_all=True) as llm:
+        read(llm, text())
+        scores = llm.scores
+    assert np.isnan(scores[: 2 * BLOCK]).all() and np.isfinite(scores[2 * BLOCK :]).all()
+
+
+@pytest.mark.parametrize("other", [{"method": "dca"}, {"type_k": "q8_0"}, {"rope_freq_base": 5e4}])
+def test_what_was_read_otherwise_is_not_found(filled, model, other):
+    with new(model, filled[0], **other) as llm:
+        assert read(llm, text())[1] == N
+        assert found(llm).misses == 1
+
+
+def test_another_model_of_the_same_shape(filled, tmp_path):
+    path = make_model(tmp_path / "other.gguf", seed=77)
+    with new(path, filled[0]) as llm:
+        assert read(llm, text())[1] == N
+
+
+def test_a_context_that_is_too_small(filled, model):
+    with new(model, filled[0], n_ctx=BLOCK + 64) as llm:
+        assert read(llm, text()[: BLOCK + 9])[1] == 9
+        with pytest.raises(ValueError, match="exceed context window"):
+            read(llm, text())
+
+
+def test_names_follow_the_tokens_before():
+    one, other = np.array(text()), np.array([5, *text()[1:]])
+    names = chain({"a": 1}, one, BLOCK)
+    assert names == chain({"a": 1}, one[: 2 * BLOCK], BLOCK)
+    assert len({*names, *chain({"a": 1}, other, BLOCK), *chain({"a": 2}, one, BLOCK)}) == 6
+
+
+# ---- what happens to files ----
+
+
+def damage(path, how, rng):
+    data = bytearray(path.read_bytes())
+    if how == "flip":
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    elif how == "torn":
+        del data[rng.randrange(len(data)) :]
+    elif how == "zeros":
+        data = bytearray(len(data))
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["flip", "torn", "zeros"])
+@pytest.mark.parametrize("method", ["full", "corm"])
+def test_a_damaged_block_costs_reading_it_again(model, tmp_path, method, how, caplog):
+    with new(model, tmp_path, method=method) as llm:
+        logits, _ = read(llm, text())
+    rng = random.Random(how)
+    for _ in range(12):
+        path = rng.choice(files(tmp_path))
+        damage(path, how, rng)
+        caplog.clear()
+        with new(model, tmp_path, method=method) as llm, caplog.at_level(logging.WARNING, "pylongctx"):
+            again, n = read(llm, text())
+            assert n > N - 2 * BLOCK and found(llm).lost == 1
+            np.testing.assert_array_equal(again, logits)
+        assert len([record for record in caplog.records if str(path) in record.message]) == 1
+        assert files(tmp_path), "it was read again and stored"
+
+
+def test_a_block_under_a_wrong_name(filled, model):
+    folder, logits = filled
+    first, second = files(folder)
+    data = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(data)
+    with new(model, folder) as llm:
+        again, n = read(llm, text())
+    assert n == N
+    np.testing.assert_array_equal(again, logits)
+
+
+def test_a_full_disk_is_told_once(model, tmp_path, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with new(model, tmp_path) as llm, caplog.at_level(logging.WARNING, "pylongctx"):
+        read(llm, text())
+        llm._opened.store.flush()
+        assert found(llm).lost == 2
+    assert len(caplog.records) == 1 and "No space left" in caplog.text
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_the_least_used_leave(model, tmp_path):
+    with new(model, tmp_path, kv_store_limit=1 << 30) as llm:
+        read(llm, text())
+    n_bytes = files(tmp_path)[0].stat().st_size
+    with new(model, tmp_path, kv_store_limit=5 * n_bytes) as llm:
+        read(llm, text(seed=1))
+        read(llm, text())  # used again
+        read(llm, text(seed=2))
+    assert sum(path.stat().st_size for path in files(tmp_path)) <= 5 * n_bytes
+    with new(model, tmp_path) as llm:
+        assert read(llm, text())[1] == N - 2 * BLOCK
+        assert read(llm, text(seed=1))[1] > N - 2 * BLOCK
+
+
+def test_files_are_for_their_owner(filled):
+    folder, _ = filled
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in files(folder)} == {0o600}
+
+
+WRITER = """
+import sys
+sys.path.insert(0, sys.argv[3])
+from test_store import new, read, text
+with new(sys.argv[1], sys.argv[2]) as llm:
+    for seed in range(int(sys.argv[4]), 1000):
+        read(llm, text(seed=seed))
+        print(seed, flush=True)
+"""
+
+
+def writer(model, folder, first=0):
+    command = [sys.executable, "-c", WRITER, model, folder, Path(__file__).parent, first]
+    return subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE)
+
+
+def test_killed_writers_leave_nothing_wrong(model, tmp_path):
+    rng = random.Random(5)
+    for i in range(4):
+        process = writer(model, tmp_path, first=10 * i)
+        process.stdout.readline()
+        time.sleep(rng.random() / 20)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    with Llama(str(model), **SETTINGS) as llm:
+        want = [read(llm, text(seed=seed))[0] for seed in (0, 10, 11, 20)]
+    with new(model, tmp_path) as llm:
+        for seed, logits in zip((0, 10, 11, 20), want, strict=True):
+            np.testing.assert_array_equal(read(llm, text(seed=seed))[0], logits)
+        assert found(llm).lost == 0 and found(llm).hits >= 3
+    Folder(tmp_path, 1 << 40).trim()
+    assert not list(tmp_path.rglob(f"{UNFINISHED}*"))
+
+
+def test_a_file_that_is_being_written_stays(tmp_path):
+    import fcntl
+
+    folder = Folder(tmp_path, 1 << 30)
+    (tmp_path / "ab").mkdir()
+    left, busy = tmp_path / "ab" / f"{UNFINISHED}1", tmp_path / "ab" / f"{UNFINISHED}2"
+    left.touch()
+    with busy.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        folder.trim()
+        assert busy.exists() and not left.exists()
+
+
+def test_two_writers_share_a_store(model, tmp_path):
+    processes = [writer(model, tmp_path), writer(model, tmp_path)]
+    for process in processes:
+        for _ in range(3):
+            process.stdout.readline()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    with new(model, tmp_path) as llm:
+        again, n = read(llm, text(seed=1))
+        assert n == N - 2 * BLOCK and found(llm).lost == 0
+    with Llama(str(model), **SETTINGS) as llm:
+        np.testing.assert_array_equal(read(llm, text(seed=1))[0], again)
+
+
+# ---- arguments and the command ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"kv_store_limit": 5}, "needs kv_store"),
+        ({"kv_store": "x", "kv_store_limit": 0}, "number of bytes"),
+        ({"kv_store": "x", "kv_store_limit": True}, "number of bytes"),
+        ({"kv_store": "x", "embedding": True}, "not with embedding"),
+        ({"kv_store": "x", "vocab_only": True}, "not with embedding"),
+    ],
+)
+def test_refusals(model, tmp_path, monkeypatch, arguments, reason):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=reason):
+        Llama(str(model), verbose=False, **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made(model, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        new(model, tmp_path / "file" / "kv")
+
+
+def test_ls_and_stats(filled, model, capsys):
+    with new(model, filled[0]) as llm:
+        read(llm, [*text()[:BLOCK], *text(BLOCK + 3, seed=4)])
+    assert main(["kv", "ls", str(filled[0])]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "1,024" in line]
+    assert len(lines) == 2
+    assert main(["kv", "stats", str(filled[0])]) == 0
+    assert "1,536" in capsys.readouterr().out
+
+
+def test_rm(filled, model, capsys):
+    folder = filled[0]
+    with new(model, folder) as llm:
+        read(llm, [*text()[:BLOCK], *text(BLOCK + 3, seed=4)])
+    names = chain(new_identity(model), np.array(text()), BLOCK)
+    assert main(["kv", "rm", str(folder), names[1][:8]]) == 0
+    assert len(files(folder)) == 2, "the block that another text begins with stays"
+    assert main(["kv", "rm", str(folder)]) == 1
+    assert main(["kv", "rm", str(folder), "--unused", "1"]) == 0 and len(files(folder)) == 2
+    assert main(["kv", "rm", str(folder), "--all"]) == 0 and not files(folder)
+    assert main(["kv", "ls", str(folder / "none")]) == 1
+
+
+def new_identity(model):
+    with Llama(str(model), **SETTINGS) as llm:
+        return llm._opened.identity
+
+
+def test_verify(filled, capsys):
+    assert main(["kv", "verify", str(filled[0])]) == 0
+    damage(files(filled[0])[0], "flip", random.Random(1))
+    assert main(["kv", "verify", str(filled[0])]) == 1
+    assert "2 files, 1 damaged" in capsys.readouterr().out
+    assert main(["kv", "verify", str(filled[0])]) == 0
+
+
+# ---- the server ----
+
+
+def test_a_server_finds_what_an_earlier_one_has_read(tmp_path):
+    pytest.importorskip("fastapi")
+    from serving import running
+
+    words, keys = "It was the best of times, it was the worst of times. " * 40, {"api_keys": ("one", "two")}
+    for first in (True, False):
+        with running(kv_store=str(tmp_path), n_ctx=2048, n_ubatch=512, settings=keys) as server:
+            for key in ("one", "two"):
+                headers = {"Authorization": f"Bearer {key}"}
+                body = {"prompt": words, "max_tokens": 1}
+                done = server.http.post("/v1/completions", json=body, headers=headers).json()
+                n = done["usage"]["prompt_tokens_details"]["cached_tokens"]
+                assert (n == 0) if first else (n >= BLOCK), "users share nothing"
+            metrics = server.http.get("/metrics", headers=headers).text
+            facts = server.http.get("/v1/longctx", headers=headers).json()
+            slots = server.http.get("/slots", headers=headers).json()
+        hits = 0 if first else 2
+        assert f"pylongctx_kv_store_hits_total {hits}.0" in metrics
+        assert facts["store"]["hits"] == hits and facts["store"]["limit"] == 20 << 30
+        assert sum(slot.get("n_prompt_tokens_stored", 0) for slot in slots) == facts["store"]["tokens"]
