@@ -5,7 +5,6 @@ import re
 import tarfile
 
 import pytest
-from upstream import tarball
 
 from pylongctx import Corm, LongHeads, SelfExtend
 from pylongctx.cli import main
@@ -19,6 +18,7 @@ from pylongctx.cli.sampling import (
     wanted_grammar,
 )
 from pylongctx.models import embedded_model
+from upstream import tarball
 
 
 def parser():
@@ -48,8 +48,9 @@ def test_what_is_not_given_is_left_to_llama():
 
 
 def test_options_become_arguments():
+    store = ("--kv-store", "folder", "--kv-store-limit", "5")
     words = "-c 700 -b 64 -ub 32 -t 1 -ctk q8_0 -ctv q5_0 -ngl 0 -nkvo --yarn-beta-fast 16 --rope-scaling yarn -sm row"
-    found = llama_arguments(parse(*words.split(), "--kv-limit", "3", "-ts", "3/1", "--kv-offload", "7"))
+    found = llama_arguments(parse(*words.split(), "--kv-limit", "3", "-ts", "3/1", "--kv-offload", "7", *store))
     assert found == {
         "n_ctx": 700,
         "n_batch": 64,
@@ -64,6 +65,8 @@ def test_options_become_arguments():
         "rope_scaling_type": 2,
         "split_mode": 2,
         "kv_limit": 3 << 20,
+        "kv_store": "folder",
+        "kv_store_limit": 5 << 20,
         "tensor_split": [3.0, 1.0],
         "kv_offload": "host",
         "kv_offload_mib": 7,
@@ -188,7 +191,17 @@ def test_names_and_variables_are_those_of_llama_cpp():
         head, env = block[: block.find("[](")], re.findall(r'set_env\("(\w+)"\)', block)
         for name in re.findall(r'"(--?[a-zA-Z][\w-]*)"', head):
             known.setdefault(name, set()).add(env[0] if env else None)
-    ours = {"--method", "--chunk-size", "--attn-window", "--kv-limit", "--kv-offload", "--help", "-h"}
+    ours = {
+        "--method",
+        "--chunk-size",
+        "--attn-window",
+        "--kv-limit",
+        "--kv-store",
+        "--kv-store-limit",
+        "--kv-offload",
+        "--help",
+        "-h",
+    }
     ours |= {"--preflight", "--no-preflight"}
     for action in parser()._actions:
         for name in set(action.option_strings) - ours:

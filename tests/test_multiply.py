@@ -10,7 +10,13 @@ from op_harness import call, ffi, lib
 TYPES = {"Q4_0": (32, [0]), "Q4_1": (32, [0, 2]), "Q5_0": (32, [0]), "Q5_1": (32, [0, 2]), "Q8_0": (32, [0])}
 TYPES |= {"Q4_K": (256, [0, 2]), "Q5_K": (256, [0, 2]), "Q6_K": (256, [208])}
 # blocks of a row, rows, columns, threads
-SHAPES = {"one column": (18, 17, 1, 1), "two": (5, 63, 2, 3), "few": (1, 65, 5, 2), "up to panels": (7, 63, 12, 3), "a tile": (3, 16, 16, 1)}
+SHAPES = {
+    "one column": (18, 17, 1, 1),
+    "two": (5, 63, 2, 3),
+    "few": (1, 65, 5, 2),
+    "up to panels": (7, 63, 12, 3),
+    "a tile": (3, 16, 16, 1),
+}
 SHAPES |= {"odd": (2, 257, 33, 3)}
 FEW = 12  # columns that have a scale for every 32 values
 

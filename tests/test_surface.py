@@ -18,7 +18,17 @@ OTHER_DEFAULTS = {
 }
 # parameters that are ours, behind llama_cpp's
 OURS = {
-    "__init__": ["method", "kv_limit", "kv_offload", "kv_offload_mib", "rpc_servers", "progress_callback", "preflight"],
+    "__init__": [
+        "method",
+        "kv_limit",
+        "kv_store",
+        "kv_store_limit",
+        "kv_offload",
+        "kv_offload_mib",
+        "rpc_servers",
+        "progress_callback",
+        "preflight",
+    ],
     "create_chat_completion": [
         "stopping_criteria",
         "stream_options",

@@ -18,6 +18,12 @@ from pylongctx.store.folder import Entry, Folder
 from pylongctx.store.reader import BLOCK
 
 EPILOG = "A text is what one prompt left: blocks of 512 tokens. Texts that begin alike share the first ones."
+ACTIONS = {
+    "ls": "list the texts",
+    "rm": "remove texts, or what was not used for some days",
+    "verify": "read every file and remove what is damaged, with status 1",
+    "stats": "files and bytes of each model and method",
+}
 
 
 @dataclass
@@ -42,19 +48,13 @@ class Block:
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser("kv", help="show and clean a KV store", description=__doc__, epilog=EPILOG)
-    actions = parser.add_subparsers(dest="action", required=True)
-    for name, help in (
-        ("ls", "list the texts"),
-        ("rm", "remove texts, or what was not used for some days"),
-        ("verify", "read every file and remove what is damaged; status 1 when something is"),
-        ("stats", "files and bytes of each model and method"),
-    ):
-        action = actions.add_parser(name, help=help, description=help)
-        action.add_argument("folder", metavar="FOLDER", help="the folder of --kv-store")
-        if name == "rm":
-            action.add_argument("text", nargs="*", metavar="TEXT", help="names that ls shows, or how they begin")
-            action.add_argument("--unused", type=float, metavar="DAYS", help="what was not used for so long")
-            action.add_argument("--all", action="store_true", help="everything")
+    parser.add_argument(
+        "action", choices=list(ACTIONS), help=", ".join(f"{name}: {help}" for name, help in ACTIONS.items())
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="the folder of --kv-store")
+    parser.add_argument("text", nargs="*", metavar="TEXT", help="of rm: names that ls shows, or how they begin")
+    parser.add_argument("--unused", type=float, metavar="DAYS", help="of rm: what was not used for so long")
+    parser.add_argument("--all", action="store_true", help="of rm: everything")
     parser.set_defaults(run=run)
 
 
@@ -62,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     """Do what was asked for; ValueError where no folder is."""
     if not Path(args.folder).is_dir():
         raise ValueError(f"{args.folder} is no folder")
+    if args.action != "rm" and (args.text or args.all or args.unused is not None):
+        raise ValueError(f"{args.action} takes a folder only")
     folder = Folder(args.folder, limit=2**63)
     actions = {"ls": _list, "rm": _remove, "verify": _verify, "stats": _stats}
     return actions[args.action](folder, args)
