@@ -32,7 +32,7 @@ from pylongctx import Llama
 from pylongctx.bench.case import model_file
 from pylongctx.models import embedded_model
 from pylongctx.store.folder import UNFINISHED, Folder
-from pylongctx.store.reader import BLOCK
+from pylongctx.store.layout import BLOCK
 
 TEXT = Path(__file__).with_name("emma.txt")
 SETTINGS = {"n_threads": 1, "n_threads_batch": 1, "n_ctx": 2048, "verbose": False}

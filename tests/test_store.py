@@ -19,7 +19,7 @@ from pylongctx import Llama
 from pylongctx.cli import main
 from pylongctx.store.folder import UNFINISHED, Folder
 from pylongctx.store.keys import chain
-from pylongctx.store.reader import BLOCK, SPACING
+from pylongctx.store.layout import BLOCK, SPACING
 
 N = 2 * BLOCK + 77
 ROWS = [
@@ -92,9 +92,17 @@ def test_a_later_process_goes_on_with_the_same_bits(model, tmp_path, method, kv)
         assert n == N
     with new(model, tmp_path, **settings) as llm:
         again, n = read(llm, text())
-        assert n == N - 2 * BLOCK
+        n_tail = 77 if "attention" in str(method) and method in ROWS else 0  # the queries of the open chunk are missing
+        assert (n, found(llm).hits, found(llm).tokens) == (n_tail, 1, N - n_tail)
         np.testing.assert_array_equal(again, logits)
-        assert found(llm).hits == 1 and found(llm).tokens == 2 * BLOCK
+    with new(model, tmp_path, **settings) as llm:
+        assert read(llm, [*text(), 5])[1] == 1 + n_tail
+    for path in files(tmp_path, "tail"):
+        path.unlink()
+    with new(model, tmp_path, **settings) as llm:
+        again, n = read(llm, text())
+        assert (n, found(llm).tokens) == (N - 2 * BLOCK, 2 * BLOCK)
+        np.testing.assert_array_equal(again, logits)
     with new(model, tmp_path, **settings) as llm:
         other, n = read(llm, [*text()[: BLOCK + 5], *text(N, seed=1)])
         assert n == N + 5 + (0 if method in ROWS else BLOCK)
@@ -125,7 +133,7 @@ def test_what_is_in_the_cache_already_is_not_loaded(filled, model):
         assert found(llm).tokens == BLOCK
         read(llm, text())
         read(llm, text())
-        assert (found(llm).hits, found(llm).tokens) == (2, 2 * BLOCK - 1)
+        assert (found(llm).hits, found(llm).tokens) == (2, N - 1)
 
 
 def test_generated_tokens_are_kept_too(model, tmp_path):
@@ -145,7 +153,7 @@ def test_other_batches_read_what_was_stored(filled, model):
     folder, logits = filled
     with new(model, folder, n_batch=96, n_ubatch=32, n_ctx=1536) as llm:
         again, n = read(llm, text())
-    assert n == N - 2 * BLOCK
+    assert n == 0
     np.testing.assert_allclose(again, logits, atol=1e-3 * np.abs(logits).max())
 
 
@@ -153,7 +161,7 @@ def test_earlier_logits_are_not_known(filled, model):
     with new(model, filled[0], logits_all=True) as llm:
         read(llm, text())
         scores = llm.scores
-    assert np.isnan(scores[: 2 * BLOCK]).all() and np.isfinite(scores[2 * BLOCK :]).all()
+    assert np.isnan(scores[:-1]).all() and np.isfinite(scores[-1]).all()
 
 
 @pytest.mark.parametrize("other", [{"method": "dca"}, {"type_k": "q8_0"}, {"rope_freq_base": 5e4}])
@@ -209,15 +217,15 @@ def test_a_damaged_block_costs_reading_it_again(model, tmp_path, method, how, ca
         caplog.clear()
         with new(model, tmp_path, method=method) as llm, caplog.at_level(logging.WARNING, "pylongctx"):
             again, n = read(llm, text())
-            assert n > N - 2 * BLOCK and found(llm).lost == 1
+            assert path.suffix != ".rows" or (n > 0 and found(llm).lost == 1)
             np.testing.assert_array_equal(again, logits)
-        assert len([record for record in caplog.records if str(path) in record.message]) == 1
+            assert len([record for record in caplog.records if "removed" in record.message]) == found(llm).lost
         assert files(tmp_path), "it was read again and stored"
 
 
 def test_a_block_under_a_wrong_name(filled, model):
     folder, logits = filled
-    first, second = files(folder)
+    first, second = files(folder, "rows")
     data = first.read_bytes()
     first.write_bytes(second.read_bytes())
     second.write_bytes(data)
@@ -235,7 +243,7 @@ def test_a_full_disk_is_told_once(model, tmp_path, monkeypatch, caplog):
     with new(model, tmp_path) as llm, caplog.at_level(logging.WARNING, "pylongctx"):
         read(llm, text())
         llm._opened.store.flush()
-        assert found(llm).lost == 2
+        assert found(llm).lost == 3
     assert len(caplog.records) == 1 and "No space left" in caplog.text
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
@@ -243,15 +251,16 @@ def test_a_full_disk_is_told_once(model, tmp_path, monkeypatch, caplog):
 def test_the_least_used_leave(model, tmp_path):
     with new(model, tmp_path, kv_store_limit=1 << 30) as llm:
         read(llm, text())
-    n_bytes = files(tmp_path)[0].stat().st_size
-    with new(model, tmp_path, kv_store_limit=5 * n_bytes) as llm:
+    n_bytes = files(tmp_path, "rows")[0].stat().st_size
+    with new(model, tmp_path, kv_store_limit=6 * n_bytes) as llm:
         read(llm, text(seed=1))
+        llm._opened.store.flush()
         read(llm, text())  # used again
         read(llm, text(seed=2))
-    assert sum(path.stat().st_size for path in files(tmp_path)) <= 5 * n_bytes
+    assert sum(path.stat().st_size for path in files(tmp_path)) <= 6 * n_bytes
     with new(model, tmp_path) as llm:
-        assert read(llm, text())[1] == N - 2 * BLOCK
-        assert read(llm, text(seed=1))[1] > N - 2 * BLOCK
+        assert read(llm, text())[1] == 0
+        assert read(llm, text(seed=1))[1] > 0
 
 
 def test_files_are_for_their_owner(filled):
@@ -318,7 +327,7 @@ def test_two_writers_share_a_store(model, tmp_path):
         process.stdout.close()
     with new(model, tmp_path) as llm:
         again, n = read(llm, text(seed=1))
-        assert n == N - 2 * BLOCK and found(llm).lost == 0
+        assert n == 0 and found(llm).lost == 0
     with Llama(str(model), **SETTINGS) as llm:
         np.testing.assert_array_equal(read(llm, text(seed=1))[0], again)
 
@@ -353,18 +362,17 @@ def test_ls_and_stats(filled, model, capsys):
     with new(model, filled[0]) as llm:
         read(llm, [*text()[:BLOCK], *text(BLOCK + 3, seed=4)])
     assert main(["kv", "ls", str(filled[0])]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "1,024" in line]
-    assert len(lines) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if "1,024" in line or "1,101" in line]) == 2
     assert main(["kv", "stats", str(filled[0])]) == 0
-    assert "1,536" in capsys.readouterr().out
+    assert f"{3 * BLOCK + 77:,}" in capsys.readouterr().out
 
 
 def test_rm(filled, model, capsys):
     folder = filled[0]
     with new(model, folder) as llm:
         read(llm, [*text()[:BLOCK], *text(BLOCK + 3, seed=4)])
-    names = chain(new_identity(model), np.array(text()), BLOCK)
-    assert main(["kv", "rm", str(folder), names[1][:8]]) == 0
+    assert main(["kv", "rm", str(folder), files(folder, "tail")[0].name[:8]]) == 0
     assert len(files(folder)) == 2, "the block that another text begins with stays"
     assert main(["kv", "rm", str(folder)]) == 1
     assert main(["kv", "rm", str(folder), "--unused", "1"]) == 0 and len(files(folder)) == 2
@@ -372,16 +380,11 @@ def test_rm(filled, model, capsys):
     assert main(["kv", "ls", str(folder / "none")]) == 1
 
 
-def new_identity(model):
-    with Llama(str(model), **SETTINGS) as llm:
-        return llm._opened.identity
-
-
 def test_verify(filled, capsys):
     assert main(["kv", "verify", str(filled[0])]) == 0
     damage(files(filled[0])[0], "flip", random.Random(1))
     assert main(["kv", "verify", str(filled[0])]) == 1
-    assert "2 files, 1 damaged" in capsys.readouterr().out
+    assert "3 files, 1 damaged" in capsys.readouterr().out
     assert main(["kv", "verify", str(filled[0])]) == 0
 
 

@@ -57,8 +57,8 @@ void lctx_kv_cache::part_write(llama_io_write_i & io, int32_t seq, int32_t first
     if (!why.empty()) {
         throw lctx_refusal("this method has no parts: " + why);
     }
-    if (first < 0 || first >= end || end > s.n_pos || first % LCTX_PAGE_ROWS != 0 || end % LCTX_PAGE_ROWS != 0 || place(end) != end) {
-        throw lctx_refusal("a part has whole pages and chunks of the sequence");
+    if (first < 0 || first >= end || end > s.n_pos || first % LCTX_PAGE_ROWS != 0 || place(end) != end) {
+        throw lctx_refusal("a part begins with a page of the sequence and ends where it can be cut");
     }
     if (first_near(first, end) < s.first_near) {
         throw lctx_refusal("near keys of the part were overwritten");
@@ -82,7 +82,7 @@ void lctx_kv_cache::part_read(lctx_state_reader & io, int32_t seq) {
     sequence & s = seqs_[seq];
     require(why_no_parts().empty(), "this method has no parts");
     require(at.first == s.n_pos && at.first < at.end && at.end <= n_ctx_ && at.first % LCTX_PAGE_ROWS == 0 &&
-                at.end % LCTX_PAGE_ROWS == 0 && place(at.end) == at.end,
+                place(at.end) == at.end,
             "it does not follow the rows that are there");
     if (!grow(seq, at.end)) {
         throw lctx_refusal(take_error());

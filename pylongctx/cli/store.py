@@ -15,7 +15,6 @@ from pylongctx._units import bytes_text
 from pylongctx.errors import LctxError
 from pylongctx.state import read_identity
 from pylongctx.store.folder import Entry, Folder
-from pylongctx.store.reader import BLOCK
 
 EPILOG = "A text is what one prompt left: blocks of 512 tokens. Texts that begin alike share the first ones."
 ACTIONS = {
@@ -37,7 +36,12 @@ class Block:
     @property
     def end(self) -> int:
         """The tokens of a text up to the end of the block."""
-        return int(self.about["first"]) + BLOCK
+        return int(self.about["end"])
+
+    @property
+    def n_tokens(self) -> int:
+        """The tokens of the block."""
+        return self.end - int(self.about["first"])
 
     @property
     def n_bytes(self) -> int:
@@ -120,7 +124,7 @@ def _stats(folder: Folder, args: argparse.Namespace) -> int:
         table.add_column(head, justify="left" if head == "of" else "right", overflow="fold")
     for name, blocks in sorted(groups.items()):
         size = bytes_text(sum(block.n_bytes for block in blocks))
-        table.add_row(name, str(len(blocks)), f"{len(blocks) * BLOCK:,}", size)
+        table.add_row(name, str(len(blocks)), f"{sum(block.n_tokens for block in blocks):,}", size)
     Console().print(table)
     return 0
 
@@ -133,7 +137,7 @@ def _blocks(folder: Folder) -> dict[str, Block]:
             about = read_identity(entry.path)
         except (LctxError, OSError):
             continue  # verify removes it
-        if isinstance(about.get("first"), int) and isinstance(about.get("before"), str):
+        if all(isinstance(about.get(key), kind) for key, kind in (("first", int), ("end", int), ("before", str))):
             blocks.setdefault(entry.name, Block(entry.name, about)).files.append(entry)
     return blocks
 

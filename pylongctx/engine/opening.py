@@ -18,7 +18,7 @@ from pylongctx.errors import ModelRefused
 from pylongctx.lora import Adapters
 from pylongctx.methods import Full, Method, parse
 from pylongctx.state import model_identity
-from pylongctx.store.reader import StoreReader
+from pylongctx.store.keeper import Keeper
 from pylongctx.store.store import DEFAULT_LIMIT, KVStore
 
 AUTO = "auto"  # full attention on our memory, or llama.cpp's own where that does not serve the model
@@ -107,7 +107,7 @@ class Opened:
     def _open_store(self, folder: str, limit: int) -> None:
         self.store = KVStore(folder, limit, lambda: self.identity)
         for session in self.sessions:
-            session.stored = StoreReader(session, self.store)
+            session.stored = Keeper(session, self.store)
 
     def _open_auto(self, settings: dict[str, Any], spec: str) -> None:
         """Open with our memory where it serves the model, else with llama.cpp's own."""

@@ -16,7 +16,7 @@ from pylongctx.errors import PromptTooLong
 from pylongctx.methods import Method, parse
 
 if TYPE_CHECKING:
-    from pylongctx.store.reader import StoreReader
+    from pylongctx.store.keeper import Keeper
 
 FIRST_ROWS = 64
 SMALL = 32  # bytes per token of the context that are tokenized without a look at the vocabulary
@@ -45,7 +45,7 @@ class Session:
         Called as ``progress(n_done, n_total)`` after each step of ``eval`` and ``eval_rows``.
     checkpoints : Checkpoints
         Where the cache can come back to, beside its end.
-    stored : StoreReader or None
+    stored : Keeper or None
         The store that what is evaluated goes to, and that a prompt comes from.
 
     Examples
@@ -72,7 +72,7 @@ class Session:
         self.shared = False
         self.n_evaluated = 0
         self.checkpoints = Checkpoints(context, seq)
-        self.stored: StoreReader | None = None
+        self.stored: Keeper | None = None
         self.n_tokens = 0
         self.input_ids = np.zeros(context.n_ctx, np.int32)
         self._rows = np.empty((FIRST_ROWS if logits_all else 1, model.info.n_vocab), np.float32)
@@ -197,6 +197,7 @@ class Session:
             self._step(part, self._row_buffer(len(part)) if with_row else None, self.logits_all)
             if with_row:
                 self._known = self.n_tokens
+                self._finish()
 
     def eval_rows(self, tokens: NDArray[np.int32], quiet: bool = False) -> Iterator[NDArray[np.float32]]:
         """Evaluate int32 [n] and yield float32 [k, n_vocab] per step, valid until the next step; see ``progress``."""
@@ -238,11 +239,16 @@ class Session:
         if row is not None:
             self._keep_last(row)
         self._reach(end - len(part), end)
+        self._finish()
 
     def _reach(self, start: int, end: int) -> None:
         self.checkpoints.reach(end)
         if self.stored is not None:
             self.stored.reach(start, end)
+
+    def _finish(self) -> None:
+        if self.stored is not None and self.has_logits:
+            self.stored.finish()
 
     def settle(self, n: int, row: NDArray[np.float32]) -> None:
         """Let the state be that after ``n`` evaluated tokens, ``row`` being the logits; the cache follows later."""

@@ -15,7 +15,7 @@ from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState
 
 ROOM = 0.9  # of the limit, to which the folder is cut back when it is over
-KINDS = ("rows", "point")
+KINDS = ("rows", "point", "tail")
 UNFINISHED = ".writing."  # names of files that are being written begin so; whoever writes holds a lock on it
 
 
@@ -67,6 +67,10 @@ class Folder:
     def file(self, name: str, kind: str) -> Path:
         """Return where a block lies."""
         return self.path / name[:2] / f"{name}.{kind}"
+
+    def tails(self, name: str) -> list[Path]:
+        """Return the files of tails that follow a block."""
+        return list((self.path / name[:2]).glob(f"{name}-*.tail"))
 
     def has(self, name: str, kind: str) -> bool:
         """Return whether a block is there."""
@@ -142,7 +146,7 @@ def _first(entries: list[Entry], n_bytes: int) -> Iterator[Entry]:
 
 
 def _entry(path: Path) -> Entry | None:
-    if not re.fullmatch(r"[0-9a-f]{40}\.[a-z]+", path.name):
+    if not re.fullmatch(r"[0-9a-f]{40}(-[0-9a-f]{40})?\.[a-z]+", path.name):
         return None
     try:
         status = path.stat()
