@@ -151,3 +151,17 @@ def test_a_wheel_for_all_needs_an_old_glibc_only(for_all):
     versions = {tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_([\d.]+)\0", data)}
     assert max(versions) <= (2, 28)
     assert b"GLIBCXX_" not in data
+
+
+# zig's libraries do not run destructors when they are closed, but when the process ends: so they must stay
+CLOSE = """
+import _ctypes, ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+library.lctx_build_info()
+_ctypes.dlclose(library._handle)
+"""
+
+
+def test_a_process_that_closed_the_library_ends_well(for_all, tmp_path):
+    (tmp_path / "libllama.so").write_bytes(for_all["pylongctx/lib/libllama.so"])
+    run("-c", CLOSE, tmp_path / "libllama.so")
