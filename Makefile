@@ -120,6 +120,7 @@ format: build
 
 # into dist/: the source package, and a wheel for every Linux from glibc 2.28 on, with a library for each kind of x86-64 CPU. zig's clang
 # compiles it, since it brings that glibc. WHEEL_ARGS="-C cmake.define.GGML_RPC=OFF", for instance, is for CMake.
+# make wheel ARCH=aarch64 compiles for 64-bit ARM here, with one library.
 # For GPUs: make wheel CUDA=1, a wheel of this machine's CPU and glibc; CMAKE_CUDA_ARCHITECTURES=86 in WHEEL_ARGS is much faster
 ifdef CUDA
 wheel: wheel-cuda
@@ -128,15 +129,20 @@ wheel: wheel-linux
 endif
 	$(BIN)/python -c "from scikit_build_core.build import build_sdist; build_sdist('dist')"
 
-PLATFORM := manylinux_2_28_$(shell uname -m)
+ARCH     := $(shell uname -m)
+PLATFORM := manylinux_2_28_$(ARCH)
 ZIG       = $(shell $(BIN)/python -c "import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / 'zig')")
-ZIG_FOR  := -target $(shell uname -m)-linux-gnu.2.28
-KINDS    := $(if $(filter x86_64,$(shell uname -m)),ON,OFF)
+ZIG_FOR  := -target $(ARCH)-linux-gnu.2.28
+KINDS    := $(if $(filter x86_64,$(ARCH)),ON,OFF)
+# for another machine; its linker leaves the symbols out, since strip may know this machine only
+CROSS    := $(if $(filter-out $(shell uname -m),$(ARCH)),-C cmake.define.CMAKE_SYSTEM_NAME=Linux -C cmake.define.CMAKE_SYSTEM_PROCESSOR=$(ARCH) \
+              -C cmake.define.CMAKE_SHARED_LINKER_FLAGS=-s -C install.strip=false)
 PIP_WHEEL = $(PIP) wheel --no-build-isolation --no-deps -C cmake.define.LCTX_HARNESS=OFF -C cmake.define.LCTX_UPSTREAM_TARBALL=$(TARBALL)
 wheel-linux: $(VENV)/.wheel-tools
 	rm -rf build/wheel
-	CC="$(ZIG) cc $(ZIG_FOR)" CXX="$(ZIG) c++ $(ZIG_FOR)" $(PIP_WHEEL) --wheel-dir build/wheel -C build-dir=build/linux \
-	    -C cmake.define.GGML_NATIVE=OFF -C cmake.define.LCTX_CPU_KINDS=$(KINDS) $(WHEEL_ARGS) .
+	CC="$(ZIG) cc $(ZIG_FOR)" CXX="$(ZIG) c++ $(ZIG_FOR)" _PYTHON_HOST_PLATFORM=linux-$(ARCH) \
+	    $(PIP_WHEEL) --wheel-dir build/wheel -C build-dir=build/linux-$(ARCH) \
+	    -C cmake.define.GGML_NATIVE=OFF -C cmake.define.LCTX_CPU_KINDS=$(KINDS) $(CROSS) $(WHEEL_ARGS) .
 	$(BIN)/auditwheel repair --plat $(PLATFORM) --only-plat --wheel-dir dist build/wheel/pylongctx-*.whl
 
 wheel-cuda: $(if $(HAS_CUBLAS),,$(VENV)/.cublas) $(VENV)/.build-tools
