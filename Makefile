@@ -143,7 +143,7 @@ wheel-linux: $(VENV)/.wheel-tools
 	CC="$(ZIG) cc $(ZIG_FOR)" CXX="$(ZIG) c++ $(ZIG_FOR)" _PYTHON_HOST_PLATFORM=linux-$(ARCH) \
 	    $(PIP_WHEEL) --wheel-dir build/wheel -C build-dir=build/linux-$(ARCH) \
 	    -C cmake.define.GGML_NATIVE=OFF -C cmake.define.LCTX_CPU_KINDS=$(KINDS) $(CROSS) $(WHEEL_ARGS) .
-	$(BIN)/auditwheel repair --plat $(PLATFORM) --only-plat --wheel-dir dist build/wheel/pylongctx-*.whl
+	$(BIN)/auditwheel repair --plat $(if $(CROSS),auto,$(PLATFORM)) --only-plat --wheel-dir dist build/wheel/pylongctx-*.whl
 
 wheel-cuda: $(if $(HAS_CUBLAS),,$(VENV)/.cublas) $(VENV)/.build-tools
 	$(PIP_WHEEL) --wheel-dir dist -C build-dir=build/cuda -C cmake.define.GGML_CUDA=ON $(WHEEL_ARGS) .

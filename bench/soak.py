@@ -1,9 +1,13 @@
 """Soak of the server: mixed requests on loopback, some cancelled, oversized, malformed or hostile; one table.
 
     python bench/soak.py --requests 2000
+    python bench/soak.py --requests 2000 --kv-store-limit 20
+
+With a limit in MiB the server has a KV store, and a fifth of the requests are long prompts, some of which come again.
 
 Exit status 1: the server ended, an answer had the wrong status, the server's memory grew by more than 2 % after the
-first two fifths of the requests (with 1000 requests or more), or pages of KV memory did not come back.
+first two fifths of the requests (with 1000 requests or more), pages of KV memory did not come back, or the store was
+larger than its limit.
 """
 
 import argparse
@@ -16,11 +20,13 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import httpx
 import psutil
@@ -59,6 +65,12 @@ class Soak:
 
     def text(self, n: int) -> str:
         return " ".join(self.random.choices(WORDS, k=n))
+
+    def long_text(self) -> str:
+        """Return one of 60 texts, the first ones more often, that begin alike in threes."""
+        seed = int(60 * self.random.random() ** 2)
+        words = [random.Random(seed // 3).choices(WORDS, k=500), random.Random(1000 + seed).choices(WORDS, k=80)]
+        return " ".join(itertools.chain(*words))
 
     def messages(self, n: int = 20) -> list[dict[str, str]]:
         return [{"role": "user", "content": self.text(self.random.randint(1, n))}]
@@ -178,9 +190,13 @@ KINDS: dict[str, tuple[int, Callable[[Soak], Awaitable[int]]]] = {
 }
 
 
-def start() -> tuple[subprocess.Popen[str], str]:
+STORED = "long prompt, some again"
+LONG = (200, lambda soak: soak.status("/v1/completions", {"prompt": soak.long_text(), "max_tokens": 4}))
+
+
+def start(store: list[str]) -> tuple[subprocess.Popen[str], str]:
     """Start the server on a free port; returns its process and address."""
-    command = [sys.executable, "-m", "pylongctx", "serve", "--port", "0", *OPTIONS]
+    command = [sys.executable, "-m", "pylongctx", "serve", "--port", "0", *OPTIONS, *store]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr
     for line in process.stderr:
@@ -212,18 +228,33 @@ def watching(url: str, times: list[float]) -> Iterator[None]:
     process.join()
 
 
-async def soak(url: str, pid: int, n: int, seed: int) -> tuple[Soak, list[int], int]:
-    """Return the counts, the server's bytes after every fifth, and its KV bytes."""
+def folder_bytes(folder: Path) -> int:
+    """Return the bytes of all files; those that leave meanwhile do not count."""
+    sizes = []
+    for path in folder.rglob("*.*"):
+        with suppress(OSError):
+            sizes.append(path.stat().st_size)
+    return sum(sizes)
+
+
+async def soak(url: str, pid: int, n: int, seed: int, folder: Path) -> tuple[Soak, list[int], int, list[int]]:
+    """Return the counts, the server's bytes after every fifth, its KV bytes, and the store's after every fifth."""
     clients = Soak(url, seed)
     kinds = list(itertools.islice(itertools.cycle(KINDS), n))
+    if STORED in KINDS:
+        kinds[::5] = [STORED] * len(kinds[::5])
     clients.random.shuffle(kinds)
-    size, memory = max(1, int(PART * n)), []
+    size, memory, disk = max(1, int(PART * n)), [], []
     for first in range(0, n, size):
         await clients.run(kinds[first : first + size])
         memory.append(psutil.Process(pid).memory_info().rss)
+        disk.append(folder_bytes(folder))
     kv = int(await clients.metric("kv_bytes"))
+    if STORED in KINDS:
+        names = ("hits_total", "misses_total", "lost_blocks_total")
+        print("store:", ", ".join([f"{name} {await clients.metric(f'kv_store_{name}'):.0f}" for name in names]))
     await clients.http.aclose()
-    return clients, memory, kv
+    return clients, memory, kv, disk
 
 
 def table(counts: dict[str, Count]) -> Table:
@@ -244,12 +275,23 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000, metavar="N", help="how many (2000)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of their order and texts (0)")
+    parser.add_argument("--kv-store-limit", type=int, metavar="MIB", help="of a KV store (none)")
     args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        store: list[str] = []
+        if args.kv_store_limit is not None:
+            KINDS[STORED] = LONG
+            store = ["--kv-store", folder, "--kv-store-limit", str(args.kv_store_limit), "-c", "2048"]
+        return run(args, store, Path(folder))
+
+
+def run(args: argparse.Namespace, store: list[str], folder: Path) -> int:
+    """Start a server, send all requests, and report; returns the exit status."""
     health: list[float] = []
-    process, url = start()
+    process, url = start(store)
     try:
         with watching(url, health):
-            clients, memory, kv = asyncio.run(soak(url, process.pid, args.requests, args.seed))
+            clients, memory, kv, disk = asyncio.run(soak(url, process.pid, args.requests, args.seed, folder))
         alive = process.poll() is None
         process.send_signal(signal.SIGTERM)
         status = process.wait(60)
@@ -263,7 +305,9 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{len(health)} answers of /health, {late}")
     print(f"memory of the server {series} MiB ({growth:+.1%}), KV {kv} bytes, exit status {status}")
     wrong = sum(len(one.wrong) for one in clients.counts.values())
-    too_much = growth > GROWTH and args.requests >= ENOUGH
+    if store:
+        print(f"store {', '.join(f'{n / 2**20:.1f}' for n in disk)} MiB, its limit {args.kv_store_limit} MiB")
+    too_much = (growth > GROWTH and args.requests >= ENOUGH) or max(disk) > (args.kv_store_limit or 0) << 20
     return int(bool(wrong or kv or too_much or status or not alive))
 
 
