@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx._log import LOG
 from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState
 from pylongctx.store.finder import NO_LOGITS, Finder, joined, tail_name, tails
@@ -90,7 +89,7 @@ class Keeper:
         try:
             keep()
         except (LctxError, MemoryError) as reason:
-            LOG.warning("not stored: %s", reason)
+            self._session.say(f"not stored: {reason}")
 
     def _keep_blocks(self, start: int, end: int) -> None:
         context, seq = self._session.context, self._session.seq
