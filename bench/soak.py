@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 CLIENTS = 12  # requests at the same time
-N_SEQ, N_CTX = 4, 512
+N_SEQ, N_CTX, STORED_N_CTX = 4, 512, 2048  # the last with a KV store, whose blocks have 512 tokens
 OPTIONS = ["-np", str(N_SEQ), "-c", str(N_CTX), "-ub", "128", "-t", "1", "--max-body", "1", "--queue", str(2 * CLIENTS)]
 GROWTH = 0.02  # of the server's memory
 PART = 0.2  # share of the requests after which memory is measured
@@ -168,7 +168,7 @@ KINDS: dict[str, tuple[int, Callable[[Soak], Awaitable[int]]]] = {
     "scored": (200, _completion(echo=True, logprobs=2, max_tokens=1)),
     "cancelled stream": (200, lambda soak: soak.stream({"messages": soak.messages()}, soak.random.randint(1, 9))),
     "cancelled answer": (200, lambda soak: soak.abandon({"prompt": soak.text(60), "max_tokens": 400})),
-    "prompt too long": (400, lambda soak: soak.status("/v1/completions", {"prompt": soak.text(N_CTX + 99)})),
+    "prompt too long": (400, lambda soak: soak.status("/v1/completions", {"prompt": soak.text(STORED_N_CTX + 99)})),
     "body too large": (413, _large_body),
     "malformed JSON": (400, _malformed),
     "wrong type": (400, _chat(temperature="hot")),
@@ -281,7 +281,7 @@ def main(argv: list[str] | None = None) -> int:
         store: list[str] = []
         if args.kv_store_limit is not None:
             KINDS[STORED] = LONG
-            store = ["--kv-store", folder, "--kv-store-limit", str(args.kv_store_limit), "-c", "2048"]
+            store = ["--kv-store", folder, "--kv-store-limit", str(args.kv_store_limit), "-c", str(STORED_N_CTX)]
         return run(args, store, Path(folder))
 
 
