@@ -274,3 +274,22 @@ def test_a_long_text_comes_back(long_llm):
     text = ("<s>hello there, \uac00\ub098\ub2e4 my friend \U0001f600</s>\n" * 20_000).encode()
     tokens = long_llm.tokenize(text, add_bos=False)
     assert long_llm.detokenize(tokens).lstrip(b" ") == text
+
+
+THREADS = """
+import os, sys
+from pylongctx import Llama
+before = len(os.listdir("/proc/self/task"))
+llm = Llama(sys.argv[1], method=sys.argv[2], n_ctx=256, n_threads=2, n_threads_batch=2, verbose=False)
+for token in range(40):
+    llm.eval([5 + token])
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.parametrize("method", ["full", "longheads,chunk_size=16,window=128", "corm"])
+def test_no_more_threads_than_were_asked_for(embedded_model, method):
+    """Those without work would look for it, and take the cores of those that have some."""
+    command = [sys.executable, "-c", THREADS, str(embedded_model), method]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(ran.stdout) == 1, "one beside that of Python"

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <vector>
@@ -33,24 +34,16 @@ struct lender {
     std::mutex mutex;
     std::vector<pool> pools;
 
-    // The smallest idle pool of n threads; when there is none a new one, in place of an idle one that is too small.
+    // An idle pool of n threads, or a new one. Not one of more: those that have nothing to do would look for work all the same, and take
+    // the cores of those that have.
     ggml_threadpool * lend(int n) {
         const std::lock_guard<std::mutex> lock(mutex);
-        pool *fitting = nullptr, *small = nullptr;
-        for (pool & p : pools) {
-            pool *& best = p.n >= n ? fitting : small;
-            best = !p.is_lent && (!best || p.n < best->n) ? &p : best;
+        auto it = std::find_if(pools.begin(), pools.end(), [n](const pool & p) { return !p.is_lent && p.n == n; });
+        if (it == pools.end()) {
+            it = pools.insert(it, {create(n), n, false});
         }
-        if (!fitting && small) {
-            ggml_threadpool_free(small->threads);
-            *small = {create(n), n, false};
-        } else if (!fitting) {
-            pools.push_back({create(n), n, false});
-            small = &pools.back();
-        }
-        pool * chosen = fitting ? fitting : small;
-        chosen->is_lent = true;
-        return chosen->threads;
+        it->is_lent = true;
+        return it->threads;
     }
     void take_back(const ggml_threadpool * threads) {
         const std::lock_guard<std::mutex> lock(mutex);

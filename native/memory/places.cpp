@@ -33,6 +33,7 @@ std::vector<float> lctx_angles_at(const lctx_rope & rope, const std::vector<floa
     ggml_cgraph * graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, angles);
     const ggml_backend_ptr backend(ggml_backend_cpu_init());
+    ggml_backend_cpu_set_n_threads(backend.get(), 1);
     const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
     if (!buffer) {
         throw lctx_refusal("no memory for the angles of " + std::to_string(positions.size()) + " positions");
