@@ -119,7 +119,7 @@ class Context:
         self.why = text(lib.lctx_context_why(handle))
         self.rollback: int = lib.lctx_context_rollback(handle)
         self.tracing = False
-        self.seconds_per_token = 0.0  # of the last step
+        self.step_seconds, self.step_tokens = 0.0, 1  # of the last step
         lib.lctx_context_set_abort(handle, self._abort)
 
     @property
@@ -158,7 +158,7 @@ class Context:
             handle = self.handle
             started = time.monotonic()
             status = lib.lctx_decode(handle, in_buffer("tokens", tokens, np.int32), len(tokens), pos, out, every)
-            self._timed(started, len(tokens))
+            self.step_seconds, self.step_tokens = time.monotonic() - started, len(tokens)
             check(status, lib.lctx_context_error(handle))
 
     def decode_batch(
@@ -180,11 +180,8 @@ class Context:
             out = out_buffer("logits", logits, np.float32) if len(logits) else ffi.NULL
             started = time.monotonic()
             status = lib.lctx_decode_batch(handle, len(tokens), *buffers, outputs, out)
-            self._timed(started, len(tokens))
+            self.step_seconds, self.step_tokens = time.monotonic() - started, len(tokens)
             check(status, lib.lctx_context_error(handle))
-
-    def _timed(self, started: float, n: int) -> None:
-        self.seconds_per_token = (time.monotonic() - started) / max(1, n)
 
     def n_past(self, seq: int = 0) -> int:
         """Return the number of positions of a sequence in the cache."""

@@ -238,13 +238,10 @@ class Session:
         self.n_tokens = end
         if row is not None:
             self._keep_last(row)
-        self._reach(end - len(part), end)
-        self._finish()
-
-    def _reach(self, start: int, end: int) -> None:
         self.checkpoints.reach(end)
         if self.stored is not None:
-            self.stored.reach(start, end)
+            self.stored.reach(end - len(part), end)
+            self._finish()
 
     def _finish(self) -> None:
         if self.stored is not None and self.has_logits:
@@ -327,7 +324,9 @@ class Session:
             # n_tokens last: an interrupt in between leaves the shorter, consistent state.
             self.input_ids[start:end] = part
             self.n_tokens = end
-            self._reach(start, end)
+            self.checkpoints.reach(end)
+            if self.stored is not None:
+                self.stored.reach(start, end)
 
     def _row_buffer(self, n: int) -> NDArray[np.float32]:
         if not self.logits_all:

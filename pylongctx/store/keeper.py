@@ -122,7 +122,8 @@ class Keeper:
     def _write(
         self, names: list[str], kind: str, first: int, end: int, data: NDArray[np.uint8], logits: NDArray[np.float32]
     ) -> None:
-        seconds = (end - first) * self._session.context.seconds_per_token
+        context = self._session.context
+        seconds = (end - first) * context.step_seconds / max(1, context.step_tokens)
         before = names[-2] if len(names) > 1 else ""
         about = {"first": first, "end": end, "before": before, "seconds": round(seconds, 6)}
         tokens = self._session.tokens[first:end].copy()
