@@ -118,9 +118,9 @@ int32_t lctx_step_run(lctx_step_run_args * args, char * err, size_t err_size);
 
 // A product of a quantized weight with columns, as a model's graph asks the CPU backend for it.
 typedef struct lctx_multiply_args {
-    int32_t type;        // ggml_type of the weight
-    int32_t k_dim;       // multiple of the type's block
-    int32_t n_rows;      // of the weight
+    int32_t type;    // ggml_type of the weight
+    int32_t k_dim;   // multiple of the type's block
+    int32_t n_rows;  // of the weight
     int32_t n_columns;
     int32_t n_threads;
     int32_t n_repeat;     // multiply this many times, for timing
