@@ -46,5 +46,7 @@ def test_a_prompt_gives_the_logits_of_its_tokens_one_by_one(models, kind):
             llm.eval([token])
         one_by_one = np.array(llm.scores[: len(tokens)])
     apart = np.abs(at_once - one_by_one) / one_by_one.std()
-    assert np.median(apart) < 1e-5
-    assert apart.max() < 0.1  # where an activation is rounded to 8 bits on the other side
+    # activations are rounded to 8 bits: one that falls on the other side moves all logits after it
+    assert np.median(apart) < 0.01
+    assert apart.max() < 0.1
+    np.testing.assert_allclose(at_once[0], one_by_one[0], atol=1e-5 * one_by_one.std())

@@ -29,17 +29,17 @@ template <class BLOCK> struct by_quads {
 };
 
 // Blocks of 256 values, whose scales stay integers.
-struct by_super {
-    typedef block_q4_K block;
+template <class BLOCK> struct by_super {
+    typedef BLOCK block;
     typedef lctx_super_column column;
 
     static int64_t n_part(int64_t k_dim) { return k_dim / QK_K; }
     static column take(lctx_parts & parts, int64_t n) {
-        return {parts.take<int8_t>(n * QK_K), parts.take<float>(n), parts.take<int16_t>(n * 8)};
+        return {parts.take<int8_t>(n * QK_K), parts.take<float>(n), parts.take<int16_t>(n * 16)};
     }
-    static void fill(const column & to, const float * x, int64_t, int64_t part) { lctx_fill_super(to, x, part); }
+    static void fill(const column & to, const float * x, int64_t, int64_t part) { lctx_fill_super<BLOCK>(to, x, part); }
     template <int NC> static void multiply(const block * row, int64_t k_dim, const column * x, float * out, int64_t out_row) {
-        lctx_multiply_super<NC>(row, k_dim / QK_K, x, out, out_row);
+        lctx_multiply_super<BLOCK, NC>(row, k_dim / QK_K, x, out, out_row);
     }
 };
 
@@ -100,22 +100,20 @@ template <class WAY> ggml::cpu::tensor_traits * few() {
 
 }  // namespace
 
-ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type, int64_t n_columns) {
-    if (n_columns == 1 && type == GGML_TYPE_Q5_K) {
-        return nullptr;  // ggml is faster: its scales stay integers
-    }
+ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type) {
     switch (type) {
         case GGML_TYPE_Q4_0: return few<by_quads<block_q4_0>>();
         case GGML_TYPE_Q4_1: return few<by_quads<block_q4_1>>();
-        case GGML_TYPE_Q4_K: return few<by_super>();
-        case GGML_TYPE_Q5_K: return few<by_quads<block_q5_K>>();
+        case GGML_TYPE_Q4_K: return few<by_super<block_q4_K>>();
+        case GGML_TYPE_Q5_K: return few<by_super<block_q5_K>>();
+        case GGML_TYPE_Q6_K: return few<by_super<block_q6_K>>();
         default:             return nullptr;
     }
 }
 
 #else
 
-ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type, int64_t) {
+ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type) {
     return nullptr;
 }
 

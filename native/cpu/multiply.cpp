@@ -162,10 +162,14 @@ struct entry {
 constexpr int64_t AFTER_FEW = std::max<int64_t>(LCTX_FEW_COLUMNS + 1, 4);
 
 constexpr entry PRODUCTS[] = {
-    {GGML_TYPE_Q4_0, AFTER_FEW, true, panels<GGML_TYPE_Q4_0>}, {GGML_TYPE_Q4_1, AFTER_FEW, false, panels<GGML_TYPE_Q4_1>},
-    {GGML_TYPE_Q8_0, 1, true, panels<GGML_TYPE_Q8_0>},         {GGML_TYPE_Q5_0, 4, true, panels<GGML_TYPE_Q5_0>},
-    {GGML_TYPE_Q5_1, 4, false, panels<GGML_TYPE_Q5_1>},        {GGML_TYPE_Q4_K, AFTER_FEW, true, panels<GGML_TYPE_Q4_K>},
-    {GGML_TYPE_Q5_K, AFTER_FEW, true, panels<GGML_TYPE_Q5_K>}, {GGML_TYPE_Q6_K, 8, true, panels<GGML_TYPE_Q6_K>},
+    {GGML_TYPE_Q4_0, AFTER_FEW, true, panels<GGML_TYPE_Q4_0>},
+    {GGML_TYPE_Q4_1, AFTER_FEW, false, panels<GGML_TYPE_Q4_1>},
+    {GGML_TYPE_Q8_0, 1, true, panels<GGML_TYPE_Q8_0>},
+    {GGML_TYPE_Q5_0, 4, true, panels<GGML_TYPE_Q5_0>},
+    {GGML_TYPE_Q5_1, 4, false, panels<GGML_TYPE_Q5_1>},
+    {GGML_TYPE_Q4_K, AFTER_FEW, true, panels<GGML_TYPE_Q4_K>},
+    {GGML_TYPE_Q5_K, AFTER_FEW, true, panels<GGML_TYPE_Q5_K>},
+    {GGML_TYPE_Q6_K, std::max<int64_t>(AFTER_FEW, 8), true, panels<GGML_TYPE_Q6_K>},
 };
 
 // Whether a product is that of one matrix in memory with columns of floats.
@@ -184,7 +188,7 @@ ggml::cpu::tensor_traits * lctx_cpu_multiply(const ggml_tensor * op) {
     const ggml_tensor *w = op->src[0], *x = op->src[1];
     for (const entry & e : PRODUCTS) {
         if (w->type == e.type && (LCTX_FULL_BYTES || !e.with_dpbusd) && fits(op)) {
-            return x->ne[1] >= e.min_columns ? e.panels() : lctx_cpu_few(e.type, x->ne[1]);
+            return x->ne[1] >= e.min_columns ? e.panels() : lctx_cpu_few(e.type);
         }
     }
     return nullptr;

@@ -10,13 +10,13 @@ class tensor_traits;
 // What computes op here: a GGML_OP_MUL_MAT of a type and a number of columns for which this is the faster way, or NULL.
 ggml::cpu::tensor_traits * lctx_cpu_multiply(const ggml_tensor * op);
 
-// The same for n_columns <= LCTX_FEW_COLUMNS, for types that have a faster way of their own for so few (multiply-few.cpp), or NULL.
+// The same for up to LCTX_FEW_COLUMNS columns, for types that have a faster way of their own for so few (multiply-few.cpp), or NULL.
 #if defined(__AVX512VNNI__)
 constexpr int64_t LCTX_FEW_COLUMNS = 12;
 #else
 constexpr int64_t LCTX_FEW_COLUMNS = 0;
 #endif
-ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type, int64_t n_columns);
+ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type);
 
 // Whether the weight of op shall stay as a file holds it: ggml would repack it for products that are slower than those for plain ones.
 bool lctx_cpu_keeps_plain(const ggml_tensor * op);

@@ -1,4 +1,4 @@
-// Products of rows of weights with a few columns: a row is read once, and its bytes stay in registers. Of Q4_0, Q4_1, Q4_K, Q5_K.
+// Products of rows of weights with a few columns: a row is read once, and its bytes stay in registers. Of Q4_0 and Q4_1.
 #pragma once
 
 #include "panel.h"
@@ -10,11 +10,6 @@
 constexpr int LCTX_QUAD = 4;                   // groups of 32 values that are multiplied at once, in a quarter of the lanes each
 constexpr int LCTX_AHEAD = 2048;               // bytes that are fetched early: the hardware stops at the end of 4 KiB
 constexpr int LCTX_QUAD_DIM = 32 * LCTX_QUAD;  // their values
-
-// Values of a block.
-template <class BLOCK> constexpr int lctx_values_of = 32;
-template <> constexpr int lctx_values_of<block_q4_K> = 256;
-template <> constexpr int lctx_values_of<block_q5_K> = 256;
 
 // A column of bytes, as such rows meet it. A last quad that is not full has zeros.
 //   bytes   [n_quad][2][LCTX_QUAD][16]: the first halves of the groups, then the second ones
@@ -92,42 +87,10 @@ static inline lctx_quad lctx_load_quad(const block_q4_1 * row, int64_t i) {
     return quad;
 }
 
-typedef uint64_t lctx_v64 __attribute__((vector_size(64)));
-
-// Groups 4 half to 4 half + 3 of a block of Q4_K or Q5_K: 32 bytes hold a group in their low nibbles and the next in the high ones.
-template <class BLOCK> static inline void lctx_load_half(const BLOCK & b, int half, lctx_quad & to) {
-    const __m512i both = _mm512_loadu_si512(b.qs + 64 * half);
-    const lctx_v64 shift = {0, 0, 4, 4, 0, 0, 4, 4};
-    to.low = (lctx_bytes<64>)((lctx_v64)_mm512_maskz_shuffle_i64x2(0xff, both, both, 0xa0) >> shift) & 15;
-    to.high = (lctx_bytes<64>)((lctx_v64)_mm512_maskz_shuffle_i64x2(0xff, both, both, 0xf5) >> shift) & 15;
-    const lctx_four_scales four = lctx_unpack_scales(b.scales, half);
-    const auto floats = [](uint32_t bytes) { return _mm_cvtepi32_ps(_mm_cvtepu8_epi32(_mm_cvtsi32_si128((int)bytes))); };
-    to.scales = lctx_four_each(_mm512_castps128_ps512(floats(four.scales) * lctx_from_half(b.d)), 0, 1, 2, 3);
-    to.mins = floats(four.mins) * -lctx_from_half(b.dmin);
-}
-
-static inline lctx_quad lctx_load_quad(const block_q4_K * row, int64_t i) {
-    lctx_quad quad;
-    lctx_load_half(row[i / 2], i % 2, quad);
-    return quad;
-}
-
-static inline lctx_quad lctx_load_quad(const block_q5_K * row, int64_t i) {
-    const block_q5_K & b = row[i / 2];
-    lctx_quad quad;
-    lctx_load_half(b, i % 2, quad);
-    const uint64_t g = i % 2 * 4;  // bit g of a byte belongs to group g
-    const lctx_v64 shift = {g, g, g + 1, g + 1, g + 2, g + 2, g + 3, g + 3};
-    const auto fifth = [&](const uint8_t * qh) { return ((lctx_bytes<64>)((lctx_v64)lctx_load_four(qh, qh, qh, qh) >> shift) & 1) << 4; };
-    quad.low |= fifth(b.qh);
-    quad.high |= fifth(b.qh + 16);
-    return quad;
-}
-
 // A row of k_dim values with NC columns.
 template <class BLOCK, int NC>
 static void lctx_multiply_row(const BLOCK * row, int64_t k_dim, const lctx_quad_column * x, float * out, int64_t out_row) {
-    constexpr size_t QUAD_BYTES = LCTX_QUAD_DIM * sizeof(BLOCK) / lctx_values_of<BLOCK>;
+    constexpr size_t QUAD_BYTES = LCTX_QUAD * sizeof(BLOCK);
     lctx_vf products[NC] = {};
     __m128 mins[NC] = {};
     const auto add = [&](const lctx_quad & quad, int64_t i) __attribute__((always_inline)) {
@@ -147,7 +110,7 @@ static void lctx_multiply_row(const BLOCK * row, int64_t k_dim, const lctx_quad_
         }
         add(lctx_load_quad(row, i), i);
     }
-    if (lctx_values_of<BLOCK> < LCTX_QUAD_DIM && k_dim % LCTX_QUAD_DIM != 0) {
+    if (k_dim % LCTX_QUAD_DIM != 0) {
         BLOCK last[LCTX_QUAD] = {};
         std::copy_n(row + n_quad * LCTX_QUAD, k_dim % LCTX_QUAD_DIM / 32, last);
         add(lctx_load_quad(last, 0), n_quad);

@@ -1,4 +1,5 @@
-// Products of rows of Q4_K with a few columns, 256 values at a time: scales of groups stay integers, so a block has one product of floats.
+// Products of rows of K-quants with a few columns, 256 values at a time: scales of groups stay integers, so a block has one product of
+// floats. Of Q4_K, Q5_K and Q6_K.
 #pragma once
 
 #include "panel.h"
@@ -10,30 +11,42 @@
 constexpr int64_t LCTX_SUPER_AHEAD = 4096;  // bytes that are fetched early, into the second-level cache
 
 // A column of bytes, as such rows meet it.
-//   bytes   [n_block][4][64]: groups 0 and 2, 1 and 3, 4 and 6, 5 and 7
+//   bytes   [n_block][4][64]: as halves of a block have them: low nibbles, then high ones
 //   scales  [n_block]
-//   sums    [n_block][8]: of the groups' bytes
+//   sums    [n_block][16]: of the bytes of the groups that have a scale
 struct lctx_super_column {
     int8_t * bytes;
     float * scales;
     int16_t * sums;
 };
 
-static inline void lctx_fill_super(const lctx_super_column & to, const float * x, int64_t block) {
-    const float * values = x + block * QK_K;
-    const lctx_scale scale = lctx_scale_of(values, QK_K);
-    for (int g = 0; g < 8; g++) {
-        int8_t * bytes = to.bytes + block * QK_K + (g / 4 * 2 + g % 2) * 64 + g % 4 / 2 * 32;
-        to.sums[block * 8 + g] = (int16_t)lctx_round(values + 32 * g, 32, scale.inverse, bytes);
-    }
-    to.scales[block] = scale.scale;
+// Half a block in registers. Sums of four products are multiplied with scales as 16 bits: those of low, then of high, in each quarter.
+struct lctx_super_half {
+    __m512i low, high, scales;
+};
+
+// `bits` bits of each of 32 bytes, from bit `first` on and from bit `second` on, as bits 4 and on.
+static inline __m512i lctx_upper_bits(const uint8_t * packed, int first, int second, int bits) {
+    const __m512i both = _mm512_maskz_broadcast_i64x4(0xff, _mm256_loadu_si256((const __m256i *)packed));
+    const __m512i counts = _mm512_setr_epi64(first, first, first, first, second, second, second, second);
+    const __m512i lowest = _mm512_and_si512(_mm512_maskz_srlv_epi64(0xff, both, counts), _mm512_set1_epi8((char)((1 << bits) - 1)));
+    return _mm512_maskz_slli_epi16(~0u, lowest, 4);
 }
 
-// Which byte of the scales is in a byte of the lanes of 16 bits that multiply the sums of a half; 128: none, it is 0. Sums of groups 0
-// and 1 are in the first two quarters of a register, those of groups 2 and 3 in the others.
-struct lctx_super_lanes {
+static inline void lctx_super_nibbles(const uint8_t * packed, lctx_super_half & to) {
+    const __m512i both = _mm512_loadu_si512(packed), nibble = _mm512_set1_epi8(15);
+    to.low = _mm512_and_si512(both, nibble);
+    to.high = _mm512_and_si512(_mm512_maskz_srli_epi16(~0u, both, 4), nibble);
+}
+
+// What a block knows of its layout: where group g of a column begins in the bytes of a block, and how its halves are loaded. Values are
+// d * scale * byte, and what the sums of a column's groups add: `offset` times the products of constants() with them.
+template <class BLOCK> struct lctx_super;
+
+// Which of the scales is in a byte of the lanes; 128: none, it is 0.
+struct lctx_lanes_32 {
     uint8_t of[2][64];
-    constexpr lctx_super_lanes() : of() {
+    constexpr lctx_lanes_32() : of() {
         for (int half = 0; half < 2; half++) {
             for (int i = 0; i < 64; i++) {
                 of[half][i] = (uint8_t)(i % 2 ? 128 : 4 * half + i / 32 * 2 + i % 16 / 8);
@@ -42,50 +55,131 @@ struct lctx_super_lanes {
     }
 };
 
-// A row of n_block blocks with NC columns.
-template <int NC>
-static void lctx_multiply_super(const block_q4_K * row, int64_t n_block, const lctx_super_column * x, float * out, int64_t out_row) {
-    lctx_vf products[NC] = {};
-    __m128 mins[NC] = {};
-    static constexpr lctx_super_lanes LANES;
-    const __m512i nibble = _mm512_set1_epi8(15);
-    for (int64_t b = 0; b < n_block; b++) {
-        const block_q4_K & w = row[b];
-        for (size_t byte = 0; byte < sizeof(w); byte += 64) {
-            __builtin_prefetch((const char *)&w + LCTX_SUPER_AHEAD + byte, 0, 2);
-        }
-        const lctx_four_scales first = lctx_unpack_scales(w.scales, 0), second = lctx_unpack_scales(w.scales, 1);
-        const __m128i both = _mm_setr_epi32((int)first.scales, (int)second.scales, (int)first.mins, (int)second.mins);
-        const __m512i scales = _mm512_maskz_broadcast_i32x4(0xffff, both);
-        const __m128i min = _mm_cvtepu8_epi16(_mm_srli_si128(both, 8));
-        const float d = lctx_from_half(w.d), d_min = lctx_from_half(w.dmin);
-        __m512i sums[NC];
-#pragma GCC unroll 2
+// Which of the scales is in a lane.
+struct lctx_lanes_16 {
+    uint16_t of[2][32];
+    constexpr lctx_lanes_16() : of() {
         for (int half = 0; half < 2; half++) {
-            const __m512i q = _mm512_loadu_si512(w.qs + 64 * half);
-            const __m512i low = _mm512_and_si512(q, nibble), high = _mm512_and_si512(_mm512_maskz_srli_epi16(~0u, q, 4), nibble);
-            const __m512i lanes = _mm512_maskz_shuffle_epi8(~0ull, scales, _mm512_loadu_si512(LANES.of[half]));
-#pragma GCC unroll 4
-            for (int c = 0; c < NC; c++) {
-                const __m512i * bytes = (const __m512i *)(x[c].bytes + b * QK_K) + 2 * half;
-                const __m512i zero = _mm512_setzero_si512();
-                const __m512i pairs =
-                    _mm512_maskz_packs_epi32(~0u, _mm512_dpbusd_epi32(zero, low, bytes[0]), _mm512_dpbusd_epi32(zero, high, bytes[1]));
-                sums[c] = _mm512_dpwssd_epi32(half ? sums[c] : zero, pairs, lanes);
+            for (int i = 0; i < 32; i++) {
+                of[half][i] = (uint16_t)(8 * half + i / 8 + i % 8 / 4 * 4);
             }
         }
+    }
+};
+
+// Of Q4_K and Q5_K: groups of 32, low nibbles are groups 0 and 2 of a half, high ones 1 and 3.
+template <class BLOCK> struct lctx_super_32 {
+    static constexpr int GROUP = 32;
+    static int at(int g) { return (g / 4 * 2 + g % 2) * 64 + g % 4 / 2 * 32; }
+
+    explicit lctx_super_32(const BLOCK & b) : b(b) {
+        const lctx_four_scales first = lctx_unpack_scales(b.scales, 0), second = lctx_unpack_scales(b.scales, 1);
+        const __m128i both = _mm_setr_epi32((int)first.scales, (int)second.scales, (int)first.mins, (int)second.mins);
+        all = _mm512_maskz_broadcast_i32x4(0xffff, both);
+        mins = _mm256_zextsi128_si256(_mm_cvtepu8_epi16(_mm_srli_si128(both, 8)));
+    }
+    __m512i lane_scales(int half) const {
+        static constexpr lctx_lanes_32 LANES;
+        return _mm512_maskz_shuffle_epi8(~0ull, all, _mm512_loadu_si512(LANES.of[half]));
+    }
+    __m256i constants() const { return mins; }
+    float offset() const { return -lctx_from_half(b.dmin); }
+
+    const BLOCK & b;
+
+  private:
+    __m512i all;
+    __m256i mins;
+};
+
+template <> struct lctx_super<block_q4_K> : lctx_super_32<block_q4_K> {
+    using lctx_super_32::lctx_super_32;
+    lctx_super_half load(int half) const {
+        lctx_super_half to;
+        lctx_super_nibbles(b.qs + 64 * half, to);
+        to.scales = lane_scales(half);
+        return to;
+    }
+};
+
+template <> struct lctx_super<block_q5_K> : lctx_super_32<block_q5_K> {
+    using lctx_super_32::lctx_super_32;
+    lctx_super_half load(int half) const {
+        lctx_super_half to;
+        lctx_super_nibbles(b.qs + 64 * half, to);
+        to.low = _mm512_or_si512(to.low, lctx_upper_bits(b.qh, 4 * half, 4 * half + 2, 1));
+        to.high = _mm512_or_si512(to.high, lctx_upper_bits(b.qh, 4 * half + 1, 4 * half + 3, 1));
+        to.scales = lane_scales(half);
+        return to;
+    }
+};
+
+// Groups of 16 in their order. Bytes have the zero point 32.
+template <> struct lctx_super<block_q6_K> {
+    static constexpr int GROUP = 16;
+    static int at(int g) { return g * 16; }
+
+    explicit lctx_super(const block_q6_K & b) : b(b), scales(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)b.scales))) {}
+    lctx_super_half load(int half) const {
+        static constexpr lctx_lanes_16 LANES;
+        lctx_super_half to;
+        lctx_super_nibbles(b.ql + 64 * half, to);
+        to.low = _mm512_or_si512(to.low, lctx_upper_bits(b.qh + 32 * half, 0, 2, 2));
+        to.high = _mm512_or_si512(to.high, lctx_upper_bits(b.qh + 32 * half, 4, 6, 2));
+        to.scales = _mm512_maskz_permutexvar_epi16(~0u, _mm512_loadu_si512(LANES.of[half]), _mm512_maskz_broadcast_i64x4(0xff, scales));
+        return to;
+    }
+    __m256i constants() const { return scales; }
+    float offset() const { return -32.0f * lctx_from_half(b.d); }
+
+    const block_q6_K & b;
+
+  private:
+    __m256i scales;
+};
+
+template <class BLOCK> static inline void lctx_fill_super(const lctx_super_column & to, const float * x, int64_t block) {
+    typedef lctx_super<BLOCK> W;
+    const float * values = x + block * QK_K;
+    const lctx_scale scale = lctx_scale_of(values, QK_K);
+    std::fill_n(to.sums + block * 16, 16, (int16_t)0);
+    for (int g = 0; g < QK_K / W::GROUP; g++) {
+        to.sums[block * 16 + g] = (int16_t)lctx_round(values + W::GROUP * g, W::GROUP, scale.inverse, to.bytes + block * QK_K + W::at(g));
+    }
+    to.scales[block] = scale.scale;
+}
+
+// A row of n_block blocks with NC columns.
+template <class BLOCK, int NC>
+static void lctx_multiply_super(const BLOCK * row, int64_t n_block, const lctx_super_column * x, float * out, int64_t out_row) {
+    lctx_vf products[NC] = {};
+    __m256 offsets[NC] = {};
+    for (int64_t i = 0; i < n_block; i++) {
+        for (size_t byte = 0; byte < sizeof(BLOCK); byte += 64) {
+            __builtin_prefetch((const char *)(row + i) + LCTX_SUPER_AHEAD + byte, 0, 2);
+        }
+        const lctx_super<BLOCK> block(row[i]);
+        const lctx_super_half first = block.load(0), second = block.load(1);
+        const float d = lctx_from_half(row[i].d), offset = block.offset();
 #pragma GCC unroll 4
         for (int c = 0; c < NC; c++) {
-            const float scale = x[c].scales[b];
-            products[c] += __builtin_convertvector((lctx_vi)sums[c], lctx_vf) * lctx_vset(d * scale);
-            const __m128i min_sums = _mm_madd_epi16(min, _mm_load_si128((const __m128i *)(x[c].sums + b * 8)));
-            mins[c] += _mm_cvtepi32_ps(min_sums) * _mm_set1_ps(d_min * scale);
+            const __m512i * bytes = (const __m512i *)(x[c].bytes + i * QK_K);
+            const auto product = [](__m512i weights, __m512i column) {
+                return _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights, column);
+            };
+            const __m512i one = _mm512_maskz_packs_epi32(~0u, product(first.low, bytes[0]), product(first.high, bytes[1]));
+            const __m512i two = _mm512_maskz_packs_epi32(~0u, product(second.low, bytes[2]), product(second.high, bytes[3]));
+            const __m512i sums = _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(_mm512_setzero_si512(), one, first.scales), two, second.scales);
+            const float scale = x[c].scales[i];
+            products[c] += __builtin_convertvector((lctx_vi)sums, lctx_vf) * lctx_vset(d * scale);
+            const __m256i constants = _mm256_madd_epi16(block.constants(), _mm256_load_si256((const __m256i *)(x[c].sums + i * 16)));
+            offsets[c] += _mm256_cvtepi32_ps(constants) * _mm256_set1_ps(offset * scale);
         }
     }
 #pragma GCC unroll 4
     for (int c = 0; c < NC; c++) {
-        const __m128 m = mins[c];
-        out[c * out_row] = lctx_vsum(products[c]) - ((m[0] + m[1]) + (m[2] + m[3]));
+        const __m256 o = offsets[c];
+        out[c * out_row] = lctx_vsum(products[c]) + (((o[0] + o[1]) + (o[2] + o[3])) + ((o[4] + o[5]) + (o[6] + o[7])));
     }
 }
 
