@@ -40,7 +40,7 @@ static inline void lctx_super_nibbles(const uint8_t * packed, lctx_super_half & 
 }
 
 // What a block knows of its layout: where group g of a column begins in the bytes of a block, and how its halves are loaded. Values are
-// d * scale * byte, and what the sums of a column's groups add: `offset` times the products of constants() with them.
+// d * scale * (byte - ZERO), constants() being the scales then; or d * scale * byte + offset() * constant.
 template <class BLOCK> struct lctx_super;
 
 // Which of the scales is in a byte of the lanes; 128: none, it is 0.
@@ -69,7 +69,7 @@ struct lctx_lanes_16 {
 
 // Of Q4_K and Q5_K: groups of 32, low nibbles are groups 0 and 2 of a half, high ones 1 and 3.
 template <class BLOCK> struct lctx_super_32 {
-    static constexpr int GROUP = 32;
+    static constexpr int GROUP = 32, ZERO = 0;
     static int at(int g) { return (g / 4 * 2 + g % 2) * 64 + g % 4 / 2 * 32; }
 
     explicit lctx_super_32(const BLOCK & b) : b(b) {
@@ -116,7 +116,7 @@ template <> struct lctx_super<block_q5_K> : lctx_super_32<block_q5_K> {
 
 // Groups of 16 in their order. Bytes have the zero point 32.
 template <> struct lctx_super<block_q6_K> {
-    static constexpr int GROUP = 16;
+    static constexpr int GROUP = 16, ZERO = 32;
     static int at(int g) { return g * 16; }
 
     explicit lctx_super(const block_q6_K & b) : b(b), scales(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)b.scales))) {}
@@ -130,7 +130,6 @@ template <> struct lctx_super<block_q6_K> {
         return to;
     }
     __m256i constants() const { return scales; }
-    float offset() const { return -32.0f * lctx_from_half(b.d); }
 
     const block_q6_K & b;
 
@@ -160,7 +159,7 @@ static void lctx_multiply_super(const BLOCK * row, int64_t n_block, const lctx_s
         }
         const lctx_super<BLOCK> block(row[i]);
         const lctx_super_half first = block.load(0), second = block.load(1);
-        const float d = lctx_from_half(row[i].d), offset = block.offset();
+        const float d = lctx_from_half(row[i].d);
 #pragma GCC unroll 4
         for (int c = 0; c < NC; c++) {
             const __m512i * bytes = (const __m512i *)(x[c].bytes + i * QK_K);
@@ -169,11 +168,16 @@ static void lctx_multiply_super(const BLOCK * row, int64_t n_block, const lctx_s
             };
             const __m512i one = _mm512_maskz_packs_epi32(~0u, product(first.low, bytes[0]), product(first.high, bytes[1]));
             const __m512i two = _mm512_maskz_packs_epi32(~0u, product(second.low, bytes[2]), product(second.high, bytes[3]));
-            const __m512i sums = _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(_mm512_setzero_si512(), one, first.scales), two, second.scales);
-            const float scale = x[c].scales[i];
-            products[c] += __builtin_convertvector((lctx_vi)sums, lctx_vf) * lctx_vset(d * scale);
+            __m512i sums = _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(_mm512_setzero_si512(), one, first.scales), two, second.scales);
             const __m256i constants = _mm256_madd_epi16(block.constants(), _mm256_load_si256((const __m256i *)(x[c].sums + i * 16)));
-            offsets[c] += _mm256_cvtepi32_ps(constants) * _mm256_set1_ps(offset * scale);
+            const float scale = x[c].scales[i];
+            if constexpr (lctx_super<BLOCK>::ZERO > 0) {  // exact, before anything is rounded
+                sums = _mm512_sub_epi32(
+                    sums, _mm512_maskz_broadcast_i64x4(0x0f, _mm256_mullo_epi32(constants, _mm256_set1_epi32(lctx_super<BLOCK>::ZERO))));
+            } else {
+                offsets[c] += _mm256_cvtepi32_ps(constants) * _mm256_set1_ps(block.offset() * scale);
+            }
+            products[c] += __builtin_convertvector((lctx_vi)sums, lctx_vf) * lctx_vset(d * scale);
         }
     }
 #pragma GCC unroll 4
