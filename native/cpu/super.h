@@ -78,9 +78,13 @@ template <class BLOCK> struct lctx_super_32 {
         all = _mm512_maskz_broadcast_i32x4(0xffff, both);
         mins = _mm256_zextsi128_si256(_mm_cvtepu8_epi16(_mm_srli_si128(both, 8)));
     }
-    __m512i lane_scales(int half) const {
+    // Of Q5_K without the fifth bits.
+    lctx_super_half load(int half) const {
         static constexpr lctx_lanes_32 LANES;
-        return _mm512_maskz_shuffle_epi8(~0ull, all, _mm512_loadu_si512(LANES.of[half]));
+        lctx_super_half to;
+        lctx_super_nibbles(b.qs + 64 * half, to);
+        to.scales = _mm512_maskz_shuffle_epi8(~0ull, all, _mm512_loadu_si512(LANES.of[half]));
+        return to;
     }
     __m256i constants() const { return mins; }
     float offset() const { return -lctx_from_half(b.dmin); }
@@ -94,22 +98,14 @@ template <class BLOCK> struct lctx_super_32 {
 
 template <> struct lctx_super<block_q4_K> : lctx_super_32<block_q4_K> {
     using lctx_super_32::lctx_super_32;
-    lctx_super_half load(int half) const {
-        lctx_super_half to;
-        lctx_super_nibbles(b.qs + 64 * half, to);
-        to.scales = lane_scales(half);
-        return to;
-    }
 };
 
 template <> struct lctx_super<block_q5_K> : lctx_super_32<block_q5_K> {
     using lctx_super_32::lctx_super_32;
     lctx_super_half load(int half) const {
-        lctx_super_half to;
-        lctx_super_nibbles(b.qs + 64 * half, to);
+        lctx_super_half to = lctx_super_32::load(half);
         to.low = _mm512_or_si512(to.low, lctx_upper_bits(b.qh, 4 * half, 4 * half + 2, 1));
         to.high = _mm512_or_si512(to.high, lctx_upper_bits(b.qh, 4 * half + 1, 4 * half + 3, 1));
-        to.scales = lane_scales(half);
         return to;
     }
 };

@@ -72,7 +72,7 @@ class lctx_kv_cache {
     void state_read(llama_io_read_i & io, int32_t seq_id);
     // Why a sequence has no parts; empty where its rows stay as they were stored.
     std::string why_no_parts() const;
-    // Rows [first, end) of a sequence and what goes with them, in whole pages and chunks. Throws lctx_refusal.
+    // Rows [first, end) of a sequence and what goes with them: first begins a page, end is where it can be cut. Throws lctx_refusal.
     void part_write(llama_io_write_i & io, int32_t seq, int32_t first, int32_t end) const;
     // Append a part to the sequence. Throws; what was taken for it is there then, up to its end.
     void part_read(lctx_state_reader & io, int32_t seq);

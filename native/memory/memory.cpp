@@ -318,10 +318,9 @@ void lctx_memory::state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_st
     if (flags == 0) {
         cache_->state_read(io, seq_id);
     }
-    if (!rest_) {
-        return;
+    if (rest_) {
+        read_rest(io, seq_id, flags);
     }
-    read_rest(io, seq_id, flags);
 }
 
 // Of a sequence, or all, at the positions where the cache is; empty when that fails.
@@ -351,17 +350,19 @@ void lctx_memory::part_read(lctx_state_reader & io, int32_t seq) {
     }
 }
 
-void lctx_memory::rest_write(llama_io_write_i & io, int32_t seq) const {
+void lctx_memory::require_rest() const {
     if (!rest_) {
         throw lctx_refusal("this context has neither windows nor recurrent states beside its rows");
     }
+}
+
+void lctx_memory::rest_write(llama_io_write_i & io, int32_t seq) const {
+    require_rest();
     rest_->memory().state_write(io, seq, 0);
 }
 
 void lctx_memory::rest_read(llama_io_read_i & io, int32_t seq) {
-    if (!rest_) {
-        throw lctx_refusal("this context has neither windows nor recurrent states beside its rows");
-    }
+    require_rest();
     read_rest(io, seq, 0);
 }
 

@@ -69,6 +69,7 @@ class lctx_memory final : public llama_memory_i {
     const saved * find_checkpoint(int32_t seq, int32_t p) const;
     bool cut(int32_t seq, int32_t p);
     bool restore(int32_t src, int32_t dst, int32_t p);
+    void require_rest() const;
     void read_rest(llama_io_read_i & io, int32_t seq_id, llama_state_seq_flags flags);
     void empty(int32_t seq);
 

@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
 def _list(folder: Folder, args: argparse.Namespace) -> int:
     blocks = _blocks(folder)
     table = Table()
-    for head, justify in (("text", "left"), ("tokens", "right"), ("size", "right"), ("used", "left"), ("of", "left")):
-        table.add_column(head, justify="right" if justify == "right" else "left", overflow="fold")
+    for head in ("text", "tokens", "size", "used", "of"):
+        table.add_column(head, justify="right" if head in ("tokens", "size") else "left", overflow="fold")
     for block in sorted(_ends(blocks), key=lambda block: -_used([block])):
         text = _text(blocks, block)
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(_used(text)))
@@ -101,10 +101,10 @@ def _remove(folder: Folder, args: argparse.Namespace) -> int:
             raise ValueError(f"{name!r} begins the names of {len(found)} texts")
         shared = {part.name for end in ends if end is not found[0] for part in _text(blocks, end)}
         going += [file for part in _text(blocks, found[0]) if part.name not in shared for file in part.files]
-    n_bytes = sum(file.n_bytes for file in {file.path: file for file in going}.values())
-    for file in going:
+    removed = set(going)
+    for file in removed:
         file.path.unlink(missing_ok=True)
-    Console().print(f"removed {len({file.path for file in going})} files, {bytes_text(n_bytes)}")
+    Console().print(f"removed {len(removed)} files, {bytes_text(sum(file.n_bytes for file in removed))}")
     return 0
 
 

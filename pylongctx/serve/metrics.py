@@ -65,9 +65,9 @@ class _State(Collector):
             ("completed", "Completions that came to their end.", counters.completed),
             ("cancelled", "Completions whose client went away.", counters.cancelled),
             ("failed", "Completions that failed.", counters.failed),
+            *_store(self._service.host.store),
         ):
             yield CounterMetricFamily(f"pylongctx_{name}", help, value)
-        yield from _store(self._service.host.store)
         for name, help, value in (
             ("kv_bytes", "Bytes of KV memory in use.", self._kv),
             ("sequences", "Sequences of the context.", len(engine.slots)),
@@ -78,21 +78,20 @@ class _State(Collector):
             yield GaugeMetricFamily(f"pylongctx_{name}", help, value)
 
 
-def _store(store: KVStore | None) -> Iterator[Any]:
-    """Yield what the KV store has done."""
+def _store(store: KVStore | None) -> list[tuple[str, str, float]]:
+    """Return what the KV store has done: names, what they are, and numbers."""
     if store is None:
-        return
+        return []
     usage = store.usage
-    for name, help, value in (
-        ("hits", "Prompts of which something came from the KV store.", usage.hits),
-        ("misses", "Prompts of which nothing did.", usage.misses),
-        ("tokens", "Tokens that came from the KV store.", usage.tokens),
-        ("read_bytes", "Bytes read from the KV store.", usage.bytes_read),
-        ("written_bytes", "Bytes written to the KV store.", usage.bytes_written),
-        ("saved_seconds", "Time that reading these tokens would have taken.", usage.seconds_saved),
-        ("lost_blocks", "Blocks that were damaged, or could not be written.", usage.lost),
-    ):
-        yield CounterMetricFamily(f"pylongctx_kv_store_{name}", help, value)
+    return [
+        ("kv_store_hits", "Prompts of which something came from the KV store.", usage.hits),
+        ("kv_store_misses", "Prompts of which nothing did.", usage.misses),
+        ("kv_store_tokens", "Tokens that came from the KV store.", usage.tokens),
+        ("kv_store_read_bytes", "Bytes read from the KV store.", usage.bytes_read),
+        ("kv_store_written_bytes", "Bytes written to the KV store.", usage.bytes_written),
+        ("kv_store_saved_seconds", "Time that reading these tokens would have taken.", usage.seconds_saved),
+        ("kv_store_lost_blocks", "Blocks that were damaged, or could not be written.", usage.lost),
+    ]
 
 
 def page(service: "Service", kv: int) -> bytes:

@@ -65,8 +65,9 @@ class Keeper:
         """Store the tail of the text when its end is reached, whose logits are known."""
         n = self._session.n_tokens
         border = n // BLOCK * BLOCK
-        has_end = not self._layout.has_rows or self._session.context.place(n) == n  # of a part
-        if n == self._end and 0 < border <= n - LEAST and has_end:
+        if n != self._end or not 0 < border <= n - LEAST:
+            return
+        if not self._layout.has_rows or self._session.context.place(n) == n:  # a part may end there
             self._try(lambda: self._keep_tail(border, n))
 
     def restore(self, tokens: NDArray[np.int32], prefix: int) -> bool:
