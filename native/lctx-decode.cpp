@@ -326,6 +326,22 @@ int32_t lctx_part_append(lctx_context * ctx, int32_t seq, const uint8_t * buf, s
     });
 }
 
+int32_t lctx_part_place(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size, int32_t skip, int32_t n) {
+    return guarded(ctx, {seq}, [&] {
+        lctx_state_reader io(buf, size);
+        with_method(ctx).part_place(io, seq, skip, n);
+        return true;
+    });
+}
+
+int32_t lctx_seq_exact(const lctx_context * ctx, int32_t seq) {
+    return !is_sequence(ctx, seq) ? 0 : ctx->memory ? ctx->memory->cache().n_exact(seq) : lctx_n_past(ctx, seq);
+}
+
+int32_t lctx_seq_drop(lctx_context * ctx, int32_t seq, int32_t first, int32_t end) {
+    return guarded(ctx, {seq}, [&] { return with_method(ctx).drop(seq, first, end); });
+}
+
 size_t lctx_rest_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size) {
     return write_out(ctx, seq, buf, size, [&](llama_io_write_i & io) { with_method(ctx).rest_write(io, seq); });
 }

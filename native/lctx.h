@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 15 };
+enum { LCTX_ABI_VERSION = 16 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -288,6 +288,15 @@ size_t lctx_rest_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size
 // sequence ends where it did after a part, and is empty after a rest that does not fit.
 int32_t lctx_part_append(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);
 int32_t lctx_rest_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);
+
+// With method "full,spans=N" a sequence consists of up to N spans of rows, each seen from a distance of its own. Models with windows or
+// recurrent states are refused. 1 done, 0 refused and nothing changed: lctx_context_error says why.
+// Append n rows of a part behind its first `skip`, wherever it was read: as if they followed the sequence, but for what they have read.
+int32_t lctx_part_place(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size, int32_t skip, int32_t n);
+// Forget rows [first, end) of a sequence. Those behind them move down, and have read what left.
+int32_t lctx_seq_drop(lctx_context * ctx, int32_t seq, int32_t first, int32_t end);
+// How many rows from the beginning have read all rows before them, and no other: all but behind the first place of one of these.
+int32_t lctx_seq_exact(const lctx_context * ctx, int32_t seq);
 
 // Forget everything.
 void lctx_clear(lctx_context * ctx);

@@ -19,6 +19,7 @@ from pylongctx.chat.template import ChatTemplate, Rendered, Templates
 from pylongctx.chat.types import ChatChunk, ChatCompletion
 from pylongctx.completion import Completion, Generation, StopFilter
 from pylongctx.conversation import render_prefilled, text_size
+from pylongctx.engine.documents import with_texts
 from pylongctx.engine.source import TokenSource
 from pylongctx.grammar import constraint
 from pylongctx.logprobs import Scorer
@@ -428,6 +429,7 @@ stopping_criteria, **more
         )
 
     def _render(self, given: Mapping[str, Any]) -> Rendered:
+        given = {**given, "messages": with_texts(given["messages"], self._source.document)}
         self._source.check_size(text_size(given["messages"]))
         if self.prefills:
             return render_prefilled(self._templates.template, given)

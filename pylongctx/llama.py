@@ -18,14 +18,14 @@ from pylongctx.engine.context import KVUsage, OffloadUsage
 from pylongctx.engine.drafting import DraftModel
 from pylongctx.engine.opening import AUTO, Opened
 from pylongctx.hub import from_pretrained
-from pylongctx.local import LocalCompleter
 from pylongctx.methods import Method
+from pylongctx.reading import ReadingCompleter
 from pylongctx.store import StoreUsage
 
 DEFAULT_SEED = 0xFFFFFFFF
 
 
-class Llama(LocalCompleter):
+class Llama(ReadingCompleter):
     """A GGUF model and one context, with the interface of ``llama_cpp.Llama`` 0.3.36.
 
     Calls from several threads wait for each other; only ``abort`` comes through at once. Between two chunks of a stream
@@ -283,10 +283,12 @@ class Llama(LocalCompleter):
         >>> llm.add_lora("adapter.gguf", 0.5)  # doctest: +SKIP
         """
         self._opened.adapters.add(self.session, os.fspath(path), scale)
+        self._solo.engine.documents.clear()
 
     def remove_lora(self, path: str | os.PathLike[str]) -> None:
         """Use an adapter no more; KeyError when it was not in use."""
         self._opened.adapters.remove(self.session, os.fspath(path))
+        self._solo.engine.documents.clear()
 
     # ---- embeddings ----
 

@@ -257,7 +257,7 @@ def test_spec_strings():
         ("Full", "unknown method 'Full'"),
         ("longheads+selfextend", "both are bases"),
         ("longheads+nonsense", "unknown method 'nonsense'"),
-        ("full,x=1", "unknown option 'x=1' of method 'full'; options: none"),
+        ("full,x=1", "unknown option 'x=1' of method 'full'; options: spans=N"),
         ("selfextend,group=8", "options: group_size=N, neighbor_window=N"),
         ("selfextend,group_size", "unknown option 'group_size'"),
         ("selfextend,", "unknown option ''"),

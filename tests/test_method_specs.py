@@ -231,7 +231,7 @@ def test_parts_are_method_objects(compose):
     ("longheads+Corm", "unknown method 'Corm'"),
     ("longheads+corm,chunk_size=16", "'chunk_size=16' of method 'corm'; options: window=N, recent=N, evict_every=N"),
     ("longheads,evict_every=8+corm", "unknown option 'evict_every=8' of method 'longheads'"),
-    ("full,window=8+corm", "unknown option 'window=8' of method 'full'; options: none"),
+    ("full,window=8+corm", "unknown option 'window=8' of method 'full'; options: spans=N"),
     ("selfextend+corm,window=3,window=4", "option 'window' of method 'corm' is given twice"),
     ("h2o,window=4", "unknown option 'window=4' of method 'h2o'; options: budget=N, recent=N, evict_every=N"),
     ("tova,recent=4", "unknown option 'recent=4' of method 'tova'"),

@@ -7,6 +7,8 @@
 #include "llama-memory-hybrid.h"
 #include "llama-memory-recurrent.h"
 
+#include <algorithm>
+
 namespace {
 
 ggml_tensor * new_input(ggml_context * ctx, int64_t ne0, int64_t ne1, int64_t ne2, const char * name) {
@@ -19,6 +21,13 @@ ggml_tensor * new_input(ggml_context * ctx, int64_t ne0, int64_t ne1, int64_t ne
 void put(const lctx_kv_cache & cache, ggml_tensor * input, const void * data) {
     ggml_backend_tensor_set(input, data, 0, ggml_nbytes(input));
     cache.work().input_bytes += (int64_t)ggml_nbytes(input);
+}
+
+// Segments of the query whose key is row end - 1: each span up to the next, the last up to the end.
+void set_spans(const std::vector<lctx_row_span> & spans, int32_t end, lctx_segment * segs) {
+    for (size_t i = 0; i < spans.size(); i++) {
+        segs[i] = {spans[i].first, i + 1 < spans.size() ? spans[i + 1].first : end, (int32_t)i, 0};
+    }
 }
 
 const lctx_kv_cache * cache_of(const llm_graph_context & graph) {
@@ -131,6 +140,11 @@ void lctx_inputs::set(const llama_ubatch & ubatch) {
         const int32_t p = ubatch.pos[i], angle0 = (int32_t)i * n_angle;
         row[i] = {p, ubatch.seq_id[i][0], angle0 + method.key_angle(), angle0 + method.near_angle()};
         method.positions(p, &position[angle0]);
+        if (method.n_span() > 1) {
+            const auto & spans = cache.spans(row[i].seq);
+            std::transform(spans.begin(), spans.end(), &position[angle0], [&](const lctx_row_span & s) { return p + s.shift; });
+            row[i].angle = angle0 + (int32_t)spans.size() - 1;
+        }
     }
     put(cache, rows, row.data());
     put(cache, pos, position.data());
@@ -156,6 +170,9 @@ void lctx_inputs::set_segments(const llama_ubatch & ubatch) {
     for (size_t i = 0; i < seg.size(); i += n_seg) {
         const int32_t token = (int32_t)(i / n_seg);
         method.segments(ubatch.pos[token], &seg[i]);
+        if (method.n_span() > 1) {
+            set_spans(cache.spans(ubatch.seq_id[token][0]), ubatch.pos[token] + 1, &seg[i]);
+        }
         for (int32_t s = 0; s < n_seg; s++) {
             seg[i + s].angle += token * method.n_angle();
             seg[i + s].seq = ubatch.seq_id[token][0];

@@ -72,6 +72,7 @@ void lctx_kv_cache::truncate(int32_t seq, int32_t n_pos) {
         store->return_rows(seq, n_pos, s.n_pos);
     }
     s.n_pos = n_pos;
+    cut_spans(seq);
     forget_open(seq);
     if (n_pos == 0) {
         s = sequence{};
@@ -164,6 +165,7 @@ bool lctx_kv_cache::copy_prefix(int32_t src, int32_t dst, int32_t n_pos) {
     copy_evictions(src, dst);
     take_votes_back(dst, n_pos);
     seqs_[dst].n_pos = n_pos;
+    cut_spans(dst);
     forget_open(dst);
     each_head([&](lctx_kv_store & store, int32_t head) {
         if (ggml_tensor * t = store.near) {

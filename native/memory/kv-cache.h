@@ -34,6 +34,11 @@ struct lctx_rope_settings {
     uint32_t n_ctx_orig;
 };
 
+// The rows of a part.
+struct lctx_part_range {
+    int32_t first, end;
+};
+
 class lctx_kv_cache {
   public:
     // layers: those it holds. kv_limit: most bytes that kv usage may report, 0: none. kv_offload: bytes of the devices for pages that lie
@@ -76,6 +81,14 @@ class lctx_kv_cache {
     void part_write(llama_io_write_i & io, int32_t seq, int32_t first, int32_t end) const;
     // Append a part to the sequence. Throws; what was taken for it is there then, up to its end.
     void part_read(lctx_state_reader & io, int32_t seq);
+    // Append n rows of a part behind its first `skip`, wherever it was read, as a span (spans.cpp). As part_read otherwise.
+    void part_place(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n);
+    // How many rows from the beginning have read all rows before them, and no other.
+    int32_t n_exact(int32_t seq) const;
+    // Forget rows [first, end) of a sequence; those behind them move down. False with take_error(), and nothing changed.
+    bool drop(int32_t seq, int32_t first, int32_t end);
+    // What the sequence is put together of: at least one span, the first from row 0 on.
+    const std::vector<lctx_row_span> & spans(int32_t seq) const { return seqs_[seq].spans; }
 
     // errors
     // Remember the reason of a refusal; false.
@@ -140,6 +153,7 @@ class lctx_kv_cache {
         int32_t voted_to = 0;
         int32_t undo_from = -1;
         bool shares = false;  // pages may have other owners
+        std::vector<lctx_row_span> spans = {{0, 0}};
 
         int32_t half(int32_t chunk) const { return open[0] == chunk ? 0 : open[1] == chunk ? 1 : -1; }
     };
@@ -217,8 +231,20 @@ class lctx_kv_cache {
     void each_cell_run(lctx_kv_store & store, int32_t seq, int32_t head, int32_t first, int32_t end, const run_visitor & f) const;
     void write_header(llama_io_write_i & io, int32_t n_seq) const;
 
+    // spans.cpp
+    void cut_spans(int32_t seq);
+    std::string why_no_span(const std::vector<lctx_row_span> & spans) const;
+    std::vector<lctx_row_span> spans_without(int32_t seq, int32_t first, int32_t end) const;
+    void move_rows(int32_t seq, int32_t first, int32_t end);
+    void write_spans(llama_io_write_i & io, int32_t seq) const;
+    std::vector<lctx_row_span> read_spans(llama_io_read_i & io, int32_t n_pos) const;
+
     // parts.cpp
     int32_t first_near(int32_t first, int32_t end) const;
+    lctx_part_range part_begin(lctx_state_reader & io) const;
+    void part_grow(int32_t seq, int32_t n_pos);
+    static const uint8_t * part_rows(lctx_state_reader & io, const ggml_tensor * t, int64_t n);
+    static void part_finish(const lctx_state_reader & io);
     void each_part_run(int32_t seq, int32_t first, int32_t end, const run_visitor & f) const;
 
     std::unique_ptr<lctx_method> method_;

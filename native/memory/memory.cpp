@@ -340,14 +340,31 @@ void lctx_memory::read_rest(llama_io_read_i & io, int32_t seq_id, llama_state_se
     }
 }
 
-void lctx_memory::part_read(lctx_state_reader & io, int32_t seq) {
+// What read appends to a sequence is there as a whole, or not at all.
+void lctx_memory::append(int32_t seq, const std::function<void()> & read) {
     const int32_t n_pos = cache_->n_pos(seq);
     try {
-        cache_->part_read(io, seq);
+        read();
     } catch (...) {
         cache_->truncate(seq, n_pos);
         throw;
     }
+}
+
+void lctx_memory::part_read(lctx_state_reader & io, int32_t seq) {
+    append(seq, [&] { cache_->part_read(io, seq); });
+}
+
+void lctx_memory::part_place(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n) {
+    if (rest_) {
+        throw lctx_refusal("windows and recurrent states of a text cannot be placed elsewhere: this model reads it in its place");
+    }
+    append(seq, [&] { cache_->part_place(io, seq, skip, n); });
+}
+
+bool lctx_memory::drop(int32_t seq, int32_t first, int32_t end) {
+    return rest_ ? cache_->refuse("rows cannot leave the middle of a sequence whose windows or recurrent states have read them")
+                 : cache_->drop(seq, first, end);
 }
 
 void lctx_memory::require_rest() const {

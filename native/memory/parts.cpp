@@ -12,10 +12,6 @@ namespace {
 
 constexpr size_t ALIGNMENT = 16;  // of the rows
 
-struct part_positions {
-    int32_t first, end;
-};
-
 void require(bool ok, const std::string & reason) {
     if (!ok) {
         throw lctx_refusal("the stored part does not fit: " + reason);
@@ -60,6 +56,9 @@ void lctx_kv_cache::part_write(llama_io_write_i & io, int32_t seq, int32_t first
     if (first < 0 || first >= end || end > s.n_pos || first % LCTX_PAGE_ROWS != 0 || place(end) != end) {
         throw lctx_refusal("a part begins with a page of the sequence and ends where it can be cut");
     }
+    if (s.spans.size() > 1 || s.spans[0].shift != 0) {
+        throw lctx_refusal("rows of the sequence were read elsewhere, or before others left");
+    }
     if (first_near(first, end) < s.first_near) {
         throw lctx_refusal("near keys of the part were overwritten");
     }
@@ -67,29 +66,29 @@ void lctx_kv_cache::part_write(llama_io_write_i & io, int32_t seq, int32_t first
         store->wait();
     }
     write_header(io, 0);
-    const part_positions positions = {first, end};
+    const lctx_part_range positions = {first, end};
     io.write(&positions, sizeof(positions));
     static constexpr uint8_t ZEROS[ALIGNMENT] = {};
     io.write(ZEROS, GGML_PAD(io.n_bytes(), ALIGNMENT) - io.n_bytes());
     each_part_run(seq, first, end, [&](lctx_kv_store &, ggml_tensor * t, size_t offset, size_t size) { io.write_tensor(t, offset, size); });
 }
 
-void lctx_kv_cache::part_read(lctx_state_reader & io, int32_t seq) {
+// The header of a part is this memory's.
+lctx_part_range lctx_kv_cache::part_begin(lctx_state_reader & io) const {
     check_header(io, 0);
-    part_positions at;
+    lctx_part_range at;
     io.read(&at, sizeof(at));
     io.take(GGML_PAD(io.n_bytes(), ALIGNMENT) - io.n_bytes());
-    sequence & s = seqs_[seq];
     require(why_no_parts().empty(), "this method has no parts");
-    require(at.first == s.n_pos && at.first < at.end && at.end <= n_ctx_ && at.first % LCTX_PAGE_ROWS == 0 &&
-                place(at.end) == at.end,
-            "it does not follow the rows that are there");
-    if (!grow(seq, at.end)) {
+    require(at.first >= 0 && at.first < at.end && at.first % LCTX_PAGE_ROWS == 0, "its rows are none that a part holds");
+    return at;
+}
+
+// Room for rows up to n_pos, on devices that are waited for.
+void lctx_kv_cache::part_grow(int32_t seq, int32_t n_pos) {
+    if (!grow(seq, n_pos)) {
         throw lctx_refusal(take_error());
     }
-    const int32_t near = first_near(at.first, at.end);
-    s.first_near = near > at.first && near < at.end ? near : s.first_near;
-    s.open[0] = s.open[1] = -1;
     const std::string limit = check_limit(n_held_page(), lengths());
     require(limit.empty(), limit);
     note_peak();
@@ -97,10 +96,30 @@ void lctx_kv_cache::part_read(lctx_state_reader & io, int32_t seq) {
         store->wait();
         store->forget_staged(seq);
     }
-    each_part_run(seq, at.first, at.end, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
-        const uint8_t * bytes = io.take(size);
-        require(ggml_validate_row_data(t->type, bytes, size), "it holds numbers that are not finite");
-        store.write(t, offset, bytes, size);
-    });
+}
+
+// The next n rows of a part, as a tensor has them.
+const uint8_t * lctx_kv_cache::part_rows(lctx_state_reader & io, const ggml_tensor * t, int64_t n) {
+    const uint8_t * bytes = io.take(n * t->nb[1]);
+    require(ggml_validate_row_data(t->type, bytes, n * t->nb[1]), "it holds numbers that are not finite");
+    return bytes;
+}
+
+void lctx_kv_cache::part_finish(const lctx_state_reader & io) {
     require(io.at_end(), "it is longer than its rows");
+}
+
+void lctx_kv_cache::part_read(lctx_state_reader & io, int32_t seq) {
+    const lctx_part_range at = part_begin(io);
+    sequence & s = seqs_[seq];
+    require(at.first == s.n_pos && at.end <= n_ctx_ && place(at.end) == at.end && s.spans.size() == 1 && s.spans[0].shift == 0,
+            "it does not follow the rows that are there");
+    part_grow(seq, at.end);
+    const int32_t near = first_near(at.first, at.end);
+    s.first_near = near > at.first && near < at.end ? near : s.first_near;
+    s.open[0] = s.open[1] = -1;
+    each_part_run(seq, at.first, at.end, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
+        store.write(t, offset, part_rows(io, t, (int64_t)(size / t->nb[1])), size);
+    });
+    part_finish(io);
 }

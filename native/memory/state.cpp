@@ -85,6 +85,7 @@ void lctx_kv_cache::each_run(int32_t seq, const run_visitor & f) const {
 void lctx_kv_cache::write_sequence(llama_io_write_i & io, int32_t seq) const {
     const sequence & s = seqs_[seq];
     put(io, state_sequence{seq, s.n_pos, s.first_live, s.first_near, {s.open[0], s.open[1]}, s.evicted_to, s.voted_to, s.undo_from});
+    write_spans(io, seq);
     each_head([&](const lctx_kv_store & store, int32_t head) {
         if (retain_) {
             put(io, store.gone(seq, head));
@@ -221,10 +222,11 @@ std::string lctx_kv_cache::why_no_state(const sequence & s) const {
 
 void lctx_kv_cache::read_sequence(llama_io_read_i & io, int32_t seq) {
     const auto saved = get<state_sequence>(io);
-    const sequence s = {saved.n_pos, saved.first_live, saved.first_near, {saved.open[0], saved.open[1]},
-                        0,           saved.evicted_to, saved.voted_to,   saved.undo_from};
+    sequence s = {saved.n_pos, saved.first_live, saved.first_near, {saved.open[0], saved.open[1]},
+                  0,           saved.evicted_to, saved.voted_to,   saved.undo_from};
     const std::string wrong = why_no_state(s);
     require(wrong.empty(), wrong);
+    s.spans = read_spans(io, s.n_pos);
     std::vector<int32_t> gone(n_head_total_);
     if (retain_) {
         io.read(gone.data(), n_head_total_ * sizeof(int32_t));

@@ -28,7 +28,7 @@ struct entry {
 
 const std::vector<entry> & table() {
     static const std::vector<entry> entries = {
-        {"full", {}, false, true, lctx_full_create, nullptr},
+        {"full", {"spans"}, false, true, lctx_full_create, nullptr},
         {"window", {"n_sink", "window"}, true, false, lctx_window_create, nullptr},
         {"selfextend", {"group_size", "neighbor_window"}, true, true, lctx_selfextend_create, nullptr},
         {"longheads",

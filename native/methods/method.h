@@ -23,6 +23,13 @@ struct lctx_method_env {
     int32_t head_dim;  // of K
 };
 
+// Rows of a sequence from `first` to the next span: their keys were rotated to row + shift, because they were read elsewhere, or rows before
+// them left. A query at p sees them from p + shift, so that distances are those between rows.
+struct lctx_row_span {
+    int32_t first;
+    int32_t shift;
+};
+
 // A rule by which heads evict, beside a method that says what is read.
 struct lctx_rule {
     lctx_retain retain;
@@ -56,6 +63,9 @@ class lctx_method {
     // Segments of the query at position p; .angle is the row among the token's own n_angle rows.
     virtual int32_t n_segment() const = 0;
     virtual void segments(int32_t p, lctx_segment * segs) const = 0;
+
+    // Most spans of a sequence. With more than one, segment and angle i are those of span i, and a new row is stored from the last one's.
+    virtual int32_t n_span() const { return 1; }
 
     // How heads choose their own segments in the graph, or nullptr: then segments() is not asked.
     virtual const lctx_chunks * chunks() const { return nullptr; }

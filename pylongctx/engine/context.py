@@ -278,6 +278,21 @@ class Context:
         """Let a sequence go on with a part that ``part`` returned; InvalidInput when it does not fit."""
         self._read(lambda *given: lib.lctx_part_append(self.handle, seq, *given), data)
 
+    def place_part(self, data: NDArray[np.uint8], skip: int, n: int, seq: int = 0) -> None:
+        """Append ``n`` rows of a part behind its first ``skip`` wherever it was read; InvalidInput when that cannot be."""
+        self._read(lambda *given: lib.lctx_part_place(self.handle, seq, *given, skip, n), data)
+
+    def n_exact(self, seq: int = 0) -> int:
+        """Return how many rows of a sequence have read all rows before them, and no other."""
+        with self._lock:
+            return int(lib.lctx_seq_exact(self.handle, seq))
+
+    def drop(self, first: int, end: int, seq: int = 0) -> str:
+        """Forget positions of a sequence, those behind move down; returns why it was refused, or the empty string."""
+        with self._lock:
+            done = lib.lctx_seq_drop(self.handle, seq, first, end)
+            return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
+
     def set_rest(self, data: NDArray[np.uint8], seq: int = 0) -> None:
         """Complete a sequence that was made of parts; InvalidInput when it does not fit, the sequence is empty then."""
         self._read(lambda *given: lib.lctx_rest_set(self.handle, seq, *given), data)

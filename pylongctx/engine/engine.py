@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx.engine.documents import Documents, without
 from pylongctx.engine.job import Cancelled, Job, Row
 from pylongctx.engine.session import Session
 from pylongctx.engine.slots import Slot, assign, forerunner
@@ -55,6 +56,7 @@ class Engine:
         self.slots = [Slot(session) for session in sessions]
         self.waiting: deque[Job] = deque()
         self.counters = Counters()
+        self.documents = Documents(self.model, self.context)
         self.tracer = Tracer(sessions[0])
         self.closing = False
         self._evaluate_shares = evaluate
@@ -86,6 +88,8 @@ class Engine:
 
     def assign_waiting(self) -> None:
         """Give slots to the jobs that wait, in their order."""
+        for job in list(self.waiting):
+            self._read_first(job)
         for job in list(self.waiting):
             if self._fits(job) and not job.considered:
                 job.forerunner, job.considered = forerunner(self.slots, job, self._step_size), True
@@ -165,7 +169,23 @@ class Engine:
     def _is_in_vain(self) -> bool:
         return self.closing or all(job.cancelled for job in self._running)
 
+    def _read_first(self, job: Job) -> None:
+        """Let the documents of a prompt be read before it, each by a job of its own."""
+        if job.every_row:
+            job.placed = ()  # the rows of all tokens are wanted
+        for place in job.placed:
+            document = place.document
+            if document is None or document.rows is not None:
+                continue
+            if document.job is not None and document.job.ended:
+                document.job, job.placed = None, without(job.placed, document)
+            elif document.job not in self.jobs and not job.cancelled:
+                document.job = Job(document.prompt, job.sampler, owner=job.owner, reads=document, submitted=True)
+                self.waiting.appendleft(document.job)
+
     def _fits(self, job: Job) -> bool:
+        if any(place.document is not None and place.document.rows is None for place in job.placed):
+            return False
         if job.forerunner is not None and job.forerunner.is_reading:
             return False
         if job.traced is not None and self.tracer.busy:
@@ -181,6 +201,7 @@ class Engine:
                 self.tracer.start(job, slot.session)
         except Exception as reason:
             self.counters.failed += 1
+            job.ended = time.monotonic()
             job.results.put(reason)
             return
         slot.job, job.ran_on = job, slot.id
@@ -213,13 +234,30 @@ class Engine:
         jobs.sort(key=lambda pair: len(pair[1].pending))
         left, shares = self._step_size, []
         for i, (slot, job) in enumerate(jobs):
-            n = min(len(job.pending), left // (len(jobs) - i))
+            n = min(self._place(slot, job), left // (len(jobs) - i))
             if job.every_row:
                 n = min(n, max(1, ROW_BYTES // (4 * self.context.n_vocab)))
             n = slot.session.next_step(n)
             left -= n
             shares.append((slot, job, job.pending[:n]))
         return shares
+
+    def _place(self, slot: Slot, job: Job) -> int:
+        """Take over what of a prompt comes from documents next; returns how many tokens follow until the next one."""
+        for place in job.placed:
+            n = place.end - place.first
+            if place.first == slot.session.n_tokens and n < len(job.pending):
+                try:
+                    slot.session.place(place, job.pending[:n])
+                except LctxError as reason:
+                    slot.session.say(f"a document is read where it stands: {reason}")
+                    continue
+                job.pending = job.pending[n:]
+                job.n_cached += n
+                job.n_placed += n
+                self.counters.cached_tokens += n
+        ahead = (place.first - slot.session.n_tokens for place in job.placed)
+        return min([len(job.pending), *(n for n in ahead if n > 0)])
 
     def _evaluate(self, shares: list[Share]) -> None:
         with self._guard:
@@ -277,6 +315,8 @@ class Engine:
         if job.is_reading:
             job.read = time.monotonic()
         if job.limit == 0:
+            if job.reads is not None:
+                self.documents.keep(job.reads, self.context.part(0, slot.session.n_tokens, slot.id))
             self.end(slot)
             return
         try:

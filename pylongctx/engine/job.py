@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx.engine.documents import Document, Placed
 from pylongctx.engine.drafting import Drafting
 from pylongctx.sampling import Processors, Sampler, StoppingCriteria, process
 
@@ -56,6 +57,10 @@ class Job:
         The sequence that it must run on; None: any.
     reuses : bool
         Whether tokens that are evaluated already may be used.
+    placed : tuple of Placed
+        What of the prompt comes from documents, ascending. They are read first.
+    reads : Document or None
+        The prompt is this document's, whose rows are kept.
     """
 
     tokens: NDArray[np.int32]
@@ -73,6 +78,8 @@ class Job:
     owner: str | None = None
     slot: int | None = None
     reuses: bool = True
+    placed: tuple[Placed, ...] = ()
+    reads: Document | None = None
 
     submitted: bool = False
     forerunner: "Job | None" = None  # reads a prompt that begins as this one, which waits for that
@@ -85,6 +92,7 @@ class Job:
     stop_word: str = ""  # the stop string that has ended the answer
     n_cached: int = 0
     n_stored: int = 0  # of these, what came from the KV store
+    n_placed: int = 0  # and from documents
     n_read: int = 0  # tokens of the prompt that were evaluated
     n_generated: int = 0
     asked: float = field(default_factory=time.monotonic)

@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from pylongctx._lib import error, lib
 from pylongctx._log import LOG
 from pylongctx.engine.checkpoints import Checkpoints
 from pylongctx.engine.context import Context
+from pylongctx.engine.documents import Placed
 from pylongctx.engine.model import Model
 from pylongctx.errors import PromptTooLong
 from pylongctx.methods import Method, parse
@@ -47,6 +50,8 @@ class Session:
         Where the cache can come back to, beside its end.
     stored : Keeper or None
         The store that what is evaluated goes to, and that a prompt comes from.
+    placed : tuple of Placed
+        Rows that come from documents, or are not what reading the tokens gives for another reason.
 
     Examples
     --------
@@ -73,6 +78,7 @@ class Session:
         self.n_evaluated = 0
         self.checkpoints = Checkpoints(context, seq)
         self.stored: Keeper | None = None
+        self.placed: tuple[Placed, ...] = ()
         self.n_tokens = 0
         self.input_ids = np.zeros(context.n_ctx, np.int32)
         self._rows = np.empty((FIRST_ROWS if logits_all else 1, model.info.n_vocab), np.float32)
@@ -135,6 +141,7 @@ class Session:
     def clear(self) -> None:
         """Forget everything."""
         self.n_tokens = 0
+        self.placed = ()
         self._known = -1
         self.changes += 1
         self.shared = False
@@ -151,6 +158,7 @@ class Session:
         if kept == 0:
             self.clear()
         self.n_tokens = kept
+        self.placed = placed_up_to(self.placed, kept)
         return kept
 
     def _cut(self, n: int) -> tuple[int, str]:
@@ -168,14 +176,19 @@ class Session:
         """Return how many of the first ``n`` tokens need not be evaluated again when the others are forgotten."""
         return n if n == self.n_past else self.context.restorable(n, self.seq)
 
-    def reuse(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+    def holds(self, tokens: NDArray[np.int32], placed: Sequence[Placed] = ()) -> int:
+        """Return how many tokens of a prompt it begins with, read as the prompt wants them; ``placed``: see ``Job``."""
+        return common(self.tokens, self.placed, tokens, placed)
+
+    def reuse(self, tokens: NDArray[np.int32], placed: Sequence[Placed] = ()) -> NDArray[np.int32]:
         """Keep the longest common prefix with the evaluated tokens; returns the tokens still to be evaluated.
 
         What the store has of them, and the session has not, comes from there.
         """
-        prefix = longest_prefix(self.tokens, tokens)
-        if self.stored is not None and self.stored.restore(tokens, self.reachable(prefix)):
-            prefix = longest_prefix(self.tokens, tokens)
+        prefix = self.holds(tokens, placed)
+        own = tokens[: placed[0].first] if placed else tokens
+        if self.stored is not None and self.stored.restore(own, self.reachable(prefix)):
+            prefix = self.holds(tokens, placed)
         if prefix == len(tokens) and not (self.has_logits and prefix == self.n_tokens):
             prefix -= 1  # one token must be evaluated to get its logits
         if prefix < self.n_tokens or self.shared or self.n_past != self.n_tokens:
@@ -221,6 +234,9 @@ class Session:
     def append(self, tokens: NDArray[np.int32], part: NDArray[np.uint8]) -> None:
         """Take over tokens that were evaluated elsewhere; ``part``: their rows, see ``Context.part``."""
         self.context.append_part(part, self.seq)
+        self._append(tokens)
+
+    def _append(self, tokens: NDArray[np.int32]) -> None:
         end = self.n_tokens + len(tokens)
         if self.logits_all:
             self._row_buffer(len(tokens))[:] = np.nan
@@ -228,6 +244,13 @@ class Session:
         self.changes += 1
         self.input_ids[self.n_tokens : end] = tokens
         self.n_tokens = end
+
+    def place(self, placed: Placed, tokens: NDArray[np.int32]) -> None:
+        """Take over the rows of a document; ``tokens``: int32 [placed.end - placed.first], which they stand for."""
+        assert placed.document is not None and placed.document.rows is not None
+        self.context.place_part(placed.document.rows, placed.skip, len(tokens), self.seq)
+        self._append(tokens)
+        self.placed = (*self.placed, placed)
 
     def advance(self, part: NDArray[np.int32], row: NDArray[np.float32] | None) -> None:
         """Take note that tokens were evaluated in a batch of several sequences; ``row``: the logits after the last."""
@@ -277,6 +300,8 @@ class Session:
             self._row_buffer(len(ids))[:] = np.nan
         self.input_ids[: len(ids)] = ids
         self.n_tokens = len(ids)
+        if (exact := self.context.n_exact(self.seq)) < len(ids):
+            self.placed = (Placed(exact, len(ids)),)
         if len(row):
             self._keep_last(row)
 
@@ -361,6 +386,22 @@ class Session:
         """Tell the user, when verbose."""
         if self.verbose:
             LOG.info(message)
+
+
+def placed_up_to(placed: Sequence[Placed], n: int) -> tuple[Placed, ...]:
+    """Return what of ``placed`` is among the first ``n`` rows."""
+    return tuple(replace(place, end=min(place.end, n)) for place in placed if place.first < n)
+
+
+def common(
+    tokens: NDArray[np.int32], placed: Sequence[Placed], others: NDArray[np.int32], others_placed: Sequence[Placed]
+) -> int:
+    """Return how many leading tokens of two texts are equal, and come from the same documents."""
+    n = longest_prefix(tokens, others)
+    for one, other in zip_longest(placed, others_placed):
+        if one != other:
+            return min(n, *(place.first for place in (one, other) if place is not None))
+    return n
 
 
 def longest_prefix(a: Sequence[int] | NDArray[Any], b: Sequence[int] | NDArray[Any]) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pylongctx.engine.job import Job
-from pylongctx.engine.session import Session, longest_prefix
+from pylongctx.engine.session import Session, common, placed_up_to
 
 SIMILAR = 0.1  # share of a prompt that a sequence must hold to be preferred to the least recently used one
 
@@ -25,7 +25,7 @@ class Slot:
 
     def shared(self, job: Job) -> int:
         """Return how many tokens of a prompt were evaluated on this sequence for the same owner."""
-        return longest_prefix(self.session.tokens, job.tokens) if self.owner == job.owner and job.reuses else 0
+        return self.session.holds(job.tokens, job.placed) if self.owner == job.owner and job.reuses else 0
 
     def hand_over(self, job: Job) -> None:
         """Forget what was evaluated for somebody else, or must not be used again."""
@@ -70,7 +70,7 @@ def assign(slots: list[Slot], job: Job) -> Slot | None:
         _copy(best, chosen, job, saved[best])
     chosen.hand_over(job)
     chosen.session.checkpoints.wish(shared)
-    job.pending = chosen.session.reuse(job.tokens)
+    job.pending = chosen.session.reuse(job.tokens, job.placed)
     return chosen
 
 
@@ -89,6 +89,7 @@ def _copy(source: Slot, target: Slot, job: Job, n: int) -> None:
     if context.copy(source.id, target.id, n):
         whole = source.session.n_tokens == n and source.session.has_logits
         target.session.advance(source.session.tokens[:n], source.session.last_logits if whole else None)
+        target.session.placed = placed_up_to(source.session.placed, n)
 
 
 def forerunner(slots: list[Slot], job: Job, worth: int) -> Job | None:
@@ -109,5 +110,5 @@ def _promised(slot: Slot, job: Job) -> int:
     assert slot.job is not None
     if slot.owner != job.owner or not job.reuses:
         return 0
-    n = longest_prefix(slot.job.tokens, job.tokens)
+    n = common(slot.job.tokens, slot.job.placed, job.tokens, job.placed)
     return n if n > slot.session.n_tokens else slot.session.reachable(n)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pylongctx.engine.documents import Document
 from pylongctx.engine.drafting import Drafting, DraftModel
 from pylongctx.engine.engine import Engine, Share
 from pylongctx.engine.job import Drawn, Job, Row
@@ -72,7 +73,13 @@ class Solo:
         """Return a job without an end, unless ``limit`` says it."""
         ids = self.model.check_tokens(tokens, allow_empty=follows and self.session.has_logits)
         draft = None if self.draft_model is None else Drafting(self.session, self.draft_model)
-        return Job(ids, sampler, limit=limit, follows=follows, draft=draft, progress=self._tell, **fields)
+        placed = () if follows or "reads" in fields else self.engine.documents.find(ids)
+        return Job(ids, sampler, limit=limit, follows=follows, draft=draft, progress=self._tell, placed=placed, **fields)
+
+    def document(self, text: str | None, name: str | None) -> Document:
+        """Take note of a document, or return the one of a name."""
+        documents = self.engine.documents
+        return documents.named(name or "") if text is None else documents.add(text, name)
 
     def rows(self, job: Job) -> Iterator[Row]:
         """Yield the logits after the tokens of the prompt, float32 [k, n_vocab] per step."""
@@ -97,8 +104,10 @@ class Solo:
             elif self._last != (job, self.session.changes):
                 raise RuntimeError("another call used this Llama while this generation waited; use one object for each")
             try:
-                self.engine.assign_waiting()
-                while job.results.empty():
+                while True:
+                    self.engine.assign_waiting()
+                    if not job.results.empty():
+                        break
                     self.engine.step()
             except BaseException:
                 self._release()

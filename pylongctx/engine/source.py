@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Protocol
 
+from pylongctx.engine.documents import Document
 from pylongctx.engine.job import Drawn, Job, Row
 from pylongctx.engine.model import Model
 from pylongctx.sampling import Sampler
@@ -37,6 +38,9 @@ class TokenSource(Protocol):
     def finish(self, job: Job) -> None:
         """Take note that nothing more is wanted of a job."""
 
+    def document(self, text: str | None, name: str | None) -> Document:
+        """Take note of a text that is read by itself, or with None return the one of a name; ValueError for none."""
+
     def say(self, message: str) -> None:
         """Tell the user."""
 
@@ -63,4 +67,4 @@ class NoTokens:
     def check_size(self, n_bytes: int) -> None:
         """Let every text be rendered: there is no context that it could not fit into."""
 
-    turn = known = job = rows = drawn = finish = say = refuse
+    turn = known = job = document = rows = drawn = finish = say = refuse

@@ -28,7 +28,7 @@ class EngineThread:
 
     Attributes
     ----------
-    context, slots, counters, tracer
+    context, slots, counters, tracer, documents
         Those of the engine; they change in its thread.
     failure : BaseException or None
         What ended the thread, when that was an error.
@@ -36,12 +36,8 @@ class EngineThread:
 
     def __init__(self, sessions: list[Session]) -> None:
         engine = self._engine = Engine(sessions, self._decode)
-        self.context, self.slots, self.counters, self.tracer = (
-            engine.context,
-            engine.slots,
-            engine.counters,
-            engine.tracer,
-        )
+        self.context, self.slots, self.counters = engine.context, engine.slots, engine.counters
+        self.tracer, self.documents = engine.tracer, engine.documents
         self.failure: BaseException | None = None
         self._rows = np.empty((len(sessions), engine.context.n_vocab), np.float32)
         self._wake = threading.Condition()

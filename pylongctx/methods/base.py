@@ -127,6 +127,8 @@ def compose(*parts: Method) -> Method:
 
 
 def _check(parts: tuple[Method, ...]) -> None:
+    if len(parts) == 2 and parts[0].name == READS_ALL and str(parts[0]) != READS_ALL:
+        raise ValueError(f"'{parts[0]}+{parts[1].name}' does not compose: rows of spans stay where they are")
     if [part.role for part in parts] != ["base", "rule"]:
         raise ValueError(
             f"{'+'.join(part.name for part in parts)!r} does not compose: {_reason(parts)}; "

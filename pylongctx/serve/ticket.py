@@ -6,6 +6,7 @@ from typing import Any
 
 from pylongctx.chat.history import closest
 from pylongctx.completer import Completer
+from pylongctx.engine.documents import Document
 from pylongctx.engine.job import Cancelled, Drawn, Job, Row
 from pylongctx.engine.model import Model
 from pylongctx.engine.thread import EngineThread
@@ -86,6 +87,11 @@ class Ticket:
         held = [slot.session.tokens.tolist() for slot in self._engine.slots if slot.owner == owner]
         return closest(self.model, prompt, held)
 
+    def document(self, text: str | None, name: str | None) -> Document:
+        """Take note of a document of the owner, or return the one of a name."""
+        documents, owner = self._engine.documents, self._fields.get("owner")
+        return documents.named(name or "", owner) if text is None else documents.add(text, name, owner)
+
     def say(self, message: str) -> None:
         """Tell the user, when verbose."""
         self.host.session.say(message)
@@ -97,7 +103,9 @@ class Ticket:
             raise self.host.session.too_long(len(tokens))
         wanted = self._limit if max_tokens is None or max_tokens < 0 else max_tokens
         limit = room if wanted is None else min(room, wanted)
-        self.current = Job(self.model.check_tokens(tokens), sampler, limit=limit, **self._fields, **fields)
+        ids = self.model.check_tokens(tokens)
+        placed = self._engine.documents.find(ids, self._fields.get("owner"))
+        self.current = Job(ids, sampler, limit=limit, placed=placed, **self._fields, **fields)
         if self._cancelled:
             raise Cancelled("cancelled")
         return self.current

@@ -58,14 +58,14 @@ class Keeper:
 
     def reach(self, start: int, end: int) -> None:
         """Store the blocks that the session has evaluated between two lengths."""
-        if start // BLOCK != end // BLOCK:
+        if start // BLOCK != end // BLOCK and not self._session.placed:
             self._try(lambda: self._keep_blocks(start, end))
 
     def finish(self) -> None:
         """Store the tail of the text when its end is reached, whose logits are known."""
         n = self._session.n_tokens
         border = n // BLOCK * BLOCK
-        if n != self._end or not 0 < border <= n - LEAST:
+        if n != self._end or not 0 < border <= n - LEAST or self._session.placed:
             return
         if not self._layout.has_rows or self._session.context.place(n) == n:  # a part may end there
             self._try(lambda: self._keep_tail(border, n))

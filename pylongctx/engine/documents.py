@@ -1,0 +1,249 @@
+"""Documents: texts that are read once, by themselves, and stand anywhere in later prompts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx._log import LOG
+from pylongctx.engine.context import Context
+from pylongctx.engine.model import Model
+from pylongctx.methods import Full, parse
+
+if TYPE_CHECKING:
+    from pylongctx.engine.job import Job
+
+FRESH = 32  # first tokens of a document that are evaluated where it stands
+LEAST = 128  # tokens that are worth a span
+PROBE = 16  # tokens by which a document is found
+EDGE = 8  # tokens at its ends that may be other ones where it meets other text
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(eq=False)
+class Document:
+    """A text that was read by itself, behind the model's BOS token.
+
+    Attributes
+    ----------
+    name : str
+        How messages name it.
+    text : str
+        The text; prompts contain it as it is.
+    tokens : numpy.ndarray
+        int32 [n], its tokens, without the BOS token.
+
+    Examples
+    --------
+    >>> with Llama("model.gguf", n_ctx=1024, method="full,spans=2", verbose=False) as reader:
+    ...     novel = reader.read("It was the best of times, it was the worst of times. " * 20, name="novel")
+    ...     answer = reader(f"Two cities. {novel} Which times?", max_tokens=1)
+    ...     answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 128
+    True
+    """
+
+    name: str
+    text: str
+    tokens: Tokens
+    start: tuple[int, ...] = field(default=(), repr=False)  # what it is read behind
+    owner: str | None = field(default=None, repr=False)
+    rows: NDArray[np.uint8] | None = field(default=None, repr=False)  # None: they are to be read
+    job: Job | None = field(default=None, repr=False)  # reads it
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def prompt(self) -> Tokens:
+        """int32 [n], what is evaluated to read it."""
+        return np.concatenate([np.array(self.start, np.int32), self.tokens])
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Rows of a prompt that come from a document.
+
+    Attributes
+    ----------
+    first, end : int
+        The rows.
+    document : Document or None
+        The document; None: it is not known what these rows have read.
+    skip : int
+        Rows of its own reading before these.
+    """
+
+    first: int
+    end: int
+    document: Document | None = None
+    skip: int = 0
+
+
+class Documents:
+    """The documents of an engine, the least recently used first; may be used from any thread.
+
+    Parameters
+    ----------
+    model : Model
+        Its vocabulary.
+    context : Context
+        Where they are placed.
+
+    Attributes
+    ----------
+    limit : int or None
+        Most bytes of rows; beyond, those that were not used for longest are read again when a prompt has them.
+    """
+
+    def __init__(self, model: Model, context: Context) -> None:
+        self.limit: int | None = None
+        self._model, self._context = model, context
+        method = parse(context.method) if context.method else None
+        self._most = (method.spans or 1) - 1 if isinstance(method, Full) else 0  # in one prompt
+        self._lock = threading.Lock()
+        self._all: dict[tuple[str | None, str], Document] = {}
+
+    def __iter__(self) -> Iterator[Document]:
+        with self._lock:
+            return iter(list(self._all.values()))
+
+    def add(self, text: str, name: str | None = None, owner: str | None = None) -> Document:
+        """Take note of a text; it is read when a prompt has it, or before. ``name`` None: the text itself.
+
+        Raises
+        ------
+        ValueError
+            When the method places no documents, or the text is too short or too long.
+        """
+        if not self._most:
+            raise ValueError(
+                f"documents stand in prompts with method='full,spans=N', N more than are in one, not with "
+                f"{self._context.method or 'llama.cpp own KV cache'}"
+            )
+        key = owner, text if name is None else name
+        with self._lock:
+            known = self._all.pop(key, None)
+            if known is None or known.text != text:
+                known = self._made(text, key[1], owner)
+            self._all[key] = known
+        return known
+
+    def named(self, name: str, owner: str | None = None) -> Document:
+        """Return the document of a name; ValueError when there is none."""
+        with self._lock:
+            if (owner, name) not in self._all:
+                raise ValueError(f"there is no document {name!r}: read it first, or send its text")
+            return self._all[owner, name]
+
+    def forget(self, name: str, owner: str | None = None) -> None:
+        """Free a document; prompts with its text are read as others."""
+        self.named(name, owner)
+        with self._lock:
+            del self._all[owner, name]
+
+    def clear(self) -> None:
+        """Let all be read again: what they were read with has changed."""
+        for document in self:
+            document.rows = None
+
+    def find(self, tokens: Tokens, owner: str | None = None) -> tuple[Placed, ...]:
+        """Return what of a prompt, int32 [n], comes from documents: ascending, as many as fit, the longest ones."""
+        with self._lock:
+            known = [document for (whose, _), document in self._all.items() if whose == owner]
+        found: list[Placed] = []
+        for place in sorted((p for document in known for p in _places(document, tokens)), key=_size, reverse=True):
+            if all(place.end <= other.first or other.end <= place.first for other in found):
+                found.append(place)
+        return tuple(sorted(found[: self._most], key=lambda place: place.first))
+
+    def keep(self, document: Document, rows: NDArray[np.uint8]) -> None:
+        """Take the rows of a document that was read; others leave when they are too many bytes."""
+        document.rows = rows
+        with self._lock:
+            kept = [one for one in self._all.values() if one.rows is not None and one is not document]
+        n_bytes = rows.nbytes + sum(_bytes(one) for one in kept)
+        for one in kept if self.limit is not None else ():
+            if n_bytes <= self.limit:
+                break
+            n_bytes -= _bytes(one)
+            one.rows = None
+
+    def _made(self, text: str, name: str, owner: str | None) -> Document:
+        tokens = np.array(self._model.tokenize(text.encode(), False, False), np.int32)
+        info = self._model.info
+        start = (int(info.token_bos),) if info.add_bos and info.token_bos >= 0 else ()
+        if len(tokens) < LEAST:
+            raise ValueError(f"a document has at least {LEAST} tokens, not {len(tokens)}: others are read as fast")
+        if len(start) + len(tokens) > self._context.n_ctx:
+            raise ValueError(f"a document of {len(tokens)} tokens does not fit into n_ctx {self._context.n_ctx}")
+        return Document(name, text, tokens, start, owner)
+
+
+def with_texts(messages: Any, document: Any) -> Any:
+    """Return messages whose parts of type ``document`` are texts; ``document``: called as ``(text, name)``.
+
+    Raises
+    ------
+    ValueError
+        When a part has neither text nor a known name.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        return messages
+    return [_with_text(message, document) for message in messages]
+
+
+def _with_text(message: Any, document: Any) -> Any:
+    parts = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(parts, Sequence) or isinstance(parts, str):
+        return message
+    return {**message, "content": [_text_part(part, document) for part in parts]}
+
+
+def _text_part(part: Any, document: Any) -> Any:
+    if not isinstance(part, Mapping) or part.get("type") != "document":
+        return part
+    text, name = part.get("text"), part.get("name")
+    if not (isinstance(text, str) or (text is None and isinstance(name, str))) or not isinstance(name, str | None):
+        raise ValueError("a content part of type 'document' has a 'text', a 'name', or both")
+    if unknown := part.keys() - {"type", "text", "name"}:
+        raise ValueError(f"a content part of type 'document' has no field {min(unknown)!r}")
+    return {"type": "text", "text": document(text, name).text}
+
+
+def _places(document: Document, tokens: Tokens) -> Iterator[Placed]:
+    """Yield where a prompt has the tokens of a document, but for its first ones and some at the ends."""
+    own = document.tokens
+    probe = own[EDGE : EDGE + PROBE]
+    starts = np.flatnonzero(tokens[: len(tokens) - PROBE + 1] == probe[0])
+    for i in range(1, PROBE):
+        starts = starts[tokens[starts + i] == probe[i]]
+    for start in starts.tolist():
+        rest, other = own[EDGE:], tokens[start : start + len(own) - EDGE]
+        differs = np.flatnonzero(rest[: len(other)] != other)
+        n = int(differs[0]) if len(differs) else len(other)
+        if len(rest) - n > EDGE:
+            continue  # it goes on as another text
+        fresh = FRESH - EDGE
+        end = min(start + n, len(tokens) - 1)  # the logits after the last token are wanted
+        if end - start - fresh >= LEAST - FRESH - EDGE:
+            yield Placed(start + fresh, end, document, len(document.start) + FRESH)
+
+
+def _size(place: Placed) -> int:
+    return place.end - place.first
+
+
+def _bytes(document: Document) -> int:
+    return 0 if document.rows is None else document.rows.nbytes
+
+
+def without(placed: Sequence[Placed], document: Document) -> tuple[Placed, ...]:
+    """Return what comes from other documents."""
+    LOG.warning("document %r could not be read: prompts with it are read as others", document.name)
+    return tuple(place for place in placed if place.document is not document)
