@@ -59,7 +59,7 @@ class ReadingCompleter(LocalCompleter):
         solo = self._solo
         document = solo.engine.documents.add(text, name)
         if document.rows is None:
-            sampler = Sampler(self._model, SamplingParams(), None, ())
+            sampler = Sampler(self._model, SamplingParams(seed=0), None, ())
             for _ in solo.drawn(solo.endless(document.prompt.tolist(), sampler, limit=0, reads=document)):
                 pass
         return document

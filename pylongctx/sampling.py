@@ -348,9 +348,10 @@ def process(
 
 def check_logits(rows: NDArray[np.float32]) -> None:
     """Raise LctxError when one of the logits of a model, float32 [.., n_vocab], is NaN or infinite."""
-    wrong = np.flatnonzero(~np.isfinite(rows))
-    if len(wrong):
-        token, value = wrong[0] % rows.shape[-1], rows.reshape(-1)[wrong[0]]
+    finite = np.isfinite(rows)
+    if not finite.all():
+        wrong = int(np.flatnonzero(~finite)[0])
+        token, value = wrong % rows.shape[-1], rows.reshape(-1)[wrong]
         cause = "the model is damaged, or its numbers overflow"
         raise error(lib.LCTX_FAILED, f"no token can be sampled: the logit of token {token} is {value}; {cause}")
 

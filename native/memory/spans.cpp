@@ -110,8 +110,8 @@ void lctx_kv_cache::part_place(lctx_state_reader & io, int32_t seq, int32_t skip
     const int32_t to = seqs_[seq].n_pos, first = part.first + skip;
     require(method_->n_span() > 1, "texts are placed with method=full,spans=N, not with " + method_->full_spec());
     require(skip >= 0 && n > 0 && n <= part.end - part.first - skip, "the stored part does not have these rows");
-    require(n <= n_ctx_ - to, std::to_string(n) + " stored rows do not fit: " + std::to_string(to) + " of n_ctx " +
-                                  std::to_string(n_ctx_) + " are used");
+    require(n <= n_ctx_ - to,
+            std::to_string(n) + " stored rows do not fit: " + std::to_string(to) + " of n_ctx " + std::to_string(n_ctx_) + " are used");
     std::vector<lctx_row_span> spans = to == 0 ? std::vector<lctx_row_span>() : seqs_[seq].spans;
     add(spans, {to, first - to});
     const std::string why = why_no_span(spans);

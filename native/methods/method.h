@@ -23,8 +23,8 @@ struct lctx_method_env {
     int32_t head_dim;  // of K
 };
 
-// Rows of a sequence from `first` to the next span: their keys were rotated to row + shift, because they were read elsewhere, or rows before
-// them left. A query at p sees them from p + shift, so that distances are those between rows.
+// Rows of a sequence from `first` to the next span: their keys were rotated to row + shift, because they were read elsewhere, or rows
+// before them left. A query at p sees them from p + shift, so that distances are those between rows.
 struct lctx_row_span {
     int32_t first;
     int32_t shift;

@@ -279,7 +279,7 @@ class Context:
         self._read(lambda *given: lib.lctx_part_append(self.handle, seq, *given), data)
 
     def place_part(self, data: NDArray[np.uint8], skip: int, n: int, seq: int = 0) -> None:
-        """Append ``n`` rows of a part behind its first ``skip`` wherever it was read; InvalidInput when that cannot be."""
+        """Append ``n`` rows of a part behind its first ``skip``, wherever it was read; InvalidInput when refused."""
         self._read(lambda *given: lib.lctx_part_place(self.handle, seq, *given, skip, n), data)
 
     def n_exact(self, seq: int = 0) -> int:

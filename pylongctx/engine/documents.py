@@ -164,12 +164,12 @@ class Documents:
 
     def keep(self, document: Document, rows: NDArray[np.uint8]) -> None:
         """Take the rows of a document that was read; others leave when they are too many bytes."""
-        document.rows = rows
+        document.rows, document.job = rows, None
         with self._lock:
             kept = [one for one in self._all.values() if one.rows is not None and one is not document]
         n_bytes = rows.nbytes + sum(_bytes(one) for one in kept)
-        for one in kept if self.limit is not None else ():
-            if n_bytes <= self.limit:
+        for one in kept:
+            if self.limit is None or n_bytes <= self.limit:
                 break
             n_bytes -= _bytes(one)
             one.rows = None

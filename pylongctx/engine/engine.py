@@ -310,14 +310,21 @@ class Engine:
         if not len(job.pending):
             self._continue(slot, job, rows[-1])
 
+    def _keep_document(self, slot: Slot, job: Job) -> Exception | None:
+        """Keep the rows of a document when they were read; returns why that cannot be."""
+        if job.reads is not None:
+            try:
+                self.documents.keep(job.reads, self.context.part(0, slot.session.n_tokens, slot.id))
+            except (LctxError, MemoryError) as reason:
+                return reason
+        return None
+
     def _continue(self, slot: Slot, job: Job, row: Row) -> None:
         """Choose the next token of a slot."""
         if job.is_reading:
             job.read = time.monotonic()
         if job.limit == 0:
-            if job.reads is not None:
-                self.documents.keep(job.reads, self.context.part(0, slot.session.n_tokens, slot.id))
-            self.end(slot)
+            self.end(slot, self._keep_document(slot, job))
             return
         try:
             token = job.choose(slot.session.tokens, row)

@@ -44,6 +44,8 @@ class Model:
             lib.lctx_model_free(handle)
             raise ModelRefused(failure, lib.LCTX_INVALID)
         self._handle = handle
+        self._pieces: dict[tuple[int, bool], bytes] = {}  # of tokens that were asked for
+        self._ends: dict[int, bool] = {}
         self.info = self._read_info()
 
     @property
@@ -57,6 +59,7 @@ class Model:
     def close(self) -> None:
         """Free the model."""
         handle, self._handle = self._handle, None
+        self._pieces, self._ends = {}, {}
         if handle is not None and os.getpid() == self._pid:
             lib.lctx_model_free(handle)
 
@@ -95,6 +98,12 @@ class Model:
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """Return the bytes of one token."""
+        known = self._pieces.get((token, special))
+        if known is None:
+            known = self._pieces[token, special] = self._piece(token, special)
+        return known
+
+    def _piece(self, token: int, special: bool) -> bytes:
         handle = self.handle
         size = 64
         while True:
@@ -119,7 +128,10 @@ class Model:
 
     def ends_generation(self, token: int) -> bool:
         """Return whether the token ends a generation."""
-        return bool(lib.lctx_token_is_eog(self.handle, token))
+        known = self._ends.get(token)
+        if known is None:
+            known = self._ends[token] = bool(lib.lctx_token_is_eog(self.handle, token))
+        return known
 
     def check_tokens(self, tokens: Iterable[int], allow_empty: bool = False) -> NDArray[np.int32]:
         """Return the ids as int32 [n]; ValueError when they are no tokens of this model."""

@@ -158,7 +158,8 @@ class Session:
         if kept == 0:
             self.clear()
         self.n_tokens = kept
-        self.placed = placed_up_to(self.placed, kept)
+        if self.placed:
+            self.placed = placed_up_to(self.placed, kept)
         return kept
 
     def _cut(self, n: int) -> tuple[int, str]:

@@ -74,7 +74,9 @@ class Solo:
         ids = self.model.check_tokens(tokens, allow_empty=follows and self.session.has_logits)
         draft = None if self.draft_model is None else Drafting(self.session, self.draft_model)
         placed = () if follows or "reads" in fields else self.engine.documents.find(ids)
-        return Job(ids, sampler, limit=limit, follows=follows, draft=draft, progress=self._tell, placed=placed, **fields)
+        return Job(
+            ids, sampler, limit=limit, follows=follows, draft=draft, progress=self._tell, placed=placed, **fields
+        )
 
     def document(self, text: str | None, name: str | None) -> Document:
         """Take note of a document, or return the one of a name."""
@@ -104,11 +106,11 @@ class Solo:
             elif self._last != (job, self.session.changes):
                 raise RuntimeError("another call used this Llama while this generation waited; use one object for each")
             try:
-                while True:
-                    self.engine.assign_waiting()
-                    if not job.results.empty():
-                        break
+                self.engine.assign_waiting()
+                while job.results.empty():
                     self.engine.step()
+                    if self.engine.waiting:  # for a document that was read
+                        self.engine.assign_waiting()
             except BaseException:
                 self._release()
                 raise

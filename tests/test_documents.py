@@ -1,0 +1,239 @@
+"""Documents: texts that are read by themselves, and placed in prompts (pylongctx/engine/documents.py)."""
+
+import numpy as np
+import pytest
+from llamas import F32, TEXT, new
+from serving import running
+
+from pylongctx import Llama
+from pylongctx.engine import documents
+from pylongctx.engine.documents import EDGE, FRESH, LEAST
+from pylongctx.errors import LctxError
+
+ONE = (TEXT * 6).decode()
+TWO = "A tale of two cities, the period was so far like the present period that nobody knew it. " * 8
+SPANS = "full,spans=4"
+
+
+@pytest.fixture
+def llm(embedded_f32):
+    with new(embedded_f32, method=SPANS, n_ctx=1024, logits_all=False, **F32) as opened:
+        yield opened
+
+
+def ask(llm, prompt, **options):
+    """Return the usage of an answer of one token, and how many tokens were evaluated for it."""
+    before = llm.session.n_evaluated
+    answer = llm(prompt, max_tokens=1, temperature=0, **options)
+    return answer["usage"]["prompt_tokens"], llm.session.n_evaluated - before
+
+
+def test_texts_in_any_order_are_not_read_again(llm):
+    one, two = llm.read(ONE, name="one"), llm.read(TWO, name="two")
+    assert [document.name for document in llm.documents] == ["one", "two"]
+    for start, first, second in (("Read.", one, two), ("Now read this:", two, one), ("", two, two)):
+        llm.reset()
+        n, n_evaluated = ask(llm, f"{start} {first}\n\n{second} Who?")
+        fresh = n - len(first.tokens) - len(second.tokens) + 2 * FRESH
+        assert abs(n_evaluated - fresh) <= 4 * EDGE
+        assert [place.document for place in llm.session.placed] == [first, second]
+
+
+def test_the_same_text_at_its_own_place_is_exact(llm, embedded_f32):
+    one = llm.read(ONE)
+    llm.reset()
+    _, n_evaluated = ask(llm, f"{one} It was")
+    assert n_evaluated < FRESH + 2 * EDGE
+    assert llm.session.context.n_exact() == llm.session.n_tokens
+    with new(embedded_f32, method="full", n_ctx=1024, **F32) as full:
+        ask(full, f"{one} It was")
+        want = full.session.last_logits
+        np.testing.assert_allclose(llm.session.last_logits, want, atol=1e-5 * np.abs(want).max())
+
+
+def test_a_text_elsewhere_changes_little(llm):
+    """Of what reading everything gives: the model still goes on with the text that it has read."""
+    one = llm.read(ONE)
+    prompt = f"Read this. {one} It was the best of times, it was the worst of"
+    llm.reset()
+    ask(llm, prompt)
+    placed = llm.session.last_logits.copy()
+    llm.forget(one)
+    ask(llm, prompt)
+    read = llm.session.last_logits
+    assert placed.argmax() == read.argmax()
+    assert np.abs(placed - read).max() < 0.2 * np.abs(read).max()
+
+
+def test_who_did_not_ask_gets_what_was_read_in_place(llm, embedded_f32):
+    one = llm.read(ONE)
+    prompt = f"Read this. {one} Who?"
+    ask(llm, prompt)
+    state = llm.save_state()
+    llm.forget(one)
+    for load in (False, True):
+        if load:
+            llm.load_state(state)
+        n, n_evaluated = ask(llm, prompt)
+        assert n_evaluated > n - 40, "rows of the document were used"
+        got = llm.session.last_logits
+        with new(embedded_f32, method="full", n_ctx=1024, **F32) as full:
+            ask(full, prompt)
+            np.testing.assert_allclose(got, full.session.last_logits, atol=1e-4 * np.abs(got).max())
+
+
+def test_what_is_held_with_its_documents_is_used_again(llm):
+    one = llm.read(ONE)
+    ask(llm, f"Read this. {one} Who?")
+    assert ask(llm, f"Read this. {one} Who? What?")[1] < 8
+    two = llm.read(TWO)
+    ask(llm, f"Read this. {two} Who?")
+    assert ask(llm, f"Read this. {two}")[1] <= 2 + EDGE
+
+
+def test_going_back_into_a_document_reads_the_rest(llm):
+    one = llm.read(ONE)
+    prompt = f"Read this. {one} Who?"
+    n, _ = ask(llm, prompt)
+    llm.n_tokens = 100
+    assert n - 105 <= ask(llm, prompt)[1] <= n - 100
+
+
+def test_messages_name_documents(llm):
+    llm.read(ONE, name="one")
+    question = {"type": "text", "text": "Who?"}
+    for part in ({"type": "document", "name": "one"}, {"type": "document", "text": ONE}):
+        llm.reset()
+        before = llm.session.n_evaluated
+        answer = llm.create_chat_completion([{"role": "user", "content": [part, question]}], max_tokens=1)
+        if "name" in part:
+            assert llm.session.n_evaluated - before < answer["usage"]["prompt_tokens"] - 100
+        assert len(llm.session.placed) == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "document", "name": "nobody"}, "no document 'nobody'"),
+        ({"type": "document"}, "a 'text', a 'name', or both"),
+        ({"type": "document", "text": 5}, "a 'text', a 'name', or both"),
+        ({"type": "document", "text": ONE, "source": {}}, "no field 'source'"),
+        ({"type": "document", "text": "short"}, f"at least {LEAST} tokens"),
+    ],
+)
+def test_parts_that_are_no_documents(llm, part, message):
+    with pytest.raises(ValueError, match=message):
+        llm.create_chat_completion([{"role": "user", "content": [part]}], max_tokens=1)
+
+
+def test_refusals(embedded_model, llm):
+    with pytest.raises(ValueError, match="does not fit"):
+        llm.read(ONE * 20)
+    with pytest.raises(ValueError, match="no document"):
+        llm.forget("one")
+    for method in ("full", "longheads", None):
+        with new(embedded_model, method=method) as other, pytest.raises(ValueError, match="full,spans=N"):
+            other.read(ONE)
+
+
+def test_as_many_as_there_are_spans(embedded_f32):
+    with new(embedded_f32, method="full,spans=2", n_ctx=1024, **F32) as llm:
+        one, two = llm.read(ONE), llm.read(TWO)
+        ask(llm, f"Read. {one} {two} Who?")
+        assert [place.document for place in llm.session.placed] == [max(one, two, key=lambda d: len(d.tokens))]
+
+
+def test_all_rows_are_evaluated_where_they_are_wanted(llm):
+    one = llm.read(ONE)
+    answer = llm(f"Read. {one} Who?", max_tokens=1, echo=True, logprobs=1)
+    assert len(answer["choices"][0]["logprobs"]["tokens"]) > len(one.tokens)
+    assert llm.session.placed == ()
+
+
+def test_rows_that_leave_memory_are_read_again(llm):
+    one, two = llm.read(ONE), llm.read(TWO)
+    llm._solo.engine.documents.limit = two.rows.nbytes + 1
+    llm.read(TWO[5:])
+    assert one.rows is None and two.rows is None
+    llm.reset()
+    ask(llm, f"Read. {one} Who?")
+    assert one.rows is not None and llm.session.placed[0].document is one
+
+
+def test_a_document_that_cannot_be_read_is_read_in_place(llm, monkeypatch):
+    one = llm._solo.engine.documents.add(ONE)
+    context = llm.session.context
+    monkeypatch.setattr(context, "part", lambda *_: (_ for _ in ()).throw(LctxError("broken", 1)))
+    n, _ = ask(llm, f"Read. {one} Who?")
+    assert llm.session.n_tokens == n and llm.session.placed == ()
+    monkeypatch.undo()
+    assert llm.read(ONE).rows is not None
+
+
+def test_an_interrupted_reading_is_done_again(llm):
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    one = llm._solo.engine.documents.add(ONE)
+    llm.session.progress = stop
+    with pytest.raises(KeyboardInterrupt):
+        llm.read(ONE)
+    llm.session.progress = None
+    ask(llm, f"Read. {one} Who?")
+    assert llm.session.placed[0].document is one
+
+
+def test_an_adapter_makes_documents_be_read_again(llm):
+    one = llm.read(ONE)
+    llm._solo.engine.documents.clear()
+    llm.reset()
+    ask(llm, f"Read. {one} Who?")
+    assert one.rows is not None and len(llm.session.placed) == 1
+
+
+def test_where_a_prompt_has_a_document(llm):
+    one = llm.read(ONE)
+    find, own = llm._solo.engine.documents.find, one.tokens
+    other = np.full(40, own.max() + 1, np.int32)
+    (place,) = find(np.concatenate([other, own, other]))
+    assert (place.first, place.end, place.skip) == (40 + FRESH, 40 + len(own), FRESH + len(one.start))
+    edges = own.copy()
+    edges[[0, 3, -1, -4]] = other[0]
+    assert len(find(np.concatenate([other, edges, other]))) == 1
+    assert find(np.concatenate([own, other]))[0].end == len(own)
+    assert find(own)[0].end == len(own) - 1  # the last token's logits are wanted
+    damaged = own.copy()
+    damaged[len(own) // 2] = other[0]
+    assert find(damaged) == () == find(own[:LEAST]) == find(own[: len(own) // 2]) == find(other[:3])
+    assert find(own, "somebody") == ()
+    assert documents.PROBE + EDGE <= FRESH
+
+
+def test_an_earlier_process_has_read_it(embedded_f32, tmp_path):
+    text = ONE * 3
+    options = {"method": SPANS, "n_ctx": 1024, "kv_store": tmp_path / "kv"} | F32
+    with new(embedded_f32, **options) as llm:
+        rows = llm.read(text).rows
+        ask(llm, f"Read this. {text} Who?")  # whose rows are not stored
+    with new(embedded_f32, **options) as llm:
+        before = llm.session.n_evaluated
+        np.testing.assert_array_equal(llm.read(text).rows, rows)
+        assert llm.session.n_evaluated - before < 64
+        ask(llm, f"Read this. {text} Who?")
+        n_evaluated = llm.session.n_evaluated
+        llm.forget(text)
+        n, _ = ask(llm, f"Read this. {text} Who?")
+        assert llm.session.n_evaluated - n_evaluated > n - 64
+
+
+def test_a_server_reads_a_document_once():
+    with running(2, n_ctx=2048, method=SPANS) as server:
+        used = []
+        for start in ("Read this.", "Please read:", "Look:"):
+            content = [{"type": "text", "text": start}, {"type": "document", "text": ONE, "name": "one"}]
+            body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+            answer = server.http.post("/v1/chat/completions", json=body).raise_for_status().json()
+            used.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert min(used) > 100
+        body["messages"][0]["content"] = [{"type": "document", "name": "nobody"}]
+        assert "no document" in server.http.post("/v1/chat/completions", json=body).json()["error"]["message"]
