@@ -150,14 +150,16 @@ def test_all_rows_are_evaluated_where_they_are_wanted(llm):
     assert llm.session.placed == ()
 
 
-def test_rows_that_leave_memory_are_read_again(llm):
+def test_the_oldest_leave_where_bytes_are_limited(llm):
     one, two = llm.read(ONE), llm.read(TWO)
-    llm._solo.engine.documents.limit = two.rows.nbytes + 1
-    llm.read(TWO[5:])
-    assert one.rows is None and two.rows is None
+    documents = llm._solo.engine.documents
+    documents.limit = two.rows.nbytes + one.rows.nbytes + 4096
+    llm.read(ONE)  # is used again
+    three = llm.read(TWO.replace("present", "past"))
+    assert llm.documents == [one, three] and documents.bytes <= documents.limit
     llm.reset()
-    ask(llm, f"Read. {one} Who?")
-    assert one.rows is not None and llm.session.placed[0].document is one
+    ask(llm, f"Read. {two} {one} Who?")
+    assert [place.document for place in llm.session.placed] == [one]
 
 
 def test_a_document_that_cannot_be_read_is_read_in_place(llm, monkeypatch):
@@ -235,5 +237,12 @@ def test_a_server_reads_a_document_once():
             answer = server.http.post("/v1/chat/completions", json=body).raise_for_status().json()
             used.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
         assert min(used) > 100
+        source = {"type": "text", "media_type": "text/plain", "data": ONE}
+        content = [{"type": "document", "source": source, "title": "One"}, {"type": "text", "text": "Who?"}]
+        asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        answer = server.http.post("/v1/messages", json=asked).raise_for_status().json()
+        assert answer["usage"]["cache_read_input_tokens"] > 100
+        content[0]["source"] = {"type": "url", "url": "http://nowhere"}
+        assert server.http.post("/v1/messages", json=asked).status_code == 400
         body["messages"][0]["content"] = [{"type": "document", "name": "nobody"}]
         assert "no document" in server.http.post("/v1/chat/completions", json=body).json()["error"]["message"]

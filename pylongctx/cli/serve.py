@@ -48,6 +48,7 @@ def add_parser(commands: Any) -> None:
     options.several(*names, metavar="URL", help="let pages of it ask; localhost: of this machine, *: all (none)")
     add("--queue", parse=integer, help="requests that may wait for a sequence (64)")
     add("--max-body", parse=integer, metavar="MIB", help="most MiB of a request (64)")
+    add("--document-cache", parse=integer, metavar="MIB", help="most MiB of documents that were read (2048)")
     add("--stall", parse=number, metavar="SECONDS", help="/health fails when a step takes longer (120)")
     env = "LLAMA_ARG_SLOT_SAVE_PATH"
     add("--slot-save-path", metavar="FOLDER", env=env, help="where /slots saves sequences (none)")
@@ -101,6 +102,7 @@ def settings(args: argparse.Namespace) -> "Settings":
     most = args.max_body and args.max_body << 20
     given: dict[str, Any] = {"n_queue": args.queue, "n_body": most, "grace": args.grace, "stall": args.stall}
     given |= {"page": args.page, "slots": args.slots}
+    given["document_bytes"] = None if args.document_cache is None else args.document_cache << 20
     limit = sampling.pop("max_tokens")
     alias, *aliases = _words(args.alias) or [Path(model_path(args)).stem]
     return Settings(

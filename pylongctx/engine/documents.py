@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FRESH = 32  # first tokens of a document that are evaluated where it stands
 LEAST = 128  # tokens that are worth a span
 PROBE = 16  # tokens by which a document is found
+MOST = 256  # documents where bytes are limited
 EDGE = 8  # tokens at its ends that may be other ones where it meets other text
 
 Tokens = NDArray[np.int32]
@@ -98,7 +99,7 @@ class Documents:
     Attributes
     ----------
     limit : int or None
-        Most bytes of rows; beyond, those that were not used for longest are read again when a prompt has them.
+        Most bytes of rows; beyond, those that were not used for longest are forgotten.
     """
 
     def __init__(self, model: Model, context: Context) -> None:
@@ -132,6 +133,8 @@ class Documents:
             if known is None or known.text != text:
                 known = self._made(text, key[1], owner)
             self._all[key] = known
+            while self.limit is not None and len(self._all) > MOST:
+                del self._all[next(iter(self._all))]
         return known
 
     def named(self, name: str, owner: str | None = None) -> Document:
@@ -166,13 +169,17 @@ class Documents:
         """Take the rows of a document that was read; others leave when they are too many bytes."""
         document.rows, document.job = rows, None
         with self._lock:
-            kept = [one for one in self._all.values() if one.rows is not None and one is not document]
-        n_bytes = rows.nbytes + sum(_bytes(one) for one in kept)
-        for one in kept:
-            if self.limit is None or n_bytes <= self.limit:
-                break
-            n_bytes -= _bytes(one)
-            one.rows = None
+            kept = [key for key, one in self._all.items() if one.rows is not None and one is not document]
+            n_bytes = rows.nbytes + sum(_bytes(self._all[key]) for key in kept)
+            for key in kept:
+                if self.limit is None or n_bytes <= self.limit:
+                    break
+                n_bytes -= _bytes(self._all.pop(key))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of rows."""
+        return sum(_bytes(document) for document in self)
 
     def _made(self, text: str, name: str, owner: str | None) -> Document:
         tokens = np.array(self._model.tokenize(text.encode(), False, False), np.int32)

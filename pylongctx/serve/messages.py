@@ -82,12 +82,35 @@ def _asked(where: str, parts: list[Any]) -> Iterator[dict[str, Any]]:
             texts.append(part)
             continue
         if texts:
-            yield {"role": "user", "content": text_of(texts, TEXTS, where)}
+            yield {"role": "user", "content": _read(texts, where)}
         texts = []
         result = text_of(part.get("content"), TEXTS, where)
         yield {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": result}
     if texts:
-        yield {"role": "user", "content": text_of(texts, TEXTS, where)}
+        yield {"role": "user", "content": _read(texts, where)}
+
+
+def _read(parts: list[Any], where: str) -> str | list[dict[str, Any]]:
+    """Return texts as one, or where there are documents the parts of a chat."""
+    if not any(isinstance(part, Mapping) and part.get("type") == "document" for part in parts):
+        return text_of(parts, TEXTS, where)
+    found: list[dict[str, Any]] = []
+    for part in parts:
+        if part.get("type") == "document":
+            found += _document(part, where)
+        else:
+            found.append({"type": "text", "text": text_of([part], TEXTS, where)})
+    return found
+
+
+def _document(part: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    source, title = part.get("source"), part.get("title")
+    if not isinstance(source, Mapping) or source.get("type") != "text" or not isinstance(source.get("data"), str):
+        raise invalid(f"{where}: of documents only those with a source of type text can be read", "messages")
+    if unknown := part.keys() - {"type", "source", "title", "cache_control"}:
+        raise invalid(f"{where}: {min(unknown)} of a document is not served", "messages")
+    document = {"type": "document", "text": source["data"]}
+    return [{"type": "text", "text": f"{title}\n"}, document] if title else [document]
 
 
 def _said(where: str, parts: list[Any]) -> dict[str, Any]:

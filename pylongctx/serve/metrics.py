@@ -70,6 +70,7 @@ class _State(Collector):
             yield CounterMetricFamily(f"pylongctx_{name}", help, value)
         for name, help, value in (
             ("kv_bytes", "Bytes of KV memory in use.", self._kv),
+            ("document_bytes", "Bytes of documents that were read.", engine.documents.bytes),
             ("sequences", "Sequences of the context.", len(engine.slots)),
             ("sequences_busy", "Sequences with a completion.", engine.n_busy),
             ("completions_waiting", "Completions that wait for a sequence.", engine.n_waiting),

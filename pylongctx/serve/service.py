@@ -63,6 +63,8 @@ class Settings:
         More names of the model.
     tags : tuple of str
         What ``/v1/models`` tells of it beside its names.
+    document_bytes : int
+        Most bytes of the rows of documents.
     sampling : dict
         Values for what a request leaves out, by the names of Llama.
     template : dict
@@ -85,6 +87,7 @@ class Settings:
     slot_folder: Path | None = None
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    document_bytes: int = 2 << 30
     sampling: dict[str, Any] = field(default_factory=dict)
     template: dict[str, Any] = field(default_factory=dict)
 
@@ -108,6 +111,7 @@ class Service:
         self._vectors = embedder
         self.embedder = None if embedder is None else Embedder(embedder.session)
         self.engine = EngineThread(host.sessions)
+        self.engine.documents.limit = settings.document_bytes
         self.started = int(time.time())
         self.answers = Answers()
         self.is_stuck = False  # at the end: somebody still uses the model
