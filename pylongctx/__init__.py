@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pylongctx._tokenizer import LlamaTokenizer
     from pylongctx.cache import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
     from pylongctx.chat import register_chat_completion_handler, unregister_chat_completion_handler
+    from pylongctx.engine.documents import Document
     from pylongctx.grammar import LlamaGrammar
     from pylongctx.llama import Llama
     from pylongctx.sampling import (
@@ -37,6 +38,7 @@ __all__ = [
     "H2O",
     "BaseLlamaCache",
     "Corm",
+    "Document",
     "DualChunk",
     "Full",
     "Llama",
@@ -65,6 +67,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "engine.documents": ("Document",),
     "cache": ("BaseLlamaCache", "LlamaCache", "LlamaDiskCache", "LlamaRAMCache"),
     "chat": ("register_chat_completion_handler", "unregister_chat_completion_handler"),
     "grammar": ("LlamaGrammar",),
