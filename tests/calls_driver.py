@@ -147,6 +147,35 @@ class Caller:
             assert self.session.error
         assert self.lengths() == want
 
+    def parts(self) -> None:
+        """Append rows of one sequence to another, wherever they were read."""
+        before, seq, target = self.lengths(), self.rng.choice([0, 1, 2, self.number()]), self.rng.randrange(3)
+        end = before[seq] if 0 <= seq < 3 and self.rng.random() < 0.7 else self.number()
+        first = self.rng.choice([0, 0, 64, self.number()])
+        size = lib.lctx_part_get(self.ctx, seq, first, end, ffi.NULL, 0)
+        data = ffi.new("uint8_t[]", max(size, 1))
+        assert lib.lctx_part_get(self.ctx, seq, first, end, data, size) == size
+        if self.rng.random() < 0.3:
+            data[self.rng.randrange(max(size, 1))] ^= 1 << self.rng.randrange(8)
+        whole = self.rng.random() < 0.3
+        skip, n = self.number(), self.rng.choice([end - first, 5, self.number()]) if not whole else end - first
+        if whole:
+            done = lib.lctx_part_append(self.ctx, target, data, size)
+        else:
+            done = lib.lctx_part_place(self.ctx, target, data, size, skip, max(-(2**31), min(n, 2**31 - 1)))
+        assert done or self.session.error
+        want = [old + (n if done and s == target else 0) for s, old in enumerate(before)]
+        assert self.lengths() == want
+
+    def drop(self) -> None:
+        before, seq = self.lengths(), self.rng.choice([0, 1, 2, self.number()])
+        first, end = sorted(self.rng.choice([self.number(), self.rng.randrange(256)]) for _ in range(2))
+        done = lib.lctx_seq_drop(self.ctx, seq, first, end)
+        assert done or self.session.error
+        assert self.lengths() == [old - (end - first if done and s == seq else 0) for s, old in enumerate(before)]
+        for s, n in enumerate(self.lengths()):
+            assert 0 <= lib.lctx_seq_exact(self.ctx, s) <= n
+
     # ---- sampler, log-probabilities, vocabulary ----
 
     def sampler(self) -> None:
@@ -241,6 +270,7 @@ class Caller:
     def any(self) -> None:
         usual = [self.decode] * 6 + [self.seq_rm, self.seq_cp, self.state, self.ask, self.checkpoint]
         rare = [self.seq_keep, self.decode_none, self.trace, self.sampler, self.logprobs, self.vocabulary]
+        rare += [self.parts, self.parts, self.drop, self.drop]
         rare += [self.context] + ([] if self.has_method else [self.embed])
         self.rng.choice(usual if self.rng.random() < 0.7 else rare)()
 

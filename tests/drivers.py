@@ -19,6 +19,7 @@ CASES = {
         ("llama", "window,n_sink=4,window=40"),
         ("llama", "selfextend,group_size=8,neighbor_window=21"),
         ("llama", "longheads,chunk_size=16,window=64"),
+        ("llama", "full,spans=3"),
         ("llama", f"{ATTENTION}+h2o,budget=40"),
         ("llama", EVICTING),
         ("llama", "scissorhands,budget=40,window=8"),
@@ -40,6 +41,7 @@ CASES = {
     "calls": [
         ("llama", ""),
         ("llama", "full"),
+        ("llama", "full,spans=3"),
         ("llama", ATTENTION),
         ("llama", EVICTING),
         ("gemma3", ""),

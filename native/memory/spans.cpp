@@ -107,9 +107,9 @@ int32_t lctx_kv_cache::n_exact(int32_t seq) const {
 
 void lctx_kv_cache::part_place(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n) {
     const lctx_part_range part = part_begin(io);
-    const int32_t to = seqs_[seq].n_pos, first = part.first + skip;
     require(method_->n_span() > 1, "texts are placed with method=full,spans=N, not with " + method_->full_spec());
-    require(skip >= 0 && n > 0 && n <= part.end - part.first - skip, "the stored part does not have these rows");
+    require(skip >= 0 && n > 0 && (int64_t)skip + n <= part.end - part.first, "the stored part does not have these rows");
+    const int32_t to = seqs_[seq].n_pos, first = part.first + skip;
     require(n <= n_ctx_ - to,
             std::to_string(n) + " stored rows do not fit: " + std::to_string(to) + " of n_ctx " + std::to_string(n_ctx_) + " are used");
     std::vector<lctx_row_span> spans = to == 0 ? std::vector<lctx_row_span>() : seqs_[seq].spans;
