@@ -82,6 +82,11 @@ LCTX_ALONE void attend_span(const lctx_attend_args & a, const lctx_tile & tile, 
         lctx_pair_rows(columns.q, a.head_dim_k, columns.n_pad);
     }
 #endif
+#if LCTX_HAS_KEY_BYTES
+    if (lctx_in_bytes(a, columns)) {
+        lctx_round_queries(columns);
+    }
+#endif
     const lctx_states own = states_of(span, tile, w, st, columns.n_pad);
     for (int i = first; i < end; i++) {
         const int index = span.first_block() + i, cell = span.block_lo(index), n = span.block_hi(index) - cell;

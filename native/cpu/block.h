@@ -1,6 +1,7 @@
 // One block of cells for the columns of *attend*: scores, online softmax, o += p v.
 #pragma once
 
+#include "key-bytes.h"
 #include "pairs.h"
 
 // Softmax states of columns; o is not divided by l yet.
@@ -80,6 +81,11 @@ static inline void lctx_block_scores(const lctx_attend_args & a, const lctx_colu
         const lctx_pair * k = lctx_pair_keys(rows, n, a.head_dim_k, w.k, &step);
         return lctx_gemm(n, columns.n_pad, a.head_dim_k / 2, k, step, 1, (const lctx_pair *)columns.q, columns.n_pad, w.s, columns.n_pad,
                          false);
+    }
+#endif
+#if LCTX_HAS_KEY_BYTES
+    if (lctx_in_bytes(a, columns)) {
+        return lctx_byte_scores(columns, rows, n, (uint8_t *)w.k, w.v, w.s);
     }
 #endif
     const float * k = lctx_unpack(rows, n, a.head_dim_k, w.k, &step, a.head_dim_k);
