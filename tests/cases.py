@@ -24,7 +24,7 @@ TOLERANCE = {
     "q4_0": 2e-2,
     "q4_1": 2e-2,
 }
-PAIRS = 1e-2  # of an output, when factors are rounded to 8 bits
+EIGHT_BITS = 1e-2  # of an output, when factors are rounded to 8 bits
 # tokens of a graph whose factors are rounded on no CPU, with 2 query heads per KV head: 8 columns (native/cpu/few.h)
 FEW_TOKENS = 4
 LOGIT_TOLERANCE = 1e-4  # of the largest logit, f32 KV
@@ -82,13 +82,17 @@ class OpCase:
     @property
     def tolerance(self) -> float:
         """How far outputs may be."""
-        return max(self.rounding, PAIRS) if self.in_pairs else self.rounding
+        return max(self.rounding, EIGHT_BITS) if self.in_eight_bits else self.rounding
 
     @property
-    def in_pairs(self) -> bool:
-        """Whether products may have factors of 8 bits, where the CPU has such: over 8 columns (native/cpu/pairs.h)."""
+    def in_eight_bits(self) -> bool:
+        """Whether factors may be rounded to 8 bits, where the CPU has such products: over 8 columns.
+
+        With K and V of few bits (native/cpu/pairs.h), or with K that is multiplied by bytes (native/cpu/key-bytes.h).
+        """
         n_columns = getattr(self, "n_ubatch", self.n_tokens) * self.n_head // self.n_head_kv
-        return n_columns > 8 and not {"f32", "f16"} & {self.type_k, self.type_v}
+        few_bits = not {"f32", "f16"} & {self.type_k, self.type_v}
+        return n_columns > 8 and (few_bits or self.type_k in ("q8_0", "q4_0"))
 
     @property
     def scale(self) -> float:

@@ -11,8 +11,8 @@ import oracle
 import pytest
 from cases import (
     CHUNK_CASES,
+    EIGHT_BITS,
     HALF,
-    PAIRS,
     POSITIONS,
     REPRESENTATIONS,
     ROPES,
@@ -225,7 +225,7 @@ def case(request) -> ChunkCase:
 def assert_same_run(case, got, want) -> None:
     np.testing.assert_array_equal(got.chunks, want.chunks)
     assert_same(got.summaries, want.summaries, HALF)
-    assert_same(got.out, want.out, PAIRS if case.in_pairs else 1e-5)
+    assert_same(got.out, want.out, EIGHT_BITS if case.in_eight_bits else 1e-5)
 
 
 @thin

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
-from cases import CHUNK_CASES, OP_CASES, PAIRS, ChunkCase, OpCase
+from cases import CHUNK_CASES, EIGHT_BITS, OP_CASES, ChunkCase, OpCase
 from cases_evict import EVICT_CASES, EvictCase
 from op import make_inputs, run_chunks, run_evict, run_native
 
@@ -112,7 +112,7 @@ def error_of(got: np.ndarray, want: np.ndarray) -> float:
 
 def limit_of(case: OpCase) -> float:
     """Return how far an output may be off."""
-    return (PAIRS if case.in_pairs else TOLERANCE) * max(1.0, case.sharpness)
+    return (EIGHT_BITS if case.in_eight_bits else TOLERANCE) * max(1.0, case.sharpness)
 
 
 def fits(case: OpCase) -> bool:
