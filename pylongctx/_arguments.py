@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
-from pylongctx._enums import SPLIT_MODES
+from pylongctx._enums import EVICT_MIDDLE, OVERFLOWS, SPLIT_MODES
 from pylongctx._free import available_cpus
 from pylongctx._lib import build_info, ffi, lib, text
 
@@ -127,6 +127,16 @@ def context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict
         "kv_limit": min(kv_limit or 0, 2**64 - 1),
         "kv_offload": kv_offload(given["kv_offload"], given["kv_offload_mib"]),
     }
+
+
+def evicts(given: Mapping[str, Any]) -> bool:
+    """Return whether tokens may leave a text that does not fit."""
+    policy = given["overflow"]
+    if policy not in OVERFLOWS:
+        raise ValueError(f"overflow must be {' or '.join(map(repr, OVERFLOWS))}, not {policy!r}")
+    if policy == EVICT_MIDDLE and (given["embedding"] or given["vocab_only"]):
+        raise ValueError(f"overflow={policy!r} is for completions: not with embedding or vocab_only")
+    return bool(policy == EVICT_MIDDLE)
 
 
 def store_settings(given: Mapping[str, Any], otherwise: int) -> tuple[str, int] | None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._log import LOG
-from pylongctx.engine.session import longest_prefix
+from pylongctx.engine.prefix import longest_prefix
 from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState, read_tokens
 

@@ -12,7 +12,8 @@ from pylongctx import completion
 from pylongctx._arguments import check_count
 from pylongctx.chat import response
 from pylongctx.chat.handlers import Handler, registered_handler
-from pylongctx.chat.history import prompt_tokens, tokens_of
+from pylongctx.chat.history import tokens_of
+from pylongctx.chat.overflow import Conversation
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.render import render
 from pylongctx.chat.template import ChatTemplate, Rendered, Templates
@@ -20,6 +21,7 @@ from pylongctx.chat.types import ChatChunk, ChatCompletion
 from pylongctx.completion import Completion, Generation, StopFilter
 from pylongctx.conversation import render_prefilled, text_size
 from pylongctx.engine.documents import with_texts
+from pylongctx.engine.overflow import halves
 from pylongctx.engine.source import TokenSource
 from pylongctx.grammar import constraint
 from pylongctx.logprobs import Scorer
@@ -210,10 +212,18 @@ class Completer:
 
     __call__ = create_completion
 
-    def generation(self, prompt: str | Sequence[int], post_sampling_probs: bool = False, **options: Any) -> Generation:
+    def generation(
+        self,
+        prompt: str | Sequence[int],
+        post_sampling_probs: bool = False,
+        n_keep: int | None = None,
+        **options: Any,
+    ) -> Generation:
         """Return a completion on its way; the options are those of ``create_completion``.
 
-        With ``post_sampling_probs``, ``logprobs`` are those by which tokens were chosen, after all samplers.
+        With ``post_sampling_probs``, ``logprobs`` are those by which tokens were chosen, after all samplers. Where
+        tokens may leave, the first ``n_keep`` tokens of the prompt stay, with -1 all; the BOS token does anyway. None:
+        four.
 
         Examples
         --------
@@ -229,7 +239,8 @@ class Completer:
         tokens, n_top, stop = self._prompt_tokens(prompt), given["logprobs"], given["stop"]
         sampler = Sampler(self._model, params, held, tokens)
         scorer = None if n_top is None else Scorer(self._model, check_count("logprobs", n_top, 0))
-        job = self._job(tokens, sampler, given, scorer, post_sampling_probs)
+        cuts = halves(self._model, tokens, n_keep, self._source.n_ctx) if self._source.evicts else None
+        job = self._job(tokens, sampler, given, scorer, after_samplers=post_sampling_probs, cuts=cuts)
         return Generation(
             self._source,
             job,
@@ -436,17 +447,20 @@ stopping_criteria, **more
         return render(self._templates.template, given)
 
     def _answer(self, given: Mapping[str, Any]) -> response.Answer:
-        rendered = self._render(given)
-        self._source.check_size(len(rendered.prompt.encode()))
+        conversation = Conversation(
+            self._model, self._source, given["messages"], lambda messages: self._render({**given, "messages": messages})
+        )
+        evicts = self._source.evicts
+        prompt, fields = conversation.fitting(given["max_tokens"]) if evicts else (conversation.prompt(), {})
+        rendered, tokens = prompt.rendered, prompt.tokens
         own_grammar = constraint(given["grammar"]) or rendered.constraint
         params = self._sampling({**given, "temp": given["temperature"]})
-        tokens = prompt_tokens(self._model, rendered.prompt, self._source.known(rendered.prompt))
         sampler = Sampler(self._model, params, own_grammar, tokens)
         piece = partial(self._piece, tokens_of(self._model, rendered.preserved))
         n_top = check_count("top_logprobs", given["top_logprobs"] or 0, 0)
         scorer = Scorer(self._model, n_top, piece) if given["logprobs"] else None
         stop = given["stop"]
-        job = self._job(tokens, sampler, given, scorer)
+        job = self._job(tokens, sampler, given, scorer, **fields)
         stops = StopFilter([*([stop] if isinstance(stop, str) else stop or []), *rendered.stops])
         return response.Answer(
             Generation(self._source, job, stops, piece, scorer),
@@ -462,7 +476,7 @@ stopping_criteria, **more
         sampler: Sampler,
         given: Mapping[str, Any],
         scorer: Scorer | None,
-        after_samplers: bool = False,
+        **fields: Any,
     ) -> Job:
         """Return the job of an answer, with the arguments that completions and chats have in common."""
         return self._source.job(
@@ -472,7 +486,7 @@ stopping_criteria, **more
             processors=given["logits_processor"],
             criteria=given["stopping_criteria"],
             with_rows=scorer is not None,
-            after_samplers=after_samplers,
+            **fields,
         )
 
     def _piece(self, preserved: Iterable[int], token: int) -> bytes:

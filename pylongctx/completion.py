@@ -14,12 +14,16 @@ from pylongctx.sampling import SamplingParams
 FinishReason = Literal["stop", "length"]
 
 
-class CompletionUsage(TypedDict):
-    """Token counts of one completion."""
-
+class _Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+
+
+class CompletionUsage(_Usage, total=False):
+    """Token counts of one completion; ``dropped_tokens`` and ``dropped_turns`` in the details, where there are any."""
+
+    prompt_tokens_details: dict[str, int]
 
 
 class CompletionChoice(TypedDict):
@@ -187,6 +191,8 @@ class Generation:
             if self.n_tokens == self.job.limit:
                 self.reason = "length"
                 break
+        if self.job.full:
+            self.reason = "length"
         yield self._filter.feed(b"", final=True), self._waiting
 
     def finish(self) -> None:
@@ -198,7 +204,14 @@ class Generation:
         """Return the token counts so far."""
         n_prompt = len(self.job.tokens)
         total = n_prompt + self.n_tokens
-        return {"prompt_tokens": n_prompt, "completion_tokens": self.n_tokens, "total_tokens": total}
+        usage: CompletionUsage = {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": self.n_tokens,
+            "total_tokens": total,
+        }
+        if dropped := self.job.dropped():
+            usage["prompt_tokens_details"] = dropped
+        return usage
 
     def _prompt_entries(self) -> list[Entry]:
         if self.scorer is None:

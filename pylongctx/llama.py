@@ -114,6 +114,10 @@ class Llama(ReadingCompleter):
         ``"selfextend,group_size=8"`` or ``"longheads+corm"``. None: llama.cpp's own KV cache. "auto", the default: full
         attention, on llama.cpp's own KV cache with one warning where no method serves the model. A method that is named
         raises there.
+    overflow : str
+        What happens with a text that does not fit into the context. "error": PromptTooLong, and an answer ends there.
+        "evict_middle": the oldest turns of a conversation leave behind the system prompt, before its answer and while
+        it is written, and nothing is evaluated again; ``usage`` says so. For full attention ("auto", "full").
     kv_limit : int or None
         Most bytes of KV memory, as ``kv_usage().bytes`` counts them; beyond, ContextFull is raised, nothing changed.
     kv_store : str or None
@@ -206,6 +210,7 @@ class Llama(ReadingCompleter):
         spm_infill: bool = False,
         verbose: bool = True,
         method: Method | str | None = AUTO,
+        overflow: str = "error",
         kv_limit: int | None = None,
         kv_store: str | os.PathLike[str] | None = None,
         kv_store_limit: int | None = None,

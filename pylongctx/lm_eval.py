@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pylongctx import Llama
-from pylongctx.engine.session import longest_prefix
+from pylongctx.engine.prefix import longest_prefix
 from pylongctx.logprobs import Scorer
 
 try:

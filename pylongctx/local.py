@@ -15,7 +15,8 @@ from pylongctx.chat.template import Templates
 from pylongctx.completer import Completer
 from pylongctx.engine.drafting import DraftModel, check_draft
 from pylongctx.engine.opening import Opened
-from pylongctx.engine.session import Session, longest_prefix
+from pylongctx.engine.prefix import longest_prefix
+from pylongctx.engine.session import Session
 from pylongctx.engine.solo import Solo
 from pylongctx.engine.source import NoTokens, TokenSource
 from pylongctx.engine.states import States

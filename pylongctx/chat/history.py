@@ -1,11 +1,17 @@
 """The tokens of a chat prompt: those of the conversation so far stay what they were."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+
+import numpy as np
 
 from pylongctx.engine.model import Model
+from pylongctx.engine.prefix import longest_prefix
 
 SPACE = re.compile(rb"\s*")
+PROBE = 24  # bytes by which it is found where a text goes on
+EDGE = 16  # tokens with which what left may begin as what stays
 GUARDS = ("", "\n")  # what stands in front of a text that shall be tokenized as a continuation
 
 
@@ -15,7 +21,7 @@ def prompt_tokens(model: Model, prompt: str, known: Sequence[int]) -> list[int]:
     Where its text begins as that of the ``known`` tokens does, the result begins with these tokens: a model may have
     written words in other tokens than its tokenizer would, and then a turn would evaluate the answer before it again.
     """
-    start = [int(model.info.token_bos)] if model.info.add_bos and model.info.token_bos >= 0 else []
+    start = _start(model)
     if list(known[: len(start)]) == start:
         kept, n_bytes = _common(model, known[len(start) :], prompt.encode())
         rest = _continuation(model, prompt.encode()[n_bytes:]) if kept else None
@@ -26,9 +32,67 @@ def prompt_tokens(model: Model, prompt: str, known: Sequence[int]) -> list[int]:
 
 def closest(model: Model, prompt: str, conversations: Iterable[Sequence[int]]) -> Sequence[int]:
     """Return the one of several ``known`` tokens that saves most of a prompt; none when nothing does."""
-    n_start = int(model.info.add_bos and model.info.token_bos >= 0)
-    text = prompt.encode()
+    n_start, text = len(_start(model)), prompt.encode()
     return max(conversations, key=lambda known: len(_common(model, known[n_start:], text)[0]), default=())
+
+
+def without_gap(model: Model, prompt: str, known: Sequence[int]) -> Sequence[int]:
+    """Return the ``known`` tokens without those that a prompt lacks which begins as their text and goes on behind."""
+    text, start = prompt.encode(), _start(model)
+    own = known[len(start) :]
+    ends = [0, *_walk(model, own, text, True)]
+    if len(ends) > len(own):
+        return known
+    pieces = {token: model.piece(token, True) for token in set(own)}
+    joined = b"".join(pieces[token] for token in own)
+    places = {end: i for i, end in enumerate(accumulate((len(pieces[token]) for token in own), initial=0))}
+    borders = list(places)
+    for n in range(len(ends) - 1, max(-1, len(ends) - 1 - EDGE), -1):  # the gap may begin as what is behind it
+        rest = text[ends[n] :]
+        found = [places[end] for end in _all(joined, rest[:PROBE], borders[n] + 1) if end in places]
+        sizes = {i: len(_walk(model, own[i:], rest, False)) for i in found}
+        if any(sizes.values()):
+            return [*known[: len(start) + n], *own[max(sizes, key=lambda i: sizes[i]) :]]
+    return known
+
+
+def _all(text: bytes, part: bytes, start: int) -> Iterator[int]:
+    """Yield where a part stands in a text, from a place on."""
+    while part and (start := text.find(part, start)) >= 0:
+        yield start
+        start += 1
+
+
+def left_out(model: Model, tokens: Sequence[int], prompt: str, shorter: str) -> tuple[int, int] | None:
+    """Return the run of a prompt's tokens without which they are a shorter prompt; None when no run of tokens is it.
+
+    Parameters
+    ----------
+    tokens : list of int
+        Begins with the tokens of the prompt.
+    prompt, shorter : str
+        A rendering of a conversation, and one without some of its messages.
+    """
+    n_start, whole, rest = len(_start(model)), prompt.encode(), shorter.encode()
+    ends = [0, *_walk(model, tokens[n_start:], whole, True)]
+    n_less, same = len(whole) - len(rest), _equal_bytes(whole, rest)
+    least = len(rest) - _equal_bytes(whole[::-1], rest[::-1])
+    places = {end: i for i, end in enumerate(ends)}
+    found = [i for i, end in enumerate(ends) if least <= end <= same and end + n_less in places]
+    if n_less <= 0 or not found:
+        return None
+    special = [i for i in found if _is_special(model, tokens[n_start + i])]
+    first = max(special or found)
+    return n_start + first, n_start + places[ends[first] + n_less]
+
+
+def _equal_bytes(a: bytes, b: bytes) -> int:
+    return longest_prefix(np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8))
+
+
+def _start(model: Model) -> list[int]:
+    """Return what stands before the text of every prompt."""
+    return [int(model.info.token_bos)] if model.info.add_bos and model.info.token_bos >= 0 else []
 
 
 def _common(model: Model, known: Sequence[int], prompt: bytes) -> tuple[Sequence[int], int]:
@@ -42,10 +106,11 @@ def _common(model: Model, known: Sequence[int], prompt: bytes) -> tuple[Sequence
 
 def _walk(model: Model, tokens: Sequence[int], text: bytes, fresh: bool) -> list[int]:
     """Return where each token ends in the text, as far as it is made of them; ``fresh``: the text begins here."""
-    pieces = {token: model.piece(token, True) for token in set(tokens)}
+    pieces: dict[int, bytes] = {}
     at, ends = 0, []
     for token in tokens:
-        at = _end(pieces[token], text, at, fresh)
+        piece = pieces[token] if token in pieces else pieces.setdefault(token, model.piece(token, True))
+        at = _end(piece, text, at, fresh)
         if at < 0:
             break
         ends.append(at)

@@ -46,6 +46,10 @@ class Drafting:
         self._session.settle(self._session.n_tokens - len(guess), rows[0])
         self._tokens, self._rows = guess.tolist(), rows[1:]
 
+    def forget(self) -> None:
+        """Let go of what was guessed: the tokens before it have changed."""
+        self._tokens, self._rows = [], []
+
     def _guess(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
         session = self._session
         known = np.concatenate([session.tokens, tokens])

@@ -31,6 +31,7 @@ class Counters:
     prompt_tokens: int = 0  # evaluated
     cached_tokens: int = 0
     generated_tokens: int = 0
+    dropped_tokens: int = 0  # of texts that did not fit
     steps: int = 0
     busy_seconds: float = 0.0
     completed: int = 0
@@ -209,6 +210,7 @@ class Engine:
         job.n_cached = len(job.tokens) - len(job.pending)
         job.n_stored = min(job.n_cached, 0 if slot.session.stored is None else slot.session.stored.n_found)
         self.counters.cached_tokens += job.n_cached
+        self.counters.dropped_tokens += job.dropped_tokens
         if job.progress:
             job.progress(job)
         if not len(job.pending):
@@ -292,11 +294,25 @@ class Engine:
         if idle:
             min(idle, key=lambda slot: slot.used).session.clear()
         elif len(shares) == 1:
-            self.end(shares[0][0], reason)
+            slot, job, _ = shares[0]
+            if not self._shorten(slot, job):
+                self.end(slot, reason)
         else:
             for share in shares:
                 if share[0].job is share[1]:
                     self._evaluate([share])
+
+    def _shorten(self, slot: Slot, job: Job) -> bool:
+        """Let something leave a text whose answer goes on; False when nothing can."""
+        cut = None if job.cuts is None or job.is_reading else job.cuts.next(slot.session.n_tokens)
+        if cut is None:
+            return False
+        if refusal := slot.session.drop(cut.first, cut.end):
+            slot.session.say(f"the answer ends where the context does, nothing can leave: {refusal}")
+            return False
+        job.note(cut)
+        self.counters.dropped_tokens += cut.end - cut.first
+        return True
 
     def _take(self, slot: Slot, job: Job, part: NDArray[np.int32], rows: Row) -> None:
         job.pending = job.pending[len(part) :]
@@ -327,7 +343,7 @@ class Engine:
             self.end(slot, self._keep_document(slot, job))
             return
         try:
-            token = job.choose(slot.session.tokens, row)
+            token = job.choose(job.seen(slot.session.tokens), row)
         except LctxError as reason:
             self.end(slot, reason)
             return
@@ -337,9 +353,15 @@ class Engine:
         job.n_generated += 1
         self.counters.generated_tokens += 1
         job.pending = np.array([token], np.int32)
+        if job.cuts is not None:
+            job.said.append(token)
         job.results.put((token, job.told(row)))
         if job.limit is not None and (job.n_generated >= job.limit or self.model.ends_generation(token)):
             self.end(slot)
+        elif job.cuts is not None and slot.session.n_tokens + 1 >= slot.session.n_ctx:
+            job.full = not self._shorten(slot, job)
+            if job.full:
+                self.end(slot)
 
 
 def _can_run(job: Job) -> bool:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pylongctx.engine.documents import Document, Placed
 from pylongctx.engine.drafting import Drafting
+from pylongctx.engine.overflow import Cut, Cuts
 from pylongctx.sampling import Processors, Sampler, StoppingCriteria, process
 
 AHEAD = 4  # tokens that the engine makes before the reader has taken the first of them
@@ -61,6 +62,10 @@ class Job:
         What of the prompt comes from documents, ascending. They are read first.
     reads : Document or None
         The prompt is this document's, whose rows are kept.
+    cuts : Cuts or None
+        What leaves when the context is full before the answer ends; None: nothing, and the limit fits.
+    dropped_tokens, dropped_turns : int
+        What was left out of the prompt, and has left since: tokens, and whole turns of a conversation.
     """
 
     tokens: NDArray[np.int32]
@@ -80,6 +85,9 @@ class Job:
     reuses: bool = True
     placed: tuple[Placed, ...] = ()
     reads: Document | None = None
+    cuts: Cuts | None = None
+    dropped_tokens: int = 0
+    dropped_turns: int = 0
 
     submitted: bool = False
     forerunner: "Job | None" = None  # reads a prompt that begins as this one, which waits for that
@@ -90,6 +98,9 @@ class Job:
     pending: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     ran_on: int = -1  # the sequence
     stop_word: str = ""  # the stop string that has ended the answer
+    n_cut: int = 0  # of the dropped tokens, those that left while the answer was written
+    said: list[int] = field(default_factory=list)  # the answer, where something may leave
+    full: bool = False  # the context has ended the answer
     n_cached: int = 0
     n_stored: int = 0  # of these, what came from the KV store
     n_placed: int = 0  # and from documents
@@ -113,6 +124,23 @@ class Job:
     def is_reading(self) -> bool:
         """Whether tokens of the prompt are left."""
         return not self.read
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the prompt lacks turns: then rows will do that have read them."""
+        return self.dropped_turns > 0
+
+    def note(self, cut: Cut) -> None:
+        """Take note of tokens that have left."""
+        self.n_cut += cut.end - cut.first
+        self.dropped_tokens += cut.end - cut.first
+        self.dropped_turns += cut.n_turn
+        if self.draft is not None:
+            self.draft.forget()
+
+    def seen(self, held: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return prompt and answer, what has left included; ``held``: the tokens of the sequence."""
+        return np.concatenate([self.tokens, np.array(self.said, np.int32)]) if self.n_cut else held
 
     def wants(self, slot: int) -> bool:
         """Return whether it may run on a sequence."""
@@ -160,6 +188,11 @@ class Job:
                 self.pending = np.concatenate([self.pending, np.asarray(sent, np.int32)])
 
     # ---- numbers ----
+
+    def dropped(self) -> dict[str, int]:
+        """Return what usage tells of tokens that the answer has been written without; empty where it has seen all."""
+        counts = {"dropped_tokens": self.dropped_tokens, "dropped_turns": self.dropped_turns}
+        return counts if self.dropped_tokens else {}
 
     def prompt_progress(self) -> dict[str, int]:
         """Return llama-server's object about a prompt that is being read."""

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from pylongctx import _arguments as arguments
-from pylongctx._lib import InvalidInput, lib
+from pylongctx._lib import InvalidInput, error, lib
 from pylongctx._log import LOG
 from pylongctx._preflight import fit, serves
 from pylongctx._trial import try_model
@@ -13,6 +13,7 @@ from pylongctx.catalog import resolve
 from pylongctx.engine.context import Context
 from pylongctx.engine.drafting import check_draft
 from pylongctx.engine.model import Model
+from pylongctx.engine.overflow import evicting
 from pylongctx.engine.session import Session
 from pylongctx.errors import ModelRefused
 from pylongctx.lora import Adapters
@@ -22,6 +23,7 @@ from pylongctx.store.keeper import Keeper
 from pylongctx.store.store import DEFAULT_LIMIT, KVStore
 
 AUTO = "auto"  # full attention on our memory, or llama.cpp's own where that does not serve the model
+NO_EVICTION = "overflow='evict_middle' needs full attention in all layers, so use overflow='error'"
 OWN = ""  # the spec of llama.cpp's own KV cache
 
 
@@ -61,6 +63,9 @@ class Opened:
         if n_seq > 1:
             settings |= {"n_seq_max": n_seq}
         spec = _spec(given["method"], bool(given["embedding"]))
+        self.evicts = arguments.evicts(given)
+        if self.evicts:
+            spec = evicting(spec)
         check_draft(given["draft_model"], parse(spec) if spec else None)
         kept = arguments.store_settings(given, DEFAULT_LIMIT)
         self.store: KVStore | None = None
@@ -118,6 +123,8 @@ class Opened:
         except InvalidInput as reason:
             if serves(self.path, arguments.model_settings(self.given), settings, spec):
                 raise  # a setting is refused, not the model
+            if self.evicts:
+                raise error(reason.status, f"{NO_EVICTION}: {reason}") from None
             try:
                 self._open(settings, OWN)
             except InvalidInput:
@@ -136,6 +143,10 @@ class Opened:
         except BaseException:
             self.model.close()
             raise
+        if self.evicts and self.context.keeps_checkpoints:
+            self.context.close()
+            self.model.close()
+            raise ValueError(f"{NO_EVICTION}: this one has sliding windows or recurrent states")
         if self.verbose and self.context.why:
             LOG.info(self.context.why)
 
@@ -149,6 +160,7 @@ class Opened:
         found = [Session(self.model, self.context, every, self.verbose, seq) for seq in range(n_seq)]
         for session in found:
             session.progress = self.given["progress_callback"]
+            session.evicts = self.evicts
         return found
 
 

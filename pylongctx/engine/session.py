@@ -15,6 +15,7 @@ from pylongctx.engine.checkpoints import Checkpoints
 from pylongctx.engine.context import Context
 from pylongctx.engine.documents import Placed
 from pylongctx.engine.model import Model
+from pylongctx.engine.prefix import find_gap, longest_prefix
 from pylongctx.errors import PromptTooLong
 from pylongctx.methods import Method, parse
 
@@ -52,6 +53,8 @@ class Session:
         The store that what is evaluated goes to, and that a prompt comes from.
     placed : tuple of Placed
         Rows that come from documents, or are not what reading the tokens gives for another reason.
+    evicts : bool
+        Whether tokens may leave a text that does not fit.
 
     Examples
     --------
@@ -79,6 +82,7 @@ class Session:
         self.checkpoints = Checkpoints(context, seq)
         self.stored: Keeper | None = None
         self.placed: tuple[Placed, ...] = ()
+        self.evicts = False
         self.n_tokens = 0
         self.input_ids = np.zeros(context.n_ctx, np.int32)
         self._rows = np.empty((FIRST_ROWS if logits_all else 1, model.info.n_vocab), np.float32)
@@ -177,25 +181,61 @@ class Session:
         """Return how many of the first ``n`` tokens need not be evaluated again when the others are forgotten."""
         return n if n == self.n_past else self.context.restorable(n, self.seq)
 
-    def holds(self, tokens: NDArray[np.int32], placed: Sequence[Placed] = ()) -> int:
-        """Return how many tokens of a prompt it begins with, read as the prompt wants them; ``placed``: see ``Job``."""
-        return common(self.tokens, self.placed, tokens, placed)
+    @property
+    def seam(self) -> int | None:
+        """From where on the rows have read tokens that have left since; None: nowhere."""
+        return next((place.first for place in self.placed if place.document is None), None)
 
-    def reuse(self, tokens: NDArray[np.int32], placed: Sequence[Placed] = ()) -> NDArray[np.int32]:
+    def holds(self, tokens: NDArray[np.int32], placed: Sequence[Placed] = (), lossy: bool = False) -> int:
+        """Return how many tokens of a prompt it begins with, read as the prompt wants them; ``placed``: see ``Job``.
+
+        With ``lossy`` it does not matter what they have read beside each other.
+        """
+        return longest_prefix(self.tokens, tokens) if lossy else common(self.tokens, self.placed, tokens, placed)
+
+    def reuse(self, tokens: NDArray[np.int32], placed: Sequence[Placed] = (), lossy: bool = False) -> NDArray[np.int32]:
         """Keep the longest common prefix with the evaluated tokens; returns the tokens still to be evaluated.
 
-        What the store has of them, and the session has not, comes from there.
+        What the store has of them, and the session has not, comes from there. With ``lossy``, what the text lacks of
+        the evaluated tokens leaves, and rows that have read it stay.
         """
-        prefix = self.holds(tokens, placed)
+        if lossy and not self.shared and (gap := find_gap(self.tokens, tokens)) and (refusal := self.drop(*gap)):
+            self.say(f"what does not fit is evaluated anew, it cannot leave: {refusal}")
+        prefix = self.holds(tokens, placed, lossy)
         own = tokens[: placed[0].first] if placed else tokens
-        if self.stored is not None and self.stored.restore(own, self.reachable(prefix)):
-            prefix = self.holds(tokens, placed)
+        sound = self.seam is None or prefix <= self.seam
+        if self.stored is not None and sound and self.stored.restore(own, self.reachable(prefix)):
+            prefix = self.holds(tokens, placed, lossy)
         if prefix == len(tokens) and not (self.has_logits and prefix == self.n_tokens):
             prefix -= 1  # one token must be evaluated to get its logits
         if prefix < self.n_tokens or self.shared or self.n_past != self.n_tokens:
             self.checkpoints.wish(prefix)
             prefix = self.rewind(prefix)
         return tokens[prefix:]
+
+    def drop(self, first: int, end: int) -> str:
+        """Forget the tokens from ``first`` to before ``end``, those behind stay as they are; returns why not, or "".
+
+        The rows behind have read what leaves, and are seen at the distances that the tokens have now. Where the tokens
+        allow it they leave at the seam, so that a context with two spans does it again and again.
+        """
+        self.rewind(self.n_tokens)
+        tokens, n_left = self.tokens, end - first
+        if self.seam is not None and self.seam < first:
+            ahead = first - self.seam
+            if np.array_equal(tokens[self.seam : first], tokens[end - ahead : end]):
+                first, end = self.seam, end - ahead
+        if refusal := self.context.drop(first, end, self.seq):
+            return refusal
+        n, self.n_tokens = self.n_tokens - n_left, first  # an interrupt in between leaves the shorter, consistent state
+        self.input_ids[first:n] = tokens[end:].copy()
+        if self.logits_all:
+            self._rows[first:n] = self._rows[end : n + n_left].copy()
+        self.placed = (*placed_up_to(self.placed, first), Placed(first, n))
+        self._known = -1
+        self.changes += 1
+        self.n_tokens = n
+        return ""
 
     def eval(self, tokens: NDArray[np.int32]) -> None:
         """Evaluate int32 [n] after the current tokens; logits are computed for the last one, or all with logits_all."""
@@ -403,10 +443,3 @@ def common(
         if one != other:
             return min(n, *(place.first for place in (one, other) if place is not None))
     return n
-
-
-def longest_prefix(a: Sequence[int] | NDArray[Any], b: Sequence[int] | NDArray[Any]) -> int:
-    """Return how many leading elements are equal."""
-    n = min(len(a), len(b))
-    different = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
-    return int(different[0]) if len(different) else n

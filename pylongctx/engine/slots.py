@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pylongctx.engine.job import Job
+from pylongctx.engine.prefix import find_gap, longest_prefix
 from pylongctx.engine.session import Session, common, placed_up_to
 
 SIMILAR = 0.1  # share of a prompt that a sequence must hold to be preferred to the least recently used one
@@ -25,7 +26,7 @@ class Slot:
 
     def shared(self, job: Job) -> int:
         """Return how many tokens of a prompt were evaluated on this sequence for the same owner."""
-        return self.session.holds(job.tokens, job.placed) if self.owner == job.owner and job.reuses else 0
+        return self.session.holds(job.tokens, job.placed, job.lossy) if self._serves(job) else 0
 
     def hand_over(self, job: Job) -> None:
         """Forget what was evaluated for somebody else, or must not be used again."""
@@ -37,7 +38,12 @@ class Slot:
 
     def saved(self, job: Job) -> int:
         """Return how many tokens of a prompt need not be evaluated on this sequence."""
+        if self.job is None and job.lossy and self._serves(job) and (gap := find_gap(self.session.tokens, job.tokens)):
+            return gap[0] + longest_prefix(self.session.tokens[gap[1] :], job.tokens[gap[0] :])
         return self.session.reachable(self.shared(job))
+
+    def _serves(self, job: Job) -> bool:
+        return self.owner == job.owner and job.reuses
 
 
 def assign(slots: list[Slot], job: Job) -> Slot | None:
@@ -64,19 +70,19 @@ def assign(slots: list[Slot], job: Job) -> Slot | None:
     chosen = best
     if saved[best] < SIMILAR * len(job.tokens):
         chosen = oldest
-    elif best not in idle or (_loses_much(best, saved[best]) and not oldest.session.n_tokens):
+    elif best not in idle or (_loses_much(best, job, saved[best]) and not oldest.session.n_tokens):
         nearest = max(idle, key=lambda slot: saved[slot])
         chosen = nearest if best not in idle and saved[nearest] >= SIMILAR * len(job.tokens) else oldest
         _copy(best, chosen, job, saved[best])
     chosen.hand_over(job)
     chosen.session.checkpoints.wish(shared)
-    job.pending = chosen.session.reuse(job.tokens, job.placed)
+    job.pending = chosen.session.reuse(job.tokens, job.placed, job.lossy)
     return chosen
 
 
-def _loses_much(slot: Slot, n: int) -> bool:
+def _loses_much(slot: Slot, job: Job, n: int) -> bool:
     """Return whether a cut to ``n`` tokens would lose more than it keeps, and a copy can be made instead."""
-    return bool(slot.session.context.method) and slot.session.n_tokens > 2 * n
+    return bool(slot.session.context.method) and slot.session.n_tokens > 2 * n and not job.lossy
 
 
 def _copy(source: Slot, target: Slot, job: Job, n: int) -> None:
@@ -87,9 +93,9 @@ def _copy(source: Slot, target: Slot, job: Job, n: int) -> None:
     target.session.clear()
     target.owner = source.owner
     if context.copy(source.id, target.id, n):
+        target.session.placed = placed_up_to(source.session.placed, n)
         whole = source.session.n_tokens == n and source.session.has_logits
         target.session.advance(source.session.tokens[:n], source.session.last_logits if whole else None)
-        target.session.placed = placed_up_to(source.session.placed, n)
 
 
 def forerunner(slots: list[Slot], job: Job, worth: int) -> Job | None:
@@ -111,4 +117,6 @@ def _promised(slot: Slot, job: Job) -> int:
     if slot.owner != job.owner or not job.reuses:
         return 0
     n = common(slot.job.tokens, slot.job.placed, job.tokens, job.placed)
+    if slot.session.seam is not None and not job.lossy:
+        n = min(n, slot.session.seam)
     return n if n > slot.session.n_tokens else slot.session.reachable(n)

@@ -12,6 +12,7 @@ from pylongctx.engine.drafting import Drafting, DraftModel
 from pylongctx.engine.engine import Engine, Share
 from pylongctx.engine.job import Drawn, Job, Row
 from pylongctx.engine.model import Model
+from pylongctx.engine.overflow import most_tokens
 from pylongctx.engine.session import Session
 from pylongctx.engine.states import States
 from pylongctx.sampling import Sampler
@@ -50,21 +51,31 @@ class Solo:
         """Raise PromptTooLong for a text that cannot fit, whatever its tokens are."""
         self.session.check_size(n_bytes)
 
-    def known(self, prompt: str) -> Sequence[int]:
+    @property
+    def n_ctx(self) -> int:
+        """The context window in tokens."""
+        return self.session.n_ctx
+
+    @property
+    def evicts(self) -> bool:
+        """Whether tokens may leave a text that does not fit."""
+        return self.session.evicts
+
+    def known(self) -> list[Sequence[int]]:
         """Return the tokens of the session."""
-        tokens: list[int] = self.session.tokens.tolist()
-        return tokens
+        return [self.session.tokens.tolist()]
 
     def say(self, message: str) -> None:
         """Tell the user, when verbose."""
         self.session.say(message)
 
     def job(self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, **fields: Any) -> Job:
-        """Return a job with at most ``max_tokens``; None or <= 0: until the context is full."""
+        """Return a job with at most ``max_tokens``; None or <= 0: until the context is full, see ``most_tokens``."""
         room = self.session.n_ctx - len(tokens)
         if room <= 0:
             raise self.session.too_long(len(tokens))
-        limit = min(max_tokens, room) if max_tokens and max_tokens > 0 else room
+        wanted = max_tokens if max_tokens and max_tokens > 0 else None
+        limit = most_tokens(wanted, room, fields.get("cuts"))
         return self.endless(tokens, sampler, limit=limit, **fields)
 
     def endless(

@@ -17,14 +17,22 @@ class TokenSource(Protocol):
     def model(self) -> Model:
         """The model, for its vocabulary."""
 
+    @property
+    def n_ctx(self) -> int:
+        """The context window in tokens."""
+
+    @property
+    def evicts(self) -> bool:
+        """Whether tokens may leave a text that does not fit."""
+
     def turn(self) -> AbstractContextManager[Any]:
         """Return what is held while a part of an answer is made."""
 
     def check_size(self, n_bytes: int) -> None:
         """Raise PromptTooLong for a text that cannot fit, whatever its tokens are."""
 
-    def known(self, prompt: str) -> Sequence[int]:
-        """Return evaluated tokens that may begin the tokens of a prompt."""
+    def known(self) -> list[Sequence[int]]:
+        """Return texts of evaluated tokens, which may be those of a prompt."""
 
     def job(self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, **fields: Any) -> Job:
         """Return a job that begins with its first token; PromptTooLong when nothing can follow the prompt."""
@@ -67,4 +75,6 @@ class NoTokens:
     def check_size(self, n_bytes: int) -> None:
         """Let every text be rendered: there is no context that it could not fit into."""
 
+    n_ctx = 0
+    evicts = False
     turn = known = job = document = rows = drawn = finish = say = refuse

@@ -5,7 +5,8 @@ from typing import Any
 
 from pylongctx._lib import error, lib
 from pylongctx.cache import BaseLlamaCache
-from pylongctx.engine.session import Session, longest_prefix
+from pylongctx.engine.prefix import longest_prefix
+from pylongctx.engine.session import Session
 from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState, difference
 
@@ -74,8 +75,8 @@ class States:
         self._recall(tokens, state, "the cache")
 
     def remember(self) -> None:
-        """Add the current state to the cache."""
-        if self.cache is not None and self._session.n_tokens:
+        """Add the current state to the cache, unless its rows have read more than its tokens."""
+        if self.cache is not None and self._session.n_tokens and self._session.seam is None:
             state = self.save()
             self.cache[state.input_ids.tolist()] = state
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pylongctx.engine.session import longest_prefix
+from pylongctx.engine.prefix import longest_prefix
 
 Tokenize = Callable[[bytes], list[int]]
 

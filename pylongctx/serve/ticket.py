@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from pylongctx.chat.history import closest
 from pylongctx.completer import Completer
 from pylongctx.engine.documents import Document
 from pylongctx.engine.job import Cancelled, Drawn, Job, Row
 from pylongctx.engine.model import Model
+from pylongctx.engine.overflow import most_tokens
 from pylongctx.engine.thread import EngineThread
 from pylongctx.engine.tracer import chunked
 from pylongctx.sampling import Sampler
@@ -80,12 +80,21 @@ class Ticket:
         """Raise PromptTooLong for a text that cannot fit, whatever its tokens are."""
         self.host.session.check_size(n_bytes)
 
-    def known(self, prompt: str) -> Sequence[int]:
-        """Return the tokens of the slot of the same owner that saves most of a prompt."""
+    @property
+    def n_ctx(self) -> int:
+        """The context window of a sequence in tokens."""
+        return self.host.n_ctx
+
+    @property
+    def evicts(self) -> bool:
+        """Whether tokens may leave a text that does not fit."""
+        return self.host.session.evicts
+
+    def known(self) -> list[Sequence[int]]:
+        """Return the tokens of the slots of the same owner."""
         # Tokens that the engine changes meanwhile do no harm: they are used as far as they spell the prompt.
         owner = self._fields.get("owner")
-        held = [slot.session.tokens.tolist() for slot in self._engine.slots if slot.owner == owner]
-        return closest(self.model, prompt, held)
+        return [slot.session.tokens.tolist() for slot in self._engine.slots if slot.owner == owner]
 
     def document(self, text: str | None, name: str | None) -> Document:
         """Take note of a document of the owner, or return the one of a name."""
@@ -102,7 +111,7 @@ class Ticket:
         if room <= 0:
             raise self.host.session.too_long(len(tokens))
         wanted = self._limit if max_tokens is None or max_tokens < 0 else max_tokens
-        limit = room if wanted is None else min(room, wanted)
+        limit = most_tokens(wanted, room, fields.get("cuts"))
         ids = self.model.check_tokens(tokens)
         placed = self._engine.documents.find(ids, self._fields.get("owner"))
         self.current = Job(ids, sampler, limit=limit, placed=placed, **self._fields, **fields)

@@ -1,0 +1,53 @@
+"""What two texts have in common."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEAST = 32  # tokens behind a gap, so that it is one
+
+
+def longest_prefix(a: Sequence[int] | NDArray[Any], b: Sequence[int] | NDArray[Any]) -> int:
+    """Return how many leading elements are equal."""
+    n = min(len(a), len(b))
+    different = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
+    return int(different[0]) if len(different) else n
+
+
+def find_gap(held: NDArray[np.int32], tokens: NDArray[np.int32]) -> tuple[int, int] | None:
+    """Return the run of tokens that is held, and that a text lacks which begins as what is held and goes on behind it.
+
+    Parameters
+    ----------
+    held, tokens : numpy.ndarray
+        int32 [n], what is held and the text.
+
+    Returns
+    -------
+    run : tuple of int or None
+        Its first token and the one behind it, with the most tokens of the text behind; None when those are few.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> text = np.arange(100, dtype=np.int32)
+    >>> find_gap(text, np.delete(text, slice(10, 50)))
+    (10, 50)
+    """
+    first = longest_prefix(held, tokens)
+    wanted = tokens[first : first + LEAST]
+    behind = held[first + 1 :]
+    if len(wanted) < LEAST or len(behind) < LEAST:
+        return None
+    windows = np.lib.stride_tricks.sliding_window_view(behind, LEAST)
+    starts = np.flatnonzero(windows[:, 0] == wanted[0])
+    starts = starts[(windows[starts] == wanted).all(1)]
+    longest, end = 0, 0
+    for start in starts.tolist():
+        if len(behind) - start <= longest:
+            break
+        n = longest_prefix(behind[start:], tokens[first:])
+        longest, end = max((longest, end), (n, first + 1 + start))
+    return (first, end) if end else None
