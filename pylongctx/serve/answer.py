@@ -3,6 +3,7 @@
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -210,10 +211,13 @@ class OpenAIForm:
         readers = [i for i in usages if i % (self._body.n or 1) == 0] or list(usages)
         n_prompt = sum(usages[i]["prompt_tokens"] for i in readers)
         n_answer = sum(usage["completion_tokens"] for usage in usages.values())
-        jobs = [exchange.parts[i][0].current for i in readers]
+        jobs = [job for i in readers if (job := exchange.parts[i][0].current)]
+        dropped = Counter[str]()
+        for job in jobs:
+            dropped.update(job.dropped())
         return {
             "prompt_tokens": n_prompt,
             "completion_tokens": n_answer,
             "total_tokens": n_prompt + n_answer,
-            "prompt_tokens_details": {"cached_tokens": sum(job.n_cached for job in jobs if job)},
+            "prompt_tokens_details": {"cached_tokens": sum(job.n_cached for job in jobs), **dropped},
         }

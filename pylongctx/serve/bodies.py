@@ -216,6 +216,7 @@ class NativeBody(Generate):
     prompt: Any = ""
     n_probs: int | None = Field(None, ge=0, le=MOST_LIKELIEST, validation_alias=AliasChoices("n_probs", "logprobs"))
     post_sampling_probs: bool = False
+    n_keep: int | None = Field(None, ge=-1, lt=2**31)
     return_tokens: bool | None = None
     response_fields: list[str] | None = None
 

@@ -134,6 +134,7 @@ def _slot(service: Service, slot: Slot) -> dict[str, Any]:
             "n_prompt_tokens_processed": job.n_read,
             "n_prompt_tokens_cache": job.n_cached,
             "n_prompt_tokens_stored": job.n_stored,
+            "n_tokens_dropped": job.dropped_tokens,
             "next_token": [token],
         }
     return found

@@ -195,7 +195,7 @@ class MessagesForm:
         (choice,) = found[0]["choices"]
         end = self._end(exchange, choice["finish_reason"])
         content = [_content(block) for block in blocks_of(choice["message"])]
-        usage = _usage(exchange) | {"output_tokens": found[0]["usage"]["completion_tokens"]}
+        usage = _usage(exchange) | {"output_tokens": found[0]["usage"]["completion_tokens"], **_dropped(exchange)}
         return self._message(exchange) | end | {"content": content, "usage": usage}
 
     async def events(self, exchange: Exchange, chunks: Chunks) -> AsyncIterator[Event | None]:
@@ -217,7 +217,7 @@ class MessagesForm:
             n_tokens = chunk.get("usage", {}).get("completion_tokens", n_tokens)
         for event in blocks.finish():
             yield event
-        usage = {"output_tokens": n_tokens}
+        usage = {"output_tokens": n_tokens, **_dropped(exchange)}
         yield {"type": "message_delta", "delta": self._end(exchange, reason), "usage": usage}
         yield {"type": "message_stop"}
 
@@ -280,3 +280,9 @@ def _usage(exchange: Exchange) -> dict[str, int]:
         "cache_creation_input_tokens": 0,
         "output_tokens": 0,
     }
+
+
+def _dropped(exchange: Exchange) -> dict[str, int]:
+    """Return the counts of what left, beside Anthropic's; none where nothing did."""
+    job = exchange.parts[0][0].current
+    return {} if job is None else job.dropped()

@@ -10,7 +10,7 @@ from pylongctx.logprobs import Entry
 from pylongctx.sampling import SAMPLERS, SamplingParams
 from pylongctx.serve.answer import Chunks, seeded
 from pylongctx.serve.bodies import NEVER, InfillBody, NativeBody
-from pylongctx.serve.errors import ApiError
+from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.exchange import Exchange
 from pylongctx.serve.host import Host, Prompt
 from pylongctx.serve.service import Service
@@ -52,7 +52,13 @@ def _run(
     wanted = seeded(given(), index, ticket.host.seed)
     limit = -1 if body.max_tokens is None else body.max_tokens
     n_probs = body.n_probs or None
+    if body.n_keep and not ticket.evicts:
+        reason = (
+            f"n_keep={body.n_keep} is not served: nothing leaves here, start the server with --overflow evict_middle"
+        )
+        raise invalid(reason, "n_keep")
     more: Object = {"max_tokens": limit, "logprobs": n_probs, "post_sampling_probs": body.post_sampling_probs}
+    more["n_keep"] = body.n_keep
     generation = ticket.completer().generation(prompt, **wanted, **more)
     objects = _objects(body, ticket, generation)
     return objects if stream else _collect(body, objects)
@@ -74,7 +80,7 @@ def _objects(body: NativeBody, ticket: Ticket, generation: Generation) -> Iterat
             yield part
     generation.finish()
     kind = "eos" if generation.ended else "word" if generation.word else "limit"
-    params = generation.params
+    params, n_held = generation.params, len(job.tokens) + generation.n_tokens - job.n_cut
     assert params is not None
     end: Object = {
         "content": "",
@@ -84,10 +90,10 @@ def _objects(body: NativeBody, ticket: Ticket, generation: Generation) -> Iterat
         "generation_settings": settings(params) | _wanted(body, job.limit),
         "prompt": ticket.model.detokenize(job.tokens.tolist(), True).decode("utf-8", "replace"),
         "has_new_line": has_new_line,
-        "truncated": kind == "limit" and len(job.tokens) + generation.n_tokens >= ticket.host.n_ctx,
+        "truncated": bool(job.dropped_tokens) or (kind == "limit" and n_held >= ticket.host.n_ctx),
         "stop_type": kind,
         "stopping_word": generation.word,
-        "tokens_cached": len(job.tokens) + max(0, generation.n_tokens - 1),
+        "tokens_cached": n_held - (generation.n_tokens > 0),
         "timings": job.timings(),
     }
     yield _counts(generation) | end

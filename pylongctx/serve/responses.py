@@ -244,7 +244,9 @@ class ResponsesForm:
             "usage": usage
             and {
                 "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": {"cached_tokens": job.n_cached if job else 0},
+                "input_tokens_details": {"cached_tokens": job.n_cached, **job.dropped()}
+                if job
+                else {"cached_tokens": 0},
                 "output_tokens": usage["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage["total_tokens"],
