@@ -150,7 +150,8 @@ def test_the_command_line_comes_before_variables(monkeypatch):
     [
         ("LLAMA_ARG_CTX_SIZE", "many", "argument -c/--ctx-size: 'many' is no whole number (from LLAMA_ARG_CTX_SIZE)"),
         ("LLAMA_ARG_FLASH_ATTN", "off", "there is nothing to turn off (from LLAMA_ARG_FLASH_ATTN)"),
-        ("LLAMA_ARG_CONTEXT_SHIFT", "1", "not here: the context is never shifted or cut"),
+        ("LLAMA_ARG_CONTEXT_SHIFT", "perhaps", "is neither on nor off (from LLAMA_ARG_CONTEXT_SHIFT)"),
+        ("LLAMA_ARG_HF_REPO", "some/model", "not here: models are files"),
         (
             "LLAMA_ARG_N_PREDICT",
             "0",
@@ -178,7 +179,7 @@ def test_switches_have_a_negative_variable(monkeypatch):
     monkeypatch.setenv("LLAMA_ARG_NO_KV_OFFLOAD", "")
     assert llama_arguments(parse())["offload_kqv"] is False
     assert llama_arguments(parse("-kvo"))["offload_kqv"] is True
-    monkeypatch.setenv("LLAMA_ARG_CONTEXT_SHIFT", "off")
+    monkeypatch.setenv("LLAMA_ARG_HF_REPO", "off")
     parse()
 
 
@@ -202,7 +203,7 @@ def test_names_and_variables_are_those_of_llama_cpp():
         "--help",
         "-h",
     }
-    ours |= {"--preflight", "--no-preflight"}
+    ours |= {"--preflight", "--no-preflight", "--overflow"}
     for action in parser()._actions:
         for name in set(action.option_strings) - ours:
             assert name in known, f"llama.cpp has no {name}"
@@ -261,7 +262,7 @@ def test_the_method_may_come_from_a_variable(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--keep 4", "argument --keep: not here: the context is never shifted or cut"),
+        ("--keep 4", "argument --keep: not here: with --overflow evict_middle the first tokens of a text stay"),
         ("--backend-sampling", "tokens are chosen on the CPU"),
         ("--samplers top_k;other", "samplers: there is no 'other'; there are penalties (e), dry (d)"),
         ("--sampler-seq kz", "samplers: there is no 'z'"),
@@ -294,8 +295,28 @@ def test_a_file_that_is_no_text(tmp_path, capsys):
     assert re.search(r"odd is not UTF-8 .*; convert it with iconv", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    ("variable", "words", "policy"),
+    [
+        (None, "", None),
+        (None, "--overflow evict_middle", "evict_middle"),
+        (None, "--context-shift", "evict_middle"),
+        (None, "--context-shift --no-context-shift", "error"),
+        (None, "--no-context-shift --overflow evict_middle", "evict_middle"),
+        ("1", "", "evict_middle"),
+        ("off", "", "error"),
+        ("1", "--overflow error", "error"),
+        ("1", "--no-context-shift", "error"),
+    ],
+)
+def test_what_does_not_fit_is_one_option_with_two_names(monkeypatch, variable, words, policy):
+    if variable is not None:
+        monkeypatch.setenv("LLAMA_ARG_CONTEXT_SHIFT", variable)
+    assert llama_arguments(parse(*words.split())).get("overflow") == policy
+
+
 def test_what_is_done_anyway_is_accepted():
-    parse("--no-context-shift", "--no-warmup", "--jinja", "-fa", "on", "-fa", "auto")
+    parse("--no-warmup", "--jinja", "-fa", "on", "-fa", "auto")
 
 
 def test_one_grammar_only():

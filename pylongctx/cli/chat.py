@@ -27,7 +27,10 @@ from pylongctx.cli.sampling import (
 from pylongctx.errors import ContextFull
 
 MOST_FILES = 100  # that one /glob reads
-WAYS_OUT = "/clear, a shorter message, a larger -c or --kv-limit, or a method that holds more: /method"
+WAYS_OUT = (
+    "/clear, a shorter message, a larger -c or --kv-limit, --overflow evict_middle, "
+    "or a method that holds more: /method"
+)
 HELP = """/regen           another answer to the last message
 /clear           forget the conversation, but for the system prompt
 /save FILE       write the conversation and its KV cache
@@ -212,7 +215,8 @@ class Chat:
         texts = [self._file(name) for name in names]  # all of them, or none
         self.files += texts
         conversation = self.conversation
-        room = conversation.llm.n_ctx() - conversation.llm.n_tokens
+        llm = conversation.llm
+        room = llm.n_ctx() - (0 if llm.session.evicts else llm.n_tokens)
         n = conversation.count("".join(self.files))
         self.output.note(f"{n} tokens of files go before the next message; there is room for {room}")
         if n >= room:

@@ -1,6 +1,6 @@
 """A conversation with a model: its messages, and a KV cache that follows them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pylongctx._units import bytes_text
+from pylongctx.errors import PromptTooLong
 from pylongctx.methods import Method, Window
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class Turn:
         Tokens that were evaluated before the answer, and tokens of the answer.
     prompt_seconds, answer_seconds : float
         How long both took.
+    n_turn, n_gone : int
+        Turns of the conversation that the answer was written without, and their tokens.
     reason : str or None
         Why the answer ended: stop, length, or None for Ctrl-C and errors.
     """
@@ -37,11 +40,20 @@ class Turn:
     n_answer: int = 0
     prompt_seconds: float = 0.0
     answer_seconds: float = 0.0
+    n_turn: int = 0
+    n_gone: int = 0
     reason: str | None = None
+
+    def count(self, usage: Mapping[str, Any]) -> None:
+        """Take over what the usage of the answer tells."""
+        dropped = usage.get("prompt_tokens_details", {})
+        self.n_answer = usage["completion_tokens"]
+        self.n_turn, self.n_gone = dropped.get("dropped_turns", 0), dropped.get("dropped_tokens", 0)
 
     def __str__(self) -> str:
         prompt = f"prompt {self.n_prompt} tokens{_rate(self.n_prompt, self.prompt_seconds)}"
-        return f"{prompt}; answer {self.n_answer} tokens{_rate(self.n_answer, self.answer_seconds)}"
+        gone = f"; without the {self.n_turn} oldest turns, {self.n_gone} tokens" if self.n_gone else ""
+        return f"{prompt}; answer {self.n_answer} tokens{_rate(self.n_answer, self.answer_seconds)}{gone}"
 
 
 def _rate(n: int, seconds: float) -> str:
@@ -135,7 +147,8 @@ class Conversation:
                         yield kind, text
                 if "usage" in chunk and not stop():
                     turn.reason = choice["finish_reason"]
-                turn.n_answer = chunk.get("usage", {}).get("completion_tokens", 0)
+                if "usage" in chunk:
+                    turn.count(chunk["usage"])
         finally:
             turn.answer_seconds = perf_counter() - start
             if turn.reason or any(map(message.get, KINDS)):
@@ -180,8 +193,13 @@ class Conversation:
     def switch(self, llm: "Llama") -> None:
         """Continue with another model object, which reads the conversation."""
         self.llm = llm
-        if any(message["role"] == "user" for message in self.messages):
+        if not any(message["role"] == "user" for message in self.messages):
+            return
+        try:
             self.read()
+        except PromptTooLong:
+            if not llm.session.evicts:  # else the next answer is written without what does not fit
+                raise
 
     def read(self) -> None:
         """Evaluate the messages, but for what is known of them.

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pylongctx._enums import ROPE_SCALINGS, SPLIT_MODES
+from pylongctx._enums import EVICT_MIDDLE, OVERFLOWS, ROPE_SCALINGS, SPLIT_MODES
 from pylongctx.cli.arguments import (
     FromEnvironment,
     Options,
@@ -61,6 +61,7 @@ PLAIN = {
     "yarn_beta_slow": "yarn_beta_slow",
     "yarn_beta_fast": "yarn_beta_fast",
     "offload_kqv": "kvo",
+    "overflow": "overflow",
     "kv_limit": "kv_limit",
     "kv_store": "kv_store",
     "kv_store_limit": "kv_store_limit",
@@ -105,6 +106,12 @@ def add_llama_options(parser: argparse.ArgumentParser) -> None:
     options.switch("-v", "--verbose", "--log-verbose", help="say what the library does")
     reading = Options(parser, "long context")
     add_method_options(reading)
+    # before --overflow: both are one option, and only the first has a variable
+    no_shift, env = ("--no-context-shift",), "LLAMA_ARG_CONTEXT_SHIFT"
+    help = "the same as --overflow evict_middle"
+    reading.switch("--context-shift", off=no_shift, env=env, help=help, dest="overflow")
+    help = "what happens to a text that does not fit (error)"
+    reading.add("--overflow", parse=one_of(OVERFLOWS), metavar="|".join(OVERFLOWS), help=help)
     reading.add("--kv-store", metavar="FOLDER", help="keep what was read: the same beginning is read once, ever (off)")
     reading.add("--kv-store-limit", parse=_store_bytes, metavar="MIB", help="most MiB of it on disk (20480)")
     devices = Options(parser, "devices")
@@ -245,6 +252,8 @@ def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Return the keyword arguments of Llama that were given; all others have their defaults."""
     found = {keyword: value for keyword, name in PLAIN.items() if (value := getattr(args, name, None)) is not None}
     found.setdefault("n_threads_batch", args.threads)
+    if isinstance(policy := found.get("overflow"), bool):
+        found["overflow"] = EVICT_MIDDLE if policy else OVERFLOWS[0]
     if args.kv_offload is not None:
         found |= {"kv_offload": "host", "kv_offload_mib": args.kv_offload or None}
     return {"verbose": False} | found

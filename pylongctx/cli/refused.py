@@ -2,7 +2,7 @@
 
 from pylongctx.cli.arguments import Options
 
-FULL = "the context is never shifted or cut; a prompt that does not fit is an error: give a larger -c, or a --method"
+KEEP = "with --overflow evict_middle the first tokens of a text stay; /completion of the server has n_keep"
 DOWNLOAD = "models are files, or names that pylongctx get lists; Llama.from_pretrained in Python fetches others"
 PICTURES = "models read text only"
 TENSORS = "whole layers go to devices: -ngl, -ts, -sm"
@@ -12,8 +12,7 @@ DRAFT = "there is no second model that drafts; Llama(draft_model=...) guesses fr
 
 # names, variable, reason
 REFUSED: tuple[tuple[tuple[str, ...], str | None, str], ...] = (
-    (("--context-shift",), "LLAMA_ARG_CONTEXT_SHIFT", FULL),
-    (("--keep",), None, FULL),
+    (("--keep",), None, KEEP),
     (("-bs", "--backend-sampling"), "LLAMA_ARG_BACKEND_SAMPLING", "tokens are chosen on the CPU"),
     (("--ignore-eos",), None, "forbid the model's end token with -l TOKEN-100"),
     (("--override-kv",), None, "edit the file with gguf-new-metadata"),
@@ -43,7 +42,7 @@ REFUSED: tuple[tuple[tuple[str, ...], str | None, str], ...] = (
 )
 
 # what pylongctx does anyway
-ACCEPTED = ("--no-context-shift", "--no-warmup", "--no-perf", "--log-disable", "--simple-io")
+ACCEPTED = ("--no-warmup", "--no-perf", "--log-disable", "--simple-io")
 
 
 def refuse_options(options: Options) -> None:

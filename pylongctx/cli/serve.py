@@ -21,6 +21,7 @@ KEY = "LLAMA_API_KEY"
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # with llama.cpp's numbers
 NOT_FOR_EMBEDDING = (
     "method",
+    "overflow",
     "kv_limit",
     "kv_store",
     "kv_store_limit",
