@@ -152,7 +152,8 @@ class Completer:
         suffix : str or None
             Not supported: raises NotImplementedError.
         max_tokens : int or None
-            Most tokens to generate; None or <= 0: until the context is full.
+            Most tokens to generate; None or <= 0: until the context is full. More than fit with
+            ``overflow="evict_middle"`` only, where the older half of the text leaves, but for its first tokens.
         temperature, top_p, min_p, typical_p, top_k
             Sampling; ``temperature=0`` is greedy. ``top_k=0`` takes all tokens.
         logprobs : int or None

@@ -113,6 +113,20 @@ def test_files_go_before_the_message(tmp_path):
         assert message in done.stderr
 
 
+def test_turns_leave_and_the_line_says_so():
+    lines = "".join(f"And what happened on day {i}?\n" for i in range(12))
+    wanted = ["-c", "256", "--temp", "0", "-n", "9", "--overflow", "evict_middle"]
+    done = run("chat", *wanted, "-sys", "Be brief.", input=lines + "/method full,spans=3\nOnce more?\n/method corm\n")
+    turns = [int(turn[0]) for turn in TURN.findall(done.stderr)]
+    gone = [int(n) for n in re.findall(r"; without the (\d+) oldest turns, \d+ tokens; KV", done.stderr)]
+    assert len(turns) == 13 - len(gone)
+    assert gone == sorted(gone) and gone[0] == 1 and len(gone) > 5
+    prompts = [int(n) for n in re.findall(r"prompt (\d+) tokens", done.stderr)]
+    assert max(prompts[:12]) < 80  # what stays is not read again
+    assert "drops rows of full attention, not of 'corm'" in done.stderr
+    assert done.returncode == 1
+
+
 def test_a_file_that_does_not_fit_is_told_before(tmp_path):
     (tmp_path / "long").write_text("word " * 900)
     done = run("chat", *YES, input=f"/read {tmp_path}/long\n")

@@ -34,6 +34,13 @@ def stream(server, path="/completion", **body):
 # ---- /completion ----
 
 
+def test_first_tokens_are_kept_where_others_can_leave(ask):
+    refused = ask("/completion", 400, prompt=PROMPT, n_keep=4)["error"]
+    assert refused["param"] == "n_keep"
+    assert "--overflow evict_middle" in refused["message"]
+    assert ask("/completion", prompt=PROMPT, n_keep=0, n_predict=1)["tokens_predicted"] == 1
+
+
 @pytest.mark.parametrize(("n", "return_tokens"), [(8, False), (96, True)])
 def test_a_completion(server, ask, n, return_tokens):
     found = ask("/completion", n_predict=n, prompt=PROMPT, return_tokens=return_tokens, ignore_eos=True)

@@ -86,16 +86,19 @@ def test_all_apis_tell_what_has_left(server, ask):
     asked = {"messages": messages, "max_tokens": 4, "temperature": 0, "stream_options": {"include_usage": True}}
     chunks = list(server.client.chat.completions.create(model="any", stream=True, **asked))
     assert gone.items() <= chunks[-1].usage.prompt_tokens_details.model_dump().items()
-    assert "dropped_tokens" not in ask("/v1/chat/completions", messages=history(1), max_tokens=4)["usage"][
-        "prompt_tokens_details"
-    ]
+    assert (
+        "dropped_tokens"
+        not in ask("/v1/chat/completions", messages=history(1), max_tokens=4)["usage"]["prompt_tokens_details"]
+    )
 
 
 def test_a_request_that_fits_is_answered_exactly(server, ask):
     """The sequence holds its whole text, of which the last rows have read what left."""
     for n in (11, 12):
         ask("/v1/chat/completions", messages=history(n), max_tokens=4, temperature=0)
-    slot, seam = server.ask(lambda: next((s.session.tokens.tolist(), s.session.seam) for s in server.engine.slots if s.session.seam))
+    slot, seam = server.ask(
+        lambda: next((s.session.tokens.tolist(), s.session.seam) for s in server.engine.slots if s.session.seam)
+    )
     found = ask_again = server.http.post("/completion", json={"prompt": slot, "n_predict": 4, "temperature": 0}).json()
     assert found["timings"]["cache_n"] == seam
     server.erase()

@@ -43,10 +43,10 @@ def without_gap(model: Model, prompt: str, known: Sequence[int]) -> Sequence[int
     ends = [0, *_walk(model, own, text, True)]
     if len(ends) > len(own):
         return known
-    pieces = {token: model.piece(token, True) for token in set(own)}
-    joined = b"".join(pieces[token] for token in own)
-    places = {end: i for i, end in enumerate(accumulate((len(pieces[token]) for token in own), initial=0))}
-    borders = list(places)
+    pieces = [model.piece(token, True) for token in own]
+    joined = b"".join(pieces)
+    borders = list(accumulate(map(len, pieces), initial=0))
+    places = {border: i for i, border in enumerate(borders)}
     for n in range(len(ends) - 1, max(-1, len(ends) - 1 - EDGE), -1):  # the gap may begin as what is behind it
         rest = text[ends[n] :]
         found = [places[end] for end in _all(joined, rest[:PROBE], borders[n] + 1) if end in places]
@@ -106,11 +106,9 @@ def _common(model: Model, known: Sequence[int], prompt: bytes) -> tuple[Sequence
 
 def _walk(model: Model, tokens: Sequence[int], text: bytes, fresh: bool) -> list[int]:
     """Return where each token ends in the text, as far as it is made of them; ``fresh``: the text begins here."""
-    pieces: dict[int, bytes] = {}
     at, ends = 0, []
     for token in tokens:
-        piece = pieces[token] if token in pieces else pieces.setdefault(token, model.piece(token, True))
-        at = _end(piece, text, at, fresh)
+        at = _end(model.piece(token, True), text, at, fresh)
         if at < 0:
             break
         ends.append(at)

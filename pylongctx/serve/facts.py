@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
+from pylongctx._enums import OVERFLOWS
 from pylongctx.engine.slots import Slot
 from pylongctx.methods import LongHeads
 from pylongctx.serve import metrics, native
@@ -148,6 +149,7 @@ def _longctx(service: Service, id: str | None) -> dict[str, Any]:
         "why": host.session.context.why,
         "n_ctx": host.n_ctx,
         "n_ctx_train": host.model.info.n_ctx_train,
+        "overflow": OVERFLOWS[host.session.evicts],
         "kv": usage and usage.sizes(),
         "unread": _unread(host),
         "store": host.store and host.store.facts(),

@@ -58,7 +58,7 @@ function open(next) {
 
 function showContext() {
   const used = conversation.messages.findLast(({ stats }) => stats?.used)?.stats.used ?? 0;
-  composer.setContext(used, server?.n_ctx ?? 0);
+  composer.setContext(used, server?.n_ctx ?? 0, server?.overflow === "evict_middle");
 }
 
 function showSide(shown) {

@@ -10,14 +10,14 @@ const PAUSE = 300; // ms without a key before the text is counted
 
 const field = $("text");
 const counting = new Set();
-const context = { used: 0, n_ctx: 0 };
+const context = { used: 0, n_ctx: 0, evicts: false };
 let files = [];
 let typed = 0; // tokens of the text in the field
 let timer = 0;
 
-/** Tell how much of the context the conversation takes already. */
-export function setContext(used, n_ctx) {
-  Object.assign(context, { used, n_ctx });
+/** Tell how much of the context the conversation takes already, and whether its turns leave for new ones. */
+export function setContext(used, n_ctx, evicts) {
+  Object.assign(context, { used, n_ctx, evicts });
   showRoom();
 }
 
@@ -85,7 +85,7 @@ function showFiles() {
 
 const added = () => files.reduce((sum, { tokens = 0 }) => sum + tokens, typed);
 
-const fits = () => !context.n_ctx || context.used + added() < context.n_ctx;
+const fits = () => !context.n_ctx || (context.evicts ? 0 : context.used) + added() < context.n_ctx;
 
 function showRoom() {
   const { used, n_ctx } = context;
