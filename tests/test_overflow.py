@@ -7,7 +7,7 @@ import pytest
 from llamas import EXACT, F32, TEXT, new, script
 from session import assert_same
 
-from pylongctx import Full, LlamaPromptLookupDecoding
+from pylongctx import Full, LlamaPromptLookupDecoding, LlamaRAMCache
 from pylongctx.chat.history import left_out, without_gap
 from pylongctx.chat.overflow import turns
 from pylongctx.engine.overflow import Halves
@@ -305,6 +305,30 @@ def test_a_model_whose_states_have_read_what_leaves_is_refused(model_path, name)
 # ---- kept and written ----
 
 
+def test_a_cache_of_states_takes_nothing_away(llm):
+    """It has states that share more with a prompt than the sequence before the turns have left."""
+    llm.set_cache(LlamaRAMCache(1 << 28))
+    n_whole, messages = 0, [SYSTEM, *(message for i in range(12) for message in (said(i % 5)[0], said(i)[1]))]
+    for n in range(1, 12):
+        before = llm.session.n_evaluated
+        usage = llm.create_chat_completion(messages[: 2 * n], max_tokens=4, temperature=0.0)["usage"]
+        assert llm.session.n_evaluated - before < 80
+        n_whole += dropped(usage) == (0, 0)
+        assert len(llm.cache.cache_state) == n_whole  # what has read what left is in none
+    assert 2 < n_whole < 7
+
+
+def test_a_limit_of_memory_lets_turns_leave_too(embedded_model):
+    with evicting(embedded_model, n_ctx=1024) as free:
+        free.create_chat_completion(history(3), max_tokens=4)
+        limit = free.kv_usage().bytes
+    with evicting(embedded_model, n_ctx=1024, kv_limit=limit) as llm:
+        done = llm.create_chat_completion(history(3), max_tokens=120, temperature=0.0, logit_bias=ENDLESS)
+        assert done["usage"]["completion_tokens"] == 120
+        assert dropped(done["usage"])[1] == 2
+        assert llm.kv_usage().peak_bytes <= limit
+
+
 def test_a_saved_sequence_knows_its_seam(embedded_model, llm):
     for n in (10, 11):
         llm.create_chat_completion(history(n), max_tokens=4, temperature=0.0)
@@ -330,6 +354,27 @@ def test_what_has_read_what_left_is_not_stored(embedded_model, tmp_path):
         for one in (llm, plain):
             one(tokens, max_tokens=1, temperature=0.0)
         assert_same(llm.session.last_logits, plain.session.last_logits, EXACT)
+
+
+def test_a_store_is_not_asked_for_more_than_stays(llm, monkeypatch):
+    class Store:
+        asked, n_found = 0, 0
+
+        def restore(self, tokens, prefix):
+            Store.asked += 1
+            return False
+
+        def cut(self, pos, n):
+            return n
+
+        def __getattr__(self, name):
+            return lambda *args: None
+
+    monkeypatch.setattr(llm.session, "stored", Store())
+    for n in (10, 11):
+        llm.create_chat_completion(history(n), max_tokens=4, temperature=0.0)
+    assert llm.session.seam
+    assert Store.asked == 1
 
 
 def test_the_log_says_why_an_answer_ends_early(llm, caplog, monkeypatch):

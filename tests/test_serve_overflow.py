@@ -71,6 +71,26 @@ def test_two_conversations_beyond_the_context_evaluate_what_is_new(server, ask):
     assert sorted(slots) == sorted(usages[-1].prompt_tokens_details.dropped_tokens for usages in found.values())
 
 
+def test_a_conversation_finds_its_sequence(server, ask):
+    """By what stays of it, not by its beginning, which all conversations share."""
+    known = {"day": 9, "night": 9}
+    for name in ("day", "night", "night", "day", "day", "night"):
+        known[name] += 1
+        found = ask("/v1/chat/completions", messages=history(known[name], name), max_tokens=4, temperature=0)["usage"]
+        n_read = found["prompt_tokens"] - found["prompt_tokens_details"]["cached_tokens"]
+        assert known[name] == 10 or n_read < 80
+
+
+def test_a_long_turn_leaves_in_place(server, ask):
+    """What stays is less than half, and is not copied to the empty sequence: its end would be read again."""
+    long = [SYSTEM, {"role": "user", "content": "word " * 105}, *history(3)[1:]]
+    first = ask("/v1/chat/completions", messages=long[:-2], max_tokens=4, temperature=0)["usage"]
+    assert "dropped_tokens" not in first["prompt_tokens_details"]
+    second = ask("/v1/chat/completions", messages=long, max_tokens=4, temperature=0)["usage"]
+    assert second["prompt_tokens_details"]["dropped_turns"] == 1
+    assert second["prompt_tokens"] - second["prompt_tokens_details"]["cached_tokens"] < 80
+
+
 def test_all_apis_tell_what_has_left(server, ask):
     messages = history(12)
     chat = ask("/v1/chat/completions", messages=messages, max_tokens=4, temperature=0)["usage"]

@@ -107,7 +107,7 @@ class Conversation:
         n = 1 + bisect_left(range(1, last), True, key=lambda n: self._size(n)[0] <= most) if last > 0 else 0
         found = self.prompt(n)
         cuts = Turns(self, found, last, self._source.n_ctx)
-        return found, {"cuts": cuts, "dropped_turns": n, "dropped_tokens": n_whole - len(found.tokens)}
+        return found, {"cuts": cuts, "dropped_turns": n, "dropped_tokens": max(0, n_whole - len(found.tokens))}
 
     def _size(self, n: int) -> tuple[int, Prompt | None]:
         """Return the tokens of a prompt, and the prompt; of a text that is too long the fewest that it can have."""

@@ -192,7 +192,7 @@ class Job:
     def dropped(self) -> dict[str, int]:
         """Return what usage tells of tokens that the answer has been written without; empty where it has seen all."""
         counts = {"dropped_tokens": self.dropped_tokens, "dropped_turns": self.dropped_turns}
-        return counts if self.dropped_tokens else {}
+        return counts if any(counts.values()) else {}
 
     def prompt_progress(self) -> dict[str, int]:
         """Return llama-server's object about a prompt that is being read."""

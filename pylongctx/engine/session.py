@@ -232,7 +232,6 @@ class Session:
         if self.logits_all:
             self._rows[first:n] = self._rows[end : n + n_left].copy()
         self.placed = (*placed_up_to(self.placed, first), Placed(first, n))
-        self._known = -1
         self.changes += 1
         self.n_tokens = n
         return ""

@@ -82,7 +82,8 @@ def assign(slots: list[Slot], job: Job) -> Slot | None:
 
 def _loses_much(slot: Slot, job: Job, n: int) -> bool:
     """Return whether a cut to ``n`` tokens would lose more than it keeps, and a copy can be made instead."""
-    return bool(slot.session.context.method) and slot.session.n_tokens > 2 * n and not job.lossy
+    begins = n <= slot.shared(job)  # else they are not all at the beginning
+    return bool(slot.session.context.method) and begins and slot.session.n_tokens > 2 * n
 
 
 def _copy(source: Slot, target: Slot, job: Job, n: int) -> None:

@@ -133,7 +133,8 @@ class Solo:
         self.session.context.abort = False
         if not job.follows:
             self.session.check_room(len(job.tokens))
-            if job.limit is not None and not job.every_row:  # a completion; ``generate`` uses what is evaluated
+            # a completion; ``generate`` uses what is evaluated, and so does a prompt that lacks turns
+            if job.limit is not None and not (job.every_row or job.lossy):
                 self.states.recall(job.tokens.tolist())
         job.submitted = True
         self.engine.waiting.append(job)

@@ -60,7 +60,11 @@ class _State(Collector):
             ("prompt_tokens", "Tokens of prompts that were evaluated.", counters.prompt_tokens),
             ("cached_tokens", "Tokens of prompts that were not evaluated again.", counters.cached_tokens),
             ("generated_tokens", "Tokens that were generated.", counters.generated_tokens),
-            ("dropped_tokens", "Tokens that left texts which did not fit.", counters.dropped_tokens),
+            (
+                "dropped_tokens",
+                "Tokens that answers were written without, as they did not fit.",
+                counters.dropped_tokens,
+            ),
             ("steps", "Batches that were evaluated.", counters.steps),
             ("busy_seconds", "Time in which batches were evaluated.", counters.busy_seconds),
             ("completed", "Completions that came to their end.", counters.completed),
