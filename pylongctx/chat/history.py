@@ -30,8 +30,10 @@ def prompt_tokens(model: Model, prompt: str, known: Sequence[int]) -> list[int]:
     return [*start, *model.tokenize(prompt.encode(), False, True)]
 
 
-def closest(model: Model, prompt: str, conversations: Iterable[Sequence[int]]) -> Sequence[int]:
-    """Return the one of several ``known`` tokens that saves most of a prompt; none when nothing does."""
+def closest(model: Model, prompt: str, conversations: Sequence[Sequence[int]]) -> Sequence[int]:
+    """Return the one of several ``known`` tokens that saves most of a prompt."""
+    if len(conversations) == 1:
+        return conversations[0]
     n_start, text = len(_start(model)), prompt.encode()
     return max(conversations, key=lambda known: len(_common(model, known[n_start:], text)[0]), default=())
 
