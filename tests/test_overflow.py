@@ -99,6 +99,29 @@ def test_turns_leave_whole(llm):
     assert len(tokens) <= N_CTX - 8 < len(longer)  # no turn left that need not
 
 
+@pytest.mark.parametrize(("chat_format", "n_ctx"), [("llama-2", 256), ("llama-3", 512), ("chatml", 1024)])
+def test_every_template_goes_on_from_what_stays(embedded_model, chat_format, n_ctx):
+    """Where the system prompt is a part of the first turn, with calls of tools, with markers that are plain text."""
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    calls = chat_format == "chatml"
+    with evicting(embedded_model, n_ctx=n_ctx, chat_format=chat_format) as llm:
+        messages, counts = [SYSTEM], []
+        for i in range(11):
+            question, answer = said(i)
+            messages.append(question)
+            before = llm.session.n_evaluated
+            more = {"tools": tools} if calls else {}
+            usage = llm.create_chat_completion(messages, max_tokens=4, temperature=0.0, **more)["usage"]
+            counts.append((llm.session.n_evaluated - before, dropped(usage)[1]))
+            call = {"id": f"call{i}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+            looked = {"role": "tool", "tool_call_id": f"call{i}", "content": "nothing " * 12}
+            messages += [{"role": "assistant", "content": None, "tool_calls": [call]}, looked][: 2 * calls]
+            messages.append(answer)
+        assert counts[1][1] == 0
+        assert counts[-1][1] > 2
+        assert max(n for n, _ in counts[2:]) <= counts[1][0] + 2  # one digit more
+
+
 @pytest.mark.parametrize(
     ("roles", "begins"),
     [
