@@ -152,12 +152,14 @@ template <typename F> bool guarded(lctx_context * ctx, std::initializer_list<int
 }
 
 // The memory of a context with a method. Throws.
-lctx_memory & with_method(lctx_context * ctx) {
+lctx_memory & with_method(lctx_context * ctx, const char * what = "has no parts") {
     if (!ctx->memory) {
-        throw lctx_refusal("llama.cpp's own KV cache has no parts");
+        throw lctx_refusal(std::string("llama.cpp's own KV cache ") + what);
     }
     return *ctx->memory;
 }
+
+constexpr const char * NO_COMPRESSION = "does not compress a text that was read: use method=kvzip";
 
 // What `write` writes: its size with buf NULL, else its bytes; 0 when that fails or buf is too small.
 template <typename F> size_t write_out(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size, F && write) {
@@ -258,6 +260,28 @@ int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq) {
             ctx->memory->checkpoint(seq);
         }
         return true;
+    });
+}
+
+int32_t lctx_seq_replay(lctx_context * ctx, int32_t seq, int32_t on) {
+    int32_t most = LCTX_INVALID;
+    guarded(ctx, {seq}, [&] {
+        lctx_kv_cache & cache = with_method(ctx, NO_COMPRESSION).cache();
+        most = on ? cache.begin_replay(seq) : 0;
+        if (!on) {
+            cache.end_replay(seq);
+        }
+        return true;
+    });
+    return most;
+}
+
+int32_t lctx_seq_compress(lctx_context * ctx, int32_t seq, double share) {
+    return guarded(ctx, {seq}, [&] {
+        if (!(share > 0.0 && share <= 1.0)) {
+            throw lctx_refusal("the share of rows that stay is above 0 and at most 1, not " + std::to_string(share));
+        }
+        return with_method(ctx, NO_COMPRESSION).cache().compress(seq, share);
     });
 }
 

@@ -438,7 +438,8 @@ class Llama(ReadingCompleter):
         scores : numpy.ndarray
             int32 [n]: with corm the last query to which the token was important, -1 for none (CORM, definition 3.1; one
             of the last ``window`` when ``evict_every`` is not below it, where one is enough to stay);
-            with scissorhands a count; with rules that add up weights a float's bits (``scores.view(numpy.float32)``).
+            with scissorhands a count; with rules that weigh a float's bits (``scores.view(numpy.float32)``): the sum of
+            all weights, with kvzip the largest.
 
         Raises
         ------

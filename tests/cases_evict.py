@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from cases import FEW_TOKENS, ROPES, OpCase
 from oracle import DualChunk, Full, Segment, SelfExtend, ShiftedRotary
 from oracle_chunks import LongHeads
-from oracle_evict import H2O, Corm, Evicting, Rule, Scissorhands, Tova
+from oracle_evict import H2O, Corm, Evicting, Kvzip, Rule, Scissorhands, Tova
 
 # How far a score of attention may be off: a decision within that may fall either way. What float32 leaves, and one step
 # of a stored channel that rounds the other way.
@@ -19,6 +19,8 @@ RULES = {  # on random rows each of them drops many and keeps many
     "h2o-every": H2O(100, 7, 1),
     "scissorhands": Scissorhands(80, 9, 16, 12),
     "tova": Tova(64, 5),
+    "h2o-adaptive": H2O(96, 32, 8, "adaptive"),
+    "kvzip": Kvzip(190, 0.4),
 }
 BASES = {
     "full": Full(),
@@ -47,6 +49,15 @@ BUDGET_EDGES = {
     "tova-one": Tova(1, 1),
     "scissorhands-window-one": Scissorhands(50, 1, 10, 10),
     "scissorhands-every-one": Scissorhands(50, 1, 10, 1),
+    "adaptive-scissorhands": Scissorhands(80, 9, 16, 12, "adaptive"),
+    "adaptive-tova": Tova(64, 5, "adaptive"),
+    "adaptive-budget-beyond-the-end": H2O(300, 8, 4, "adaptive"),
+    "adaptive-budget-is-nearly-recent": H2O(40, 39, 4, "adaptive"),
+    "adaptive-budget-one": H2O(1, 0, 1, "adaptive"),
+    "kvzip-all": Kvzip(128, 1.0),
+    "kvzip-nothing": Kvzip(129, 1e-9),
+    "kvzip-one-row": Kvzip(1, 0.9),
+    "kvzip-one-query": Kvzip(256, 0.3),
 }
 
 

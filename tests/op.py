@@ -9,7 +9,7 @@ from cases import ChunkCase, OpCase
 from cases_evict import EvictCase
 from needs import lacks
 from oracle_chunks import UNUSED, LongHeads, Stored
-from oracle_evict import Layer
+from oracle_evict import Kvzip, Layer
 
 from pylongctx._lib import lib as library
 
@@ -147,6 +147,8 @@ def run_layer(case: OpCase, x: Inputs, n_ubatch: int, spec: str, n_ctx_train: in
         keep = {name: _pointer(array) for name, array in arrays.items()}
         keep |= {"op": op, "method": ffi.new("char[]", spec.encode())}
         sizes = {"n_ctx_train": n_ctx_train, "n_ubatch": n_ubatch, "n_read_max": case.method.n_chunk + 2 if size else 0}
+        if isinstance(getattr(case, "rule", None), Kvzip) and Kvzip.name in spec:
+            sizes |= {"n_text": case.rule.n_text, "share": case.rule.share}
         args = ffi.new("lctx_layer_run_args *", sizes | keep)
         call(lib.lctx_layer_run, args)
     assert np.isin(run.held, (0, 1)).all(), "held must be 0 or 1 everywhere"

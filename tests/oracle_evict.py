@@ -127,6 +127,16 @@ class Rule:
         """
         raise NotImplementedError
 
+    def kept_by_heads(
+        self, low: np.ndarray, high: np.ndarray, held: np.ndarray, p: int, open_row: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same of all KV heads, bool arrays ``[n_head_kv, n_rows]`` as ``held``, of which it is a part."""
+        certain, possible = np.zeros((2, *held.shape), dtype=bool)
+        for g, here in enumerate(held):
+            rows = np.flatnonzero(here)
+            certain[g, rows], possible[g, rows] = self.kept(low[g, rows], high[g, rows], rows, p, open_row)
+        return certain, possible
+
     def least(self, score: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return what an implementation may show for ``score`` at least, without deciding otherwise."""
         return score
@@ -166,10 +176,40 @@ def best(low: np.ndarray, high: np.ndarray, n: int) -> Kept:
     return beaten_perhaps.sum(1) < n, beaten_surely.sum(1) < n
 
 
+def best_of_all(low: np.ndarray, high: np.ndarray, held: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return which rows of all heads are among the ``n`` best; of equal ones the newer, then that of the first head."""
+    certain, possible = np.zeros((2, *held.shape), dtype=bool)
+    rows, heads = np.nonzero(held[::-1].T)
+    at = (len(held) - 1 - heads, rows)
+    certain[at], possible[at] = best(low[at], high[at], n)
+    return certain, possible
+
+
 class BudgetRule(Rule):
-    """A head with more than ``budget`` rows keeps the newest ``recent`` and the best of the others."""
+    """A head with more than ``budget`` rows keeps the newest ``recent`` and the best of the others.
+
+    With adaptive ``heads`` those of a layer keep as many together, and each at least its best fifth of a budget.
+    """
 
     budget: int
+    heads: str
+
+    def text(self) -> str:
+        return super().text().removesuffix(",heads=uniform")
+
+    def kept_by_heads(self, low, high, held, p, open_row):
+        if self.heads == "uniform":
+            return super().kept_by_heads(low, high, held, p, open_row)
+        n_row = held.shape[1]
+        safe = held & ((np.arange(n_row) > p - self.recent) | (np.arange(n_row) >= open_row))
+        low, high = (np.where(safe, np.inf, score) for score in (low, high))
+        own = np.zeros((2, *held.shape), dtype=bool)  # certain, possible
+        for g, here in enumerate(held):
+            rows = np.flatnonzero(here)
+            own[:, g, rows] = best(low[g, rows], high[g, rows], max(self.budget // 5, int(safe[g].sum())))
+        low, high = (np.where(mine, np.inf, score) for mine, score in zip(own, (low, high), strict=True))
+        n_sure = int((own[0] | safe).sum())
+        return best_of_all(low, high, held, max(len(held) * self.budget, n_sure))
 
     def kept(self, low, high, rows, p, open_row):
         certain, possible = np.ones((2, len(rows)), dtype=bool)
@@ -187,6 +227,7 @@ class H2O(BudgetRule):
     budget: int
     recent: int
     evict_every: int = 1
+    heads: str = "uniform"
     name = "h2o"
     score_type = np.float32
     window = np.inf
@@ -203,6 +244,7 @@ class Scissorhands(BudgetRule):
     window: int
     recent: int
     evict_every: int = 1
+    heads: str = "uniform"
     name = "scissorhands"
     resets = True
 
@@ -216,12 +258,43 @@ class Tova(BudgetRule):
 
     budget: int
     evict_every: int = 1
+    heads: str = "uniform"
     name = "tova"
     score_type = np.float32
     window, recent, resets = 1, 0, True
 
     def vote(self, score, p, weights, t):
         return score + weights.sum(0)
+
+
+@dataclass(frozen=True)
+class Kvzip(Rule):
+    """KVzip (arXiv 2505.23416): the largest weight that a query of a replay gave.
+
+    Rows from ``n_text`` on are the replay. It is taken back, and ``share`` of the rows of all heads stay.
+    """
+
+    n_text: int
+    share: float
+    name = "kvzip"
+    score_type = np.float32
+    evict_every, recent = 2**30, 0
+
+    def text(self) -> str:
+        return self.name
+
+    def votes(self, p):
+        return p >= self.n_text
+
+    def vote(self, score, p, weights, t):
+        return np.maximum(score, weights.max(0))
+
+    def kept_by_heads(self, low, high, held, p, open_row):
+        held = held & (np.arange(held.shape[1]) < self.n_text)
+        safe = held & (np.arange(held.shape[1]) >= open_row)
+        low, high = (np.where(safe, np.inf, score) for score in (low, high))
+        n = int(self.share * self.n_text * len(held))
+        return best_of_all(low, high, held, max(n, int(safe.sum())))
 
 
 @dataclass(frozen=True)
@@ -379,13 +452,9 @@ class Layer:
 
     def evict(self, p: int, scores: np.ndarray, held: np.ndarray, decide: Decide | None) -> tuple[np.ndarray, bool]:
         """Return what is held after border ``p``, and whether it was in doubt."""
-        certain, possible, exact = np.zeros((3, *held.shape), dtype=bool)
-        for g, here in enumerate(held):
-            rows = np.flatnonzero(here)
-            low, middle, high = scores[:, g, rows]
-            settings = (rows, p, self.method.open_row(p))
-            certain[g, rows], possible[g, rows] = self.method.rule.kept(low, high, *settings)
-            exact[g, rows] = self.method.rule.kept(middle, middle, *settings)[0]
+        (low, middle, high), settings = scores, (held, p, self.method.open_row(p))
+        certain, possible = self.method.rule.kept_by_heads(low, high, *settings)
+        exact = self.method.rule.kept_by_heads(middle, middle, *settings)[0]
         doubt = (certain != possible).any()
         return (decide(p, certain, possible) if doubt and decide else exact), bool(doubt)
 
@@ -422,4 +491,7 @@ class Layer:
                 doubts += [p] * doubt
                 if rule.resets:
                     scores[:] = rule.first_score
+        if isinstance(rule, Kvzip):
+            held, doubt = self.evict(rule.n_text - 1, scores, held, decide)
+            doubts += [rule.n_text - 1] * doubt
         return Run(out, held, before, scores, np.stack(chunks) if chunked else None, doubts)

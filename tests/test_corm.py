@@ -30,6 +30,7 @@ METHODS = {
     "h2o": Evicting(Full(), H2O(60, 12, 8)),
     "scissorhands": Evicting(Full(), Scissorhands(60, 9, 10, 12)),
     "selfextend-tova": Evicting(EXTENDED, Tova(50, 3)),
+    "h2o-adaptive": Evicting(Full(), H2O(60, 12, 8, "adaptive")),
     "dca-corm": Evicting(DualChunk(29, 11), Corm(14, 10, 7)),
 }
 CHUNKED = {

@@ -53,6 +53,7 @@ OTHERS = [
     *("rope-neox-full", "rope-yarn-partial-factors-selfextend", "softcap-full", "softcap-longheads-head"),
     *("empty-chunks", "long-chunks", "open-chunk-exceeds-the-budget"),
     *("every-wider-than-window", "budget-is-nearly-recent", "scissorhands-window-one"),
+    *("full-kvzip", "longheads-grouped-kvzip", "selfextend-h2o-adaptive", "adaptive-scissorhands", "kvzip-nothing"),
 ]
 BY_NAME = {case.name: case for case in EVICT_CASES}
 

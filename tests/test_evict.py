@@ -18,6 +18,7 @@ from oracle_chunks import LongHeads
 from oracle_evict import (
     H2O,
     Corm,
+    Kvzip,
     Run,
     Scissorhands,
     Tova,
@@ -51,7 +52,8 @@ def native_decisions(case: EvictCase, x: Inputs):
 
     def decide(p: int, certain: np.ndarray, possible: np.ndarray) -> np.ndarray:
         taken = np.zeros_like(certain)
-        taken[:, : p + 1] = run_evict(*prefix(case, x, p + 1)).held
+        n = case.n_rows if isinstance(case.rule, Kvzip) else p + 1
+        taken[:, :n] = run_evict(*prefix(case, x, n)).held
         assert (certain <= taken).all(), f"rows {np.argwhere(certain & ~taken)} must stay after {p}"
         assert (taken <= possible).all(), f"rows {np.argwhere(taken & ~possible)} must leave after {p}"
         return taken
@@ -71,13 +73,15 @@ def assert_same_scores(case: EvictCase, got: LayerRun, want: Run) -> None:
 
 def check_summaries(case: EvictCase, x: Inputs, got: LayerRun, want: Run) -> None:
     """A chunk without rows has lost its representation; the others have kept theirs."""
-    starts = np.arange(0, case.n_rows, case.method.chunk_size)[: case.n_rows // case.method.chunk_size]
+    n = getattr(case.rule, "n_text", case.n_rows)
+    starts = np.arange(0, n, case.method.chunk_size)[: n // case.method.chunk_size]
     ends = starts + case.method.chunk_size
     gone = np.array([[not head[a:b].any() for a, b in zip(starts, ends, strict=True)] for head in want.held])
     if len(starts):
         gone = gone.repeat(len(got.summaries) // case.n_head_kv, axis=0)
-        np.testing.assert_array_equal(np.isnan(got.summaries).all(-1), gone)
-        np.testing.assert_array_equal(got.summaries[~gone], base_summaries(case, x)[~gone])
+        summaries, wanted = (all_rows[:, : len(starts)] for all_rows in (got.summaries, base_summaries(case, x)))
+        np.testing.assert_array_equal(np.isnan(summaries).all(-1), gone)
+        np.testing.assert_array_equal(summaries[~gone], wanted[~gone])
 
 
 def base_summaries(case: EvictCase, x: Inputs) -> np.ndarray:
@@ -111,11 +115,13 @@ def test_native_layers_evict_and_attend_as_defined(name):
 def random_cases(draw) -> EvictCase:
     every, recent, n_head_kv = draw(st.integers(1, 40)), draw(st.integers(0, 40)), draw(st.integers(1, 2))
     budget, window = recent + draw(st.integers(1, 90)), draw(st.integers(1, 60))
-    rules = [Corm(window, recent, every), H2O(budget, recent, every), Tova(budget, every),
-             Scissorhands(budget, min(window, every), recent, every)]  # fmt: skip
+    n_rows, heads = draw(st.integers(2, 330)), draw(st.sampled_from(["uniform", "adaptive"]))
+    rules = [Corm(window, recent, every), H2O(budget, recent, every, heads), Tova(budget, every, heads),
+             Scissorhands(budget, min(window, every), recent, every, heads),
+             Kvzip(draw(st.integers(1, n_rows - 1)), draw(st.floats(0.01, 1.0)))]  # fmt: skip
     return evict_case(
         "random",
-        n_rows=draw(st.integers(1, 330)),
+        n_rows=n_rows,
         head_dim_k=8 * draw(st.integers(1, 16)),
         head_dim_v=64,
         n_head=n_head_kv * draw(st.integers(1, 3)),
@@ -248,6 +254,9 @@ def test_a_spec_names_full_or_leaves_it_out():
     ("tova,budget=0", "budget"),
     ("tova,budget=8,recent=4", "recent"),
     ("tova,budget=8,evict_every=-1", "evict_every"),
+    ("tova,budget=8,heads=shared", "heads"),
+    ("corm,heads=adaptive", "heads"),
+    ("kvzip,budget=8", "budget"),
     ("window,n_sink=4,window=32+corm", "window"),
     ("corm+selfextend,group_size=4,neighbor_window=16", r"corm\+selfextend|selfextend"),
     ("corm+h2o,budget=8", "h2o"),

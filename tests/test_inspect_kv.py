@@ -44,7 +44,7 @@ def test_held_map_is_what_the_heads_hold(embedded_model, text):
 def test_held_map_refuses_methods_that_evict_nothing(embedded_model, method):
     with (
         new(embedded_model, method=method) as llm,
-        pytest.raises(ValueError, match=f"method '{method}.*nothing to show; use corm, h2o, scissorhands or tova"),
+        pytest.raises(ValueError, match=f"method '{method}.*nothing to show; use corm, h2o, kvzip, scissorhands"),
     ):
         held_map(llm)
 

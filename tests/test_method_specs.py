@@ -15,6 +15,7 @@ from pylongctx.methods import (
     Corm,
     DualChunk,
     Full,
+    Kvzip,
     LongHeads,
     Scissorhands,
     SelfExtend,
@@ -25,7 +26,8 @@ from pylongctx.methods import (
 )
 
 BASES = [Full, SelfExtend, LongHeads, DualChunk, ShiftedRotary]
-RULES = [Corm, H2O, Scissorhands, Tova]
+RULES = [Corm, H2O, Scissorhands, Tova, Kvzip]
+SIZES = [(cls, field.name) for cls in RULES for field in fields(cls) if field.name not in cls.words]
 LARGEST = 2**30
 
 # ---- rules ----
@@ -40,6 +42,8 @@ LARGEST = 2**30
     (Scissorhands(512, 16, 128, 32), "scissorhands,budget=512,window=16,recent=128,evict_every=32"),
     (Tova(), "tova"),
     (Tova(1, 1), "tova,budget=1,evict_every=1"),
+    (Tova(1, heads="adaptive"), "tova,budget=1,heads=adaptive"),
+    (Kvzip(), "kvzip"),
 ])  # fmt: skip
 def test_specs_of_rules(rule, spec):
     assert str(rule) == spec
@@ -50,7 +54,7 @@ def test_specs_of_rules(rule, spec):
 def test_any_choice_of_options_round_trips(cls):
     """An option left out of the spec is the default, one that is there is read back as itself."""
     names = [field.name for field in fields(cls)]
-    values = {"budget": 400, "window": 3, "recent": 7, "evict_every": 5}
+    values = {"budget": 400, "window": 3, "recent": 7, "evict_every": 5, "heads": "adaptive"}
     for n in range(len(names) + 1):
         for chosen in combinations(names, n):
             options = {name: values[name] for name in chosen}
@@ -64,14 +68,15 @@ def test_options_that_are_left_out():
     defaults = {cls: [(field.name, field.default) for field in fields(cls)] for cls in RULES}
     assert defaults == {
         Corm: [("window", 256), ("recent", 256), ("evict_every", None)],
-        H2O: [("budget", None), ("recent", None), ("evict_every", None)],
-        Scissorhands: [("budget", None), ("window", None), ("recent", None), ("evict_every", None)],
-        Tova: [("budget", None), ("evict_every", None)],
+        H2O: [("budget", None), ("recent", None), ("evict_every", None), ("heads", None)],
+        Scissorhands: [("budget", None), ("window", None), ("recent", None), ("evict_every", None), ("heads", None)],
+        Tova: [("budget", None), ("evict_every", None), ("heads", None)],
+        Kvzip: [],
     }
     assert parse("corm") == Corm()
 
 
-@pytest.mark.parametrize(("cls", "option"), [(cls, field.name) for cls in RULES for field in fields(cls)])
+@pytest.mark.parametrize(("cls", "option"), SIZES)
 def test_sizes_of_rules_have_limits(cls, option):
     least = 0 if option == "recent" else 1
     for value in (least, LARGEST):
@@ -83,7 +88,7 @@ def test_sizes_of_rules_have_limits(cls, option):
             parse(f"longheads+{cls.name},{option}={value}")
 
 
-@pytest.mark.parametrize(("cls", "option"), [(cls, field.name) for cls in RULES for field in fields(cls)])
+@pytest.mark.parametrize(("cls", "option"), SIZES)
 @pytest.mark.parametrize("value", [1.0, "8", True, [8]], ids=repr)
 def test_sizes_of_rules_are_integers(cls, option, value):
     with pytest.raises(TypeError, match=f"^{option} must be an integer"):
@@ -162,7 +167,8 @@ def test_a_composition_is_a_value():
 @pytest.mark.parametrize("rule", RULES)
 def test_full_attention_is_what_a_rule_alone_reads(rule):
     assert Full() + rule() == rule()
-    assert parse(f"full+{rule.name},evict_every=8") == rule(evict_every=8)
+    options = {"evict_every": 8} if fields(rule) else {}
+    assert parse(",".join([f"full+{rule.name}", *(f"{key}={n}" for key, n in options.items())])) == rule(**options)
     with pytest.raises(ValueError, match=rf"'full\+{rule.name}' is '{rule.name}' alone"):
         Composition(Full(), rule())
 
@@ -194,7 +200,7 @@ def test_what_does_not_compose_says_what_does(spec, reason):
         parse(spec)
     assert str(info.value).endswith(
         "a composition is one base (dca, full, longheads, selfextend or string) "
-        "+ one rule (corm, h2o, scissorhands or tova)"
+        "+ one rule (corm, h2o, kvzip, scissorhands or tova)"
     )
 
 

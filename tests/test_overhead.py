@@ -24,6 +24,7 @@ BORDERS = {
     "h2o": "h2o,budget=96,recent=32,evict_every=64",
     "scissorhands": "scissorhands,budget=96,window=16,recent=16,evict_every=64",
     "tova": "tova,budget=96,evict_every=64",
+    "tova-adaptive": "tova,budget=96,heads=adaptive,evict_every=64",
 }
 PLAIN = SPECS | {
     "selfextend": "selfextend,group_size=64,neighbor_window=21",

@@ -52,15 +52,16 @@ static inline void lctx_count_votes(lctx_held held, lctx_score kind, const lctx_
                 score += row[c] >= b.threshold[c];
             }
         } else {
-            float sum = lctx_held::as_float(score);
+            float sum = lctx_held::as_float(score), most = sum;
             for (int c = 0; c < n_pad; c += LCTX_VL) {  // a query that is NaN has no weight where it does not read
                 const lctx_vf x = lctx_vload(row + c), none = lctx_vset(-INFINITY);
                 lctx_vstore(row + c, x == none ? lctx_vf{} : lctx_vexp(x - lctx_vload(b.lse + c)));
             }
             for (int c = 0; c < n_col; c++) {  // one by one: the sum must not depend on where the tokens were cut
                 sum += row[c];
+                most = row[c] > most ? row[c] : most;
             }
-            score = lctx_held::as_score(sum);
+            score = lctx_held::as_score(kind == LCTX_SCORE_SUM ? sum : most);
         }
     }
 }

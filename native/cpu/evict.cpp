@@ -35,21 +35,17 @@ void keep_best(const lctx_held & held, lctx_score kind, int32_t n, int32_t n_bes
     }
 }
 
-// Which of n_held rows stay after row p.
-void decide(const lctx_evict_params & params, const lctx_held & held, int32_t n_held, int32_t p, const scratch & w) {
+// Which of n_held rows stay after row p, at most `budget` of them where the rule has one.
+void decide(const lctx_evict_params & params, const lctx_held & held, int32_t n_held, int32_t p, int32_t budget, const scratch & w) {
     const lctx_retain & r = params.retain;
-    int32_t first_safe = p - r.recent + 1;
-    if (params.chunk_size > 0) {
-        first_safe = std::min(first_safe, (p + 1) / params.chunk_size * params.chunk_size);
-    }
-    const int32_t n_old = std::min(held.cell(std::max(0, first_safe)), n_held);
+    const int32_t n_old = std::min(held.cell(r.first_safe(p, params.chunk_size)), n_held);
     std::fill_n(w.keep, n_held, 1);
     if (r.budget == 0) {
         for (int32_t cell = 0; cell < n_old; cell++) {
             w.keep[cell] = p - held.scores()[cell] < r.window;
         }
-    } else if (n_held > r.budget) {
-        const int32_t n_best = std::max(0, r.budget - (n_held - n_old));
+    } else if (n_held > budget) {
+        const int32_t n_best = std::max(0, budget - (n_held - n_old));
         std::fill_n(w.keep, n_old, 0);
         if (n_best < n_old) {
             keep_best(held, r.score, n_old, n_best, w);
@@ -97,7 +93,7 @@ int32_t compact(const lctx_evict_args & a, const lctx_held & held, int32_t n_hel
 void evict_head(const lctx_evict_args & a, int32_t head_kv, int32_t seq, int32_t p, const scratch & w) {
     const lctx_held held = lctx_cells(a.cache, head_kv, seq).held;
     const int32_t n_held = p + 1 - held.n_gone();
-    decide(a.params, held, n_held, p, w);
+    decide(a.params, held, n_held, p, lctx_budget_of(a, head_kv, seq), w);
     if (a.summaries) {
         forget_chunks(a, held, n_held, head_kv, seq, w);
     }

@@ -74,19 +74,15 @@ __device__ uint64_t nth_best(lctx_score kind, const int32_t * scores, int32_t n_
 }
 
 // Which rows of a head stay after row p; all threads call.
-__device__ decision decide(const lctx_evict_args & a, const lctx_held & held, int32_t p, search_memory & m) {
+__device__ decision decide(const lctx_evict_args & a, const lctx_held & held, int32_t p, int32_t budget, search_memory & m) {
     const lctx_retain & r = a.params.retain;
     decision d = {0, p + 1 - held.n_gone(), 0};
-    int32_t first_safe = p - r.recent + 1;
-    if (a.params.chunk_size > 0) {
-        first_safe = lctx_min(first_safe, (p + 1) / a.params.chunk_size * a.params.chunk_size);
-    }
-    const int32_t n_old = lctx_min(held.cell(lctx_max(0, first_safe)), d.n_held);
+    const int32_t n_old = lctx_min(held.cell(r.first_safe(p, a.params.chunk_size)), d.n_held);
     if (r.budget == 0) {
         d.n_old = n_old;
         d.least = rank_of(r.score, p - r.window + 1, 0);
-    } else if (d.n_held > r.budget) {
-        const int32_t n_best = lctx_max(0, r.budget - (d.n_held - n_old));
+    } else if (d.n_held > budget) {
+        const int32_t n_best = lctx_max(0, budget - (d.n_held - n_old));
         d.n_old = n_old;
         d.least = n_best > 0 ? nth_best(r.score, held.scores(), n_old, n_best, m) : ~(uint64_t)0;
     }
@@ -128,7 +124,7 @@ __global__ void __launch_bounds__(THREADS) decide_heads(const lctx_evict_args a,
         return;
     }
     const lctx_held held = lctx_cells(a.cache, head_kv, seq).held;
-    const decision d = decide(a, held, a.due[seq], *(search_memory *)lctx_shared());
+    const decision d = decide(a, held, a.due[seq], lctx_budget_of(a, head_kv, seq), *(search_memory *)lctx_shared());
     if (a.summaries) {
         forget_chunks(a, held, d, head_kv, seq);
     }

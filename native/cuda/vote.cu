@@ -26,7 +26,7 @@ template <int DIM_> struct shape {
 struct ballot {
     int32_t row0, row1;  // what it reads
     int32_t step;        // its row
-    float level;         // its LSE, of SCORE_SUM; else the least score of an important row: LSE - ln t. Base 2
+    float level;         // its LSE where scores are weights; else the least score of an important row: LSE - ln t. Base 2
 };
 
 template <typename S> struct memory {
@@ -203,7 +203,7 @@ template <typename S> __device__ wanted load_column(const lctx_vote_args & v, co
     if (mine == 0) {
         const float lse = a.lse[(size_t)token * a.n_head + head];
         float ln_t = 0.0f;
-        if (v.retain.score != LCTX_SCORE_SUM) {
+        if (!lctx_is_weight(v.retain.score)) {
             ln_t = made.spans ? made.spans[(l.of(list) - a.segs) / a.n_seg] : logf((float)span_of(l.of(list), a.n_seg));
         }
         ballots[c] = {segment.row0, segment.row1, v.voters[token].row, LCTX_LOG2_E * (lse - ln_t)};
@@ -259,18 +259,21 @@ template <typename S> __device__ void score(const lctx_attend_args & a, int n_co
 // The score of the row of this thread after the votes of n columns. s: its scores
 template <typename S>
 __device__ int32_t count(lctx_score kind, int32_t score, int32_t row, const ballot * ballots, const float * s, int n_column) {
-    float sum = lctx_held::as_float(score);
+    float sum = lctx_held::as_float(score), most = sum;
     for (int c = 0; c < n_column; c++) {
         const ballot & b = ballots[c];
         const float x = s[c * S::SCORE_STRIDE];
         const bool reads = b.row0 <= row && row < b.row1, important = reads && x >= b.level;
+        float weight = 0.0f;
         switch (kind) {
             case LCTX_SCORE_LAST:  score = important ? lctx_max(score, b.step) : score; break;
             case LCTX_SCORE_COUNT: score += important; break;
-            case LCTX_SCORE_SUM:   sum += reads ? lctx_exp2(x - b.level) : 0.0f; break;
+            default:               weight = reads ? lctx_exp2(x - b.level) : 0.0f;
         }
+        sum += weight;
+        most = weight > most ? weight : most;
     }
-    return kind == LCTX_SCORE_SUM ? lctx_held::as_score(sum) : score;
+    return kind == LCTX_SCORE_SUM ? lctx_held::as_score(sum) : kind == LCTX_SCORE_MAX ? lctx_held::as_score(most) : score;
 }
 
 __device__ bool needs_votes(const lctx_retain & r, int32_t row, int32_t score, int32_t border) {

@@ -55,9 +55,10 @@ lctx_chain sample(ggml_context * ctx, const llama_model & model, const lctx_kv_c
     chain.links.push_back({"lctx_angles", in.angles});
     if (const lctx_retain * retain = method.retain()) {
         ggml_tensor * due = tensor(GGML_TYPE_I32, layer.table->ne[2], 1, 1);
+        ggml_tensor * budgets = retain->own_budgets() ? tensor(GGML_TYPE_I32, layer.table->ne[1], layer.table->ne[2], 1) : nullptr;
         const int32_t chunk_size = method.chunks() ? method.chunks()->chunk_size : 0;
-        chain.links.push_back({"lctx_evict", lctx_evict(ctx, layer.k_pool, layer.v_pool, layer.table, layer.held, due, layer.summaries,
-                                                        *retain, chunk_size)});
+        chain.links.push_back({"lctx_evict", lctx_evict(ctx, layer.k_pool, layer.v_pool, layer.table, layer.held, due, budgets,
+                                                        layer.summaries, *retain, chunk_size)});
     }
     return chain;
 }

@@ -82,6 +82,8 @@ typedef struct lctx_layer_run_args {
     int32_t n_read_max;   // room in chunks
     float * summaries;    // [n_summary][n_rows/chunk_size][summary_dim], room for n_head x chunks x 3*head_dim_k; or NULL
     int32_t * chunks;     // [n_rows][n_head][n_read_max] or NULL
+    int32_t n_text;       // > 0: rows from here on are a replay, after which the rule compresses the text before them; else 0
+    double share;         // of its rows, that stay
     int32_t * held;       // [n_head_kv][n_rows]: 1 when the head holds the row after the last eviction that is due; or NULL
     int32_t * scores;     // [n_head_kv][n_rows]: scores of the rows that are held; or NULL
 } lctx_layer_run_args;

@@ -53,9 +53,9 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
     }
 }
 
-ggml_tensor * lctx_op_layer::evict(ggml_context * ctx, ggml_tensor * due) const {
+ggml_tensor * lctx_op_layer::evict(ggml_context * ctx, ggml_tensor * due, ggml_tensor * budgets) const {
     const lctx_chunks * c = method.chunks();
-    return lctx_evict(ctx, k_pool, v_pool, table, held, due, summaries, *method.retain(), c ? c->chunk_size : 0);
+    return lctx_evict(ctx, k_pool, v_pool, table, held, due, budgets, summaries, *method.retain(), c ? c->chunk_size : 0);
 }
 
 lctx_held_copy::lctx_held_copy(const lctx_op_layer & layer) : layer_(layer) {
@@ -74,7 +74,18 @@ void lctx_held_copy::write_back() const {
 }
 
 lctx_op_ubatch::lctx_op_ubatch(const lctx_op_layer & layer, int32_t first, int32_t n)
-    : layer(layer), first(first), n(n), g(layer.g.backend, 48), pos(), due(), local_pos(), score_pos(), place_pos(), slow(), in() {
+    : layer(layer),
+      first(first),
+      n(n),
+      g(layer.g.backend, 48),
+      pos(),
+      due(),
+      budgets(),
+      local_pos(),
+      score_pos(),
+      place_pos(),
+      slow(),
+      in() {
     add_inputs();
     add_nodes();
     g.allocate();
@@ -102,6 +113,7 @@ void lctx_op_ubatch::add_inputs() {
     }
     if (method.retain() && (first + n) % method.retain()->evict_every == 0) {
         due = g.tensor(GGML_TYPE_I32, 1);
+        budgets = method.retain()->own_budgets() ? g.tensor(GGML_TYPE_I32, a.n_head_kv) : nullptr;
     }
 }
 
@@ -130,7 +142,7 @@ void lctx_op_ubatch::add_nodes() {
         nodes.push_back(link.node);
     }
     if (due) {
-        nodes.push_back(layer.evict(ctx, due));
+        nodes.push_back(layer.evict(ctx, due, budgets));
     }
 }
 
@@ -151,7 +163,7 @@ void lctx_op_ubatch::fill(const float * k_rows, const float * v_rows, const floa
         method.positions(p, &positions[angle0]);
         row[i] = {p, 0, angle0 + method.key_angle(), angle0 + method.near_angle()};
         chunk_row[i] = {p, 0, method.chunks() ? open_row(*method.chunks(), *this, p) : -1, angle0};
-        voter[i] = {p, 0, method.retain() && method.retain()->votes(p), first};
+        voter[i] = {p, 0, method.retain() && (method.retain()->votes(p) || p >= layer.replay_from), first};
     }
     lctx_fill(pos, positions.data()), lctx_fill(in.rows, row.data()), lctx_fill(in.k, k_rows), lctx_fill(in.v, v_rows);
     if (q_rows) {
@@ -169,6 +181,9 @@ void lctx_op_ubatch::fill(const float * k_rows, const float * v_rows, const floa
     if (due) {
         const int32_t last = first + n - 1;
         lctx_fill(due, &last);
+    }
+    if (budgets) {
+        lctx_fill(budgets, std::vector<int32_t>(layer.a.n_head_kv, method.retain()->budget).data());
     }
 }
 

@@ -14,8 +14,9 @@ struct lctx_op_layer : lctx_layer {
 
     // n_ubatch: tokens of the largest ubatch.
     lctx_op_layer(const lctx_op_args & a, const lctx_method & method, int32_t n_ubatch, const lctx_backend & backend);
-    // due: I32 [1], the border after which the sequence evicts.
-    ggml_tensor * evict(ggml_context * ctx, ggml_tensor * due) const;
+    // due: I32 [1], the row after which the sequence evicts; budgets: I32 [n_head_kv], or nullptr: that of the rule.
+    ggml_tensor * evict(ggml_context * ctx, ggml_tensor * due, ggml_tensor * budgets = nullptr) const;
+    int32_t replay_from = INT32_MAX;  // queries from here on vote too
 };
 
 // What the heads of a layer hold, copied from where it lies.
@@ -36,7 +37,7 @@ struct lctx_op_ubatch {
     const lctx_op_layer & layer;
     int32_t first, n;
     lctx_graph_run g;
-    ggml_tensor *pos, *due;  // inputs, next to those of the chain
+    ggml_tensor *pos, *due, *budgets;  // inputs, next to those of the chain
     ggml_tensor *local_pos, *score_pos, *place_pos, *slow;
     lctx_chain_inputs in;
     std::vector<ggml_tensor *> prepared;  // what the chain computes from: angles, rotated queries

@@ -50,7 +50,8 @@ void settle(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_
         const float x = uniform(random);
         switch (r.score) {
             case LCTX_SCORE_COUNT: return (int32_t)(x * 1000.0f);
-            case LCTX_SCORE_SUM:   return lctx_held::as_score(x);
+            case LCTX_SCORE_SUM:
+            case LCTX_SCORE_MAX:   return lctx_held::as_score(x);
             case LCTX_SCORE_LAST:  break;
         }
         return x < voted_share ? n_past - 1 : lctx_held::first_score(r.score);

@@ -147,6 +147,7 @@ bool lctx_kv_cache::copy_prefix(int32_t src, int32_t dst, int32_t n_pos) {
     }
     seqs_[src].shares = true;
     seqs_[dst] = seqs_[src];
+    end_replay(dst);
     each_head([&](lctx_kv_store & store, int32_t head) {
         store.share_pages(src, dst, head, n_block(store.n_cell(src, head, n_pos)));
         store.gone(dst, head) = store.gone(src, head);

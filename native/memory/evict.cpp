@@ -81,6 +81,9 @@ bool lctx_kv_cache::settle(const std::vector<int32_t> & seqs) {
             return false;
         }
         due[seq] = seqs_[seq].n_pos - 1;
+        if (retain_->adaptive) {
+            share_layers(seq);
+        }
     }
     work_.n_evict++;
     for (const auto & store : stores_) {
@@ -110,7 +113,7 @@ void lctx_kv_cache::note_votes(const llama_ubatch & ubatch) {
     }
     for (uint32_t i = 0; retain_ && i < ubatch.n_tokens; i++) {
         const int32_t seq = ubatch.seq_id[i][0], p = ubatch.pos[i];
-        voters_.push_back({p, seq, retain_->votes(p), undo_from[seq]});
+        voters_.push_back({p, seq, retain_->votes(p) || p >= seqs_[seq].replay_from, undo_from[seq]});
     }
 }
 

@@ -12,6 +12,7 @@
 #include "../claim.h"
 #include "../lctx.h"
 #include "../methods/method.h"
+#include "budgets.h"
 #include "ggml-backend.h"
 #include "kv-store.h"
 #include "llama-batch.h"
@@ -98,6 +99,14 @@ class lctx_kv_cache {
     // The reason of the last refusal, told once: a later failure has a reason of its own.
     std::string take_error() { return std::exchange(error_, {}); }
 
+    // compression (compress.cpp), where the rule waits for it
+    // Queries of tokens from now on vote for the rows before them, until end_replay(); votes of before are forgotten. Returns after how
+    // many of them at most the sequence can still be cut back to its end of now. Throws lctx_refusal.
+    int32_t begin_replay(int32_t seq);
+    void end_replay(int32_t seq) { seqs_[seq].replay_from = INT32_MAX; }
+    // Keep so many of the rows of a full cache, those of all heads together with the best votes; ends the replay. False: refused.
+    bool compress(int32_t seq, double share);
+
     // for the graph
     const lctx_method & method() const { return *method_; }
     // A layer that this cache serves: it has rows here, or reads those of an earlier layer.
@@ -152,7 +161,8 @@ class lctx_kv_cache {
         int32_t evicted_to = 0;
         int32_t voted_to = 0;
         int32_t undo_from = -1;
-        bool shares = false;  // pages may have other owners
+        int32_t replay_from = INT32_MAX;  // queries from here on vote in a replay
+        bool shares = false;              // pages may have other owners
         std::vector<lctx_row_span> spans = {{0, 0}};
 
         int32_t half(int32_t chunk) const { return open[0] == chunk ? 0 : open[1] == chunk ? 1 : -1; }
@@ -200,6 +210,11 @@ class lctx_kv_cache {
     void forget_evictions(int32_t seq);
     void copy_evictions(int32_t src, int32_t dst);
     void each_held_run(int32_t seq, const run_visitor & f) const;
+
+    // compress.cpp: who keeps how much
+    void add_contenders(lctx_kv_store & store, int32_t seq, const lctx_layer_heads & heads, std::vector<lctx_contender> & contenders) const;
+    void share_layers(int32_t seq);
+    std::string why_not_compress(int32_t seq) const;
 
     // chunks.cpp: summaries, and the queries of the open chunk
     bool has_open() const { return chunks_ && chunks_->by_attention(); }

@@ -38,8 +38,11 @@ void lctx_kv_store::prepare_eviction(int32_t n_threads) {
     evict_graph_ = ggml_new_graph_custom(evict_ctx_.get(), n_node, false);
     for (const lctx_layer_heads & heads : layers_) {
         const lctx_layer l = layer(evict_ctx_.get(), heads);
-        lctx_add_node(evict_graph_, lctx_evict(evict_ctx_.get(), k_pool, v_pool, l.table, l.held, due_, l.summaries, *shape_.retain,
-                                               shape_.chunks ? shape_.chunks->chunk_size : 0));
+        ggml_tensor * budgets =
+            budgets_ ? ggml_view_2d(evict_ctx_.get(), budgets_, heads.n, shape_.n_seq, budgets_->nb[1], heads.first * sizeof(int32_t))
+                     : nullptr;
+        lctx_add_node(evict_graph_, lctx_evict(evict_ctx_.get(), k_pool, v_pool, l.table, l.held, due_, budgets, l.summaries,
+                                               *shape_.retain, shape_.chunks ? shape_.chunks->chunk_size : 0));
     }
     ggml_tensor * counted = ggml_view_3d(evict_ctx_.get(), held, 1, n_head, shape_.n_seq, held->nb[1], held->nb[2], 0);
     lctx_add_node(evict_graph_, ggml_cpy(evict_ctx_.get(), counted, counts_));
@@ -56,6 +59,9 @@ bool lctx_kv_store::evict(const std::vector<int32_t> & due, int32_t n_threads) {
     wait();
     upload_table();
     ggml_backend_tensor_set(due_, due.data(), 0, ggml_nbytes(due_));
+    if (budgets_) {
+        ggml_backend_tensor_set(budgets_, budget_.data(), 0, ggml_nbytes(budgets_));
+    }
     if (ggml_backend_graph_compute(is_host ? evictor_.get() : backend_, evict_graph_) != GGML_STATUS_SUCCESS) {
         return false;
     }

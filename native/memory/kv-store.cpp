@@ -70,6 +70,8 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
         held = tensor("lctx_held", GGML_TYPE_I32, lctx_held::size(shape.n_ctx), n_head, shape.n_seq);
         due_ = tensor("lctx_due", GGML_TYPE_I32, shape.n_seq, 1);
         counts_ = tensor("lctx_counts", GGML_TYPE_I32, 1, n_head, shape.n_seq);
+        budgets_ = shape.retain->own_budgets() ? tensor("lctx_budgets", GGML_TYPE_I32, n_head, shape.n_seq) : nullptr;
+        budget_.assign(budgets_ ? gone_.size() : 0, shape.retain->budget);
     }
 }
 
@@ -139,7 +141,7 @@ bool lctx_kv_store::allocate(bool dry) {
         ggml_backend_view_init(v_pool);
     }
     bool ok = true;
-    for (const ggml_tensor * t : {table, unread, due_, counts_, k_staged, v_staged, staging, staging_table}) {
+    for (const ggml_tensor * t : {table, unread, due_, budgets_, counts_, k_staged, v_staged, staging, staging_table}) {
         ok = ok && (!t || arena_->commit(at(t), at(t) + ggml_nbytes(t)));
     }
     for (int32_t i = 0; ok && held && i < n_head * shape_.n_seq; i++) {

@@ -124,6 +124,8 @@ class lctx_kv_store {
     size_t held_offset(int32_t seq, int32_t head, int32_t plane) const;  // plane -1: the header
     std::vector<int32_t> headers(int32_t seq);                           // [n_head][lctx_held::HEADER]
     void set_headers(int32_t seq, int32_t dense_from, int32_t undo_from);
+    // Where heads have budgets of their own: how many rows the next eviction leaves.
+    int32_t & budget(int32_t seq, int32_t head) { return budget_[(size_t)seq * n_head + head]; }
     // Evict at the border of every sequence in due ([n_seq], < 0: it does not), and free what is behind the rows that stayed; false
     // when the device fails.
     bool evict(const std::vector<int32_t> & due, int32_t n_threads);
@@ -195,11 +197,13 @@ class lctx_kv_store {
     std::vector<int32_t> copy_;    // else here
     std::vector<size_t> changed_;  // and the entries that the device does not know
     std::vector<int32_t> gone_;    // [n_seq][n_head] rows evicted
+    std::vector<int32_t> budget_;  // [n_seq][n_head]
     std::vector<copied> copies_;   // not done yet
 
-    ggml_tensor * due_ = nullptr;     // [n_seq]
-    ggml_tensor * counts_ = nullptr;  // [1, n_head, n_seq] rows evicted, as the device counts
-    ggml_backend_ptr evictor_;        // on the CPU; elsewhere backend_
+    ggml_tensor * due_ = nullptr;      // [n_seq]
+    ggml_tensor * budgets_ = nullptr;  // [n_head, n_seq], where heads have budgets of their own
+    ggml_tensor * counts_ = nullptr;   // [1, n_head, n_seq] rows evicted, as the device counts
+    ggml_backend_ptr evictor_;         // on the CPU; elsewhere backend_
     ggml_context_ptr evict_ctx_;
     ggml_cgraph * evict_graph_ = nullptr;
 };

@@ -210,6 +210,9 @@ std::string lctx_kv_cache::why_no_state(const sequence & s) const {
     if (!retain_) {
         return s.evicted_to == 0 && s.voted_to == 0 && s.undo_from == -1 ? "" : WRONG;
     }
+    if (retain_->waits()) {  // one eviction, anywhere
+        return s.evicted_to >= 0 && s.evicted_to <= n && s.voted_to == s.evicted_to && s.undo_from == -1 ? "" : WRONG;
+    }
     // evictions come at borders, and none is left out
     const int32_t every = retain_->evict_every, last_border = n == 0 ? 0 : (n - 1) / every * every;
     if (s.evicted_to != last_border && (s.evicted_to != n || n % every != 0)) {

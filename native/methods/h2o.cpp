@@ -13,8 +13,9 @@ lctx_rule lctx_h2o_create(const lctx_method_spec & spec, const lctx_method_env &
     if (r.recent >= r.budget) {
         throw lctx_refusal("h2o: recent " + std::to_string(r.recent) + " must be below budget " + std::to_string(r.budget));
     }
-    return {
-        r,
-        "h2o,budget=" + std::to_string(r.budget) + ",recent=" + std::to_string(r.recent) + ",evict_every=" + std::to_string(r.evict_every),
-        reason};
+    const std::string heads = lctx_rule_heads(spec, r);
+    return {r,
+            "h2o,budget=" + std::to_string(r.budget) + ",recent=" + std::to_string(r.recent) +
+                ",evict_every=" + std::to_string(r.evict_every) + heads,
+            reason};
 }

@@ -10,7 +10,7 @@
 
 lctx_method_factory lctx_full_create, lctx_window_create, lctx_selfextend_create, lctx_longheads_create, lctx_dca_create,
     lctx_string_create;
-lctx_rule_factory lctx_corm_create, lctx_h2o_create, lctx_scissorhands_create, lctx_tova_create;
+lctx_rule_factory lctx_corm_create, lctx_h2o_create, lctx_scissorhands_create, lctx_tova_create, lctx_kvzip_create;
 
 namespace {
 
@@ -25,6 +25,8 @@ struct entry {
 
     bool is_rule() const { return create_rule != nullptr; }
 };
+
+constexpr const char * HEADS = "heads=uniform|adaptive";
 
 const std::vector<entry> & table() {
     static const std::vector<entry> entries = {
@@ -41,9 +43,10 @@ const std::vector<entry> & table() {
         {"dca", {"chunk_size", "local_window"}, true, true, lctx_dca_create, nullptr},
         {"string", {"shift_offset", "local_window"}, false, true, lctx_string_create, nullptr},
         {"corm", {"window", "recent", "evict_every"}, false, false, nullptr, lctx_corm_create},
-        {"h2o", {"budget", "recent", "evict_every"}, false, false, nullptr, lctx_h2o_create},
-        {"scissorhands", {"budget", "window", "recent", "evict_every"}, false, false, nullptr, lctx_scissorhands_create},
-        {"tova", {"budget", "evict_every"}, false, false, nullptr, lctx_tova_create},
+        {"h2o", {"budget", "recent", "evict_every", HEADS}, false, false, nullptr, lctx_h2o_create},
+        {"scissorhands", {"budget", "window", "recent", "evict_every", HEADS}, false, false, nullptr, lctx_scissorhands_create},
+        {"tova", {"budget", "evict_every", HEADS}, false, false, nullptr, lctx_tova_create},
+        {"kvzip", {}, false, false, nullptr, lctx_kvzip_create},
     };
     return entries;
 }
@@ -199,4 +202,9 @@ int32_t lctx_rule_budget(const lctx_method_spec & spec, const lctx_method_env & 
 int32_t lctx_rule_evict_every(const lctx_method_spec & spec, int32_t budget) {
     constexpr int32_t SHARE = 4, MOST = 256;  // a head may hold so many rows more than its budget for a while
     return lctx_rule_option(spec, "evict_every", std::max(1, std::min(MOST, budget / SHARE)), 1);
+}
+
+std::string lctx_rule_heads(const lctx_method_spec & spec, lctx_retain & retain) {
+    retain.adaptive = spec.get("heads") == 1;
+    return retain.adaptive ? ",heads=adaptive" : "";
 }

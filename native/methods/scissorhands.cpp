@@ -19,8 +19,9 @@ lctx_rule lctx_scissorhands_create(const lctx_method_spec & spec, const lctx_met
         throw lctx_refusal("scissorhands: window " + std::to_string(r.window) + " must not exceed evict_every " +
                            std::to_string(r.evict_every) + ": votes are counted from one eviction to the next");
     }
+    const std::string heads = lctx_rule_heads(spec, r);
     return {r,
             "scissorhands,budget=" + std::to_string(r.budget) + ",window=" + std::to_string(r.window) +
-                ",recent=" + std::to_string(r.recent) + ",evict_every=" + std::to_string(r.evict_every),
+                ",recent=" + std::to_string(r.recent) + ",evict_every=" + std::to_string(r.evict_every) + heads,
             reason};
 }

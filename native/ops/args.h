@@ -147,8 +147,10 @@ struct lctx_evict_args {
     lctx_cache_args cache;
     int32_t n_head_kv;
     int32_t n_seq;
-    const int32_t * due;  // [n_seq]
-    char * summaries;     // nullptr: none
+    const int32_t * due;      // [n_seq]
+    const int32_t * budgets;  // [n_seq][n_head_kv], rows budget_stride apart; nullptr: all have that of the rule
+    size_t budget_stride;     // in elements
+    char * summaries;         // nullptr: none
     int32_t summary_dim;
     int32_t n_summary;  // per KV head
     size_t summary_stride;

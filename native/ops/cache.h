@@ -48,6 +48,11 @@ LCTX_HD inline bool lctx_is_staged(const lctx_cache_args & cache, int32_t cell, 
     return page >= 0 && (size_t)page * LCTX_PAGE_ROWS < cache.k_pool.n_row;
 }
 
+// Rows that a head keeps at most.
+LCTX_HD inline int32_t lctx_budget_of(const lctx_evict_args & a, int32_t head, int32_t seq) {
+    return a.budgets ? a.budgets[seq * a.budget_stride + head] : a.params.retain.budget;
+}
+
 LCTX_HD inline char * lctx_near_row(const lctx_cache_args & cache, int32_t row, int32_t head, int32_t seq) {
     const lctx_near_args & near = cache.near;
     return near.data + seq * near.seq_stride + head * near.head_stride + (size_t)(row % near.rows) * cache.k_pool.row_size;

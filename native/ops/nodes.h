@@ -181,6 +181,10 @@ inline lctx_evict_args lctx_evict_args_of(const ggml_tensor * dst) {
     args.n_head_kv = (int32_t)table->ne[1];
     args.n_seq = (int32_t)table->ne[2];
     args.due = (const int32_t *)dst->src[4]->data;
+    if (const ggml_tensor * budgets = dst->src[6]) {
+        args.budgets = (const int32_t *)budgets->data;
+        args.budget_stride = budgets->nb[1] / sizeof(int32_t);
+    }
     if (summaries) {
         args.summaries = (char *)summaries->data;
         args.summary_dim = (int32_t)summaries->ne[0];

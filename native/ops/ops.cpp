@@ -178,14 +178,16 @@ ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor 
 }
 
 ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor * v_pool, ggml_tensor * table, ggml_tensor * held,
-                         ggml_tensor * due, ggml_tensor * summaries, const lctx_retain & retain, int32_t chunk_size) {
+                         ggml_tensor * due, ggml_tensor * budgets, ggml_tensor * summaries, const lctx_retain & retain,
+                         int32_t chunk_size) {
     GGML_ASSERT(held && is_held(held, table) && table->type == GGML_TYPE_I32);
     GGML_ASSERT(due->type == GGML_TYPE_I32 && due->ne[0] == table->ne[2]);
+    GGML_ASSERT(!budgets || (budgets->type == GGML_TYPE_I32 && budgets->ne[0] == table->ne[1] && budgets->ne[1] == table->ne[2]));
     GGML_ASSERT(!summaries || (chunk_size > 0 && summaries->type == GGML_TYPE_F16 && summaries->ne[2] % table->ne[1] == 0));
 
     ggml_tensor * result = ggml_view_tensor(ctx, held);
     set_params(result, lctx_evict_params{LCTX_OP_EVICT, retain, chunk_size});
-    set_sources(result, {k_pool, v_pool, table, held, due, summaries});
+    set_sources(result, {k_pool, v_pool, table, held, due, summaries, budgets});
     return result;
 }
 

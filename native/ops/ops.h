@@ -212,11 +212,12 @@ ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor 
 
 // Rows without enough votes leave; the others move up, K and V as stored.
 //   k_pool, v_pool, table, held: as for lctx_store
-//   due:     I32 [n_seq]   the border after which each sequence evicts; < 0: it does not
+//   due:     I32 [n_seq]   the row after which each sequence evicts; < 0: it does not
+//   budgets: I32 [n_head_kv, n_seq]   rows that each head keeps at most, where the rule has a budget; NULL: that of the rule
 //   summaries:    as for lctx_summarize, or NULL: a chunk that has lost its last row is NaN then, which no query chooses
 //   result:  view of held
 ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor * v_pool, ggml_tensor * table, ggml_tensor * held,
-                         ggml_tensor * due, ggml_tensor * summaries, const lctx_retain & retain, int32_t chunk_size);
+                         ggml_tensor * due, ggml_tensor * budgets, ggml_tensor * summaries, const lctx_retain & retain, int32_t chunk_size);
 
 // Bring the pages that the batch reads close, where there is room: the least recently read ones make place.
 //   segs:       result of lctx_select

@@ -13,19 +13,34 @@ enum lctx_score : int32_t {
     LCTX_SCORE_LAST,   // the last query to which the row was important (or one of the window, if one is enough); -1: none
     LCTX_SCORE_COUNT,  // how many queries found it important
     LCTX_SCORE_SUM,    // sum of its weights, a float
+    LCTX_SCORE_MAX,    // the largest of its weights, a float
 };
+
+LCTX_HD inline bool lctx_is_weight(lctx_score kind) {
+    return kind == LCTX_SCORE_SUM || kind == LCTX_SCORE_MAX;
+}
 
 struct lctx_retain {
     lctx_score score;
     int32_t resets;       // 1: scores begin again after an eviction
-    int32_t window;       // queries before a border that vote
+    int32_t window;       // queries before a border that vote; 0: those of a replay do, and heads evict when they are asked to
     int32_t recent;       // newest rows that stay
     int32_t evict_every;  // a border is every so many rows
     int32_t budget;       // rows that a head keeps at most, the best by score; 0: those that a query of the window found important
+    int32_t adaptive;     // 1: the heads of a layer share their budgets, and keep their best rows together
 
     // The first border at p or later: an eviction follows it.
     LCTX_HD int32_t border(int32_t p) const { return (p / evict_every + 1) * evict_every - 1; }
     LCTX_HD bool votes(int32_t p) const { return border(p) - p < window; }
+    LCTX_HD bool waits() const { return window == 0; }
+    // The budget of a head is known when it evicts only.
+    LCTX_HD bool own_budgets() const { return adaptive || waits(); }
+    // Rows from this one on stay when heads evict after row p. chunk_size: 0 or that of the chunks, of which the open one stays.
+    LCTX_HD int32_t first_safe(int32_t p, int32_t chunk_size) const {
+        const int32_t first = p - recent + 1, open = chunk_size > 0 ? (p + 1) / chunk_size * chunk_size : first;
+        const int32_t least = first < open ? first : open;
+        return least < 0 ? 0 : least;
+    }
 
     // True when every vote counts at one border only. Then a row that has one, or is too new to leave, needs no other.
     LCTX_HD bool one_vote_is_enough() const { return score == LCTX_SCORE_LAST && evict_every >= window; }
@@ -65,7 +80,7 @@ struct lctx_held {
     LCTX_HD static uint32_t rank(lctx_score kind, int32_t score) {
         constexpr uint32_t SIGN = 0x80000000u, INF = 0x7f800000u;
         const uint32_t bits = (uint32_t)score;
-        if (kind != LCTX_SCORE_SUM) {
+        if (!lctx_is_weight(kind)) {
             return bits ^ SIGN;
         }
         return (bits & ~SIGN) > INF ? 0 : bits & SIGN ? ~bits : bits | SIGN;

@@ -236,6 +236,27 @@ class Context:
         with self._lock:
             return bool(lib.lctx_seq_cp(self.handle, source, target, n))
 
+    def begin_replay(self, seq: int = 0) -> int:
+        """Let the queries of new tokens vote; returns after how many ``truncate`` can still come back to now."""
+        with self._lock:
+            return self._replay(seq, True)
+
+    def end_replay(self, seq: int = 0) -> None:
+        """Let nobody vote any more."""
+        with self._lock:
+            self._replay(seq, False)
+
+    def _replay(self, seq: int, on: bool) -> int:
+        most = int(lib.lctx_seq_replay(self.handle, seq, on))
+        check(min(most, lib.LCTX_OK), lib.lctx_context_error(self.handle))
+        return most
+
+    def compress(self, share: float, seq: int = 0) -> None:
+        """Keep so large a share of the rows of a sequence, by the votes of its replay."""
+        with self._lock:
+            if not lib.lctx_seq_compress(self.handle, seq, share):
+                raise error(lib.LCTX_INVALID, text(lib.lctx_context_error(self.handle)) or "refused")
+
     def clear(self, seq: int = 0) -> None:
         """Forget everything, or of several sequences one."""
         with self._lock:

@@ -8,6 +8,7 @@ from pylongctx.methods.corm import Corm
 from pylongctx.methods.dca import DualChunk
 from pylongctx.methods.full import Full
 from pylongctx.methods.h2o import H2O
+from pylongctx.methods.kvzip import Kvzip
 from pylongctx.methods.longheads import LongHeads
 from pylongctx.methods.scissorhands import Scissorhands
 from pylongctx.methods.selfextend import SelfExtend
@@ -24,6 +25,7 @@ __all__ = [
     "Corm",
     "DualChunk",
     "Full",
+    "Kvzip",
     "LongHeads",
     "Method",
     "Scissorhands",

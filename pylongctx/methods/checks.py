@@ -3,6 +3,7 @@
 from numbers import Integral, Real
 
 LIMIT = 2**30  # the largest size that a rule takes
+UNIFORM_OR_ADAPTIVE = ("uniform", "adaptive")  # what budgets of heads may be
 
 
 def check_given(name: str, value: int | None) -> None:

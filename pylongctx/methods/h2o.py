@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pylongctx.methods.base import Method
-from pylongctx.methods.checks import LIMIT, check_below, check_int
+from pylongctx.methods.checks import LIMIT, UNIFORM_OR_ADAPTIVE, check_below, check_int, check_word
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,10 @@ class H2O(Method):
     evict_every : int or None
         Tokens between two evictions, which follow the positions that complete a multiple of it. 1 is the paper's. None:
         a quarter of the budget, 256 at most.
+    heads : str or None
+        "adaptive": the KV heads of a layer share their budgets and keep their best keys together, and a fifth of its
+        budget is each head's own (AdaKV, arXiv 2407.11550, with the safeguard of its section 4). None, "uniform": every
+        head has its budget for itself.
 
     Raises
     ------
@@ -38,12 +42,15 @@ class H2O(Method):
     budget: int | None = None
     recent: int | None = None
     evict_every: int | None = None
+    heads: str | None = None
 
     name = "h2o"
     role = "rule"
+    words = {"heads": UNIFORM_OR_ADAPTIVE}
 
     def __post_init__(self) -> None:
         check_int("budget", self.budget, 1, LIMIT)
         check_int("recent", self.recent, 0, LIMIT)
         check_int("evict_every", self.evict_every, 1, LIMIT)
+        check_word("heads", self.heads, UNIFORM_OR_ADAPTIVE)
         check_below("recent", self.recent, "budget", self.budget)

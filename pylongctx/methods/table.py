@@ -5,6 +5,7 @@ from pylongctx.methods.corm import Corm
 from pylongctx.methods.dca import DualChunk
 from pylongctx.methods.full import Full
 from pylongctx.methods.h2o import H2O
+from pylongctx.methods.kvzip import Kvzip
 from pylongctx.methods.longheads import LongHeads
 from pylongctx.methods.scissorhands import Scissorhands
 from pylongctx.methods.selfextend import SelfExtend
@@ -23,5 +24,6 @@ CLASSES: tuple[type[Method], ...] = (
     H2O,
     Scissorhands,
     Tova,
+    Kvzip,
 )
 METHODS: dict[str, type[Method]] = {cls.name: cls for cls in CLASSES}

@@ -1,0 +1,23 @@
+// Budgets of heads that keep their best rows together (AdaKV, arXiv 2407.11550; KVzip, arXiv 2505.23416): how many each of them keeps.
+#pragma once
+
+#include "../ops/retain.h"
+
+#include <cstdint>
+#include <vector>
+
+// A head that is about to evict.
+struct lctx_contender {
+    std::vector<uint64_t> keys;  // of the rows that may leave: larger for a better score, of equal ones for the newer row
+    int32_t n_safe;              // rows that stay whatever their score
+
+    // After row p. rows, scores: [n_held]; chunk_size: 0 or that of the chunks.
+    lctx_contender(const lctx_retain & retain, int32_t chunk_size, int32_t p, const int32_t * rows, const int32_t * scores, int32_t n_held);
+};
+
+// How many rows each head keeps, so that they keep `total` together: those that are safe, the `least` best of every head, and the best of
+// all. Of equal keys that of the first head stays. Keys are in another order afterwards.
+std::vector<int32_t> lctx_share_budget(std::vector<lctx_contender> & heads, int64_t total, int32_t least);
+
+// The same for the heads of one layer, each with the budget of the rule, of which a fifth is its own (AdaKV's safeguard).
+std::vector<int32_t> lctx_share_layer(std::vector<lctx_contender> & heads, const lctx_retain & retain);

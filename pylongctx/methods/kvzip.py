@@ -1,0 +1,29 @@
+"""KVzip: keep the keys that a replay of the text attends to."""
+
+from dataclasses import dataclass
+
+from pylongctx.methods.base import Method
+
+
+@dataclass(frozen=True)
+class Kvzip(Method):
+    """Read a text as it is, and compress it when ``Llama.compress`` asks for it.
+
+    KVzip, arXiv 2505.23416, section 3: the text is replayed, "repeat the previous context", and of the keys of all
+    layers and KV heads together those stay to which a query of the replay gave the largest weights. What stays does not
+    depend on a question, so many questions can be asked about one compressed text. A weight is a share of all that the
+    query reads; in the paper it is a share of the query's own chunk and of the replay.
+
+    Examples
+    --------
+    >>> from pylongctx import Llama
+    >>> with Llama("model.gguf", method=Kvzip(), n_ctx=1024, verbose=False) as reader:
+    ...     reader.eval(reader.tokenize(b"It was the best of times, it was the worst of times. " * 20))
+    ...     reader.compress(0.3)
+    ...     usage = reader.kv_usage()
+    >>> round(usage.rows.sum() / (usage.rows.size * reader.n_tokens), 2)
+    0.3
+    """
+
+    name = "kvzip"
+    role = "rule"
