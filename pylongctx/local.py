@@ -184,8 +184,8 @@ class LocalCompleter(Completer):
     def compress(self, ratio: float) -> None:
         """Forget most of what was read, whatever will be asked about it: for ``method="kvzip"``, alone or composed.
 
-        The text is replayed behind itself in pieces of up to 2000 tokens, for which ``n_ctx`` must have room, and takes
-        about as long again as it took to read it. Then the pages behind the rows that are forgotten are free. The text
+        The text is replayed behind itself in pieces of up to 2000 tokens, for which ``n_ctx`` must have room. That takes
+        two to three times as long as reading it. Then the pages behind the rows that are forgotten are free. The text
         goes on from there, and prompts that begin with it do so too; going back before its end evaluates it anew.
 
         Parameters
@@ -204,6 +204,7 @@ class LocalCompleter(Completer):
 
         Examples
         --------
+        >>> from pylongctx import Llama
         >>> with Llama("model.gguf", method="kvzip", n_ctx=1024, verbose=False) as reader:
         ...     text = reader.tokenize(b"The code of the mill is 4127. " + b"It was the best of times. " * 60)
         ...     reader.eval(text)

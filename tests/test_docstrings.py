@@ -22,7 +22,7 @@ DOCUMENTED = [
     *(f"pylongctx.{name}" for name in ("cache", "compat", "grammar", "hub", "sampling", "speculative", "state")),
     *(f"pylongctx.inspect.{name}" for name in ("chunkmap", "kept", "kvmap", "stats", "trace")),
     *(f"pylongctx.methods.{name}" for name in ("base", "corm", "dca", "full", "h2o", "longheads")),
-    *(f"pylongctx.methods.{name}" for name in ("scissorhands", "selfextend", "string", "tova", "window")),
+    *(f"pylongctx.methods.{name}" for name in ("kvzip", "scissorhands", "selfextend", "string", "tova", "window")),
     *(f"pylongctx.eval.{name}" for name in ("facts", "fitting", "haystack", "kld", "needle", "passkey")),
     *(f"pylongctx.eval.{name}" for name in ("perplexity", "recall", "rope", "runner", "scorers")),
     *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.logprobs", "pylongctx.lm_eval"),

@@ -114,6 +114,7 @@ def test_every_text_has_its_own_part_of_the_haystack(words, tmp_path):
         ({"asked": "riddle"}, LENGTH, "not asked for as 'riddle'; available: number, literal, paraphrase"),
         ({"questions": 0}, LENGTH, "at least 1"),
         ({"decoys": -1}, LENGTH, "at least 0"),
+        ({"compress": 1.5}, LENGTH, "compress must be above 0 and at most 1"),
         ({}, 150, "facts, questions and what is scored need"),
         ({"scored": 600}, LENGTH, "facts, questions and what is scored need"),
     ],
@@ -150,6 +151,15 @@ def test_the_text_is_read_once_and_answers_are_those_of_reading_anew(embedded_mo
     assert questions < LENGTH // 2  # of three, that read the text anew: more than 1400
     assert (record["n_anew"], record["n_same"]) == (3, 3)
     assert task.summary([record])["same"] == 1
+
+
+def test_a_text_is_compressed_before_the_questions(embedded_model):
+    """The window has room for a replay, and what is held at the end is less than half of the text."""
+    _, record = one(embedded_model, "kvzip", compress=0.4, anew=3)
+    assert record["n_anew"] == 3
+    assert 0.4 < record["kv_bytes"] / record["kv_full_bytes"] < 0.6
+    with pytest.raises(ValueError, match="use --method kvzip"):
+        one(embedded_model, "tova,budget=256", compress=0.4)
 
 
 def test_the_model_of_keys_recalls_numbers_with_chunks(embedded_model):

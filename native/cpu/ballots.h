@@ -39,6 +39,20 @@ static inline int32_t lctx_last_important(const float * s, const lctx_ballots & 
     return last;
 }
 
+// The largest weight that a column gives a row, at least `most`: that of the largest exponent. NaN is no weight.
+static inline float lctx_largest_weight(const float * s, const lctx_ballots & b, int n_pad, float most) {
+    lctx_vf best = lctx_vset(-INFINITY);
+    for (int c = 0; c < n_pad; c += LCTX_VL) {
+        const lctx_vf x = lctx_vload(s + c) - lctx_vload(b.lse + c);
+        best = x > best ? x : best;
+    }
+    float exponent = -INFINITY;
+    for (int i = 0; i < LCTX_VL; i++) {
+        exponent = std::max(exponent, best[i]);
+    }
+    return std::max(most, expf(exponent));
+}
+
 // Add the votes of the columns for n picked cells. s: [n][n_pad], a row that is not read is -inf; overwritten.
 static inline void lctx_count_votes(lctx_held held, lctx_score kind, const lctx_ballots & b, float * s, int n_col, int n_pad,
                                     const int32_t * picked, int n) {
@@ -51,17 +65,18 @@ static inline void lctx_count_votes(lctx_held held, lctx_score kind, const lctx_
             for (int c = 0; c < n_col; c++) {
                 score += row[c] >= b.threshold[c];
             }
+        } else if (kind == LCTX_SCORE_MAX) {
+            score = lctx_held::as_score(lctx_largest_weight(row, b, n_pad, lctx_held::as_float(score)));
         } else {
-            float sum = lctx_held::as_float(score), most = sum;
+            float sum = lctx_held::as_float(score);
             for (int c = 0; c < n_pad; c += LCTX_VL) {  // a query that is NaN has no weight where it does not read
                 const lctx_vf x = lctx_vload(row + c), none = lctx_vset(-INFINITY);
                 lctx_vstore(row + c, x == none ? lctx_vf{} : lctx_vexp(x - lctx_vload(b.lse + c)));
             }
             for (int c = 0; c < n_col; c++) {  // one by one: the sum must not depend on where the tokens were cut
                 sum += row[c];
-                most = row[c] > most ? row[c] : most;
             }
-            score = lctx_held::as_score(kind == LCTX_SCORE_SUM ? sum : most);
+            score = lctx_held::as_score(sum);
         }
     }
 }

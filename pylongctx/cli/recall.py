@@ -28,6 +28,7 @@ def add_parser(commands: Any) -> None:
     add("--tests", type=int, default=4, metavar="N", help="texts per method and length (4)")
     add("--anew", type=int, default=0, metavar="N", help="questions of a text answered from an empty cache too (0)")
     add("--scored", type=int, default=0, metavar="N", help="tokens at the text's end whose perplexity is told too (0)")
+    add("--compress", type=float, default=1.0, metavar="RATIO", help="share of the text's rows that kvzip leaves (1)")
     add("-s", "--seed", type=int, default=0, metavar="N", help="seed of haystack and facts (0)")
     parser.set_defaults(run=run)
 
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the texts and print the share of right answers by length, and how often reading anew changes an answer."""
     from pylongctx.eval.recall import Recall
 
-    names = ("tests", "questions", "decoys", "haystack", "anew", "scored")
+    names = ("tests", "questions", "decoys", "haystack", "anew", "scored", "compress")
     fields = {name: getattr(args, name) for name in names}
     measured = evaluate(args, [Recall(asked, **fields) for asked in args.asked or ASKED[:1]], args.lengths, args.seed)
     title = f"facts recalled, {Path(measured[0].cell.model).name}"

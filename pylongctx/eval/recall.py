@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx.engine.compress import PIECE
 from pylongctx.eval.facts import Stated, draw_facts
 from pylongctx.eval.haystack import SYNTHETIC, load_text
 from pylongctx.eval.needle import insertion_point
@@ -22,10 +23,13 @@ from pylongctx.eval.perplexity import token_nll
 from pylongctx.eval.scorers import mean, string_match_part
 from pylongctx.eval.task import Answer, Record, Sample, SingleModel, Vocabulary, greedy, memory
 from pylongctx.llama import Llama
+from pylongctx.methods import Kvzip, Method
+from pylongctx.methods.checks import check_share
 
 ASKED = {"number": "recall", "literal": "recall-names", "paraphrase": "recall-paraphrased"}  # and names of tasks
 INTRO = "Some facts are hidden in the following text. Remember them. I will ask for them afterwards.\n\n"
 N_PER_TOKEN = 8  # characters of haystack for each token wanted
+REPLAY = PIECE + 64  # tokens of a replay
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,9 @@ class Recall(SingleModel):
         Questions of a text that are answered from an empty cache too, for a comparison.
     scored : int
         Tokens at the end of the text whose perplexity is recorded: the same reading serves for both.
+    compress : float
+        Share of the text's rows that ``Llama.compress`` leaves before the questions, 1 for no compression; for a method
+        with the rule kvzip.
 
     Examples
     --------
@@ -66,6 +73,7 @@ class Recall(SingleModel):
     haystack: str = SYNTHETIC
     anew: int = 0
     scored: int = 0
+    compress: float = 1.0
     max_tokens: int = 12
     name: str = field(default="", init=False)
 
@@ -74,12 +82,24 @@ class Recall(SingleModel):
             raise ValueError(f"facts are not asked for as {self.asked!r}; available: {', '.join(ASKED)}")
         if min(self.tests, self.questions) < 1 or min(self.decoys, self.anew, self.scored) < 0:
             raise ValueError("tests and questions must be at least 1, decoys, anew and scored at least 0")
+        check_share("compress", self.compress)
         object.__setattr__(self, "name", ASKED[self.asked] + f"-{self.decoys}-decoys" * bool(self.decoys))
 
     @property
     def settings(self) -> Record:
         """What the text does not tell."""
-        return {"asked": self.asked, "anew": self.anew} | ({"scored": self.scored} if self.scored else {})
+        compress = {"compress": self.compress} if self.compress < 1 else {}
+        return {"asked": self.asked, "anew": self.anew} | ({"scored": self.scored} if self.scored else {}) | compress
+
+    def refusal(self, method: Method | None) -> str:
+        """Refuse to compress where no rule waits for it."""
+        rules = [] if method is None else [part.name for part in method.parts if part.role == "rule"]
+        waits = self.compress == 1 or rules == [Kvzip.name]
+        return "" if waits else "only the rule kvzip compresses a text that was read: use --method kvzip"
+
+    def n_ctx(self, vocabulary: Vocabulary, samples: Sequence[Sample], length: int) -> int:
+        """Return the length, and where a text is compressed the room of its replay."""
+        return length + (REPLAY if self.compress < 1 else 0)
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return one sample per text."""
@@ -134,6 +154,8 @@ class Recall(SingleModel):
         prompts = [np.array([*text, *vocabulary.tokenize(turn["question"])], np.int32) for turn in turns]
         start, before = time.perf_counter(), llm.session.n_evaluated
         likelihood = self._read(llm, sample.prompt)
+        if self.compress < 1:
+            llm.compress(self.compress)
         read = time.perf_counter() - start
         answers = list(_branches(llm, prompts, sample))
         seconds, n_evaluated = time.perf_counter() - start, llm.session.n_evaluated - before
