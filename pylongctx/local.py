@@ -182,9 +182,9 @@ class LocalCompleter(Completer):
         return self.session.eval_rows(ids)
 
     def compress(self, ratio: float) -> None:
-        """Forget most of what was read, whatever will be asked about it: for ``method="kvzip"``, alone or composed.
+        """Forget most of a text, whatever will be asked about it: for ``method="kvzip"``, alone or composed.
 
-        The text is replayed behind itself in pieces of up to 2000 tokens, for which ``n_ctx`` must have room. That takes
+        The text is replayed behind itself in pieces of up to 2000 tokens, for which ``n_ctx`` must have room; it takes
         two to three times as long as reading it. Then the pages behind the rows that are forgotten are free. The text
         goes on from there, and prompts that begin with it do so too; going back before its end evaluates it anew.
 

@@ -25,6 +25,7 @@ class Caller:
 
     def __init__(self, session: Session, method: str, rng: random.Random) -> None:
         self.session, self.ctx, self.has_method, self.rng = session, session.ctx, bool(method), rng
+        self.waits = method.endswith("kvzip")
 
     def number(self) -> int:
         return self.rng.choice(NUMBERS)
@@ -93,6 +94,17 @@ class Caller:
         lib.lctx_seq_keep(self.ctx, seq)
         kept = [n if s == seq else 0 for s, n in enumerate(before)]
         assert self.lengths() == (kept if 0 <= seq < 3 else before)
+
+    def compress(self) -> None:
+        """Replay and compress, in any order, of anything."""
+        before, seq = self.lengths(), self.rng.choice([self.number(), *range(3)])
+        most = lib.lctx_seq_replay(self.ctx, seq, self.rng.choice([1, 1, 0, -1]))
+        assert most >= 0 or self.session.error
+        if self.rng.random() < 0.5:
+            share = self.rng.choice([0.0, 0.01, 0.3, 0.5, 1.0, 1.1, -1.0, float("nan"), float("inf")])
+            done = lib.lctx_seq_compress(self.ctx, seq, share)
+            assert 0 < share <= 1 if done else self.session.error
+        assert self.lengths() == before
 
     def checkpoint(self) -> None:
         before = self.lengths()
@@ -270,7 +282,7 @@ class Caller:
     def any(self) -> None:
         usual = [self.decode] * 6 + [self.seq_rm, self.seq_cp, self.state, self.ask, self.checkpoint]
         rare = [self.seq_keep, self.decode_none, self.trace, self.sampler, self.logprobs, self.vocabulary]
-        rare += [self.parts, self.parts, self.drop, self.drop]
+        rare += [self.parts, self.parts, self.drop, self.drop, self.compress] + [self.compress] * 6 * self.waits
         rare += [self.context] + ([] if self.has_method else [self.embed])
         self.rng.choice(usual if self.rng.random() < 0.7 else rare)()
 

@@ -61,6 +61,16 @@ def checkpoint(session: Session, seq: int) -> None:
     assert lib.lctx_seq_checkpoint(session.ctx, seq), session.error
 
 
+def compress(session: Session, seq: int, rng: random.Random) -> None:
+    """Replay a few tokens and compress the sequence, where the method does that."""
+    n = session.length(seq)
+    if lib.lctx_seq_replay(session.ctx, seq, 1) > 0:
+        grow(session, seq, rng, 9)
+        if session.remove_tail(n, seq):
+            assert lib.lctx_seq_compress(session.ctx, seq, 0.4), session.error
+        lib.lctx_seq_replay(session.ctx, seq, 0)
+
+
 def look(session: Session, has_method: bool) -> None:
     """Ask what every head holds: ascending rows of the sequence."""
     if not has_method:
@@ -85,6 +95,8 @@ def use(session: Session, rng: random.Random, has_method: bool) -> None:
         grow(session, 1, rng, 20)
     session.remove_tail(session.restorable(max(0, session.length(0) - rng.randrange(40))))
     grow(session, 0, rng, 40)
+    compress(session, 0, rng)
+    grow(session, 0, rng, 5)
     if session.restore(session.save(0), 2):
         assert session.length(2) == session.length(0)
         grow(session, 2, rng, 20)
@@ -107,6 +119,8 @@ def states(session: Session) -> list[tuple[int, bytes]]:
         rng = random.Random(n)
         while session.length(0) < n:
             grow(session, 0, rng, min(n - session.length(0), 16))
+        saved.append((0, session.save(0)))
+        compress(session, 0, rng)
         saved.append((0, session.save(0)))
         session.remove_tail(session.restorable(n - 3))
         saved.append((0, session.save(0)))
