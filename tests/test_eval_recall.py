@@ -155,7 +155,11 @@ def test_the_text_is_read_once_and_answers_are_those_of_reading_anew(embedded_mo
 
 def test_a_text_is_compressed_before_the_questions(embedded_model):
     """The window has room for a replay, and what is held at the end is less than half of the text."""
-    _, record = one(embedded_model, "kvzip", compress=0.4, anew=3)
+    task, record = one(embedded_model, "kvzip", compress=0.4, anew=3)
+    assert task.name == "recall-compressed-0.4"
+    assert [turn["answer"] for turn in record["turns"]] == [
+        turn["answer"] for turn in one(embedded_model, "full")[1]["turns"]
+    ]
     assert record["n_anew"] == 3
     assert 0.4 < record["kv_bytes"] / record["kv_full_bytes"] < 0.6
     with pytest.raises(ValueError, match="use --method kvzip"):

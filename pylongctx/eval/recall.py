@@ -83,7 +83,12 @@ class Recall(SingleModel):
         if min(self.tests, self.questions) < 1 or min(self.decoys, self.anew, self.scored) < 0:
             raise ValueError("tests and questions must be at least 1, decoys, anew and scored at least 0")
         check_share("compress", self.compress)
-        object.__setattr__(self, "name", ASKED[self.asked] + f"-{self.decoys}-decoys" * bool(self.decoys))
+        object.__setattr__(self, "name", self.kind + f"-compressed-{self.compress:g}" * (self.compress < 1))
+
+    @property
+    def kind(self) -> str:
+        """How facts are asked for; texts and facts follow from it, whether or not the text is compressed."""
+        return ASKED[self.asked] + f"-{self.decoys}-decoys" * bool(self.decoys)
 
     @property
     def settings(self) -> Record:
@@ -109,7 +114,7 @@ class Recall(SingleModel):
         return [self._sample(vocabulary, text, length, seed, trial) for trial in range(self.tests)]
 
     def _sample(self, vocabulary: Vocabulary, text: str, length: int, seed: int, trial: int) -> Sample:
-        random = Random(f"{self.name}-{seed}-{length}-{trial}")
+        random = Random(f"{self.kind}-{seed}-{length}-{trial}")
         facts = draw_facts(self.questions, self.asked, self.decoys, random)
         asked = [f"\n\nQuestion: {fact.question}\nAnswer:{fact.prefix}" for fact in facts]
         depths = [(i + 0.5) / self.questions for i in range(self.questions)]
