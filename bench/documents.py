@@ -99,7 +99,7 @@ class Bench:
     def divergences(self, text: str) -> dict[str, float]:
         """Return the mean KL divergence for each number of fresh tokens."""
         n, size = self.args.documents, self.args.tokens
-        tokens = self.llm.tokenize("".join(self.passages(text, 0) + [text[:20000]]).encode(), False)
+        tokens = self.llm.tokenize("".join([*self.passages(text, 0), text[:20000]]).encode(), False)
         texts = [tokens[i * size : (i + 1) * size] for i in range(n)]
         self.after = np.array(tokens[n * size :][:CONTINUED], np.int32)
         begin = self.start + self.llm.tokenize(SYSTEM[0].encode(), False)
