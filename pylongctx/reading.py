@@ -1,14 +1,15 @@
-"""A Completer whose prompts may contain documents, which are read once."""
+"""A Completer that does more with a text than read it from its beginning: documents, and compression."""
 
 from collections.abc import Sequence
 
+from pylongctx.engine.compress import compress
 from pylongctx.engine.documents import Document
 from pylongctx.local import LocalCompleter
 from pylongctx.sampling import Sampler, SamplingParams
 
 
 class ReadingCompleter(LocalCompleter):
-    """A LocalCompleter that reads documents by themselves, see ``read``.
+    """A LocalCompleter that reads documents by themselves, and compresses what was read.
 
     Parameters
     ----------
@@ -67,3 +68,40 @@ class ReadingCompleter(LocalCompleter):
     def forget(self, document: Document | str) -> None:
         """Free a document; prompts with its text are read as others; ValueError when there is none of this name."""
         self._solo.engine.documents.forget(document.name if isinstance(document, Document) else document)
+
+    def compress(self, ratio: float) -> None:
+        """Forget most of a text, whatever will be asked about it: for ``method="kvzip"``, alone or composed.
+
+        The text is replayed behind itself in pieces of up to 2000 tokens, for which ``n_ctx`` must have room; it takes
+        two to three times as long as reading it. Then the pages behind the rows that are forgotten are free. The text
+        goes on from there, and prompts that begin with it do so too; going back before its end evaluates it anew.
+
+        Parameters
+        ----------
+        ratio : float
+            Share of the rows of a full cache that stay, above 0 and at most 1. A text that was compressed before keeps
+            at most what it has.
+
+        Raises
+        ------
+        ValueError
+            When the method's rule does not wait for it, there is no text, ``ratio`` is no share, or the context has no
+            room for the replay (ContextFull). The text is as before.
+        Aborted
+            When ``abort`` was called meanwhile. The text is as before.
+
+        Examples
+        --------
+        >>> from pylongctx import Llama
+        >>> with Llama("model.gguf", method="kvzip", n_ctx=1024, verbose=False) as reader:
+        ...     text = reader.tokenize(b"The code of the mill is 4127. " + b"It was the best of times. " * 60)
+        ...     reader.eval(text)
+        ...     before = reader.kv_usage().bytes
+        ...     reader.compress(0.5)
+        ...     smaller = reader.kv_usage().bytes < 0.7 * before
+        ...     for question in (b"What is the code?", b"What was it?"):
+        ...         answer = reader(text + reader.tokenize(question, add_bos=False), max_tokens=1)
+        >>> smaller
+        True
+        """
+        compress(self.session, ratio)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from pylongctx._log import LOG
 from pylongctx.engine.context import Context
 from pylongctx.engine.model import Model
+from pylongctx.engine.prefix import longest_prefix
 from pylongctx.methods import Full, parse
 
 if TYPE_CHECKING:
@@ -232,8 +234,7 @@ def _places(document: Document, tokens: Tokens) -> Iterator[Placed]:
         starts = starts[tokens[starts + i] == probe[i]]
     for start in starts.tolist():
         rest, other = own[EDGE:], tokens[start : start + len(own) - EDGE]
-        differs = np.flatnonzero(rest[: len(other)] != other)
-        n = int(differs[0]) if len(differs) else len(other)
+        n = longest_prefix(rest, other)
         if len(rest) - n > EDGE:
             continue  # it goes on as another text
         fresh = FRESH - EDGE
@@ -254,3 +255,19 @@ def without(placed: Sequence[Placed], document: Document) -> tuple[Placed, ...]:
     """Return what comes from other documents."""
     LOG.warning("document %r could not be read: prompts with it are read as others", document.name)
     return tuple(place for place in placed if place.document is not document)
+
+
+def placed_up_to(placed: Sequence[Placed], n: int) -> tuple[Placed, ...]:
+    """Return what of ``placed`` is among the first ``n`` rows."""
+    return tuple(replace(place, end=min(place.end, n)) for place in placed if place.first < n)
+
+
+def common(
+    tokens: NDArray[np.int32], placed: Sequence[Placed], others: NDArray[np.int32], others_placed: Sequence[Placed]
+) -> int:
+    """Return how many leading tokens of two texts are equal, and come from the same documents."""
+    n = longest_prefix(tokens, others)
+    for one, other in zip_longest(placed, others_placed):
+        if one != other:
+            return min(n, *(place.first for place in (one, other) if place is not None))
+    return n

@@ -2,8 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +11,7 @@ from pylongctx._lib import error, lib
 from pylongctx._log import LOG
 from pylongctx.engine.checkpoints import Checkpoints
 from pylongctx.engine.context import Context
-from pylongctx.engine.documents import Placed
+from pylongctx.engine.documents import Placed, common, placed_up_to
 from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import find_gap, longest_prefix
 from pylongctx.errors import PromptTooLong
@@ -426,19 +424,3 @@ class Session:
         """Tell the user, when verbose."""
         if self.verbose:
             LOG.info(message)
-
-
-def placed_up_to(placed: Sequence[Placed], n: int) -> tuple[Placed, ...]:
-    """Return what of ``placed`` is among the first ``n`` rows."""
-    return tuple(replace(place, end=min(place.end, n)) for place in placed if place.first < n)
-
-
-def common(
-    tokens: NDArray[np.int32], placed: Sequence[Placed], others: NDArray[np.int32], others_placed: Sequence[Placed]
-) -> int:
-    """Return how many leading tokens of two texts are equal, and come from the same documents."""
-    n = longest_prefix(tokens, others)
-    for one, other in zip_longest(placed, others_placed):
-        if one != other:
-            return min(n, *(place.first for place in (one, other) if place is not None))
-    return n

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from pylongctx.engine.documents import common, placed_up_to
 from pylongctx.engine.job import Job
 from pylongctx.engine.prefix import find_gap, longest_prefix
-from pylongctx.engine.session import Session, common, placed_up_to
+from pylongctx.engine.session import Session
 
 SIMILAR = 0.1  # share of a prompt that a sequence must hold to be preferred to the least recently used one
 
