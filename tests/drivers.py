@@ -23,7 +23,7 @@ CASES = {
         ("llama", f"{ATTENTION}+h2o,budget=40"),
         ("llama", EVICTING),
         ("llama", "scissorhands,budget=40,window=8"),
-        ("llama", "tova,budget=40,heads=adaptive"),
+        ("llama", "h2o,budget=40,heads=adaptive"),
         ("llama", "kvzip"),
         ("llama", ""),
         ("gemma3", "full"),
