@@ -1,16 +1,30 @@
 // The C API: embeddings, by llama.cpp's own memory.
 #include "firewall.h"
 #include "handles.h"
+#include "llama-model.h"
 #include "log.h"
 
 #include <cstring>
 
 namespace {
 
+// llama.cpp reads as many numbers of a token as the model says, and its graph gives another number where nothing projects them.
+std::string why_no_embedding(const llama_model & model) {
+    const uint32_t n = model.hparams.n_embd_out();
+    return n == model.hparams.n_embd || model.dense_2_out_layers
+               ? ""
+               : "llama.cpp does not embed texts with " + model.arch_name() + ": vectors of " + std::to_string(n) +
+                     " numbers are expected, and its layers make " + std::to_string(model.hparams.n_embd);
+}
+
 // What is wrong with the texts; empty when they can be embedded.
 std::string check(const lctx_context * ctx, const std::vector<int32_t> & lengths, const int32_t * tokens) {
     const int32_t n_vocab = llama_vocab_n_tokens(ctx->model->vocab);
     const uint32_t most = llama_n_ubatch(ctx->ctx);
+    const std::string why = why_no_embedding(*ctx->model->model);
+    if (!why.empty()) {
+        return why;
+    }
     uint32_t n = 0;
     for (const int32_t length : lengths) {
         if (length < 1 || (uint32_t)length > most - n) {

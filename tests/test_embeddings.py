@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from needs import lacks
+from test_checkpoints import path_of
 
 from pylongctx import Llama
 
@@ -139,6 +140,14 @@ def test_the_object_still_generates(embedded_model):
 def test_what_cannot_be(embedded_model, kwargs, message):
     with pytest.raises(ValueError, match=message):
         open_model(embedded_model, **kwargs)
+
+
+@pytest.mark.parametrize("arch", ["deepseek4", "qwen4exp"])
+def test_vectors_that_llama_cpp_would_read_beyond_their_end(tmp_path, arch):
+    with Llama(str(path_of(tmp_path, arch)), embedding=True, n_ctx=256, verbose=False) as model:
+        for _ in range(2):
+            with pytest.raises(ValueError, match=f"does not embed texts with {arch}"):
+                model.embed([[3, 4, 5]])
 
 
 def test_without_embedding(llm, embedded_model):
