@@ -31,7 +31,7 @@ Tokens = NDArray[np.int32]
 
 @dataclass(eq=False)
 class Document:
-    """A text that was read by itself, behind the model's BOS token.
+    """A text that was read by itself, behind the BOS token that the model begins texts with, if any.
 
     Attributes
     ----------
