@@ -50,7 +50,7 @@ class Bench:
         method = f"full,spans={args.documents + 1}"
         self.llm = Llama(model_file(args.model), n_ctx=n_ctx, method=method, verbose=False)
         self.session = self.llm.session
-        self.start = [self.llm.token_bos()] if self.llm.metadata.get("tokenizer.ggml.add_bos_token") == "true" else []
+        self.start = self.session.model.start
 
     def passages(self, text: str, trial: int) -> list[str]:
         n = 4 * self.args.tokens  # characters, about

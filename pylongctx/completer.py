@@ -418,8 +418,7 @@ stopping_criteria, **more
         info = self._model.info
         last = info.token_eos if info.token_sep < 0 else info.token_sep
         tokens = self._model.tokenize(prompt.encode(), False, True) if prompt else []
-        if info.add_bos and info.token_bos >= 0:
-            tokens = [info.token_bos, *tokens]
+        tokens = [*self._model.start, *tokens]
         if info.add_eos or info.token_sep >= 0:
             tokens = [*tokens, last]
         if not tokens:

@@ -27,7 +27,8 @@ DOCUMENTED = [
     *(f"pylongctx.eval.{name}" for name in ("perplexity", "recall", "rope", "runner", "scorers")),
     *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.logprobs", "pylongctx.lm_eval"),
     *("pylongctx._tokenizer", "pylongctx.chat.handlers"),
-    *("pylongctx.completer", "pylongctx.engine.session", "pylongctx.llama", "pylongctx.local"),
+    *("pylongctx.completer", "pylongctx.engine.session", "pylongctx.llama", "pylongctx.local", "pylongctx.reading"),
+    *("pylongctx.engine.documents", "pylongctx.engine.prefix", "pylongctx.chat.overflow"),
 ]
 NEEDED = {"pylongctx.lm_eval": ("peers", "lm_eval")}  # to import a module: group of needs.py, packages
 PACKAGES = {  # to run an example

@@ -56,7 +56,7 @@ void lctx_kv_cache::part_write(llama_io_write_i & io, int32_t seq, int32_t first
     if (first < 0 || first >= end || end > s.n_pos || first % LCTX_PAGE_ROWS != 0 || place(end) != end) {
         throw lctx_refusal("a part begins with a page of the sequence and ends where it can be cut");
     }
-    if (s.spans.size() > 1 || s.spans[0].shift != 0) {
+    if (n_exact(seq) < s.n_pos) {
         throw lctx_refusal("rows of the sequence were read elsewhere, or before others left");
     }
     if (first_near(first, end) < s.first_near) {
@@ -112,7 +112,7 @@ void lctx_kv_cache::part_finish(const lctx_state_reader & io) {
 void lctx_kv_cache::part_read(lctx_state_reader & io, int32_t seq) {
     const lctx_part_range at = part_begin(io);
     sequence & s = seqs_[seq];
-    require(at.first == s.n_pos && at.end <= n_ctx_ && place(at.end) == at.end && s.spans.size() == 1 && s.spans[0].shift == 0,
+    require(at.first == s.n_pos && at.end <= n_ctx_ && place(at.end) == at.end && n_exact(seq) == s.n_pos,
             "it does not follow the rows that are there");
     part_grow(seq, at.end);
     const int32_t near = first_near(at.first, at.end);

@@ -21,7 +21,7 @@ def prompt_tokens(model: Model, prompt: str, known: Sequence[int]) -> list[int]:
     Where its text begins as that of the ``known`` tokens does, the result begins with these tokens: a model may have
     written words in other tokens than its tokenizer would, and then a turn would evaluate the answer before it again.
     """
-    start = _start(model)
+    start = model.start
     if list(known[: len(start)]) == start:
         kept, n_bytes = _common(model, known[len(start) :], prompt.encode())
         rest = _continuation(model, prompt.encode()[n_bytes:]) if kept else None
@@ -34,13 +34,13 @@ def closest(model: Model, prompt: str, conversations: Sequence[Sequence[int]]) -
     """Return the one of several ``known`` tokens that saves most of a prompt."""
     if len(conversations) == 1:
         return conversations[0]
-    n_start, text = len(_start(model)), prompt.encode()
+    n_start, text = len(model.start), prompt.encode()
     return max(conversations, key=lambda known: len(_common(model, known[n_start:], text)[0]), default=())
 
 
 def without_gap(model: Model, prompt: str, known: Sequence[int]) -> Sequence[int]:
     """Return the ``known`` tokens without those that a prompt lacks which begins as their text and goes on behind."""
-    text, start = prompt.encode(), _start(model)
+    text, start = prompt.encode(), model.start
     own = known[len(start) :]
     ends = [0, *_walk(model, own, text, True)]
     if len(ends) > len(own):
@@ -75,7 +75,7 @@ def left_out(model: Model, tokens: Sequence[int], prompt: str, shorter: str) -> 
     prompt, shorter : str
         A rendering of a conversation, and one without some of its messages.
     """
-    n_start, whole, rest = len(_start(model)), prompt.encode(), shorter.encode()
+    n_start, whole, rest = len(model.start), prompt.encode(), shorter.encode()
     ends = [0, *_walk(model, tokens[n_start:], whole, True)]
     n_less, same = len(whole) - len(rest), _equal_bytes(whole, rest)
     least = len(rest) - _equal_bytes(whole[::-1], rest[::-1])
@@ -90,11 +90,6 @@ def left_out(model: Model, tokens: Sequence[int], prompt: str, shorter: str) -> 
 
 def _equal_bytes(a: bytes, b: bytes) -> int:
     return longest_prefix(np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8))
-
-
-def _start(model: Model) -> list[int]:
-    """Return what stands before the text of every prompt."""
-    return [int(model.info.token_bos)] if model.info.add_bos and model.info.token_bos >= 0 else []
 
 
 def _common(model: Model, known: Sequence[int], prompt: bytes) -> tuple[Sequence[int], int]:

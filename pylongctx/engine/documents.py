@@ -44,11 +44,12 @@ class Document:
 
     Examples
     --------
+    >>> from pylongctx import Llama
     >>> with Llama("model.gguf", n_ctx=1024, method="full,spans=2", verbose=False) as reader:
     ...     novel = reader.read("It was the best of times, it was the worst of times. " * 20, name="novel")
     ...     answer = reader(f"Two cities. {novel} Which times?", max_tokens=1)
-    ...     answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 128
-    True
+    ...     [place.document.name for place in reader.session.placed]
+    ['novel']
     """
 
     name: str
@@ -146,6 +147,10 @@ class Documents:
                 raise ValueError(f"there is no document {name!r}: read it first, or send its text")
             return self._all[owner, name]
 
+    def asked(self, text: str | None, name: str | None, owner: str | None = None) -> Document:
+        """Return the document of a text that somebody sends, or without one that of a name."""
+        return self.named(name or "", owner) if text is None else self.add(text, name, owner)
+
     def forget(self, name: str, owner: str | None = None) -> None:
         """Free a document; prompts with its text are read as others."""
         self.named(name, owner)
@@ -185,8 +190,7 @@ class Documents:
 
     def _made(self, text: str, name: str, owner: str | None) -> Document:
         tokens = np.array(self._model.tokenize(text.encode(), False, False), np.int32)
-        info = self._model.info
-        start = (int(info.token_bos),) if info.add_bos and info.token_bos >= 0 else ()
+        start = tuple(self._model.start)
         if len(tokens) < LEAST:
             raise ValueError(f"a document has at least {LEAST} tokens, not {len(tokens)}: others are read as fast")
         if len(start) + len(tokens) > self._context.n_ctx:

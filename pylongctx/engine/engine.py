@@ -246,6 +246,8 @@ class Engine:
 
     def _place(self, slot: Slot, job: Job) -> int:
         """Take over what of a prompt comes from documents next; returns how many tokens follow until the next one."""
+        if not (job.placed and job.is_reading):
+            return len(job.pending)
         for place in job.placed:
             n = place.end - place.first
             if place.first == slot.session.n_tokens and n < len(job.pending):
@@ -256,7 +258,6 @@ class Engine:
                     continue
                 job.pending = job.pending[n:]
                 job.n_cached += n
-                job.n_placed += n
                 self.counters.cached_tokens += n
         ahead = (place.first - slot.session.n_tokens for place in job.placed)
         return min([len(job.pending), *(n for n in ahead if n > 0)])

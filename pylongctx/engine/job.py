@@ -103,7 +103,6 @@ class Job:
     full: bool = False  # the context has ended the answer
     n_cached: int = 0
     n_stored: int = 0  # of these, what came from the KV store
-    n_placed: int = 0  # and from documents
     n_read: int = 0  # tokens of the prompt that were evaluated
     n_generated: int = 0
     asked: float = field(default_factory=time.monotonic)

@@ -96,6 +96,11 @@ class Model:
                 raise RuntimeError(f"the text cannot be tokenized ({len(data)} bytes)")
             tokens = np.empty(-n, np.int32)
 
+    @property
+    def start(self) -> list[int]:
+        """What the tokens of every text begin with: the BOS token, or nothing."""
+        return [int(self.info.token_bos)] if self.info.add_bos and self.info.token_bos >= 0 else []
+
     def piece(self, token: int, special: bool = False) -> bytes:
         """Return the bytes of one token."""
         known = self._pieces.get((token, special))

@@ -91,8 +91,7 @@ class Solo:
 
     def document(self, text: str | None, name: str | None) -> Document:
         """Take note of a document, or return the one of a name."""
-        documents = self.engine.documents
-        return documents.named(name or "") if text is None else documents.add(text, name)
+        return self.engine.documents.asked(text, name)
 
     def rows(self, job: Job) -> Iterator[Row]:
         """Yield the logits after the tokens of the prompt, float32 [k, n_vocab] per step."""

@@ -110,9 +110,7 @@ class Host:
         """Return a prompt as a text or as tokens; a text at the beginning follows the BOS token of the model."""
         if isinstance(prompt, str):
             return prompt
-        info, found = self.model.info, list[int]()
-        if prompt and isinstance(prompt[0], str) and info.add_bos and info.token_bos >= 0:
-            found.append(int(info.token_bos))
+        found = self.model.start if prompt and isinstance(prompt[0], str) else []
         for part in prompt:
             found += self.tokens(part) if isinstance(part, str) else [part]
             if len(found) > self.n_ctx:

@@ -219,12 +219,12 @@ def infill_prompt(host: Host, body: InfillBody) -> list[int]:
     ApiError
         When the model has no tokens for that.
     """
-    tokens, info = host.fill_tokens, host.model.info
+    tokens = host.fill_tokens
     missing = [name for name in ("fim_pre", "fim_suf", "fim_mid") if name not in tokens]
     if missing:
         reason = f"the model has no tokens {', '.join(missing)}: it did not learn to fill in"
         raise ApiError(501, "not_supported_error", reason)
-    found = [int(info.token_bos)] if info.add_bos and info.token_bos >= 0 else []
+    found = host.model.start
     if "fim_rep" in tokens:
         found += [tokens["fim_rep"], *host.tokens(f"{PROJECT}\n", False)]
     for chunk in body.input_extra or ():

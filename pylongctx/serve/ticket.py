@@ -98,8 +98,7 @@ class Ticket:
 
     def document(self, text: str | None, name: str | None) -> Document:
         """Take note of a document of the owner, or return the one of a name."""
-        documents, owner = self._engine.documents, self._fields.get("owner")
-        return documents.named(name or "", owner) if text is None else documents.add(text, name, owner)
+        return self._engine.documents.asked(text, name, self._fields.get("owner"))
 
     def say(self, message: str) -> None:
         """Tell the user, when verbose."""
