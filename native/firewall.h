@@ -1,6 +1,9 @@
 // No exception crosses extern "C".
 #pragma once
 
+#include "lctx.h"
+
+#include <cstdio>
 #include <exception>
 #include <string>
 
@@ -19,4 +22,12 @@ template <typename F> bool lctx_guard(std::string * error, F && f) noexcept {
     } catch (...) {
     }
     return false;
+}
+
+// LCTX_INVALID, with the reason in err, which has room for err_size bytes or is NULL.
+inline int32_t lctx_told(const std::string & error, char * err, size_t err_size) {
+    if (err && err_size > 0) {
+        snprintf(err, err_size, "%s", error.c_str());
+    }
+    return LCTX_INVALID;
 }

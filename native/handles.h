@@ -63,5 +63,8 @@ inline uint32_t lctx_padded_n_ctx(uint32_t n_ctx) {
 // Open a context whose model is set; throws lctx_refusal.
 void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, const std::string & method);
 
+// The architectures that CUDA kernels were compiled for: a JSON list, or null.
+const char * lctx_cuda_architectures(void);
+
 // For llama_model_params: the servers' devices, then the GPUs of this machine, then nullptr; empty without servers.
 std::vector<ggml_backend_dev_t> lctx_model_devices(const std::vector<std::shared_ptr<lctx_rpc_server>> & servers);

@@ -72,14 +72,6 @@ bool attends(ggml_backend_dev_t dev, ggml_type type, int32_t head_dim) {
     return std::all_of(nodes.begin(), nodes.end(), [&](ggml_tensor * node) { return ggml_backend_dev_supports_op(dev, node); });
 }
 
-int32_t told(const std::string & error, char * err, size_t err_size) {
-    if (err && err_size > 0) {
-        strncpy(err, error.c_str(), err_size - 1);
-        err[err_size - 1] = 0;
-    }
-    return LCTX_INVALID;
-}
-
 }  // namespace
 
 std::vector<ggml_backend_dev_t> lctx_model_devices(const std::vector<std::shared_ptr<lctx_rpc_server>> & servers) {
@@ -125,7 +117,7 @@ int32_t lctx_device_attends(const char * device, int32_t type, int32_t head_dim)
 int32_t lctx_rpc_serve(const char * endpoint, const char * devices, int32_t n_threads, char * err, size_t err_size) {
     std::string error;
     lctx_guard(&error, [&] { lctx_rpc_serve_devices(endpoint, devices_of(devices), n_threads); });
-    return told(error, err, err_size);
+    return lctx_told(error, err, err_size);
 }
 
 int32_t lctx_offload_usage(const lctx_context * ctx, lctx_offload_info * info) {

@@ -134,10 +134,7 @@ int32_t lctx_estimate(const lctx_model * model, lctx_context_params * params, co
     std::string error;
     std::vector<lctx_sizes> all;
     if (!lctx_guard(&error, [&] { all = estimate(*model, *params, method ? method : ""); })) {
-        if (err && err_size > 0) {
-            snprintf(err, err_size, "%s", error.c_str());
-        }
-        return LCTX_INVALID;
+        return lctx_told(error, err, err_size);
     }
     std::copy_n(all.begin(), std::min<size_t>(all.size(), (size_t)std::max(0, n_max)), sizes);
     return (int32_t)all.size();

@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 16 };
+enum { LCTX_ABI_VERSION = 17 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -34,6 +34,10 @@ int32_t lctx_abi_version(void);
 // One JSON object: version, upstream, series (hash of tarball and patches), compiler, build_type, backends (devices), kernels (by device),
 // native, cuda (architectures that kernels were compiled for; null: none), emulates_cuda (LCTX_HARNESS).
 const char * lctx_build_info(void);
+
+// Add the CUDA backend of a library of the package pylongctx-cuda, before anything else of this library but lctx_log_set_level is called.
+// LCTX_INVALID, with the reason in err, when it cannot be loaded, belongs to another version, or a backend is there already.
+int32_t lctx_cuda_load(const char * path, char * err, size_t err_size);
 
 // The CPU features that the kernels were compiled for, as llama.cpp prints them.
 const char * lctx_system_info(void);

@@ -12,8 +12,8 @@
 #include <map>
 #include <mutex>
 
-#ifndef LCTX_RPC_BUILD
-#error "CMake defines LCTX_RPC_BUILD"
+#ifndef LCTX_BUILD
+#error "CMake defines LCTX_BUILD"
 #endif
 
 namespace {
@@ -113,7 +113,7 @@ template <typename F> F * rpc_function(const char * name) {
 
 int lctx_rpc_version() {
     uint32_t hash = 2166136261;  // FNV-1a
-    for (const char c : std::string(LCTX_RPC_BUILD)) {
+    for (const char c : std::string(LCTX_BUILD)) {
         hash = (hash ^ (uint8_t)c) * 16777619;
     }
     return 128 + (int)(hash % 127);

@@ -178,8 +178,8 @@ def why_no_gpu() -> str:
     """Return why the library has no GPU to use, and the way out."""
     if build_info()["cuda"] is None:
         return (
-            "this build of pylongctx has no GPU backend; with the CUDA toolkit installed, build one with "
-            "pip install . -C cmake.define.GGML_CUDA=ON"
+            "this build of pylongctx has no GPU backend; install pylongctx-cuda beside it, or with the CUDA toolkit "
+            "build one with pip install . -C cmake.define.GGML_CUDA=ON"
         )
     return "the driver shows no GPU to this build with CUDA; nvidia-smi must list one, CUDA_VISIBLE_DEVICES not hide it"
 

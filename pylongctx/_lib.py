@@ -2,7 +2,7 @@
 
 import json
 import os
-from importlib import resources
+from importlib import resources, util
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,28 @@ def _load() -> tuple[Any, Any]:
     return ffi, lib
 
 
+def cuda_library() -> Path | None:
+    """Return the CUDA backend of the package pylongctx-cuda, None where that is not installed."""
+    package = util.find_spec("pylongctx_cuda")
+    if package is None or not package.submodule_search_locations:
+        return None
+    paths = [Path(folder) / "lib" / "libpylongctx-cuda.so" for folder in package.submodule_search_locations]
+    return next((path for path in paths if path.is_file()), paths[0])
+
+
+def _load_cuda(ffi: Any, lib: Any) -> None:
+    path = cuda_library()
+    if path is None:
+        return
+    reason = ffi.new("char[]", 1024)
+    if lib.lctx_cuda_load(str(path).encode(), reason, len(reason)) != lib.LCTX_OK:
+        why = ffi.string(reason).decode("utf-8", "replace")
+        way_out = CUDA_LIBRARIES if "libcu" in why else "install the pylongctx-cuda of this version, or uninstall it"
+        raise ImportError(f"the CUDA backend {path} cannot be loaded ({why}): {way_out}")
+
+
 ffi, lib = _load()
+_load_cuda(ffi, lib)
 
 _CLASSES = {lib.LCTX_NO_SLOT: ContextFull, lib.LCTX_ABORTED: Aborted, lib.LCTX_INVALID: InvalidInput}
 

@@ -394,7 +394,7 @@ stopping_criteria, **more
         names = ("functions", "function_call", "tools", "tool_choice", "response_format")
         asked = dict.fromkeys((*names, "parallel_tool_calls"), None)
         asked |= {"enable_thinking": True, "chat_template_kwargs": None}
-        return self._render({**asked, **kwargs, "messages": messages}).prompt
+        return self._render({**asked, **kwargs, "messages": with_texts(messages, self._source.document)}).prompt
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -440,15 +440,15 @@ stopping_criteria, **more
         )
 
     def _render(self, given: Mapping[str, Any]) -> Rendered:
-        given = {**given, "messages": with_texts(given["messages"], self._source.document)}
         self._source.check_size(text_size(given["messages"]))
         if self.prefills:
             return render_prefilled(self._templates.template, given)
         return render(self._templates.template, given)
 
     def _answer(self, given: Mapping[str, Any]) -> response.Answer:
+        messages = with_texts(given["messages"], self._source.document)
         conversation = Conversation(
-            self._model, self._source, given["messages"], lambda messages: self._render({**given, "messages": messages})
+            self._model, self._source, messages, lambda some: self._render({**given, "messages": some})
         )
         evicts = self._source.evicts
         prompt, fields = conversation.fitting(given["max_tokens"]) if evicts else (conversation.prompt(), {})

@@ -14,7 +14,7 @@ from needs import lacks
 
 ROOT = Path(__file__).resolve().parents[1]
 CUDA = ROOT / "native" / "cuda"
-ARCHITECTURES = (75, 86, 90) if thinning.run_all else (86,)
+ARCHITECTURES = (75, 86, 90, 120) if thinning.run_all else (86,)
 NEEDS_GGML = ("backend.cu",)  # and with it the headers of cuBLAS
 SOURCES = sorted(path.name for path in CUDA.glob("*.cu"))
 KERNELS = [name for name in SOURCES if "__global__" in (CUDA / name).read_text()]

@@ -8,13 +8,21 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <vector>
 
 namespace {
 
+// Where a buffer lies.
+struct memory {
+    int device = -1;  // of the CUDA runtime
+    char * data = nullptr;
+    size_t size = 0;
+};
+
 // ---- the buffer: ggml's own would free the range with cudaFree ----
 
-lctx_cuda_memory & memory_of(ggml_backend_buffer_t buffer) {
-    return *(lctx_cuda_memory *)buffer->context;
+memory & memory_of(ggml_backend_buffer_t buffer) {
+    return *(memory *)buffer->context;
 }
 
 void check(cudaError_t error) {
@@ -124,9 +132,7 @@ size_t grain_of(int device) {
     return ok && is_supported ? grain : 0;
 }
 
-}  // namespace
-
-ggml_backend_buffer_t lctx_cuda_pinned_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+ggml_backend_buffer_t pinned_buffer(ggml_backend_buffer_type_t buft, size_t size) {
     const int device = device_of(buft);
     void * data = nullptr;
     if (device < 0 || cudaSetDevice(device) != cudaSuccess || cudaHostAlloc(&data, size, cudaHostAllocPortable) != cudaSuccess) {
@@ -136,15 +142,37 @@ ggml_backend_buffer_t lctx_cuda_pinned_buffer(ggml_backend_buffer_type_t buft, s
     ggml_backend_buffer_i i = buffer_interface();
     i.free_buffer = free_pinned;
     i.clear = clear;
-    return ggml_backend_buffer_init(buft, i, new lctx_cuda_memory{device, (char *)data, size}, size);
+    return ggml_backend_buffer_init(buft, i, new memory{device, (char *)data, size}, size);
 }
 
-size_t lctx_cuda_arena_grain(ggml_backend_buffer_type_t buft) {
+size_t grain(ggml_backend_buffer_type_t buft) {
     const int device = device_of(buft);
     return device >= 0 ? grain_of(device) : 0;
 }
 
-std::unique_ptr<lctx_cuda_arena> lctx_cuda_arena::reserve(ggml_backend_buffer_type_t buft, size_t size) {
+class arena final : public lctx_cuda_arena {
+  public:
+    arena(ggml_backend_buffer_type_t buft, int device, size_t grain, char * data, size_t n)
+        : buft_(buft), memory_{device, data, n * grain}, grain_(grain), is_committed_(n, false) {}
+    ~arena() override;
+    arena(const arena &) = delete;
+    arena & operator=(const arena &) = delete;
+
+    ggml_backend_buffer_t new_buffer() override { return ggml_backend_buffer_init(buft_, buffer_interface(), &memory_, memory_.size); }
+    bool commit(size_t from, size_t end) override;
+    void give_back(size_t from, size_t end) override;
+
+  private:
+    bool map(size_t index);
+    void unmap(size_t index);
+
+    ggml_backend_buffer_type_t buft_;
+    memory memory_;
+    size_t grain_;
+    std::vector<bool> is_committed_;  // per grain: each is a mapping of its own, since a part of one cannot be unmapped
+};
+
+lctx_cuda_arena * reserve(ggml_backend_buffer_type_t buft, size_t size) {
     const int device = device_of(buft);
     if (size == 0 || device < 0 || cudaSetDevice(device) != cudaSuccess) {
         return nullptr;
@@ -154,27 +182,17 @@ std::unique_ptr<lctx_cuda_arena> lctx_cuda_arena::reserve(ggml_backend_buffer_ty
     if (n == 0 || cuMemAddressReserve(&address, n * grain, 0, 0, 0) != CUDA_SUCCESS) {
         return nullptr;
     }
-    std::unique_ptr<lctx_cuda_arena> arena(new lctx_cuda_arena(buft, device, grain));
-    arena->memory_.data = (char *)address;
-    arena->memory_.size = n * grain;
-    arena->is_committed_.resize(n, false);
-    return arena;
+    return new arena(buft, device, grain, (char *)address, n);
 }
 
-ggml_backend_buffer_t lctx_cuda_arena::new_buffer() {
-    return ggml_backend_buffer_init(buft_, buffer_interface(), &memory_, memory_.size);
+arena::~arena() {
+    cudaSetDevice(memory_.device);
+    cudaDeviceSynchronize();  // nothing reads it any more
+    arena::give_back(0, memory_.size);
+    cuMemAddressFree((CUdeviceptr)memory_.data, memory_.size);
 }
 
-lctx_cuda_arena::~lctx_cuda_arena() {
-    if (memory_.data) {
-        cudaSetDevice(memory_.device);
-        cudaDeviceSynchronize();  // nothing reads it any more
-        give_back(0, memory_.size);
-        cuMemAddressFree((CUdeviceptr)memory_.data, memory_.size);
-    }
-}
-
-bool lctx_cuda_arena::map(size_t index) {
+bool arena::map(size_t index) {
     const CUdeviceptr at = (CUdeviceptr)memory_.data + index * grain_;
     const CUmemAllocationProp prop = allocation_on(memory_.device);
     CUmemGenericAllocationHandle handle;
@@ -193,13 +211,13 @@ bool lctx_cuda_arena::map(size_t index) {
     return is_mapped;
 }
 
-void lctx_cuda_arena::unmap(size_t index) {
+void arena::unmap(size_t index) {
     if (cuMemUnmap((CUdeviceptr)memory_.data + index * grain_, grain_) != CUDA_SUCCESS) {
         GGML_ABORT("lctx: memory of CUDA device %d cannot be given back", memory_.device);
     }
 }
 
-bool lctx_cuda_arena::commit(size_t from, size_t end) {
+bool arena::commit(size_t from, size_t end) {
     std::vector<size_t> mapped;
     for (size_t i = from / grain_; i * grain_ < end; i++) {
         if (is_committed_[i]) {
@@ -218,7 +236,7 @@ bool lctx_cuda_arena::commit(size_t from, size_t end) {
     return true;
 }
 
-void lctx_cuda_arena::give_back(size_t from, size_t end) {
+void arena::give_back(size_t from, size_t end) {
     for (size_t i = (from + grain_ - 1) / grain_; (i + 1) * grain_ <= end; i++) {
         if (is_committed_[i]) {
             unmap(i);
@@ -226,3 +244,7 @@ void lctx_cuda_arena::give_back(size_t from, size_t end) {
         }
     }
 }
+
+}  // namespace
+
+const lctx_cuda_arenas lctx_cuda_own_arenas = {pinned_buffer, grain, reserve};

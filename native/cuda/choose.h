@@ -24,8 +24,8 @@ static __device__ inline uint32_t lctx_bits_of_word(int w, int from, int end) {
     return (uint32_t)((1ull << hi) - 1) & ~(uint32_t)((1ull << lo) - 1);
 }
 
-// What a warp chooses for one token and choice.
-struct lctx_chooser {
+// What WARPS warps choose for one token and choice: all threads of the block, or each warp of it something of its own.
+template <int WARPS> struct lctx_chooser {
     const lctx_select_args & a;
     float * scores;
     uint32_t * keys;    // what takes the place of the scores: larger for a better candidate, 0 for what cannot be chosen (any more)
@@ -35,13 +35,46 @@ struct lctx_chooser {
     int32_t * order;    // [n_chunk] with n_neighbor > 0: the best, the best first
     int32_t row;
     int choice, own, first, end;
+    float * sums;  // [WARPS]
 
+    static constexpr int STEP = WARPS * LCTX_WARP;
     static constexpr uint32_t EMPTY = 1;           // key of a chunk that has no rows any more
     static constexpr uint32_t ABOVE = 0xff800001;  // above the key of every number
 
     static int n_word(const lctx_select_args & a) { return a.n_chunk_max / 32 + 1; }  // the own chunk may be the one after the last
     static size_t shared(const lctx_select_args & a) {
-        return (n_word(a) + (a.chunks.n_neighbor > 0 ? 2 * a.chunks.n_chunk : 0)) * sizeof(int32_t);
+        return (n_word(a) + (a.chunks.n_neighbor > 0 ? 2 * a.chunks.n_chunk : 0) + WARPS) * sizeof(int32_t);
+    }
+
+    __device__ static int thread() { return WARPS == 1 ? lctx_lane() : (int)threadIdx.x; }
+    __device__ static void sync() {
+        if (WARPS == 1) {
+            lctx_sync_warp();
+        } else {
+            __syncthreads();
+        }
+    }
+    // f over what the threads have; all get it.
+    template <typename F> __device__ float reduced(float of_warp, F && f) const {
+        if (WARPS == 1) {
+            return of_warp;
+        }
+        if (lctx_lane() == 0) {
+            sums[lctx_warp()] = of_warp;
+        }
+        __syncthreads();
+        float all = sums[0];
+        for (int w = 1; w < WARPS; w++) {
+            all = f(all, sums[w]);
+        }
+        __syncthreads();
+        return all;
+    }
+    __device__ float sum(float x) const {
+        return reduced(lctx_warp_sum(x), [](float a, float b) { return a + b; });
+    }
+    __device__ float most(float x) const {
+        return reduced(lctx_warp_max(x), [](float a, float b) { return fmaxf(a, b); });
     }
 
     // The mean over the heads that choose together of the share of their attention that they give a chunk, in place of the scores of the
@@ -49,20 +82,20 @@ struct lctx_chooser {
     __device__ void to_shares() const {
         for (int list = 0; list < n_list; list++) {
             const float * s = scores + (size_t)list * a.n_chunk_max;
-            float most = -FLT_MAX, sum = 0.0f;
-            for (int c = lctx_lane(); c < own; c += LCTX_WARP) {
-                most = fmaxf(most, s[c]);
+            float best = -FLT_MAX, total = 0.0f;
+            for (int c = thread(); c < own; c += STEP) {
+                best = fmaxf(best, s[c]);
             }
-            most = lctx_warp_max(most);
-            for (int c = lctx_lane(); c < own; c += LCTX_WARP) {
-                sum += s[c] == s[c] ? expf(s[c] - most) : 0.0f;
+            best = most(best);
+            for (int c = thread(); c < own; c += STEP) {
+                total += s[c] == s[c] ? expf(s[c] - best) : 0.0f;
             }
-            sum = lctx_warp_sum(sum) * (float)n_list;
-            for (int c = lctx_lane(); c < own; c += LCTX_WARP) {
-                scores[c] = (list == 0 ? 0.0f : scores[c]) + expf(s[c] - most) / sum;
+            total = sum(total) * (float)n_list;
+            for (int c = thread(); c < own; c += STEP) {
+                scores[c] = (list == 0 ? 0.0f : scores[c]) + expf(s[c] - best) / total;
             }
         }
-        lctx_sync_warp();
+        sync();
     }
     __device__ float score(int c) const {
         switch (a.chunks.ablation) {
@@ -73,20 +106,20 @@ struct lctx_chooser {
         }
     }
     __device__ void make_keys() const {
-        for (int c = first + lctx_lane(); c < end; c += LCTX_WARP) {
+        for (int c = first + thread(); c < end; c += STEP) {
             const float s = score(c);
             const uint32_t bits = s == 0.0f ? 0 : lctx_as_uint(fmaxf(s, -FLT_MAX));  // one zero
             keys[c] = s != s ? EMPTY : bits >> 31 ? ~bits : bits | 1u << 31;
         }
-        lctx_sync_warp();
+        sync();
     }
     // How many candidates have this key or a larger one.
     __device__ int count(uint32_t least) const {
         int n = 0;
-        for (int c = first + lctx_lane(); c < end; c += LCTX_WARP) {
+        for (int c = first + thread(); c < end; c += STEP) {
             n += keys[c] >= least;
         }
-        return (int)lctx_warp_sum((float)n);
+        return (int)sum((float)n);
     }
     // The largest key that at least n candidates reach.
     __device__ uint32_t threshold(int n) const {
@@ -108,20 +141,20 @@ struct lctx_chooser {
     // The attention that candidates with this key or a larger one get: a share's key is the share, with one bit more.
     __device__ static float share_of(uint32_t key) { return key >> 31 ? lctx_as_float(key & 0x7fffffff) : 0.0f; }
     __device__ float share(uint32_t least) const {
-        float sum = 0.0f;
-        for (int c = first + lctx_lane(); c < end; c += LCTX_WARP) {
-            sum += keys[c] >= least ? share_of(keys[c]) : 0.0f;
+        float mine = 0.0f;
+        for (int c = first + thread(); c < end; c += STEP) {
+            mine += keys[c] >= least ? share_of(keys[c]) : 0.0f;
         }
-        return lctx_warp_sum(sum);
+        return sum(mine);
     }
     // And what chunks get that are always read.
     __device__ float share_of_others() const {
-        float sum = 0.0f;
-        for (int c = lctx_lane(); c < own; c += LCTX_WARP) {
+        float mine = 0.0f;
+        for (int c = thread(); c < own; c += STEP) {
             const bool is_other = c < first || c >= end;
-            sum += is_other && score(c) == score(c) ? score(c) : 0.0f;
+            mine += is_other && score(c) == score(c) ? score(c) : 0.0f;
         }
-        return lctx_warp_sum(sum);
+        return sum(mine);
     }
     // How many of the best candidates it takes to read the wanted share of the attention: those above `least`, and some of those that
     // reach it. `unread` is the estimate of the rest.
@@ -147,7 +180,14 @@ struct lctx_chooser {
     }
     // Take the n best candidates: those above `least`, and of those that only reach it the first.
     __device__ void take_best(int n, uint32_t least) const {
-        int rest = n - count(least + 1);
+        const int rest = n - count(least + 1);
+        if (thread() < LCTX_WARP) {
+            take(least, rest);
+        }
+        sync();
+    }
+    // Those above `least`, and the first `rest` of those that reach it; one warp.
+    __device__ void take(uint32_t least, int rest) const {
         for (int w = first / 32; 32 * w < end; w++) {
             const int c = 32 * w + lctx_lane();
             const uint32_t key = c >= first && c < end ? keys[c] : 0;
@@ -158,9 +198,8 @@ struct lctx_chooser {
                 chosen[w] |= taken;
             }
         }
-        lctx_sync_warp();
     }
-    // Sort the n candidates that are chosen, and take their keys away.
+    // Sort the n candidates that are chosen, and take their keys away; one warp.
     __device__ void put_in_order(int n) const {
         int n_found = 0;
         for (int w = first / 32; 32 * w < end; w++) {
@@ -210,10 +249,10 @@ struct lctx_chooser {
     __device__ int run(int n_words, float & unread) const {
         const lctx_chunks & c = a.chunks;
         const bool reads_all = c.reads_all(own);
-        for (int w = lctx_lane(); w < n_words; w += LCTX_WARP) {
+        for (int w = thread(); w < n_words; w += STEP) {
             chosen[w] = reads_all ? lctx_bits_of_word(w, 0, own + 1) : lctx_bits_of_word(w, 0, first) | lctx_bits_of_word(w, end, own + 1);
         }
-        lctx_sync_warp();
+        sync();
         if (reads_all) {
             return own + 1;
         }
@@ -229,9 +268,11 @@ struct lctx_chooser {
         make_keys();
         take_best(n_best, threshold(n_best));
         if (c.n_neighbor > 0) {
-            put_in_order(n_best);
-            const int n_rest = c.n_neighbor - lctx_shuffle(lctx_lane() == 0 ? take_neighbours(n_best) : 0, 0);
-            lctx_sync_warp();
+            if (thread() < LCTX_WARP) {
+                put_in_order(n_best);
+            }
+            const int n_rest = c.n_neighbor - (int)sum(thread() == 0 ? (float)take_neighbours(n_best) : 0.0f);
+            sync();
             take_best(n_rest, threshold(n_rest));
         }
         return first + c.n_free(own) + own + 1 - end;

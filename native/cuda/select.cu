@@ -7,7 +7,8 @@ namespace {
 
 constexpr int FEW = 8;  // so few queries that reading the summaries is what takes time
 constexpr int FEW_WARPS = 4, FEW_CHUNKS = 4;
-constexpr int CHOOSE_WARPS = 4;  // at most
+constexpr int CHOOSE_WARPS = 4;  // of a block, at most, each with a choice of its own
+constexpr int WIDE_WARPS = 8;    // of a block, for one choice, when there are few
 
 // score += those of FEW_CHUNKS chunks, by a warp. summary(chunk) is where it lies.
 template <typename S>
@@ -84,9 +85,9 @@ __device__ void put_segment(lctx_segment * to, int32_t row0, int32_t row1, uint3
     *(uint4 *)to = {(unsigned)row0, (unsigned)row1, angle, (unsigned)seq};
 }
 
-// The segments of one token: its chunks, seen from their places. n: chunks that are chosen.
-__device__ void write_segments(const lctx_select_args & a, const lctx_chooser & c, int32_t token, int n, float unread,
-                               lctx_segment * segs) {
+// The segments of one token: its chunks, seen from their places, by a warp. n: chunks that are chosen.
+template <typename C>
+__device__ void write_segments(const lctx_select_args & a, const C & c, int32_t token, int n, float unread, lctx_segment * segs) {
     const lctx_chunk_row at = a.rows[token];
     const int size = a.chunks.chunk_size;
     int n_seen = 0;
@@ -113,23 +114,37 @@ __device__ void count_unread(lctx_unread & to, float share) {
     atomicAdd((unsigned long long *)&to.sum, (unsigned long long)(share * lctx_unread::UNIT));
 }
 
-// A warp per token and choice.
-__global__ void choose(lctx_select_args a, lctx_select_plan p, int n_word, int n_shared) {
-    const int64_t job = (int64_t)blockIdx.x * (blockDim.x / LCTX_WARP) + lctx_warp();
+// A warp, or a block of WARPS, per token and choice.
+template <int WARPS> __global__ void choose(lctx_select_args a, lctx_select_plan p, int n_word, int n_shared) {
+    const int mine = WARPS == 1 ? lctx_warp() : 0, n_job = WARPS == 1 ? (int)blockDim.x / LCTX_WARP : 1;
+    const int64_t job = (int64_t)blockIdx.x * n_job + mine;
     const int choice = (int)(job % a.n_choice), i = (int)lctx_min(job / a.n_choice, (int64_t)p.n_slab);
     const int32_t token = p.at(i);
     if (token < 0) {
         return;
     }
     const int own = a.rows[token].row / a.chunks.chunk_size, n_list = p.n_list / a.n_choice;
-    uint32_t * shared = (uint32_t *)lctx_shared() + lctx_warp() * n_shared;
+    uint32_t * shared = (uint32_t *)lctx_shared() + mine * n_shared;
     float * scores = p.scores_of(a, i, choice * n_list);
     int32_t * found = (int32_t *)shared + n_word;
-    const lctx_chooser c = {a,      scores, (uint32_t *)scores,         n_list,
-                            shared, found,  found + a.chunks.n_chunk,   a.rows[token].row,
-                            choice, own,    a.chunks.first_candidate(), a.chunks.end_candidate(own)};
+    const lctx_chooser<WARPS> c = {a,
+                                   scores,
+                                   (uint32_t *)scores,
+                                   n_list,
+                                   shared,
+                                   found,
+                                   found + a.chunks.n_chunk,
+                                   a.rows[token].row,
+                                   choice,
+                                   own,
+                                   a.chunks.first_candidate(),
+                                   a.chunks.end_candidate(own),
+                                   (float *)shared + n_shared - WARPS};
     float unread = 0.0f;
     const int n = c.run(n_word, unread);
+    if (c.thread() >= LCTX_WARP) {
+        return;
+    }
     write_segments(a, c, token, n, unread, a.dst + ((size_t)token * a.n_choice + choice) * a.chunks.n_segment());
     if (a.unread && lctx_lane() == 0) {
         count_unread(a.unread[choice], unread);
@@ -148,17 +163,24 @@ void launch_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, co
 }
 
 void launch_choices(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
-    const size_t shared = lctx_chooser::shared(a);
+    const int64_t n_job = (int64_t)p.n_slab * a.n_choice;
+    const int n_word = lctx_chooser<1>::n_word(a);
+    if (a.n_tokens <= FEW) {
+        const size_t shared = lctx_chooser<WIDE_WARPS>::shared(a);
+        lctx_launch(choose<WIDE_WARPS>, dim3((unsigned)n_job), WIDE_WARPS * LCTX_WARP, shared, queue.stream, a, p, n_word,
+                    (int)(shared / sizeof(int32_t)));
+        return;
+    }
+    const size_t shared = lctx_chooser<1>::shared(a);
     const int n_warp = (int)lctx_max(lctx_min(queue.device.max_shared / shared, (size_t)CHOOSE_WARPS), (size_t)1);
-    const dim3 grid((unsigned)lctx_div_up((int64_t)p.n_slab * a.n_choice, n_warp));
-    lctx_launch(choose, grid, n_warp * LCTX_WARP, n_warp * shared, queue.stream, a, p, lctx_chooser::n_word(a),
-                (int)(shared / sizeof(int32_t)));
+    const dim3 grid((unsigned)lctx_div_up(n_job, n_warp));
+    lctx_launch(choose<1>, grid, n_warp * LCTX_WARP, n_warp * shared, queue.stream, a, p, n_word, (int)(shared / sizeof(int32_t)));
 }
 
 }  // namespace
 
 size_t lctx_cuda_select_shared(const lctx_select_args & args) {
-    return lctx_chooser::shared(args);
+    return lctx_chooser<WIDE_WARPS>::shared(args);
 }
 
 size_t lctx_cuda_select_wsize(const lctx_cuda_device & device, const lctx_select_args & args) {

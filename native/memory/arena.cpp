@@ -1,8 +1,6 @@
 #include "arena.h"
 
-#ifdef LCTX_CUDA_ARENA
 #include "../cuda/arena.h"
-#endif
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -25,13 +23,13 @@ class host_arena : public lctx_arena {
     }
 
     // nullptr when the system refuses.
-    static char * reserve(size_t size, int protection) {
+    static char * reserve(size_t size, int protection, bool shrinks) {
         void * data = mmap(nullptr, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (data == MAP_FAILED) {
             return nullptr;
         }
-#ifdef MADV_NOHUGEPAGE
-        madvise(data, size, MADV_NOHUGEPAGE);  // a huge page would stay while any part of it is in use
+#ifdef MADV_HUGEPAGE
+        madvise(data, size, shrinks ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);  // a huge page stays while any part of it is in use
 #endif
         return (char *)data;
     }
@@ -79,10 +77,9 @@ class buffer_arena final : public lctx_arena {
     explicit buffer_arena(ggml_backend_buffer_t buffer) { buffer_.reset(buffer); }
 };
 
-#ifdef LCTX_CUDA_ARENA
 class cuda_arena final : public lctx_arena {
   public:
-    explicit cuda_arena(std::unique_ptr<lctx_cuda_arena> range) : range_(std::move(range)) { buffer_.reset(range_->new_buffer()); }
+    explicit cuda_arena(lctx_cuda_arena * range) : range_(range) { buffer_.reset(range_->new_buffer()); }
     ~cuda_arena() override { buffer_.reset(); }
 
     bool commits() const override { return true; }
@@ -93,40 +90,33 @@ class cuda_arena final : public lctx_arena {
     std::unique_ptr<lctx_cuda_arena> range_;
 };
 
+#ifdef LCTX_CUDA_ARENA
+const lctx_cuda_arenas * cuda = &lctx_cuda_own_arenas;
+#else
+const lctx_cuda_arenas * cuda = nullptr;
+#endif
+
 size_t cuda_grain(ggml_backend_buffer_type_t buft) {
-    return lctx_cuda_arena_grain(buft);
+    return cuda ? cuda->grain(buft) : 0;
 }
 
 std::unique_ptr<lctx_arena> create_on_cuda(ggml_backend_buffer_type_t buft, size_t size) {
-    auto range = lctx_cuda_arena::reserve(buft, size);
-    return range ? std::make_unique<cuda_arena>(std::move(range)) : nullptr;
+    lctx_cuda_arena * range = cuda ? cuda->reserve(buft, size) : nullptr;
+    return range ? std::make_unique<cuda_arena>(range) : nullptr;
 }
 
 ggml_backend_buffer_t pinned_buffer(ggml_backend_buffer_type_t buft, size_t size) {
-    return lctx_cuda_pinned_buffer(buft, size);
+    return cuda ? cuda->pinned_buffer(buft, size) : nullptr;
 }
-#else
-size_t cuda_grain(ggml_backend_buffer_type_t) {
-    return 0;
-}
-
-std::unique_ptr<lctx_arena> create_on_cuda(ggml_backend_buffer_type_t, size_t) {
-    return nullptr;
-}
-
-ggml_backend_buffer_t pinned_buffer(ggml_backend_buffer_type_t, size_t) {
-    return nullptr;
-}
-#endif
 
 std::unique_ptr<lctx_arena> on_buffer(ggml_backend_buffer_t buffer) {
     return buffer ? std::make_unique<buffer_arena>(buffer) : nullptr;
 }
 
-std::unique_ptr<lctx_arena> create_on_host(size_t size) {
+std::unique_ptr<lctx_arena> create_on_host(size_t size, bool shrinks) {
     const char * strict = getenv("LCTX_STRICT_ARENA");
     const bool is_strict = strict && strcmp(strict, "1") == 0;
-    char * data = host_arena::reserve(size, is_strict ? PROT_NONE : PROT_READ | PROT_WRITE);
+    char * data = host_arena::reserve(size, is_strict ? PROT_NONE : PROT_READ | PROT_WRITE, shrinks);
     if (!data) {
         return nullptr;
     }
@@ -139,14 +129,18 @@ size_t lctx_arena_grain(ggml_backend_buffer_type_t buft) {
     return buft == ggml_backend_cpu_buffer_type() ? system_page() : cuda_grain(buft);
 }
 
-std::unique_ptr<lctx_arena> lctx_arena_create(ggml_backend_buffer_type_t buft, size_t size) {
+std::unique_ptr<lctx_arena> lctx_arena_create(ggml_backend_buffer_type_t buft, size_t size, bool shrinks) {
     if (buft == ggml_backend_cpu_buffer_type()) {
-        return create_on_host(size);
+        return create_on_host(size, shrinks);
     }
     auto arena = create_on_cuda(buft, size);
     return arena ? std::move(arena) : on_buffer(ggml_backend_buft_alloc_buffer(buft, size));
 }
 
 std::unique_ptr<lctx_arena> lctx_arena_create_far(ggml_backend_buffer_type_t buft, size_t size) {
-    return buft == ggml_backend_cpu_buffer_type() ? create_on_host(size) : on_buffer(pinned_buffer(buft, size));
+    return buft == ggml_backend_cpu_buffer_type() ? create_on_host(size, false) : on_buffer(pinned_buffer(buft, size));
+}
+
+void lctx_arena_use_cuda(const lctx_cuda_arenas * arenas) {
+    cuda = arenas;
 }

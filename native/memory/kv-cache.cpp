@@ -52,6 +52,7 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
               0,
               chunks_,
               retain_,
+              retain_ || method_->first_row(n_ctx_) > 0,
               -1,
               {}};
     if (hparams.is_mla()) {  // K is the latent vector and the channels that are rotated, which come first where there are any

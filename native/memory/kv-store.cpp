@@ -126,7 +126,7 @@ bool lctx_kv_store::allocate(bool dry) {
     size_t size = 0;
     each_tensor([&](const ggml_tensor * t) { size += padded(t); });
     const size_t far_size = k_staged ? padded(k_pool) + padded(v_pool) : 0;
-    arena_ = lctx_arena_create(buft, size - far_size);
+    arena_ = lctx_arena_create(buft, size - far_size, shape_.shrinks);
     far_ = far_size > 0 ? lctx_arena_create_far(buft, far_size) : nullptr;
     if (!arena_ || (far_size > 0 && !far_)) {
         return false;

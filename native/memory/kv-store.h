@@ -45,6 +45,7 @@ struct lctx_kv_shape {
     int32_t n_staged;            // > 0: the pools are in memory of the host, and so many pages of a head lie on the device
     const lctx_chunks * chunks;  // or nullptr
     const lctx_retain * retain;  // or nullptr
+    bool shrinks;                // rows leave before their sequence does
     int32_t v_offset;            // latent attention: V is the channels of K from here on; -1: it has a pool of its own
     lctx_hadamard hadamard;
 

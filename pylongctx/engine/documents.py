@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx._log import LOG
 from pylongctx.engine.context import Context
 from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
@@ -131,10 +130,13 @@ class Documents:
                 f"{self._context.method or 'llama.cpp own KV cache'}"
             )
         key = owner, text if name is None else name
+        known = self._all.get(key)
+        if known is None or known.text != text:
+            known = self._made(text, key[1], owner)  # not under the lock: a book has many tokens
         with self._lock:
-            known = self._all.pop(key, None)
-            if known is None or known.text != text:
-                known = self._made(text, key[1], owner)
+            other = self._all.pop(key, None)
+            if other is not None and other.text == text:
+                known = other
             self._all[key] = known
             while self.limit is not None and len(self._all) > MOST:
                 del self._all[next(iter(self._all))]
@@ -155,7 +157,7 @@ class Documents:
         """Free a document; prompts with its text are read as others."""
         self.named(name, owner)
         with self._lock:
-            del self._all[owner, name]
+            self._all.pop((owner, name), None)
 
     def clear(self) -> None:
         """Let all be read again: what they were read with has changed."""
@@ -257,7 +259,6 @@ def _bytes(document: Document) -> int:
 
 def without(placed: Sequence[Placed], document: Document) -> tuple[Placed, ...]:
     """Return what comes from other documents."""
-    LOG.warning("document %r could not be read: prompts with it are read as others", document.name)
     return tuple(place for place in placed if place.document is not document)
 
 

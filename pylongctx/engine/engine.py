@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx._log import LOG
 from pylongctx.engine.documents import Documents, without
 from pylongctx.engine.job import Cancelled, Job, Row
 from pylongctx.engine.session import Session
@@ -179,6 +180,7 @@ class Engine:
             if document is None or document.rows is not None:
                 continue
             if document.job is not None and document.job.ended:
+                LOG.warning("document %r could not be read: a prompt with it is read as others", document.name)
                 document.job, job.placed = None, without(job.placed, document)
             elif document.job not in self.jobs and not job.cancelled:
                 document.job = Job(document.prompt, job.sampler, owner=job.owner, reads=document, submitted=True)

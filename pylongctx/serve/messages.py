@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 
+from pylongctx.engine.job import Job
 from pylongctx.serve.answer import Chunks, answer
 from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of, text_of
 from pylongctx.serve.bodies import ChatBody, Extension
@@ -234,7 +235,7 @@ class MessagesForm:
         }
 
     def _end(self, exchange: Exchange, reason: str) -> dict[str, Any]:
-        job = exchange.parts[0][0].current
+        job = _job(exchange)
         word = job.stop_word if job is not None and job.stop_word in self._stops else None
         return {"stop_reason": "stop_sequence" if word else REASONS[reason], "stop_sequence": word}
 
@@ -271,8 +272,13 @@ def _content(block: Block) -> dict[str, Any]:
     return {"type": "tool_use", "id": block.id, "name": block.name, "input": block.arguments}
 
 
+def _job(exchange: Exchange) -> Job | None:
+    """Return the job of the one answer."""
+    return exchange.parts[0][0].current
+
+
 def _usage(exchange: Exchange) -> dict[str, int]:
-    job = exchange.parts[0][0].current
+    job = _job(exchange)
     n_prompt, n_cached = (0, 0) if job is None else (len(job.tokens), job.n_cached)
     return {
         "input_tokens": n_prompt - n_cached,
@@ -284,5 +290,5 @@ def _usage(exchange: Exchange) -> dict[str, int]:
 
 def _dropped(exchange: Exchange) -> dict[str, int]:
     """Return the counts of what left, beside Anthropic's; none where nothing did."""
-    job = exchange.parts[0][0].current
+    job = _job(exchange)
     return {} if job is None else job.dropped()
