@@ -36,7 +36,8 @@ const char * lctx_build_info(void) {
             backends += name;
             kernels += name + ": \"" + lctx_kernel_name(dev) + "\"";
         }
-        return std::string(LCTX_BUILD_INFO) + ", \"cuda\": " + lctx_cuda_architectures() + ", \"backends\": [" + backends + "], \"kernels\": {" + kernels + "}}";
+        return std::string(LCTX_BUILD_INFO) + ", \"cuda\": " + lctx_cuda_architectures() + ", \"backends\": [" + backends +
+               "], \"kernels\": {" + kernels + "}}";
     }();
     return info.c_str();
 }

@@ -5,7 +5,6 @@ import pytest
 from llamas import F32, TEXT, new
 from serving import running
 
-from pylongctx import Llama
 from pylongctx.engine import documents
 from pylongctx.engine.documents import EDGE, FRESH, LEAST
 from pylongctx.errors import LctxError
