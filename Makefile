@@ -128,7 +128,6 @@ wheel: wheel-cuda
 else
 wheel: wheel-linux
 endif
-	$(BIN)/python -c "from scikit_build_core.build import build_sdist; build_sdist('dist')"
 
 ARCH     := $(shell uname -m)
 PLATFORM := manylinux_2_28_$(ARCH)
@@ -145,6 +144,7 @@ wheel-linux: $(VENV)/.wheel-tools
 	    $(PIP_WHEEL) --wheel-dir build/wheel -C build-dir=build/linux-$(ARCH) \
 	    -C cmake.define.GGML_NATIVE=OFF -C cmake.define.LCTX_CPU_KINDS=$(KINDS) $(CROSS) $(WHEEL_ARGS) .
 	$(BIN)/auditwheel repair --plat $(if $(CROSS),auto,$(PLATFORM)) --only-plat --wheel-dir dist build/wheel/pylongctx-*.whl
+	$(BIN)/python -c "from scikit_build_core.build import build_sdist; build_sdist('dist')"
 
 # cuBLAS and the runtime stay outside: they are packages of PyPI
 wheel-cuda: $(if $(HAS_CUBLAS),,$(VENV)/.cublas) $(VENV)/.wheel-tools

@@ -5,6 +5,7 @@
 
 import importlib
 import os
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
@@ -56,3 +57,12 @@ def need(group: str, *modules: str) -> ModuleType:
         return [importlib.import_module(name) for name in modules][-1]
     except ImportError as reason:
         lacks(group, str(reason))
+
+
+def patched_upstream() -> Path:
+    """Return the newest patched llama.cpp that a build has left."""
+    build = Path(__file__).resolve().parents[1] / "build"
+    stamps = sorted(build.glob("*/upstream/*/stamp"), key=lambda path: path.stat().st_mtime)
+    if not stamps:
+        lacks("build", "no build has patched llama.cpp (build/*/upstream)")
+    return stamps[-1].parent / "llama.cpp"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import thinning
-from needs import lacks
+from needs import lacks, patched_upstream
 
 ROOT = Path(__file__).resolve().parents[1]
 CUDA = ROOT / "native" / "cuda"
@@ -49,11 +49,7 @@ def nvcc() -> str:
 
 @pytest.fixture(scope="session")
 def upstream() -> Path:
-    """Return the newest patched llama.cpp that a build has left."""
-    stamps = sorted((ROOT / "build").glob("*/upstream/*/stamp"), key=lambda path: path.stat().st_mtime)
-    if not stamps:
-        lacks("build", "no build has patched llama.cpp (build/*/upstream)")
-    return stamps[-1].parent / "llama.cpp"
+    return patched_upstream()
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from needs import lacks
+from needs import lacks, patched_upstream
 
 from pylongctx._lib import build_info, ffi, lib
 
@@ -33,13 +33,6 @@ const lctx_cuda_module * lctx_cuda_module_get(void) {
 """
 
 
-def upstream() -> Path:
-    found = sorted((ROOT / "build").glob("*/upstream/*/llama.cpp"))
-    if not found:
-        lacks("build", "no build has patched llama.cpp (build/*/upstream)")
-    return found[-1]
-
-
 def package(folder: Path, build: str | None) -> Path:
     """Make a package pylongctx_cuda with a module of a build, or with a file that is no library."""
     library = folder / "pylongctx_cuda" / "lib" / "libpylongctx-cuda.so"
@@ -53,7 +46,8 @@ def package(folder: Path, build: str | None) -> Path:
         lacks("build", "no C++ compiler is installed")
     source = folder / "module.cpp"
     source.write_text(SOURCE)
-    include = [f"-I{path}" for path in (ROOT, upstream() / "ggml" / "include", upstream() / "ggml" / "src")]
+    ggml = patched_upstream() / "ggml"
+    include = [f"-I{path}" for path in (ROOT, ggml / "include", ggml / "src")]
     defined = f'-DBUILD="{build}"'
     subprocess.run([compiler, "-shared", "-fPIC", defined, *include, "-o", library, source], check=True, timeout=100)
     return folder

@@ -6,8 +6,7 @@ set(LCTX_CUDA_RPATH "$ORIGIN/../../nvidia/cu13/lib" "$ORIGIN/../../nvidia/cublas
                     "${CUDAToolkit_LIBRARY_DIR}")
 
 add_library(pylongctx-cuda MODULE EXCLUDE_FROM_ALL native/cuda/module.cpp)
-target_compile_definitions(pylongctx-cuda PRIVATE "LCTX_BUILD=\"${LCTX_VERSION} ${LCTX_SERIES}\""
-                                                  "LCTX_CUDA_ARCHITECTURES=R\"json(${LCTX_CUDA_JSON})json\"")
+target_compile_definitions(pylongctx-cuda PRIVATE ${LCTX_CUDA_BUILD})
 if(NOT GGML_CUDA_NO_VMM)
     target_compile_definitions(pylongctx-cuda PRIVATE LCTX_CUDA_ARENA)
 endif()
