@@ -14,6 +14,7 @@ from pylongctx.methods import (
     SelfExtend,
     ShiftedRotary,
     Tova,
+    TriAttention,
     Window,
 )
 
@@ -62,6 +63,7 @@ __all__ = [
     "StoppingCriteria",
     "StoppingCriteriaList",
     "Tova",
+    "TriAttention",
     "Window",
     "__version__",
     "register_chat_completion_handler",

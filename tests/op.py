@@ -9,7 +9,8 @@ from cases import ChunkCase, OpCase
 from cases_evict import EvictCase
 from needs import lacks
 from oracle_chunks import UNUSED, LongHeads, Stored
-from oracle_evict import Kvzip, Layer
+from oracle_evict import Layer
+from oracle_rules import Kvzip
 
 from pylongctx._lib import lib as library
 

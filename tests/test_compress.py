@@ -8,7 +8,8 @@ from drivers import model_of
 from model_oracle import Model, WatchedModel
 from oracle import Full, SelfExtend
 from oracle_chunks import LongHeads
-from oracle_evict import Evicting, Kvzip, Layer, Rule, Run
+from oracle_evict import Evicting, Layer, Run
+from oracle_rules import Kvzip, Rule
 from session import assert_same
 from test_corm import open_llama, random_tokens
 from test_methods import assert_same_logits

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import test_memory
 from oracle import Full
-from oracle_evict import Corm, Evicting
+from oracle_evict import Evicting
+from oracle_rules import Corm
 from session import assert_same
 from test_corm import ALL, METHODS, N, expect, open_llama, random_tokens
 from test_methods import assert_same_logits

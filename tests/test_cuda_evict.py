@@ -1,4 +1,4 @@
-"""The CUDA kernels of *vote* and *evict*, run on the CPU (``native/cuda/emulate.h``).
+"""The CUDA kernels of *vote*, *center* and *evict*, run on the CPU (``native/cuda/emulate.h``).
 
 Queries and keys meet as f16 on the tensor cores, so a score of attention is off by up to ``SCORE_MARGIN``, and a
 decision within that may fall otherwise than the oracle's.
@@ -54,6 +54,9 @@ OTHERS = [
     *("empty-chunks", "long-chunks", "open-chunk-exceeds-the-budget"),
     *("every-wider-than-window", "budget-is-nearly-recent", "scissorhands-window-one"),
     *("full-kvzip", "longheads-grouped-kvzip", "selfextend-h2o-adaptive", "adaptive-scissorhands", "kvzip-nothing"),
+    *("full-triattention", "heads6x2-triattention", "dim40x40-triattention", "rows321-triattention"),
+    *("k-q4_0-v-q4_0-full-triattention", "hadamard-k-q8_0-v-q8_0-full-triattention", "adaptive-triattention"),
+    *("rope-neox-partial-triattention", "rope-yarn-partial-factors-triattention", "triattention-every-one"),
 ]
 BY_NAME = {case.name: case for case in EVICT_CASES}
 
@@ -72,7 +75,7 @@ def test_heads_of_every_width(dim):
 # ---- one layer, against itself ----
 
 
-@pytest.mark.parametrize("rule", ["h2o", "tova", "corm-every16"])
+@pytest.mark.parametrize("rule", ["h2o", "tova", "triattention", "corm-every16"])
 def test_a_nan_score_is_the_worst_on_every_backend(emulated, rule):
     """A query that is NaN spoils the scores of all rows before it; sums of weights are NaN then."""
     case = evict_case("nan", n_rows=150, rule=RULES[rule])
@@ -125,7 +128,7 @@ def test_the_same_rows_stay_as_on_the_cpu(monkeypatch, spec, type_k, type_v, dim
 
 # ---- whole models ----
 
-MODEL_METHODS = ["corm-every16", "h2o", "scissorhands"]
+MODEL_METHODS = ["corm-every16", "h2o", "scissorhands", "triattention"]
 
 
 def shown(ffi, lib, session, seq: int) -> list[tuple[list[int], list[int]]]:

@@ -15,14 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op import Inputs, LayerRun, evict_layer, make_inputs, run_evict, run_layer
 from oracle_chunks import LongHeads
-from oracle_evict import (
-    H2O,
-    Corm,
-    Kvzip,
-    Run,
-    Scissorhands,
-    Tova,
-)
+from oracle_evict import Run
+from oracle_rules import H2O, Corm, Kvzip, Scissorhands, Tova, TriAttention
 from session import assert_same
 from thinning import few, thin
 
@@ -35,6 +29,7 @@ IDLE = {
     "h2o": H2O(400, 0, 1),
     "scissorhands": Scissorhands(400, 3, 0, 3),
     "tova": Tova(400, 1),
+    "triattention": TriAttention(400, 0, 1),
 }
 
 
@@ -257,6 +252,10 @@ def test_a_spec_names_full_or_leaves_it_out():
     ("tova,budget=8,heads=shared", "heads"),
     ("corm,heads=adaptive", "heads"),
     ("kvzip,budget=8", "budget"),
+    ("triattention,budget=8,recent=9", "recent"),
+    ("triattention,budget=8,window=4", "window"),
+    ("selfextend,group_size=4,neighbor_window=16+triattention,budget=8", "use triattention alone"),
+    ("longheads,chunk_size=16,window=96+triattention,budget=8", "use triattention alone"),
     ("window,n_sink=4,window=32+corm", "window"),
     ("corm+selfextend,group_size=4,neighbor_window=16", r"corm\+selfextend|selfextend"),
     ("corm+h2o,budget=8", "h2o"),

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from cases import LONGHEADS
 from oracle import DualChunk, Full, SelfExtend, Window
-from oracle_evict import Corm, Evicting
+from oracle_evict import Evicting
+from oracle_rules import Corm
 from session import Session, assert_same
 from test_pages import (
     METHODS,

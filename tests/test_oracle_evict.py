@@ -10,19 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op import evict_layer, make_inputs
 from oracle_chunks import LongHeads, Stored, choose, softmax
-from oracle_evict import (
-    H2O,
-    Corm,
-    Evicting,
-    Layer,
-    Run,
-    Scissorhands,
-    Tova,
-    border,
-    choose_held,
-    corm_listing,
-    moved,
-)
+from oracle_evict import Evicting, Layer, Run, choose_held, corm_listing, moved
+from oracle_rules import H2O, Corm, Scissorhands, Tova, border
 from session import assert_same
 from test_evict import BY_NAME, IDLE
 from thinning import thin

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 from oracle import DualChunk, Full, SelfExtend, Window
 from oracle_chunks import LongHeads
-from oracle_evict import H2O, Corm, Evicting
+from oracle_evict import Evicting
+from oracle_rules import H2O, Corm
 from session import Session
 
 pytestmark = pytest.mark.usefixtures("strict_arena")

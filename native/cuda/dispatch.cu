@@ -15,7 +15,8 @@ const char * lctx_cuda_refusal(const lctx_cuda_device & device, const ggml_tenso
             const lctx_attend_args a = lctx_attend_args_of(node);
             return fits(a.head_dim_k) && fits(a.head_dim_v) ? nullptr : "head_dim must be a multiple of 8 and at most 256";
         }
-        case LCTX_OP_STORE: {
+        case LCTX_OP_CENTER: return node->src[0]->ne[0] % 8 == 0 ? nullptr : "head_dim must be a multiple of 8";
+        case LCTX_OP_STORE:  {
             const lctx_hadamard h = lctx_store_args_of(node).params.hadamard;
             return lctx_max(h.k, h.v) <= LCTX_MOST_BLOCK ? nullptr : "channels that are transformed together must be 256 at most";
         }
@@ -39,6 +40,7 @@ size_t lctx_cuda_wsize(const lctx_cuda_device & device, const ggml_tensor * node
         case LCTX_OP_SUMMARIZE: return lctx_cuda_summarize_wsize(device, lctx_summarize_args_of(node));
         case LCTX_OP_SELECT:    return lctx_cuda_select_wsize(device, lctx_select_args_of(node));
         case LCTX_OP_VOTE:      return lctx_cuda_vote_wsize(device, lctx_vote_args_of(node));
+        case LCTX_OP_CENTER:    return lctx_cuda_center_wsize(device, lctx_center_args_of(node));
         case LCTX_OP_EVICT:     return lctx_cuda_evict_wsize(device, lctx_evict_args_of(node));
         case LCTX_OP_FETCH:     return lctx_cuda_fetch_wsize(device, lctx_fetch_args_of(node));
     }
@@ -53,6 +55,7 @@ void lctx_cuda_run(const lctx_cuda_queue & queue, ggml_tensor * node) {
         case LCTX_OP_SUMMARIZE: return lctx_cuda_summarize(queue, lctx_summarize_args_of(node));
         case LCTX_OP_SELECT:    return lctx_cuda_select(queue, lctx_select_args_of(node));
         case LCTX_OP_VOTE:      return lctx_cuda_vote(queue, lctx_vote_args_of(node));
+        case LCTX_OP_CENTER:    return lctx_cuda_center(queue, lctx_center_args_of(node));
         case LCTX_OP_EVICT:     return lctx_cuda_evict(queue, lctx_evict_args_of(node));
         case LCTX_OP_FETCH:     return lctx_cuda_fetch(queue, lctx_fetch_args_of(node));
     }

@@ -347,10 +347,10 @@ template <typename S> __device__ void vote_page(const lctx_vote_args & v, const 
 template <typename S> __global__ void __launch_bounds__(S::THREADS) vote(const lctx_vote_args v, prepared made) {
     auto & m = *(memory<S> *)lctx_shared();
     const int head_kv = (int)blockIdx.y;
-    lctx_each_run(v, [&](const lctx_run & r) { keep_scores(v, r, head_kv); });
+    lctx_each_run(v.voters, v.attend.n_tokens, [&](const lctx_run & r) { keep_scores(v, r, head_kv); });
     lctx_cuda_clear_padding<S::ROWS, S::DIM>(v.attend.head_dim_k, m.k);
     __syncthreads();
-    lctx_each_run(v, [&](const lctx_run & r) {
+    lctx_each_run(v.voters, v.attend.n_tokens, [&](const lctx_run & r) {
         const int first = lctx_find_token(r.first, r.end, [&](int token) { return v.voters[token].votes != 0; });
         if (first == r.end) {
             return;

@@ -1,4 +1,4 @@
-// Who votes in *vote*: runs of tokens of one sequence, and what a KV head of that sequence holds.
+// Who votes in *vote* and *center*: runs of tokens of one sequence, and what a KV head of that sequence holds.
 #pragma once
 
 #include "../ops/cache.h"
@@ -21,10 +21,10 @@ template <typename F> __device__ int lctx_find_token(int first, int end, F && f)
 }
 
 // f(run) for the runs of the batch, in order.
-template <typename F> __device__ void lctx_each_run(const lctx_vote_args & v, F && f) {
-    for (lctx_run r = {0, 0}; r.first < v.attend.n_tokens; r.first = r.end) {
-        const int32_t seq = v.voters[r.first].seq;
-        r.end = lctx_find_token(r.first, v.attend.n_tokens, [&](int token) { return v.voters[token].seq != seq; });
+template <typename F> __device__ void lctx_each_run(const lctx_voter * voters, int n_tokens, F && f) {
+    for (lctx_run r = {0, 0}; r.first < n_tokens; r.first = r.end) {
+        const int32_t seq = voters[r.first].seq;
+        r.end = lctx_find_token(r.first, n_tokens, [&](int token) { return voters[token].seq != seq; });
         f(r);
     }
 }

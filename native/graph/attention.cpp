@@ -31,7 +31,8 @@ ggml_tensor * from_latent(ggml_context * ctx, ggml_tensor * out, ggml_tensor * v
 
 // The query, which is rotated as its key is. inputs.keys has that afterwards: the layer's own, or that of the layer whose rows it reads.
 lctx_peeled peel(lctx_inputs & inputs, ggml_context * ctx, ggml_tensor * q_cur, ggml_tensor * k_cur, int il) {
-    const bool moves = !inputs.cache.method().keeps_positions();
+    const lctx_method & method = inputs.cache.method();
+    const bool moves = !method.keeps_positions() || (method.retain() && method.retain()->by_mean());
     const lctx_peeled query = lctx_peel_rope(ctx, q_cur, moves, "query", il);
     const int32_t source = inputs.cache.source(il);
     if (k_cur) {
@@ -89,8 +90,8 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
     const lctx_inputs::table & tables = inputs.tables(graph, q, il);
     const auto rotated = [&](ggml_tensor * pos) { return pos ? lctx_rotated(graph.ctx0, q.x, pos, tables.factors, q.rope) : nullptr; };
     ggml_tensor * q_score = rotated(inputs.score_pos);
-    if (q_score && tables.chunks.slow) {
-        q_score = ggml_mul(graph.ctx0, q_score, tables.chunks.slow);
+    if (q_score && tables.places.slow) {
+        q_score = ggml_mul(graph.ctx0, q_score, tables.places.slow);
     }
     const lctx_chain_inputs in = {q.x,
                                   k,
@@ -102,7 +103,8 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
                                   inputs.chunk_rows,
                                   inputs.voters,
                                   tables.angles,
-                                  tables.chunks.angles,
+                                  tables.places.angles,
+                                  q.pos ? tables.places.ahead : nullptr,
                                   sinks};
     const bool key_pairs = q.rope.mode == GGML_ROPE_TYPE_NORMAL && !arch.trained_in_pairs;
     const lctx_chain chain = lctx_chain_layer(graph.ctx0, cache.method(), cache.layer(graph.ctx0, il), in, params, key_pairs);

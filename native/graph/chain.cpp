@@ -51,6 +51,7 @@ lctx_chain sample(ggml_context * ctx, const llama_model & model, const lctx_kv_c
         in.places = tensor(GGML_TYPE_F32, rope.n_dims, method.n_place(), 1);
         in.q_local = in.q_score = in.q;
     }
+    in.ahead = layer.sums ? tensor(GGML_TYPE_F32, rope.n_dims, 1, 1) : nullptr;
     lctx_chain chain = lctx_chain_layer(ctx, method, layer, in, params, false);
     chain.links.push_back({"lctx_angles", in.angles});
     if (const lctx_retain * retain = method.retain()) {
@@ -113,7 +114,7 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
         params.chunk_size = chunks->chunk_size;
     }
     params.near_mask = method.near_mask();
-    params.lse = retain || in.sinks;
+    params.lse = (retain && !retain->by_mean()) || in.sinks;
     ggml_tensor * table = layer.table;
     if (layer.staging) {
         table =
@@ -128,7 +129,11 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
     if (in.sinks) {
         chain.out = add_sinks(ctx, attended, chain.out, in.sinks, in.q->ne[1], chain);
     }
-    if (retain) {
+    if (retain && retain->by_mean()) {
+        const lctx_center_params center = {LCTX_OP_CENTER, params.rope_mode, layer.hadamard, *retain};
+        chain.links.push_back({"lctx_center", lctx_center(ctx, in.q, stored, layer.table, in.rows, in.angles, layer.held, in.voters,
+                                                          in.ahead, layer.sums, center)});
+    } else if (retain) {
         chain.links.push_back({"lctx_vote", lctx_vote(ctx, attended, in.voters, *retain)});
     }
     return chain;

@@ -12,6 +12,7 @@ struct lctx_chain_inputs {
     // where heads choose chunks: queries at their place in their chunk, and where they are compared with summaries (not by attention)
     ggml_tensor *q_local, *q_score;
     ggml_tensor *rows, *segs, *chunk_rows, *voters, *angles, *places;
+    ggml_tensor * ahead;  // with means of queries: as for lctx_center
     ggml_tensor * sinks;
 };
 

@@ -215,8 +215,8 @@ const lctx_inputs::table & lctx_inputs::tables(const llm_graph_context & graph, 
     }
     t.angles = lctx_angles(graph.ctx0, pos, t.factors, peeled.rope);
     lctx_add(graph, store, t.angles, "lctx_angles", -1);
-    if (cache.method().chunks()) {
-        t.chunks = cache.places().of(store, lctx_pure_rope(peeled.rope), t.still, peeled.freq_factors);
+    if (cache.needs_places()) {
+        t.places = cache.places().of(store, lctx_pure_rope(peeled.rope), t.still, peeled.freq_factors);
     }
     return t;
 }

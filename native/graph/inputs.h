@@ -26,7 +26,7 @@ class lctx_inputs {
         std::vector<float> still;    // frequency factors that the host writes to `factors`; empty: it is the model's, or nullptr
         ggml_tensor * factors;       // F32 [n_dims/2]
         ggml_tensor * angles;        // F32 [n_dims, n_angle * n_tokens]
-        lctx_places::tables chunks;  // where heads choose for themselves
+        lctx_places::tables places;  // where heads choose for themselves, or rows are scored with mean queries
     };
 
     // The tables of a layer; made once.

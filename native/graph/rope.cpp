@@ -88,8 +88,9 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
             return result;
         }
         throw lctx_refusal("layer " + std::to_string(il) + ": the " + what + " " + why +
-                           "; a method that reads keys from other positions than their own needs queries and keys that are rotated last, " +
-                           "with NORM or NEOX RoPE: method=full and the eviction rules alone run");
+                           "; a method that reads keys from other positions than their own, or a rule with means of queries, needs queries "
+                           "and keys that are rotated last, " +
+                           "with NORM or NEOX RoPE: method=full and the eviction rules alone run, triattention aside");
     }
     // op_params of ggml_rope: 1 n_dims, 2 mode, 4 n_ctx_orig, 5.. frequencies, 11.. sections, 15 offset of the rotated dimensions
     const auto mode = op_param<int32_t>(rotated, 2);

@@ -11,6 +11,10 @@ int32_t open_row(const lctx_chunks & c, const lctx_op_ubatch & u, int32_t row) {
     return chunk == (u.first + u.n - 1) / c.chunk_size ? at : ~at;
 }
 
+std::vector<float> factors_of(const lctx_op_args & a) {
+    return {a.freq_factors, a.freq_factors ? a.freq_factors + a.rope_dims / 2 : a.freq_factors};
+}
+
 }  // namespace
 
 void lctx_check_method(const lctx_op_args & a, const lctx_method & method) {
@@ -37,13 +41,16 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
     if (method.retain()) {
         held = g.tensor(GGML_TYPE_I32, lctx_held::size(a.n_rows), a.n_head_kv);
     }
+    if (method.retain() && method.retain()->by_mean()) {
+        sums = g.tensor(GGML_TYPE_F32, lctx_query_sums::size(a.head_dim_k), a.n_head);
+    }
     if (c) {
         summaries = g.tensor(GGML_TYPE_F16, c->summary_dim(a.head_dim_k), std::max(1, a.n_rows / c->chunk_size),
                              c->by_attention() ? a.n_head : a.n_head_kv);
         open = !c->by_attention() ? nullptr : g.tensor(GGML_TYPE_F32, a.head_dim_k, 2 * c->chunk_size, a.n_head);
     }
     g.allocate();
-    lctx_poison({k_pool, v_pool, near, summaries, open, held});
+    lctx_poison({k_pool, v_pool, near, summaries, open, held, sums});
     lctx_fill(table, lctx_shuffled_pages(a, n_block).data());
     if (factors) {
         lctx_fill(factors, a.freq_factors);
@@ -110,6 +117,9 @@ void lctx_op_ubatch::add_inputs() {
     }
     if (method.retain()) {
         in.voters = g.tensor(GGML_TYPE_I32, 4, n);
+    }
+    if (layer.sums) {
+        in.ahead = g.tensor(GGML_TYPE_F32, layer.a.rope_dims);
     }
     if (method.retain() && (first + n) % method.retain()->evict_every == 0) {
         due = g.tensor(GGML_TYPE_I32, 1);
@@ -178,6 +188,9 @@ void lctx_op_ubatch::fill(const float * k_rows, const float * v_rows, const floa
     if (in.voters) {
         lctx_fill(in.voters, voter.data());
     }
+    if (in.ahead) {
+        lctx_fill(in.ahead, lctx_mean_ahead(lctx_pure_rope(lctx_rope_of(layer.a)), factors_of(layer.a)).data());
+    }
     if (due) {
         const int32_t last = first + n - 1;
         lctx_fill(due, &last);
@@ -197,9 +210,7 @@ void lctx_op_ubatch::fill_positions() const {
     lctx_fill(local_pos, local.data()), lctx_fill(score_pos, score.data()), lctx_fill(place_pos, place.data());
     if (slow) {
         const lctx_op_args & a = layer.a;
-        const float * given = a.freq_factors;
-        const std::vector<float> factors(given, given ? given + a.rope_dims / 2 : given);
-        lctx_fill(slow, lctx_slow_channels(lctx_rope_of(a), factors, a.head_dim_k, layer.method.score_reach()).data());
+        lctx_fill(slow, lctx_slow_channels(lctx_rope_of(a), factors_of(a), a.head_dim_k, layer.method.score_reach()).data());
     }
 }
 

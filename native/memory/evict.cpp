@@ -125,14 +125,7 @@ void lctx_kv_cache::take_votes_back(int32_t seq, int32_t n_pos) {
     }
     if (n_pos > 0 && n_pos == s.undo_from) {
         for (const auto & store : stores_) {
-            const std::vector<int32_t> headers = store->headers(seq);
-            for (int32_t head = 0; head < store->n_head; head++) {
-                const lctx_held h = {const_cast<int32_t *>(&headers[(size_t)head * lctx_held::HEADER]), 0};
-                if (h.undo_from() == n_pos) {
-                    store->copy(store->held, store->held_offset(seq, head, 2), store->held_offset(seq, head, 1),
-                                store->n_cell(seq, head, n_pos) * sizeof(int32_t));
-                }
-            }
+            store->take_votes_back(seq, n_pos);
         }
     }
     s.voted_to = n_pos;
@@ -154,6 +147,9 @@ void lctx_kv_cache::copy_evictions(int32_t src, int32_t dst) {
     each_held_run(dst, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
         store.copy(t, offset + src * t->nb[2] - dst * t->nb[2], offset, size);
     });
+    each_sum_run(dst, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
+        store.copy(t, offset + src * t->nb[2] - dst * t->nb[2], offset, size);
+    });
     for (const auto & store : stores_) {
         for (int32_t head = 0; store->held && head < store->n_head; head++) {
             store->copy(store->held, store->held_offset(src, head, -1), store->held_offset(dst, head, -1),
@@ -169,6 +165,15 @@ void lctx_kv_cache::each_held_run(int32_t seq, const run_visitor & f) const {
             f(store, store.held, store.held_offset(seq, head, plane), store.n_cell(seq, head, seqs_[seq].n_pos) * sizeof(int32_t));
         }
     });
+}
+
+// The sums over its queries; before the first of them there are none.
+void lctx_kv_cache::each_sum_run(int32_t seq, const run_visitor & f) const {
+    for (const auto & store : stores_) {
+        if (store->sums && seqs_[seq].n_pos > 0) {
+            f(*store, store->sums, seq * store->sums->nb[2], store->sums->nb[2]);
+        }
+    }
 }
 
 int32_t lctx_kv_cache::held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) const {

@@ -90,7 +90,7 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
     shape_.n_staged = kv_offload > 0 ? n_staged(kv_offload) : 0;
     seqs_.resize(n_seq_);
     allocate(model, layers, cparams.offload_kqv);
-    if (chunks_) {
+    if (chunks_ || (retain_ && retain_->by_mean())) {
         places_ = std::make_unique<lctx_places>(*method_, shape_.head_dim_k, model.hparams.no_alloc);
     }
     if (!model.hparams.no_alloc) {

@@ -120,7 +120,8 @@ class lctx_kv_cache {
     const lctx_kv_store & store(int32_t il) const { return *layers_[source_[il]].store; }
     const std::vector<std::unique_ptr<lctx_kv_store>> & stores() const { return stores_; }
     int32_t first_layer(const lctx_kv_store & store) const;
-    // How layers of a store that rotate in one way meet chunks; only where the method chooses them.
+    // How layers of a store that rotate in one way meet chunks, or later queries; only where the method needs it.
+    bool needs_places() const { return places_ != nullptr; }
     lctx_places & places() const { return *places_; }
     // A graph of the context is being built: where it runs.
     void attach(ggml_backend_sched_t sched) const;
@@ -210,6 +211,7 @@ class lctx_kv_cache {
     void forget_evictions(int32_t seq);
     void copy_evictions(int32_t src, int32_t dst);
     void each_held_run(int32_t seq, const run_visitor & f) const;
+    void each_sum_run(int32_t seq, const run_visitor & f) const;
 
     // compress.cpp: who keeps how much
     void add_contenders(lctx_kv_store & store, int32_t seq, const lctx_layer_heads & heads, std::vector<lctx_contender> & contenders) const;
@@ -275,7 +277,7 @@ class lctx_kv_cache {
     int32_t n_head_total_ = 0;        // KV heads of all layers
     int32_t n_query_head_total_ = 0;  // query heads of all layers
     std::vector<std::unique_ptr<lctx_kv_store>> stores_;
-    std::unique_ptr<lctx_places> places_;  // with chunks
+    std::unique_ptr<lctx_places> places_;  // with chunks, or means of queries
     std::vector<layer_place> layers_;      // of all layers of the model
     std::vector<int32_t> source_;          // the layer whose rows each reads, -1: another memory serves it
     std::vector<int32_t> open_rows_;

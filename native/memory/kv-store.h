@@ -25,6 +25,7 @@ struct lctx_layer {
     ggml_tensor * summaries;  // summaries of chunks, or nullptr
     ggml_tensor * open;       // queries of the open chunk, or nullptr
     ggml_tensor * held;       // which rows each head holds, or nullptr: all
+    ggml_tensor * sums;       // of queries, or nullptr
     ggml_tensor * unread;     // sums of what choices leave unread, or nullptr: no estimate is made
     // pages that lie close while the pools are far (ops/staging.h), or nullptr
     ggml_tensor * k_staged;
@@ -125,6 +126,8 @@ class lctx_kv_store {
     size_t held_offset(int32_t seq, int32_t head, int32_t plane) const;  // plane -1: the header
     std::vector<int32_t> headers(int32_t seq);                           // [n_head][lctx_held::HEADER]
     void set_headers(int32_t seq, int32_t dense_from, int32_t undo_from);
+    // What the queries of a sequence from row n_pos on did, as far as they were reached.
+    void take_votes_back(int32_t seq, int32_t n_pos);
     // Where heads have budgets of their own: how many rows the next eviction leaves.
     int32_t & budget(int32_t seq, int32_t head) { return budget_[(size_t)seq * n_head + head]; }
     // Evict at the border of every sequence in due ([n_seq], < 0: it does not), and free what is behind the rows that stayed; false
@@ -148,6 +151,7 @@ class lctx_kv_store {
     ggml_tensor * summaries = nullptr;  // [summary_dim, n_chunk_max, n_head or n_query_head, n_seq]
     ggml_tensor * open = nullptr;       // [head_dim_k, 2*chunk_size, n_query_head, n_seq]
     ggml_tensor * held = nullptr;       // [lctx_held::size, n_head, n_seq]
+    ggml_tensor * sums = nullptr;       // [lctx_query_sums::size, n_query_head, n_seq]
     ggml_tensor * unread = nullptr;     // [2, n_head or n_query_head] lctx_unread
     // with n_staged > 0
     ggml_tensor * k_staged = nullptr;       // [head_dim_k, n_head*n_staged*64]

@@ -63,6 +63,24 @@ std::vector<float> lctx_slow_channels(const lctx_rope & rope, const std::vector<
     return slow;
 }
 
+std::vector<float> lctx_mean_ahead(const lctx_rope & rope, const std::vector<float> & factors) {
+    constexpr int32_t FARTHEST = 65536;
+    std::vector<int32_t> distances;
+    for (int32_t d = 1; d <= FARTHEST; d *= 2) {
+        distances.push_back(d);
+    }
+    const std::vector<float> angles = lctx_angles_at(rope, factors, distances);
+    std::vector<float> means(rope.n_dims);
+    for (size_t i = 0; i < means.size(); i++) {
+        double sum = 0.0;
+        for (size_t row = 0; row < distances.size(); row++) {
+            sum += angles[row * means.size() + i];
+        }
+        means[i] = (float)(sum / (double)distances.size());
+    }
+    return means;
+}
+
 lctx_places::tables lctx_places::of(const lctx_kv_store & store, const lctx_rope & rope, const std::vector<float> & still,
                                     const ggml_tensor * freq_factors) {
     for (const entry & e : entries_) {
@@ -71,8 +89,14 @@ lctx_places::tables lctx_places::of(const lctx_kv_store & store, const lctx_rope
         }
     }
     entry e = {&store, rope, still, freq_factors, {}, ggml_context_ptr(ggml_init({4 * ggml_tensor_overhead(), nullptr, true})), nullptr};
-    e.made.angles = ggml_new_tensor_2d(e.ctx.get(), GGML_TYPE_F32, rope.n_dims, method_.n_place());
-    ggml_set_name(e.made.angles, "lctx_places");
+    if (method_.chunks()) {
+        e.made.angles = ggml_new_tensor_2d(e.ctx.get(), GGML_TYPE_F32, rope.n_dims, method_.n_place());
+        ggml_set_name(e.made.angles, "lctx_places");
+    }
+    if (method_.retain() && method_.retain()->by_mean()) {
+        e.made.ahead = ggml_new_tensor_1d(e.ctx.get(), GGML_TYPE_F32, rope.n_dims);
+        ggml_set_name(e.made.ahead, "lctx_ahead");
+    }
     if (method_.score_reach() > 0) {
         e.made.slow = ggml_new_tensor_1d(e.ctx.get(), GGML_TYPE_F32, head_dim_);
         ggml_set_name(e.made.slow, "lctx_slow");
@@ -91,11 +115,16 @@ lctx_places::tables lctx_places::of(const lctx_kv_store & store, const lctx_rope
 
 void lctx_places::fill(const entry & e) const {
     const std::vector<float> factors = factors_of(e.still, e.freq_factors, e.rope.n_dims / 2);
+    if (e.made.ahead) {
+        set(e.made.ahead, lctx_mean_ahead(e.rope, factors));
+    }
     std::vector<int32_t> positions(method_.n_place());
     for (int32_t i = 0; i < method_.n_place(); i++) {
         positions[i] = i * method_.chunks()->chunk_size;
     }
-    set(e.made.angles, lctx_angles_at(e.rope, factors, positions));
+    if (e.made.angles) {
+        set(e.made.angles, lctx_angles_at(e.rope, factors, positions));
+    }
     if (e.made.slow) {
         set(e.made.slow, lctx_slow_channels(e.rope, factors, head_dim_, method_.score_reach()));
     }
@@ -104,7 +133,9 @@ void lctx_places::fill(const entry & e) const {
 size_t lctx_places::bytes(ggml_backend_buffer_type_t buft) const {
     size_t n = 0;
     for (const entry & e : entries_) {
-        n += e.store->buft == buft ? ggml_nbytes(e.made.angles) : 0;
+        for (const ggml_tensor * t : {e.made.angles, e.made.ahead}) {
+            n += t && e.store->buft == buft ? ggml_nbytes(t) : 0;
+        }
     }
     return n;
 }

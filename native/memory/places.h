@@ -14,14 +14,20 @@ std::vector<float> lctx_angles_at(const lctx_rope & rope, const std::vector<floa
 // 1 for channels that turn at most once in n positions, or not at all, else 0; [head_dim].
 std::vector<float> lctx_slow_channels(const lctx_rope & rope, const std::vector<float> & factors, int32_t head_dim, int32_t n);
 
+// Means of cos and sin over the distances from which later queries look, [n_dims]: 1, 2, 4 .. 65536 (TriAttention, arXiv 2604.04921).
+std::vector<float> lctx_mean_ahead(const lctx_rope & rope, const std::vector<float> & factors);
+
 class lctx_places {
   public:
     struct tables {
         ggml_tensor * angles;  // F32 [n_dims, n_place] of the places from which queries see chunks: place i is i chunks further on
+                               // nullptr: no chunks are chosen
         ggml_tensor * slow;    // F32 [head_dim], where comparisons know no distances: the channels that count; else nullptr
+        ggml_tensor * ahead;   // F32 [n_dims], where rows are scored with mean queries: lctx_mean_ahead; else nullptr
     };
 
-    // The method chooses chunks. dry: tables have memory and no values, for graphs that are never run.
+    // The method chooses chunks, or its rule scores rows with mean queries. dry: tables have memory and no values, for graphs that are
+    // never run.
     lctx_places(const lctx_method & method, int32_t head_dim, bool dry) : method_(method), head_dim_(head_dim), dry_(dry) {}
 
     // On the device of the store, for layers that rotate by rope, whose angles carry no magnitude. still: factors of frequencies, or empty:

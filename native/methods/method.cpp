@@ -10,7 +10,8 @@
 
 lctx_method_factory lctx_full_create, lctx_window_create, lctx_selfextend_create, lctx_longheads_create, lctx_dca_create,
     lctx_string_create;
-lctx_rule_factory lctx_corm_create, lctx_h2o_create, lctx_scissorhands_create, lctx_tova_create, lctx_kvzip_create;
+lctx_rule_factory lctx_corm_create, lctx_h2o_create, lctx_scissorhands_create, lctx_tova_create, lctx_kvzip_create,
+    lctx_triattention_create;
 
 namespace {
 
@@ -46,6 +47,7 @@ const std::vector<entry> & table() {
         {"h2o", {"budget", "recent", "evict_every", HEADS}, false, false, nullptr, lctx_h2o_create},
         {"scissorhands", {"budget", "window", "recent", "evict_every", HEADS}, false, false, nullptr, lctx_scissorhands_create},
         {"tova", {"budget", "evict_every", HEADS}, false, false, nullptr, lctx_tova_create},
+        {"triattention", {"budget", "recent", "evict_every", HEADS}, false, false, nullptr, lctx_triattention_create},
         {"kvzip", {}, false, false, nullptr, lctx_kvzip_create},
     };
     return entries;
@@ -179,6 +181,10 @@ std::unique_ptr<lctx_method> lctx_method_create(const lctx_method_spec & spec, c
     std::unique_ptr<lctx_method> method = find(spec.name).create(spec, env);
     if (spec.rule) {
         method->rule = find(spec.rule->name).create_rule(*spec.rule, env);
+        if (method->retain()->by_mean() && !method->keeps_positions()) {
+            throw lctx_refusal(spec.rule->name + ": a mean query looks at keys at their own positions, which " + spec.name +
+                               " does not; use " + spec.rule->name + " alone");
+        }
     }
     return method;
 }

@@ -15,6 +15,7 @@ from pylongctx.methods.selfextend import SelfExtend
 from pylongctx.methods.string import ShiftedRotary
 from pylongctx.methods.table import METHODS
 from pylongctx.methods.tova import Tova
+from pylongctx.methods.triattention import TriAttention
 from pylongctx.methods.window import Window
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "SelfExtend",
     "ShiftedRotary",
     "Tova",
+    "TriAttention",
     "Window",
     "named",
     "parse",
