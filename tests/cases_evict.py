@@ -1,5 +1,6 @@
 """Cases of heads that drop rows: see cases.py."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from cases import FEW_TOKENS, ROPES, OpCase
@@ -92,9 +93,14 @@ def evict_case(name: str, n_rows: int = 257, sharpness: float = 4.0, **settings)
     return EvictCase(name, n_rows=n_rows, n_tokens=n_rows, sharpness=sharpness, **settings)
 
 
+def compositions(rules: Mapping[str, Rule]) -> list[tuple[str, str]]:
+    """Return the names of every base with each of ``rules`` that composes with it."""
+    return [(base, rule) for base in BASES for rule in rules if base == "full" or rules[rule].composes]
+
+
 EVICT_CROSS = [
     evict_case(f"{base}-{rule}", method=BASES[base], rule=RULES[rule], n_threads=1 + len(rule) % 2)
-    for base in BASES for rule in RULES if base == "full" or RULES[rule].composes
+    for base, rule in compositions(RULES)
 ]  # fmt: skip
 
 

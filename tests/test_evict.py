@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cases import HALF
-from cases_evict import BASES, EVICT_CASES, RULES, EvictCase, evict_case
+from cases_evict import BASES, EVICT_CASES, RULES, EvictCase, compositions, evict_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op import Inputs, LayerRun, evict_layer, make_inputs, run_evict, run_layer
@@ -139,12 +139,16 @@ def test_native_layers_evict_and_attend_as_defined_on_random_settings(case):
 # ---- native: what must not matter ----
 
 
-@pytest.fixture(params=["corm-every16", "corm-unprotected", "h2o", "scissorhands", "tova"])
+NAMES = ("corm-every16", "corm-unprotected", "h2o", "scissorhands", "tova", "triattention")
+composed = pytest.mark.parametrize(("base", "rule"), compositions({name: RULES[name] for name in NAMES}), indirect=True)
+
+
+@pytest.fixture
 def rule(request):
     return RULES[request.param]
 
 
-@pytest.fixture(params=BASES)
+@pytest.fixture
 def base(request):
     return BASES[request.param]
 
@@ -157,6 +161,7 @@ def assert_same_run(got: LayerRun, want: LayerRun) -> None:
 
 
 @thin(strength=2)
+@composed
 @pytest.mark.parametrize("n_ubatch", [1, 7, 64, 1000])
 def test_the_size_of_a_ubatch_does_not_matter(base, rule, n_ubatch):
     case = evict_case("ubatch", method=base, rule=rule, n_ubatch=13)
@@ -165,6 +170,7 @@ def test_the_size_of_a_ubatch_does_not_matter(base, rule, n_ubatch):
 
 
 @thin
+@composed
 @pytest.mark.parametrize("n_threads", [2, 3])
 def test_the_number_of_threads_does_not_matter(base, rule, n_threads):
     case = evict_case("threads", method=base, rule=rule)
@@ -173,6 +179,7 @@ def test_the_number_of_threads_does_not_matter(base, rule, n_threads):
 
 
 @thin
+@composed
 def test_the_order_of_the_pages_does_not_matter(base, rule):
     case = evict_case("pages", method=base, rule=rule)
     x = make_inputs(case)
@@ -182,6 +189,7 @@ def test_the_order_of_the_pages_does_not_matter(base, rule):
 
 
 @thin(strength=2)
+@composed
 @pytest.mark.parametrize("n", [1, 16, 100, 256])
 def test_what_follows_does_not_matter(base, rule, n):
     case = evict_case("causal", method=base, rule=rule)
@@ -194,7 +202,7 @@ def test_what_follows_does_not_matter(base, rule, n):
 
 
 @thin(strength=2)
-@pytest.mark.parametrize("idle", IDLE)
+@pytest.mark.parametrize(("base", "idle"), compositions(IDLE), indirect=["base"])
 def test_a_rule_that_evicts_nothing_equals_its_base(base, idle):
     case = evict_case("idle", method=base, rule=IDLE[idle])
     x = make_inputs(case)
