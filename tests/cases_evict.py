@@ -57,7 +57,7 @@ BUDGET_EDGES = {
     "adaptive-budget-beyond-the-end": H2O(300, 8, 4, "adaptive"),
     "adaptive-budget-is-nearly-recent": H2O(40, 39, 4, "adaptive"),
     "adaptive-budget-one": H2O(1, 0, 1, "adaptive"),
-    "triattention-one": TriAttention(1, 0, 1),
+    "triattention-one": TriAttention(1, 0, 3),  # of two rows, heads that disagree find each as good as the other
     "triattention-every-one": TriAttention(60, 9, 1),
     "triattention-budget-beyond-the-end": TriAttention(300, 8, 4),
     "triattention-budget-is-nearly-recent": TriAttention(40, 39, 4),
