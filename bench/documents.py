@@ -5,7 +5,8 @@
 
 Documents are passages of a text, each with a fact: "One of the special magic numbers for NAME is: NUMBER" (RULER,
 arXiv 2404.06654, niah_multikey). Behind a system prompt and all documents every fact is asked for, once with a prompt
-that is read as a whole, once with documents that were read by themselves. Beside it the KL divergence of the next
+that is read as a whole, once with documents that were read by themselves, and with --ratio once more with documents that were
+compressed when they were read. Beside it the KL divergence of the next
 token's distribution over a continuation, from that of the prompt that is read as a whole, for several numbers of first
 tokens that are evaluated in place; "nothing" is the continuation without documents, in the same unit.
 """
@@ -38,6 +39,7 @@ def arguments() -> argparse.Namespace:
     add("--tokens", type=int, default=1500, help="of a document")
     add("--trials", type=int, default=5, help="prompts of each text")
     add("--fresh", default=f"0,4,8,16,{documents.FRESH},64", help="first tokens that are evaluated in place")
+    add("--ratio", action="append", type=float, default=[], help="share of the rows of compressed documents")
     add("--n-ctx", type=int, default=0)
     add("--time-only", action="store_true", help="random tokens, and no questions")
     return parser.parse_args()
@@ -47,7 +49,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         n_ctx = args.n_ctx or args.documents * args.tokens + 1024
-        method = f"full,spans={args.documents + 1}"
+        method = f"full,spans={args.documents + 1}" + "+kvzip" * bool(args.ratio)
         self.llm = Llama(model_file(args.model), n_ctx=n_ctx, method=method, verbose=False)
         self.session = self.llm.session
         self.start = self.session.model.start
@@ -60,7 +62,7 @@ class Bench:
     # ---- facts ----
 
     def ask(self, text: str, trial: int) -> dict[str, float]:
-        """Return the share of right answers and the mean seconds to the first token, read whole and placed."""
+        """Return shares of right answers and mean seconds to the first token, read whole, placed and compressed."""
         rng = np.random.default_rng(trial)
         names, found = rng.permutation(NAMES)[: self.args.documents], defaultdict(list)
         numbers = [str(n) for n in rng.integers(10000, 99999, len(names))]
@@ -69,10 +71,10 @@ class Bench:
             at = passage.find(" ", int(len(passage) * rng.uniform(0.1, 0.9)))
             fact = f" One of the special magic numbers for {name} is: {number}."
             texts.append(f"{passage[:at]}{fact}{passage[at:]}\n\n")
-        for kind in ("whole", "placed"):
-            if kind == "placed":
+        for kind in kinds(self.args):
+            if kind != "whole":
                 for passage in texts:
-                    self.llm.read(passage)
+                    self.llm.read(passage, ratio=None if kind == "placed" else float(kind))
             for system in SYSTEM[: 1 if kind == "whole" else 2]:
                 for name, number in zip(names, numbers, strict=True):
                     seconds, right = self.answer(system, texts, name, number)
@@ -155,6 +157,11 @@ class Bench:
         return whole, time.monotonic() - started
 
 
+def kinds(args: argparse.Namespace) -> list[str]:
+    """Return how prompts are read: as a whole, with documents, and with documents of which a share stays."""
+    return ["whole", "placed", *map(str, args.ratio)]
+
+
 def _divergence(want: np.ndarray, got: np.ndarray) -> float:
     return float((np.exp(want) * (want - got)).sum(axis=1).mean())
 
@@ -178,11 +185,11 @@ def main() -> None:
     for path in args.text or [TEXT]:
         found = [bench.ask(path.read_text(), trial) for trial in range(args.trials)]
         mean = {key: float(np.mean([one[key] for one in found])) for key in found[0]}
-        shares = (f"{100 * mean[kind, 'right']:.0f} %" for kind in ("whole", "placed"))
-        seconds = [mean[kind, "seconds"] for kind in ("whole", "placed")]
-        rows.append([path.stem, *shares, *(f"{one:.2f}" for one in seconds), f"{seconds[0] / seconds[1]:.0f} x"])
+        shares = (f"{100 * mean[kind, 'right']:.0f} %" for kind in kinds(args))
+        rows.append([path.stem, *shares, *(f"{mean[kind, 'seconds']:.2f}" for kind in kinds(args))])
         print(rows[-1], flush=True)
-    print(table(["text", "right, whole", "right, placed", "s to first token, whole", "placed", "ratio"], rows))
+    heads = [f"{what}, {kind}" for what in ("right", "s to first token") for kind in kinds(args)]
+    print(table(["text", *heads], rows))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from pylongctx._lib import error, lib
 from pylongctx.engine.compress import compress
 from pylongctx.engine.documents import Document
 from pylongctx.local import LocalCompleter
@@ -22,7 +23,7 @@ class ReadingCompleter(LocalCompleter):
         """The documents, the least recently used first."""
         return list(self._solo.engine.documents)
 
-    def read(self, text: str, name: str | None = None) -> Document:
+    def read(self, text: str, name: str | None = None, ratio: float | None = None) -> Document:
         """Read a text by itself, so that it can stand anywhere in later prompts without being read again.
 
         It is recognized where a prompt has its text: between others in any order, behind a changed system prompt. Its
@@ -37,6 +38,8 @@ class ReadingCompleter(LocalCompleter):
             The text, at least 128 tokens.
         name : str or None
             By which a part of a message names it: ``{"type": "document", "name": ...}``. None: the text itself.
+        ratio : float or None
+            Share of its rows that stay, as of ``compress``; ``kv_store`` keeps these for later processes. None: all.
 
         Returns
         -------
@@ -46,7 +49,8 @@ class ReadingCompleter(LocalCompleter):
         Raises
         ------
         ValueError
-            When the method is not ``full,spans=N``, or the text is too short or too long.
+            When the method is not ``full,spans=N``, or with a ratio ``full,spans=N+kvzip``, the ratio is no share, the
+            text is too short or too long, or the context has no room for the replay (ContextFull).
 
         Examples
         --------
@@ -59,7 +63,7 @@ class ReadingCompleter(LocalCompleter):
         ['book']
         """
         solo = self._solo
-        document = solo.engine.documents.add(text, name)
+        document = solo.engine.documents.add(text, name, ratio=ratio)
         if document.rows is None:
             sampler = Sampler(self._model, SamplingParams(seed=0), None, ())
             for _ in solo.drawn(solo.endless(document.prompt.tolist(), sampler, limit=0, reads=document)):
@@ -105,4 +109,7 @@ class ReadingCompleter(LocalCompleter):
         >>> smaller
         True
         """
+        if self.session.stored is not None:
+            reason = "kv_store keeps texts as they were read: open without it, or read(text, ratio=...) a document"
+            raise error(lib.LCTX_INVALID, reason)
         compress(self.session, ratio)

@@ -25,6 +25,7 @@ CASES = {
         ("llama", "scissorhands,budget=40,window=8"),
         ("llama", "h2o,budget=40,heads=adaptive"),
         ("llama", "kvzip"),
+        ("llama", "full,spans=3+kvzip"),
         ("llama", "triattention,budget=40"),
         ("llama", ""),
         ("gemma3", "full"),

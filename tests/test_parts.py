@@ -15,6 +15,8 @@ METHODS = {
     "selfextend,group_size=8,neighbor_window=33": lib.LCTX_PARTS_ROWS,
     "longheads,chunk_size=16,window=64,representation=outlier": lib.LCTX_PARTS_ROWS,
     "longheads,chunk_size=32,window=96,representation=attention": lib.LCTX_PARTS_ROWS,
+    "full,spans=3": lib.LCTX_PARTS_ROWS,
+    "full,spans=3+kvzip": lib.LCTX_PARTS_ROWS,
     "window,n_sink=4,window=60": lib.LCTX_PARTS_NONE,
     "corm,window=64": lib.LCTX_PARTS_NONE,
 }

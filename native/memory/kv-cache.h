@@ -40,6 +40,16 @@ struct lctx_part_range {
     int32_t first, end;
 };
 
+// What of a part goes to a head: rows [first, first + n) of the n_row that it has there, behind the cells [0, to).
+struct lctx_part_take {
+    int32_t n_row, first, n, to;
+};
+
+struct lctx_part {
+    lctx_part_range at;
+    std::vector<std::vector<int32_t>> rows;  // of every KV head, from at.first on; empty: every head has all
+};
+
 class lctx_kv_cache {
   public:
     // layers: those it holds. kv_limit: most bytes that kv usage may report, 0: none. kv_offload: bytes of the devices for pages that lie
@@ -258,11 +268,21 @@ class lctx_kv_cache {
 
     // parts.cpp
     int32_t first_near(int32_t first, int32_t end) const;
-    lctx_part_range part_begin(lctx_state_reader & io) const;
+    // Parts say which rows each head has: heads forget some when a text is compressed.
+    bool has_lists() const { return retain_ && retain_->waits() && method_->n_span() > 1; }
+    lctx_part part_begin(lctx_state_reader & io) const;
+    void write_lists(llama_io_write_i & io, int32_t seq, const lctx_part_range & at) const;
+    void read_lists(lctx_state_reader & io, lctx_part & part) const;
     void part_grow(int32_t seq, int32_t n_pos);
     static const uint8_t * part_rows(lctx_state_reader & io, const ggml_tensor * t, int64_t n);
     static void part_finish(const lctx_state_reader & io);
     void each_part_run(int32_t seq, int32_t first, int32_t end, const run_visitor & f) const;
+
+    // append.cpp
+    void append_rows(lctx_state_reader & io, int32_t seq, const lctx_part & part, int32_t skip, int32_t n);
+    void grow_by(int32_t seq, int32_t n, const std::vector<lctx_part_take> & takes);
+    void shrink_by(int32_t seq, int32_t n, const std::vector<lctx_part_take> & takes);
+    void note_rows(int32_t seq, int32_t n, const lctx_part & part, int32_t skip, const std::vector<lctx_part_take> & takes);
 
     std::unique_ptr<lctx_method> method_;
     const lctx_chunks * chunks_;  // of the method, or nullptr

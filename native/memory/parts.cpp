@@ -1,9 +1,9 @@
 // Parts of a sequence: its rows of some positions, and what goes with them, as a text is stored piece by piece. Parts that follow each
 // other make the sequence again, in any context of the same model, method and types.
 //
-// Layout: header and method as in a state (state.cpp), the positions, zeros, then for every layer and KV head the bytes of its rows, block
-// by block, K before V, and of its near keys; then summaries of the chunks that end in the part. A part has no open queries: it ends where
-// a chunk ends.
+// Layout: header and method as in a state (state.cpp), the positions, where heads may forget rows the list of those that each has, zeros,
+// then for every layer and KV head the bytes of its rows, block by block, K before V, and of its near keys; then summaries of the chunks
+// that end in the part. A part has no open queries: it ends where a chunk ends.
 #include "kv-cache.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ void require(bool ok, const std::string & reason) {
 }  // namespace
 
 std::string lctx_kv_cache::why_no_parts() const {
-    if (retain_) {
+    if (retain_ && !has_lists()) {
         return "heads evict, so that rows of earlier positions change";
     }
     return method_->first_row(INT32_MAX) > 0 ? "rows of earlier positions are dropped" : "";
@@ -30,7 +30,7 @@ std::string lctx_kv_cache::why_no_parts() const {
 // Every run of bytes of the part: rows, near keys that queries after it may read, and summaries.
 void lctx_kv_cache::each_part_run(int32_t seq, int32_t first, int32_t end, const run_visitor & f) const {
     each_head([&](lctx_kv_store & store, int32_t head) {
-        each_cell_run(store, seq, head, first, end, f);
+        each_cell_run(store, seq, head, first == 0 ? 0 : store.n_cell(seq, head, first), store.n_cell(seq, head, end), f);
         ggml_tensor * near = store.near;
         for (int32_t p = first_near(first, end), n; near && p < end; p += n) {
             const int32_t slot = p % shape_.near_rows;
@@ -59,6 +59,9 @@ void lctx_kv_cache::part_write(llama_io_write_i & io, int32_t seq, int32_t first
     if (n_exact(seq) < s.n_pos) {
         throw lctx_refusal("rows of the sequence were read elsewhere, or before others left");
     }
+    if (end < s.evicted_to || (first > 0 && s.evicted_to > 0)) {
+        throw lctx_refusal("a text that was compressed is one part");
+    }
     if (first_near(first, end) < s.first_near) {
         throw lctx_refusal("near keys of the part were overwritten");
     }
@@ -68,20 +71,54 @@ void lctx_kv_cache::part_write(llama_io_write_i & io, int32_t seq, int32_t first
     write_header(io, 0);
     const lctx_part_range positions = {first, end};
     io.write(&positions, sizeof(positions));
+    write_lists(io, seq, positions);
     static constexpr uint8_t ZEROS[ALIGNMENT] = {};
     io.write(ZEROS, GGML_PAD(io.n_bytes(), ALIGNMENT) - io.n_bytes());
     each_part_run(seq, first, end, [&](lctx_kv_store &, ggml_tensor * t, size_t offset, size_t size) { io.write_tensor(t, offset, size); });
 }
 
 // The header of a part is this memory's.
-lctx_part_range lctx_kv_cache::part_begin(lctx_state_reader & io) const {
+lctx_part lctx_kv_cache::part_begin(lctx_state_reader & io) const {
     check_header(io, 0);
-    lctx_part_range at;
-    io.read(&at, sizeof(at));
-    io.take(GGML_PAD(io.n_bytes(), ALIGNMENT) - io.n_bytes());
+    lctx_part part;
+    io.read(&part.at, sizeof(part.at));
     require(why_no_parts().empty(), "this method has no parts");
-    require(at.first >= 0 && at.first < at.end && at.first % LCTX_PAGE_ROWS == 0, "its rows are none that a part holds");
-    return at;
+    const lctx_part_range & at = part.at;
+    require(at.first >= 0 && at.first < at.end && at.end <= n_ctx_ && at.first % LCTX_PAGE_ROWS == 0,
+            "its rows are none that a part holds");
+    read_lists(io, part);
+    io.take(GGML_PAD(io.n_bytes(), ALIGNMENT) - io.n_bytes());
+    return part;
+}
+
+// The rows of a part that each head has, from its first on.
+void lctx_kv_cache::write_lists(llama_io_write_i & io, int32_t seq, const lctx_part_range & at) const {
+    each_head([&](lctx_kv_store & store, int32_t head) {
+        if (!has_lists()) {
+            return;
+        }
+        std::vector<int32_t> rows(store.n_cell(seq, head, at.end) - (at.first == 0 ? 0 : store.n_cell(seq, head, at.first)));
+        store.read(store.held, store.held_offset(seq, head, 0) + at.first * sizeof(int32_t), rows.data(), rows.size() * sizeof(int32_t));
+        std::for_each(rows.begin(), rows.end(), [&](int32_t & row) { row -= at.first; });
+        const auto n = (int32_t)rows.size();
+        io.write(&n, sizeof(n));
+        io.write(rows.data(), n * sizeof(int32_t));
+    });
+}
+
+void lctx_kv_cache::read_lists(lctx_state_reader & io, lctx_part & part) const {
+    const int32_t n_all = part.at.end - part.at.first;
+    for (int32_t head = 0; has_lists() && head < n_head_total_; head++) {
+        int32_t n;
+        io.read(&n, sizeof(n));
+        require(n >= 0 && n <= n_all, "its lists of rows are too long");
+        std::vector<int32_t> rows(n);
+        io.read(rows.data(), n * sizeof(int32_t));
+        for (int32_t i = 0; i < n; i++) {
+            require(rows[i] > (i > 0 ? rows[i - 1] : -1) && rows[i] < n_all, "its lists of rows contradict its positions");
+        }
+        part.rows.push_back(std::move(rows));
+    }
 }
 
 // Room for rows up to n_pos, on devices that are waited for.
@@ -110,10 +147,15 @@ void lctx_kv_cache::part_finish(const lctx_state_reader & io) {
 }
 
 void lctx_kv_cache::part_read(lctx_state_reader & io, int32_t seq) {
-    const lctx_part_range at = part_begin(io);
+    const lctx_part part = part_begin(io);
+    const lctx_part_range & at = part.at;
     sequence & s = seqs_[seq];
     require(at.first == s.n_pos && at.end <= n_ctx_ && place(at.end) == at.end && n_exact(seq) == s.n_pos,
             "it does not follow the rows that are there");
+    if (has_lists()) {
+        append_rows(io, seq, part, 0, at.end - at.first);
+        return;
+    }
     part_grow(seq, at.end);
     const int32_t near = first_near(at.first, at.end);
     s.first_near = near > at.first && near < at.end ? near : s.first_near;

@@ -83,7 +83,7 @@ bool lctx_kv_cache::drop(int32_t seq, int32_t first, int32_t end) {
     if (seq < 0 || seq >= n_seq_ || first < 0 || first >= end || end > seqs_[seq].n_pos) {
         return refuse("rows " + std::to_string(first) + " .. " + std::to_string(end) + " are not in sequence " + std::to_string(seq));
     }
-    if (method_->n_span() == 1) {
+    if (method_->n_span() == 1 || retain_) {
         return refuse("rows leave the middle of a sequence with method=full,spans=N, not with " + method_->full_spec());
     }
     if (!broken_.empty()) {
@@ -106,35 +106,24 @@ int32_t lctx_kv_cache::n_exact(int32_t seq) const {
 }
 
 void lctx_kv_cache::part_place(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n) {
-    const lctx_part_range part = part_begin(io);
+    const lctx_part part = part_begin(io);
     require(method_->n_span() > 1, "texts are placed with method=full,spans=N, not with " + method_->full_spec());
-    require(skip >= 0 && n > 0 && (int64_t)skip + n <= part.end - part.first, "the stored part does not have these rows");
-    const int32_t to = seqs_[seq].n_pos, first = part.first + skip;
+    require(skip >= 0 && n > 0 && (int64_t)skip + n <= part.at.end - part.at.first, "the stored part does not have these rows");
+    const int32_t to = seqs_[seq].n_pos;
     require(n <= n_ctx_ - to,
             std::to_string(n) + " stored rows do not fit: " + std::to_string(to) + " of n_ctx " + std::to_string(n_ctx_) + " are used");
     std::vector<lctx_row_span> spans = to == 0 ? std::vector<lctx_row_span>() : seqs_[seq].spans;
-    add(spans, {to, first - to});
+    add(spans, {to, part.at.first + skip - to});
     const std::string why = why_no_span(spans);
     require(why.empty(), why);
-    part_grow(seq, to + n);
+    const std::vector<lctx_row_span> before = seqs_[seq].spans;
     seqs_[seq].spans = spans;
-    each_head([&](lctx_kv_store & store, int32_t head) {
-        for (int32_t row = part.first, n_block; row < part.end; row += n_block) {
-            n_block = std::min(LCTX_PAGE_ROWS, part.end - row);
-            for (ggml_tensor * pool : store.pools()) {
-                const uint8_t * bytes = part_rows(io, pool, n_block);
-                const int32_t end = std::min(n_block, first + n - row);
-                for (int32_t i = std::max(0, first - row), n_run; i < end; i += n_run) {
-                    const int32_t cell = to + row + i - first;
-                    n_run = std::min(end - i, LCTX_PAGE_ROWS - cell % LCTX_PAGE_ROWS);
-                    const int64_t page = store.page(seq, head, cell / LCTX_PAGE_ROWS);
-                    store.write(pool, (page * LCTX_PAGE_ROWS + cell % LCTX_PAGE_ROWS) * pool->nb[1], bytes + i * pool->nb[1],
-                                n_run * pool->nb[1]);
-                }
-            }
-        }
-    });
-    part_finish(io);
+    try {
+        append_rows(io, seq, part, skip, n);
+    } catch (...) {
+        seqs_[seq].spans = before;
+        throw;
+    }
 }
 
 void lctx_kv_cache::write_spans(llama_io_write_i & io, int32_t seq) const {

@@ -54,8 +54,5 @@ std::unique_ptr<lctx_method> lctx_full_create(const lctx_method_spec & spec, con
     if (n_span < 1 || n_span > MOST) {
         throw lctx_refusal("full: spans must be 1 .. " + std::to_string(MOST) + ", not " + std::to_string(n_span));
     }
-    if (n_span > 1 && spec.rule) {
-        throw lctx_refusal("full: rows of spans stay where they are, so spans and " + spec.rule->name + " do not go together");
-    }
     return std::make_unique<full_method>(env, n_span);
 }

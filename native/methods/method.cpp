@@ -181,6 +181,10 @@ std::unique_ptr<lctx_method> lctx_method_create(const lctx_method_spec & spec, c
     std::unique_ptr<lctx_method> method = find(spec.name).create(spec, env);
     if (spec.rule) {
         method->rule = find(spec.rule->name).create_rule(*spec.rule, env);
+        if (method->n_span() > 1 && !method->retain()->waits()) {
+            throw lctx_refusal(spec.name + ": rows of spans stay until they are compressed, so spans and " + spec.rule->name +
+                               " do not go together");
+        }
         if (method->retain()->by_mean() && !method->keeps_positions()) {
             throw lctx_refusal(spec.rule->name + ": a mean query looks at keys at their own positions, which " + spec.name +
                                " does not; use " + spec.rule->name + " alone");

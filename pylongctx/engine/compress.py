@@ -22,8 +22,6 @@ def compress(session: Session, ratio: float) -> None:
     check_share("ratio", ratio)
     if ratio is None:
         raise TypeError("ratio must be a number, not None")
-    if session.stored is not None:
-        raise error(lib.LCTX_INVALID, "kv_store keeps texts as they were read; open without it to compress one")
     with session.lock:
         session.context.abort = False
         session.eval(NOTHING)  # makes cache and tokens agree

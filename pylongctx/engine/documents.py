@@ -15,6 +15,7 @@ from pylongctx.engine.context import Context
 from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.methods import Full, parse
+from pylongctx.methods.checks import check_share
 
 if TYPE_CHECKING:
     from pylongctx.engine.job import Job
@@ -40,6 +41,8 @@ class Document:
         The text; prompts contain it as it is.
     tokens : numpy.ndarray
         int32 [n], its tokens, without the BOS token.
+    ratio : float or None
+        Share of its rows that are kept; None: all.
 
     Examples
     --------
@@ -56,6 +59,7 @@ class Document:
     tokens: Tokens
     start: tuple[int, ...] = field(default=(), repr=False)  # what it is read behind
     owner: str | None = field(default=None, repr=False)
+    ratio: float | None = None
     rows: NDArray[np.uint8] | None = field(default=None, repr=False)  # None: they are to be read
     job: Job | None = field(default=None, repr=False)  # reads it
 
@@ -107,8 +111,9 @@ class Documents:
     def __init__(self, model: Model, context: Context) -> None:
         self.limit: int | None = None
         self._model, self._context = model, context
-        method = parse(context.method) if context.method else None
-        self._most = (method.spans or 1) - 1 if isinstance(method, Full) else 0  # in one prompt
+        parts = parse(context.method).parts if context.method else ()
+        self._most = sum((part.spans or 1) - 1 for part in parts if isinstance(part, Full))  # in one prompt
+        self._compresses = any(part.waits for part in parts)
         self._lock = threading.Lock()
         self._all: dict[tuple[str | None, str], Document] = {}
 
@@ -116,26 +121,32 @@ class Documents:
         with self._lock:
             return iter(list(self._all.values()))
 
-    def add(self, text: str, name: str | None = None, owner: str | None = None) -> Document:
+    def add(self, text: str, name: str | None = None, owner: str | None = None, ratio: float | None = None) -> Document:
         """Take note of a text; it is read when a prompt has it, or before. ``name`` None: the text itself.
 
         Raises
         ------
         ValueError
-            When the method places no documents, or the text is too short or too long.
+            When the method places no documents or compresses none, the ratio is no share, or the text is too short or
+            too long.
         """
+        check_share("ratio", ratio)
         if not self._most:
             raise ValueError(
                 f"documents stand in prompts with method='full,spans=N', N more than are in one, not with "
                 f"{self._context.method or 'llama.cpp own KV cache'}"
             )
+        if ratio is not None and not self._compresses:
+            raise ValueError(
+                f"a document is compressed with method='full,spans=N+kvzip', not with {self._context.method}"
+            )
         key = owner, text if name is None else name
         known = self._all.get(key)
-        if known is None or known.text != text:
-            known = self._made(text, key[1], owner)  # not under the lock: a book has many tokens
+        if known is None or (known.text, known.ratio) != (text, ratio):
+            known = self._made(text, key[1], owner, ratio)  # not under the lock: a book has many tokens
         with self._lock:
             other = self._all.pop(key, None)
-            if other is not None and other.text == text:
+            if other is not None and (other.text, other.ratio) == (text, ratio):
                 known = other
             self._all[key] = known
             while self.limit is not None and len(self._all) > MOST:
@@ -150,8 +161,12 @@ class Documents:
             return self._all[owner, name]
 
     def asked(self, text: str | None, name: str | None, owner: str | None = None) -> Document:
-        """Return the document of a text that somebody sends, or without one that of a name."""
-        return self.named(name or "", owner) if text is None else self.add(text, name, owner)
+        """Return the document of a text that somebody sends, or without one that of a name, however it was read."""
+        if text is None:
+            return self.named(name or "", owner)
+        with self._lock:
+            known = self._all.get((owner, text if name is None else name))
+        return self.add(text, name, owner, known.ratio if known is not None and known.text == text else None)
 
     def forget(self, name: str, owner: str | None = None) -> None:
         """Free a document; prompts with its text are read as others."""
@@ -190,14 +205,14 @@ class Documents:
         """Bytes of rows."""
         return sum(_bytes(document) for document in self)
 
-    def _made(self, text: str, name: str, owner: str | None) -> Document:
+    def _made(self, text: str, name: str, owner: str | None, ratio: float | None) -> Document:
         tokens = np.array(self._model.tokenize(text.encode(), False, False), np.int32)
         start = tuple(self._model.start)
         if len(tokens) < LEAST:
             raise ValueError(f"a document has at least {LEAST} tokens, not {len(tokens)}: others are read as fast")
         if len(start) + len(tokens) > self._context.n_ctx:
             raise ValueError(f"a document of {len(tokens)} tokens does not fit into n_ctx {self._context.n_ctx}")
-        return Document(name, text, tokens, start, owner)
+        return Document(name, text, tokens, start, owner, ratio)
 
 
 def with_texts(messages: Any, document: Any) -> Any:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._log import LOG
-from pylongctx.engine.documents import Documents, without
+from pylongctx.engine.compress import compress
+from pylongctx.engine.documents import Document, Documents, without
 from pylongctx.engine.job import Cancelled, Job, Row
 from pylongctx.engine.session import Session
 from pylongctx.engine.slots import Slot, assign, forerunner
@@ -92,6 +93,10 @@ class Engine:
         """Give slots to the jobs that wait, in their order."""
         for job in list(self.waiting):
             self._read_first(job)
+            if job.reads is not None and self._find_document(job.reads):
+                self.waiting.remove(job)
+                job.ended = time.monotonic()
+                job.results.put(None)
         for job in list(self.waiting):
             if self._fits(job) and not job.considered:
                 job.forerunner, job.considered = forerunner(self.slots, job, self._step_size), True
@@ -329,13 +334,31 @@ class Engine:
         if not len(job.pending):
             self._continue(slot, job, rows[-1])
 
+    def _find_document(self, document: Document) -> bool:
+        """Let a document that was compressed before come from the store."""
+        stored = self.slots[0].session.stored
+        if document.ratio is None or stored is None:
+            return False
+        rows = stored.find(document)
+        if rows is not None:
+            self.documents.keep(document, rows)
+        return rows is not None
+
     def _keep_document(self, slot: Slot, job: Job) -> Exception | None:
         """Keep the rows of a document when they were read; returns why that cannot be."""
-        if job.reads is not None:
-            try:
-                self.documents.keep(job.reads, self.context.part(0, slot.session.n_tokens, slot.id))
-            except (LctxError, MemoryError) as reason:
-                return reason
+        document, session = job.reads, slot.session
+        if document is None:
+            return None
+        try:
+            if document.ratio is not None:
+                compress(session, document.ratio)
+            self.documents.keep(document, self.context.part(0, session.n_tokens, slot.id))
+        except (LctxError, MemoryError) as reason:
+            return reason
+        if document.ratio is not None:
+            if session.stored is not None:
+                session.stored.keep(document)
+            session.clear()  # what is left of its rows is for prompts that have the document
         return None
 
     def _continue(self, slot: Slot, job: Job, row: Row) -> None:

@@ -26,6 +26,8 @@ class Method:
         nothing.
     reads_all : bool
         Whether every query reads every earlier token.
+    waits : bool
+        Whether it is a rule that forgets nothing until it is asked to.
 
     Examples
     --------
@@ -39,6 +41,7 @@ class Method:
     shares: ClassVar[tuple[str, ...]] = ()
     role: ClassVar[str | None] = None
     reads_all: ClassVar[bool] = False
+    waits: ClassVar[bool] = False
 
     @property
     def parts(self) -> tuple["Method", ...]:
@@ -88,7 +91,7 @@ class Composition(Method):
             if not isinstance(part, Method):
                 raise TypeError(f"{name} must be a method object, not {part!r}")
         _check(self.base.parts + self.rule.parts)
-        if self.base.name == READS_ALL:
+        if str(self.base) == READS_ALL:
             raise ValueError(f"'full+{self.rule.name}' is {self.rule.name!r} alone: use the rule itself")
 
     @property
@@ -123,12 +126,14 @@ def compose(*parts: Method) -> Method:
         return parts[0]
     _check(parts)
     base, rule = parts
-    return rule if base.name == READS_ALL else Composition(base, rule)
+    return rule if str(base) == READS_ALL else Composition(base, rule)
 
 
 def _check(parts: tuple[Method, ...]) -> None:
-    if len(parts) == 2 and parts[0].name == READS_ALL and str(parts[0]) != READS_ALL:
-        raise ValueError(f"'{parts[0]}+{parts[1].name}' does not compose: rows of spans stay where they are")
+    if len(parts) == 2 and parts[0].name == READS_ALL and str(parts[0]) != READS_ALL and not parts[1].waits:
+        raise ValueError(
+            f"'{parts[0]}+{parts[1].name}' does not compose: rows of spans stay until they are compressed, with kvzip"
+        )
     if [part.role for part in parts] != ["base", "rule"]:
         raise ValueError(
             f"{'+'.join(part.name for part in parts)!r} does not compose: {_reason(parts)}; "

@@ -15,7 +15,7 @@ from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState
 
 ROOM = 0.9  # of the limit, to which the folder is cut back when it is over
-KINDS = ("rows", "point", "tail")
+KINDS = ("rows", "point", "tail", "document")
 UNFINISHED = ".writing."  # names of files that are being written begin so; whoever writes holds a lock on it
 
 

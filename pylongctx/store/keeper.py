@@ -12,9 +12,10 @@ from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState
 from pylongctx.store.finder import NO_LOGITS, Finder, joined, tail_name, tails
 from pylongctx.store.keys import chain
-from pylongctx.store.layout import BLOCK, LEAST, POINT, ROWS, TAIL, Layout
+from pylongctx.store.layout import BLOCK, DOCUMENT, LEAST, POINT, ROWS, TAIL, Layout
 
 if TYPE_CHECKING:
+    from pylongctx.engine.documents import Document
     from pylongctx.engine.session import Session
     from pylongctx.store.store import KVStore
 
@@ -81,6 +82,35 @@ class Keeper:
         finder = Finder(self._session, self._store, self._layout, self._identity(), tokens)
         self.n_found = finder.load(prefix)
         return finder.changed
+
+    def keep(self, document: Document) -> None:
+        """Store the rows of a document that was compressed."""
+        rows, tokens = document.rows, document.prompt
+        assert rows is not None
+        identity = self._identity_of(document)
+        about = {"first": 0, "end": len(tokens), "before": "", "seconds": 0.0} | identity
+        name = chain(identity, tokens, len(tokens))[0]
+        self._try(lambda: self._store.write([name], DOCUMENT, LlamaState(tokens, NO_LOGITS, rows, about)))
+
+    def find(self, document: Document) -> NDArray[np.uint8] | None:
+        """Return what ``keep`` stored of a document."""
+        tokens, identity = document.prompt, self._identity_of(document)
+        name = chain(identity, tokens, len(tokens))[0]
+        state = self._store.read(name, DOCUMENT)
+        if (
+            state is None
+            or not np.array_equal(state.input_ids, tokens)
+            or not identity.items() <= state.identity.items()
+        ):
+            return None
+        self._store.usage.hits += 1
+        self._store.usage.tokens += len(tokens)
+        self._store.folder.touch([name])
+        self._session.say(f"{len(tokens)} tokens of {document.name[:40]!r}, compressed, come from the KV store")
+        return state.llama_state
+
+    def _identity_of(self, document: Document) -> dict[str, object]:
+        return self._identity() | {"ratio": document.ratio}
 
     def _identity(self) -> dict[str, object]:
         return dict(self._store.identity()) | ({"owner": self.owner} if self.owner else {})

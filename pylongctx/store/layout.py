@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 BLOCK = 512  # tokens: a step of a prompt, so that what follows a stored block is evaluated in the steps that it was
 SPACING = 2048  # tokens between two points, where points are large
 LEAST = 64  # tokens of a tail that is worth a file
-ROWS, POINT, TAIL = KINDS
+ROWS, POINT, TAIL, DOCUMENT = KINDS
 
 
 @dataclass(frozen=True)
