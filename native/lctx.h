@@ -290,7 +290,8 @@ size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size
 // Parts of a sequence, for texts that are stored piece by piece: the rows of some positions, from a multiple of 64 to where the sequence
 // can be cut, and what goes with them. Parts that follow each other make the sequence again, in any context of the same model, method and
 // types. Windows and recurrent states are only known at its end: they are stored beside, and complete a sequence that was made of parts.
-// LCTX_PARTS_NONE: there is no method, heads evict or rows die, so only whole states are saved.
+// LCTX_PARTS_NONE: there is no method, heads evict or rows die, so only whole states are saved. With full,spans=N+kvzip a text that was
+// compressed is one part, whose heads have the rows that they kept.
 enum lctx_part_kind { LCTX_PARTS_NONE = 0, LCTX_PARTS_ROWS = 1, LCTX_PARTS_AND_REST = 2 };
 
 int32_t lctx_context_parts(const lctx_context * ctx);
