@@ -4,10 +4,10 @@ import pytest
 from chat_templates import TOOLS
 from llamas import EXACT, F32, new
 from session import assert_same
-from upstream import files
 
 from pylongctx import Llama, LlamaRAMCache
 from pylongctx.chat.history import prompt_tokens
+from upstream import files
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from needs import need
 from thinning import thin
-from upstream import files
 
 from pylongctx import Llama
 from pylongctx._lib import library_path
@@ -18,6 +17,7 @@ from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.template import NO_TEMPLATE, ChatTemplate
 from pylongctx.errors import InvalidInput
 from pylongctx.sampling import Sampler, SamplingParams
+from upstream import files
 
 jinja2 = need("stock", "jinja2.sandbox")
 TemplateError = need("stock", "jinja2").TemplateError
