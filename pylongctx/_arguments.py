@@ -10,6 +10,7 @@ from typing import Any
 from pylongctx._enums import EVICT_MIDDLE, OVERFLOWS, SPLIT_MODES
 from pylongctx._free import available_cpus
 from pylongctx._lib import build_info, ffi, lib, text
+from pylongctx.methods import METHODS
 
 # Names that programs written for older llama-cpp-python versions pass, without effect there too.
 LEGACY = frozenset({"n_parts", "f16_kv", "mul_mat_q"})
@@ -133,7 +134,9 @@ def evicts(given: Mapping[str, Any]) -> bool:
     """Return whether tokens may leave a text that does not fit."""
     policy = given["overflow"]
     if policy not in OVERFLOWS:
-        raise ValueError(f"overflow must be {' or '.join(map(repr, OVERFLOWS))}, not {policy!r}")
+        rules = [name for name, method in METHODS.items() if method.role == "rule" and not method.waits]
+        hint = f": a rule that forgets is part of the method, such as 'longheads+{policy}'" if policy in rules else ""
+        raise ValueError(f"overflow must be {' or '.join(map(repr, OVERFLOWS))}, not {policy!r}{hint}")
     if policy == EVICT_MIDDLE and (given["embedding"] or given["vocab_only"]):
         raise ValueError(f"overflow={policy!r} is for completions: not with embedding or vocab_only")
     return bool(policy == EVICT_MIDDLE)

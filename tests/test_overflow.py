@@ -299,6 +299,7 @@ def test_a_grammar_holds_an_answer_beyond_the_context(llm):
     ("arguments", "reason"),
     [
         ({"overflow": "shift"}, "overflow must be 'error' or 'evict_middle', not 'shift'"),
+        ({"overflow": "h2o"}, "not 'h2o': a rule that forgets is part of the method, such as 'longheads+h2o'"),
         ({"method": None}, "not of llama.cpp's own KV cache (method=None)"),
         ({"method": "longheads"}, "not of 'longheads': use method='full', or overflow='error'"),
         ({"method": "corm"}, "not of 'corm"),
