@@ -4,14 +4,14 @@
 #include "parts.h"
 #include "quads.h"
 #include "super.h"
+#include "takes.h"
 #include "traits.h"
 
 #if defined(__AVX512VNNI__)
 
 namespace {
 
-constexpr int64_t N_TOGETHER = 4;     // columns whose sums stay in registers
-constexpr int64_t ROWS_OF_TAKE = 32;  // that a thread takes at once
+constexpr int64_t N_TOGETHER = 4;  // columns whose sums stay in registers
 
 // Quads of groups of 32 values, in registers.
 template <class BLOCK> struct by_quads {
@@ -68,10 +68,9 @@ template <class WAY> class few_product : public ggml::cpu::tensor_traits {
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
         ggml_barrier(params->threadpool);
-        const int64_t n_take = (w->ne[1] + ROWS_OF_TAKE - 1) / ROWS_OF_TAKE;
-        for (int64_t take = params->ith; take < n_take; take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-            const int64_t end = std::min((take + 1) * ROWS_OF_TAKE, w->ne[1]);
-            for (int64_t row = take * ROWS_OF_TAKE; row < end; row++) {
+        const lctx_takes takes(w->ne[1], 1, params->nth);
+        for (int64_t take = params->ith; takes.first(take) < w->ne[1]; take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+            for (int64_t row = takes.first(take), end = takes.first(take + 1); row < end; row++) {
                 multiply(op, columns, row);
             }
         }

@@ -5,6 +5,7 @@
 #include "ggml-backend.h"
 #include "parts.h"
 #include "straight.h"
+#include "takes.h"
 #include "traits.h"
 
 #if LCTX_HAS_BYTES
@@ -63,26 +64,29 @@ void multiply_columns(const lctx_panel & p, const lctx_columns & x, int64_t k_di
     lctx_multiply_tile<W, NC>(p, x, k_dim, n, n_rows, out, out_row);
 }
 
-// Rows [first, end) of a weight with its few columns, where there is a way without panels; false: there is none.
-template <class W> bool multiply_straight(const ggml_tensor *, const lctx_columns &, int64_t, int64_t) {
-    return false;
-}
+// With so few columns there is a way without panels.
+template <class W> constexpr int64_t STRAIGHT_COLUMNS = 0;
+
+// Rows [first, end) of a weight with such columns.
+template <class W> void multiply_straight(const ggml_tensor *, const lctx_columns &, int64_t, int64_t) {}
 
 #if LCTX_HAS_STRAIGHT
+template <> constexpr int64_t STRAIGHT_COLUMNS<lctx_weight<GGML_TYPE_Q8_0>> = LCTX_STRAIGHT_COLUMNS;
+
 template <>
-bool multiply_straight<lctx_weight<GGML_TYPE_Q8_0>>(const ggml_tensor * op, const lctx_columns & x, int64_t first, int64_t end) {
+void multiply_straight<lctx_weight<GGML_TYPE_Q8_0>>(const ggml_tensor * op, const lctx_columns & x, int64_t first, int64_t end) {
     const ggml_tensor * w = op->src[0];
     const int64_t n_columns = op->src[1]->ne[1], out_row = op->nb[1] / sizeof(float);
     static constexpr decltype(&lctx_multiply_four<1>) BY_COLUMNS[LCTX_STRAIGHT_COLUMNS] = {lctx_multiply_four<1>, lctx_multiply_four<2>,
                                                                                            lctx_multiply_four<3>};
-    for (int64_t row = first; n_columns <= LCTX_STRAIGHT_COLUMNS && row < end; row += 4) {
-        const block_q8_0 * rows[4];
-        for (int r = 0; r < 4; r++) {
+    for (int64_t row = first; row < end; row += LCTX_STRAIGHT_ROWS) {
+        const block_q8_0 * rows[LCTX_STRAIGHT_ROWS];
+        for (int r = 0; r < LCTX_STRAIGHT_ROWS; r++) {
             rows[r] = (const block_q8_0 *)((const char *)w->data + std::min(row + r, end - 1) * w->nb[1]);
         }
-        BY_COLUMNS[n_columns - 1](rows, w->ne[0] / QK8_0, x, (int)std::min<int64_t>(4, end - row), (float *)op->data + row, out_row);
+        const int n_rows = (int)std::min<int64_t>(LCTX_STRAIGHT_ROWS, end - row);
+        BY_COLUMNS[n_columns - 1](rows, w->ne[0] / QK8_0, x, n_rows, (float *)op->data + row, out_row);
     }
-    return n_columns <= LCTX_STRAIGHT_COLUMNS;
 }
 #endif
 
@@ -100,6 +104,13 @@ template <class W> class product : public ggml::cpu::tensor_traits {
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
         ggml_barrier(params->threadpool);
+        if (p.n_columns <= STRAIGHT_COLUMNS<W>) {
+            const lctx_takes takes(p.n_rows, LCTX_STRAIGHT_ROWS, params->nth);
+            for (int64_t take = params->ith; takes.first(take) < p.n_rows; take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+                multiply_straight<W>(op, columns(p, base, 0), takes.first(take), takes.first(take + 1));
+            }
+            return true;
+        }
         for (int64_t chunk = params->ith; chunk < p.n_chunk; chunk = ggml_threadpool_chunk_add(params->threadpool, 1)) {
             multiply(op, p, base, base + p.n_tile * p.columns_size() + params->ith * p.max_panel * p.panel_size(), chunk);
         }
@@ -126,9 +137,6 @@ template <class W> class product : public ggml::cpu::tensor_traits {
         lctx_parts at{own};
         lctx_panel panels[MAX_PANEL];
         const int64_t n = std::min<int64_t>(p.n_panel, (p.n_rows - first_row + LCTX_VL - 1) / LCTX_VL);
-        if (multiply_straight<W>(op, columns(p, base, 0), first_row, std::min(first_row + n * LCTX_VL, p.n_rows))) {
-            return;
-        }
         for (int64_t i = 0; i < n; i++) {
             const int64_t row = first_row + i * LCTX_VL;
             panels[i] = p.panel(at);

@@ -1,6 +1,7 @@
 // Products of rows of weights with a few columns: a row is read once, and its bytes stay in registers. Of Q4_0 and Q4_1.
 #pragma once
 
+#include "ahead.h"
 #include "panel.h"
 #include "round.h"
 
@@ -8,7 +9,6 @@
 #include <immintrin.h>
 
 constexpr int LCTX_QUAD = 4;                   // groups of 32 values that are multiplied at once, in a quarter of the lanes each
-constexpr int LCTX_AHEAD = 2048;               // bytes that are fetched early: the hardware stops at the end of 4 KiB
 constexpr int LCTX_QUAD_DIM = 32 * LCTX_QUAD;  // their values
 
 // A column of bytes, as such rows meet it. A last quad that is not full has zeros.
@@ -105,9 +105,7 @@ static void lctx_multiply_row(const BLOCK * row, int64_t k_dim, const lctx_quad_
     };
     const int64_t n_quad = k_dim / LCTX_QUAD_DIM;
     for (int64_t i = 0; i < n_quad; i++) {
-        for (size_t byte = 0; byte < QUAD_BYTES; byte += 64) {
-            __builtin_prefetch((const char *)row + i * QUAD_BYTES + LCTX_AHEAD + byte);
-        }
+        lctx_fetch_ahead((const char *)row + i * QUAD_BYTES, QUAD_BYTES);
         add(lctx_load_quad(row, i), i);
     }
     if (k_dim % LCTX_QUAD_DIM != 0) {

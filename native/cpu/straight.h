@@ -4,6 +4,8 @@
 
 #include "bytes.h"
 
+constexpr int LCTX_STRAIGHT_ROWS = 4;  // that are read together
+
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define LCTX_HAS_STRAIGHT 1
 
@@ -18,8 +20,8 @@ static inline __m256i lctx_dot(__m256i weights, __m256i column) {
 constexpr int LCTX_STRAIGHT_COLUMNS = 3;  // with more, panels are the faster way
 
 // rows: of n_block blocks each; n_rows of them are wanted. out[c * out_row + row].
-template <int NC> static void lctx_multiply_four(const block_q8_0 * const (&rows)[4], int64_t n_block, const lctx_columns & x, int n_rows,
-                                                 float * out, int64_t out_row) {
+template <int NC> static void lctx_multiply_four(const block_q8_0 * const (&rows)[LCTX_STRAIGHT_ROWS], int64_t n_block,
+                                                 const lctx_columns & x, int n_rows, float * out, int64_t out_row) {
     __m128 sums[NC] = {};
     for (int64_t b = 0; b < n_block; b++) {
         __m256i bytes[4];

@@ -2,13 +2,12 @@
 // floats. Of Q4_K, Q5_K and Q6_K.
 #pragma once
 
+#include "ahead.h"
 #include "panel.h"
 #include "round.h"
 
 #if defined(__AVX512VNNI__)
 #include <immintrin.h>
-
-constexpr int64_t LCTX_SUPER_AHEAD = 4096;  // bytes that are fetched early, into the second-level cache
 
 // A column of bytes, as such rows meet it.
 //   bytes   [n_block][4][64]: as halves of a block have them: low nibbles, then high ones
@@ -150,9 +149,7 @@ static void lctx_multiply_super(const BLOCK * row, int64_t n_block, const lctx_s
     lctx_vf products[NC] = {};
     __m256 offsets[NC] = {};
     for (int64_t i = 0; i < n_block; i++) {
-        for (size_t byte = 0; byte < sizeof(BLOCK); byte += 64) {
-            __builtin_prefetch((const char *)(row + i) + LCTX_SUPER_AHEAD + byte, 0, 2);
-        }
+        lctx_fetch_ahead(row + i, sizeof(BLOCK));
         const lctx_super<BLOCK> block(row[i]);
         const lctx_super_half first = block.load(0), second = block.load(1);
         const float d = lctx_from_half(row[i].d);
