@@ -1,7 +1,18 @@
 """llama.cpp's words for the numbers of its enums."""
 
+from typing import Any
+
 SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}  # how a model is split among devices
 ROPE_SCALINGS = {"none": 0, "linear": 1, "yarn": 2}
+
+# how weights come into memory, as arguments of a model
+LOAD_MODES: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "none": {"use_mmap": False},
+    "mmap": {"use_mmap": True},
+    "mlock": {"use_mmap": False, "use_mlock": True},
+    "mmap+mlock": {"use_mmap": True, "use_mlock": True},
+}
 
 # what happens to a text that does not fit
 EVICT_MIDDLE = "evict_middle"

@@ -6,6 +6,7 @@ import re
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -284,3 +285,12 @@ def test_the_check_needs_the_banner(fake):
     done = checked(fake, "sys.exit('no such model')")
     assert done.returncode == 1
     assert "ended with status 1 and said nothing of HAVE_FANCY_SIMD: ['no such model']" in done.stderr
+
+
+def test_how_weights_are_loaded_is_said_to_llama_cpp_alone():
+    """Other programs have other words for it, which follow their path."""
+    none = replace(CASE, load_mode="none")
+    assert "-lm" not in programs.LlamaBench().options(CASE, True)
+    options = programs.LlamaBench().options(none, True)
+    assert options[options.index("-lm") + 1] == "none"
+    assert "-lm" not in programs.LlamaBench(depth=False).options(none, True)

@@ -1,11 +1,15 @@
 """Which weights ggml repacks when a model is opened (``native/cpu/weights.cpp``), and what comes out of them."""
 
+import re
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
 from llamas import new
 from tiny_gguf import requantized
 
+from pylongctx._enums import LOAD_MODES
 from pylongctx._lib import lib, text
 from pylongctx.bench import random_blocks, random_model
 from pylongctx.engine.model import Model
@@ -50,3 +54,22 @@ def test_a_prompt_gives_the_logits_of_its_tokens_one_by_one(models, kind):
     assert np.median(apart) < 0.01
     assert apart.max() < 0.1
     np.testing.assert_allclose(at_once[0], one_by_one[0], atol=1e-5 * one_by_one.std())
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this system has no huge pages")
+@pytest.mark.parametrize(("load", "huge"), [("none", True), ("mmap", False)])
+def test_weights_that_are_not_mapped_may_lie_on_huge_pages(tmp_path, load, huge):
+    shape = random_model.Shape(512, 512, 2, 8, 2, 4096, 1024, n_rot=0)
+    path = random_model.write_model(tmp_path / "q8_0.gguf", random_model.LLAMA, shape, qtype=random_blocks.Q8_0)
+
+    def advised() -> int:
+        """Return the largest KiB of a mapping that was advised to have them."""
+        mappings = re.split(r"\n(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text())
+        sizes = [int(re.search(r"Size: +(\d+)", one)[1]) for one in mappings if " hg" in one.splitlines()[-1]]
+        return max(sizes, default=0)
+
+    before = advised()
+    model = Model(str(path), {"n_gpu_layers": 0, **LOAD_MODES[load]})
+    after = advised()
+    model.close()
+    assert (after > max(before, path.stat().st_size >> 11)) == huge

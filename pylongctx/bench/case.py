@@ -22,6 +22,7 @@ class Case:
     type_k: str = "f16"
     type_v: str = "f16"
     n_gpu_layers: int = 0
+    load_mode: str = "auto"
 
     @property
     def name(self) -> str:

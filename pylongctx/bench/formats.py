@@ -180,6 +180,7 @@ COLUMNS: dict[str, tuple[str, int, Callable[[Record], str] | str]] = {
     "n_ubatch": ("n_ubatch", -8, "n_ubatch"),
     "type_k": ("type_k", -6, "type_k"),
     "type_v": ("type_v", -6, "type_v"),
+    "load_mode": ("lm", 10, "load_mode"),
     "flash_attn": ("fa", -3, "flash_attn"),
     "method": ("method", 20, "asked"),
     "test": ("test", -15, lambda r: label(r["n_prompt"], r["n_gen"], r["n_depth"])),

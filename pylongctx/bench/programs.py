@@ -81,10 +81,11 @@ class LlamaBench(Dialect):
         elif case.n_depth and not self.depth:
             test = {"-p": 0, "-n": 0, "-gp": f"{case.n_depth},{case.n_gen}"}
         depth = {"-d": case.n_depth} if self.depth else {}
+        loaded = {"-lm": case.load_mode} if self.depth and case.load_mode != "auto" else {}
         # one whole repetition warms up where the program's own way is shorter
         again = warmup and not self.depth and not case.n_depth
         quiet = () if warmup and self.depth else self.no_warmup
-        given = test | depth | {"-ub": case.n_ubatch, "-r": 1 + again, "-o": "json"}
+        given = test | depth | loaded | {"-ub": case.n_ubatch, "-r": 1 + again, "-o": "json"}
         return [*_words(given), *quiet]
 
     def read(self, case: Case, done: "subprocess.CompletedProcess[str]") -> Record:

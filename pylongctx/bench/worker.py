@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx._enums import LOAD_MODES
 from pylongctx._peak import peak_memory
 from pylongctx.bench.case import Case
 from pylongctx.llama import Llama
@@ -45,6 +46,7 @@ class Running:
             n_gpu_layers=case.n_gpu_layers,
             method=method,
             verbose=False,
+            **LOAD_MODES[case.load_mode],
         )
         if warmup:
             self._evaluate(case.n_prompt, min(case.n_gen, 1))

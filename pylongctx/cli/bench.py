@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from pylongctx._enums import LOAD_MODES
 from pylongctx.bench import programs, runner
 from pylongctx.bench.case import Case, cases, model_file, pair, wanted
 from pylongctx.bench.formats import FORMATS, Printer
@@ -29,6 +30,7 @@ DEFAULTS: dict[str, list[Any]] = {
     "type_k": ["f16"],
     "type_v": ["f16"],
     "n_gpu_layers": [-1],
+    "load_mode": ["auto"],
 }
 EPILOG = """Several values: 1,2 or a repeated option; numbers also first-last, first-last+step and first-last*factor.
 The model may be random:geometry:layers[:weights], for instance random:llama-3-8b:2:q4_k_m: random weights of real
@@ -95,9 +97,23 @@ def _add_tests(parser: argparse.ArgumentParser) -> None:
         metavar="0|1|auto",
         help="flash attention of llama.cpp, with --vs-stock (0,1)",
     )
+    add(
+        "-lm",
+        "--load-mode",
+        parse=_load_modes,
+        metavar="MODE",
+        help=f"of the weights: {', '.join(LOAD_MODES)} (auto)",
+    )
     parser.add_argument(
         "--method", action="append", metavar="M", help="may be repeated (default: LCTX_METHOD, or full)"
     )
+
+
+def _load_modes(text: str) -> list[str]:
+    modes = text.split(",")
+    if unknown := set(modes) - LOAD_MODES.keys():
+        raise ValueError(f"{min(unknown)!r} is none of {', '.join(LOAD_MODES)}")
+    return modes
 
 
 def run(args: argparse.Namespace) -> int:
@@ -175,6 +191,7 @@ def _cases(args: argparse.Namespace) -> list[Case]:
         "type_v": args.cache_type_v,
         "n_threads": args.threads or [physical_cores()],
         "n_depth": args.n_depth,
+        "load_mode": args.load_mode,
     }
     tests = wanted(args.n_prompt or DEFAULTS["n_prompt"], args.n_gen or DEFAULTS["n_gen"], args.pg or [])
     if not tests:
@@ -198,6 +215,7 @@ def _printers(args: argparse.Namespace) -> list[Printer]:
         "n_ubatch": args.ubatch_size,
         "type_k": args.cache_type_k,
         "type_v": args.cache_type_v,
+        "load_mode": args.load_mode,
     }
     columns = [name for name, values in options.items() if values and values != DEFAULTS[name]]
     columns += ["flash_attn"] if args.vs_stock or args.vs else []

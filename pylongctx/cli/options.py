@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pylongctx._enums import EVICT_MIDDLE, OVERFLOWS, ROPE_SCALINGS, SPLIT_MODES
+from pylongctx._enums import EVICT_MIDDLE, LOAD_MODES, OVERFLOWS, ROPE_SCALINGS, SPLIT_MODES
 from pylongctx.cli.arguments import (
     FromEnvironment,
     Options,
@@ -29,14 +29,6 @@ class _Adaptable(Protocol):
 
 
 Adaptable = TypeVar("Adaptable", bound=_Adaptable)
-
-LOAD_MODES = {
-    "auto": {},
-    "none": {"use_mmap": False},
-    "mmap": {"use_mmap": True},
-    "mlock": {"use_mmap": False, "use_mlock": True},
-    "mmap+mlock": {"use_mmap": True, "use_mlock": True},
-}
 
 # keyword of Llama: the option that it is, where its value goes there as it is
 PLAIN = {
