@@ -105,7 +105,7 @@ static void lctx_multiply_row(const BLOCK * row, int64_t k_dim, const lctx_quad_
     };
     const int64_t n_quad = k_dim / LCTX_QUAD_DIM;
     for (int64_t i = 0; i < n_quad; i++) {
-        lctx_fetch_ahead((const char *)row + i * QUAD_BYTES, QUAD_BYTES);
+        lctx_read_ahead((const char *)row + i * QUAD_BYTES, QUAD_BYTES);
         add(lctx_load_quad(row, i), i);
     }
     if (k_dim % LCTX_QUAD_DIM != 0) {

@@ -149,7 +149,7 @@ static void lctx_multiply_super(const BLOCK * row, int64_t n_block, const lctx_s
     lctx_vf products[NC] = {};
     __m256 offsets[NC] = {};
     for (int64_t i = 0; i < n_block; i++) {
-        lctx_fetch_ahead(row + i, sizeof(BLOCK));
+        lctx_read_ahead(row + i, sizeof(BLOCK));
         const lctx_super<BLOCK> block(row[i]);
         const lctx_super_half first = block.load(0), second = block.load(1);
         const float d = lctx_from_half(row[i].d);
