@@ -27,20 +27,19 @@ template <int DIM_, bool FEW> struct shape {
     static_assert(STATES <= TILE && TILE % 16 == 0 && QUERIES % 16 == 0, "shared memory");
 };
 
-// How shared memory is used: two tiles of f16 rows, or one tile and the bytes of the next rows, or one tile alone.
+// How shared memory is used: tiles of f16 rows, or one tile and before it the bytes of the next rows.
 struct stages {
+    int ahead;  // blocks that are on their way while one is read: two where two blocks of threads have room for that, else one or none
     int n_tile;
-    uint32_t n_raw;
+    uint32_t n_raw;  // bytes of the rows of a block
 
     template <typename S, bool F16> static stages of(const lctx_cuda_device & device, const lctx_attend_args & a) {
-        const size_t least = S::TILE + S::QUERIES + S::WALK;
-        const size_t raw = (size_t)S::ROWS * (a.cache.k_pool.row_size + a.cache.v_pool.row_size);
-        if (F16) {
-            return {least + S::TILE <= device.max_shared ? 2 : 1, 0};
-        }
-        return {1, least + raw <= device.max_shared ? (uint32_t)raw : 0};
+        const uint32_t raw = S::ROWS * (uint32_t)(a.cache.k_pool.row_size + a.cache.v_pool.row_size);
+        const auto with = [&](int ahead) { return F16 ? stages{ahead, ahead + 1, 0} : stages{ahead, 1, raw}; };
+        const auto fits = [&](int ahead, size_t n_block) { return n_block * with(ahead).template n_shared<S>() <= device.max_shared; };
+        return with(fits(2, 2) ? 2 : fits(1, 1) ? 1 : 0);
     }
-    template <typename S> __host__ __device__ size_t n_shared() const { return n_tile * S::TILE + n_raw + S::QUERIES + S::WALK; }
+    template <typename S> __host__ __device__ size_t n_shared() const { return n_tile * S::TILE + ahead * n_raw + S::QUERIES + S::WALK; }
 };
 
 struct parts {
@@ -80,33 +79,34 @@ template <typename S, bool F16> struct reader {
     char * shared;
     const stages & st;
 
-    __device__ uint16_t * k_tile(int stage) const { return (uint16_t *)(shared + stage * S::TILE); }
-    __device__ uint16_t * v_tile(int stage) const { return k_tile(stage) + S::ROWS * S::STRIDE; }
-    __device__ char * raw() const { return shared + st.n_tile * S::TILE; }
+    // Tile and bytes of the block number i.
+    __device__ uint16_t * k_tile(int i) const { return (uint16_t *)(shared + i % st.n_tile * S::TILE); }
+    __device__ uint16_t * v_tile(int i) const { return k_tile(i) + S::ROWS * S::STRIDE; }
+    __device__ char * raw(int i) const { return shared + st.n_tile * S::TILE + i % st.ahead * st.n_raw; }
+    __device__ char * end() const { return shared + st.n_tile * S::TILE + st.ahead * st.n_raw; }
     __device__ lctx_cuda_block block(const lctx_cuda_span & span, int index) const {
         const int first = index * S::ROWS;
         return {a.cache, t.head_kv, span.seq, first, lctx_max(span.lo - first, 0), lctx_min(span.hi - first, S::ROWS), span.near != 0};
     }
-    // Begin to bring a block closer.
-    __device__ void fetch(const lctx_cuda_block & b, int stage) const {
+    // Begin to bring a block closer, as number i.
+    __device__ void fetch(const lctx_cuda_block & b, int i) const {
         const size_t k_row = a.cache.k_pool.row_size, v_row = a.cache.v_pool.row_size;
         if constexpr (F16) {
             const char *k = b.is_gathered() ? nullptr : b.k(), *v = b.v();
             lctx_cuda_copy_rows<S::ROWS, S::DIM>(
-                a.head_dim_k, b.lo, b.hi, [&](int i) { return k ? k + i * k_row : b.gathered_k(i); }, k_tile(stage));
-            lctx_cuda_copy_rows<S::ROWS, S::DIM>(a.head_dim_v, b.lo, b.hi, [&](int i) { return v + i * v_row; }, v_tile(stage));
-        } else if (st.n_raw > 0 && !b.is_gathered()) {
-            lctx_cuda_copy_bytes(raw(), b.k(), S::ROWS * k_row);
-            lctx_cuda_copy_bytes(raw() + S::ROWS * k_row, b.v(), S::ROWS * v_row);
+                a.head_dim_k, b.lo, b.hi, [&](int row) { return k ? k + row * k_row : b.gathered_k(row); }, k_tile(i));
+            lctx_cuda_copy_rows<S::ROWS, S::DIM>(a.head_dim_v, b.lo, b.hi, [&](int row) { return v + row * v_row; }, v_tile(i));
+        } else if (st.ahead > 0 && !b.is_gathered()) {
+            lctx_cuda_copy_bytes(raw(i), b.k(), S::ROWS * k_row);
+            lctx_cuda_copy_bytes(raw(i) + S::ROWS * k_row, b.v(), S::ROWS * v_row);
         }
-        lctx_copy_end_group();
     }
     // What was fetched into the tile, once it is there for all threads.
-    __device__ void unpack(const lctx_cuda_block & b) const {
+    __device__ void unpack(const lctx_cuda_block & b, int i) const {
         const size_t k_row = a.cache.k_pool.row_size, v_row = a.cache.v_pool.row_size;
-        const bool is_here = st.n_raw > 0 && !b.is_gathered();
-        const char * k = is_here ? raw() : b.is_gathered() ? nullptr : b.k();
-        const char * v = is_here ? raw() + S::ROWS * k_row : b.v();
+        const bool is_here = st.ahead > 0 && !b.is_gathered();
+        const char * k = is_here ? raw(i) : b.is_gathered() ? nullptr : b.k();
+        const char * v = is_here ? raw(i) + S::ROWS * k_row : b.v();
         lctx_cuda_unpack_rows<S::ROWS, S::DIM>(
             a.cache.k_pool.type, a.head_dim_k, b.lo, b.hi, [&](int i) { return k ? k + i * k_row : b.gathered_k(i); }, k_tile(0));
         lctx_cuda_unpack_rows<S::ROWS, S::DIM>(
@@ -114,7 +114,7 @@ template <typename S, bool F16> struct reader {
     }
 };
 
-// Where the walk stands: a block of span `buffer` of the two that are known.
+// Where the walk stands: a block of span `buffer` of those that are known.
 struct place {
     int buffer, block;
     bool valid;
@@ -140,7 +140,7 @@ template <typename S> struct walker {
             }
             n_before += end(s) - first(s);
         }
-        const int to = p.buffer ^ 1;  // the span of p is still read
+        const int to = (p.buffer + 1) % LCTX_CUDA_SPANS;  // the span of p is still read, and the one before it
         for (;;) {
             __syncthreads();  // nobody reads what is there
             lctx_cuda_next_span(a, t, phase, m, to);
@@ -229,7 +229,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     const lctx_cuda_tile t(a, tiling, (int)blockIdx.x, (int)blockIdx.y);
     char * shared = lctx_shared();
     const reader<S, F16> r = {a, t, shared, st};
-    uint16_t * q = (uint16_t *)(r.raw() + st.n_raw);
+    uint16_t * q = (uint16_t *)r.end();
     auto & m = *(lctx_cuda_walk_memory<S::COLUMNS> *)((char *)q + S::QUERIES);
 
     for (int c = (int)threadIdx.x; c < S::COLUMNS; c += S::THREADS) {
@@ -243,32 +243,44 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     lctx_cuda_flash<S::DIM, S::WARP_ROWS> f;
     f.clear();
     walker<S> walk = {a, t, m, {(int)blockIdx.z, part.n_split}};
-    place next = walk.next({1, 0, false});
-    if (next.valid) {
-        r.fetch(r.block(m.span[next.buffer], next.block), 0);
+    const auto fetch = [&](const place & p, int i) {
+        if (p.valid) {
+            r.fetch(r.block(m.span[p.buffer], p.block), i);
+        }
+        lctx_copy_end_group();  // one group for every number
+    };
+    place now = walk.next({LCTX_CUDA_SPANS - 1, 0, false}), next = now.valid ? walk.next(now) : now;
+    fetch(now, 0);
+    if (st.ahead == 2) {
+        fetch(next, 1);
     }
-    for (int stage = 0, loaded = -1; next.valid; stage ^= st.n_tile - 1) {
-        const place now = next;
-        lctx_copy_wait<0>();
+    for (int i = 0, loaded = -1; now.valid; i++) {
+        const place after = next.valid ? walk.next(next) : next;  // looked up while blocks are on their way
+        if (st.ahead == 2) {
+            lctx_copy_wait<1>();
+        } else {
+            lctx_copy_wait<0>();
+        }
         __syncthreads();  // the block is here, and nobody reads the one before
         if (!F16) {
-            r.unpack(r.block(m.span[now.buffer], now.block));
+            r.unpack(r.block(m.span[now.buffer], now.block), i);
         }
         if (now.buffer != loaded) {
             load_queries<S>(a, t, m.angle[now.buffer], q);
-            loaded = now.buffer;
         }
-        next = walk.next(now);
-        __syncthreads();
-        const bool is_free = !F16 || st.n_tile > 1;  // where the next block goes
-        if (next.valid && is_free) {
-            r.fetch(r.block(m.span[next.buffer], next.block), stage ^ (st.n_tile - 1));
-        }
-        attend_block<S>(a, m, now.buffer, now.block * S::ROWS, q, r.k_tile(stage), r.v_tile(stage), f);
-        if (next.valid && !is_free) {
+        if (!F16 || now.buffer != loaded) {
             __syncthreads();
-            r.fetch(r.block(m.span[next.buffer], next.block), 0);
         }
+        loaded = now.buffer;
+        if (st.ahead > 0) {
+            fetch(st.ahead == 2 ? after : next, i + st.ahead);
+        }
+        attend_block<S>(a, m, now.buffer, now.block * S::ROWS, q, r.k_tile(i), r.v_tile(i), f);
+        if (st.ahead == 0) {
+            __syncthreads();
+            fetch(next, i + 1);
+        }
+        now = next, next = after;
     }
     f.finish();
     if constexpr (S::ROW_WARPS > 1) {

@@ -33,7 +33,7 @@ using cudaStream_t = void *;
 extern dim3 gridDim, blockIdx, blockDim, threadIdx;
 
 // What a block may ask for.
-constexpr size_t LCTX_EMULATED_SHARED = 96 * 1024;
+constexpr size_t LCTX_EMULATED_SHARED = 163 * 1024;
 
 // Run every thread of every block. n_shared bytes of shared memory.
 void lctx_emulate(const std::function<void()> & kernel, dim3 grid, int n_thread, size_t n_shared);

@@ -80,11 +80,13 @@ struct lctx_cuda_span {
     int32_t valid;
 };
 
-// Shared memory of the walk: two spans, since the next one is looked up while one is read.
+constexpr int LCTX_CUDA_SPANS = 3;  // one is read, the next one is on its way, and the one after it is looked up
+
+// Shared memory of the walk.
 template <int COLUMNS> struct lctx_cuda_walk_memory {
-    lctx_cuda_span span[2];
-    int32_t lo[2][COLUMNS], hi[2][COLUMNS];  // cells of each column; lo == hi: none
-    int32_t angle[2][COLUMNS];
+    lctx_cuda_span span[LCTX_CUDA_SPANS];
+    int32_t lo[LCTX_CUDA_SPANS][COLUMNS], hi[LCTX_CUDA_SPANS][COLUMNS];  // cells of each column; lo == hi: none
+    int32_t angle[LCTX_CUDA_SPANS][COLUMNS];
     int32_t cursor[COLUMNS];
 };
 
