@@ -27,6 +27,9 @@ template <int DIM_, bool FEW> struct shape {
     static_assert(STATES <= TILE && TILE % 16 == 0 && QUERIES % 16 == 0, "shared memory");
 };
 
+// Whether any device lets two blocks of threads have two tiles on their way.
+template <typename S, bool F16> constexpr bool LOOKS_FAR = !F16 || 2 * (3 * S::TILE + S::QUERIES + S::WALK) <= ((size_t)227 << 10);
+
 // How shared memory is used: tiles of f16 rows, or one tile and before it the bytes of the next rows.
 struct stages {
     int ahead;  // blocks that are on their way while one is read: two where two blocks of threads have room for that, else one or none
@@ -37,7 +40,7 @@ struct stages {
         const uint32_t raw = S::ROWS * (uint32_t)(a.cache.k_pool.row_size + a.cache.v_pool.row_size);
         const auto with = [&](int ahead) { return F16 ? stages{ahead, ahead + 1, 0} : stages{ahead, 1, raw}; };
         const auto fits = [&](int ahead, size_t n_block) { return n_block * with(ahead).template n_shared<S>() <= device.max_shared; };
-        return with(fits(2, 2) ? 2 : fits(1, 1) ? 1 : 0);
+        return with(LOOKS_FAR<S, F16> && fits(2, 2) ? 2 : fits(1, 1) ? 1 : 0);
     }
     template <typename S> __host__ __device__ size_t n_shared() const { return n_tile * S::TILE + ahead * n_raw + S::QUERIES + S::WALK; }
 };
@@ -51,6 +54,9 @@ struct parts {
         return data + split * n_float(a) + ((size_t)token * a.n_head + head) * (a.head_dim_v + 2);
     }
 };
+
+// Those of a warp; wide ones leave no registers for them.
+template <typename S> using queries = lctx_cuda_queries<S::DIM, S::DIM <= 128>;
 
 // The queries of a tile, turned to the positions from which they look at a span; scores are base 2 without softcap.
 template <typename S>
@@ -205,11 +211,11 @@ template <typename S> __device__ void merge_warps(const lctx_attend_args & a, co
 }
 
 template <typename S> __device__ void attend_block(const lctx_attend_args & a, const lctx_cuda_walk_memory<S::COLUMNS> & m, int buffer,
-                                                   int first, const uint16_t * q, const uint16_t * k, const uint16_t * v,
+                                                   int first, const queries<S> & q, const uint16_t * k, const uint16_t * v,
                                                    lctx_cuda_flash<S::DIM, S::WARP_ROWS> & f) {
     const int column0 = lctx_warp() % S::COLUMN_WARPS * 16, row0 = lctx_warp() / S::COLUMN_WARPS * S::WARP_ROWS;
     const lctx_cuda_span & span = m.span[buffer];
-    f.scores(q + column0 * S::STRIDE, k + row0 * S::STRIDE);
+    f.scores(q, k + row0 * S::STRIDE);
     if (a.params.softcap != 0.0f) {
         f.each_score([&](float & s, int, int) { s = LCTX_LOG2_E * a.params.softcap * lctx_tanh(s); });
     }
@@ -242,20 +248,29 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     __syncthreads();
     lctx_cuda_flash<S::DIM, S::WARP_ROWS> f;
     f.clear();
+    queries<S> mine;
     walker<S> walk = {a, t, m, {(int)blockIdx.z, part.n_split}};
-    const auto fetch = [&](const place & p, int i) {
+    const auto fetch = [&](place p, int i) {
         if (p.valid) {
             r.fetch(r.block(m.span[p.buffer], p.block), i);
         }
         lctx_copy_end_group();  // one group for every number
     };
-    place now = walk.next({LCTX_CUDA_SPANS - 1, 0, false}), next = now.valid ? walk.next(now) : now;
+    place now = walk.next({LCTX_CUDA_SPANS - 1, 0, false}), next = now;
     fetch(now, 0);
+    if (LOOKS_FAR<S, F16> && now.valid) {
+        next = walk.next(now);
+    }
     if (st.ahead == 2) {
         fetch(next, 1);
     }
     for (int i = 0, loaded = -1; now.valid; i++) {
-        const place after = next.valid ? walk.next(next) : next;  // looked up while blocks are on their way
+        place after = next;  // looked up while blocks are on their way
+        if (!LOOKS_FAR<S, F16>) {
+            next = walk.next(now);
+        } else if (next.valid) {
+            after = walk.next(next);
+        }
         if (st.ahead == 2) {
             lctx_copy_wait<1>();
         } else {
@@ -271,11 +286,18 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
         if (!F16 || now.buffer != loaded) {
             __syncthreads();
         }
-        loaded = now.buffer;
-        if (st.ahead > 0) {
-            fetch(st.ahead == 2 ? after : next, i + st.ahead);
+        if (now.buffer != loaded) {
+            mine.take(q + lctx_warp() % S::COLUMN_WARPS * 16 * S::STRIDE);
+            loaded = now.buffer;
         }
-        attend_block<S>(a, m, now.buffer, now.block * S::ROWS, q, r.k_tile(i), r.v_tile(i), f);
+        if (st.ahead > 0) {
+            place to = next;
+            if (st.ahead == 2) {
+                to = after;
+            }
+            fetch(to, i + st.ahead);
+        }
+        attend_block<S>(a, m, now.buffer, now.block * S::ROWS, mine, r.k_tile(i), r.v_tile(i), f);
         if (st.ahead == 0) {
             __syncthreads();
             fetch(next, i + 1);

@@ -9,6 +9,28 @@
 // Scores are base 2.
 constexpr float LCTX_LOG2_E = 1.44269504f, LCTX_LN_2 = 0.69314718f;
 
+// 16 columns of a query tile as the left factor. KEPT: in registers, for all the rows that they meet; else they are loaded for every
+// product.
+template <int DIM, bool KEPT> struct lctx_cuda_queries {
+    static constexpr int STRIDE = DIM + 8;
+    const uint16_t * row;
+    uint32_t kept[KEPT ? DIM / 16 : 1][4];
+
+    __device__ __forceinline__ void take(const uint16_t * q) {
+        row = q + lctx_lane() % 16 * STRIDE + lctx_lane() / 16 * 8;
+        if constexpr (KEPT) {
+            lctx_unrolled<DIM / 16>([&](int step) { lctx_load_matrices(kept[step], row + step * 16); });
+        }
+    }
+    __device__ __forceinline__ void load(int step, uint32_t (&a)[4]) const {
+        if constexpr (KEPT) {
+            lctx_unrolled<4>([&](int i) { a[i] = kept[step][i]; });
+        } else {
+            lctx_load_matrices(a, row + step * 16);
+        }
+    }
+};
+
 // DIM: of a tile's rows, padded; ROWS: those of this warp.
 template <int DIM, int ROWS> struct lctx_cuda_flash {
     static constexpr int STRIDE = DIM + 8;
@@ -22,15 +44,14 @@ template <int DIM, int ROWS> struct lctx_cuda_flash {
         l[0] = l[1] = 0.0f;
     }
 
-    // s = Q K^T. q: 16 rows of the query tile; k: this warp's rows of the K tile.
-    __device__ __forceinline__ void scores(const uint16_t * q, const uint16_t * k) {
+    // s = Q K^T. k: this warp's rows of the K tile.
+    template <bool KEPT> __device__ __forceinline__ void scores(const lctx_cuda_queries<DIM, KEPT> & q, const uint16_t * k) {
         const int lane = lctx_lane();
-        const uint16_t * q_row = q + lane % 16 * STRIDE + lane / 16 * 8;
         const uint16_t * k_row = k + (lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 8;
         lctx_unrolled<ROWS / 8>([&](int n) { lctx_unrolled<4>([&](int i) { s[n][i] = 0.0f; }); });
         lctx_unrolled<DIM / 16>([&](int step) {
             uint32_t a[4];
-            lctx_load_matrices(a, q_row + step * 16);
+            q.load(step, a);
             lctx_unrolled<ROWS / 16>([&](int n) {
                 uint32_t b[4];
                 lctx_load_matrices(b, k_row + n * 16 * STRIDE + step * 16);
