@@ -3,16 +3,6 @@
 
 #include <algorithm>
 
-namespace {
-
-void require(bool ok, const std::string & reason) {
-    if (!ok) {
-        throw lctx_refusal("the stored part does not fit: " + reason);
-    }
-}
-
-}  // namespace
-
 // Append rows [skip, skip + n) of a part. When it throws, the sequence is as before.
 void lctx_kv_cache::append_rows(lctx_state_reader & io, int32_t seq, const lctx_part & part, int32_t skip, int32_t n) {
     std::vector<lctx_part_take> takes;
@@ -74,9 +64,9 @@ void lctx_kv_cache::grow_by(int32_t seq, int32_t n, const std::vector<lctx_part_
             why = store.take_page(seq, head, block);
         }
     });
-    require(why.empty(), why);
+    part_require(why.empty(), why);
     const std::string limit = check_limit(n_held_page(), lengths());
-    require(limit.empty(), limit);
+    part_require(limit.empty(), limit);
     note_peak();
     for (const auto & store : stores_) {
         store->wait();

@@ -270,6 +270,7 @@ class lctx_kv_cache {
     int32_t first_near(int32_t first, int32_t end) const;
     // Parts say which rows each head has: heads forget some when a text is compressed.
     bool has_lists() const { return retain_ && retain_->waits() && method_->n_span() > 1; }
+    static void part_require(bool ok, const std::string & reason);  // throws lctx_refusal
     lctx_part part_begin(lctx_state_reader & io) const;
     void write_lists(llama_io_write_i & io, int32_t seq, const lctx_part_range & at) const;
     void read_lists(lctx_state_reader & io, lctx_part & part) const;

@@ -12,13 +12,13 @@ namespace {
 
 constexpr size_t ALIGNMENT = 16;  // of the rows
 
-void require(bool ok, const std::string & reason) {
+}  // namespace
+
+void lctx_kv_cache::part_require(bool ok, const std::string & reason) {
     if (!ok) {
         throw lctx_refusal("the stored part does not fit: " + reason);
     }
 }
-
-}  // namespace
 
 std::string lctx_kv_cache::why_no_parts() const {
     if (retain_ && !has_lists()) {
@@ -82,10 +82,10 @@ lctx_part lctx_kv_cache::part_begin(lctx_state_reader & io) const {
     check_header(io, 0);
     lctx_part part;
     io.read(&part.at, sizeof(part.at));
-    require(why_no_parts().empty(), "this method has no parts");
+    part_require(why_no_parts().empty(), "this method has no parts");
     const lctx_part_range & at = part.at;
-    require(at.first >= 0 && at.first < at.end && at.end <= n_ctx_ && at.first % LCTX_PAGE_ROWS == 0,
-            "its rows are none that a part holds");
+    part_require(at.first >= 0 && at.first < at.end && at.end <= n_ctx_ && at.first % LCTX_PAGE_ROWS == 0,
+                 "its rows are none that a part holds");
     read_lists(io, part);
     io.take(GGML_PAD(io.n_bytes(), ALIGNMENT) - io.n_bytes());
     return part;
@@ -111,11 +111,11 @@ void lctx_kv_cache::read_lists(lctx_state_reader & io, lctx_part & part) const {
     for (int32_t head = 0; has_lists() && head < n_head_total_; head++) {
         int32_t n;
         io.read(&n, sizeof(n));
-        require(n >= 0 && n <= n_all, "its lists of rows are too long");
+        part_require(n >= 0 && n <= n_all, "its lists of rows are too long");
         std::vector<int32_t> rows(n);
         io.read(rows.data(), n * sizeof(int32_t));
         for (int32_t i = 0; i < n; i++) {
-            require(rows[i] > (i > 0 ? rows[i - 1] : -1) && rows[i] < n_all, "its lists of rows contradict its positions");
+            part_require(rows[i] > (i > 0 ? rows[i - 1] : -1) && rows[i] < n_all, "its lists of rows contradict its positions");
         }
         part.rows.push_back(std::move(rows));
     }
@@ -127,7 +127,7 @@ void lctx_kv_cache::part_grow(int32_t seq, int32_t n_pos) {
         throw lctx_refusal(take_error());
     }
     const std::string limit = check_limit(n_held_page(), lengths());
-    require(limit.empty(), limit);
+    part_require(limit.empty(), limit);
     note_peak();
     for (const auto & store : stores_) {
         store->wait();
@@ -138,20 +138,20 @@ void lctx_kv_cache::part_grow(int32_t seq, int32_t n_pos) {
 // The next n rows of a part, as a tensor has them.
 const uint8_t * lctx_kv_cache::part_rows(lctx_state_reader & io, const ggml_tensor * t, int64_t n) {
     const uint8_t * bytes = io.take(n * t->nb[1]);
-    require(ggml_validate_row_data(t->type, bytes, n * t->nb[1]), "it holds numbers that are not finite");
+    part_require(ggml_validate_row_data(t->type, bytes, n * t->nb[1]), "it holds numbers that are not finite");
     return bytes;
 }
 
 void lctx_kv_cache::part_finish(const lctx_state_reader & io) {
-    require(io.at_end(), "it is longer than its rows");
+    part_require(io.at_end(), "it is longer than its rows");
 }
 
 void lctx_kv_cache::part_read(lctx_state_reader & io, int32_t seq) {
     const lctx_part part = part_begin(io);
     const lctx_part_range & at = part.at;
     sequence & s = seqs_[seq];
-    require(at.first == s.n_pos && at.end <= n_ctx_ && place(at.end) == at.end && n_exact(seq) == s.n_pos,
-            "it does not follow the rows that are there");
+    part_require(at.first == s.n_pos && at.end <= n_ctx_ && place(at.end) == at.end && n_exact(seq) == s.n_pos,
+                 "it does not follow the rows that are there");
     if (has_lists()) {
         append_rows(io, seq, part, 0, at.end - at.first);
         return;
