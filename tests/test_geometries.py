@@ -16,6 +16,7 @@ from pylongctx.bench.random_model import LLAMA, Shape, write_model
 FULL_LAYERS = {
     "gemma-3-270m:6:q8_0": (256, [5]),
     "gpt-oss-quarter:4": (128, [1, 3]),
+    "qwen3-4b:1": (1024, [0]),
     "qwen3-next-quarter:5": (256, [3]),
 }
 

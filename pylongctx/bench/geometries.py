@@ -100,6 +100,8 @@ def gemma3(n_embd: int, window: int, **meta: Any) -> Recipe:
 
 LINEAR8 = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}  # of full layers
 
+QWEN3 = Recipe(f"{ATTENTION} {HEAD_NORMS} {GATED}", "output_norm", "qwen3", embedding=2560**-0.5)
+
 # vocabulary (small, the output matrix is no part of what is compared), n_embd, n_layer, heads, KV heads, n_ff, context
 GEOMETRIES = {
     "gemma-3-270m": (gemma3(640, 512), Shape(512, 640, 18, 4, 1, 2048, 32768, 1e6, key_length=256)),
@@ -111,6 +113,7 @@ GEOMETRIES = {
     "phi-2": (PHI2, Shape(512, 2560, 32, 32, 32, 10240, 2048, n_rot=32)),
     "qwen2.5-1.5b": (QWEN2, Shape(512, 1536, 28, 12, 2, 8960, 32768, 1000000.0)),
     "qwen2.5-7b": (QWEN2, Shape(512, 3584, 28, 28, 4, 18944, 32768, 1000000.0)),
+    "qwen3-4b": (QWEN3, Shape(512, 2560, 36, 32, 8, 9728, 40960, 1e6, key_length=128)),
     "qwen3-next-80b": (QWEN3_NEXT, Shape(512, 2048, 48, 16, 2, 512, 262144, 1e7, key_length=256, n_rot=64)),
     "qwen3-next-quarter": (QWEN3_NEXT_QUARTER, Shape(512, 1024, 48, 4, 1, 512, 262144, 1e7, key_length=256, n_rot=64)),
 }
