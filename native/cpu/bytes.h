@@ -24,22 +24,33 @@ constexpr bool LCTX_FULL_BYTES = true;
 static inline lctx_vi lctx_vdot(lctx_vi sum, lctx_vi weights, int32_t four) {
     return (lctx_vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, _mm256_set1_epi32(four));
 }
-#elif defined(__AVX512BW__)
+#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
 #define LCTX_HAS_BYTES 1
 constexpr bool LCTX_FULL_BYTES = false;
+typedef int16_t lctx_vs __attribute__((vector_size(LCTX_VL * 4)));
 
-static inline lctx_vi lctx_vdot(lctx_vi sum, lctx_vi weights, int32_t four) {
-    const __m512i pairs = _mm512_maddubs_epi16((__m512i)weights, _mm512_set1_epi32(four));
-    return sum + (lctx_vi)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+// Sums of two products, and of two products of 16 bits.
+static inline lctx_vs lctx_vpairs(lctx_vi weights, int32_t four) {
+#if defined(__AVX512BW__)
+    return (lctx_vs)_mm512_maddubs_epi16((__m512i)weights, _mm512_set1_epi32(four));
+#else
+    return (lctx_vs)_mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(four));
+#endif
 }
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-#define LCTX_HAS_BYTES 1
-constexpr bool LCTX_FULL_BYTES = false;
+
+static inline lctx_vi lctx_vmadd(lctx_vs a, lctx_vs b) {
+#if defined(__AVX512BW__)
+    return (lctx_vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#else
+    return (lctx_vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#endif
+}
 
 static inline lctx_vi lctx_vdot(lctx_vi sum, lctx_vi weights, int32_t four) {
-    const __m256i pairs = _mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(four));
-    sum += (lctx_vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    sum += lctx_vmadd(lctx_vpairs(weights, four), 1 - lctx_vs{});
+#if !defined(__AVX512BW__)
     __asm__("" : "+x"(sum));  // or GCC puts off the additions and spills what they wait for
+#endif
     return sum;
 }
 #else
@@ -57,7 +68,8 @@ constexpr int LCTX_TILE = 8;  // columns that are multiplied together: their sum
 // LCTX_TILE columns of k_dim bytes, as a panel of W meets them.
 //   bytes   [k_dim / 32][LCTX_TILE][32]
 //   scales  [k_dim / N][LCTX_TILE]
-//   starts  [k_dim / GROUP][LCTX_TILE]: -ZERO times the sum of the bytes of a group; NULL where the type HAS_MIN
+//   starts  [k_dim / GROUP][LCTX_TILE]: -ZERO times the sum of the bytes of a group; NULL where the type HAS_MIN. For integer scales half
+//           of it, twice, as 16 bits
 //   sums    the same, where the type HAS_MIN: the sum, with the column's scale where there is one for each group
 struct lctx_columns {
     int8_t * bytes;
@@ -80,7 +92,8 @@ template <class W> static void lctx_fill_columns(const lctx_columns & to, const 
             if (W::HAS_MIN) {
                 to.sums[at] = W::N == W::GROUP ? scale.scale * sum : sum;
             } else {
-                to.starts[at] = -W::ZERO * (int32_t)sum;
+                const int32_t start = -W::ZERO * (int32_t)sum;
+                to.starts[at] = lctx_int_scales<W> ? (start / 2 & 0xffff) * 0x10001 : start;
             }
         }
         to.scales[k0 / W::N * LCTX_TILE + c] = scale.scale;
@@ -125,6 +138,64 @@ static inline __attribute__((always_inline)) void lctx_multiply_group(const lctx
     }
 }
 
+#if !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+// What group number `group` adds to NC columns with integer scales: int_scale * (bytes . column - ZERO * sum) to sums, and min * sum to
+// offsets. Pairs are added while they fit in 16 bits.
+template <class W, int NC> static inline __attribute__((always_inline)) void lctx_add_group(const lctx_panel & p, const lctx_columns & x,
+                                                                                            int64_t group, lctx_vi * sums,
+                                                                                            lctx_vf * offsets) {
+    constexpr int N_PAIRS = std::min(32767 / (2 * 127 * ((1 << W::BITS) - 1)), W::GROUP / 4);
+    const int8_t * columns = x.bytes + group * W::GROUP / 32 * LCTX_TILE * 32 + group * W::GROUP % 32;
+    const uint8_t * bytes = p.bytes + group * W::GROUP * LCTX_VL;
+    const auto load = [](const void * from, auto & to) { memcpy(&to, from, sizeof(to)); };
+    lctx_vs scales;
+    load(p.int_scales + group * 2 * LCTX_VL, scales);
+#pragma GCC unroll 8
+    for (int i0 = 0; i0 < W::GROUP / 4; i0 += N_PAIRS) {
+        lctx_vs pairs[NC];
+#pragma GCC unroll 8
+        for (int i = i0; i < i0 + N_PAIRS; i++) {
+            lctx_vi weights;
+            load(bytes + i * sizeof(weights), weights);
+#pragma GCC unroll 8
+            for (int c = 0; c < NC; c++) {
+                int32_t four;
+                load(columns + c * 32 + 4 * i, four);
+                pairs[c] = i == i0 ? lctx_vpairs(weights, four) : pairs[c] + lctx_vpairs(weights, four);
+                __asm__("" : "+x"(pairs[c]));
+            }
+        }
+#pragma GCC unroll 8
+        for (int c = 0; c < NC; c++) {
+            sums[c] += lctx_vmadd(pairs[c], scales);
+        }
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < NC; c++) {
+        if constexpr (W::HAS_MIN) {
+            offsets[c] += lctx_vload(p.mins + group * LCTX_VL) * lctx_vset(x.sums[group * LCTX_TILE + c]);
+        } else {
+            sums[c] += lctx_vmadd((lctx_vs)lctx_viset(x.starts[group * LCTX_TILE + c]), scales);
+        }
+    }
+}
+
+// Block b of NC columns without their own scales, from integer scales.
+template <class W, int NC>
+static inline __attribute__((always_inline)) void lctx_add_block(const lctx_panel & p, const lctx_columns & x, int64_t b, lctx_vf * part) {
+    constexpr int N_GROUP = W::N / W::GROUP;
+    lctx_vi sums[NC] = {};
+    for (int g = 0; g < N_GROUP; g++) {
+        lctx_add_group<W, NC>(p, x, b * N_GROUP + g, sums, part);
+    }
+    const lctx_vf scales = lctx_vload(p.scales + b * LCTX_VL);
+#pragma GCC unroll 8
+    for (int c = 0; c < NC; c++) {
+        part[c] += __builtin_convertvector(sums[c], lctx_vf) * scales;
+    }
+}
+#endif
+
 // The first NC columns of a tile, n of them wanted, with a panel: out[c * out_row + row] of n_rows rows.
 template <class W, int NC> static void lctx_multiply_tile(const lctx_panel & p, const lctx_columns & x, int64_t k_dim, int n, int n_rows,
                                                           float * out, int64_t out_row) {
@@ -136,8 +207,12 @@ template <class W, int NC> static void lctx_multiply_tile(const lctx_panel & p, 
             continue;
         }
         lctx_vf part[NC] = {};
-        for (int g = 0; g < N_GROUP; g++) {
-            lctx_multiply_group<W, NC, false>(p, x, b * N_GROUP + g, part);
+        if constexpr (lctx_int_scales<W>) {
+            lctx_add_block<W, NC>(p, x, b, part);
+        } else {
+            for (int g = 0; g < N_GROUP; g++) {
+                lctx_multiply_group<W, NC, false>(p, x, b * N_GROUP + g, part);
+            }
         }
 #pragma GCC unroll 8
         for (int c = 0; c < NC; c++) {

@@ -7,12 +7,13 @@
 #include "takes.h"
 #include "traits.h"
 
-#if defined(__AVX512VNNI__)
+#if LCTX_HAS_SUPER
 
 namespace {
 
 constexpr int64_t N_TOGETHER = 4;  // columns whose sums stay in registers
 
+#if LCTX_HAS_QUADS
 // Quads of groups of 32 values, in registers.
 template <class BLOCK> struct by_quads {
     typedef BLOCK block;
@@ -27,6 +28,7 @@ template <class BLOCK> struct by_quads {
         lctx_multiply_row<BLOCK, NC>(row, k_dim, x, out, out_row);
     }
 };
+#endif
 
 // Blocks of 256 values, whose scales stay integers.
 template <class BLOCK> struct by_super {
@@ -55,7 +57,7 @@ template <class WAY> class few_product : public ggml::cpu::tensor_traits {
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         const ggml_tensor *w = op->src[0], *x = op->src[1];
-        typename WAY::column columns[LCTX_FEW_COLUMNS];
+        typename WAY::column columns[LCTX_FEW_COLUMNS_256];
         lctx_parts parts{GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN)};
         for (int64_t c = 0; c < x->ne[1]; c++) {
             columns[c] = WAY::take(parts, n_part(op));
@@ -101,8 +103,10 @@ template <class WAY> ggml::cpu::tensor_traits * few() {
 
 ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type) {
     switch (type) {
+#if LCTX_HAS_QUADS
         case GGML_TYPE_Q4_0: return few<by_quads<block_q4_0>>();
         case GGML_TYPE_Q4_1: return few<by_quads<block_q4_1>>();
+#endif
         case GGML_TYPE_Q4_K: return few<by_super<block_q4_K>>();
         case GGML_TYPE_Q5_K: return few<by_super<block_q5_K>>();
         case GGML_TYPE_Q6_K: return few<by_super<block_q6_K>>();

@@ -39,7 +39,8 @@ template <class W> struct plan {
     }
     lctx_panel panel(lctx_parts & at) const {
         const size_t n_scale = k_dim / W::GROUP * LCTX_VL;
-        return {at.take<uint8_t>(k_dim * LCTX_VL), at.take<float>(n_scale), W::HAS_MIN ? at.take<float>(n_scale) : nullptr};
+        return {at.take<uint8_t>(k_dim * LCTX_VL), at.take<float>(n_scale), W::HAS_MIN ? at.take<float>(n_scale) : nullptr,
+                lctx_int_scales<W> ? at.take<int16_t>(2 * n_scale) : nullptr};
     }
     size_t columns_size() const {
         lctx_parts at{0};
@@ -167,17 +168,18 @@ struct entry {
     ggml::cpu::tensor_traits * (*panels)();
 };
 
-constexpr int64_t AFTER_FEW = std::max<int64_t>(LCTX_FEW_COLUMNS + 1, 4);
+constexpr int64_t AFTER_FEW_32 = std::max<int64_t>(LCTX_FEW_COLUMNS_32 + 1, 4);
+constexpr int64_t AFTER_FEW_256 = std::max<int64_t>(LCTX_FEW_COLUMNS_256 + 1, 8);
 
 constexpr entry PRODUCTS[] = {
-    {GGML_TYPE_Q4_0, AFTER_FEW, true, panels<GGML_TYPE_Q4_0>},
-    {GGML_TYPE_Q4_1, AFTER_FEW, false, panels<GGML_TYPE_Q4_1>},
+    {GGML_TYPE_Q4_0, AFTER_FEW_32, true, panels<GGML_TYPE_Q4_0>},
+    {GGML_TYPE_Q4_1, AFTER_FEW_32, false, panels<GGML_TYPE_Q4_1>},
     {GGML_TYPE_Q8_0, 1, true, panels<GGML_TYPE_Q8_0>},
     {GGML_TYPE_Q5_0, 4, true, panels<GGML_TYPE_Q5_0>},
     {GGML_TYPE_Q5_1, 4, false, panels<GGML_TYPE_Q5_1>},
-    {GGML_TYPE_Q4_K, AFTER_FEW, true, panels<GGML_TYPE_Q4_K>},
-    {GGML_TYPE_Q5_K, AFTER_FEW, true, panels<GGML_TYPE_Q5_K>},
-    {GGML_TYPE_Q6_K, std::max<int64_t>(AFTER_FEW, 8), true, panels<GGML_TYPE_Q6_K>},
+    {GGML_TYPE_Q4_K, AFTER_FEW_256, false, panels<GGML_TYPE_Q4_K>},
+    {GGML_TYPE_Q5_K, AFTER_FEW_256, false, panels<GGML_TYPE_Q5_K>},
+    {GGML_TYPE_Q6_K, AFTER_FEW_256, false, panels<GGML_TYPE_Q6_K>},
 };
 
 // Whether a product is that of one matrix in memory with columns of floats.
@@ -203,8 +205,12 @@ ggml::cpu::tensor_traits * lctx_cpu_multiply(const ggml_tensor * op) {
 }
 
 bool lctx_cpu_keeps_plain(const ggml_tensor * op) {
-    const ggml_type type = op->src[0]->type;  // Q4_K of experts stays plain too: ggml has tiles for them
-    return LCTX_FULL_BYTES && (type == GGML_TYPE_Q4_K || (type == GGML_TYPE_Q4_0 && op->op == GGML_OP_MUL_MAT && LCTX_FEW_COLUMNS > 0));
+    const ggml_type type = op->src[0]->type;     // Q4_K of experts stays plain too: ggml has tiles for them
+    const bool one = op->op == GGML_OP_MUL_MAT;  // and no experts
+    if (type == GGML_TYPE_Q4_K) {
+        return LCTX_FULL_BYTES || (one && LCTX_FEW_COLUMNS_256 > 0);
+    }
+    return type == GGML_TYPE_Q4_0 && one && LCTX_FULL_BYTES && LCTX_FEW_COLUMNS_32 > 0;
 }
 
 #else

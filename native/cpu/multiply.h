@@ -10,11 +10,14 @@ class tensor_traits;
 // What computes op here: a GGML_OP_MUL_MAT of a type and a number of columns for which this is the faster way, or NULL.
 ggml::cpu::tensor_traits * lctx_cpu_multiply(const ggml_tensor * op);
 
-// The same for up to LCTX_FEW_COLUMNS columns, for types that have a faster way of their own for so few (multiply-few.cpp), or NULL.
+// The same for a few columns, for types that have a faster way of their own for so few (multiply-few.cpp), or NULL. Blocks of 32 values
+// have it for up to LCTX_FEW_COLUMNS_32, K-quants for up to LCTX_FEW_COLUMNS_256.
 #if defined(__AVX512VNNI__)
-constexpr int64_t LCTX_FEW_COLUMNS = 12;
+constexpr int64_t LCTX_FEW_COLUMNS_32 = 12, LCTX_FEW_COLUMNS_256 = 12;
+#elif defined(__AVX2__)
+constexpr int64_t LCTX_FEW_COLUMNS_32 = 0, LCTX_FEW_COLUMNS_256 = 16;
 #else
-constexpr int64_t LCTX_FEW_COLUMNS = 0;
+constexpr int64_t LCTX_FEW_COLUMNS_32 = 0, LCTX_FEW_COLUMNS_256 = 0;
 #endif
 ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type);
 

@@ -12,16 +12,21 @@
 
 #include <algorithm>
 
-// N values to a block. GROUP of them share a scale: value = scale * (byte - ZERO), or scale * byte + min where the type HAS_MIN.
+// N values to a block. GROUP of them share a scale: value = scale * (byte - ZERO), or scale * byte + min where the type HAS_MIN. Bytes have
+// BITS bits. With several groups to a block a scale is d() times the integer that unpack() gives.
 template <ggml_type TYPE> struct lctx_weight;
 
-template <int N_, int GROUP_, int ZERO_, bool HAS_MIN_> struct lctx_weight_shape {
-    static constexpr int N = N_, GROUP = GROUP_, ZERO = ZERO_;
+template <int N_, int GROUP_, int BITS_, int ZERO_, bool HAS_MIN_> struct lctx_weight_shape {
+    static constexpr int N = N_, GROUP = GROUP_, BITS = BITS_, ZERO = ZERO_;
     static constexpr bool HAS_MIN = HAS_MIN_;
 };
 
 static inline float lctx_from_half(ggml_half h) {
+#if defined(__F16C__)
+    return _cvtsh_ss(h);  // ggml looks into a table
+#else
     return GGML_CPU_FP16_TO_FP32(h);
+#endif
 }
 
 template <int N> struct lctx_bytes_of {
@@ -61,7 +66,7 @@ static inline void lctx_fifth_bits(const uint8_t * packed, uint8_t * bytes) {
     }
 }
 
-template <> struct lctx_weight<GGML_TYPE_Q4_0> : lctx_weight_shape<32, 32, 8, false> {
+template <> struct lctx_weight<GGML_TYPE_Q4_0> : lctx_weight_shape<32, 32, 4, 8, false> {
     typedef block_q4_0 block;
     static void unpack(const block & b, uint8_t * bytes, float * scales, float *) {
         lctx_nibbles<16>(b.qs, bytes);
@@ -69,7 +74,7 @@ template <> struct lctx_weight<GGML_TYPE_Q4_0> : lctx_weight_shape<32, 32, 8, fa
     }
 };
 
-template <> struct lctx_weight<GGML_TYPE_Q4_1> : lctx_weight_shape<32, 32, 0, true> {
+template <> struct lctx_weight<GGML_TYPE_Q4_1> : lctx_weight_shape<32, 32, 4, 0, true> {
     typedef block_q4_1 block;
     static void unpack(const block & b, uint8_t * bytes, float * scales, float * mins) {
         lctx_nibbles<16>(b.qs, bytes);
@@ -78,7 +83,7 @@ template <> struct lctx_weight<GGML_TYPE_Q4_1> : lctx_weight_shape<32, 32, 0, tr
     }
 };
 
-template <> struct lctx_weight<GGML_TYPE_Q5_0> : lctx_weight_shape<32, 32, 16, false> {
+template <> struct lctx_weight<GGML_TYPE_Q5_0> : lctx_weight_shape<32, 32, 5, 16, false> {
     typedef block_q5_0 block;
     static void unpack(const block & b, uint8_t * bytes, float * scales, float *) {
         lctx_nibbles<16>(b.qs, bytes);
@@ -87,7 +92,7 @@ template <> struct lctx_weight<GGML_TYPE_Q5_0> : lctx_weight_shape<32, 32, 16, f
     }
 };
 
-template <> struct lctx_weight<GGML_TYPE_Q5_1> : lctx_weight_shape<32, 32, 0, true> {
+template <> struct lctx_weight<GGML_TYPE_Q5_1> : lctx_weight_shape<32, 32, 5, 0, true> {
     typedef block_q5_1 block;
     static void unpack(const block & b, uint8_t * bytes, float * scales, float * mins) {
         lctx_nibbles<16>(b.qs, bytes);
@@ -97,7 +102,7 @@ template <> struct lctx_weight<GGML_TYPE_Q5_1> : lctx_weight_shape<32, 32, 0, tr
     }
 };
 
-template <> struct lctx_weight<GGML_TYPE_Q8_0> : lctx_weight_shape<32, 32, 128, false> {
+template <> struct lctx_weight<GGML_TYPE_Q8_0> : lctx_weight_shape<32, 32, 8, 128, false> {
     typedef block_q8_0 block;
     static void unpack(const block & b, uint8_t * bytes, float * scales, float *) {
         lctx_bytes<32> all;
@@ -123,12 +128,12 @@ static inline lctx_four_scales lctx_unpack_scales(const uint8_t * packed, int ha
     return {(w[2] & 0x0f0f0f0f) | (w[0] >> 2 & 0x30303030), (w[2] >> 4 & 0x0f0f0f0f) | (w[1] >> 2 & 0x30303030)};
 }
 
-static inline void lctx_scales_and_mins(const uint8_t * packed, ggml_half d, ggml_half d_min, float * scales, float * mins) {
-    const float scale = lctx_from_half(d), min = -lctx_from_half(d_min);
+static inline void lctx_scales_and_mins(const uint8_t * packed, ggml_half d_min, float * scales, float * mins) {
+    const float min = -lctx_from_half(d_min);
     for (int g = 0; g < 8; g++) {
         const lctx_four_scales four = lctx_unpack_scales(packed, g / 4);
-        scales[g] = scale * (four.scales >> 8 * (g % 4) & 255);
-        mins[g] = min * (four.mins >> 8 * (g % 4) & 255);
+        scales[g] = (float)(four.scales >> 8 * (g % 4) & 255);
+        mins[g] = min * (float)(four.mins >> 8 * (g % 4) & 255);
     }
 }
 
@@ -139,18 +144,20 @@ static inline void lctx_four_nibbles(const uint8_t * halves, uint8_t * bytes) {
     }
 }
 
-template <> struct lctx_weight<GGML_TYPE_Q4_K> : lctx_weight_shape<256, 32, 0, true> {
+template <> struct lctx_weight<GGML_TYPE_Q4_K> : lctx_weight_shape<256, 32, 4, 0, true> {
     typedef block_q4_K block;
+    static float d(const block & b) { return lctx_from_half(b.d); }
     static void unpack(const block & b, uint8_t * bytes, float * scales, float * mins) {
-        lctx_scales_and_mins(b.scales, b.d, b.dmin, scales, mins);
+        lctx_scales_and_mins(b.scales, b.dmin, scales, mins);
         lctx_four_nibbles(b.qs, bytes);
     }
 };
 
-template <> struct lctx_weight<GGML_TYPE_Q5_K> : lctx_weight_shape<256, 32, 0, true> {
+template <> struct lctx_weight<GGML_TYPE_Q5_K> : lctx_weight_shape<256, 32, 5, 0, true> {
     typedef block_q5_K block;
+    static float d(const block & b) { return lctx_from_half(b.d); }
     static void unpack(const block & b, uint8_t * bytes, float * scales, float * mins) {
-        lctx_scales_and_mins(b.scales, b.d, b.dmin, scales, mins);
+        lctx_scales_and_mins(b.scales, b.dmin, scales, mins);
         lctx_four_nibbles(b.qs, bytes);
         for (int g = 0; g < 8; g++) {
             for (int i = 0; i < 32; i++) {
@@ -160,11 +167,12 @@ template <> struct lctx_weight<GGML_TYPE_Q5_K> : lctx_weight_shape<256, 32, 0, t
     }
 };
 
-template <> struct lctx_weight<GGML_TYPE_Q6_K> : lctx_weight_shape<256, 16, 32, false> {
+template <> struct lctx_weight<GGML_TYPE_Q6_K> : lctx_weight_shape<256, 16, 6, 32, false> {
     typedef block_q6_K block;
+    static float d(const block & b) { return lctx_from_half(b.d); }
     static void unpack(const block & b, uint8_t * bytes, float * scales, float *) {
         for (int g = 0; g < 16; g++) {
-            scales[g] = lctx_from_half(b.d) * b.scales[g];
+            scales[g] = b.scales[g];
         }
         for (int half = 0; half < 2; half++) {
             const uint8_t *low = b.ql + 64 * half, *high = b.qh + 32 * half;
@@ -178,19 +186,53 @@ template <> struct lctx_weight<GGML_TYPE_Q6_K> : lctx_weight_shape<256, 16, 32, 
     }
 };
 
+// Whether sums of pairs of products are multiplied with integer scales: where no one step gives sums of four (bytes.h).
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+template <class W> constexpr bool lctx_int_scales = false;
+#else
+template <class W> constexpr bool lctx_int_scales = W::N > W::GROUP;
+#endif
+
 // Rows of a weight that are multiplied together, for k_dim values each.
-//   bytes   [k_dim / 4][LCTX_VL][4]
-//   scales  [k_dim / GROUP][LCTX_VL]
-//   mins    the same, where the type HAS_MIN
+//   bytes       [k_dim / 4][LCTX_VL][4]
+//   scales      [k_dim / GROUP][LCTX_VL]; [k_dim / N][LCTX_VL] beside int_scales
+//   mins        [k_dim / GROUP][LCTX_VL], where the type HAS_MIN
+//   int_scales  [k_dim / GROUP][LCTX_VL][2]: the integer scales of groups, twice, where lctx_int_scales
 struct lctx_panel {
     uint8_t * bytes;
     float * scales;
     float * mins;
+    int16_t * int_scales;
 };
+
+// A block of row r: its bytes, and its scales and minima to their place in the panel.
+template <class W>
+static inline void lctx_fill_block(const lctx_panel & panel, const typename W::block & block, int64_t k, int r, uint8_t * bytes) {
+    constexpr int N_GROUP = W::N / W::GROUP;
+    float scales[N_GROUP], mins[N_GROUP], d = 1.0f;
+    W::unpack(block, bytes, scales, mins);
+    if constexpr (N_GROUP > 1) {
+        d = W::d(block);
+    }
+    if (lctx_int_scales<W>) {
+        panel.scales[k / W::N * LCTX_VL + r] = d;
+    }
+    for (int g = 0; g < N_GROUP; g++) {
+        const int64_t at = (k / W::GROUP + g) * LCTX_VL + r;
+        if (lctx_int_scales<W>) {
+            panel.int_scales[2 * at] = panel.int_scales[2 * at + 1] = (int16_t)scales[g];
+        } else {
+            panel.scales[at] = d * scales[g];
+        }
+        if (W::HAS_MIN) {
+            panel.mins[at] = mins[g];
+        }
+    }
+}
 
 // Fill a panel with n_rows <= LCTX_VL rows; lanes behind them repeat the last one.
 template <class W> static void lctx_fill_panel(const lctx_panel & panel, const char * rows, size_t row_size, int n_rows, int64_t k_dim) {
-    constexpr int STEP = 256, N_GROUP = W::N / W::GROUP;
+    constexpr int STEP = 256;
     constexpr size_t STEP_BYTES = STEP / W::N * sizeof(typename W::block);
     alignas(64) uint8_t bytes[LCTX_VL][STEP] = {};
     for (int64_t k0 = 0; k0 < k_dim; k0 += STEP) {
@@ -201,14 +243,7 @@ template <class W> static void lctx_fill_panel(const lctx_panel & panel, const c
                 __builtin_prefetch(row + k0 / W::N * sizeof(typename W::block) + LCTX_VL * row_size + byte, 0, 2);
             }
             for (int64_t k = 0; k < n; k += W::N) {
-                float scales[N_GROUP], mins[N_GROUP];
-                W::unpack(((const typename W::block *)row)[(k0 + k) / W::N], bytes[r] + k, scales, mins);
-                for (int g = 0; g < N_GROUP; g++) {
-                    panel.scales[((k0 + k) / W::GROUP + g) * LCTX_VL + r] = scales[g];
-                    if (W::HAS_MIN) {
-                        panel.mins[((k0 + k) / W::GROUP + g) * LCTX_VL + r] = mins[g];
-                    }
-                }
+                lctx_fill_block<W>(panel, ((const typename W::block *)row)[(k0 + k) / W::N], k0 + k, r, bytes[r] + k);
             }
         }
         for (int64_t k = 0; k < n; k += LCTX_VL * 4) {

@@ -6,6 +6,7 @@
 #include "round.h"
 
 #if defined(__AVX512VNNI__)
+#define LCTX_HAS_QUADS 1
 #include <immintrin.h>
 
 constexpr int LCTX_QUAD = 4;                   // groups of 32 values that are multiplied at once, in a quarter of the lanes each
@@ -120,4 +121,6 @@ static void lctx_multiply_row(const BLOCK * row, int64_t k_dim, const lctx_quad_
     }
 }
 
+#else
+#define LCTX_HAS_QUADS 0
 #endif
