@@ -8,56 +8,46 @@
 #include <immintrin.h>
 #endif
 
-// sum + the products of four bytes of each lane of weights with four bytes. With dpbusd all products of bytes are exact; without it a
-// pair of them must fit in 16 bits, so weights have seven bits at most.
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
 #define LCTX_HAS_BYTES 1
-constexpr bool LCTX_FULL_BYTES = true;
-
-static inline lctx_vi lctx_vdot(lctx_vi sum, lctx_vi weights, int32_t four) {
-    return (lctx_vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(four));
-}
-#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
-#define LCTX_HAS_BYTES 1
-constexpr bool LCTX_FULL_BYTES = true;
-
-static inline lctx_vi lctx_vdot(lctx_vi sum, lctx_vi weights, int32_t four) {
-    return (lctx_vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, _mm256_set1_epi32(four));
-}
-#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
-#define LCTX_HAS_BYTES 1
-constexpr bool LCTX_FULL_BYTES = false;
-typedef int16_t lctx_vs __attribute__((vector_size(LCTX_VL * 4)));
-
-// Sums of two products, and of two products of 16 bits.
-static inline lctx_vs lctx_vpairs(lctx_vi weights, int32_t four) {
-#if defined(__AVX512BW__)
-    return (lctx_vs)_mm512_maddubs_epi16((__m512i)weights, _mm512_set1_epi32(four));
-#else
-    return (lctx_vs)_mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(four));
-#endif
-}
-
-static inline lctx_vi lctx_vmadd(lctx_vs a, lctx_vs b) {
-#if defined(__AVX512BW__)
-    return (lctx_vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#else
-    return (lctx_vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#endif
-}
-
-static inline lctx_vi lctx_vdot(lctx_vi sum, lctx_vi weights, int32_t four) {
-    sum += lctx_vmadd(lctx_vpairs(weights, four), 1 - lctx_vs{});
-#if !defined(__AVX512BW__)
-    __asm__("" : "+x"(sum));  // or GCC puts off the additions and spills what they wait for
-#endif
-    return sum;
-}
 #else
 #define LCTX_HAS_BYTES 0
 #endif
 
 #if LCTX_HAS_BYTES
+
+typedef int16_t lctx_vs __attribute__((vector_size(LCTX_VL * 4)));
+
+// Sums of two products of bytes, and of two products of 16 bits.
+#if defined(__AVX512BW__)
+static inline lctx_vs lctx_vpairs(lctx_vi weights, int32_t four) {
+    return (lctx_vs)_mm512_maddubs_epi16((__m512i)weights, _mm512_set1_epi32(four));
+}
+static inline lctx_vi lctx_vmadd(lctx_vs a, lctx_vs b) {
+    return (lctx_vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+}
+#else
+static inline lctx_vs lctx_vpairs(lctx_vi weights, int32_t four) {
+    return (lctx_vs)_mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(four));
+}
+static inline lctx_vi lctx_vmadd(lctx_vs a, lctx_vs b) {
+    return (lctx_vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+}
+#endif
+
+// sum + the products of four bytes of each lane of weights with four bytes. With dpbusd all products of bytes are exact; without it a
+// pair of them must fit in 16 bits, so weights have seven bits at most.
+static inline lctx_vi lctx_vdot(lctx_vi sum, lctx_vi weights, int32_t four) {
+#if defined(__AVX512VNNI__)
+    return (lctx_vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(four));
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+    return (lctx_vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, _mm256_set1_epi32(four));
+#else
+    sum += lctx_vmadd(lctx_vpairs(weights, four), 1 - lctx_vs{});
+    __asm__("" : "+v"(sum));  // or GCC puts off the additions and spills what they wait for
+    return sum;
+#endif
+}
 
 static inline lctx_vi lctx_viset(int32_t x) {
     return x - lctx_vi{};
@@ -138,7 +128,6 @@ static inline __attribute__((always_inline)) void lctx_multiply_group(const lctx
     }
 }
 
-#if !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 // What group number `group` adds to NC columns with integer scales: int_scale * (bytes . column - ZERO * sum) to sums, and min * sum to
 // offsets. Pairs are added while they fit in 16 bits.
 template <class W, int NC> static inline __attribute__((always_inline)) void lctx_add_group(const lctx_panel & p, const lctx_columns & x,
@@ -162,7 +151,7 @@ template <class W, int NC> static inline __attribute__((always_inline)) void lct
                 int32_t four;
                 load(columns + c * 32 + 4 * i, four);
                 pairs[c] = i == i0 ? lctx_vpairs(weights, four) : pairs[c] + lctx_vpairs(weights, four);
-                __asm__("" : "+x"(pairs[c]));
+                __asm__("" : "+v"(pairs[c]));  // as in lctx_vdot
             }
         }
 #pragma GCC unroll 8
@@ -194,7 +183,6 @@ static inline __attribute__((always_inline)) void lctx_add_block(const lctx_pane
         part[c] += __builtin_convertvector(sums[c], lctx_vf) * scales;
     }
 }
-#endif
 
 // The first NC columns of a tile, n of them wanted, with a panel: out[c * out_row + row] of n_rows rows.
 template <class W, int NC> static void lctx_multiply_tile(const lctx_panel & p, const lctx_columns & x, int64_t k_dim, int n, int n_rows,

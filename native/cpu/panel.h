@@ -186,12 +186,15 @@ template <> struct lctx_weight<GGML_TYPE_Q6_K> : lctx_weight_shape<256, 16, 6, 3
     }
 };
 
-// Whether sums of pairs of products are multiplied with integer scales: where no one step gives sums of four (bytes.h).
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-template <class W> constexpr bool lctx_int_scales = false;
+// Whether the CPU sums four products of bytes of eight bits in one step (bytes.h).
+#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
+constexpr bool LCTX_FULL_BYTES = true;
 #else
-template <class W> constexpr bool lctx_int_scales = W::N > W::GROUP;
+constexpr bool LCTX_FULL_BYTES = false;
 #endif
+
+// Whether sums of pairs of products are multiplied with integer scales of groups: a step less, where there are two to the sum of four.
+template <class W> constexpr bool lctx_int_scales = !LCTX_FULL_BYTES && W::N > W::GROUP;
 
 // Rows of a weight that are multiplied together, for k_dim values each.
 //   bytes       [k_dim / 4][LCTX_VL][4]
