@@ -327,6 +327,8 @@ typedef struct lctx_kv_info {
     uint64_t peak_bytes;  // most bytes ever held
     uint64_t full_bytes;  // what a full cache of the same types holds for the same tokens
     uint64_t rest_bytes;  // beside these: what stays llama.cpp's own (sliding windows, recurrent states), and checkpoints
+    // Of devices that map memory in grains (2 MiB on an NVIDIA GPU): all that is mapped for the method; 0 where there is none such
+    uint64_t mapped_bytes;
     int32_t n_layer;
     int32_t n_head_kv;  // largest over the layers
 } lctx_kv_info;

@@ -356,9 +356,10 @@ class Fresh:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_no_page_is_lost(bound, open_session, name):
-    """Some 7000 operations in all."""
+def test_no_page_is_lost(bound, open_session, monkeypatch, name):
+    """Some 7000 operations in all, with memory that comes page by page or in fours."""
     method = METHODS[name]
+    monkeypatch.setenv("LCTX_STRICT_ARENA", str(4 * PAGE_ROWS * ROW_BYTES if len(name) % 2 else 1))
     fresh = Fresh(open_session("llama", method.text(), **SETTINGS | {"n_batch": 512, "n_ubatch": 512}), method)
     run_operations(bound(method, 3 + len(name) % 2, fresh.compare), 10)
     assert fresh.n_compared > 30
@@ -412,3 +413,24 @@ def test_a_window_lists_the_rows_that_it_holds(bound, tokens):
     assert set(rows) >= {0, 1, 2, *range(220, 240)}  # sinks and window
     assert all(other.tolist() == rows.tolist() for other in others)
     assert info.bytes == len(np.unique(rows // PAGE_ROWS)) * PAGE_ROWS * 2 * ROW_BYTES * N_LAYER * N_HEAD_KV
+
+
+def test_held_pages_make_way(bound, monkeypatch, tokens):
+    """Where 16 pages are given back together and every other sequence leaves, those of the others move together."""
+    n_seq, page_bytes = 8, PAGE_ROWS * ROW_BYTES
+    runs = {}
+    for grain in (page_bytes, 16 * page_bytes):
+        monkeypatch.setenv("LCTX_STRICT_ARENA", str(grain))
+        session = bound(METHODS["full"], n_seq, None, n_ctx=1600, n_batch=PAGE_ROWS, n_ubatch=PAGE_ROWS).session
+        for _ in range(20):
+            for seq in range(n_seq):
+                session.decode_mixed([(seq, t) for t in tokens[seq : seq + PAGE_ROWS]])
+        before = kv_usage(session)[0]
+        for seq in range(1, n_seq, 2):
+            assert session.remove_tail(0, seq)
+        after = kv_usage(session)[0]
+        runs[grain] = after.bytes, session.decode_mixed([(seq, 7) for seq in range(0, n_seq, 2)])
+        assert before.mapped_bytes - after.mapped_bytes > 0.9 * (before.bytes - after.bytes)
+    (fine_bytes, want), (n_bytes, got) = runs.values()
+    assert fine_bytes == n_bytes
+    np.testing.assert_array_equal(got, want)

@@ -161,6 +161,7 @@ class arena final : public lctx_cuda_arena {
     ggml_backend_buffer_t new_buffer() override { return ggml_backend_buffer_init(buft_, buffer_interface(), &memory_, memory_.size); }
     bool commit(size_t from, size_t end) override;
     void give_back(size_t from, size_t end) override;
+    uint64_t committed() const override { return grain_ * std::count(is_committed_.begin(), is_committed_.end(), true); }
 
   private:
     bool map(size_t index);

@@ -4,6 +4,7 @@
 #include "ggml-backend.h"
 
 #include <cstddef>
+#include <cstdint>
 
 // Memory of the device in a reserved range of addresses: committed in grains before it is used, given back in grains after. Functions are
 // virtual, and nothing of a C++ library is in their types: the caller may come with a library of its own (module.h).
@@ -18,6 +19,8 @@ class lctx_cuda_arena {
     virtual bool commit(size_t from, size_t end) = 0;
     // The whole grains in [from, end); nothing may be running that uses them.
     virtual void give_back(size_t from, size_t end) = 0;
+    // Bytes that are committed now.
+    virtual uint64_t committed() const = 0;
 };
 
 struct lctx_cuda_arenas {

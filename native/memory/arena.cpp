@@ -4,14 +4,21 @@
 
 #include <sys/mman.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cstdlib>
-#include <cstring>
 
 namespace {
 
 size_t system_page() {
     static const auto size = (size_t)sysconf(_SC_PAGESIZE);
     return size;
+}
+
+// 0: memory of the CPU need not be committed.
+size_t strict_grain() {
+    const char * text = getenv("LCTX_STRICT_ARENA");
+    const size_t n = text ? strtoul(text, nullptr, 10) : 0;
+    return n > 0 ? GGML_PAD(n, system_page()) : 0;
 }
 
 // Addresses of the CPU: all zero, committed by the system when they are first written to.
@@ -51,7 +58,7 @@ class host_arena : public lctx_arena {
 // The same for tests: a byte that was not committed cannot be read or written.
 class strict_arena final : public host_arena {
   public:
-    strict_arena(char * data, size_t size) : host_arena(data, size), grains_(system_page(), size) {}
+    strict_arena(char * data, size_t size, size_t grain) : host_arena(data, size), grains_(grain, size) {}
 
     bool commits() const override { return true; }
 
@@ -65,6 +72,8 @@ class strict_arena final : public host_arena {
             return protect(first, last, PROT_NONE);
         });
     }
+
+    uint64_t committed() const override { return grains_.committed(); }
 
   private:
     bool protect(size_t from, size_t end, int protection) { return mprotect(data_ + from, end - from, protection) == 0; }
@@ -85,6 +94,7 @@ class cuda_arena final : public lctx_arena {
     bool commits() const override { return true; }
     bool commit(size_t from, size_t end) override { return range_->commit(from, end); }
     void give_back(size_t from, size_t end) override { range_->give_back(from, end); }
+    uint64_t committed() const override { return range_->committed(); }
 
   private:
     std::unique_ptr<lctx_cuda_arena> range_;
@@ -114,19 +124,19 @@ std::unique_ptr<lctx_arena> on_buffer(ggml_backend_buffer_t buffer) {
 }
 
 std::unique_ptr<lctx_arena> create_on_host(size_t size, bool shrinks) {
-    const char * strict = getenv("LCTX_STRICT_ARENA");
-    const bool is_strict = strict && strcmp(strict, "1") == 0;
-    char * data = host_arena::reserve(size, is_strict ? PROT_NONE : PROT_READ | PROT_WRITE, shrinks);
+    const size_t grain = strict_grain();
+    size = grain > 0 ? GGML_PAD(size, grain) : size;
+    char * data = host_arena::reserve(size, grain > 0 ? PROT_NONE : PROT_READ | PROT_WRITE, shrinks);
     if (!data) {
         return nullptr;
     }
-    return is_strict ? std::make_unique<strict_arena>(data, size) : std::make_unique<host_arena>(data, size);
+    return grain > 0 ? std::make_unique<strict_arena>(data, size, grain) : std::make_unique<host_arena>(data, size);
 }
 
 }  // namespace
 
 size_t lctx_arena_grain(ggml_backend_buffer_type_t buft) {
-    return buft == ggml_backend_cpu_buffer_type() ? system_page() : cuda_grain(buft);
+    return buft == ggml_backend_cpu_buffer_type() ? std::max(system_page(), strict_grain()) : cuda_grain(buft);
 }
 
 std::unique_ptr<lctx_arena> lctx_arena_create(ggml_backend_buffer_type_t buft, size_t size, bool shrinks) {

@@ -7,7 +7,9 @@
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -27,6 +29,8 @@ class lctx_arena {
     // Bytes [from, end) are not needed, nor what they hold, but for the ends that share a grain with their neighbours. Nothing may be
     // running that uses them.
     virtual void give_back(size_t, size_t) {}
+    // Bytes that are committed now; 0 where commit() does nothing.
+    virtual uint64_t committed() const { return 0; }
 
     ggml_backend_buffer_t buffer() const { return buffer_.get(); }
 
@@ -46,6 +50,8 @@ class lctx_grains {
     }
     // f(from, end) for the runs of whole grains inside [from, end) that are committed.
     template <typename F> void give_back(size_t from, size_t end, F && f) { each_run((from + grain_ - 1) / grain_, end / grain_, true, f); }
+
+    uint64_t committed() const { return grain_ * std::count(is_committed_.begin(), is_committed_.end(), true); }
 
   private:
     template <typename F> bool each_run(size_t grain, size_t end, bool were, F && f) {
@@ -79,5 +85,5 @@ void lctx_arena_use_cuda(const lctx_cuda_arenas * arenas);
 std::unique_ptr<lctx_arena> lctx_arena_create_far(ggml_backend_buffer_type_t buft, size_t size);
 
 // nullptr when the device refuses. shrinks: parts are given back while others stay in use; else the CPU may take huge pages.
-// LCTX_STRICT_ARENA=1 in the environment: on the CPU too, what is not committed cannot be touched.
+// LCTX_STRICT_ARENA=1 in the environment: on the CPU too, what is not committed cannot be touched. A larger number is the grain, in bytes.
 std::unique_ptr<lctx_arena> lctx_arena_create(ggml_backend_buffer_type_t buft, size_t size, bool shrinks);

@@ -2,6 +2,9 @@
 #include "kv-store.h"
 
 #include <algorithm>
+#include <utility>
+
+constexpr int32_t MOST_STUCK = 32;  // one of so many pages may be free and keep its memory
 
 size_t lctx_kv_store::index(int32_t seq, int32_t head, int32_t block) const {
     return ((size_t)seq * n_head + head) * table->ne[0] + block;
@@ -15,7 +18,10 @@ int32_t lctx_kv_store::page(int32_t seq, int32_t head, int32_t block) const {
 // The device need not know which pages were dropped: no row there is read again.
 void lctx_kv_store::set_page(int32_t seq, int32_t head, int32_t block, int32_t page) {
     work_.n_table++;
-    const size_t i = index(seq, head, block);
+    set_entry(index(seq, head, block), page);
+}
+
+void lctx_kv_store::set_entry(size_t i, int32_t page) {
     table_[i] = page;
     if (!is_host && page >= 0) {
         changed_.push_back(i);
@@ -126,13 +132,39 @@ std::string lctx_kv_store::promise_pages(int32_t n) {
     return ok ? "" : no_memory();
 }
 
+// A shared page moves for all its readers.
+void lctx_kv_store::pack_pages(int32_t n_keep) {
+    std::vector<std::pair<int32_t, int32_t>> moves;  // in rising order of their first
+    pages_.pack(n_keep, [&](int32_t from, int32_t to) {
+        if (!commit_page(to)) {
+            return false;
+        }
+        for (ggml_tensor * pool : pools()) {
+            const size_t size = LCTX_PAGE_ROWS * pool->nb[1];
+            copy(pool, from * size, to * size, size);
+        }
+        moves.emplace_back(from, to);
+        return true;
+    });
+    for (size_t i = 0; !moves.empty() && i < (size_t)ggml_nelements(table); i++) {
+        const auto move = std::lower_bound(moves.begin(), moves.end(), std::make_pair(table_[i], 0));
+        if (move != moves.end() && move->first == table_[i]) {
+            set_entry(i, move->second);
+        }
+    }
+}
+
 void lctx_kv_store::return_pages() {
     const size_t grain = lctx_arena_grain(buft);
     if (grain == 0) {
         return;
     }
     const size_t smallest = LCTX_PAGE_ROWS * std::min(k_pool->nb[1], v_pool->nb[1]);
-    pages_.cool(std::max(n_head, n_promised_), (int32_t)((grain + smallest - 1) / smallest), [&](int32_t first, int32_t end) {
+    const int32_t n_keep = std::max(n_head, n_promised_), n_run = (int32_t)((grain + smallest - 1) / smallest);
+    if (n_run > 1 && !far_ && pages_.n_stuck(n_run) > n_keep + std::max(n_run, pages_.n_held() / MOST_STUCK)) {
+        pack_pages(n_keep);
+    }
+    pages_.cool(n_keep, n_run, [&](int32_t first, int32_t end) {
         wait();
         for (const ggml_tensor * pool : pools()) {
             const size_t size = LCTX_PAGE_ROWS * pool->nb[1];

@@ -95,8 +95,11 @@ class lctx_kv_store {
     bool commits() const { return arena_->commits(); }
     // Commit what n more pages need; they are taken later.
     std::string promise_pages(int32_t n);
-    // Free pages belong to the device again, but for those that the next rows need.
+    // Free pages belong to the device again, but for those that the next rows need. Where a grain holds many pages, held ones move together
+    // when too many free ones lie between them.
     void return_pages();
+    // Bytes that are committed, where memory is committed in parts; else 0.
+    uint64_t committed() const { return arena_->committed(); }
     const lctx_pages & pages() const { return pages_; }
 
     // Rows of a sequence that a head holds: those stored but those evicted.
@@ -178,7 +181,9 @@ class lctx_kv_store {
     size_t at(const ggml_tensor * t) const;
     size_t index(int32_t seq, int32_t head, int32_t block) const;
     void set_page(int32_t seq, int32_t head, int32_t block, int32_t page);
+    void set_entry(size_t i, int32_t page);
     bool commit_page(int32_t page);
+    void pack_pages(int32_t n_keep);
     std::string no_memory() const;
     template <typename F> bool each_row_range(int32_t seq, int32_t n_from, int32_t n_to, F && f) const;
     void run_copies();

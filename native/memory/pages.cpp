@@ -1,6 +1,8 @@
 #include "pages.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <functional>
 
 int32_t lctx_pages::take() {
     int32_t page = -1;
@@ -50,5 +52,44 @@ void lctx_pages::cool(int32_t n_keep, int32_t n_reach, const std::function<void(
         }
         f(first, end);
     }
-    cold.insert(cold.end(), fresh.begin(), fresh.end());
+    const auto n_before = (std::ptrdiff_t)cold.size();
+    cold.insert(cold.end(), fresh.rbegin(), fresh.rend());
+    std::inplace_merge(cold.begin(), cold.begin() + n_before, cold.end(), std::greater<>());
+}
+
+int32_t lctx_pages::n_stuck(int32_t n_run) const {
+    const auto n_all = (int32_t)pages.size();
+    int32_t n = 0;
+    for (int32_t first = 0; first < n_all; first += n_run) {
+        const int32_t end = std::min(n_all, first + n_run);
+        const auto n_free =
+            (int32_t)std::count_if(pages.begin() + first, pages.begin() + end, [](const page & p) { return p.n_owner == 0; });
+        n += n_free < end - first ? n_free : 0;
+    }
+    return n;
+}
+
+void lctx_pages::pack(int32_t n_keep, const std::function<bool(int32_t, int32_t)> & f) {
+    const auto n_all = (int32_t)pages.size();
+    int32_t to = 0;
+    for (int32_t from = std::min(n_all, n_held() + n_keep); from < n_all; from++) {
+        if (pages[from].n_owner == 0) {
+            continue;
+        }
+        while (pages[to].n_owner > 0) {
+            to++;
+        }
+        if (!f(from, to)) {
+            break;
+        }
+        pages[to] = pages[from];
+        pages[from] = {0, false};
+    }
+    warm.clear();
+    cold.clear();
+    for (int32_t page = n_all - 1; page >= 0; page--) {
+        if (pages[page].n_owner == 0) {
+            (pages[page].is_cold ? cold : warm).push_back(page);
+        }
+    }
 }

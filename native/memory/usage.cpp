@@ -131,6 +131,10 @@ void lctx_kv_cache::usage(lctx_kv_info & info, int32_t * rows) const {
     const std::vector<int32_t> n_pos = lengths();
     info.bytes = bytes(n_held_page(), n_pos);
     info.peak_bytes = peak_bytes_;
+    info.mapped_bytes = 0;
+    for (const auto & store : stores_) {
+        info.mapped_bytes += store->committed();
+    }
     info.full_bytes = 0;
     for (int32_t n : n_pos) {
         info.full_bytes += (uint64_t)n * n_head_total_ * shape_.row_bytes();

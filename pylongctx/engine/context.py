@@ -29,6 +29,9 @@ class KVUsage:
     rest_bytes : int
         Bytes of sliding windows and recurrent states, which stay llama.cpp's own, and of their checkpoints; the other
         numbers are without them.
+    mapped_bytes : int
+        Bytes of GPUs that map memory in grains of 2 MiB: all that is mapped for the method, with what lies between
+        pages. 0 where there is no such GPU.
     rows : numpy.ndarray
         int32 [n_layer, n_head_kv], rows held per layer and KV head.
     """
@@ -37,6 +40,7 @@ class KVUsage:
     peak_bytes: int
     full_bytes: int
     rest_bytes: int
+    mapped_bytes: int
     rows: NDArray[np.int32]
 
     def sizes(self) -> dict[str, int]:
@@ -363,7 +367,7 @@ class Context:
             self._kv_usage(info, ffi.NULL)
             rows = np.zeros((info.n_layer, info.n_head_kv), np.int32)
             self._kv_usage(info, out_buffer("rows", rows, np.int32))
-        return KVUsage(info.bytes, info.peak_bytes, info.full_bytes, info.rest_bytes, rows)
+        return KVUsage(info.bytes, info.peak_bytes, info.full_bytes, info.rest_bytes, info.mapped_bytes, rows)
 
     def offload_usage(self) -> OffloadUsage:
         """Return how the pages of ``kv_offload`` were read."""
