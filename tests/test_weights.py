@@ -11,11 +11,12 @@ from llamas import new
 from tiny_gguf import requantized
 
 from pylongctx._lib import lib, text
-from pylongctx.bench import random_blocks, random_model
+from pylongctx.bench import geometries, random_blocks, random_model
 from pylongctx.engine.model import Model
 
 FEATURES = text(lib.lctx_system_info())
 VNNI = "AVX512_VNNI = 1" in FEATURES
+EXPERTS = random_model.Shape(512, 256, 2, 4, 2, 1024, 1024, key_length=64)
 SHAPE = random_model.Shape(512, 256, 2, 4, 2, 512, 1024, n_rot=0)
 
 
@@ -81,3 +82,22 @@ def test_weights_that_are_not_mapped_may_lie_on_huge_pages(tmp_path, load, huge)
     command = [sys.executable, "-c", ADVISED, str(path), load]
     kib = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert (kib > path.stat().st_size >> 11) == huge
+
+
+@pytest.mark.parametrize(
+    "kind", [random_blocks.Q4_K, random_blocks.Q5_K, random_blocks.Q6_K], ids=["Q4_K", "Q5_K", "Q6_K"]
+)
+def test_experts_of_few_tokens(tmp_path, kind):
+    """Against the same weights in f32. Activations are rounded to 8 bits, so a router may choose otherwise now and then."""
+    path = random_model.write_model(tmp_path / "k.gguf", geometries.GPT_OSS, EXPERTS, qtype=kind)
+    dense = requantized(tmp_path / "f32.gguf", path, gguf.GGMLQuantizationType.F32)
+    tokens = np.random.default_rng(0).integers(3, 512, 48).tolist()
+    logits = {}
+    for file, n_batch in ((dense, 1), (path, 1), (path, 3), (path, 16)):
+        with new(str(file), type_k="f32", type_v="f32", logits_all=True) as llm:
+            for first in range(0, len(tokens), n_batch):
+                llm.eval(tokens[first : first + n_batch])
+            logits[file, n_batch] = np.array(llm.scores[: len(tokens)])
+    want = logits.pop((dense, 1))
+    for got in logits.values():
+        assert np.median(np.abs(got - want), axis=1).mean() < 0.05 * want.std()

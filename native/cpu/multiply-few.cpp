@@ -94,9 +94,66 @@ template <class WAY> class few_product : public ggml::cpu::tensor_traits {
     }
 };
 
-template <class WAY> ggml::cpu::tensor_traits * few() {
-    static few_product<WAY> p;
+// GGML_OP_MUL_MAT_ID: each token has rows of the experts that ids [n_used, n_token] names, and a column for each of them or one for all.
+template <class WAY> class few_experts : public ggml::cpu::tensor_traits {
+  public:
+    bool work_size(int, const ggml_tensor * op, size_t & size) override {
+        lctx_parts parts{0};
+        take(op, parts);
+        size = LCTX_PART_ALIGN + parts.used;
+        return true;
+    }
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        const ggml_tensor *w = op->src[0], *x = op->src[1], *ids = op->src[2];
+        lctx_parts parts{GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN)};
+        const columns all = take(op, parts);
+        const int64_t n_part = WAY::n_part(w->ne[0]);
+        for (int64_t i = params->ith; i < x->ne[1] * x->ne[2] * n_part; i += params->nth) {
+            const int64_t c = i / n_part;
+            const char * values = (const char *)x->data + c % x->ne[1] * x->nb[1] + c / x->ne[1] * x->nb[2];
+            WAY::fill(all.of[c], (const float *)values, w->ne[0], i % n_part);
+        }
+        if (params->ith == 0) {
+            ggml_threadpool_chunk_set(params->threadpool, params->nth);
+        }
+        ggml_barrier(params->threadpool);
+        const int64_t n_row = w->ne[1], n_all = ids->ne[0] * ids->ne[1] * n_row;
+        const lctx_takes takes(n_all, 1, params->nth);
+        for (int64_t take = params->ith; takes.first(take) < n_all; take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+            for (int64_t i = takes.first(take), end = takes.first(take + 1); i < end; i++) {
+                multiply(op, all, i % n_row, i / n_row % ids->ne[0], i / n_row / ids->ne[0]);
+            }
+        }
+        return true;
+    }
+
+  private:
+    struct columns {
+        typename WAY::column of[LCTX_EXPERT_COLUMNS];
+    };
+    static columns take(const ggml_tensor * op, lctx_parts & parts) {
+        columns all;
+        for (int64_t c = 0; c < op->src[1]->ne[1] * op->src[1]->ne[2]; c++) {
+            all.of[c] = WAY::take(parts, WAY::n_part(op->src[0]->ne[0]));
+        }
+        return all;
+    }
+    static void multiply(const ggml_tensor * op, const columns & all, int64_t row, int64_t used, int64_t token) {
+        const ggml_tensor *w = op->src[0], *x = op->src[1], *ids = op->src[2];
+        const int32_t expert = *(const int32_t *)((const char *)ids->data + used * ids->nb[0] + token * ids->nb[1]);
+        const char * blocks = (const char *)w->data + expert * w->nb[2] + row * w->nb[1];
+        float * out = (float *)((char *)op->data + used * op->nb[1] + token * op->nb[2]) + row;
+        WAY::template multiply<1>((const typename WAY::block *)blocks, w->ne[0], &all.of[token * x->ne[1] + used % x->ne[1]], out, 0);
+    }
+};
+
+template <template <class> class PRODUCT, class WAY> ggml::cpu::tensor_traits * one() {
+    static PRODUCT<WAY> p;
     return &p;
+}
+
+template <class WAY> ggml::cpu::tensor_traits * few() {
+    return one<few_product, WAY>();
 }
 
 }  // namespace
@@ -114,7 +171,20 @@ ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type) {
     }
 }
 
+ggml::cpu::tensor_traits * lctx_cpu_experts(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_Q4_K: return one<few_experts, by_super<block_q4_K>>();
+        case GGML_TYPE_Q5_K: return one<few_experts, by_super<block_q5_K>>();
+        case GGML_TYPE_Q6_K: return one<few_experts, by_super<block_q6_K>>();
+        default:             return nullptr;
+    }
+}
+
 #else
+
+ggml::cpu::tensor_traits * lctx_cpu_experts(ggml_type) {
+    return nullptr;
+}
 
 ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type) {
     return nullptr;

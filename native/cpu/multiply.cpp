@@ -182,16 +182,30 @@ constexpr entry PRODUCTS[] = {
     {GGML_TYPE_Q6_K, AFTER_FEW_256, false, panels<GGML_TYPE_Q6_K>},
 };
 
-// Whether a product is that of one matrix in memory with columns of floats.
+// Whether a product is that of a weight in memory with columns of floats.
+bool is_plain(const ggml_tensor * op) {
+    const ggml_tensor *w = op->src[0], *x = op->src[1];
+    return w->buffer && ggml_backend_buffer_is_host(w->buffer) && w->nb[0] == ggml_type_size(w->type) && x->type == GGML_TYPE_F32 &&
+           x->nb[0] == sizeof(float) && op->nb[0] == sizeof(float);
+}
+
+// Of one matrix.
 bool fits(const ggml_tensor * op) {
     const ggml_tensor *w = op->src[0], *x = op->src[1];
-    return w->buffer && ggml_backend_buffer_is_host(w->buffer) && w->ne[2] * w->ne[3] == 1 && x->ne[2] * x->ne[3] == 1 &&
-           w->nb[0] == ggml_type_size(w->type) && x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && op->nb[0] == sizeof(float);
+    return w->ne[2] * w->ne[3] == 1 && x->ne[2] * x->ne[3] == 1 && is_plain(op);
+}
+
+bool has_few_columns(const ggml_tensor * op) {
+    const ggml_tensor * x = op->src[1];
+    return x->ne[1] * x->ne[2] <= LCTX_EXPERT_COLUMNS && op->src[0]->ne[3] * x->ne[3] == 1 && is_plain(op);
 }
 
 }  // namespace
 
 ggml::cpu::tensor_traits * lctx_cpu_multiply(const ggml_tensor * op) {
+    if (op->op == GGML_OP_MUL_MAT_ID) {
+        return has_few_columns(op) ? lctx_cpu_experts(op->src[0]->type) : nullptr;
+    }
     if (op->op != GGML_OP_MUL_MAT) {
         return nullptr;
     }

@@ -7,7 +7,8 @@ namespace ggml::cpu {
 class tensor_traits;
 }
 
-// What computes op here: a GGML_OP_MUL_MAT of a type and a number of columns for which this is the faster way, or NULL.
+// What computes op here: a GGML_OP_MUL_MAT or GGML_OP_MUL_MAT_ID of a type and a number of columns for which this is the faster way, or
+// NULL.
 ggml::cpu::tensor_traits * lctx_cpu_multiply(const ggml_tensor * op);
 
 // The same for a few columns, for types that have a faster way of their own for so few (multiply-few.cpp), or NULL. Blocks of 32 values
@@ -20,6 +21,10 @@ constexpr int64_t LCTX_FEW_COLUMNS_32 = 0, LCTX_FEW_COLUMNS_256 = 16;
 constexpr int64_t LCTX_FEW_COLUMNS_32 = 0, LCTX_FEW_COLUMNS_256 = 0;
 #endif
 ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type);
+
+// The same for a GGML_OP_MUL_MAT_ID of up to LCTX_EXPERT_COLUMNS columns.
+constexpr int64_t LCTX_EXPERT_COLUMNS = 64;
+ggml::cpu::tensor_traits * lctx_cpu_experts(ggml_type type);
 
 // Whether the weight of op shall stay as a file holds it: ggml would repack it for products that are slower than those for plain ones.
 bool lctx_cpu_keeps_plain(const ggml_tensor * op);
