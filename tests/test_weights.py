@@ -88,7 +88,7 @@ def test_weights_that_are_not_mapped_may_lie_on_huge_pages(tmp_path, load, huge)
     "kind", [random_blocks.Q4_K, random_blocks.Q5_K, random_blocks.Q6_K], ids=["Q4_K", "Q5_K", "Q6_K"]
 )
 def test_experts_of_few_tokens(tmp_path, kind):
-    """Against the same weights in f32. Activations are rounded to 8 bits, so a router may choose otherwise now and then."""
+    """Against the same weights in f32. Activations have 8 bits, so a router may choose otherwise now and then."""
     path = random_model.write_model(tmp_path / "k.gguf", geometries.GPT_OSS, EXPERTS, qtype=kind)
     dense = requantized(tmp_path / "f32.gguf", path, gguf.GGMLQuantizationType.F32)
     tokens = np.random.default_rng(0).integers(3, 512, 48).tolist()
