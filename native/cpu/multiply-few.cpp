@@ -45,42 +45,52 @@ template <class BLOCK> struct by_super {
     }
 };
 
-template <class WAY> class few_product : public ggml::cpu::tensor_traits {
+// Columns become bytes once; then threads take rows, of which ROWS says how many there are and what each is multiplied with.
+template <class WAY, template <class> class ROWS> class few_product : public ggml::cpu::tensor_traits {
   public:
     bool work_size(int, const ggml_tensor * op, size_t & size) override {
         lctx_parts parts{0};
-        for (int64_t c = 0; c < op->src[1]->ne[1]; c++) {
-            WAY::take(parts, n_part(op));
-        }
+        typename WAY::column columns[LCTX_EXPERT_COLUMNS];
+        take(op, parts, columns);
         size = LCTX_PART_ALIGN + parts.used;
         return true;
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         const ggml_tensor *w = op->src[0], *x = op->src[1];
-        typename WAY::column columns[LCTX_FEW_COLUMNS_256];
+        typename WAY::column columns[LCTX_EXPERT_COLUMNS];
         lctx_parts parts{GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN)};
-        for (int64_t c = 0; c < x->ne[1]; c++) {
-            columns[c] = WAY::take(parts, n_part(op));
-        }
-        const int64_t n = n_part(op);
-        for (int64_t i = params->ith; i < x->ne[1] * n; i += params->nth) {
-            WAY::fill(columns[i / n], (const float *)((const char *)x->data + i / n * x->nb[1]), w->ne[0], i % n);
+        take(op, parts, columns);
+        const int64_t n_part = WAY::n_part(w->ne[0]);
+        for (int64_t i = params->ith; i < x->ne[1] * x->ne[2] * n_part; i += params->nth) {
+            const int64_t c = i / n_part;
+            const char * values = (const char *)x->data + c % x->ne[1] * x->nb[1] + c / x->ne[1] * x->nb[2];
+            WAY::fill(columns[c], (const float *)values, w->ne[0], i % n_part);
         }
         if (params->ith == 0) {
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
         ggml_barrier(params->threadpool);
-        const lctx_takes takes(w->ne[1], 1, params->nth);
-        for (int64_t take = params->ith; takes.first(take) < w->ne[1]; take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        const int64_t n_row = ROWS<WAY>::count(op);
+        const lctx_takes takes(n_row, 1, params->nth);
+        for (int64_t take = params->ith; takes.first(take) < n_row; take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
             for (int64_t row = takes.first(take), end = takes.first(take + 1); row < end; row++) {
-                multiply(op, columns, row);
+                ROWS<WAY>::multiply(op, columns, row);
             }
         }
         return true;
     }
 
   private:
-    static int64_t n_part(const ggml_tensor * op) { return WAY::n_part(op->src[0]->ne[0]); }
+    static void take(const ggml_tensor * op, lctx_parts & parts, typename WAY::column * columns) {
+        for (int64_t c = 0; c < op->src[1]->ne[1] * op->src[1]->ne[2]; c++) {
+            columns[c] = WAY::take(parts, WAY::n_part(op->src[0]->ne[0]));
+        }
+    }
+};
+
+// GGML_OP_MUL_MAT: a row meets all columns.
+template <class WAY> struct matrix_rows {
+    static int64_t count(const ggml_tensor * op) { return op->src[0]->ne[1]; }
     static void multiply(const ggml_tensor * op, const typename WAY::column * columns, int64_t row) {
         const ggml_tensor * w = op->src[0];
         const auto * blocks = (const typename WAY::block *)((const char *)w->data + row * w->nb[1]);
@@ -95,65 +105,21 @@ template <class WAY> class few_product : public ggml::cpu::tensor_traits {
 };
 
 // GGML_OP_MUL_MAT_ID: each token has rows of the experts that ids [n_used, n_token] names, and a column for each of them or one for all.
-template <class WAY> class few_experts : public ggml::cpu::tensor_traits {
-  public:
-    bool work_size(int, const ggml_tensor * op, size_t & size) override {
-        lctx_parts parts{0};
-        take(op, parts);
-        size = LCTX_PART_ALIGN + parts.used;
-        return true;
-    }
-    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+template <class WAY> struct expert_rows {
+    static int64_t count(const ggml_tensor * op) { return op->src[2]->ne[0] * op->src[2]->ne[1] * op->src[0]->ne[1]; }
+    static void multiply(const ggml_tensor * op, const typename WAY::column * columns, int64_t i) {
         const ggml_tensor *w = op->src[0], *x = op->src[1], *ids = op->src[2];
-        lctx_parts parts{GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN)};
-        const columns all = take(op, parts);
-        const int64_t n_part = WAY::n_part(w->ne[0]);
-        for (int64_t i = params->ith; i < x->ne[1] * x->ne[2] * n_part; i += params->nth) {
-            const int64_t c = i / n_part;
-            const char * values = (const char *)x->data + c % x->ne[1] * x->nb[1] + c / x->ne[1] * x->nb[2];
-            WAY::fill(all.of[c], (const float *)values, w->ne[0], i % n_part);
-        }
-        if (params->ith == 0) {
-            ggml_threadpool_chunk_set(params->threadpool, params->nth);
-        }
-        ggml_barrier(params->threadpool);
-        const int64_t n_row = w->ne[1], n_all = ids->ne[0] * ids->ne[1] * n_row;
-        const lctx_takes takes(n_all, 1, params->nth);
-        for (int64_t take = params->ith; takes.first(take) < n_all; take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-            for (int64_t i = takes.first(take), end = takes.first(take + 1); i < end; i++) {
-                multiply(op, all, i % n_row, i / n_row % ids->ne[0], i / n_row / ids->ne[0]);
-            }
-        }
-        return true;
-    }
-
-  private:
-    struct columns {
-        typename WAY::column of[LCTX_EXPERT_COLUMNS];
-    };
-    static columns take(const ggml_tensor * op, lctx_parts & parts) {
-        columns all;
-        for (int64_t c = 0; c < op->src[1]->ne[1] * op->src[1]->ne[2]; c++) {
-            all.of[c] = WAY::take(parts, WAY::n_part(op->src[0]->ne[0]));
-        }
-        return all;
-    }
-    static void multiply(const ggml_tensor * op, const columns & all, int64_t row, int64_t used, int64_t token) {
-        const ggml_tensor *w = op->src[0], *x = op->src[1], *ids = op->src[2];
+        const int64_t row = i % w->ne[1], used = i / w->ne[1] % ids->ne[0], token = i / w->ne[1] / ids->ne[0];
         const int32_t expert = *(const int32_t *)((const char *)ids->data + used * ids->nb[0] + token * ids->nb[1]);
         const char * blocks = (const char *)w->data + expert * w->nb[2] + row * w->nb[1];
         float * out = (float *)((char *)op->data + used * op->nb[1] + token * op->nb[2]) + row;
-        WAY::template multiply<1>((const typename WAY::block *)blocks, w->ne[0], &all.of[token * x->ne[1] + used % x->ne[1]], out, 0);
+        WAY::template multiply<1>((const typename WAY::block *)blocks, w->ne[0], &columns[token * x->ne[1] + used % x->ne[1]], out, 0);
     }
 };
 
-template <template <class> class PRODUCT, class WAY> ggml::cpu::tensor_traits * one() {
-    static PRODUCT<WAY> p;
+template <class WAY, template <class> class ROWS = matrix_rows> ggml::cpu::tensor_traits * few() {
+    static few_product<WAY, ROWS> p;
     return &p;
-}
-
-template <class WAY> ggml::cpu::tensor_traits * few() {
-    return one<few_product, WAY>();
 }
 
 }  // namespace
@@ -173,9 +139,9 @@ ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type) {
 
 ggml::cpu::tensor_traits * lctx_cpu_experts(ggml_type type) {
     switch (type) {
-        case GGML_TYPE_Q4_K: return one<few_experts, by_super<block_q4_K>>();
-        case GGML_TYPE_Q5_K: return one<few_experts, by_super<block_q5_K>>();
-        case GGML_TYPE_Q6_K: return one<few_experts, by_super<block_q6_K>>();
+        case GGML_TYPE_Q4_K: return few<by_super<block_q4_K>, expert_rows>();
+        case GGML_TYPE_Q5_K: return few<by_super<block_q5_K>, expert_rows>();
+        case GGML_TYPE_Q6_K: return few<by_super<block_q6_K>, expert_rows>();
         default:             return nullptr;
     }
 }

@@ -155,12 +155,11 @@ void lctx_kv_store::pack_pages(int32_t n_keep) {
 }
 
 void lctx_kv_store::return_pages() {
-    const size_t grain = lctx_arena_grain(buft);
-    if (grain == 0) {
+    if (grain_ == 0) {
         return;
     }
     const size_t smallest = LCTX_PAGE_ROWS * std::min(k_pool->nb[1], v_pool->nb[1]);
-    const int32_t n_keep = std::max(n_head, n_promised_), n_run = (int32_t)((grain + smallest - 1) / smallest);
+    const int32_t n_keep = std::max(n_head, n_promised_), n_run = (int32_t)((grain_ + smallest - 1) / smallest);
     if (n_run > 1 && !far_ && pages_.n_stuck(n_run) > n_keep + std::max(n_run, pages_.n_held() / MOST_STUCK)) {
         pack_pages(n_keep);
     }
@@ -210,7 +209,7 @@ std::string lctx_kv_store::commit_rows(int32_t seq, int32_t n_now, int32_t n_the
 }
 
 void lctx_kv_store::return_rows(int32_t seq, int32_t n_then, int32_t n_now) {
-    if (lctx_arena_grain(buft) == 0) {
+    if (grain_ == 0) {
         return;
     }
     wait();

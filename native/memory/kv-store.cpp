@@ -89,7 +89,7 @@ size_t lctx_kv_store::far_bytes() const {
 }
 
 lctx_sizes lctx_kv_store::sizes(int32_t n_cell) const {
-    const bool is_whole = lctx_arena_grain(buft) == 0;
+    const bool is_whole = grain_ == 0;
     const auto pool = [&](const ggml_tensor * t) -> uint64_t {
         const uint64_t n_row = (uint64_t)shape_.n_seq * n_head * lctx_kv_shape::n_block(n_cell) * LCTX_PAGE_ROWS;
         return is_whole ? ggml_nbytes(t) : std::min<uint64_t>(ggml_nbytes(t), n_row * t->nb[1]);
@@ -112,7 +112,7 @@ std::string lctx_kv_store::name() const {
 
 // Every tensor begins with a grain of its own.
 size_t lctx_kv_store::padded(const ggml_tensor * t) const {
-    return GGML_PAD(ggml_backend_buft_get_alloc_size(buft, t), std::max(lctx_arena_grain(buft), ggml_backend_buft_get_alignment(buft)));
+    return GGML_PAD(ggml_backend_buft_get_alloc_size(buft, t), std::max(grain_, ggml_backend_buft_get_alignment(buft)));
 }
 
 size_t lctx_kv_store::at(const ggml_tensor * t) const {

@@ -194,6 +194,7 @@ class lctx_kv_store {
     const lctx_kv_shape & shape_;
     const std::vector<lctx_layer_heads> layers_;
     lctx_work & work_;
+    const size_t grain_ = lctx_arena_grain(buft);
     std::unique_ptr<lctx_arena> arena_;
     std::unique_ptr<lctx_arena> far_;  // of the pools, with n_staged > 0
     ggml_backend_buffer_ptr dry_;
