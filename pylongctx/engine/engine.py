@@ -102,9 +102,9 @@ class Engine:
                 job.forerunner, job.considered = forerunner(self.slots, job, self._step_size), True
             if not (job.cancelled or self._fits(job)):
                 continue
-            self.waiting.remove(job)
             if job.cancelled:
                 self.counters.cancelled += 1
+                self.waiting.remove(job)
                 job.results.put(Cancelled("cancelled"))
                 continue
             self._begin(job)
@@ -124,9 +124,9 @@ class Engine:
         if job.traced is not None:
             self.tracer.end(job, slot.session)
         self._n_ended += 1
-        slot.job, slot.last, slot.used = None, job, self._n_ended
         name = "completed" if reason is None else "cancelled" if isinstance(reason, Cancelled) else "failed"
-        setattr(self.counters, name, getattr(self.counters, name) + 1)
+        setattr(self.counters, name, getattr(self.counters, name) + 1)  # first: who sees an idle slot reads them
+        slot.job, slot.last, slot.used = None, job, self._n_ended
         job.results.put(reason)
 
     def end_all(self, reason: BaseException) -> None:
@@ -209,10 +209,12 @@ class Engine:
                 self.tracer.start(job, slot.session)
         except Exception as reason:
             self.counters.failed += 1
+            self.waiting.remove(job)
             job.ended = time.monotonic()
             job.results.put(reason)
             return
         slot.job, job.ran_on = job, slot.id
+        self.waiting.remove(job)  # now: a job is always seen on one of the two
         slot.session.begin(slot.session.n_tokens, len(job.pending))
         job.n_cached = len(job.tokens) - len(job.pending)
         job.n_stored = min(job.n_cached, 0 if slot.session.stored is None else slot.session.stored.n_found)
