@@ -29,7 +29,7 @@ def test_random_models_compute_logits_of_order_one(tmp_path, recipe, weights):
         shape = replace(shape, n_rot=32)
     path = random_model.write_model(tmp_path / "a.gguf", recipe, shape, qtype=geometries.WEIGHTS[weights])
     types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
-    matrix = {"q4_k_m": "Q4_K", "q5_k_s": "Q5_K"}.get(weights, weights.upper())
+    matrix = {"q4_k_m": "Q4_K", "q5_k_s": "Q5_K", "mxfp4": "Q8_0"}.get(weights, weights.upper())
     assert (types["blk.0.attn_q.weight"], types["blk.0.attn_v.weight"]) == (matrix, matrix)
     assert types["blk.3.ffn_down.weight"] == types["output.weight"] == {"Q4_K": "Q6_K"}.get(matrix, matrix)
     with Llama(str(path), n_ctx=256, n_threads=1, verbose=False) as llm:

@@ -22,15 +22,16 @@ SHAPE = random_model.Shape(512, 256, 2, 4, 2, 512, 1024, n_rot=0)
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, str]:
-    """Return a model with weights in Q4_K and one in Q4_0."""
+    """Return models with weights in Q4_K and in Q4_0, and one with experts in MXFP4."""
     folder = tmp_path_factory.mktemp("weights")
     k = random_model.write_model(folder / "q4_k.gguf", random_model.LLAMA, SHAPE, qtype=random_blocks.Q4_K)
     legacy = requantized(folder / "q4_0.gguf", k, gguf.GGMLQuantizationType.Q4_0)
-    return {"Q4_K": str(k), "Q4_0": str(legacy)}
+    mixture = random_model.write_model(folder / "mxfp4.gguf", geometries.GPT_OSS, EXPERTS, qtype=random_blocks.MXFP4)
+    return {"Q4_K": str(k), "Q4_0": str(legacy), "MXFP4": str(mixture)}
 
 
 @pytest.mark.skipif("REPACK = 1" not in FEATURES or "AVX2 = 1" not in FEATURES, reason="ggml repacks these for AVX2")
-@pytest.mark.parametrize(("kind", "repacked"), [("Q4_0", not VNNI), ("Q4_K", False)])
+@pytest.mark.parametrize(("kind", "repacked"), [("Q4_0", not VNNI), ("Q4_K", False), ("MXFP4", not VNNI)])
 def test_weights_stay_plain_where_ggml_has_the_faster_kernel_for_those(models, capfd, kind, repacked):
     lib.lctx_log_set_level(3)
     Model(models[kind], {"n_gpu_layers": 0}).close()
@@ -84,11 +85,10 @@ def test_weights_that_are_not_mapped_may_lie_on_huge_pages(tmp_path, load, huge)
     assert (kib > path.stat().st_size >> 11) == huge
 
 
-@pytest.mark.parametrize(
-    "kind", [random_blocks.Q4_K, random_blocks.Q5_K, random_blocks.Q6_K], ids=["Q4_K", "Q5_K", "Q6_K"]
-)
-def test_experts_of_few_tokens(tmp_path, kind):
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K", "Q4_0", "MXFP4"])
+def test_experts(tmp_path, name):
     """Against the same weights in f32. Activations have 8 bits, so a router may choose otherwise now and then."""
+    kind = gguf.GGMLQuantizationType[name]
     path = random_model.write_model(tmp_path / "k.gguf", geometries.GPT_OSS, EXPERTS, qtype=kind)
     dense = requantized(tmp_path / "f32.gguf", path, gguf.GGMLQuantizationType.F32)
     tokens = np.random.default_rng(0).integers(3, 512, 48).tolist()

@@ -68,12 +68,19 @@ struct lctx_columns {
     float * sums;
 };
 
-// Bytes of columns [first, first + n) of x, values [k0, k0 + N): symmetric, by the largest value. Columns up to LCTX_TILE become zeros.
+// Where the values of a tile's columns are, and where their products go: the first n of them.
+struct lctx_tile_ends {
+    const float * x[LCTX_TILE];
+    float * out[LCTX_TILE];
+    int n;
+};
+
+// Bytes of the columns of a tile, values [k0, k0 + N): symmetric, by the largest value. Columns up to LCTX_TILE become zeros.
 // A value that is not finite makes its scale NaN.
-template <class W> static void lctx_fill_columns(const lctx_columns & to, const char * x, size_t x_size, int n, int64_t k0) {
+template <class W> static void lctx_fill_columns(const lctx_columns & to, const lctx_tile_ends & ends, int64_t k0) {
     for (int c = 0; c < LCTX_TILE; c++) {
         static constexpr float ZEROS[W::N] = {};
-        const float * values = c < n ? (const float *)(x + c * x_size) + k0 : ZEROS;
+        const float * values = c < ends.n ? ends.x[c] + k0 : ZEROS;
         const lctx_scale scale = lctx_scale_of(values, W::N);
         for (int g = 0; g < W::N / W::GROUP; g++) {
             int8_t * bytes = to.bytes + ((k0 + g * W::GROUP) / 32 * LCTX_TILE + c) * 32 + g * W::GROUP % 32;
@@ -184,9 +191,9 @@ static inline __attribute__((always_inline)) void lctx_add_block(const lctx_pane
     }
 }
 
-// The first NC columns of a tile, n of them wanted, with a panel: out[c * out_row + row] of n_rows rows.
-template <class W, int NC> static void lctx_multiply_tile(const lctx_panel & p, const lctx_columns & x, int64_t k_dim, int n, int n_rows,
-                                                          float * out, int64_t out_row) {
+// The first NC columns of a tile with a panel of n_rows rows, from row number `row` on.
+template <class W, int NC> static void lctx_multiply_tile(const lctx_panel & p, const lctx_columns & x, int64_t k_dim, int n_rows,
+                                                          const lctx_tile_ends & ends, int64_t row) {
     constexpr int N_GROUP = W::N / W::GROUP;
     lctx_vf sums[NC] = {};
     for (int64_t b = 0; b < k_dim / W::N; b++) {
@@ -209,9 +216,9 @@ template <class W, int NC> static void lctx_multiply_tile(const lctx_panel & p, 
     }
 #pragma GCC unroll 8
     for (int c = 0; c < NC; c++) {
-        if (c < n) {
+        if (c < ends.n) {
             const lctx_vf column = sums[c];
-            memcpy(out + c * out_row, &column, n_rows * sizeof(float));
+            memcpy(ends.out[c] + row, &column, n_rows * sizeof(float));
         }
     }
 }

@@ -127,8 +127,9 @@ template <class WAY, template <class> class ROWS = matrix_rows> ggml::cpu::tenso
 ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type) {
     switch (type) {
 #if LCTX_HAS_QUADS
-        case GGML_TYPE_Q4_0: return few<by_quads<block_q4_0>>();
-        case GGML_TYPE_Q4_1: return few<by_quads<block_q4_1>>();
+        case GGML_TYPE_Q4_0:  return few<by_quads<block_q4_0>>();
+        case GGML_TYPE_Q4_1:  return few<by_quads<block_q4_1>>();
+        case GGML_TYPE_MXFP4: return few<by_quads<block_mxfp4>>();
 #endif
         case GGML_TYPE_Q4_K: return few<by_super<block_q4_K>>();
         case GGML_TYPE_Q5_K: return few<by_super<block_q5_K>>();
@@ -139,6 +140,11 @@ ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type) {
 
 ggml::cpu::tensor_traits * lctx_cpu_experts(ggml_type type) {
     switch (type) {
+#if LCTX_HAS_QUADS
+        case GGML_TYPE_Q4_0:  return few<by_quads<block_q4_0>, expert_rows>();
+        case GGML_TYPE_Q4_1:  return few<by_quads<block_q4_1>, expert_rows>();
+        case GGML_TYPE_MXFP4: return few<by_quads<block_mxfp4>, expert_rows>();
+#endif
         case GGML_TYPE_Q4_K: return few<by_super<block_q4_K>, expert_rows>();
         case GGML_TYPE_Q5_K: return few<by_super<block_q5_K>, expert_rows>();
         case GGML_TYPE_Q6_K: return few<by_super<block_q6_K>, expert_rows>();

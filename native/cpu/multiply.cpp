@@ -1,11 +1,10 @@
 // Products of quantized weights with many columns: rows of weights become bytes once (panel.h), then meet all columns (bytes.h).
 #include "multiply.h"
 
-#include "bytes.h"
 #include "ggml-backend.h"
-#include "parts.h"
 #include "straight.h"
 #include "takes.h"
+#include "tiles.h"
 #include "traits.h"
 
 #if LCTX_HAS_BYTES
@@ -16,17 +15,13 @@ constexpr int64_t PANEL_BYTES = 256 << 10;  // of the weights that a thread has 
 constexpr int64_t MAX_PANEL = 4;
 constexpr int64_t N_TAKE = 4;  // at least, of a thread: threads differ in speed
 
-// The buffers of one product of n_columns columns.
+// The buffers of a product of the columns of some tiles.
 template <class W> struct plan {
-    int64_t k_dim, n_rows, n_columns, n_tile;
+    int64_t k_dim, n_rows;
     int64_t max_panel, n_panel;  // panels for which a thread has room, and that it takes at once
-    int64_t n_chunk;             // such takes
+    int64_t n_chunk;             // such takes of a matrix
 
-    plan(const ggml_tensor * op, int n_threads)
-        : k_dim(op->src[0]->ne[0]),
-          n_rows(op->src[0]->ne[1]),
-          n_columns(op->src[1]->ne[1]),
-          n_tile((n_columns + LCTX_TILE - 1) / LCTX_TILE) {
+    plan(const ggml_tensor * op, int n_threads) : k_dim(op->src[0]->ne[0]), n_rows(op->src[0]->ne[1]) {
         const int64_t all = (n_rows + LCTX_VL - 1) / LCTX_VL;
         max_panel = std::clamp<int64_t>(PANEL_BYTES / (LCTX_VL * k_dim), 1, MAX_PANEL);
         n_panel = std::clamp<int64_t>(all / (N_TAKE * n_threads), 1, max_panel);
@@ -52,17 +47,16 @@ template <class W> struct plan {
         panel(at);
         return at.used;
     }
-    size_t size(int n_threads) const { return LCTX_PART_ALIGN + n_tile * columns_size() + n_threads * max_panel * panel_size(); }
 };
 
 template <class W, int NC = 4>
-void multiply_columns(const lctx_panel & p, const lctx_columns & x, int64_t k_dim, int n, int n_rows, float * out, int64_t out_row) {
+void multiply_columns(const lctx_panel & p, const lctx_columns & x, int64_t k_dim, int n_rows, const lctx_tile_ends & ends, int64_t row) {
     if constexpr (NC < LCTX_TILE) {
-        if (n > NC) {
-            return multiply_columns<W, NC + 4>(p, x, k_dim, n, n_rows, out, out_row);
+        if (ends.n > NC) {
+            return multiply_columns<W, NC + 4>(p, x, k_dim, n_rows, ends, row);
         }
     }
-    lctx_multiply_tile<W, NC>(p, x, k_dim, n, n_rows, out, out_row);
+    lctx_multiply_tile<W, NC>(p, x, k_dim, n_rows, ends, row);
 }
 
 // With so few columns there is a way without panels.
@@ -91,73 +85,90 @@ void multiply_straight<lctx_weight<GGML_TYPE_Q8_0>>(const ggml_tensor * op, cons
 }
 #endif
 
-template <class W> class product : public ggml::cpu::tensor_traits {
+// The work buffer: what MATRICES keeps, the columns of all tiles, and the panels of each thread.
+template <class W, class MATRICES> class product : public ggml::cpu::tensor_traits {
   public:
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
-        size = plan<W>(op, n_threads).size(n_threads);
+        const plan<W> p(op, n_threads);
+        lctx_parts at{0};
+        const MATRICES m(op, at);
+        size = LCTX_PART_ALIGN + at.used + m.max_tile() * p.columns_size() + n_threads * p.max_panel * p.panel_size();
         return true;
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         const plan<W> p(op, params->nth);
-        const uintptr_t base = GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN);
-        quantize(params, op, p, base);
+        lctx_parts at{GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN)};
+        const MATRICES m(op, at);
+        const uintptr_t base = at.base + at.used;
+        if (MATRICES::SORTED) {
+            if (params->ith == 0) {
+                m.sort();
+            }
+            ggml_barrier(params->threadpool);
+        }
+        quantize(params, m, p, base);
         if (params->ith == 0) {
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
         ggml_barrier(params->threadpool);
-        if (p.n_columns <= STRAIGHT_COLUMNS<W>) {
+        if (is_straight(op)) {
             const lctx_takes takes(p.n_rows, LCTX_STRAIGHT_ROWS, params->nth);
             for (int64_t take = params->ith; takes.first(take) < p.n_rows; take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
                 multiply_straight<W>(op, columns(p, base, 0), takes.first(take), takes.first(take + 1));
             }
             return true;
         }
-        for (int64_t chunk = params->ith; chunk < p.n_chunk; chunk = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-            multiply(op, p, base, base + p.n_tile * p.columns_size() + params->ith * p.max_panel * p.panel_size(), chunk);
+        const uintptr_t own = base + m.max_tile() * p.columns_size() + params->ith * p.max_panel * p.panel_size();
+        for (int64_t i = params->ith; i < m.n_matrix() * p.n_chunk; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+            multiply(m, m.matrix(i / p.n_chunk), p, base, own, op->src[0]->nb[1], i % p.n_chunk);
         }
         return true;
     }
 
   private:
+    static bool is_straight(const ggml_tensor * op) { return !MATRICES::SORTED && op->src[1]->ne[1] <= STRAIGHT_COLUMNS<W>; }
     static lctx_columns columns(const plan<W> & p, uintptr_t base, int64_t tile) {
         lctx_parts at{base + tile * p.columns_size()};
         return p.columns(at);
     }
-    static void quantize(const ggml_compute_params * params, const ggml_tensor * op, const plan<W> & p, uintptr_t base) {
-        const ggml_tensor * x = op->src[1];
+    static void quantize(const ggml_compute_params * params, const MATRICES & m, const plan<W> & p, uintptr_t base) {
         const int64_t n_block = p.k_dim / W::N;
-        for (int64_t i = params->ith; i < p.n_tile * n_block; i += params->nth) {
-            const int64_t tile = i / n_block, first = tile * LCTX_TILE;
-            lctx_fill_columns<W>(columns(p, base, tile), (const char *)x->data + first * x->nb[1], x->nb[1],
-                                 (int)std::min<int64_t>(LCTX_TILE, p.n_columns - first), i % n_block * W::N);
+        lctx_tile_ends ends;
+        for (int64_t i = params->ith, known = -1; i < m.n_tile() * n_block; i += params->nth) {
+            const int64_t tile = i / n_block;
+            if (tile != known) {
+                ends = m.tile(tile);
+                known = tile;
+            }
+            lctx_fill_columns<W>(columns(p, base, tile), ends, i % n_block * W::N);
         }
     }
-    static void multiply(const ggml_tensor * op, const plan<W> & p, uintptr_t base, uintptr_t own, int64_t chunk) {
-        const ggml_tensor * w = op->src[0];
-        const int64_t out_row = op->nb[1] / sizeof(float), first_row = chunk * p.n_panel * LCTX_VL;
+    static void multiply(const MATRICES & m, const lctx_matrix & w, const plan<W> & p, uintptr_t base, uintptr_t own, size_t row_size,
+                         int64_t chunk) {
+        if (w.first == w.end) {
+            return;
+        }
+        const auto first_row = [&](int64_t i) { return (chunk * p.n_panel + i) * LCTX_VL; };
+        const auto n_rows = [&](int64_t i) { return (int)std::min<int64_t>(LCTX_VL, p.n_rows - first_row(i)); };
         lctx_parts at{own};
         lctx_panel panels[MAX_PANEL];
-        const int64_t n = std::min<int64_t>(p.n_panel, (p.n_rows - first_row + LCTX_VL - 1) / LCTX_VL);
+        const int64_t n = std::min<int64_t>(p.n_panel, (p.n_rows - first_row(0) + LCTX_VL - 1) / LCTX_VL);
         for (int64_t i = 0; i < n; i++) {
-            const int64_t row = first_row + i * LCTX_VL;
             panels[i] = p.panel(at);
-            lctx_fill_panel<W>(panels[i], (const char *)w->data + row * w->nb[1], w->nb[1], (int)std::min<int64_t>(LCTX_VL, p.n_rows - row),
-                               p.k_dim);
+            lctx_fill_panel<W>(panels[i], w.rows + first_row(i) * row_size, row_size, n_rows(i), p.k_dim);
         }
-        for (int64_t tile = 0; tile < p.n_tile; tile++) {
+        for (int64_t tile = w.first; tile < w.end; tile++) {
             const lctx_columns x = columns(p, base, tile);
-            const int64_t column = tile * LCTX_TILE;
+            const lctx_tile_ends ends = m.tile(tile);
             for (int64_t i = 0; i < n; i++) {
-                const int64_t row = first_row + i * LCTX_VL;
-                multiply_columns<W>(panels[i], x, p.k_dim, (int)std::min<int64_t>(LCTX_TILE, p.n_columns - column),
-                                    (int)std::min<int64_t>(LCTX_VL, p.n_rows - row), (float *)op->data + column * out_row + row, out_row);
+                multiply_columns<W>(panels[i], x, p.k_dim, n_rows(i), ends, first_row(i));
             }
         }
     }
 };
 
-template <ggml_type TYPE> ggml::cpu::tensor_traits * panels() {
-    static product<lctx_weight<TYPE>> p;
+template <ggml_type TYPE, class MATRICES = lctx_one_matrix> ggml::cpu::tensor_traits * panels() {
+    static product<lctx_weight<TYPE>, MATRICES> p;
     return &p;
 }
 
@@ -165,66 +176,71 @@ struct entry {
     ggml_type type;
     int64_t min_columns;  // from which on panels are the faster way
     bool with_dpbusd;     // only where the CPU has it: ggml's products by maddubs are as fast, or a byte has eight bits
-    ggml::cpu::tensor_traits * (*panels)();
+    ggml::cpu::tensor_traits * (*panels)(), *(*expert_panels)();
 };
+
+template <ggml_type TYPE> constexpr entry entry_of(int64_t min_columns, bool with_dpbusd) {
+    return {TYPE, min_columns, with_dpbusd, panels<TYPE, lctx_one_matrix>, panels<TYPE, lctx_expert_matrices>};
+}
 
 constexpr int64_t AFTER_FEW_32 = std::max<int64_t>(LCTX_FEW_COLUMNS_32 + 1, 4);
 constexpr int64_t AFTER_FEW_256 = std::max<int64_t>(LCTX_FEW_COLUMNS_256 + 1, 8);
+constexpr int64_t EXPERT_PANELS = 4;  // columns of an expert, on the average, from which on panels are the faster way
 
 constexpr entry PRODUCTS[] = {
-    {GGML_TYPE_Q4_0, AFTER_FEW_32, true, panels<GGML_TYPE_Q4_0>},
-    {GGML_TYPE_Q4_1, AFTER_FEW_32, false, panels<GGML_TYPE_Q4_1>},
-    {GGML_TYPE_Q8_0, 1, true, panels<GGML_TYPE_Q8_0>},
-    {GGML_TYPE_Q5_0, 4, true, panels<GGML_TYPE_Q5_0>},
-    {GGML_TYPE_Q5_1, 4, false, panels<GGML_TYPE_Q5_1>},
-    {GGML_TYPE_Q4_K, AFTER_FEW_256, false, panels<GGML_TYPE_Q4_K>},
-    {GGML_TYPE_Q5_K, AFTER_FEW_256, false, panels<GGML_TYPE_Q5_K>},
-    {GGML_TYPE_Q6_K, AFTER_FEW_256, false, panels<GGML_TYPE_Q6_K>},
+    entry_of<GGML_TYPE_Q4_0>(AFTER_FEW_32, true),
+    entry_of<GGML_TYPE_Q4_1>(AFTER_FEW_32, false),
+    entry_of<GGML_TYPE_MXFP4>(AFTER_FEW_32, true),
+    entry_of<GGML_TYPE_Q8_0>(1, true),
+    entry_of<GGML_TYPE_Q5_0>(4, true),
+    entry_of<GGML_TYPE_Q5_1>(4, false),
+    entry_of<GGML_TYPE_Q4_K>(AFTER_FEW_256, false),
+    entry_of<GGML_TYPE_Q5_K>(AFTER_FEW_256, false),
+    entry_of<GGML_TYPE_Q6_K>(AFTER_FEW_256, false),
 };
 
-// Whether a product is that of a weight in memory with columns of floats.
+// Whether a product is that of weights in memory with columns of floats.
 bool is_plain(const ggml_tensor * op) {
     const ggml_tensor *w = op->src[0], *x = op->src[1];
-    return w->buffer && ggml_backend_buffer_is_host(w->buffer) && w->nb[0] == ggml_type_size(w->type) && x->type == GGML_TYPE_F32 &&
-           x->nb[0] == sizeof(float) && op->nb[0] == sizeof(float);
+    return w->buffer && ggml_backend_buffer_is_host(w->buffer) && w->nb[0] == ggml_type_size(w->type) && w->ne[3] * x->ne[3] == 1 &&
+           x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && op->nb[0] == sizeof(float);
 }
 
-// Of one matrix.
-bool fits(const ggml_tensor * op) {
-    const ggml_tensor *w = op->src[0], *x = op->src[1];
-    return w->ne[2] * w->ne[3] == 1 && x->ne[2] * x->ne[3] == 1 && is_plain(op);
+ggml::cpu::tensor_traits * way_of_matrix(const entry & e, const ggml_tensor * op) {
+    if (op->src[0]->ne[2] * op->src[1]->ne[2] != 1) {
+        return nullptr;
+    }
+    return op->src[1]->ne[1] >= e.min_columns ? e.panels() : lctx_cpu_few(e.type);
 }
 
-bool has_few_columns(const ggml_tensor * op) {
-    const ggml_tensor * x = op->src[1];
-    return x->ne[1] * x->ne[2] <= LCTX_EXPERT_COLUMNS && op->src[0]->ne[3] * x->ne[3] == 1 && is_plain(op);
+ggml::cpu::tensor_traits * way_of_experts(const entry & e, const ggml_tensor * op) {
+    const ggml_tensor *x = op->src[1], *ids = op->src[2];
+    if (ids->ne[0] * ids->ne[1] >= EXPERT_PANELS * op->src[0]->ne[2]) {
+        return e.expert_panels();
+    }
+    return x->ne[1] * x->ne[2] <= LCTX_EXPERT_COLUMNS ? lctx_cpu_experts(e.type) : nullptr;
 }
 
 }  // namespace
 
 ggml::cpu::tensor_traits * lctx_cpu_multiply(const ggml_tensor * op) {
-    if (op->op == GGML_OP_MUL_MAT_ID) {
-        return has_few_columns(op) ? lctx_cpu_experts(op->src[0]->type) : nullptr;
-    }
-    if (op->op != GGML_OP_MUL_MAT) {
+    if (op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID) {
         return nullptr;
     }
-    const ggml_tensor *w = op->src[0], *x = op->src[1];
     for (const entry & e : PRODUCTS) {
-        if (w->type == e.type && (LCTX_FULL_BYTES || !e.with_dpbusd) && fits(op)) {
-            return x->ne[1] >= e.min_columns ? e.panels() : lctx_cpu_few(e.type);
+        if (op->src[0]->type == e.type && (LCTX_FULL_BYTES || !e.with_dpbusd) && is_plain(op)) {
+            return op->op == GGML_OP_MUL_MAT ? way_of_matrix(e, op) : way_of_experts(e, op);
         }
     }
     return nullptr;
 }
 
 bool lctx_cpu_keeps_plain(const ggml_tensor * op) {
-    const ggml_type type = op->src[0]->type;     // Q4_K of experts stays plain too: ggml has tiles for them
-    const bool one = op->op == GGML_OP_MUL_MAT;  // and no experts
+    const ggml_type type = op->src[0]->type;
     if (type == GGML_TYPE_Q4_K) {
-        return LCTX_FULL_BYTES || (one && LCTX_FEW_COLUMNS_256 > 0);
+        return true;
     }
-    return type == GGML_TYPE_Q4_0 && one && LCTX_FULL_BYTES && LCTX_FEW_COLUMNS_32 > 0;
+    return (type == GGML_TYPE_Q4_0 || type == GGML_TYPE_MXFP4) && LCTX_FULL_BYTES && LCTX_FEW_COLUMNS_32 > 0;
 }
 
 #else

@@ -7,10 +7,14 @@
 #define GGML_COMMON_DECL_C
 #include "ggml-common.h"
 #include "ggml-cpu-impl.h"
+#include "ggml-impl.h"
 #include "ggml.h"
 #include "simd-mappings.h"
 
 #include <algorithm>
+#if defined(__SSSE3__)
+#include <immintrin.h>
+#endif
 
 // N values to a block. GROUP of them share a scale: value = scale * (byte - ZERO), or scale * byte + min where the type HAS_MIN. Bytes have
 // BITS bits. With several groups to a block a scale is d() times the integer that unpack() gives.
@@ -41,6 +45,17 @@ template <int N> static inline void lctx_nibbles(const uint8_t * packed, uint8_t
     const lctx_bytes<N> low = both & 15, high = both >> 4;
     memcpy(bytes, &low, N);
     memcpy(bytes + N, &high, N);
+}
+
+// 16 numbers below 16 become the bytes of a table that they name.
+static inline void lctx_look_up(const uint8_t * table, uint8_t * bytes) {
+#if defined(__SSSE3__)
+    _mm_storeu_si128((__m128i *)bytes, _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)table), _mm_loadu_si128((__m128i *)bytes)));
+#else
+    for (int i = 0; i < 16; i++) {
+        bytes[i] = table[bytes[i]];
+    }
+#endif
 }
 
 // Bit i of a byte, as bit 4 of byte i.
@@ -99,6 +114,20 @@ template <> struct lctx_weight<GGML_TYPE_Q5_1> : lctx_weight_shape<32, 32, 5, 0,
         lctx_fifth_bits(b.qh, bytes);
         scales[0] = lctx_from_half(b.d);
         mins[0] = lctx_from_half(b.m);
+    }
+};
+
+// Four bits that name a number, with a scale that is a power of two.
+template <> struct lctx_weight<GGML_TYPE_MXFP4> : lctx_weight_shape<32, 32, 5, 12, false> {
+    typedef block_mxfp4 block;
+    // Twice the numbers, plus ZERO.
+    static constexpr uint8_t BYTES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+    static void unpack(const block & b, uint8_t * bytes, float * scales, float *) {
+        lctx_nibbles<16>(b.qs, bytes);
+        for (int half = 0; half < 2; half++) {
+            lctx_look_up(BYTES, bytes + 16 * half);
+        }
+        scales[0] = GGML_E8M0_TO_FP32_HALF(b.e);
     }
 };
 

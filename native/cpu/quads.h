@@ -1,4 +1,5 @@
-// Products of rows of weights with a few columns: a row is read once, and its bytes stay in registers. Of Q4_0 and Q4_1.
+// Products of rows of weights with a few columns: a row is read once, and its bytes stay in registers. Of Q4_0,
+// Q4_1 and MXFP4.
 #pragma once
 
 #include "ahead.h"
@@ -85,6 +86,27 @@ static inline lctx_quad lctx_load_quad(const block_q4_1 * row, int64_t i) {
     const __m256 dm = _mm256_cvtph_ps(_mm_setr_epi32((int)b[0].dm, (int)b[1].dm, (int)b[2].dm, (int)b[3].dm));
     quad.scales = lctx_four_each(_mm512_castps256_ps512(dm), 0, 2, 4, 6);
     quad.mins = _mm256_castps256_ps128(_mm256_permutevar8x32_ps(dm, _mm256_setr_epi32(1, 3, 5, 7, 1, 3, 5, 7)));
+    return quad;
+}
+
+// 2^(e - 128) for four bytes e in lanes; it is no normal number for the first two.
+static inline __m128 lctx_half_powers(__m128i e) {
+    const __m128i normal = _mm_sub_epi32(_mm_slli_epi32(e, 23), _mm_set1_epi32(1 << 23));
+    const __m128i small = _mm_min_epu32(_mm_sllv_epi32(_mm_set1_epi32(1 << 21), e), _mm_set1_epi32(1 << 22));
+    return _mm_castsi128_ps(_mm_max_epi32(normal, small));
+}
+
+static inline lctx_quad lctx_load_quad(const block_mxfp4 * row, int64_t i) {
+    typedef lctx_weight<GGML_TYPE_MXFP4> W;
+    const block_mxfp4 * b = row + i * LCTX_QUAD;
+    const __m512i table = _mm512_maskz_broadcast_i32x4(0xffff, _mm_loadu_si128((const __m128i *)W::BYTES));
+    lctx_quad quad;
+    lctx_load_nibbles(b, quad);
+    quad.low = (lctx_bytes<64>)_mm512_maskz_shuffle_epi8(~0ull, table, (__m512i)quad.low);
+    quad.high = (lctx_bytes<64>)_mm512_maskz_shuffle_epi8(~0ull, table, (__m512i)quad.high);
+    const __m128 d = lctx_half_powers(_mm_setr_epi32(b[0].e, b[1].e, b[2].e, b[3].e));
+    quad.scales = lctx_four_each(_mm512_castps128_ps512(d), 0, 1, 2, 3);
+    quad.mins = d * -(float)W::ZERO;
     return quad;
 }
 

@@ -118,17 +118,22 @@ typedef struct lctx_step_run_args {
 
 int32_t lctx_step_run(lctx_step_run_args * args, char * err, size_t err_size);
 
-// A product of a quantized weight with columns, as a model's graph asks the CPU backend for it.
+// A product of a quantized weight with columns, as a model's graph asks the CPU backend for it. With experts a column is a token's, and
+// meets the rows of the n_used experts that ids names.
 typedef struct lctx_multiply_args {
     int32_t type;    // ggml_type of the weight
     int32_t k_dim;   // multiple of the type's block
-    int32_t n_rows;  // of the weight
+    int32_t n_rows;  // of the weight, or of each expert
     int32_t n_columns;
+    int32_t n_expert;  // 0: one weight, and no experts
+    int32_t n_used;
+    int32_t n_own;  // columns of a token: 1 for all its experts, or n_used
     int32_t n_threads;
     int32_t n_repeat;     // multiply this many times, for timing
-    const void * weight;  // [n_rows] rows of k_dim values, as a file holds them
-    const float * x;      // [n_columns][k_dim]
-    float * out;          // [n_columns][n_rows]
+    const void * weight;  // [n_expert][n_rows] rows of k_dim values, as a file holds them
+    const float * x;      // [n_columns][n_own][k_dim]
+    const int32_t * ids;  // [n_columns][n_used]
+    float * out;          // [n_columns][n_used][n_rows]
     int32_t is_ours;      // result: 1 when native/cpu/multiply.cpp computed it, 0: ggml
     double us;            // result: shortest time in microseconds
 } lctx_multiply_args;

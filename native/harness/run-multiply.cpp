@@ -1,21 +1,41 @@
-// One product of a weight with columns.
+// One product of a weight, or of the weights of experts, with columns.
 #include "../cpu/multiply.h"
 #include "run.h"
 
 namespace {
 
-void run(lctx_multiply_args & a) {
+void check(const lctx_multiply_args & a) {
     const ggml_type type = (ggml_type)a.type;
     lctx_require(a.type >= 0 && a.type < GGML_TYPE_COUNT && ggml_is_quantized(type), "type is no quantized one");
     lctx_require(a.k_dim > 0 && a.n_rows > 0 && a.n_columns > 0 && a.n_threads > 0, "sizes must be positive");
     lctx_require(a.k_dim % ggml_blck_size(type) == 0, "k_dim is no multiple of the block");
-    lctx_graph_run g(lctx_backend_of(nullptr, a.n_threads), 3);
-    ggml_tensor * weight = g.tensor(type, a.k_dim, a.n_rows);
-    ggml_tensor * x = g.tensor(GGML_TYPE_F32, a.k_dim, a.n_columns);
-    ggml_tensor * out = ggml_mul_mat(g.ctx.get(), weight, x);
+    if (a.n_expert > 0) {
+        lctx_require(a.n_used > 0 && (a.n_own == 1 || a.n_own == a.n_used), "n_own must be 1 or n_used");
+        const auto exists = [&](int32_t id) { return id >= 0 && id < a.n_expert; };
+        lctx_require(std::all_of(a.ids, a.ids + (size_t)a.n_columns * a.n_used, exists), "ids must be those of experts");
+    }
+}
+
+void run(lctx_multiply_args & a) {
+    check(a);
+    lctx_graph_run g(lctx_backend_of(nullptr, a.n_threads), 4);
+    const int64_t n_own = std::max(1, a.n_own);
+    ggml_tensor * weight = g.tensor((ggml_type)a.type, a.k_dim, a.n_rows, std::max(1, a.n_expert));
+    ggml_tensor *x = nullptr, *ids = nullptr, *out = nullptr;
+    if (a.n_expert > 0) {
+        x = g.tensor(GGML_TYPE_F32, a.k_dim, n_own, a.n_columns);
+        ids = g.tensor(GGML_TYPE_I32, a.n_used, a.n_columns);
+        out = ggml_mul_mat_id(g.ctx.get(), weight, x, ids);
+    } else {
+        x = g.tensor(GGML_TYPE_F32, a.k_dim, a.n_columns);
+        out = ggml_mul_mat(g.ctx.get(), weight, x);
+    }
     g.allocate();
     lctx_fill(weight, a.weight);
     lctx_fill(x, a.x);
+    if (ids) {
+        lctx_fill(ids, a.ids);
+    }
     lctx_poison({out});
     a.is_ours = lctx_cpu_multiply(out) != nullptr;
     const std::vector<double> us = g.times(g.graph_of({out}), std::max(1, a.n_repeat), [] {});

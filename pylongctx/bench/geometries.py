@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pylongctx._cache_folder import cache_folder
-from pylongctx.bench.random_blocks import F16, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0
+from pylongctx.bench.random_blocks import F16, MXFP4, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0
 from pylongctx.bench.random_model import (
     ATTENTION,
     GATED,
@@ -25,7 +25,16 @@ from pylongctx.bench.random_model import (
     write_model,
 )
 
-WEIGHTS = {"q4_0": Q4_0, "q4_1": Q4_1, "q4_k_m": Q4_K, "q5_k_s": Q5_K, "q6_k": Q6_K, "q8_0": Q8_0, "f16": F16}
+WEIGHTS = {
+    "q4_0": Q4_0,
+    "q4_1": Q4_1,
+    "q4_k_m": Q4_K,
+    "q5_k_s": Q5_K,
+    "q6_k": Q6_K,
+    "q8_0": Q8_0,
+    "mxfp4": MXFP4,
+    "f16": F16,
+}
 HEAD_NORMS = "attn_q_norm attn_k_norm"
 
 

@@ -15,8 +15,8 @@ try:
 except ImportError as reason:
     raise ImportError("models of random weights are written with the gguf package: pip install gguf") from reason
 
-Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, F16, F32 = (
-    gguf.GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "F16", "F32")
+Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, MXFP4, F16, F32 = (
+    gguf.GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "MXFP4", "F16", "F32")
 )
 Array = NDArray[Any]
 
@@ -52,6 +52,19 @@ def _q4_1(rng: Generator, sizes: list[int], std: float) -> Array:
     """Return blocks of 32: d, m, 4-bit q; d * q + m."""
     blocks = _blocks(rng, sizes, 32, 20)
     blocks[..., :4] = np.concatenate([_f16_bytes(std / 4.61), _f16_bytes(-7.5 * std / 4.61)])
+    return blocks.reshape(*sizes[:-1], -1)
+
+
+def _mxfp4(rng: Generator, sizes: list[int], std: float) -> Array:
+    """Return blocks of 32: e, 4-bit q; 2^(e - 128) times a number of e2m1, doubled, whose deviation is 5.852.
+
+    Scales are powers of two: two of them, as often as gives the deviation.
+    """
+    blocks = _blocks(rng, sizes, 32, 17)
+    step = np.log2(std / 5.852)
+    low = int(np.floor(step))
+    share = (4 ** (step - low) - 1) / 3  # of the larger scale, by variance
+    blocks[..., 0] = 128 + low + (rng.random(blocks.shape[:-1]) < share)
     return blocks.reshape(*sizes[:-1], -1)
 
 
@@ -98,6 +111,7 @@ BLOCKS = {
     Q8_0: _q8_0,
     Q4_0: _q4_0,
     Q4_1: _q4_1,
+    MXFP4: _mxfp4,
     Q4_K: _q4_k,
     Q5_K: _q5_k,
     Q6_K: _q6_k,

@@ -10,7 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from pylongctx.bench.random_blocks import BLOCKS, F16, F32, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Array, gguf, normal
+from pylongctx.bench.random_blocks import (
+    BLOCKS,
+    F16,
+    F32,
+    MXFP4,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    Array,
+    gguf,
+    normal,
+)
 
 SHARPNESS = 2.0  # factor on q and k: attention scores get a standard deviation of about its square
 N_EXPERT = 4
@@ -271,11 +285,13 @@ class Weights:
         self.writer.add_tensor(name, values.astype(np.float32))
 
     def _type(self, name: str) -> gguf.GGMLQuantizationType:
-        """Return the type of a matrix; Q4_K is mixed with Q6_K in the places where llama.cpp's Q4_K_M does so."""
+        """Return the type of a matrix: Q4_K and Q6_K where llama.cpp's Q4_K_M has them; MXFP4 is for experts."""
         _, _, rest = name.partition("blk.")
         number, _, part = rest.partition(".")
         if part in ALWAYS_F32:
             return F32
+        if self.qtype is MXFP4:
+            return MXFP4 if "_exps" in name else Q8_0
         if self.qtype is not Q4_K or name == "output.weight":
             return Q6_K if self.qtype is Q4_K else self.qtype
         finer = part in ("attn_v.weight", "ffn_down.weight") and _more_bits(int(number), self.shape.n_layer)
@@ -302,6 +318,7 @@ FILE_TYPES = {
     Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
     Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0,
     Q4_1: gguf.LlamaFileType.MOSTLY_Q4_1,
+    MXFP4: gguf.LlamaFileType.MOSTLY_MXFP4_MOE,
     Q5_K: gguf.LlamaFileType.MOSTLY_Q5_K_S,
     Q6_K: gguf.LlamaFileType.MOSTLY_Q6_K,
     Q4_K: gguf.LlamaFileType.MOSTLY_Q4_K_M,
