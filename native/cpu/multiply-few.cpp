@@ -1,10 +1,10 @@
 // Products of quantized weights with a few columns: each row is read once and meets all columns (quads.h, super.h).
 #include "ggml-cpu-impl.h"
 #include "multiply.h"
-#include "parts.h"
 #include "quads.h"
 #include "super.h"
 #include "takes.h"
+#include "tiles.h"
 #include "traits.h"
 
 #if LCTX_HAS_SUPER
@@ -45,6 +45,69 @@ template <class BLOCK> struct by_super {
     }
 };
 
+// A row with the first n of some columns, results in out[column * out_row].
+template <class WAY>
+void multiply_row(const char * row, int64_t k_dim, const typename WAY::column * columns, int64_t n, float * out, int64_t out_row) {
+    static constexpr decltype(&WAY::template multiply<1>) BY_COLUMNS[N_TOGETHER] = {WAY::template multiply<1>, WAY::template multiply<2>,
+                                                                                    WAY::template multiply<3>, WAY::template multiply<4>};
+    for (int64_t c = 0; c < n; c += N_TOGETHER) {
+        BY_COLUMNS[std::min(N_TOGETHER, n - c) - 1]((const typename WAY::block *)row, k_dim, columns + c, out + c * out_row, out_row);
+    }
+}
+
+// GGML_OP_MUL_MAT: a row meets all columns.
+template <class WAY> class matrix_rows {
+  public:
+    matrix_rows(const ggml_tensor * op, lctx_parts &) : op(op) {}
+    void sort() const {}
+    int64_t count() const { return op->src[0]->ne[1]; }
+    void multiply(const typename WAY::column * columns, int64_t row) const {
+        const ggml_tensor * w = op->src[0];
+        const char * at = (const char *)w->data + row * w->nb[1];
+        multiply_row<WAY>(at, w->ne[0], columns, op->src[1]->ne[1], (float *)op->data + row, op->nb[1] / sizeof(float));
+    }
+
+  private:
+    const ggml_tensor * op;
+};
+
+// GGML_OP_MUL_MAT_ID: a row of an expert meets the columns of a tile of its own.
+template <class WAY> class expert_rows {
+  public:
+    expert_rows(const ggml_tensor * op, lctx_parts & at) : op(op), matrices(op, at) {}
+    void sort() const { matrices.sort(); }
+    int64_t count() const { return matrices.n_tile() * n_row(); }
+    void multiply(const typename WAY::column * columns, int64_t i) {
+        if (i / n_row() != tile) {
+            take(columns, i / n_row());
+        }
+        float products[LCTX_TILE];
+        const int64_t row = i % n_row();
+        multiply_row<WAY>(rows + row * op->src[0]->nb[1], op->src[0]->ne[0], mine, ends.n, products, 1);
+        for (int c = 0; c < ends.n; c++) {
+            ends.out[c][row] = products[c];
+        }
+    }
+
+  private:
+    const ggml_tensor * op;
+    const lctx_expert_matrices matrices;
+    int64_t tile = -1;  // that this thread works on, with what is known of it
+    const char * rows;
+    lctx_tile_ends ends;
+    typename WAY::column mine[LCTX_TILE];
+
+    int64_t n_row() const { return op->src[0]->ne[1]; }
+    void take(const typename WAY::column * columns, int64_t next) {
+        tile = next;
+        rows = matrices.matrix_of(tile).rows;
+        ends = matrices.tile(tile);
+        for (int c = 0; c < ends.n; c++) {
+            mine[c] = columns[matrices.column(tile, c)];
+        }
+    }
+};
+
 // Columns become bytes once; then threads take rows, of which ROWS says how many there are and what each is multiplied with.
 template <class WAY, template <class> class ROWS> class few_product : public ggml::cpu::tensor_traits {
   public:
@@ -52,6 +115,7 @@ template <class WAY, template <class> class ROWS> class few_product : public ggm
         lctx_parts parts{0};
         typename WAY::column columns[LCTX_EXPERT_COLUMNS];
         take(op, parts, columns);
+        const ROWS<WAY> rows(op, parts);
         size = LCTX_PART_ALIGN + parts.used;
         return true;
     }
@@ -60,6 +124,7 @@ template <class WAY, template <class> class ROWS> class few_product : public ggm
         typename WAY::column columns[LCTX_EXPERT_COLUMNS];
         lctx_parts parts{GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN)};
         take(op, parts, columns);
+        ROWS<WAY> rows(op, parts);
         const int64_t n_part = WAY::n_part(w->ne[0]);
         for (int64_t i = params->ith; i < x->ne[1] * x->ne[2] * n_part; i += params->nth) {
             const int64_t c = i / n_part;
@@ -67,14 +132,14 @@ template <class WAY, template <class> class ROWS> class few_product : public ggm
             WAY::fill(columns[c], (const float *)values, w->ne[0], i % n_part);
         }
         if (params->ith == 0) {
+            rows.sort();
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
         ggml_barrier(params->threadpool);
-        const int64_t n_row = ROWS<WAY>::count(op);
-        const lctx_takes takes(n_row, 1, params->nth);
-        for (int64_t take = params->ith; takes.first(take) < n_row; take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        const lctx_takes takes(rows.count(), 1, params->nth);
+        for (int64_t take = params->ith; takes.first(take) < rows.count(); take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
             for (int64_t row = takes.first(take), end = takes.first(take + 1); row < end; row++) {
-                ROWS<WAY>::multiply(op, columns, row);
+                rows.multiply(columns, row);
             }
         }
         return true;
@@ -85,35 +150,6 @@ template <class WAY, template <class> class ROWS> class few_product : public ggm
         for (int64_t c = 0; c < op->src[1]->ne[1] * op->src[1]->ne[2]; c++) {
             columns[c] = WAY::take(parts, WAY::n_part(op->src[0]->ne[0]));
         }
-    }
-};
-
-// GGML_OP_MUL_MAT: a row meets all columns.
-template <class WAY> struct matrix_rows {
-    static int64_t count(const ggml_tensor * op) { return op->src[0]->ne[1]; }
-    static void multiply(const ggml_tensor * op, const typename WAY::column * columns, int64_t row) {
-        const ggml_tensor * w = op->src[0];
-        const auto * blocks = (const typename WAY::block *)((const char *)w->data + row * w->nb[1]);
-        const int64_t n = op->src[1]->ne[1], out_row = op->nb[1] / sizeof(float);
-        float * out = (float *)op->data + row;
-        for (int64_t c = 0; c < n; c += N_TOGETHER) {
-            static constexpr decltype(&WAY::template multiply<1>) BY_COLUMNS[N_TOGETHER] = {
-                WAY::template multiply<1>, WAY::template multiply<2>, WAY::template multiply<3>, WAY::template multiply<4>};
-            BY_COLUMNS[std::min(N_TOGETHER, n - c) - 1](blocks, w->ne[0], columns + c, out + c * out_row, out_row);
-        }
-    }
-};
-
-// GGML_OP_MUL_MAT_ID: each token has rows of the experts that ids [n_used, n_token] names, and a column for each of them or one for all.
-template <class WAY> struct expert_rows {
-    static int64_t count(const ggml_tensor * op) { return op->src[2]->ne[0] * op->src[2]->ne[1] * op->src[0]->ne[1]; }
-    static void multiply(const ggml_tensor * op, const typename WAY::column * columns, int64_t i) {
-        const ggml_tensor *w = op->src[0], *x = op->src[1], *ids = op->src[2];
-        const int64_t row = i % w->ne[1], used = i / w->ne[1] % ids->ne[0], token = i / w->ne[1] / ids->ne[0];
-        const int32_t expert = *(const int32_t *)((const char *)ids->data + used * ids->nb[0] + token * ids->nb[1]);
-        const char * blocks = (const char *)w->data + expert * w->nb[2] + row * w->nb[1];
-        float * out = (float *)((char *)op->data + used * op->nb[1] + token * op->nb[2]) + row;
-        WAY::template multiply<1>((const typename WAY::block *)blocks, w->ne[0], &columns[token * x->ne[1] + used % x->ne[1]], out, 0);
     }
 };
 

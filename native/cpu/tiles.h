@@ -81,6 +81,9 @@ struct lctx_expert_matrices {
         const ggml_tensor * w = op->src[0];
         return {(const char *)w->data + e * w->nb[2], first_tile[e], first_tile[e + 1]};
     }
+    lctx_matrix matrix_of(int64_t tile) const {
+        return matrix(std::upper_bound(first_tile, first_tile + n_matrix(), tile) - first_tile - 1);
+    }
     lctx_tile_ends tile(int64_t i) const {
         const ggml_tensor * x = op->src[1];
         lctx_tile_ends ends;
@@ -91,6 +94,11 @@ struct lctx_expert_matrices {
             ends.out[c] = (float *)((char *)op->data + used * op->nb[1] + token * op->nb[2]);
         }
         return ends;
+    }
+    // Which column of x that of a tile is, counted over all tokens.
+    int64_t column(int64_t tile, int c) const {
+        const int64_t pair = pairs[tile * LCTX_TILE + c], n_own = op->src[1]->ne[1];
+        return pair / n_used() * n_own + pair % n_used() % n_own;
     }
 
   private:
