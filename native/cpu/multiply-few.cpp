@@ -55,31 +55,65 @@ void multiply_row(const char * row, int64_t k_dim, const typename WAY::column * 
     }
 }
 
+// The columns of x as bytes, in a work buffer.
+template <class WAY> class byte_columns {
+  public:
+    byte_columns(const ggml_tensor * op, lctx_parts & at) : x(op->src[1]), k_dim(x->ne[0]), n_part(WAY::n_part(k_dim)) {
+        lctx_parts one{0};
+        WAY::take(one, n_part);
+        size = one.used;
+        base = (uintptr_t)at.take<char>(count() * size);
+    }
+    int64_t count() const { return x->ne[1] * x->ne[2]; }
+    typename WAY::column at(int64_t c) const {
+        lctx_parts parts{base + c * size};
+        return WAY::take(parts, n_part);
+    }
+    void fill(int ith, int nth) const {
+        for (int64_t i = ith; i < count() * n_part; i += nth) {
+            const int64_t c = i / n_part;
+            const char * values = (const char *)x->data + c % x->ne[1] * x->nb[1] + c / x->ne[1] * x->nb[2];
+            WAY::fill(at(c), (const float *)values, k_dim, i % n_part);
+        }
+    }
+
+  private:
+    const ggml_tensor * x;
+    int64_t k_dim, n_part;
+    size_t size;
+    uintptr_t base;
+};
+
 // GGML_OP_MUL_MAT: a row meets all columns.
 template <class WAY> class matrix_rows {
   public:
-    matrix_rows(const ggml_tensor * op, lctx_parts &) : op(op) {}
+    matrix_rows(const ggml_tensor * op, const byte_columns<WAY> & columns, lctx_parts &) : op(op) {
+        for (int64_t c = 0; c < columns.count(); c++) {
+            all[c] = columns.at(c);
+        }
+    }
     void sort() const {}
     int64_t count() const { return op->src[0]->ne[1]; }
-    void multiply(const typename WAY::column * columns, int64_t row) const {
+    void multiply(int64_t row) const {
         const ggml_tensor * w = op->src[0];
         const char * at = (const char *)w->data + row * w->nb[1];
-        multiply_row<WAY>(at, w->ne[0], columns, op->src[1]->ne[1], (float *)op->data + row, op->nb[1] / sizeof(float));
+        multiply_row<WAY>(at, w->ne[0], all, op->src[1]->ne[1], (float *)op->data + row, op->nb[1] / sizeof(float));
     }
 
   private:
     const ggml_tensor * op;
+    typename WAY::column all[std::max(LCTX_FEW_COLUMNS_32, LCTX_FEW_COLUMNS_256)];
 };
 
 // GGML_OP_MUL_MAT_ID: a row of an expert meets the columns of a tile of its own.
 template <class WAY> class expert_rows {
   public:
-    expert_rows(const ggml_tensor * op, lctx_parts & at) : op(op), matrices(op, at) {}
+    expert_rows(const ggml_tensor * op, const byte_columns<WAY> & columns, lctx_parts & at) : op(op), columns(columns), matrices(op, at) {}
     void sort() const { matrices.sort(); }
     int64_t count() const { return matrices.n_tile() * n_row(); }
-    void multiply(const typename WAY::column * columns, int64_t i) {
+    void multiply(int64_t i) {
         if (i / n_row() != tile) {
-            take(columns, i / n_row());
+            take(i / n_row());
         }
         float products[LCTX_TILE];
         const int64_t row = i % n_row();
@@ -91,6 +125,7 @@ template <class WAY> class expert_rows {
 
   private:
     const ggml_tensor * op;
+    const byte_columns<WAY> columns;
     const lctx_expert_matrices matrices;
     int64_t tile = -1;  // that this thread works on, with what is known of it
     const char * rows;
@@ -98,12 +133,12 @@ template <class WAY> class expert_rows {
     typename WAY::column mine[LCTX_TILE];
 
     int64_t n_row() const { return op->src[0]->ne[1]; }
-    void take(const typename WAY::column * columns, int64_t next) {
+    void take(int64_t next) {
         tile = next;
         rows = matrices.matrix_of(tile).rows;
         ends = matrices.tile(tile);
         for (int c = 0; c < ends.n; c++) {
-            mine[c] = columns[matrices.column(tile, c)];
+            mine[c] = columns.at(matrices.column(tile, c));
         }
     }
 };
@@ -113,24 +148,16 @@ template <class WAY, template <class> class ROWS> class few_product : public ggm
   public:
     bool work_size(int, const ggml_tensor * op, size_t & size) override {
         lctx_parts parts{0};
-        typename WAY::column columns[LCTX_EXPERT_COLUMNS];
-        take(op, parts, columns);
-        const ROWS<WAY> rows(op, parts);
+        const byte_columns<WAY> columns(op, parts);
+        const ROWS<WAY> rows(op, columns, parts);
         size = LCTX_PART_ALIGN + parts.used;
         return true;
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
-        const ggml_tensor *w = op->src[0], *x = op->src[1];
-        typename WAY::column columns[LCTX_EXPERT_COLUMNS];
         lctx_parts parts{GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN)};
-        take(op, parts, columns);
-        ROWS<WAY> rows(op, parts);
-        const int64_t n_part = WAY::n_part(w->ne[0]);
-        for (int64_t i = params->ith; i < x->ne[1] * x->ne[2] * n_part; i += params->nth) {
-            const int64_t c = i / n_part;
-            const char * values = (const char *)x->data + c % x->ne[1] * x->nb[1] + c / x->ne[1] * x->nb[2];
-            WAY::fill(columns[c], (const float *)values, w->ne[0], i % n_part);
-        }
+        const byte_columns<WAY> columns(op, parts);
+        ROWS<WAY> rows(op, columns, parts);
+        columns.fill(params->ith, params->nth);
         if (params->ith == 0) {
             rows.sort();
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
@@ -139,17 +166,10 @@ template <class WAY, template <class> class ROWS> class few_product : public ggm
         const lctx_takes takes(rows.count(), 1, params->nth);
         for (int64_t take = params->ith; takes.first(take) < rows.count(); take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
             for (int64_t row = takes.first(take), end = takes.first(take + 1); row < end; row++) {
-                rows.multiply(columns, row);
+                rows.multiply(row);
             }
         }
         return true;
-    }
-
-  private:
-    static void take(const ggml_tensor * op, lctx_parts & parts, typename WAY::column * columns) {
-        for (int64_t c = 0; c < op->src[1]->ne[1] * op->src[1]->ne[2]; c++) {
-            columns[c] = WAY::take(parts, WAY::n_part(op->src[0]->ne[0]));
-        }
     }
 };
 

@@ -185,7 +185,9 @@ template <ggml_type TYPE> constexpr entry entry_of(int64_t min_columns, bool wit
 
 constexpr int64_t AFTER_FEW_32 = std::max<int64_t>(LCTX_FEW_COLUMNS_32 + 1, 4);
 constexpr int64_t AFTER_FEW_256 = std::max<int64_t>(LCTX_FEW_COLUMNS_256 + 1, 8);
-constexpr int64_t EXPERT_PANELS = 4;  // columns of an expert, on the average, from which on panels are the faster way
+// Columns of an expert, on the average, from which on panels are the faster way: than those of multiply-few.cpp, and than ggml's where a
+// type has none.
+constexpr int64_t AFTER_FEW_OF_EXPERT = 8, AFTER_GGML_OF_EXPERT = 3;
 
 constexpr entry PRODUCTS[] = {
     entry_of<GGML_TYPE_Q4_0>(AFTER_FEW_32, true),
@@ -214,11 +216,10 @@ ggml::cpu::tensor_traits * way_of_matrix(const entry & e, const ggml_tensor * op
 }
 
 ggml::cpu::tensor_traits * way_of_experts(const entry & e, const ggml_tensor * op) {
-    const ggml_tensor *x = op->src[1], *ids = op->src[2];
-    if (ids->ne[0] * ids->ne[1] >= EXPERT_PANELS * op->src[0]->ne[2]) {
-        return e.expert_panels();
-    }
-    return x->ne[1] * x->ne[2] <= LCTX_EXPERT_COLUMNS ? lctx_cpu_experts(e.type) : nullptr;
+    const ggml_tensor * ids = op->src[2];
+    ggml::cpu::tensor_traits * few = lctx_cpu_experts(e.type);
+    const int64_t least = few ? AFTER_FEW_OF_EXPERT : AFTER_GGML_OF_EXPERT;
+    return ids->ne[0] * ids->ne[1] >= least * op->src[0]->ne[2] ? e.expert_panels() : few;
 }
 
 }  // namespace

@@ -22,8 +22,7 @@ constexpr int64_t LCTX_FEW_COLUMNS_32 = 0, LCTX_FEW_COLUMNS_256 = 0;
 #endif
 ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type);
 
-// The same for a GGML_OP_MUL_MAT_ID of up to LCTX_EXPERT_COLUMNS columns.
-constexpr int64_t LCTX_EXPERT_COLUMNS = 64;
+// The same for a GGML_OP_MUL_MAT_ID.
 ggml::cpu::tensor_traits * lctx_cpu_experts(ggml_type type);
 
 // Whether the weight of op shall stay as a file holds it: ggml would repack it for products that are slower than those for plain ones.

@@ -81,6 +81,15 @@ static inline void lctx_fifth_bits(const uint8_t * packed, uint8_t * bytes) {
     }
 }
 
+// To 32 bytes, above their nibbles: the bits of `mask` from bit number `first` of each packed byte.
+static inline void lctx_add_upper_bits(const uint8_t * packed, int first, uint8_t mask, uint8_t * bytes) {
+    lctx_bytes<32> all, to;
+    memcpy(&all, packed, sizeof(all));
+    memcpy(&to, bytes, sizeof(to));
+    to |= (all >> (uint8_t)first & mask) << 4;
+    memcpy(bytes, &to, sizeof(to));
+}
+
 template <> struct lctx_weight<GGML_TYPE_Q4_0> : lctx_weight_shape<32, 32, 4, 8, false> {
     typedef block_q4_0 block;
     static void unpack(const block & b, uint8_t * bytes, float * scales, float *) {
@@ -158,11 +167,12 @@ static inline lctx_four_scales lctx_unpack_scales(const uint8_t * packed, int ha
 }
 
 static inline void lctx_scales_and_mins(const uint8_t * packed, ggml_half d_min, float * scales, float * mins) {
+    const lctx_four_scales first = lctx_unpack_scales(packed, 0), second = lctx_unpack_scales(packed, 1);
+    const uint32_t all[4] = {first.scales, second.scales, first.mins, second.mins};
     const float min = -lctx_from_half(d_min);
     for (int g = 0; g < 8; g++) {
-        const lctx_four_scales four = lctx_unpack_scales(packed, g / 4);
-        scales[g] = (float)(four.scales >> 8 * (g % 4) & 255);
-        mins[g] = min * (float)(four.mins >> 8 * (g % 4) & 255);
+        scales[g] = (float)((const uint8_t *)all)[g];
+        mins[g] = min * (float)((const uint8_t *)all)[8 + g];
     }
 }
 
@@ -189,9 +199,7 @@ template <> struct lctx_weight<GGML_TYPE_Q5_K> : lctx_weight_shape<256, 32, 5, 0
         lctx_scales_and_mins(b.scales, b.dmin, scales, mins);
         lctx_four_nibbles(b.qs, bytes);
         for (int g = 0; g < 8; g++) {
-            for (int i = 0; i < 32; i++) {
-                bytes[32 * g + i] |= (b.qh[i] >> g & 1) << 4;
-            }
+            lctx_add_upper_bits(b.qh, g, 1, bytes + 32 * g);
         }
     }
 };
@@ -207,9 +215,7 @@ template <> struct lctx_weight<GGML_TYPE_Q6_K> : lctx_weight_shape<256, 16, 6, 3
             const uint8_t *low = b.ql + 64 * half, *high = b.qh + 32 * half;
             lctx_nibbles<64>(low, bytes + 128 * half);
             for (int quarter = 0; quarter < 4; quarter++) {
-                for (int i = 0; i < 32; i++) {
-                    bytes[128 * half + 32 * quarter + i] |= (high[i] >> 2 * quarter & 3) << 4;
-                }
+                lctx_add_upper_bits(high, 2 * quarter, 3, bytes + 128 * half + 32 * quarter);
             }
         }
     }
@@ -237,56 +243,77 @@ struct lctx_panel {
     int16_t * int_scales;
 };
 
-// A block of row r: its bytes, and its scales and minima to their place in the panel.
-template <class W>
-static inline void lctx_fill_block(const lctx_panel & panel, const typename W::block & block, int64_t k, int r, uint8_t * bytes) {
-    constexpr int N_GROUP = W::N / W::GROUP;
-    float scales[N_GROUP], mins[N_GROUP], d = 1.0f;
-    W::unpack(block, bytes, scales, mins);
-    if constexpr (N_GROUP > 1) {
-        d = W::d(block);
-    }
-    if (lctx_int_scales<W>) {
-        panel.scales[k / W::N * LCTX_VL + r] = d;
-    }
-    for (int g = 0; g < N_GROUP; g++) {
-        const int64_t at = (k / W::GROUP + g) * LCTX_VL + r;
-        if (lctx_int_scales<W>) {
-            panel.int_scales[2 * at] = panel.int_scales[2 * at + 1] = (int16_t)scales[g];
-        } else {
-            panel.scales[at] = d * scales[g];
+constexpr int LCTX_STEP = 256;  // values of a row that become bytes at a time
+
+// Columns of a matrix [LCTX_VL][n], n a multiple of LCTX_VL, become rows: to[i * stride], for the first n_wanted.
+template <int N, typename F> static inline void lctx_each_transposed(const float (&from)[LCTX_VL][N], int64_t n_wanted, F && f) {
+    for (int i0 = 0; i0 < N && i0 < n_wanted; i0 += LCTX_VL) {
+        lctx_vf columns[LCTX_VL];
+        for (int r = 0; r < LCTX_VL; r++) {
+            columns[r] = lctx_vload(from[r] + i0);
         }
-        if (W::HAS_MIN) {
-            panel.mins[at] = mins[g];
+        lctx_vtranspose(columns);
+        for (int i = 0; i < LCTX_VL && i0 + i < n_wanted; i++) {
+            f(i0 + i, columns[i]);
         }
     }
 }
 
+// LCTX_STEP values of rows on their way into a panel.
+template <class W> struct lctx_step {
+    static constexpr int N_GROUP = LCTX_STEP / W::GROUP, N_PADDED = (N_GROUP + LCTX_VL - 1) / LCTX_VL * LCTX_VL;
+    alignas(64) float bytes[LCTX_VL][LCTX_STEP / 4];  // four to a lane
+    alignas(64) float scales[LCTX_VL][N_PADDED], mins[LCTX_VL][N_PADDED], d[LCTX_VL];
+
+    // The n values of row number r that begin with a block.
+    void unpack(int r, const typename W::block * blocks, int64_t n) {
+        constexpr int IN_BLOCK = W::N / W::GROUP;
+        for (int64_t k = 0; k < n; k += W::N, blocks++) {
+            const int64_t g = k / W::GROUP;
+            W::unpack(*blocks, (uint8_t *)bytes[r] + k, scales[r] + g, mins[r] + g);
+            if constexpr (IN_BLOCK > 1) {
+                d[r] = W::d(*blocks);
+                for (int i = 0; i < IN_BLOCK && !lctx_int_scales<W>; i++) {
+                    scales[r][g + i] *= d[r];
+                }
+            }
+        }
+    }
+    // n values of all rows to their place, from value k0 on.
+    void put(const lctx_panel & panel, int64_t k0, int64_t n) const {
+        const int64_t n_group = n / W::GROUP, first = k0 / W::GROUP * LCTX_VL;
+        lctx_each_transposed(bytes, n / 4,
+                             [&](int64_t i, lctx_vf four) { lctx_vstore((float *)(panel.bytes + (k0 + 4 * i) * LCTX_VL), four); });
+        lctx_each_transposed(scales, n_group, [&](int64_t i, lctx_vf of_group) {
+            if constexpr (lctx_int_scales<W>) {
+                const lctx_vi twice = (__builtin_convertvector(of_group, lctx_vi) & 0xffff) * 0x10001;
+                memcpy(panel.int_scales + 2 * (first + i * LCTX_VL), &twice, sizeof(twice));
+            } else {
+                lctx_vstore(panel.scales + first + i * LCTX_VL, of_group);
+            }
+        });
+        if constexpr (W::HAS_MIN) {
+            lctx_each_transposed(mins, n_group, [&](int64_t i, lctx_vf min) { lctx_vstore(panel.mins + first + i * LCTX_VL, min); });
+        }
+        if constexpr (lctx_int_scales<W>) {
+            lctx_vstore(panel.scales + k0 / W::N * LCTX_VL, lctx_vload(d));
+        }
+    }
+};
+
 // Fill a panel with n_rows <= LCTX_VL rows; lanes behind them repeat the last one.
 template <class W> static void lctx_fill_panel(const lctx_panel & panel, const char * rows, size_t row_size, int n_rows, int64_t k_dim) {
-    constexpr int STEP = 256;
-    constexpr size_t STEP_BYTES = STEP / W::N * sizeof(typename W::block);
-    alignas(64) uint8_t bytes[LCTX_VL][STEP] = {};
-    for (int64_t k0 = 0; k0 < k_dim; k0 += STEP) {
-        const int64_t n = std::min<int64_t>(STEP, k_dim - k0);
+    constexpr size_t STEP_BYTES = LCTX_STEP / W::N * sizeof(typename W::block);
+    lctx_step<W> step = {};
+    for (int64_t k0 = 0; k0 < k_dim; k0 += LCTX_STEP) {
+        const int64_t n = std::min<int64_t>(LCTX_STEP, k_dim - k0);
         for (int r = 0; r < LCTX_VL; r++) {
-            const char * row = rows + std::min(r, n_rows - 1) * row_size;
+            const char * at = rows + std::min(r, n_rows - 1) * row_size + k0 / W::N * sizeof(typename W::block);
             for (size_t byte = 0; byte < STEP_BYTES; byte += 64) {  // the next panel's, into the second-level cache
-                __builtin_prefetch(row + k0 / W::N * sizeof(typename W::block) + LCTX_VL * row_size + byte, 0, 2);
+                __builtin_prefetch(at + LCTX_VL * row_size + byte, 0, 2);
             }
-            for (int64_t k = 0; k < n; k += W::N) {
-                lctx_fill_block<W>(panel, ((const typename W::block *)row)[(k0 + k) / W::N], k0 + k, r, bytes[r] + k);
-            }
+            step.unpack(r, (const typename W::block *)at, n);
         }
-        for (int64_t k = 0; k < n; k += LCTX_VL * 4) {
-            lctx_vf columns[LCTX_VL];
-            for (int r = 0; r < LCTX_VL; r++) {
-                memcpy(&columns[r], bytes[r] + k, sizeof(lctx_vf));
-            }
-            lctx_vtranspose(columns);
-            for (int d = 0; d < LCTX_VL && k + 4 * d < n; d++) {
-                memcpy(panel.bytes + (k0 + k + 4 * d) * LCTX_VL, &columns[d], sizeof(lctx_vf));
-            }
-        }
+        step.put(panel, k0, n);
     }
 }
