@@ -94,10 +94,12 @@ template <class WAY> class matrix_rows {
     }
     void sort() const {}
     int64_t count() const { return op->src[0]->ne[1]; }
-    void multiply(int64_t row) const {
+    void multiply(int64_t first, int64_t end) const {
         const ggml_tensor * w = op->src[0];
-        const char * at = (const char *)w->data + row * w->nb[1];
-        multiply_row<WAY>(at, w->ne[0], all, op->src[1]->ne[1], (float *)op->data + row, op->nb[1] / sizeof(float));
+        for (int64_t row = first; row < end; row++) {
+            const char * at = (const char *)w->data + row * w->nb[1];
+            multiply_row<WAY>(at, w->ne[0], all, op->src[1]->ne[1], (float *)op->data + row, op->nb[1] / sizeof(float));
+        }
     }
 
   private:
@@ -111,15 +113,11 @@ template <class WAY> class expert_rows {
     expert_rows(const ggml_tensor * op, const byte_columns<WAY> & columns, lctx_parts & at) : op(op), columns(columns), matrices(op, at) {}
     void sort() const { matrices.sort(); }
     int64_t count() const { return matrices.n_tile() * n_row(); }
-    void multiply(int64_t i) {
-        if (i / n_row() != tile) {
-            take(i / n_row());
-        }
-        float products[LCTX_TILE];
-        const int64_t row = i % n_row();
-        multiply_row<WAY>(rows + row * op->src[0]->nb[1], op->src[0]->ne[0], mine, ends.n, products, 1);
-        for (int c = 0; c < ends.n; c++) {
-            ends.out[c][row] = products[c];
+    void multiply(int64_t first, int64_t end) const {
+        for (int64_t n = 0; first < end; first += n) {
+            const int64_t tile = first / n_row(), row = first % n_row();
+            n = std::min(end - first, n_row() - row);
+            multiply_tile(tile, row, row + n);
         }
     }
 
@@ -127,18 +125,21 @@ template <class WAY> class expert_rows {
     const ggml_tensor * op;
     const byte_columns<WAY> columns;
     const lctx_expert_matrices matrices;
-    int64_t tile = -1;  // that this thread works on, with what is known of it
-    const char * rows;
-    lctx_tile_ends ends;
-    typename WAY::column mine[LCTX_TILE];
 
     int64_t n_row() const { return op->src[0]->ne[1]; }
-    void take(int64_t next) {
-        tile = next;
-        rows = matrices.matrix_of(tile).rows;
-        ends = matrices.tile(tile);
+    void multiply_tile(int64_t tile, int64_t first, int64_t end) const {
+        const lctx_tile_ends ends = matrices.tile(tile);
+        typename WAY::column of_tile[LCTX_TILE];
         for (int c = 0; c < ends.n; c++) {
-            mine[c] = columns.at(matrices.column(tile, c));
+            of_tile[c] = columns.at(matrices.column(tile, c));
+        }
+        const char * at = matrices.matrix_of(tile).rows + first * op->src[0]->nb[1];
+        for (int64_t row = first; row < end; row++, at += op->src[0]->nb[1]) {
+            float products[LCTX_TILE];
+            multiply_row<WAY>(at, op->src[0]->ne[0], of_tile, ends.n, products, 1);
+            for (int c = 0; c < ends.n; c++) {
+                ends.out[c][row] = products[c];
+            }
         }
     }
 };
@@ -156,7 +157,7 @@ template <class WAY, template <class> class ROWS> class few_product : public ggm
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         lctx_parts parts{GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN)};
         const byte_columns<WAY> columns(op, parts);
-        ROWS<WAY> rows(op, columns, parts);
+        const ROWS<WAY> rows(op, columns, parts);
         columns.fill(params->ith, params->nth);
         if (params->ith == 0) {
             rows.sort();
@@ -165,9 +166,7 @@ template <class WAY, template <class> class ROWS> class few_product : public ggm
         ggml_barrier(params->threadpool);
         const lctx_takes takes(rows.count(), 1, params->nth);
         for (int64_t take = params->ith; takes.first(take) < rows.count(); take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-            for (int64_t row = takes.first(take), end = takes.first(take + 1); row < end; row++) {
-                rows.multiply(row);
-            }
+            rows.multiply(takes.first(take), takes.first(take + 1));
         }
         return true;
     }
