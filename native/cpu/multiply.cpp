@@ -49,38 +49,33 @@ template <class W> struct plan {
     }
 };
 
-template <class W, int NC = 4>
+template <class W>
 void multiply_columns(const lctx_panel & p, const lctx_columns & x, int64_t k_dim, int n_rows, const lctx_tile_ends & ends, int64_t row) {
-    if constexpr (NC < LCTX_TILE) {
-        if (ends.n > NC) {
-            return multiply_columns<W, NC + 4>(p, x, k_dim, n_rows, ends, row);
-        }
-    }
-    lctx_multiply_tile<W, NC>(p, x, k_dim, n_rows, ends, row);
+    const auto by = ends.n > LCTX_HALF_TILE ? lctx_multiply_tile<W, LCTX_TILE> : lctx_multiply_tile<W, LCTX_HALF_TILE>;
+    by(p, x, k_dim, n_rows, ends, row);
 }
 
 // With so few columns there is a way without panels.
 template <class W> constexpr int64_t STRAIGHT_COLUMNS = 0;
 
-// Rows [first, end) of a weight with such columns.
-template <class W> void multiply_straight(const ggml_tensor *, const lctx_columns &, int64_t, int64_t) {}
+// Rows [first, end) of a matrix with such columns.
+template <class W>
+void multiply_straight(const ggml_tensor *, const char *, const lctx_columns &, const lctx_tile_ends &, int64_t, int64_t) {}
 
 #if LCTX_HAS_STRAIGHT
 template <> constexpr int64_t STRAIGHT_COLUMNS<lctx_weight<GGML_TYPE_Q8_0>> = LCTX_STRAIGHT_COLUMNS;
 
-template <>
-void multiply_straight<lctx_weight<GGML_TYPE_Q8_0>>(const ggml_tensor * op, const lctx_columns & x, int64_t first, int64_t end) {
-    const ggml_tensor * w = op->src[0];
-    const int64_t n_columns = op->src[1]->ne[1], out_row = op->nb[1] / sizeof(float);
+template <> void multiply_straight<lctx_weight<GGML_TYPE_Q8_0>>(const ggml_tensor * w, const char * matrix, const lctx_columns & x,
+                                                                const lctx_tile_ends & ends, int64_t first, int64_t end) {
     static constexpr decltype(&lctx_multiply_four<1>) BY_COLUMNS[LCTX_STRAIGHT_COLUMNS] = {lctx_multiply_four<1>, lctx_multiply_four<2>,
                                                                                            lctx_multiply_four<3>};
     for (int64_t row = first; row < end; row += LCTX_STRAIGHT_ROWS) {
         const block_q8_0 * rows[LCTX_STRAIGHT_ROWS];
         for (int r = 0; r < LCTX_STRAIGHT_ROWS; r++) {
-            rows[r] = (const block_q8_0 *)((const char *)w->data + std::min(row + r, end - 1) * w->nb[1]);
+            rows[r] = (const block_q8_0 *)(matrix + std::min(row + r, end - 1) * w->nb[1]);
         }
         const int n_rows = (int)std::min<int64_t>(LCTX_STRAIGHT_ROWS, end - row);
-        BY_COLUMNS[n_columns - 1](rows, w->ne[0] / QK8_0, x, n_rows, (float *)op->data + row, out_row);
+        BY_COLUMNS[ends.n - 1](rows, w->ne[0] / QK8_0, x, n_rows, ends, row);
     }
 }
 #endif
@@ -111,22 +106,18 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
         ggml_barrier(params->threadpool);
-        if (is_straight(op)) {
-            const lctx_takes takes(p.n_rows, LCTX_STRAIGHT_ROWS, params->nth);
-            for (int64_t take = params->ith; takes.first(take) < p.n_rows; take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-                multiply_straight<W>(op, columns(p, base, 0), takes.first(take), takes.first(take + 1));
-            }
+        if (m.most_columns() <= STRAIGHT_COLUMNS<W>) {
+            multiply_straight(params, op->src[0], m, p, base);
             return true;
         }
         const uintptr_t own = base + m.max_tile() * p.columns_size() + params->ith * p.max_panel * p.panel_size();
         for (int64_t i = params->ith; i < m.n_matrix() * p.n_chunk; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-            multiply(m, m.matrix(i / p.n_chunk), p, base, own, op->src[0]->nb[1], i % p.n_chunk);
+            multiply(op->src[0], m, m.matrix(i / p.n_chunk), p, base, own, i % p.n_chunk);
         }
         return true;
     }
 
   private:
-    static bool is_straight(const ggml_tensor * op) { return !MATRICES::SORTED && op->src[1]->ne[1] <= STRAIGHT_COLUMNS<W>; }
     static lctx_columns columns(const plan<W> & p, uintptr_t base, int64_t tile) {
         lctx_parts at{base + tile * p.columns_size()};
         return p.columns(at);
@@ -143,13 +134,32 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
             lctx_fill_columns<W>(columns(p, base, tile), ends, i % n_block * W::N);
         }
     }
-    static void multiply(const MATRICES & m, const lctx_matrix & w, const plan<W> & p, uintptr_t base, uintptr_t own, size_t row_size,
-                         int64_t chunk) {
+    // Every matrix has a tile at most: threads take rows of all of them, one after the other.
+    static void multiply_straight(const ggml_compute_params * params, const ggml_tensor * weight, const MATRICES & m, const plan<W> & p,
+                                  uintptr_t base) {
+        const lctx_takes takes(m.n_tile() * p.n_rows, LCTX_STRAIGHT_ROWS, params->nth);
+        int64_t take = params->ith;
+        for (int64_t first = takes.first(take); first < m.n_tile() * p.n_rows; first = takes.first(take)) {
+            for (const int64_t end = takes.first(take + 1); first < end;) {
+                const int64_t tile = first / p.n_rows, row = first % p.n_rows, n = std::min(end - first, p.n_rows - row);
+                ::multiply_straight<W>(weight, m.matrix_of(tile).rows, columns(p, base, tile), m.tile(tile), row, row + n);
+                first += n;
+            }
+            take = ggml_threadpool_chunk_add(params->threadpool, 1);
+        }
+    }
+    static void multiply(const ggml_tensor * weight, const MATRICES & m, const lctx_matrix & w, const plan<W> & p, uintptr_t base,
+                         uintptr_t own, int64_t chunk) {
         if (w.first == w.end) {
             return;
         }
+        const size_t row_size = weight->nb[1];
         const auto first_row = [&](int64_t i) { return (chunk * p.n_panel + i) * LCTX_VL; };
         const auto n_rows = [&](int64_t i) { return (int)std::min<int64_t>(LCTX_VL, p.n_rows - first_row(i)); };
+        if (w.first + 1 == w.end && m.tile(w.first).n <= STRAIGHT_COLUMNS<W>) {
+            return ::multiply_straight<W>(weight, w.rows, columns(p, base, w.first), m.tile(w.first), first_row(0),
+                                          std::min(p.n_rows, first_row(p.n_panel)));
+        }
         lctx_parts at{own};
         lctx_panel panels[MAX_PANEL];
         const int64_t n = std::min<int64_t>(p.n_panel, (p.n_rows - first_row(0) + LCTX_VL - 1) / LCTX_VL);
@@ -186,7 +196,7 @@ template <ggml_type TYPE> constexpr entry entry_of(int64_t min_columns, bool wit
 constexpr int64_t AFTER_FEW_32 = std::max<int64_t>(LCTX_FEW_COLUMNS_32 + 1, 4);
 constexpr int64_t AFTER_FEW_256 = std::max<int64_t>(LCTX_FEW_COLUMNS_256 + 1, 8);
 // Columns of an expert, on the average, from which on panels are the faster way: than those of multiply-few.cpp, and than ggml's where a
-// type has none.
+// type has none. With those that have a straight way, always.
 constexpr int64_t AFTER_FEW_OF_EXPERT = 8, AFTER_GGML_OF_EXPERT = 3;
 
 constexpr entry PRODUCTS[] = {
@@ -218,7 +228,7 @@ ggml::cpu::tensor_traits * way_of_matrix(const entry & e, const ggml_tensor * op
 ggml::cpu::tensor_traits * way_of_experts(const entry & e, const ggml_tensor * op) {
     const ggml_tensor * ids = op->src[2];
     ggml::cpu::tensor_traits * few = lctx_cpu_experts(e.type);
-    const int64_t least = few ? AFTER_FEW_OF_EXPERT : AFTER_GGML_OF_EXPERT;
+    const int64_t least = few ? AFTER_FEW_OF_EXPERT : e.min_columns == 1 ? 0 : AFTER_GGML_OF_EXPERT;
     return ids->ne[0] * ids->ne[1] >= least * op->src[0]->ne[2] ? e.expert_panels() : few;
 }
 

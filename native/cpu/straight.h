@@ -2,6 +2,7 @@
 // so a column has the same bits however many columns there are.
 #pragma once
 
+#include "ahead.h"
 #include "bytes.h"
 
 constexpr int LCTX_STRAIGHT_ROWS = 4;  // that are read together
@@ -19,15 +20,16 @@ static inline __m256i lctx_dot(__m256i weights, __m256i column) {
 
 constexpr int LCTX_STRAIGHT_COLUMNS = 3;  // with more, panels are the faster way
 
-// rows: of n_block blocks each; n_rows of them are wanted. out[c * out_row + row].
+// rows: of n_block blocks each, the first of them number `row`; n_rows of them are wanted.
 template <int NC> static void lctx_multiply_four(const block_q8_0 * const (&rows)[LCTX_STRAIGHT_ROWS], int64_t n_block,
-                                                 const lctx_columns & x, int n_rows, float * out, int64_t out_row) {
+                                                 const lctx_columns & x, int n_rows, const lctx_tile_ends & ends, int64_t row) {
+    const int64_t four = LCTX_STRAIGHT_ROWS * n_block, n_ahead = (LCTX_AHEAD / sizeof(block_q8_0) + four - 1) / four * four;
     __m128 sums[NC] = {};
     for (int64_t b = 0; b < n_block; b++) {
         __m256i bytes[4];
 #pragma GCC unroll 4
         for (int r = 0; r < 4; r++) {
-            __builtin_prefetch(rows[r] + b + 4 * n_block, 0, 2);  // of the next four rows, into the second-level cache
+            __builtin_prefetch(rows[r] + b + n_ahead, 0, 2);  // of other four rows, into the second-level cache
             bytes[r] = _mm256_loadu_si256((const __m256i *)rows[r][b].qs) ^ _mm256_set1_epi8(-128);
         }
         const auto half = [&](int r) { return (short)rows[r][b].d; };
@@ -37,15 +39,15 @@ template <int NC> static void lctx_multiply_four(const block_q8_0 * const (&rows
             const __m256i column = _mm256_load_si256((const __m256i *)(x.bytes + (b * LCTX_TILE + c) * 32));
             const auto product = [&](int r) { return lctx_dot(bytes[r], column); };
             const __m256i halves = _mm256_hadd_epi32(_mm256_hadd_epi32(product(0), product(1)), _mm256_hadd_epi32(product(2), product(3)));
-            const __m128i four = _mm_add_epi32(_mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)),
-                                               _mm_set1_epi32(x.starts[b * LCTX_TILE + c]));
-            sums[c] += _mm_cvtepi32_ps(four) * (scales * _mm_set1_ps(x.scales[b * LCTX_TILE + c]));
+            const __m128i of_rows = _mm_add_epi32(_mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)),
+                                                  _mm_set1_epi32(x.starts[b * LCTX_TILE + c]));
+            sums[c] += _mm_cvtepi32_ps(of_rows) * (scales * _mm_set1_ps(x.scales[b * LCTX_TILE + c]));
         }
     }
 #pragma GCC unroll 4
     for (int c = 0; c < NC; c++) {
         const __m128 column = sums[c];
-        memcpy(out + c * out_row, &column, n_rows * sizeof(float));
+        memcpy(ends.out[c] + row, &column, n_rows * sizeof(float));
     }
 }
 
