@@ -2,6 +2,7 @@
 #include "multiply.h"
 
 #include "ggml-cpu-impl.h"
+#include "rowwise.h"
 #include "traits.h"
 
 #include <cstring>
@@ -18,8 +19,12 @@ class our_types : public ggml::cpu::extra_buffer_type {
     }
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
-        ggml::cpu::tensor_traits * repacked = inner->get_tensor_traits(op);
-        return repacked ? repacked : lctx_cpu_multiply(op);
+        for (ggml::cpu::tensor_traits * way : {inner->get_tensor_traits(op), lctx_cpu_multiply(op), lctx_cpu_rowwise(op)}) {
+            if (way) {
+                return way;
+            }
+        }
+        return nullptr;
     }
 
   private:

@@ -140,6 +140,22 @@ typedef struct lctx_multiply_args {
 
 int32_t lctx_multiply_run(lctx_multiply_args * args, char * err, size_t err_size);
 
+// An op on rows of floats (native/cpu/rowwise.cpp): with b [n_rows] each row of a times its number; with b [n_rows][n] the gate of gpt-oss.
+typedef struct lctx_rowwise_args {
+    int32_t n;
+    int32_t n_rows;
+    int32_t is_gate;
+    int32_t n_threads;
+    float alpha;  // of the gate
+    float limit;
+    const float * a;  // [n_rows][n]
+    const float * b;
+    float * out;      // [n_rows][n]
+    int32_t is_ours;  // result: 1 when native/cpu/rowwise.cpp computed it, 0: ggml
+} lctx_rowwise_args;
+
+int32_t lctx_rowwise_run(lctx_rowwise_args * args, char * err, size_t err_size);
+
 // What the machine can do at most, measured: each the best of a few runs with n_threads.
 typedef struct lctx_roofline_args {
     int32_t n_threads;

@@ -1,0 +1,11 @@
+// Ops on rows of floats beside ggml's.
+#pragma once
+
+#include "ggml.h"
+
+namespace ggml::cpu {
+class tensor_traits;
+}
+
+// What computes op here: rows times a number each, or the gate of gpt-oss's experts; or NULL.
+ggml::cpu::tensor_traits * lctx_cpu_rowwise(const ggml_tensor * op);
