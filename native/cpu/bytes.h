@@ -77,10 +77,10 @@ struct lctx_tile_ends {
 
 constexpr int LCTX_HALF_TILE = LCTX_TILE / 2;  // what is multiplied when there are no more columns
 
-// Bytes of the columns of a tile, values [k0, k0 + N): symmetric, by the largest value. Columns that are multiplied in vain become zeros.
+// Bytes of the columns of a tile, values [k0, k0 + N): symmetric, by the largest value. Columns from ends.n to n_column become zeros.
 // A value that is not finite makes its scale NaN.
-template <class W> static void lctx_fill_columns(const lctx_columns & to, const lctx_tile_ends & ends, int64_t k0) {
-    for (int c = 0; c < (ends.n > LCTX_HALF_TILE ? LCTX_TILE : LCTX_HALF_TILE); c++) {
+template <class W> static void lctx_fill_columns(const lctx_columns & to, const lctx_tile_ends & ends, int n_column, int64_t k0) {
+    for (int c = 0; c < n_column; c++) {
         static constexpr float ZEROS[W::N] = {};
         const float * values = c < ends.n ? ends.x[c] + k0 : ZEROS;
         const lctx_scale scale = lctx_scale_of(values, W::N);

@@ -147,20 +147,20 @@ template <class WAY> class expert_rows {
 // Columns become bytes once; then threads take rows, of which ROWS says how many there are and what each is multiplied with.
 template <class WAY, template <class> class ROWS> class few_product : public ggml::cpu::tensor_traits {
   public:
-    bool work_size(int, const ggml_tensor * op, size_t & size) override {
-        lctx_parts parts{0};
-        const byte_columns<WAY> columns(op, parts);
-        const ROWS<WAY> rows(op, columns, parts);
-        size = LCTX_PART_ALIGN + parts.used;
+    bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
+        lctx_parts shared{0};
+        const byte_columns<WAY> columns(op, shared);
+        size = LCTX_PART_ALIGN + shared.used + n_threads * own_size(op);
         return true;
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
-        lctx_parts parts{GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN)};
-        const byte_columns<WAY> columns(op, parts);
-        const ROWS<WAY> rows(op, columns, parts);
+        lctx_parts shared{GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN)};
+        const byte_columns<WAY> columns(op, shared);
+        lctx_parts own{shared.base + shared.used + params->ith * own_size(op)};
+        const ROWS<WAY> rows(op, columns, own);
+        rows.sort();
         columns.fill(params->ith, params->nth);
         if (params->ith == 0) {
-            rows.sort();
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
         ggml_barrier(params->threadpool);
@@ -169,6 +169,14 @@ template <class WAY, template <class> class ROWS> class few_product : public ggm
             rows.multiply(takes.first(take), takes.first(take + 1));
         }
         return true;
+    }
+
+  private:
+    static size_t own_size(const ggml_tensor * op) {
+        lctx_parts shared{0}, own{0};
+        const byte_columns<WAY> columns(op, shared);
+        const ROWS<WAY> rows(op, columns, own);
+        return own.used;
     }
 };
 

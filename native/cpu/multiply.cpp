@@ -80,39 +80,36 @@ template <> void multiply_straight<lctx_weight<GGML_TYPE_Q8_0>>(const ggml_tenso
 }
 #endif
 
-// The work buffer: what MATRICES keeps, the columns of all tiles, and the panels of each thread.
+// The work buffer: the columns of all tiles, and for each thread what MATRICES keeps and its panels.
 template <class W, class MATRICES> class product : public ggml::cpu::tensor_traits {
   public:
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
         const plan<W> p(op, n_threads);
-        lctx_parts at{0};
-        const MATRICES m(op, at);
-        size = LCTX_PART_ALIGN + at.used + m.max_tile() * p.columns_size() + n_threads * p.max_panel * p.panel_size();
+        lctx_parts own{0};
+        const MATRICES m(op, own);
+        size = LCTX_PART_ALIGN + m.max_tile() * p.columns_size() + n_threads * (own.used + p.max_panel * p.panel_size());
         return true;
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         const plan<W> p(op, params->nth);
-        lctx_parts at{GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN)};
-        const MATRICES m(op, at);
-        const uintptr_t base = at.base + at.used;
-        if (MATRICES::SORTED) {
-            if (params->ith == 0) {
-                m.sort();
-            }
-            ggml_barrier(params->threadpool);
-        }
-        quantize(params, m, p, base);
+        const uintptr_t base = GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN);
+        lctx_parts counted{0};
+        const size_t n_shared = MATRICES(op, counted).max_tile() * p.columns_size();
+        lctx_parts own{base + n_shared + params->ith * (counted.used + p.max_panel * p.panel_size())};
+        const MATRICES m(op, own);
+        m.sort();
+        const bool is_straight = m.most_columns() <= STRAIGHT_COLUMNS<W>;
+        quantize(params, m, p, base, is_straight ? 1 : LCTX_HALF_TILE);
         if (params->ith == 0) {
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
         ggml_barrier(params->threadpool);
-        if (m.most_columns() <= STRAIGHT_COLUMNS<W>) {
+        if (is_straight) {
             multiply_straight(params, op->src[0], m, p, base);
             return true;
         }
-        const uintptr_t own = base + m.max_tile() * p.columns_size() + params->ith * p.max_panel * p.panel_size();
         for (int64_t i = params->ith; i < m.n_matrix() * p.n_chunk; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-            multiply(op->src[0], m, m.matrix(i / p.n_chunk), p, base, own, i % p.n_chunk);
+            multiply(op->src[0], m, m.matrix(i / p.n_chunk), p, base, own.base + own.used, i % p.n_chunk);
         }
         return true;
     }
@@ -122,7 +119,8 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
         lctx_parts at{base + tile * p.columns_size()};
         return p.columns(at);
     }
-    static void quantize(const ggml_compute_params * params, const MATRICES & m, const plan<W> & p, uintptr_t base) {
+    // unit: columns that are multiplied together at least.
+    static void quantize(const ggml_compute_params * params, const MATRICES & m, const plan<W> & p, uintptr_t base, int unit) {
         const int64_t n_block = p.k_dim / W::N;
         lctx_tile_ends ends;
         for (int64_t i = params->ith, known = -1; i < m.n_tile() * n_block; i += params->nth) {
@@ -131,7 +129,7 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
                 ends = m.tile(tile);
                 known = tile;
             }
-            lctx_fill_columns<W>(columns(p, base, tile), ends, i % n_block * W::N);
+            lctx_fill_columns<W>(columns(p, base, tile), ends, (ends.n + unit - 1) / unit * unit, i % n_block * W::N);
         }
     }
     // Every matrix has a tile at most: threads take rows of all of them, one after the other.

@@ -16,7 +16,6 @@ struct lctx_matrix {
 
 // GGML_OP_MUL_MAT: one matrix and all columns.
 struct lctx_one_matrix {
-    static constexpr bool SORTED = false;
     const ggml_tensor * op;
 
     lctx_one_matrix(const ggml_tensor * op, lctx_parts &) : op(op) {}
@@ -47,7 +46,6 @@ struct lctx_one_matrix {
 // GGML_OP_MUL_MAT_ID: ids [n_used, n_token] names the experts of a token, each of which has a column for itself or one that all share. The
 // pairs of a token and an expert are sorted by expert: each expert has tiles of its own.
 struct lctx_expert_matrices {
-    static constexpr bool SORTED = true;
     const ggml_tensor * op;
 
     lctx_expert_matrices(const ggml_tensor * op, lctx_parts & at)
@@ -62,7 +60,7 @@ struct lctx_expert_matrices {
     int64_t n_tile() const { return first_tile[n_matrix()]; }
     int64_t most_columns() const { return *std::max_element(n_of, n_of + n_matrix()); }
 
-    // By one thread, before anything else is asked.
+    // Before anything else is asked; every thread for itself, which is sooner done than waiting for one.
     void sort() const {
         std::fill_n(n_of, n_matrix(), 0);
         for (int64_t pair = 0; pair < n_pair(); pair++) {
