@@ -132,6 +132,16 @@ struct lctx_summary_block {
     int n;
 };
 
+// s[chunk][column] (+)= few[column][chunk]
+static inline void lctx_put_few(const lctx_columns & columns, int n, const float * few, float * s, bool add) {
+    for (int x = 0; x < n; x++) {
+        for (int c = 0; c < columns.n_pad; c++) {
+            float & to = s[(size_t)x * columns.n_pad + c];
+            to = (add ? to : 0.0f) + (c < columns.n ? few[c * LCTX_BLOCK + x] : 0.0f);
+        }
+    }
+}
+
 // s[chunk][column] (+)= summary . query
 static inline void lctx_multiply(const lctx_columns & columns, const lctx_summary_block & b, float * s, bool add,
                                  const lctx_select_scratch & w) {
@@ -140,29 +150,42 @@ static inline void lctx_multiply(const lctx_columns & columns, const lctx_summar
         return lctx_scores(columns, w.k, columns.dim, b.n, s, add);
     }
     lctx_few_scores({GGML_TYPE_F16, b.stride, b.first, b.next}, b.n, columns.q, columns.n, columns.dim, w.few);
-    for (int x = 0; x < b.n; x++) {
-        for (int c = 0; c < columns.n_pad; c++) {
-            float & to = s[(size_t)x * columns.n_pad + c];
-            to = (add ? to : 0.0f) + (c < columns.n ? w.few[c * LCTX_BLOCK + x] : 0.0f);
-        }
+    lctx_put_few(columns, b.n, w.few, s, add);
+}
+
+// others = log(n_other * exp(others) + exp(outlier)), n values, a multiple of LCTX_VL.
+static inline void lctx_add_outliers(float * others, const float * outlier, int n, int n_other) {
+    const lctx_vf log_n = lctx_vset(logf(n_other));
+    for (int i = 0; i < n; i += LCTX_VL) {
+        lctx_vstore(others + i, lctx_vlog_sum(lctx_vload(others + i) + log_n, lctx_vload(outlier + i)));
     }
 }
 
 // s[chunk][column] (+)= log(n_other * exp(others . query) + exp(outlier . query))
 static inline void lctx_multiply_both(const lctx_query_columns & q, const lctx_summary_block & b, float * s, bool add) {
+    const lctx_columns & columns = q.columns;
+    const lctx_summary_block outliers = {b.first + columns.dim * sizeof(ggml_fp16_t), nullptr, b.stride, b.n};
     float *others = q.w.parts, *outlier = q.w.parts + LCTX_BLOCK * LCTX_MAX_COLUMNS;
-    lctx_multiply(q.columns, b, others, false, q.w);
-    lctx_multiply(q.narrow, {b.first + q.columns.dim * sizeof(ggml_fp16_t), nullptr, b.stride, b.n}, outlier, false, q.w);
-    const lctx_vf log_n = lctx_vset(logf(q.a.chunks.n_other()));
-    for (int i = 0; i < b.n * q.columns.n_pad; i += LCTX_VL) {
-        const lctx_vf score = lctx_vlog_sum(lctx_vload(others + i) + log_n, lctx_vload(outlier + i));
-        lctx_vstore(s + i, add ? lctx_vload(s + i) + score : score);
+    if (columns.few()) {
+        lctx_few_scores({GGML_TYPE_F16, b.stride, b.first, b.next}, b.n, columns.q, columns.n, columns.dim, others);
+        lctx_few_scores({GGML_TYPE_F16, b.stride, outliers.first, nullptr}, b.n, q.narrow.q, columns.n, q.narrow.dim, outlier);
+        for (int c = 0; c < columns.n; c++) {
+            lctx_add_outliers(others + c * LCTX_BLOCK, outlier + c * LCTX_BLOCK, lctx_round_up(b.n, LCTX_VL), q.a.chunks.n_other());
+        }
+        return lctx_put_few(columns, b.n, others, s, add);
+    }
+    const int n = b.n * columns.n_pad;
+    lctx_multiply(columns, b, others, false, q.w);
+    lctx_multiply(q.narrow, outliers, outlier, false, q.w);
+    lctx_add_outliers(others, outlier, n, q.a.chunks.n_other());
+    for (int i = 0; i < n; i += LCTX_VL) {
+        lctx_vstore(s + i, add ? lctx_vload(s + i) + lctx_vload(others + i) : lctx_vload(others + i));
     }
 }
 
-// Chunks [first, end).
+// Chunks [first, end); next: the first one that this thread scores after them, or -1.
 struct lctx_chunk_range {
-    int first, end;
+    int first, end, next;
 };
 
 // s[chunk][column] (+)= scores of some chunks
@@ -172,7 +195,8 @@ static inline void lctx_score_chunks(const lctx_query_columns & q, const char * 
     for (int i = r.first; i < r.end; i += LCTX_BLOCK) {
         const int n = std::min(LCTX_BLOCK, r.end - i);
         const char * first = summaries + i * stride;
-        const lctx_summary_block b = {first, i + n < r.end ? first + n * stride : nullptr, stride, n};
+        const int next = i + n < r.end ? i + n : r.next;
+        const lctx_summary_block b = {first, next >= 0 ? summaries + next * stride : nullptr, stride, n};
         float * to = s + (size_t)i * q.columns.n_pad;
         if (q.a.chunks.has_outlier()) {
             lctx_multiply_both(q, b, to, add);

@@ -154,7 +154,7 @@ int n_scored(const lctx_select_args & a, const lctx_select_tile & t) {
 void select_tile(const lctx_select_args & a, const lctx_select_tile & t, const lctx_select_scratch & w) {
     const int n = n_scored(a, t);
     if (n > 0) {
-        lctx_score(a, t, {0, n}, w.s, w);
+        lctx_score(a, t, {0, n, -1}, w.s, w);
     }
     if (n > 0 && a.chunks.mass > 0.0f) {
         lctx_to_choices(a, t, n, w.s);
@@ -207,14 +207,15 @@ void select_tiles(const ggml_compute_params * params, const lctx_select_args & a
 // All threads for every token: they score PART chunks at a time, and then make one choice at a time. s: [n_tokens * n_tile][n_float]
 void select_shared(const ggml_compute_params * params, const lctx_select_args & a, const cut & c, float * s,
                    const lctx_select_scratch & w) {
-    constexpr int PART = LCTX_BLOCK;
+    constexpr int PART = LCTX_VL;  // these and the next ones fit in the first-level cache
     const int n_job = a.n_tokens * c.n_tile, n_part = (int)lctx_ceil_div(a.n_chunk_max, PART);
     const auto tile_of = [&](int job) { return c.at(a, job / c.n_tile, 1, job % c.n_tile); };
     const auto scores_of = [&](int job) { return s + job * c.n_float(a); };
     for (int64_t i = params->ith; i < (int64_t)n_job * n_part; i += params->nth) {
         const int job = (int)(i / n_part), first = (int)(i % n_part) * PART;
         const lctx_select_tile t = tile_of(job);
-        const lctx_chunk_range r = {first, std::min(first + PART, n_scored(a, t))};
+        const int n = n_scored(a, t), next = first + PART * params->nth;
+        const lctx_chunk_range r = {first, std::min(first + PART, n), next < n ? next : -1};
         if (r.first < r.end) {
             lctx_score(a, t, r, scores_of(job), w);
         }
