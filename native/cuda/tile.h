@@ -31,10 +31,10 @@ template <typename F> static __device__ __forceinline__ void lctx_cuda_with_rows
     }
 }
 
-// f(row, first element) for every 8 elements of ROWS rows, dealt to the threads.
-template <int ROWS, typename F> static __device__ __forceinline__ void lctx_cuda_each_8(int n_dim, F && f) {
-    const int n_step = n_dim / 8;
-    for (int i = (int)threadIdx.x; i < ROWS * n_step; i += (int)blockDim.x) {
+// f(row, first element) for every 8 elements of the groups of 16 rows that have one of [lo, hi), dealt to the threads.
+template <typename F> static __device__ __forceinline__ void lctx_cuda_each_8(int n_dim, int lo, int hi, F && f) {
+    const int n_step = n_dim / 8, end = (hi + 15) / 16 * 16 * n_step;
+    for (int i = lo / 16 * 16 * n_step + (int)threadIdx.x; i < end; i += (int)blockDim.x) {
         f(i / n_step, i % n_step * 8);
     }
 }
@@ -44,10 +44,10 @@ static __device__ __forceinline__ void lctx_cuda_put_8(uint16_t * to, const floa
                     lctx_pack_limited(x[6], x[7])};
 }
 
-// Begin to copy f16 rows [lo, hi) into a tile; the others become 0, for what is not read may be anything, and 0 times NaN is NaN.
-template <int ROWS, int DIM, typename Row>
-static __device__ void lctx_cuda_copy_rows(int n_dim, int lo, int hi, Row && row, uint16_t * tile) {
-    lctx_cuda_each_8<ROWS>(n_dim, [&](int i, int d) {
+// Begin to copy f16 rows [lo, hi) into a tile; the others of their groups of 16 become 0, for what is not read may be anything, and 0
+// times NaN is NaN.
+template <int DIM, typename Row> static __device__ void lctx_cuda_copy_rows(int n_dim, int lo, int hi, Row && row, uint16_t * tile) {
+    lctx_cuda_each_8(n_dim, lo, hi, [&](int i, int d) {
         uint16_t * to = tile + i * (DIM + 8) + d;
         if (i >= lo && i < hi) {
             lctx_copy_16(to, row(i) + d * sizeof(uint16_t));
@@ -57,11 +57,11 @@ static __device__ void lctx_cuda_copy_rows(int n_dim, int lo, int hi, Row && row
     });
 }
 
-// Rows of any type into a tile.
-template <int ROWS, int DIM, typename Row>
+// Rows of any type into a tile, in the same way.
+template <int DIM, typename Row>
 static __device__ void lctx_cuda_unpack_rows(ggml_type type, int n_dim, int lo, int hi, Row && row, uint16_t * tile) {
     lctx_cuda_with_rows(type, [&](auto rows) {
-        lctx_cuda_each_8<ROWS>(n_dim, [&](int i, int d) {
+        lctx_cuda_each_8(n_dim, lo, hi, [&](int i, int d) {
             float x[8] = {};
             if (i >= lo && i < hi) {
                 lctx_load_8<decltype(rows)>(row(i), d, x);
@@ -71,9 +71,9 @@ static __device__ void lctx_cuda_unpack_rows(ggml_type type, int n_dim, int lo, 
     });
 }
 
-// Begin to copy the bytes of a block as they are; rows of a page are a multiple of 16 bytes from its beginning.
-static __device__ __forceinline__ void lctx_cuda_copy_bytes(char * to, const char * from, size_t n) {
-    for (size_t i = threadIdx.x * 16; i < n; i += blockDim.x * 16) {
+// Begin to copy bytes [begin, end) of a block as they are, in steps of 16: a block has a multiple of 16 bytes.
+static __device__ __forceinline__ void lctx_cuda_copy_bytes(char * to, const char * from, size_t begin, size_t end) {
+    for (size_t i = begin / 16 * 16 + threadIdx.x * 16; i < end; i += blockDim.x * 16) {
         lctx_copy_16(to + i, from + i);
     }
 }

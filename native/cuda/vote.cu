@@ -233,11 +233,11 @@ template <typename S> __device__ void load_keys(const lctx_attend_args & a, cons
         return near ? lctx_near_row(a.cache, m.row[i], at.head_kv, at.seq) : lctx_key_row(a.cache, m.cell[i], at.head_kv, at.seq);
     };
     if (pool.type == GGML_TYPE_F16) {
-        lctx_cuda_copy_rows<S::ROWS, S::DIM>(a.head_dim_k, 0, n_open, row, m.k);
+        lctx_cuda_copy_rows<S::DIM>(a.head_dim_k, 0, n_open, row, m.k);
         lctx_copy_end_group();
         lctx_copy_wait<0>();
     } else {
-        lctx_cuda_unpack_rows<S::ROWS, S::DIM>(pool.type, a.head_dim_k, 0, n_open, row, m.k);
+        lctx_cuda_unpack_rows<S::DIM>(pool.type, a.head_dim_k, 0, n_open, row, m.k);
     }
 }
 
