@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cases import OP_CASES, SPECS
+from cases import TOLERANCE as TOLERANCES
 from op import POISON, make_inputs, run_native, run_oracle
 from session import assert_same
 from thinning import thin
@@ -42,7 +43,19 @@ def test_any_tile_of_any_width(n_tokens, head_dim):
             assert_same(got, want, TOLERANCE)
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "bf16", "f16", "q8_0"])
+@pytest.mark.parametrize("kv_type", [name for name in TOLERANCES if name.startswith("q")])
+def test_rows_of_few_bits_become_the_nearest_halves(emulated, kv_type):
+    """A query that reads one row gives it back; every second row of three blocks begins between two words."""
+    case = replace(OP_CASES[0], n_rows=4, n_tokens=4, head_dim_k=96, head_dim_v=96, type_k=kv_type, type_v=kv_type)
+    x = make_inputs(case)
+    x.seg_rows[:, 0] = [(row, row + 1) for row in range(4)]
+    cuda, _ = run_native(case, x)
+    emulated()
+    cpu, _ = run_native(case, x)
+    np.testing.assert_array_equal(cuda, cpu.astype(np.float16))
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "bf16", "f16", "q8_0", "q5_1"])
 def test_values_beyond_a_half_are_stored_as_the_largest(emulated, kv_type):
     case = replace(OP_CASES[0], n_rows=100, n_tokens=3, type_k="f32", type_v=kv_type)
     x = make_inputs(case)

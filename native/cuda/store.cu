@@ -98,7 +98,7 @@ template <typename F> __device__ void put_row(const lctx_pool_args & pool, char 
             lctx_transform_row(transformed, block, block);
         }
         const float x = block != 0 ? transformed[d % block] : d < dim ? element(d) : 0.0f;
-        put_32(pool.type, row, first, dim, lctx_limited(x));
+        put_32(pool.type, row, first, dim, lctx_limited(x, lctx_most_stored(pool.type)));
     }
 }
 

@@ -39,11 +39,6 @@ template <typename F> static __device__ __forceinline__ void lctx_cuda_each_8(in
     }
 }
 
-static __device__ __forceinline__ void lctx_cuda_put_8(uint16_t * to, const float (&x)[8]) {
-    *(uint4 *)to = {lctx_pack_limited(x[0], x[1]), lctx_pack_limited(x[2], x[3]), lctx_pack_limited(x[4], x[5]),
-                    lctx_pack_limited(x[6], x[7])};
-}
-
 // Begin to copy f16 rows [lo, hi) into a tile; the others of their groups of 16 become 0, for what is not read may be anything, and 0
 // times NaN is NaN.
 template <int DIM, typename Row> static __device__ void lctx_cuda_copy_rows(int n_dim, int lo, int hi, Row && row, uint16_t * tile) {
@@ -62,11 +57,8 @@ template <int DIM, typename Row>
 static __device__ void lctx_cuda_unpack_rows(ggml_type type, int n_dim, int lo, int hi, Row && row, uint16_t * tile) {
     lctx_cuda_with_rows(type, [&](auto rows) {
         lctx_cuda_each_8(n_dim, lo, hi, [&](int i, int d) {
-            float x[8] = {};
-            if (i >= lo && i < hi) {
-                lctx_load_8<decltype(rows)>(row(i), d, x);
-            }
-            lctx_cuda_put_8(tile + i * (DIM + 8) + d, x);
+            uint16_t * to = tile + i * (DIM + 8) + d;
+            *(uint4 *)to = i >= lo && i < hi ? lctx_load_halves<decltype(rows)>(row(i), d) : uint4{0, 0, 0, 0};
         });
     });
 }
