@@ -55,7 +55,27 @@ def test_rows_of_few_bits_become_the_nearest_halves(emulated, kv_type):
     np.testing.assert_array_equal(cuda, cpu.astype(np.float16))
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "bf16", "f16", "q8_0", "q5_1"])
+@thin
+@pytest.mark.parametrize("n_tokens", [1, 20])
+@pytest.mark.parametrize("largest", [7e4, 1e5, 1e8, 1e12])
+@pytest.mark.parametrize("kv_type", ["f32", "bf16"])
+def test_values_beyond_a_half_are_read_as_they_are(emulated, kv_type, largest, n_tokens):
+    """Up to 1e9; small ones beside them keep their precision, and NaN stays in its channel."""
+    case = replace(OP_CASES[0], n_rows=200, n_tokens=n_tokens, type_k="q8_0", type_v=kv_type)
+    x = make_inputs(case)
+    x.v[20, :, :32], x.v[150, :, 3], x.v[30, 0, 40] = largest, -largest, np.nan
+    cuda, _ = run_native(case, x)
+    emulated()
+    cpu, _ = run_native(case, x)
+    x.v[:] = np.clip(x.v, -1e9, 1e9)
+    want, _ = run_oracle(case, x)
+    for got in (cuda, cpu):
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+        for channels in (slice(0, 32), slice(32, 40), slice(41, 64)):
+            assert_same(got[..., channels], want[..., channels], 1e-2)
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q5_1"])
 def test_values_beyond_a_half_are_stored_as_the_largest(emulated, kv_type):
     case = replace(OP_CASES[0], n_rows=100, n_tokens=3, type_k="f32", type_v=kv_type)
     x = make_inputs(case)

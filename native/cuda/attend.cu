@@ -12,7 +12,7 @@ template <typename S> using queries = lctx_cuda_queries<S::DIM, S::DIM <= 128>;
 // The queries of a tile, turned to the positions from which they look at a span; scores are base 2 without softcap. Columns that read
 // nothing of it keep what they had: their scores are not used.
 template <typename S> __device__ void load_queries(const lctx_attend_args & a, const lctx_cuda_tile & t,
-                                                   const lctx_cuda_walk_memory<S::COLUMNS> & m, int buffer, uint16_t * to) {
+                                                   const lctx_attend_memory<S::COLUMNS> & m, int buffer, uint16_t * to) {
     const float scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale * LCTX_LOG2_E;
     const auto reads = [&](int c) { return m.lo[buffer][c] < m.hi[buffer][c]; };
     const int32_t * angle = m.angle[buffer];
@@ -90,7 +90,7 @@ template <typename S> __device__ void merge_warps(const lctx_attend_args & a, co
 }
 
 // Groups of 16 rows, from row `first` on, that any column of this warp reads: bit n of the n-th.
-template <typename S> __device__ uint32_t groups_read(const lctx_cuda_walk_memory<S::COLUMNS> & m, int buffer, int column0, int first) {
+template <typename S> __device__ uint32_t groups_read(const lctx_attend_memory<S::COLUMNS> & m, int buffer, int column0, int first) {
     constexpr int N = S::WARP_ROWS / 16;
     const lctx_cuda_span & span = m.span[buffer];
     if (first >= span.all_lo && first + S::WARP_ROWS <= span.all_hi) {
@@ -105,9 +105,9 @@ template <typename S> __device__ uint32_t groups_read(const lctx_cuda_walk_memor
     return groups;
 }
 
-// A block of rows: what no column of a warp reads, that warp leaves out.
-template <typename S> __device__ void attend_block(const lctx_attend_args & a, const lctx_cuda_walk_memory<S::COLUMNS> & m, int buffer,
-                                                   int first, const queries<S> & q, const uint16_t * k, const uint16_t * v,
+// A block of rows: what no column of a warp reads, that warp leaves out. factor: of weights, by which values were divided.
+template <typename S> __device__ void attend_block(const lctx_attend_args & a, const lctx_attend_memory<S::COLUMNS> & m, int buffer,
+                                                   int first, const queries<S> & q, const uint16_t * k, const uint16_t * v, float factor,
                                                    lctx_cuda_flash<S::DIM, S::WARP_ROWS> & f) {
     constexpr uint32_t ALL = (1u << S::WARP_ROWS / 16) - 1;
     const int column0 = lctx_warp() % S::COLUMN_WARPS * 16, row0 = lctx_warp() / S::COLUMN_WARPS * S::WARP_ROWS;
@@ -131,6 +131,9 @@ template <typename S> __device__ void attend_block(const lctx_attend_args & a, c
         });
     }
     f.softmax();
+    if (factor != 1.0f) {
+        f.each_score([&](float & weight, int, int) { weight *= factor; });
+    }
     f.weigh(v + row0 * S::STRIDE, groups);
 }
 
@@ -141,10 +144,13 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     char * shared = lctx_shared();
     const lctx_attend_reader<S, F16> r = {a, t, shared, st};
     uint16_t * q = (uint16_t *)r.end();
-    auto & m = *(lctx_cuda_walk_memory<S::COLUMNS> *)((char *)q + S::QUERIES);
+    auto & m = *(lctx_attend_memory<S::COLUMNS> *)((char *)q + S::QUERIES);
 
     for (int c = (int)threadIdx.x; c < S::COLUMNS; c += S::THREADS) {
         m.cursor[c] = 0;
+    }
+    if (threadIdx.x < 2) {
+        m.most[threadIdx.x] = 0;
     }
     for (int stage = 0; stage < st.n_tile; stage++) {
         lctx_cuda_clear_padding<S::ROWS, S::DIM>(a.head_dim_k, r.k_tile(stage));
@@ -182,13 +188,13 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
             lctx_copy_wait<0>();
         }
         __syncthreads();  // the block is here, and nobody reads the one before
-        if (!F16) {
-            r.unpack(r.block(m.span[now.buffer], now.block), i);
-        }
         if (now.buffer != loaded) {
             load_queries<S>(a, t, m, now.buffer, q);
         }
-        if (!F16 || now.buffer != loaded) {
+        float factor = 1.0f;
+        if constexpr (!F16) {
+            factor = r.unpack(r.block(m.span[now.buffer], now.block), i, m);
+        } else if (now.buffer != loaded) {
             __syncthreads();
         }
         if (now.buffer != loaded) {
@@ -202,7 +208,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
             }
             fetch(to, i + st.ahead);
         }
-        attend_block<S>(a, m, now.buffer, now.block * S::ROWS, mine, r.k_tile(i), r.v_tile(i), f);
+        attend_block<S>(a, m, now.buffer, now.block * S::ROWS, mine, r.k_tile(i), r.v_tile(i), factor, f);
         if (st.ahead == 0) {
             __syncthreads();
             fetch(next, i + 1);

@@ -5,6 +5,10 @@
 #include "tile.h"
 #include "walk.h"
 
+template <int COLUMNS> struct lctx_attend_memory : lctx_cuda_walk_memory<COLUMNS> {
+    int32_t most[2];  // bits of the largest value of a block of rows that is no half, else 0; the next block has the other one
+};
+
 // One warp has 16 columns. With few columns the warps share the rows of a block instead.
 template <int DIM_, bool FEW> struct lctx_attend_shape {
     static constexpr int DIM = DIM_;                   // of K and V, padded
@@ -17,7 +21,7 @@ template <int DIM_, bool FEW> struct lctx_attend_shape {
     static constexpr int STRIDE = DIM + 8;
     static constexpr size_t TILE = (size_t)2 * ROWS * STRIDE * sizeof(uint16_t);  // K, then V
     static constexpr size_t QUERIES = (size_t)COLUMNS * STRIDE * sizeof(uint16_t);
-    static constexpr size_t WALK = sizeof(lctx_cuda_walk_memory<COLUMNS>);
+    static constexpr size_t WALK = sizeof(lctx_attend_memory<COLUMNS>);
     // states of the warps that share columns, where the tile was
     static constexpr int STATE = DIM + 4;
     static constexpr size_t STATES = ROW_WARPS > 1 ? (size_t)ROW_WARPS * COLUMNS * STATE * sizeof(float) : 0;
@@ -80,15 +84,46 @@ template <typename S, bool F16> struct lctx_attend_reader {
             lctx_cuda_copy_bytes(raw(i) + S::ROWS * k_row, b.v(), b.lo * v_row, b.hi * v_row);
         }
     }
-    // What was fetched into the tile, once it is there for all threads.
-    __device__ void unpack(const lctx_cuda_block & b, int i) const {
-        const size_t k_row = a.cache.k_pool.row_size, v_row = a.cache.v_pool.row_size;
-        const bool is_here = st.ahead > 0 && !b.is_gathered();
-        const char * k = is_here ? raw(i) : b.is_gathered() ? nullptr : b.k();
-        const char * v = is_here ? raw(i) + S::ROWS * k_row : b.v();
+    // What was fetched into the tile, once it is there for all threads; returns what the weights of its values are to be multiplied by.
+    __device__ float unpack(const lctx_cuda_block & b, int i, lctx_attend_memory<S::COLUMNS> & m) const {
+        if (threadIdx.x == 0) {
+            m.most[(i + 1) % 2] = 0;
+        }
+        const size_t k_row = a.cache.k_pool.row_size;
+        const char * k = is_here(b) ? raw(i) : b.is_gathered() ? nullptr : b.k();
         lctx_cuda_unpack_rows<S::DIM>(
             a.cache.k_pool.type, a.head_dim_k, b.lo, b.hi, [&](int i) { return k ? k + i * k_row : b.gathered_k(i); }, k_tile(0));
-        lctx_cuda_unpack_rows<S::DIM>(a.cache.v_pool.type, a.head_dim_v, b.lo, b.hi, [&](int i) { return v + i * v_row; }, v_tile(0));
+        for (float factor = 1.0f;;) {
+            const float most = unpack_values(b, i, 1.0f / factor);
+            if (most > LCTX_MOST_HALF) {
+                atomicMax(&m.most[i % 2], (int)lctx_as_uint(most));
+            }
+            __syncthreads();
+            const float wanted = factor_of(m.most[i % 2]);
+            if (factor == wanted) {
+                return factor;
+            }
+            factor = wanted;  // all threads see the same and come again
+        }
+    }
+    __device__ bool is_here(const lctx_cuda_block & b) const { return st.ahead > 0 && !b.is_gathered(); }
+    // Values divided by `factor`; returns the largest of this thread where it may be more than a half.
+    __device__ float unpack_values(const lctx_cuda_block & b, int i, float factor) const {
+        const size_t v_row = a.cache.v_pool.row_size;
+        const char * v = is_here(b) ? raw(i) + S::ROWS * a.cache.k_pool.row_size : b.v();
+        const auto row = [&](int i) { return v + i * v_row; };
+        switch (a.cache.v_pool.type) {
+            case GGML_TYPE_F32:  return lctx_cuda_unpack_values<lctx_cuda_f32, S::DIM>(a.head_dim_v, b.lo, b.hi, row, factor, v_tile(0));
+            case GGML_TYPE_BF16: return lctx_cuda_unpack_values<lctx_cuda_bf16, S::DIM>(a.head_dim_v, b.lo, b.hi, row, factor, v_tile(0));
+            default:             lctx_cuda_unpack_rows<S::DIM>(a.cache.v_pool.type, a.head_dim_v, b.lo, b.hi, row, v_tile(0));
+        }
+        return 0.0f;
+    }
+    // The power of two, 2^15 at most, by which values are divided so that the largest is a half; its bits, 0: all are.
+    __device__ static float factor_of(int32_t most) {
+        constexpr int BIAS = 127, LARGEST = 15;
+        const int exponent = (most >> 23) - BIAS;
+        return most == 0 ? 1.0f : lctx_as_float((uint32_t)(BIAS + lctx_min(exponent - 14, LARGEST)) << 23);
     }
 };
 

@@ -19,6 +19,10 @@ static __device__ __forceinline__ uint2 lctx_words(const char * at) {
     return {lctx_permute(from[0], middle, choice), lctx_permute(middle, from[half ? 2 : 1], choice)};
 }
 
+static __device__ __forceinline__ uint4 lctx_pack_8(const float (&x)[8]) {
+    return {lctx_pack_limited(x[0], x[1]), lctx_pack_limited(x[2], x[3]), lctx_pack_limited(x[4], x[5]), lctx_pack_limited(x[6], x[7])};
+}
+
 // Element types: elements per block, bytes of a block, and elements [first, first + 8) of a block, first a multiple of 8: load(block,
 // first, x) as floats, halves(block, first) as f16 numbers. (ggml: quants.c)
 template <typename T, typename Bits> struct lctx_cuda_plain {
@@ -29,7 +33,7 @@ template <typename T, typename Bits> struct lctx_cuda_plain {
     static __device__ __forceinline__ uint4 halves(const char * block, int first) {
         float x[8];
         load(block, first, x);
-        return {lctx_pack_limited(x[0], x[1]), lctx_pack_limited(x[2], x[3]), lctx_pack_limited(x[4], x[5]), lctx_pack_limited(x[6], x[7])};
+        return lctx_pack_8(x);
     }
 };
 

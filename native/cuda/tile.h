@@ -63,6 +63,24 @@ static __device__ void lctx_cuda_unpack_rows(ggml_type type, int n_dim, int lo, 
     });
 }
 
+// Values that may be larger than a half, times `factor`, into a tile. Returns the largest of this thread before that.
+template <typename T, int DIM, typename Row>
+static __device__ float lctx_cuda_unpack_values(int n_dim, int lo, int hi, Row && row, float factor, uint16_t * tile) {
+    float most = 0.0f;
+    lctx_cuda_each_8(n_dim, lo, hi, [&](int i, int d) {
+        float x[8] = {};
+        if (i >= lo && i < hi) {
+            lctx_load_8<T>(row(i), d, x);
+        }
+        lctx_unrolled<8>([&](int j) {
+            most = fabsf(x[j]) > most ? fabsf(x[j]) : most;  // not NaN
+            x[j] *= factor;
+        });
+        *(uint4 *)(tile + i * (DIM + 8) + d) = lctx_pack_8(x);
+    });
+    return most;
+}
+
 // Begin to copy bytes [begin, end) of a block as they are, in steps of 16: a block has a multiple of 16 bytes.
 static __device__ __forceinline__ void lctx_cuda_copy_bytes(char * to, const char * from, size_t begin, size_t end) {
     for (size_t i = begin / 16 * 16 + threadIdx.x * 16; i < end; i += blockDim.x * 16) {
