@@ -28,7 +28,9 @@ static __device__ __forceinline__ uint4 lctx_pack_8(const float (&x)[8]) {
 template <typename T, typename Bits> struct lctx_cuda_plain {
     static constexpr int BLOCK = 8, SIZE = 8 * sizeof(Bits);
     static __device__ __forceinline__ void load(const char * block, int, float (&x)[8]) {
-        lctx_unrolled<8>([&](int i) { x[i] = T::value(((const Bits *)block)[i]); });
+        for (int i = 0; i < 8; i++) {
+            x[i] = T::value(((const Bits *)block)[i]);
+        }
     }
     static __device__ __forceinline__ uint4 halves(const char * block, int first) {
         float x[8];
@@ -61,12 +63,10 @@ template <typename T> struct lctx_cuda_levels {
     }
     static __device__ __forceinline__ void load(const char * block, int first, float (&x)[8]) {
         const float d = lctx_from_half((uint16_t)lctx_word(block)), m = T::MIN ? lctx_from_half((uint16_t)lctx_word(block + 2)) : 0.0f;
-        const uint4 levels = centered(block, first);
-        const uint32_t pairs[4] = {levels.x, levels.y, levels.z, levels.w};
-        lctx_unrolled<4>([&](int i) {
-            x[2 * i] = d * lctx_from_half((uint16_t)pairs[i]) + m;
-            x[2 * i + 1] = d * lctx_from_half((uint16_t)(pairs[i] >> 16)) + m;
-        });
+        const uint2 levels = T::levels(block, first);
+        for (int i = 0; i < 8; i++) {
+            x[i] = d * (float)((int)((i < 4 ? levels.x : levels.y) >> 8 * (i % 4) & 0xff) - T::MIDDLE) + m;
+        }
     }
     // Rounded once, as the product of floats would be: d and a level have 19 bits together.
     static __device__ __forceinline__ uint4 halves(const char * block, int first) {
