@@ -7,7 +7,8 @@
 namespace {
 
 // Those of a warp; wide ones leave no registers for them.
-template <typename S> using queries = lctx_cuda_queries<S::DIM, S::DIM <= 128>;
+template <typename S> using queries = lctx_cuda_queries<S::WARP_DIM, S::WARP_DIM <= 144, S::STRIDE>;
+template <typename S> using flash = lctx_cuda_flash<S::WARP_DIM, S::WARP_ROWS, S::STRIDE>;
 
 // The queries of a tile, turned to the positions from which they look at a span; scores are base 2 without softcap. Columns that read
 // nothing of it keep what they had: their scores are not used.
@@ -64,7 +65,7 @@ __device__ void write_result(const lctx_attend_args & a, const lctx_attend_parts
 
 // The states of the warps that share columns become one; thread by dimensions.
 template <typename S> __device__ void merge_warps(const lctx_attend_args & a, const lctx_cuda_tile & t, const lctx_attend_parts & part,
-                                                  int split, const lctx_cuda_flash<S::DIM, S::WARP_ROWS> & f, float * states) {
+                                                  int split, const flash<S> & f, float * states) {
     float * mine = states + lctx_warp() * S::COLUMNS * S::STATE;
     f.each_result([&](int c, int d, float m, float l, float o0, float o1) {
         float * to = mine + c * S::STATE;
@@ -108,18 +109,21 @@ template <typename S> __device__ uint32_t groups_read(const lctx_attend_memory<S
 // A block of rows: what no column of a warp reads, that warp leaves out. factor: of weights, by which values were divided.
 template <typename S> __device__ void attend_block(const lctx_attend_args & a, const lctx_attend_memory<S::COLUMNS> & m, int buffer,
                                                    int first, const queries<S> & q, const uint16_t * k, const uint16_t * v, float factor,
-                                                   lctx_cuda_flash<S::DIM, S::WARP_ROWS> & f) {
+                                                   float * sums, flash<S> & f) {
     constexpr uint32_t ALL = (1u << S::WARP_ROWS / 16) - 1;
-    const int column0 = lctx_warp() % S::COLUMN_WARPS * 16, row0 = lctx_warp() / S::COLUMN_WARPS * S::WARP_ROWS;
+    const int column0 = S::column0(), row0 = S::row0(), at = row0 * S::STRIDE + S::dim0();
     const lctx_cuda_span & span = m.span[buffer];
     const uint32_t groups = groups_read<S>(m, buffer, column0, first + row0);
     if (groups == 0) {
         return;
     }
     if (groups == ALL) {
-        f.scores(q, k + row0 * S::STRIDE);
+        f.scores(q, k + at);
     } else {
-        f.scores(q, k + row0 * S::STRIDE, groups);
+        f.scores(q, k + at, groups);
+    }
+    if constexpr (S::WIDE) {
+        f.template add_warps<S::DIM_WARPS>(sums);  // all of them are here: they have the same columns and rows
     }
     if (a.params.softcap != 0.0f) {
         f.each_score([&](float & s, int, int) { s = LCTX_LOG2_E * a.params.softcap * lctx_tanh(s); });
@@ -134,7 +138,7 @@ template <typename S> __device__ void attend_block(const lctx_attend_args & a, c
     if (factor != 1.0f) {
         f.each_score([&](float & weight, int, int) { weight *= factor; });
     }
-    f.weigh(v + row0 * S::STRIDE, groups);
+    f.weigh(v + at, groups);
 }
 
 template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
@@ -144,7 +148,8 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     char * shared = lctx_shared();
     const lctx_attend_reader<S, F16> r = {a, t, shared, st};
     uint16_t * q = (uint16_t *)r.end();
-    auto & m = *(lctx_attend_memory<S::COLUMNS> *)((char *)q + S::QUERIES);
+    float * sums = (float *)((char *)q + S::QUERIES);
+    auto & m = *(lctx_attend_memory<S::COLUMNS> *)((char *)sums + S::SUMS);
 
     for (int c = (int)threadIdx.x; c < S::COLUMNS; c += S::THREADS) {
         m.cursor[c] = 0;
@@ -157,7 +162,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
         lctx_cuda_clear_padding<S::ROWS, S::DIM>(a.head_dim_v, r.v_tile(stage));
     }
     __syncthreads();
-    lctx_cuda_flash<S::DIM, S::WARP_ROWS> f;
+    flash<S> f;
     f.clear();
     queries<S> mine;
     lctx_attend_walker<S> walk = {a, t, m, {(int)blockIdx.z, part.n_split}};
@@ -198,7 +203,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
             __syncthreads();
         }
         if (now.buffer != loaded) {
-            mine.take(q + lctx_warp() % S::COLUMN_WARPS * 16 * S::STRIDE);
+            mine.take(q + S::column0() * S::STRIDE + S::dim0());
             loaded = now.buffer;
         }
         if (st.ahead > 0) {
@@ -208,7 +213,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
             }
             fetch(to, i + st.ahead);
         }
-        attend_block<S>(a, m, now.buffer, now.block * S::ROWS, mine, r.k_tile(i), r.v_tile(i), factor, f);
+        attend_block<S>(a, m, now.buffer, now.block * S::ROWS, mine, r.k_tile(i), r.v_tile(i), factor, sums, f);
         if (st.ahead == 0) {
             __syncthreads();
             fetch(next, i + 1);
@@ -220,10 +225,10 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
         __syncthreads();
         merge_warps<S>(a, t, part, (int)blockIdx.z, f, (float *)shared);
     } else {
-        const int column0 = lctx_warp() * 16;
+        const int column0 = S::column0(), dim0 = S::dim0();
         f.each_result([&](int c, int d, float m, float l, float o0, float o1) {
             if (column0 + c < t.n_column()) {
-                write_result(a, part, (int)blockIdx.z, t.token(column0 + c), t.head(column0 + c), d, m, l, o0, o1);
+                write_result(a, part, (int)blockIdx.z, t.token(column0 + c), t.head(column0 + c), dim0 + d, m, l, o0, o1);
             }
         });
     }
@@ -288,7 +293,9 @@ template <bool FEW, typename F> void with_dim(const lctx_attend_args & a, F && f
            : dim <= 80  ? f(lctx_attend_shape<80, FEW>())
            : dim <= 96  ? f(lctx_attend_shape<96, FEW>())
            : dim <= 128 ? f(lctx_attend_shape<128, FEW>())
-                        : f(lctx_attend_shape<256, FEW>());
+           : dim <= 256 ? f(lctx_attend_shape<256, FEW>())
+           : dim <= 512 ? f(lctx_attend_shape<512, true>())
+                        : f(lctx_attend_shape<LCTX_CUDA_MOST_DIM, true>());
 }
 
 template <typename F> void with_shape(const lctx_attend_args & a, F && f) {

@@ -9,27 +9,38 @@ template <int COLUMNS> struct lctx_attend_memory : lctx_cuda_walk_memory<COLUMNS
     int32_t most[2];  // bits of the largest value of a block of rows that is no half, else 0; the next block has the other one
 };
 
-// One warp has 16 columns. With few columns the warps share the rows of a block instead.
+// One warp has 16 columns. With few columns the warps share the rows of a block instead, and of wide heads the dimensions: registers hold
+// the results of 144 of them easily.
 template <int DIM_, bool FEW> struct lctx_attend_shape {
-    static constexpr int DIM = DIM_;                   // of K and V, padded
-    static constexpr int ROWS = DIM <= 128 ? 64 : 32;  // of a tile
-    static constexpr int COLUMN_WARPS = FEW ? 1 : DIM <= 128 ? 4 : 2;
-    static constexpr int ROW_WARPS = FEW ? ROWS / 16 : 1;
+    static constexpr int DIM = DIM_;  // of K and V, padded
+    static constexpr bool WIDE = DIM > 256;
+    static constexpr int ROWS = DIM <= 128 ? 64 : WIDE ? 16 : 32;  // of a tile
+    static constexpr int COLUMN_WARPS = FEW || WIDE ? 1 : DIM <= 128 ? 4 : 2;
+    static constexpr int ROW_WARPS = FEW && !WIDE ? ROWS / 16 : 1;
+    static constexpr int DIM_WARPS = WIDE ? 4 : 1;
     static constexpr int COLUMNS = 16 * COLUMN_WARPS;
     static constexpr int WARP_ROWS = ROWS / ROW_WARPS;
-    static constexpr int THREADS = LCTX_WARP * COLUMN_WARPS * ROW_WARPS;
+    static constexpr int WARP_DIM = DIM / DIM_WARPS;
+    static constexpr int THREADS = LCTX_WARP * COLUMN_WARPS * ROW_WARPS * DIM_WARPS;
     static constexpr int STRIDE = DIM + 8;
     static constexpr size_t TILE = (size_t)2 * ROWS * STRIDE * sizeof(uint16_t);  // K, then V
     static constexpr size_t QUERIES = (size_t)COLUMNS * STRIDE * sizeof(uint16_t);
+    static constexpr size_t SUMS = WIDE ? (size_t)DIM_WARPS * 16 * ROWS * sizeof(float) : 0;  // scores of the warps that share dimensions
     static constexpr size_t WALK = sizeof(lctx_attend_memory<COLUMNS>);
     // states of the warps that share columns, where the tile was
     static constexpr int STATE = DIM + 4;
     static constexpr size_t STATES = ROW_WARPS > 1 ? (size_t)ROW_WARPS * COLUMNS * STATE * sizeof(float) : 0;
-    static_assert(STATES <= TILE && TILE % 16 == 0 && QUERIES % 16 == 0, "shared memory");
+    static_assert(STATES <= TILE && TILE % 16 == 0 && QUERIES % 16 == 0 && WARP_DIM % 16 == 0, "shared memory");
+
+    // What this warp has.
+    __device__ static int column0() { return lctx_warp() % COLUMN_WARPS * 16; }
+    __device__ static int row0() { return WIDE ? 0 : lctx_warp() / COLUMN_WARPS * WARP_ROWS; }
+    __device__ static int dim0() { return WIDE ? lctx_warp() * WARP_DIM : 0; }
 };
 
 // Whether any device lets two blocks of threads have two tiles on their way.
-template <typename S, bool F16> constexpr bool LCTX_LOOKS_FAR = !F16 || 2 * (3 * S::TILE + S::QUERIES + S::WALK) <= ((size_t)227 << 10);
+template <typename S, bool F16> constexpr bool LCTX_LOOKS_FAR =
+    !F16 || 2 * (3 * S::TILE + S::QUERIES + S::SUMS + S::WALK) <= ((size_t)227 << 10);
 
 // How shared memory is used: tiles of f16 rows, or one tile and before it the bytes of the next rows.
 struct lctx_attend_stages {
@@ -38,12 +49,15 @@ struct lctx_attend_stages {
     uint32_t n_raw;  // bytes of the rows of a block
 
     template <typename S, bool F16> static lctx_attend_stages of(const lctx_cuda_device & device, const lctx_attend_args & a) {
-        const uint32_t raw = S::ROWS * (uint32_t)(a.cache.k_pool.row_size + a.cache.v_pool.row_size);
+        const size_t of_values = lctx_values_in_keys(a.cache) ? 0 : a.cache.v_pool.row_size;
+        const uint32_t raw = S::ROWS * (uint32_t)(a.cache.k_pool.row_size + of_values);
         const auto with = [&](int ahead) { return F16 ? lctx_attend_stages{ahead, ahead + 1, 0} : lctx_attend_stages{ahead, 1, raw}; };
         const auto fits = [&](int ahead, size_t n_block) { return n_block * with(ahead).template n_shared<S>() <= device.max_shared; };
         return with(LCTX_LOOKS_FAR<S, F16> && fits(2, 2) ? 2 : fits(1, 1) ? 1 : 0);
     }
-    template <typename S> __host__ __device__ size_t n_shared() const { return n_tile * S::TILE + ahead * n_raw + S::QUERIES + S::WALK; }
+    template <typename S> __host__ __device__ size_t n_shared() const {
+        return n_tile * S::TILE + ahead * n_raw + S::QUERIES + S::SUMS + S::WALK;
+    }
 };
 
 struct lctx_attend_parts {
@@ -81,7 +95,9 @@ template <typename S, bool F16> struct lctx_attend_reader {
             lctx_cuda_copy_rows<S::DIM>(a.head_dim_v, b.lo, b.hi, [&](int row) { return v + row * v_row; }, v_tile(i));
         } else if (st.ahead > 0 && !b.is_gathered()) {
             lctx_cuda_copy_bytes(raw(i), b.k(), b.lo * k_row, b.hi * k_row);
-            lctx_cuda_copy_bytes(raw(i) + S::ROWS * k_row, b.v(), b.lo * v_row, b.hi * v_row);
+            if (!lctx_values_in_keys(a.cache)) {
+                lctx_cuda_copy_bytes(raw(i) + S::ROWS * k_row, b.v(), b.lo * v_row, b.hi * v_row);
+            }
         }
     }
     // What was fetched into the tile, once it is there for all threads; returns what the weights of its values are to be multiplied by.
@@ -107,10 +123,14 @@ template <typename S, bool F16> struct lctx_attend_reader {
         }
     }
     __device__ bool is_here(const lctx_cuda_block & b) const { return st.ahead > 0 && !b.is_gathered(); }
+    // Where the bytes of values begin after those that were fetched of keys, which may have them.
+    __device__ size_t values() const {
+        return lctx_values_in_keys(a.cache) ? a.cache.v_pool.data - a.cache.k_pool.data : S::ROWS * a.cache.k_pool.row_size;
+    }
     // Values divided by `factor`; returns the largest of this thread where it may be more than a half.
     __device__ float unpack_values(const lctx_cuda_block & b, int i, float factor) const {
         const size_t v_row = a.cache.v_pool.row_size;
-        const char * v = is_here(b) ? raw(i) + S::ROWS * a.cache.k_pool.row_size : b.v();
+        const char * v = is_here(b) ? raw(i) + values() : b.v();
         const auto row = [&](int i) { return v + i * v_row; };
         switch (a.cache.v_pool.type) {
             case GGML_TYPE_F32:  return lctx_cuda_unpack_values<lctx_cuda_f32, S::DIM>(a.head_dim_v, b.lo, b.hi, row, factor, v_tile(0));
