@@ -162,7 +162,14 @@ def _shapes() -> list[OpCase]:
 
 
 def _heads() -> list[OpCase]:
-    dims = [(d, d) for d in (8, 40, 64, 80, 96, 128, 256)] + [(64, 128), (128, 64), (40, 8), (192, 128)]
+    dims = [(d, d) for d in (8, 40, 64, 80, 96, 128, 256, 512)] + [
+        (64, 128),
+        (128, 64),
+        (40, 8),
+        (192, 128),
+        (576, 512),
+        (264, 520),
+    ]
     heads = [(1, 1), (8, 8), (2, 1), (6, 2), (8, 1)]
     return [
         *(OpCase(f"dim{k}x{v}", n_rows=131, head_dim_k=k, head_dim_v=v) for k, v in dims),
@@ -347,7 +354,7 @@ def _chunk_heads() -> list[ChunkCase]:
 
 
 def _chunk_types() -> list[ChunkCase]:
-    dims = [chunk_case(f"dim{d}", head_dim_k=d, head_dim_v=d) for d in (32, 40, 80, 128)]
+    dims = [chunk_case(f"dim{d}", head_dim_k=d, head_dim_v=d) for d in (32, 40, 80, 128, 512)]
     pairs = [(t, t) for t in TOLERANCE] + [("f16", "q8_0"), ("q8_0", "f32"), ("q4_0", "f16")]
     return dims + _placed([chunk_case(f"k-{k}-v-{v}", type_k=k, type_v=v) for k, v in pairs])
 
@@ -381,7 +388,7 @@ def _chunk_transformed() -> list[ChunkCase]:
         chunk_case(f"hadamard-k-{k}-v-{v}", type_k=k, type_v=v, hadamard_k=64, hadamard_v=64, rope=ROPES["neox"])
         for k, v in STORED
     ]
-    dims = [(32, 32, 32), (96, 32, 32), (128, 128, 64), (256, 64, 32)]
+    dims = [(32, 32, 32), (96, 32, 32), (128, 128, 64), (256, 64, 32), (512, 512, 64)]
     return [
         *_placed(whole),
         *(chunk_case(f"hadamard-dim{n}", head_dim_k=n, head_dim_v=n, hadamard_k=k, hadamard_v=v, n_rows=131)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cases import OP_CASES, SPECS
+from cases import TOLERANCE as TOLERANCES
 from op import POISON, make_inputs, run_native, run_oracle
 from session import assert_same
 from thinning import thin
@@ -31,10 +32,10 @@ def test_attend_equals_the_oracle(case):
 
 @thin
 @pytest.mark.parametrize("n_tokens", [1, 9, 130])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512, 576])
 def test_any_tile_of_any_width(n_tokens, head_dim):
     """Few and many columns, parts of the rows that are merged, and heads in tiles of their own."""
-    for n_head, n_head_kv in ((8, 8), (8, 1), (71, 1)):
+    for n_head, n_head_kv in ((8, 8), (8, 1), (71, 1)) if head_dim <= 256 else ((2, 2), (17, 1)):
         case = replace(OP_CASES[0], n_rows=193, n_tokens=n_tokens, n_head=n_head, n_head_kv=n_head_kv, lse=True,
                        head_dim_k=head_dim, head_dim_v=head_dim, type_k="f16", type_v="f16")  # fmt: skip
         x = make_inputs(case)
@@ -42,7 +43,39 @@ def test_any_tile_of_any_width(n_tokens, head_dim):
             assert_same(got, want, TOLERANCE)
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "bf16", "f16", "q8_0"])
+@pytest.mark.parametrize("kv_type", [name for name in TOLERANCES if name.startswith("q")])
+def test_rows_of_few_bits_become_the_nearest_halves(emulated, kv_type):
+    """A query that reads one row gives it back; every second row of three blocks begins between two words."""
+    case = replace(OP_CASES[0], n_rows=4, n_tokens=4, head_dim_k=96, head_dim_v=96, type_k=kv_type, type_v=kv_type)
+    x = make_inputs(case)
+    x.seg_rows[:, 0] = [(row, row + 1) for row in range(4)]
+    cuda, _ = run_native(case, x)
+    emulated()
+    cpu, _ = run_native(case, x)
+    np.testing.assert_array_equal(cuda, cpu.astype(np.float16))
+
+
+@thin
+@pytest.mark.parametrize("n_tokens", [1, 20])
+@pytest.mark.parametrize("largest", [7e4, 1e5, 1e8, 1e12])
+@pytest.mark.parametrize("kv_type", ["f32", "bf16"])
+def test_values_beyond_a_half_are_read_as_they_are(emulated, kv_type, largest, n_tokens):
+    """Up to 1e9; small ones beside them keep their precision, and NaN stays in its channel."""
+    case = replace(OP_CASES[0], n_rows=200, n_tokens=n_tokens, type_k="q8_0", type_v=kv_type)
+    x = make_inputs(case)
+    x.v[20, :, :32], x.v[150, :, 3], x.v[30, 0, 40] = largest, -largest, np.nan
+    cuda, _ = run_native(case, x)
+    emulated()
+    cpu, _ = run_native(case, x)
+    x.v[:] = np.clip(x.v, -1e9, 1e9)
+    want, _ = run_oracle(case, x)
+    for got in (cuda, cpu):
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+        for channels in (slice(0, 32), slice(32, 40), slice(41, 64)):
+            assert_same(got[..., channels], want[..., channels], 1e-2)
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q5_1"])
 def test_values_beyond_a_half_are_stored_as_the_largest(emulated, kv_type):
     case = replace(OP_CASES[0], n_rows=100, n_tokens=3, type_k="f32", type_v=kv_type)
     x = make_inputs(case)

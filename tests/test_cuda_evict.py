@@ -67,7 +67,7 @@ def test_layers_evict_and_attend_as_defined(name):
     check(half(BY_NAME[name]))
 
 
-@pytest.mark.parametrize("dim", [96, 192, 256])
+@pytest.mark.parametrize("dim", [96, 192, 256, 512, 576])
 def test_heads_of_every_width(dim):
     check(half(evict_case("wide", n_rows=140, head_dim_k=dim, head_dim_v=dim, type_k="f16", type_v="f16")))
 

@@ -39,7 +39,8 @@ def check(case: ChunkCase) -> LayerRun:
 CHOICES = [
     "chunk16-rows1", "chunk16-rows65", "chunk48-rows257", "chunk80-rows321",
     "heads8x8", "heads6x2", "heads8x2-group", "heads4x1-group",
-    "dim32", "dim40", "dim80", "dim128", "k-f16-v-q8_0-grouped", "k-q4_0-v-f16-packed", "rope-yarn-packed",
+    "dim32", "dim40", "dim80", "dim128", "dim512", "hadamard-dim512",
+    "k-f16-v-q8_0-grouped", "k-q4_0-v-f16-packed", "rope-yarn-packed",
     "options-neighbor1", "options-neighbor2", "options-neighbor3", "options-recent0-grouped", "options-recent2-exact",
     "short-group", "softcap", "long",
 ]  # fmt: skip
@@ -61,6 +62,12 @@ def test_chunks_equal_the_oracle_in_ubatches_of_any_size(n_ubatch, representatio
     """Queries of a chunk come from the batch, from the ring, or from both."""
     method = LongHeads(80, 400, representation=representation, select=select)
     check(chunk_case("ubatch", n_rows=490, n_head=4, n_head_kv=2, n_ubatch=n_ubatch, method=method))
+
+
+def test_queries_beyond_shared_memory_are_refused():
+    """Where a choice is of many wide heads, the CPU takes its place; a launch would fail."""
+    sizes = {"n_rows": 70, "n_head": 48, "n_head_kv": 1, "head_dim_k": 512, "head_dim_v": 512, "n_ubatch": 5}
+    check(chunk_case("wide-group", method=LongHeads(16, 64, select="group", representation="outlier"), **sizes))
 
 
 @pytest.mark.parametrize("n_ubatch", [1, 200])

@@ -10,8 +10,6 @@
 namespace {
 
 void store_row(const lctx_store_args & args, int32_t token, int32_t head, float * tmp) {
-    const ggml_from_float_t from_k = ggml_get_type_traits_cpu(args.cache.k_pool.type)->from_float;
-    const ggml_from_float_t from_v = ggml_get_type_traits_cpu(args.cache.v_pool.type)->from_float;
     const lctx_row & at = args.rows[token];
     const float * k = (const float *)(args.k + head * args.k_head_stride + token * args.k_token_stride);
     const float * v = (const float *)(args.v + head * args.v_head_stride + token * args.v_token_stride);
@@ -21,21 +19,23 @@ void store_row(const lctx_store_args & args, int32_t token, int32_t head, float 
     if (args.params.staged_only && !lctx_is_staged(args.cache, cell, head, at.seq)) {
         return;
     }
-    const auto put = [&](ggml_from_float_t convert, int32_t dim, int32_t block, char * to) {
+    const auto put = [&](ggml_type type, bool is_value, int32_t dim, int32_t block, char * to) {
+        const float most = lctx_most_stored(type, is_value);
         lctx_transform(tmp, dim, block);
-        std::transform(tmp, tmp + dim, tmp, lctx_limited);
-        convert(tmp, to, dim);
+        std::transform(tmp, tmp + dim, tmp, [&](float x) { return lctx_limited(x, most); });
+        ggml_get_type_traits_cpu(type)->from_float(tmp, to, dim);
     };
     const auto put_key = [&](const float * cs, char * to) {
         lctx_rotate_row(k, tmp, args.head_dim_k, cs, args.n_dims, args.params.rope_mode);
-        put(from_k, args.head_dim_k, args.params.hadamard.k, to);
+        put(args.cache.k_pool.type, false, args.head_dim_k, args.params.hadamard.k, to);
     };
     put_key(args.angles + (size_t)at.angle * args.n_dims, lctx_key_row(args.cache, cell, head, at.seq));
     if (args.cache.near.data) {
         put_key(args.angles + (size_t)at.near_angle * args.n_dims, lctx_near_row(args.cache, at.row, head, at.seq));
     }
     memcpy(tmp, v, args.head_dim_v * sizeof(float));
-    put(from_v, args.head_dim_v, args.params.hadamard.v, lctx_value_row(args.cache, cell, head, at.seq));
+    put(args.cache.v_pool.type, !lctx_values_in_keys(args.cache), args.head_dim_v, args.params.hadamard.v,
+        lctx_value_row(args.cache, cell, head, at.seq));
     if (!cells.all()) {
         cells.held.rows()[cell] = at.row;
         cells.held.scores()[cell] = cells.held.undo()[cell] = lctx_held::first_score(args.params.score);

@@ -3,9 +3,9 @@
 #include "../ops/nodes.h"
 #include "hadamard.h"
 
-// head_dim of the tensor-core kernels: whole vectors, at most what the registers of a warp hold.
+// head_dim of the tensor-core kernels: whole vectors.
 static bool fits(int64_t head_dim) {
-    return head_dim % 8 == 0 && head_dim <= 256;
+    return head_dim % 8 == 0 && head_dim <= LCTX_CUDA_MOST_DIM;
 }
 
 const char * lctx_cuda_refusal(const lctx_cuda_device & device, const ggml_tensor * node) {
@@ -13,18 +13,18 @@ const char * lctx_cuda_refusal(const lctx_cuda_device & device, const ggml_tenso
         case LCTX_OP_ATTEND:
         case LCTX_OP_VOTE:   {
             const lctx_attend_args a = lctx_attend_args_of(node);
-            return fits(a.head_dim_k) && fits(a.head_dim_v) ? nullptr : "head_dim must be a multiple of 8 and at most 256";
+            return fits(a.head_dim_k) && fits(a.head_dim_v) ? nullptr : "head_dim must be a multiple of 8 and at most 576";
         }
         case LCTX_OP_CENTER: return node->src[0]->ne[0] % 8 == 0 ? nullptr : "head_dim must be a multiple of 8";
         case LCTX_OP_STORE:  {
             const lctx_hadamard h = lctx_store_args_of(node).params.hadamard;
-            return lctx_max(h.k, h.v) <= LCTX_MOST_BLOCK ? nullptr : "channels that are transformed together must be 256 at most";
+            return lctx_max(h.k, h.v) <= LCTX_MOST_BLOCK ? nullptr : "channels that are transformed together must be 512 at most";
         }
         case LCTX_OP_SUMMARIZE:
         case LCTX_OP_SELECT:    {
             const bool is_select = node->op_params[0] == LCTX_OP_SELECT;
             if (is_select && lctx_cuda_select_shared(lctx_select_args_of(node)) > device.max_shared) {
-                return "there are more chunks than fit into the shared memory of the GPU";
+                return "there are more chunks, or more channels of heads that choose together, than fit into the shared memory of the GPU";
             }
             return node->src[0]->ne[0] % 8 == 0 ? nullptr : "head_dim must be a multiple of 8";
         }

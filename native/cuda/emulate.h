@@ -25,6 +25,9 @@ struct dim3 {
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
 struct alignas(16) float4 {
     float x, y, z, w;
 };
@@ -103,6 +106,34 @@ inline uint16_t lctx_to_half(float x) {
 
 inline uint32_t lctx_pack(float low, float high) {
     return lctx_to_half(low) | (uint32_t)lctx_to_half(high) << 16;
+}
+
+// f(the half of x, of y, of z) of both numbers of pairs. Floats hold sums and products of two halves exactly.
+template <typename F> inline uint32_t lctx_each_half(uint32_t x, uint32_t y, uint32_t z, F && f) {
+    const auto at = [](uint32_t pair, int bit) { return lctx_from_half((uint16_t)(pair >> bit)); };
+    const auto of = [&](int bit) { return (uint32_t)lctx_to_half(f(at(x, bit), at(y, bit), at(z, bit))); };
+    return of(0) | of(16) << 16;
+}
+
+inline uint32_t lctx_sub_2(uint32_t x, uint32_t y) {
+    return lctx_each_half(x, y, 0, [](float a, float b, float) { return a - b; });
+}
+
+inline uint32_t lctx_mul_2(uint32_t x, uint32_t y) {
+    return lctx_each_half(x, y, 0, [](float a, float b, float) { return a * b; });
+}
+
+inline uint32_t lctx_fma_2(uint32_t x, uint32_t y, uint32_t z) {
+    return lctx_each_half(x, y, z, [](float a, float b, float c) { return a * b + c; });
+}
+
+inline uint32_t lctx_permute(uint32_t x, uint32_t y, uint32_t choice) {
+    const uint64_t both = (uint64_t)y << 32 | x;
+    uint32_t z = 0;
+    for (int i = 0; i < 4; i++) {
+        z |= (uint32_t)(both >> (choice >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    }
+    return z;
 }
 
 inline float lctx_from_bf16(uint16_t x) {

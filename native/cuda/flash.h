@@ -9,10 +9,9 @@
 // Scores are base 2.
 constexpr float LCTX_LOG2_E = 1.44269504f, LCTX_LN_2 = 0.69314718f;
 
-// 16 columns of a query tile as the left factor. KEPT: in registers, for all the rows that they meet; else they are loaded for every
-// product.
-template <int DIM, bool KEPT> struct lctx_cuda_queries {
-    static constexpr int STRIDE = DIM + 8;
+// 16 columns of a query tile as the left factor, DIM dimensions of rows that are STRIDE apart. KEPT: in registers, for all the rows that
+// they meet; else they are loaded for every product.
+template <int DIM, bool KEPT, int STRIDE = DIM + 8> struct lctx_cuda_queries {
     const uint16_t * row;
     uint32_t kept[KEPT ? DIM / 16 : 1][4];
 
@@ -31,9 +30,9 @@ template <int DIM, bool KEPT> struct lctx_cuda_queries {
     }
 };
 
-// DIM: of a tile's rows, padded; ROWS: those of this warp.
-template <int DIM, int ROWS> struct lctx_cuda_flash {
-    static constexpr int STRIDE = DIM + 8;
+// DIM: dimensions of this warp, padded; ROWS: those of this warp; STRIDE: of the tile.
+template <int DIM, int ROWS, int STRIDE = DIM + 8> struct lctx_cuda_flash {
+    static constexpr int GROUPS = ROWS / 16;  // of 16 rows, which a product takes
     float o[DIM / 8][4];
     float m[2], l[2];  // l: this lane's part
     float s[ROWS / 8][4];
@@ -45,19 +44,52 @@ template <int DIM, int ROWS> struct lctx_cuda_flash {
     }
 
     // s = Q K^T. k: this warp's rows of the K tile.
-    template <bool KEPT> __device__ __forceinline__ void scores(const lctx_cuda_queries<DIM, KEPT> & q, const uint16_t * k) {
-        const int lane = lctx_lane();
-        const uint16_t * k_row = k + (lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 8;
-        lctx_unrolled<ROWS / 8>([&](int n) { lctx_unrolled<4>([&](int i) { s[n][i] = 0.0f; }); });
+    template <bool KEPT> __device__ __forceinline__ void scores(const lctx_cuda_queries<DIM, KEPT, STRIDE> & q, const uint16_t * k) {
+        clear_scores();
         lctx_unrolled<DIM / 16>([&](int step) {
             uint32_t a[4];
             q.load(step, a);
-            lctx_unrolled<ROWS / 16>([&](int n) {
-                uint32_t b[4];
-                lctx_load_matrices(b, k_row + n * 16 * STRIDE + step * 16);
-                lctx_mma(s[2 * n], a, b[0], b[1]);
-                lctx_mma(s[2 * n + 1], a, b[2], b[3]);
-            });
+            lctx_unrolled<GROUPS>([&](int n) { add_product(a, k, step, n); });
+        });
+    }
+
+    // The same of groups of 16 rows: bit n of the n-th; scores of the others are 0.
+    template <bool KEPT>
+    __device__ __forceinline__ void scores(const lctx_cuda_queries<DIM, KEPT, STRIDE> & q, const uint16_t * k, uint32_t groups) {
+        clear_scores();
+        lctx_unrolled<GROUPS>([&](int n) {
+            if (groups >> n & 1) {
+                lctx_unrolled<DIM / 16>([&](int step) {
+                    uint32_t a[4];
+                    q.load(step, a);
+                    add_product(a, k, step, n);
+                });
+            }
+        });
+    }
+
+    __device__ __forceinline__ void clear_scores() {
+        lctx_unrolled<ROWS / 8>([&](int n) { lctx_unrolled<4>([&](int i) { s[n][i] = 0.0f; }); });
+    }
+
+    // Dimensions [16 step, 16 step + 16) of rows [16 n, 16 n + 16).
+    __device__ __forceinline__ void add_product(const uint32_t (&a)[4], const uint16_t * k, int step, int n) {
+        const int lane = lctx_lane();
+        uint32_t b[4];
+        lctx_load_matrices(b, k + (n * 16 + lane / 16 * 8 + lane % 8) * STRIDE + step * 16 + lane / 8 % 2 * 8);
+        lctx_mma(s[2 * n], a, b[0], b[1]);
+        lctx_mma(s[2 * n + 1], a, b[2], b[3]);
+    }
+
+    // Add the scores of the other N - 1 warps, which have the other dimensions. sums: [N][ROWS / 2][LCTX_WARP] in shared memory.
+    template <int N> __device__ __forceinline__ void add_warps(float * sums) {
+        float * mine = sums + lctx_warp() * (ROWS / 2) * LCTX_WARP + lctx_lane();
+        lctx_unrolled<ROWS / 8>([&](int n) { lctx_unrolled<4>([&](int i) { mine[(n * 4 + i) * LCTX_WARP] = s[n][i]; }); });
+        __syncthreads();
+        clear_scores();
+        lctx_unrolled<N>([&](int warp) {
+            const float * from = sums + warp * (ROWS / 2) * LCTX_WARP + lctx_lane();
+            lctx_unrolled<ROWS / 8>([&](int n) { lctx_unrolled<4>([&](int i) { s[n][i] += from[(n * 4 + i) * LCTX_WARP]; }); });
         });
     }
 
@@ -86,11 +118,14 @@ template <int DIM, int ROWS> struct lctx_cuda_flash {
         });
     }
 
-    // o += P V: the weights of 16 rows have the layout of the left factor already.
-    __device__ __forceinline__ void weigh(const uint16_t * v) {
+    // o += P V over these groups of rows: the weights of 16 rows have the layout of the left factor already.
+    __device__ __forceinline__ void weigh(const uint16_t * v, uint32_t groups) {
         const int lane = lctx_lane();
         const uint16_t * v_row = v + (lane / 8 % 2 * 8 + lane % 8) * STRIDE + lane / 16 * 8;
-        lctx_unrolled<ROWS / 16>([&](int step) {
+        lctx_unrolled<GROUPS>([&](int step) {
+            if (!(groups >> step & 1)) {
+                return;
+            }
             const float(&s0)[4] = s[2 * step], (&s1)[4] = s[2 * step + 1];
             const uint32_t a[4] = {lctx_pack(s0[0], s0[1]), lctx_pack(s0[2], s0[3]), lctx_pack(s1[0], s1[1]), lctx_pack(s1[2], s1[3])};
             lctx_unrolled<DIM / 16>([&](int n) {

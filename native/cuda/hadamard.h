@@ -4,7 +4,7 @@
 #include "../ops/args.h"
 #include "rows.h"
 
-constexpr int LCTX_MOST_BLOCK = 256;  // channels that are transformed together
+constexpr int LCTX_MOST_BLOCK = 512;  // channels that are transformed together
 
 // Transform a row that a warp holds, element 32 i + lane in x[i]; 0 leaves it as it is. Blocks end within the row.
 template <int N> static __device__ __forceinline__ void lctx_transform(float (&x)[N], int block) {

@@ -55,6 +55,27 @@ static __device__ __forceinline__ uint32_t lctx_pack(float low, float high) {
     return *(const uint32_t *)&x;
 }
 
+// Pairs of f16, each number rounded once: x - y, x y, x y + z.
+static __device__ __forceinline__ uint32_t lctx_sub_2(uint32_t x, uint32_t y) {
+    const __half2 z = __hsub2(*(const __half2 *)&x, *(const __half2 *)&y);
+    return *(const uint32_t *)&z;
+}
+
+static __device__ __forceinline__ uint32_t lctx_mul_2(uint32_t x, uint32_t y) {
+    const __half2 z = __hmul2(*(const __half2 *)&x, *(const __half2 *)&y);
+    return *(const uint32_t *)&z;
+}
+
+static __device__ __forceinline__ uint32_t lctx_fma_2(uint32_t x, uint32_t y, uint32_t z) {
+    const __half2 sum = __hfma2(*(const __half2 *)&x, *(const __half2 *)&y, *(const __half2 *)&z);
+    return *(const uint32_t *)&sum;
+}
+
+// Byte i is that of x and y together which hexadecimal digit i of `choice` names.
+static __device__ __forceinline__ uint32_t lctx_permute(uint32_t x, uint32_t y, uint32_t choice) {
+    return __byte_perm(x, y, choice);
+}
+
 static __device__ __forceinline__ float lctx_from_bf16(uint16_t x) {
     return __uint_as_float((uint32_t)x << 16);
 }

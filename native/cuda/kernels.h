@@ -5,6 +5,9 @@
 #include "../ops/args.h"
 #include "device.h"
 
+// head_dim of *attend* and *vote*: rows, queries and results of a tile are to fit into shared memory and registers.
+constexpr int LCTX_CUDA_MOST_DIM = 576;
+
 // What a launch needs to know of the device.
 struct lctx_cuda_device {
     int n_multiprocessor;
@@ -28,7 +31,8 @@ void lctx_cuda_center(const lctx_cuda_queue & queue, const lctx_center_args & ar
 void lctx_cuda_evict(const lctx_cuda_queue & queue, const lctx_evict_args & args);
 void lctx_cuda_fetch(const lctx_cuda_queue & queue, const lctx_fetch_args & args);
 
-// Bytes of shared memory that a choice of *select* takes: they grow with the number of chunks.
+// Bytes of shared memory that a choice of *select* takes: they grow with the number of chunks, or of channels of the query heads that
+// choose together.
 size_t lctx_cuda_select_shared(const lctx_select_args & args);
 
 // Bytes of work buffer; 0: none.

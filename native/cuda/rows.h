@@ -11,61 +11,102 @@ static __device__ __forceinline__ uint32_t lctx_word(const char * at) {
     return *(const uint16_t *)at;
 }
 
-// Element types: elements per block, bytes of a block, and load(block, first, x): elements [first, first + 8) of a block, first a
-// multiple of 8. (ggml: quants.c)
-struct lctx_cuda_f32 {
-    static constexpr int BLOCK = 8, SIZE = 32;
+// The 8 bytes at an even address, in loads of 4. What is read beside them lies in the same page, which begins at a multiple of 4.
+static __device__ __forceinline__ uint2 lctx_words(const char * at) {
+    const int half = (int)((uintptr_t)at & 2);  // whether the address is between two words
+    const uint32_t * from = (const uint32_t *)(at - half);
+    const uint32_t middle = from[1], choice = half ? 0x5432 : 0x3210;
+    return {lctx_permute(from[0], middle, choice), lctx_permute(middle, from[half ? 2 : 1], choice)};
+}
+
+static __device__ __forceinline__ uint4 lctx_pack_8(const float (&x)[8]) {
+    return {lctx_pack_limited(x[0], x[1]), lctx_pack_limited(x[2], x[3]), lctx_pack_limited(x[4], x[5]), lctx_pack_limited(x[6], x[7])};
+}
+
+// Element types: elements per block, bytes of a block, and elements [first, first + 8) of a block, first a multiple of 8: load(block,
+// first, x) as floats, halves(block, first) as f16 numbers. (ggml: quants.c)
+template <typename T, typename Bits> struct lctx_cuda_plain {
+    static constexpr int BLOCK = 8, SIZE = 8 * sizeof(Bits);
     static __device__ __forceinline__ void load(const char * block, int, float (&x)[8]) {
         for (int i = 0; i < 8; i++) {
-            x[i] = ((const float *)block)[i];
+            x[i] = T::value(((const Bits *)block)[i]);
         }
+    }
+    static __device__ __forceinline__ uint4 halves(const char * block, int first) {
+        float x[8];
+        load(block, first, x);
+        return lctx_pack_8(x);
     }
 };
 
-struct lctx_cuda_f16 {
-    static constexpr int BLOCK = 8, SIZE = 16;
-    static __device__ __forceinline__ void load(const char * block, int, float (&x)[8]) {
-        for (int i = 0; i < 8; i++) {
-            x[i] = lctx_from_half(((const uint16_t *)block)[i]);
-        }
-    }
+struct lctx_cuda_f32 : lctx_cuda_plain<lctx_cuda_f32, float> {
+    static __device__ __forceinline__ float value(float x) { return x; }
 };
 
-struct lctx_cuda_bf16 {
-    static constexpr int BLOCK = 8, SIZE = 16;
-    static __device__ __forceinline__ void load(const char * block, int, float (&x)[8]) {
-        for (int i = 0; i < 8; i++) {
-            x[i] = lctx_from_bf16(((const uint16_t *)block)[i]);
-        }
-    }
+struct lctx_cuda_bf16 : lctx_cuda_plain<lctx_cuda_bf16, uint16_t> {
+    static __device__ __forceinline__ float value(uint16_t x) { return lctx_from_bf16(x); }
 };
 
-struct lctx_cuda_q8_0 {
-    static constexpr int BLOCK = 32, SIZE = 34;
+struct lctx_cuda_f16 : lctx_cuda_plain<lctx_cuda_f16, uint16_t> {
+    static __device__ __forceinline__ float value(uint16_t x) { return lctx_from_half(x); }
+    static __device__ __forceinline__ uint4 halves(const char * block, int) { return *(const uint4 *)block; }
+};
+
+// Blocks of 32: T::levels(block, first) gives 8 levels as bytes; an element is d * (level - MIDDLE), or d * level + m with MIN.
+template <typename T> struct lctx_cuda_levels {
+    // Levels without their middle as f16 numbers, which is exact: 0x6400 | level is the number 1024 + level.
+    static __device__ __forceinline__ uint4 centered(const char * block, int first) {
+        constexpr uint32_t HIGH = 0x64646464, ZERO = 0x64006400 + T::MIDDLE * 0x10001;
+        const uint2 levels = T::levels(block, first);
+        return {lctx_sub_2(lctx_permute(levels.x, HIGH, 0x4140), ZERO), lctx_sub_2(lctx_permute(levels.x, HIGH, 0x4342), ZERO),
+                lctx_sub_2(lctx_permute(levels.y, HIGH, 0x4140), ZERO), lctx_sub_2(lctx_permute(levels.y, HIGH, 0x4342), ZERO)};
+    }
     static __device__ __forceinline__ void load(const char * block, int first, float (&x)[8]) {
-        const float d = lctx_from_half((uint16_t)lctx_word(block));
-        for (int i = 0; i < 8; i += 2) {
-            const uint32_t two = lctx_word(block + 2 + first + i);
-            x[i] = d * (float)(int8_t)(two & 0xff);
-            x[i + 1] = d * (float)(int8_t)(two >> 8);
+        const float d = lctx_from_half((uint16_t)lctx_word(block)), m = T::MIN ? lctx_from_half((uint16_t)lctx_word(block + 2)) : 0.0f;
+        const uint2 levels = T::levels(block, first);
+        for (int i = 0; i < 8; i++) {
+            x[i] = d * (float)((int)((i < 4 ? levels.x : levels.y) >> 8 * (i % 4) & 0xff) - T::MIDDLE) + m;
+        }
+    }
+    // Rounded once, as the product of floats would be: d and a level have 19 bits together.
+    static __device__ __forceinline__ uint4 halves(const char * block, int first) {
+        const uint32_t d = lctx_word(block) * 0x10001, m = T::MIN ? lctx_word(block + 2) * 0x10001 : 0;
+        const uint4 x = centered(block, first);
+        if constexpr (T::MIN) {
+            return {lctx_fma_2(x.x, d, m), lctx_fma_2(x.y, d, m), lctx_fma_2(x.z, d, m), lctx_fma_2(x.w, d, m)};
+        } else {
+            return {lctx_mul_2(x.x, d), lctx_mul_2(x.y, d), lctx_mul_2(x.z, d), lctx_mul_2(x.w, d)};
         }
     }
 };
 
-// 4 bits and, with HIGH, a fifth of each: d * (q - MIDDLE), or d * q + m with MIN. Elements 0 to 15 are the low nibbles.
-template <bool HIGH, bool MIN> struct lctx_cuda_nibbles {
+struct lctx_cuda_q8_0 : lctx_cuda_levels<lctx_cuda_q8_0> {
+    static constexpr int BLOCK = 32, SIZE = 34, MIDDLE = 128;
+    static constexpr bool MIN = false;
+    static __device__ __forceinline__ uint2 levels(const char * block, int first) {
+        const uint2 x = lctx_words(block + 2 + first);
+        return {x.x ^ 0x80808080, x.y ^ 0x80808080};
+    }
+};
+
+// 4 bits and, with HIGH, a fifth of each. Elements 0 to 15 are the low nibbles.
+template <bool HIGH, bool MIN_> struct lctx_cuda_nibbles : lctx_cuda_levels<lctx_cuda_nibbles<HIGH, MIN_>> {
+    static constexpr bool MIN = MIN_;
     static constexpr int BLOCK = 32, AT_HIGH = MIN ? 4 : 2, AT_LOW = AT_HIGH + (HIGH ? 4 : 0), SIZE = AT_LOW + 16;
     static constexpr int MIDDLE = MIN ? 0 : HIGH ? 16 : 8;
-    static __device__ __forceinline__ void load(const char * block, int first, float (&x)[8]) {
-        const float d = lctx_from_half((uint16_t)lctx_word(block)), m = MIN ? lctx_from_half((uint16_t)lctx_word(block + 2)) : 0.0f;
-        const uint32_t high = HIGH ? (lctx_word(block + AT_HIGH) | lctx_word(block + AT_HIGH + 2) << 16) >> first : 0;
-        for (int i = 0; i < 8; i += 2) {
-            const uint32_t two = lctx_word(block + AT_LOW + first % 16 + i) >> (first < 16 ? 0 : 4);
-            const uint32_t q0 = (two & 15) | (high >> i & 1) << 4, q1 = (two >> 8 & 15) | (high >> (i + 1) & 1) << 4;
-            x[i] = d * (float)((int)q0 - MIDDLE) + m;
-            x[i + 1] = d * (float)((int)q1 - MIDDLE) + m;
+    static __device__ __forceinline__ uint2 levels(const char * block, int first) {
+        const uint2 x = lctx_words(block + AT_LOW + first % 16);
+        const int shift = first < 16 ? 0 : 4;
+        uint2 levels = {x.x >> shift & 0x0f0f0f0f, x.y >> shift & 0x0f0f0f0f};
+        if constexpr (HIGH) {
+            const uint32_t high = *(const uint8_t *)(block + AT_HIGH + first / 8);
+            levels.x |= fifth(high & 15);
+            levels.y |= fifth(high >> 4);
         }
+        return levels;
     }
+    // Four bits, each as the fifth of a byte.
+    static __device__ __forceinline__ uint32_t fifth(uint32_t four) { return four * 0x02040810 & 0x10101010; }
 };
 using lctx_cuda_q4_0 = lctx_cuda_nibbles<false, false>;
 using lctx_cuda_q4_1 = lctx_cuda_nibbles<false, true>;
@@ -75,6 +116,11 @@ using lctx_cuda_q5_1 = lctx_cuda_nibbles<true, true>;
 // Elements [i, i + 8) of a row, i a multiple of 8.
 template <typename T> static __device__ __forceinline__ void lctx_load_8(const char * row, int i, float (&x)[8]) {
     T::load(row + (size_t)(i / T::BLOCK) * T::SIZE, i % T::BLOCK, x);
+}
+
+// The same as f16 numbers.
+template <typename T> static __device__ __forceinline__ uint4 lctx_load_halves(const char * row, int i) {
+    return T::halves(row + (size_t)(i / T::BLOCK) * T::SIZE, i % T::BLOCK);
 }
 
 // The same where the type is known at run time only.

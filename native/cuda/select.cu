@@ -180,7 +180,8 @@ void launch_choices(const lctx_cuda_queue & queue, const lctx_select_args & a, c
 }  // namespace
 
 size_t lctx_cuda_select_shared(const lctx_select_args & args) {
-    return lctx_chooser<WIDE_WARPS>::shared(args);
+    const size_t of_queries = lctx_select_plan({1, 0}, args, nullptr).n_float(args) * sizeof(float);
+    return lctx_max(lctx_chooser<WIDE_WARPS>::shared(args), of_queries);
 }
 
 size_t lctx_cuda_select_wsize(const lctx_cuda_device & device, const lctx_select_args & args) {

@@ -86,7 +86,7 @@ __device__ void put_32(ggml_type type, char * row, int first, int dim, float x) 
 }
 
 // A row whose elements element(d) gives, transformed in blocks; 0: as it is.
-template <typename F> __device__ void put_row(const lctx_pool_args & pool, char * row, int dim, int block, F && element) {
+template <typename F> __device__ void put_row(const lctx_pool_args & pool, bool is_value, char * row, int dim, int block, F && element) {
     __shared__ float rows[WARPS][LCTX_MOST_BLOCK];
     float * transformed = rows[lctx_warp()];  // each lane has every 32nd element to itself
     for (int first = 0; first < dim; first += LCTX_WARP) {
@@ -98,18 +98,18 @@ template <typename F> __device__ void put_row(const lctx_pool_args & pool, char 
             lctx_transform_row(transformed, block, block);
         }
         const float x = block != 0 ? transformed[d % block] : d < dim ? element(d) : 0.0f;
-        put_32(pool.type, row, first, dim, lctx_limited(x));
+        put_32(pool.type, row, first, dim, lctx_limited(x, lctx_most_stored(pool.type, is_value)));
     }
 }
 
 __device__ void put_key(const lctx_store_args & a, const float * k, int32_t angle, char * row) {
     const float * cs = a.angles + (size_t)angle * a.n_dims;
-    put_row(a.cache.k_pool, row, a.head_dim_k, a.params.hadamard.k,
+    put_row(a.cache.k_pool, false, row, a.head_dim_k, a.params.hadamard.k,
             [&](int d) { return lctx_rotated(k, d, cs, a.n_dims, a.params.rope_mode); });
 }
 
 __device__ void put_value(const lctx_store_args & a, const float * v, char * row) {
-    put_row(a.cache.v_pool, row, a.head_dim_v, a.params.hadamard.v, [&](int d) { return v[d]; });
+    put_row(a.cache.v_pool, !lctx_values_in_keys(a.cache), row, a.head_dim_v, a.params.hadamard.v, [&](int d) { return v[d]; });
 }
 
 // A warp per token, KV head and part.

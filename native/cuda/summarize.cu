@@ -35,7 +35,7 @@ __device__ int32_t first_completing(const lctx_summarize_args & a, int range) {
 }
 
 // A block per SHARE tokens and KV head.
-__global__ void __launch_bounds__(THREADS) summarize_channels(lctx_summarize_args a) {
+__global__ void __launch_bounds__(THREADS, 2) summarize_channels(lctx_summarize_args a) {
     const int32_t from = (int)blockIdx.x * SHARE;
     for (uint32_t rest = completing(a, from, from + SHARE); rest; rest &= rest - 1) {
         const lctx_completed c(a, from + __ffs((int)rest) - 1, (int)blockIdx.y);
@@ -243,7 +243,7 @@ int n_range(const lctx_summarize_args & a) {
 
 // What every tile of queries adds to the mean output, for the first chunk that a range of tokens completes: a block per range, head
 // and tile. means: [n_range][n_head][n_tile][head_dim_v]
-__global__ void __launch_bounds__(THREADS) mean_outputs(lctx_summarize_args a, float * means) {
+__global__ void __launch_bounds__(THREADS, 2) mean_outputs(lctx_summarize_args a, float * means) {
     const int range = (int)blockIdx.x, head = (int)blockIdx.y, tile = (int)blockIdx.z;
     const int32_t last = first_completing(a, range);
     if (last < 0) {
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(THREADS) mean_outputs(lctx_summarize_args a, f
 }
 
 // The rest, and all of the other chunks: a block per SHARE tokens and query head.
-__global__ void __launch_bounds__(THREADS) attention_summaries(lctx_summarize_args a, const float * means, int n_tile) {
+__global__ void __launch_bounds__(THREADS, 2) attention_summaries(lctx_summarize_args a, const float * means, int n_tile) {
     const int32_t from = (int)blockIdx.x * SHARE;
     const int head = (int)blockIdx.y, thread = (int)threadIdx.x;
     for (uint32_t rest = completing(a, from, from + SHARE); rest; rest &= rest - 1) {

@@ -31,23 +31,18 @@ template <typename F> static __device__ __forceinline__ void lctx_cuda_with_rows
     }
 }
 
-// f(row, first element) for every 8 elements of ROWS rows, dealt to the threads.
-template <int ROWS, typename F> static __device__ __forceinline__ void lctx_cuda_each_8(int n_dim, F && f) {
-    const int n_step = n_dim / 8;
-    for (int i = (int)threadIdx.x; i < ROWS * n_step; i += (int)blockDim.x) {
+// f(row, first element) for every 8 elements of the groups of 16 rows that have one of [lo, hi), dealt to the threads.
+template <typename F> static __device__ __forceinline__ void lctx_cuda_each_8(int n_dim, int lo, int hi, F && f) {
+    const int n_step = n_dim / 8, end = (hi + 15) / 16 * 16 * n_step;
+    for (int i = lo / 16 * 16 * n_step + (int)threadIdx.x; i < end; i += (int)blockDim.x) {
         f(i / n_step, i % n_step * 8);
     }
 }
 
-static __device__ __forceinline__ void lctx_cuda_put_8(uint16_t * to, const float (&x)[8]) {
-    *(uint4 *)to = {lctx_pack_limited(x[0], x[1]), lctx_pack_limited(x[2], x[3]), lctx_pack_limited(x[4], x[5]),
-                    lctx_pack_limited(x[6], x[7])};
-}
-
-// Begin to copy f16 rows [lo, hi) into a tile; the others become 0, for what is not read may be anything, and 0 times NaN is NaN.
-template <int ROWS, int DIM, typename Row>
-static __device__ void lctx_cuda_copy_rows(int n_dim, int lo, int hi, Row && row, uint16_t * tile) {
-    lctx_cuda_each_8<ROWS>(n_dim, [&](int i, int d) {
+// Begin to copy f16 rows [lo, hi) into a tile; the others of their groups of 16 become 0, for what is not read may be anything, and 0
+// times NaN is NaN.
+template <int DIM, typename Row> static __device__ void lctx_cuda_copy_rows(int n_dim, int lo, int hi, Row && row, uint16_t * tile) {
+    lctx_cuda_each_8(n_dim, lo, hi, [&](int i, int d) {
         uint16_t * to = tile + i * (DIM + 8) + d;
         if (i >= lo && i < hi) {
             lctx_copy_16(to, row(i) + d * sizeof(uint16_t));
@@ -57,23 +52,38 @@ static __device__ void lctx_cuda_copy_rows(int n_dim, int lo, int hi, Row && row
     });
 }
 
-// Rows of any type into a tile.
-template <int ROWS, int DIM, typename Row>
+// Rows of any type into a tile, in the same way.
+template <int DIM, typename Row>
 static __device__ void lctx_cuda_unpack_rows(ggml_type type, int n_dim, int lo, int hi, Row && row, uint16_t * tile) {
     lctx_cuda_with_rows(type, [&](auto rows) {
-        lctx_cuda_each_8<ROWS>(n_dim, [&](int i, int d) {
-            float x[8] = {};
-            if (i >= lo && i < hi) {
-                lctx_load_8<decltype(rows)>(row(i), d, x);
-            }
-            lctx_cuda_put_8(tile + i * (DIM + 8) + d, x);
+        lctx_cuda_each_8(n_dim, lo, hi, [&](int i, int d) {
+            uint16_t * to = tile + i * (DIM + 8) + d;
+            *(uint4 *)to = i >= lo && i < hi ? lctx_load_halves<decltype(rows)>(row(i), d) : uint4{0, 0, 0, 0};
         });
     });
 }
 
-// Begin to copy the bytes of a block as they are; rows of a page are a multiple of 16 bytes from its beginning.
-static __device__ __forceinline__ void lctx_cuda_copy_bytes(char * to, const char * from, size_t n) {
-    for (size_t i = threadIdx.x * 16; i < n; i += blockDim.x * 16) {
+// Values that may be larger than a half, times `factor`, into a tile. Returns the largest of this thread before that.
+template <typename T, int DIM, typename Row>
+static __device__ float lctx_cuda_unpack_values(int n_dim, int lo, int hi, Row && row, float factor, uint16_t * tile) {
+    float most = 0.0f;
+    lctx_cuda_each_8(n_dim, lo, hi, [&](int i, int d) {
+        float x[8] = {};
+        if (i >= lo && i < hi) {
+            lctx_load_8<T>(row(i), d, x);
+        }
+        lctx_unrolled<8>([&](int j) {
+            most = fabsf(x[j]) > most ? fabsf(x[j]) : most;  // not NaN
+            x[j] *= factor;
+        });
+        *(uint4 *)(tile + i * (DIM + 8) + d) = lctx_pack_8(x);
+    });
+    return most;
+}
+
+// Begin to copy bytes [begin, end) of a block as they are, in steps of 16: a block has a multiple of 16 bytes.
+static __device__ __forceinline__ void lctx_cuda_copy_bytes(char * to, const char * from, size_t begin, size_t end) {
+    for (size_t i = begin / 16 * 16 + threadIdx.x * 16; i < end; i += blockDim.x * 16) {
         lctx_copy_16(to + i, from + i);
     }
 }

@@ -11,12 +11,14 @@
 
 namespace {
 
-// Columns, (token, head, segment), that meet a page at once: half of the warps take half of the rows.
+// Columns, (token, head, segment), that meet the rows of a page, or of half a page, at once: half of the warps take half of the rows. Tiles
+// of wide heads are smaller, so that they fit into shared memory.
 template <int DIM_> struct shape {
     static constexpr int DIM = DIM_;  // of K, padded
-    static constexpr int ROWS = LCTX_PAGE_ROWS;
-    static constexpr int COLUMNS = 32, WARP_COLUMNS = 16, WARP_ROWS = 32;
-    static constexpr int THREADS = 128;
+    static constexpr bool WIDE = DIM > 256;
+    static constexpr int ROWS = WIDE ? LCTX_PAGE_ROWS / 2 : LCTX_PAGE_ROWS;
+    static constexpr int COLUMNS = WIDE ? 16 : 32, WARP_COLUMNS = 16, WARP_ROWS = ROWS / 2;
+    static constexpr int THREADS = WIDE ? 64 : 128;
     static constexpr int STRIDE = DIM + 8;
     static constexpr int SCORE_STRIDE = ROWS + 8;  // so that the lanes of a warp write to different banks
     static_assert(THREADS == LCTX_WARP * (COLUMNS / WARP_COLUMNS) * (ROWS / WARP_ROWS), "a warp for every part");
@@ -41,16 +43,16 @@ template <typename S> struct memory {
     int32_t sums[LCTX_WARP];
 };
 
-// The scores from before the ubatch, of this block's pages.
-__device__ void keep_scores(const lctx_vote_args & v, const lctx_run & r, int head_kv) {
+// The scores from before the ubatch, of the rows that this block has.
+template <typename S> __device__ void keep_scores(const lctx_vote_args & v, const lctx_run & r, int head_kv) {
     const int32_t undo_from = v.voters[r.end - 1].undo_from;
     if (undo_from < 0) {
         return;
     }
     const lctx_voted at(v, r, head_kv);
-    for (int page = (int)blockIdx.x; page * LCTX_PAGE_ROWS < at.n_held; page += (int)gridDim.x) {
-        const int cell = page * LCTX_PAGE_ROWS + (int)threadIdx.x;
-        if ((int)threadIdx.x < LCTX_PAGE_ROWS && cell < at.n_held) {
+    for (int page = (int)blockIdx.x; page * S::ROWS < at.n_held; page += (int)gridDim.x) {
+        const int cell = page * S::ROWS + (int)threadIdx.x;
+        if ((int)threadIdx.x < S::ROWS && cell < at.n_held) {
             at.held.undo()[cell] = at.held.scores()[cell];
         }
     }
@@ -233,11 +235,11 @@ template <typename S> __device__ void load_keys(const lctx_attend_args & a, cons
         return near ? lctx_near_row(a.cache, m.row[i], at.head_kv, at.seq) : lctx_key_row(a.cache, m.cell[i], at.head_kv, at.seq);
     };
     if (pool.type == GGML_TYPE_F16) {
-        lctx_cuda_copy_rows<S::ROWS, S::DIM>(a.head_dim_k, 0, n_open, row, m.k);
+        lctx_cuda_copy_rows<S::DIM>(a.head_dim_k, 0, n_open, row, m.k);
         lctx_copy_end_group();
         lctx_copy_wait<0>();
     } else {
-        lctx_cuda_unpack_rows<S::ROWS, S::DIM>(pool.type, a.head_dim_k, 0, n_open, row, m.k);
+        lctx_cuda_unpack_rows<S::DIM>(pool.type, a.head_dim_k, 0, n_open, row, m.k);
     }
 }
 
@@ -349,7 +351,7 @@ template <typename S> __device__ void vote_page(const lctx_vote_args & v, const 
 template <typename S> __global__ void __launch_bounds__(S::THREADS) vote(const lctx_vote_args v, prepared made) {
     auto & m = *(memory<S> *)lctx_shared();
     const int head_kv = (int)blockIdx.y;
-    lctx_each_run(v.voters, v.attend.n_tokens, [&](const lctx_run & r) { keep_scores(v, r, head_kv); });
+    lctx_each_run(v.voters, v.attend.n_tokens, [&](const lctx_run & r) { keep_scores<S>(v, r, head_kv); });
     lctx_cuda_clear_padding<S::ROWS, S::DIM>(v.attend.head_dim_k, m.k);
     __syncthreads();
     lctx_each_run(v.voters, v.attend.n_tokens, [&](const lctx_run & r) {
@@ -389,7 +391,9 @@ template <typename F> void with_shape(const lctx_attend_args & a, F && f) {
            : dim <= 80  ? f(shape<80>())
            : dim <= 96  ? f(shape<96>())
            : dim <= 128 ? f(shape<128>())
-                        : f(shape<256>());
+           : dim <= 256 ? f(shape<256>())
+           : dim <= 512 ? f(shape<512>())
+                        : f(shape<LCTX_CUDA_MOST_DIM>());
 }
 
 }  // namespace

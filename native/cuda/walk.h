@@ -9,17 +9,21 @@
 
 #include <climits>
 
-// How the tokens and heads are cut, by shapes only.
+// How the tokens and heads are cut, by shapes only. Heads of a token share a tile where there are few columns, so that rows are read once,
+// or where they read the same; heads that choose for themselves share less than tokens that follow each other.
 struct lctx_cuda_tiling {
+    static constexpr int FEW = 16;  // columns
+
     int n_rep;        // query heads per KV head
     int head_block;   // query heads of a tile
     int token_block;  // tokens of a tile
     int n_head_tile;
     int n_token_tile;
 
+    LCTX_HD static bool is_few(const lctx_attend_args & a) { return a.n_tokens * (a.n_head / a.n_head_kv) <= FEW; }
     LCTX_HD lctx_cuda_tiling(const lctx_attend_args & a, int n_column) {
         n_rep = a.n_head / a.n_head_kv;
-        head_block = lctx_min(n_rep, n_column);
+        head_block = lctx_min(a.params.chunk_size > 0 && !is_few(a) ? a.n_head / a.n_choice : n_rep, n_column);
         token_block = lctx_max(n_column / head_block, 1);
         n_head_tile = (int)lctx_div_up(n_rep, head_block);
         n_token_tile = (int)lctx_div_up(a.n_tokens, token_block);

@@ -1,6 +1,7 @@
 // Rounding to half precision in a direction: what the CPU and CUDA share, whose conversions differ.
 #pragma once
 
+#include "ggml.h"
 #include "portable.h"
 
 #include <cstdint>
@@ -8,9 +9,22 @@
 constexpr float LCTX_MOST_HALF = 65504.0f;
 constexpr uint16_t LCTX_HALF_NAN = 0x7e00;
 
-// What is larger than a half can be, as the largest: rows of every type are stored so, since tensor cores read them as halves. NaN stays.
-LCTX_HD inline float lctx_limited(float x) {
-    return x > LCTX_MOST_HALF ? LCTX_MOST_HALF : x < -LCTX_MOST_HALF ? -LCTX_MOST_HALF : x;
+// What is larger than `most`, as the largest: rows are stored so, since tensor cores read them as halves. NaN stays.
+LCTX_HD inline float lctx_limited(float x, float most = LCTX_MOST_HALF) {
+    return x > most ? most : x < -most ? -most : x;
+}
+
+// The largest number of a stored row. A level times its scale, which was rounded, is a half still. Values that are no keys may be larger in
+// the types that hold them: CUDA scales them on their way (../cuda/blocks.h).
+LCTX_HD inline float lctx_most_stored(ggml_type type, bool is_value) {
+    constexpr float MOST_LEVEL = 65376.0f;  // (1 + 3/2048) times this rounds to LCTX_MOST_HALF
+    constexpr float MOST_VALUE = 1e9f;      // 2^-15 of it is a half
+    switch (type) {
+        case GGML_TYPE_F32:
+        case GGML_TYPE_BF16: return is_value ? MOST_VALUE : LCTX_MOST_HALF;
+        case GGML_TYPE_F16:  return LCTX_MOST_HALF;
+        default:             return MOST_LEVEL;
+    }
 }
 
 // The half that is not below (up > 0) or not above (up < 0) a number, whose nearest half exceeds it by `error`; up = 0: that one.

@@ -120,7 +120,7 @@ def limit_of(case: OpCase) -> float:
 
 def fits(case: OpCase) -> bool:
     """Return whether the kernels are made for heads of this width."""
-    return all(dim % 8 == 0 and dim <= 256 for dim in (case.head_dim_k, case.head_dim_v))
+    return all(dim % 8 == 0 and dim <= 576 for dim in (case.head_dim_k, case.head_dim_v))
 
 
 Group = tuple[str, Iterable[OpCase], Callable[..., None]]

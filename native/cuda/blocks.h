@@ -1,0 +1,189 @@
+// How *attend* goes over what a tile reads: its shapes, how shared memory is used, blocks of rows on their way, and the walk over them.
+#pragma once
+
+#include "kernels.h"
+#include "tile.h"
+#include "walk.h"
+
+template <int COLUMNS> struct lctx_attend_memory : lctx_cuda_walk_memory<COLUMNS> {
+    int32_t most[2];  // bits of the largest value of a block of rows that is no half, else 0; the next block has the other one
+};
+
+// One warp has 16 columns. With few columns the warps share the rows of a block instead, and of wide heads the dimensions: registers hold
+// the results of 144 of them easily.
+template <int DIM_, bool FEW> struct lctx_attend_shape {
+    static constexpr int DIM = DIM_;  // of K and V, padded
+    static constexpr bool WIDE = DIM > 256;
+    static constexpr int ROWS = DIM <= 128 ? 64 : WIDE ? 16 : 32;  // of a tile
+    static constexpr int COLUMN_WARPS = FEW || WIDE ? 1 : DIM <= 128 ? 4 : 2;
+    static constexpr int ROW_WARPS = FEW && !WIDE ? ROWS / 16 : 1;
+    static constexpr int DIM_WARPS = WIDE ? 4 : 1;
+    static constexpr int COLUMNS = 16 * COLUMN_WARPS;
+    static constexpr int WARP_ROWS = ROWS / ROW_WARPS;
+    static constexpr int WARP_DIM = DIM / DIM_WARPS;
+    static constexpr int THREADS = LCTX_WARP * COLUMN_WARPS * ROW_WARPS * DIM_WARPS;
+    static constexpr int STRIDE = DIM + 8;
+    static constexpr size_t TILE = (size_t)2 * ROWS * STRIDE * sizeof(uint16_t);  // K, then V
+    static constexpr size_t QUERIES = (size_t)COLUMNS * STRIDE * sizeof(uint16_t);
+    static constexpr size_t SUMS = WIDE ? (size_t)DIM_WARPS * 16 * ROWS * sizeof(float) : 0;  // scores of the warps that share dimensions
+    static constexpr size_t WALK = sizeof(lctx_attend_memory<COLUMNS>);
+    // states of the warps that share columns, where the tile was
+    static constexpr int STATE = DIM + 4;
+    static constexpr size_t STATES = ROW_WARPS > 1 ? (size_t)ROW_WARPS * COLUMNS * STATE * sizeof(float) : 0;
+    static_assert(STATES <= TILE && TILE % 16 == 0 && QUERIES % 16 == 0 && WARP_DIM % 16 == 0, "shared memory");
+
+    // What this warp has.
+    __device__ static int column0() { return lctx_warp() % COLUMN_WARPS * 16; }
+    __device__ static int row0() { return WIDE ? 0 : lctx_warp() / COLUMN_WARPS * WARP_ROWS; }
+    __device__ static int dim0() { return WIDE ? lctx_warp() * WARP_DIM : 0; }
+};
+
+// Whether any device lets two blocks of threads have two tiles on their way.
+template <typename S, bool F16> constexpr bool LCTX_LOOKS_FAR =
+    !F16 || 2 * (3 * S::TILE + S::QUERIES + S::SUMS + S::WALK) <= ((size_t)227 << 10);
+
+// How shared memory is used: tiles of f16 rows, or one tile and before it the bytes of the next rows.
+struct lctx_attend_stages {
+    int ahead;  // blocks that are on their way while one is read: two where two blocks of threads have room for that, else one or none
+    int n_tile;
+    uint32_t n_raw;  // bytes of the rows of a block
+
+    template <typename S, bool F16> static lctx_attend_stages of(const lctx_cuda_device & device, const lctx_attend_args & a) {
+        const size_t of_values = lctx_values_in_keys(a.cache) ? 0 : a.cache.v_pool.row_size;
+        const uint32_t raw = S::ROWS * (uint32_t)(a.cache.k_pool.row_size + of_values);
+        const auto with = [&](int ahead) { return F16 ? lctx_attend_stages{ahead, ahead + 1, 0} : lctx_attend_stages{ahead, 1, raw}; };
+        const auto fits = [&](int ahead, size_t n_block) { return n_block * with(ahead).template n_shared<S>() <= device.max_shared; };
+        return with(LCTX_LOOKS_FAR<S, F16> && fits(2, 2) ? 2 : fits(1, 1) ? 1 : 0);
+    }
+    template <typename S> __host__ __device__ size_t n_shared() const {
+        return n_tile * S::TILE + ahead * n_raw + S::QUERIES + S::SUMS + S::WALK;
+    }
+};
+
+struct lctx_attend_parts {
+    int n_split;
+    float * data;  // [n_split][n_tokens * n_head][m, l, o of head_dim_v] with n_split > 1
+
+    __host__ __device__ static size_t n_float(const lctx_attend_args & a) { return (size_t)a.n_tokens * a.n_head * (a.head_dim_v + 2); }
+    __device__ float * of(const lctx_attend_args & a, int split, int token, int head) const {
+        return data + split * n_float(a) + ((size_t)token * a.n_head + head) * (a.head_dim_v + 2);
+    }
+};
+
+template <typename S, bool F16> struct lctx_attend_reader {
+    const lctx_attend_args & a;
+    const lctx_cuda_tile & t;
+    char * shared;
+    const lctx_attend_stages & st;
+
+    // Tile and bytes of the block number i.
+    __device__ uint16_t * k_tile(int i) const { return (uint16_t *)(shared + i % st.n_tile * S::TILE); }
+    __device__ uint16_t * v_tile(int i) const { return k_tile(i) + S::ROWS * S::STRIDE; }
+    __device__ char * raw(int i) const { return shared + st.n_tile * S::TILE + i % st.ahead * st.n_raw; }
+    __device__ char * end() const { return shared + st.n_tile * S::TILE + st.ahead * st.n_raw; }
+    __device__ lctx_cuda_block block(const lctx_cuda_span & span, int index) const {
+        const int first = index * S::ROWS;
+        return {a.cache, t.head_kv, span.seq, first, lctx_max(span.lo - first, 0), lctx_min(span.hi - first, S::ROWS), span.near != 0};
+    }
+    // Begin to bring a block closer, as number i.
+    __device__ void fetch(const lctx_cuda_block & b, int i) const {
+        const size_t k_row = a.cache.k_pool.row_size, v_row = a.cache.v_pool.row_size;
+        if constexpr (F16) {
+            const char *k = b.is_gathered() ? nullptr : b.k(), *v = b.v();
+            lctx_cuda_copy_rows<S::DIM>(
+                a.head_dim_k, b.lo, b.hi, [&](int row) { return k ? k + row * k_row : b.gathered_k(row); }, k_tile(i));
+            lctx_cuda_copy_rows<S::DIM>(a.head_dim_v, b.lo, b.hi, [&](int row) { return v + row * v_row; }, v_tile(i));
+        } else if (st.ahead > 0 && !b.is_gathered()) {
+            lctx_cuda_copy_bytes(raw(i), b.k(), b.lo * k_row, b.hi * k_row);
+            if (!lctx_values_in_keys(a.cache)) {
+                lctx_cuda_copy_bytes(raw(i) + S::ROWS * k_row, b.v(), b.lo * v_row, b.hi * v_row);
+            }
+        }
+    }
+    // What was fetched into the tile, once it is there for all threads; returns what the weights of its values are to be multiplied by.
+    __device__ float unpack(const lctx_cuda_block & b, int i, lctx_attend_memory<S::COLUMNS> & m) const {
+        if (threadIdx.x == 0) {
+            m.most[(i + 1) % 2] = 0;
+        }
+        const size_t k_row = a.cache.k_pool.row_size;
+        const char * k = is_here(b) ? raw(i) : b.is_gathered() ? nullptr : b.k();
+        lctx_cuda_unpack_rows<S::DIM>(
+            a.cache.k_pool.type, a.head_dim_k, b.lo, b.hi, [&](int i) { return k ? k + i * k_row : b.gathered_k(i); }, k_tile(0));
+        for (float factor = 1.0f;;) {
+            const float most = unpack_values(b, i, 1.0f / factor);
+            if (most > LCTX_MOST_HALF) {
+                atomicMax(&m.most[i % 2], (int)lctx_as_uint(most));
+            }
+            __syncthreads();
+            const float wanted = factor_of(m.most[i % 2]);
+            if (factor == wanted) {
+                return factor;
+            }
+            factor = wanted;  // all threads see the same and come again
+        }
+    }
+    __device__ bool is_here(const lctx_cuda_block & b) const { return st.ahead > 0 && !b.is_gathered(); }
+    // Where the bytes of values begin after those that were fetched of keys, which may have them.
+    __device__ size_t values() const {
+        return lctx_values_in_keys(a.cache) ? a.cache.v_pool.data - a.cache.k_pool.data : S::ROWS * a.cache.k_pool.row_size;
+    }
+    // Values divided by `factor`; returns the largest of this thread where it may be more than a half.
+    __device__ float unpack_values(const lctx_cuda_block & b, int i, float factor) const {
+        const size_t v_row = a.cache.v_pool.row_size;
+        const char * v = is_here(b) ? raw(i) + values() : b.v();
+        const auto row = [&](int i) { return v + i * v_row; };
+        switch (a.cache.v_pool.type) {
+            case GGML_TYPE_F32:  return lctx_cuda_unpack_values<lctx_cuda_f32, S::DIM>(a.head_dim_v, b.lo, b.hi, row, factor, v_tile(0));
+            case GGML_TYPE_BF16: return lctx_cuda_unpack_values<lctx_cuda_bf16, S::DIM>(a.head_dim_v, b.lo, b.hi, row, factor, v_tile(0));
+            default:             lctx_cuda_unpack_rows<S::DIM>(a.cache.v_pool.type, a.head_dim_v, b.lo, b.hi, row, v_tile(0));
+        }
+        return 0.0f;
+    }
+    // The power of two, 2^15 at most, by which values are divided so that the largest is a half; its bits, 0: all are.
+    __device__ static float factor_of(int32_t most) {
+        constexpr int BIAS = 127, LARGEST = 15;
+        const int exponent = (most >> 23) - BIAS;
+        return most == 0 ? 1.0f : lctx_as_float((uint32_t)(BIAS + lctx_min(exponent - 14, LARGEST)) << 23);
+    }
+};
+
+// Where the walk stands: a block of span `buffer` of those that are known.
+struct lctx_attend_place {
+    int buffer, block;
+    bool valid;
+};
+
+template <typename S> struct lctx_attend_walker {
+    const lctx_attend_args & a;
+    const lctx_cuda_tile & t;
+    lctx_cuda_walk_memory<S::COLUMNS> & m;
+    lctx_cuda_share share;
+    int phase = 0;
+    int n_before = 0;  // blocks of the spans before this one
+
+    __device__ static int first(const lctx_cuda_span & s) { return s.lo < s.hi ? s.lo / S::ROWS : 0; }
+    __device__ static int end(const lctx_cuda_span & s) { return s.lo < s.hi ? (s.hi + S::ROWS - 1) / S::ROWS : 0; }
+    // The block of this part after p; all threads call.
+    __device__ lctx_attend_place next(lctx_attend_place p) {
+        if (p.valid) {
+            const lctx_cuda_span & s = m.span[p.buffer];
+            const int block = share.next(p.block + 1, n_before + p.block + 1 - first(s));
+            if (block < end(s)) {
+                return {p.buffer, block, true};
+            }
+            n_before += end(s) - first(s);
+        }
+        const int to = (p.buffer + 1) % LCTX_CUDA_SPANS;  // the span of p is still read, and the one before it
+        for (;;) {
+            __syncthreads();  // nobody reads what is there
+            lctx_cuda_next_span(a, t, phase, m, to);
+            __syncthreads();
+            const lctx_cuda_span & s = m.span[to];
+            const int block = s.valid ? share.next(first(s), n_before) : 0;
+            if (!s.valid || block < end(s)) {
+                return {to, block, s.valid != 0};
+            }
+            n_before += end(s) - first(s);
+        }
+    }
+};
