@@ -166,7 +166,7 @@ static inline void lctx_multiply_both(const lctx_query_columns & q, const lctx_s
     const lctx_columns & columns = q.columns;
     const lctx_summary_block outliers = {b.first + columns.dim * sizeof(ggml_fp16_t), nullptr, b.stride, b.n};
     float *others = q.w.parts, *outlier = q.w.parts + LCTX_BLOCK * LCTX_MAX_COLUMNS;
-    if (columns.few()) {
+    if (columns.few() && q.narrow.few()) {  // twice a width may be whole vectors where the width is not
         lctx_few_scores({GGML_TYPE_F16, b.stride, b.first, b.next}, b.n, columns.q, columns.n, columns.dim, others);
         lctx_few_scores({GGML_TYPE_F16, b.stride, outliers.first, nullptr}, b.n, q.narrow.q, columns.n, q.narrow.dim, outlier);
         for (int c = 0; c < columns.n; c++) {
