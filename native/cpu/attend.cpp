@@ -75,13 +75,8 @@ lctx_states states_of(const lctx_span & span, const lctx_tile & tile, const scra
 // Rows of a chunk that is read soon, into the second-level cache: of short chunks one does not hide the way from memory.
 void fetch(const lctx_attend_args & a, const lctx_span & span, int32_t cell) {
     const size_t n = std::min(LCTX_BLOCK, a.params.chunk_size);
-    const auto rows = [](const char * first, size_t n_byte) {
-        for (size_t i = 0; i < n_byte; i += 64) {
-            __builtin_prefetch(first + i, 0, 2);
-        }
-    };
-    rows(lctx_key_row(a.cache, cell, span.head_kv, span.seq), n * a.cache.k_pool.row_size);
-    rows(lctx_value_row(a.cache, cell, span.head_kv, span.seq), n * a.cache.v_pool.row_size);
+    lctx_prefetch<2>(lctx_key_row(a.cache, cell, span.head_kv, span.seq), n * a.cache.k_pool.row_size);
+    lctx_prefetch<2>(lctx_value_row(a.cache, cell, span.head_kv, span.seq), n * a.cache.v_pool.row_size);
 }
 
 // Blocks [first, end) of a span.

@@ -25,9 +25,10 @@ static inline int lctx_few_step(int n_left) {
     return n_left > 2 ? 4 : n_left;
 }
 
-static inline void lctx_prefetch(const char * p, size_t n) {
+// Into the first-level cache, or with LOCALITY 2 into the second-level one.
+template <int LOCALITY = 3> static inline void lctx_prefetch(const char * p, size_t n) {
     for (size_t i = 0; i < n; i += 64) {
-        __builtin_prefetch(p + i, 0, 3);
+        __builtin_prefetch(p + i, 0, LOCALITY);
     }
 }
 
