@@ -114,11 +114,7 @@ template <class WAY> class expert_rows {
     void sort() const { matrices.sort(); }
     int64_t count() const { return matrices.n_tile() * n_row(); }
     void multiply(int64_t first, int64_t end) const {
-        for (int64_t n = 0; first < end; first += n) {
-            const int64_t tile = first / n_row(), row = first % n_row();
-            n = std::min(end - first, n_row() - row);
-            multiply_tile(tile, row, row + n);
-        }
+        lctx_each_tile(first, end, n_row(), [&](int64_t tile, int64_t row, int64_t row_end) { multiply_tile(tile, row, row_end); });
     }
 
   private:

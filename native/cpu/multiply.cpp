@@ -136,14 +136,12 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
     static void multiply_straight(const ggml_compute_params * params, const ggml_tensor * weight, const MATRICES & m, const plan<W> & p,
                                   uintptr_t base) {
         const lctx_takes takes(m.n_tile() * p.n_rows, LCTX_STRAIGHT_ROWS, params->nth);
-        int64_t take = params->ith;
-        for (int64_t first = takes.first(take); first < m.n_tile() * p.n_rows; first = takes.first(take)) {
-            for (const int64_t end = takes.first(take + 1); first < end;) {
-                const int64_t tile = first / p.n_rows, row = first % p.n_rows, n = std::min(end - first, p.n_rows - row);
-                ::multiply_straight<W>(weight, m.matrix_of(tile).rows, columns(p, base, tile), m.tile(tile), row, row + n);
-                first += n;
-            }
-            take = ggml_threadpool_chunk_add(params->threadpool, 1);
+        const auto straight = [&](int64_t tile, int64_t row, int64_t end) {
+            ::multiply_straight<W>(weight, m.matrix_of(tile).rows, columns(p, base, tile), m.tile(tile), row, end);
+        };
+        const int64_t n_row = m.n_tile() * p.n_rows;
+        for (int64_t take = params->ith; takes.first(take) < n_row; take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+            lctx_each_tile(takes.first(take), takes.first(take + 1), p.n_rows, straight);
         }
     }
     static void multiply(const ggml_tensor * weight, const MATRICES & m, const lctx_matrix & w, const plan<W> & p, uintptr_t base,

@@ -245,7 +245,7 @@ struct lctx_panel {
 
 constexpr int LCTX_STEP = 256;  // values of a row that become bytes at a time
 
-// Columns of a matrix [LCTX_VL][n], n a multiple of LCTX_VL, become rows: to[i * stride], for the first n_wanted.
+// f(i, column i) for the first n_wanted columns of a matrix; N is a multiple of LCTX_VL.
 template <int N, typename F> static inline void lctx_each_transposed(const float (&from)[LCTX_VL][N], int64_t n_wanted, F && f) {
     for (int i0 = 0; i0 < N && i0 < n_wanted; i0 += LCTX_VL) {
         lctx_vf columns[LCTX_VL];

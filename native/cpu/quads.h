@@ -1,5 +1,4 @@
-// Products of rows of weights with a few columns: a row is read once, and its bytes stay in registers. Of Q4_0,
-// Q4_1 and MXFP4.
+// Products of rows of weights with a few columns: a row is read once, and its bytes stay in registers. Of Q4_0, Q4_1 and MXFP4.
 #pragma once
 
 #include "ahead.h"

@@ -14,6 +14,15 @@ struct lctx_matrix {
     int64_t first, end;
 };
 
+// f(tile, row, end) for rows [first, end) of tiles of n_row rows each, counted over all of them.
+template <typename F> static inline void lctx_each_tile(int64_t first, int64_t end, int64_t n_row, F && f) {
+    for (int64_t n = 0; first < end; first += n) {
+        const int64_t tile = first / n_row, row = first % n_row;
+        n = std::min(end - first, n_row - row);
+        f(tile, row, row + n);
+    }
+}
+
 // GGML_OP_MUL_MAT: one matrix and all columns.
 struct lctx_one_matrix {
     const ggml_tensor * op;

@@ -19,12 +19,9 @@ class our_types : public ggml::cpu::extra_buffer_type {
     }
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
-        for (ggml::cpu::tensor_traits * way : {inner->get_tensor_traits(op), lctx_cpu_multiply(op), lctx_cpu_rowwise(op)}) {
-            if (way) {
-                return way;
-            }
-        }
-        return nullptr;
+        ggml::cpu::tensor_traits * way = inner->get_tensor_traits(op);
+        way = way ? way : lctx_cpu_multiply(op);
+        return way ? way : lctx_cpu_rowwise(op);
     }
 
   private:
