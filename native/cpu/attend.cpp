@@ -72,20 +72,10 @@ lctx_states states_of(const lctx_span & span, const lctx_tile & tile, const scra
     return w.picked;
 }
 
-// Rows of a chunk that is read soon, into the second-level cache: of short chunks one does not hide the way from memory.
-void fetch(const lctx_attend_args & a, const lctx_span & span, int32_t cell) {
-    const size_t n = std::min(LCTX_BLOCK, a.params.chunk_size);
-    lctx_prefetch<2>(lctx_key_row(a.cache, cell, span.head_kv, span.seq), n * a.cache.k_pool.row_size);
-    lctx_prefetch<2>(lctx_value_row(a.cache, cell, span.head_kv, span.seq), n * a.cache.v_pool.row_size);
-}
-
 // Blocks [first, end) of a span.
 LCTX_ALONE void attend_span(const lctx_attend_args & a, const lctx_tile & tile, const lctx_span & span, int first, int end,
                             const scratch & w, const lctx_states & st) {
     const lctx_columns columns(w.block.queries, span.n, a.head_dim_k);
-    if (span.after >= 0 && columns.few()) {
-        fetch(a, span, span.after);
-    }
     span.load_queries(a, tile, columns, w.block.rotated);
 #if LCTX_HAS_PAIRS
     if (lctx_in_pairs(a, columns)) {

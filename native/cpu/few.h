@@ -25,27 +25,33 @@ static inline int lctx_few_step(int n_left) {
     return n_left > 2 ? 4 : n_left;
 }
 
-// Into the first-level cache, or with LOCALITY 2 into the second-level one.
-template <int LOCALITY = 3> static inline void lctx_prefetch(const char * p, size_t n) {
+// Into the first-level cache.
+static inline void lctx_prefetch(const char * p, size_t n) {
     for (size_t i = 0; i < n; i += 64) {
-        __builtin_prefetch(p + i, 0, LOCALITY);
+        __builtin_prefetch(p + i);
     }
 }
 
 // s[column][key] = k_key . q_column for N columns.
 template <typename R, int N> static LCTX_KERNEL void lctx_few_scores_n(const lctx_stored & k, int n, const float * q, int dim, float * s) {
     constexpr int KEYS = LCTX_VL / N;  // keys at a time: N * KEYS sums fill one vector
+    // Whole lines that are prefetched before every vector: all at once they would fill the buffers for lines that are under way, and
+    // the products would wait.
+    const size_t step = GGML_PAD(KEYS * k.row_size * LCTX_VL / dim, 64);
     for (int i = 0; i < n; i += KEYS) {
         const char * row[KEYS];
         for (int x = 0; x < KEYS; x++) {
             row[x] = k.data + std::min(i + x, n - 1) * k.row_size;
         }
-        if (k.next) {
-            lctx_prefetch(k.next + i * k.row_size, KEYS * k.row_size);
-        }
+        size_t ahead = i * k.row_size;
+        const size_t end = k.next ? ahead + KEYS * k.row_size : 0;
         lctx_vf sum[LCTX_VL] = {};
 #pragma GCC unroll 2
         for (int d = 0; d < dim; d += LCTX_VL) {
+            if (ahead < end) {
+                lctx_prefetch(k.next + ahead, step);
+                ahead += step;
+            }
             lctx_vf key[KEYS];
             for (int x = 0; x < KEYS; x++) {
                 key[x] = R::load(row[x], d);

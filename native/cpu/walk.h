@@ -136,7 +136,7 @@ struct lctx_span {
     int32_t head_kv, seq;
     lctx_cells cells;
     int lo = 0, hi = 0, all_lo = 0, all_hi = 0;
-    int next = -1, after = -1;  // first cells of the two spans that follow, for prefetches
+    int next = -1;  // first cell of the span that follows, for prefetches
 
     lctx_span(const lctx_attend_args & a, int head_kv, const lctx_reader * readers, int n)
         : readers(readers),
@@ -199,10 +199,7 @@ static inline void lctx_each_span(const lctx_attend_args & a, const lctx_tiling 
         for (int i = spans.start[bucket], end = spans.start[bucket + 1]; i < end; i += LCTX_MAX_COLUMNS) {
             lctx_span span(a, head_kv, spans.readers + i, std::min(LCTX_MAX_COLUMNS, end - i));
             if (t.by_chunk && i + span.n < n_reader) {
-                const int32_t row = a.segs[spans.readers[i + span.n].seg].row0;
-                const int after = spans.start[row / a.params.chunk_size + 1];
-                span.next = span.cells.cell(row);
-                span.after = after < n_reader ? span.cells.cell(a.segs[spans.readers[after].seg].row0) : -1;
+                span.next = span.cells.cell(a.segs[spans.readers[i + span.n].seg].row0);
             }
             f(span);
         }
