@@ -16,7 +16,7 @@ inline float lctx_noise(uint64_t a, uint64_t b, uint64_t c) {
 
 // Replace the scores of chunks [0, own) as the ablation says.
 inline void lctx_ablate(lctx_ablation ablation, int32_t row, int choice, int own, float * scores, int stride) {
-    for (int i = 0; i < own; i++) {
+    for (int i = 0; i < own && ablation != LCTX_ABLATE_NONE; i++) {
         float & score = scores[(size_t)i * stride];
         switch (ablation) {
             case LCTX_ABLATE_RANDOM:

@@ -51,9 +51,12 @@ struct lctx_columns {
 
     bool by_vectors() const { return dim % LCTX_VL == 0; }
     bool few() const { return n <= LCTX_FEW_COLUMNS && by_vectors(); }
+    // Columns that are multiplied and not set; what is transposed overwrites everything.
     void clear() const {
-        if (few() || !by_vectors()) {  // what is transposed overwrites everything
-            std::fill_n(q, (size_t)dim * (few() ? LCTX_FEW_COLUMNS : n_pad), 0.0f);
+        if (few()) {
+            std::fill(q + (size_t)n * dim, q + (size_t)lctx_few_pad(n) * dim, 0.0f);
+        } else if (!by_vectors()) {
+            std::fill_n(q, (size_t)dim * n_pad, 0.0f);
         }
     }
 

@@ -25,6 +25,11 @@ static inline int lctx_few_step(int n_left) {
     return n_left > 2 ? 4 : n_left;
 }
 
+// n columns and the zeros after them.
+static inline int lctx_few_pad(int n) {
+    return n % 4 == 3 ? n + 1 : n;
+}
+
 // Into the first-level cache.
 static inline void lctx_prefetch(const char * p, size_t n) {
     for (size_t i = 0; i < n; i += 64) {

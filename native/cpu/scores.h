@@ -25,8 +25,27 @@ static inline int lctx_columns_per_choice(const lctx_select_args & a) {
     return a.chunks.mass > 0.0f ? lctx_heads_per_choice(a) : 1;
 }
 
+// Where the score of a chunk and a column lies: chunk * of_chunk + column * of_column.
+struct lctx_score_steps {
+    int of_chunk, of_column;
+};
+
+// Few columns one after the other, so that a choice reads its own scores alone; more of them side by side, as products give them.
+static inline lctx_score_steps lctx_steps_of(const lctx_select_args & a, int n_column) {
+    if (n_column <= LCTX_FEW_COLUMNS && a.head_dim % LCTX_VL == 0 && a.chunks.mass == 0.0f) {
+        return {1, lctx_round_up(a.n_chunk_max, LCTX_VL)};
+    }
+    return {lctx_round_up(n_column, LCTX_VL), 1};
+}
+
+// Room for the scores of so many columns.
+static inline size_t lctx_n_score(const lctx_select_args & a, int n_column) {
+    const lctx_score_steps step = lctx_steps_of(a, n_column);
+    return step.of_chunk == 1 ? (size_t)n_column * step.of_column : (size_t)a.n_chunk_max * step.of_chunk;
+}
+
 struct lctx_select_scratch {
-    float * s;         // [n_chunk_max][MAX_COLUMNS]
+    float * s;         // lctx_n_score of at most MAX_COLUMNS
     uint32_t * keys;   // [lctx_n_key(n_chunk_max)]
     float * queries;   // lctx_columns
     float * narrow;    // lctx_columns of what meets outliers
@@ -98,11 +117,12 @@ static inline void lctx_add_query(const lctx_select_args & a, const float * q, f
 // The queries of some columns, as they meet summaries; narrow: and outliers.
 struct lctx_query_columns {
     lctx_columns columns, narrow;
+    lctx_score_steps step;
     const lctx_select_args & a;
     const lctx_select_scratch & w;
 
     lctx_query_columns(const lctx_select_args & a, int n, const lctx_select_scratch & w)
-        : columns(w.queries, n, a.chunks.query_dim(a.head_dim)), narrow(w.narrow, n, a.head_dim), a(a), w(w) {}
+        : columns(w.queries, n, a.chunks.query_dim(a.head_dim)), narrow(w.narrow, n, a.head_dim), step(lctx_steps_of(a, n)), a(a), w(w) {}
     void clear() const {
         columns.clear();
         if (a.chunks.has_outlier()) {
@@ -132,9 +152,16 @@ struct lctx_summary_block {
     int n;
 };
 
-// s[chunk][column] (+)= few[column][chunk]
-static inline void lctx_put_few(const lctx_columns & columns, int n, const float * few, float * s, bool add) {
-    for (int x = 0; x < n; x++) {
+// s (+)= few, [column][chunk]
+static inline void lctx_put_few(const lctx_columns & columns, const lctx_score_steps & step, int n, const float * few, float * s,
+                                bool add) {
+    for (int c = 0; c < columns.n && step.of_chunk == 1; c++) {
+        float * to = s + (size_t)c * step.of_column;
+        for (int x = 0; x < n; x += LCTX_VL) {  // of a whole vector: a column ends with one
+            lctx_vstore(to + x, (add ? lctx_vload(to + x) : lctx_vf{}) + lctx_vload(few + c * LCTX_BLOCK + x));
+        }
+    }
+    for (int x = 0; x < n && step.of_chunk != 1; x++) {
         for (int c = 0; c < columns.n_pad; c++) {
             float & to = s[(size_t)x * columns.n_pad + c];
             to = (add ? to : 0.0f) + (c < columns.n ? few[c * LCTX_BLOCK + x] : 0.0f);
@@ -142,15 +169,15 @@ static inline void lctx_put_few(const lctx_columns & columns, int n, const float
     }
 }
 
-// s[chunk][column] (+)= summary . query
-static inline void lctx_multiply(const lctx_columns & columns, const lctx_summary_block & b, float * s, bool add,
-                                 const lctx_select_scratch & w) {
+// s (+)= summary . query
+static inline void lctx_multiply(const lctx_columns & columns, const lctx_score_steps & step, const lctx_summary_block & b, float * s,
+                                 bool add, const lctx_select_scratch & w) {
     if (!columns.few()) {
         lctx_unpack_rows(GGML_TYPE_F16, b.first, b.stride, b.n, columns.dim, w.k, columns.dim);
         return lctx_scores(columns, w.k, columns.dim, b.n, s, add);
     }
     lctx_few_scores({GGML_TYPE_F16, b.stride, b.first, b.next}, b.n, columns.q, columns.n, columns.dim, w.few);
-    lctx_put_few(columns, b.n, w.few, s, add);
+    lctx_put_few(columns, step, b.n, w.few, s, add);
 }
 
 // others = log(n_other * exp(others) + exp(outlier)), n values, a multiple of LCTX_VL.
@@ -161,7 +188,7 @@ static inline void lctx_add_outliers(float * others, const float * outlier, int 
     }
 }
 
-// s[chunk][column] (+)= log(n_other * exp(others . query) + exp(outlier . query))
+// s (+)= log(n_other * exp(others . query) + exp(outlier . query))
 static inline void lctx_multiply_both(const lctx_query_columns & q, const lctx_summary_block & b, float * s, bool add) {
     const lctx_columns & columns = q.columns;
     const lctx_summary_block outliers = {b.first + columns.dim * sizeof(ggml_fp16_t), nullptr, b.stride, b.n};
@@ -172,11 +199,12 @@ static inline void lctx_multiply_both(const lctx_query_columns & q, const lctx_s
         for (int c = 0; c < columns.n; c++) {
             lctx_add_outliers(others + c * LCTX_BLOCK, outlier + c * LCTX_BLOCK, lctx_round_up(b.n, LCTX_VL), q.a.chunks.n_other());
         }
-        return lctx_put_few(columns, b.n, others, s, add);
+        return lctx_put_few(columns, q.step, b.n, others, s, add);
     }
     const int n = b.n * columns.n_pad;
-    lctx_multiply(columns, b, others, false, q.w);
-    lctx_multiply(q.narrow, outliers, outlier, false, q.w);
+    const lctx_score_steps step = {columns.n_pad, 1};
+    lctx_multiply(columns, step, b, others, false, q.w);
+    lctx_multiply(q.narrow, step, outliers, outlier, false, q.w);
     lctx_add_outliers(others, outlier, n, q.a.chunks.n_other());
     for (int i = 0; i < n; i += LCTX_VL) {
         lctx_vstore(s + i, add ? lctx_vload(s + i) + lctx_vload(others + i) : lctx_vload(others + i));
@@ -188,7 +216,7 @@ struct lctx_chunk_range {
     int first, end, next;
 };
 
-// s[chunk][column] (+)= scores of some chunks
+// s (+)= scores of some chunks
 static inline void lctx_score_chunks(const lctx_query_columns & q, const char * summaries, const lctx_chunk_range & r, bool add,
                                      float * s) {
     const size_t stride = q.a.summary_stride;
@@ -197,11 +225,11 @@ static inline void lctx_score_chunks(const lctx_query_columns & q, const char * 
         const char * first = summaries + i * stride;
         const int next = i + n < r.end ? i + n : r.next;
         const lctx_summary_block b = {first, next >= 0 ? summaries + next * stride : nullptr, stride, n};
-        float * to = s + (size_t)i * q.columns.n_pad;
+        float * to = s + (size_t)i * q.step.of_chunk;
         if (q.a.chunks.has_outlier()) {
             lctx_multiply_both(q, b, to, add);
         } else {
-            lctx_multiply(q.columns, b, to, add, q.w);
+            lctx_multiply(q.columns, q.step, b, to, add, q.w);
         }
     }
 }
@@ -211,7 +239,7 @@ static inline const char * lctx_summaries_of(const lctx_select_args & a, const l
     return a.summaries + head / (a.n_head / a.n_summary) * a.summary_head_stride + seq * a.summary_seq_stride;
 }
 
-// s[chunk][column], summed over the heads that choose together.
+// s, summed over the heads that choose together.
 static inline void lctx_score_choices(const lctx_select_args & a, const lctx_select_tile & t, const lctx_chunk_range & r, float * s,
                                       const lctx_select_scratch & w) {
     const lctx_query_columns q(a, t.n_column(), w);

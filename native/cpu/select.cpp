@@ -125,12 +125,14 @@ void count_unread(lctx_unread & to, float share) {
 // Column `index` of a tile: rank its candidates, choose, write.
 void select_column(const lctx_select_args & a, const lctx_select_tile & t, int index, float * s, const lctx_select_scratch & w) {
     const int32_t token = t.token_of(index);
-    const int stride = lctx_round_up(t.n_column(), LCTX_VL), own = lctx_own_chunk(a, token);
-    column c = {s + index, stride, own, w.best, 0};
+    const int own = lctx_own_chunk(a, token);
+    const lctx_score_steps step = lctx_steps_of(a, t.n_column());
+    float * scores = s + (size_t)index * step.of_column;
+    column c = {scores, step.of_chunk, own, w.best, 0};
     if (!a.chunks.reads_all(own)) {
-        lctx_ablate(a.chunks.ablation, a.rows[token].row, t.choice_of(index), own, s + index, stride);
+        lctx_ablate(a.chunks.ablation, a.rows[token].row, t.choice_of(index), own, scores, c.stride);
         c.n_best = a.chunks.n_free(own);
-        lctx_take_best(c.scores, stride, a.chunks.first_candidate(), a.chunks.end_candidate(own), c.n_best, w.keys, w.best);
+        lctx_take_best(c.scores, c.stride, a.chunks.first_candidate(), a.chunks.end_candidate(own), c.n_best, w.keys, w.best);
     }
     float unread;
     const int n_chosen = choose(a, c, w, unread);
@@ -183,9 +185,7 @@ struct cut {
     // Few tokens: there are fewer tiles than keep the threads busy, so that all threads score every one.
     bool is_shared(const lctx_select_args & a, int nth) const { return nth > 1 && (int64_t)a.n_tokens * n_tile < 4 * nth; }
     // Floats for the scores of one such tile, of one token.
-    size_t n_float(const lctx_select_args & a) const {
-        return (size_t)a.n_chunk_max * lctx_round_up(n_choice * lctx_columns_per_choice(a), LCTX_VL);
-    }
+    size_t n_float(const lctx_select_args & a) const { return lctx_n_score(a, n_choice * lctx_columns_per_choice(a)); }
 };
 
 // A thread for every tile.
