@@ -301,7 +301,7 @@ MODEL_CASES = {
 
 # ---- methods that choose chunks ----
 
-HALF = 2.0**-10  # one step of a half, in which summaries are kept
+HALF = 2.0**-10  # one step of a half
 REPRESENTATIONS = ("attention", "minmax", "moments", "outlier")
 POSITIONS = ("packed", "grouped", "exact")
 
@@ -316,6 +316,11 @@ class ChunkCase(OpCase):
     def segments(self) -> list[list[Segment]]:
         """Return segments that are not read: the choice makes them."""
         return [[Segment(0, 0, 0)]] * self.n_rows
+
+
+def summary_step(case: OpCase) -> float:
+    """Return one step of the numbers in which summaries are kept, relative to the largest of them."""
+    return 1 / 127 if case.method.representation == "outlier" and case.head_dim_k % 32 == 0 else HALF
 
 
 def chunk_case(name: str, n_rows: int = 257, sharpness: float = 2.0, **settings) -> ChunkCase:

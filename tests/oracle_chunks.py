@@ -142,7 +142,7 @@ def key_range(k: np.ndarray) -> np.ndarray:
 
 def key_moments(k: np.ndarray, scale: float) -> np.ndarray:
     """Return mean and scale^2/2 times variance of every channel."""
-    return np.concatenate([to_half(k.mean(-2)), to_half(k.var(-2) * scale**2 / 2)], axis=-1)
+    return np.concatenate([k.mean(-2), k.var(-2) * scale**2 / 2], axis=-1)
 
 
 def key_outlier(k: np.ndarray, scale: float) -> np.ndarray:
@@ -151,7 +151,14 @@ def key_outlier(k: np.ndarray, scale: float) -> np.ndarray:
     outlier = np.take_along_axis(k, farthest[..., None], -2)[..., 0, :]
     is_other = np.arange(k.shape[-2]) != farthest
     others = k[is_other].reshape(*k.shape[:-2], k.shape[-2] - 1, k.shape[-1])
-    return np.concatenate([key_moments(others, scale), to_half(outlier)], axis=-1)
+    return np.concatenate([key_moments(others, scale), outlier], axis=-1)
+
+
+def to_bytes(x: np.ndarray) -> np.ndarray:
+    """Round blocks of 32 to multiples of a half, up to 127 times it."""
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // 32, 32)
+    scale = to_half(abs(blocks).max(-1, keepdims=True) / 127, up=1)
+    return (np.rint(blocks / np.where(scale > 0, scale, 1)) * scale).reshape(x.shape)
 
 
 def to_half(x: np.ndarray, up: int = 0) -> np.ndarray:
@@ -190,7 +197,9 @@ def summarize_chunks(
         keys = rotate(keys, start, replace(rope, attn_factor=rope.attn_factor / rope_magnitude(rope)))
         if method.representation == "minmax":
             return key_range(keys)
-        return (key_moments if method.representation == "moments" else key_outlier)(keys, scale)
+        if method.representation == "moments":
+            return to_half(key_moments(keys, scale))
+        return (to_half if keys.shape[-1] % 32 else to_bytes)(key_outlier(keys, scale))
     keys, values = (x.repeat(ratio, axis=0) for x in (keys, split_chunks(v, size)))
     queries = split_chunks(rotate_local(q, size, rope), size)
     mean = chunk_query(queries, keys, values, scale, softcap)

@@ -8,7 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import thinning
-from cases import CHUNK_CASES, LONGHEADS, OP_CASES, POSITIONS, REPRESENTATIONS, ROPES, TOLERANCE, ChunkCase, chunk_case
+from cases import (
+    CHUNK_CASES,
+    HALF,
+    LONGHEADS,
+    OP_CASES,
+    POSITIONS,
+    REPRESENTATIONS,
+    ROPES,
+    TOLERANCE,
+    ChunkCase,
+    chunk_case,
+    summary_step,
+)
 from cases_evict import EVICT_CASES
 from op import LayerRun, make_inputs, run_chunks, run_evict, run_native, stored
 from oracle_chunks import LongHeads
@@ -17,7 +29,6 @@ from thinning import thin
 
 CASES = {case.name: case for case in CHUNK_CASES}
 ATTEND = 4e-3
-HALF = float(np.finfo(np.float16).eps)  # summaries are halves
 
 
 pytestmark = pytest.mark.usefixtures("emulated")
@@ -29,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("emulated")
 def check(case: ChunkCase) -> LayerRun:
     x = make_inputs(case)
     layer, got = stored(case, x), run_chunks(case, x)
-    assert_same(got.summaries, layer.summarize(), max(case.tolerance, HALF))
+    assert_same(got.summaries, layer.summarize(), max(case.tolerance, summary_step(case)))
     np.testing.assert_array_equal(got.chunks, layer.choose(got.summaries))
     assert_same(got.out, layer.attend(got.chunks), max(case.tolerance, ATTEND))
     return got

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import HALF
+from cases import summary_step
 from cases_evict import BASES, EVICT_CASES, RULES, EvictCase, compositions, evict_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,7 +90,7 @@ def check(case: EvictCase) -> None:
     got, layer, summaries = run_evict(case, x), evict_layer(case, x), None
     if isinstance(case.method, LongHeads):
         summaries = base_summaries(case, x)
-        assert_same(summaries, layer.summarize(), max(HALF, case.rounding))
+        assert_same(summaries, layer.summarize(), max(summary_step(case), case.rounding))
     want = layer.run(summaries, case.margin, native_decisions(case, x))
     if summaries is not None:
         np.testing.assert_array_equal(got.chunks, want.chunks)

@@ -65,7 +65,7 @@ void forget_chunks(const lctx_evict_args & a, const lctx_held & held, int32_t n_
         for (int32_t i = 0; !is_left && i < a.n_summary; i++) {
             char * summary =
                 a.summaries + chunk * a.summary_stride + (head_kv * a.n_summary + i) * a.summary_head_stride + seq * a.summary_seq_stride;
-            std::fill_n((ggml_fp16_t *)summary, a.summary_dim, lctx_to_half(NAN, 0));
+            std::fill_n((ggml_fp16_t *)summary, a.summary_stride / sizeof(ggml_fp16_t), LCTX_HALF_NAN);  // or scales of blocks
         }
     }
 }

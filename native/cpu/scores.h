@@ -147,6 +147,7 @@ struct lctx_query_columns {
 
 // n summaries, or parts of them; next: what is read after them, or NULL.
 struct lctx_summary_block {
+    ggml_type type;
     const char *first, *next;
     size_t stride;
     int n;
@@ -169,14 +170,21 @@ static inline void lctx_put_few(const lctx_columns & columns, const lctx_score_s
     }
 }
 
+// few[column][chunk] = summary . query
+static inline void lctx_few_products(const lctx_columns & columns, const lctx_summary_block & b, float * few,
+                                     const lctx_select_scratch & w) {
+    const lctx_stored rows = {b.type, b.stride, b.first, b.next};
+    lctx_few_scores(lctx_readable(rows, b.n, columns.dim, w.k), b.n, columns.q, columns.n, columns.dim, few);
+}
+
 // s (+)= summary . query
 static inline void lctx_multiply(const lctx_columns & columns, const lctx_score_steps & step, const lctx_summary_block & b, float * s,
                                  bool add, const lctx_select_scratch & w) {
     if (!columns.few()) {
-        lctx_unpack_rows(GGML_TYPE_F16, b.first, b.stride, b.n, columns.dim, w.k, columns.dim);
+        lctx_unpack_rows(b.type, b.first, b.stride, b.n, columns.dim, w.k, columns.dim);
         return lctx_scores(columns, w.k, columns.dim, b.n, s, add);
     }
-    lctx_few_scores({GGML_TYPE_F16, b.stride, b.first, b.next}, b.n, columns.q, columns.n, columns.dim, w.few);
+    lctx_few_products(columns, b, w.few, w);
     lctx_put_few(columns, step, b.n, w.few, s, add);
 }
 
@@ -191,11 +199,11 @@ static inline void lctx_add_outliers(float * others, const float * outlier, int 
 // s (+)= log(n_other * exp(others . query) + exp(outlier . query))
 static inline void lctx_multiply_both(const lctx_query_columns & q, const lctx_summary_block & b, float * s, bool add) {
     const lctx_columns & columns = q.columns;
-    const lctx_summary_block outliers = {b.first + columns.dim * sizeof(ggml_fp16_t), nullptr, b.stride, b.n};
+    const lctx_summary_block outliers = {b.type, b.first + ggml_row_size(b.type, columns.dim), nullptr, b.stride, b.n};
     float *others = q.w.parts, *outlier = q.w.parts + LCTX_BLOCK * LCTX_MAX_COLUMNS;
     if (columns.few() && q.narrow.few()) {  // twice a width may be whole vectors where the width is not
-        lctx_few_scores({GGML_TYPE_F16, b.stride, b.first, b.next}, b.n, columns.q, columns.n, columns.dim, others);
-        lctx_few_scores({GGML_TYPE_F16, b.stride, outliers.first, nullptr}, b.n, q.narrow.q, columns.n, q.narrow.dim, outlier);
+        lctx_few_products(columns, b, others, q.w);
+        lctx_few_products(q.narrow, outliers, outlier, q.w);
         for (int c = 0; c < columns.n; c++) {
             lctx_add_outliers(others + c * LCTX_BLOCK, outlier + c * LCTX_BLOCK, lctx_round_up(b.n, LCTX_VL), q.a.chunks.n_other());
         }
@@ -224,7 +232,7 @@ static inline void lctx_score_chunks(const lctx_query_columns & q, const char * 
         const int n = std::min(LCTX_BLOCK, r.end - i);
         const char * first = summaries + i * stride;
         const int next = i + n < r.end ? i + n : r.next;
-        const lctx_summary_block b = {first, next >= 0 ? summaries + next * stride : nullptr, stride, n};
+        const lctx_summary_block b = {q.a.summary_type, first, next >= 0 ? summaries + next * stride : nullptr, stride, n};
         float * to = s + (size_t)i * q.step.of_chunk;
         if (q.a.chunks.has_outlier()) {
             lctx_multiply_both(q, b, to, add);

@@ -267,6 +267,19 @@ void put(const float * x, int n, int up, ggml_fp16_t * dst) {
     }
 }
 
+void put_bytes(const float * x, int n, block_q8_0 * dst) {
+    for (int b = 0; b < n / QK8_0; b++, x += QK8_0, dst++) {
+        float most = 0.0f;
+        for (int i = 0; i < QK8_0; i++) {
+            most = fabsf(x[i]) <= most || most != most ? most : fabsf(x[i]);  // NaN stays
+        }
+        dst->d = lctx_to_half(most / 127.0f, 1);
+        for (int i = 0; i < QK8_0; i++) {
+            dst->qs[i] = lctx_to_byte(x[i], ggml_fp16_to_fp32(dst->d));
+        }
+    }
+}
+
 void summarize(const lctx_summarize_args & a, const chunk & c, int head_kv, const scratch & w) {
     const int dim = a.head_dim_k;
     const auto summary = [&](int head) {
@@ -286,7 +299,9 @@ void summarize(const lctx_summarize_args & a, const chunk & c, int head_kv, cons
         case LCTX_REPRESENT_OUTLIER:
             turn_keys(a, c, w);
             outlier(a, w);
-            return put(w.summary, 3 * dim, 0, summary(head_kv));
+            return lctx_summary_type(a.params.representation, dim) == GGML_TYPE_Q8_0
+                       ? put_bytes(w.summary, 3 * dim, (block_q8_0 *)summary(head_kv))
+                       : put(w.summary, 3 * dim, 0, summary(head_kv));
         case LCTX_REPRESENT_ATTENTION: break;
     }
     load_values(a, c, head_kv, w);

@@ -5,21 +5,30 @@
 
 #include <cmath>
 
-// One chunk and KV head, by a block of threads: a row of 2*head_dim, the second half of what belongs to the first.
+// Write 32 numbers as a block of q8_0, by a warp: the scale and a byte of every lane.
+static __device__ inline void lctx_put_block(float x, char * block) {
+    const bool is_number = lctx_ballot(x != x) == 0;
+    const uint16_t scale = lctx_to_half(is_number ? lctx_warp_max(fabsf(x)) / 127.0f : NAN, 1);
+    ((int8_t *)block)[2 + lctx_lane()] = lctx_to_byte(x, lctx_from_half(scale));
+    if (lctx_lane() == 0) {
+        *(uint16_t *)block = scale;
+    }
+}
+
+// One chunk and KV head, by a block of threads: the parts of the summary one after the other, and then all of it is written.
 struct lctx_channels {
     const lctx_summarize_args & a;
     const lctx_completed & c;
     lctx_sharing share;
-    uint16_t * dst;
-    float * parts;  // 8 floats per thread
-    float * first;  // [head_dim] the mean of every channel
-    int * picked;   // the key farthest from it
+    float * parts;    // 8 floats per thread
+    float * summary;  // [3*head_dim]; while moments are computed, it begins with the mean of all keys
+    int * picked;     // the key farthest from that
 
-    static size_t shared(const lctx_summarize_args & a, int n_thread) { return (8 * n_thread + a.head_dim_k + 1) * sizeof(float); }
+    static size_t shared(const lctx_summarize_args & a, int n_thread) { return (8 * n_thread + 3 * a.head_dim_k + 1) * sizeof(float); }
     __device__ lctx_channels(const lctx_summarize_args & a, const lctx_completed & c)
-        : a(a), c(c), share(a.head_dim_k), dst(lctx_summary_row(a, c, c.head_kv)), parts((float *)lctx_shared()) {
-        first = parts + 8 * blockDim.x;
-        picked = (int *)(first + share.dim);
+        : a(a), c(c), share(a.head_dim_k), parts((float *)lctx_shared()) {
+        summary = parts + 8 * blockDim.x;
+        picked = (int *)(summary + 3 * share.dim);
     }
 
     // f(element, value) for the keys but number `without` and channels of this thread, the element of 8.
@@ -36,26 +45,41 @@ struct lctx_channels {
         }
     }
 
-    // Bounds stay bounds: maxima are rounded up and minima down.
+    // Write the summary, and be done with it. Bounds stay bounds: maxima are rounded up and minima down.
+    __device__ void put() const {
+        char * dst = lctx_summary_row(a, c, c.head_kv);
+        const int n = lctx_summary_dim(a.params.representation, share.dim), n_warp = (int)blockDim.x / LCTX_WARP;
+        if (lctx_summary_type(a.params.representation, share.dim) == GGML_TYPE_Q8_0) {
+            constexpr int SIZE = lctx_cuda_q8_0::SIZE;
+            for (int block = lctx_warp(); block < n / LCTX_WARP; block += n_warp) {
+                lctx_put_block(summary[block * LCTX_WARP + lctx_lane()], dst + block * SIZE);
+            }
+        } else {
+            const bool is_bound = a.params.representation == LCTX_REPRESENT_MINMAX;
+            for (int d = (int)threadIdx.x; d < n; d += (int)blockDim.x) {
+                ((uint16_t *)dst)[d] = lctx_to_half(summary[d], !is_bound ? 0 : d < share.dim ? 1 : -1);
+            }
+        }
+        __syncthreads();
+    }
     __device__ void minmax() const {
         float most[8], least[8];
         for (int i = 0; i < 8; i++) {
             most[i] = -INFINITY, least[i] = INFINITY;
         }
         each_key([&](int i, float x) { most[i] = fmaxf(most[i], x), least[i] = fminf(least[i], x); });
-        share.reduce(most, parts, [](float x, float y) { return fmaxf(x, y); }, [&](int d, float x) { dst[d] = lctx_to_half(x, 1); });
-        const auto put_least = [&](int d, float x) { dst[share.dim + d] = lctx_to_half(x, -1); };
-        share.reduce(least, parts, [](float x, float y) { return fminf(x, y); }, put_least);
+        share.reduce(most, parts, [](float x, float y) { return fmaxf(x, y); }, [&](int d, float x) { summary[d] = x; });
+        share.reduce(least, parts, [](float x, float y) { return fminf(x, y); }, [&](int d, float x) { summary[share.dim + d] = x; });
     }
     __device__ static float add(float x, float y) { return x + y; }
     __device__ __forceinline__ void mean() const {
         float sum[8] = {};
         each_key([&](int i, float x) { sum[i] += x; });
-        share.reduce(sum, parts, add, [&](int d, float x) { first[d] = x / (float)a.params.chunk_size; });
+        share.reduce(sum, parts, add, [&](int d, float x) { summary[d] = x / (float)a.params.chunk_size; });
     }
     __device__ __forceinline__ void moments() const {
         mean();
-        put_moments(-1);
+        add_moments(-1);
     }
     // The first of the keys that are farthest from the mean of all, after the moments of the others.
     __device__ __forceinline__ void outlier() const {
@@ -65,31 +89,28 @@ struct lctx_channels {
             float x[8];
             lctx_key_8(a, c, *picked, d, x);
             for (int i = 0; i < 8; i++) {
-                first[d + i] += (first[d + i] - x[i]) / (float)(a.params.chunk_size - 1);
-                dst[2 * share.dim + d + i] = lctx_to_half(x[i], 0);
+                summary[d + i] += (summary[d + i] - x[i]) / (float)(a.params.chunk_size - 1);
+                summary[2 * share.dim + d + i] = x[i];
             }
         }
         __syncthreads();
-        put_moments(*picked);
+        add_moments(*picked);
     }
 
   private:
     // The mean, and scale^2/2 times the variance, of all keys but number `without`; a second pass: the mean of some channels is far larger
     // than what they differ by.
-    __device__ __forceinline__ void put_moments(int without) const {
+    __device__ __forceinline__ void add_moments(int without) const {
         const float n = (float)(without < 0 ? a.params.chunk_size : a.params.chunk_size - 1);
         const float factor = 0.5f * a.params.scale * a.params.scale / n;
         float squares[8] = {};
         each_key(
             [&](int i, float x) {
-                const float difference = x - first[share.d + i];
+                const float difference = x - summary[share.d + i];
                 squares[i] += difference * difference;
             },
             without);
-        share.reduce(squares, parts, add, [&](int d, float x) {
-            dst[d] = lctx_to_half(first[d], 0);
-            dst[share.dim + d] = lctx_to_half(x * factor, 0);
-        });
+        share.reduce(squares, parts, add, [&](int d, float x) { summary[share.dim + d] = x * factor; });
     }
     // *picked: thread 0 compares n_row distances at a time, each the sum of dim / 8 parts.
     __device__ __forceinline__ void find_outlier() const {
@@ -102,7 +123,7 @@ struct lctx_channels {
                 lctx_key_8(a, c, row0 + share.row, share.d, x);
             }
             for (int i = 0; i < 8; i++) {
-                const float difference = x[i] - first[share.d + i];
+                const float difference = x[i] - summary[share.d + i];
                 distance += difference * difference;
             }
             parts[threadIdx.x] = distance;  // of a thread that does not work nobody reads it

@@ -55,8 +55,8 @@ static __device__ inline void lctx_value_8(const lctx_summarize_args & a, const 
     lctx_load_8(a.cache.v_pool.type, lctx_value_row(a.cache, c.cell + i, c.head_kv, c.seq), d, a.params.hadamard.v, x);
 }
 
-static __device__ inline uint16_t * lctx_summary_row(const lctx_summarize_args & a, const lctx_completed & c, int head) {
-    return (uint16_t *)(a.summaries + c.index * a.summary_stride + head * a.summary_head_stride + c.seq * a.summary_seq_stride);
+static __device__ inline char * lctx_summary_row(const lctx_summarize_args & a, const lctx_completed & c, int head) {
+    return a.summaries + c.index * a.summary_stride + head * a.summary_head_stride + c.seq * a.summary_seq_stride;
 }
 
 static __device__ inline float * lctx_open_row(const lctx_summarize_args & a, int32_t row, int head, int32_t seq) {

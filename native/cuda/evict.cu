@@ -108,11 +108,12 @@ __device__ void forget_chunks(const lctx_evict_args & a, const lctx_held & held,
                 is_left = lctx_ballot(here && stays(a, d, held.scores()[cell], cell)) != 0;
                 ends = lctx_ballot(!here) != 0;
             }
-            for (int n = lane; !is_left && n < a.n_summary * a.summary_dim; n += LCTX_WARP) {
-                const int summary = head_kv * a.n_summary + n / a.summary_dim;
+            const int n_half = (int)(a.summary_stride / sizeof(uint16_t));  // or scales of blocks and pairs of bytes
+            for (int n = lane; !is_left && n < a.n_summary * n_half; n += LCTX_WARP) {
+                const int summary = head_kv * a.n_summary + n / n_half;
                 uint16_t * at =
                     (uint16_t *)(a.summaries + chunk * a.summary_stride + summary * a.summary_head_stride + seq * a.summary_seq_stride);
-                at[n % a.summary_dim] = lctx_to_half(NAN, 0);
+                at[n % n_half] = LCTX_HALF_NAN;
             }
         }
     }

@@ -77,11 +77,13 @@ static __device__ inline const char * lctx_summaries_of(const lctx_select_args &
     return a.summaries + head / (a.n_head / a.n_summary) * a.summary_head_stride + seq * a.summary_seq_stride;
 }
 
-// Four elements of a query times those of a summary, f16 at an 8-byte aligned place.
-static __device__ inline float lctx_dot_4(const float4 & q, const char * summary) {
-    const uint64_t x = *(const uint64_t *)summary;
-    return q.x * lctx_from_half((uint16_t)x) + q.y * lctx_from_half((uint16_t)(x >> 16)) + q.z * lctx_from_half((uint16_t)(x >> 32)) +
-           q.w * lctx_from_half((uint16_t)(x >> 48));
+// Elements [d, d + 8) of a summary.
+static __device__ inline void lctx_summary_8(const lctx_select_args & a, const char * summary, int d, float (&x)[8]) {
+    if (a.summary_type == GGML_TYPE_Q8_0) {
+        lctx_load_8<lctx_cuda_q8_0>(summary, d, x);
+    } else {
+        lctx_load_8<lctx_cuda_f16>(summary, d, x);
+    }
 }
 
 // Tokens [begin, end) of a tile, of one sequence; limit: chunks that any token of the tile scores.
@@ -134,7 +136,7 @@ struct lctx_score_tile {
         };
         const auto summary = [&](int row, int d, float(&x)[8]) {
             if (chunk0 + row < run.limit) {
-                lctx_load_8<lctx_cuda_f16>(summaries + (chunk0 + row) * a.summary_stride, from + d, x);
+                lctx_summary_8(a, summaries + (chunk0 + row) * a.summary_stride, from + d, x);
             }
         };
         const bool is_mine = product.a(0) < run.end && product.a(3) >= run.begin;

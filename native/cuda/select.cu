@@ -15,13 +15,18 @@ template <typename S>
 __device__ void add_scores(const lctx_select_args & a, const float * query, S && summary, float (&score)[FEW_CHUNKS]) {
     const int summary_dim = a.chunks.summary_dim(a.head_dim), query_dim = a.chunks.query_dim(a.head_dim);
     float others[FEW_CHUNKS] = {}, outlier[FEW_CHUNKS] = {};
-    for (int d = lctx_lane() * 4; d < summary_dim; d += LCTX_WARP * 4) {
+    for (int d = lctx_lane() * 8; d < summary_dim; d += LCTX_WARP * 8) {
         const bool is_outlier = d >= query_dim;
-        const float4 q = *(const float4 *)(query + (is_outlier ? d - query_dim : d));
+        float q[8];
+        lctx_load_8(query + (is_outlier ? d - query_dim : d), q);
         for (int c = 0; c < FEW_CHUNKS; c++) {
-            const float x = lctx_dot_4(q, summary(c) + d * sizeof(uint16_t));
-            others[c] += is_outlier ? 0.0f : x;
-            outlier[c] += is_outlier ? x : 0.0f;
+            float x[8], product = 0.0f;
+            lctx_summary_8(a, summary(c), d, x);
+            for (int i = 0; i < 8; i++) {
+                product += q[i] * x[i];
+            }
+            others[c] += is_outlier ? 0.0f : product;
+            outlier[c] += is_outlier ? product : 0.0f;
         }
     }
     for (int c = 0; c < FEW_CHUNKS; c++) {

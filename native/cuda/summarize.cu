@@ -46,6 +46,7 @@ __global__ void __launch_bounds__(THREADS, 2) summarize_channels(lctx_summarize_
             case LCTX_REPRESENT_OUTLIER:   channels.outlier(); break;
             case LCTX_REPRESENT_ATTENTION: break;
         }
+        channels.put();
     }
 }
 
@@ -277,7 +278,7 @@ __global__ void __launch_bounds__(THREADS, 2) attention_summaries(lctx_summarize
             }
         }
         __syncthreads();
-        at.summarize(lctx_summary_row(a, c, head));
+        at.summarize((uint16_t *)lctx_summary_row(a, c, head));
     }
 }
 

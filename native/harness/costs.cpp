@@ -115,7 +115,7 @@ lctx_cost lctx_select_cost(const lctx_op_ubatch & u) {
     }
     const double n = c.end_candidate(own) - c.first_candidate(), summary_dim = (double)u.layer.summaries->ne[0];
     const double n_product = c.by_attention() || c.has_outlier() ? a.n_head : (double)u.segs()->ne[2];
-    return {n * summary_dim * (double)u.layer.summaries->ne[2] * sizeof(ggml_fp16_t), 2.0 * n * summary_dim * n_product * u.n};
+    return {n * (double)u.layer.summaries->nb[1] * (double)u.layer.summaries->ne[2], 2.0 * n * summary_dim * n_product * u.n};
 }
 
 lctx_cost lctx_attend_cost(const lctx_op_ubatch & u) {

@@ -45,7 +45,7 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
         sums = g.tensor(GGML_TYPE_F32, lctx_query_sums::size(a.head_dim_k), a.n_head);
     }
     if (c) {
-        summaries = g.tensor(GGML_TYPE_F16, c->summary_dim(a.head_dim_k), std::max(1, a.n_rows / c->chunk_size),
+        summaries = g.tensor(c->summary_type(a.head_dim_k), c->summary_dim(a.head_dim_k), std::max(1, a.n_rows / c->chunk_size),
                              c->by_attention() ? a.n_head : a.n_head_kv);
         open = !c->by_attention() ? nullptr : g.tensor(GGML_TYPE_F32, a.head_dim_k, 2 * c->chunk_size, a.n_head);
     }

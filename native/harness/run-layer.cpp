@@ -128,9 +128,9 @@ void run(lctx_layer_run_args & args) {
         compress(args, l);
     }
     if (args.summaries && a.n_rows >= c->chunk_size) {
-        std::vector<ggml_fp16_t> halves(ggml_nelements(l.summaries));
-        ggml_backend_tensor_get(l.summaries, halves.data(), 0, ggml_nbytes(l.summaries));
-        ggml_fp16_to_fp32_row(halves.data(), args.summaries, (int64_t)halves.size());
+        std::vector<char> rows(ggml_nbytes(l.summaries));
+        ggml_backend_tensor_get(l.summaries, rows.data(), 0, rows.size());
+        ggml_get_type_traits(l.summaries->type)->to_float(rows.data(), args.summaries, ggml_nelements(l.summaries));
     }
     if (args.held || args.scores) {
         read_held(args, l);

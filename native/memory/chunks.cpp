@@ -85,7 +85,8 @@ size_t lctx_kv_cache::chunk_bytes(int32_t n_pos) const {
     if (!chunks_) {
         return 0;
     }
-    const size_t summary = chunks_->summary_dim(shape_.head_dim_k) * sizeof(ggml_fp16_t), query = shape_.head_dim_k * sizeof(float);
+    const size_t summary = ggml_row_size(chunks_->summary_type(shape_.head_dim_k), chunks_->summary_dim(shape_.head_dim_k));
+    const size_t query = shape_.head_dim_k * sizeof(float);
     size_t bytes = shape_.n_complete(n_pos) * summary * (has_open() ? n_query_head_total_ : n_head_total_);
     if (has_open() && n_pos > 0) {
         bytes += (n_pos > chunks_->chunk_size ? 2 : 1) * chunks_->chunk_size * query * n_query_head_total_;

@@ -57,8 +57,8 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
         near = tensor("lctx_near", shape.type_k, shape.head_dim_k, shape.near_rows, n_head, shape.n_seq);
     }
     if (const lctx_chunks * c = shape.chunks) {
-        summaries = tensor("lctx_summaries", GGML_TYPE_F16, c->summary_dim(shape.head_dim_k), std::max(1, shape.n_complete(shape.n_ctx)),
-                           c->by_attention() ? n_query_head : n_head, shape.n_seq);
+        summaries = tensor("lctx_summaries", c->summary_type(shape.head_dim_k), c->summary_dim(shape.head_dim_k),
+                           std::max(1, shape.n_complete(shape.n_ctx)), c->by_attention() ? n_query_head : n_head, shape.n_seq);
         if (c->by_attention()) {
             open = tensor("lctx_open", GGML_TYPE_F32, shape.head_dim_k, 2 * c->chunk_size, n_query_head, shape.n_seq);
         }

@@ -13,7 +13,7 @@
 namespace {
 
 constexpr uint32_t MAGIC = 0x7874636c;  // "lctx"
-constexpr uint32_t VERSION = 5;
+constexpr uint32_t VERSION = 6;
 constexpr uint32_t MAX_SPEC = 4096;  // characters of a method
 
 struct state_header {

@@ -105,7 +105,7 @@ struct lctx_summarize_args {
     const lctx_chunk_row * rows;  // [n_tokens]
     const float * angles;         // [*][n_dims]
     int32_t n_dims;
-    char * summaries;  // F16 rows at summaries + chunk*summary_stride + head*summary_head_stride + seq*summary_seq_stride
+    char * summaries;  // rows of lctx_summary_type at summaries + chunk*summary_stride + head*summary_head_stride + seq*summary_seq_stride
     size_t summary_stride;
     size_t summary_head_stride;
     size_t summary_seq_stride;
@@ -126,6 +126,7 @@ struct lctx_select_args {
     int32_t n_choice;   // heads with a choice of their own
     int32_t n_tokens;
     int32_t n_chunk_max;
+    ggml_type summary_type;
     const char * summaries;
     size_t summary_stride;
     size_t summary_head_stride;
@@ -181,8 +182,7 @@ struct lctx_evict_args {
     const int32_t * budgets;  // [n_seq][n_head_kv], rows budget_stride apart; nullptr: all have that of the rule
     size_t budget_stride;     // in elements
     char * summaries;         // nullptr: none
-    int32_t summary_dim;
-    int32_t n_summary;  // per KV head
+    int32_t n_summary;        // per KV head
     size_t summary_stride;
     size_t summary_head_stride;
     size_t summary_seq_stride;

@@ -8,6 +8,7 @@
 // *place*: that many chunks further on.
 #pragma once
 
+#include "ggml.h"
 #include "portable.h"
 
 #include <cstdint>
@@ -23,6 +24,12 @@ enum lctx_representation : int32_t { LCTX_REPRESENT_ATTENTION, LCTX_REPRESENT_MI
 // Elements of one summary.
 LCTX_HD constexpr int32_t lctx_summary_dim(lctx_representation representation, int32_t head_dim) {
     return head_dim * (representation == LCTX_REPRESENT_ATTENTION ? 1 : representation == LCTX_REPRESENT_OUTLIER ? 3 : 2);
+}
+
+// Type of the summaries. An outlier and moments are ranked as well in eight bits; bounds stay bounds, rounded outwards, in halves.
+LCTX_HD constexpr ggml_type lctx_summary_type(lctx_representation representation, int32_t head_dim) {
+    constexpr int32_t BLOCK = 32;
+    return representation == LCTX_REPRESENT_OUTLIER && head_dim % BLOCK == 0 ? GGML_TYPE_Q8_0 : GGML_TYPE_F16;
 }
 
 // Most query heads that add up their shares of the attention, with mass and by_group.
@@ -44,6 +51,8 @@ struct lctx_chunks {
     LCTX_HD bool by_attention() const { return representation == LCTX_REPRESENT_ATTENTION; }
 
     LCTX_HD int32_t summary_dim(int32_t head_dim) const { return lctx_summary_dim(representation, head_dim); }
+
+    LCTX_HD ggml_type summary_type(int32_t head_dim) const { return lctx_summary_type(representation, head_dim); }
 
     // Whether a key stands at the end of a summary, by itself: the score is the log of what it attracts and the other keys do.
     LCTX_HD bool has_outlier() const { return representation == LCTX_REPRESENT_OUTLIER; }

@@ -4,6 +4,7 @@
 #include "ggml.h"
 #include "portable.h"
 
+#include <cmath>
 #include <cstdint>
 
 constexpr float LCTX_MOST_HALF = 65504.0f;
@@ -12,6 +13,12 @@ constexpr uint16_t LCTX_HALF_NAN = 0x7e00;
 // What is larger than `most`, as the largest: rows are stored so, since tensor cores read them as halves. NaN stays.
 LCTX_HD inline float lctx_limited(float x, float most = LCTX_MOST_HALF) {
     return x > most ? most : x < -most ? -most : x;
+}
+
+// A number as a byte of a block with this scale, which is the largest magnitude over 127, rounded up.
+LCTX_HD inline int8_t lctx_to_byte(float x, float scale) {
+    const float level = scale > 0.0f ? rintf(x / scale) : 0.0f;
+    return (int8_t)(level > 127.0f ? 127.0f : level > -127.0f ? level : -127.0f);
 }
 
 // The largest number of a stored row. A level times its scale, which was rounded, is a half still. Values that are no keys may be larger in

@@ -151,6 +151,7 @@ inline lctx_select_args lctx_select_args_of(const ggml_tensor * dst) {
     args.n_choice = (int32_t)dst->ne[2];
     args.n_tokens = (int32_t)q->ne[2];
     args.n_chunk_max = (int32_t)summaries->ne[1];
+    args.summary_type = summaries->type;
     args.summaries = (const char *)summaries->data;
     args.summary_stride = summaries->nb[1];
     args.summary_head_stride = summaries->nb[2];
@@ -212,7 +213,6 @@ inline lctx_evict_args lctx_evict_args_of(const ggml_tensor * dst) {
     }
     if (summaries) {
         args.summaries = (char *)summaries->data;
-        args.summary_dim = (int32_t)summaries->ne[0];
         args.n_summary = (int32_t)(summaries->ne[2] / table->ne[1]);
         args.summary_stride = summaries->nb[1];
         args.summary_head_stride = summaries->nb[2];

@@ -128,7 +128,8 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0]);
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
     const bool by_attention = params.representation == LCTX_REPRESENT_ATTENTION;
-    GGML_ASSERT(summaries->type == GGML_TYPE_F16 && summaries->nb[1] == summaries->ne[0] * sizeof(ggml_fp16_t));
+    GGML_ASSERT(summaries->type == lctx_summary_type(params.representation, (int32_t)q->ne[0]) &&
+                summaries->nb[1] == ggml_row_size(summaries->type, summaries->ne[0]));
     GGML_ASSERT(summaries->ne[0] == lctx_summary_dim(params.representation, (int32_t)q->ne[0]) &&
                 summaries->ne[2] == (by_attention ? q->ne[1] : table->ne[1]));
     GGML_ASSERT(!by_attention || v_pool->ne[0] == q->ne[0]);
@@ -146,7 +147,7 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
 ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * summaries, ggml_tensor * rows, ggml_tensor * unread,
                           int64_t n_head_kv, const lctx_chunks & chunks, float scale) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[1] % n_head_kv == 0);
-    GGML_ASSERT(summaries->ne[0] == chunks.summary_dim((int32_t)q->ne[0]) &&
+    GGML_ASSERT(summaries->type == chunks.summary_type((int32_t)q->ne[0]) && summaries->ne[0] == chunks.summary_dim((int32_t)q->ne[0]) &&
                 summaries->ne[2] == (chunks.by_attention() ? q->ne[1] : n_head_kv));
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
 
@@ -201,7 +202,7 @@ ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor *
     GGML_ASSERT(held && is_held(held, table) && table->type == GGML_TYPE_I32);
     GGML_ASSERT(due->type == GGML_TYPE_I32 && due->ne[0] == table->ne[2]);
     GGML_ASSERT(!budgets || (budgets->type == GGML_TYPE_I32 && budgets->ne[0] == table->ne[1] && budgets->ne[1] == table->ne[2]));
-    GGML_ASSERT(!summaries || (chunk_size > 0 && summaries->type == GGML_TYPE_F16 && summaries->ne[2] % table->ne[1] == 0));
+    GGML_ASSERT(!summaries || (chunk_size > 0 && summaries->ne[2] % table->ne[1] == 0));
 
     ggml_tensor * result = ggml_view_tensor(ctx, held);
     set_params(result, lctx_evict_params{LCTX_OP_EVICT, retain, chunk_size});
