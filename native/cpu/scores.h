@@ -46,6 +46,7 @@ static inline size_t lctx_n_score(const lctx_select_args & a, int n_column) {
 
 struct lctx_select_scratch {
     float * s;         // lctx_n_score of at most MAX_COLUMNS
+    float * turned;    // [LCTX_VL][lctx_n_key(n_chunk_max)] scores of columns that stood side by side
     uint32_t * keys;   // [lctx_n_key(n_chunk_max)]
     float * queries;   // lctx_columns
     float * narrow;    // lctx_columns of what meets outliers
@@ -61,7 +62,7 @@ struct lctx_select_scratch {
     static int n_chunk_max(const lctx_select_args & a) { return a.n_chunk_max + 1; }
     static size_t size(const lctx_select_args & a) {
         const int query_dim = a.chunks.query_dim(a.head_dim);
-        const size_t n = (size_t)n_chunk_max(a) * LCTX_MAX_COLUMNS + lctx_n_key(n_chunk_max(a)) +
+        const size_t n = (size_t)n_chunk_max(a) * LCTX_MAX_COLUMNS + (1 + LCTX_VL) * lctx_n_key(n_chunk_max(a)) +
                          lctx_columns::n_float(LCTX_MAX_COLUMNS, query_dim) + lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim) +
                          (size_t)query_dim * (LCTX_BLOCK + 1) + (LCTX_FEW_COLUMNS + 2 * LCTX_MAX_COLUMNS) * LCTX_BLOCK +
                          (size_t)a.chunks.n_chunk * 3;
@@ -71,6 +72,7 @@ struct lctx_select_scratch {
         const int query_dim = a.chunks.query_dim(a.head_dim);
         float * p = (float *)base;
         s = p, p += (size_t)n_chunk_max(a) * LCTX_MAX_COLUMNS;
+        turned = p, p += (size_t)LCTX_VL * lctx_n_key(n_chunk_max(a));
         keys = (uint32_t *)p, p += lctx_n_key(n_chunk_max(a));
         queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, query_dim);
         narrow = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim);

@@ -122,13 +122,12 @@ void count_unread(lctx_unread & to, float share) {
     __atomic_fetch_add(&to.sum, (int64_t)(share * lctx_unread::UNIT), __ATOMIC_RELAXED);
 }
 
-// Column `index` of a tile: rank its candidates, choose, write.
-void select_column(const lctx_select_args & a, const lctx_select_tile & t, int index, float * s, const lctx_select_scratch & w) {
+// Column `index` of a tile, whose scores stand `stride` apart: rank its candidates, choose, write.
+void select_column(const lctx_select_args & a, const lctx_select_tile & t, int index, float * scores, int stride,
+                   const lctx_select_scratch & w) {
     const int32_t token = t.token_of(index);
     const int own = lctx_own_chunk(a, token);
-    const lctx_score_steps step = lctx_steps_of(a, t.n_column());
-    float * scores = s + (size_t)index * step.of_column;
-    column c = {scores, step.of_chunk, own, w.best, 0};
+    column c = {scores, stride, own, w.best, 0};
     if (!a.chunks.reads_all(own)) {
         lctx_ablate(a.chunks.ablation, a.rows[token].row, t.choice_of(index), own, scores, c.stride);
         c.n_best = a.chunks.n_free(own);
@@ -153,6 +152,20 @@ int n_scored(const lctx_select_args & a, const lctx_select_tile & t) {
     return most;
 }
 
+// turned[column][chunk] of LCTX_VL columns that stand side by side: every cache line of theirs is read once.
+void turn(const float * s, int stride, int n_chunk, float * turned) {
+    for (int i = 0; i < n_chunk; i += LCTX_VL) {
+        lctx_vf v[LCTX_VL];
+        for (int x = 0; x < LCTX_VL; x++) {
+            v[x] = lctx_vload(s + (size_t)std::min(i + x, n_chunk - 1) * stride);
+        }
+        lctx_vtranspose(v);
+        for (int c = 0; c < LCTX_VL; c++) {
+            lctx_vstore(turned + (size_t)c * lctx_n_key(n_chunk) + i, v[c]);
+        }
+    }
+}
+
 void select_tile(const lctx_select_args & a, const lctx_select_tile & t, const lctx_select_scratch & w) {
     const int n = n_scored(a, t);
     if (n > 0) {
@@ -161,8 +174,16 @@ void select_tile(const lctx_select_args & a, const lctx_select_tile & t, const l
     if (n > 0 && a.chunks.mass > 0.0f) {
         lctx_to_choices(a, t, n, w.s);
     }
+    const lctx_score_steps step = lctx_steps_of(a, t.n_column());
     for (int i = 0; i < t.n_column(); i++) {
-        select_column(a, t, i, w.s, w);
+        if (step.of_chunk == 1) {
+            select_column(a, t, i, w.s + (size_t)i * step.of_column, 1, w);
+            continue;
+        }
+        if (i % LCTX_VL == 0) {
+            turn(w.s + i, step.of_chunk, n, w.turned);
+        }
+        select_column(a, t, i, w.turned + (size_t)(i % LCTX_VL) * lctx_n_key(n), 1, w);
     }
 }
 
@@ -230,7 +251,8 @@ void select_shared(const ggml_compute_params * params, const lctx_select_args & 
     for (int i = params->ith; i < n_job * c.n_choice; i += params->nth) {
         const lctx_select_tile t = tile_of(i / c.n_choice);
         if (i % c.n_choice < t.n_column()) {
-            select_column(a, t, i % c.n_choice, scores_of(i / c.n_choice), w);
+            const lctx_score_steps step = lctx_steps_of(a, t.n_column());
+            select_column(a, t, i % c.n_choice, scores_of(i / c.n_choice) + (size_t)(i % c.n_choice) * step.of_column, step.of_chunk, w);
         }
     }
 }
