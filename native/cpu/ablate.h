@@ -15,9 +15,9 @@ inline float lctx_noise(uint64_t a, uint64_t b, uint64_t c) {
 }
 
 // Replace the scores of chunks [0, own) as the ablation says.
-inline void lctx_ablate(lctx_ablation ablation, int32_t row, int choice, int own, float * scores, int stride) {
+inline void lctx_ablate(lctx_ablation ablation, int32_t row, int choice, int own, float * scores) {
     for (int i = 0; i < own && ablation != LCTX_ABLATE_NONE; i++) {
-        float & score = scores[(size_t)i * stride];
+        float & score = scores[i];
         switch (ablation) {
             case LCTX_ABLATE_RANDOM:
             case LCTX_ABLATE_RANDOM_ALL: score = lctx_noise(row, choice, i); break;

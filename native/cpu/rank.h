@@ -59,26 +59,14 @@ static inline uint32_t lctx_threshold(const uint32_t * keys, int n, int n_best) 
     return low;
 }
 
-// keys[i] of candidate first + i, whose score is scores[(first + i) * stride]; zeros, which are worse than any, up to lctx_n_key.
-static inline void lctx_put_keys(const float * scores, int stride, int first, int end, uint32_t * keys) {
-    const int n = end - first;
-    if (stride == 1) {  // a loop of its own, in vectors
-        for (int i = 0; i < n; i++) {
-            keys[i] = lctx_key_of(scores[first + i]);
-        }
-    } else {
-        for (int i = 0; i < n; i++) {
-            keys[i] = lctx_key_of(scores[(size_t)(first + i) * stride]);
-        }
-    }
-    std::fill(keys + n, keys + lctx_n_key(n), 0);
-}
-
-// The n_best best of candidates [first, end), ascending in `best`; among those that only reach the threshold, the first. The score of
-// candidate i is scores[i * stride]. keys: room for all.
-static inline void lctx_take_best(const float * scores, int stride, int first, int end, int n_best, uint32_t * keys, int32_t * best) {
+// The n_best best of candidates [first, end), ascending in `best`; among those that only reach the threshold, the first.
+// keys: room for all.
+static inline void lctx_take_best(const float * scores, int first, int end, int n_best, uint32_t * keys, int32_t * best) {
     const int n = lctx_n_key(end - first);
-    lctx_put_keys(scores, stride, first, end, keys);
+    for (int i = first; i < end; i++) {
+        keys[i - first] = lctx_key_of(scores[i]);
+    }
+    std::fill(keys + (end - first), keys + n, 0);  // worse than any
     const uint32_t least = lctx_threshold(keys, n, n_best);
     int rest = n_best - (least == UINT32_MAX ? 0 : lctx_count_keys(keys, n, least + 1));
     for (int i = 0; i < n; i += LCTX_VL) {

@@ -10,11 +10,11 @@ namespace {
 // One column of scores, and its best candidates.
 struct column {
     const float * scores;
-    int stride, own;
+    int own;
     const int32_t * best;  // ascending
     int n_best;
 
-    float score(int chunk) const { return scores[(size_t)chunk * stride]; }
+    float score(int chunk) const { return scores[chunk]; }
 };
 
 // The best candidates of a column in order, the best first; among equals the lower index.
@@ -122,16 +122,15 @@ void count_unread(lctx_unread & to, float share) {
     __atomic_fetch_add(&to.sum, (int64_t)(share * lctx_unread::UNIT), __ATOMIC_RELAXED);
 }
 
-// Column `index` of a tile, whose scores stand `stride` apart: rank its candidates, choose, write.
-void select_column(const lctx_select_args & a, const lctx_select_tile & t, int index, float * scores, int stride,
-                   const lctx_select_scratch & w) {
+// Column `index` of a tile: rank its candidates, choose, write.
+void select_column(const lctx_select_args & a, const lctx_select_tile & t, int index, float * scores, const lctx_select_scratch & w) {
     const int32_t token = t.token_of(index);
     const int own = lctx_own_chunk(a, token);
-    column c = {scores, stride, own, w.best, 0};
+    column c = {scores, own, w.best, 0};
     if (!a.chunks.reads_all(own)) {
-        lctx_ablate(a.chunks.ablation, a.rows[token].row, t.choice_of(index), own, scores, c.stride);
+        lctx_ablate(a.chunks.ablation, a.rows[token].row, t.choice_of(index), own, scores);
         c.n_best = a.chunks.n_free(own);
-        lctx_take_best(c.scores, c.stride, a.chunks.first_candidate(), a.chunks.end_candidate(own), c.n_best, w.keys, w.best);
+        lctx_take_best(scores, a.chunks.first_candidate(), a.chunks.end_candidate(own), c.n_best, w.keys, w.best);
     }
     float unread;
     const int n_chosen = choose(a, c, w, unread);
@@ -166,6 +165,20 @@ void turn(const float * s, int stride, int n_chunk, float * turned) {
     }
 }
 
+// The scores of column `index`, one after the other: as they lie, or turned. begins: the columns beside it were not turned just before.
+float * scores_of(const lctx_select_args & a, const lctx_select_tile & t, int index, bool begins, float * s,
+                  const lctx_select_scratch & w) {
+    const lctx_score_steps step = lctx_steps_of(a, t.n_column());
+    if (step.of_chunk == 1) {
+        return s + (size_t)index * step.of_column;
+    }
+    const int n = n_scored(a, t);
+    if (begins) {
+        turn(s + index / LCTX_VL * LCTX_VL, step.of_chunk, n, w.turned);
+    }
+    return w.turned + (size_t)(index % LCTX_VL) * lctx_n_key(n);
+}
+
 void select_tile(const lctx_select_args & a, const lctx_select_tile & t, const lctx_select_scratch & w) {
     const int n = n_scored(a, t);
     if (n > 0) {
@@ -174,16 +187,8 @@ void select_tile(const lctx_select_args & a, const lctx_select_tile & t, const l
     if (n > 0 && a.chunks.mass > 0.0f) {
         lctx_to_choices(a, t, n, w.s);
     }
-    const lctx_score_steps step = lctx_steps_of(a, t.n_column());
     for (int i = 0; i < t.n_column(); i++) {
-        if (step.of_chunk == 1) {
-            select_column(a, t, i, w.s + (size_t)i * step.of_column, 1, w);
-            continue;
-        }
-        if (i % LCTX_VL == 0) {
-            turn(w.s + i, step.of_chunk, n, w.turned);
-        }
-        select_column(a, t, i, w.turned + (size_t)(i % LCTX_VL) * lctx_n_key(n), 1, w);
+        select_column(a, t, i, scores_of(a, t, i, i % LCTX_VL == 0, w.s, w), w);
     }
 }
 
@@ -231,28 +236,27 @@ void select_shared(const ggml_compute_params * params, const lctx_select_args & 
     constexpr int PART = LCTX_VL;  // these and the next ones fit in the first-level cache
     const int n_job = a.n_tokens * c.n_tile, n_part = (int)lctx_ceil_div(a.n_chunk_max, PART);
     const auto tile_of = [&](int job) { return c.at(a, job / c.n_tile, 1, job % c.n_tile); };
-    const auto scores_of = [&](int job) { return s + job * c.n_float(a); };
+    const auto scores_of_job = [&](int job) { return s + job * c.n_float(a); };
     for (int64_t i = params->ith; i < (int64_t)n_job * n_part; i += params->nth) {
         const int job = (int)(i / n_part), first = (int)(i % n_part) * PART;
         const lctx_select_tile t = tile_of(job);
         const int n = n_scored(a, t), next = first + PART * params->nth;
         const lctx_chunk_range r = {first, std::min(first + PART, n), next < n ? next : -1};
         if (r.first < r.end) {
-            lctx_score(a, t, r, scores_of(job), w);
+            lctx_score(a, t, r, scores_of_job(job), w);
         }
     }
     ggml_barrier(params->threadpool);
     if (a.chunks.mass > 0.0f) {
         for (int job = params->ith; job < n_job; job += params->nth) {
-            lctx_to_choices(a, tile_of(job), n_scored(a, tile_of(job)), scores_of(job));
+            lctx_to_choices(a, tile_of(job), n_scored(a, tile_of(job)), scores_of_job(job));
         }
         ggml_barrier(params->threadpool);
     }
     for (int i = params->ith; i < n_job * c.n_choice; i += params->nth) {
         const lctx_select_tile t = tile_of(i / c.n_choice);
         if (i % c.n_choice < t.n_column()) {
-            const lctx_score_steps step = lctx_steps_of(a, t.n_column());
-            select_column(a, t, i % c.n_choice, scores_of(i / c.n_choice) + (size_t)(i % c.n_choice) * step.of_column, step.of_chunk, w);
+            select_column(a, t, i % c.n_choice, scores_of(a, t, i % c.n_choice, true, scores_of_job(i / c.n_choice), w), w);
         }
     }
 }
