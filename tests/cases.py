@@ -318,11 +318,6 @@ class ChunkCase(OpCase):
         return [[Segment(0, 0, 0)]] * self.n_rows
 
 
-def summary_step(case: OpCase) -> float:
-    """Return one step of the numbers in which summaries are kept, relative to the largest of them."""
-    return 1 / 127 if case.method.representation == "outlier" and case.head_dim_k % 32 == 0 else HALF
-
-
 def chunk_case(name: str, n_rows: int = 257, sharpness: float = 2.0, **settings) -> ChunkCase:
     return ChunkCase(name, n_rows=n_rows, n_tokens=n_rows, sharpness=sharpness, **settings)
 

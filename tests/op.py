@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import oracle
-from cases import ChunkCase, OpCase
+from cases import HALF, ChunkCase, OpCase
 from cases_evict import EvictCase
 from needs import lacks
-from oracle_chunks import UNUSED, LongHeads, Stored
+from oracle_chunks import UNUSED, LongHeads, Stored, byte_steps, in_bytes
 from oracle_evict import Layer
 from oracle_rules import Kvzip
 
@@ -166,6 +166,14 @@ def _take_chunks(case: OpCase, run: LayerRun, summaries: np.ndarray, args) -> No
     run.summaries = summaries[: args.n_summary * n_chunk * args.summary_dim].reshape(
         args.n_summary, n_chunk, args.summary_dim
     )
+
+
+def assert_same_summaries(case: ChunkCase | EvictCase, got: np.ndarray, want: np.ndarray, tolerance: float) -> None:
+    """Hold summaries together: within a tolerance, relative to the largest, and a step of what keeps them."""
+    largest = abs(want).max(initial=0)
+    # a scale that is one half off moves the largest level by 1/16 of a step
+    step = 1.1 * byte_steps(want) if in_bytes(case.method, case.head_dim_k) else HALF * largest
+    assert (abs(got - want) <= np.maximum(step, tolerance * largest)).all()
 
 
 def run_chunks(case: ChunkCase, x: Inputs, method: str | None = None, **override) -> LayerRun:

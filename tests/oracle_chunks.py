@@ -154,11 +154,21 @@ def key_outlier(k: np.ndarray, scale: float) -> np.ndarray:
     return np.concatenate([key_moments(others, scale), outlier], axis=-1)
 
 
-def to_bytes(x: np.ndarray) -> np.ndarray:
-    """Round blocks of 32 to multiples of a half, up to 127 times it."""
+def in_bytes(method: LongHeads, head_dim: int) -> bool:
+    """Return whether summaries are kept in eight bits, not in halves."""
+    return method.representation == "outlier" and head_dim % 32 == 0
+
+
+def byte_steps(x: np.ndarray) -> np.ndarray:
+    """Return the half whose multiples, up to 127 times, stand for a number: one for every block of 32."""
     blocks = x.reshape(*x.shape[:-1], x.shape[-1] // 32, 32)
-    scale = to_half(abs(blocks).max(-1, keepdims=True) / 127, up=1)
-    return (np.rint(blocks / np.where(scale > 0, scale, 1)) * scale).reshape(x.shape)
+    return to_half(abs(blocks).max(-1) / 127, up=1).repeat(32, axis=-1)
+
+
+def to_bytes(x: np.ndarray) -> np.ndarray:
+    """Round to multiples of the steps."""
+    step = byte_steps(x)
+    return np.rint(x / np.where(step > 0, step, 1)) * step
 
 
 def to_half(x: np.ndarray, up: int = 0) -> np.ndarray:
@@ -199,7 +209,7 @@ def summarize_chunks(
             return key_range(keys)
         if method.representation == "moments":
             return to_half(key_moments(keys, scale))
-        return (to_half if keys.shape[-1] % 32 else to_bytes)(key_outlier(keys, scale))
+        return (to_bytes if in_bytes(method, keys.shape[-1]) else to_half)(key_outlier(keys, scale))
     keys, values = (x.repeat(ratio, axis=0) for x in (keys, split_chunks(v, size)))
     queries = split_chunks(rotate_local(q, size, rope), size)
     mean = chunk_query(queries, keys, values, scale, softcap)

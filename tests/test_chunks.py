@@ -12,18 +12,18 @@ import pytest
 from cases import (
     CHUNK_CASES,
     EIGHT_BITS,
+    HALF,
     POSITIONS,
     REPRESENTATIONS,
     ROPES,
     ChunkCase,
     OpCase,
     chunk_case,
-    summary_step,
     with_method,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from op import make_inputs, run_chunks, run_native, stored
+from op import assert_same_summaries, make_inputs, run_chunks, run_native, stored
 from oracle_chunks import (
     LongHeads,
     attend_longheads,
@@ -161,7 +161,7 @@ def test_stored_segments_attend_like_the_definition(name):
 def check(case: ChunkCase) -> None:
     x = make_inputs(case)
     layer, got = stored(case, x), run_chunks(case, x)
-    assert_same(got.summaries, layer.summarize(), max(summary_step(case), case.rounding))
+    assert_same_summaries(case, got.summaries, layer.summarize(), case.rounding)
     np.testing.assert_array_equal(got.chunks, layer.choose(got.summaries))
     assert_same(got.out, layer.attend(got.chunks), case.tolerance)
 
@@ -224,7 +224,7 @@ def case(request) -> ChunkCase:
 
 def assert_same_run(case, got, want) -> None:
     np.testing.assert_array_equal(got.chunks, want.chunks)
-    assert_same(got.summaries, want.summaries, summary_step(case))
+    assert_same(got.summaries, want.summaries, HALF)
     assert_same(got.out, want.out, EIGHT_BITS if case.in_eight_bits else 1e-5)
 
 

@@ -19,10 +19,9 @@ from cases import (
     TOLERANCE,
     ChunkCase,
     chunk_case,
-    summary_step,
 )
 from cases_evict import EVICT_CASES
-from op import LayerRun, make_inputs, run_chunks, run_evict, run_native, stored
+from op import LayerRun, assert_same_summaries, make_inputs, run_chunks, run_evict, run_native, stored
 from oracle_chunks import LongHeads
 from session import Session, assert_same
 from thinning import thin
@@ -40,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("emulated")
 def check(case: ChunkCase) -> LayerRun:
     x = make_inputs(case)
     layer, got = stored(case, x), run_chunks(case, x)
-    assert_same(got.summaries, layer.summarize(), max(case.tolerance, summary_step(case)))
+    assert_same_summaries(case, got.summaries, layer.summarize(), case.tolerance)
     np.testing.assert_array_equal(got.chunks, layer.choose(got.summaries))
     assert_same(got.out, layer.attend(got.chunks), max(case.tolerance, ATTEND))
     return got

@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import summary_step
 from cases_evict import BASES, EVICT_CASES, RULES, EvictCase, compositions, evict_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from op import Inputs, LayerRun, evict_layer, make_inputs, run_evict, run_layer
+from op import Inputs, LayerRun, assert_same_summaries, evict_layer, make_inputs, run_evict, run_layer
 from oracle_chunks import LongHeads
 from oracle_evict import Run
 from oracle_rules import H2O, Corm, Kvzip, Scissorhands, Tova, TriAttention
@@ -90,7 +89,7 @@ def check(case: EvictCase) -> None:
     got, layer, summaries = run_evict(case, x), evict_layer(case, x), None
     if isinstance(case.method, LongHeads):
         summaries = base_summaries(case, x)
-        assert_same(summaries, layer.summarize(), max(summary_step(case), case.rounding))
+        assert_same_summaries(case, summaries, layer.summarize(), case.rounding)
     want = layer.run(summaries, case.margin, native_decisions(case, x))
     if summaries is not None:
         np.testing.assert_array_equal(got.chunks, want.chunks)

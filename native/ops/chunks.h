@@ -26,7 +26,8 @@ LCTX_HD constexpr int32_t lctx_summary_dim(lctx_representation representation, i
     return head_dim * (representation == LCTX_REPRESENT_ATTENTION ? 1 : representation == LCTX_REPRESENT_OUTLIER ? 3 : 2);
 }
 
-// Type of the summaries. An outlier and moments are ranked as well in eight bits; bounds stay bounds, rounded outwards, in halves.
+// Type of the summaries. Chunks are ranked as well by an outlier and the moments beside it in eight bits; bounds must stay bounds, which
+// halves that are rounded outwards do.
 LCTX_HD constexpr ggml_type lctx_summary_type(lctx_representation representation, int32_t head_dim) {
     constexpr int32_t BLOCK = 32;
     return representation == LCTX_REPRESENT_OUTLIER && head_dim % BLOCK == 0 ? GGML_TYPE_Q8_0 : GGML_TYPE_F16;
