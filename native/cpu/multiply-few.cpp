@@ -188,6 +188,7 @@ ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type) {
 #if LCTX_HAS_QUADS
         case GGML_TYPE_Q4_0:  return few<by_quads<block_q4_0>>();
         case GGML_TYPE_Q4_1:  return few<by_quads<block_q4_1>>();
+        case GGML_TYPE_Q8_0:  return few<by_quads<block_q8_0>>();
         case GGML_TYPE_MXFP4: return few<by_quads<block_mxfp4>>();
 #endif
         case GGML_TYPE_Q4_K: return few<by_super<block_q4_K>>();
@@ -202,6 +203,7 @@ ggml::cpu::tensor_traits * lctx_cpu_experts(ggml_type type) {
 #if LCTX_HAS_QUADS
         case GGML_TYPE_Q4_0:  return few<by_quads<block_q4_0>, expert_rows>();
         case GGML_TYPE_Q4_1:  return few<by_quads<block_q4_1>, expert_rows>();
+        case GGML_TYPE_Q8_0:  return few<by_quads<block_q8_0>, expert_rows>();
         case GGML_TYPE_MXFP4: return few<by_quads<block_mxfp4>, expert_rows>();
 #endif
         case GGML_TYPE_Q4_K: return few<by_super<block_q4_K>, expert_rows>();

@@ -190,6 +190,7 @@ template <ggml_type TYPE> constexpr entry entry_of(int64_t min_columns, bool wit
 }
 
 constexpr int64_t AFTER_FEW_32 = std::max<int64_t>(LCTX_FEW_COLUMNS_32 + 1, 4);
+constexpr int64_t AFTER_FEW_8 = LCTX_HAS_STRAIGHT ? 1 : 7;  // a row of eight bits is soon unpacked for a panel
 constexpr int64_t AFTER_FEW_256 = std::max<int64_t>(LCTX_FEW_COLUMNS_256 + 1, 8);
 // Columns of an expert, on the average, from which on panels are the faster way: than those of multiply-few.cpp, and than ggml's where a
 // type has none. With those that have a straight way, always.
@@ -199,7 +200,7 @@ constexpr entry PRODUCTS[] = {
     entry_of<GGML_TYPE_Q4_0>(AFTER_FEW_32, true),
     entry_of<GGML_TYPE_Q4_1>(AFTER_FEW_32, false),
     entry_of<GGML_TYPE_MXFP4>(AFTER_FEW_32, true),
-    entry_of<GGML_TYPE_Q8_0>(1, true),
+    entry_of<GGML_TYPE_Q8_0>(AFTER_FEW_8, true),
     entry_of<GGML_TYPE_Q5_0>(4, true),
     entry_of<GGML_TYPE_Q5_1>(4, false),
     entry_of<GGML_TYPE_Q4_K>(AFTER_FEW_256, false),

@@ -1,4 +1,4 @@
-// Products of rows of weights with a few columns: a row is read once, and its bytes stay in registers. Of Q4_0, Q4_1 and MXFP4.
+// Products of rows of weights with a few columns: a row is read once, and its bytes stay in registers. Of Q4_0, Q4_1, Q8_0 and MXFP4.
 #pragma once
 
 #include "ahead.h"
@@ -85,6 +85,17 @@ static inline lctx_quad lctx_load_quad(const block_q4_1 * row, int64_t i) {
     const __m256 dm = _mm256_cvtph_ps(_mm_setr_epi32((int)b[0].dm, (int)b[1].dm, (int)b[2].dm, (int)b[3].dm));
     quad.scales = lctx_four_each(_mm512_castps256_ps512(dm), 0, 2, 4, 6);
     quad.mins = _mm256_castps256_ps128(_mm256_permutevar8x32_ps(dm, _mm256_setr_epi32(1, 3, 5, 7, 1, 3, 5, 7)));
+    return quad;
+}
+
+// Signed bytes, as bytes with the zero point 128.
+static inline lctx_quad lctx_load_quad(const block_q8_0 * row, int64_t i) {
+    const block_q8_0 * b = row + i * LCTX_QUAD;
+    const __m512i sign = _mm512_set1_epi8(-128);
+    lctx_quad quad;
+    quad.low = (lctx_bytes<64>)_mm512_xor_si512(lctx_load_four(b[0].qs, b[1].qs, b[2].qs, b[3].qs), sign);
+    quad.high = (lctx_bytes<64>)_mm512_xor_si512(lctx_load_four(b[0].qs + 16, b[1].qs + 16, b[2].qs + 16, b[3].qs + 16), sign);
+    lctx_set_scales(quad, b[0].d, b[1].d, b[2].d, b[3].d, 128.0f);
     return quad;
 }
 

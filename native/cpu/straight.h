@@ -7,15 +7,11 @@
 
 constexpr int LCTX_STRAIGHT_ROWS = 4;  // that are read together
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(__AVXVNNI__) && !defined(__AVX512VNNI__)  // which has quads.h
 #define LCTX_HAS_STRAIGHT 1
 
 static inline __m256i lctx_dot(__m256i weights, __m256i column) {
-#if defined(__AVX512VNNI__)
-    return _mm256_dpbusd_epi32(_mm256_setzero_si256(), weights, column);
-#else
     return _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), weights, column);
-#endif
 }
 
 constexpr int LCTX_STRAIGHT_COLUMNS = 3;  // with more, panels are the faster way

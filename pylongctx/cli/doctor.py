@@ -65,10 +65,9 @@ def _library() -> dict[str, Any]:
     from pylongctx._devices import devices
     from pylongctx._lib import build_info, lib, library_path, text
 
-    native = build_info()["native"] == "ON"
     return {
         "library": str(library_path()),
-        "compiled_for": "the CPU of the machine that built it" if native else library_path().parent.name,
+        "compiled_for": _compiled_for(build_info(), library_path().parent.name),
         "abi": lib.lctx_abi_version(),
         "build": build_info(),
         "gpu": "used for layers with n_gpu_layers" if has_gpu() else f"none: {why_no_gpu()}",
@@ -76,6 +75,12 @@ def _library() -> dict[str, Any]:
         "cpu_features": text(lib.lctx_system_info()),
         "attention": {device: _attention(device) for device in build_info()["backends"]},
     }
+
+
+def _compiled_for(build: dict[str, Any], folder: str) -> str:
+    if build["native"] == "ON":
+        return "the CPU of the machine that built it"
+    return f"every CPU with the kernels of {build['kernels']['CPU']}" if folder == "lib" else folder
 
 
 def _attention(device: str) -> dict[str, list[int]]:
