@@ -82,8 +82,8 @@ LCTX_ALONE void attend_span(const lctx_attend_args & a, const lctx_tile & tile, 
         lctx_pair_rows(columns.q, a.head_dim_k, columns.n_pad);
     }
 #endif
-#if LCTX_HAS_KEY_BYTES
-    if (lctx_in_bytes(a, columns)) {
+#if LCTX_HAS_KEY_INTEGERS
+    if (lctx_in_integers(a, columns)) {
         lctx_round_queries(columns);
     }
 #endif

@@ -1,7 +1,7 @@
 // One block of cells for the columns of *attend*: scores, online softmax, o += p v.
 #pragma once
 
-#include "key-bytes.h"
+#include "key-integers.h"
 #include "pairs.h"
 
 // Softmax states of columns; o is not divided by l yet.
@@ -83,9 +83,9 @@ static inline void lctx_block_scores(const lctx_attend_args & a, const lctx_colu
                          false);
     }
 #endif
-#if LCTX_HAS_KEY_BYTES
-    if (lctx_in_bytes(a, columns)) {
-        return lctx_byte_scores(columns, rows, n, (uint8_t *)w.k, w.v, w.s);
+#if LCTX_HAS_KEY_INTEGERS
+    if (lctx_in_integers(a, columns)) {
+        return lctx_integer_scores(columns, rows, n, (lctx_key_integer *)w.k, w.v, w.s);
     }
 #endif
     const float * k = lctx_unpack(rows, n, a.head_dim_k, w.k, &step, a.head_dim_k);

@@ -2,6 +2,7 @@
 // becomes bytes.
 #pragma once
 
+#include "half.h"
 #include "vec.h"
 
 #define GGML_COMMON_DECL_C
@@ -9,7 +10,6 @@
 #include "ggml-cpu-impl.h"
 #include "ggml-impl.h"
 #include "ggml.h"
-#include "simd-mappings.h"
 
 #include <algorithm>
 #if defined(__SSSE3__)
@@ -24,14 +24,6 @@ template <int N_, int GROUP_, int BITS_, int ZERO_, bool HAS_MIN_> struct lctx_w
     static constexpr int N = N_, GROUP = GROUP_, BITS = BITS_, ZERO = ZERO_;
     static constexpr bool HAS_MIN = HAS_MIN_;
 };
-
-static inline float lctx_from_half(ggml_half h) {
-#if defined(__F16C__)
-    return _cvtsh_ss(h);  // ggml looks into a table
-#else
-    return GGML_CPU_FP16_TO_FP32(h);
-#endif
-}
 
 template <int N> struct lctx_bytes_of {
     typedef uint8_t type __attribute__((vector_size(N)));

@@ -1,0 +1,208 @@
+// Scores of prompts by integers, where the CPU multiplies them faster than floats and has no products of bf16 (pairs.h): keys that are
+// stored in 8 bits or fewer as they are, queries rounded for every 32 channels. Sums are exact within 32 channels, and floats beyond.
+// 32 channels of a column and a key take 32 products in f32, and here 3 instructions for the scales beside
+//   with VNNI        8 products of four bytes; queries have 8 bits, as in llama.cpp
+//   with AVX2 alone  16 products of two words and 16 sums, which other ports make meanwhile; queries have 16 bits
+#pragma once
+
+#include "columns.h"
+#include "half.h"
+#include "round.h"
+
+#if defined(__AVX512VNNI__) && !defined(__AVX512BF16__)
+#define LCTX_HAS_KEY_INTEGERS 1
+typedef uint8_t lctx_key_integer;
+static inline lctx_vi lctx_vdot_key(lctx_vi sum, uint32_t key, lctx_vi query) {
+    return (lctx_vi)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32((int)key), (__m512i)query);
+}
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+#define LCTX_HAS_KEY_INTEGERS 1
+typedef uint8_t lctx_key_integer;
+static inline lctx_vi lctx_vdot_key(lctx_vi sum, uint32_t key, lctx_vi query) {
+    return (lctx_vi)_mm256_dpbusd_avx_epi32((__m256i)sum, _mm256_set1_epi32((int)key), (__m256i)query);
+}
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+#define LCTX_HAS_KEY_INTEGERS 1
+typedef int16_t lctx_key_integer;
+static inline lctx_vi lctx_vdot_key(lctx_vi sum, uint32_t key, lctx_vi query) {
+    return sum + (lctx_vi)_mm256_madd_epi16(_mm256_set1_epi32((int)key), (__m256i)query);
+}
+#else
+#define LCTX_HAS_KEY_INTEGERS 0
+#endif
+
+constexpr int LCTX_KEY_GROUP = 32;  // channels with one scale
+
+// For the columns of a prompt.
+static inline bool lctx_in_integers(const lctx_attend_args & a, const lctx_columns & columns) {
+    const ggml_type type = a.cache.k_pool.type;
+    return LCTX_HAS_KEY_INTEGERS && columns.by_vectors() && !columns.few() && (type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_0);
+}
+
+#if LCTX_HAS_KEY_INTEGERS
+constexpr int LCTX_KEY_STEP = 4 / sizeof(lctx_key_integer);  // channels that are multiplied at once
+constexpr int LCTX_KEY_BITS = 32 / LCTX_KEY_STEP;
+constexpr int LCTX_KEY_ZERO = LCTX_KEY_BITS == 8 ? 128 : 0;  // what is added to a key
+constexpr int LCTX_QUERY_MOST = (1 << (LCTX_KEY_BITS - 1)) - 1;
+
+// Queries as signed integers, in place of the floats of their columns; value = scale * integer.
+struct lctx_query_integers {
+    int32_t * steps;   // [dim / STEP][n_pad] the channels of a step of a column
+    float * scales;    // [dim / GROUP][n_pad]
+    int32_t * starts;  // [dim / GROUP][n_pad] -ZERO * the sum of the integers
+    int n_pad, n_group;
+
+    explicit lctx_query_integers(const lctx_columns & c)
+        : steps((int32_t *)c.q),
+          scales(c.q + (size_t)c.n_pad * c.dim),  // where rows have waited to be transposed
+          starts((int32_t *)scales + c.dim / LCTX_KEY_GROUP * c.n_pad),
+          n_pad(c.n_pad),
+          n_group(c.dim / LCTX_KEY_GROUP) {}
+};
+
+// LCTX_VL columns of one group. The rows of a step become one of integers, which takes the place of rows that were read.
+static inline void lctx_round_group(const lctx_query_integers & to, const float * q, int group, int first) {
+    lctx_vf top{}, zero{};
+    const float * rows = q + (size_t)group * LCTX_KEY_GROUP * to.n_pad + first;
+    for (int i = 0; i < LCTX_KEY_GROUP; i++) {
+        const lctx_vf v = lctx_vload(rows + (size_t)i * to.n_pad);
+        top = lctx_vmax(top, lctx_vmax(v, -v));
+        zero += v * 0.0f;  // NaN where a number is not finite
+    }
+    const lctx_vf inverse = top > lctx_vf{} ? lctx_vset((float)LCTX_QUERY_MOST) / top : lctx_vf{};
+    lctx_vi total{};
+    for (int i = 0; i < LCTX_KEY_GROUP; i += LCTX_KEY_STEP) {
+        lctx_vi step{};
+        for (int j = 0; j < LCTX_KEY_STEP; j++) {
+            const lctx_vf shifted = lctx_vload(rows + (size_t)(i + j) * to.n_pad) * inverse + 12582912.0f;  // as in round.h
+            const lctx_vi rounded = (lctx_vi)shifted - 0x4b400000;
+            total += rounded;
+            step |= (rounded & ((1 << LCTX_KEY_BITS) - 1)) << (LCTX_KEY_BITS * j);
+        }
+        memcpy(to.steps + (size_t)(group * LCTX_KEY_GROUP + i) / LCTX_KEY_STEP * to.n_pad + first, &step, sizeof(step));
+    }
+    lctx_vstore(to.scales + group * to.n_pad + first, top / (float)LCTX_QUERY_MOST + zero);
+    total *= -LCTX_KEY_ZERO;
+    memcpy(to.starts + group * to.n_pad + first, &total, sizeof(total));
+}
+
+static inline void lctx_round_queries(const lctx_columns & columns) {
+    const lctx_query_integers to(columns);
+    for (int first = 0; first < to.n_pad; first += LCTX_VL) {
+        for (int group = 0; group < to.n_group; group++) {
+            lctx_round_group(to, columns.q, group, first);
+        }
+    }
+}
+
+// 32 channels of a key, as bytes; returns their scale.
+static inline float lctx_key_bytes(const block_q8_0 & b, int8_t * to) {
+    memcpy(to, b.qs, LCTX_KEY_GROUP);
+    return lctx_from_half(b.d);
+}
+static inline float lctx_key_bytes(const block_q4_0 & b, int8_t * to) {
+    for (int i = 0; i < LCTX_KEY_GROUP / 2; i++) {
+        to[i] = (int8_t)((b.qs[i] & 15) - 8);
+        to[LCTX_KEY_GROUP / 2 + i] = (int8_t)((b.qs[i] >> 4) - 8);
+    }
+    return lctx_from_half(b.d);
+}
+struct lctx_float_group {
+    float values[LCTX_KEY_GROUP];
+};
+static inline float lctx_key_bytes(const lctx_float_group & b, int8_t * to) {
+    const lctx_scale scale = lctx_scale_of(b.values, LCTX_KEY_GROUP);
+    lctx_round(b.values, LCTX_KEY_GROUP, scale.inverse, to);
+    return scale.scale;
+}
+
+// integers: [n][dim], scales: [n][dim / GROUP]
+template <typename B>
+static inline void lctx_fill_keys(const lctx_stored & rows, int n, int n_group, lctx_key_integer * integers, float * scales) {
+    for (int i = 0; i < n; i++) {
+        const B * groups = (const B *)(rows.data + i * rows.row_size);
+        for (int g = 0; g < n_group; g++, integers += LCTX_KEY_GROUP) {
+            typedef int8_t bytes_of_group __attribute__((vector_size(LCTX_KEY_GROUP)));
+            typedef lctx_key_integer group __attribute__((vector_size(LCTX_KEY_GROUP * sizeof(lctx_key_integer))));
+            bytes_of_group bytes;
+            *scales++ = lctx_key_bytes(groups[g], (int8_t *)&bytes);
+            const group key = __builtin_convertvector(bytes, group) + (lctx_key_integer)LCTX_KEY_ZERO;
+            memcpy(integers, &key, sizeof(key));
+        }
+    }
+}
+
+// Scores of RM keys and RN vectors of columns.
+template <int RM, int RN> static LCTX_KERNEL void lctx_key_tile(const lctx_key_integer * k, const float * k_scales,
+                                                                const lctx_query_integers & q, int first, float * s) {
+    const int64_t k_row = q.n_group * LCTX_KEY_GROUP, q_row = q.n_pad;
+    const int32_t * steps = q.steps + first;
+    lctx_vf sums[RM][RN] = {};
+    for (int g = 0; g < q.n_group; g++) {
+        lctx_vi part[RM][RN];
+        for (int j = 0; j < RN; j++) {
+            memcpy(&part[0][j], q.starts + g * q.n_pad + first + j * LCTX_VL, sizeof(lctx_vi));
+            for (int i = 1; i < RM; i++) {
+                part[i][j] = part[0][j];
+            }
+        }
+#pragma GCC unroll 4
+        for (int x = 0; x < LCTX_KEY_GROUP; x += LCTX_KEY_STEP, steps += q_row) {
+            lctx_vi step[RN];
+            for (int j = 0; j < RN; j++) {
+                memcpy(&step[j], steps + j * LCTX_VL, sizeof(lctx_vi));
+            }
+            for (int i = 0; i < RM; i++) {
+                uint32_t key;
+                memcpy(&key, k + i * k_row + g * LCTX_KEY_GROUP + x, sizeof(key));
+                for (int j = 0; j < RN; j++) {
+                    part[i][j] = lctx_vdot_key(part[i][j], key, step[j]);
+                }
+            }
+        }
+        for (int j = 0; j < RN; j++) {
+            const lctx_vf scale = lctx_vload(q.scales + g * q.n_pad + first + j * LCTX_VL);
+            for (int i = 0; i < RM; i++) {
+                sums[i][j] += __builtin_convertvector(part[i][j], lctx_vf) * scale * lctx_vset(k_scales[i * q.n_group + g]);
+            }
+        }
+    }
+    for (int i = 0; i < RM; i++) {
+        for (int j = 0; j < RN; j++) {
+            lctx_vstore(s + i * q.n_pad + first + j * LCTX_VL, sums[i][j]);
+        }
+    }
+}
+
+template <int RN> static inline void lctx_key_columns(int n, const lctx_key_integer * k, const float * k_scales,
+                                                      const lctx_query_integers & q, int first, float * s) {
+    constexpr int RM = 4;  // with 16 registers sums wait in memory while the integers of a group are added
+    int i = 0;
+    for (; i + RM <= n; i += RM) {
+        lctx_key_tile<RM, RN>(k + i * q.n_group * LCTX_KEY_GROUP, k_scales + i * q.n_group, q, first, s + i * q.n_pad);
+    }
+    for (; i < n; i++) {
+        lctx_key_tile<1, RN>(k + i * q.n_group * LCTX_KEY_GROUP, k_scales + i * q.n_group, q, first, s + i * q.n_pad);
+    }
+}
+
+// s[key][column] of n keys; queries were rounded.
+//   integers  [n][dim], over the floats of keys that were gathered
+//   scales    [n][dim / GROUP]
+static LCTX_ALONE void lctx_integer_scores(const lctx_columns & columns, const lctx_stored & rows, int n, lctx_key_integer * integers,
+                                           float * scales, float * s) {
+    const lctx_query_integers q(columns);
+    switch (rows.type) {
+        case GGML_TYPE_Q8_0: lctx_fill_keys<block_q8_0>(rows, n, q.n_group, integers, scales); break;
+        case GGML_TYPE_Q4_0: lctx_fill_keys<block_q4_0>(rows, n, q.n_group, integers, scales); break;
+        default:             lctx_fill_keys<lctx_float_group>(rows, n, q.n_group, integers, scales); break;
+    }
+    int first = 0;
+    for (; first + 2 * LCTX_VL <= q.n_pad; first += 2 * LCTX_VL) {
+        lctx_key_columns<2>(n, integers, scales, q, first, s);
+    }
+    for (; first < q.n_pad; first += LCTX_VL) {
+        lctx_key_columns<1>(n, integers, scales, q, first, s);
+    }
+}
+#endif
