@@ -31,7 +31,7 @@ CUBLAS    = nvidia-cublas==13.*
 HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
 
 .PHONY: build demo report test test-all test-peers test-build docs lint format wheel wheel-linux wheel-cuda tools tools-patched tools-stock tools-ik
-.PHONY: fuzz fuzz-files fuzz-states fuzz-calls sanitize sanitize-address sanitize-thread cuda-check clean
+.PHONY: fuzz fuzz-files fuzz-states fuzz-calls sanitize sanitize-address sanitize-thread test-kinds cuda-check clean
 
 $(BIN)/pip:
 	@echo "[1/7] build tools: cmake, ninja, scikit-build-core, cffi"
@@ -177,23 +177,37 @@ tools-ik: $(VENV)/.build-tools
 	cmake --build $(IK) --target llama-bench llama-sweep-bench
 	$(PYTHON) bench/check_ik.py "$(IK_SOURCE)" $(IK)/bin/llama-bench pylongctx/models/*.gguf
 
-# the tests of the kernels and the memory on a library that checks itself; of threads not every case, they would take hours
+# a library of its own in build/ALONE, with the harness, and tests of kernels and memory on it
+ALONE_TESTS := test_ops.py test_multiply.py test_chunks.py test_evict.py test_memory.py test_corm_sequences.py test_pages.py test_order.py
+INSTALL_ALONE = $(PIP) install pytest hypothesis gguf numpy cffi rich && \
+    $(PIP) install --no-build-isolation --no-deps --upgrade --target build/$(ALONE) . -C build-dir=build/$(ALONE)/build \
+        -C cmake.define.LCTX_HARNESS=ON -C cmake.define.LCTX_UPSTREAM_TARBALL=$(TARBALL)
+# -S and another folder: neither the editable install nor the source tree in front of this library
+PATH_ALONE = $(CURDIR)/build/$(ALONE):$$($(CURDIR)/$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+PYTHON_ALONE = PYTHONPATH=$(PATH_ALONE) $(CURDIR)/$(BIN)/python -S
+
+# on a library that checks itself; of threads not every case, they would take hours
 sanitize: sanitize-address sanitize-thread
 sanitize-address: SANITIZE := address,undefined
 sanitize-address: RUNTIME  := libasan.so
 sanitize-address: CASES    := --all
 sanitize-thread: SANITIZE := thread
 sanitize-thread: RUNTIME  := libtsan.so
+sanitize-address sanitize-thread: ALONE = sanitize/$*
 sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
-	$(PIP) install pytest hypothesis gguf numpy cffi rich
-	$(PIP) install --no-build-isolation --no-deps --upgrade --target build/sanitize/$* . -C build-dir=build/sanitize/build-$* \
-	    -C cmake.define.LCTX_SANITIZE=$(SANITIZE) -C cmake.define.LCTX_HARNESS=ON -C cmake.define.LCTX_UPSTREAM_TARBALL=$(TARBALL)
-	# -S and another folder: neither the editable install nor the source tree in front of this library.
+	$(INSTALL_ALONE) -C cmake.define.LCTX_SANITIZE=$(SANITIZE)
 	# libstdc++ at the start, or the runtime does not find what throws; -s, or pytest keeps its report
 	cd tests && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS="halt_on_error=1 suppressions=tsan.txt" \
 	    LD_PRELOAD="$$(cc -print-file-name=$(RUNTIME)) $$(cc -print-file-name=libstdc++.so)" \
-	    PYTHONPATH=$(CURDIR)/build/sanitize/$*:$$($(CURDIR)/$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
-	    $(CURDIR)/$(BIN)/python -S -m pytest -q -s $(CASES) test_ops.py test_multiply.py test_chunks.py test_evict.py test_memory.py test_corm_sequences.py test_pages.py test_order.py
+	    $(PYTHON_ALONE) -m pytest -q -s $(CASES) $(ALONE_TESTS)
+
+# on the library of a wheel for each kind of x86-64 CPU, as far as this one can run them
+KINDS_HERE := import pathlib; from pylongctx._cpu import *; print(*cpu_kinds(pathlib.Path('../build/kinds/pylongctx/lib'), cpu_features()))
+test-kinds: ALONE := kinds
+test-kinds: $(VENV)/.build-tools
+	$(INSTALL_ALONE) -C cmake.define.GGML_NATIVE=OFF -C cmake.define.LCTX_CPU_KINDS=ON
+	@cd tests && set -e; for kind in $$($(PYTHON_ALONE) -c "$(KINDS_HERE)"); do \
+	    echo "$$kind"; PYLONGCTX_CPU=$$kind $(PYTHON_ALONE) -m pytest -q $(ALONE_TESTS) $(PYTEST_ARGS); done
 
 # the pages of docs/ and the Python reference into build/docs; a broken link or docstring is an error
 docs: build

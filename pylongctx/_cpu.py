@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-__all__ = ["VARIABLE", "cpu_features", "cpu_kind"]
+__all__ = ["VARIABLE", "cpu_features", "cpu_kind", "cpu_kinds"]
 
 VARIABLE = "PYLONGCTX_CPU"
 ANY = "x64"  # the kind of the library that lies in the folder itself
@@ -15,6 +15,20 @@ def cpu_features(info: Path = Path("/proc/cpuinfo")) -> set[str]:
     """Return what the CPU and the system can do, in the words of Linux; nothing where it does not say."""
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
     return set(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), []))
+
+
+def cpu_kinds(folder: Path, features: set[str]) -> list[str]:
+    """Return the kinds of CPU whose library in ``folder`` runs on a CPU with ``features``, the fastest first.
+
+    The last one is "x64", the library in the folder itself. Without ``kinds.json`` there is that one alone.
+    """
+    return [kind for kind, needed in _kinds(folder).items() if features.issuperset(needed)]
+
+
+def _kinds(folder: Path) -> dict[str, list[str]]:
+    """Return what the library of each kind needs, best first."""
+    kinds = folder / KINDS
+    return (json.loads(kinds.read_text(encoding="utf-8")) if kinds.is_file() else {}) | {ANY: []}
 
 
 def cpu_kind(folder: Path, features: set[str]) -> str:
@@ -39,11 +53,11 @@ def cpu_kind(folder: Path, features: set[str]) -> str:
     """
     if not (folder / KINDS).is_file():
         return ""
-    kinds: dict[str, list[str]] = json.loads((folder / KINDS).read_text(encoding="utf-8")) | {ANY: []}
+    kinds = _kinds(folder)
     wanted = os.environ.get(VARIABLE)
     if wanted and wanted not in kinds:
         raise ImportError(f"{VARIABLE}={wanted}: this package has libraries for {', '.join(kinds)}")
     if wanted and (missing := [feature for feature in kinds[wanted] if feature not in features]):
         raise ImportError(f"{VARIABLE}={wanted}: this CPU has no {', '.join(missing)}")
-    kind = wanted or next(name for name, needed in kinds.items() if features.issuperset(needed))
+    kind = wanted or cpu_kinds(folder, features)[0]
     return "" if kind == ANY else kind

@@ -88,7 +88,7 @@ class OpCase:
     def in_eight_bits(self) -> bool:
         """Whether factors may be rounded to 8 bits, where the CPU has such products: over 8 columns.
 
-        With K and V of few bits (native/cpu/pairs.h), or with K that is multiplied by integers (native/cpu/key-integers.h).
+        With K and V of few bits (native/cpu/pairs.h), or with K as integers (native/cpu/key-integers.h).
         """
         n_columns = getattr(self, "n_ubatch", self.n_tokens) * self.n_head // self.n_head_kv
         few_bits = not {"f32", "f16"} & {self.type_k, self.type_v}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pylongctx._cpu import VARIABLE, cpu_features, cpu_kind
+from pylongctx._cpu import VARIABLE, cpu_features, cpu_kind, cpu_kinds
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = {"zen4": ["avx2", "avx512f", "avx512_bf16"], "skylakex": ["avx2", "avx512f"], "haswell": ["avx2"]}
@@ -33,8 +33,13 @@ def test_the_best_that_runs(folder, features, kind):
     assert cpu_kind(folder, set(features.split())) == kind
 
 
+def test_all_that_run(folder):
+    assert cpu_kinds(folder, {"avx2", "avx512f"}) == ["skylakex", "haswell", "x64"]
+
+
 def test_a_library_that_was_built_here_has_no_kinds(tmp_path):
     assert cpu_kind(tmp_path, {"avx2"}) == ""
+    assert cpu_kinds(tmp_path, {"avx2"}) == ["x64"]
 
 
 def test_a_kind_by_name(folder, monkeypatch):

@@ -38,10 +38,8 @@ static inline lctx_vi lctx_vmadd(lctx_vs a, lctx_vs b) {
 // sum + the products of four bytes of each lane of weights with four bytes. With dpbusd all products of bytes are exact; without it a
 // pair of them must fit in 16 bits, so weights have seven bits at most.
 static inline lctx_vi lctx_vdot(lctx_vi sum, lctx_vi weights, int32_t four) {
-#if defined(__AVX512VNNI__)
-    return (lctx_vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(four));
-#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
-    return (lctx_vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, _mm256_set1_epi32(four));
+#if LCTX_HAS_DOT
+    return lctx_vdot_bytes(sum, weights, four - lctx_vi{});
 #else
     sum += lctx_vmadd(lctx_vpairs(weights, four), 1 - lctx_vs{});
     __asm__("" : "+v"(sum));  // or GCC puts off the additions and spills what they wait for

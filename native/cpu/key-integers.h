@@ -6,20 +6,15 @@
 #pragma once
 
 #include "columns.h"
+#include "dot.h"
 #include "half.h"
 #include "round.h"
 
-#if defined(__AVX512VNNI__) && !defined(__AVX512BF16__)
+#if LCTX_HAS_DOT && !LCTX_HAS_PAIRS
 #define LCTX_HAS_KEY_INTEGERS 1
 typedef uint8_t lctx_key_integer;
 static inline lctx_vi lctx_vdot_key(lctx_vi sum, uint32_t key, lctx_vi query) {
-    return (lctx_vi)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32((int)key), (__m512i)query);
-}
-#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
-#define LCTX_HAS_KEY_INTEGERS 1
-typedef uint8_t lctx_key_integer;
-static inline lctx_vi lctx_vdot_key(lctx_vi sum, uint32_t key, lctx_vi query) {
-    return (lctx_vi)_mm256_dpbusd_avx_epi32((__m256i)sum, _mm256_set1_epi32((int)key), (__m256i)query);
+    return lctx_vdot_bytes(sum, (int32_t)key - lctx_vi{}, query);
 }
 #elif defined(__AVX2__) && !defined(__AVX512F__)
 #define LCTX_HAS_KEY_INTEGERS 1

@@ -14,16 +14,16 @@ namespace {
 constexpr int64_t N_TOGETHER = 4;  // columns whose sums stay in registers
 
 #if LCTX_HAS_QUADS
-// Quads of groups of 32 values, in registers.
+// Groups of 32 values, in a quad of lanes each.
 template <class BLOCK> struct by_quads {
     typedef BLOCK block;
     typedef lctx_quad_column column;
 
-    static int64_t n_part(int64_t k_dim) { return (k_dim + LCTX_QUAD_DIM - 1) / LCTX_QUAD_DIM; }
+    static int64_t n_part(int64_t k_dim) { return (k_dim + LCTX_QUADS_DIM - 1) / LCTX_QUADS_DIM; }
     static column take(lctx_parts & parts, int64_t n) {
-        return {parts.take<int8_t>(n * LCTX_QUAD_DIM), parts.take<float>(n * LCTX_QUAD * 4), parts.take<float>(n * LCTX_QUAD)};
+        return {parts.take<int8_t>(n * LCTX_QUADS_DIM), parts.take<float>(n * LCTX_VL), parts.take<int32_t>(n * LCTX_VL)};
     }
-    static void fill(const column & to, const float * x, int64_t k_dim, int64_t part) { lctx_fill_quad(to, x, k_dim, part); }
+    static void fill(const column & to, const float * x, int64_t k_dim, int64_t part) { lctx_fill_quads<BLOCK>(to, x, k_dim, part); }
     template <int NC> static void multiply(const BLOCK * row, int64_t k_dim, const column * x, float * out, int64_t out_row) {
         lctx_multiply_row<BLOCK, NC>(row, k_dim, x, out, out_row);
     }
@@ -160,7 +160,7 @@ template <class WAY, template <class> class ROWS> class few_product : public ggm
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
         ggml_barrier(params->threadpool);
-        const lctx_takes takes(rows.count(), 1, params->nth);
+        const lctx_takes takes(rows.count(), params->nth);
         for (int64_t take = params->ith; takes.first(take) < rows.count(); take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
             rows.multiply(takes.first(take), takes.first(take + 1));
         }

@@ -15,6 +15,8 @@ ggml::cpu::tensor_traits * lctx_cpu_multiply(const ggml_tensor * op);
 // have it for up to LCTX_FEW_COLUMNS_32, K-quants for up to LCTX_FEW_COLUMNS_256.
 #if defined(__AVX512VNNI__)
 constexpr int64_t LCTX_FEW_COLUMNS_32 = 12, LCTX_FEW_COLUMNS_256 = 12;
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+constexpr int64_t LCTX_FEW_COLUMNS_32 = 6, LCTX_FEW_COLUMNS_256 = 16;
 #elif defined(__AVX2__)
 constexpr int64_t LCTX_FEW_COLUMNS_32 = 0, LCTX_FEW_COLUMNS_256 = 16;
 #else

@@ -2,8 +2,8 @@
 // becomes bytes.
 #pragma once
 
+#include "dot.h"
 #include "half.h"
-#include "vec.h"
 
 #define GGML_COMMON_DECL_C
 #include "ggml-common.h"
@@ -213,12 +213,8 @@ template <> struct lctx_weight<GGML_TYPE_Q6_K> : lctx_weight_shape<256, 16, 6, 3
     }
 };
 
-// Whether the CPU sums four products of bytes of eight bits in one step (bytes.h).
-#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
-constexpr bool LCTX_FULL_BYTES = true;
-#else
-constexpr bool LCTX_FULL_BYTES = false;
-#endif
+// Whether the CPU sums four products of bytes of eight bits in one step.
+constexpr bool LCTX_FULL_BYTES = LCTX_HAS_DOT;
 
 // Whether sums of pairs of products are multiplied with integer scales of groups: a step less, where there are two to the sum of four.
 template <class W> constexpr bool lctx_int_scales = !LCTX_FULL_BYTES && W::N > W::GROUP;

@@ -2,154 +2,187 @@
 #pragma once
 
 #include "ahead.h"
+#include "dot.h"
+#include "half.h"
 #include "panel.h"
 #include "round.h"
 
-#if defined(__AVX512VNNI__)
+#if LCTX_HAS_DOT
 #define LCTX_HAS_QUADS 1
-#include <immintrin.h>
 
-constexpr int LCTX_QUAD = 4;                   // groups of 32 values that are multiplied at once, in a quarter of the lanes each
-constexpr int LCTX_QUAD_DIM = 32 * LCTX_QUAD;  // their values
+constexpr int LCTX_QUADS = LCTX_VL / 4;          // groups of 32 values that are multiplied at once, in a quad of lanes each
+constexpr int LCTX_QUADS_DIM = 32 * LCTX_QUADS;  // their values
 
-// A column of bytes, as such rows meet it. A last quad that is not full has zeros.
-//   bytes   [n_quad][2][LCTX_QUAD][16]: the first halves of the groups, then the second ones
-//   scales  [n_quad][LCTX_QUAD][4]: of the groups, once for each lane
-//   sums    [n_quad][LCTX_QUAD]: of the groups' values
+// What the bytes of a block mean: value = scale * (byte - ZERO), or scale * byte + min.
+template <class BLOCK> constexpr int lctx_zero_of = 0;
+template <> constexpr int lctx_zero_of<block_q4_0> = 8;
+template <> constexpr int lctx_zero_of<block_q8_0> = 128;
+template <> constexpr int lctx_zero_of<block_mxfp4> = lctx_weight<GGML_TYPE_MXFP4>::ZERO;
+
+// A column of bytes, as such rows meet it, n_part times so many values. A last part that is not full has zeros. In the first lane of a
+// group stands what it adds for all its values, in the others 0.
+//   bytes   [n_part][2][LCTX_QUADS][16]: the first halves of the groups, then the second ones
+//   scales  [n_part][LCTX_QUADS][4]: of the groups, once for each lane
+//   starts  [n_part][LCTX_QUADS][4]: -ZERO * the sum of the bytes; with a min: the sum of the values, a float
 struct lctx_quad_column {
     int8_t * bytes;
     float * scales;
-    float * sums;
+    int32_t * starts;
 };
 
-// Quad number `quad` of a column of k_dim values.
-static inline void lctx_fill_quad(const lctx_quad_column & to, const float * x, int64_t k_dim, int64_t quad) {
-    for (int b = 0; b < LCTX_QUAD; b++) {
+// Part number `part` of a column of k_dim values, for rows of BLOCKs.
+template <class BLOCK> static inline void lctx_fill_quads(const lctx_quad_column & to, const float * x, int64_t k_dim, int64_t part) {
+    for (int b = 0; b < LCTX_QUADS; b++) {
         static constexpr float ZEROS[32] = {};
-        const int64_t k = quad * LCTX_QUAD_DIM + 32 * b;
+        const int64_t k = part * LCTX_QUADS_DIM + 32 * b, lane = (part * LCTX_QUADS + b) * 4;
         const float * values = k < k_dim ? x + k : ZEROS;
         const lctx_scale scale = lctx_scale_of(values, 32);
-        int8_t * bytes = to.bytes + quad * LCTX_QUAD_DIM + 16 * b;
-        const float sum = lctx_round(values, 16, scale.inverse, bytes) + lctx_round(values + 16, 16, scale.inverse, bytes + 16 * LCTX_QUAD);
-        to.sums[quad * LCTX_QUAD + b] = scale.scale * sum;
-        std::fill_n(to.scales + (quad * LCTX_QUAD + b) * 4, 4, scale.scale);
+        int8_t * bytes = to.bytes + part * LCTX_QUADS_DIM + 16 * b;
+        const float sum =
+            lctx_round(values, 16, scale.inverse, bytes) + lctx_round(values + 16, 16, scale.inverse, bytes + 16 * LCTX_QUADS);
+        const float of_values = scale.scale * sum;
+        std::fill_n(to.starts + lane, 4, 0);
+        to.starts[lane] = -lctx_zero_of<BLOCK> * (int32_t)sum;
+        if (lctx_zero_of<BLOCK> == 0) {
+            memcpy(to.starts + lane, &of_values, sizeof(of_values));
+        }
+        std::fill_n(to.scales + lane, 4, scale.scale);
     }
 }
 
-// Four groups in registers: value = scale * byte + min.
-struct lctx_quad {
-    lctx_bytes<64> low, high;  // the first halves of the groups, the second ones
-    lctx_vf scales;            // once for each lane of a group
-    __m128 mins;
+typedef lctx_bytes<4 * LCTX_VL> lctx_quad_bytes;
+
+// Some groups in registers, scales and minima once for each lane of a group.
+struct lctx_quads {
+    lctx_quad_bytes low, high;  // the first halves of the groups, the second ones
+    lctx_vf scales, mins;
 };
 
-// Four lanes of v, each in a quarter of the lanes.
-static inline lctx_vf lctx_four_each(__m512 v, int l0, int l1, int l2, int l3) {
-    const __m512i lanes = _mm512_setr_epi32(l0, l0, l0, l0, l1, l1, l1, l1, l2, l2, l2, l2, l3, l3, l3, l3);
-    return (lctx_vf)_mm512_maskz_permutexvar_ps(0xffff, lanes, v);  // with a mask, or GCC 12 warns of its own header
+// What differs in the width of a vector: 16 bytes of each group, a number of each group for all its lanes, bytes of a table by their index.
+#if defined(__AVX512F__)
+static inline lctx_quad_bytes lctx_load_quads(const void * first, size_t step) {
+    const auto part = [&](int b) { return _mm_loadu_si128((const __m128i *)((const char *)first + b * step)); };
+    __m512i four = _mm512_castsi128_si512(part(0));
+    four = _mm512_inserti32x4(four, part(1), 1);
+    four = _mm512_inserti32x4(four, part(2), 2);
+    return (lctx_quad_bytes)_mm512_inserti32x4(four, part(3), 3);
+}
+static inline lctx_vf lctx_four_each(__m128 of_groups) {
+    const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    return (lctx_vf)_mm512_maskz_permutexvar_ps(0xffff, lanes, _mm512_castps128_ps512(of_groups));  // with a mask, or GCC 12 warns
+}
+static inline lctx_quad_bytes lctx_look_up_quads(__m128i table, lctx_quad_bytes index) {
+    return (lctx_quad_bytes)_mm512_maskz_shuffle_epi8(~0ull, _mm512_maskz_broadcast_i32x4(0xffff, table), (__m512i)index);
+}
+#else
+static inline lctx_quad_bytes lctx_load_quads(const void * first, size_t step) {
+    const auto part = [&](int b) { return _mm_loadu_si128((const __m128i *)((const char *)first + b * step)); };
+    return (lctx_quad_bytes)_mm256_inserti128_si256(_mm256_castsi128_si256(part(0)), part(1), 1);
+}
+static inline lctx_vf lctx_four_each(__m128 of_groups) {
+    return (lctx_vf)_mm256_permutevar8x32_ps(_mm256_castps128_ps256(of_groups), _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
+}
+static inline lctx_quad_bytes lctx_look_up_quads(__m128i table, lctx_quad_bytes index) {
+    return (lctx_quad_bytes)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)index);
+}
+#endif
+
+// f(block) of the blocks as lanes; lanes that are left have 0.
+template <typename BLOCK, typename F> static inline __m128i lctx_of_blocks(const BLOCK * b, F && f) {
+    const auto of = [&](int i) { return i < LCTX_QUADS ? f(b[i]) : 0; };
+    return _mm_setr_epi32(of(0), of(1), of(2), of(3));
 }
 
-// Scales of blocks whose bytes have a zero point instead of a min.
-static inline void lctx_set_scales(lctx_quad & to, ggml_half d0, ggml_half d1, ggml_half d2, ggml_half d3, float zero) {
-    const __m128 d = _mm_cvtph_ps(_mm_setr_epi16((short)d0, (short)d1, (short)d2, (short)d3, 0, 0, 0, 0));
-    to.scales = lctx_four_each(_mm512_castps128_ps512(d), 0, 1, 2, 3);
-    to.mins = d * -zero;
+template <class BLOCK> static inline lctx_vf lctx_scales_of(const BLOCK * b) {
+    const __m128i halves = lctx_of_blocks(b, [](const BLOCK & block) { return (int)block.d; });
+    return lctx_four_each(_mm_cvtph_ps(_mm_packus_epi32(halves, halves)));
 }
 
-// 16 bytes of each of four blocks.
-static inline __m512i lctx_load_four(const void * b0, const void * b1, const void * b2, const void * b3) {
-    __m512i four = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)b0));
-    four = _mm512_inserti32x4(four, _mm_loadu_si128((const __m128i *)b1), 1);
-    four = _mm512_inserti32x4(four, _mm_loadu_si128((const __m128i *)b2), 2);
-    return _mm512_inserti32x4(four, _mm_loadu_si128((const __m128i *)b3), 3);
-}
-
-template <class BLOCK> static inline void lctx_load_nibbles(const BLOCK * b, lctx_quad & to) {
-    const auto both = (lctx_bytes<64>)lctx_load_four(b[0].qs, b[1].qs, b[2].qs, b[3].qs);
+template <class BLOCK> static inline void lctx_load_nibbles(const BLOCK * b, lctx_quads & to) {
+    const lctx_quad_bytes both = lctx_load_quads(b->qs, sizeof(BLOCK));
     to.low = both & 15;
     to.high = both >> 4;
 }
 
-static inline lctx_quad lctx_load_quad(const block_q4_0 * row, int64_t i) {
-    const block_q4_0 * b = row + i * LCTX_QUAD;
-    lctx_quad quad;
-    lctx_load_nibbles(b, quad);
-    lctx_set_scales(quad, b[0].d, b[1].d, b[2].d, b[3].d, 8.0f);
-    return quad;
+static inline lctx_quads lctx_load(const block_q4_0 * b) {
+    lctx_quads quads;
+    lctx_load_nibbles(b, quads);
+    quads.scales = lctx_scales_of(b);
+    return quads;
 }
 
-static inline lctx_quad lctx_load_quad(const block_q4_1 * row, int64_t i) {
-    const block_q4_1 * b = row + i * LCTX_QUAD;
-    lctx_quad quad;
-    lctx_load_nibbles(b, quad);
-    const __m256 dm = _mm256_cvtph_ps(_mm_setr_epi32((int)b[0].dm, (int)b[1].dm, (int)b[2].dm, (int)b[3].dm));
-    quad.scales = lctx_four_each(_mm512_castps256_ps512(dm), 0, 2, 4, 6);
-    quad.mins = _mm256_castps256_ps128(_mm256_permutevar8x32_ps(dm, _mm256_setr_epi32(1, 3, 5, 7, 1, 3, 5, 7)));
-    return quad;
+static inline lctx_quads lctx_load(const block_q4_1 * b) {
+    lctx_quads quads;
+    lctx_load_nibbles(b, quads);
+    const __m256 dm = _mm256_cvtph_ps(lctx_of_blocks(b, [](const block_q4_1 & block) { return (int)block.dm; }));
+    const __m256 apart = _mm256_permutevar8x32_ps(dm, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+    quads.scales = lctx_four_each(_mm256_castps256_ps128(apart));
+    quads.mins = lctx_four_each(_mm256_extractf128_ps(apart, 1));
+    return quads;
 }
 
 // Signed bytes, as bytes with the zero point 128.
-static inline lctx_quad lctx_load_quad(const block_q8_0 * row, int64_t i) {
-    const block_q8_0 * b = row + i * LCTX_QUAD;
-    const __m512i sign = _mm512_set1_epi8(-128);
-    lctx_quad quad;
-    quad.low = (lctx_bytes<64>)_mm512_xor_si512(lctx_load_four(b[0].qs, b[1].qs, b[2].qs, b[3].qs), sign);
-    quad.high = (lctx_bytes<64>)_mm512_xor_si512(lctx_load_four(b[0].qs + 16, b[1].qs + 16, b[2].qs + 16, b[3].qs + 16), sign);
-    lctx_set_scales(quad, b[0].d, b[1].d, b[2].d, b[3].d, 128.0f);
-    return quad;
+static inline lctx_quads lctx_load(const block_q8_0 * b) {
+    lctx_quads quads;
+    quads.low = lctx_load_quads(b->qs, sizeof(*b)) ^ 0x80;
+    quads.high = lctx_load_quads(b->qs + 16, sizeof(*b)) ^ 0x80;
+    quads.scales = lctx_scales_of(b);
+    return quads;
 }
 
-// 2^(e - 128) for four bytes e in lanes; it is no normal number for the first two.
-static inline __m128 lctx_half_powers(__m128i e) {
-    const __m128i normal = _mm_sub_epi32(_mm_slli_epi32(e, 23), _mm_set1_epi32(1 << 23));
-    const __m128i small = _mm_min_epu32(_mm_sllv_epi32(_mm_set1_epi32(1 << 21), e), _mm_set1_epi32(1 << 22));
-    return _mm_castsi128_ps(_mm_max_epi32(normal, small));
-}
+// 2^(e - 128) for every byte e, as bits; it is no normal number for the first two.
+struct lctx_half_powers {
+    int32_t of[256];
+    constexpr lctx_half_powers() : of() {
+        for (int e = 0; e < 256; e++) {
+            of[e] = e < 2 ? 1 << (21 + e) : (e - 1) << 23;
+        }
+    }
+};
 
-static inline lctx_quad lctx_load_quad(const block_mxfp4 * row, int64_t i) {
-    typedef lctx_weight<GGML_TYPE_MXFP4> W;
-    const block_mxfp4 * b = row + i * LCTX_QUAD;
-    const __m512i table = _mm512_maskz_broadcast_i32x4(0xffff, _mm_loadu_si128((const __m128i *)W::BYTES));
-    lctx_quad quad;
-    lctx_load_nibbles(b, quad);
-    quad.low = (lctx_bytes<64>)_mm512_maskz_shuffle_epi8(~0ull, table, (__m512i)quad.low);
-    quad.high = (lctx_bytes<64>)_mm512_maskz_shuffle_epi8(~0ull, table, (__m512i)quad.high);
-    const __m128 d = lctx_half_powers(_mm_setr_epi32(b[0].e, b[1].e, b[2].e, b[3].e));
-    quad.scales = lctx_four_each(_mm512_castps128_ps512(d), 0, 1, 2, 3);
-    quad.mins = d * -(float)W::ZERO;
-    return quad;
+static inline lctx_quads lctx_load(const block_mxfp4 * b) {
+    static constexpr lctx_half_powers POWERS;
+    const __m128i table = _mm_loadu_si128((const __m128i *)lctx_weight<GGML_TYPE_MXFP4>::BYTES);
+    lctx_quads quads;
+    lctx_load_nibbles(b, quads);
+    quads.low = lctx_look_up_quads(table, quads.low);
+    quads.high = lctx_look_up_quads(table, quads.high);
+    quads.scales = lctx_four_each(_mm_castsi128_ps(lctx_of_blocks(b, [](const block_mxfp4 & block) { return POWERS.of[block.e]; })));
+    return quads;
 }
 
 // A row of k_dim values with NC columns.
 template <class BLOCK, int NC>
 static void lctx_multiply_row(const BLOCK * row, int64_t k_dim, const lctx_quad_column * x, float * out, int64_t out_row) {
-    constexpr size_t QUAD_BYTES = LCTX_QUAD * sizeof(BLOCK);
+    constexpr bool HAS_MIN = lctx_zero_of<BLOCK> == 0;
     lctx_vf products[NC] = {};
-    __m128 mins[NC] = {};
-    const auto add = [&](const lctx_quad & quad, int64_t i) __attribute__((always_inline)) {
+    const auto add = [&](const lctx_quads & quads, int64_t i) __attribute__((always_inline)) {
 #pragma GCC unroll 8
         for (int c = 0; c < NC; c++) {
-            const __m512i * bytes = (const __m512i *)(x[c].bytes + i * LCTX_QUAD_DIM);
-            const __m512i low = _mm512_dpbusd_epi32(_mm512_setzero_si512(), (__m512i)quad.low, bytes[0]);
-            const lctx_vi sum = (lctx_vi)_mm512_dpbusd_epi32(low, (__m512i)quad.high, bytes[1]);
-            products[c] += __builtin_convertvector(sum, lctx_vf) * (quad.scales * lctx_vload(x[c].scales + i * 4 * LCTX_QUAD));
-            mins[c] += quad.mins * _mm_load_ps(x[c].sums + i * LCTX_QUAD);
+            const lctx_vi * bytes = (const lctx_vi *)(x[c].bytes + i * LCTX_QUADS_DIM);
+            lctx_vi starts;
+            memcpy(&starts, x[c].starts + i * LCTX_VL, sizeof(starts));
+            const lctx_vi low = lctx_vdot_bytes(HAS_MIN ? lctx_vi{} : starts, (lctx_vi)quads.low, bytes[0]);
+            const lctx_vi sum = lctx_vdot_bytes(low, (lctx_vi)quads.high, bytes[1]);
+            products[c] += __builtin_convertvector(sum, lctx_vf) * (quads.scales * lctx_vload(x[c].scales + i * LCTX_VL));
+            if constexpr (HAS_MIN) {
+                products[c] += quads.mins * (lctx_vf)starts;
+            }
         }
     };
-    const int64_t n_quad = k_dim / LCTX_QUAD_DIM;
-    for (int64_t i = 0; i < n_quad; i++) {
-        lctx_read_ahead((const char *)row + i * QUAD_BYTES, QUAD_BYTES);
-        add(lctx_load_quad(row, i), i);
+    const int64_t n_part = k_dim / LCTX_QUADS_DIM;
+    for (int64_t i = 0; i < n_part; i++) {
+        lctx_read_ahead(row + i * LCTX_QUADS, LCTX_QUADS * sizeof(BLOCK));
+        add(lctx_load(row + i * LCTX_QUADS), i);
     }
-    if (k_dim % LCTX_QUAD_DIM != 0) {
-        BLOCK last[LCTX_QUAD] = {};
-        std::copy_n(row + n_quad * LCTX_QUAD, k_dim % LCTX_QUAD_DIM / 32, last);
-        add(lctx_load_quad(last, 0), n_quad);
+    if (k_dim % LCTX_QUADS_DIM != 0) {
+        BLOCK last[LCTX_QUADS] = {};
+        std::copy_n(row + n_part * LCTX_QUADS, k_dim % LCTX_QUADS_DIM / 32, last);
+        add(lctx_load(last), n_part);
     }
 #pragma GCC unroll 8
     for (int c = 0; c < NC; c++) {
-        const __m128 m = mins[c];
-        out[c * out_row] = lctx_vsum(products[c]) + ((m[0] + m[1]) + (m[2] + m[3]));
+        out[c * out_row] = lctx_vsum(products[c]);
     }
 }
 

@@ -124,7 +124,7 @@ static void lctx_multiply_super(const BLOCK * row, int64_t n_block, const lctx_s
         for (int c = 0; c < NC; c++) {
             const __m512i * bytes = (const __m512i *)(x[c].bytes + i * QK_K);
             const auto product = [](__m512i weights, __m512i column) {
-                return _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights, column);
+                return (__m512i)lctx_vdot_bytes(lctx_vi{}, (lctx_vi)weights, (lctx_vi)column);
             };
             const __m512i one = _mm512_maskz_packs_epi32(~0u, product(first.low, bytes[0]), product(first.high, bytes[1]));
             const __m512i two = _mm512_maskz_packs_epi32(~0u, product(second.low, bytes[2]), product(second.high, bytes[3]));
