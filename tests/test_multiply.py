@@ -101,27 +101,27 @@ def test_experts(name, shape):
     assert np.abs(out - expected).max() < bound(dense, ours)
 
 
-@pytest.mark.parametrize("counts", [(1, 2, 3, 4, 5, 6), (9, 17, 33)], ids=["few", "many"])
-def test_a_column_of_q8_0_does_not_depend_on_the_others(counts):
-    """Tokens that are evaluated one by one or drafted have the same bits, and so have those of prompts."""
+def test_a_column_of_q8_0_does_not_depend_on_the_others():
+    """Tokens that are evaluated one by one, drafted or in a prompt have the same bits."""
     rng = np.random.default_rng(2)
     weight, x = weights("Q8_0", 63, 7 * 32, rng), rng.standard_normal((33, 7 * 32), dtype=np.float32)
-    whole, ours = multiply("Q8_0", weight, x[: counts[-1]], 63, 2)
+    whole, ours = multiply("Q8_0", weight, x, 63, 2)
     if not ours:
         pytest.skip("this CPU multiplies as ggml does")
-    for n in counts:
+    for n in (1, 2, 3, 4, 5, 9, 17):
         out, also_ours = multiply("Q8_0", weight, x[:n], 63, 1)
         assert also_ours
         np.testing.assert_array_equal(out, whole[:n])
 
 
+@pytest.mark.parametrize("name", ["Q4_1", "Q8_0"])
 @pytest.mark.parametrize("n_columns", [5, 17])
-def test_number_that_is_not_finite(n_columns):
+def test_number_that_is_not_finite(n_columns, name):
     """A column with NaN or infinity has no finite result; the others do not notice."""
-    weight = weights("Q4_1", 33, 64, np.random.default_rng(1))
+    weight = weights(name, 33, 64, np.random.default_rng(1))
     x = np.ones((n_columns, 64), np.float32)
     x[3, 5], x[4, 40] = np.nan, np.inf
-    out, ours = multiply("Q4_1", weight, x, 33, 2)
+    out, ours = multiply(name, weight, x, 33, 2)
     if not ours:
         pytest.skip("this CPU multiplies as ggml does")
     assert not np.isfinite(out[3:5]).any()

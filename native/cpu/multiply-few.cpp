@@ -160,7 +160,7 @@ template <class WAY, template <class> class ROWS> class few_product : public ggm
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
         ggml_barrier(params->threadpool);
-        const lctx_takes takes(rows.count(), params->nth);
+        const lctx_takes takes(rows.count(), 1, params->nth);
         for (int64_t take = params->ith; takes.first(take) < rows.count(); take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
             rows.multiply(takes.first(take), takes.first(take + 1));
         }
@@ -188,7 +188,6 @@ ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type) {
 #if LCTX_HAS_QUADS
         case GGML_TYPE_Q4_0:  return few<by_quads<block_q4_0>>();
         case GGML_TYPE_Q4_1:  return few<by_quads<block_q4_1>>();
-        case GGML_TYPE_Q8_0:  return few<by_quads<block_q8_0>>();
         case GGML_TYPE_MXFP4: return few<by_quads<block_mxfp4>>();
 #endif
         case GGML_TYPE_Q4_K: return few<by_super<block_q4_K>>();

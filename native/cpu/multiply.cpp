@@ -2,6 +2,8 @@
 #include "multiply.h"
 
 #include "ggml-backend.h"
+#include "straight.h"
+#include "takes.h"
 #include "tiles.h"
 #include "traits.h"
 
@@ -53,6 +55,31 @@ void multiply_columns(const lctx_panel & p, const lctx_columns & x, int64_t k_di
     by(p, x, k_dim, n_rows, ends, row);
 }
 
+// With so few columns there is a way without panels.
+template <class W> constexpr int64_t STRAIGHT_COLUMNS = 0;
+
+// Rows [first, end) of a matrix with such columns.
+template <class W>
+void multiply_straight(const ggml_tensor *, const char *, const lctx_columns &, const lctx_tile_ends &, int64_t, int64_t) {}
+
+#if LCTX_HAS_STRAIGHT
+template <> constexpr int64_t STRAIGHT_COLUMNS<lctx_weight<GGML_TYPE_Q8_0>> = LCTX_STRAIGHT_COLUMNS;
+
+template <> void multiply_straight<lctx_weight<GGML_TYPE_Q8_0>>(const ggml_tensor * w, const char * matrix, const lctx_columns & x,
+                                                                const lctx_tile_ends & ends, int64_t first, int64_t end) {
+    static constexpr decltype(&lctx_multiply_four<1>) BY_COLUMNS[LCTX_STRAIGHT_COLUMNS] = {lctx_multiply_four<1>, lctx_multiply_four<2>,
+                                                                                           lctx_multiply_four<3>};
+    for (int64_t row = first; row < end; row += LCTX_STRAIGHT_ROWS) {
+        const block_q8_0 * rows[LCTX_STRAIGHT_ROWS];
+        for (int r = 0; r < LCTX_STRAIGHT_ROWS; r++) {
+            rows[r] = (const block_q8_0 *)(matrix + std::min(row + r, end - 1) * w->nb[1]);
+        }
+        const int n_rows = (int)std::min<int64_t>(LCTX_STRAIGHT_ROWS, end - row);
+        BY_COLUMNS[ends.n - 1](rows, w->ne[0] / QK8_0, x, n_rows, ends, row);
+    }
+}
+#endif
+
 // The work buffer: the columns of all tiles, and for each thread what MATRICES keeps and its panels.
 template <class W, class MATRICES> class product : public ggml::cpu::tensor_traits {
   public:
@@ -71,11 +98,16 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
         lctx_parts own{base + n_shared + params->ith * (counted.used + p.max_panel * p.panel_size())};
         const MATRICES m(op, own);
         m.sort();
-        quantize(params, m, p, base);
+        const bool is_straight = m.most_columns() <= STRAIGHT_COLUMNS<W>;
+        quantize(params, m, p, base, is_straight ? 1 : LCTX_HALF_TILE);
         if (params->ith == 0) {
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
         ggml_barrier(params->threadpool);
+        if (is_straight) {
+            multiply_straight(params, op->src[0], m, p, base);
+            return true;
+        }
         for (int64_t i = params->ith; i < m.n_matrix() * p.n_chunk; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
             multiply(op->src[0], m, m.matrix(i / p.n_chunk), p, base, own.base + own.used, i % p.n_chunk);
         }
@@ -87,7 +119,8 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
         lctx_parts at{base + tile * p.columns_size()};
         return p.columns(at);
     }
-    static void quantize(const ggml_compute_params * params, const MATRICES & m, const plan<W> & p, uintptr_t base) {
+    // unit: columns that are multiplied together at least.
+    static void quantize(const ggml_compute_params * params, const MATRICES & m, const plan<W> & p, uintptr_t base, int unit) {
         const int64_t n_block = p.k_dim / W::N;
         lctx_tile_ends ends;
         for (int64_t i = params->ith, known = -1; i < m.n_tile() * n_block; i += params->nth) {
@@ -96,8 +129,19 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
                 ends = m.tile(tile);
                 known = tile;
             }
-            lctx_fill_columns<W>(columns(p, base, tile), ends, (ends.n + LCTX_HALF_TILE - 1) / LCTX_HALF_TILE * LCTX_HALF_TILE,
-                                 i % n_block * W::N);
+            lctx_fill_columns<W>(columns(p, base, tile), ends, (ends.n + unit - 1) / unit * unit, i % n_block * W::N);
+        }
+    }
+    // Every matrix has a tile at most: threads take rows of all of them, one after the other.
+    static void multiply_straight(const ggml_compute_params * params, const ggml_tensor * weight, const MATRICES & m, const plan<W> & p,
+                                  uintptr_t base) {
+        const lctx_takes takes(m.n_tile() * p.n_rows, LCTX_STRAIGHT_ROWS, params->nth);
+        const auto straight = [&](int64_t tile, int64_t row, int64_t end) {
+            ::multiply_straight<W>(weight, m.matrix_of(tile).rows, columns(p, base, tile), m.tile(tile), row, end);
+        };
+        const int64_t n_row = m.n_tile() * p.n_rows;
+        for (int64_t take = params->ith; takes.first(take) < n_row; take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+            lctx_each_tile(takes.first(take), takes.first(take + 1), p.n_rows, straight);
         }
     }
     static void multiply(const ggml_tensor * weight, const MATRICES & m, const lctx_matrix & w, const plan<W> & p, uintptr_t base,
@@ -108,6 +152,10 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
         const size_t row_size = weight->nb[1];
         const auto first_row = [&](int64_t i) { return (chunk * p.n_panel + i) * LCTX_VL; };
         const auto n_rows = [&](int64_t i) { return (int)std::min<int64_t>(LCTX_VL, p.n_rows - first_row(i)); };
+        if (w.first + 1 == w.end && m.tile(w.first).n <= STRAIGHT_COLUMNS<W>) {
+            return ::multiply_straight<W>(weight, w.rows, columns(p, base, w.first), m.tile(w.first), first_row(0),
+                                          std::min(p.n_rows, first_row(p.n_panel)));
+        }
         lctx_parts at{own};
         lctx_panel panels[MAX_PANEL];
         const int64_t n = std::min<int64_t>(p.n_panel, (p.n_rows - first_row(0) + LCTX_VL - 1) / LCTX_VL);
@@ -142,7 +190,6 @@ template <ggml_type TYPE> constexpr entry entry_of(int64_t min_columns, bool wit
 }
 
 constexpr int64_t AFTER_FEW_32 = std::max<int64_t>(LCTX_FEW_COLUMNS_32 + 1, 4);
-constexpr int64_t AFTER_FEW_8 = 7;  // a row of eight bits is soon unpacked for a panel
 constexpr int64_t AFTER_FEW_256 = std::max<int64_t>(LCTX_FEW_COLUMNS_256 + 1, 8);
 // Columns of an expert, on the average, from which on panels are the faster way: than those of multiply-few.cpp, and than ggml's where a
 // type has none.
@@ -152,7 +199,7 @@ constexpr entry PRODUCTS[] = {
     entry_of<GGML_TYPE_Q4_0>(AFTER_FEW_32, true),
     entry_of<GGML_TYPE_Q4_1>(AFTER_FEW_32, false),
     entry_of<GGML_TYPE_MXFP4>(AFTER_FEW_32, true),
-    entry_of<GGML_TYPE_Q8_0>(AFTER_FEW_8, true),
+    entry_of<GGML_TYPE_Q8_0>(1, true),
     entry_of<GGML_TYPE_Q5_0>(4, true),
     entry_of<GGML_TYPE_Q5_1>(4, false),
     entry_of<GGML_TYPE_Q4_K>(AFTER_FEW_256, false),

@@ -40,11 +40,12 @@ template <class BLOCK> static inline void lctx_fill_quads(const lctx_quad_column
         int8_t * bytes = to.bytes + part * LCTX_QUADS_DIM + 16 * b;
         const float sum =
             lctx_round(values, 16, scale.inverse, bytes) + lctx_round(values + 16, 16, scale.inverse, bytes + 16 * LCTX_QUADS);
-        const float of_values = scale.scale * sum;
         std::fill_n(to.starts + lane, 4, 0);
-        to.starts[lane] = -lctx_zero_of<BLOCK> * (int32_t)sum;
-        if (lctx_zero_of<BLOCK> == 0) {
+        if constexpr (lctx_zero_of<BLOCK> == 0) {
+            const float of_values = scale.scale * sum;
             memcpy(to.starts + lane, &of_values, sizeof(of_values));
+        } else if (scale.scale == scale.scale) {  // or the product is NaN anyway
+            to.starts[lane] = -lctx_zero_of<BLOCK> * (int32_t)sum;
         }
         std::fill_n(to.scales + lane, 4, scale.scale);
     }

@@ -33,7 +33,9 @@ struct lctx_one_matrix {
     int64_t n_matrix() const { return 1; }
     void sort() const {}
 
+    int64_t most_columns() const { return n_column(); }
     lctx_matrix matrix(int64_t) const { return {(const char *)op->src[0]->data, 0, n_tile()}; }
+    lctx_matrix matrix_of(int64_t) const { return matrix(0); }
     lctx_tile_ends tile(int64_t i) const {
         const ggml_tensor * x = op->src[1];
         lctx_tile_ends ends;
@@ -65,6 +67,7 @@ struct lctx_expert_matrices {
     int64_t n_pair() const { return n_used() * op->src[2]->ne[1]; }
     int64_t max_tile() const { return (n_pair() + (LCTX_TILE - 1) * std::min(n_matrix(), n_pair())) / LCTX_TILE; }
     int64_t n_tile() const { return first_tile[n_matrix()]; }
+    int64_t most_columns() const { return *std::max_element(n_of, n_of + n_matrix()); }
 
     // Before anything else is asked; every thread for itself, which is sooner done than waiting for one.
     void sort() const {

@@ -80,7 +80,7 @@ def _library() -> dict[str, Any]:
 def _compiled_for(build: dict[str, Any], folder: str) -> str:
     if build["native"] == "ON":
         return "the CPU of the machine that built it"
-    return f"every CPU with the kernels of {build['kernels']['CPU']}" if folder == "lib" else folder
+    return f"every CPU with {build['kernels']['CPU']}" if folder == "lib" else folder
 
 
 def _attention(device: str) -> dict[str, list[int]]:
