@@ -202,7 +202,7 @@ sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
 	    $(PYTHON_ALONE) -m pytest -q -s $(CASES) $(ALONE_TESTS)
 
 # on the library of a wheel for each kind of x86-64 CPU, as far as this one can run them
-KINDS_HERE := import pathlib; from pylongctx._cpu import *; print(*cpu_kinds(pathlib.Path('../build/kinds/pylongctx/lib'), cpu_features()))
+KINDS_HERE = import pathlib; from pylongctx._cpu import *; print(*cpu_kinds(pathlib.Path('../build/$(ALONE)/pylongctx/lib'), cpu_features()))
 test-kinds: ALONE := kinds
 test-kinds: $(VENV)/.build-tools
 	$(INSTALL_ALONE) -C cmake.define.GGML_NATIVE=OFF -C cmake.define.LCTX_CPU_KINDS=ON

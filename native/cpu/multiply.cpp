@@ -247,7 +247,7 @@ bool lctx_cpu_keeps_plain(const ggml_tensor * op) {
     if (type == GGML_TYPE_Q4_K) {
         return true;
     }
-    return (type == GGML_TYPE_Q4_0 || type == GGML_TYPE_MXFP4) && LCTX_FULL_BYTES && LCTX_FEW_COLUMNS_32 > 0;
+    return (type == GGML_TYPE_Q4_0 || type == GGML_TYPE_MXFP4) && LCTX_FULL_BYTES;
 }
 
 #else
