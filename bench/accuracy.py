@@ -23,11 +23,12 @@ from pylongctx.cli.arguments import int_list
 
 PARTS = (
     ["chunk_size=16", "chunk_size=32"],
-    ["attention", "minmax", "moments", "outlier"],
-    ["exact", "packed", "grouped"],
+    ["minmax", "outlier", "keys1", "keys2"],
+    ["dca", "selfextend"],
     ["head", "group"],
 )
 COMBINATIONS = [f"longheads,{c},representation={r},position={p},select={s}" for c, r, p, s in product(*PARTS)]
+COMBINATIONS += [f"longheads,{c},representation=attention" for c in PARTS[0]]
 
 
 def arguments() -> argparse.Namespace:

@@ -1,49 +1,59 @@
-"""A novel twice as long as a model's trained context, with a pass key in it: what two methods answer, side by side.
+"""A novel twice as long as a model's trained context, with ten facts in it: what three methods recall, side by side.
 
 ``make demo`` ends with it. The model is fetched when it is not here; without a network the program says so and ends.
 """
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from pylongctx.cli.console import Meter
 from pylongctx.cli.get import fetched
 from pylongctx.eval.matrix import read_positions
-from pylongctx.eval.needle import PASSKEY, Needle
+from pylongctx.eval.recall import Recall
 from pylongctx.eval.runner import Cell, make_samples, run
-from pylongctx.eval.task import Sample
+from pylongctx.eval.task import Record
 
 BOOK = Path(__file__).with_name("emma.txt")
-METHODS = ("longheads", "full")
-TASK = Needle((50.0,), haystack=str(BOOK), max_tokens=8, final_context_length_buffer=64, **PASSKEY)
+METHODS = ("full", "dca", "longheads")
+TASK = Recall(tests=1, questions=10, haystack=str(BOOK), scored=512)
 
 
-def answer(cell: Cell, sample: Sample) -> tuple[str, float]:
-    """Return the answer of a cell's method in one line, and the seconds that reading and answering took."""
-    start = perf_counter()
-    (record,) = run(cell, [sample])
-    return " ".join(record["answer"].split()), perf_counter() - start
+def row(method: str, record: Record) -> list[str]:
+    """Return what the table says of one method."""
+    right = sum(turn["right"] for turn in record["turns"])
+    logprob = sum(turn["logprob"] for turn in record["turns"]) / len(record["turns"])
+    perplexity = math.exp(record["nll"] / record["n_scored"])
+    return [
+        method,
+        f"{right:.0f} of {len(record['turns'])}",
+        f"{logprob:.1f}",
+        f"{perplexity:.1f}",
+        f"{record['seconds']:.0f}",
+    ]
 
 
 def demonstrate(model: str, console: Console) -> None:
-    """Ask for the pass key under every method and print a table."""
+    """Ask for the facts with every method and print a table."""
     n_trained = read_positions(model).n_ctx_train
     cells = [Cell(model, m, TASK, 2 * n_trained, options={"progress_callback": Meter(console)}) for m in METHODS]
     (sample,) = make_samples(cells[0])
-    console.print(f"{BOOK.name} says in its middle that the pass key is {sample.answers[0]}", highlight=False)
-    table = Table(title=TASK.retrieval_question)
-    for head in ("method", "answer", "seconds"):
+    turn = sample.facts["turns"][0]
+    console.print(
+        f"{BOOK.name}, {2 * n_trained} tokens, with ten facts; the model was trained on {n_trained}", highlight=False
+    )
+    console.print(f"one of the questions:{' '.join(turn['question'].split())} {turn['answer']}", highlight=False)
+    table = Table(title="ten facts in a novel of twice the trained context")
+    for head in ("method", "recalled", "log-probability of an answer", "perplexity at the end", "seconds"):
         table.add_column(head)
     for cell in cells:
-        console.print(f"reading {2 * n_trained} tokens of it with {cell.method}", highlight=False)
-        text, seconds = answer(cell, sample)
-        table.add_row(cell.method, Text(text), f"{seconds:.0f}")
+        console.print(f"reading it with {cell.method}", highlight=False)
+        (record,) = run(cell, [sample])
+        table.add_row(*row(str(cell.method), record))
     console.print(table)
 
 

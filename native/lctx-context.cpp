@@ -247,19 +247,6 @@ int32_t lctx_context_work(const lctx_context * ctx, lctx_work * work) {
     });
 }
 
-int32_t lctx_unread_shares(lctx_context * ctx, float * shares) {
-    bool is_known = false;
-    const int32_t status = lctx_ask(ctx, [&] {
-        const lctx_chunks * chunks = ctx->memory->cache().method().chunks();
-        is_known = chunks && chunks->mass > 0.0f;
-        if (!is_known) {
-            throw lctx_refusal("only longheads with mass estimates what is not read");
-        }
-        ctx->memory->cache().unread(shares, llama_model_n_head(ctx->model->model));
-    });
-    return status == LCTX_FAILED && !is_known ? LCTX_INVALID : status;
-}
-
 int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows) {
     return lctx_ask(ctx, [&] {
         ctx->memory->cache().usage(*info, rows);

@@ -332,10 +332,13 @@ size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size
 }
 
 int32_t lctx_context_parts(const lctx_context * ctx) {
-    if (!ctx->memory || !ctx->memory->cache().why_no_parts().empty()) {
-        return LCTX_PARTS_NONE;
-    }
-    return ctx->memory->has_rest() ? LCTX_PARTS_AND_REST : LCTX_PARTS_ROWS;
+    int32_t parts = LCTX_PARTS_NONE;
+    lctx_guard(nullptr, [&] {
+        if (ctx->memory && ctx->memory->cache().why_no_parts().empty()) {
+            parts = ctx->memory->has_rest() ? LCTX_PARTS_AND_REST : LCTX_PARTS_ROWS;
+        }
+    });
+    return parts;
 }
 
 size_t lctx_part_get(lctx_context * ctx, int32_t seq, int32_t first, int32_t end, uint8_t * buf, size_t size) {

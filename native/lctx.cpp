@@ -27,7 +27,7 @@ int32_t lctx_abi_version(void) {
     return LCTX_ABI_VERSION;
 }
 
-const char * lctx_build_info(void) {
+static const std::string & build_info() {
     static const std::string info = [] {
         std::string backends, kernels;
         for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
@@ -39,7 +39,13 @@ const char * lctx_build_info(void) {
         return std::string(LCTX_BUILD_INFO) + ", \"cuda\": " + lctx_cuda_architectures() + ", \"backends\": [" + backends +
                "], \"kernels\": {" + kernels + "}}";
     }();
-    return info.c_str();
+    return info;
+}
+
+const char * lctx_build_info(void) {
+    const char * text = "{}";
+    lctx_guard(nullptr, [&] { text = build_info().c_str(); });
+    return text;
 }
 
 const char * lctx_system_info(void) {

@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 17 };
+enum { LCTX_ABI_VERSION = 18 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -187,7 +187,7 @@ typedef struct lctx_sizes {
     uint64_t weights;
     uint64_t k;        // rows in pages; in llama.cpp's own cache all that it keeps of keys
     uint64_t v;        // the same for values
-    uint64_t chunks;   // summaries of chunks and queries of the open one
+    uint64_t chunks;   // keys in few bits, or summaries of chunks and queries of the open one
     uint64_t near;     // keys at exact positions, next to grouped ones
     uint64_t other;    // block tables, lists of the rows that heads hold
     uint64_t rest;     // sliding windows and recurrent states, which are llama.cpp's own, with their checkpoints at most; of a hybrid
@@ -375,19 +375,14 @@ typedef struct lctx_trace_info {
     int32_t chunk_size;
 } lctx_trace_info;
 
-// The estimated share of its attention that every query head left unread, the mean over its queries since the context was created.
-// shares: float[n_layer][n_head] (lctx_trace_info), NaN where there is no estimate yet. LCTX_INVALID when the method makes none.
-int32_t lctx_unread_shares(lctx_context * ctx, float * shares);
-
 // Record the chunks that every layer and head reads for the queries of one sequence at positions [p0, p1), and forget what was
 // recorded before; p1 <= p0 stops. LCTX_INVALID when the method chooses no chunks or there is no such sequence. A run that does not
 // record is not slowed.
 int32_t lctx_trace_start(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1);
 
 // What was recorded, by position. pos: NULL or int32[n_query]; chunks: NULL or int32[n_query][n_layer][n_head][n_read], ascending,
-// then -1 where there are fewer; unread: NULL or float[n_query][n_layer][n_head], the estimated share of the attention that was not read,
-// NaN where none is made (the method's mass). LCTX_FAILED: memory ran out while recording, later queries are missing.
-int32_t lctx_trace_get(const lctx_context * ctx, lctx_trace_info * info, int32_t * pos, int32_t * chunks, float * unread);
+// then -1 where there are fewer. LCTX_FAILED: memory ran out while recording, later queries are missing.
+int32_t lctx_trace_get(const lctx_context * ctx, lctx_trace_info * info, int32_t * pos, int32_t * chunks);
 
 // ---- sampler ----
 

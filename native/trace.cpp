@@ -6,7 +6,6 @@
 #include "llama-context.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -23,8 +22,8 @@ template <typename T> std::vector<T> values(const ggml_tensor * t) {
     return out;
 }
 
-std::vector<lctx_chunk_row> rows_of(const ggml_tensor * node) {
-    return values<lctx_chunk_row>(node->src[2]);
+std::vector<lctx_row> rows_of(const ggml_tensor * node) {
+    return values<lctx_row>(node->src[2]);
 }
 
 // llama.cpp names the node of a layer "name-layer".
@@ -44,7 +43,7 @@ void lctx_trace::start(int32_t seq, int32_t p0, int32_t p1, const lctx_trace_inf
     shape_ = shape;
 }
 
-void lctx_trace::get(lctx_trace_info & info, int32_t * pos, int32_t * chunks, float * unread) const {
+void lctx_trace::get(lctx_trace_info & info, int32_t * pos, int32_t * chunks) const {
     info = shape_;
     info.n_query = (int32_t)queries_.size();
     for (const auto & [p, read] : queries_) {
@@ -54,13 +53,10 @@ void lctx_trace::get(lctx_trace_info & info, int32_t * pos, int32_t * chunks, fl
         if (chunks) {
             chunks = std::copy(read.chunks.begin(), read.chunks.end(), chunks);
         }
-        if (unread) {
-            unread = std::copy(read.unread.begin(), read.unread.end(), unread);
-        }
     }
 }
 
-bool lctx_trace::covers(const lctx_chunk_row & row) const {
+bool lctx_trace::covers(const lctx_row & row) const {
     return row.seq == seq_ && row.row >= p0_ && row.row < p1_;
 }
 
@@ -68,12 +64,12 @@ bool lctx_trace::wants(const ggml_tensor * node) const {
     if (p1_ <= p0_ || !is_select(node)) {
         return false;
     }
-    const std::vector<lctx_chunk_row> rows = rows_of(node);
-    return std::any_of(rows.begin(), rows.end(), [&](const lctx_chunk_row & row) { return covers(row); });
+    const std::vector<lctx_row> rows = rows_of(node);
+    return std::any_of(rows.begin(), rows.end(), [&](const lctx_row & row) { return covers(row); });
 }
 
 void lctx_trace::record(const ggml_tensor * node) {
-    const std::vector<lctx_chunk_row> rows = rows_of(node);
+    const std::vector<lctx_row> rows = rows_of(node);
     const auto segs = values<lctx_segment>(node);
     const int64_t n_segment = node->ne[1], n_choice = node->ne[2], n_head = node->src[0]->ne[1];
     const int32_t layer = layer_of(node);
@@ -83,16 +79,12 @@ void lctx_trace::record(const ggml_tensor * node) {
         }
         query & at = queries_[rows[t].row];
         at.chunks.resize((size_t)shape_.n_layer * shape_.n_head * shape_.n_read, -1);
-        at.unread.resize((size_t)shape_.n_layer * shape_.n_head, NAN);
         for (int64_t head = 0; head < n_head; head++) {
             const lctx_segment * first = segs.data() + (t * n_choice + head * n_choice / n_head) * n_segment;
             const std::vector<int32_t> read = lctx_chunks_of(first, n_segment, shape_.chunk_size);
             const size_t place = (size_t)layer * shape_.n_head + head;
             int32_t * out = at.chunks.data() + place * shape_.n_read;
             std::fill(std::copy(read.begin(), read.end(), out), out + shape_.n_read, -1);
-            if (n_segment > shape_.n_read) {  // with mass, see lctx_chunks::n_segment
-                memcpy(&at.unread[place], &first[n_segment - 1].angle, sizeof(float));
-            }
         }
     }
 }
@@ -127,7 +119,10 @@ int32_t lctx_trace_start(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1
             throw lctx_refusal("sequences are 0 .. " + std::to_string(n_seq - 1) + ", not " + std::to_string(seq));
         }
         const llama_model * model = ctx->model->model;
-        ctx->trace.start(seq, p0, p1, {0, llama_model_n_layer(model), llama_model_n_head(model), chunks->n_chunk, chunks->chunk_size});
+        ctx->trace.start(
+            seq, p0, p1,
+            {0, llama_model_n_layer(model), llama_model_n_head(model), ctx->memory->cache().method().n_read(), chunks->chunk_size});
+        ctx->memory->cache().always_select(p0 < p1);  // *select* says what is read where there is no choice too
         // with a callback a device waits after every part of a graph, so there is none otherwise; graphs that are built later take it from
         // the parameters
         auto & params = const_cast<llama_cparams &>(ctx->ctx->get_cparams());
@@ -139,7 +134,7 @@ int32_t lctx_trace_start(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1
     return status;
 }
 
-int32_t lctx_trace_get(const lctx_context * ctx, lctx_trace_info * info, int32_t * pos, int32_t * chunks, float * unread) {
-    ctx->trace.get(*info, pos, chunks, unread);  // into arrays of the caller: nothing is allocated
+int32_t lctx_trace_get(const lctx_context * ctx, lctx_trace_info * info, int32_t * pos, int32_t * chunks) {
+    ctx->trace.get(*info, pos, chunks);  // into arrays of the caller: nothing is allocated
     return ctx->trace.failed() ? LCTX_FAILED : LCTX_OK;
 }

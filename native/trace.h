@@ -9,13 +9,13 @@
 #include <vector>
 
 struct ggml_tensor;
-struct lctx_chunk_row;
+struct lctx_row;
 
 class lctx_trace {
   public:
     // Forget everything; record the queries of a sequence at positions [p0, p1).
     void start(int32_t seq, int32_t p0, int32_t p1, const lctx_trace_info & shape);
-    void get(lctx_trace_info & info, int32_t * pos, int32_t * chunks, float * unread) const;
+    void get(lctx_trace_info & info, int32_t * pos, int32_t * chunks) const;
 
     bool failed() const { return failed_; }
 
@@ -23,7 +23,7 @@ class lctx_trace {
     static bool on_node(ggml_tensor * node, bool ask, void * data);
 
   private:
-    bool covers(const lctx_chunk_row & row) const;
+    bool covers(const lctx_row & row) const;
     bool wants(const ggml_tensor * node) const;
     void record(const ggml_tensor * node);
 
@@ -32,7 +32,6 @@ class lctx_trace {
     lctx_trace_info shape_ = {};
     struct query {
         std::vector<int32_t> chunks;  // [n_layer][n_head][n_read]
-        std::vector<float> unread;    // [n_layer][n_head]
     };
     std::map<int32_t, query> queries_;  // by position
 };

@@ -406,29 +406,6 @@ class Llama(ReadingCompleter):
             raise ValueError("this Llama has no kv_store")
         return replace(self._opened.store.usage)
 
-    def unread_shares(self) -> NDArray[np.float32]:
-        """Return how much of its attention each head leaves unread: the estimate of ``LongHeads(mass=...)``.
-
-        Returns
-        -------
-        shares : numpy.ndarray
-            float32 [n_layer, n_head], 0 to 1, the mean over all tokens since the model was loaded; NaN for layers that
-            choose no chunks. ``Llama.trace`` has it token by token.
-
-        Raises
-        ------
-        ValueError
-            When the method makes no estimate.
-
-        Examples
-        --------
-        >>> with Llama("model.gguf", method="longheads,mass=0.9", n_ctx=1024, verbose=False) as sparse:
-        ...     sparse.eval(sparse.tokenize(b"a long text " * 60))
-        ...     bool((sparse.unread_shares() < 0.5).all())
-        True
-        """
-        return self.session.context.unread_shares()
-
     def held_rows(self, layer: int, head: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return which tokens a KV head still holds, and what its queries think of them.
 

@@ -129,14 +129,13 @@ class Caller:
             lib.lctx_context_work(self.ctx, work),
         ):
             assert status == (lib.LCTX_OK if self.has_method else lib.LCTX_INVALID)
-        lib.lctx_unread_shares(self.ctx, ffi.new("float[]", 64))
         assert self.lengths() == before
 
     def trace(self) -> None:
         if lib.lctx_trace_start(self.ctx, self.number(), self.number(), self.number()) == lib.LCTX_OK:
             self.decode()
             info = ffi.new("lctx_trace_info *")
-            lib.lctx_trace_get(self.ctx, info, ffi.NULL, ffi.NULL, ffi.NULL)
+            lib.lctx_trace_get(self.ctx, info, ffi.NULL, ffi.NULL)
             lib.lctx_trace_start(self.ctx, 0, 0, 0)
 
     # ---- states ----

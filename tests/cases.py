@@ -29,10 +29,14 @@ EIGHT_BITS = 1e-2  # of an output, when factors are rounded to 8 bits
 FEW_TOKENS = 4
 LOGIT_TOLERANCE = 1e-4  # of the largest logit, f32 KV
 
-LONGHEADS = {
-    "longheads-attention": LongHeads(16, 64),
-    "longheads-minmax": LongHeads(16, 64, select="group", representation="minmax", trained=64),
-    "longheads-grouped": LongHeads(16, 64, representation="minmax", position="grouped", group_size=11, trained=64),
+PAPER = {"representation": "attention", "position": "packed"}
+LONGHEADS = {  # for models trained on 64 positions, read in a context of N_LONG
+    "longheads-keys": LongHeads(16, 64, position="dca", n_ctx_train=64),
+    "longheads-attention": LongHeads(16, 64, **PAPER),
+    "longheads-minmax": LongHeads(16, 64, select="group", representation="minmax"),
+    "longheads-selfextend": LongHeads(
+        16, 64, n_recent=0, representation="outlier", position="selfextend", n_ctx_train=64, n_ctx=256
+    ),
 }
 
 # settings that do something on 60 (LongHeads: 200) tokens of a model trained on 64
@@ -302,8 +306,9 @@ MODEL_CASES = {
 # ---- methods that choose chunks ----
 
 HALF = 2.0**-10  # one step of a half
-REPRESENTATIONS = ("attention", "minmax", "moments", "outlier")
-POSITIONS = ("packed", "grouped", "exact")
+REPRESENTATIONS = ("attention", "minmax", "outlier", "keys1", "keys2")
+POSITIONS = ("full", "string", "dca", "selfextend")  # of a base; and packed, with attention alone
+N_TRAINED = 64  # of a layer whose window is not longer
 
 
 @dataclass(frozen=True)
@@ -312,6 +317,16 @@ class ChunkCase(OpCase):
 
     method: LongHeads = field(default_factory=lambda: LongHeads(16, 96))
     n_ubatch: int = 64
+
+    @property
+    def n_ctx_train(self) -> int:
+        """Return the context of the model: as short as the base allows, so that its angles end early."""
+        return max(N_TRAINED, self.method.window, self.n_rows if self.method.position == "string" else 0)
+
+    @property
+    def in_context(self) -> LongHeads:
+        """Return the method with the contexts of the layer."""
+        return replace(self.method, n_ctx_train=self.n_ctx_train, n_ctx=self.n_rows)
 
     def segments(self) -> list[list[Segment]]:
         """Return segments that are not read: the choice makes them."""
@@ -328,13 +343,24 @@ def with_method(case: ChunkCase, name: str = "", **settings) -> ChunkCase:
 
 
 def _represented(cases: list[ChunkCase]) -> list[ChunkCase]:
-    """Return every case with every representation."""
-    return [with_method(case, f"-{r}", representation=r) for case in cases for r in REPRESENTATIONS]
+    """Return every case with every representation; ``attention`` is packed, and its heads choose alone."""
+    names = REPRESENTATIONS[1:]
+    packed = [case for case in cases if case.method.select == "head" and case.method.select_block == 1]
+    return [
+        *(with_method(case, "-attention", **PAPER) for case in packed),
+        *(with_method(case, f"-{r}", representation=r) for case in cases for r in names),
+    ]
 
 
 def _placed(cases: list[ChunkCase]) -> list[ChunkCase]:
-    """Return every case with keys read at every kind of position."""
-    return [with_method(case, f"-{p}", position=p) for case in cases for p in POSITIONS]
+    """Return every case with every base, and side by side; the representations take turns."""
+    turns = [
+        (case, p, REPRESENTATIONS[1 + (i + j) % 4]) for i, case in enumerate(cases) for j, p in enumerate(POSITIONS)
+    ]
+    return [
+        *(with_method(case, f"-{p}-{r}", position=p, representation=r) for case, p, r in turns),
+        *(with_method(case, "-attention", **PAPER) for case in cases),
+    ]
 
 
 def _chunk_sizes() -> list[ChunkCase]:
@@ -353,26 +379,28 @@ def _chunk_heads() -> list[ChunkCase]:
     return by_head + [with_method(case, "-group", select="group") for case in by_head]
 
 
+def _chunk_dims() -> list[ChunkCase]:
+    """Return heads with and without a transform of the index, and of no whole words of codes."""
+    return [chunk_case(f"dim{d}", head_dim_k=d, head_dim_v=d) for d in (8, 24, 32, 40, 80, 96, 128, 512)]
+
+
 def _chunk_types() -> list[ChunkCase]:
-    dims = [chunk_case(f"dim{d}", head_dim_k=d, head_dim_v=d) for d in (32, 40, 80, 128, 512)]
     pairs = [(t, t) for t in TOLERANCE] + [("f16", "q8_0"), ("q8_0", "f32"), ("q4_0", "f16")]
-    return dims + _placed([chunk_case(f"k-{k}-v-{v}", type_k=k, type_v=v) for k, v in pairs])
+    return [chunk_case(f"k-{k}-v-{v}", type_k=k, type_v=v) for k, v in pairs]
 
 
 def _chunk_ropes() -> list[ChunkCase]:
     names = ("neox", "norm-partial", "neox-partial", "linear", "factors", "yarn", "yarn-neox", "yarn-partial-factors")
-    return _placed([chunk_case(f"rope-{name}", rope=ROPES[name]) for name in names])
+    return [chunk_case(f"rope-{name}", rope=ROPES[name]) for name in names]
 
 
 def _chunk_options() -> list[ChunkCase]:
     base = chunk_case("options")
-    recent = [with_method(base, f"-recent{n}", n_recent=n) for n in (0, 1, 2)]
     return [
-        *_placed(recent),
-        *(with_method(base, f"-neighbor{n}", n_neighbor=n, n_recent=0) for n in (1, 2, 3)),
-        *(with_method(base, f"-grouped{n}", position="grouped", group_size=n) for n in (1, 5, 16)),
         with_method(replace(base, n_ubatch=7), "-ubatch7-group", select="group"),
         with_method(replace(base, n_ubatch=1, n_threads=3), "-ubatch1-threads3-group", select="group"),
+        with_method(replace(base, n_ubatch=50), "-block4", select_block=4),
+        with_method(replace(base, n_ubatch=129, n_threads=3), "-block16-group", select_block=16, select="group"),
         chunk_case(
             "few-tokens", n_rows=1100, n_head=2, n_head_kv=1, n_ubatch=11, n_threads=3, method=LongHeads(16, 160)
         ),
@@ -382,21 +410,41 @@ def _chunk_options() -> list[ChunkCase]:
     ]
 
 
+def _chunk_bases() -> list[ChunkCase]:
+    """Return settings that move the runs; blocks of queries whose angles end in several rows of a chunk."""
+    base = chunk_case("base")
+    cases = [
+        *(with_method(base, f"-recent{n}", n_recent=n) for n in (0, 1, 2)),
+        *(with_method(base, f"-block{b}", select_block=b, n_recent=0) for b in (2, 8, 16)),
+        with_method(base, "-chunk48", chunk_size=48, window=192),
+        with_method(base, "-all-chosen", window=272),
+    ]
+    return [
+        with_method(case, f"-{p}-{r}", position=p, representation=r)
+        for case in cases for p in POSITIONS for r in ("minmax", "keys2")
+    ]  # fmt: skip
+
+
 def _chunk_transformed() -> list[ChunkCase]:
     """Return cases with rows stored transformed: summaries are of rows as they were."""
     whole = [
         chunk_case(f"hadamard-k-{k}-v-{v}", type_k=k, type_v=v, hadamard_k=64, hadamard_v=64, rope=ROPES["neox"])
         for k, v in STORED
     ]
+    yarn = chunk_case("hadamard-yarn", rope=ROPES["yarn-partial-factors"], hadamard_k=64, type_k="q8_0")
+    return [*whole, yarn]
+
+
+def _chunk_transformed_dims() -> list[ChunkCase]:
     dims = [(32, 32, 32), (96, 32, 32), (128, 128, 64), (256, 64, 32), (512, 512, 64)]
     return [
-        *_placed(whole),
-        *(chunk_case(f"hadamard-dim{n}", head_dim_k=n, head_dim_v=n, hadamard_k=k, hadamard_v=v, n_rows=131)
-          for n, k, v in dims),
-        *_placed([chunk_case("hadamard-yarn", rope=ROPES["yarn-partial-factors"], hadamard_k=64, type_k="q8_0")]),
-    ]  # fmt: skip
+        chunk_case(f"hadamard-dim{n}", head_dim_k=n, head_dim_v=n, hadamard_k=k, hadamard_v=v, n_rows=131)
+        for n, k, v in dims
+    ]
 
 
-CHUNK_CASES = _represented(
-    [*_chunk_sizes(), *_chunk_heads(), *_chunk_types(), *_chunk_ropes(), *_chunk_options(), *_chunk_transformed()],
-)
+CHUNK_CASES = [
+    *_represented([*_chunk_sizes(), *_chunk_heads(), *_chunk_dims(), *_chunk_options(), *_chunk_transformed_dims()]),
+    *_placed([*_chunk_types(), *_chunk_ropes(), *_chunk_transformed()]),
+    *_chunk_bases(),
+]

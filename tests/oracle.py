@@ -276,10 +276,13 @@ class DualChunk:
         return j % self.chunk_size
 
 
-def dual_chunk_auto(n_ctx_train: int) -> DualChunk:
-    """Return the automatic choice: chunks of three quarters of the trained context, the rest is the local window."""
-    size = n_ctx_train - n_ctx_train // 4
-    return DualChunk(size, n_ctx_train - size, n_ctx_train)
+def dual_chunk_auto(n_ctx_train: int, align: int = 1) -> DualChunk:
+    """Return the automatic choice: chunks of three quarters of the trained context, the rest is the local window.
+
+    Below a selection a chunk of ours holds whole chunks of ``align`` rows.
+    """
+    size = max(align, (n_ctx_train - n_ctx_train // 4) // align * align)
+    return DualChunk(size, min(size, n_ctx_train - size), n_ctx_train)
 
 
 @dataclass(frozen=True)

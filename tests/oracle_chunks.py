@@ -1,101 +1,24 @@
 """LongHeads (arXiv 2402.10685) in numpy: every head reads a few chunks that it picks itself.
 
-Chunk ``i`` is rows ``[i*l, (i+1)*l)``; ``own`` is the chunk of the query. As in ``oracle.py`` two descriptions of the
-positions stand side by side, ``relative_positions`` and ``segments``, and ``test_chunks.py`` holds them together.
+``oracle_filter.py`` says what a query chooses from; here is how much it wants a chunk, and what it reads. Chunks that
+are read are masks ``[.., n_chunk]``; the lists of the native code end with ``UNUSED``.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from oracle import (
-    NORM,
-    Rope,
-    Segment,
-    attend,
-    attend_segments,
-    cap,
-    rope_angles,
-    rope_magnitude,
-    rope_pairs,
-    rotate,
-    round_trip,
-)
+from oracle import NORM, Rope, attend, attend_segments, cap, rotate, round_trip
+from oracle_filter import LongHeads, kinds
+from oracle_index import in_bytes, index_keys, row_scores
 
 UNUSED = -1  # fills the slots of a query that reads fewer chunks than the others
 
 
-@dataclass(frozen=True)
-class LongHeads:
-    """The settings; ``ablation`` is what ``LCTX_TEST_ABLATION`` holds ("no_first" and "last" are known here)."""
-
-    chunk_size: int = 16
-    window: int = 64
-    n_recent: int = 1
-    select: str = "head"
-    representation: str = "attention"
-    position: str = "packed"
-    group_size: int = 8
-    n_neighbor: int = 0
-    mass: float = 0.0
-    trained: int = 2**30  # context of the model: ``exact`` positions end there, and scores of longer texts know none
-    ablation: str = ""
-
-    def text(self) -> str:
-        names = ["chunk_size", "window", "n_recent", "select", "representation", "position"]
-        names += ["group_size"] * (self.position == "grouped") + ["n_neighbor", "mass"][: 1 + (self.mass > 0)]
-        return ",".join(["longheads", *(f"{name}={getattr(self, name)}" for name in names)])
-
-    @property
-    def n_chunk(self) -> int:
-        """Return k, the number of chunks that a query reads at most."""
-        return self.window // self.chunk_size
-
-    @property
-    def n_near(self) -> int:
-        """Return how many chunks back ``grouped`` shows at their own distance."""
-        return self.n_recent + 1
-
-    def is_packed(self, p: int) -> bool:
-        in_reach = p // self.chunk_size < self.trained // self.chunk_size
-        return self.position == "packed" or (self.position == "exact" and not in_reach)
-
-    def rows(self, p: int, chunk: int) -> tuple[int, int]:
-        """Return the rows [row0, row1) of ``chunk`` that are not later than ``p``."""
-        return chunk * self.chunk_size, min((chunk + 1) * self.chunk_size, p + 1)
-
-    def relative_positions(self, p: int, chunks: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows that ``p`` reads of ``chunks`` (ascending) and its distance to each (figure 3)."""
-        keys = np.concatenate([np.arange(*self.rows(p, chunk)) for chunk in chunks])
-        if self.is_packed(p):
-            return keys, len(keys) - 1 - np.arange(len(keys))
-        distance = p - keys
-        if self.position == "exact":
-            return keys, distance
-        # whole chunks move: those beyond the near ones closer, all their rows alike
-        chunks_back = p // self.chunk_size - keys // self.chunk_size
-        skipped = np.maximum(0, chunks_back - self.n_near)
-        return keys, distance - (skipped - skipped // self.group_size) * self.chunk_size
-
-    def places(self, p: int, chunks: Sequence[int]) -> list[int]:
-        """Return from how many chunks further on the query sees each of ``chunks``."""
-        back = [p // self.chunk_size - chunk for chunk in chunks]
-        if self.is_packed(p):
-            return list(range(len(chunks)))[::-1]
-        if self.position == "exact":
-            return back
-        return [b if b < self.n_near else self.n_near + (b - self.n_near) // self.group_size for b in back]
-
-    def segments(self, p: int, chunks: Sequence[int]) -> list[Segment]:
-        """Return how the native code reaches these distances from the storage positions."""
-        places = self.places(p, chunks)
-        return [
-            Segment(*self.rows(p, chunk), place * self.chunk_size + p % self.chunk_size)
-            for chunk, place in zip(chunks, places, strict=True)
-        ]
-
-    def storage(self, j: np.ndarray) -> np.ndarray:
-        return j % self.chunk_size
+def as_mask(chunks: np.ndarray, n_chunk: int) -> np.ndarray:
+    """Return lists of chunks ``[.., k]`` as a mask ``[.., n_chunk]``."""
+    return (chunks[..., None] == np.arange(n_chunk)).any(-2)
 
 
 # ---- chunk summaries ----
@@ -154,7 +77,7 @@ def key_outlier(k: np.ndarray, scale: float) -> np.ndarray:
     return np.concatenate([key_moments(others, scale), outlier], axis=-1)
 
 
-def in_bytes(method: LongHeads, head_dim: int) -> bool:
+def is_in_bytes(method: LongHeads, head_dim: int) -> bool:
     """Return whether summaries are kept in eight bits, not in halves."""
     return method.representation == "outlier" and head_dim % 32 == 0
 
@@ -178,181 +101,7 @@ def to_half(x: np.ndarray, up: int = 0) -> np.ndarray:
     return np.where(wrong, np.nextafter(half, np.float16(up * np.inf)), half).astype(np.float64)
 
 
-def summarize_chunks(
-    q: np.ndarray,
-    k_local: np.ndarray,
-    v: np.ndarray,
-    method: LongHeads,
-    rope: Rope,
-    scale: float,
-    softcap: float = 0.0,
-) -> np.ndarray:
-    """Represent every complete chunk.
-
-    Parameters
-    ----------
-    q : array ``[n_rows, n_head, head_dim]``, not rotated
-    k_local, v : arrays ``[n_rows, n_head_kv, head_dim]``
-        As stored: keys rotated in their chunks, both rounded.
-
-    Returns
-    -------
-    array ``[n_head, n_chunk, head_dim]`` for ``attention``, ``[n_head_kv, n_chunk, 2 * head_dim]`` for the others,
-    3 * head_dim for ``outlier``
-    """
-    size, ratio = method.chunk_size, q.shape[1] // v.shape[1]
-    keys = split_chunks(k_local, size)
-    if method.representation != "attention":
-        start = np.arange(keys.shape[1])[:, None] * size * (len(q) <= method.trained)
-        keys = rotate(keys, start, replace(rope, attn_factor=rope.attn_factor / rope_magnitude(rope)))
-        if method.representation == "minmax":
-            return key_range(keys)
-        if method.representation == "moments":
-            return to_half(key_moments(keys, scale))
-        return (to_bytes if in_bytes(method, keys.shape[-1]) else to_half)(key_outlier(keys, scale))
-    keys, values = (x.repeat(ratio, axis=0) for x in (keys, split_chunks(v, size)))
-    queries = split_chunks(rotate_local(q, size, rope), size)
-    mean = chunk_query(queries, keys, values, scale, softcap)
-    return to_half(attended_keys(in_the_order_of_keys(mean, rope.mode), keys, scale, softcap))
-
-
-# ---- choice ----
-
-
-def rotated_queries(q: np.ndarray, method: LongHeads, rope: Rope) -> np.ndarray:
-    """Return queries as they meet summaries: at their own positions, or without distance; by attention as they are."""
-    if method.representation == "attention":
-        return q
-    if len(q) <= method.trained:
-        return rotate(q, np.arange(len(q))[:, None], rope)
-    slow = np.ones(q.shape[-1])  # the channels that turn at most once in the trained context
-    for channels in rope_pairs(rope):
-        slow[channels] = np.abs(rope_angles(rope)) * method.trained <= 2 * np.pi
-    return rotate(q, np.arange(len(q))[:, None] % method.chunk_size, rope) * slow
-
-
-def chunk_scores(q: np.ndarray, summaries: np.ndarray, method: LongHeads, n_head_kv: int, scale: float) -> np.ndarray:
-    """Return how much every query wants every chunk, ``[n_tokens, n_head, n_chunk]`` (eq. 3, left of the rank)."""
-    n_head, ratio = q.shape[1], q.shape[1] // n_head_kv
-    if method.representation == "minmax":
-        q = np.concatenate([np.maximum(q, 0), np.minimum(q, 0)], axis=-1)
-    elif method.representation != "attention":
-        q = np.concatenate([q * scale, q**2], axis=-1)  # log of the mean exponential of a normal distribution
-    summaries = summaries.repeat(n_head // len(summaries), axis=0)
-    scores = np.einsum("nhd,hcd->nhc", q, summaries[..., : q.shape[-1]])
-    if method.representation == "outlier":
-        outliers = np.einsum("nhd,hcd->nhc", q[..., : q.shape[-1] // 2], summaries[..., q.shape[-1] :])
-        scores = np.logaddexp(scores + np.log(method.chunk_size - 1), outliers)
-    if method.mass:
-        scores = chunk_shares(scores, method.chunk_size)
-    if method.select == "group":
-        groups = scores.reshape(len(q), n_head_kv, ratio, scores.shape[-1])
-        groups = groups.mean(2) if method.mass else groups.sum(2)
-        return groups.repeat(ratio, axis=1)
-    return scores
-
-
-def chunk_shares(scores: np.ndarray, size: int) -> np.ndarray:
-    """Return the share of each chunk in what query ``p`` gives to the chunks before its own; 0 for later ones."""
-    before = np.arange(scores.shape[-1]) < (np.arange(len(scores)) // size)[:, None, None]
-    there = before & ~np.isnan(scores)
-    masked = np.where(there, scores, -np.inf)
-    top = masked.max(-1, keepdims=True, initial=-1e30)
-    weights = np.exp(masked - top)
-    shares = weights / np.maximum(weights.sum(-1, keepdims=True), 1e-300)
-    return np.where(np.isnan(scores), np.nan, shares)
-
-
-def by_score(scores: np.ndarray, candidates: Sequence[int]) -> list[int]:
-    """Order candidates, the best first, the lower index first among equals."""
-    return sorted(candidates, key=lambda i: (-scores[i], i))
-
-
-def neighbours(chosen: list[int], order: list[int], n: int) -> list[int]:
-    """Return up to ``n`` of ``order`` (best first) that lie next to ``chosen``, one per chosen chunk and pass."""
-    added: list[int] = []
-    while True:
-        before = len(added)
-        for i in chosen:
-            beside = [j for j in order if abs(i - j) == 1 and j not in chosen and j not in added]
-            added += beside[: min(1, n - len(added))]
-        if len(added) == before:
-            return added
-
-
-def pick(scores: np.ndarray, candidates: Sequence[int], n: int, n_neighbor: int) -> list[int]:
-    """Return ``n`` candidates: the best, then neighbours of these, then the best of the rest."""
-    order = by_score(scores, candidates)
-    chosen = order[: n - n_neighbor]
-    chosen = chosen + neighbours(chosen, order, n_neighbor)
-    rest = [i for i in order if i not in chosen]
-    return chosen + rest[: n - len(chosen)]
-
-
-def n_wanted(shares: np.ndarray, candidates: Sequence[int], most: int, own: int, mass: float) -> int:
-    """Return how many of the best candidates it takes, beside what is read anyway, to read ``mass``."""
-    read = np.nansum([shares[i] for i in range(own) if i not in candidates])
-    best = np.nan_to_num(shares[by_score(shares, candidates)])
-    so_far = read + np.concatenate([[0.0], np.cumsum(best)])
-    return min(most, int((so_far < mass).sum()))
-
-
-def choose(scores: np.ndarray, own: int, method: LongHeads) -> list[int]:
-    """Return the chunks, ascending, that a query in chunk ``own`` reads (eq. 3)."""
-    if own < (method.n_recent + 2 if method.mass else method.n_chunk):
-        return list(range(own + 1))
-    first = [] if method.ablation == "no_first" else [0]
-    recent = range(own - method.n_recent, own + 1)
-    wanted = -scores if method.ablation == "last" else scores
-    n_free = min(method.n_chunk - len(first) - len(recent), recent[0] - len(first))
-    if method.mass:
-        n_free = n_wanted(scores, range(len(first), recent[0]), n_free, own, method.mass)
-    return sorted([*first, *pick(wanted, range(len(first), recent[0]), n_free, method.n_neighbor), *recent])
-
-
-def choices(
-    q: np.ndarray,
-    summaries: np.ndarray,
-    method: LongHeads,
-    n_head_kv: int,
-    rope: Rope,
-    scale: float,
-) -> np.ndarray:
-    """Return the chunks of every query (not rotated), ``[n_tokens, n_head, k]``, unused slots last."""
-    scores = chunk_scores(rotated_queries(q.astype(np.float64), method, rope), summaries, method, n_head_kv, scale)
-    out = np.full((*q.shape[:2], method.n_chunk), UNUSED)
-    for p, head in np.ndindex(q.shape[:2]):
-        chunks = choose(scores[p, head], p // method.chunk_size, method)
-        out[p, head, : len(chunks)] = chunks
-    return out
-
-
-# ---- attention ----
-
-
-def attend_longheads(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, method: LongHeads, rope: Rope, scale: float
-) -> np.ndarray:
-    """Attend with every query of a sequence, by the definition of the method; nothing is rounded.
-
-    Parameters
-    ----------
-    q, k, v : arrays ``[n_rows, n_head or n_head_kv, head_dim]``, not rotated
-
-    Returns
-    -------
-    array ``[n_rows, n_head, head_dim]``
-    """
-    heads = np.arange(q.shape[1]) // (q.shape[1] // k.shape[1])
-    summaries = summarize_chunks(q, rotate_local(k, method.chunk_size, rope), v, method, rope, scale)
-    at_zero, out = rotate(k, 0, rope), np.empty((*q.shape[:2], v.shape[-1]))
-    for p, of_heads in enumerate(choices(q, summaries, method, k.shape[1], rope, scale)):
-        seen = [method.relative_positions(p, chunks[chunks != UNUSED]) for chunks in of_heads]
-        rows, distance = (np.stack(part) for part in zip(*seen, strict=True))
-        keys, values = at_zero[rows, heads[:, None]], v[rows, heads[:, None]]
-        scores = np.einsum("hnd,hnd->hn", rotate(q[p][:, None], distance, rope), keys) * scale
-        out[p] = [attend(s, head_values)[0] for s, head_values in zip(scores, values, strict=True)]
-    return out
+# ---- one layer ----
 
 
 @dataclass(frozen=True)
@@ -362,6 +111,10 @@ class Stored:
     Parameters
     ----------
     q, k, v : arrays ``[n_rows, n_head or n_head_kv, head_dim]``, not rotated
+    starts : ints
+        Queries with which a batch begins: those of a block that lie in one batch share a choice.
+    is_exact : bool
+        Nothing is rounded, as in the definition; what is compared is.
     """
 
     q: np.ndarray
@@ -375,28 +128,222 @@ class Stored:
     type_v: str = "f32"
     block_k: int = 0
     block_v: int = 0
+    starts: Sequence[int] = (0,)
+    is_exact: bool = False
+
+    @property
+    def n_head_kv(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def ratio(self) -> int:
+        return self.q.shape[1] // self.n_head_kv
+
+    # ---- rows as stored ----
 
     def keys_at(self, pos: np.ndarray) -> np.ndarray:
-        return round_trip(rotate(self.k, pos[:, None], self.rope), self.type_k, self.block_k)
+        keys = rotate(self.k, pos[:, None], self.rope)
+        return keys if self.is_exact else round_trip(keys, self.type_k, self.block_k)
 
-    def summarize(self) -> np.ndarray:
-        """Return the representation of every complete chunk."""
-        local = self.keys_at(np.arange(len(self.k)) % self.method.chunk_size)
-        v = round_trip(self.v, self.type_v, self.block_v)
-        return summarize_chunks(self.q, local, v, self.method, self.rope, self.scale, self.softcap)
+    @cached_property
+    def keys(self) -> np.ndarray:
+        return self.keys_at(self.method.storage(np.arange(len(self.k))))
 
-    def choose(self, summaries: np.ndarray) -> np.ndarray:
-        """Return the chunks of every query, given summaries."""
-        return choices(self.q, summaries, self.method, self.k.shape[1], self.rope, self.scale)
+    @cached_property
+    def near_keys(self) -> np.ndarray:
+        return self.keys_at(np.arange(len(self.k)))
 
-    def attend(self, chunks: np.ndarray) -> np.ndarray:
-        """Return what the queries read from these chunks, ``[n_rows, n_head, head_dim]``."""
-        rows, ratio = np.arange(len(self.k)), self.q.shape[1] // self.k.shape[1]
-        stored, near = self.keys_at(self.method.storage(rows)), self.keys_at(rows)
-        v = round_trip(self.v, self.type_v, self.block_v)
-        out = np.empty((*self.q.shape[:2], v.shape[-1]))
+    @cached_property
+    def values(self) -> np.ndarray:
+        return self.v if self.is_exact else round_trip(self.v, self.type_v, self.block_v)
+
+    # ---- what queries are compared with ----
+
+    def summarize(self) -> np.ndarray | None:
+        """Return the representation of every complete chunk, or None where keys are compared.
+
+        ``[n_head, n_chunk, head_dim]`` for ``attention``, ``[n_head_kv, n_chunk, 2 * head_dim]`` for ``minmax``,
+        3 * head_dim for ``outlier``.
+        """
+        method, size = self.method, self.method.chunk_size
+        if method.key_bits:
+            return None
+        keys = split_chunks(self.keys, size)
+        if method.representation == "minmax":
+            return key_range(keys)
+        if method.representation == "outlier":
+            return (to_bytes if is_in_bytes(method, keys.shape[-1]) else to_half)(key_outlier(keys, self.scale))
+        keys, values = (x.repeat(self.ratio, axis=0) for x in (keys, split_chunks(self.values, size)))
+        queries = split_chunks(rotate_local(self.q, size, self.rope), size)
+        mean = in_the_order_of_keys(chunk_query(queries, keys, values, self.scale, self.softcap), self.rope.mode)
+        summaries = attended_keys(mean, keys, self.scale, self.softcap)
+        return summaries if self.type_k == "f32" else to_half(summaries)
+
+    # ---- queries ----
+
+    @cached_property
+    def group(self) -> np.ndarray:
+        """Return the number of the group that each query chooses with: those of a block and a batch."""
+        p = np.arange(len(self.q))
+        return np.cumsum((p % self.method.select_block == 0) | np.isin(p, self.starts)) - 1
+
+    def mean_queries(self, seen: np.ndarray) -> np.ndarray:
+        """Return the mean of each group, for each of its queries."""
+        firsts = np.flatnonzero(np.diff(self.group, prepend=-1))
+        sums = np.add.reduceat(seen, firsts, axis=0)
+        return (sums / np.bincount(self.group)[:, None, None])[self.group]
+
+    def queries(self) -> list[np.ndarray]:
+        """Return the queries ``[n_rows, n_head, head_dim]`` as they see far rows: from each angle of the base.
+
+        By attention as they are (the authors' code).
+        """
+        q = self.q.astype(np.float64)
+        if self.method.representation == "attention":
+            return [q]
+        angles = np.array([[s.a for s in self.method.base.segments(p)] for p in range(len(q))])
+        return [self.mean_queries(rotate(q, of_kind[:, None], self.rope)) for of_kind in angles.T]
+
+    # ---- scores ----
+
+    def seen(self, unit: int, of_kind: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Return ``of_kind(queries)`` at the angle from which each of ``unit`` rows is seen; -inf where it is not."""
+        n = len(self.k)
+        rows = slice(0, n // unit * unit, unit)
+        kind = np.stack([kinds(self.method.base, p, n)[rows] for p in range(n)])[:, None]
+        out = np.full((n, self.q.shape[1], n // unit), -np.inf)
+        for i, q in enumerate(self.queries()):
+            out = np.where(kind == i, of_kind(q), out)
+        return out
+
+    def wants(self, summaries: np.ndarray | None) -> np.ndarray:
+        """Return how much every query wants every complete chunk, or by keys every row, ``[n_rows, n_head, ..]``.
+
+        Each is seen from the angle of the base; what the query does not see is -inf.
+        """
+        if summaries is not None:
+            return self.seen(self.method.chunk_size, lambda q: self.summary_scores(q, summaries))
+        indexed = index_keys(self.keys, self.method.key_bits)
+        return self.seen(1, lambda q: row_scores(in_bytes(q), indexed, self.scale))
+
+    def products(self) -> np.ndarray:
+        """Return what ``wants`` would be with the keys themselves."""
+        return self.seen(1, lambda q: row_scores(q, self.keys, self.scale))
+
+    def summary_scores(self, q: np.ndarray, summaries: np.ndarray) -> np.ndarray:
+        """Return how much rotated queries want chunks, ``[n_rows, n_head, n_chunk]`` (eq. 3, left of the rank)."""
+        name, dim = self.method.representation, q.shape[-1]
+        of_heads = summaries.repeat(q.shape[1] // len(summaries), axis=0)
+        product = lambda x, part: np.einsum("nhd,hcd->nhc", x, part, optimize=True)  # noqa: E731
+        if name == "attention":
+            return product(q, of_heads)
+        if name == "minmax":  # no key between the bounds has a larger product
+            return product(np.concatenate([np.maximum(q, 0), np.minimum(q, 0)], axis=-1), of_heads)
+        # log of the mean exponential of a normal distribution, for all but one; and that one
+        others = product(np.concatenate([q * self.scale, q**2], axis=-1), of_heads[..., : 2 * dim])
+        outlier = product(q * self.scale, of_heads[..., 2 * dim :])
+        return np.logaddexp(others + np.log(self.method.chunk_size - 1), outlier)
+
+    def scores(self, wants: np.ndarray, held: np.ndarray) -> np.ndarray:
+        """Return the scores of complete chunks ``[.., n_head, n_chunk]``, -inf for a chunk of which nothing is held.
+
+        Parameters
+        ----------
+        wants : array ``[.., n_head, n_rows or n_chunk]``
+        held : bool array ``[n_head_kv, n_rows]``
+        """
+        size, n = self.method.chunk_size, len(self.k) // self.method.chunk_size
+        there = held[:, : n * size].reshape(self.n_head_kv, n, size).repeat(self.ratio, axis=0)
+        if self.method.key_bits:  # log of the sum over the rows of exp(scale q . k)
+            rows = np.where(there, wants[..., : n * size].reshape(*wants.shape[:-1], n, size), -np.inf)
+            wants = np.logaddexp.reduce(rows, axis=-1)
+        scores = np.where(there.any(-1), wants, -np.inf)
+        if self.method.select == "group":
+            by_group = scores.reshape(*scores.shape[:-2], self.n_head_kv, self.ratio, n)
+            scores = by_group.sum(-2).repeat(self.ratio, axis=-2)
+        return scores
+
+    def all_scores(self, summaries: np.ndarray | None) -> np.ndarray:
+        """Return the scores of all queries, of heads that hold all rows."""
+        return self.scores(self.wants(summaries), np.ones((self.n_head_kv, len(self.k)), dtype=bool))
+
+    # ---- choice ----
+
+    def choose(self, summaries: np.ndarray | None) -> np.ndarray:
+        """Return the chunks that the queries read, ``[n_rows, n_head, n_chunk]``, the open one included."""
+        scores = self.all_scores(summaries)
+        out = np.zeros((*self.q.shape[:2], -(-len(self.k) // self.method.chunk_size)), dtype=bool)
+        for p, head in np.ndindex(self.q.shape[:2]):
+            free = self.method.free(p)
+            out[p, head, : len(free)] = choose(scores[p, head], free, self.method.n_free)
+        return out
+
+    def attend(self, read: np.ndarray) -> np.ndarray:
+        """Return what the queries read of these chunks, ``[n_rows, n_head, head_dim]``."""
+        out = np.empty((*self.q.shape[:2], self.values.shape[-1]))
         for p, h in np.ndindex(self.q.shape[:2]):
-            segs = self.method.segments(p, chunks[p, h][chunks[p, h] != UNUSED])
-            kept = (stored[:, h // ratio], near[:, h // ratio], v[:, h // ratio])
+            segs, g = self.method.segments(p, np.flatnonzero(read[p, h]).tolist()), h // self.ratio
+            kept = (self.keys[:, g], self.near_keys[:, g], self.values[:, g])
             out[p, h] = attend_segments(self.q[p, h], segs, *kept, self.rope, self.scale, self.softcap)[0]
         return out
+
+
+# ---- choice ----
+
+
+def choose(scores: np.ndarray, free: np.ndarray, n: int) -> np.ndarray:
+    """Return which chunks ``[own + 1]`` a query reads (eq. 3): of those that are ``free`` the ``n`` best.
+
+    The lower index first among equals.
+    """
+    read = ~free
+    best = sorted(np.flatnonzero(free).tolist(), key=lambda i: (-scores[i], i))
+    read[best[:n]] = True
+    return read
+
+
+def missed(scores: np.ndarray, read: np.ndarray, free: np.ndarray, n: int) -> float:
+    """Return by how much the best chunk that was left is above the worst that was taken; inf for what may not be.
+
+    Chunks without rows, of score -inf, may be taken or left; all others count.
+    """
+    there = free & (np.pad(scores, (0, len(free)), constant_values=-np.inf)[: len(free)] > -np.inf)
+    taken, left = np.flatnonzero(there & read), np.flatnonzero(there & ~read)
+    if not read[~free].all() or len(taken) != min(n, there.sum()) or (read & free).sum() > n:
+        return np.inf
+    return float(max(0.0, scores[left].max(initial=-np.inf) - scores[taken].min(initial=np.inf)))
+
+
+# ---- by definition ----
+
+
+def attend_longheads(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, method: LongHeads, rope: Rope, scale: float
+) -> np.ndarray:
+    """Attend with every query of a sequence, by the definition of the method; rows are not rounded.
+
+    Parameters
+    ----------
+    q, k, v : arrays ``[n_rows, n_head or n_head_kv, head_dim]``, not rotated
+
+    Returns
+    -------
+    array ``[n_rows, n_head, head_dim]``
+    """
+    return read_longheads(q, k, v, method, rope, scale)[0]
+
+
+def read_longheads(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, method: LongHeads, rope: Rope, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the same, and the chunks that were read ``[n_rows, n_head, n_chunk]``."""
+    heads = np.arange(q.shape[1]) // (q.shape[1] // k.shape[1])
+    layer = Stored(q, k, v, method, rope, scale, is_exact=True)
+    read = layer.choose(layer.summarize())
+    at_zero, out = rotate(k, 0, rope), np.empty((*q.shape[:2], v.shape[-1]))
+    for p, of_heads in enumerate(read):
+        seen = [method.relative_positions(p, np.flatnonzero(chunks).tolist()) for chunks in of_heads]
+        rows, distance = (np.stack(part) for part in zip(*seen, strict=True))
+        scores = (rotate(q[p][:, None], distance, rope) * at_zero[rows, heads[:, None]]).sum(-1) * scale
+        out[p] = [attend(s, values)[0] for s, values in zip(scores, v[rows, heads[:, None]], strict=True)]
+    return out, read

@@ -12,16 +12,7 @@ from functools import cached_property
 
 import numpy as np
 from oracle import Full, Method, Rope, Segment, attend, cap, rotate, round_trip
-from oracle_chunks import (
-    UNUSED,
-    LongHeads,
-    by_score,
-    chunk_scores,
-    neighbours,
-    rotated_queries,
-    softmax,
-    summarize_chunks,
-)
+from oracle_chunks import LongHeads, Stored, choose, missed, softmax
 from oracle_rules import Kvzip, Rule, TriAttention, border
 
 Base = Method | LongHeads
@@ -98,22 +89,6 @@ class Evicting:
         return (p + 1) // size * size
 
 
-# ---- choice of chunks that may be empty ----
-
-
-def choose_held(scores: np.ndarray, own: int, method: LongHeads, empty: np.ndarray) -> list[int]:
-    """Return the chunks that a query in chunk ``own`` reads; those without rows are taken when nothing else is left."""
-    if own < method.n_chunk:
-        return list(range(own + 1))
-    recent = range(own - method.n_recent, own + 1)
-    order = by_score(np.where(empty[: len(scores)], -np.inf, scores), range(1, recent[0]))
-    n_free = method.n_chunk - 1 - len(recent)
-    chosen = order[: n_free - method.n_neighbor]
-    chosen = chosen + neighbours(chosen, [i for i in order if not empty[i]], method.n_neighbor)
-    rest = [i for i in order if i not in chosen]
-    return sorted([0, *chosen, *rest[: n_free - len(chosen)], *recent])
-
-
 # ---- one layer ----
 
 
@@ -127,7 +102,9 @@ class Run:
     held, before : bool arrays ``[n_head_kv, n_rows]``
     scores : array ``[3, n_head_kv, n_rows]``
         Low, as they are, high.
-    chunks : array ``[n_rows, n_head, k]`` or None
+    chunks : bool array ``[n_rows, n_head, n_chunk]`` or None
+    missed : array ``[n_rows, n_head]`` or None
+        By how much better the best chunk was that was left; of chunks that were given.
     doubts : list of positions after which a decision was not certain
     """
 
@@ -136,6 +113,7 @@ class Run:
     before: np.ndarray
     scores: np.ndarray
     chunks: np.ndarray | None
+    missed: np.ndarray | None
     doubts: list[int]
 
 
@@ -190,27 +168,27 @@ class Layer:
 
     # ---- chunks ----
 
-    def summarize(self) -> np.ndarray:
-        """Return the representation of every complete chunk; no eviction changes it."""
-        local = self.keys_at(np.arange(len(self.k)) % self.method.base.chunk_size)
-        return summarize_chunks(self.q, local, self.values, self.method.base, self.rope, self.scale, self.softcap)
+    @cached_property
+    def chunked(self) -> Stored | None:
+        """Return what chooses chunks; no eviction changes what queries are compared with."""
+        if not isinstance(self.method.base, LongHeads):
+            return None
+        types = (self.type_k, self.type_v, self.block_k, self.block_v)
+        return Stored(self.q, self.k, self.v, self.method.base, self.rope, self.scale, self.softcap, *types)
 
-    def score_chunks(self, summaries: np.ndarray) -> np.ndarray:
-        """Return how much every query wants every chunk, ``[n_rows, n_head, n_chunk]``."""
+    def choose(self, p: int, scores: np.ndarray) -> np.ndarray:
+        """Return the chunks ``[n_head, n_chunk]`` that the heads read at ``p``, given their scores."""
         base = self.method.base
-        queries = rotated_queries(self.q.astype(np.float64), base, self.rope)
-        return chunk_scores(queries, summaries, base, self.k.shape[1], self.scale)
-
-    def choose(self, p: int, scores: np.ndarray, held: np.ndarray) -> np.ndarray:
-        """Return the chunks ``[n_head, k]`` that the heads read at ``p``, given the scores ``[n_head, n_chunk]``."""
-        base, ratio = self.method.base, self.q.shape[1] // self.k.shape[1]
-        starts = np.arange(0, held.shape[1], base.chunk_size)
-        empty = ~np.logical_or.reduceat(held, starts, axis=1)
-        out = np.full((len(scores), base.n_chunk), UNUSED)
+        out = np.zeros((len(scores), -(-len(self.k) // base.chunk_size)), dtype=bool)
+        free = base.free(p)
         for h in range(len(scores)):
-            chunks = choose_held(scores[h], p // base.chunk_size, base, empty[h // ratio])
-            out[h, : len(chunks)] = chunks
+            out[h, : len(free)] = choose(scores[h], free, base.n_free)
         return out
+
+    def missed(self, p: int, scores: np.ndarray, chunks: np.ndarray) -> list[float]:
+        """Return for each head by how much better the best chunk is that it has left."""
+        free, n = self.method.base.free(p), self.method.base.n_free
+        return [missed(of_head, read[: len(free)], free, n) for of_head, read in zip(scores, chunks, strict=True)]
 
     # ---- attention and votes ----
 
@@ -228,7 +206,7 @@ class Layer:
         """Return the segments of every query head."""
         if chunks is None:
             return [self.method.base.segments(p)] * self.q.shape[1]
-        return [self.method.base.segments(p, of_head[of_head != UNUSED]) for of_head in chunks]
+        return [self.method.base.segments(p, np.flatnonzero(of_head).tolist()) for of_head in chunks]
 
     def vote(self, p: int, scores: np.ndarray, weights: np.ndarray, t: np.ndarray, margin: float) -> None:
         """Count the votes of query ``p`` into ``scores [3, n_head_kv, n_rows]``: low, as they are, high."""
@@ -255,29 +233,38 @@ class Layer:
         doubt = (certain != possible).any()
         return (decide(p, certain, possible) if doubt and decide else exact), bool(doubt)
 
-    def run(self, summaries: np.ndarray | None = None, margin: float = 0.0, decide: Decide | None = None) -> Run:
+    def run(
+        self,
+        summaries: np.ndarray | None = None,
+        margin: float = 0.0,
+        decide: Decide | None = None,
+        chunks: np.ndarray | None = None,
+    ) -> Run:
         """Run all tokens, one by one.
 
         Parameters
         ----------
         summaries : array or None
-            Summaries to choose from; None: those of ``summarize``.
+            Summaries to choose from; None: those of ``Stored.summarize``.
         margin : float
             How far a score of attention may be off.
         decide : callable or None
             Called as ``decide(p, certain, possible)`` where the margin leaves it open; returns what is held.
+        chunks : bool array ``[n_rows, n_head, n_chunk]`` or None
+            What is read; None: the best.
         """
-        rule, (n, n_head, _), n_head_kv = self.method.rule, self.q.shape, self.k.shape[1]
-        chunked = isinstance(self.method.base, LongHeads)
-        wanted = self.score_chunks(self.summarize() if summaries is None else summaries) if chunked else None
+        rule, (n, n_head, _), n_head_kv, chunked = self.method.rule, self.q.shape, self.k.shape[1], self.chunked
+        wants = chunked.wants(chunked.summarize() if summaries is None else summaries) if chunked else None
         held, scores = np.zeros((n_head_kv, n), dtype=bool), np.full((3, n_head_kv, n), rule.first_score)
-        out, chunks, doubts = np.empty((n, n_head, self.v.shape[-1])), [], []
+        out, read, by, doubts = np.empty((n, n_head, self.v.shape[-1])), [], [], []
         before = held.copy()
         for p in range(n):
             held[:, p] = True
-            if wanted is not None:
-                chunks.append(self.choose(p, wanted[p], held))
-            segs = self.segments(p, chunks[-1] if chunked else None)
+            if chunked:
+                wanted = chunked.scores(wants[p], held)
+                read.append(self.choose(p, wanted) if chunks is None else chunks[p])
+                by.append(self.missed(p, wanted, read[-1]))
+            segs = self.segments(p, read[-1] if chunked else None)
             reads = [self.read(p, h, segs[h], held) for h in range(n_head)]
             out[p], weights, t = (np.stack(x) for x in zip(*reads, strict=True))
             if rule.votes(p):
@@ -293,4 +280,4 @@ class Layer:
         if isinstance(rule, Kvzip):
             held, doubt = self.evict(rule.n_text - 1, scores, held, decide)
             doubts += [rule.n_text - 1] * doubt
-        return Run(out, held, before, scores, np.stack(chunks) if chunked else None, doubts)
+        return Run(out, held, before, scores, *(np.stack(x) if chunked else None for x in (read, by)), doubts)

@@ -23,7 +23,7 @@ class Rule:
     first_score = 0.0
     score_type: type = np.int32
     resets = False
-    composes = True  # with every base
+    composes = True  # with every base; else with those that store keys at their own positions
 
     def text(self) -> str:
         options = (f"{f.name}={getattr(self, f.name)}" for f in fields(self))  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from cases import N_CTX_TRAIN
 from drivers import model_of
 from model_oracle import Model, WatchedModel
 from oracle import Full, SelfExtend
@@ -22,8 +23,8 @@ N, SHARE, SIZES = 150, 0.4, {"n_ctx": 420, "n_batch": 64, "n_ubatch": 16}
 BASES = {
     "full": Full(),
     "selfextend": SelfExtend(16, 21),
-    "longheads": LongHeads(16, 64, select="group", representation="minmax", trained=64),
-    "longheads-attention": LongHeads(16, 64),
+    "longheads": LongHeads(16, 64, select="group", representation="minmax"),
+    "longheads-dca": LongHeads(16, 64, position="dca", n_ctx_train=N_CTX_TRAIN),
 }
 
 
@@ -86,9 +87,7 @@ def largest_weights(model: Model, base, text: list[int], pieces: list[np.ndarray
     return np.max(scores, axis=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "n"), [("full", 130), ("selfextend", 70), ("longheads", 96), ("longheads-attention", 100)]
-)
+@pytest.mark.parametrize(("name", "n"), [("full", 130), ("selfextend", 70), ("longheads", 96), ("longheads-dca", 100)])
 def test_the_best_rows_of_all_heads_stay(model_path, start, name, n):
     text, rest, base = random_tokens(1, n), random_tokens(2, 40), BASES[name]
     model = Model.load(model_path("llama"))
@@ -186,7 +185,7 @@ def test_a_text_is_compressed_again(start):
         assert not twice[..., :N][~once].any()
 
 
-@pytest.mark.parametrize("method", ["kvzip", Evicting(BASES["longheads-attention"], Kvzip(1, 1)).text()])
+@pytest.mark.parametrize("method", ["kvzip", Evicting(BASES["longheads-dca"], Kvzip(1, 1)).text()])
 @pytest.mark.parametrize("type_k", ["f32", "q8_0"])
 def test_a_state_of_a_compressed_text_goes_on_with_the_same_logits(model_path, method, type_k):
     text, rest, path = random_tokens(1, N), random_tokens(2, 30), model_path("llama-wide")

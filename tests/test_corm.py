@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from cases import FEW_TOKENS, LOGIT_TOLERANCE
+from cases import FEW_TOKENS, LOGIT_TOLERANCE, N_CTX_TRAIN, PAPER
 from model_oracle import Model, Run, WatchedModel
 from oracle import DualChunk, Full, SelfExtend, hadamard_blocks
 from oracle_chunks import LongHeads
@@ -36,14 +36,15 @@ METHODS = {
     "dca-corm": Evicting(DualChunk(29, 11), Corm(14, 10, 7)),
 }
 CHUNKED = {
-    "longheads-corm": Evicting(LongHeads(16, 64), Corm(8, 16, 8)),
-    "longheads-corm-every1": Evicting(
-        LongHeads(16, 64, select="group", representation="minmax", trained=64), Corm(10, 0, 1)
+    "longheads-corm": Evicting(LongHeads(16, 64, **PAPER), Corm(8, 16, 8)),
+    "longheads-corm-every1": Evicting(LongHeads(16, 64, select="group", representation="minmax"), Corm(10, 0, 1)),
+    "longheads-dca-corm": Evicting(
+        LongHeads(16, 64, n_recent=0, position="dca", n_ctx_train=N_CTX_TRAIN), Corm(8, 16, 16)
     ),
-    "longheads-grouped-corm": Evicting(
-        LongHeads(16, 64, representation="minmax", position="grouped", group_size=8, trained=64), Corm(8, 16, 16)
+    "longheads-selfextend-h2o": Evicting(
+        LongHeads(16, 64, 0, representation="outlier", position="selfextend", n_ctx_train=N_CTX_TRAIN, n_ctx=N),
+        H2O(70, 12, 8),
     ),
-    "longheads-h2o": Evicting(LongHeads(16, 64, n_recent=0, n_neighbor=1), H2O(70, 12, 8)),
 }
 ALL = METHODS | CHUNKED
 TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -165,8 +166,8 @@ def test_settings_that_evict_nothing_equal_full(model_path, spec):
         assert (llm.kv_usage().rows == N).all()
 
 
-@pytest.mark.parametrize("base", [EXTENDED, LongHeads(16, 64), LongHeads(16, 64, position="grouped", group_size=8)],
-                         ids=["selfextend", "longheads", "longheads-grouped"])  # fmt: skip
+@pytest.mark.parametrize("base", [EXTENDED, LongHeads(16, 64), LongHeads(16, 64, position="selfextend")],
+                         ids=["selfextend", "longheads", "longheads-selfextend"])  # fmt: skip
 def test_compositions_that_evict_nothing_equal_their_base(model_path, base):
     path, tokens = model_path("llama"), random_tokens(1)
     want = evaluate(path, base.text(), tokens, n_ctx=N)
@@ -176,7 +177,7 @@ def test_compositions_that_evict_nothing_equal_their_base(model_path, base):
 
 
 def test_a_method_says_what_it_is(ffi, lib, open_session):
-    for spec in (METHODS["corm"].text(), METHODS["selfextend-corm"].text(), CHUNKED["longheads-h2o"].text()):
+    for spec in (METHODS["corm"].text(), METHODS["selfextend-corm"].text(), CHUNKED["longheads-dca-corm"].text()):
         for given in (spec, f"full+{spec}") if "+" not in spec else (spec,):
             session = open_session("llama", given, n_ctx=N)
             assert ffi.string(lib.lctx_context_method(session.ctx)).decode() == spec
@@ -267,20 +268,16 @@ class RoundingModel(Model):
 
 @thin
 @pytest.mark.parametrize("type_name", TYPES)
-@pytest.mark.parametrize("name", ["corm-every16", "selfextend-corm", "longheads-corm", "longheads-grouped-corm"])
+@pytest.mark.parametrize("name", ["corm-every16", "selfextend-corm", "longheads-corm", "longheads-dca-corm"])
 def test_every_kv_type_follows_the_rounding_oracle(model_path, name, type_name):
-    """A decision at a near tie falls otherwise where one channel rounds the other way: not all rows must agree.
-
-    Grouped chunks are represented from keys that were rounded at another position than the oracle's: it chooses others.
-    """
+    """A decision at a near tie falls otherwise where one channel rounds the other way: not all rows must agree."""
     path, method, tokens = model_path("llama-wide"), ALL[name], random_tokens(0)
     base = Model.load(path)
     want = RoundingModel(base.meta, base.tensors, base.rope, type_name, type_name).logits(tokens, method)
     types = {"type_k": type_name, "type_v": type_name}
     got = evaluate(path, method.text(), tokens, n_ctx=N, n_ubatch=FEW_TOKENS, **types)
     error, scale = abs(got - want).max(-1), abs(want).max()
-    before_choices = method.base.window if "grouped" in name else None
-    assert np.median(error[:before_choices]) < 1e-2 * scale
+    assert np.median(error) < 1e-2 * scale
     assert np.quantile(error[:40], 0.9) < 1e-2 * scale  # before many decisions were made
     unlike = evaluate(path, method.base.text(), tokens, n_ctx=N, type_k=type_name, type_v=type_name)
     assert np.median(abs(got - unlike).max(-1)[100:]) > 5e-2 * scale

@@ -43,6 +43,20 @@ def test_any_tile_of_any_width(n_tokens, head_dim):
             assert_same(got, want, TOLERANCE)
 
 
+@thin
+@pytest.mark.parametrize("n_tokens", [1, 20])
+@pytest.mark.parametrize("kib", [64, 99, 227])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "f32"])
+def test_gpus_with_less_or_more_shared_memory(monkeypatch, kib, kv_type, n_tokens):
+    """Of GPUs from sm_75 on to sm_90: fewer or more blocks of rows are on their way."""
+    monkeypatch.setenv("LCTX_EMULATED_SHARED", str(kib))
+    for head_dim in (64, 256):
+        case = replace(OP_CASES[0], n_rows=150, n_tokens=n_tokens, head_dim_k=head_dim, head_dim_v=head_dim,
+                       type_k=kv_type, type_v=kv_type)  # fmt: skip
+        x = make_inputs(case)
+        assert_same(run_native(case, x)[0], run_oracle(case, x)[0], max(TOLERANCE, case.tolerance))
+
+
 @pytest.mark.parametrize("kv_type", [name for name in TOLERANCES if name.startswith("q")])
 def test_rows_of_few_bits_become_the_nearest_halves(emulated, kv_type):
     """A query that reads one row gives it back; every second row of three blocks begins between two words."""
@@ -138,16 +152,13 @@ def test_sequences_in_one_tile(emulated, open_session, tokens):
     assert_same(answers[0], answers[1], TOLERANCE)
 
 
-@pytest.mark.parametrize("spec", [
-    SPECS["longheads-minmax"],
-    "longheads,chunk_size=16,window=64,n_recent=1,representation=moments,mass=0.9",
-])  # fmt: skip
-def test_pages_in_memory_of_the_host(open_session, tokens, spec):
+@pytest.mark.parametrize("name", ["longheads-minmax", "longheads-keys", "longheads-selfextend"])
+def test_pages_in_memory_of_the_host(open_session, tokens, name):
     """The kernels of *fetch* and of rows that are left out: the same answers with and without."""
     sizes = {"n_ctx": 320, "n_batch": 64, "n_ubatch": 32, "n_threads": 1, "n_threads_batch": 1, "n_seq_max": 2}
     answers = []
     for offload in (0, 2**64 - 1):
-        session = open_session("llama", spec, kv_offload=offload, **sizes)
+        session = open_session("llama", SPECS[name], kv_offload=offload, **sizes)
         answers.append(session.decode(tokens[:250], 50))
     info = session.ffi.new("lctx_offload_info *")
     assert session.lib.lctx_offload_usage(session.ctx, info) == session.lib.LCTX_OK

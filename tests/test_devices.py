@@ -20,7 +20,7 @@ SIZES = {"n_ctx": 256, "n_seq_max": 3, "n_batch": 48, "n_ubatch": 16, "n_threads
 EVICTION = "corm,window=8,recent=16,evict_every=16"
 METHODS = {
     **{name: SPECS[name] for name in ("full", "window", "selfextend", "dca", "longheads-minmax")},
-    **{name: SPECS[name] for name in ("longheads-attention", "longheads-grouped")},
+    **{name: SPECS[name] for name in ("longheads-attention", "longheads-keys", "longheads-selfextend")},
     "corm": EVICTION,
     "longheads+corm": f"{LONGHEADS['longheads-attention'].text()}+{EVICTION}",
     "selfextend+h2o": f"{SPECS['selfextend']}+h2o,budget=70,recent=12,evict_every=8",
@@ -135,7 +135,7 @@ def test_a_state_moves(start, spec, tokens, src, dst):
 
 @thin
 @pytest.mark.parametrize("place", ["half", "two"])
-@pytest.mark.parametrize("name", ["window", "longheads-grouped", "corm", "longheads+corm"])
+@pytest.mark.parametrize("name", ["window", "longheads-selfextend", "longheads-keys", "corm", "longheads+corm"])
 def test_any_order_of_operations(start, tokens, name, place):
     def start_there(spec, n_seq_max=3, **params):
         return start(spec, place if n_seq_max > 1 else "cpu", n_seq_max=n_seq_max, n_ctx=test_memory.N_CTX, **params)

@@ -227,7 +227,8 @@ def test_perplexity_equals_the_definition(embedded_model, llm):
         LongHeads(),
         LongHeads.paper(),
         LongHeads.paper(256, 2048),
-        LongHeads(64, 512, 0, "group", "minmax", "grouped", 4, 2),
+        LongHeads(64, 512, 0, "group", 4, "minmax", "selfextend"),
+        LongHeads.quest(1024),
     ],
 )
 def test_spec_strings_round_trip(method):
@@ -244,7 +245,7 @@ def test_spec_strings():
     assert str(ShiftedRotary(48, 16)) == "string,shift_offset=48,local_window=16"
     assert str(LongHeads()) == "longheads"
     assert str(LongHeads.paper(256)) == (
-        "longheads,chunk_size=256,n_recent=1,select=head,representation=attention,position=packed,n_neighbor=0"
+        "longheads,chunk_size=256,n_recent=1,select=head,select_block=1,representation=attention,position=packed"
     )
     assert parse(" selfextend , group_size = 8 ") == SelfExtend(8)
     assert parse("longheads, select = group") == LongHeads(select="group")
@@ -276,8 +277,8 @@ def test_spec_strings():
         ("longheads,chunk=16", r"options: chunk_size=N, window=N, n_recent=N, select=head\|group"),
         ("longheads,select=layer", "select must be head or group, not 'layer'"),
         ("longheads,select=", "select must be head or group, not ''"),
-        ("longheads,representation=mean", "representation must be attention or minmax or moments or outlier, not"),
-        ("longheads,position=true", "position must be packed or grouped or exact, not 'true'"),
+        ("longheads,representation=mean", "representation must be attention or minmax or outlier or keys1 or keys2"),
+        ("longheads,position=true", "position must be full or string or dca or selfextend or packed, not"),
         ("longheads,chunk_size=head", "option 'chunk_size' of method 'longheads' must be an integer, not 'head'"),
         ("longheads,chunk_size=8", "chunk_size must be at least 16"),
         ("longheads,chunk_size=40", "chunk_size must be a multiple of 16, not 40; the nearest: 32 or 48"),
@@ -288,14 +289,17 @@ def test_spec_strings():
             r"window must be a multiple of chunk_size \(64\), not 32; the nearest: 64$",
         ),
         ("longheads,n_recent=-1", "n_recent must be at least 0"),
-        ("longheads,mass=0", "mass must be above 0 and at most 1, not 0.0"),
-        ("longheads,mass=1.5", "mass must be above 0 and at most 1, not 1.5"),
-        ("longheads,mass=most", "option 'mass' of method 'longheads' must be a number, not 'most'"),
-        ("longheads,mass=0.9,representation=minmax", "mass needs representation outlier or moments, not minmax"),
-        ("longheads,mass=0.9,n_neighbor=2", "n_neighbor gives a part of a fixed budget away"),
-        ("longheads,select_block=1", "unknown option 'select_block=1' of method 'longheads'"),
-        ("longheads,group_size=0", "group_size must be at least 1"),
-        ("longheads,n_neighbor=-1", "n_neighbor must be at least 0"),
+        ("longheads,select_block=0", "select_block must be at least 1"),
+        ("longheads,chunk_size=16,select_block=3", r"chunk_size must be a multiple of select_block \(3\), not 16"),
+        ("longheads,mass=0.9", "mass.* left in version 0.2.0; every query reads window tokens"),
+        ("longheads,n_neighbor=2", "n_neighbor.* left in version 0.2.0; chunks of 16 tokens do without"),
+        ("longheads,group_size=4", "group_size.* left in version 0.2.0; use position=selfextend"),
+        ("longheads,position=exact", "position=exact left in version 0.2.0; use position=full"),
+        ("longheads,position=grouped", "position=grouped left in version 0.2.0; use position=selfextend"),
+        (
+            "longheads,representation=moments",
+            "representation=moments left in version 0.2.0; use representation=outlier",
+        ),
     ],
 )
 def test_bad_specs(spec, message):
@@ -311,7 +315,7 @@ def test_bad_specs(spec, message):
         lambda: Window(None),
         lambda: Window(window=True),
         lambda: LongHeads("64"),
-        lambda: LongHeads(n_neighbor=0.0),
+        lambda: LongHeads(select_block=1.0),
     ],
 )
 def test_options_are_integers(make_method):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import PAGE_ROWS, ROPES, ChunkCase, OpCase, chunk_case
+from cases import PAGE_ROWS, PAPER, ROPES, ChunkCase, OpCase, chunk_case
 from op import flash_run, make_inputs, roofline_run, run_layer, run_native, run_step
 from oracle import Full
 from oracle_chunks import LongHeads
@@ -56,8 +56,9 @@ OPS_OF = {
     "full": {"store", "attend"},
     "window,n_sink=3,window=40": {"store", "attend"},
     "selfextend,group_size=7,neighbor_window=21": {"store", "attend"},
-    CHUNKED.text(): {"store", "summarize", "select", "attend"},
-    "longheads,chunk_size=16,window=64": {"store", "summarize", "select", "attend"},
+    CHUNKED.text(): {"store", "summarize", "select", "attend"},  # keys are written to the index
+    LongHeads(16, 64, **PAPER).text(): {"store", "summarize", "select", "attend"},
+    "longheads,chunk_size=16,window=64,representation=outlier": {"store", "summarize", "select", "attend"},
     "corm,window=16,recent=16,evict_every=16": {"store", "attend", "vote"},
     "longheads,chunk_size=16,window=64+corm,window=16,recent=16,evict_every=16":
         {"store", "summarize", "select", "attend", "vote"},
@@ -128,7 +129,7 @@ BAD_STEPS = {
     "negative share": ("corm", {"unvoted": -0.1}),
     "unknown method": ("fulll", {}),
     "across a border": ("corm,window=16,recent=16,evict_every=16", {"n_tokens": 40}),
-    "no queries to summarize with": (CHUNKED.text(), {"fill_q": False}),
+    "no queries to summarize with": (LongHeads(16, 64, **PAPER).text(), {"fill_q": False}),
 }
 
 

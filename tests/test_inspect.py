@@ -142,7 +142,6 @@ def test_an_empty_trace_says_what_to_do():
         (([20], np.full((1, 1, 1, 1), 2), 16), "begins after it"),
         (([1], np.zeros((1, 1, 1, 1)), 0), "chunk_size=0"),
         (([1], np.zeros((1, 1, 1, 1)), 16, -1), "n_recent=-1"),
-        (([1], np.zeros((1, 1, 2, 1)), 16, 1, [[[0.5]]]), r"unread .* not \[1, 1, 1\]"),
     ],
 )
 def test_trace_refuses(arguments, message):
@@ -151,15 +150,13 @@ def test_trace_refuses(arguments, message):
 
 
 def test_save_and_load(tmp_path):
-    unread = np.full((2, 1, len(HEADS)), 0.25, np.float32)
-    trace = Trace([99, 100], [[HEADS], [HEADS]], 16, 1, unread)
+    trace = Trace([99, 100], [[HEADS], [HEADS]], 16, 1)
     trace.save(tmp_path / "trace.npz")
     loaded = Trace.load(tmp_path / "trace.npz")
     assert (loaded.chunk_size, loaded.n_recent) == (16, 1)
     for name in ("positions", "chunks"):
         assert getattr(loaded, name).dtype == np.int32
         np.testing.assert_array_equal(getattr(loaded, name), getattr(trace, name))
-    np.testing.assert_array_equal(loaded.unread, unread)
     np.testing.assert_array_equal(trace.query(1).positions, [100])
 
 

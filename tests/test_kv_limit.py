@@ -38,6 +38,7 @@ CALM = {  # nothing leaves before 200 tokens
     "dca": DualChunk(23, 9),
     "longheads-attention": LONGHEADS["longheads-attention"],
     "longheads-minmax": LONGHEADS["longheads-minmax"],
+    "longheads-keys": LONGHEADS["longheads-keys"],
     "corm": Evicting(Full(), Corm(8, 8, 256)),
     "longheads-corm": Evicting(LONGHEADS["longheads-minmax"], Corm(8, 8, 256)),
 }
@@ -45,7 +46,8 @@ CALM = {  # nothing leaves before 200 tokens
 
 def bytes_of(method, n: int) -> int:
     """Return what the first ``n`` tokens take when nothing is evicted."""
-    return -(-n // PAGE_ROWS) * N_HEADS * PAGE_BYTES + Sizes(method, 256).beside_pages(n, n * N_HEADS)
+    sizes = Sizes(method, 256)
+    return -(-n // PAGE_ROWS) * N_HEADS * sizes.page_bytes + sizes.beside_pages(n, n * N_HEADS)
 
 
 def open_limited(open_session, method, limit: int, **params) -> Session:

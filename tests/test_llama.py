@@ -225,7 +225,7 @@ def test_n_ctx_zero_is_the_trained_context_or_more(embedded_model):
 
 @pytest.mark.parametrize(
     "method",
-    ["selfextend,group_size=2,neighbor_window=128", "longheads,chunk_size=16,window=128,position=grouped,group_size=3"],
+    ["selfextend,group_size=2,neighbor_window=128", "selfextend,group_size=3"],
 )
 def test_n_ctx_zero_is_no_more_than_the_method_reaches(embedded_model, method):
     with pytest.raises(InvalidInput, match="n_ctx up to") as reason:

@@ -97,7 +97,9 @@ def test_methods_differ_beyond_the_trained_context(model_path, tokens):
     "string,shift_offset=17,local_window=17",
     "longheads,chunk_size=16,window=64",
     "longheads,chunk_size=16,window=64,representation=minmax",
-    "longheads,chunk_size=16,window=64,position=grouped,group_size=1",
+    "longheads,chunk_size=16,window=64,representation=attention",
+    "longheads,chunk_size=16,window=64,position=selfextend",
+    "longheads,chunk_size=16,window=64,position=dca",
 ])  # fmt: skip
 def test_methods_that_do_nothing_equal_full(model_path, tokens, method):
     path, tokens = model_path("llama"), tokens[:60]
@@ -276,7 +278,11 @@ def test_unsupported_models_are_refused_with_the_reason(model_path, model, reaso
     ("longheads,chunk_size=16,window=40", "window"),
     ("longheads,chunk_size=16,window=32", "window"),
     ("longheads,chunk_size=16,window=128", "window"),
-    ("longheads,chunk_size=16,window=64,select_block=4", "select_block"),
+    ("longheads,chunk_size=16,window=64,select_block=3", "select_block"),
+    ("longheads,chunk_size=16,window=64,position=string", "contexts up to the trained 64, not 128"),
+    ("longheads,chunk_size=16,window=64,position=packed,representation=keys2", "are the paper's and go together"),
+    ("longheads,n_neighbor=1", "n_neighbor left in version 0.2.0"),
+    ("longheads,position=grouped", "position=grouped left in version 0.2.0; use position=selfextend, or dca"),
     ("longheads,chunk_size=16,window=64,select=most", "most"),
 ])  # fmt: skip
 def test_bad_settings_are_refused_with_the_reason(ffi, lib, model_path, method, reason):

@@ -137,7 +137,7 @@ def test_rope_scaling_composes_with_every_method(model_path, tokens, model, scal
     if isinstance(method, oracle.DualChunk):
         method = replace(method, n_ctx_train=STRETCHED.get(scaling, N_CTX_TRAIN))
     if isinstance(method, LongHeads):
-        method = replace(method, trained=STRETCHED.get(scaling, N_CTX_TRAIN))
+        method = replace(method, n_ctx_train=STRETCHED.get(scaling, N_CTX_TRAIN), n_ctx=110)
     want = Model.load(path, **rope).logits(tokens[:110], method)
     got = evaluate(path, method.text(), tokens[:110], n_ctx=110, **settings)
     assert_same_logits(got, want)

@@ -9,7 +9,7 @@ from pylongctx.engine.context import OffloadUsage
 from pylongctx.errors import InvalidInput
 from pylongctx.models import embedded_model
 
-METHODS = ["longheads-minmax", "longheads-attention", "longheads-grouped"]
+METHODS = ["longheads-minmax", "longheads-attention", "longheads-keys", "longheads-selfextend"]
 SIZES = {"n_ctx": 320, "n_batch": 64, "n_ubatch": 32, "n_threads": 2, "n_threads_batch": 2, "n_seq_max": 2}
 N = 250
 BLOCKS = 4  # of 64 rows

@@ -9,8 +9,8 @@ from cases_evict import BASES, EVICT_CROSS, RULES, EvictCase, evict_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op import evict_layer, make_inputs
-from oracle_chunks import LongHeads, Stored, choose, softmax
-from oracle_evict import Evicting, Layer, Run, choose_held, corm_listing, moved
+from oracle_chunks import LongHeads, Stored, softmax
+from oracle_evict import Evicting, Layer, Run, corm_listing, moved
 from oracle_rules import H2O, Corm, Scissorhands, Tova, border
 from session import assert_same
 from test_evict import BY_NAME, IDLE
@@ -106,7 +106,7 @@ def keep_sorted(rule, score, rows, open_row) -> np.ndarray:
     return kept
 
 
-@pytest.mark.parametrize("base", ["full", "selfextend", "longheads-head"])
+@pytest.mark.parametrize("base", ["full", "selfextend", "longheads"])
 def test_oracle_scores_are_sums_over_queries_and_heads(base):
     case = evict_case("sums", n_rows=100, n_head=6, n_head_kv=2, method=BASES[base])
     totals = {H2O(200, 0, 25): 3 * 100, Tova(200, 33): 0.0, Tova(200, 200): 0.0}
@@ -167,40 +167,39 @@ def test_oracle_that_evicts_nothing_equals_the_base(base, idle):
 
 @thin
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "kvzip"])
-@pytest.mark.parametrize("name", ["longheads-head", "longheads-grouped"])
+@pytest.mark.parametrize("name", ["longheads", "longheads-dca"])
 def test_oracle_keeps_the_open_chunk(rule, name):
     for n in (160, 165, 175):
         held = run_oracle(evict_case("open", n_rows=n, sharpness=8.0, method=BASES[name], rule=RULES[rule])).held
         assert held[:, n // 16 * 16 :].all()
 
 
-@given(st.integers(1, 30), st.integers(0, 3), st.integers(0, 2), st.integers(0, 99))
-@settings(max_examples=200, deadline=None, derandomize=True)
-def test_oracle_chooses_empty_chunks_last(own, n_recent, n_neighbor, seed):
-    method = LongHeads(16, 16 * (n_recent + 2 + 3), n_recent=n_recent, n_neighbor=n_neighbor)
+@given(st.integers(20, 30), st.integers(0, 3), st.sampled_from(["keys2", "outlier"]), st.integers(0, 99))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_oracle_chooses_empty_chunks_last(own, n_recent, representation, seed):
+    n, method = 16 * own + 1, LongHeads(16, 16 * (n_recent + 2 + 3), n_recent=n_recent, representation=representation)
     rng = np.random.default_rng(seed)
-    scores, empty = rng.standard_normal(own), rng.random(own + 1) < rng.random()
-    assert choose_held(scores, own, method, np.zeros(own + 1, bool)) == choose(scores, own, method)
-    chunks = choose_held(scores, own, method, empty)
-    assert chunks == sorted(set(chunks))
-    assert len(chunks) == min(own + 1, method.n_chunk)
-    if own >= method.n_chunk:
-        free = set(range(1, own - method.n_recent))
-        if empty[list(free & set(chunks))].any():
-            assert empty[list(free - set(chunks))].all()
+    held = np.repeat(rng.random((2, own + 1)) < rng.random(), 16, axis=1)[:, :n]
+    case = evict_case("empty", n_rows=n, n_head=2, n_head_kv=2, head_dim_k=8, head_dim_v=8, method=method, seed=seed)
+    layer = evict_layer(case, make_inputs(case))
+    wants = layer.chunked.wants(layer.chunked.summarize())
+    chunks, free = layer.choose(n - 1, layer.chunked.scores(wants[n - 1], held)), method.free(n - 1)
+    assert (chunks.sum(-1) == method.window // 16).all()
+    for head in range(2):
+        empty, taken = ~held[head, ::16] & free, chunks[head] & free
+        if (empty & taken).any():
+            assert empty[free & ~taken].all()
 
 
-def test_oracle_meets_empty_chunks():
+@pytest.mark.parametrize("name", ["empty-chunks", "empty-summaries"])
+def test_oracle_meets_empty_chunks(name):
     """Or the choice among them would not be tested."""
-    case = BY_NAME["empty-chunks"]
-    run = run_oracle(case)
+    case = BY_NAME[name]
+    run, layer = run_oracle(case), evict_layer(case, make_inputs(case)).chunked
     starts = np.arange(0, case.n_rows, case.method.chunk_size)
     gone = ~np.logical_or.reduceat(run.held, starts, axis=1)
     assert gone[:, 1:-2].mean() > 0.5
-    unaware = evict_layer(case, make_inputs(case))
-    plain = np.stack([unaware.choose(p, unaware.score_chunks(unaware.summarize())[p], np.ones_like(run.held))
-                      for p in range(200, 257)])  # fmt: skip
-    assert (run.chunks[200:] != plain).any()
+    assert (run.chunks[200:] != layer.choose(layer.summarize())[200:]).any()
 
 
 # ---- doubts ----

@@ -14,6 +14,7 @@ SIZES = {"n_ctx": 256, "n_batch": 256, "n_ubatch": 256, "n_threads": 1, "n_threa
 REFUSED = {
     SPECS["window"]: {64, 1},
     SPECS["selfextend"]: {64, 1},
+    SPECS["longheads-selfextend"]: {64, 1},
     SPECS["longheads-attention"]: {130, 1},
 }
 REFUSED_OF_50 = {SPECS["longheads-attention"]: {190}}  # its chunk came in one batch with the next one

@@ -33,7 +33,7 @@ METHODS = {
     "selfextend-corm": Evicting(SelfExtend(10, 21), Corm(8, 10, 8)),
     "dca": DualChunk(23, 9),
     "longheads-h2o": Evicting(LONGHEADS["longheads-attention"], H2O(70, 12, 8)),
-    "longheads-corm": Evicting(LONGHEADS["longheads-minmax"], Corm(8, 16, 16)),
+    "longheads-corm": Evicting(LongHeads(16, 64), Corm(8, 16, 16)),
 }
 
 
@@ -58,7 +58,7 @@ class Sizes:
         if isinstance(self.base, SelfExtend):
             ring = blocks(self.base.neighbor_window + N_UBATCH + self.n_batch) * PAGE_ROWS
             n_bytes += min(n, ring) * N_LAYER * N_HEAD_KV * ROW_BYTES
-        if isinstance(self.base, LongHeads):
+        if isinstance(self.base, LongHeads) and not self.base.key_bits:
             n_bytes += n // self.base.chunk_size * N_LAYER * self._representation_bytes()
             if self.base.representation == "attention":
                 n_open = 0 if n == 0 else 1 if n <= self.base.chunk_size else 2
@@ -66,8 +66,17 @@ class Sizes:
         return n_bytes
 
     def _representation_bytes(self) -> int:
-        n_channel = N_HEAD * HEAD_DIM if self.base.representation == "attention" else 2 * N_HEAD_KV * HEAD_DIM
-        return np.dtype(np.float16).itemsize * n_channel
+        """Mean keys are floats as K is, bounds halves."""
+        if self.base.representation == "attention":
+            return N_HEAD * ROW_BYTES
+        return np.dtype(np.float16).itemsize * 2 * N_HEAD_KV * HEAD_DIM
+
+    @property
+    def page_bytes(self) -> int:
+        """Return the bytes of a page with the index of its keys: codes, whole words of them, and a scale."""
+        bits = self.base.key_bits if isinstance(self.base, LongHeads) else 0
+        index = np.dtype(np.float16).itemsize + -(-HEAD_DIM * bits // 32) * 4 if bits else 0
+        return PAGE_ROWS * (2 * ROW_BYTES + index)
 
     @property
     def evict_every(self) -> int:
@@ -281,7 +290,7 @@ class Machine(RuleBasedStateMachine):
             n_page = blocks(n_held)  # rows of a head move up
         order = sorted(range(self.n_seq), key=lambda seq: self.family[seq])
         shared = [n_page[list(group)].max(0).sum() for _, group in groupby(order, key=lambda seq: self.family[seq])]
-        page_bytes = PAGE_ROWS * 2 * ROW_BYTES
+        page_bytes = self.sizes.page_bytes
         assert beside + sum(shared) * page_bytes <= n_bytes <= beside + n_page.sum() * page_bytes
         if not any(self.model):
             assert n_bytes == 0
@@ -325,6 +334,7 @@ def bound(ffi, lib, open_session, tokens):
         flag = ffi.new("int32_t *", 0)
         session = open_session("llama", method.text(), n_seq_max=n_seq, **SETTINGS | params)
         lib.lctx_context_set_abort(session.ctx, flag)
+        session.flag = flag  # as long as the context may look at it
         known = {"session": session, "sizes": Sizes(method), "n_seq": n_seq, "tokens": tokens, "flag": flag}
         return type("Bound", (Machine,), known | {"compare_next": staticmethod(compare_next)})
 

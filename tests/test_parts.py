@@ -14,6 +14,7 @@ METHODS = {
     "full": lib.LCTX_PARTS_ROWS,
     "selfextend,group_size=8,neighbor_window=33": lib.LCTX_PARTS_ROWS,
     "longheads,chunk_size=16,window=64,representation=outlier": lib.LCTX_PARTS_ROWS,
+    "longheads,chunk_size=16,window=64,position=dca": lib.LCTX_PARTS_ROWS,
     "longheads,chunk_size=32,window=96,representation=attention": lib.LCTX_PARTS_ROWS,
     "full,spans=3": lib.LCTX_PARTS_ROWS,
     "full,spans=3+kvzip": lib.LCTX_PARTS_ROWS,

@@ -40,6 +40,10 @@ WITNESSES = (
     Witness("Add a method", "dca", r"\bdca\b|\bDualChunk\b|\blctx_dca_create\b", {
         "docs/methods/longheads.md": "a table compares it",
         "docs/models.md": "it says on which models methods do nothing or are refused",
+        "native/methods/longheads.cpp": "it chooses chunks of it",
+        "native/ops/chunks.h": "it chooses chunks of it",
+        "pylongctx/methods/longheads.py": "it chooses chunks of it",
+        "tests/oracle_filter.py": "it chooses chunks of it",
         "tests/mutations.py": "an error is put into it to see that tests find it",
     }),
     Witness("Add an eviction rule", "tova", r"\btova\b|\bTova\b|\blctx_tova_create\b", {
@@ -51,7 +55,7 @@ WITNESSES = (
     }),
     Witness("Add an architecture", "xverse", r"\bxverse\b|\bLLM_ARCH_XVERSE\b"),
     Witness("Add a memory kind", "hybrid_iswa", r"hybrid_iswa"),
-    Witness("Add an evaluation task", "leval", r"\bleval\b|\bChoices\b"),
+    Witness("Add an evaluation task", "leval", r"\bleval\b|\bChoices\b(?! of)"),
     Witness("Add a sub-op", "fetch", r"\bLCTX_OP_FETCH\b|\blctx_((cpu|cuda)_)?fetch(_[a-z]+)*\b|[*]fetch[*]"),
 )  # fmt: skip
 

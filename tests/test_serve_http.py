@@ -193,17 +193,6 @@ def test_props_and_longctx_describe_the_server(server, http):
     assert [one["kv_rows"] for one in found["sequences"]] == [0, 0]
 
 
-def test_what_heads_leave_unread_is_counted_with_mass(server):
-    assert server.http.get("/v1/longctx").json()["unread"] is None
-    with running(method="longheads,chunk_size=16,window=128,n_recent=1,mass=0.5") as server:
-        assert {share for layer in server.http.get("/v1/longctx").json()["unread"] for share in layer} == {None}
-        server.http.post("/v1/completions", json=SMALL | {"prompt": "A long text. " * 40})
-        unread = np.array(server.http.get("/v1/longctx").json()["unread"])
-        assert unread.shape == (4, 8)
-        assert (unread >= 0).all()
-        assert 0 < unread.mean() < 0.5
-
-
 def test_a_server_may_hide_its_page_and_its_slots():
     with running(settings={"slots": False, "page": False}) as server:
         answer = server.http.get("/slots")

@@ -20,6 +20,8 @@ METHODS = [
     "selfextend,group_size=4,neighbor_window=16",
     "longheads,chunk_size=16,window=64,representation=attention",
     "longheads,chunk_size=16,window=64,representation=minmax",
+    "longheads,chunk_size=16,window=64,position=dca",  # the index of keys is made again
+    "longheads,chunk_size=16,window=64,representation=keys1,position=selfextend",
     "dca,chunk_size=23,local_window=9",
     None,
 ]

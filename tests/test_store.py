@@ -26,7 +26,7 @@ ROWS = [
     "full",
     "selfextend,group_size=8,neighbor_window=100",
     "longheads,chunk_size=16,window=128,representation=attention",
-    "longheads,chunk_size=16,window=128,representation=outlier",
+    "longheads,chunk_size=16,window=128,position=dca",
     "dca,chunk_size=93,local_window=29",
 ]
 METHODS = [

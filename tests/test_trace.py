@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from llamas import TEXT, new
 
-from pylongctx.errors import InvalidInput
 from pylongctx.inspect import Trace, cover_rate
 
 SIZE, WINDOW = 16, 128
@@ -12,7 +11,7 @@ METHOD = f"longheads,chunk_size={SIZE},window={WINDOW},n_recent=1"
 N = 300
 
 
-@pytest.fixture(scope="module", params=["attention", "minmax"])
+@pytest.fixture(scope="module", params=["attention", "minmax", "keys2"])
 def chunked(request, embedded_model):
     method = f"{METHOD},representation={request.param}"
     with new(embedded_model, method=method, n_threads=1, n_threads_batch=1) as llm:
@@ -46,30 +45,6 @@ def test_every_head_reads_its_window(chunked, tokens):
         assert (read[n_read:] == -1).all()
         assert {0, max(own - 1, 0), own} <= set(read.tolist())
     assert cover_rate(trace) > 0.9
-
-
-def test_what_was_not_read_is_estimated_with_mass(embedded_model):
-    shares = {}
-    for mass in (None, 0.6, 0.9):
-        method = METHOD if mass is None else f"{METHOD},mass={mass}"
-        with new(embedded_model, method=method, n_threads=1, n_threads_batch=1) as llm, llm.trace() as trace:
-            tokens = (llm.tokenize(TEXT) * 20)[:N]
-            llm.eval(tokens[:257])
-            llm.eval(tokens[257:])
-            if mass is None:
-                with pytest.raises(InvalidInput, match="only longheads with mass estimates"):
-                    llm.unread_shares()
-            else:
-                np.testing.assert_allclose(llm.unread_shares(), trace.unread.mean(axis=0), atol=1e-5)
-        assert trace.unread.shape == trace.chunks.shape[:3]
-        shares[mass] = trace.unread, (trace.chunks >= 0).sum(-1)
-    assert np.isnan(shares[None][0]).all()
-    (some, n_some), (most, n_most) = shares[0.6], shares[0.9]
-    assert (some[: 3 * SIZE] == 0).all()  # everything is read
-    assert ((some >= 0) & (some <= 1)).all()
-    assert (some[n_some < WINDOW // SIZE] <= 0.4 + 1e-5).all()  # else the window was too small
-    assert most.mean() < some.mean()
-    assert n_some.mean() < n_most.mean() <= WINDOW // SIZE
 
 
 def test_start_and_stop(chunked, tokens):
@@ -218,11 +193,11 @@ def read_chunks(ffi, lib, open_session):
         for i in range(0, len(pairs), 50):
             session.decode_mixed(pairs[i : i + 50])
         info = ffi.new("lctx_trace_info *")
-        assert lib.lctx_trace_get(session.ctx, info, ffi.NULL, ffi.NULL, ffi.NULL) == lib.LCTX_OK
+        assert lib.lctx_trace_get(session.ctx, info, ffi.NULL, ffi.NULL) == lib.LCTX_OK
         positions = np.empty(info.n_query, np.int32)
         chunks = np.empty((info.n_query, info.n_layer, info.n_head, info.n_read), np.int32)
         buffers = [ffi.from_buffer("int32_t[]", array, require_writable=True) for array in (positions, chunks)]
-        assert lib.lctx_trace_get(session.ctx, info, *buffers, ffi.NULL) == lib.LCTX_OK
+        assert lib.lctx_trace_get(session.ctx, info, *buffers) == lib.LCTX_OK
         return positions, chunks
 
     return read

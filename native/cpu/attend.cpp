@@ -1,10 +1,11 @@
 // *attend*: every query over its segments of stored rows.
 //
 // Work is cut into tiles (walk.h). Per span and block of up to 64 cells: S = K Q^T, online softmax, O += P V. With few tiles (decode) each
-// is also split over the blocks that it reads, and the partial states are merged at the end.
+// is also split over the blocks that it reads, and the partial states are merged in their order at the end: the bits of a sum do not depend
+// on the number of threads.
 #include "block.h"
 #include "ggml-cpu-impl.h"
-#include "walk.h"
+#include "sparse.h"
 
 namespace {
 
@@ -13,11 +14,29 @@ struct plan : lctx_tiling {
     int64_t n_tile = 0;
     int n_split = 1;  // parts of a tile's blocks
 
-    plan(const lctx_attend_args & a, int n_thread) : lctx_tiling(a, n_thread), dim_v(lctx_round_up(a.head_dim_v, LCTX_VL)) {}
-    void set_cut(const lctx_attend_args & a, const int32_t * cut, int n_thread) {
+    static constexpr int JOBS = 24;         // at least, where the rows allow it
+    static constexpr int SPLIT_ROWS = 256;  // of a part, at least
+
+    explicit plan(const lctx_attend_args & a) : lctx_tiling(a), dim_v(lctx_round_up(a.head_dim_v, LCTX_VL)) {}
+    void set_cut(const lctx_attend_args & a, const int32_t * cut) {
         use_cut(cut);
         n_tile = (int64_t)a.n_head_kv * tiles_per_head();
-        n_split = n_thread > 1 && n_tile < TILES_PER_THREAD * n_thread ? (int)lctx_ceil_div(TILES_PER_THREAD * n_thread, n_tile) : 1;
+        if (n_tile < JOBS) {
+            n_split = (int)std::max<int64_t>(1, std::min(lctx_ceil_div(JOBS, n_tile), most_rows(a) / SPLIT_ROWS));
+        }
+    }
+    // The most rows that a token reads with its first heads.
+    static int64_t most_rows(const lctx_attend_args & a) {
+        int64_t most = 0;
+        for (int32_t token = 0; token < a.n_tokens; token++) {
+            const lctx_segment * segs = a.segs + (int64_t)token * a.n_choice * a.n_seg;
+            int64_t n = 0;
+            for (int i = 0; i < a.n_seg; i++) {
+                n += std::max(0, segs[i].row1 - segs[i].row0);
+            }
+            most = std::max(most, n);
+        }
+        return most;
     }
     // Late tokens read most: handing them out first keeps the threads even.
     lctx_tile tile(int64_t index) const {
@@ -26,9 +45,15 @@ struct plan : lctx_tiling {
     }
     size_t state_size() const { return lctx_states::n_float(max_column, dim_v); }
     lctx_states states(float * base) const { return {base, max_column, dim_v}; }
-    // n_tile * n_split stays below TILES_PER_THREAD * n_thread + n_tile, and n_tile below that, wherever there are partial states.
-    size_t partial_size(int n_thread) const {
-        return n_thread > 1 ? (size_t)2 * TILES_PER_THREAD * n_thread * state_size() * sizeof(float) : 0;
+    // n_tile * n_split stays below JOBS + n_tile, and n_tile below that, wherever there are partial states.
+    size_t partial_size() const { return (size_t)2 * JOBS * state_size() * sizeof(float); }
+    // What the tiles read is looked up once for all their parts.
+    size_t shared_spans_size(const lctx_attend_args & a) const {
+        const bool splits = (int64_t)a.n_head_kv * n_head_tile * lctx_ceil_div(a.n_tokens, token_block) < JOBS;
+        return splits ? JOBS * GGML_PAD(lctx_spans::size(a, *this), LCTX_CACHE_LINE) : 0;
+    }
+    lctx_spans shared_spans(const lctx_attend_args & a, char * base, int64_t index) const {
+        return {base + index * GGML_PAD(lctx_spans::size(a, *this), LCTX_CACHE_LINE), *this};
     }
 };
 
@@ -37,29 +62,31 @@ struct scratch {
     lctx_block_scratch block;
     float * states;      // of all columns of a tile
     lctx_states picked;  // of the columns that read a span
+    lctx_sparse_scratch sparse;
+    lctx_turned turned;
     lctx_spans spans;
 
     static size_t block_size(const lctx_attend_args & a, const plan & g) {
-        return GGML_PAD(lctx_block_scratch::n_float(g.max_reader(), a.head_dim_k, g.dim_v) * sizeof(float), LCTX_CACHE_LINE);
+        const size_t of_block = lctx_block_scratch::n_float(g.max_reader(), a.head_dim_k, g.dim_v);
+        return GGML_PAD(std::max(of_block, lctx_sparse_scratch::n_float(a.head_dim_k, g.dim_v)) * sizeof(float), LCTX_CACHE_LINE);
     }
-    static size_t states_size(const plan & g) { return (lctx_states::n_float(g.max_reader(), g.dim_v) + g.state_size()) * sizeof(float); }
+    // pointers, sums, and a row for columns that are not there
+    static size_t picked_size(const plan & g) { return g.max_reader() * (sizeof(float *) + 2 * sizeof(float)) + g.dim_v * sizeof(float); }
+    static size_t states_size(const plan & g) { return GGML_PAD(picked_size(g) + g.state_size() * sizeof(float), LCTX_CACHE_LINE); }
     static size_t size(const lctx_attend_args & a, const plan & g) {
-        return GGML_PAD(block_size(a, g) + states_size(g) + lctx_spans::size(a, g), LCTX_CACHE_LINE);
+        return GGML_PAD(block_size(a, g) + states_size(g) + lctx_turned::size(a, g) + lctx_spans::size(a, g), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_attend_args & a, const plan & g)
         : block((float *)base, g.max_reader(), a.head_dim_k, g.dim_v),
-          states((float *)(base + block_size(a, g))),
-          picked(states + g.state_size(), g.max_reader(), g.dim_v),
-          spans(base + block_size(a, g) + states_size(g), g) {}
+          states((float *)(base + block_size(a, g) + picked_size(g))),
+          picked((float *)((float **)(base + block_size(a, g)) + g.max_reader()), (float **)(base + block_size(a, g)), g.max_reader(),
+                 g.dim_v),
+          sparse((float *)base, a.head_dim_k, g.dim_v),
+          turned(base + block_size(a, g) + states_size(g), a, g),
+          spans(base + block_size(a, g) + states_size(g) + lctx_turned::size(a, g), g) {}
 };
 
-void copy_state(const lctx_states & from, int at_from, const lctx_states & to, int at_to) {
-    to.m[at_to] = from.m[at_from];
-    to.l[at_to] = from.l[at_from];
-    memcpy(to.out(at_to), from.out(at_from), to.dim_v * sizeof(float));
-}
-
-// The states of the readers: those of the tile when all columns read the span, else copies.
+// The states of the readers: those of the tile when all columns read the span, else sums of their own and the outputs of the tile.
 lctx_states states_of(const lctx_span & span, const lctx_tile & tile, const scratch & w, const lctx_states & st, int n_pad) {
     if (span.n == tile.n_column) {
         return st;
@@ -67,8 +94,10 @@ lctx_states states_of(const lctx_span & span, const lctx_tile & tile, const scra
     std::fill_n(w.picked.m, n_pad, -INFINITY);
     std::fill_n(w.picked.l, n_pad, 0.0f);
     for (int i = 0; i < span.n; i++) {
-        copy_state(st, span.readers[i].column, w.picked, i);
+        const int column = span.readers[i].column;
+        w.picked.m[i] = st.m[column], w.picked.l[i] = st.l[column], w.picked.anywhere[i] = st.out(column);
     }
+    std::fill_n(w.picked.anywhere + span.n, lctx_few_pad(span.n) - span.n, w.picked.l + (w.picked.l - w.picked.m));
     return w.picked;
 }
 
@@ -76,7 +105,7 @@ lctx_states states_of(const lctx_span & span, const lctx_tile & tile, const scra
 LCTX_ALONE void attend_span(const lctx_attend_args & a, const lctx_tile & tile, const lctx_span & span, int first, int end,
                             const scratch & w, const lctx_states & st) {
     const lctx_columns columns(w.block.queries, span.n, a.head_dim_k);
-    span.load_queries(a, tile, columns, w.block.rotated);
+    span.load_queries(a, tile, columns, w.block.rotated, w.turned);
 #if LCTX_HAS_PAIRS
     if (lctx_in_pairs(a, columns)) {
         lctx_pair_rows(columns.q, a.head_dim_k, columns.n_pad);
@@ -98,24 +127,27 @@ LCTX_ALONE void attend_span(const lctx_attend_args & a, const lctx_tile & tile, 
         });
     }
     for (int i = 0; own.m != st.m && i < span.n; i++) {
-        copy_state(own, i, st, span.readers[i].column);
+        st.m[span.readers[i].column] = own.m[i], st.l[span.readers[i].column] = own.l[i];
     }
 }
 
 // Part `split` of the blocks that a tile reads.
-void attend_tile(const lctx_attend_args & a, const plan & g, const lctx_tile & tile, const scratch & w, const lctx_states & st, int split) {
-    lctx_invert(a, g, tile, w.spans);
+void attend_tile(const lctx_attend_args & a, const plan & g, const lctx_tile & tile, const lctx_spans & spans, const scratch & w,
+                 const lctx_states & st, int split) {
+    w.turned.fill(a, tile);
     st.clear(lctx_round_up(tile.n_column, LCTX_VL));
     int64_t n_block = 0;
     if (g.n_split > 1) {
-        lctx_each_span(a, g, tile.head_kv, w.spans, [&](const lctx_span & span) { n_block += span.n_block(); });
+        lctx_each_span(a, g, tile.head_kv, spans, [&](const lctx_span & span) { n_block += span.n_block(); });
     }
     const int64_t part_first = n_block * split / g.n_split;
     const int64_t part_end = g.n_split > 1 ? n_block * (split + 1) / g.n_split : INT64_MAX;
     int64_t at = 0;  // blocks of the spans before
-    lctx_each_span(a, g, tile.head_kv, w.spans, [&](const lctx_span & span) {
+    lctx_each_span(a, g, tile.head_kv, spans, [&](const lctx_span & span) {
         const int64_t first = std::max<int64_t>(part_first - at, 0), end = std::min<int64_t>(part_end - at, span.n_block());
-        if (first < end) {
+        if (first < end && span.is_chunk && lctx_is_sparse(a, tile)) {
+            lctx_attend_sparse(a, tile, span, w.turned, st, w.sparse);
+        } else if (first < end) {
             attend_span(a, tile, span, (int)first, (int)end, w, st);
         }
         at += span.n_block();
@@ -143,41 +175,58 @@ void merge_tile(const lctx_attend_args & a, const plan & g, int64_t index, float
 }  // namespace
 
 size_t lctx_cpu_attend_wsize(const lctx_attend_args & args, int n_tasks) {
-    // fewer threads than planned for have larger tiles
-    size_t most = 0;
-    for (int n = 1; n <= n_tasks; n++) {
-        const plan g(args, n);
-        most = std::max(most, scratch::size(args, g) * n + g.partial_size(n));
+    const plan g(args);
+    return LCTX_CACHE_LINE + scratch::size(args, g) * n_tasks + g.partial_size() + g.shared_spans_size(args) +
+           (args.n_tokens + 2) * sizeof(int32_t);
+}
+
+// Every tile by one thread.
+static void attend_whole(const ggml_compute_params * params, const lctx_attend_args & args, const plan & g, const scratch & w) {
+    for (int64_t index = params->ith; index < g.n_tile; index = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        const lctx_tile tile = g.tile(index);
+        const lctx_states st = g.states(w.states);
+        lctx_invert(args, g, tile, w.spans);
+        attend_tile(args, g, tile, w.spans, w, st, 0);
+        write_tile(args, tile, st);
     }
-    return LCTX_CACHE_LINE + most + (args.n_tokens + 2) * sizeof(int32_t);
+}
+
+// Parts of tiles, whose states are merged.
+static void attend_parts(const ggml_compute_params * params, const lctx_attend_args & args, const plan & g, const scratch & w,
+                         float * partials, char * shared) {
+    for (int64_t index = params->ith; index < g.n_tile; index += params->nth) {
+        lctx_invert(args, g, g.tile(index), g.shared_spans(args, shared, index));
+    }
+    ggml_barrier(params->threadpool);
+    for (int64_t job = params->ith; job < g.n_tile * g.n_split; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        const int64_t index = job / g.n_split;
+        attend_tile(args, g, g.tile(index), g.shared_spans(args, shared, index), w, g.states(partials + (size_t)job * g.state_size()),
+                    (int)(job % g.n_split));
+    }
+    ggml_barrier(params->threadpool);
+    for (int64_t index = params->ith; index < g.n_tile; index += params->nth) {
+        merge_tile(args, g, index, partials);
+    }
 }
 
 void lctx_cpu_attend(const ggml_compute_params * params, const lctx_attend_args & args) {
-    plan g(args, params->nth);
+    plan g(args);
     // a vector that straddles two cache lines costs two loads
     char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
     const scratch w(base + params->ith * scratch::size(args, g), args, g);
     float * partials = (float *)(base + params->nth * scratch::size(args, g));
-    int32_t * cut = (int32_t *)((char *)partials + g.partial_size(params->nth));
+    char * shared = (char *)partials + g.partial_size();
+    int32_t * cut = (int32_t *)(shared + g.shared_spans_size(args));
 
     if (params->ith == 0) {
         g.cut_tokens(args, cut);
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
     }
     ggml_barrier(params->threadpool);
-    g.set_cut(args, cut, params->nth);
-    for (int64_t job = params->ith; job < g.n_tile * g.n_split; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        const lctx_tile tile = g.tile(job / g.n_split);
-        const lctx_states st = g.states(g.n_split > 1 ? partials + (size_t)job * g.state_size() : w.states);
-        attend_tile(args, g, tile, w, st, (int)(job % g.n_split));
-        if (g.n_split == 1) {
-            write_tile(args, tile, st);
-        }
-    }
-    if (g.n_split > 1) {
-        ggml_barrier(params->threadpool);
-        for (int64_t index = params->ith; index < g.n_tile; index += params->nth) {
-            merge_tile(args, g, index, partials);
-        }
+    g.set_cut(args, cut);
+    if (g.n_split == 1) {
+        attend_whole(params, args, g, w);
+    } else {
+        attend_parts(params, args, g, w, partials, shared);
     }
 }

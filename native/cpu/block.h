@@ -6,12 +6,18 @@
 
 // Softmax states of columns; o is not divided by l yet.
 struct lctx_states {
-    float *m, *l, *o;  // [n_pad], [n_pad], [n_pad][dim_v]
-    int dim_v;         // padded to vector width
+    float *m, *l, *o;             // [n_pad], [n_pad], [n_pad][dim_v]
+    int dim_v;                    // padded to vector width
+    float ** anywhere = nullptr;  // where the rows of o are instead
 
     static size_t n_float(int n_pad, int dim_v) { return (size_t)n_pad * (2 + dim_v); }
     lctx_states(float * base, int n_pad, int dim_v) : m(base), l(m + n_pad), o(l + n_pad), dim_v(dim_v) {}
-    float * out(int column) const { return o + (size_t)column * dim_v; }
+    // Of states whose rows are elsewhere.
+    lctx_states(float * base, float ** rows, int n_pad, int dim_v) : m(base), l(m + n_pad), o(nullptr), dim_v(dim_v), anywhere(rows) {}
+    float * out(int column) const { return anywhere ? anywhere[column] : o + (size_t)column * dim_v; }
+    template <typename F> auto with_rows(F && f) const {
+        return anywhere ? f(lctx_rows_anywhere{anywhere}) : f(lctx_rows_in_order{o, dim_v});
+    }
     void clear(int n) const {
         std::fill_n(m, n, -INFINITY);
         std::fill_n(l, n, 0.0f);
@@ -66,10 +72,11 @@ template <typename Mask> static inline void lctx_attend_few(const lctx_attend_ar
     for (int c = 0; c < columns.n; c++) {
         const float factor = lctx_few_softmax(w.s + (size_t)c * LCTX_BLOCK, b.n, st.m[c], st.l[c]);
         if (factor != 1.0f) {
-            lctx_rescale(st.out(c), &factor, 1, st.dim_v);
+            lctx_rescale(st.out(c), factor, st.dim_v);
         }
     }
-    lctx_few_weigh(lctx_readable(v, b.n, a.head_dim_v, w.v), b.n, w.s, columns.n, a.head_dim_v, st.o, st.dim_v);
+    const lctx_stored readable = lctx_readable(v, b.n, a.head_dim_v, w.v);
+    st.with_rows([&](auto rows) { lctx_few_weigh(readable, b.n, w.s, columns.n, a.head_dim_v, rows); });
 }
 
 // s = k q, [key][column].
@@ -98,12 +105,12 @@ static inline void lctx_block_weigh(const lctx_attend_args & a, const lctx_colum
 #if LCTX_HAS_PAIRS
     if (lctx_in_pairs(a, columns)) {
         const lctx_pair *p = lctx_pair_rows(w.s, n, columns.n_pad), *v = lctx_pair_values(rows, n, a.head_dim_v, w.v);
-        return lctx_gemm(columns.n, st.dim_v, (n + 1) / 2, p, 1, columns.n_pad, v, a.head_dim_v, st.o, st.dim_v, true);
+        return st.with_rows([&](auto to) { lctx_gemm(columns.n, st.dim_v, (n + 1) / 2, p, 1, columns.n_pad, v, a.head_dim_v, to, true); });
     }
 #endif
     int64_t step;
     const float * v = lctx_unpack(rows, n, a.head_dim_v, w.v, &step, st.dim_v);
-    lctx_gemm(columns.n, st.dim_v, n, (const float *)w.s, 1, columns.n_pad, v, step, st.o, st.dim_v, true);
+    st.with_rows([&](auto to) { lctx_gemm(columns.n, st.dim_v, n, (const float *)w.s, 1, columns.n_pad, v, step, to, true); });
 }
 
 // mask(s, step from cell to cell, step from column to column) takes away the scores of what a column does not read.
@@ -118,7 +125,9 @@ template <typename Mask> static inline void lctx_attend_block(const lctx_attend_
     lctx_softcap(w.s, (size_t)b.n * columns.n_pad, a.params.softcap);
     mask(w.s, columns.n_pad, 1);
     if (lctx_softmax_block(w.s, b.n, columns.n_pad, st.m, st.l, w.factor)) {
-        lctx_rescale(st.o, w.factor, columns.n, st.dim_v);
+        for (int c = 0; c < columns.n; c++) {
+            lctx_rescale(st.out(c), w.factor[c], st.dim_v);
+        }
     }
     lctx_block_weigh(a, columns, lctx_stored_values(a.cache, b.cell, b.head, b.seq), b.n, st, w);
 }

@@ -59,7 +59,7 @@ constexpr int LCTX_TILE = 8;  // columns that are multiplied together: their sum
 //   starts  [k_dim / GROUP][LCTX_TILE]: -ZERO times the sum of the bytes of a group; NULL where the type HAS_MIN. For integer scales half
 //           of it, twice, as 16 bits
 //   sums    the same, where the type HAS_MIN: the sum, with the column's scale where there is one for each group
-struct lctx_columns {
+struct lctx_column_bytes {
     int8_t * bytes;
     float * scales;
     int32_t * starts;
@@ -77,7 +77,7 @@ constexpr int LCTX_HALF_TILE = LCTX_TILE / 2;  // what is multiplied when there 
 
 // Bytes of the columns of a tile, values [k0, k0 + N): symmetric, by the largest value. Columns from ends.n to n_column become zeros.
 // A value that is not finite makes its scale NaN.
-template <class W> static void lctx_fill_columns(const lctx_columns & to, const lctx_tile_ends & ends, int n_column, int64_t k0) {
+template <class W> static void lctx_fill_columns(const lctx_column_bytes & to, const lctx_tile_ends & ends, int n_column, int64_t k0) {
     for (int c = 0; c < n_column; c++) {
         static constexpr float ZEROS[W::N] = {};
         const float * values = c < ends.n ? ends.x[c] + k0 : ZEROS;
@@ -100,7 +100,7 @@ template <class W> static void lctx_fill_columns(const lctx_columns & to, const 
 // What group number `group` adds to NC columns: scale * (bytes . column - ZERO * sum), or scale * (bytes . column) + min * sum. The
 // column's own scale is left out, or is in it with BY_COLUMN.
 template <class W, int NC, bool BY_COLUMN>
-static inline __attribute__((always_inline)) void lctx_multiply_group(const lctx_panel & p, const lctx_columns & x, int64_t group,
+static inline __attribute__((always_inline)) void lctx_multiply_group(const lctx_panel & p, const lctx_column_bytes & x, int64_t group,
                                                                       lctx_vf * to) {
     const int8_t * columns = x.bytes + group * W::GROUP / 32 * LCTX_TILE * 32 + group * W::GROUP % 32;
     const int64_t first = group * LCTX_TILE;
@@ -137,9 +137,9 @@ static inline __attribute__((always_inline)) void lctx_multiply_group(const lctx
 
 // What group number `group` adds to NC columns with integer scales: int_scale * (bytes . column - ZERO * sum) to sums, and min * sum to
 // offsets. Pairs are added while they fit in 16 bits.
-template <class W, int NC> static inline __attribute__((always_inline)) void lctx_add_group(const lctx_panel & p, const lctx_columns & x,
-                                                                                            int64_t group, lctx_vi * sums,
-                                                                                            lctx_vf * offsets) {
+template <class W, int NC> static inline __attribute__((always_inline)) void lctx_add_group(const lctx_panel & p,
+                                                                                            const lctx_column_bytes & x, int64_t group,
+                                                                                            lctx_vi * sums, lctx_vf * offsets) {
     constexpr int N_PAIRS = std::min(32767 / (2 * 127 * ((1 << W::BITS) - 1)), W::GROUP / 4);
     const int8_t * columns = x.bytes + group * W::GROUP / 32 * LCTX_TILE * 32 + group * W::GROUP % 32;
     const uint8_t * bytes = p.bytes + group * W::GROUP * LCTX_VL;
@@ -177,8 +177,9 @@ template <class W, int NC> static inline __attribute__((always_inline)) void lct
 }
 
 // Block b of NC columns without their own scales, from integer scales.
-template <class W, int NC>
-static inline __attribute__((always_inline)) void lctx_add_block(const lctx_panel & p, const lctx_columns & x, int64_t b, lctx_vf * part) {
+template <class W, int NC> static inline __attribute__((always_inline)) void lctx_add_block(const lctx_panel & p,
+                                                                                            const lctx_column_bytes & x, int64_t b,
+                                                                                            lctx_vf * part) {
     constexpr int N_GROUP = W::N / W::GROUP;
     lctx_vi sums[NC] = {};
     for (int g = 0; g < N_GROUP; g++) {
@@ -192,7 +193,7 @@ static inline __attribute__((always_inline)) void lctx_add_block(const lctx_pane
 }
 
 // The first NC columns of a tile with a panel of n_rows rows, from row number `row` on.
-template <class W, int NC> static void lctx_multiply_tile(const lctx_panel & p, const lctx_columns & x, int64_t k_dim, int n_rows,
+template <class W, int NC> static void lctx_multiply_tile(const lctx_panel & p, const lctx_column_bytes & x, int64_t k_dim, int n_rows,
                                                           const lctx_tile_ends & ends, int64_t row) {
     constexpr int N_GROUP = W::N / W::GROUP;
     lctx_vf sums[NC] = {};

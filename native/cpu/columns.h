@@ -123,12 +123,10 @@ static inline float lctx_query_scale(float scale, float softcap) {
     return softcap != 0.0f ? scale / softcap : scale;
 }
 
-// o[column][0..dim_v) *= factor[column]
-static inline void lctx_rescale(float * o, const float * factor, int n, int dim_v) {
-    for (int c = 0; c < n; c++) {
-        for (int d = 0; d < dim_v; d++) {
-            o[(size_t)c * dim_v + d] *= factor[c];
-        }
+// o[0..dim_v) *= factor
+static inline void lctx_rescale(float * o, float factor, int dim_v) {
+    for (int d = 0; d < dim_v && factor != 1.0f; d++) {
+        o[d] *= factor;
     }
 }
 

@@ -11,12 +11,15 @@
 #include <cstdlib>
 
 // Few multiprocessors, yet enough to split the work.
-static constexpr lctx_cuda_device EMULATED = {4, LCTX_EMULATED_SHARED};
+static lctx_cuda_device emulated() {
+    return {4, lctx_emulated_shared()};
+}
+
 static constexpr size_t EMULATED_ALIGN = 256;
 
 // For tests, which say so in the environment: the CUDA kernels in place of these.
 static bool is_emulated(const ggml_tensor * dst) {
-    return getenv("LCTX_EMULATE_CUDA") && !lctx_cuda_refusal(EMULATED, dst);
+    return getenv("LCTX_EMULATE_CUDA") && !lctx_cuda_refusal(emulated(), dst);
 }
 #endif
 
@@ -24,7 +27,7 @@ void lctx_cpu_forward(const ggml_compute_params * params, ggml_tensor * dst) {
 #ifdef LCTX_EMULATE
     if (is_emulated(dst)) {
         if (params->ith == 0) {
-            lctx_cuda_run({EMULATED, nullptr, (char *)GGML_PAD((uintptr_t)params->wdata, EMULATED_ALIGN)}, dst);
+            lctx_cuda_run({emulated(), nullptr, (char *)GGML_PAD((uintptr_t)params->wdata, EMULATED_ALIGN)}, dst);
         }
         return;
     }
@@ -39,6 +42,7 @@ void lctx_cpu_forward(const ggml_compute_params * params, ggml_tensor * dst) {
         case LCTX_OP_CENTER:    return lctx_cpu_center(params, lctx_center_args_of(dst));
         case LCTX_OP_EVICT:     return lctx_cpu_evict(params, lctx_evict_args_of(dst));
         case LCTX_OP_FETCH:     return lctx_cpu_fetch(params, lctx_fetch_args_of(dst));
+        case LCTX_OP_INDEX:     return lctx_cpu_index(params, lctx_index_args_of(dst));
     }
     GGML_ABORT("unknown LCTX sub-op %d", dst->op_params[0]);
 }
@@ -46,7 +50,7 @@ void lctx_cpu_forward(const ggml_compute_params * params, ggml_tensor * dst) {
 size_t lctx_cpu_wsize(const ggml_tensor * dst, int n_tasks) {
 #ifdef LCTX_EMULATE
     if (is_emulated(dst)) {
-        return lctx_cuda_wsize(EMULATED, dst) + EMULATED_ALIGN;
+        return lctx_cuda_wsize(emulated(), dst) + EMULATED_ALIGN;
     }
 #endif
     switch ((lctx_op)dst->op_params[0]) {
@@ -59,6 +63,7 @@ size_t lctx_cpu_wsize(const ggml_tensor * dst, int n_tasks) {
         case LCTX_OP_CENTER:    return lctx_cpu_center_wsize(lctx_center_args_of(dst), n_tasks);
         case LCTX_OP_EVICT:     return lctx_cpu_evict_wsize(lctx_evict_args_of(dst), n_tasks);
         case LCTX_OP_FETCH:     return lctx_cpu_fetch_wsize(lctx_fetch_args_of(dst), n_tasks);
+        case LCTX_OP_INDEX:     return lctx_cpu_index_wsize(lctx_index_args_of(dst), n_tasks);
     }
     return 0;
 }

@@ -4,6 +4,7 @@
 #include "columns.h"
 #include "ggml-cpu-impl.h"
 #include "half.h"
+#include "index.h"
 
 namespace {
 
@@ -65,13 +66,14 @@ void forget_chunks(const lctx_evict_args & a, const lctx_held & held, int32_t n_
         for (int32_t i = 0; !is_left && i < a.n_summary; i++) {
             char * summary =
                 a.summaries + chunk * a.summary_stride + (head_kv * a.n_summary + i) * a.summary_head_stride + seq * a.summary_seq_stride;
-            std::fill_n((ggml_fp16_t *)summary, a.summary_stride / sizeof(ggml_fp16_t), LCTX_HALF_NAN);  // or scales of blocks
+            memset(summary, 0xff, a.summary_stride);  // NaN as floats, as halves, and as scales of blocks
         }
     }
 }
 
 // Move the rows that stay up; returns how many they are.
 int32_t compact(const lctx_evict_args & a, const lctx_held & held, int32_t n_held, int32_t head_kv, int32_t seq, const scratch & w) {
+    const lctx_index_rows rows = {a.cache, head_kv, seq};
     int32_t to = 0;
     for (int32_t from = 0; from < n_held; from++) {
         if (!w.keep[from]) {
@@ -81,6 +83,10 @@ int32_t compact(const lctx_evict_args & a, const lctx_held & held, int32_t n_hel
             memcpy(lctx_key_row(a.cache, to, head_kv, seq), lctx_key_row(a.cache, from, head_kv, seq), a.cache.k_pool.row_size);
             if (!lctx_values_in_keys(a.cache)) {
                 memcpy(lctx_value_row(a.cache, to, head_kv, seq), lctx_value_row(a.cache, from, head_kv, seq), a.cache.v_pool.row_size);
+            }
+            if (a.cache.index.data) {
+                constexpr int32_t GROUP = lctx_index_shape::GROUP;
+                lctx_index_move(a.index, rows.group(from / GROUP), from % GROUP, rows.group(to / GROUP), to % GROUP);
             }
             held.rows()[to] = held.rows()[from];
             held.scores()[to] = held.scores()[from];

@@ -75,13 +75,13 @@ template <typename R, int N> static LCTX_KERNEL void lctx_few_scores_n(const lct
     }
 }
 
-// o[column][d0 ...] += sum over keys of p[column][key] v_key[d0 ...] for N columns and D vectors of dimensions.
-template <typename R, int N, int D>
-static LCTX_KERNEL void lctx_few_weigh_n(const lctx_stored & v, int n, const float * p, int d0, float * o, int64_t o_row) {
+// o.at(c0 + column)[d0 ...] += sum over keys of p[column][key] v_key[d0 ...] for N columns and D vectors of dimensions.
+template <typename R, int N, int D, typename O>
+static LCTX_KERNEL void lctx_few_weigh_n(const lctx_stored & v, int n, const float * p, int d0, const O & o, int c0) {
     lctx_vf sum[N][D];
     for (int c = 0; c < N; c++) {
         for (int j = 0; j < D; j++) {
-            sum[c][j] = lctx_vload(o + c * o_row + d0 + j * LCTX_VL);
+            sum[c][j] = lctx_vload(o.at(c0 + c) + d0 + j * LCTX_VL);
         }
     }
     for (int i = 0; i < n; i++) {
@@ -102,20 +102,20 @@ static LCTX_KERNEL void lctx_few_weigh_n(const lctx_stored & v, int n, const flo
     }
     for (int c = 0; c < N; c++) {
         for (int j = 0; j < D; j++) {
-            lctx_vstore(o + c * o_row + d0 + j * LCTX_VL, sum[c][j]);
+            lctx_vstore(o.at(c0 + c) + d0 + j * LCTX_VL, sum[c][j]);
         }
     }
 }
 
-template <typename R, int N>
-static inline void lctx_few_weigh_all(const lctx_stored & v, int n, const float * p, int dim, float * o, int64_t o_row) {
+template <typename R, int N, typename O>
+static inline void lctx_few_weigh_all(const lctx_stored & v, int n, const float * p, int dim, const O & o, int c0) {
     constexpr int D = std::min(8, LCTX_ACCUMULATORS / N);
     int d = 0;
     for (; d + D * LCTX_VL <= dim; d += D * LCTX_VL) {
-        lctx_few_weigh_n<R, N, D>(v, n, p, d, o, o_row);
+        lctx_few_weigh_n<R, N, D>(v, n, p, d, o, c0);
     }
     for (; d < dim; d += LCTX_VL) {
-        lctx_few_weigh_n<R, N, 1>(v, n, p, d, o, o_row);
+        lctx_few_weigh_n<R, N, 1>(v, n, p, d, o, c0);
     }
 }
 
@@ -136,17 +136,16 @@ static inline void lctx_few_scores(const lctx_stored & k, int n, const float * q
     });
 }
 
-// o[column][dim] += sum over keys of p[column][key] v_key.
-static inline void lctx_few_weigh(const lctx_stored & v, int n, const float * p, int n_col, int dim, float * o, int64_t o_row) {
+// o.at(column)[dim] += sum over keys of p[column][key] v_key. O: lctx_rows_in_order or lctx_rows_anywhere.
+template <typename O> static inline void lctx_few_weigh(const lctx_stored & v, int n, const float * p, int n_col, int dim, const O & o) {
     lctx_with_rows(v.type, [&](auto rows) {
         using R = decltype(rows);
         for (int c = 0; c < n_col; c += lctx_few_step(n_col - c)) {
             const float * pc = p + (size_t)c * LCTX_BLOCK;
-            float * oc = o + c * o_row;
             switch (lctx_few_step(n_col - c)) {
-                case 1:  lctx_few_weigh_all<R, 1>(v, n, pc, dim, oc, o_row); break;
-                case 2:  lctx_few_weigh_all<R, 2>(v, n, pc, dim, oc, o_row); break;
-                default: lctx_few_weigh_all<R, 4>(v, n, pc, dim, oc, o_row);
+                case 1:  lctx_few_weigh_all<R, 1>(v, n, pc, dim, o, c); break;
+                case 2:  lctx_few_weigh_all<R, 2>(v, n, pc, dim, o, c); break;
+                default: lctx_few_weigh_all<R, 4>(v, n, pc, dim, o, c);
             }
         }
     });

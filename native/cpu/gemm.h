@@ -55,23 +55,34 @@ static inline void lctx_vstore(lctx_pair * p, lctx_vf v) {
 }
 #endif
 
-// Register tile: C[RM][RN*VL] (+)= A[RM][k_dim] * B[k_dim][RN*VL].
-template <int RM, int RN, typename T> static LCTX_KERNEL void lctx_gemm_tile(int k_dim, const T * a, int64_t a_row, int64_t a_col,
-                                                                             const T * b, int64_t b_row, float * c, int64_t c_row,
-                                                                             bool add) {
+// Where the rows of a product go: one after the other, or each to a place of its own.
+struct lctx_rows_in_order {
+    float * first;
+    int64_t step;
+    float * at(int i) const { return first + i * step; }
+};
+struct lctx_rows_anywhere {
+    float * const * rows;
+    float * at(int i) const { return rows[i]; }
+};
+
+// Register tile: rows [row, row + RM) and columns [column, column + RN*VL) of C (+)= A * B.
+template <int RM, int RN, typename T, typename C> static LCTX_KERNEL void lctx_gemm_tile(int k_dim, const T * a, int64_t a_row,
+                                                                                         int64_t a_col, const T * b, int64_t b_row, C c,
+                                                                                         int row, int column, bool add) {
     lctx_vf acc[RM][RN];
     for (int i = 0; i < RM; i++) {
         for (int j = 0; j < RN; j++) {
-            acc[i][j] = add ? lctx_vload(c + i * c_row + j * LCTX_VL) : lctx_vf{};
+            acc[i][j] = add ? lctx_vload(c.at(row + i) + column + j * LCTX_VL) : lctx_vf{};
         }
     }
     for (int k = 0; k < k_dim; k++) {
         decltype(lctx_vload(b)) bk[RN];
         for (int j = 0; j < RN; j++) {
-            bk[j] = lctx_vload(b + k * b_row + j * LCTX_VL);
+            bk[j] = lctx_vload(b + k * b_row + column + j * LCTX_VL);
         }
         for (int i = 0; i < RM; i++) {
-            const auto ai = lctx_vset(a[i * a_row + k * a_col]);
+            const auto ai = lctx_vset(a[(row + i) * a_row + k * a_col]);
             for (int j = 0; j < RN; j++) {
                 acc[i][j] = lctx_vmad(acc[i][j], ai, bk[j]);
             }
@@ -79,35 +90,40 @@ template <int RM, int RN, typename T> static LCTX_KERNEL void lctx_gemm_tile(int
     }
     for (int i = 0; i < RM; i++) {
         for (int j = 0; j < RN; j++) {
-            lctx_vstore(c + i * c_row + j * LCTX_VL, acc[i][j]);
+            lctx_vstore(c.at(row + i) + column + j * LCTX_VL, acc[i][j]);
         }
     }
 }
 
-template <int RN, typename T> static inline void lctx_gemm_columns(int m, int k_dim, const T * a, int64_t a_row, int64_t a_col, const T * b,
-                                                                   int64_t b_row, float * c, int64_t c_row, bool add) {
+template <int RN, typename T, typename C> static inline void lctx_gemm_columns(int m, int k_dim, const T * a, int64_t a_row, int64_t a_col,
+                                                                               const T * b, int64_t b_row, C c, int column, bool add) {
     constexpr int RM = LCTX_VL == 16 ? 8 : 6;  // accumulators: 16 of 32 registers, or 12 of 16; one panel of B stays in the first cache
     int i = 0;
     for (; i + RM <= m; i += RM) {
-        lctx_gemm_tile<RM, RN>(k_dim, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);
+        lctx_gemm_tile<RM, RN>(k_dim, a, a_row, a_col, b, b_row, c, i, column, add);
     }
     for (; i + 4 <= m; i += 4) {
-        lctx_gemm_tile<4, RN>(k_dim, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);
+        lctx_gemm_tile<4, RN>(k_dim, a, a_row, a_col, b, b_row, c, i, column, add);
     }
     for (; i < m; i++) {
-        lctx_gemm_tile<1, RN>(k_dim, a + i * a_row, a_row, a_col, b, b_row, c + i * c_row, c_row, add);
+        lctx_gemm_tile<1, RN>(k_dim, a, a_row, a_col, b, b_row, c, i, column, add);
     }
 }
 
 // C[m][n] (+)= A[m][k_dim] * B[k_dim][n]; n is a multiple of LCTX_VL; element (i, k) of A is a[i*a_row + k*a_col].
-template <typename T> static inline void lctx_gemm(int m, int n, int k_dim, const T * a, int64_t a_row, int64_t a_col, const T * b,
-                                                   int64_t b_row, float * c, int64_t c_row, bool add) {
+template <typename T, typename C> static inline void lctx_gemm(int m, int n, int k_dim, const T * a, int64_t a_row, int64_t a_col,
+                                                               const T * b, int64_t b_row, C c, bool add) {
     constexpr int RN = 2;
     int j = 0;
     for (; j + RN * LCTX_VL <= n; j += RN * LCTX_VL) {
-        lctx_gemm_columns<RN>(m, k_dim, a, a_row, a_col, b + j, b_row, c + j, c_row, add);
+        lctx_gemm_columns<RN>(m, k_dim, a, a_row, a_col, b, b_row, c, j, add);
     }
     for (; j < n; j += LCTX_VL) {
-        lctx_gemm_columns<1>(m, k_dim, a, a_row, a_col, b + j, b_row, c + j, c_row, add);
+        lctx_gemm_columns<1>(m, k_dim, a, a_row, a_col, b, b_row, c, j, add);
     }
+}
+
+template <typename T> static inline void lctx_gemm(int m, int n, int k_dim, const T * a, int64_t a_row, int64_t a_col, const T * b,
+                                                   int64_t b_row, float * c, int64_t c_row, bool add) {
+    lctx_gemm(m, n, k_dim, a, a_row, a_col, b, b_row, lctx_rows_in_order{c, c_row}, add);
 }

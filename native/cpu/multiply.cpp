@@ -27,7 +27,7 @@ template <class W> struct plan {
         n_panel = std::clamp<int64_t>(all / (N_TAKE * n_threads), 1, max_panel);
         n_chunk = (all + n_panel - 1) / n_panel;
     }
-    lctx_columns columns(lctx_parts & at) const {
+    lctx_column_bytes columns(lctx_parts & at) const {
         const size_t n_sum = k_dim / W::GROUP * LCTX_TILE;
         return {at.take<int8_t>(k_dim * LCTX_TILE), at.take<float>(k_dim / W::N * LCTX_TILE),
                 W::HAS_MIN ? nullptr : at.take<int32_t>(n_sum), W::HAS_MIN ? at.take<float>(n_sum) : nullptr};
@@ -49,8 +49,8 @@ template <class W> struct plan {
     }
 };
 
-template <class W>
-void multiply_columns(const lctx_panel & p, const lctx_columns & x, int64_t k_dim, int n_rows, const lctx_tile_ends & ends, int64_t row) {
+template <class W> void multiply_columns(const lctx_panel & p, const lctx_column_bytes & x, int64_t k_dim, int n_rows,
+                                         const lctx_tile_ends & ends, int64_t row) {
     const auto by = ends.n > LCTX_HALF_TILE ? lctx_multiply_tile<W, LCTX_TILE> : lctx_multiply_tile<W, LCTX_HALF_TILE>;
     by(p, x, k_dim, n_rows, ends, row);
 }
@@ -60,12 +60,12 @@ template <class W> constexpr int64_t STRAIGHT_COLUMNS = 0;
 
 // Rows [first, end) of a matrix with such columns.
 template <class W>
-void multiply_straight(const ggml_tensor *, const char *, const lctx_columns &, const lctx_tile_ends &, int64_t, int64_t) {}
+void multiply_straight(const ggml_tensor *, const char *, const lctx_column_bytes &, const lctx_tile_ends &, int64_t, int64_t) {}
 
 #if LCTX_HAS_STRAIGHT
 template <> constexpr int64_t STRAIGHT_COLUMNS<lctx_weight<GGML_TYPE_Q8_0>> = LCTX_STRAIGHT_COLUMNS;
 
-template <> void multiply_straight<lctx_weight<GGML_TYPE_Q8_0>>(const ggml_tensor * w, const char * matrix, const lctx_columns & x,
+template <> void multiply_straight<lctx_weight<GGML_TYPE_Q8_0>>(const ggml_tensor * w, const char * matrix, const lctx_column_bytes & x,
                                                                 const lctx_tile_ends & ends, int64_t first, int64_t end) {
     static constexpr decltype(&lctx_multiply_four<1>) BY_COLUMNS[LCTX_STRAIGHT_COLUMNS] = {lctx_multiply_four<1>, lctx_multiply_four<2>,
                                                                                            lctx_multiply_four<3>};
@@ -115,7 +115,7 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
     }
 
   private:
-    static lctx_columns columns(const plan<W> & p, uintptr_t base, int64_t tile) {
+    static lctx_column_bytes columns(const plan<W> & p, uintptr_t base, int64_t tile) {
         lctx_parts at{base + tile * p.columns_size()};
         return p.columns(at);
     }
@@ -164,7 +164,7 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
             lctx_fill_panel<W>(panels[i], w.rows + first_row(i) * row_size, row_size, n_rows(i), p.k_dim);
         }
         for (int64_t tile = w.first; tile < w.end; tile++) {
-            const lctx_columns x = columns(p, base, tile);
+            const lctx_column_bytes x = columns(p, base, tile);
             const lctx_tile_ends ends = m.tile(tile);
             for (int64_t i = 0; i < n; i++) {
                 multiply_columns<W>(panels[i], x, p.k_dim, n_rows(i), ends, first_row(i));

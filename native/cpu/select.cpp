@@ -1,280 +1,247 @@
-// *select*: every query scores the chunks before it and keeps the best (LongHeads, eq. 3).
-#include "ablate.h"
+// *select*: every query scores the far chunks of its base at their angles and keeps the best (LongHeads, eq. 3).
 #include "ggml-cpu-impl.h"
+#include "key-scores.h"
 #include "scores.h"
-
-static_assert(LCTX_MOST_SHARES <= LCTX_MAX_COLUMNS, "a block's heads are scored together");
 
 namespace {
 
-// One column of scores, and its best candidates.
-struct column {
-    const float * scores;
-    int own;
-    const int32_t * best;  // ascending
-    int n_best;
+// ---- scores ----
 
-    float score(int chunk) const { return scores[chunk]; }
-};
-
-// The best candidates of a column in order, the best first; among equals the lower index.
-void put_in_order(const column & c, int32_t * order) {
-    const auto value = [&](int32_t i) { return std::isnan(c.score(i)) ? -INFINITY : std::max(c.score(i), -FLT_MAX); };
-    std::copy_n(c.best, c.n_best, order);
-    std::stable_sort(order, order + c.n_best, [&](int32_t i, int32_t j) { return value(i) > value(j); });
-}
-
-// Choose the first n of w.order, and n_neighbor neighbours of theirs, at most one to each in a pass; what no neighbour takes goes to the
-// next ones of w.order. So all of w.order's number are chosen.
-void choose_with_neighbours(const lctx_select_args & a, const column & c, const lctx_select_scratch & w) {
-    const int first = a.chunks.first_candidate(), end = a.chunks.end_candidate(c.own), n_alone = c.n_best - a.chunks.n_neighbor;
-    const auto is_open = [&](int i) { return i >= first && i < end && !w.taken[i] && !std::isnan(c.score(i)); };
-    int n = 0;
-    const auto take = [&](int i) {
-        w.chosen[n++] = i;
-        w.taken[i] = 1;
-    };
-    std::fill_n(w.taken, c.own, 0);
-    std::for_each_n(w.order, n_alone, take);
-    for (int before = -1; before != n && n < c.n_best;) {
-        before = n;
-        for (int i = 0; i < n_alone && n < c.n_best; i++) {
-            const int left = w.order[i] - 1, right = w.order[i] + 1;
-            const bool has_left = is_open(left), has_right = is_open(right);
-            if (has_left || has_right) {
-                take(has_left && (!has_right || c.score(left) >= c.score(right)) ? left : right);
-            }
-        }
-    }
-    for (int i = n_alone; n < c.n_best; i++) {
-        if (!w.taken[w.order[i]]) {
-            take(w.order[i]);
+// Scores of a block, from [column][BLOCK] or [chunk][n_pad] to where they are chosen from, but those of chunks that a column has at
+// another angle.
+void put_block(const lctx_select_args & a, const lctx_select_tile & t, int slot, int first, int n, const float * from, float * s) {
+    const lctx_score_steps step(a, t.n_column());
+    for (int c = 0; c < t.n_column(); c++) {
+        const lctx_chunk_range own = lctx_chunk_range(a, t.group(c).first, slot).within(first, first + n);
+        for (int i = own.first; i < own.end; i++) {
+            s[i * step.of_chunk + c * step.of_column] =
+                step.few() ? from[c * LCTX_BLOCK + i - first] : from[(i - first) * step.of_chunk + c];
         }
     }
 }
 
-// How many of w.order it takes to read the wanted share of the attention; `unread` is the estimate of the rest.
-int n_wanted(const lctx_select_args & a, const column & c, const lctx_select_scratch & w, float & unread) {
-    float read = 0.0f;
-    const auto add = [&](int chunk) { read += std::isnan(c.score(chunk)) ? 0.0f : c.score(chunk); };
-    for (int i = 0; i < c.own; i = i + 1 == a.chunks.first_candidate() ? a.chunks.end_candidate(c.own) : i + 1) {
-        add(i);  // what is read anyway
+// The scores of the tile's columns in some chunks: NaN for those that a column has in no range.
+void score_tile(const lctx_select_args & a, const lctx_select_tile & t, const lctx_chunk_range & some, int next, float * s,
+                const lctx_select_scratch & w) {
+    const lctx_score_steps step(a, t.n_column());
+    for (int c = 0; step.few() && c < t.n_column(); c++) {
+        std::fill(s + c * step.of_column + some.first, s + c * step.of_column + some.end, NAN);
     }
-    int n = 0;
-    for (; n < c.n_best && read < a.chunks.mass; n++) {
-        add(w.order[n]);
+    if (!step.few()) {
+        std::fill(s + some.first * step.of_chunk, s + some.end * step.of_chunk, NAN);
     }
-    unread = std::max(0.0f, 1.0f - read);
-    return n;
+    for (int slot = 0; slot < a.chunks.n_range; slot++) {
+        const lctx_chunk_range r = lctx_scored(a, t, slot).within(some.first, some.end);
+        if (r.empty()) {
+            continue;
+        }
+        if (a.chunks.by_keys()) {
+            lctx_score_keys(a, t, slot, r, s, w);
+        } else {
+            lctx_each_summary_block(a, t, slot, r, next, w,
+                                    [&](int first, int n, const float * from) { put_block(a, t, slot, first, n, from, s); });
+        }
+    }
 }
 
-// The chunks that a column reads, ascending in w.chosen; returns their number.
-int choose(const lctx_select_args & a, const column & c, const lctx_select_scratch & w, float & unread) {
-    const lctx_chunks & chunks = a.chunks;
-    unread = 0.0f;
-    if (chunks.reads_all(c.own)) {
-        std::iota(w.chosen, w.chosen + c.own + 1, 0);
-        return c.own + 1;
+// ---- choices ----
+
+// All that a group scores.
+lctx_chunk_range candidates(const lctx_select_args & a, const lctx_select_group & g) {
+    lctx_chunk_range all;
+    for (int slot = 0; slot < a.chunks.n_range; slot++) {
+        all = all.with({a, g.first, slot});
     }
-    int n = c.n_best;
-    if (chunks.mass > 0.0f || chunks.n_neighbor > 0) {
-        put_in_order(c, w.order);
-    }
-    if (chunks.mass > 0.0f) {
-        n = n_wanted(a, c, w, unread);
-        std::copy_n(w.order, n, w.chosen);
-    } else if (chunks.n_neighbor > 0) {
-        choose_with_neighbours(a, c, w);
-    } else {
-        std::copy_n(c.best, n, w.chosen);
-    }
-    for (int i = 0; i < chunks.first_candidate(); i++) {
-        w.chosen[n++] = i;
-    }
-    for (int i = chunks.end_candidate(c.own); i <= c.own; i++) {
-        w.chosen[n++] = i;
-    }
-    std::sort(w.chosen, w.chosen + n);
-    return n;
+    return all;
 }
 
-// The segments of one token: its chunks, seen from their places.
-void write_segments(const lctx_select_args & a, int32_t token, int n, float unread, const lctx_select_scratch & w, lctx_segment * segs) {
-    const lctx_chunk_row & at = a.rows[token];
-    const int size = a.chunks.chunk_size, own = at.row / size;
-    int32_t n_row = 0;
+// All that the groups of a tile score.
+lctx_chunk_range candidates(const lctx_select_args & a, const lctx_select_tile & t) {
+    lctx_chunk_range all;
+    for (int i = 0; i < t.n_group; i++) {
+        all = all.with(candidates(a, t.groups[i]));
+    }
+    return all;
+}
+
+// The range of a token that has a chunk, or -1.
+int slot_of(const lctx_select_args & a, int32_t token, int chunk) {
+    for (int slot = 0; slot < a.chunks.n_range; slot++) {
+        const lctx_chunk_range r(a, token, slot);
+        if (chunk >= r.first && chunk < r.end) {
+            return slot;
+        }
+    }
+    return -1;
+}
+
+// What a token reads of the chosen chunks, behind its runs.
+void write_chunks(const lctx_select_args & a, int32_t token, const int32_t * chosen, int n, lctx_segment * dst) {
+    const int size = a.chunks.chunk_size;
+    std::copy_n(a.segs + (size_t)token * a.chunks.n_given(), a.chunks.n_run, dst);
+    lctx_segment * to = dst + a.chunks.n_run;
     for (int i = 0; i < n; i++) {
-        const int row0 = w.chosen[i] * size;
-        segs[i] = {row0, std::min(row0 + size, at.row + 1), a.chunks.place(own, w.chosen[i], i, n), at.seq};
-        n_row += segs[i].row1 - row0;
+        const int slot = slot_of(a, token, chosen[i]);
+        if (slot >= 0) {
+            const lctx_segment & r = lctx_range_of(a, token, slot);
+            *to++ = {chosen[i] * size, (chosen[i] + 1) * size, r.angle, r.seq};
+        }
     }
-    std::fill(segs + n, segs + a.chunks.n_segment(), lctx_segment{0, 0, 0, at.seq});
-    if (a.chunks.mass > 0.0f) {
-        lctx_segment & read = segs[a.chunks.n_chunk];
-        read.row0 = read.row1 = n_row;
-        memcpy(&read.angle, &unread, sizeof(unread));
-    }
+    std::fill(to, dst + a.chunks.n_segment(), lctx_segment{0, 0, 0, a.rows[token].seq});
 }
 
-// A query left a share unread. Threads may count for one choice at once.
-void count_unread(lctx_unread & to, float share) {
-    __atomic_fetch_add(&to.n_query, 1, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&to.sum, (int64_t)(share * lctx_unread::UNIT), __ATOMIC_RELAXED);
+// The same side by side: runs and chosen chunks in their order, each from one place nearer than the one before it.
+void write_packed(const lctx_select_args & a, int32_t token, const int32_t * chosen, int n, lctx_segment * dst) {
+    const int size = a.chunks.chunk_size;
+    const lctx_segment * runs = a.segs + (size_t)token * a.chunks.n_given();
+    lctx_segment * to = dst;
+    for (int run = 0; run < a.chunks.n_run; run++) {
+        for (int32_t row = runs[run].row0; row < runs[run].row1; row += size) {
+            *to++ = {row, std::min(row + size, runs[run].row1), 0, runs[run].seq};
+        }
+        for (int i = 0; run == 0 && i < n; i++) {
+            *to++ = {chosen[i] * size, (chosen[i] + 1) * size, 0, runs[run].seq};
+        }
+    }
+    const auto n_read = (int32_t)(to - dst);
+    for (int32_t i = 0; i < n_read; i++) {
+        dst[i].angle = a.rows[token].angle + n_read - 1 - i;
+    }
+    std::fill(to, dst + a.chunks.n_segment(), lctx_segment{0, 0, 0, a.rows[token].seq});
 }
 
-// Column `index` of a tile: rank its candidates, choose, write.
-void select_column(const lctx_select_args & a, const lctx_select_tile & t, int index, float * scores, const lctx_select_scratch & w) {
-    const int32_t token = t.token_of(index);
-    const int own = lctx_own_chunk(a, token);
-    column c = {scores, own, w.best, 0};
-    if (!a.chunks.reads_all(own)) {
-        lctx_ablate(a.chunks.ablation, a.rows[token].row, t.choice_of(index), own, scores);
-        c.n_best = a.chunks.n_free(own);
-        lctx_take_best(scores, a.chunks.first_candidate(), a.chunks.end_candidate(own), c.n_best, w.keys, w.best);
+// Choose for a group: chunks of `all` by their scores.
+void choose(const lctx_select_args & a, const lctx_select_group & g, const lctx_chunk_range & all, const float * scores, int choice,
+            const lctx_select_scratch & w) {
+    const int n = all.empty() ? 0 : std::min(a.chunks.n_free, all.end - all.first);
+    if (n > 0) {
+        lctx_take_best(scores, all.first, all.end, n, w.keys, w.chosen);
     }
-    float unread;
-    const int n_chosen = choose(a, c, w, unread);
-    const size_t at = (size_t)token * a.n_choice + t.choice_of(index);
-    write_segments(a, token, n_chosen, unread, w, a.dst + at * a.chunks.n_segment());
-    if (a.unread) {
-        count_unread(a.unread[t.choice_of(index)], unread);
+    for (int32_t token = g.first; token < g.first + g.n; token++) {
+        lctx_segment * dst = a.dst + ((size_t)token * a.n_choice + choice) * a.chunks.n_segment();
+        (a.chunks.packed ? write_packed : write_chunks)(a, token, w.chosen, n, dst);
     }
-}
-
-// Chunks of a tile that need a score.
-int n_scored(const lctx_select_args & a, const lctx_select_tile & t) {
-    int most = 0;
-    for (int32_t token = t.first; token < t.first + t.n_token; token++) {
-        const int own = lctx_own_chunk(a, token);
-        most = std::max(most, a.chunks.reads_all(own) ? 0 : own);
-    }
-    return most;
 }
 
 // turned[column][chunk] of LCTX_VL columns that stand side by side: every cache line of theirs is read once.
-void turn(const float * s, int stride, int n_chunk, float * turned) {
-    for (int i = 0; i < n_chunk; i += LCTX_VL) {
+void turn(const float * s, int64_t stride, const lctx_chunk_range & r, int64_t room, float * turned) {
+    for (int i = r.first; i < r.end; i += LCTX_VL) {
         lctx_vf v[LCTX_VL];
         for (int x = 0; x < LCTX_VL; x++) {
-            v[x] = lctx_vload(s + (size_t)std::min(i + x, n_chunk - 1) * stride);
+            v[x] = lctx_vload(s + std::min(i + x, r.end - 1) * stride);
         }
         lctx_vtranspose(v);
         for (int c = 0; c < LCTX_VL; c++) {
-            lctx_vstore(turned + (size_t)c * lctx_n_key(n_chunk) + i, v[c]);
+            lctx_vstore(turned + c * room + i, v[c]);
         }
     }
 }
 
-// The scores of column `index`, one after the other: as they lie, or turned. begins: the columns beside it were not turned just before.
-float * scores_of(const lctx_select_args & a, const lctx_select_tile & t, int index, bool begins, float * s,
-                  const lctx_select_scratch & w) {
-    const lctx_score_steps step = lctx_steps_of(a, t.n_column());
-    if (step.of_chunk == 1) {
-        return s + (size_t)index * step.of_column;
-    }
-    const int n = n_scored(a, t);
-    if (begins) {
-        turn(s + index / LCTX_VL * LCTX_VL, step.of_chunk, n, w.turned);
-    }
-    return w.turned + (size_t)(index % LCTX_VL) * lctx_n_key(n);
-}
-
-void select_tile(const lctx_select_args & a, const lctx_select_tile & t, const lctx_select_scratch & w) {
-    const int n = n_scored(a, t);
-    if (n > 0) {
-        lctx_score(a, t, {0, n, -1}, w.s, w);
-    }
-    if (n > 0 && a.chunks.mass > 0.0f) {
-        lctx_to_choices(a, t, n, w.s);
-    }
-    for (int i = 0; i < t.n_column(); i++) {
-        select_column(a, t, i, scores_of(a, t, i, i % LCTX_VL == 0, w.s, w), w);
+// Choices of the tile from its scores.
+void choose_tile(const lctx_select_args & a, const lctx_select_tile & t, const float * s, const lctx_select_scratch & w) {
+    const lctx_score_steps step(a, t.n_column());
+    const int64_t room = lctx_n_key(w.n_chunk_max(a));
+    const lctx_chunk_range all = candidates(a, t);
+    for (int c = 0; c < t.n_column(); c++) {
+        if (!step.few() && c % LCTX_VL == 0) {
+            turn(s + c, step.of_chunk, all, room, w.turned);
+        }
+        const float * scores = step.few() ? s + c * step.of_column : w.turned + c % LCTX_VL * room;
+        const lctx_chunk_range own = candidates(a, t.group(c));
+        if (!a.chunks.by_group) {
+            choose(a, t.group(c), own, scores, t.head(c), w);
+            continue;
+        }
+        for (int i = own.first; i < own.end; i++) {
+            w.sum[i] = (c % t.n_head == 0 ? 0.0f : w.sum[i]) + scores[i];
+        }
+        if (c % t.n_head == t.n_head - 1) {
+            choose(a, t.group(c), own, w.sum, t.list, w);
+        }
     }
 }
 
-// How choices are cut into tiles.
-struct cut {
-    int n_choice;  // of a tile: what few tokens leave of the columns, more choices fill
-    int n_token;   // of a tile, at most
-    int n_tile;    // of every token
+// ---- tiles ----
 
-    explicit cut(const lctx_select_args & a) {
-        const int per_choice = lctx_columns_per_choice(a), together = lctx_choices_per_tile(a);
-        n_choice = together * per_choice <= LCTX_MAX_COLUMNS ? together : 1;
-        n_token = LCTX_MAX_COLUMNS / (per_choice * n_choice);
-        n_tile = (a.n_choice + n_choice - 1) / n_choice;
+// f(tile) for every list and the tokens from `first` on, of one sequence, in most_group groups; returns the first token after them.
+template <typename F> int32_t each_list(const lctx_select_args & a, int32_t first, int most_group, const lctx_select_scratch & w, F && f) {
+    int n_group = 0;
+    int32_t t = first;
+    const int32_t seq = a.rows[first].seq, share = a.chunks.n_share;
+    while (n_group < most_group && t < a.n_tokens && a.rows[t].seq == seq) {
+        lctx_select_group & g = w.groups[n_group++];
+        g = {t, 1};
+        while (t + g.n < a.n_tokens && a.rows[t + g.n].seq == seq && a.rows[t + g.n].row / share == a.rows[t].row / share) {
+            g.n++;
+        }
+        t += g.n;
     }
-    lctx_select_tile at(const lctx_select_args & a, int32_t first, int32_t n, int index) const {
-        const int choice = index * n_choice;
-        return {first, n, choice, std::min(n_choice, a.n_choice - choice)};
+    const int n_head = a.n_head / a.n_list;
+    for (int list = 0; list < a.n_list; list++) {
+        f(lctx_select_tile{w.groups, n_group, list, list * n_head, n_head});
     }
-    // Few tokens: there are fewer tiles than keep the threads busy, so that all threads score every one.
-    bool is_shared(const lctx_select_args & a, int nth) const { return nth > 1 && (int64_t)a.n_tokens * n_tile < 4 * nth; }
-    // Floats for the scores of one such tile, of one token.
-    size_t n_float(const lctx_select_args & a) const { return lctx_n_score(a, n_choice * lctx_columns_per_choice(a)); }
-};
+    return t;
+}
+
+template <typename F> void each_tile(const lctx_select_args & a, int most_group, const lctx_select_scratch & w, F && f) {
+    for (int32_t t = 0, job = 0; t < a.n_tokens;) {
+        t = each_list(a, t, most_group, w, [&](const lctx_select_tile & tile) { f(tile, job++); });
+    }
+}
 
 // A thread for every tile.
-void select_tiles(const ggml_compute_params * params, const lctx_select_args & a, const cut & c, const lctx_select_scratch & w) {
-    int64_t job = 0;
-    for (int32_t t = 0, n = 0; t < a.n_tokens; t += n) {
-        n = 1;
-        while (n < c.n_token && t + n < a.n_tokens && a.rows[t + n].seq == a.rows[t].seq) {
-            n++;
+void select_tiles(const ggml_compute_params * params, const lctx_select_args & a, const lctx_select_scratch & w) {
+    each_tile(a, std::max(1, LCTX_MAX_COLUMNS / (a.n_head / a.n_list)), w, [&](const lctx_select_tile & tile, int job) {
+        if (job % params->nth == params->ith) {
+            score_tile(a, tile, candidates(a, tile), -1, w.s, w);
+            choose_tile(a, tile, w.s, w);
         }
-        for (int i = 0; i < c.n_tile; i++, job++) {
-            if (job % params->nth == params->ith) {
-                select_tile(a, c.at(a, t, n, i), w);
-            }
-        }
-    }
+    });
 }
 
-// All threads for every token: they score PART chunks at a time, and then make one choice at a time. s: [n_tokens * n_tile][n_float]
-void select_shared(const ggml_compute_params * params, const lctx_select_args & a, const cut & c, float * s,
-                   const lctx_select_scratch & w) {
-    constexpr int PART = LCTX_VL;  // these and the next ones fit in the first-level cache
-    const int n_job = a.n_tokens * c.n_tile, n_part = (int)lctx_ceil_div(a.n_chunk_max, PART);
-    const auto tile_of = [&](int job) { return c.at(a, job / c.n_tile, 1, job % c.n_tile); };
-    const auto scores_of_job = [&](int job) { return s + job * c.n_float(a); };
-    for (int64_t i = params->ith; i < (int64_t)n_job * n_part; i += params->nth) {
-        const int job = (int)(i / n_part), first = (int)(i % n_part) * PART;
-        const lctx_select_tile t = tile_of(job);
-        const int n = n_scored(a, t), next = first + PART * params->nth;
-        const lctx_chunk_range r = {first, std::min(first + PART, n), next < n ? next : -1};
-        if (r.first < r.end) {
-            lctx_score(a, t, r, scores_of_job(job), w);
+// Few tokens: all threads score every tile, which has one group.
+bool is_shared(const lctx_select_args & a) {
+    constexpr int FEW_TILES = 64;
+    return a.n_tokens * a.n_list < FEW_TILES;
+}
+
+// Floats for the scores of one such tile.
+size_t n_shared_float(const lctx_select_args & a) {
+    return lctx_score_steps::n_float(a, a.n_head / a.n_list);
+}
+
+void select_shared(const ggml_compute_params * params, const lctx_select_args & a, float * s, const lctx_select_scratch & w) {
+    constexpr int PARTS = 4;  // of a tile for each thread, where it is long enough
+    int part = 0;
+    each_tile(a, 1, w, [&](const lctx_select_tile & tile, int job) {
+        const lctx_chunk_range all = candidates(a, tile);
+        const int size = lctx_round_up((int)lctx_ceil_div(std::max(1, all.end - all.first), PARTS * params->nth), LCTX_VL);
+        for (int first = all.first; first < all.end; first += size) {
+            if (part++ % params->nth == params->ith) {
+                score_tile(a, tile, {first, std::min(first + size, all.end)}, -1, s + job * n_shared_float(a), w);
+            }
         }
-    }
+    });
     ggml_barrier(params->threadpool);
-    if (a.chunks.mass > 0.0f) {
-        for (int job = params->ith; job < n_job; job += params->nth) {
-            lctx_to_choices(a, tile_of(job), n_scored(a, tile_of(job)), scores_of_job(job));
+    each_tile(a, 1, w, [&](const lctx_select_tile & tile, int job) {
+        if (job % params->nth == params->ith) {
+            choose_tile(a, tile, s + job * n_shared_float(a), w);
         }
-        ggml_barrier(params->threadpool);
-    }
-    for (int i = params->ith; i < n_job * c.n_choice; i += params->nth) {
-        const lctx_select_tile t = tile_of(i / c.n_choice);
-        if (i % c.n_choice < t.n_column()) {
-            select_column(a, t, i % c.n_choice, scores_of(a, t, i % c.n_choice, true, scores_of_job(i / c.n_choice), w), w);
-        }
-    }
+    });
 }
 
 }  // namespace
 
 size_t lctx_cpu_select_wsize(const lctx_select_args & args, int n_tasks) {
-    const cut c(args);
-    const size_t shared = c.is_shared(args, n_tasks) ? c.n_float(args) * args.n_tokens * c.n_tile * sizeof(float) : 0;
+    const size_t shared = is_shared(args) ? n_shared_float(args) * args.n_tokens * args.n_list * sizeof(float) : 0;
     return LCTX_CACHE_LINE + lctx_select_scratch::size(args) * n_tasks + shared;
 }
 
 void lctx_cpu_select(const ggml_compute_params * params, const lctx_select_args & args) {
     char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
     const lctx_select_scratch w(base + params->ith * lctx_select_scratch::size(args), args);
-    const cut c(args);
-    if (c.is_shared(args, params->nth)) {
-        return select_shared(params, args, c, (float *)(base + params->nth * lctx_select_scratch::size(args)), w);
+    if (is_shared(args)) {
+        return select_shared(params, args, (float *)(base + params->nth * lctx_select_scratch::size(args)), w);
     }
-    select_tiles(params, args, c, w);
+    select_tiles(params, args, w);
 }

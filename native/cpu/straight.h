@@ -22,7 +22,7 @@ constexpr int LCTX_STRAIGHT_COLUMNS = 3;  // with more, panels are the faster wa
 
 // rows: of n_block blocks each, the first of them number `row`; n_rows of them are wanted.
 template <int NC> static void lctx_multiply_four(const block_q8_0 * const (&rows)[LCTX_STRAIGHT_ROWS], int64_t n_block,
-                                                 const lctx_columns & x, int n_rows, const lctx_tile_ends & ends, int64_t row) {
+                                                 const lctx_column_bytes & x, int n_rows, const lctx_tile_ends & ends, int64_t row) {
     const int64_t four = LCTX_STRAIGHT_ROWS * n_block, n_ahead = (LCTX_AHEAD / sizeof(block_q8_0) + four - 1) / four * four;
     __m128 sums[NC] = {};
     for (int64_t b = 0; b < n_block; b++) {

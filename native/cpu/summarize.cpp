@@ -1,9 +1,8 @@
 // *summarize*: what a query compares itself with to find a chunk; computed when the chunk's last row is stored.
 //
 // attention (LongHeads, eq. 1-2), per query head: O = softmax(Q K^T) V over the chunk without a causal mask, q = mean of the rows of
-// O, c = softmax(q K^T) K, of keys as they are stored. Per KV head, of keys turned to their own positions: minmax, largest and smallest
-// value of every channel; moments, its mean and scale^2/2 times its variance; outlier, the key farthest from the mean of all, after the
-// moments of the others.
+// O, c = softmax(q K^T) K. Per KV head: minmax, largest and smallest value of every channel; outlier, the key farthest from the mean of
+// all, after mean and scale^2/2 times variance of every channel of the others. All of keys as they are stored.
 #include "columns.h"
 #include "ggml-cpu-impl.h"
 #include "half.h"
@@ -69,15 +68,6 @@ template <typename F> void each_part(const lctx_summarize_args & a, int32_t firs
     }
 }
 
-// A pure rotation by a row of the angle table, whose entries carry YaRN's magnitude.
-void turn(const lctx_summarize_args & a, const float * cs, float * row, float * tmp) {
-    const float inverse = 1.0f / sqrtf(cs[0] * cs[0] + cs[1] * cs[1]);
-    lctx_rotate_row(row, tmp, a.head_dim_k, cs, a.n_dims, a.params.rope_mode);
-    for (int d = 0; d < a.head_dim_k; d++) {
-        row[d] = d < a.n_dims ? tmp[d] * inverse : tmp[d];
-    }
-}
-
 void load_keys(const lctx_summarize_args & a, const chunk & c, int head_kv, const scratch & w) {
     const size_t row_size = a.cache.k_pool.row_size;
     const auto load = [&](int i, const char * src, int n) {
@@ -86,14 +76,6 @@ void load_keys(const lctx_summarize_args & a, const chunk & c, int head_kv, cons
     };
     each_part(a, lctx_cells(a.cache, head_kv, c.seq).cell(c.first_row),
               [&](int i, int32_t cell, int n) { load(i, lctx_key_row(a.cache, cell, head_kv, c.seq), n); });
-}
-
-// From their place in the chunk to their own positions.
-void turn_keys(const lctx_summarize_args & a, const chunk & c, const scratch & w) {
-    const float * cs = a.angles + (size_t)(a.rows[c.last].angle + LCTX_ANGLE_START) * a.n_dims;
-    for (int i = 0; i < a.params.chunk_size; i++) {
-        turn(a, cs, w.k + (size_t)i * a.head_dim_k, w.rotated);
-    }
 }
 
 void load_values(const lctx_summarize_args & a, const chunk & c, int head_kv, const scratch & w) {
@@ -119,8 +101,10 @@ float * open_row(const lctx_summarize_args & a, int32_t row, int head, int32_t s
     return (float *)(a.open + row * a.open_stride + head * a.open_head_stride + seq * a.open_seq_stride);
 }
 
-const float * query_row(const lctx_summarize_args & a, int32_t token, int head) {
-    return (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
+// The query of a token, rotated to its place in its chunk.
+void rotate_query(const lctx_summarize_args & a, int32_t token, int head, float * to) {
+    const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
+    lctx_rotate_row(q, to, a.head_dim_k, a.angles + (size_t)a.rows[token].angle * a.n_dims, a.n_dims, a.params.rope_mode);
 }
 
 // mean = mean over the chunk's queries of softmax(q K^T) V
@@ -134,8 +118,12 @@ void mean_output(const lctx_summarize_args & a, const chunk & c, int head, const
         columns.clear();
         for (int i = 0; i < columns.n; i++) {
             const int32_t token = w.token[first + i];
-            columns.set(i, token >= 0 ? query_row(a, token, head) : open_row(a, ring + first + i, head, c.seq),
-                        lctx_query_scale(a.params.scale, a.params.softcap));
+            const float * q = open_row(a, ring + first + i, head, c.seq);
+            if (token >= 0) {
+                rotate_query(a, token, head, w.rotated);
+                q = w.rotated;
+            }
+            columns.set(i, q, lctx_query_scale(a.params.scale, a.params.softcap));
         }
         std::fill_n(w.m, columns.n_pad, -INFINITY);
         std::fill_n(w.l, columns.n_pad, 0.0f);
@@ -215,7 +203,7 @@ void mean_key(const lctx_summarize_args & a, const scratch & w, float * mean) {
 // differ by.
 void variance(const lctx_summarize_args & a, const scratch & w, const float * mean, int without, float * dst) {
     const int dim = a.head_dim_k, size = a.params.chunk_size;
-    const float share = 0.5f * a.params.scale * a.params.scale / (float)(without < 0 ? size : size - 1);
+    const float share = 0.5f * a.params.scale * a.params.scale / (float)(size - 1);
     std::fill_n(dst, dim, 0.0f);
     for (int i = 0; i < size; i++) {
         for (int d = 0; i != without && d < dim; d++) {
@@ -223,11 +211,6 @@ void variance(const lctx_summarize_args & a, const scratch & w, const float * me
             dst[d] += share * x * x;
         }
     }
-}
-
-void moments(const lctx_summarize_args & a, const scratch & w) {
-    mean_key(a, w, w.summary);
-    variance(a, w, w.summary, -1, w.summary + a.head_dim_k);
 }
 
 // The first of the keys that are farthest from their mean.
@@ -288,21 +271,14 @@ void summarize(const lctx_summarize_args & a, const chunk & c, int head_kv, cons
     load_keys(a, c, head_kv, w);
     switch (a.params.representation) {
         case LCTX_REPRESENT_MINMAX:
-            turn_keys(a, c, w);
             extremes(a, w);
             put(w.summary, dim, 1, summary(head_kv));
             return put(w.summary + dim, dim, -1, summary(head_kv) + dim);
-        case LCTX_REPRESENT_MOMENTS:
-            turn_keys(a, c, w);
-            moments(a, w);
-            return put(w.summary, 2 * dim, 0, summary(head_kv));
         case LCTX_REPRESENT_OUTLIER:
-            turn_keys(a, c, w);
             outlier(a, w);
-            return lctx_summary_type(a.params.representation, dim) == GGML_TYPE_Q8_0
-                       ? put_bytes(w.summary, 3 * dim, (block_q8_0 *)summary(head_kv))
-                       : put(w.summary, 3 * dim, 0, summary(head_kv));
-        case LCTX_REPRESENT_ATTENTION: break;
+            return a.summary_type == GGML_TYPE_Q8_0 ? put_bytes(w.summary, 3 * dim, (block_q8_0 *)summary(head_kv))
+                                                    : put(w.summary, 3 * dim, 0, summary(head_kv));
+        default: break;
     }
     load_values(a, c, head_kv, w);
     find_queries(a, c, w);
@@ -310,7 +286,11 @@ void summarize(const lctx_summarize_args & a, const chunk & c, int head_kv, cons
     for (int head = head_kv * n_summary; head < (head_kv + 1) * n_summary; head++) {
         mean_output(a, c, head, w);
         attention_summary(a, w);
-        put(w.summary, dim, 0, summary(head));
+        if (a.summary_type == GGML_TYPE_F32) {
+            memcpy(summary(head), w.summary, dim * sizeof(float));
+        } else {
+            put(w.summary, dim, 0, summary(head));
+        }
     }
 }
 
@@ -341,7 +321,7 @@ void lctx_cpu_summarize(const ggml_compute_params * params, const lctx_summarize
     for (int64_t i = params->ith; i < (int64_t)args.n_tokens * args.n_head; i += params->nth) {
         const int32_t t = (int32_t)(i / args.n_head), head = (int32_t)(i % args.n_head);
         if (args.rows[t].open >= 0) {
-            memcpy(open_row(args, args.rows[t].open, head, args.rows[t].seq), query_row(args, t, head), args.head_dim_k * sizeof(float));
+            rotate_query(args, t, head, open_row(args, args.rows[t].open, head, args.rows[t].seq));
         }
     }
 }

@@ -65,6 +65,15 @@ lender & threads_of_process() {
     return *l;
 }
 
+// No exception goes through ggml's C: without memory for a pool the process ends here, as it does without memory for a graph.
+ggml_threadpool * lend(int n) noexcept {
+    return threads_of_process().lend(n);
+}
+
+void take_back(const ggml_threadpool * threads) noexcept {
+    threads_of_process().take_back(threads);
+}
+
 void relax() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -76,12 +85,12 @@ void relax() {
 }  // namespace
 
 ggml_threadpool * lctx_threads_begin(ggml_threadpool * own, int n) {
-    return own ? own : threads_of_process().lend(n);
+    return own ? own : lend(n);
 }
 
 void lctx_threads_end(ggml_threadpool * own, ggml_threadpool * used) {
     if (!own) {
-        threads_of_process().take_back(used);
+        take_back(used);
     }
 }
 

@@ -130,21 +130,16 @@ void vote_head(const lctx_vote_args & v, const lctx_tiling & t, int head_kv, con
     }
 }
 
-// Tiles as one thread would cut them: their size must not depend on who is there to help.
-lctx_tiling tiling(const lctx_attend_args & a) {
-    return {a, 1};
-}
-
 }  // namespace
 
 size_t lctx_cpu_vote_wsize(const lctx_vote_args & args, int n_tasks) {
     const lctx_attend_args & a = args.attend;
-    return LCTX_CACHE_LINE + scratch::size(a, tiling(a)) * n_tasks + (a.n_tokens + 2) * sizeof(int32_t);
+    return LCTX_CACHE_LINE + scratch::size(a, lctx_tiling(a)) * n_tasks + (a.n_tokens + 2) * sizeof(int32_t);
 }
 
 void lctx_cpu_vote(const ggml_compute_params * params, const lctx_vote_args & args) {
     const lctx_attend_args & a = args.attend;
-    lctx_tiling t = tiling(a);
+    lctx_tiling t(a);
     char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
     const scratch w(base + params->ith * scratch::size(a, t), a, t);
     int32_t * cut = (int32_t *)(base + params->nth * scratch::size(a, t));

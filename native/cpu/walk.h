@@ -1,44 +1,49 @@
 // The walk of *attend* and *vote* over stored rows, as cuda/walk.h: tiles of columns, one per (token, query head) of one KV head, and the
 // spans of cells that they read.
 //
-// A span is what columns read of one chunk, or of one segment where all heads read the same. The lists "column -> segments" are inverted,
-// so that a span is unpacked once for all columns that read it and its products are dense. Nothing is as wide as the context, and there
-// is no private copy of K or V.
+// A span is what columns read of one chunk, or of one segment that may be any rows: a run, or where all heads read the same. The lists
+// "column -> segments" are inverted, so that a span is unpacked once for all columns that read it and its products are dense. Nothing is as
+// wide as the context, and there is no private copy of K or V.
 #pragma once
 
 #include "columns.h"
 
 #include <climits>
 
-// How the tokens and heads are cut. The sizes depend on shapes and threads only; the cut of the tokens also on their sequences.
+// How the tokens and heads are cut. The sizes depend on shapes only, not on the threads: neither do sums. The cut of the tokens also
+// depends on their sequences.
 struct lctx_tiling {
     static constexpr int MAX_STATES = 1024;  // columns of a tile that reads chunks: their outputs stay in the second-level cache
     static constexpr int MIN_TOKENS = 16;    // of such a tile, if there are so many
-    static constexpr int TILES_PER_THREAD = 4;
+    static constexpr int WANTED = 24;        // of such tiles, for threads to share
 
     int n_rep;        // query heads per KV head
     int head_block;   // query heads of a tile
     int token_block;  // most tokens of a tile
     int n_head_tile;
     int max_column;  // padded to vector width
-    int n_bucket;    // spans: chunks, or segments
-    bool by_chunk;
+    int n_run;       // segments that are any rows, the first of a column
+    int n_bucket;    // spans: those, then chunks
+    bool is_whole;   // chunks are read as a whole: runs are not
 
     const int32_t * token_start = nullptr;  // first token of every token tile, and the end
     int n_token_tile = 0;
 
-    lctx_tiling(const lctx_attend_args & a, int n_thread) : n_rep(a.n_head / a.n_head_kv), by_chunk(a.params.chunk_size > 0) {
-        if (by_chunk) {
-            const int n_wanted = (int)lctx_ceil_div(TILES_PER_THREAD * n_thread, a.n_head_kv);
+    explicit lctx_tiling(const lctx_attend_args & a) : n_rep(a.n_head / a.n_head_kv) {
+        if (a.params.chunk_size > 0) {
+            const int n_wanted = (int)lctx_ceil_div(WANTED, a.n_head_kv);
             const int most = std::max(1, MAX_STATES / n_rep);
             head_block = n_rep;
             token_block = std::min(std::max((int)lctx_ceil_div(a.n_tokens, n_wanted), MIN_TOKENS), most);
             const int n_chunk = (int)lctx_ceil_div((int64_t)a.cache.table.head_stride * LCTX_PAGE_ROWS, a.params.chunk_size);
-            n_bucket = n_chunk;
+            n_run = a.params.n_run;
+            is_whole = n_run > 0;
+            n_bucket = n_run + n_chunk;
         } else {
             head_block = std::min(n_rep, LCTX_MAX_COLUMNS);
             token_block = LCTX_MAX_COLUMNS / head_block;
-            n_bucket = a.n_seg;
+            n_run = n_bucket = a.n_seg;
+            is_whole = false;
         }
         token_block = std::min(token_block, a.n_tokens);
         n_head_tile = (int)lctx_ceil_div(n_rep, head_block);
@@ -75,57 +80,169 @@ struct lctx_tile {
 // A column that reads a span.
 struct lctx_reader {
     int32_t column;
-    int32_t seg;  // index of its segment among all
+    int32_t seg;    // index of its segment among all
+    int32_t angle;  // of that: segments are far apart
 };
 
-// readers[start[b] .. start[b + 1]) are the columns that read bucket b, ascending.
+// What the columns of a tile read, ascending: readers[start[i] .. start[i + 1]) are the columns that read bucket[i], ascending.
 struct lctx_spans {
+    int32_t & n;            // spans
+    int32_t * bucket;       // [n_bucket]
     int32_t * start;        // [n_bucket + 1]
     lctx_reader * readers;  // [max_column * n_seg]
 
     static size_t size(const lctx_attend_args & a, const lctx_tiling & t) {
-        return (t.n_bucket + 1) * sizeof(int32_t) + (size_t)t.max_column * a.n_seg * sizeof(lctx_reader);
+        return (2 * (size_t)t.n_bucket + 2) * sizeof(int32_t) + (size_t)t.max_column * a.n_seg * sizeof(lctx_reader);
     }
-    lctx_spans(void * base, const lctx_tiling & t) : start((int32_t *)base), readers((lctx_reader *)(start + t.n_bucket + 1)) {}
+    lctx_spans(void * base, const lctx_tiling & t)
+        : n(*(int32_t *)base), bucket(&n + 1), start(bucket + t.n_bucket), readers((lctx_reader *)(start + t.n_bucket + 1)) {}
+    int n_reader() const { return n > 0 ? start[n] : 0; }
 };
 
-static inline bool lctx_is_near(const lctx_attend_args & a, int64_t seg) {
-    return a.params.near_mask != 0 && (a.params.near_mask >> seg % a.n_seg & 1);
+// The queries of a tile at the few angles from which they look at chunks, rotated, transformed and scaled once:
+// [n_angle][max_column][head_dim_k].
+struct lctx_turned {
+    static constexpr int MOST = 3;  // angles
+
+    float * rows = nullptr;  // nullptr: queries are rotated span by span
+    int max_column = 0, dim = 0, n_angle = 0;
+
+    static bool pays(const lctx_attend_args & a) { return a.params.chunk_size > 0 && a.n_angle <= MOST; }
+    static size_t size(const lctx_attend_args & a, const lctx_tiling & t) {
+        return pays(a) ? (size_t)a.n_angle * t.max_column * a.head_dim_k * sizeof(float) : 0;
+    }
+    lctx_turned() = default;
+    lctx_turned(void * base, const lctx_attend_args & a, const lctx_tiling & t)
+        : rows(pays(a) ? (float *)base : nullptr), max_column(t.max_column), dim(a.head_dim_k), n_angle(a.n_angle) {}
+    float * row(int angle, int column) const { return rows + ((size_t)angle * max_column + column) * dim; }
+    void fill(const lctx_attend_args & a, const lctx_tile & tile) const;
+    // The query of a reader as its segment sees it.
+    const float * of(const lctx_reader & reader, const lctx_tile & tile) const {
+        return row(reader.angle - tile.token(reader.column) * n_angle, reader.column);
+    }
+};
+
+// A query rotated to a row of the angle table and transformed as keys are; to: [head_dim_k].
+static inline void lctx_turn_query(const lctx_attend_args & a, const lctx_tile & tile, int column, int32_t angle, float * to) {
+    const float * q = (const float *)(a.q + tile.head(column) * a.q_head_stride + tile.token(column) * a.q_token_stride);
+    lctx_rotate_row(q, to, a.head_dim_k, a.angles + (size_t)angle * a.n_dims, a.n_dims, a.params.rope_mode);
+    lctx_transform(to, a.head_dim_k, a.params.hadamard.k);
 }
 
-// f(bucket, column, index of the segment). Segments of chunks without rows are left out; those that all heads read stay, so that a span
-// has all columns in their order.
-template <typename F>
-static inline void lctx_each_segment(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile, F && f) {
-    const int heads_per_choice = a.n_head / a.n_choice, n_together = std::min(heads_per_choice, tile.n_head);
-    for (int c = 0; c < tile.n_column; c += n_together) {
-        const int64_t first = ((int64_t)tile.token(c) * a.n_choice + tile.head(c) / heads_per_choice) * a.n_seg;
-        for (int i = 0; i < a.n_seg; i++) {
-            const lctx_segment & sg = a.segs[first + i];
-            if (t.by_chunk && sg.row0 >= sg.row1) {
-                continue;
-            }
-            const int bucket = t.by_chunk ? sg.row0 / a.params.chunk_size : i;
-            for (int h = 0; h < n_together; h++) {
-                f(bucket, c + h, (int32_t)(first + i));
+// With the scale of the scores.
+inline void lctx_turned::fill(const lctx_attend_args & a, const lctx_tile & tile) const {
+    for (int angle = 0; rows && angle < n_angle; angle++) {
+        for (int c = 0; c < tile.n_column; c++) {
+            lctx_turn_query(a, tile, c, tile.token(c) * n_angle + angle, row(angle, c));
+            for (int d = 0; d < dim; d++) {
+                row(angle, c)[d] *= lctx_query_scale(a.params.scale, a.params.softcap);
             }
         }
     }
 }
 
-// A counting sort of the tile's segments by bucket.
-static inline void lctx_invert(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile, const lctx_spans & spans) {
+static inline bool lctx_is_near(const lctx_attend_args & a, int64_t seg) {
+    return a.params.near_mask != 0 && (a.params.near_mask >> seg % a.n_seg & 1);
+}
+
+// Columns that follow each other and read the same.
+static inline int lctx_together(const lctx_attend_args & a, const lctx_tile & tile) {
+    return std::min(a.n_head / a.n_choice, tile.n_head);
+}
+
+// The first segment of the list of a column.
+static inline int64_t lctx_first_segment(const lctx_attend_args & a, const lctx_tile & tile, int column) {
+    return ((int64_t)tile.token(column) * a.n_choice + tile.head(column) / (a.n_head / a.n_choice)) * a.n_seg;
+}
+
+// f(bucket, reader). Segments of chunks without rows are left out; runs stay, so that a span of them has all columns in their order.
+template <typename F>
+static inline void lctx_each_segment(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile, F && f) {
+    const int n_together = lctx_together(a, tile);
+    for (int c = 0; c < tile.n_column; c += n_together) {
+        const int64_t first = lctx_first_segment(a, tile, c);
+        for (int i = 0; i < a.n_seg; i++) {
+            const lctx_segment & sg = a.segs[first + i];
+            if (i >= t.n_run && sg.row0 >= sg.row1) {
+                continue;
+            }
+            const int bucket = i < t.n_run ? i : t.n_run + sg.row0 / a.params.chunk_size;
+            for (int h = 0; h < n_together; h++) {
+                f(bucket, lctx_reader{c + h, (int32_t)(first + i), sg.angle});
+            }
+        }
+    }
+}
+
+// Many columns: a counting sort of their segments by bucket, whose time depends on the context a little.
+static inline void lctx_sort_segments(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile, const lctx_spans & spans) {
     int32_t * start = spans.start;
     std::fill_n(start, t.n_bucket + 1, 0);
-    lctx_each_segment(a, t, tile, [&](int bucket, int, int32_t) { start[bucket + 1]++; });
+    lctx_each_segment(a, t, tile, [&](int bucket, const lctx_reader &) { start[bucket + 1]++; });
     for (int i = 0; i < t.n_bucket; i++) {
         start[i + 1] += start[i];
     }
-    lctx_each_segment(a, t, tile, [&](int bucket, int column, int32_t seg) { spans.readers[start[bucket]++] = {column, seg}; });
-    for (int i = t.n_bucket; i > 0; i--) {
-        start[i] = start[i - 1];
+    lctx_each_segment(a, t, tile, [&](int bucket, const lctx_reader & reader) { spans.readers[start[bucket]++] = reader; });
+    spans.n = 0;  // start[b] is the end of bucket b now
+    for (int bucket = 0, first = 0; bucket < t.n_bucket; bucket++) {
+        const int end = start[bucket];
+        if (first < end) {
+            spans.bucket[spans.n] = bucket, start[spans.n++] = first;
+        }
+        first = end;
+        if (bucket == t.n_bucket - 1) {
+            start[spans.n] = end;
+        }
     }
-    start[0] = 0;
+}
+
+// Few columns: their lists, which ascend, are merged; the time does not depend on the context.
+static inline void lctx_merge_segments(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile,
+                                       const lctx_spans & spans) {
+    const int n_together = lctx_together(a, tile), size = a.params.chunk_size;
+    int cursor[LCTX_FEW_COLUMNS];
+    std::fill_n(cursor, tile.n_column, t.n_run);
+    const auto at = [&](int column) { return lctx_first_segment(a, tile, column) + cursor[column]; };
+    const auto chunk = [&](int column) {
+        for (; cursor[column] < a.n_seg && a.segs[at(column)].row0 >= a.segs[at(column)].row1; cursor[column]++) {
+        }
+        return cursor[column] < a.n_seg ? a.segs[at(column)].row0 / size : INT_MAX;
+    };
+    int n_reader = 0;
+    spans.n = 0;
+    const auto begin = [&](int bucket) { spans.bucket[spans.n] = bucket, spans.start[spans.n++] = n_reader; };
+    const auto add = [&](int column, int64_t seg) {
+        for (int h = 0; h < n_together; h++) {
+            spans.readers[n_reader++] = {column + h, (int32_t)seg, a.segs[seg].angle};
+        }
+    };
+    for (int run = 0; run < t.n_run; run++) {
+        begin(run);
+        for (int c = 0; c < tile.n_column; c += n_together) {
+            add(c, lctx_first_segment(a, tile, c) + run);
+        }
+    }
+    for (;;) {
+        int next = INT_MAX;
+        for (int c = 0; c < tile.n_column; c += n_together) {
+            next = std::min(next, chunk(c));
+        }
+        if (next == INT_MAX) {
+            break;
+        }
+        begin(t.n_run + next);
+        for (int c = 0; c < tile.n_column; c += n_together) {
+            if (chunk(c) == next) {
+                add(c, at(c));
+                cursor[c]++;
+            }
+        }
+    }
+    spans.start[spans.n] = n_reader;
+}
+
+static inline void lctx_invert(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile, const lctx_spans & spans) {
+    (tile.n_column <= LCTX_FEW_COLUMNS ? lctx_merge_segments : lctx_sort_segments)(a, t, tile, spans);
 }
 
 // What up to LCTX_MAX_COLUMNS readers read of a span: cells that any of them reads, and cells that all of them read.
@@ -136,7 +253,8 @@ struct lctx_span {
     int32_t head_kv, seq;
     lctx_cells cells;
     int lo = 0, hi = 0, all_lo = 0, all_hi = 0;
-    int next = -1;  // first cell of the span that follows, for prefetches
+    int next = -1;          // first cell of the span that follows, for prefetches
+    bool is_chunk = false;  // else a run
 
     lctx_span(const lctx_attend_args & a, int head_kv, const lctx_reader * readers, int n)
         : readers(readers),
@@ -157,6 +275,11 @@ struct lctx_span {
             lo = cells.cell(row0), hi = cells.cell(row1), all_lo = cells.cell(all_row0), all_hi = cells.cell(all_row1);
         }
     }
+    // Rows [row0, row1), which all readers read as a whole.
+    lctx_span(const lctx_attend_args & a, int head_kv, const lctx_reader * readers, int n, int seq, int32_t row0, int32_t row1)
+        : readers(readers), n(n), near(false), head_kv(head_kv), seq(seq), cells(a.cache, head_kv, seq) {
+        lo = all_lo = cells.cell(row0), hi = all_hi = cells.cell(row1);
+    }
     int first_block() const { return lo / LCTX_BLOCK; }
     int n_block() const { return lo < hi ? (int)lctx_ceil_div(hi, LCTX_BLOCK) - first_block() : 0; }
     // Slots of block b that are read.
@@ -164,17 +287,16 @@ struct lctx_span {
     int block_hi(int b) const { return std::min(hi, (b + 1) * LCTX_BLOCK); }
     bool is_partial(int cell, int n_cell) const { return cell < all_lo || cell + n_cell > all_hi; }
 
-    // Rotate the queries of the readers to the positions from which they look, and transform them as keys are. rotated: [head_dim_k].
-    void load_queries(const lctx_attend_args & a, const lctx_tile & tile, const lctx_columns & columns, float * rotated) const {
+    // The queries of the readers at the positions from which they look, from `turned` where it has them. rotated: [head_dim_k].
+    void load_queries(const lctx_attend_args & a, const lctx_tile & tile, const lctx_columns & columns, float * rotated,
+                      const lctx_turned & turned = {}) const {
         const float scale = lctx_query_scale(a.params.scale, a.params.softcap);
         columns.clear();
         for (int i = 0; i < n; i++) {
-            const int token = tile.token(readers[i].column), head = tile.head(readers[i].column);
-            const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
-            const float * cs = a.angles + (size_t)a.segs[readers[i].seg].angle * a.n_dims;
-            lctx_rotate_row(q, rotated, a.head_dim_k, cs, a.n_dims, a.params.rope_mode);
-            lctx_transform(rotated, a.head_dim_k, a.params.hadamard.k);
-            columns.set(i, rotated, scale);
+            if (!turned.rows) {
+                lctx_turn_query(a, tile, readers[i].column, readers[i].angle, rotated);
+            }
+            columns.set(i, turned.rows ? turned.of(readers[i], tile) : rotated, turned.rows ? 1.0f : scale);
         }
     }
     // Take away what a reader does not read: score of cell cell_of(x) and reader i at s[x * cell_step + i * column_step].
@@ -194,12 +316,16 @@ struct lctx_span {
 // f(span) in the order of the buckets, up to LCTX_MAX_COLUMNS readers at a time.
 template <typename F>
 static inline void lctx_each_span(const lctx_attend_args & a, const lctx_tiling & t, int head_kv, const lctx_spans & spans, F && f) {
-    const int n_reader = spans.start[t.n_bucket];
-    for (int bucket = 0; bucket < t.n_bucket; bucket++) {
-        for (int i = spans.start[bucket], end = spans.start[bucket + 1]; i < end; i += LCTX_MAX_COLUMNS) {
-            lctx_span span(a, head_kv, spans.readers + i, std::min(LCTX_MAX_COLUMNS, end - i));
-            if (t.by_chunk && i + span.n < n_reader) {
-                span.next = span.cells.cell(a.segs[spans.readers[i + span.n].seg].row0);
+    const int size = a.params.chunk_size, seq = spans.n_reader() > 0 ? a.segs[spans.readers[0].seg].seq : 0;
+    for (int at = 0; at < spans.n; at++) {
+        for (int i = spans.start[at], end = spans.start[at + 1]; i < end; i += LCTX_MAX_COLUMNS) {
+            const lctx_reader * readers = spans.readers + i;
+            const int n = std::min(LCTX_MAX_COLUMNS, end - i), chunk = spans.bucket[at] - t.n_run;
+            lctx_span span = chunk >= 0 && t.is_whole ? lctx_span(a, head_kv, readers, n, seq, chunk * size, (chunk + 1) * size)
+                                                      : lctx_span(a, head_kv, readers, n);
+            span.is_chunk = chunk >= 0;
+            if (span.is_chunk && at + 1 < spans.n) {
+                span.next = span.cells.cell((spans.bucket[at + 1] - t.n_run) * size);
             }
             f(span);
         }

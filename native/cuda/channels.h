@@ -1,4 +1,4 @@
-// What stands for a chunk channel by channel, from its keys at their own positions: one summary per KV head.
+// What stands for a chunk channel by channel, from its keys as they are stored: one summary per KV head.
 #pragma once
 
 #include "completed.h"
@@ -49,7 +49,7 @@ struct lctx_channels {
     __device__ void put() const {
         char * dst = lctx_summary_row(a, c, c.head_kv);
         const int n = lctx_summary_dim(a.params.representation, share.dim), n_warp = (int)blockDim.x / LCTX_WARP;
-        if (lctx_summary_type(a.params.representation, share.dim) == GGML_TYPE_Q8_0) {
+        if (a.summary_type == GGML_TYPE_Q8_0) {
             constexpr int SIZE = lctx_cuda_q8_0::SIZE;
             for (int block = lctx_warp(); block < n / LCTX_WARP; block += n_warp) {
                 lctx_put_block(summary[block * LCTX_WARP + lctx_lane()], dst + block * SIZE);
@@ -77,10 +77,6 @@ struct lctx_channels {
         each_key([&](int i, float x) { sum[i] += x; });
         share.reduce(sum, parts, add, [&](int d, float x) { summary[d] = x / (float)a.params.chunk_size; });
     }
-    __device__ __forceinline__ void moments() const {
-        mean();
-        add_moments(-1);
-    }
     // The first of the keys that are farthest from the mean of all, after the moments of the others.
     __device__ __forceinline__ void outlier() const {
         mean();
@@ -94,15 +90,14 @@ struct lctx_channels {
             }
         }
         __syncthreads();
-        add_moments(*picked);
+        add_variance(*picked);
     }
 
   private:
-    // The mean, and scale^2/2 times the variance, of all keys but number `without`; a second pass: the mean of some channels is far larger
+    // scale^2/2 times the variance of all keys but number `without`; a second pass: the mean of some channels is far larger
     // than what they differ by.
-    __device__ __forceinline__ void add_moments(int without) const {
-        const float n = (float)(without < 0 ? a.params.chunk_size : a.params.chunk_size - 1);
-        const float factor = 0.5f * a.params.scale * a.params.scale / n;
+    __device__ __forceinline__ void add_variance(int without) const {
+        const float factor = 0.5f * a.params.scale * a.params.scale / (float)(a.params.chunk_size - 1);
         float squares[8] = {};
         each_key(
             [&](int i, float x) {

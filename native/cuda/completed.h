@@ -1,4 +1,4 @@
-// What *summarize* reads: the chunks that a batch completes, their stored rows, and queries at their places in them.
+// What *summarize* reads: the chunks that a batch completes, and their stored keys.
 #pragma once
 
 #include "../ops/cache.h"
@@ -8,63 +8,23 @@
 // The chunk whose last row is stored by token `last`: all its rows are held.
 struct lctx_completed {
     int32_t seq, first_row, last, index, head_kv;
-    int32_t cell;      // of the first row
-    const float * cs;  // turns keys from their place in the chunk to their own positions; nullptr: they stay
-    float inverse;     // of the magnitude that cs carries
+    int32_t cell;  // of the first row
 
     __device__ lctx_completed(const lctx_summarize_args & a, int32_t last, int head_kv) : last(last), head_kv(head_kv) {
         seq = a.rows[last].seq;
         first_row = a.rows[last].row + 1 - a.params.chunk_size;
         index = first_row / a.params.chunk_size;
         cell = lctx_cells(a.cache, head_kv, seq).cell(first_row);
-        const bool stay = a.params.representation == LCTX_REPRESENT_ATTENTION;
-        cs = stay ? nullptr : a.angles + (size_t)(a.rows[last].angle + LCTX_ANGLE_START) * a.n_dims;
-        inverse = cs ? 1.0f / sqrtf(cs[0] * cs[0] + cs[1] * cs[1]) : 1.0f;
     }
 };
 
-// Element d of a stored key.
-static __device__ inline float lctx_key_element(const lctx_summarize_args & a, const char * row, int d) {
-    float x[8], picked = 0.0f;
-    lctx_load_8(a.cache.k_pool.type, row, d / 8 * 8, a.params.hadamard.k, x);
-    for (int i = 0; i < 8; i++) {
-        picked = d % 8 == i ? x[i] : picked;
-    }
-    return picked;
-}
-
-// Turn elements [d, d + 8) of a stored key by a pure rotation.
-static __device__ inline void lctx_turn(const lctx_summarize_args & a, const lctx_completed & c, const char * row, int d, float (&x)[8]) {
-    const auto octet = [&](int e, float(&y)[8]) { lctx_load_8(a.cache.k_pool.type, row, e, a.params.hadamard.k, y); };
-    lctx_rotate_8(x, d, c.cs, a.n_dims, a.params.rope_mode, octet, [&](int e) { return lctx_key_element(a, row, e); });
-    for (int i = 0; i < 8; i++) {
-        x[i] *= d + i < a.n_dims ? c.inverse : 1.0f;
-    }
-}
-
-// Elements [d, d + 8) of key i of the chunk, and of value i.
+// Elements [d, d + 8) of key i of the chunk.
 static __device__ inline void lctx_key_8(const lctx_summarize_args & a, const lctx_completed & c, int i, int d, float (&x)[8]) {
-    const char * row = lctx_key_row(a.cache, c.cell + i, c.head_kv, c.seq);
-    lctx_load_8(a.cache.k_pool.type, row, d, a.params.hadamard.k, x);
-    if (c.cs) {
-        lctx_turn(a, c, row, d, x);
-    }
-}
-
-static __device__ inline void lctx_value_8(const lctx_summarize_args & a, const lctx_completed & c, int i, int d, float (&x)[8]) {
-    lctx_load_8(a.cache.v_pool.type, lctx_value_row(a.cache, c.cell + i, c.head_kv, c.seq), d, a.params.hadamard.v, x);
+    lctx_load_8(a.cache.k_pool.type, lctx_key_row(a.cache, c.cell + i, c.head_kv, c.seq), d, a.params.hadamard.k, x);
 }
 
 static __device__ inline char * lctx_summary_row(const lctx_summarize_args & a, const lctx_completed & c, int head) {
     return a.summaries + c.index * a.summary_stride + head * a.summary_head_stride + c.seq * a.summary_seq_stride;
-}
-
-static __device__ inline float * lctx_open_row(const lctx_summarize_args & a, int32_t row, int head, int32_t seq) {
-    return (float *)(a.open + row * a.open_stride + head * a.open_head_stride + seq * a.open_seq_stride);
-}
-
-static __device__ inline const float * lctx_query_row(const lctx_summarize_args & a, int32_t token, int head) {
-    return (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
 }
 
 // How the threads of a block share rows: 8 elements each, as many rows at a time as there are threads.

@@ -8,6 +8,29 @@ static bool fits(int64_t head_dim) {
     return head_dim % 8 == 0 && head_dim <= LCTX_CUDA_MOST_DIM;
 }
 
+static const char * why_not_dim(int64_t head_dim) {
+    return head_dim % 8 == 0 ? nullptr : "head_dim must be a multiple of 8";
+}
+
+static const char * why_not_hadamard(int32_t block) {
+    return block <= LCTX_MOST_BLOCK ? nullptr : "channels that are transformed together must be 512 at most";
+}
+
+static const char * why_not_index(const lctx_index_shape & index) {
+    const char * why = why_not_dim(index.head_dim);
+    return why ? why : why_not_hadamard(index.hadamard());
+}
+
+// Of *summarize* and *select*.
+static const char * why_not_chunks(lctx_representation representation, int64_t head_dim) {
+    const bool by_attention = representation == LCTX_REPRESENT_ATTENTION;
+    return by_attention ? "representation=attention, the paper's, is computed on the CPU only" : why_not_dim(head_dim);
+}
+
+static const char * why_not_select(const lctx_select_args & a) {
+    return a.chunks.by_keys() ? why_not_index(a.index) : why_not_chunks(a.chunks.representation, a.head_dim);
+}
+
 const char * lctx_cuda_refusal(const lctx_cuda_device & device, const ggml_tensor * node) {
     switch ((lctx_op)node->op_params[0]) {
         case LCTX_OP_ATTEND:
@@ -15,19 +38,21 @@ const char * lctx_cuda_refusal(const lctx_cuda_device & device, const ggml_tenso
             const lctx_attend_args a = lctx_attend_args_of(node);
             return fits(a.head_dim_k) && fits(a.head_dim_v) ? nullptr : "head_dim must be a multiple of 8 and at most 576";
         }
-        case LCTX_OP_CENTER: return node->src[0]->ne[0] % 8 == 0 ? nullptr : "head_dim must be a multiple of 8";
+        case LCTX_OP_CENTER: return why_not_dim(node->src[0]->ne[0]);
         case LCTX_OP_STORE:  {
             const lctx_hadamard h = lctx_store_args_of(node).params.hadamard;
-            return lctx_max(h.k, h.v) <= LCTX_MOST_BLOCK ? nullptr : "channels that are transformed together must be 512 at most";
+            return why_not_hadamard(lctx_max(h.k, h.v));
         }
-        case LCTX_OP_SUMMARIZE:
-        case LCTX_OP_SELECT:    {
-            const bool is_select = node->op_params[0] == LCTX_OP_SELECT;
-            if (is_select && lctx_cuda_select_shared(lctx_select_args_of(node)) > device.max_shared) {
-                return "there are more chunks, or more channels of heads that choose together, than fit into the shared memory of the GPU";
-            }
-            return node->src[0]->ne[0] % 8 == 0 ? nullptr : "head_dim must be a multiple of 8";
+        case LCTX_OP_INDEX:     return why_not_index(lctx_index_args_of(node).index);
+        case LCTX_OP_SUMMARIZE: {
+            const lctx_summarize_args a = lctx_summarize_args_of(node);
+            return why_not_chunks(a.params.representation, a.head_dim_k);
         }
+        case LCTX_OP_SELECT: return why_not_select(lctx_select_args_of(node));
+        case LCTX_OP_FETCH:
+            return lctx_cuda_fetch_shared(lctx_fetch_args_of(node)) <= device.max_shared
+                       ? nullptr
+                       : "there are more pages than fit into the shared memory of the GPU";
         default: return nullptr;
     }
 }
@@ -35,9 +60,10 @@ const char * lctx_cuda_refusal(const lctx_cuda_device & device, const ggml_tenso
 size_t lctx_cuda_wsize(const lctx_cuda_device & device, const ggml_tensor * node) {
     switch ((lctx_op)node->op_params[0]) {
         case LCTX_OP_ANGLES:
-        case LCTX_OP_STORE:     return 0;
+        case LCTX_OP_STORE:
+        case LCTX_OP_SUMMARIZE:
+        case LCTX_OP_INDEX:     return 0;
         case LCTX_OP_ATTEND:    return lctx_cuda_attend_wsize(device, lctx_attend_args_of(node));
-        case LCTX_OP_SUMMARIZE: return lctx_cuda_summarize_wsize(device, lctx_summarize_args_of(node));
         case LCTX_OP_SELECT:    return lctx_cuda_select_wsize(device, lctx_select_args_of(node));
         case LCTX_OP_VOTE:      return lctx_cuda_vote_wsize(device, lctx_vote_args_of(node));
         case LCTX_OP_CENTER:    return lctx_cuda_center_wsize(device, lctx_center_args_of(node));
@@ -58,5 +84,6 @@ void lctx_cuda_run(const lctx_cuda_queue & queue, ggml_tensor * node) {
         case LCTX_OP_CENTER:    return lctx_cuda_center(queue, lctx_center_args_of(node));
         case LCTX_OP_EVICT:     return lctx_cuda_evict(queue, lctx_evict_args_of(node));
         case LCTX_OP_FETCH:     return lctx_cuda_fetch(queue, lctx_fetch_args_of(node));
+        case LCTX_OP_INDEX:     return lctx_cuda_index(queue, lctx_index_args_of(node));
     }
 }

@@ -1,6 +1,7 @@
 #include "emulate.h"
 
 #include <csetjmp>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -150,9 +151,14 @@ uint16_t matrix_element(const lctx_gift * rows, int m, int at, int x) {
 
 }  // namespace
 
+size_t lctx_emulated_shared() {
+    const char * kib = getenv("LCTX_EMULATED_SHARED");
+    return (size_t)(kib ? atoi(kib) : 163) * 1024;
+}
+
 void lctx_emulate(const std::function<void()> & kernel, dim3 grid, int n_thread, size_t n_shared) {
     GGML_ASSERT(n_thread % WARP == 0 && n_thread <= 1024 && grid.y < 65536 && grid.z < 65536);
-    GGML_ASSERT(n_shared <= LCTX_EMULATED_SHARED && "a block asks for more shared memory than there is");
+    GGML_ASSERT(n_shared <= lctx_emulated_shared() && "a block asks for more shared memory than there is");
     const std::lock_guard<std::mutex> lock(one_grid);
     static std::mt19937 random(1);
     while ((int)blk.fibers.size() < n_thread) {

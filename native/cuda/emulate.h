@@ -35,8 +35,8 @@ using cudaStream_t = void *;
 
 extern dim3 gridDim, blockIdx, blockDim, threadIdx;
 
-// What a block may ask for.
-constexpr size_t LCTX_EMULATED_SHARED = 163 * 1024;
+// Bytes that a block may ask for: LCTX_EMULATED_SHARED in the environment, in KiB, else 163. GPUs have 64, 99, 163 or 227.
+size_t lctx_emulated_shared();
 
 // Run every thread of every block. n_shared bytes of shared memory.
 void lctx_emulate(const std::function<void()> & kernel, dim3 grid, int n_thread, size_t n_shared);
@@ -201,6 +201,14 @@ inline unsigned atomicAnd(unsigned * at, unsigned x) {
     const unsigned old = *at;
     *at &= x;
     return old;
+}
+
+// sum + products of four bytes with four others, all signed.
+inline int32_t lctx_dot_4(uint32_t x, uint32_t y, int32_t sum) {
+    for (int shift = 0; shift < 32; shift += 8) {
+        sum += (int8_t)(x >> shift) * (int8_t)(y >> shift);
+    }
+    return sum;
 }
 
 // The lowest bit that is set.

@@ -1,10 +1,10 @@
 // *evict*: rows without enough votes leave, the others move up inside the pages of their head, as they are stored.
 //
-// Whether a row stays is a comparison with one number per head, found first. Then every slice of the bytes of K and V rows has a block of
-// threads of its own, so that a head's rows move on many multiprocessors in their order; row numbers and scores, by which the slices know
-// what stays, move last.
+// Whether a row stays is a comparison with one number per head, found first. Then every slice of the bytes of K, V and index rows has a
+// block of threads of its own, so that a head's rows move on many multiprocessors in their order; row numbers and scores, by which the
+// slices know what stays, move last.
 #include "../ops/cache.h"
-#include "half.h"
+#include "index.h"
 #include "kernels.h"
 
 namespace {
@@ -113,7 +113,7 @@ __device__ void forget_chunks(const lctx_evict_args & a, const lctx_held & held,
                 const int summary = head_kv * a.n_summary + n / n_half;
                 uint16_t * at =
                     (uint16_t *)(a.summaries + chunk * a.summary_stride + summary * a.summary_head_stride + seq * a.summary_seq_stride);
-                at[n % n_half] = LCTX_HALF_NAN;
+                at[n % n_half] = 0xffff;  // NaN as floats, as halves, and as scales of blocks
             }
         }
     }
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(THREADS) decide_heads(const lctx_evict_args a,
     }
 }
 
-// ---- K and V ----
+// ---- K, V and the index ----
 
 constexpr int SLICE = 8;  // units of a row that a block of threads moves
 
@@ -152,14 +152,12 @@ struct move_memory {
     int32_t from[THREADS];  // cells that stay
 };
 
-// The units of slice `slice`, for THREADS cells at a time: all are read before one is written, and no row goes behind where it was.
-template <typename T> __device__ void move_slice(const lctx_evict_args & a, const lctx_pool_args & pool, const decision & d, int head_kv,
-                                                 int seq, int slice, move_memory & m) {
+// n_unit units of every row, SLICE at most, for THREADS cells at a time: all are read before one is written, and no row goes behind where
+// it was. unit(cell, i): where they lie.
+template <typename T, typename Unit>
+__device__ void move_units(const lctx_evict_args & a, const decision & d, int head_kv, int seq, int n_unit, move_memory & m, Unit && unit) {
     const lctx_held held = lctx_cells(a.cache, head_kv, seq).held;
-    const int n_unit = lctx_min(SLICE, (int)(pool.row_size / sizeof(T)) - slice * SLICE), mine = (int)threadIdx.x;
-    const auto unit = [&](int cell, int i) {
-        return (T *)(pool.data + lctx_pool_row(a.cache.table, cell, head_kv, seq) * pool.row_size) + slice * SLICE + i;
-    };
+    const int mine = (int)threadIdx.x;
     for (int first = 0, to = 0; first < d.n_held; first += THREADS) {
         const int cell = first + mine;
         const bool left = cell < d.n_held && stays(a, d, held.scores()[cell], cell);
@@ -189,16 +187,51 @@ template <typename T> __device__ void move_slice(const lctx_evict_args & a, cons
     }
 }
 
+// The units of slice `slice` of rows of K or V.
+template <typename T> __device__ void move_slice(const lctx_evict_args & a, const lctx_pool_args & pool, const decision & d, int head_kv,
+                                                 int seq, int slice, move_memory & m) {
+    const int n_unit = lctx_min(SLICE, (int)(pool.row_size / sizeof(T)) - slice * SLICE);
+    move_units<T>(a, d, head_kv, seq, n_unit, m, [&](int cell, int i) {
+        return (T *)(pool.data + lctx_pool_row(a.cache.table, cell, head_kv, seq) * pool.row_size) + slice * SLICE + i;
+    });
+}
+
+LCTX_HD int n_word(const lctx_index_shape & index) {
+    return index.n_code() / index.WORD;
+}
+
+// Slices of the words of a row of the index, and one for its scale.
+LCTX_HD int n_index_slice(const lctx_evict_args & a) {
+    return a.cache.index.data ? (int)lctx_div_up(n_word(a.index), SLICE) + 1 : 0;
+}
+
+__device__ void move_index(const lctx_evict_args & a, const decision & d, int head_kv, int seq, int slice, move_memory & m) {
+    constexpr int GROUP = lctx_index_shape::GROUP;
+    const int n_unit = lctx_min(SLICE, n_word(a.index) - slice * SLICE);
+    const auto group = [&](int cell) { return lctx_index_group(a.cache, cell / GROUP, head_kv, seq); };
+    if (n_unit <= 0) {
+        return move_units<uint16_t>(a, d, head_kv, seq, 1, m,
+                                    [&](int cell, int) { return (uint16_t *)(group(cell) + a.index.scale_at(cell % GROUP)); });
+    }
+    move_units<uint32_t>(a, d, head_kv, seq, n_unit, m,
+                         [&](int cell, int i) { return (uint32_t *)(group(cell) + a.index.word_at(slice * SLICE + i, cell % GROUP)); });
+}
+
+// Slices of K, of the index, and of V where it has bytes of its own.
 __global__ void __launch_bounds__(THREADS) move_rows(const lctx_evict_args a, decision * decisions) {
-    const int head_kv = (int)blockIdx.y, seq = (int)blockIdx.z, n_slice_k = n_slice(a.cache.k_pool);
+    const int head_kv = (int)blockIdx.y, seq = (int)blockIdx.z, n_slice_k = n_slice(a.cache.k_pool), n_slice_index = n_index_slice(a);
     if (a.due[seq] < 0) {
         return;
     }
-    const bool is_k = (int)blockIdx.x < n_slice_k;
-    const lctx_pool_args & pool = is_k ? a.cache.k_pool : a.cache.v_pool;
-    const int slice = (int)blockIdx.x - (is_k ? 0 : n_slice_k);
     const decision d = decision_of(a, decisions, head_kv, seq);
     move_memory & m = *(move_memory *)lctx_shared();
+    const int in_index = (int)blockIdx.x - n_slice_k;
+    if (in_index >= 0 && in_index < n_slice_index) {
+        return move_index(a, d, head_kv, seq, in_index, m);
+    }
+    const bool is_k = in_index < 0;
+    const lctx_pool_args & pool = is_k ? a.cache.k_pool : a.cache.v_pool;
+    const int slice = (int)blockIdx.x - (is_k ? 0 : n_slice_k + n_slice_index);
     switch (unit_size(pool.row_size)) {
         case 16: return move_slice<uint4>(a, pool, d, head_kv, seq, slice, m);
         case 4:  return move_slice<uint32_t>(a, pool, d, head_kv, seq, slice, m);
@@ -245,8 +278,8 @@ size_t lctx_cuda_evict_wsize(const lctx_cuda_device &, const lctx_evict_args & a
 void lctx_cuda_evict(const lctx_cuda_queue & queue, const lctx_evict_args & args) {
     decision * decisions = (decision *)queue.work;
     const dim3 heads(args.n_head_kv, args.n_seq);
-    const dim3 slices(n_slice(args.cache.k_pool) + (lctx_values_in_keys(args.cache) ? 0 : n_slice(args.cache.v_pool)), args.n_head_kv,
-                      args.n_seq);
+    const int n_slice_v = lctx_values_in_keys(args.cache) ? 0 : n_slice(args.cache.v_pool);
+    const dim3 slices(n_slice(args.cache.k_pool) + n_index_slice(args) + n_slice_v, args.n_head_kv, args.n_seq);
     lctx_launch(decide_heads, heads, THREADS, sizeof(search_memory), queue.stream, args, decisions);
     lctx_launch(move_rows, slices, THREADS, sizeof(move_memory), queue.stream, args, decisions);
     lctx_launch(move_scores, heads, THREADS, LCTX_WARP * sizeof(int), queue.stream, args, decisions);

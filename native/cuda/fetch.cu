@@ -125,9 +125,12 @@ size_t lctx_cuda_fetch_wsize(const lctx_cuda_device &, const lctx_fetch_args & a
     return args.n_head_kv * jobs{nullptr, args.n_staged}.size() * sizeof(int32_t);
 }
 
+size_t lctx_cuda_fetch_shared(const lctx_fetch_args & args) {
+    return lctx_div_up((int64_t)args.n_seq * args.n_page_max, 32) * sizeof(unsigned);
+}
+
 void lctx_cuda_fetch(const lctx_cuda_queue & queue, const lctx_fetch_args & args) {
     const jobs list = {(int32_t *)queue.work, args.n_staged};
-    const size_t n_word = lctx_div_up((int64_t)args.n_seq * args.n_page_max, 32);
-    lctx_launch(decide, dim3(args.n_head_kv), THREADS, n_word * sizeof(unsigned), queue.stream, args, list);
+    lctx_launch(decide, dim3(args.n_head_kv), THREADS, lctx_cuda_fetch_shared(args), queue.stream, args, list);
     lctx_launch(copy, dim3(2 * args.n_staged, args.n_head_kv), THREADS, 0, queue.stream, args, list);
 }

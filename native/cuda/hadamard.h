@@ -59,9 +59,9 @@ static __device__ __forceinline__ void lctx_load_8(ggml_type type, const char * 
     lctx_unrolled<8>([&](int i) { x[i] *= scale; });
 }
 
-// Transform a row of floats in place. The lanes of a warp together; each reads what it wrote.
+// Transform a row of floats in place; block 0 leaves it as it is. The lanes of a warp together; each reads what it wrote.
 static __device__ inline void lctx_transform_row(float * row, int dim, int block) {
-    for (int first = 0; first < dim; first += block) {
+    for (int first = 0; block > 0 && first < dim; first += block) {
         float x[LCTX_MOST_BLOCK / LCTX_WARP];
         lctx_unrolled<LCTX_MOST_BLOCK / LCTX_WARP>([&](int i) {
             const int d = i * LCTX_WARP + lctx_lane();

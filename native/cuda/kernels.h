@@ -30,14 +30,13 @@ void lctx_cuda_vote(const lctx_cuda_queue & queue, const lctx_vote_args & args);
 void lctx_cuda_center(const lctx_cuda_queue & queue, const lctx_center_args & args);
 void lctx_cuda_evict(const lctx_cuda_queue & queue, const lctx_evict_args & args);
 void lctx_cuda_fetch(const lctx_cuda_queue & queue, const lctx_fetch_args & args);
+void lctx_cuda_index(const lctx_cuda_queue & queue, const lctx_index_args & args);
 
-// Bytes of shared memory that a choice of *select* takes: they grow with the number of chunks, or of channels of the query heads that
-// choose together.
-size_t lctx_cuda_select_shared(const lctx_select_args & args);
+// Bytes of shared memory that *fetch* takes: they grow with the number of pages.
+size_t lctx_cuda_fetch_shared(const lctx_fetch_args & args);
 
 // Bytes of work buffer; 0: none.
 size_t lctx_cuda_attend_wsize(const lctx_cuda_device & device, const lctx_attend_args & args);
-size_t lctx_cuda_summarize_wsize(const lctx_cuda_device & device, const lctx_summarize_args & args);
 size_t lctx_cuda_select_wsize(const lctx_cuda_device & device, const lctx_select_args & args);
 size_t lctx_cuda_vote_wsize(const lctx_cuda_device & device, const lctx_vote_args & args);
 size_t lctx_cuda_center_wsize(const lctx_cuda_device & device, const lctx_center_args & args);

@@ -1,193 +1,301 @@
-// *select*: every query scores the chunks before it and keeps the best (LongHeads, eq. 3).
+// *select*: every query scores the far chunks of its base at their angles and keeps the best (LongHeads, eq. 3).
+//
+// Summaries. minmax: sum over channels of max(q, 0) * maximum + min(q, 0) * minimum, an upper bound of the best key's. outlier: the log of
+// what the farthest key attracts and, were they normally distributed, the others of the chunk do. keys1, keys2: the log of the sum over the
+// rows of a chunk of exp(scale * q . key), of keys in one or two bits (../ops/index.h).
 #include "choose.h"
-#include "kernels.h"
-#include "scores.h"
+#include "index.h"
 
 namespace {
 
-constexpr int FEW = 8;  // so few queries that reading the summaries is what takes time
-constexpr int FEW_WARPS = 4, FEW_CHUNKS = 4;
-constexpr int CHOOSE_WARPS = 4;  // of a block, at most, each with a choice of its own
-constexpr int WIDE_WARPS = 8;    // of a block, for one choice, when there are few
+constexpr int FEW = 8;            // tokens: a block of threads for a choice
+constexpr int WARPS = 8;          // of a block, each with chunks of its own
+constexpr int CHUNKS = 4;         // of a warp
+constexpr int PREPARE_WARPS = 4;  // of a block, each with a query of its own
+constexpr int CHOOSE_WARPS = 4;   // of a block, each with a choice of its own
+constexpr int GROUP = lctx_index_shape::GROUP;
 
-// score += those of FEW_CHUNKS chunks, by a warp. summary(chunk) is where it lies.
-template <typename S>
-__device__ void add_scores(const lctx_select_args & a, const float * query, S && summary, float (&score)[FEW_CHUNKS]) {
-    const int summary_dim = a.chunks.summary_dim(a.head_dim), query_dim = a.chunks.query_dim(a.head_dim);
-    float others[FEW_CHUNKS] = {}, outlier[FEW_CHUNKS] = {};
-    for (int d = lctx_lane() * 8; d < summary_dim; d += LCTX_WARP * 8) {
-        const bool is_outlier = d >= query_dim;
-        float q[8];
-        lctx_load_8(query + (is_outlier ? d - query_dim : d), q);
-        for (int c = 0; c < FEW_CHUNKS; c++) {
-            float x[8], product = 0.0f;
-            lctx_summary_8(a, summary(c), d, x);
-            for (int i = 0; i < 8; i++) {
-                product += q[i] * x[i];
+// ---- queries ----
+
+// The mean query of a group and head, seen from the angles of a slot; channel d by lane d % 32. to: in shared memory.
+__device__ void mean_query(const lctx_select_args & a, const lctx_select_group & g, int head, int slot, float * to) {
+    const float share = 1.0f / (float)(g.end - g.first);
+    for (int d = lctx_lane(); d < a.head_dim; d += LCTX_WARP) {
+        float sum = 0.0f;
+        for (int32_t token = g.first; token < g.end; token++) {
+            const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
+            const float * cs = a.angles + (size_t)lctx_range_of(a, token, slot).angle * a.n_dims;
+            sum += share * lctx_rotated(q, d, cs, a.n_dims, a.rope_mode);
+        }
+        to[d] = sum;
+    }
+}
+
+// Round a query to bytes, as the CPU's lctx_index_round; q is in shared memory.
+__device__ void round_query(const lctx_select_args & a, float * q, lctx_key_query * to) {
+    lctx_transform_row(q, a.head_dim, a.index.hadamard());
+    float most = 0.0f, sum = 0.0f;
+    bool is_finite = true;
+    for (int d = lctx_lane(); d < a.head_dim; d += LCTX_WARP) {
+        most = fmaxf(most, fabsf(q[d]));
+        is_finite = is_finite && fabsf(q[d]) <= FLT_MAX;
+    }
+    most = lctx_warp_max(most);
+    is_finite = lctx_ballot(!is_finite) == 0;
+    const float inverse = most > 0.0f ? lctx_div(127.0f, most) : 0.0f;
+    for (int d = lctx_lane(); d < a.index.n_channel(); d += LCTX_WARP) {
+        const float level = d < a.head_dim && is_finite ? rintf(q[d] * inverse) : 0.0f;
+        to->bytes()[d] = (int8_t)level;
+        sum += level;
+    }
+    sum = lctx_warp_sum(sum);  // exact
+    if (lctx_lane() == 0) {
+        to->scale = is_finite ? a.scale * most / 127.0f : NAN;
+        to->start = -a.index.most() * (int32_t)sum;
+    }
+}
+
+// A warp for a query of a group: head and slot.
+__global__ void prepare_queries(lctx_select_args a, lctx_select_plan p) {
+    const int i = (int)blockIdx.x, job = (int)blockIdx.y * PREPARE_WARPS + lctx_warp();
+    const int head = job / a.chunks.n_range, slot = job % a.chunks.n_range;
+    const lctx_select_group g = p.group(a, i);
+    if (g.empty() || head >= a.n_head || lctx_chunk_range(a, g.first, slot).empty()) {
+        return;
+    }
+    float * q = (float *)lctx_shared() + lctx_warp() * a.head_dim;
+    mean_query(a, g, head, slot, q);
+    if (a.chunks.by_keys()) {
+        return round_query(a, q, (lctx_key_query *)p.query(a, i, head, slot));
+    }
+    for (int d = lctx_lane(); d < a.head_dim; d += LCTX_WARP) {
+        ((float *)p.query(a, i, head, slot))[d] = q[d];
+    }
+}
+
+// ---- chunks of a warp ----
+
+// What a warp scores: chunks of a list, for the group that begins with token i of the slab.
+struct warp_job {
+    int i, list, chunk0;
+
+    __device__ warp_job() : i((int)blockIdx.x), list((int)blockIdx.y), chunk0(((int)blockIdx.z * WARPS + lctx_warp()) * CHUNKS) {}
+    // f(slot, chunks) for its chunks.
+    template <typename F> __device__ void each_slot(const lctx_select_args & a, const lctx_select_plan & p, F && f) const {
+        const int32_t token = p.first + i;
+        if (!lctx_select_group::begins(a, token)) {
+            return;
+        }
+        for (int slot = 0; slot < a.chunks.n_range; slot++) {
+            const lctx_chunk_range r = lctx_chunk_range(a, token, slot).within(chunk0, chunk0 + CHUNKS);
+            if (!r.empty()) {
+                f(slot, r);
             }
-            others[c] += is_outlier ? 0.0f : product;
-            outlier[c] += is_outlier ? product : 0.0f;
         }
     }
-    for (int c = 0; c < FEW_CHUNKS; c++) {
+    __device__ void put(const lctx_select_args & a, const lctx_select_plan & p, int choice, int chunk, float score) const {
+        if (lctx_lane() == 0) {
+            p.scores_of(a, i, choice)[chunk] = score;
+        }
+    }
+};
+
+// ---- scores by summaries ----
+
+// Elements [d, d + 8) of a summary.
+__device__ void summary_8(const lctx_select_args & a, const char * summary, int d, float (&x)[8]) {
+    if (a.summary_type == GGML_TYPE_Q8_0) {
+        lctx_load_8<lctx_cuda_q8_0>(summary, d, x);
+    } else {
+        lctx_load_8<lctx_cuda_f16>(summary, d, x);
+    }
+}
+
+// What an element of a query becomes to meet part `part` of a summary.
+__device__ float to_meet(const lctx_select_args & a, int part, float q) {
+    if (a.chunks.representation == LCTX_REPRESENT_MINMAX) {
+        return part == 0 ? fmaxf(q, 0.0f) : fminf(q, 0.0f);
+    }
+    return part == 1 ? q * q : a.scale * q;
+}
+
+// The log of what a chunk attracts: its other keys, each `others` on average, and its outlier.
+__device__ float log_sum(const lctx_select_args & a, float others, float outlier) {
+    const float all = others + logf(a.chunks.n_other());
+    return fmaxf(all, outlier) + log1pf(expf(-fabsf(all - outlier)));
+}
+
+// Scores of chunks of r, CHUNKS at most, for one query.
+__device__ void score_summaries_of(const lctx_select_args & a, const float * query, const char * summaries, const lctx_chunk_range & r,
+                                   float (&score)[CHUNKS]) {
+    float others[CHUNKS] = {}, outlier[CHUNKS] = {};
+    for (int d = lctx_lane() * 8; d < a.chunks.summary_dim(a.head_dim); d += LCTX_WARP * 8) {
+        const int part = d / a.head_dim;
+        float q[8];
+        lctx_load_8(query + d % a.head_dim, q);
+        for (int c = 0; c < CHUNKS; c++) {
+            float x[8], product = 0.0f;
+            summary_8(a, summaries + lctx_min(r.first + c, r.end - 1) * a.summary_stride, d, x);
+            for (int i = 0; i < 8; i++) {
+                product += to_meet(a, part, q[i]) * x[i];
+            }
+            others[c] += part == 2 ? 0.0f : product;
+            outlier[c] += part == 2 ? product : 0.0f;
+        }
+    }
+    for (int c = 0; c < CHUNKS; c++) {
         const float sum = lctx_warp_sum(others[c]);
-        score[c] += a.chunks.has_outlier() ? lctx_log_sum(a, sum, lctx_warp_sum(outlier[c])) : sum;
+        score[c] = a.chunks.has_outlier() ? log_sum(a, sum, lctx_warp_sum(outlier[c])) : sum;
     }
 }
 
-// One query against some chunks: the query in shared memory, a warp for FEW_CHUNKS chunks.
-__global__ void score_few(lctx_select_args a, lctx_select_plan p) {
-    float * query = (float *)lctx_shared();  // [n_product][query_dim]
-    const int list = (int)blockIdx.y, i = (int)blockIdx.z, query_dim = a.chunks.query_dim(a.head_dim);
-    const int first = (int)blockIdx.x * FEW_WARPS * FEW_CHUNKS, first_head = list * p.heads_per_list;
-    const int32_t token = p.at(i);
-    const int n = lctx_n_scored(a, token);
-    if (first >= n) {
-        return;
-    }
-    for (int d = (int)threadIdx.x * 8; d < p.n_product * query_dim; d += FEW_WARPS * LCTX_WARP * 8) {
-        float x[8] = {};
-        lctx_wide_query_8(a, token, first_head + d / query_dim * p.heads_per_product, p.heads_per_product, d % query_dim, x);
-        lctx_store_8(query + d, x);
-    }
-    __syncthreads();
-    const int chunk = first + lctx_warp() * FEW_CHUNKS;
-    float score[FEW_CHUNKS] = {};
-    for (int product = 0; product < p.n_product; product++) {
-        const char * summaries = lctx_summaries_of(a, first_head + product * p.heads_per_product, a.rows[token].seq);
-        const auto summary = [&](int c) { return summaries + lctx_min(chunk + c, n - 1) * a.summary_stride; };
-        add_scores(a, query + product * query_dim, summary, score);
-    }
-    for (int c = 0; c < FEW_CHUNKS; c++) {
-        if (lctx_lane() == 0 && chunk + c < n) {
-            p.scores_of(a, i, list)[chunk + c] = score[c];
+__global__ void score_summaries(lctx_select_args a, lctx_select_plan p) {
+    const warp_job job;
+    const int n_head = a.n_head / a.n_list;
+    job.each_slot(a, p, [&](int slot, const lctx_chunk_range & r) {
+        const int32_t seq = a.rows[p.first + job.i].seq;
+        const char * summaries = a.summaries + job.list * a.summary_head_stride + seq * a.summary_seq_stride;
+        float sum[CHUNKS] = {};
+        for (int h = 0; h < n_head; h++) {
+            const int head = job.list * n_head + h;
+            float score[CHUNKS];
+            score_summaries_of(a, (const float *)p.query(a, job.i, head, slot), summaries, r, score);
+            for (int c = 0; c < CHUNKS; c++) {
+                sum[c] += score[c];
+                if (!a.chunks.by_group && r.first + c < r.end) {
+                    job.put(a, p, head, r.first + c, score[c]);
+                }
+            }
+        }
+        for (int c = 0; a.chunks.by_group && c < CHUNKS && r.first + c < r.end; c++) {
+            job.put(a, p, job.list, r.first + c, sum[c]);
+        }
+    });
+}
+
+// ---- scores by keys ----
+
+constexpr int HEADS = 4;  // that meet a row at once
+
+// log(sum of exp) in parts: the largest, and the sum of what all are beside it.
+struct log_parts {
+    float most = -INFINITY, sum = 1.0f;
+
+    // Add 16 values, of the lanes of a half of the warp.
+    __device__ void add(float score) {
+        const float top = lctx_warp_max(score, GROUP), base = top == -INFINITY ? 0.0f : top;
+        const float more = lctx_warp_sum(expf(score - base), GROUP);
+        if (most == -INFINITY) {
+            most = top, sum = more;
+        } else if (top != -INFINITY) {
+            const float both = fmaxf(most, top);
+            sum = sum * expf(most - both) + more * expf(top - both);
+            most = both;
         }
     }
+    __device__ float value() const { return most + logf(sum); }
+};
+
+// Products of the rows of a group with the queries of some heads: row lane % 16; each half of the warp takes every second word.
+template <int BITS> __device__ void multiply(const lctx_index_shape & shape, const char * group,
+                                             const lctx_key_query * const (&query)[HEADS], float (&score)[HEADS]) {
+    constexpr uint32_t MASK = BITS == 1 ? 0x01010101 : 0x03030303;
+    const int n_word = shape.n_code() / shape.WORD, row = lctx_lane() % GROUP;
+    int32_t sum[HEADS] = {};
+    for (int word = lctx_lane() / GROUP; word < n_word; word += LCTX_WARP / GROUP) {
+        uint32_t codes = *(const uint32_t *)(group + shape.word_at(word, row));
+        lctx_unrolled<8 / BITS>([&](int part) {
+            const uint32_t levels = lctx_index_levels_of<BITS>(codes & MASK);
+            lctx_unrolled<HEADS>([&](int h) { sum[h] = lctx_dot_4(levels, query[h]->words()[part * n_word + word], sum[h]); });
+            codes >>= BITS;
+        });
+    }
+    const float scale = lctx_from_half(*(const uint16_t *)(group + shape.scale_at(row)));
+    lctx_unrolled<HEADS>([&](int h) {
+        sum[h] += lctx_shuffle_xor(sum[h], GROUP) + query[h]->start;
+        score[h] = (float)sum[h] * scale * query[h]->scale;
+    });
 }
 
-// 64 queries against 64 chunks.
-__global__ void __launch_bounds__(lctx_product::THREADS) score_many(lctx_select_args a, lctx_select_plan p) {
-    const lctx_score_tile tile(a, p);
-    if (p.at(tile.first) < 0) {
-        return;
+// Scores of cells [lo, hi), which are a chunk, for the queries of some heads.
+template <int BITS> __device__ void score_chunk(const lctx_select_args & a, int list, int32_t seq, int32_t lo, int32_t hi,
+                                                const lctx_key_query * const (&query)[HEADS], float (&score)[HEADS]) {
+    log_parts parts[HEADS];
+    for (int32_t group = lo / GROUP; group * GROUP < hi; group++) {
+        const int32_t cell = group * GROUP + lctx_lane() % GROUP;
+        multiply<BITS>(a.index, lctx_index_group(a.cache, group, list, seq), query, score);
+        lctx_unrolled<HEADS>([&](int h) { parts[h].add(cell >= lo && cell < hi ? score[h] : -INFINITY); });
     }
-    tile.load_tokens();
-    const int limit = tile.most_scored();
-    if (tile.chunk0 >= limit) {
-        return;
-    }
-    uint64_t rest = tile.runs();
-    while (rest) {
-        const int begin = __ffsll((long long)rest) - 1;
-        rest &= rest - 1;
-        if (tile.seq[begin] >= 0) {
-            tile.score_run({begin, rest ? __ffsll((long long)rest) - 1 : lctx_product::TILE, limit});
+    lctx_unrolled<HEADS>([&](int h) { score[h] = parts[h].value(); });
+}
+
+template <int BITS> __global__ void score_keys(lctx_select_args a, lctx_select_plan p) {
+    const warp_job job;
+    const int n_head = a.n_head / a.n_list, size = a.chunks.chunk_size;
+    job.each_slot(a, p, [&](int slot, const lctx_chunk_range & r) {
+        const int32_t seq = a.rows[p.first + job.i].seq;
+        const lctx_cells cells(a.cache, job.list, seq);
+        for (int chunk = r.first; chunk < r.end; chunk++) {
+            const int32_t lo = cells.cell(chunk * size), hi = cells.cell((chunk + 1) * size);
+            float all = 0.0f;
+            for (int first = 0; first < n_head; first += HEADS) {
+                const lctx_key_query * query[HEADS];
+                float score[HEADS];
+                lctx_unrolled<HEADS>([&](int h) {
+                    const int head = job.list * n_head + lctx_min(first + h, n_head - 1);
+                    query[h] = (const lctx_key_query *)p.query(a, job.i, head, slot);
+                });
+                score_chunk<BITS>(a, job.list, seq, lo, hi, query, score);
+                lctx_unrolled<HEADS>([&](int h) {
+                    if (first + h < n_head && a.chunks.by_group) {
+                        all += score[h];
+                    } else if (first + h < n_head) {
+                        job.put(a, p, job.list * n_head + first + h, chunk, score[h]);
+                    }
+                });
+            }
+            if (a.chunks.by_group) {
+                job.put(a, p, job.list, chunk, all);
+            }
         }
-    }
+    });
 }
 
-__device__ void put_segment(lctx_segment * to, int32_t row0, int32_t row1, uint32_t angle, int32_t seq) {
-    *(uint4 *)to = {(unsigned)row0, (unsigned)row1, angle, (unsigned)seq};
-}
+// ---- choices ----
 
-// The segments of one token: its chunks, seen from their places, by a warp. n: chunks that are chosen.
-template <typename C>
-__device__ void write_segments(const lctx_select_args & a, const C & c, int32_t token, int n, float unread, lctx_segment * segs) {
-    const lctx_chunk_row at = a.rows[token];
-    const int size = a.chunks.chunk_size;
-    int n_seen = 0;
-    for (int w = 0; w <= c.own / 32; w++) {
-        const uint32_t chosen = c.chosen[w];
-        if (chosen >> lctx_lane() & 1) {
-            const int chunk = 32 * w + lctx_lane(), i = n_seen + __popc(chosen & lctx_lanes_below()), row0 = chunk * size;
-            put_segment(segs + i, row0, lctx_min(row0 + size, at.row + 1), (uint32_t)a.chunks.place(c.own, chunk, i, n), at.seq);
-        }
-        n_seen += __popc(chosen);
-    }
-    for (int i = n + lctx_lane(); i < a.chunks.n_chunk; i += LCTX_WARP) {
-        put_segment(segs + i, 0, 0, 0, at.seq);
-    }
-    if (a.chunks.mass > 0.0f && lctx_lane() == 0) {
-        const int n_row = (n - 1) * size + at.row + 1 - c.own * size;  // the own chunk is the last
-        put_segment(segs + a.chunks.n_chunk, n_row, n_row, lctx_as_uint(unread), at.seq);
-    }
-}
-
-// A query left a share unread.
-__device__ void count_unread(lctx_unread & to, float share) {
-    atomicAdd((unsigned long long *)&to.n_query, 1ull);
-    atomicAdd((unsigned long long *)&to.sum, (unsigned long long)(share * lctx_unread::UNIT));
-}
-
-// A warp, or a block of WARPS, per token and choice.
-template <int WARPS> __global__ void choose(lctx_select_args a, lctx_select_plan p, int n_word, int n_shared) {
-    const int mine = WARPS == 1 ? lctx_warp() : 0, n_job = WARPS == 1 ? (int)blockDim.x / LCTX_WARP : 1;
-    const int64_t job = (int64_t)blockIdx.x * n_job + mine;
-    const int choice = (int)(job % a.n_choice), i = (int)lctx_min(job / a.n_choice, (int64_t)p.n_slab);
-    const int32_t token = p.at(i);
-    if (token < 0) {
+// A warp, or a block of N_WARP, per group and choice.
+template <int N_WARP> __global__ void choose(lctx_select_args a, lctx_select_plan p) {
+    const int64_t job = N_WARP == 1 ? (int64_t)blockIdx.x * CHOOSE_WARPS + lctx_warp() : (int64_t)blockIdx.x;
+    const int choice = (int)(job % a.n_choice);
+    const int64_t i = job / a.n_choice;
+    if (i >= p.n_slab) {
         return;
     }
-    const int own = a.rows[token].row / a.chunks.chunk_size, n_list = p.n_list / a.n_choice;
-    uint32_t * shared = (uint32_t *)lctx_shared() + mine * n_shared;
-    float * scores = p.scores_of(a, i, choice * n_list);
-    int32_t * found = (int32_t *)shared + n_word;
-    const lctx_chooser<WARPS> c = {a,
-                                   scores,
-                                   (uint32_t *)scores,
-                                   n_list,
-                                   shared,
-                                   found,
-                                   found + a.chunks.n_chunk,
-                                   a.rows[token].row,
-                                   choice,
-                                   own,
-                                   a.chunks.first_candidate(),
-                                   a.chunks.end_candidate(own),
-                                   (float *)shared + n_shared - WARPS};
-    float unread = 0.0f;
-    const int n = c.run(n_word, unread);
-    if (c.thread() >= LCTX_WARP) {
-        return;
-    }
-    write_segments(a, c, token, n, unread, a.dst + ((size_t)token * a.n_choice + choice) * a.chunks.n_segment());
-    if (a.unread && lctx_lane() == 0) {
-        count_unread(a.unread[choice], unread);
+    const lctx_select_group g = p.group(a, (int)i);
+    if (!g.empty()) {
+        lctx_chooser<N_WARP>(a, g, p.scores_of(a, (int)i, choice), choice).run();
     }
 }
 
 void launch_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
-    if (a.n_tokens <= FEW) {
-        const dim3 grid((unsigned)lctx_div_up(a.n_chunk_max, FEW_WARPS * FEW_CHUNKS), p.n_list, p.n_slab);
-        lctx_launch(score_few, grid, FEW_WARPS * LCTX_WARP, p.n_float(a) * sizeof(float), queue.stream, a, p);
-    } else {
-        const auto tiles = [](int64_t n) { return (unsigned)lctx_div_up(n, lctx_product::TILE); };
-        const dim3 grid(tiles(a.n_chunk_max), p.n_list, tiles(p.n_slab));
-        lctx_launch(score_many, grid, lctx_product::THREADS, lctx_score_tile::SHARED, queue.stream, a, p);
-    }
+    const unsigned n_query = (unsigned)lctx_div_up(a.n_head * a.chunks.n_range, PREPARE_WARPS);
+    const size_t shared = PREPARE_WARPS * a.head_dim * sizeof(float);
+    lctx_launch(prepare_queries, dim3(p.n_slab, n_query), PREPARE_WARPS * LCTX_WARP, shared, queue.stream, a, p);
+    const dim3 grid(p.n_slab, a.n_list, (unsigned)lctx_div_up(lctx_max(a.n_chunk_max, 1), WARPS * CHUNKS));
+    const auto kernel = !a.chunks.by_keys() ? score_summaries : a.index.bits == 1 ? score_keys<1> : score_keys<2>;
+    lctx_launch(kernel, grid, WARPS * LCTX_WARP, 0, queue.stream, a, p);
 }
 
 void launch_choices(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
     const int64_t n_job = (int64_t)p.n_slab * a.n_choice;
-    const int n_word = lctx_chooser<1>::n_word(a);
     if (a.n_tokens <= FEW) {
-        const size_t shared = lctx_chooser<WIDE_WARPS>::shared(a);
-        lctx_launch(choose<WIDE_WARPS>, dim3((unsigned)n_job), WIDE_WARPS * LCTX_WARP, shared, queue.stream, a, p, n_word,
-                    (int)(shared / sizeof(int32_t)));
-        return;
+        lctx_launch(choose<WARPS>, dim3((unsigned)n_job), WARPS * LCTX_WARP, WARPS * sizeof(float), queue.stream, a, p);
+    } else {
+        lctx_launch(choose<1>, dim3((unsigned)lctx_div_up(n_job, CHOOSE_WARPS)), CHOOSE_WARPS * LCTX_WARP, 0, queue.stream, a, p);
     }
-    const size_t shared = lctx_chooser<1>::shared(a);
-    const int n_warp = (int)lctx_max(lctx_min(queue.device.max_shared / shared, (size_t)CHOOSE_WARPS), (size_t)1);
-    const dim3 grid((unsigned)lctx_div_up(n_job, n_warp));
-    lctx_launch(choose<1>, grid, n_warp * LCTX_WARP, n_warp * shared, queue.stream, a, p, n_word, (int)(shared / sizeof(int32_t)));
 }
 
 }  // namespace
-
-size_t lctx_cuda_select_shared(const lctx_select_args & args) {
-    const size_t of_queries = lctx_select_plan({1, 0}, args, nullptr).n_float(args) * sizeof(float);
-    return lctx_max(lctx_chooser<WIDE_WARPS>::shared(args), of_queries);
-}
 
 size_t lctx_cuda_select_wsize(const lctx_cuda_device & device, const lctx_select_args & args) {
     return lctx_select_plan(device, args, nullptr).size(args);

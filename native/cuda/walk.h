@@ -1,7 +1,8 @@
 // The walk of a tile of *attend*: columns, one per (token, query head) of one KV head, and the spans of cells that they read.
 //
-// A span is what columns of one sequence read of one chunk, or of one segment where all heads read the same: spans come in the order of
-// sequence and chunk, each once, with the columns that read it. That is the inverted list of LongHeads, made tile by tile.
+// A span is what columns of one sequence read of one chunk, or of one segment that may be any rows: a run, or where all heads read the
+// same. Spans come in the order of phase, sequence and chunk, each once, with the columns that read it. That is the inverted list of
+// LongHeads, made tile by tile.
 #pragma once
 
 #include "../ops/cache.h"
@@ -47,22 +48,24 @@ struct lctx_cuda_tile {
     LCTX_HD int head(int column) const { return head0 + column % n_head; }
 };
 
-// The lists of segments of the columns: phases come one after the other, a phase is segments [first, end) of every column.
+// The lists of segments of the columns: phases come one after the other, a phase is segments [first, end) of every column. A run is a
+// phase of its own; chunks are the last one.
 struct lctx_cuda_lists {
     const lctx_attend_args & a;
 
     LCTX_HD bool by_chunk() const { return a.params.chunk_size > 0; }
-    LCTX_HD int n_phase() const { return by_chunk() ? 1 : a.n_seg; }
+    LCTX_HD int n_run() const { return by_chunk() ? a.params.n_run : a.n_seg; }
+    LCTX_HD int n_phase() const { return by_chunk() ? a.params.n_run + 1 : a.n_seg; }
     LCTX_HD int first(int phase) const { return phase; }
-    LCTX_HD int end(int phase) const { return by_chunk() ? a.n_seg : phase + 1; }
-    LCTX_HD bool is_near(int phase) const { return (a.params.near_mask >> phase) & 1; }
+    LCTX_HD int end(int phase) const { return phase < n_run() ? phase + 1 : a.n_seg; }
+    LCTX_HD bool is_near(int phase) const { return phase < n_run() && (a.params.near_mask >> phase & 1); }
     LCTX_HD const lctx_segment * of(int token, int head) const {
         const int64_t list = by_chunk() ? (int64_t)token * a.n_choice + head / (a.n_head / a.n_choice) : token;
         return a.segs + list * a.n_seg;
     }
-    // Sequence and chunk: what is read together has the same.
-    LCTX_HD int64_t key(const lctx_segment & s) const {
-        return (int64_t)s.seq << 32 | (uint32_t)(by_chunk() ? s.row0 / a.params.chunk_size : 0);
+    // Sequence and chunk: what is read together in a phase has the same.
+    LCTX_HD int64_t key(int phase, const lctx_segment & s) const {
+        return (int64_t)s.seq << 32 | (uint32_t)(phase < n_run() ? 0 : s.row0 / a.params.chunk_size);
     }
     LCTX_HD static constexpr int64_t no_key() { return INT64_MAX; }
 };
@@ -111,7 +114,7 @@ template <int COLUMNS> static __device__ void lctx_cuda_next_span(const lctx_att
             at = lctx_max(at, lists.first(phase));
             for (; at < lists.end(phase) && segs[at].row0 >= segs[at].row1; at++) {
             }
-            key = lctx_min(key, at < lists.end(phase) ? lists.key(segs[at]) : lists.no_key());
+            key = lctx_min(key, at < lists.end(phase) ? lists.key(phase, segs[at]) : lists.no_key());
         }
         key = lctx_warp_min(key);
         if (key == lists.no_key()) {
@@ -126,7 +129,7 @@ template <int COLUMNS> static __device__ void lctx_cuda_next_span(const lctx_att
             if (c < n_column) {
                 const lctx_segment * segs = lists.of(tile.token(c), tile.head(c));
                 const int at = m.cursor[c];
-                if (at < lists.end(phase) && lists.key(segs[at]) == key) {
+                if (at < lists.end(phase) && lists.key(phase, segs[at]) == key) {
                     lo = cells.cell(segs[at].row0), hi = cells.cell(segs[at].row1), angle = segs[at].angle;
                     m.cursor[c]++;
                 }

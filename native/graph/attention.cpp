@@ -88,24 +88,17 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
     params.scale *= arch.scaled_softcap ? graph.hparams.f_attn_out_scale : 1.0f;
     params.softcap = graph.hparams.attn_soft_cap || arch.scaled_softcap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
     const lctx_inputs::table & tables = inputs.tables(graph, q, il);
-    const auto rotated = [&](ggml_tensor * pos) { return pos ? lctx_rotated(graph.ctx0, q.x, pos, tables.factors, q.rope) : nullptr; };
-    ggml_tensor * q_score = rotated(inputs.score_pos);
-    if (q_score && tables.places.slow) {
-        q_score = ggml_mul(graph.ctx0, q_score, tables.places.slow);
-    }
     const lctx_chain_inputs in = {q.x,
                                   k,
                                   v_cur,
-                                  rotated(inputs.local_pos),
-                                  q_score,
                                   inputs.rows,
                                   inputs.segs,
                                   inputs.chunk_rows,
                                   inputs.voters,
                                   tables.angles,
-                                  tables.places.angles,
-                                  q.pos ? tables.places.ahead : nullptr,
-                                  sinks};
+                                  q.pos ? tables.ahead : nullptr,
+                                  sinks,
+                                  inputs.selects};
     const bool key_pairs = q.rope.mode == GGML_ROPE_TYPE_NORMAL && !arch.trained_in_pairs;
     const lctx_chain chain = lctx_chain_layer(graph.ctx0, cache.method(), cache.layer(graph.ctx0, il), in, params, key_pairs);
     for (const lctx_link & link : chain.links) {

@@ -2,9 +2,12 @@
 
 namespace {
 
-// Summarize the chunks that the batch completes, then let every head choose.
-ggml_tensor * choose_chunks(ggml_context * ctx, const lctx_chunks & chunks, const lctx_layer & layer, const lctx_chain_inputs & in,
-                            lctx_chain & chain, const lctx_attend_params & attend, bool key_pairs) {
+// Summarize the chunks that the batch completes, where they are compared by summaries.
+ggml_tensor * summarize(ggml_context * ctx, const lctx_chunks & chunks, const lctx_layer & layer, const lctx_chain_inputs & in,
+                        ggml_tensor * stored, lctx_chain & chain, const lctx_attend_params & attend, bool key_pairs) {
+    if (!in.k) {
+        return layer.summaries;
+    }
     lctx_summarize_params params = {};
     params.rope_mode = attend.rope_mode;
     params.scale = attend.scale;
@@ -13,16 +16,21 @@ ggml_tensor * choose_chunks(ggml_context * ctx, const lctx_chunks & chunks, cons
     params.representation = chunks.representation;
     params.key_pairs = key_pairs;
     params.hadamard = attend.hadamard;
-    ggml_tensor * summaries = layer.summaries;
-    if (in.k) {
-        summaries = lctx_summarize(ctx, in.q_local, chain.links.back().node, layer.v_pool, layer.table, in.chunk_rows, in.angles,
-                                   layer.held, layer.summaries, layer.open, params);
-        chain.links.push_back({"lctx_summarize", summaries});
+    ggml_tensor * summaries = lctx_summarize(ctx, in.q, stored, layer.v_pool, layer.table, in.chunk_rows, in.angles, layer.held,
+                                             layer.summaries, layer.open, params);
+    chain.links.push_back({"lctx_summarize", summaries});
+    return summaries;
+}
+
+// The keys of the batch once more in few bits.
+ggml_tensor * index(ggml_context * ctx, const lctx_chunks & chunks, const lctx_layer & layer, const lctx_chain_inputs & in,
+                    ggml_tensor * stored, lctx_chain & chain) {
+    if (!in.k) {
+        return layer.index;
     }
-    ggml_tensor * segs = lctx_select(ctx, chunks.by_attention() ? in.q : in.q_score, summaries, in.chunk_rows, layer.unread,
-                                     layer.table->ne[1], chunks, attend.scale);
-    chain.links.push_back({LCTX_SELECT_NAME, segs});
-    return segs;
+    ggml_tensor * indexed = lctx_index(ctx, stored, layer.table, in.rows, layer.held, layer.index, chunks.key_bits(), layer.hadamard.k);
+    chain.links.push_back({"lctx_index", indexed});
+    return indexed;
 }
 
 // Sub-ops of a layer for one token, with tensors that have no memory but those of the store.
@@ -46,20 +54,15 @@ lctx_chain sample(ggml_context * ctx, const llama_model & model, const lctx_kv_c
     in.chunk_rows = tensor(GGML_TYPE_I32, 4, 1, 1);
     in.voters = tensor(GGML_TYPE_I32, 4, 1, 1);
     in.segs = tensor(GGML_TYPE_I32, 4, method.n_segment(), 1);
+    in.selects = method.chunks() != nullptr;
     in.angles = lctx_angles(ctx, tensor(GGML_TYPE_I32, method.n_angle(), 1, 1), nullptr, rope);
-    if (method.chunks()) {
-        in.places = tensor(GGML_TYPE_F32, rope.n_dims, method.n_place(), 1);
-        in.q_local = in.q_score = in.q;
-    }
     in.ahead = layer.sums ? tensor(GGML_TYPE_F32, rope.n_dims, 1, 1) : nullptr;
     lctx_chain chain = lctx_chain_layer(ctx, method, layer, in, params, false);
     chain.links.push_back({"lctx_angles", in.angles});
     if (const lctx_retain * retain = method.retain()) {
         ggml_tensor * due = tensor(GGML_TYPE_I32, layer.table->ne[2], 1, 1);
         ggml_tensor * budgets = retain->own_budgets() ? tensor(GGML_TYPE_I32, layer.table->ne[1], layer.table->ne[2], 1) : nullptr;
-        const int32_t chunk_size = method.chunks() ? method.chunks()->chunk_size : 0;
-        chain.links.push_back({"lctx_evict", lctx_evict(ctx, layer.k_pool, layer.v_pool, layer.table, layer.held, due, budgets,
-                                                        layer.summaries, *retain, chunk_size)});
+        chain.links.push_back({"lctx_evict", lctx_evict_layer(ctx, layer, due, budgets, *retain, method.chunks())});
     }
     return chain;
 }
@@ -110,8 +113,15 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
     ggml_tensor * segs = in.segs;
     const lctx_chunks * chunks = method.chunks();
     if (chunks) {
-        segs = choose_chunks(ctx, *chunks, layer, in, chain, params, key_pairs);
-        params.chunk_size = chunks->chunk_size;
+        ggml_tensor * compared = layer.index ? index(ctx, *chunks, layer, in, stored, chain)
+                                             : summarize(ctx, *chunks, layer, in, stored, chain, params, key_pairs);
+        if (in.selects) {
+            segs = lctx_select(ctx, in.q, compared, in.rows, in.segs, in.angles, layer.table, layer.held, *chunks, params.scale,
+                               params.rope_mode);
+            chain.links.push_back({LCTX_SELECT_NAME, segs});
+            params.chunk_size = chunks->chunk_size;
+            params.n_run = chunks->n_whole();
+        }
     }
     params.near_mask = method.near_mask();
     params.lse = (retain && !retain->by_mean()) || in.sinks;
@@ -121,8 +131,8 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
             lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_staged, layer.v_staged, layer.staging, layer.staging_table);
         chain.links.push_back({"lctx_fetch", table});
     }
-    ggml_tensor * attended = lctx_attend(ctx, chunks ? in.q_local : in.q, stored, layer.v_pool, table, segs, chunks ? in.places : in.angles,
-                                         layer.near, layer.held, params, layer.k_staged, layer.v_staged);
+    ggml_tensor * attended = lctx_attend(ctx, in.q, stored, layer.v_pool, table, segs, in.angles, layer.near, layer.held, params,
+                                         layer.k_staged, layer.v_staged);
     chain.links.push_back({"lctx_attend", attended});
     const int64_t n_out = layer.v_pool->ne[0] * in.q->ne[1];
     chain.out = ggml_view_2d(ctx, attended, n_out, in.q->ne[2], n_out * sizeof(float), 0);  // the LSE follows

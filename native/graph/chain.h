@@ -5,15 +5,14 @@
 
 #include <vector>
 
-// What a layer computes from; segs where all heads read the same, else chunk_rows; voters where heads evict. Without k and v the layer
-// reads the rows of an earlier one, which has stored, summarized and will vote. sinks: F32 [n_head] or nullptr.
+// What a layer computes from; chunk_rows where chunks have summaries, voters where heads evict. Without k and v the layer reads the rows of
+// an earlier one, which has stored, summarized and will vote. sinks: F32 [n_head] or nullptr.
 struct lctx_chain_inputs {
     ggml_tensor *q, *k, *v;  // not rotated
-    // where heads choose chunks: queries at their place in their chunk, and where they are compared with summaries (not by attention)
-    ggml_tensor *q_local, *q_score;
-    ggml_tensor *rows, *segs, *chunk_rows, *voters, *angles, *places;
+    ggml_tensor *rows, *segs, *chunk_rows, *voters, *angles;
     ggml_tensor * ahead;  // with means of queries: as for lctx_center
     ggml_tensor * sinks;
+    bool selects;  // a query of the batch chooses chunks; else the segments are what all heads read
 };
 
 // What nodes are called; llama.cpp appends "-layer".

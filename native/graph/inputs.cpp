@@ -117,12 +117,10 @@ lctx_inputs::lctx_inputs(const llm_graph_context & graph, const lctx_kv_cache & 
     const lctx_method & method = cache.method();
     cache.attach(graph.sched);
     rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_rows");
-    if (method.chunks()) {
+    selects = needs_choice(graph.ubatch);
+    segs = new_input(graph.ctx0, 4, method.n_segment(), graph.n_tokens, "lctx_segs");
+    if (method.chunks() && !method.chunks()->by_keys()) {
         chunk_rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_chunk_rows");
-        local_pos = new_input(graph.ctx0, graph.n_tokens, 1, 1, "lctx_local_pos");
-        score_pos = method.chunks()->by_attention() ? nullptr : new_input(graph.ctx0, graph.n_tokens, 1, 1, "lctx_score_pos");
-    } else {
-        segs = new_input(graph.ctx0, 4, method.n_segment(), graph.n_tokens, "lctx_segs");
     }
     if (method.retain()) {
         voters = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_voters");
@@ -151,9 +149,8 @@ void lctx_inputs::set(const llama_ubatch & ubatch) {
     if (voters) {
         put(cache, voters, cache.voters().data());
     }
-    if (segs) {
-        set_segments(ubatch);
-    } else {
+    set_segments(ubatch);
+    if (chunk_rows) {
         set_chunk_rows(ubatch);
     }
     for (const table & t : tables_) {
@@ -183,20 +180,21 @@ void lctx_inputs::set_segments(const llama_ubatch & ubatch) {
 
 void lctx_inputs::set_chunk_rows(const llama_ubatch & ubatch) {
     const lctx_method & method = cache.method();
-    const int32_t n_angle = method.n_angle(), size = method.chunks()->chunk_size;
+    const int32_t n_angle = method.n_angle();
     std::vector<lctx_chunk_row> row(ubatch.n_tokens);
-    std::vector<int32_t> local(ubatch.n_tokens);
     for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
-        row[i] = {ubatch.pos[i], ubatch.seq_id[i][0], cache.open_rows()[i], (int32_t)i * n_angle};
-        local[i] = ubatch.pos[i] % size;
+        row[i] = {ubatch.pos[i], ubatch.seq_id[i][0], cache.open_rows()[i], (int32_t)i * n_angle + method.key_angle()};
     }
     put(cache, chunk_rows, row.data());
-    put(cache, local_pos, local.data());
-    if (score_pos) {
-        std::vector<int32_t> score(ubatch.n_tokens);
-        std::transform(ubatch.pos, ubatch.pos + ubatch.n_tokens, score.begin(), [&](int32_t p) { return method.score_position(p); });
-        put(cache, score_pos, score.data());
+}
+
+// A graph that is built to see what it takes has no tokens of a batch (llama.cpp's ubatch_prepare_reserve): it has everything.
+bool lctx_inputs::needs_choice(const llama_ubatch & ubatch) const {
+    const lctx_method & method = cache.method();
+    if (!method.chunks() || cache.always_selects() || !ubatch.seq_id || !ubatch.seq_id[0] || ubatch.seq_id[0] == ubatch.seq_id_unq) {
+        return method.chunks() != nullptr;
     }
+    return std::any_of(ubatch.pos, ubatch.pos + ubatch.n_tokens, [&](int32_t p) { return method.selects(p); });
 }
 
 const lctx_inputs::table & lctx_inputs::tables(const llm_graph_context & graph, const lctx_peeled & peeled, int il) {
@@ -206,7 +204,7 @@ const lctx_inputs::table & lctx_inputs::tables(const llm_graph_context & graph, 
             return t;
         }
     }
-    tables_.push_back({peeled, &store, lctx_still_factors(peeled), peeled.freq_factors, nullptr, {}});
+    tables_.push_back({peeled, &store, lctx_still_factors(peeled), peeled.freq_factors, nullptr, nullptr});
     table & t = tables_.back();
     if (!t.still.empty()) {
         t.factors = ggml_new_tensor_1d(graph.ctx0, GGML_TYPE_F32, peeled.rope.n_dims / 2);
@@ -215,8 +213,8 @@ const lctx_inputs::table & lctx_inputs::tables(const llm_graph_context & graph, 
     }
     t.angles = lctx_angles(graph.ctx0, pos, t.factors, peeled.rope);
     lctx_add(graph, store, t.angles, "lctx_angles", -1);
-    if (cache.needs_places()) {
-        t.places = cache.places().of(store, lctx_pure_rope(peeled.rope), t.still, peeled.freq_factors);
+    if (cache.has_means()) {
+        t.ahead = cache.means().of(store, lctx_pure_rope(peeled.rope), t.still, peeled.freq_factors);
     }
     return t;
 }

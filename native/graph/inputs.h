@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../memory/batch.h"
-#include "../memory/places.h"
+#include "../memory/means.h"
 #include "llama-graph.h"
 #include "rope.h"
 
@@ -17,16 +17,16 @@ class lctx_inputs {
     lctx_inputs(const llm_graph_context & graph, const lctx_kv_cache & cache);
 
     void set(const llama_ubatch & ubatch);
-    bool can_reuse(const llama_ubatch & ubatch) const { return rows->ne[1] == ubatch.n_tokens; }
+    bool can_reuse(const llama_ubatch & ubatch) const { return rows->ne[1] == ubatch.n_tokens && selects == needs_choice(ubatch); }
 
     // What layers that rotate alike share on a device.
     struct table {
         lctx_peeled peeled;
         const lctx_kv_store * store;
-        std::vector<float> still;    // frequency factors that the host writes to `factors`; empty: it is the model's, or nullptr
-        ggml_tensor * factors;       // F32 [n_dims/2]
-        ggml_tensor * angles;        // F32 [n_dims, n_angle * n_tokens]
-        lctx_places::tables places;  // where heads choose for themselves, or rows are scored with mean queries
+        std::vector<float> still;  // frequency factors that the host writes to `factors`; empty: it is the model's, or nullptr
+        ggml_tensor * factors;     // F32 [n_dims/2]
+        ggml_tensor * angles;      // F32 [n_dims, n_angle * n_tokens]
+        ggml_tensor * ahead;       // F32 [n_dims] where rows are scored with mean queries, else nullptr
     };
 
     // The tables of a layer; made once.
@@ -36,15 +36,14 @@ class lctx_inputs {
     std::map<int32_t, lctx_peeled> keys;  // how the layers that have stored in this graph rotate
 
     ggml_tensor * rows;                  // I32 [4, n_tokens]           lctx_row
-    ggml_tensor * segs = nullptr;        // I32 [4, n_seg, n_tokens]    lctx_segment; or the heads choose for themselves:
-    ggml_tensor * chunk_rows = nullptr;  // I32 [4, n_tokens]           lctx_chunk_row
+    ggml_tensor * segs;                  // I32 [4, n_seg, n_tokens]    lctx_segment
+    ggml_tensor * chunk_rows = nullptr;  // I32 [4, n_tokens]           lctx_chunk_row, where chunks have summaries
     ggml_tensor * voters = nullptr;      // I32 [4, n_tokens]           lctx_voter, when heads evict
     ggml_tensor * pos;                   // I32 [n_angle * n_tokens]
-    // where heads choose for themselves
-    ggml_tensor * local_pos = nullptr;  // I32 [n_tokens]   a token's place in its chunk
-    ggml_tensor * score_pos = nullptr;  // I32 [n_tokens]   from where it is compared with summaries; nullptr by attention
+    bool selects;                        // heads choose chunks in this graph
 
   private:
+    bool needs_choice(const llama_ubatch & ubatch) const;
     void set_segments(const llama_ubatch & ubatch);
     void set_chunk_rows(const llama_ubatch & ubatch);
 

@@ -96,8 +96,11 @@ lctx_cost lctx_store_cost(const lctx_op_ubatch & u) {
 lctx_cost lctx_summarize_cost(const lctx_op_ubatch & u) {
     const lctx_op_args & a = u.layer.a;
     const lctx_chunks & c = *u.layer.method.chunks();
+    if (c.by_keys()) {
+        return {(double)u.n * a.n_head_kv * (key_size(a) + (double)u.layer.index->nb[1]), 4.0 * u.n * a.n_head_kv * a.head_dim_k};
+    }
     const double size = c.chunk_size, n_chunk = (u.first + u.n) / c.chunk_size - u.first / c.chunk_size;
-    const double summary_bytes = n_chunk * (double)u.layer.summaries->ne[2] * (double)u.layer.summaries->ne[0] * sizeof(ggml_fp16_t);
+    const double summary_bytes = n_chunk * (double)u.layer.summaries->ne[2] * (double)u.layer.summaries->nb[1];
     if (!c.by_attention()) {
         return {n_chunk * size * a.n_head_kv * key_size(a) + summary_bytes, 2.0 * n_chunk * size * a.n_head_kv * a.head_dim_k};
     }
@@ -109,13 +112,18 @@ lctx_cost lctx_summarize_cost(const lctx_op_ubatch & u) {
 lctx_cost lctx_select_cost(const lctx_op_ubatch & u) {
     const lctx_op_args & a = u.layer.a;
     const lctx_chunks & c = *u.layer.method.chunks();
-    const int32_t own = (u.first + u.n - 1) / c.chunk_size;
-    if (c.reads_all(own)) {
-        return {0.0, 0.0};  // everything is read
+    std::vector<lctx_segment> given(c.n_given());
+    u.layer.method.segments(u.first + u.n - 1, given.data());
+    double n_row = 0.0;  // that the last query compares
+    for (int32_t i = c.n_run; i < c.n_given(); i++) {
+        n_row += std::max(0, given[i].row1 - given[i].row0);
     }
-    const double n = c.end_candidate(own) - c.first_candidate(), summary_dim = (double)u.layer.summaries->ne[0];
-    const double n_product = c.by_attention() || c.has_outlier() ? a.n_head : (double)u.segs()->ne[2];
-    return {n * (double)u.layer.summaries->nb[1] * (double)u.layer.summaries->ne[2], 2.0 * n * summary_dim * n_product * u.n};
+    const double n_query = (double)a.n_head * (u.n + c.n_share - 1) / c.n_share;
+    if (c.by_keys()) {
+        return {n_row * (double)u.layer.index->nb[1] * a.n_head_kv, 2.0 * n_row * a.head_dim_k * n_query};
+    }
+    const double n = n_row / c.chunk_size;
+    return {n * (double)u.layer.summaries->nb[1] * (double)u.layer.summaries->ne[2], 2.0 * n * (double)u.layer.summaries->ne[0] * n_query};
 }
 
 lctx_cost lctx_attend_cost(const lctx_op_ubatch & u) {

@@ -1,7 +1,7 @@
 #include "layer.h"
 
 #include "../graph/rope.h"
-#include "../memory/places.h"
+#include "../memory/means.h"
 
 namespace {
 
@@ -20,7 +20,7 @@ std::vector<float> factors_of(const lctx_op_args & a) {
 void lctx_check_method(const lctx_op_args & a, const lctx_method & method) {
     const lctx_chunks * c = method.chunks();
     lctx_require(!c || !c->by_attention() || a.head_dim_k == a.head_dim_v,
-                 "representation=attention needs head_dim_v equal to head_dim_k; use representation=outlier, minmax or moments");
+                 "representation=attention needs head_dim_v equal to head_dim_k; use another representation and position");
 }
 
 lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method, int32_t n_ubatch, const lctx_backend & backend)
@@ -44,13 +44,15 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
     if (method.retain() && method.retain()->by_mean()) {
         sums = g.tensor(GGML_TYPE_F32, lctx_query_sums::size(a.head_dim_k), a.n_head);
     }
-    if (c) {
-        summaries = g.tensor(c->summary_type(a.head_dim_k), c->summary_dim(a.head_dim_k), std::max(1, a.n_rows / c->chunk_size),
-                             c->by_attention() ? a.n_head : a.n_head_kv);
+    if (c && c->by_keys()) {
+        index = g.tensor(GGML_TYPE_I8, lctx_index_shape{c->key_bits(), a.head_dim_k}.row_size(), n_pool);
+    } else if (c) {
+        summaries = g.tensor(lctx_summary_type(c->representation, a.head_dim_k, (ggml_type)a.type_k), c->summary_dim(a.head_dim_k),
+                             std::max(1, a.n_rows / c->chunk_size), c->by_attention() ? a.n_head : a.n_head_kv);
         open = !c->by_attention() ? nullptr : g.tensor(GGML_TYPE_F32, a.head_dim_k, 2 * c->chunk_size, a.n_head);
     }
     g.allocate();
-    lctx_poison({k_pool, v_pool, near, summaries, open, held, sums});
+    lctx_poison({k_pool, v_pool, index, near, summaries, open, held, sums});
     lctx_fill(table, lctx_shuffled_pages(a, n_block).data());
     if (factors) {
         lctx_fill(factors, a.freq_factors);
@@ -61,8 +63,7 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
 }
 
 ggml_tensor * lctx_op_layer::evict(ggml_context * ctx, ggml_tensor * due, ggml_tensor * budgets) const {
-    const lctx_chunks * c = method.chunks();
-    return lctx_evict(ctx, k_pool, v_pool, table, held, due, budgets, summaries, *method.retain(), c ? c->chunk_size : 0);
+    return lctx_evict_layer(ctx, *this, due, budgets, *method.retain(), method.chunks());
 }
 
 lctx_held_copy::lctx_held_copy(const lctx_op_layer & layer) : layer_(layer) {
@@ -81,18 +82,7 @@ void lctx_held_copy::write_back() const {
 }
 
 lctx_op_ubatch::lctx_op_ubatch(const lctx_op_layer & layer, int32_t first, int32_t n)
-    : layer(layer),
-      first(first),
-      n(n),
-      g(layer.g.backend, 48),
-      pos(),
-      due(),
-      budgets(),
-      local_pos(),
-      score_pos(),
-      place_pos(),
-      slow(),
-      in() {
+    : layer(layer), first(first), n(n), g(layer.g.backend, 48), pos(), due(), budgets(), in() {
     add_inputs();
     add_nodes();
     g.allocate();
@@ -106,14 +96,12 @@ void lctx_op_ubatch::add_inputs() {
     in.v = g.tensor(GGML_TYPE_F32, a.head_dim_v, a.n_head_kv, n);
     in.q = g.tensor(GGML_TYPE_F32, a.head_dim_k, a.n_head, n);
     in.rows = g.tensor(GGML_TYPE_I32, 4, n);
-    if (method.chunks()) {
+    in.segs = g.tensor(GGML_TYPE_I32, 4, method.n_segment(), n);
+    if (layer.summaries) {
         in.chunk_rows = g.tensor(GGML_TYPE_I32, 4, n);
-        local_pos = g.tensor(GGML_TYPE_I32, n);
-        score_pos = g.tensor(GGML_TYPE_I32, n);
-        place_pos = g.tensor(GGML_TYPE_I32, method.n_place());
-        slow = method.score_reach() > 0 ? g.tensor(GGML_TYPE_F32, a.head_dim_k) : nullptr;
-    } else {
-        in.segs = g.tensor(GGML_TYPE_I32, 4, method.n_segment(), n);
+    }
+    for (int32_t p = first; p < first + n; p++) {
+        in.selects = in.selects || layer.always_selects || method.selects(p);
     }
     if (method.retain()) {
         in.voters = g.tensor(GGML_TYPE_I32, 4, n);
@@ -137,16 +125,6 @@ void lctx_op_ubatch::add_nodes() {
     const lctx_rope rope = lctx_rope_of(a);
     in.angles = lctx_angles(ctx, pos, layer.factors, rope);
     prepared.push_back(in.angles);
-    if (layer.method.chunks()) {
-        in.places = lctx_angles(ctx, place_pos, layer.factors, lctx_pure_rope(rope));
-        in.q_local = lctx_rotated(ctx, in.q, local_pos, layer.factors, rope);
-        in.q_score = lctx_rotated(ctx, in.q, score_pos, layer.factors, rope);
-        prepared.insert(prepared.end(), {in.places, in.q_local, in.q_score});
-        if (slow) {
-            in.q_score = ggml_mul(ctx, in.q_score, slow);
-            prepared.push_back(in.q_score);
-        }
-    }
     nodes = prepared;
     for (const lctx_link & link : lctx_chain_layer(ctx, layer.method, layer, in, params, a.rope_mode == GGML_ROPE_TYPE_NORMAL).links) {
         nodes.push_back(link.node);
@@ -172,7 +150,7 @@ void lctx_op_ubatch::fill(const float * k_rows, const float * v_rows, const floa
         const int32_t p = first + i, angle0 = i * method.n_angle();
         method.positions(p, &positions[angle0]);
         row[i] = {p, 0, angle0 + method.key_angle(), angle0 + method.near_angle()};
-        chunk_row[i] = {p, 0, method.chunks() ? open_row(*method.chunks(), *this, p) : -1, angle0};
+        chunk_row[i] = {p, 0, method.chunks() ? open_row(*method.chunks(), *this, p) : -1, angle0 + method.key_angle()};
         voter[i] = {p, 0, method.retain() && (method.retain()->votes(p) || p >= layer.replay_from), first};
     }
     lctx_fill(pos, positions.data()), lctx_fill(in.rows, row.data()), lctx_fill(in.k, k_rows), lctx_fill(in.v, v_rows);
@@ -181,10 +159,8 @@ void lctx_op_ubatch::fill(const float * k_rows, const float * v_rows, const floa
     }
     if (in.chunk_rows) {
         lctx_fill(in.chunk_rows, chunk_row.data());
-        fill_positions();
-    } else {
-        fill_segments();
     }
+    fill_segments();
     if (in.voters) {
         lctx_fill(in.voters, voter.data());
     }
@@ -197,20 +173,6 @@ void lctx_op_ubatch::fill(const float * k_rows, const float * v_rows, const floa
     }
     if (budgets) {
         lctx_fill(budgets, std::vector<int32_t>(layer.a.n_head_kv, method.retain()->budget).data());
-    }
-}
-
-void lctx_op_ubatch::fill_positions() const {
-    const int32_t size = layer.method.chunks()->chunk_size;
-    std::vector<int32_t> local(n), score(n), place(layer.method.n_place());
-    std::iota(score.begin(), score.end(), first);
-    std::transform(score.begin(), score.end(), local.begin(), [&](int32_t p) { return p % size; });
-    std::transform(score.begin(), score.end(), score.begin(), [&](int32_t p) { return layer.method.score_position(p); });
-    std::generate(place.begin(), place.end(), [&, i = 0]() mutable { return size * i++; });
-    lctx_fill(local_pos, local.data()), lctx_fill(score_pos, score.data()), lctx_fill(place_pos, place.data());
-    if (slow) {
-        const lctx_op_args & a = layer.a;
-        lctx_fill(slow, lctx_slow_channels(lctx_rope_of(a), factors_of(a), a.head_dim_k, layer.method.score_reach()).data());
     }
 }
 

@@ -17,6 +17,7 @@ struct lctx_op_layer : lctx_layer {
     // due: I32 [1], the row after which the sequence evicts; budgets: I32 [n_head_kv], or nullptr: that of the rule.
     ggml_tensor * evict(ggml_context * ctx, ggml_tensor * due, ggml_tensor * budgets = nullptr) const;
     int32_t replay_from = INT32_MAX;  // queries from here on vote too
+    bool always_selects = false;      // *select* runs where no query chooses
 };
 
 // What the heads of a layer hold, copied from where it lies.
@@ -38,9 +39,8 @@ struct lctx_op_ubatch {
     int32_t first, n;
     lctx_graph_run g;
     ggml_tensor *pos, *due, *budgets;  // inputs, next to those of the chain
-    ggml_tensor *local_pos, *score_pos, *place_pos, *slow;
     lctx_chain_inputs in;
-    std::vector<ggml_tensor *> prepared;  // what the chain computes from: angles, rotated queries
+    std::vector<ggml_tensor *> prepared;  // what the chain computes from: angles
     std::vector<ggml_tensor *> nodes;     // in their order: those, the chain, the eviction when one is due
 
     lctx_op_ubatch(const lctx_op_layer & layer, int32_t first, int32_t n);
@@ -49,12 +49,11 @@ struct lctx_op_ubatch {
     // The node of a sub-op; nullptr when there is none.
     ggml_tensor * node(lctx_op op) const;
     // The segments that are read: chosen, or an input.
-    ggml_tensor * segs() const { return layer.method.chunks() ? node(LCTX_OP_SELECT) : in.segs; }
+    ggml_tensor * segs() const { return in.selects ? node(LCTX_OP_SELECT) : in.segs; }
 
   private:
     void add_inputs();
     void add_nodes();
-    void fill_positions() const;
     void fill_segments() const;
 };
 

@@ -13,9 +13,9 @@ void check(const lctx_layer_run_args & args) {
     lctx_require(args.op->n_layer <= 1, "lctx_layer_run has one layer: n_layer is for lctx_flash_run and lctx_step_run");
 }
 
-void check_chunks(const lctx_layer_run_args & args, const lctx_chunks * c) {
+void check_chunks(const lctx_layer_run_args & args, const lctx_chunks * c, int32_t n_read) {
     lctx_require(c || (!args.chunks && !args.summaries), "the method chooses no chunks");
-    lctx_require(!c || !args.chunks || args.n_read_max >= c->n_chunk, "n_read_max is too small");
+    lctx_require(!c || !args.chunks || args.n_read_max >= n_read, "n_read_max is too small");
 }
 
 // The chunks that every query head of a ubatch reads.
@@ -111,14 +111,15 @@ void run(lctx_layer_run_args & args) {
     const auto method = lctx_method_create(lctx_method_parse(args.method), {args.n_ctx_train, a.n_rows, a.head_dim_k});
     const lctx_chunks * c = method->chunks();
     lctx_check_method(a, *method);
-    check_chunks(args, c);
+    check_chunks(args, c, method->n_read());
     const bool waits = method->retain() && method->retain()->waits();
     lctx_require(waits == (args.n_text > 0), "a text and its replay are for a rule that waits for them");
     lctx_op_layer l(a, *method, std::min(args.n_ubatch, a.n_rows), lctx_backend_of(a.device, a.n_threads));
     l.replay_from = waits ? args.n_text : l.replay_from;
-    args.n_summary = c ? (int32_t)l.summaries->ne[2] : 0;
-    args.summary_dim = c ? (int32_t)l.summaries->ne[0] : 0;
-    args.n_read = c ? c->n_chunk : 0;
+    l.always_selects = args.chunks != nullptr;
+    args.n_summary = l.summaries ? (int32_t)l.summaries->ne[2] : 0;
+    args.summary_dim = l.summaries ? (int32_t)l.summaries->ne[0] : 0;
+    args.n_read = method->n_read();
     for (int32_t p = 0; p < a.n_rows;) {
         const int32_t end = std::min({a.n_rows, p + args.n_ubatch, method->retain() ? method->retain()->border(p) + 1 : a.n_rows});
         run_ubatch(args, l, p, end - p);
@@ -127,10 +128,14 @@ void run(lctx_layer_run_args & args) {
     if (waits) {
         compress(args, l);
     }
-    if (args.summaries && a.n_rows >= c->chunk_size) {
+    if (args.summaries && l.summaries && a.n_rows >= c->chunk_size) {
         std::vector<char> rows(ggml_nbytes(l.summaries));
         ggml_backend_tensor_get(l.summaries, rows.data(), 0, rows.size());
-        ggml_get_type_traits(l.summaries->type)->to_float(rows.data(), args.summaries, ggml_nelements(l.summaries));
+        if (l.summaries->type == GGML_TYPE_F32) {  // has no to_float
+            memcpy(args.summaries, rows.data(), rows.size());
+        } else {
+            ggml_get_type_traits(l.summaries->type)->to_float(rows.data(), args.summaries, ggml_nelements(l.summaries));
+        }
     }
     if (args.held || args.scores) {
         read_held(args, l);

@@ -5,7 +5,7 @@
 namespace {
 
 constexpr int32_t N_FILL = 1024;
-// Of *vote* and *center*, a rule has one.
+// Of *vote* and *center*, a rule has one; of *summarize* and *index*, a choice of chunks.
 constexpr lctx_op SUB_OP[LCTX_N_STEP_OP] = {LCTX_OP_STORE, LCTX_OP_SUMMARIZE, LCTX_OP_SELECT, LCTX_OP_ATTEND, LCTX_OP_VOTE, LCTX_OP_EVICT};
 
 void check(const lctx_step_run_args & args) {
@@ -34,7 +34,7 @@ void fill(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_pa
         const float * q = args.fill_q ? args.fill_q + (size_t)first * a.n_head * a.head_dim_k : nullptr;
         u.fill(a.k + row * a.head_dim_k, a.v + row * a.head_dim_v, q);
         u.g.compute(u.prepared);
-        for (lctx_op op : {LCTX_OP_STORE, LCTX_OP_SUMMARIZE}) {
+        for (lctx_op op : {LCTX_OP_STORE, LCTX_OP_SUMMARIZE, LCTX_OP_INDEX}) {
             if (ggml_tensor * node = u.node(op)) {
                 u.g.compute({node});
             }
@@ -141,7 +141,7 @@ class step_layers {
   private:
     static ggml_tensor * node_of(const lctx_op_ubatch & u, lctx_step_op op) {
         ggml_tensor * node = u.node(SUB_OP[op]);
-        return op == LCTX_STEP_VOTE && !node ? u.node(LCTX_OP_CENTER) : node;
+        return node ? node : op == LCTX_STEP_VOTE ? u.node(LCTX_OP_CENTER) : op == LCTX_STEP_SUMMARIZE ? u.node(LCTX_OP_INDEX) : nullptr;
     }
     bool has(lctx_step_op op) const { return node_of(first(), op); }
     // Time the nodes of a sub-op, when there are some.

@@ -1,4 +1,4 @@
-// Summaries of complete chunks, and the queries of the open one.
+// The index of keys, summaries of complete chunks, and the queries of the open one.
 //
 // The ring of queries has two halves of one chunk each. Whole chunks of a ubatch need no ring: only the queries of its last chunk are
 // kept, in the half that does not hold the chunk in which the batch began, so that a batch can be taken back whole.
@@ -47,9 +47,19 @@ void lctx_kv_cache::forget_open(int32_t seq) {
     }
 }
 
+// The index is made from the rows: what was read from elsewhere has none.
+void lctx_kv_cache::index_rows(int32_t seq, int32_t first, int32_t end) {
+    for (const auto & store : stores_) {
+        store->index_rows(seq, first, end, n_threads_);
+    }
+}
+
 // Every run of bytes that holds summaries of n chunks of the sequence.
 void lctx_kv_cache::each_summary_run(int32_t seq, int32_t first_chunk, int32_t n_chunk, const run_visitor & f) const {
     for (const layer_place & l : layers_) {
+        if (!l.store || !l.store->summaries) {
+            continue;
+        }
         const int32_t first = has_open() ? l.heads.first_query : l.heads.first;
         const int32_t n = has_open() ? l.heads.n_query : l.heads.n;
         for (int32_t head = first; n_chunk > 0 && head < first + n; head++) {
@@ -82,10 +92,11 @@ void lctx_kv_cache::copy_chunks(int32_t src, int32_t dst) {
 
 // At most: a chunk in each half of the ring.
 size_t lctx_kv_cache::chunk_bytes(int32_t n_pos) const {
-    if (!chunks_) {
+    if (!chunks_ || chunks_->by_keys()) {
         return 0;
     }
-    const size_t summary = ggml_row_size(chunks_->summary_type(shape_.head_dim_k), chunks_->summary_dim(shape_.head_dim_k));
+    const ggml_type type = lctx_summary_type(chunks_->representation, shape_.head_dim_k, shape_.type_k);
+    const size_t summary = ggml_row_size(type, chunks_->summary_dim(shape_.head_dim_k));
     const size_t query = shape_.head_dim_k * sizeof(float);
     size_t bytes = shape_.n_complete(n_pos) * summary * (has_open() ? n_query_head_total_ : n_head_total_);
     if (has_open() && n_pos > 0) {

@@ -72,15 +72,11 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
             n_head_total_ += (int32_t)hparams.n_head_kv(layer.il);
             n_query_head_total_ += hparams.n_head_kv(layer.il) > 0 ? (int32_t)hparams.n_head(layer.il) : 0;
         }
-        if (has_shares() && (int32_t)hparams.n_head(layer.il) > LCTX_MOST_SHARES * (int32_t)hparams.n_head_kv(layer.il)) {
-            throw lctx_refusal("mass with select=group adds up to " + std::to_string(LCTX_MOST_SHARES) +
-                               " heads, a KV head of this model " + "serves more; use select=head");
-        }
     }
     if (has_open() && shape_.head_dim_k != shape_.head_dim_v) {
         throw lctx_refusal("representation=attention compares values with keys, whose sizes differ in this model (" +
                            std::to_string(shape_.head_dim_v) + " and " + std::to_string(shape_.head_dim_k) +
-                           "); use representation=outlier, minmax or moments");
+                           "); use another representation and position");
     }
     if (method_->near_window() > 0) {
         // the window of a ubatch's first query, and a whole batch that may be taken back
@@ -90,8 +86,8 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
     shape_.n_staged = kv_offload > 0 ? n_staged(kv_offload) : 0;
     seqs_.resize(n_seq_);
     allocate(model, layers, cparams.offload_kqv);
-    if (chunks_ || (retain_ && retain_->by_mean())) {
-        places_ = std::make_unique<lctx_places>(*method_, shape_.head_dim_k, model.hparams.no_alloc);
+    if (retain_ && retain_->by_mean()) {
+        means_ = std::make_unique<lctx_means>(model.hparams.no_alloc);
     }
     if (!model.hparams.no_alloc) {
         clear();
@@ -119,7 +115,7 @@ int32_t lctx_kv_cache::n_staged(uint64_t kv_offload) const {
         throw lctx_refusal("kv_offload does not serve latent attention, whose values are a part of its keys; use offload_kqv=False");
     }
     const uint64_t page = LCTX_PAGE_ROWS * shape_.row_bytes();
-    const auto least = (uint64_t)chunks_->n_chunk * std::max(1, chunks_->chunk_size / LCTX_PAGE_ROWS) + 1;
+    const auto least = (uint64_t)chunks_->n_chunk() * std::max(1, chunks_->chunk_size / LCTX_PAGE_ROWS) + 1;
     const uint64_t n_staged = kv_offload == LCTX_OFFLOAD_AUTO ? 2 * least : kv_offload / (page * n_head_total_);
     if (n_staged < least) {
         throw lctx_refusal("kv_offload: a token reads " + mib(least * page * n_head_total_) + " of pages, which do not fit into " +
@@ -233,7 +229,7 @@ int32_t lctx_kv_cache::restorable(int32_t seq, int32_t n) const {
     if (n == seqs_[seq].n_pos || why_not_back_to(seq, n).empty()) {
         return n;
     }
-    for (int32_t place : {chunks_ ? n / chunks_->chunk_size * chunks_->chunk_size : 0, seqs_[seq].undo_from, seqs_[seq].evicted_to}) {
+    for (int32_t place : {has_open() ? n / chunks_->chunk_size * chunks_->chunk_size : 0, seqs_[seq].undo_from, seqs_[seq].evicted_to}) {
         if (0 < place && place <= n && why_not_back_to(seq, place).empty()) {
             return place;
         }
@@ -269,7 +265,7 @@ bool lctx_kv_cache::copy(int32_t src, int32_t dst, int32_t n_pos) {
 std::map<ggml_backend_buffer_type_t, size_t> lctx_kv_cache::memory_breakdown() const {
     std::map<ggml_backend_buffer_type_t, size_t> bytes;
     for (const auto & store : stores_) {
-        bytes[store->buft] += store->bytes() + (places_ ? places_->bytes(store->buft) : 0);
+        bytes[store->buft] += store->bytes() + (means_ ? means_->bytes(store->buft) : 0);
     }
     return bytes;
 }

@@ -19,7 +19,7 @@
 #include "llama-cparams.h"
 #include "llama-memory.h"
 #include "llama-model.h"
-#include "places.h"
+#include "means.h"
 #include "state-io.h"
 
 #include <functional>
@@ -130,21 +130,24 @@ class lctx_kv_cache {
     const lctx_kv_store & store(int32_t il) const { return *layers_[source_[il]].store; }
     const std::vector<std::unique_ptr<lctx_kv_store>> & stores() const { return stores_; }
     int32_t first_layer(const lctx_kv_store & store) const;
-    // How layers of a store that rotate in one way meet chunks, or later queries; only where the method needs it.
-    bool needs_places() const { return places_ != nullptr; }
-    lctx_places & places() const { return *places_; }
+    // From where the mean queries of the rule look; only where it has them.
+    bool has_means() const { return means_ != nullptr; }
+    lctx_means & means() const { return *means_; }
     // A graph of the context is being built: where it runs.
     void attach(ggml_backend_sched_t sched) const;
     // A graph is about to run: the devices have to know where the rows lie.
     void begin_graph() const;
+
+    // Heads choose in every graph from now on, where their queries read everything too; for traces.
+    void always_select(bool on) { always_selects_ = on; }
+    // Pages that lie close are brought as choices ask for them.
+    bool always_selects() const { return always_selects_ || shape_.n_staged > 0; }
 
     // for the API
     // What was chosen and why, and which kernels run where on rows of which types.
     std::string full_why() const;
     void usage(lctx_kv_info & info, int32_t * rows) const;
     lctx_offload_info offload() const;
-    // shares: [n_layer][n_head], the mean share that a query head left unread, NaN where no estimate is made.
-    void unread(float * shares, int32_t n_head) const;
     // What its rows take when the text fills n_ctx, where heads evict at most (with corm at least): f(device, bytes).
     void each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const;
     // The rows that a head holds, ascending, and their scores: room for n_max; returns their number.
@@ -228,9 +231,9 @@ class lctx_kv_cache {
     void share_layers(int32_t seq);
     std::string why_not_compress(int32_t seq) const;
 
-    // chunks.cpp: summaries, and the queries of the open chunk
+    // chunks.cpp: the index, summaries, and the queries of the open chunk
+    void index_rows(int32_t seq, int32_t first, int32_t end);
     bool has_open() const { return chunks_ && chunks_->by_attention(); }
-    bool has_shares() const { return chunks_ && chunks_->by_group && chunks_->mass > 0.0f; }
     void keep_open();
     void place_open(const llama_ubatch & ubatch);
     void forget_open(int32_t seq);
@@ -298,9 +301,10 @@ class lctx_kv_cache {
     int32_t n_head_total_ = 0;        // KV heads of all layers
     int32_t n_query_head_total_ = 0;  // query heads of all layers
     std::vector<std::unique_ptr<lctx_kv_store>> stores_;
-    std::unique_ptr<lctx_places> places_;  // with chunks, or means of queries
-    std::vector<layer_place> layers_;      // of all layers of the model
-    std::vector<int32_t> source_;          // the layer whose rows each reads, -1: another memory serves it
+    std::unique_ptr<lctx_means> means_;
+    std::vector<layer_place> layers_;  // of all layers of the model
+    std::vector<int32_t> source_;      // the layer whose rows each reads, -1: another memory serves it
+    bool always_selects_ = false;
     std::vector<int32_t> open_rows_;
     std::vector<lctx_voter> voters_;
     std::vector<sequence> seqs_;

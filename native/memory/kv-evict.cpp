@@ -50,6 +50,12 @@ void lctx_kv_store::take_votes_back(int32_t seq, int32_t n_pos) {
     }
 }
 
+ggml_tensor * lctx_evict_layer(ggml_context * ctx, const lctx_layer & layer, ggml_tensor * due, ggml_tensor * budgets,
+                               const lctx_retain & retain, const lctx_chunks * chunks) {
+    return lctx_evict(ctx, layer.k_pool, layer.v_pool, layer.table, layer.held, due, budgets, layer.summaries, layer.index, retain,
+                      chunks ? chunks->chunk_size : 0, layer.index ? chunks->key_bits() : 0);
+}
+
 // One node per layer, on tensors of this store only: it can run whenever nothing else does. The last one gathers the counts.
 void lctx_kv_store::prepare_eviction(int32_t n_threads) {
     const size_t n_node = layers_.size() + 1;
@@ -60,8 +66,7 @@ void lctx_kv_store::prepare_eviction(int32_t n_threads) {
         ggml_tensor * budgets =
             budgets_ ? ggml_view_2d(evict_ctx_.get(), budgets_, heads.n, shape_.n_seq, budgets_->nb[1], heads.first * sizeof(int32_t))
                      : nullptr;
-        lctx_add_node(evict_graph_, lctx_evict(evict_ctx_.get(), k_pool, v_pool, l.table, l.held, due_, budgets, l.summaries,
-                                               *shape_.retain, shape_.chunks ? shape_.chunks->chunk_size : 0));
+        lctx_add_node(evict_graph_, lctx_evict_layer(evict_ctx_.get(), l, due_, budgets, *shape_.retain, shape_.chunks));
     }
     ggml_tensor * counted = ggml_view_3d(evict_ctx_.get(), held, 1, n_head, shape_.n_seq, held->nb[1], held->nb[2], 0);
     lctx_add_node(evict_graph_, ggml_cpy(evict_ctx_.get(), counted, counts_));

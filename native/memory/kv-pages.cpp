@@ -6,19 +6,19 @@
 
 constexpr int32_t MOST_STUCK = 32;  // one of so many pages may be free and keep its memory
 
-size_t lctx_kv_store::index(int32_t seq, int32_t head, int32_t block) const {
+size_t lctx_kv_store::entry(int32_t seq, int32_t head, int32_t block) const {
     return ((size_t)seq * n_head + head) * table->ne[0] + block;
 }
 
 int32_t lctx_kv_store::page(int32_t seq, int32_t head, int32_t block) const {
     work_.n_table++;
-    return table_[index(seq, head, block)];
+    return table_[entry(seq, head, block)];
 }
 
 // The device need not know which pages were dropped: no row there is read again.
 void lctx_kv_store::set_page(int32_t seq, int32_t head, int32_t block, int32_t page) {
     work_.n_table++;
-    set_entry(index(seq, head, block), page);
+    set_entry(entry(seq, head, block), page);
 }
 
 void lctx_kv_store::set_entry(size_t i, int32_t page) {
@@ -36,7 +36,7 @@ void lctx_kv_store::upload_table() {
     wait();
     std::sort(changed_.begin(), changed_.end());
     changed_.erase(std::unique(changed_.begin(), changed_.end()), changed_.end());
-    const size_t n = changed_.size(), row = table->ne[0], entry = sizeof(int32_t);
+    const size_t n = changed_.size(), row = table->ne[0], size = sizeof(int32_t);
     for (size_t i = 0; i < n;) {
         const size_t first = changed_[i];
         size_t len = 1, n_head_alike = 1;
@@ -49,7 +49,7 @@ void lctx_kv_store::upload_table() {
         while (is_alike(i + n_head_alike * len, first + n_head_alike * row)) {
             n_head_alike++;
         }
-        ggml_backend_tensor_set_2d(table, table_ + first, first * entry, len * entry, n_head_alike, row * entry, row * entry);
+        ggml_backend_tensor_set_2d(table, table_ + first, first * size, len * size, n_head_alike, row * size, row * size);
         i += n_head_alike * len;
     }
     changed_.clear();
@@ -61,7 +61,7 @@ std::string lctx_kv_store::no_memory() const {
 
 bool lctx_kv_store::commit_page(int32_t page) {
     bool ok = true;
-    for (const ggml_tensor * pool : pools()) {
+    for (const ggml_tensor * pool : paged()) {
         const size_t size = LCTX_PAGE_ROWS * pool->nb[1], from = at(pool) + page * size;
         ok = ok && (!commits() || arena_of(pool).commit(from, from + size));
     }
@@ -91,7 +91,7 @@ std::string lctx_kv_store::own_page(int32_t seq, int32_t head, int32_t block) {
     if (!why.empty()) {
         return why;
     }
-    for (ggml_tensor * pool : pools()) {
+    for (ggml_tensor * pool : paged()) {
         const size_t size = LCTX_PAGE_ROWS * pool->nb[1];
         copy(pool, old * size, page(seq, head, block) * size, size);
     }
@@ -139,7 +139,7 @@ void lctx_kv_store::pack_pages(int32_t n_keep) {
         if (!commit_page(to)) {
             return false;
         }
-        for (ggml_tensor * pool : pools()) {
+        for (ggml_tensor * pool : paged()) {
             const size_t size = LCTX_PAGE_ROWS * pool->nb[1];
             copy(pool, from * size, to * size, size);
         }
@@ -158,14 +158,14 @@ void lctx_kv_store::return_pages() {
     if (grain_ == 0) {
         return;
     }
-    const size_t smallest = LCTX_PAGE_ROWS * std::min(k_pool->nb[1], v_pool->nb[1]);
+    const size_t smallest = LCTX_PAGE_ROWS * std::min({k_pool->nb[1], v_pool->nb[1], index ? index->nb[1] : k_pool->nb[1]});
     const int32_t n_keep = std::max(n_head, n_promised_), n_run = (int32_t)((grain_ + smallest - 1) / smallest);
     if (n_run > 1 && !far_ && pages_.n_stuck(n_run) > n_keep + std::max(n_run, pages_.n_held() / MOST_STUCK)) {
         pack_pages(n_keep);
     }
     pages_.cool(n_keep, n_run, [&](int32_t first, int32_t end) {
         wait();
-        for (const ggml_tensor * pool : pools()) {
+        for (const ggml_tensor * pool : paged()) {
             const size_t size = LCTX_PAGE_ROWS * pool->nb[1];
             arena_of(pool).give_back(at(pool) + first * size, at(pool) + end * size);
         }

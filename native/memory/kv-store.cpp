@@ -32,7 +32,7 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
       work_(work),
       pages_(n_page(shape, n_head)),
       gone_((size_t)shape.n_seq * n_head) {
-    ctx_.reset(ggml_init({15 * ggml_tensor_overhead(), nullptr, true}));
+    ctx_.reset(ggml_init({16 * ggml_tensor_overhead(), nullptr, true}));
     const auto tensor = [&](const char * name, ggml_type type, int64_t n0, int64_t n1, int64_t n2 = 1, int64_t n3 = 1) {
         ggml_tensor * t = ggml_new_tensor_4d(ctx_.get(), type, n0, n1, n2, n3);
         ggml_set_name(t, name);
@@ -56,14 +56,15 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
     if (shape.near_rows > 0) {
         near = tensor("lctx_near", shape.type_k, shape.head_dim_k, shape.near_rows, n_head, shape.n_seq);
     }
-    if (const lctx_chunks * c = shape.chunks) {
-        summaries = tensor("lctx_summaries", c->summary_type(shape.head_dim_k), c->summary_dim(shape.head_dim_k),
-                           std::max(1, shape.n_complete(shape.n_ctx)), c->by_attention() ? n_query_head : n_head, shape.n_seq);
+    const lctx_chunks * c = shape.chunks;
+    if (c && c->by_keys()) {
+        index = tensor("lctx_index", GGML_TYPE_I8, (int64_t)shape.index_bytes(), n_row);
+    } else if (c) {
+        summaries =
+            tensor("lctx_summaries", lctx_summary_type(c->representation, shape.head_dim_k, shape.type_k), c->summary_dim(shape.head_dim_k),
+                   std::max(1, shape.n_complete(shape.n_ctx)), c->by_attention() ? n_query_head : n_head, shape.n_seq);
         if (c->by_attention()) {
             open = tensor("lctx_open", GGML_TYPE_F32, shape.head_dim_k, 2 * c->chunk_size, n_query_head, shape.n_seq);
-        }
-        if (c->mass > 0.0f) {
-            unread = tensor("lctx_unread", GGML_TYPE_I64, 2, c->by_group ? n_head : n_query_head);
         }
     }
     if (shape.retain) {
@@ -97,9 +98,10 @@ lctx_sizes lctx_kv_store::sizes(int32_t n_cell) const {
     const auto all = [](const ggml_tensor * t) -> uint64_t { return t ? ggml_nbytes(t) : 0; };
     lctx_sizes s = {};
     s.k = pool(k_pool), s.v = shape_.v_offset < 0 ? pool(v_pool) : 0;
-    s.chunks = all(summaries) + all(open);
+    s.chunks = (index ? pool(index) : 0) + all(summaries) + all(open);
     s.near = all(near);
-    s.other = bytes() + far_bytes() - all(k_pool) - (shape_.v_offset < 0 ? all(v_pool) : 0) - s.chunks - s.near;
+    s.other =
+        bytes() + far_bytes() - all(k_pool) - (shape_.v_offset < 0 ? all(v_pool) : 0) - all(index) - all(summaries) - all(open) - s.near;
     if (held && !is_whole) {
         s.other -= (uint64_t)shape_.n_seq * n_head * lctx_held::PLANES * (shape_.n_ctx - n_cell) * sizeof(int32_t);
     }
@@ -144,7 +146,7 @@ bool lctx_kv_store::allocate(bool dry) {
         ggml_backend_view_init(v_pool);
     }
     bool ok = true;
-    for (const ggml_tensor * t : {table, sums, unread, due_, budgets_, counts_, k_staged, v_staged, staging, staging_table}) {
+    for (const ggml_tensor * t : {table, sums, due_, budgets_, counts_, k_staged, v_staged, staging, staging_table}) {
         ok = ok && (!t || arena_->commit(at(t), at(t) + ggml_nbytes(t)));
     }
     for (int32_t i = 0; ok && held && i < n_head * shape_.n_seq; i++) {
@@ -156,9 +158,6 @@ bool lctx_kv_store::allocate(bool dry) {
     table_ = is_host ? (int32_t *)table->data : copy_.data();
     if (ok) {
         std::fill_n(table_, n_entry, -1);
-        if (unread) {
-            ggml_backend_tensor_memset(unread, 0, 0, ggml_nbytes(unread));
-        }
         init_staging();
     }
     return ok;
@@ -196,16 +195,15 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
         return each(t, heads.first * n_row, heads.n * n_row);
     };
     const bool by_query = shape_.chunks && shape_.chunks->by_attention();
-    const bool by_group = shape_.chunks && shape_.chunks->by_group;
     return {k_pool,
             v_pool,
             lists(table),
+            index,
             rows(near, heads.first, heads.n),
             rows(summaries, by_query ? heads.first_query : heads.first, by_query ? heads.n_query : heads.n),
             rows(open, heads.first_query, heads.n_query),
             lists(held),
             list(sums, heads.first_query, heads.n_query),
-            by_group ? each(unread, heads.first, heads.n) : each(unread, heads.first_query, heads.n_query),
             pages(k_staged),
             pages(v_staged),
             each(staging, heads.first, heads.n),

@@ -21,12 +21,12 @@ struct lctx_layer {
     ggml_tensor * k_pool;
     ggml_tensor * v_pool;
     ggml_tensor * table;
+    ggml_tensor * index;      // the keys in few bits, or nullptr
     ggml_tensor * near;       // nullptr: the method has no near ring
     ggml_tensor * summaries;  // summaries of chunks, or nullptr
     ggml_tensor * open;       // queries of the open chunk, or nullptr
     ggml_tensor * held;       // which rows each head holds, or nullptr: all
     ggml_tensor * sums;       // of queries, or nullptr
-    ggml_tensor * unread;     // sums of what choices leave unread, or nullptr: no estimate is made
     // pages that lie close while the pools are far (ops/staging.h), or nullptr
     ggml_tensor * k_staged;
     ggml_tensor * v_staged;
@@ -34,6 +34,10 @@ struct lctx_layer {
     ggml_tensor * staging_table;
     lctx_hadamard hadamard;
 };
+
+// The eviction of a layer; arguments as of lctx_evict. chunks: of the method, or nullptr.
+ggml_tensor * lctx_evict_layer(ggml_context * ctx, const lctx_layer & layer, ggml_tensor * due, ggml_tensor * budgets,
+                               const lctx_retain & retain, const lctx_chunks * chunks);
 
 // What all stores of a memory have in common.
 struct lctx_kv_shape {
@@ -50,6 +54,8 @@ struct lctx_kv_shape {
     int32_t v_offset;            // latent attention: V is the channels of K from here on; -1: it has a pool of its own
     lctx_hadamard hadamard;
 
+    // Bytes of a row of a head: K and V, and what the index has of it.
+    size_t index_bytes() const { return chunks && chunks->by_keys() ? lctx_index_shape{chunks->key_bits(), head_dim_k}.row_size() : 0; }
     size_t row_bytes() const { return ggml_row_size(type_k, head_dim_k) + (v_offset < 0 ? ggml_row_size(type_v, head_dim_v) : 0); }
     static int32_t n_block(int32_t n_rows) { return (n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS; }
     int32_t n_complete(int32_t n_pos) const { return chunks ? n_pos / chunks->chunk_size : 0; }
@@ -137,10 +143,20 @@ class lctx_kv_store {
     // when the device fails.
     bool evict(const std::vector<int32_t> & due, int32_t n_threads);
 
-    // The tensors of pages: V only where it has rows of its own.
+    // The tensors of rows, which are saved: V only where it has rows of its own.
     std::vector<ggml_tensor *> pools() const {
         return shape_.v_offset < 0 ? std::vector<ggml_tensor *>{k_pool, v_pool} : std::vector<ggml_tensor *>{k_pool};
     }
+    // The tensors of pages: and the index, which is made again from K.
+    std::vector<ggml_tensor *> paged() const {
+        std::vector<ggml_tensor *> tensors = pools();
+        if (index) {
+            tensors.push_back(index);
+        }
+        return tensors;
+    }
+    // Make the index of rows [first, end) of a sequence again, after they were written from elsewhere.
+    void index_rows(int32_t seq, int32_t first, int32_t end, int32_t n_threads);
 
     const ggml_backend_dev_t dev;
     const ggml_backend_buffer_type_t buft;
@@ -149,13 +165,13 @@ class lctx_kv_store {
 
     ggml_tensor * k_pool = nullptr;     // [head_dim_k, n_page*64]
     ggml_tensor * v_pool = nullptr;     // [head_dim_v, n_page*64]; latent attention: a view of k_pool
+    ggml_tensor * index = nullptr;      // [lctx_index_shape::row_size, n_page*64]
     ggml_tensor * table = nullptr;      // [n_page_max, n_head, n_seq]
     ggml_tensor * near = nullptr;       // [head_dim_k, near_rows, n_head, n_seq]
     ggml_tensor * summaries = nullptr;  // [summary_dim, n_chunk_max, n_head or n_query_head, n_seq]
     ggml_tensor * open = nullptr;       // [head_dim_k, 2*chunk_size, n_query_head, n_seq]
     ggml_tensor * held = nullptr;       // [lctx_held::size, n_head, n_seq]
     ggml_tensor * sums = nullptr;       // [lctx_query_sums::size, n_query_head, n_seq]
-    ggml_tensor * unread = nullptr;     // [2, n_head or n_query_head] lctx_unread
     // with n_staged > 0
     ggml_tensor * k_staged = nullptr;       // [head_dim_k, n_head*n_staged*64]
     ggml_tensor * v_staged = nullptr;       // [head_dim_v, n_head*n_staged*64]
@@ -179,7 +195,7 @@ class lctx_kv_store {
     }
     size_t padded(const ggml_tensor * t) const;
     size_t at(const ggml_tensor * t) const;
-    size_t index(int32_t seq, int32_t head, int32_t block) const;
+    size_t entry(int32_t seq, int32_t head, int32_t block) const;
     void set_page(int32_t seq, int32_t head, int32_t block, int32_t page);
     void set_entry(size_t i, int32_t page);
     bool commit_page(int32_t page);

@@ -40,8 +40,10 @@ std::vector<llama_ubatch> lctx_memory::split(llama_batch_allocr & balloc, int32_
     return ubatches;
 }
 
-// As many tokens of every sequence that the ubatch takes: those that llama.cpp will choose, up to the nearest of their borders.
-std::vector<llama_ubatch> lctx_memory::split_equal(llama_batch_allocr & balloc, int32_t n_ubatch, bool one_sequence) const {
+// As many tokens of every sequence that the ubatch takes: those that llama.cpp will choose, up to the nearest of their borders. None, and
+// what is wrong, when it has chosen others.
+std::vector<llama_ubatch> lctx_memory::split_equal(llama_batch_allocr & balloc, int32_t n_ubatch, bool one_sequence,
+                                                   std::string & wrong) const {
     const llama_batch & batch = balloc.get_batch();
     std::vector<int32_t> next = cache_->lengths();
     std::vector<llama_ubatch> ubatches;
@@ -62,7 +64,11 @@ std::vector<llama_ubatch> lctx_memory::split_equal(llama_batch_allocr & balloc, 
             return {};
         }
         for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
-            next[ubatch.seq_id[i][0]]++;
+            const int32_t seq = ubatch.seq_id[i][0];
+            if (!is_in[seq] || ubatch.pos[i] != next[seq]++) {
+                wrong = "llama.cpp has divided the batch in another way than the KV cache expects";
+                return {};
+            }
         }
         ubatches.push_back(std::move(ubatch));
     }
@@ -79,13 +85,13 @@ llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, ui
         }
         const bool one_sequence = rest_->splits_by_sequence(embd_all);
         const std::vector<llama_ubatch> ubatches =
-            rest_->splits_equal() ? split_equal(balloc, (int32_t)n_ubatch, one_sequence) : split(balloc, (int32_t)n_ubatch);
+            rest_->splits_equal() ? split_equal(balloc, (int32_t)n_ubatch, one_sequence, wrong) : split(balloc, (int32_t)n_ubatch);
         llama_memory_context_ptr joint = ubatches.empty() ? nullptr : rest_->batch(*cache_, ubatches);
         if (joint) {
             return joint;
         }
         status = LLAMA_MEMORY_STATUS_FAILED_PREPARE;
-        wrong = "the memory of windows or recurrent states has no room for the batch: remove a sequence";
+        wrong = wrong.empty() ? "the memory of windows or recurrent states has no room for the batch: remove a sequence" : wrong;
     }
     LLAMA_LOG_WARN("lctx: %s\n", wrong.c_str());
     cache_->refuse(wrong);

@@ -67,7 +67,7 @@ class lctx_memory final : public llama_memory_i {
     };
 
     std::vector<llama_ubatch> split(llama_batch_allocr & balloc, int32_t n_ubatch) const;
-    std::vector<llama_ubatch> split_equal(llama_batch_allocr & balloc, int32_t n_ubatch, bool one_sequence) const;
+    std::vector<llama_ubatch> split_equal(llama_batch_allocr & balloc, int32_t n_ubatch, bool one_sequence, std::string & wrong) const;
     std::string why_not_back_to(int32_t seq, int32_t p) const;
     const saved * find_checkpoint(int32_t seq, int32_t p) const;
     bool cut(int32_t seq, int32_t p);

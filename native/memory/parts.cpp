@@ -164,4 +164,5 @@ void lctx_kv_cache::part_read(lctx_state_reader & io, int32_t seq) {
         store.write(t, offset, part_rows(io, t, (int64_t)(size / t->nb[1])), size);
     });
     part_finish(io);
+    index_rows(seq, at.first, at.end);
 }

@@ -1,8 +1,8 @@
 // Save and restore: rows as they are stored, so a restored sequence continues with the same logits.
 //
 // Layout: header, then per sequence its id, counters, and for every layer and KV head the bytes of its rows, block by block,
-// K before V, and of its near ring; then what every head holds, sums of queries, summaries of chunks and open queries. What differs from
-// this memory is refused with a message, and nothing is left half restored.
+// K before V, and of its near ring; then what every head holds, sums of queries, summaries of chunks and open queries. The index of keys is
+// made again. What differs from this memory is refused with a message, and nothing is left half restored.
 #include "kv-cache.h"
 #include "llama-io.h"
 
@@ -13,7 +13,7 @@
 namespace {
 
 constexpr uint32_t MAGIC = 0x7874636c;  // "lctx"
-constexpr uint32_t VERSION = 6;
+constexpr uint32_t VERSION = 7;
 constexpr uint32_t MAX_SPEC = 4096;  // characters of a method
 
 struct state_header {
@@ -257,6 +257,7 @@ void lctx_kv_cache::read_sequence(llama_io_read_i & io, int32_t seq) {
     read_held(io, seq);
     each_sum_run(seq, read);
     each_chunk_run(seq, [&](lctx_kv_store &, ggml_tensor * t, size_t offset, size_t size) { io.read_tensor(t, offset, size); });
+    index_rows(seq, 0, s.n_pos);
 }
 
 void lctx_kv_cache::check_header(llama_io_read_i & io, int32_t n_seq) const {

@@ -76,7 +76,7 @@ std::vector<int32_t> lctx_kv_cache::lengths() const {
 // What is held with so many pages and sequences of these lengths.
 uint64_t lctx_kv_cache::bytes(int64_t n_held_page, const std::vector<int32_t> & n_pos) const {
     const uint64_t row_k = ggml_row_size(shape_.type_k, shape_.head_dim_k);
-    uint64_t n = n_held_page * LCTX_PAGE_ROWS * shape_.row_bytes();
+    uint64_t n = n_held_page * LCTX_PAGE_ROWS * (shape_.row_bytes() + shape_.index_bytes());
     for (int32_t seq = 0; seq < n_seq_; seq++) {
         n += (uint64_t)std::min(n_pos[seq], shape_.near_rows) * n_head_total_ * row_k + chunk_bytes(n_pos[seq]);
         for (const auto & store : stores_) {
@@ -107,7 +107,7 @@ void lctx_kv_cache::each_size(const std::function<void(ggml_backend_dev_t, const
     const double share = kv_limit_ > 0 && total > kv_limit_ ? (double)kv_limit_ / (double)total : 1.0;
     for (const auto & store : stores_) {
         lctx_sizes near = store->sizes(most_cells()), far = {};
-        near.other += places_ ? places_->bytes(store->buft) : 0;
+        near.other += means_ ? means_->bytes(store->buft) : 0;
         if (lctx_arena_grain(store->buft) > 0) {  // where less is taken than there could be
             for (uint64_t * size : {&near.k, &near.v, &near.chunks, &near.near}) {
                 *size = (uint64_t)(share * (double)*size);
@@ -153,26 +153,6 @@ void lctx_kv_cache::usage(lctx_kv_info & info, int32_t * rows) const {
         const int32_t head = i % info.n_head_kv;
         for (int32_t seq = 0; head < layer.heads.n && seq < n_seq_; seq++) {
             rows[i] += layer.store->n_cell(seq, layer.heads.first + head, n_pos[seq]) - n_dead(seq) * LCTX_PAGE_ROWS;
-        }
-    }
-}
-
-void lctx_kv_cache::unread(float * shares, int32_t n_head) const {
-    std::fill_n(shares, layers_.size() * n_head, NAN);
-    for (size_t il = 0; il < layers_.size(); il++) {
-        const lctx_layer_heads & heads = layers_[il].heads;
-        if (heads.n == 0 || !layers_[il].store->unread) {
-            continue;
-        }
-        const bool by_group = method_->chunks()->by_group;
-        std::vector<lctx_unread> sums(by_group ? heads.n : heads.n_query);
-        const size_t first = by_group ? heads.first : heads.first_query;
-        layers_[il].store->read(layers_[il].store->unread, first * sizeof(lctx_unread), sums.data(), sums.size() * sizeof(lctx_unread));
-        for (int32_t head = 0; head < heads.n_query; head++) {
-            const lctx_unread & sum = sums[head * sums.size() / heads.n_query];
-            if (sum.n_query > 0) {
-                shares[il * n_head + head] = (float)((double)sum.sum / lctx_unread::UNIT / (double)sum.n_query);
-            }
         }
     }
 }

@@ -58,7 +58,9 @@ int32_t automatic_size(int32_t trained, int32_t window) {
 std::unique_ptr<lctx_method> lctx_dca_create(const lctx_method_spec & spec, const lctx_method_env & env) {
     const int32_t trained = env.n_ctx_train;
     const int32_t asked_size = spec.get("chunk_size"), asked_window = spec.get("local_window");
-    const int32_t size = asked_size < 0 ? automatic_size(trained, asked_window) : asked_size;
+    const int32_t align = std::max(1, spec.get("align"));  // of a filter, whose chunks lie in one of ours
+    const int32_t automatic = automatic_size(trained, asked_window), rounded = std::max(align, automatic / align * align);
+    const int32_t size = asked_size < 0 ? rounded : asked_size;
     if (size < 1 || size >= trained) {
         throw lctx_refusal("dca: chunk_size must be 1 .. " + text(trained - 1) + " (below the trained context), not " + text(size));
     }

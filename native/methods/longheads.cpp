@@ -1,93 +1,98 @@
 // LongHeads (arXiv 2402.10685): every head reads the first chunk, its own, the ones before it, and the best of the rest.
 //
-// Key j is stored at j mod l, and a query sees chunk c from place s: as if it stood s*l + p mod l behind the chunk's beginning. packed
-// (figure 3): the chunks that are read stand side by side. exact: s is the chunk's distance for queries inside the trained context, and
-// packed for later ones. grouped: distances beyond the near chunks are divided by G (SelfExtend, arXiv 2401.01325, for whole chunks).
-#include "method.h"
+// The rest are those of a base, which says where keys are stored and from where a query sees them (filter.h): full inside the trained
+// context, dca beyond it. packed is the paper's own (figure 3): key j is stored at j mod l, and the chunks that are read stand side by
+// side, so that of n chunks number i is seen from (n - 1 - i) * l + p mod l.
+#include "filter.h"
 
-#include <cstdlib>
 #include <cstring>
+
+lctx_method_factory lctx_full_create, lctx_string_create, lctx_dca_create, lctx_selfextend_create;
 
 namespace {
 
 constexpr int32_t CHUNK_STEP = 16;
 constexpr int32_t NEARBY = 128;  // tokens before its own chunk that a query always reads
 
-// Without distances, a bound adds up what every channel could give at most: with few channels it finds single keys, with many it says
-// little.
-constexpr int32_t FEW_CHANNELS = 64;
-
-enum position : int32_t { PACKED, GROUPED, EXACT };
-constexpr const char * POSITIONS[] = {"packed", "grouped", "exact"};
-constexpr const char * REPRESENTATIONS[] = {"attention", "minmax", "moments", "outlier"};
+enum position : int32_t { FULL, STRING, DCA, SELFEXTEND, PACKED };
+constexpr const char * POSITIONS[] = {"full", "string", "dca", "selfextend", "packed"};
+constexpr const char * REPRESENTATIONS[] = {"attention", "minmax", "outlier", "keys1", "keys2"};
 
 std::string text(int64_t n) {
     return std::to_string(n);
 }
 
-// 0.95, without zeros behind.
-std::string share(float x) {
-    char digits[16];
-    snprintf(digits, sizeof(digits), "%.6g", (double)x);
-    return digits;
+// from: the first row whose query chooses; -1: it follows from the window.
+std::string spec_of(const lctx_chunks & c, int32_t from, position where) {
+    return "longheads,chunk_size=" + text(c.chunk_size) + ",window=" + text(c.n_chunk() * c.chunk_size) + ",n_recent=" + text(c.n_recent) +
+           (from < 0 ? "" : ",select_from=" + text(from)) + ",select=" + (c.by_group ? "group" : "head") +
+           ",select_block=" + text(c.n_share) + ",representation=" + REPRESENTATIONS[c.representation] + ",position=" + POSITIONS[where];
 }
 
-class longheads_method final : public lctx_method {
+// Chunks of a base.
+class filtered_method final : public lctx_method {
   public:
-    // reach: the trained context, when the context is longer: scores must not exceed its distances; else 0.
-    longheads_method(const lctx_chunks & chunks, position where, int32_t n_place, int32_t reach, std::string reason)
-        : chunks_(chunks), where_(where), n_place_(n_place), reach_(reach), reason_(std::move(reason)) {}
+    filtered_method(const lctx_chunks & chunks, int32_t from, position where, std::unique_ptr<lctx_method> base, std::string reason)
+        : chunks_(chunks), from_(from), where_(where), base_(std::move(base)), filter_(*base_, chunks_, from), reason_(std::move(reason)) {}
 
-    std::string spec() const override {
-        const lctx_chunks & c = chunks_;
-        return "longheads,chunk_size=" + text(c.chunk_size) + ",window=" + text(c.n_chunk * c.chunk_size) +
-               ",n_recent=" + text(c.n_recent) + ",select=" + (c.by_group ? "group" : "head") +
-               ",representation=" + REPRESENTATIONS[c.representation] + ",position=" + POSITIONS[where_] +
-               (where_ == GROUPED ? ",group_size=" + text(c.group_size) : "") + ",n_neighbor=" + text(c.n_neighbor) +
-               (c.mass > 0.0f ? ",mass=" + share(c.mass) : "");
-    }
+    std::string spec() const override { return spec_of(chunks_, from_, where_); }
+    std::string why() const override { return spec() + ": " + reason_ + "; " + base_->why(); }
 
-    std::string why() const override { return spec() + ": " + reason_; }
+    int32_t n_angle() const override { return base_->n_angle(); }
+    void positions(int32_t p, int32_t * pos) const override { base_->positions(p, pos); }
+    int32_t key_angle() const override { return base_->key_angle(); }
+    int32_t near_angle() const override { return base_->near_angle(); }
 
-    int32_t n_angle() const override { return LCTX_N_ANGLE_CHUNKS; }
-
-    void positions(int32_t p, int32_t * pos) const override {
-        pos[LCTX_ANGLE_LOCAL] = p % chunks_.chunk_size;
-        pos[LCTX_ANGLE_START] = score_position(p) - p % chunks_.chunk_size;
-    }
-
-    int32_t score_position(int32_t p) const override { return reach_ > 0 ? p % chunks_.chunk_size : p; }
-    int32_t score_reach() const override { return reach_; }
-
-    int32_t key_angle() const override { return LCTX_ANGLE_LOCAL; }
-
-    int32_t n_segment() const override { return chunks_.n_segment(); }
-    void segments(int32_t, lctx_segment *) const override {}
+    int32_t n_segment() const override { return chunks_.n_given(); }
+    void segments(int32_t p, lctx_segment * segs) const override { filter_.segments(p, segs); }
     const lctx_chunks * chunks() const override { return &chunks_; }
-    int32_t n_place() const override { return n_place_; }
+    bool selects(int32_t p) const override { return filter_.selects(p); }
+    int32_t n_read() const override { return filter_.n_read(); }
+
+    bool keeps_positions() const override { return base_->keeps_positions(); }
+    uint32_t near_mask() const override { return filter_.near_mask(); }
+    int32_t near_window() const override { return base_->near_window(); }
 
   private:
     lctx_chunks chunks_;
+    int32_t from_;
     position where_;
-    int32_t n_place_;
-    int32_t reach_;
+    std::unique_ptr<lctx_method> base_;
+    lctx_filter filter_;
     std::string reason_;
 };
 
-// Table 4 of the paper; for tests.
-lctx_ablation ablation() {
-    const char * name = getenv("LCTX_TEST_ABLATION");
-    const char * names[] = {"", "random", "random_all", "no_first", "last"};
-    for (int i = 0; name && i < 5; i++) {
-        if (strcmp(name, names[i]) == 0) {
-            return (lctx_ablation)i;
+// The paper's. *select* gives chunks their angles, since they depend on how many are read.
+class packed_method final : public lctx_method {
+  public:
+    packed_method(const lctx_chunks & chunks, std::string reason) : chunks_(chunks), reason_(std::move(reason)) {}
+
+    std::string spec() const override { return spec_of(chunks_, -1, PACKED); }
+    std::string why() const override { return spec() + ": " + reason_; }
+
+    int32_t n_angle() const override { return chunks_.n_chunk(); }
+    void positions(int32_t p, int32_t * pos) const override {
+        for (int32_t i = 0; i < n_angle(); i++) {
+            pos[i] = i * chunks_.chunk_size + p % chunks_.chunk_size;
         }
     }
-    if (name) {
-        throw lctx_refusal("LCTX_TEST_ABLATION must be random, random_all, no_first or last, not '" + std::string(name) + "'");
+
+    int32_t n_segment() const override { return chunks_.n_given(); }
+    void segments(int32_t p, lctx_segment * segs) const override {
+        const int32_t size = chunks_.chunk_size, near = (p / size - chunks_.n_recent) * size;
+        const bool all = p / size < chunks_.n_chunk();
+        segs[0] = {0, all ? p + 1 : size, 0, 0};
+        segs[1] = {near, all ? near : p + 1, 0, 0};
+        segs[2] = {size, all ? size : near, 0, 0};
     }
-    return LCTX_ABLATE_NONE;
-}
+    const lctx_chunks * chunks() const override { return &chunks_; }
+    bool selects(int32_t) const override { return true; }
+    int32_t n_read() const override { return chunks_.n_chunk(); }
+
+  private:
+    lctx_chunks chunks_;
+    std::string reason_;
+};
 
 [[noreturn]] void refuse(const std::string & reason) {
     throw lctx_refusal("longheads: " + reason);
@@ -97,9 +102,14 @@ int32_t either(int32_t given, int32_t otherwise) {
     return given < 0 ? otherwise : given;
 }
 
-// An eighth of what is read and was trained, at least 2048 tokens, at most half of the trained context; with mass that half.
-int32_t choose_window(int32_t trained, int32_t n_ctx, bool has_mass) {
-    return has_mass ? trained / 2 : std::min(trained / 2, std::max(2048, std::min(trained, n_ctx) / 8));
+// An eighth of what is read and was trained, at least 1024 tokens, at most half of the trained context.
+int32_t choose_window(int32_t trained, int32_t n_ctx) {
+    return std::min(trained / 2, std::max(1024, std::min(trained, n_ctx) / 8));
+}
+
+// Where choosing pays in prompts: reading a chosen row costs twice what reading all of them does, and every row is compared.
+int32_t choose_from(int32_t window, bool auto_window) {
+    return auto_window ? 3 * window : window;
 }
 
 // As many as hold the nearby tokens, in a quarter of the window.
@@ -121,7 +131,7 @@ void choose_chunks(const lctx_method_spec & spec, const lctx_method_env & env, l
         refuse("n_recent " + text(asked_recent) + " chunks are more than the trained context holds");
     }
     // the first chunk, the recent ones, its own; and room for one choice
-    const int32_t n_auto = std::max(choose_window(trained, env.n_ctx, spec.get("mass") > 0) / c.chunk_size, std::max(1, asked_recent) + 3);
+    const int32_t n_auto = std::max(choose_window(trained, env.n_ctx) / c.chunk_size, std::max(1, asked_recent) + 3);
     const int32_t window = auto_window ? n_auto * c.chunk_size : spec.get("window");
     if (window % c.chunk_size != 0) {
         refuse("window must be a multiple of chunk_size " + text(c.chunk_size) + " such as " +
@@ -131,46 +141,50 @@ void choose_chunks(const lctx_method_spec & spec, const lctx_method_env & env, l
         refuse("a window of " + text(window) + (auto_window ? " (room for one choice)" : "") + " is beyond the trained context " +
                text(trained) + "; " + (auto_window ? "lower chunk_size or n_recent" : "the paper reads half of it"));
     }
-    c.n_chunk = window / c.chunk_size;
-    c.n_recent = either(asked_recent, choose_n_recent(c.chunk_size, c.n_chunk));
+    const int32_t n_chunk = window / c.chunk_size;
+    c.n_recent = either(asked_recent, choose_n_recent(c.chunk_size, n_chunk));
     const int32_t least = c.n_recent + 2;
-    if (c.n_chunk < least) {
-        refuse("a window of " + text(window) + " holds " + text(c.n_chunk) + " chunks of " + text(c.chunk_size) + ", but the first, the " +
+    if (n_chunk < least) {
+        refuse("a window of " + text(window) + " holds " + text(n_chunk) + " chunks of " + text(c.chunk_size) + ", but the first, the " +
                text(c.n_recent) + " recent and the own one are always read: " + text(least * c.chunk_size) + " at least");
     }
-    reason = auto_window ? "window = an eighth of the context, 2048 at least, half of the trained " + text(trained) + " at most"
+    c.n_free = n_chunk - least;
+    reason = auto_window ? "window = an eighth of the context, 1024 at least, half of the trained " + text(trained) + " at most"
                          : "window as asked";
 }
 
-// Where chunks are seen from; returns the number of places.
-int32_t choose_places(const lctx_method_spec & spec, const lctx_method_env & env, position where, lctx_chunks & c) {
-    const int32_t n_trained = env.n_ctx_train / c.chunk_size, n_all = (env.n_ctx + c.chunk_size - 1) / c.chunk_size;
-    if (where != GROUPED && spec.get("group_size") >= 0) {
-        refuse("group_size belongs to position=grouped");
+// What says where keys are and from where queries see them; by default inside the trained context full, beyond it dca.
+std::unique_ptr<lctx_method> create_base(position where, const lctx_method_env & env, int32_t chunk_size) {
+    const lctx_method_spec spec = {POSITIONS[where], {{"align", chunk_size}}, nullptr};
+    switch (where) {
+        case STRING:
+            if (env.n_ctx > env.n_ctx_train) {
+                refuse("position=string is for contexts up to the trained " + text(env.n_ctx_train) + ", not " + text(env.n_ctx) +
+                       "; beyond it use position=dca");
+            }
+            return lctx_string_create(spec, env);
+        case DCA:        return lctx_dca_create(spec, env);
+        case SELFEXTEND: return lctx_selfextend_create(spec, env);
+        default:         return lctx_full_create(spec, env);
     }
-    if (where == EXACT) {
-        c.n_exact = n_trained;
-        return std::max(std::min(n_trained, n_all), n_all > n_trained ? c.n_chunk : 0);
+}
+
+// Whose choice a summary or the keys are for, and how queries share it.
+void choose_comparison(const lctx_method_spec & spec, position where, lctx_chunks & c) {
+    c.packed = where == PACKED;
+    c.representation = (lctx_representation)either(spec.get("representation"), c.packed ? LCTX_REPRESENT_ATTENTION : LCTX_REPRESENT_KEYS2);
+    c.by_group = either(spec.get("select"), 0);
+    c.n_share = either(spec.get("select_block"), 1);
+    if (c.by_attention() != (c.packed != 0)) {
+        refuse("representation=attention and position=packed are the paper's and go together; leave both out, or give both");
     }
-    if (where == PACKED) {
-        return c.n_chunk;
+    if (c.by_attention() && c.by_group) {
+        refuse("representation=attention has summaries of query heads, which cannot choose as a group; use select=head");
     }
-    c.n_near = c.n_recent + 1;
-    if (c.n_near >= n_trained) {
-        refuse("position=grouped reads the last " + text(c.n_near * c.chunk_size) +
-               " tokens (own and recent chunks) exactly, which must be " + "less than the trained context " + text(env.n_ctx_train));
+    if (c.n_share < 1 || c.chunk_size % c.n_share != 0 || (c.packed && c.n_share > 1)) {
+        refuse("select_block must divide chunk_size " + text(c.chunk_size) + (c.packed ? " and be 1 with position=packed" : "") + ", not " +
+               text(c.n_share));
     }
-    const int32_t n_far = std::max(0, n_all - c.n_near), room = n_trained - c.n_near;
-    c.group_size = either(spec.get("group_size"), std::max(1, (n_far + room - 1) / room));
-    if (c.group_size < 1) {
-        refuse("group_size must be at least 1, not " + text(c.group_size));
-    }
-    const int64_t largest = (int64_t)(room * c.group_size + c.n_near) * c.chunk_size;
-    if (env.n_ctx > largest) {
-        refuse("group_size " + text(c.group_size) + " allows n_ctx up to " + text(largest) + ", not " + text(env.n_ctx) +
-               "; raise it or leave it out to have it chosen");
-    }
-    return std::min(n_trained, n_all);
 }
 
 }  // namespace
@@ -178,26 +192,21 @@ int32_t choose_places(const lctx_method_spec & spec, const lctx_method_env & env
 std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec, const lctx_method_env & env) {
     lctx_chunks c = {};
     std::string reason;
-    c.mass = (float)std::max(0, spec.get("mass")) / LCTX_MILLION;
-    const bool by_bound = env.n_ctx > env.n_ctx_train && env.head_dim <= FEW_CHANNELS && c.mass == 0.0f;
-    c.representation = (lctx_representation)either(spec.get("representation"), by_bound ? LCTX_REPRESENT_MINMAX : LCTX_REPRESENT_OUTLIER);
     choose_chunks(spec, env, c, reason);
-    c.by_group = either(spec.get("select"), 0);
-    c.ablation = ablation();
-    const int32_t n_free = c.n_chunk - 2 - c.n_recent;
-    if (c.mass > 0.0f && c.representation != LCTX_REPRESENT_MOMENTS && c.representation != LCTX_REPRESENT_OUTLIER) {
-        refuse("mass needs an estimate of the attention: representation=outlier or moments");
+    const bool by_paper = spec.get("representation") == LCTX_REPRESENT_ATTENTION;
+    const auto where = (position)either(spec.get("position"), by_paper ? PACKED : env.n_ctx <= env.n_ctx_train ? FULL : DCA);
+    choose_comparison(spec, where, c);
+    if (where == PACKED) {
+        c.n_run = 2, c.n_range = 1;
+        if (spec.get("select_from") >= 0) {
+            refuse("select_from is for the other positions: packed reads everything up to its window");
+        }
+        return std::make_unique<packed_method>(c, reason);
     }
-    c.n_neighbor = either(spec.get("n_neighbor"), 0);
-    if (c.mass > 0.0f && c.n_neighbor > 0) {
-        refuse("n_neighbor gives a part of a fixed budget away; with mass there is none");
+    const int32_t window = c.n_chunk() * c.chunk_size;
+    const int32_t from = either(spec.get("select_from"), choose_from(window, spec.get("window") < 0));
+    if (from < window) {
+        refuse("select_from must be at least the window of " + text(window) + ", not " + text(from));
     }
-    if (c.n_neighbor > 0 && c.n_neighbor >= n_free) {
-        refuse("n_neighbor must leave a chunk to choose: " + text(n_free) + " are free, n_neighbor is " + text(c.n_neighbor));
-    }
-    const auto where = (position)either(spec.get("position"), EXACT);
-    const int32_t n_place = choose_places(spec, env, where, c);
-    const int32_t reach = env.n_ctx > env.n_ctx_train ? env.n_ctx_train : 0;
-    reason += reach > 0 && !c.by_attention() ? "; scores without distances, which go beyond the trained context" : "";
-    return std::make_unique<longheads_method>(c, where, n_place, reach, reason);
+    return std::make_unique<filtered_method>(c, from, where, create_base(where, env, c.chunk_size), reason);
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <climits>
 #include <cstdlib>
 
@@ -15,7 +14,7 @@ lctx_rule_factory lctx_corm_create, lctx_h2o_create, lctx_scissorhands_create, l
 
 namespace {
 
-// "key" takes a number, "key=word|word" one of the words, "key=%" a share above 0 and at most 1. An entry is a method or a rule.
+// "key" takes a number, "key=word|word" one of the words. An entry is a method or a rule.
 struct entry {
     const char * name;
     std::vector<std::string> options;
@@ -35,8 +34,8 @@ const std::vector<entry> & table() {
         {"window", {"n_sink", "window"}, true, false, lctx_window_create, nullptr},
         {"selfextend", {"group_size", "neighbor_window"}, true, true, lctx_selfextend_create, nullptr},
         {"longheads",
-         {"chunk_size", "window", "n_recent", "select=head|group", "representation=attention|minmax|moments|outlier",
-          "position=packed|grouped|exact", "group_size", "n_neighbor", "mass=%"},
+         {"chunk_size", "window", "n_recent", "select_from", "select=head|group", "select_block",
+          "representation=attention|minmax|outlier|keys1|keys2", "position=full|string|dca|selfextend|packed"},
          true,
          true,
          lctx_longheads_create,
@@ -90,14 +89,21 @@ int32_t number(const std::string & method, const std::string & key, const std::s
     return (int32_t)value;
 }
 
-int32_t share(const std::string & method, const std::string & key, const std::string & text) {
-    double value = 0.0;
-    const char * end = text.data() + text.size();
-    const auto [read, error] = std::from_chars(text.data(), end, value);  // whatever the locale
-    if (error != std::errc() || read != end || !(value > 0.0 && value <= 1.0)) {
-        throw lctx_refusal(method + ": " + key + " must be a share above 0 and at most 1, not '" + text + "'");
+// Options and words that left, and what to use.
+void refuse_gone(const std::string & method, const std::string & option) {
+    constexpr const char * GONE[][2] = {
+        {"n_neighbor", "chunks of 16 tokens do without: leave it out"},
+        {"mass", "every query reads window tokens: leave it out, or give a window"},
+        {"group_size", "use position=selfextend, or dca"},
+        {"position=exact", "use position=full, which is the default up to the trained context"},
+        {"position=grouped", "use position=selfextend, or dca, which is the default beyond the trained context"},
+        {"representation=moments", "use representation=outlier"},
+    };
+    for (const auto & [name, way] : GONE) {
+        if (method == "longheads" && option == name) {
+            throw lctx_refusal("longheads: " + option + " left in version 0.2.0; " + way);
+        }
     }
-    return std::max(1, (int32_t)(value * LCTX_MILLION + 0.5));
 }
 
 std::vector<std::string> split(const std::string & text, char sep) {
@@ -120,16 +126,15 @@ int32_t value(const entry & e, const std::string & key, const std::string & text
         if (eq == std::string::npos) {
             return number(e.name, key, text);
         }
-        if (option.substr(eq) == "=%") {
-            return share(e.name, key, text);
-        }
         const std::vector<std::string> words = split(option.substr(eq + 1), '|');
         const auto it = std::find(words.begin(), words.end(), text);
         if (it == words.end()) {
+            refuse_gone(e.name, key + "=" + text);
             throw lctx_refusal(std::string(e.name) + ": " + key + " must be one of " + join(words) + ", not '" + text + "'");
         }
         return (int32_t)(it - words.begin());
     }
+    refuse_gone(e.name, key);
     throw lctx_refusal(std::string(e.name) + ": unknown option '" + key + "'; options: " + join(e.options));
 }
 

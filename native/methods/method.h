@@ -67,15 +67,12 @@ class lctx_method {
     // Most spans of a sequence. With more than one, segment and angle i are those of span i, and a new row is stored from the last one's.
     virtual int32_t n_span() const { return 1; }
 
-    // How heads choose their own segments in the graph, or nullptr: then segments() is not asked.
+    // How heads choose chunks in the graph, or nullptr: then segments() are its runs and far ranges.
     virtual const lctx_chunks * chunks() const { return nullptr; }
-    // From where the query at p compares itself with summaries; those of keys are turned there from row LCTX_ANGLE_LOCAL of their chunk by
-    // row LCTX_ANGLE_START of its last token.
-    virtual int32_t score_position(int32_t p) const { return p; }
-    // > 0: comparisons without distances, by the channels that turn at most once in so many positions.
-    virtual int32_t score_reach() const { return 0; }
-    // From how many places queries see chunks: place i is i * chunk_size positions further on.
-    virtual int32_t n_place() const { return 0; }
+    // Chunks that a query reads at most.
+    virtual int32_t n_read() const { return 0; }
+    // Whether the query at p chooses; else its runs are all that it reads.
+    virtual bool selects(int32_t) const { return false; }
 
     // True when every query reads every key from its own position at the key's own: nothing is rotated anew.
     virtual bool keeps_positions() const { return false; }
@@ -89,10 +86,7 @@ class lctx_method {
     virtual int32_t first_row(int32_t p) const { return p < 0 ? p : 0; }
 };
 
-// Shares are options in millionths.
-constexpr int32_t LCTX_MILLION = 1000000;
-
-// "name,key=value,key=value"; a word is the number of its place in the option's list of words, a share is in millionths.
+// "name,key=value,key=value"; a word is the number of its place in the option's list of words.
 struct lctx_method_spec {
     std::string name;
     std::map<std::string, int32_t> options;

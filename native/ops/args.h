@@ -52,6 +52,7 @@ struct lctx_cache_args {
     lctx_table_args table;
     lctx_near_args near;
     lctx_held_args held;
+    lctx_pool_args index = {};  // rows of lctx_index_shape; data is nullptr: there is none
 };
 
 struct lctx_store_args {
@@ -72,6 +73,15 @@ struct lctx_store_args {
     lctx_store_params params;
 };
 
+struct lctx_index_args {
+    lctx_cache_args cache;  // without V
+    const lctx_row * rows;  // [n_rows]
+    int32_t n_rows;
+    int32_t n_head_kv;
+    int32_t hadamard_k;  // of the stored keys
+    lctx_index_shape index;
+};
+
 struct lctx_attend_args {
     const char * q;  // F32 rows at q + head*q_head_stride + token*q_token_stride
     size_t q_head_stride;
@@ -87,6 +97,7 @@ struct lctx_attend_args {
     int32_t n_choice;           // heads with segments of their own
     const float * angles;       // [*][n_dims]
     int32_t n_dims;
+    int32_t n_angle;  // with params.chunk_size > 0: rows of the angle table of one token, which its segments have
     lctx_attend_params params;
     float * dst;  // [n_tokens][n_head][head_dim_v]
     float * lse;  // [n_tokens][n_head] or nullptr
@@ -105,7 +116,8 @@ struct lctx_summarize_args {
     const lctx_chunk_row * rows;  // [n_tokens]
     const float * angles;         // [*][n_dims]
     int32_t n_dims;
-    char * summaries;  // rows of lctx_summary_type at summaries + chunk*summary_stride + head*summary_head_stride + seq*summary_seq_stride
+    ggml_type summary_type;
+    char * summaries;  // rows of it at summaries + chunk*summary_stride + head*summary_head_stride + seq*summary_seq_stride
     size_t summary_stride;
     size_t summary_head_stride;
     size_t summary_seq_stride;
@@ -117,25 +129,30 @@ struct lctx_summarize_args {
 };
 
 struct lctx_select_args {
-    const char * q;
+    const char * q;  // F32 rows as in lctx_attend_args
     size_t q_head_stride;
     size_t q_token_stride;
     int32_t head_dim;
     int32_t n_head;
-    int32_t n_summary;  // heads with a summary of their own
-    int32_t n_choice;   // heads with a choice of their own
+    int32_t n_list;    // heads with keys or summaries of their own
+    int32_t n_choice;  // heads with a choice of their own
     int32_t n_tokens;
     int32_t n_chunk_max;
+    lctx_cache_args cache;  // table, held and index: by keys
     ggml_type summary_type;
-    const char * summaries;
+    const char * summaries;  // else
     size_t summary_stride;
     size_t summary_head_stride;
     size_t summary_seq_stride;
-    const lctx_chunk_row * rows;
+    const lctx_row * rows;      // [n_tokens]
+    const lctx_segment * segs;  // [n_tokens][n_given]
+    const float * angles;       // [*][n_dims]
+    int32_t n_dims;
+    int32_t rope_mode;
     lctx_chunks chunks;
+    lctx_index_shape index;
     float scale;
-    lctx_segment * dst;    // [n_tokens][n_choice][n_segment]
-    lctx_unread * unread;  // [n_choice], or nullptr
+    lctx_segment * dst;  // [n_tokens][n_choice][n_segment]
 };
 
 struct lctx_vote_args {
@@ -187,6 +204,7 @@ struct lctx_evict_args {
     size_t summary_head_stride;
     size_t summary_seq_stride;
     lctx_evict_params params;
+    lctx_index_shape index;
 };
 
 struct lctx_fetch_args {

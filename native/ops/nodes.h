@@ -72,6 +72,21 @@ inline lctx_store_args lctx_store_args_of(const ggml_tensor * dst) {
     return args;
 }
 
+inline lctx_index_args lctx_index_args_of(const ggml_tensor * dst) {
+    const auto params = lctx_params_of<lctx_index_params>(dst);
+    lctx_index_args args = {};
+    args.cache.k_pool = lctx_pool_of(dst->src[0]);
+    args.cache.table = lctx_table_of(dst->src[1]);
+    args.rows = (const lctx_row *)dst->src[2]->data;
+    args.cache.held = lctx_held_of(dst->src[3]);
+    args.cache.index = lctx_pool_of(dst->src[4]);
+    args.n_rows = (int32_t)dst->src[2]->ne[1];
+    args.n_head_kv = (int32_t)dst->src[1]->ne[1];
+    args.hadamard_k = params.hadamard_k;
+    args.index = {params.bits, (int32_t)dst->src[0]->ne[0]};
+    return args;
+}
+
 inline lctx_attend_args lctx_attend_args_of(const ggml_tensor * dst) {
     const ggml_tensor * q = dst->src[0];
     lctx_attend_args args;
@@ -97,6 +112,7 @@ inline lctx_attend_args lctx_attend_args_of(const ggml_tensor * dst) {
     args.n_head_kv = (int32_t)dst->src[3]->ne[1];
     args.n_tokens = (int32_t)q->ne[2];
     args.params = lctx_params_of<lctx_attend_params>(dst);
+    args.n_angle = (int32_t)(dst->src[5]->ne[1] / q->ne[2]);
     args.n_choice = args.params.chunk_size > 0 ? (int32_t)dst->src[4]->ne[2] : 1;
     args.dst = (float *)dst->data;
     args.lse = args.params.lse ? args.dst + (size_t)args.n_tokens * args.n_head * args.head_dim_v : nullptr;
@@ -124,6 +140,7 @@ inline lctx_summarize_args lctx_summarize_args_of(const ggml_tensor * dst) {
     args.n_dims = (int32_t)dst->src[5]->ne[0];
     args.cache.near = {};
     args.cache.held = lctx_held_of(dst->src[8]);
+    args.summary_type = summaries->type;
     args.summaries = (char *)summaries->data;
     args.summary_stride = summaries->nb[1];
     args.summary_head_stride = summaries->nb[2];
@@ -140,28 +157,40 @@ inline lctx_summarize_args lctx_summarize_args_of(const ggml_tensor * dst) {
 
 inline lctx_select_args lctx_select_args_of(const ggml_tensor * dst) {
     const ggml_tensor * q = dst->src[0];
-    const ggml_tensor * summaries = dst->src[1];
+    const ggml_tensor * compared = dst->src[1];
+    const ggml_tensor * table = dst->src[5];
+    const auto params = lctx_params_of<lctx_select_params>(dst);
     lctx_select_args args = {};
+    args.chunks = params.chunks;
     args.q = (const char *)q->data;
     args.q_head_stride = q->nb[1];
     args.q_token_stride = q->nb[2];
     args.head_dim = (int32_t)q->ne[0];
     args.n_head = (int32_t)q->ne[1];
-    args.n_summary = (int32_t)summaries->ne[2];
+    args.n_list = (int32_t)(params.chunks.by_attention() ? q->ne[1] : table->ne[1]);
     args.n_choice = (int32_t)dst->ne[2];
     args.n_tokens = (int32_t)q->ne[2];
-    args.n_chunk_max = (int32_t)summaries->ne[1];
-    args.summary_type = summaries->type;
-    args.summaries = (const char *)summaries->data;
-    args.summary_stride = summaries->nb[1];
-    args.summary_head_stride = summaries->nb[2];
-    args.summary_seq_stride = summaries->nb[3];
-    args.rows = (const lctx_chunk_row *)dst->src[2]->data;
-    const auto params = lctx_params_of<lctx_select_params>(dst);
-    args.chunks = params.chunks;
+    args.cache.table = lctx_table_of(table);
+    args.cache.held = lctx_held_of(dst->src[6]);
+    if (params.chunks.by_keys()) {
+        args.cache.index = lctx_pool_of(compared);
+        args.n_chunk_max = (int32_t)(table->ne[0] * LCTX_PAGE_ROWS / params.chunks.chunk_size);
+        args.index = {params.chunks.key_bits(), args.head_dim};
+    } else {
+        args.n_chunk_max = (int32_t)compared->ne[1];
+        args.summary_type = compared->type;
+        args.summaries = (const char *)compared->data;
+        args.summary_stride = compared->nb[1];
+        args.summary_head_stride = compared->nb[2];
+        args.summary_seq_stride = compared->nb[3];
+    }
+    args.rows = (const lctx_row *)dst->src[2]->data;
+    args.segs = (const lctx_segment *)dst->src[3]->data;
+    args.angles = (const float *)dst->src[4]->data;
+    args.n_dims = (int32_t)dst->src[4]->ne[0];
+    args.rope_mode = params.rope_mode;
     args.scale = params.scale;
     args.dst = (lctx_segment *)dst->data;
-    args.unread = dst->src[3] ? (lctx_unread *)dst->src[3]->data : nullptr;
     return args;
 }
 
@@ -219,6 +248,10 @@ inline lctx_evict_args lctx_evict_args_of(const ggml_tensor * dst) {
         args.summary_seq_stride = summaries->nb[3];
     }
     args.params = lctx_params_of<lctx_evict_params>(dst);
+    if (const ggml_tensor * index = dst->src[7]) {
+        args.cache.index = lctx_pool_of(index);
+        args.index = {args.params.index_bits, (int32_t)dst->src[0]->ne[0]};
+    }
     return args;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
+#include <set>
 
 namespace {
 
@@ -22,6 +23,10 @@ void set_sources(ggml_tensor * node, std::initializer_list<ggml_tensor *> src) {
 
 bool fits(const lctx_hadamard & hadamard, int64_t head_dim_k, int64_t head_dim_v) {
     return lctx_hadamard::fits(hadamard.k, head_dim_k) && lctx_hadamard::fits(hadamard.v, head_dim_v);
+}
+
+bool is_index(const ggml_tensor * index, int32_t bits, int64_t head_dim) {
+    return index->type == GGML_TYPE_I8 && index->ne[0] == lctx_index_shape{bits, (int32_t)head_dim}.row_size();
 }
 
 bool is_held(const ggml_tensor * held, const ggml_tensor * table) {
@@ -45,13 +50,13 @@ bool lctx_is_kv_type(int32_t type) {
 }
 
 std::vector<int32_t> lctx_chunks_of(const lctx_segment * segs, int64_t n, int32_t chunk_size) {
-    std::vector<int32_t> chunks;
+    std::set<int32_t> chunks;
     for (int64_t i = 0; i < n; i++) {
-        if (segs[i].row0 < segs[i].row1) {
-            chunks.push_back(segs[i].row0 / chunk_size);
+        for (int32_t row = segs[i].row0 / chunk_size * chunk_size; row < segs[i].row1 && segs[i].row0 < segs[i].row1; row += chunk_size) {
+            chunks.insert(row / chunk_size);
         }
     }
-    return chunks;
+    return {chunks.begin(), chunks.end()};
 }
 
 // K in the largest blocks that there are; V in blocks of 64, which are enough and leave sums of values more exact.
@@ -100,6 +105,18 @@ ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, g
     return result;
 }
 
+ggml_tensor * lctx_index(ggml_context * ctx, ggml_tensor * k, ggml_tensor * table, ggml_tensor * rows, ggml_tensor * held,
+                         ggml_tensor * index, int32_t bits, int32_t hadamard_k) {
+    GGML_ASSERT(is_index(index, bits, k->ne[0]) && index->ne[1] == k->ne[1] && table->type == GGML_TYPE_I32);
+    GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && ggml_is_contiguous(rows));
+    GGML_ASSERT(is_held(held, table) && lctx_hadamard::fits(hadamard_k, k->ne[0]));
+
+    ggml_tensor * result = ggml_view_tensor(ctx, index);
+    set_params(result, lctx_index_params{LCTX_OP_INDEX, bits, hadamard_k});
+    set_sources(result, {k, table, rows, held, index});
+    return result;
+}
+
 ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
                           ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
                           const lctx_attend_params & params, ggml_tensor * k_staged, ggml_tensor * v_staged) {
@@ -108,7 +125,6 @@ ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
     GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && ggml_is_contiguous(segs));
     GGML_ASSERT(params.chunk_size > 0 ? segs->ne[3] == q->ne[2] && q->ne[1] % segs->ne[2] == 0 : segs->ne[2] == q->ne[2]);
     GGML_ASSERT(params.near_mask == 0 || near);
-    GGML_ASSERT(params.near_mask == 0 || params.chunk_size == 0);
     GGML_ASSERT(is_held(held, table));
     GGML_ASSERT(!k_staged || (v_staged && !held && params.chunk_size > 0));
     GGML_ASSERT(fits(params.hadamard, q->ne[0], v_pool->ne[0]));
@@ -128,7 +144,7 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0]);
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
     const bool by_attention = params.representation == LCTX_REPRESENT_ATTENTION;
-    GGML_ASSERT(summaries->type == lctx_summary_type(params.representation, (int32_t)q->ne[0]) &&
+    GGML_ASSERT(summaries->type == lctx_summary_type(params.representation, (int32_t)q->ne[0], k->type) &&
                 summaries->nb[1] == ggml_row_size(summaries->type, summaries->ne[0]));
     GGML_ASSERT(summaries->ne[0] == lctx_summary_dim(params.representation, (int32_t)q->ne[0]) &&
                 summaries->ne[2] == (by_attention ? q->ne[1] : table->ne[1]));
@@ -144,18 +160,23 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
     return result;
 }
 
-ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * summaries, ggml_tensor * rows, ggml_tensor * unread,
-                          int64_t n_head_kv, const lctx_chunks & chunks, float scale) {
-    GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[1] % n_head_kv == 0);
-    GGML_ASSERT(summaries->type == chunks.summary_type((int32_t)q->ne[0]) && summaries->ne[0] == chunks.summary_dim((int32_t)q->ne[0]) &&
-                summaries->ne[2] == (chunks.by_attention() ? q->ne[1] : n_head_kv));
+ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * compared, ggml_tensor * rows, ggml_tensor * segs,
+                          ggml_tensor * angles, ggml_tensor * table, ggml_tensor * held, const lctx_chunks & chunks, float scale,
+                          int32_t rope_mode) {
+    const auto head_dim = (int32_t)q->ne[0];
+    GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[1] % table->ne[1] == 0);
+    GGML_ASSERT(chunks.by_keys() ? is_index(compared, chunks.key_bits(), head_dim)
+                                 : compared->ne[0] == chunks.summary_dim(head_dim) &&
+                                       compared->ne[2] == (chunks.by_attention() ? q->ne[1] : table->ne[1]));
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
+    GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && segs->ne[1] == chunks.n_given() && segs->ne[2] == q->ne[2] &&
+                ggml_is_contiguous(segs));
+    GGML_ASSERT(angles->ne[0] <= q->ne[0] && is_held(held, table) && !(chunks.by_group && chunks.by_attention()));
 
-    const int64_t n_choice = chunks.by_group ? n_head_kv : q->ne[1];
-    GGML_ASSERT(!unread || (chunks.mass > 0.0f && unread->type == GGML_TYPE_I64 && unread->ne[0] == 2 && unread->ne[1] == n_choice));
+    const int64_t n_choice = chunks.by_group ? table->ne[1] : q->ne[1];
     ggml_tensor * result = ggml_new_tensor_4d(ctx, GGML_TYPE_I32, 4, chunks.n_segment(), n_choice, q->ne[2]);
-    set_params(result, lctx_select_params{LCTX_OP_SELECT, scale, chunks});
-    set_sources(result, {q, summaries, rows, unread});
+    set_params(result, lctx_select_params{LCTX_OP_SELECT, scale, rope_mode, chunks});
+    set_sources(result, {q, compared, rows, segs, angles, table, held});
     return result;
 }
 
@@ -197,16 +218,16 @@ ggml_tensor * lctx_center(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
 }
 
 ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor * v_pool, ggml_tensor * table, ggml_tensor * held,
-                         ggml_tensor * due, ggml_tensor * budgets, ggml_tensor * summaries, const lctx_retain & retain,
-                         int32_t chunk_size) {
+                         ggml_tensor * due, ggml_tensor * budgets, ggml_tensor * summaries, ggml_tensor * index, const lctx_retain & retain,
+                         int32_t chunk_size, int32_t index_bits) {
     GGML_ASSERT(held && is_held(held, table) && table->type == GGML_TYPE_I32);
     GGML_ASSERT(due->type == GGML_TYPE_I32 && due->ne[0] == table->ne[2]);
     GGML_ASSERT(!budgets || (budgets->type == GGML_TYPE_I32 && budgets->ne[0] == table->ne[1] && budgets->ne[1] == table->ne[2]));
     GGML_ASSERT(!summaries || (chunk_size > 0 && summaries->ne[2] % table->ne[1] == 0));
 
     ggml_tensor * result = ggml_view_tensor(ctx, held);
-    set_params(result, lctx_evict_params{LCTX_OP_EVICT, retain, chunk_size});
-    set_sources(result, {k_pool, v_pool, table, held, due, summaries, budgets});
+    set_params(result, lctx_evict_params{LCTX_OP_EVICT, retain, chunk_size, index ? index_bits : 0});
+    set_sources(result, {k_pool, v_pool, table, held, due, summaries, budgets, index});
     return result;
 }
 

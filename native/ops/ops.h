@@ -9,6 +9,7 @@
 #include "chunks.h"
 #include "ggml.h"
 #include "hadamard.h"
+#include "index.h"
 #include "retain.h"
 #include "staging.h"
 
@@ -27,6 +28,7 @@ enum lctx_op : int32_t {
     LCTX_OP_EVICT,
     LCTX_OP_FETCH,
     LCTX_OP_CENTER,
+    LCTX_OP_INDEX,
 };
 
 // RoPE as ggml's op_params give it; NORM or NEOX.
@@ -56,6 +58,12 @@ struct lctx_store_params {
     lctx_hadamard hadamard;
 };
 
+struct lctx_index_params {
+    lctx_op op;
+    int32_t bits;
+    int32_t hadamard_k;  // of the stored keys
+};
+
 struct lctx_attend_params {
     lctx_op op;
     int32_t rope_mode;
@@ -63,7 +71,8 @@ struct lctx_attend_params {
     float softcap;       // 0: none
     uint32_t near_mask;  // bit s: segment s reads its keys from the near ring
     int32_t lse;         // 1: the LSE of every query and head follows the output
-    int32_t chunk_size;  // 0: segments of any rows, the same for all heads; else every head has its own, each inside one chunk
+    int32_t chunk_size;  // 0: segments of any rows, the same for all heads; else every head has its own, each inside one chunk, but
+    int32_t n_run;       // the first n_run of them, which may be any rows
     lctx_hadamard hadamard;
 };
 
@@ -80,7 +89,8 @@ struct lctx_summarize_params {
 
 struct lctx_select_params {
     lctx_op op;
-    float scale;  // of the attention: moments are of scores
+    float scale;  // of the attention
+    int32_t rope_mode;
     lctx_chunks chunks;
 };
 
@@ -97,6 +107,7 @@ struct lctx_evict_params {
     lctx_op op;
     lctx_retain retain;
     int32_t chunk_size;  // > 0: rows of the open chunk stay, and a chunk without rows loses its summary
+    int32_t index_bits;  // of the index, where there is one
 };
 
 struct lctx_center_params {
@@ -122,12 +133,12 @@ struct lctx_row {
     int32_t near_angle;  // the same for the near ring
 };
 
-// One token of the batch, as *summarize* and *select* see it.
+// One token of the batch, as *summarize* sees it.
 struct lctx_chunk_row {
     int32_t row;
     int32_t seq;
     int32_t open;   // row of the open-chunk ring for its query: written when >= 0, else ~open is where its chunk was begun
-    int32_t angle;  // first of its rows of the angle table
+    int32_t angle;  // row of the angle table for its place in its chunk, where its key is stored
 };
 
 // One token of the batch, as *vote* sees it.
@@ -146,15 +157,7 @@ struct lctx_segment {
     int32_t seq;
 };
 
-// What the queries of one choice left unread, by the estimates of *select*.
-struct lctx_unread {
-    int64_t n_query;
-    int64_t sum;  // of the shares, in units of 1 / UNIT: whole numbers, which threads add in any order
-
-    static constexpr float UNIT = 1 << 20;
-};
-
-// The chunks that n segments of one query and head read: ascending, each once.
+// The chunks that n segments of one query and head read, in whole or in part: ascending, each once.
 std::vector<int32_t> lctx_chunks_of(const lctx_segment * segs, int64_t n, int32_t chunk_size);
 
 // cos and sin of n positions, one pair per rotated pair of dimensions, the magnitude included.
@@ -178,11 +181,18 @@ ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, g
                          ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
                          int32_t rope_mode, lctx_score score, lctx_hadamard hadamard, bool staged_only = false);
 
+// Write keys once more, as stored, in few bits a channel. Of a row that a head does not hold nothing is written.
+//   k:       result of lctx_store; table, rows, held: as there
+//   index:   I8 [lctx_index_shape::row_size, n_rows_total]
+//   result:  view of index
+ggml_tensor * lctx_index(ggml_context * ctx, ggml_tensor * k, ggml_tensor * table, ggml_tensor * rows, ggml_tensor * held,
+                         ggml_tensor * index, int32_t bits, int32_t hadamard_k);
+
 // Attention of every query over its segments.
-//   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated; with params.chunk_size rotated to its place in its chunk
+//   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
 //   k:       result of lctx_store; v_pool, table, angles, near, held: as there
 //   segs:    I32 [4, n_seg, n_tokens]                lctx_segment
-//            I32 [4, n_seg, n_choice, n_tokens] with params.chunk_size > 0: result of lctx_select, whose angles are places
+//            I32 [4, n_seg, n_choice, n_tokens] with params.chunk_size > 0: result of lctx_select
 //   result:  F32 [n_head*head_dim_v*n_tokens] as [head_dim_v, n_head, n_tokens], then with lse: [n_head, n_tokens]
 // A query without any row gives 0 and LSE -inf.
 // With staged pages table is the result of lctx_fetch, and heads do not evict.
@@ -191,26 +201,28 @@ ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
                           const lctx_attend_params & params, ggml_tensor * k_staged = nullptr, ggml_tensor * v_staged = nullptr);
 
 // Summaries of the chunks that the batch completes; the queries of chunks that stay open are kept.
-//   q:       F32 [head_dim_k, n_head, n_tokens]      rotated to its place in its chunk
+//   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
 //   k:       result of lctx_store; v_pool, table, angles, held: as there
 //   rows:    I32 [4, n_tokens]                       lctx_chunk_row
 //   summaries:    lctx_summary_type [summary_dim, n_chunk_max, n_summary, n_seq]   n_summary is n_head by attention, else n_head_kv
-//            minmax: largest, then smallest values, rounded away from each other; moments: means, then scale^2/2 * variances;
-//            outlier: moments of the other keys, then the key farthest from the mean of all
+//            minmax: largest, then smallest values, rounded away from each other; outlier: means, then scale^2/2 * variances of the other
+//            keys, then the key farthest from the mean of all
 //   open:    F32 [head_dim_k, 2*chunk_size, n_head, n_seq], queries as q; NULL unless by attention
 //   result:  view of summaries
 ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
                              ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * held, ggml_tensor * summaries, ggml_tensor * open,
                              const lctx_summarize_params & params);
 
-// The chunks that every query reads, in ascending order, as segments; unused segments are empty.
-//   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated by attention, else rotated to where it is compared
-//   summaries:    result of lctx_summarize
-//   rows:    I32 [4, n_tokens]                       lctx_chunk_row
-//   unread:  I64 [2, n_choice]                       lctx_unread, to which every token adds; or NULL; with chunks.mass > 0 only
-//   result:  I32 [4, n_segment, n_choice, n_tokens]  lctx_segment, whose angle is a place; n_choice is n_head_kv by group, else n_head
-ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * summaries, ggml_tensor * rows, ggml_tensor * unread,
-                          int64_t n_head_kv, const lctx_chunks & chunks, float scale);
+// What every query reads: its runs, then the best of the chunks in its far ranges, ascending; unused segments are empty.
+//   q:        F32 [head_dim_k, n_head, n_tokens]      not rotated
+//   compared: result of lctx_summarize, or by keys of lctx_index
+//   rows:     I32 [4, n_tokens]                       lctx_row
+//   segs:     I32 [4, n_given, n_tokens]              lctx_segment: runs, then far ranges, which begin and end with chunks
+//   angles, table, held: as for lctx_store
+//   result:   I32 [4, n_segment, n_choice, n_tokens]  lctx_segment; n_choice is n_head_kv by group, else n_head
+ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * compared, ggml_tensor * rows, ggml_tensor * segs,
+                          ggml_tensor * angles, ggml_tensor * table, ggml_tensor * held, const lctx_chunks & chunks, float scale,
+                          int32_t rope_mode);
 
 // The queries of the batch vote for the rows they have read: scores of all rows that are held, or of those whose fate is open
 // (lctx_retain::is_open).
@@ -237,9 +249,11 @@ ggml_tensor * lctx_center(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
 //   due:     I32 [n_seq]   the row after which each sequence evicts; < 0: it does not
 //   budgets: I32 [n_head_kv, n_seq]   rows that each head keeps at most, where the rule has a budget; NULL: that of the rule
 //   summaries:    as for lctx_summarize, or NULL: a chunk that has lost its last row is NaN then, which no query chooses
+//   index:   as for lctx_index, or NULL: its rows move with those of K
 //   result:  view of held
 ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor * v_pool, ggml_tensor * table, ggml_tensor * held,
-                         ggml_tensor * due, ggml_tensor * budgets, ggml_tensor * summaries, const lctx_retain & retain, int32_t chunk_size);
+                         ggml_tensor * due, ggml_tensor * budgets, ggml_tensor * summaries, ggml_tensor * index, const lctx_retain & retain,
+                         int32_t chunk_size, int32_t index_bits);
 
 // Bring the pages that the batch reads close, where there is room: the least recently read ones make place.
 //   segs:       result of lctx_select

@@ -376,20 +376,6 @@ class Context:
             check(lib.lctx_offload_usage(self.handle, info), lib.lctx_context_error(self.handle))
         return OffloadUsage(info.n_hit, info.n_miss, info.n_far, info.page_bytes, info.device_bytes, info.n_staged)
 
-    def unread_shares(self) -> NDArray[np.float32]:
-        """Return the share of its attention that each head left unread, as it estimates: [n_layer, n_head].
-
-        Raises
-        ------
-        ValueError
-            When the method makes no estimate.
-        """
-        shares = np.empty(self._heads, np.float32)
-        with self._lock:
-            buffer = out_buffer("shares", shares, np.float32)
-            check(lib.lctx_unread_shares(self.handle, buffer), lib.lctx_context_error(self.handle))
-        return shares
-
     def _kv_usage(self, info: Any, rows: Any) -> None:
         check(lib.lctx_kv_usage(self.handle, info, rows), lib.lctx_context_error(self.handle))
 
@@ -399,8 +385,8 @@ class Context:
             check(lib.lctx_trace_start(self.handle, seq, start, stop), lib.lctx_context_error(self.handle))
             self.tracing = start < stop
 
-    def read_trace(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-        """Return the records: positions [n_query], chunks [n_query, n_layer, n_head, n_read], unread [.., n_head].
+    def read_trace(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the records: positions [n_query], chunks [n_query, n_layer, n_head, n_read].
 
         Raises
         ------
@@ -409,17 +395,11 @@ class Context:
         """
         info = ffi.new("lctx_trace_info *")
         with self._lock:
-            self._read_trace(info, ffi.NULL, ffi.NULL, ffi.NULL)
+            self._read_trace(info, ffi.NULL, ffi.NULL)
             positions = np.empty(info.n_query, np.int32)
             chunks = np.empty((info.n_query, info.n_layer, info.n_head, info.n_read), np.int32)
-            unread = np.empty(chunks.shape[:3], np.float32)
-            self._read_trace(
-                info,
-                out_buffer("pos", positions, np.int32),
-                out_buffer("chunks", chunks, np.int32),
-                out_buffer("unread", unread, np.float32),
-            )
-        return positions, chunks, unread
+            self._read_trace(info, out_buffer("pos", positions, np.int32), out_buffer("chunks", chunks, np.int32))
+        return positions, chunks
 
     def _read_trace(self, info: Any, *arrays: Any) -> None:
         if lib.lctx_trace_get(self.handle, info, *arrays) != lib.LCTX_OK:

@@ -20,7 +20,6 @@ class Record:
     id: str | None
     positions: NDArray[np.int32]
     chunks: NDArray[np.int32]
-    unread: NDArray[np.float32]
     tokens: NDArray[np.int32]
     n_prompt: int
 
@@ -89,16 +88,9 @@ class Tracer:
             "n_prompt": record.n_prompt,
             "positions": record.positions.tolist(),
             "counts": counts,
-            "unread": _unread(record),
             "texts": [self._text(record.tokens[i * size : (i + 1) * size]) for i in range(n_chunk)],
         }
 
     def _text(self, tokens: NDArray[np.int32]) -> str:
         text = self._model.detokenize(tokens.tolist()).decode("utf-8", "replace")
         return text if len(text) <= N_SHOWN else text[:N_SHOWN] + "..."
-
-
-def _unread(record: Record) -> list[float] | None:
-    """Return the mean estimate of each head, [n_layer * n_head]; None when the method makes none."""
-    mean = record.unread.mean(axis=0).ravel()
-    return None if np.isnan(mean).all() else [0.0 if np.isnan(x) else round(float(x), 4) for x in mean]

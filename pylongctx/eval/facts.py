@@ -13,7 +13,7 @@ NAMES = (
     " Leilani Lupita Manoj Mehmet Nkechi Olga Pavel Priya Rashid Svetlana Thabo Tomasz Xavier Yuki Zofia"
 ).split()
 OWNERS = ("anchor", "bell", "carpet", "harp", "ladder", "mill", "safe", "statue", "telescope", "wagon")
-KINDS = ("age", "code", "height", "length", "number", "price", "weight")
+KINDS = ("age", "code", "height", "length", "number", "price", "weight", "width", "range", "speed")
 
 
 @dataclass(frozen=True)

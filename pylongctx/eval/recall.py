@@ -19,7 +19,7 @@ from pylongctx.engine.compress import PIECE
 from pylongctx.eval.facts import Stated, draw_facts
 from pylongctx.eval.haystack import SYNTHETIC, load_text
 from pylongctx.eval.needle import insertion_point
-from pylongctx.eval.perplexity import token_nll
+from pylongctx.eval.perplexity import nll_of, token_nll
 from pylongctx.eval.scorers import mean, string_match_part
 from pylongctx.eval.task import Answer, Record, Sample, SingleModel, Vocabulary, greedy, memory
 from pylongctx.llama import Llama
@@ -157,21 +157,25 @@ class Recall(SingleModel):
         assert not isinstance(sample.prompt, str)
         turns, text = sample.facts["turns"], sample.prompt.tolist()
         prompts = [np.array([*text, *vocabulary.tokenize(turn["question"])], np.int32) for turn in turns]
+        expected = [vocabulary.tokenize(f" {turn['answer']}") for turn in turns]
         start, before = time.perf_counter(), llm.session.n_evaluated
         likelihood = self._read(llm, sample.prompt)
         if self.compress < 1:
             llm.compress(self.compress)
         read = time.perf_counter() - start
-        answers = list(_branches(llm, prompts, sample))
+        answers, logprobs = zip(*_branches(llm, prompts, expected, sample), strict=True)
         seconds, n_evaluated = time.perf_counter() - start, llm.session.n_evaluated - before
         held = memory(llm)
         anew = [greedy(llm, prompt, sample)[0] for prompt in prompts[: self.anew]]
         right = [string_match_part(answer.text, [turn["answer"]]) for answer, turn in zip(answers, turns, strict=True)]
-        said = zip(turns, answers, right, strict=True)
+        said = zip(turns, answers, right, logprobs, strict=True)
         return {
             **sample.facts,
             "score": mean(right),
-            "turns": [turn | {"said": answer.text, "right": score} for turn, answer, score in said],
+            "turns": [
+                turn | {"said": answer.text, "right": score, "logprob": round(logprob, 4)}
+                for turn, answer, score, logprob in said
+            ],
             "n_tokens": max(map(len, prompts)) + sample.max_tokens,
             "n_evaluated": n_evaluated,
             "n_anew": len(anew),
@@ -194,10 +198,15 @@ class Recall(SingleModel):
         return told | {"nll": float(values.sum()), "nll2": float((values**2).sum())}
 
     def summary(self, records: Sequence[Record]) -> dict[str, float]:
-        """Return the mean score, that of every depth, and which share of the answers is the same when read anew."""
+        """Return the mean score, that of every depth, and which share of the answers is the same when read anew.
+
+        ``logprob`` is the mean log-probability of the right answers: it tells methods apart where few are found.
+        """
         turns = [turn for record in records for turn in record["turns"]]
         depths = sorted({turn["depth_percent"] for turn in turns})
         found = {"score": mean(turn["right"] for turn in turns)}
+        if all("logprob" in turn for turn in turns):
+            found["logprob"] = mean(turn["logprob"] for turn in turns)
         found |= {f"depth {d:g}": mean(t["right"] for t in turns if t["depth_percent"] == d) for d in depths}
         n_anew = sum(record["n_anew"] for record in records)
         return found | ({"same": sum(record["n_same"] for record in records) / n_anew} if n_anew else {})
@@ -213,11 +222,27 @@ def _hidden(vocabulary: Vocabulary, body: list[int], pieces: Sequence[tuple[floa
     return [*tokens, *body[start:]]
 
 
-def _branches(llm: Llama, prompts: Sequence[NDArray[np.int32]], sample: Sample) -> Iterator[Answer]:
-    """Answer prompts that begin with the evaluated text, each from there."""
+def _branches(
+    llm: Llama, prompts: Sequence[NDArray[np.int32]], expected: Sequence[Sequence[int]], sample: Sample
+) -> Iterator[tuple[Answer, float]]:
+    """Answer prompts that begin with the evaluated text, each from there; and the log-probability of what is right."""
     evicts = llm.method is not None and any(part.role == "rule" for part in llm.method.parts)
     state = llm.save_state() if evicts else None  # a question cannot be cut off again: what is evicted is gone
-    for prompt in prompts:
+    for prompt, right in zip(prompts, expected, strict=True):
         if state is not None:
             llm.load_state(state)
-        yield greedy(llm, prompt, sample, fresh=False)[0]
+        logprob = _logprob(llm, prompt, right)
+        if state is not None:
+            llm.load_state(state)
+        yield greedy(llm, prompt, sample, fresh=False)[0], logprob
+
+
+def _logprob(llm: Llama, prompt: NDArray[np.int32], answer: Sequence[int]) -> float:
+    """Return the log-probability of an answer after a prompt, of which the cache has the beginning."""
+    tokens = np.array([*prompt, *answer], np.int32)
+    llm.session.eval(llm.session.reuse(tokens[: len(prompt) - 1]))
+    nll, at = 0.0, len(prompt)
+    for logits in llm.eval_rows(tokens[at - 1 : -1].tolist()):
+        nll += float(nll_of(llm, logits, tokens[at : at + len(logits)]).sum())
+        at += len(logits)
+    return -nll

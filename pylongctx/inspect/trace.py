@@ -7,7 +7,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Arrays = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
+Arrays = tuple[NDArray[np.int32], NDArray[np.int32]]
 
 
 class Trace:
@@ -23,9 +23,6 @@ class Trace:
         Tokens of a chunk.
     n_recent : int
         Chunks before a query's own one that every head is made to read.
-    unread : array_like or None
-        float32 [n_query, n_layer, n_head]: the estimated share of the attention that was not read, NaN where there is
-        no estimate (``LongHeads.mass`` asks for one). None: there is none.
 
     Raises
     ------
@@ -41,23 +38,14 @@ class Trace:
     array([[2, 1, 2]])
     """
 
-    def __init__(
-        self,
-        positions: ArrayLike,
-        chunks: ArrayLike,
-        chunk_size: int,
-        n_recent: int = 1,
-        unread: ArrayLike | None = None,
-    ) -> None:
-        read = np.asarray(chunks, np.int32)
-        shares = np.full(read.shape[:3], np.nan, np.float32) if unread is None else np.asarray(unread, np.float32)
-        arrays = np.asarray(positions, np.int32), read, shares
+    def __init__(self, positions: ArrayLike, chunks: ArrayLike, chunk_size: int, n_recent: int = 1) -> None:
+        arrays = np.asarray(positions, np.int32), np.asarray(chunks, np.int32)
         self.chunk_size = chunk_size
         self.n_recent = n_recent
         self._read: Callable[[], Arrays] = lambda: arrays
         self._check(*arrays)
 
-    def _check(self, positions: NDArray[np.int32], chunks: NDArray[np.int32], unread: NDArray[np.float32]) -> None:
+    def _check(self, positions: NDArray[np.int32], chunks: NDArray[np.int32]) -> None:
         if self.chunk_size < 1 or self.n_recent < 0:
             raise ValueError(f"no chunk_size={self.chunk_size} with n_recent={self.n_recent}: at least 1 and 0")
         if positions.ndim != 1 or chunks.ndim != 4 or len(positions) != len(chunks):
@@ -65,8 +53,6 @@ class Trace:
                 "a trace is positions [n_query] and chunks [n_query, n_layer, n_head, n_read], "
                 f"not {list(positions.shape)} and {list(chunks.shape)}"
             )
-        if unread.shape != chunks.shape[:3]:
-            raise ValueError(f"unread is [n_query, n_layer, n_head] as chunks are, not {list(unread.shape)}")
         if (chunks > (positions // self.chunk_size)[:, None, None, None]).any():
             raise ValueError(f"a query of this trace reads a chunk of {self.chunk_size} tokens that begins after it")
 
@@ -93,11 +79,6 @@ class Trace:
         return self._read()[1]
 
     @property
-    def unread(self) -> NDArray[np.float32]:
-        """float32 [n_query, n_layer, n_head], estimated shares of the attention; inside ``Llama.trace`` a new copy."""
-        return self._read()[2]
-
-    @property
     def n_chunks(self) -> int:
         """The number of chunks up to the last query, the one that it stands in included."""
         positions = self.positions
@@ -105,8 +86,8 @@ class Trace:
 
     def query(self, index: int) -> "Trace":
         """Return the trace of one query."""
-        positions, chunks, unread = self._read()
-        return Trace(positions[[index]], chunks[[index]], self.chunk_size, self.n_recent, unread[[index]])
+        positions, chunks = self._read()
+        return Trace(positions[[index]], chunks[[index]], self.chunk_size, self.n_recent)
 
     def counts(self) -> NDArray[np.int64]:
         """Return how many heads of all layers read a chunk, int64 [n_query, n_chunks]."""
@@ -131,10 +112,10 @@ class Trace:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a compressed .npz file with the arrays and settings; ``Trace.load`` reads it."""
-        positions, chunks, unread = self._read()
+        positions, chunks = self._read()
         settings = np.array([self.chunk_size, self.n_recent])
         with open(path, "wb") as file:  # numpy would add .npz to another name
-            np.savez_compressed(file, positions=positions, chunks=chunks, unread=unread, settings=settings)
+            np.savez_compressed(file, positions=positions, chunks=chunks, settings=settings)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Trace":
@@ -142,6 +123,6 @@ class Trace:
         try:
             with np.load(path, allow_pickle=False) as file:
                 chunk_size, n_recent = map(int, file["settings"])
-                return cls(file["positions"], file["chunks"], chunk_size, n_recent, file["unread"])
+                return cls(file["positions"], file["chunks"], chunk_size, n_recent)
         except (AttributeError, TypeError, KeyError, EOFError, ValueError, BadZipFile) as reason:
             raise ValueError(f"{os.fspath(path)} is no trace: {reason}") from None

@@ -91,16 +91,18 @@ def _parse_part(spec: str) -> Method:
     return cls(**values)
 
 
-def _parse_option(cls: type[Method], option: str) -> tuple[str, int | float | str]:
+def _parse_option(cls: type[Method], option: str) -> tuple[str, int | str]:
     key, equals, value = (part.strip() for part in option.partition("="))
     known = [field.name for field in fields(cls)]
+    for gone in (key, f"{key}={value}"):
+        if gone in cls.gone:
+            raise ValueError(f"{cls.name}: {gone} left in version 0.2.0; {cls.gone[gone]}")
     if not equals or key not in known:
         listed = ", ".join(f"{name}={'|'.join(cls.words.get(name, 'N'))}" for name in known) or "none"
         raise ValueError(f"unknown option {option!r} of method {cls.name!r}; options: {listed}")
     if key in cls.words:
         return key, value
-    kind, wanted = (float, "a number") if key in cls.shares else (int, "an integer")
     try:
-        return key, kind(value)
+        return key, int(value)
     except ValueError:
-        raise ValueError(f"option {key!r} of method {cls.name!r} must be {wanted}, not {value!r}") from None
+        raise ValueError(f"option {key!r} of method {cls.name!r} must be an integer, not {value!r}") from None

@@ -19,8 +19,9 @@ class Method:
         First word of the spec string.
     words : mapping
         The options that are words, with the words they may be.
-    shares : tuple
-        The options that are shares, from 0 to 1; all others are integers.
+        All others are integers.
+    gone : mapping
+        Options, and options with a word, that left, each with what to use.
     role : str or None
         What it is in a composition: a "base" says what is read, a "rule" what is forgotten. None: it composes with
         nothing.
@@ -38,7 +39,7 @@ class Method:
 
     name: ClassVar[str]
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    shares: ClassVar[tuple[str, ...]] = ()
+    gone: ClassVar[Mapping[str, str]] = {}
     role: ClassVar[str | None] = None
     reads_all: ClassVar[bool] = False
     waits: ClassVar[bool] = False

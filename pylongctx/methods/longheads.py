@@ -3,52 +3,50 @@
 from dataclasses import dataclass
 
 from pylongctx.methods.base import Method
-from pylongctx.methods.checks import check_int, check_multiple, check_share, check_word
+from pylongctx.methods.checks import check_int, check_multiple, check_word
 
 GRAIN = 16
 
 
 @dataclass(frozen=True)
 class LongHeads(Method):
-    """Cut the text into chunks; per layer and head read the best ones, within a window the model was trained for.
+    """Cut the text into chunks; per layer and head read the first, the recent and the best ones.
 
-    LongHeads, arXiv 2402.10685, sections 2.1 to 2.3. Up to ``window`` tokens everything is read and the result is that
-    of full attention. An option that is None is chosen by the library: the window from the context, the parts (head,
-    exact, a representation) by measurements on real models, see the page on LongHeads; ``paper()`` has the paper's.
+    LongHeads, arXiv 2402.10685, sections 2.1 to 2.3. Selection is a filter on a base method, which says where keys are
+    stored and at which distance a query sees them. Up to ``select_from`` tokens everything is read and the result is
+    that of the base, bit for bit. An option that is None is chosen by the library, by measurements on real models (see
+    the page on LongHeads); ``paper()`` has the paper's settings.
 
     Parameters
     ----------
     chunk_size : int or None
         Tokens of a chunk, a multiple of 16. None: 16.
     window : int or None
-        Tokens that a query reads, its own chunk counted as complete: a multiple of ``chunk_size``. None: an eighth of
-        the context, at least 2048 and at most half of the trained context; with ``mass`` that half.
+        Tokens that a query reads, its own chunk counted as complete: a multiple of ``chunk_size``. What SelfExtend
+        keeps nearby comes on top. None: an eighth of the context, at least 1024 and at most half of the trained
+        context.
     n_recent : int or None
         Chunks right before the query's own one that are always read, as chunk 0 and the own chunk are. None: as many
         as hold 128 tokens.
+    select_from : int or None
+        The first position whose query chooses; before it everything is read, which costs less there. At least
+        ``window``. None: ``window`` where that is given, else three times it.
     select : str or None
         Who chooses: every query head for itself ("head", the paper), or the query heads of one KV head together
         ("group").
+    select_block : int or None
+        Neighboring queries of a prompt that share a choice, made for their mean query; it divides ``chunk_size``.
+        Prompts are faster, and fewer facts are found. None: 1.
     representation : str or None
-        What stands for a chunk when a query scores it. "attention": the mean key weighted by the chunk's attention to
-        itself (the paper, eq. 1-2). The others know where the keys stand. "minmax": the minimum and maximum of the keys
-        per channel, which bound the score of the best key from above (Quest, arXiv 2406.10774). "moments": mean and
-        variance per channel; the score is the log of the attention to expect if keys were normally distributed.
-        "outlier": the key farthest from the mean by itself, and the moments of the others. None: "outlier";
-        "minmax" for heads of up to 64 channels in a context beyond the trained one, without ``mass``.
+        What a query is compared with. "keys2", "keys1": every key of a chunk in two bits or one bit a channel; the
+        score is the log of the attention that the chunk would get. "outlier": the key farthest from the mean of the
+        chunk, and mean and variance of the others. "minmax": the minimum and maximum of the keys per channel, which
+        bound the score of the best key from above (Quest, arXiv 2406.10774). "attention": the mean key weighted by the
+        chunk's attention to itself (the paper, eq. 1-2). None: "keys2"; "attention" with ``position="packed"``.
     position : str or None
-        Where the chosen chunks seem to stand. "exact": where they are, for queries inside the trained context.
-        "packed": side by side in front of the query (the paper, figure 3). "grouped": distances beyond the recent
-        chunks divided by ``group_size``, as SelfExtend, arXiv 2401.01325, has it, chunk by chunk.
-    group_size : int or None
-        Divisor of the distances with ``position="grouped"``.
-    n_neighbor : int
-        Chunks of the window given to the neighbors of the best chunks: the remedy for what a chunk border cuts in two
-        (the paper, table 7).
-    mass : float or None
-        Share of the attention that a query is to read, above 0 and at most 1. It reads the best chunks until the
-        estimate reaches it, and at most ``window`` tokens. Needs ``representation`` "outlier" or "moments". None:
-        always ``window`` tokens.
+        The base: "full", "string" (up to the trained context), "dca" or "selfextend", with its automatic settings.
+        "packed": the chosen chunks side by side in front of the query (the paper, figure 3), with "attention" alone.
+        None: "full" up to the trained context, rope scaling included, and "dca" beyond it.
 
     Raises
     ------
@@ -59,42 +57,44 @@ class LongHeads(Method):
     --------
     >>> from pylongctx import Llama
     >>> with Llama("model.gguf", method=LongHeads(), n_ctx=4096, verbose=False) as chosen:
-    ...     chosen.method.chunk_size, chosen.method.window
-    (16, 256)
+    ...     chosen.method.chunk_size, chosen.method.window, chosen.method.position
+    (16, 256, 'dca')
     """
 
     chunk_size: int | None = None
     window: int | None = None
     n_recent: int | None = None
+    select_from: int | None = None
     select: str | None = None
+    select_block: int | None = None
     representation: str | None = None
     position: str | None = None
-    group_size: int | None = None
-    n_neighbor: int | None = None
-    mass: float | None = None
 
     name = "longheads"
     role = "base"
     words = {
         "select": ("head", "group"),
-        "representation": ("attention", "minmax", "moments", "outlier"),
-        "position": ("packed", "grouped", "exact"),
+        "representation": ("attention", "minmax", "outlier", "keys1", "keys2"),
+        "position": ("full", "string", "dca", "selfextend", "packed"),
     }
-    shares = ("mass",)
+    gone = {
+        "n_neighbor": "chunks of 16 tokens do without: leave it out",
+        "mass": "every query reads window tokens: leave it out, or give a window",
+        "group_size": "use position=selfextend, or dca",
+        "position=exact": "use position=full, which is the default up to the trained context",
+        "position=grouped": "use position=selfextend, or dca, which is the default beyond the trained context",
+        "representation=moments": "use representation=outlier",
+    }
 
     def __post_init__(self) -> None:
-        minimums = {"n_recent": 0, "n_neighbor": 0, "group_size": 1}
-        for name, minimum in (minimums | {"chunk_size": GRAIN, "window": GRAIN}).items():
+        minimums = {"n_recent": 0, "select_from": 0, "select_block": 1, "chunk_size": GRAIN, "window": GRAIN}
+        for name, minimum in minimums.items():
             check_int(name, getattr(self, name), minimum)
         for name, words in self.words.items():
             check_word(name, getattr(self, name), words)
         check_multiple("chunk_size", self.chunk_size, str(GRAIN), GRAIN)
         check_multiple("window", self.window, "chunk_size", self.chunk_size)
-        check_share("mass", self.mass)
-        if self.mass is not None and self.representation not in (None, "moments", "outlier"):
-            raise ValueError(f"mass needs representation outlier or moments, not {self.representation}")
-        if self.mass is not None and self.n_neighbor:
-            raise ValueError("n_neighbor gives a part of a fixed budget away; with mass there is none")
+        check_multiple("chunk_size", self.chunk_size, "select_block", self.select_block)
 
     @classmethod
     def paper(cls, chunk_size: int | None = None, window: int | None = None) -> "LongHeads":
@@ -103,9 +103,9 @@ class LongHeads(Method):
         Examples
         --------
         >>> str(LongHeads.paper(chunk_size=256))
-        'longheads,chunk_size=256,n_recent=1,select=head,representation=attention,position=packed,n_neighbor=0'
+        'longheads,chunk_size=256,n_recent=1,select=head,select_block=1,representation=attention,position=packed'
         """
-        return cls(chunk_size, window, 1, "head", "attention", "packed", n_neighbor=0)
+        return cls(chunk_size, window, 1, None, "head", 1, "attention", "packed")
 
     @classmethod
     def quest(cls, window: int | None = None) -> "LongHeads":
@@ -116,6 +116,6 @@ class LongHeads(Method):
         Examples
         --------
         >>> str(LongHeads.quest(1024))
-        'longheads,chunk_size=16,window=1024,n_recent=0,select=head,representation=minmax,position=exact,n_neighbor=0'
+        'longheads,chunk_size=16,window=1024,n_recent=0,select=head,select_block=1,representation=minmax,position=full'
         """
-        return cls(16, window, 0, "head", "minmax", "exact", n_neighbor=0)
+        return cls(16, window, 0, None, "head", 1, "minmax", "full")

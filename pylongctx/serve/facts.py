@@ -3,17 +3,14 @@
 from functools import partial
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from pylongctx._enums import OVERFLOWS
 from pylongctx.engine.slots import Slot
-from pylongctx.methods import LongHeads
 from pylongctx.serve import metrics, native
 from pylongctx.serve.bodies import SlotBody
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.fields import read
-from pylongctx.serve.host import Host
 from pylongctx.serve.service import Service
 from pylongctx.serve.slotfiles import SlotFiles
 from pylongctx.serve.texts import token_text
@@ -151,20 +148,10 @@ def _longctx(service: Service, id: str | None) -> dict[str, Any]:
         "n_ctx_train": host.model.info.n_ctx_train,
         "overflow": OVERFLOWS[host.session.evicts],
         "kv": usage and usage.sizes(),
-        "unread": _unread(host),
         "store": host.store and host.store.facts(),
         "sequences": [_slot(service, slot) | {"kv_rows": _rows(service, slot)} for slot in engine.slots],
         "chunk_map": engine.tracer.chunk_map(id),
     }
-
-
-def _unread(host: Host) -> list[list[float | None]] | None:
-    """Return the mean share that each head left unread, [n_layer][n_head]; None when the method makes no estimate."""
-    parts = host.method.parts if host.method else ()
-    if not any(isinstance(part, LongHeads) and part.mass for part in parts):
-        return None
-    shares = host.session.context.unread_shares()
-    return [[None if np.isnan(share) else round(float(share), 4) for share in layer] for layer in shares]
 
 
 def _rows(service: Service, slot: Slot) -> int:

@@ -27,8 +27,9 @@ METHODS = (
     "dca,chunk_size=128,local_window=64",
     "string,shift_offset=128,local_window=32",
     "longheads,chunk_size=16,window=128",
-    "longheads,chunk_size=16,window=128,representation=attention",
-    "longheads,chunk_size=16,window=128,position=grouped",
+    "longheads,chunk_size=16,window=128,representation=keys1,select_block=8",
+    "longheads,chunk_size=16,window=128,representation=outlier,select=group",
+    "longheads,chunk_size=16,window=128,position=selfextend",
     "corm,window=64,recent=64,evict_every=64",
     "h2o,budget=192,recent=32,evict_every=32",
     "tova,budget=192,evict_every=32",
@@ -88,9 +89,10 @@ def check_attend(check: Check, case: OpCase, device: str, x) -> None:
 
 
 def check_chunks(check: Check, case: ChunkCase, device: str, x) -> None:
-    """Represent, select and attend; outputs where the choice is the same."""
+    """Index or summarize, select and attend; outputs where the choice is the same."""
     want, got = (run_chunks(case, x, **where) for where in ({}, on(device)))
-    check.hold(f"{case.name} summaries", error_of(got.summaries, want.summaries), limit_of(case))
+    if want.summaries is not None:
+        check.hold(f"{case.name} summaries", error_of(got.summaries, want.summaries), limit_of(case))
     same = (got.chunks == want.chunks).all(-1)
     check.hold(f"{case.name} choices", 1 - same.mean(), OTHER_CHOICES)
     if same.any():
@@ -119,14 +121,15 @@ def limit_of(case: OpCase) -> float:
 
 
 def fits(case: OpCase) -> bool:
-    """Return whether the kernels are made for heads of this width."""
-    return all(dim % 8 == 0 and dim <= 576 for dim in (case.head_dim_k, case.head_dim_v))
+    """Return whether the kernels are made for heads of this width and what chunks are compared by."""
+    by_paper = getattr(case.method, "representation", "") == "attention"
+    return not by_paper and all(dim % 8 == 0 and dim <= 576 for dim in (case.head_dim_k, case.head_dim_v))
 
 
 Group = tuple[str, Iterable[OpCase], Callable[..., None]]
 GROUPS: tuple[Group, ...] = (
     ("store, attend", OP_CASES, check_attend),
-    ("summarize, select, attend", CHUNK_CASES, check_chunks),
+    ("index, summarize, select, attend", CHUNK_CASES, check_chunks),
     ("vote, evict, attend", EVICT_CASES, check_evict),
 )
 

@@ -24,7 +24,7 @@ N_LAYER = 16
 METHODS = {
     "full": "full",
     "selfextend": "selfextend",
-    "longheads": "longheads,chunk_size=256,window=4096",
+    "longheads": "longheads,window=4096",
     "corm": f"corm,window=256,recent=256,evict_every={PERIOD}",
 }
 HELD, OPEN = 0.3, 0.1  # corm: share of the rows that are held, and of these without a vote yet

@@ -29,7 +29,7 @@ template <int N, typename A, typename B, typename C, typename F> double repeat(i
 
 template <int N, typename T> double repeat_tile(int64_t n_product) {
     return repeat<N, T, T, float>(n_product, [](const T * a, const T * b, float * c) {
-        lctx_gemm_tile<RM, RN>(K_DIM / N, a, 1, RM, b, RN * LCTX_VL, c, RN * LCTX_VL, false);
+        lctx_gemm_tile<RM, RN>(K_DIM / N, a, 1, RM, b, RN * LCTX_VL, lctx_rows_in_order{c, RN * LCTX_VL}, 0, 0, false);
     });
 }
 

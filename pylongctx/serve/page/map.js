@@ -84,12 +84,11 @@ class ChunkMap {
   }
 
   mark(chunk, row = null) {
-    const { chunk_size, n_chunk, n_head, texts, counts, unread } = this.data;
+    const { chunk_size, n_chunk, n_head, texts, counts } = this.data;
     this.chunk = chunk;
     const heads = `read by ${this.sums[chunk].toFixed(1)} of ${this.n_row} heads per token`;
     const head = row === null ? "" : `, by head ${row % n_head} of layer ${Math.floor(row / n_head)} ` +
-      `for ${percent(counts[row][chunk] / this.n_query)} of the tokens` +
-      (unread ? `; it leaves about ${percent(unread[row])} of its attention unread` : "");
+      `for ${percent(counts[row][chunk] / this.n_query)} of the tokens`;
     const tokens = `tokens ${count(chunk * chunk_size)} to ${count((chunk + 1) * chunk_size - 1)}`;
     this.where.textContent = `Chunk ${chunk}, ${tokens}: ${heads}${head}`;
     this.text.textContent = texts[chunk];

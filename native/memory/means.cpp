@@ -1,13 +1,12 @@
-#include "places.h"
+#include "means.h"
+
+#include "../methods/method.h"
 
 #include "ggml-cpu.h"
 
-#include <cmath>
 #include <cstring>
 
 namespace {
-
-constexpr double TURN = 6.283185307179586;
 
 void set(ggml_tensor * t, const std::vector<float> & values) {
     ggml_backend_tensor_set(t, values.data(), 0, ggml_nbytes(t));
@@ -50,19 +49,6 @@ std::vector<float> lctx_angles_at(const lctx_rope & rope, const std::vector<floa
     return values;
 }
 
-std::vector<float> lctx_slow_channels(const lctx_rope & rope, const std::vector<float> & factors, int32_t head_dim, int32_t n) {
-    const std::vector<float> at_one = lctx_angles_at(rope, factors, {1});
-    const int32_t n_pair = rope.n_dims / 2;
-    const bool is_norm = rope.mode == GGML_ROPE_TYPE_NORMAL;
-    std::vector<float> slow(head_dim, 1.0f);
-    for (int32_t i = 0; i < n_pair; i++) {
-        if (std::fabs(std::atan2((double)at_one[2 * i + 1], (double)at_one[2 * i])) * n > TURN) {
-            slow[is_norm ? 2 * i : i] = slow[is_norm ? 2 * i + 1 : i + n_pair] = 0.0f;
-        }
-    }
-    return slow;
-}
-
 std::vector<float> lctx_mean_ahead(const lctx_rope & rope, const std::vector<float> & factors) {
     constexpr int32_t FARTHEST = 65536;
     std::vector<int32_t> distances;
@@ -81,61 +67,31 @@ std::vector<float> lctx_mean_ahead(const lctx_rope & rope, const std::vector<flo
     return means;
 }
 
-lctx_places::tables lctx_places::of(const lctx_kv_store & store, const lctx_rope & rope, const std::vector<float> & still,
-                                    const ggml_tensor * freq_factors) {
+ggml_tensor * lctx_means::of(const lctx_kv_store & store, const lctx_rope & rope, const std::vector<float> & still,
+                             const ggml_tensor * freq_factors) {
     for (const entry & e : entries_) {
         if (e.store == &store && memcmp(&e.rope, &rope, sizeof(rope)) == 0 && e.still == still && e.freq_factors == freq_factors) {
-            return e.made;
+            return e.ahead;
         }
     }
-    entry e = {&store, rope, still, freq_factors, {}, ggml_context_ptr(ggml_init({4 * ggml_tensor_overhead(), nullptr, true})), nullptr};
-    if (method_.chunks()) {
-        e.made.angles = ggml_new_tensor_2d(e.ctx.get(), GGML_TYPE_F32, rope.n_dims, method_.n_place());
-        ggml_set_name(e.made.angles, "lctx_places");
-    }
-    if (method_.retain() && method_.retain()->by_mean()) {
-        e.made.ahead = ggml_new_tensor_1d(e.ctx.get(), GGML_TYPE_F32, rope.n_dims);
-        ggml_set_name(e.made.ahead, "lctx_ahead");
-    }
-    if (method_.score_reach() > 0) {
-        e.made.slow = ggml_new_tensor_1d(e.ctx.get(), GGML_TYPE_F32, head_dim_);
-        ggml_set_name(e.made.slow, "lctx_slow");
-    }
+    entry e = {&store, rope, still, freq_factors, nullptr, ggml_context_ptr(ggml_init({ggml_tensor_overhead(), nullptr, true})), nullptr};
+    e.ahead = ggml_new_tensor_1d(e.ctx.get(), GGML_TYPE_F32, rope.n_dims);
+    ggml_set_name(e.ahead, "lctx_ahead");
     e.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(e.ctx.get(), store.buft));
     if (!e.buffer) {
-        throw lctx_refusal(store.name() + " has no memory for the angles of " + std::to_string(method_.n_place()) +
-                           " places; use larger chunks");
+        throw lctx_refusal(store.name() + " has no memory for the angles of mean queries");
     }
     if (!dry_) {
-        fill(e);
+        set(e.ahead, lctx_mean_ahead(rope, factors_of(still, freq_factors, rope.n_dims / 2)));
     }
     entries_.push_back(std::move(e));
-    return entries_.back().made;
+    return entries_.back().ahead;
 }
 
-void lctx_places::fill(const entry & e) const {
-    const std::vector<float> factors = factors_of(e.still, e.freq_factors, e.rope.n_dims / 2);
-    if (e.made.ahead) {
-        set(e.made.ahead, lctx_mean_ahead(e.rope, factors));
-    }
-    std::vector<int32_t> positions(method_.n_place());
-    for (int32_t i = 0; i < method_.n_place(); i++) {
-        positions[i] = i * method_.chunks()->chunk_size;
-    }
-    if (e.made.angles) {
-        set(e.made.angles, lctx_angles_at(e.rope, factors, positions));
-    }
-    if (e.made.slow) {
-        set(e.made.slow, lctx_slow_channels(e.rope, factors, head_dim_, method_.score_reach()));
-    }
-}
-
-size_t lctx_places::bytes(ggml_backend_buffer_type_t buft) const {
+size_t lctx_means::bytes(ggml_backend_buffer_type_t buft) const {
     size_t n = 0;
     for (const entry & e : entries_) {
-        for (const ggml_tensor * t : {e.made.angles, e.made.ahead}) {
-            n += t && e.store->buft == buft ? ggml_nbytes(t) : 0;
-        }
+        n += e.store->buft == buft ? ggml_nbytes(e.ahead) : 0;
     }
     return n;
 }

@@ -1,0 +1,125 @@
+#include "filter.h"
+
+#include <algorithm>
+
+lctx_filter::lctx_filter(const lctx_method & base, lctx_chunks & chunks, int32_t from)
+    : base_(base), chunks_(chunks), n_base_(base.n_segment()), from_(from) {
+    chunks.n_run = RUNS * n_base_;
+    chunks.n_range = n_base_;
+    if (n_base_ > MOST) {
+        throw lctx_refusal(base.spec() + " has too many segments to choose chunks of them");
+    }
+}
+
+// Grow the last interval where they touch.
+void lctx_filter::whole::add(int32_t first, int32_t end) {
+    if (first >= end) {
+        return;
+    }
+    if (n > 0 && first <= at[n - 1].end) {
+        at[n - 1].end = std::max(at[n - 1].end, end);
+    } else {
+        at[n++] = {first, end};
+    }
+}
+
+void lctx_filter::base_segments(int32_t p, lctx_segment * segs) const {
+    base_.segments(p, segs);
+}
+
+// The first row of the nearby ones: the recent chunks, and where near keys lie in a ring, which is not indexed, those too.
+int32_t lctx_filter::first_near(int32_t p) const {
+    const int32_t size = chunks_.chunk_size;
+    int32_t first = (p / size - chunks_.n_recent) * size;
+    lctx_segment segs[MOST];
+    base_segments(block(p), segs);
+    for (int32_t s = 0; s < n_base_; s++) {
+        first = (base_.near_mask() >> s & 1) ? std::min(first, segs[s].row0 / size * size) : first;
+    }
+    return std::max(first, 0);
+}
+
+// The same for all queries of a block: an angle may end in another row of a chunk for each of them.
+lctx_filter::whole lctx_filter::read_whole(int32_t p) const {
+    const int32_t size = chunks_.chunk_size, near = first_near(p);
+    lctx_segment first[MOST], last[MOST];
+    base_segments(block(p), first);
+    base_segments(block(p) + chunks_.n_share - 1, last);
+    std::vector<int32_t> borders;
+    for (int32_t s = 0; s < n_base_; s++) {
+        const bool cuts = first[s].row0 > 0 && first[s].row0 < near && (first[s].row0 % size != 0 || first[s].row0 != last[s].row0);
+        if (cuts) {
+            borders.push_back(first[s].row0);
+        }
+    }
+    std::sort(borders.begin(), borders.end());
+    whole w;
+    w.add(0, std::min(size, p + 1));
+    for (int32_t border : borders) {
+        const int32_t end = border + chunks_.n_share - 1;  // a border moves by a row for each query, or not at all
+        w.add(border / size * size, std::min(near, (end + size - 1) / size * size));
+    }
+    w.add(near, p + 1);
+    return w;
+}
+
+int32_t lctx_filter::n_far(int32_t p) const {
+    const whole w = read_whole(p);
+    int32_t n = 0;
+    for (int32_t i = 1; i < w.n; i++) {
+        n += (w.at[i].first - w.at[i - 1].end) / chunks_.chunk_size;
+    }
+    return n;
+}
+
+void lctx_filter::segments(int32_t p, lctx_segment * segs) const {
+    std::fill_n(segs, chunks_.n_given(), lctx_segment{});
+    lctx_segment base[MOST];
+    base_segments(p, base);
+    const whole w = read_whole(p);
+    const bool all = !selects(p);
+    for (int32_t s = 0; s < n_base_; s++) {
+        const interval mine = {base[s].row0, base[s].row1};
+        const auto within = [&](int32_t first, int32_t end) {
+            return lctx_segment{std::max(mine.first, first), std::max(std::max(mine.first, first), std::min(mine.end, end)), base[s].angle,
+                                0};
+        };
+        int32_t n = 0;
+        if (all && mine.size() > 0) {
+            segs[RUNS * s] = base[s];
+        }
+        for (int32_t i = 0; !all && i < w.n; i++) {
+            const lctx_segment run = within(w.at[i].first, w.at[i].end);
+            if (run.row0 < run.row1) {
+                segs[RUNS * s + n++] = run;
+            }
+        }
+        // between what is read whole, a segment has one range: its own border is in an interval, or lies between chunks
+        for (int32_t i = 1; !all && i < w.n; i++) {
+            const lctx_segment range = within(w.at[i - 1].end, w.at[i].first);
+            if (range.row0 < range.row1) {
+                segs[chunks_.n_run + s] = range;
+            }
+        }
+    }
+}
+
+uint32_t lctx_filter::near_mask() const {
+    uint32_t mask = 0;
+    for (int32_t s = 0; s < n_base_; s++) {
+        mask |= (base_.near_mask() >> s & 1) ? ((1u << RUNS) - 1) << (RUNS * s) : 0;
+    }
+    return mask;
+}
+
+int32_t lctx_filter::n_read() const {
+    constexpr int32_t FAR = 1 << 28;
+    lctx_segment now[MOST], then[MOST];
+    base_segments(FAR, now);
+    base_segments(FAR + 1, then);
+    int32_t n = std::max(chunks_.n_chunk(), (from_ + chunks_.chunk_size - 1) / chunks_.chunk_size);
+    for (int32_t s = 0; s < n_base_; s++) {
+        n += now[s].row0 == then[s].row0 ? 0 : (base_.near_mask() >> s & 1) ? base_.near_window() / chunks_.chunk_size + 2 : 2;
+    }
+    return n;
+}
