@@ -6,6 +6,7 @@
 import argparse
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -42,16 +43,15 @@ def demonstrate(model: str, console: Console) -> None:
     n_trained = read_positions(model).n_ctx_train
     cells = [Cell(model, m, TASK, 2 * n_trained, options={"progress_callback": Meter(console)}) for m in METHODS]
     (sample,) = make_samples(cells[0])
-    turn = sample.facts["turns"][0]
-    console.print(
-        f"{BOOK.name}, {2 * n_trained} tokens, with ten facts; the model was trained on {n_trained}", highlight=False
-    )
-    console.print(f"one of the questions:{' '.join(turn['question'].split())} {turn['answer']}", highlight=False)
+    question = " ".join(sample.facts["turns"][0]["question"].split())
+    say = partial(console.print, highlight=False, emoji=False, soft_wrap=True)
+    say(f"{BOOK.name}, {2 * n_trained} tokens, with ten facts; the model was trained on {n_trained}")
+    say(f"one of the questions: {question} {sample.answers[0]}")
     table = Table(title="ten facts in a novel of twice the trained context")
     for head in ("method", "recalled", "log-probability of an answer", "perplexity at the end", "seconds"):
         table.add_column(head)
     for cell in cells:
-        console.print(f"reading it with {cell.method}", highlight=False)
+        say(f"reading it with {cell.method}")
         (record,) = run(cell, [sample])
         table.add_row(*row(str(cell.method), record))
     console.print(table)

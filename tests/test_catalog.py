@@ -306,14 +306,14 @@ def test_a_command_without_a_network_names_the_embedded_model(entry, monkeypatch
     assert re.search(r"error: tiny cannot be fetched.*use the embedded model", capsys.readouterr().err)
 
 
-def test_the_demo_shows_both_answers(embedded_model, capsys):
+def test_the_demo_shows_what_each_method_recalls(embedded_model, capsys):
     book.main(["--model", str(embedded_model)])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1:3] == [f"reading 1024 tokens of it with {name}" for name in book.METHODS]
-    (key,) = re.findall(r"^emma.txt says .* the pass key is (\d{5})$", lines[0])
-    answers = {name: next(line.split()[3] for line in lines if f"\u2502 {name} " in line) for name in book.METHODS}
-    assert answers["longheads"] == key
-    assert answers["full"] != key
+    assert lines[0] == "emma.txt, 1024 tokens, with ten facts; the model was trained on 512"
+    assert [line for line in lines if line.startswith("reading it")] == [f"reading it with {m}" for m in book.METHODS]
+    rows = {name: next(line for line in lines if f"\u2502 {name} " in line).split() for name in book.METHODS}
+    perplexity = {name: float(row[row.index("10") + 4]) for name, row in rows.items()}
+    assert perplexity["longheads"] < 1.1 * perplexity["dca"] < perplexity["full"]
 
 
 def test_the_demo_is_skipped_without_a_network(entry, monkeypatch, capsys):

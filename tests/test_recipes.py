@@ -39,6 +39,7 @@ class Witness:
 WITNESSES = (
     Witness("Add a method", "dca", r"\bdca\b|\bDualChunk\b|\blctx_dca_create\b", {
         "docs/methods/longheads.md": "a table compares it",
+        "docs/internals.md": "an example of a base",
         "docs/models.md": "it says on which models methods do nothing or are refused",
         "native/methods/longheads.cpp": "it chooses chunks of it",
         "native/ops/chunks.h": "it chooses chunks of it",
@@ -46,9 +47,7 @@ WITNESSES = (
         "tests/oracle_filter.py": "it chooses chunks of it",
         "tests/mutations.py": "an error is put into it to see that tests find it",
     }),
-    Witness("Add an eviction rule", "tova", r"\btova\b|\bTova\b|\blctx_tova_create\b", {
-        "docs/methods/longheads.md": "a table compares it",
-    }),
+    Witness("Add an eviction rule", "tova", r"\btova\b|\bTova\b|\blctx_tova_create\b"),
     Witness("Add a score", "h2o", r"\bLCTX_SCORE_(COUNT|SUM)\b|\bscore_type\b|float's bits", {
         "native/methods/scissorhands.cpp": "a rule with the other score",
         "native/methods/tova.cpp": "another rule with the score",
