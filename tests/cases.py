@@ -345,7 +345,7 @@ def with_method(case: ChunkCase, name: str = "", **settings) -> ChunkCase:
 def _represented(cases: list[ChunkCase]) -> list[ChunkCase]:
     """Return every case with every representation; ``attention`` is packed, and its heads choose alone."""
     names = REPRESENTATIONS[1:]
-    packed = [case for case in cases if case.method.select == "head" and case.method.select_block == 1]
+    packed = [case for case in cases if case.method.select == "head"]
     return [
         *(with_method(case, "-attention", **PAPER) for case in packed),
         *(with_method(case, f"-{r}", representation=r) for case in cases for r in names),
@@ -399,8 +399,6 @@ def _chunk_options() -> list[ChunkCase]:
     return [
         with_method(replace(base, n_ubatch=7), "-ubatch7-group", select="group"),
         with_method(replace(base, n_ubatch=1, n_threads=3), "-ubatch1-threads3-group", select="group"),
-        with_method(replace(base, n_ubatch=50), "-block4", select_block=4),
-        with_method(replace(base, n_ubatch=129, n_threads=3), "-block16-group", select_block=16, select="group"),
         chunk_case(
             "few-tokens", n_rows=1100, n_head=2, n_head_kv=1, n_ubatch=11, n_threads=3, method=LongHeads(16, 160)
         ),
@@ -411,11 +409,10 @@ def _chunk_options() -> list[ChunkCase]:
 
 
 def _chunk_bases() -> list[ChunkCase]:
-    """Return settings that move the runs; blocks of queries whose angles end in several rows of a chunk."""
+    """Return settings that move the runs."""
     base = chunk_case("base")
     cases = [
         *(with_method(base, f"-recent{n}", n_recent=n) for n in (0, 1, 2)),
-        *(with_method(base, f"-block{b}", select_block=b, n_recent=0) for b in (2, 8, 16)),
         with_method(base, "-chunk48", chunk_size=48, window=192),
         with_method(base, "-all-chosen", window=272),
     ]

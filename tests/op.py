@@ -276,7 +276,7 @@ def evict_layer(case: EvictCase, x: Inputs) -> Layer:
 def stored(case: ChunkCase, x: Inputs) -> Stored:
     """Return the oracle of one layer that holds the rows of the case."""
     settings = (case.in_context, case.make_rope(), case.scale, case.softcap, case.type_k, case.type_v, case.hadamard_k,
-                case.hadamard_v, range(0, case.n_rows, case.n_ubatch))  # fmt: skip
+                case.hadamard_v)  # fmt: skip
     return Stored(x.q, x.k, x.v, *settings)
 
 

@@ -4,7 +4,7 @@
 are read are masks ``[.., n_chunk]``; the lists of the native code end with ``UNUSED``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -111,8 +111,6 @@ class Stored:
     Parameters
     ----------
     q, k, v : arrays ``[n_rows, n_head or n_head_kv, head_dim]``, not rotated
-    starts : ints
-        Queries with which a batch begins: those of a block that lie in one batch share a choice.
     is_exact : bool
         Nothing is rounded, as in the definition; what is compared is.
     """
@@ -128,7 +126,6 @@ class Stored:
     type_v: str = "f32"
     block_k: int = 0
     block_v: int = 0
-    starts: Sequence[int] = (0,)
     is_exact: bool = False
 
     @property
@@ -181,18 +178,6 @@ class Stored:
 
     # ---- queries ----
 
-    @cached_property
-    def group(self) -> np.ndarray:
-        """Return the number of the group that each query chooses with: those of a block and a batch."""
-        p = np.arange(len(self.q))
-        return np.cumsum((p % self.method.select_block == 0) | np.isin(p, self.starts)) - 1
-
-    def mean_queries(self, seen: np.ndarray) -> np.ndarray:
-        """Return the mean of each group, for each of its queries."""
-        firsts = np.flatnonzero(np.diff(self.group, prepend=-1))
-        sums = np.add.reduceat(seen, firsts, axis=0)
-        return (sums / np.bincount(self.group)[:, None, None])[self.group]
-
     def queries(self) -> list[np.ndarray]:
         """Return the queries ``[n_rows, n_head, head_dim]`` as they see far rows: from each angle of the base.
 
@@ -202,7 +187,7 @@ class Stored:
         if self.method.representation == "attention":
             return [q]
         angles = np.array([[s.a for s in self.method.base.segments(p)] for p in range(len(q))])
-        return [self.mean_queries(rotate(q, of_kind[:, None], self.rope)) for of_kind in angles.T]
+        return [rotate(q, of_kind[:, None], self.rope) for of_kind in angles.T]
 
     # ---- scores ----
 

@@ -21,15 +21,15 @@ class LongHeads:
     window: int = 64
     n_recent: int = 1
     select: str = "head"
-    select_block: int = 1
     representation: str = "keys2"
     position: str = "full"
     n_ctx_train: int = 4096
     n_ctx: int = 4096
 
     def text(self) -> str:
-        names = ("chunk_size", "window", "n_recent", "select", "select_block", "representation", "position")
-        return ",".join(["longheads", *(f"{name}={getattr(self, name)}" for name in names)])
+        names = ("chunk_size", "window", "n_recent", "select", "representation", "position")
+        options = [f"{name}={getattr(self, name)}" for name in names]
+        return ",".join(["longheads", *options, *[f"select_from={self.window}"] * (self.position != "packed")])
 
     @property
     def base(self) -> Method:
@@ -95,13 +95,9 @@ class LongHeads:
 
     # ---- runs and far chunks ----
 
-    def block(self, p: int) -> int:
-        """Return the first query of the aligned block that shares the choice of ``p``."""
-        return p - p % self.select_block
-
     def free(self, p: int) -> np.ndarray:
         """Return which chunks ``[own + 1]`` the query chooses from: none where as many as there are may be read."""
-        far = ~must_read(self, self.block(p))
+        far = ~must_read(self, p)
         return far & (far.sum() > self.n_free)
 
 
@@ -124,19 +120,17 @@ def kinds(base: Method, p: int, n: int) -> np.ndarray:
 
 
 @cache
-def must_read(method: LongHeads, block: int) -> np.ndarray:
-    """Return which chunks ``[own + 1]`` the queries of a block read whatever their scores.
+def must_read(method: LongHeads, p: int) -> np.ndarray:
+    """Return which chunks ``[own + 1]`` the query at ``p`` reads whatever their scores.
 
-    The first chunk; the own and the recent ones; those with a row that a query of the block sees in the near ring, or
-    with rows that queries of the block see from different angles.
+    The first chunk; the own and the recent ones; those with a row that it sees in the near ring, or with rows that it
+    sees from different angles.
     """
-    own, base = block // method.chunk_size, method.base
-    before = own * method.chunk_size
-    seen = np.stack([kinds(base, p, before) for p in range(block, block + method.select_block)])
-    seen = seen.reshape(method.select_block, own, method.chunk_size)
-    near = [i for i, s in enumerate(base.segments(block)) if s.near]
+    own, base = p // method.chunk_size, method.base
+    seen = kinds(base, p, own * method.chunk_size).reshape(own, method.chunk_size)
+    near = [i for i, s in enumerate(base.segments(p)) if s.near]
     whole = np.ones(own + 1, dtype=bool)
-    whole[:own] = np.isin(seen, near).any((0, 2)) | (seen != seen[:1, :, :1]).any((0, 2))
+    whole[:own] = (np.isin(seen, near) | (seen != seen[:, :1])).any(1)
     whole[0] = True
     whole[max(0, own - method.n_recent) :] = True
     return whole

@@ -49,12 +49,12 @@ COMPARED = REPRESENTATIONS[1:]  # with a base
 
 def all_methods(positions=(*POSITIONS, "packed")) -> st.SearchStrategy[LongHeads]:
     return st.builds(
-        lambda size, free, r, share, pos, n_ctx: LongHeads(
-            size, (free + r + 2) * size, n_recent=r, position=pos, select_block=1 if pos == "packed" else share,
+        lambda size, free, r, pos, n_ctx: LongHeads(
+            size, (free + r + 2) * size, n_recent=r, position=pos,
             n_ctx_train=n_ctx if pos == "string" else max(64, (free + r + 2) * size), n_ctx=n_ctx,
         ),
-        st.sampled_from([16, 48]), st.integers(0, 3), st.integers(0, 3), st.sampled_from([1, 2, 16]),
-        st.sampled_from(positions), st.sampled_from([301, 700]),
+        st.sampled_from([16, 48]), st.integers(0, 3), st.integers(0, 3), st.sampled_from(positions),
+        st.sampled_from([301, 700]),
     )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def test_segments_reach_the_distances_of_the_definition(method, p, seed):
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_a_choice_holds_what_must_be_read_and_fills_the_window(method, p, seed):
     chunks, own = some_choice(method, p, seed), p // method.chunk_size
-    whole = np.flatnonzero(must_read(method, method.block(p))).tolist()
+    whole = np.flatnonzero(must_read(method, p)).tolist()
     assert {0, own, *range(max(0, own - method.n_recent), own)} <= set(whole) <= set(chunks)
     assert len(chunks) == min(own + 1, len(whole) + method.n_free)
     assert len(chunks) <= method.n_read_max
@@ -108,11 +108,9 @@ def test_chunks_in_which_an_angle_ends_are_read_whole():
     """STRING with S = 100: the query at 259 sees rows up to 159 from the second angle, which end with chunk 9."""
     method = LongHeads(16, 96, n_recent=0, position="string", n_ctx_train=301, n_ctx=301)
     assert method.base.shift_offset == 100
-    whole = lambda p, block: np.flatnonzero(must_read(replace(method, select_block=block), p))  # noqa: E731
-    assert whole(259, 1).tolist() == [0, 16]
-    assert whole(258, 1).tolist() == [0, 9, 16]
-    assert whole(256, 4).tolist() == [0, 9, 16]
-    assert whole(256, 16).tolist() == [0, 9, 10, 16]
+    whole = lambda p: np.flatnonzero(must_read(method, p))  # noqa: E731
+    assert whole(259).tolist() == [0, 16]
+    assert whole(258).tolist() == [0, 9, 16]
 
 
 def test_equal_scores_choose_the_lowest_indices():
@@ -217,7 +215,6 @@ def random_cases(draw, **fixed) -> ChunkCase:
         size * (n_recent + 2 + draw(st.integers(0, 4))),
         n_recent=n_recent,
         select=draw(st.sampled_from(["head", "group"])),
-        select_block=2 ** draw(st.integers(0, 4)),
         representation=draw(st.sampled_from(COMPARED)),
         position=draw(st.sampled_from(POSITIONS)),
     )
@@ -320,10 +317,9 @@ def test_the_order_of_the_pages_does_not_matter(case):
 @pytest.mark.parametrize("representation", COMPARED)
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("n_ubatch", [1, 64])
-@pytest.mark.parametrize("block", [1, 16])
-def test_what_reads_every_chunk_equals_the_base_bit_for_bit(representation, position, n_ubatch, block):
+def test_what_reads_every_chunk_equals_the_base_bit_for_bit(representation, position, n_ubatch):
     """As long as no query has a chunk to leave; then the outputs differ."""
-    method = LongHeads(16, 112, n_recent=0, select_block=block, representation=representation, position=position)
+    method = LongHeads(16, 112, n_recent=0, representation=representation, position=position)
     case = chunk_case("all", n_rows=257, n_ubatch=n_ubatch, method=method)
     x, n_ctx_train = make_inputs(case), case.n_ctx_train
     if position == "selfextend":  # its automatic settings are those of longheads
@@ -373,15 +369,6 @@ def test_heads_choose_for_themselves_or_with_their_group():
         assert (chunks[:, 0] != chunks[:, 2]).any()
 
 
-def test_queries_of_a_block_share_a_choice_in_their_batch():
-    case = with_method(chunk_case("block", n_rows=256, n_ubatch=256), select_block=8)
-    x = make_inputs(case)
-    choices = run_chunks(case, x).chunks[..., :15].reshape(32, 8, 4, 15)[12:]  # the query's own chunk is not among them
-    assert (choices == choices[:, :1]).all()
-    alone = run_chunks(replace(case, n_ubatch=1), x).chunks
-    np.testing.assert_array_equal(alone, run_chunks(with_method(case, select_block=1), x).chunks)
-
-
 @pytest.mark.parametrize("name", ["k-q8_0-v-q8_0-full-keys2", "k-q4_0-v-q4_0-full-keys1", "k-q8_0-v-q8_0-attention"])
 def test_a_rounded_cache_chooses_almost_the_same(name):
     case = BY_NAME[name]
@@ -402,11 +389,6 @@ def test_a_rounded_cache_chooses_almost_the_same(name):
     ("chunk_size=16,window=272", "trained context 256"),
     ("chunk_size=16,window=96,n_recent=-1", "n_recent"),
     ("chunk_size=16,window=96,select=tail", "tail"),
-    ("chunk_size=16,window=96,select_block=0", "select_block must divide chunk_size 16, not 0"),
-    ("chunk_size=16,window=96,select_block=3", "select_block must divide chunk_size 16, not 3"),
-    ("chunk_size=16,window=96,select_block=32", "select_block must divide chunk_size 16, not 32"),
-    ("chunk_size=16,window=96,select_block=2,position=packed", "go together|select_block"),
-    ("chunk_size=16,window=96,select_block=2,position=packed,representation=attention", "be 1 with position=packed"),
     ("chunk_size=16,window=96,position=packed,representation=keys2", "are the paper's and go together"),
     ("chunk_size=16,window=96,position=full,representation=attention", "are the paper's and go together"),
     ("chunk_size=16,window=96,representation=attention,select=group", "cannot choose as a group"),
@@ -415,6 +397,7 @@ def test_a_rounded_cache_chooses_almost_the_same(name):
     ("chunk_size=16,window=96,position=true", "true"),
     ("chunk_size=16,window=96,chunks=4", "chunks"),
     ("chunk_size=many,window=96", "chunk_size"),
+    ("select_block=8", "select_block left in version 0.2.0; every query chooses for itself"),
     ("n_neighbor=3", "n_neighbor left in version 0.2.0; chunks of 16 tokens do without"),
     ("mass=0.9", "mass left in version 0.2.0; every query reads window tokens"),
     ("group_size=4", "group_size left in version 0.2.0; use position=selfextend"),

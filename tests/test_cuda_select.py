@@ -50,7 +50,7 @@ def check(case: ChunkCase) -> LayerRun:
 CHOICES = [
     "chunk16-rows1", "chunk16-rows65", "chunk48-rows257", "chunk80-rows321", "heads8x8", "heads6x2", "heads8x2-group",
     "heads4x1-group", "dim8", "dim24", "dim32", "dim40", "dim80", "dim128", "dim512", "hadamard-dim512",
-    "options-block4", "options-block16-group", "short-group", "softcap", "long",
+    "options-ubatch7-group", "short-group", "softcap", "long",
 ]  # fmt: skip
 NAMES = [f"{name}-{representation}" for name in CHOICES for representation in COMPARED]
 PLACED = [name for name in CASES if name.startswith(("rope-", "k-", "base-")) and not name.endswith("attention")]
@@ -107,7 +107,7 @@ def test_many_chunks_equal_the_oracle(n_ubatch, window):
     "rope", ["neox", "norm-partial", "neox-partial", "neox-two-dims", "factors", "yarn-partial-factors"]
 )
 def test_queries_see_chunks_from_the_angles_of_the_base(rope, position):
-    method = LongHeads(16, 96, position=position, representation="minmax", select_block=4)
+    method = LongHeads(16, 96, position=position, representation="minmax")
     check(chunk_case("rope", n_rows=130, rope=ROPES[rope], method=method))
 
 
@@ -215,12 +215,11 @@ def assert_nearly_all_rows_equal(got: np.ndarray, want: np.ndarray) -> None:
 
 
 SIZES = {"n_ctx": 96, "n_seq_max": 3, "n_batch": 60, "n_ubatch": 60}
-SHARED = LongHeads(16, 64, representation="keys1", select_block=8, select="group")
 
 
 @thin
 @pytest.mark.parametrize("step", [6, 60])
-@pytest.mark.parametrize("method", [*LONGHEADS.values(), SHARED], ids=lambda m: m.text())
+@pytest.mark.parametrize("method", LONGHEADS.values(), ids=lambda m: m.text())
 def test_sequences_that_complete_their_chunks_together(open_session, tokens, emulated, method: LongHeads, step):
     """Neighbouring tokens are of different sequences; every sequence meets its own chunks."""
     parts = [tokens[i : i + 90] for i in (0, 50, 100)]
@@ -233,9 +232,8 @@ def test_sequences_that_complete_their_chunks_together(open_session, tokens, emu
     assert_nearly_all_rows_equal(*both(run, emulated))
 
 
-@pytest.mark.parametrize("method", [LongHeads(16, 64), SHARED], ids=lambda m: m.text())
-def test_scores_of_a_long_context_are_computed_in_parts(open_session, tokens, emulated, method):
-    """With room for so many chunks a few queries are scored at a time; groups of queries cross the parts."""
+def test_scores_of_a_long_context_are_computed_in_parts(open_session, tokens, emulated):
+    """With room for so many chunks a few queries are scored at a time."""
     sizes = {"n_ctx": 16 * 1024, "n_batch": 200, "n_ubatch": 200}
-    run = lambda: open_session("llama-mha", method.text(), **sizes).decode(tokens[:200])  # noqa: E731
+    run = lambda: open_session("llama-mha", LongHeads(16, 64).text(), **sizes).decode(tokens[:200])  # noqa: E731
     assert_nearly_all_rows_equal(*both(run, emulated))

@@ -227,7 +227,7 @@ def test_perplexity_equals_the_definition(embedded_model, llm):
         LongHeads(),
         LongHeads.paper(),
         LongHeads.paper(256, 2048),
-        LongHeads(64, 512, 0, "group", 4, "minmax", "selfextend"),
+        LongHeads(64, 512, 0, "group", "minmax", "selfextend", 1024),
         LongHeads.quest(1024),
     ],
 )
@@ -245,7 +245,7 @@ def test_spec_strings():
     assert str(ShiftedRotary(48, 16)) == "string,shift_offset=48,local_window=16"
     assert str(LongHeads()) == "longheads"
     assert str(LongHeads.paper(256)) == (
-        "longheads,chunk_size=256,n_recent=1,select=head,select_block=1,representation=attention,position=packed"
+        "longheads,chunk_size=256,n_recent=1,select=head,representation=attention,position=packed"
     )
     assert parse(" selfextend , group_size = 8 ") == SelfExtend(8)
     assert parse("longheads, select = group") == LongHeads(select="group")
@@ -289,8 +289,7 @@ def test_spec_strings():
             r"window must be a multiple of chunk_size \(64\), not 32; the nearest: 64$",
         ),
         ("longheads,n_recent=-1", "n_recent must be at least 0"),
-        ("longheads,select_block=0", "select_block must be at least 1"),
-        ("longheads,chunk_size=16,select_block=3", r"chunk_size must be a multiple of select_block \(3\), not 16"),
+        ("longheads,select_block=8", "select_block.* left in version 0.2.0; every query chooses for itself"),
         ("longheads,mass=0.9", "mass.* left in version 0.2.0; every query reads window tokens"),
         ("longheads,n_neighbor=2", "n_neighbor.* left in version 0.2.0; chunks of 16 tokens do without"),
         ("longheads,group_size=4", "group_size.* left in version 0.2.0; use position=selfextend"),
@@ -315,7 +314,7 @@ def test_bad_specs(spec, message):
         lambda: Window(None),
         lambda: Window(window=True),
         lambda: LongHeads("64"),
-        lambda: LongHeads(select_block=1.0),
+        lambda: LongHeads(select_from=1.0),
     ],
 )
 def test_options_are_integers(make_method):

@@ -135,7 +135,7 @@ def test_numpy_integers_are_integers():
     (LongHeads(16, 512) + Corm(window=64), "longheads,chunk_size=16,window=512+corm,window=64,recent=256"),
     (
         LongHeads.paper(256) + Scissorhands(512, 64),
-        "longheads,chunk_size=256,n_recent=1,select=head,select_block=1,representation=attention,position=packed"
+        "longheads,chunk_size=256,n_recent=1,select=head,representation=attention,position=packed"
         "+scissorhands,budget=512,window=64",
     ),
     (LongHeads(n_recent=0) + H2O(), "longheads,n_recent=0+h2o"),

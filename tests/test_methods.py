@@ -278,7 +278,6 @@ def test_unsupported_models_are_refused_with_the_reason(model_path, model, reaso
     ("longheads,chunk_size=16,window=40", "window"),
     ("longheads,chunk_size=16,window=32", "window"),
     ("longheads,chunk_size=16,window=128", "window"),
-    ("longheads,chunk_size=16,window=64,select_block=3", "select_block"),
     ("longheads,chunk_size=16,window=64,position=string", "contexts up to the trained 64, not 128"),
     ("longheads,chunk_size=16,window=64,position=packed,representation=keys2", "are the paper's and go together"),
     ("longheads,n_neighbor=1", "n_neighbor left in version 0.2.0"),

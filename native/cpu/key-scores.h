@@ -30,7 +30,7 @@ struct lctx_key_columns {
         memset(words, 0, (size_t)n_word * n_pad * sizeof(int32_t));
         std::fill_n(query, n_pad, lctx_index_query{0.0f, 0});
         for (int c = 0; c < n; c++) {
-            lctx_column_query(a, t, c, slot, w.rotated, w.one);
+            lctx_column_query(a, t, c, slot, w.rotated);
             lctx_transform(w.rotated, a.head_dim, a.index.hadamard());
             int8_t * to = row ? row : bytes + (size_t)c * n_channel;
             query[c] = lctx_index_round(a.index, w.rotated, LOG2_E * a.scale, to);
@@ -191,7 +191,7 @@ template <typename F> static inline void lctx_each_group(const lctx_chunk_cells 
 static inline void lctx_score_keys(const lctx_select_args & a, const lctx_select_tile & t, int slot, const lctx_chunk_range & r, float * s,
                                    const lctx_select_scratch & w) {
     const lctx_key_columns q(a, t, slot, w);
-    const int32_t seq = a.rows[t.token()].seq, size = a.chunks.chunk_size;
+    const int32_t seq = a.rows[t.first].seq, size = a.chunks.chunk_size;
     const lctx_index_rows rows = {a.cache, t.list, seq};
     const lctx_cells cells(a.cache, t.list, seq);
     lctx_group_scores scores(q, rows);
@@ -205,7 +205,7 @@ static inline void lctx_score_keys(const lctx_select_args & a, const lctx_select
                 lctx_each_group(cells_of(chunk), [&](int32_t group, int lo, int hi) { few.add(chunk, scores.of(group), lo, hi); });
             }
             for (int c = 0; c < q.n; c++) {
-                const lctx_chunk_range own = lctx_chunk_range(a, t.group(c).first, slot).within(first, end);
+                const lctx_chunk_range own = lctx_chunk_range(a, t.token(c), slot).within(first, end);
                 few.put(c, own.first, own.end);
             }
         }
@@ -213,7 +213,7 @@ static inline void lctx_score_keys(const lctx_select_args & a, const lctx_select
     }
     int32_t first[LCTX_MAX_COLUMNS] = {}, end[LCTX_MAX_COLUMNS] = {};
     for (int c = 0; c < q.n; c++) {
-        const lctx_chunk_range own(a, t.group(c).first, slot);
+        const lctx_chunk_range own(a, t.token(c), slot);
         first[c] = own.first, end[c] = own.end;
     }
     float *most = w.parts + lctx_index_shape::GROUP * LCTX_MAX_COLUMNS, *sum = most + LCTX_MAX_COLUMNS;

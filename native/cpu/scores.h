@@ -12,28 +12,22 @@
 #include "index.h"
 #include "rank.h"
 
-// Queries that choose together: tokens [first, first + n).
-struct lctx_select_group {
-    int32_t first, n;
-};
-
-// Groups of one sequence, and one list of keys or summaries. Column i is group i / n_head and head head0 + i % n_head.
+// Tokens [first, first + n_token) of one sequence, and one list of keys or summaries. Column i is token first + i / n_head and head
+// head0 + i % n_head.
 struct lctx_select_tile {
-    const lctx_select_group * groups;
-    int n_group;
+    int32_t first, n_token;
     int list, head0, n_head;
 
-    int n_column() const { return n_group * n_head; }
+    int n_column() const { return n_token * n_head; }
+    int32_t token(int column) const { return first + column / n_head; }
     int head(int column) const { return head0 + column % n_head; }
-    const lctx_select_group & group(int column) const { return groups[column / n_head]; }
-    int32_t token() const { return groups[0].first; }
 };
 
 static inline const lctx_segment & lctx_range_of(const lctx_select_args & a, int32_t token, int slot) {
     return a.segs[(size_t)token * a.chunks.n_given() + a.chunks.n_run + slot];
 }
 
-// Far range `slot` of a token, as chunks [first, end); all tokens of a group have the same.
+// Far range `slot` of a token, as chunks [first, end).
 struct lctx_chunk_range {
     int first, end;
 
@@ -52,11 +46,11 @@ struct lctx_chunk_range {
     lctx_chunk_range within(int lo, int hi) const { return {std::max(first, lo), std::min(end, hi)}; }
 };
 
-// What any group of the tile scores at the angle of a slot.
+// What any token of the tile scores at the angle of a slot.
 static inline lctx_chunk_range lctx_scored(const lctx_select_args & a, const lctx_select_tile & t, int slot) {
     lctx_chunk_range all;
-    for (int i = 0; i < t.n_group; i++) {
-        all = all.with({a, t.groups[i].first, slot});
+    for (int32_t i = 0; i < t.n_token; i++) {
+        all = all.with({a, t.first + i, slot});
     }
     return all;
 }
@@ -91,12 +85,10 @@ struct lctx_select_scratch {
     float * narrow;    // lctx_columns of what meets outliers
     float * wide;      // [query_dim]
     float * rotated;   // [head_dim]
-    float * one;       // [head_dim]
     float * k;         // [BLOCK][query_dim] summaries; or words of a group
     float * few;       // [FEW_COLUMNS][BLOCK] scores of few columns
     float * parts;     // [2][BLOCK][MAX_COLUMNS] scores of the others and of outliers; or of the rows of a group
     int32_t * chosen;  // [n_free]
-    lctx_select_group * groups;  // [MAX_COLUMNS]
 
     static int n_chunk_max(const lctx_select_args & a) { return a.n_chunk_max + 1; }
     static size_t n_queries(const lctx_select_args & a) {
@@ -108,8 +100,8 @@ struct lctx_select_scratch {
     }
     static size_t size(const lctx_select_args & a) {
         const size_t n = lctx_score_steps::n_float(a, LCTX_MAX_COLUMNS) + (2 + LCTX_VL) * (size_t)lctx_n_key(n_chunk_max(a)) +
-                         n_queries(a) + lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim) + (size_t)4 * a.head_dim + n_keys(a) +
-                         (LCTX_FEW_COLUMNS + 2 * LCTX_MAX_COLUMNS) * LCTX_BLOCK + (size_t)a.chunks.n_free + 2 * LCTX_MAX_COLUMNS;
+                         n_queries(a) + lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim) + (size_t)3 * a.head_dim + n_keys(a) +
+                         (LCTX_FEW_COLUMNS + 2 * LCTX_MAX_COLUMNS) * LCTX_BLOCK + (size_t)a.chunks.n_free;
         return GGML_PAD(n * sizeof(float), LCTX_CACHE_LINE);
     }
     lctx_select_scratch(char * base, const lctx_select_args & a) {
@@ -122,38 +114,24 @@ struct lctx_select_scratch {
         narrow = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim);
         wide = p, p += 2 * a.head_dim;
         rotated = p, p += a.head_dim;
-        one = p, p += a.head_dim;
         k = p, p += n_keys(a);
         few = p, p += LCTX_FEW_COLUMNS * LCTX_BLOCK;
         parts = p, p += 2 * LCTX_BLOCK * LCTX_MAX_COLUMNS;
-        groups = (lctx_select_group *)p, p += 2 * LCTX_MAX_COLUMNS;
         chosen = (int32_t *)p;
     }
 };
 
 // ---- queries ----
 
-static inline const float * lctx_query_of(const lctx_select_args & a, int32_t token, int head) {
-    return (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
-}
-
-// The mean query of a column, seen from the angle of a slot; by attention as the model made it (the authors' code). to: [head_dim].
-static inline void lctx_column_query(const lctx_select_args & a, const lctx_select_tile & t, int column, int slot, float * to,
-                                     float * tmp) {
-    const lctx_select_group & g = t.group(column);
-    const float share = 1.0f / (float)g.n;
-    for (int32_t i = 0; i < g.n; i++) {
-        const float * q = lctx_query_of(a, g.first + i, t.head(column));
-        float * rotated = g.n == 1 ? to : tmp;
-        if (a.chunks.by_attention()) {
-            memcpy(rotated, q, a.head_dim * sizeof(float));
-        } else {
-            const float * cs = a.angles + (size_t)lctx_range_of(a, g.first + i, slot).angle * a.n_dims;
-            lctx_rotate_row(q, rotated, a.head_dim, cs, a.n_dims, a.rope_mode);
-        }
-        for (int32_t d = 0; g.n > 1 && d < a.head_dim; d++) {
-            to[d] = (i == 0 ? 0.0f : to[d]) + share * tmp[d];
-        }
+// The query of a column, seen from the angle of a slot; by attention as the model made it (the authors' code). to: [head_dim].
+static inline void lctx_column_query(const lctx_select_args & a, const lctx_select_tile & t, int column, int slot, float * to) {
+    const int32_t token = t.token(column);
+    const float * q = (const float *)(a.q + t.head(column) * a.q_head_stride + token * a.q_token_stride);
+    if (a.chunks.by_attention()) {
+        memcpy(to, q, a.head_dim * sizeof(float));
+    } else {
+        const float * cs = a.angles + (size_t)lctx_range_of(a, token, slot).angle * a.n_dims;
+        lctx_rotate_row(q, to, a.head_dim, cs, a.n_dims, a.rope_mode);
     }
 }
 
@@ -193,7 +171,7 @@ struct lctx_query_columns {
 
   private:
     void set(const lctx_select_tile & t, int c, int slot) const {
-        lctx_column_query(a, t, c, slot, w.rotated, w.one);
+        lctx_column_query(a, t, c, slot, w.rotated);
         if (a.chunks.by_attention()) {
             return columns.set(c, w.rotated, 1.0f);
         }
@@ -261,7 +239,7 @@ template <typename F> static inline void lctx_each_summary_block(const lctx_sele
                                                                  const lctx_chunk_range & r, int next, const lctx_select_scratch & w,
                                                                  F && f) {
     const lctx_query_columns q(a, t, slot, w);
-    const char * summaries = a.summaries + t.list * a.summary_head_stride + a.rows[t.token()].seq * a.summary_seq_stride;
+    const char * summaries = a.summaries + t.list * a.summary_head_stride + a.rows[t.first].seq * a.summary_seq_stride;
     const auto at = [&](int chunk) { return summaries + chunk * a.summary_stride; };
     for (int i = r.first; i < r.end; i += LCTX_BLOCK) {
         const int n = std::min(LCTX_BLOCK, r.end - i), after = i + n < r.end ? i + n : next;

@@ -12,7 +12,7 @@ namespace {
 void put_block(const lctx_select_args & a, const lctx_select_tile & t, int slot, int first, int n, const float * from, float * s) {
     const lctx_score_steps step(a, t.n_column());
     for (int c = 0; c < t.n_column(); c++) {
-        const lctx_chunk_range own = lctx_chunk_range(a, t.group(c).first, slot).within(first, first + n);
+        const lctx_chunk_range own = lctx_chunk_range(a, t.token(c), slot).within(first, first + n);
         for (int i = own.first; i < own.end; i++) {
             s[i * step.of_chunk + c * step.of_column] =
                 step.few() ? from[c * LCTX_BLOCK + i - first] : from[(i - first) * step.of_chunk + c];
@@ -46,20 +46,20 @@ void score_tile(const lctx_select_args & a, const lctx_select_tile & t, const lc
 
 // ---- choices ----
 
-// All that a group scores.
-lctx_chunk_range candidates(const lctx_select_args & a, const lctx_select_group & g) {
+// All that a token scores.
+lctx_chunk_range candidates(const lctx_select_args & a, int32_t token) {
     lctx_chunk_range all;
     for (int slot = 0; slot < a.chunks.n_range; slot++) {
-        all = all.with({a, g.first, slot});
+        all = all.with({a, token, slot});
     }
     return all;
 }
 
-// All that the groups of a tile score.
+// All that the tokens of a tile score.
 lctx_chunk_range candidates(const lctx_select_args & a, const lctx_select_tile & t) {
     lctx_chunk_range all;
-    for (int i = 0; i < t.n_group; i++) {
-        all = all.with(candidates(a, t.groups[i]));
+    for (int32_t i = 0; i < t.n_token; i++) {
+        all = all.with(candidates(a, t.first + i));
     }
     return all;
 }
@@ -110,17 +110,15 @@ void write_packed(const lctx_select_args & a, int32_t token, const int32_t * cho
     std::fill(to, dst + a.chunks.n_segment(), lctx_segment{0, 0, 0, a.rows[token].seq});
 }
 
-// Choose for a group: chunks of `all` by their scores.
-void choose(const lctx_select_args & a, const lctx_select_group & g, const lctx_chunk_range & all, const float * scores, int choice,
+// Choose for a token: chunks of `all` by their scores.
+void choose(const lctx_select_args & a, int32_t token, const lctx_chunk_range & all, const float * scores, int choice,
             const lctx_select_scratch & w) {
     const int n = all.empty() ? 0 : std::min(a.chunks.n_free, all.end - all.first);
     if (n > 0) {
         lctx_take_best(scores, all.first, all.end, n, w.keys, w.chosen);
     }
-    for (int32_t token = g.first; token < g.first + g.n; token++) {
-        lctx_segment * dst = a.dst + ((size_t)token * a.n_choice + choice) * a.chunks.n_segment();
-        (a.chunks.packed ? write_packed : write_chunks)(a, token, w.chosen, n, dst);
-    }
+    lctx_segment * dst = a.dst + ((size_t)token * a.n_choice + choice) * a.chunks.n_segment();
+    (a.chunks.packed ? write_packed : write_chunks)(a, token, w.chosen, n, dst);
 }
 
 // turned[column][chunk] of LCTX_VL columns that stand side by side: every cache line of theirs is read once.
@@ -147,51 +145,38 @@ void choose_tile(const lctx_select_args & a, const lctx_select_tile & t, const f
             turn(s + c, step.of_chunk, all, room, w.turned);
         }
         const float * scores = step.few() ? s + c * step.of_column : w.turned + c % LCTX_VL * room;
-        const lctx_chunk_range own = candidates(a, t.group(c));
+        const lctx_chunk_range own = candidates(a, t.token(c));
         if (!a.chunks.by_group) {
-            choose(a, t.group(c), own, scores, t.head(c), w);
+            choose(a, t.token(c), own, scores, t.head(c), w);
             continue;
         }
         for (int i = own.first; i < own.end; i++) {
             w.sum[i] = (c % t.n_head == 0 ? 0.0f : w.sum[i]) + scores[i];
         }
         if (c % t.n_head == t.n_head - 1) {
-            choose(a, t.group(c), own, w.sum, t.list, w);
+            choose(a, t.token(c), own, w.sum, t.list, w);
         }
     }
 }
 
 // ---- tiles ----
 
-// f(tile) for every list and the tokens from `first` on, of one sequence, in most_group groups; returns the first token after them.
-template <typename F> int32_t each_list(const lctx_select_args & a, int32_t first, int most_group, const lctx_select_scratch & w, F && f) {
-    int n_group = 0;
-    int32_t t = first;
-    const int32_t seq = a.rows[first].seq, share = a.chunks.n_share;
-    while (n_group < most_group && t < a.n_tokens && a.rows[t].seq == seq) {
-        lctx_select_group & g = w.groups[n_group++];
-        g = {t, 1};
-        while (t + g.n < a.n_tokens && a.rows[t + g.n].seq == seq && a.rows[t + g.n].row / share == a.rows[t].row / share) {
-            g.n++;
-        }
-        t += g.n;
-    }
+// f(tile, its number) for every list of keys or summaries, and up to n_most tokens of a sequence.
+template <typename F> void each_tile(const lctx_select_args & a, int32_t n_most, F && f) {
     const int n_head = a.n_head / a.n_list;
-    for (int list = 0; list < a.n_list; list++) {
-        f(lctx_select_tile{w.groups, n_group, list, list * n_head, n_head});
-    }
-    return t;
-}
-
-template <typename F> void each_tile(const lctx_select_args & a, int most_group, const lctx_select_scratch & w, F && f) {
-    for (int32_t t = 0, job = 0; t < a.n_tokens;) {
-        t = each_list(a, t, most_group, w, [&](const lctx_select_tile & tile) { f(tile, job++); });
+    for (int32_t first = 0, end = 0, job = 0; first < a.n_tokens; first = end) {
+        while (end < a.n_tokens && end - first < n_most && a.rows[end].seq == a.rows[first].seq) {
+            end++;
+        }
+        for (int list = 0; list < a.n_list; list++) {
+            f(lctx_select_tile{first, end - first, list, list * n_head, n_head}, job++);
+        }
     }
 }
 
 // A thread for every tile.
 void select_tiles(const ggml_compute_params * params, const lctx_select_args & a, const lctx_select_scratch & w) {
-    each_tile(a, std::max(1, LCTX_MAX_COLUMNS / (a.n_head / a.n_list)), w, [&](const lctx_select_tile & tile, int job) {
+    each_tile(a, std::max(1, LCTX_MAX_COLUMNS / (a.n_head / a.n_list)), [&](const lctx_select_tile & tile, int job) {
         if (job % params->nth == params->ith) {
             score_tile(a, tile, candidates(a, tile), -1, w.s, w);
             choose_tile(a, tile, w.s, w);
@@ -199,7 +184,7 @@ void select_tiles(const ggml_compute_params * params, const lctx_select_args & a
     });
 }
 
-// Few tokens: all threads score every tile, which has one group.
+// Few tokens: all threads score every tile, which has one token.
 bool is_shared(const lctx_select_args & a) {
     constexpr int FEW_TILES = 64;
     return a.n_tokens * a.n_list < FEW_TILES;
@@ -213,7 +198,7 @@ size_t n_shared_float(const lctx_select_args & a) {
 void select_shared(const ggml_compute_params * params, const lctx_select_args & a, float * s, const lctx_select_scratch & w) {
     constexpr int PARTS = 4;  // of a tile for each thread, where it is long enough
     int part = 0;
-    each_tile(a, 1, w, [&](const lctx_select_tile & tile, int job) {
+    each_tile(a, 1, [&](const lctx_select_tile & tile, int job) {
         const lctx_chunk_range all = candidates(a, tile);
         const int size = lctx_round_up((int)lctx_ceil_div(std::max(1, all.end - all.first), PARTS * params->nth), LCTX_VL);
         for (int first = all.first; first < all.end; first += size) {
@@ -223,7 +208,7 @@ void select_shared(const ggml_compute_params * params, const lctx_select_args & 
         }
     });
     ggml_barrier(params->threadpool);
-    each_tile(a, 1, w, [&](const lctx_select_tile & tile, int job) {
+    each_tile(a, 1, [&](const lctx_select_tile & tile, int job) {
         if (job % params->nth == params->ith) {
             choose_tile(a, tile, s + job * n_shared_float(a), w);
         }

@@ -9,20 +9,25 @@ static __device__ inline uint32_t lctx_lanes_below() {
     return (1u << lctx_lane()) - 1;
 }
 
-// What WARPS warps choose for one group and choice: all threads of the block, or each warp of it something of its own.
+// What WARPS warps choose for one token and choice: all threads of the block, or each warp of it something of its own.
 template <int WARPS> struct lctx_chooser {
     const lctx_select_args & a;
-    const lctx_select_group & group;
-    float * scores;   // [n_chunk_max]
-    uint32_t * keys;  // what takes their place: larger for a better candidate
+    int32_t token;
+    lctx_segment * dst;  // [n_segment]
+    float * scores;      // [n_chunk_max]
+    uint32_t * keys;     // what takes their place: larger for a better candidate
     lctx_chunk_range all;
-    int choice;
 
     static constexpr int STEP = WARPS * LCTX_WARP;
     static constexpr uint32_t EMPTY = 1;  // key of a chunk that has no rows any more, or is in no range
 
-    __device__ lctx_chooser(const lctx_select_args & a, const lctx_select_group & group, float * scores, int choice)
-        : a(a), group(group), scores(scores), keys((uint32_t *)scores), all(lctx_candidates(a, group.first)), choice(choice) {}
+    __device__ lctx_chooser(const lctx_select_args & a, int32_t token, float * scores, int choice)
+        : a(a),
+          token(token),
+          dst(a.dst + ((size_t)token * a.n_choice + choice) * a.chunks.n_segment()),
+          scores(scores),
+          keys((uint32_t *)scores),
+          all(lctx_candidates(a, token)) {}
 
     __device__ static int thread() { return WARPS == 1 ? lctx_lane() : (int)threadIdx.x; }
     __device__ static void sync() {
@@ -52,7 +57,7 @@ template <int WARPS> struct lctx_chooser {
     }
     __device__ void make_keys() const {
         for (int c = all.first + thread(); c < all.end; c += STEP) {
-            const float s = lctx_slot_of(a, group.first, c) < 0 ? NAN : scores[c];
+            const float s = lctx_slot_of(a, token, c) < 0 ? NAN : scores[c];
             const uint32_t bits = s == 0.0f ? 0 : lctx_as_uint(fmaxf(s, -FLT_MAX));  // one zero
             keys[c] = s != s ? EMPTY : bits >> 31 ? ~bits : bits | 1u << 31;
         }
@@ -84,17 +89,14 @@ template <int WARPS> struct lctx_chooser {
         return low;
     }
 
-    __device__ lctx_segment * segments(int32_t token) const { return a.dst + ((size_t)token * a.n_choice + choice) * a.chunks.n_segment(); }
     __device__ static void put(lctx_segment * to, int32_t row0, int32_t row1, int32_t angle, int32_t seq) {
         *(uint4 *)to = {(unsigned)row0, (unsigned)row1, (unsigned)angle, (unsigned)seq};
     }
-    // Chunk `chunk` as segment i of every query of the group; one lane.
+    // Chunk `chunk` as segment i behind the runs; one lane.
     __device__ void put_chunk(int chunk, int slot, int i) const {
         const int size = a.chunks.chunk_size;
-        for (int32_t token = group.first; token < group.end; token++) {
-            const lctx_segment & r = lctx_range_of(a, token, slot);
-            put(segments(token) + a.chunks.n_run + i, chunk * size, (chunk + 1) * size, r.angle, r.seq);
-        }
+        const lctx_segment & r = lctx_range_of(a, token, slot);
+        put(dst + a.chunks.n_run + i, chunk * size, (chunk + 1) * size, r.angle, r.seq);
     }
     // Those above `least`, and the first `rest` of those that reach it; returns how many segments were written. One warp.
     __device__ int put_chunks(uint32_t least, int rest) const {
@@ -107,7 +109,7 @@ template <int WARPS> struct lctx_chooser {
                 continue;  // as nearly everywhere
             }
             const bool is_taken = key > least || (key == least && __popc(at & lctx_lanes_below()) < rest);
-            const int slot = is_taken ? lctx_slot_of(a, group.first, c) : -1;
+            const int slot = is_taken ? lctx_slot_of(a, token, c) : -1;
             const uint32_t written = lctx_ballot(slot >= 0);
             if (slot >= 0) {
                 put_chunk(c, slot, n + __popc(written & lctx_lanes_below()));
@@ -117,17 +119,14 @@ template <int WARPS> struct lctx_chooser {
         }
         return n;
     }
-    // The runs of every query, and behind n chunks what is not used; one warp.
+    // The runs, and behind n chunks what is not used; one warp.
     __device__ void put_rest(int n) const {
         const int n_run = a.chunks.n_run, n_given = a.chunks.n_given();
-        for (int32_t token = group.first; token < group.end; token++) {
-            lctx_segment * to = segments(token);
-            for (int i = lctx_lane(); i < n_run; i += LCTX_WARP) {
-                *(uint4 *)(to + i) = *(const uint4 *)(a.segs + (size_t)token * n_given + i);
-            }
-            for (int i = n_run + n + lctx_lane(); i < a.chunks.n_segment(); i += LCTX_WARP) {
-                put(to + i, 0, 0, 0, a.rows[token].seq);
-            }
+        for (int i = lctx_lane(); i < n_run; i += LCTX_WARP) {
+            *(uint4 *)(dst + i) = *(const uint4 *)(a.segs + (size_t)token * n_given + i);
+        }
+        for (int i = n_run + n + lctx_lane(); i < a.chunks.n_segment(); i += LCTX_WARP) {
+            put(dst + i, 0, 0, 0, a.rows[token].seq);
         }
     }
     __device__ void run() const {

@@ -1,5 +1,4 @@
-// How *select* scores chunks: what is scored, and what a group of queries becomes. Queries and scores stand in the work buffer, those of
-// some tokens at a time.
+// How *select* scores chunks: what is scored, and where queries and scores stand in the work buffer, those of some tokens at a time.
 #pragma once
 
 #include "../ops/args.h"
@@ -11,31 +10,11 @@
 
 // ---- what is scored ----
 
-// Queries that choose together: tokens [first, end).
-struct lctx_select_group {
-    int32_t first, end;
-
-    __device__ static bool together(const lctx_select_args & a, int32_t t, int32_t u) {
-        const int share = a.chunks.n_share;
-        return a.rows[t].seq == a.rows[u].seq && a.rows[t].row / share == a.rows[u].row / share;
-    }
-    // Whether a token begins a group.
-    __device__ static bool begins(const lctx_select_args & a, int32_t token) {
-        return token < a.n_tokens && (token == 0 || !together(a, token - 1, token));
-    }
-    // The group that begins with a token; empty where it began before, and after the last.
-    __device__ lctx_select_group(const lctx_select_args & a, int32_t token) : first(token), end(token) {
-        for (const bool is_mine = begins(a, token); is_mine && end < a.n_tokens && together(a, token, end); end++) {
-        }
-    }
-    __device__ bool empty() const { return first >= end; }
-};
-
 static __device__ inline const lctx_segment & lctx_range_of(const lctx_select_args & a, int32_t token, int slot) {
     return a.segs[(size_t)token * a.chunks.n_given() + a.chunks.n_run + slot];
 }
 
-// Far range `slot` of a token, as chunks [first, end); all tokens of a group have the same.
+// Far range `slot` of a token, as chunks [first, end).
 struct lctx_chunk_range {
     int first, end;
 
@@ -91,7 +70,7 @@ struct lctx_select_plan {
     char * queries;     // [n_slab][n_head][n_range] of query_size bytes
     size_t query_size;  // lctx_key_query, or by summaries a rotated query
     int32_t first = 0;
-    int32_t n_slab;  // at most so many tokens at a time
+    int32_t n_slab;  // so many tokens at a time
 
     lctx_select_plan(const lctx_cuda_device & device, const lctx_select_args & a, char * work) {
         constexpr size_t BYTES = 256 * 1024;  // per multiprocessor: enough to keep all of them busy
@@ -106,8 +85,6 @@ struct lctx_select_plan {
     static size_t of_scores(const lctx_select_args & a) { return (size_t)a.n_choice * a.n_chunk_max * sizeof(float); }
     size_t of_queries(const lctx_select_args & a) const { return (size_t)a.n_head * a.chunks.n_range * query_size; }
 
-    // The group that begins with token i of the slab.
-    __device__ lctx_select_group group(const lctx_select_args & a, int i) const { return {a, first + i}; }
     __device__ float * scores_of(const lctx_select_args & a, int i, int choice) const {
         return scores + ((size_t)i * a.n_choice + choice) * a.n_chunk_max;
     }

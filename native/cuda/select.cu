@@ -17,17 +17,12 @@ constexpr int GROUP = lctx_index_shape::GROUP;
 
 // ---- queries ----
 
-// The mean query of a group and head, seen from the angles of a slot; channel d by lane d % 32. to: in shared memory.
-__device__ void mean_query(const lctx_select_args & a, const lctx_select_group & g, int head, int slot, float * to) {
-    const float share = 1.0f / (float)(g.end - g.first);
+// A query, seen from the angle of a slot; channel d by lane d % 32. to: [head_dim].
+__device__ void rotate_query(const lctx_select_args & a, int32_t token, int head, int slot, float * to) {
+    const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
+    const float * cs = a.angles + (size_t)lctx_range_of(a, token, slot).angle * a.n_dims;
     for (int d = lctx_lane(); d < a.head_dim; d += LCTX_WARP) {
-        float sum = 0.0f;
-        for (int32_t token = g.first; token < g.end; token++) {
-            const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
-            const float * cs = a.angles + (size_t)lctx_range_of(a, token, slot).angle * a.n_dims;
-            sum += share * lctx_rotated(q, d, cs, a.n_dims, a.rope_mode);
-        }
-        to[d] = sum;
+        to[d] = lctx_rotated(q, d, cs, a.n_dims, a.rope_mode);
     }
 }
 
@@ -55,39 +50,34 @@ __device__ void round_query(const lctx_select_args & a, float * q, lctx_key_quer
     }
 }
 
-// A warp for a query of a group: head and slot.
+// A warp for a query: head and slot.
 __global__ void prepare_queries(lctx_select_args a, lctx_select_plan p) {
     const int i = (int)blockIdx.x, job = (int)blockIdx.y * PREPARE_WARPS + lctx_warp();
     const int head = job / a.chunks.n_range, slot = job % a.chunks.n_range;
-    const lctx_select_group g = p.group(a, i);
-    if (g.empty() || head >= a.n_head || lctx_chunk_range(a, g.first, slot).empty()) {
+    const int32_t token = p.first + i;
+    if (head >= a.n_head || lctx_chunk_range(a, token, slot).empty()) {
         return;
     }
+    char * to = p.query(a, i, head, slot);
+    if (!a.chunks.by_keys()) {
+        return rotate_query(a, token, head, slot, (float *)to);
+    }
     float * q = (float *)lctx_shared() + lctx_warp() * a.head_dim;
-    mean_query(a, g, head, slot, q);
-    if (a.chunks.by_keys()) {
-        return round_query(a, q, (lctx_key_query *)p.query(a, i, head, slot));
-    }
-    for (int d = lctx_lane(); d < a.head_dim; d += LCTX_WARP) {
-        ((float *)p.query(a, i, head, slot))[d] = q[d];
-    }
+    rotate_query(a, token, head, slot, q);
+    round_query(a, q, (lctx_key_query *)to);
 }
 
 // ---- chunks of a warp ----
 
-// What a warp scores: chunks of a list, for the group that begins with token i of the slab.
+// What a warp scores: chunks of a list, for token i of the slab.
 struct warp_job {
     int i, list, chunk0;
 
     __device__ warp_job() : i((int)blockIdx.x), list((int)blockIdx.y), chunk0(((int)blockIdx.z * WARPS + lctx_warp()) * CHUNKS) {}
     // f(slot, chunks) for its chunks.
     template <typename F> __device__ void each_slot(const lctx_select_args & a, const lctx_select_plan & p, F && f) const {
-        const int32_t token = p.first + i;
-        if (!lctx_select_group::begins(a, token)) {
-            return;
-        }
         for (int slot = 0; slot < a.chunks.n_range; slot++) {
-            const lctx_chunk_range r = lctx_chunk_range(a, token, slot).within(chunk0, chunk0 + CHUNKS);
+            const lctx_chunk_range r = lctx_chunk_range(a, p.first + i, slot).within(chunk0, chunk0 + CHUNKS);
             if (!r.empty()) {
                 f(slot, r);
             }
@@ -263,17 +253,13 @@ template <int BITS> __global__ void score_keys(lctx_select_args a, lctx_select_p
 
 // ---- choices ----
 
-// A warp, or a block of N_WARP, per group and choice.
+// A warp, or a block of N_WARP, per token and choice.
 template <int N_WARP> __global__ void choose(lctx_select_args a, lctx_select_plan p) {
     const int64_t job = N_WARP == 1 ? (int64_t)blockIdx.x * CHOOSE_WARPS + lctx_warp() : (int64_t)blockIdx.x;
     const int choice = (int)(job % a.n_choice);
     const int64_t i = job / a.n_choice;
-    if (i >= p.n_slab) {
-        return;
-    }
-    const lctx_select_group g = p.group(a, (int)i);
-    if (!g.empty()) {
-        lctx_chooser<N_WARP>(a, g, p.scores_of(a, (int)i, choice), choice).run();
+    if (i < p.n_slab) {
+        lctx_chooser<N_WARP>(a, p.first + (int32_t)i, p.scores_of(a, (int)i, choice), choice).run();
     }
 }
 
@@ -304,6 +290,7 @@ size_t lctx_cuda_select_wsize(const lctx_cuda_device & device, const lctx_select
 void lctx_cuda_select(const lctx_cuda_queue & queue, const lctx_select_args & args) {
     lctx_select_plan p(queue.device, args, queue.work);
     for (; p.first < args.n_tokens; p.first += p.n_slab) {
+        p.n_slab = lctx_min(p.n_slab, args.n_tokens - p.first);
         launch_scores(queue, args, p);
         launch_choices(queue, args, p);
     }

@@ -118,7 +118,7 @@ lctx_cost lctx_select_cost(const lctx_op_ubatch & u) {
     for (int32_t i = c.n_run; i < c.n_given(); i++) {
         n_row += std::max(0, given[i].row1 - given[i].row0);
     }
-    const double n_query = (double)a.n_head * (u.n + c.n_share - 1) / c.n_share;
+    const double n_query = (double)a.n_head * u.n;
     if (c.by_keys()) {
         return {n_row * (double)u.layer.index->nb[1] * a.n_head_kv, 2.0 * n_row * a.head_dim_k * n_query};
     }

@@ -23,41 +23,30 @@ void lctx_filter::whole::add(int32_t first, int32_t end) {
     }
 }
 
-void lctx_filter::base_segments(int32_t p, lctx_segment * segs) const {
-    base_.segments(p, segs);
-}
-
 // The first row of the nearby ones: the recent chunks, and where near keys lie in a ring, which is not indexed, those too.
 int32_t lctx_filter::first_near(int32_t p) const {
     const int32_t size = chunks_.chunk_size;
     int32_t first = (p / size - chunks_.n_recent) * size;
     lctx_segment segs[MOST];
-    base_segments(block(p), segs);
+    base_.segments(p, segs);
     for (int32_t s = 0; s < n_base_; s++) {
         first = (base_.near_mask() >> s & 1) ? std::min(first, segs[s].row0 / size * size) : first;
     }
     return std::max(first, 0);
 }
 
-// The same for all queries of a block: an angle may end in another row of a chunk for each of them.
 lctx_filter::whole lctx_filter::read_whole(int32_t p) const {
     const int32_t size = chunks_.chunk_size, near = first_near(p);
-    lctx_segment first[MOST], last[MOST];
-    base_segments(block(p), first);
-    base_segments(block(p) + chunks_.n_share - 1, last);
-    std::vector<int32_t> borders;
-    for (int32_t s = 0; s < n_base_; s++) {
-        const bool cuts = first[s].row0 > 0 && first[s].row0 < near && (first[s].row0 % size != 0 || first[s].row0 != last[s].row0);
-        if (cuts) {
-            borders.push_back(first[s].row0);
-        }
-    }
-    std::sort(borders.begin(), borders.end());
+    std::vector<lctx_segment> segs(n_base_);
+    base_.segments(p, segs.data());
+    std::sort(segs.begin(), segs.end(), [](const lctx_segment & a, const lctx_segment & b) { return a.row0 < b.row0; });
     whole w;
     w.add(0, std::min(size, p + 1));
-    for (int32_t border : borders) {
-        const int32_t end = border + chunks_.n_share - 1;  // a border moves by a row for each query, or not at all
-        w.add(border / size * size, std::min(near, (end + size - 1) / size * size));
+    for (const lctx_segment & s : segs) {
+        const int32_t chunk = s.row0 / size;
+        if (s.row0 % size != 0 && s.row0 < near) {
+            w.add(chunk * size, (chunk + 1) * size);
+        }
     }
     w.add(near, p + 1);
     return w;
@@ -75,7 +64,7 @@ int32_t lctx_filter::n_far(int32_t p) const {
 void lctx_filter::segments(int32_t p, lctx_segment * segs) const {
     std::fill_n(segs, chunks_.n_given(), lctx_segment{});
     lctx_segment base[MOST];
-    base_segments(p, base);
+    base_.segments(p, base);
     const whole w = read_whole(p);
     const bool all = !selects(p);
     for (int32_t s = 0; s < n_base_; s++) {
@@ -115,11 +104,11 @@ uint32_t lctx_filter::near_mask() const {
 int32_t lctx_filter::n_read() const {
     constexpr int32_t FAR = 1 << 28;
     lctx_segment now[MOST], then[MOST];
-    base_segments(FAR, now);
-    base_segments(FAR + 1, then);
+    base_.segments(FAR, now);
+    base_.segments(FAR + 1, then);
     int32_t n = std::max(chunks_.n_chunk(), (from_ + chunks_.chunk_size - 1) / chunks_.chunk_size);
     for (int32_t s = 0; s < n_base_; s++) {
-        n += now[s].row0 == then[s].row0 ? 0 : (base_.near_mask() >> s & 1) ? base_.near_window() / chunks_.chunk_size + 2 : 2;
+        n += now[s].row0 == then[s].row0 ? 0 : (base_.near_mask() >> s & 1) ? base_.near_window() / chunks_.chunk_size + 2 : 1;
     }
     return n;
 }

@@ -5,12 +5,12 @@
 
 class lctx_filter {
   public:
-    // The base outlives the filter. chunks: chunk_size, n_free, n_recent and n_share are set; the filter adds n_run and n_range. Queries
-    // before row `from` do not choose.
+    // The base outlives the filter. chunks: chunk_size, n_free and n_recent are set; the filter adds n_run and n_range. Queries before row
+    // `from` do not choose.
     lctx_filter(const lctx_method & base, lctx_chunks & chunks, int32_t from);
 
-    // Whether the query at p chooses: else it reads the segments of the base. All queries of a block answer alike.
-    bool selects(int32_t p) const { return block(p) >= from_ && n_far(p) > chunks_.n_free; }
+    // Whether the query at p chooses: else it reads the segments of the base.
+    bool selects(int32_t p) const { return p >= from_ && n_far(p) > chunks_.n_free; }
     // n_run runs and n_range ranges of the query at p; the angles are the base's.
     void segments(int32_t p, lctx_segment * segs) const;
     // Chunks that a query reads at most, in whole or in part.
@@ -25,17 +25,15 @@ class lctx_filter {
     };
     static constexpr int32_t MOST = 4;  // segments of a base
     static constexpr int32_t RUNS = 2;  // of a segment: at the beginning of the text or where an angle ends, and nearby
-    struct whole {                      // what queries of a block read whole: ascending, apart
+    struct whole {                      // what a query reads whole: ascending, apart
         interval at[2 + MOST];
         int32_t n = 0;
         void add(int32_t first, int32_t end);
     };
 
-    int32_t block(int32_t p) const { return p - p % chunks_.n_share; }
     int32_t first_near(int32_t p) const;
     whole read_whole(int32_t p) const;
     int32_t n_far(int32_t p) const;
-    void base_segments(int32_t p, lctx_segment * segs) const;
 
     const lctx_method & base_;
     const lctx_chunks & chunks_;

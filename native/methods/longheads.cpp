@@ -25,8 +25,8 @@ std::string text(int64_t n) {
 // from: the first row whose query chooses; -1: it follows from the window.
 std::string spec_of(const lctx_chunks & c, int32_t from, position where) {
     return "longheads,chunk_size=" + text(c.chunk_size) + ",window=" + text(c.n_chunk() * c.chunk_size) + ",n_recent=" + text(c.n_recent) +
-           (from < 0 ? "" : ",select_from=" + text(from)) + ",select=" + (c.by_group ? "group" : "head") +
-           ",select_block=" + text(c.n_share) + ",representation=" + REPRESENTATIONS[c.representation] + ",position=" + POSITIONS[where];
+           ",select=" + (c.by_group ? "group" : "head") + ",representation=" + REPRESENTATIONS[c.representation] +
+           ",position=" + POSITIONS[where] + (from < 0 ? "" : ",select_from=" + text(from));
 }
 
 // Chunks of a base.
@@ -102,9 +102,9 @@ int32_t either(int32_t given, int32_t otherwise) {
     return given < 0 ? otherwise : given;
 }
 
-// An eighth of what is read and was trained, at least 1024 tokens, at most half of the trained context.
+// An eighth of what is read and was trained, at least 2048 tokens, at most half of the trained context.
 int32_t choose_window(int32_t trained, int32_t n_ctx) {
-    return std::min(trained / 2, std::max(1024, std::min(trained, n_ctx) / 8));
+    return std::min(trained / 2, std::max(2048, std::min(trained, n_ctx) / 8));
 }
 
 // Where choosing pays in prompts: reading a chosen row costs twice what reading all of them does, and every row is compared.
@@ -149,7 +149,7 @@ void choose_chunks(const lctx_method_spec & spec, const lctx_method_env & env, l
                text(c.n_recent) + " recent and the own one are always read: " + text(least * c.chunk_size) + " at least");
     }
     c.n_free = n_chunk - least;
-    reason = auto_window ? "window = an eighth of the context, 1024 at least, half of the trained " + text(trained) + " at most"
+    reason = auto_window ? "window = an eighth of the context, 2048 at least, half of the trained " + text(trained) + " at most"
                          : "window as asked";
 }
 
@@ -169,21 +169,16 @@ std::unique_ptr<lctx_method> create_base(position where, const lctx_method_env &
     }
 }
 
-// Whose choice a summary or the keys are for, and how queries share it.
+// What a query is compared with, and which heads choose together.
 void choose_comparison(const lctx_method_spec & spec, position where, lctx_chunks & c) {
     c.packed = where == PACKED;
     c.representation = (lctx_representation)either(spec.get("representation"), c.packed ? LCTX_REPRESENT_ATTENTION : LCTX_REPRESENT_KEYS2);
     c.by_group = either(spec.get("select"), 0);
-    c.n_share = either(spec.get("select_block"), 1);
     if (c.by_attention() != (c.packed != 0)) {
         refuse("representation=attention and position=packed are the paper's and go together; leave both out, or give both");
     }
     if (c.by_attention() && c.by_group) {
         refuse("representation=attention has summaries of query heads, which cannot choose as a group; use select=head");
-    }
-    if (c.n_share < 1 || c.chunk_size % c.n_share != 0 || (c.packed && c.n_share > 1)) {
-        refuse("select_block must divide chunk_size " + text(c.chunk_size) + (c.packed ? " and be 1 with position=packed" : "") + ", not " +
-               text(c.n_share));
     }
 }
 

@@ -34,8 +34,8 @@ const std::vector<entry> & table() {
         {"window", {"n_sink", "window"}, true, false, lctx_window_create, nullptr},
         {"selfextend", {"group_size", "neighbor_window"}, true, true, lctx_selfextend_create, nullptr},
         {"longheads",
-         {"chunk_size", "window", "n_recent", "select_from", "select=head|group", "select_block",
-          "representation=attention|minmax|outlier|keys1|keys2", "position=full|string|dca|selfextend|packed"},
+         {"chunk_size", "window", "n_recent", "select=head|group", "representation=attention|minmax|outlier|keys1|keys2",
+          "position=full|string|dca|selfextend|packed", "select_from"},
          true,
          true,
          lctx_longheads_create,
@@ -93,6 +93,7 @@ int32_t number(const std::string & method, const std::string & key, const std::s
 void refuse_gone(const std::string & method, const std::string & option) {
     constexpr const char * GONE[][2] = {
         {"n_neighbor", "chunks of 16 tokens do without: leave it out"},
+        {"select_block", "every query chooses for itself: leave it out"},
         {"mass", "every query reads window tokens: leave it out, or give a window"},
         {"group_size", "use position=selfextend, or dca"},
         {"position=exact", "use position=full, which is the default up to the trained context"},

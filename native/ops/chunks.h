@@ -43,7 +43,6 @@ struct lctx_chunks {
     int32_t n_run;     // segments of a query for its runs
     int32_t n_range;   // and for its far ranges
     int32_t by_group;  // 1: the query heads of a KV head choose together
-    int32_t n_share;   // queries of a prompt that choose together, aligned to it; divides chunk_size
     int32_t packed;    // 1: what is read stands side by side in front of the query (LongHeads, figure 3), seen from row n - 1 - i of the
                        // token's angles: chunk i of the n that it reads
     lctx_representation representation;

@@ -23,20 +23,14 @@ class LongHeads(Method):
         Tokens of a chunk, a multiple of 16. None: 16.
     window : int or None
         Tokens that a query reads, its own chunk counted as complete: a multiple of ``chunk_size``. What SelfExtend
-        keeps nearby comes on top. None: an eighth of the context, at least 1024 and at most half of the trained
+        keeps nearby comes on top. None: an eighth of the context, at least 2048 and at most half of the trained
         context.
     n_recent : int or None
         Chunks right before the query's own one that are always read, as chunk 0 and the own chunk are. None: as many
         as hold 128 tokens.
-    select_from : int or None
-        The first position whose query chooses; before it everything is read, which costs less there. At least
-        ``window``. None: ``window`` where that is given, else three times it.
     select : str or None
         Who chooses: every query head for itself ("head", the paper), or the query heads of one KV head together
         ("group").
-    select_block : int or None
-        Neighboring queries of a prompt that share a choice, made for their mean query; it divides ``chunk_size``.
-        Prompts are faster, and fewer facts are found. None: 1.
     representation : str or None
         What a query is compared with. "keys2", "keys1": every key of a chunk in two bits or one bit a channel; the
         score is the log of the attention that the chunk would get. "outlier": the key farthest from the mean of the
@@ -47,6 +41,9 @@ class LongHeads(Method):
         The base: "full", "string" (up to the trained context), "dca" or "selfextend", with its automatic settings.
         "packed": the chosen chunks side by side in front of the query (the paper, figure 3), with "attention" alone.
         None: "full" up to the trained context, rope scaling included, and "dca" beyond it.
+    select_from : int or None
+        The first position whose query chooses; before it everything is read, which costs less there. At least
+        ``window``. None: ``window`` where that is given, else three times it.
 
     Raises
     ------
@@ -64,11 +61,10 @@ class LongHeads(Method):
     chunk_size: int | None = None
     window: int | None = None
     n_recent: int | None = None
-    select_from: int | None = None
     select: str | None = None
-    select_block: int | None = None
     representation: str | None = None
     position: str | None = None
+    select_from: int | None = None
 
     name = "longheads"
     role = "base"
@@ -78,6 +74,7 @@ class LongHeads(Method):
         "position": ("full", "string", "dca", "selfextend", "packed"),
     }
     gone = {
+        "select_block": "every query chooses for itself: leave it out",
         "n_neighbor": "chunks of 16 tokens do without: leave it out",
         "mass": "every query reads window tokens: leave it out, or give a window",
         "group_size": "use position=selfextend, or dca",
@@ -87,14 +84,13 @@ class LongHeads(Method):
     }
 
     def __post_init__(self) -> None:
-        minimums = {"n_recent": 0, "select_from": 0, "select_block": 1, "chunk_size": GRAIN, "window": GRAIN}
+        minimums = {"n_recent": 0, "select_from": 0, "chunk_size": GRAIN, "window": GRAIN}
         for name, minimum in minimums.items():
             check_int(name, getattr(self, name), minimum)
         for name, words in self.words.items():
             check_word(name, getattr(self, name), words)
         check_multiple("chunk_size", self.chunk_size, str(GRAIN), GRAIN)
         check_multiple("window", self.window, "chunk_size", self.chunk_size)
-        check_multiple("chunk_size", self.chunk_size, "select_block", self.select_block)
 
     @classmethod
     def paper(cls, chunk_size: int | None = None, window: int | None = None) -> "LongHeads":
@@ -103,9 +99,9 @@ class LongHeads(Method):
         Examples
         --------
         >>> str(LongHeads.paper(chunk_size=256))
-        'longheads,chunk_size=256,n_recent=1,select=head,select_block=1,representation=attention,position=packed'
+        'longheads,chunk_size=256,n_recent=1,select=head,representation=attention,position=packed'
         """
-        return cls(chunk_size, window, 1, None, "head", 1, "attention", "packed")
+        return cls(chunk_size, window, 1, "head", "attention", "packed")
 
     @classmethod
     def quest(cls, window: int | None = None) -> "LongHeads":
@@ -116,6 +112,6 @@ class LongHeads(Method):
         Examples
         --------
         >>> str(LongHeads.quest(1024))
-        'longheads,chunk_size=16,window=1024,n_recent=0,select=head,select_block=1,representation=minmax,position=full'
+        'longheads,chunk_size=16,window=1024,n_recent=0,select=head,representation=minmax,position=full'
         """
-        return cls(16, window, 0, None, "head", 1, "minmax", "full")
+        return cls(16, window, 0, "head", "minmax", "full")

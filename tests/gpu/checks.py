@@ -27,7 +27,7 @@ METHODS = (
     "dca,chunk_size=128,local_window=64",
     "string,shift_offset=128,local_window=32",
     "longheads,chunk_size=16,window=128",
-    "longheads,chunk_size=16,window=128,representation=keys1,select_block=8",
+    "longheads,chunk_size=16,window=128,representation=keys1",
     "longheads,chunk_size=16,window=128,representation=outlier,select=group",
     "longheads,chunk_size=16,window=128,position=selfextend",
     "corm,window=64,recent=64,evict_every=64",
