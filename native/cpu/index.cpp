@@ -8,15 +8,17 @@ namespace {
 
 // Per-thread scratch, laid out in the work buffer.
 struct scratch {
-    float * key;     // [head_dim]
-    float * level;   // [n_channel]
-    uint8_t * code;  // [n_channel]
+    float * key;     // [n_pad]
+    float * level;   // [n_pad]
+    uint8_t * code;  // [n_pad], n_channel at least
 
+    static int32_t n_pad(const lctx_index_args & a) { return lctx_round_up(a.index.head_dim, LCTX_VL); }
     static size_t size(const lctx_index_args & a) {
-        return GGML_PAD((a.index.head_dim + a.index.n_channel()) * sizeof(float) + a.index.n_channel(), LCTX_CACHE_LINE);
+        return GGML_PAD(2 * n_pad(a) * sizeof(float) + std::max(n_pad(a), a.index.n_channel()), LCTX_CACHE_LINE);
     }
-    scratch(char * base, const lctx_index_args & a)
-        : key((float *)base), level(key + a.index.head_dim), code((uint8_t *)(level + a.index.n_channel())) {}
+    scratch(char * base, const lctx_index_args & a) : key((float *)base), level(key + n_pad(a)), code((uint8_t *)(level + n_pad(a))) {
+        std::fill(key + a.index.head_dim, key + n_pad(a), 0.0f);
+    }
 };
 
 void index_row(const lctx_index_args & a, const lctx_row & at, int32_t head, const scratch & w) {
@@ -32,7 +34,7 @@ void index_row(const lctx_index_args & a, const lctx_row & at, int32_t head, con
         lctx_transform(w.key, a.index.head_dim, a.index.hadamard());
     }
     const lctx_index_rows rows = {a.cache, head, at.seq};
-    lctx_index_put(a.index, w.key, cell % a.index.GROUP, rows.group(cell / a.index.GROUP), w.level, w.code);
+    lctx_index_put(a.index, w.key, scratch::n_pad(a), cell % a.index.GROUP, rows.group(cell / a.index.GROUP), w.level, w.code);
 }
 
 }  // namespace

@@ -13,34 +13,44 @@
 
 // ---- rows ----
 
-// Levels of a key, as floats: with one bit its signs, with two thresholds where a normal distribution has them, then where the scale of
-// least error puts them. Returns that scale.
-static inline float lctx_index_levels(const lctx_index_shape & shape, const float * key, float * level) {
-    constexpr float BORDER = 0.9816f, MIDDLE = 6.5f;  // of the deviation (Max 1960); between the levels
-    const int32_t dim = shape.head_dim;
-    const float square = lctx_dot(key, key, dim);
-    float border = BORDER * sqrtf(square / (float)dim), scale = 0.0f;
-    for (int pass = 0; pass < (shape.bits == 1 ? 1 : 2); pass++, border = MIDDLE * scale) {
-        const float small = shape.bits == 1 ? 1.0f : 3.0f, large = (float)shape.most();
-        for (int32_t d = 0; d < dim; d++) {
-            const float size = fabsf(key[d]) > border ? large : small;
-            level[d] = key[d] < 0.0f ? -size : size;
-        }
-        scale = lctx_dot(key, level, dim) / lctx_dot(level, level, dim);
+// Levels of n channels by one threshold; returns the scale of least error for them. key, level: n_pad floats, zeros behind the channels.
+static inline float lctx_index_pass(const float * key, int32_t n, int32_t n_pad, float border, float small, float large, float * level) {
+    lctx_vf product{}, square{};
+    for (int32_t d = 0; d < n_pad; d += LCTX_VL) {
+        const lctx_vf x = lctx_vload(key + d), size = lctx_vmax(x, -x) > border ? lctx_vset(large) : lctx_vset(small);
+        const lctx_vf l = x < 0.0f ? -size : size;
+        lctx_vstore(level + d, l);
+        product += x * l, square += l * l;
     }
-    return scale;
+    return lctx_vsum(product) / (lctx_vsum(square) - (float)(n_pad - n) * small * small);
 }
 
-// Write a transformed key as row `lane` of a group. level: [n_channel]; code: as many bytes.
-static inline void lctx_index_put(const lctx_index_shape & shape, const float * key, int32_t lane, char * group, float * level,
-                                  uint8_t * code) {
-    const ggml_fp16_t scale = lctx_to_half(lctx_index_levels(shape, key, level), 0);
-    memcpy(group + shape.scale_at(lane), &scale, sizeof(scale));
-    std::fill(level + shape.head_dim, level + shape.n_channel(), -10.0f);  // code 0
-    for (int32_t d = 0; d < shape.n_channel(); d++) {
-        const float x = level[d];
-        code[d] = (uint8_t)(shape.bits == 1 ? x > 0.0f : (x > -10.0f) + (x > 0.0f) + (x > 3.0f));
+// Levels of a key, as floats: with one bit its signs, with two thresholds where a normal distribution has them, then where the scale of
+// least error puts them. Returns that scale. key, level: n_pad floats, zeros behind the head.
+static inline float lctx_index_levels(const lctx_index_shape & shape, const float * key, int32_t n_pad, float * level) {
+    constexpr float BORDER = 0.9816f, MIDDLE = 6.5f;  // of the deviation (Max 1960); between the levels
+    if (shape.bits == 1) {
+        return lctx_index_pass(key, shape.head_dim, n_pad, 0.0f, 1.0f, 1.0f, level);
     }
+    const float border = BORDER * sqrtf(lctx_dot(key, key, n_pad) / (float)shape.head_dim);
+    const float scale = lctx_index_pass(key, shape.head_dim, n_pad, border, 3.0f, 10.0f, level);
+    return lctx_index_pass(key, shape.head_dim, n_pad, MIDDLE * scale, 3.0f, 10.0f, level);
+}
+
+// Write a transformed key as row `lane` of a group. key: n_pad floats, zeros behind the head; level: n_pad floats, code: n_pad bytes, and
+// n_channel at least.
+static inline void lctx_index_put(const lctx_index_shape & shape, const float * key, int32_t n_pad, int32_t lane, char * group,
+                                  float * level, uint8_t * code) {
+    const ggml_fp16_t scale = lctx_to_half(lctx_index_levels(shape, key, n_pad, level), 0);
+    memcpy(group + shape.scale_at(lane), &scale, sizeof(scale));
+    const float least = shape.bits == 1 ? 0.0f : -10.0f;
+    for (int32_t d = 0; d < n_pad; d += LCTX_VL) {
+        const lctx_vf l = lctx_vload(level + d);
+        const lctx_vi c = shape.bits == 1 ? -(lctx_vi)(l > least) : -(lctx_vi)(l > least) - (lctx_vi)(l > 0.0f) - (lctx_vi)(l > 3.0f);
+        const lctx_vb bytes = __builtin_convertvector(c, lctx_vb);
+        memcpy(code + d, &bytes, sizeof(bytes));
+    }
+    std::fill(code + shape.head_dim, code + std::max(n_pad, shape.n_channel()), (uint8_t)0);
     const int32_t n_code = shape.n_code();
     for (int32_t part = 1; part < 8 / shape.bits; part++) {
         for (int32_t i = 0; i < n_code; i++) {
