@@ -40,6 +40,8 @@ WITNESSES = (
     Witness("Add a method", "dca", r"\bdca\b|\bDualChunk\b|\blctx_dca_create\b", {
         "docs/methods/longheads.md": "a table compares it",
         "docs/internals.md": "an example of a base",
+        "docs/methods/eviction.md": "a composition with a rule is measured",
+        "docs/quickstart.md": "the log of longheads names its base",
         "docs/research/selection.md": "it is measured beside longheads",
         "docs/models.md": "it says on which models methods do nothing or are refused",
         "native/methods/longheads.cpp": "it chooses chunks of it",
