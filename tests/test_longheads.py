@@ -89,7 +89,7 @@ def test_the_embedded_model_equals_the_oracle(embedded_f32, representation):
     assert_nearly_all_rows_equal(got[-48:], want[-48:])
 
 
-# ---- what is read where there is no choice ----
+# ---- what queries read that do not choose ----
 
 
 @thin(strength=2)

@@ -68,7 +68,7 @@ struct lctx_score_steps {
     bool few() const { return of_chunk == 1; }
     // Chunks of a column, with those that a vector writes behind the last.
     static int64_t room(const lctx_select_args & a) { return lctx_round_up(a.n_chunk_max, LCTX_VL) + LCTX_VL; }
-    // Floats for the scores of so many columns.
+    // Floats for the scores of n_column columns.
     static size_t n_float(const lctx_select_args & a, int n_column) {
         return (size_t)room(a) * (n_column <= LCTX_FEW_COLUMNS ? LCTX_FEW_COLUMNS : lctx_round_up(n_column, LCTX_VL));
     }
@@ -234,15 +234,14 @@ static inline const float * lctx_summary_scores(const lctx_query_columns & q, co
     return others;
 }
 
-// f(first chunk, n, scores) for the chunks of r; next: the chunk that this thread reads after them, or -1.
+// f(first chunk, n, scores) for the chunks of r.
 template <typename F> static inline void lctx_each_summary_block(const lctx_select_args & a, const lctx_select_tile & t, int slot,
-                                                                 const lctx_chunk_range & r, int next, const lctx_select_scratch & w,
-                                                                 F && f) {
+                                                                 const lctx_chunk_range & r, const lctx_select_scratch & w, F && f) {
     const lctx_query_columns q(a, t, slot, w);
     const char * summaries = a.summaries + t.list * a.summary_head_stride + a.rows[t.first].seq * a.summary_seq_stride;
     const auto at = [&](int chunk) { return summaries + chunk * a.summary_stride; };
     for (int i = r.first; i < r.end; i += LCTX_BLOCK) {
-        const int n = std::min(LCTX_BLOCK, r.end - i), after = i + n < r.end ? i + n : next;
-        f(i, n, lctx_summary_scores(q, {a.summary_type, at(i), after >= 0 ? at(after) : nullptr, a.summary_stride, n}));
+        const int n = std::min(LCTX_BLOCK, r.end - i), after = i + n;
+        f(i, n, lctx_summary_scores(q, {a.summary_type, at(i), after < r.end ? at(after) : nullptr, a.summary_stride, n}));
     }
 }

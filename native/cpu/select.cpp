@@ -21,7 +21,7 @@ void put_block(const lctx_select_args & a, const lctx_select_tile & t, int slot,
 }
 
 // The scores of the tile's columns in some chunks: NaN for those that a column has in no range.
-void score_tile(const lctx_select_args & a, const lctx_select_tile & t, const lctx_chunk_range & some, int next, float * s,
+void score_tile(const lctx_select_args & a, const lctx_select_tile & t, const lctx_chunk_range & some, float * s,
                 const lctx_select_scratch & w) {
     const lctx_score_steps step(a, t.n_column());
     for (int c = 0; step.few() && c < t.n_column(); c++) {
@@ -38,7 +38,7 @@ void score_tile(const lctx_select_args & a, const lctx_select_tile & t, const lc
         if (a.chunks.by_keys()) {
             lctx_score_keys(a, t, slot, r, s, w);
         } else {
-            lctx_each_summary_block(a, t, slot, r, next, w,
+            lctx_each_summary_block(a, t, slot, r, w,
                                     [&](int first, int n, const float * from) { put_block(a, t, slot, first, n, from, s); });
         }
     }
@@ -178,7 +178,7 @@ template <typename F> void each_tile(const lctx_select_args & a, int32_t n_most,
 void select_tiles(const ggml_compute_params * params, const lctx_select_args & a, const lctx_select_scratch & w) {
     each_tile(a, std::max(1, LCTX_MAX_COLUMNS / (a.n_head / a.n_list)), [&](const lctx_select_tile & tile, int job) {
         if (job % params->nth == params->ith) {
-            score_tile(a, tile, candidates(a, tile), -1, w.s, w);
+            score_tile(a, tile, candidates(a, tile), w.s, w);
             choose_tile(a, tile, w.s, w);
         }
     });
@@ -203,7 +203,7 @@ void select_shared(const ggml_compute_params * params, const lctx_select_args & 
         const int size = lctx_round_up((int)lctx_ceil_div(std::max(1, all.end - all.first), PARTS * params->nth), LCTX_VL);
         for (int first = all.first; first < all.end; first += size) {
             if (part++ % params->nth == params->ith) {
-                score_tile(a, tile, {first, std::min(first + size, all.end)}, -1, s + job * n_shared_float(a), w);
+                score_tile(a, tile, {first, std::min(first + size, all.end)}, s + job * n_shared_float(a), w);
             }
         }
     });
