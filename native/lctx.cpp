@@ -1,6 +1,7 @@
 // The C API: library, model and vocabulary. Handles are checked, nothing throws past extern "C".
 #include "lctx.h"
 
+#include "cpu/kernels.h"
 #include "firewall.h"
 #include "ggml-backend.h"
 #include "handles.h"
@@ -37,7 +38,7 @@ static const std::string & build_info() {
             kernels += name + ": \"" + lctx_kernel_name(dev) + "\"";
         }
         return std::string(LCTX_BUILD_INFO) + ", \"cuda\": " + lctx_cuda_architectures() + ", \"backends\": [" + backends +
-               "], \"kernels\": {" + kernels + "}}";
+               "], \"kernels\": {" + kernels + "}, \"prompt_products\": \"" + lctx_cpu_prompt_products() + "\"}";
     }();
     return info;
 }

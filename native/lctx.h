@@ -32,7 +32,8 @@ typedef struct lctx_sampler lctx_sampler;
 int32_t lctx_abi_version(void);
 
 // One JSON object: version, upstream, series (hash of tarball and patches), compiler, build_type, backends (devices), kernels (by device),
-// native, cuda (architectures that kernels were compiled for; null: none), emulates_cuda (LCTX_HARNESS).
+// native, cuda (architectures that kernels were compiled for; null: none), emulates_cuda (LCTX_HARNESS), prompt_products (in which numbers
+// the CPU multiplies K and V of prompts).
 const char * lctx_build_info(void);
 
 // Add the CUDA backend of a library of the package pylongctx-cuda, before anything else of this library but lctx_log_set_level is called.

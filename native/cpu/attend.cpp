@@ -106,16 +106,7 @@ LCTX_ALONE void attend_span(const lctx_attend_args & a, const lctx_tile & tile, 
                             const scratch & w, const lctx_states & st) {
     const lctx_columns columns(w.block.queries, span.n, a.head_dim_k);
     span.load_queries(a, tile, columns, w.block.rotated, w.turned);
-#if LCTX_HAS_PAIRS
-    if (lctx_in_pairs(a, columns)) {
-        lctx_pair_rows(columns.q, a.head_dim_k, columns.n_pad);
-    }
-#endif
-#if LCTX_HAS_KEY_INTEGERS
-    if (lctx_in_integers(a, columns)) {
-        lctx_round_queries(columns);
-    }
-#endif
+    lctx_round_for_scores(a, columns);
     const lctx_states own = states_of(span, tile, w, st, columns.n_pad);
     for (int i = first; i < end; i++) {
         const int index = span.first_block() + i, cell = span.block_lo(index), n = span.block_hi(index) - cell;
@@ -173,6 +164,18 @@ void merge_tile(const lctx_attend_args & a, const plan & g, int64_t index, float
 }
 
 }  // namespace
+
+const char * lctx_cpu_prompt_products() {
+#if LCTX_HAS_KEY_INTEGERS && LCTX_HAS_PAIRS
+    return "f32; quantized and bf16 in bf16; K in q8_0 and q4_0 in int8";
+#elif LCTX_HAS_KEY_INTEGERS && LCTX_HAS_DOT
+    return "f32; K in q8_0 and q4_0 in int8";
+#elif LCTX_HAS_KEY_INTEGERS
+    return "f32; K in q8_0 and q4_0 in int16";
+#else
+    return "f32";
+#endif
+}
 
 size_t lctx_cpu_attend_wsize(const lctx_attend_args & args, int n_tasks) {
     const plan g(args);

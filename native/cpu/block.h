@@ -79,20 +79,34 @@ template <typename Mask> static inline void lctx_attend_few(const lctx_attend_ar
     st.with_rows([&](auto rows) { lctx_few_weigh(readable, b.n, w.s, columns.n, a.head_dim_v, rows); });
 }
 
+// The queries in the form in which their scores are computed.
+static inline void lctx_round_for_scores(const lctx_attend_args & a, const lctx_columns & columns) {
+#if LCTX_HAS_KEY_INTEGERS
+    if (lctx_in_integers(a, columns)) {
+        return lctx_round_queries(columns);
+    }
+#endif
+#if LCTX_HAS_PAIRS
+    if (lctx_in_pairs(a, columns)) {
+        lctx_pair_rows(columns.q, a.head_dim_k, columns.n_pad);
+    }
+#endif
+}
+
 // s = k q, [key][column].
 static inline void lctx_block_scores(const lctx_attend_args & a, const lctx_columns & columns, const lctx_stored & rows, int n,
                                      const lctx_block_scratch & w) {
     int64_t step;
+#if LCTX_HAS_KEY_INTEGERS
+    if (lctx_in_integers(a, columns)) {
+        return lctx_integer_scores(columns, rows, n, (lctx_key_integer *)w.k, w.v, w.s);
+    }
+#endif
 #if LCTX_HAS_PAIRS
     if (lctx_in_pairs(a, columns)) {
         const lctx_pair * k = lctx_pair_keys(rows, n, a.head_dim_k, w.k, &step);
         return lctx_gemm(n, columns.n_pad, a.head_dim_k / 2, k, step, 1, (const lctx_pair *)columns.q, columns.n_pad, w.s, columns.n_pad,
                          false);
-    }
-#endif
-#if LCTX_HAS_KEY_INTEGERS
-    if (lctx_in_integers(a, columns)) {
-        return lctx_integer_scores(columns, rows, n, (lctx_key_integer *)w.k, w.v, w.s);
     }
 #endif
     const float * k = lctx_unpack(rows, n, a.head_dim_k, w.k, &step, a.head_dim_k);

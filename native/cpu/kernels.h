@@ -17,6 +17,9 @@ void lctx_cpu_evict(const ggml_compute_params * params, const lctx_evict_args & 
 void lctx_cpu_index(const ggml_compute_params * params, const lctx_index_args & args);
 void lctx_cpu_fetch(const ggml_compute_params * params, const lctx_fetch_args & args);
 
+// In which numbers *attend* multiplies the rows of a prompt, by the types of K and V: for people.
+const char * lctx_cpu_prompt_products();
+
 // Bytes of work buffer of the kernels with n_tasks threads.
 size_t lctx_cpu_store_wsize(const lctx_store_args & args, int n_tasks);
 size_t lctx_cpu_attend_wsize(const lctx_attend_args & args, int n_tasks);

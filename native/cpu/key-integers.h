@@ -1,6 +1,6 @@
-// Scores of prompts by integers, where the CPU multiplies them faster than floats and has no products of bf16 (pairs.h): keys that are
-// stored in 8 bits or fewer as they are, queries rounded for every 32 channels. Sums are exact within 32 channels, and floats beyond.
-// 32 channels of a column and a key take 32 products in f32, and here 3 instructions for the scales beside
+// Scores of prompts by integers, where the CPU multiplies them faster than floats: keys that are stored in 8 bits or fewer as they are,
+// queries rounded for every 32 channels. Sums are exact within 32 channels, and floats beyond.
+// 32 channels of a column and a key take 32 products in f32, 16 in bf16 (pairs.h), and here 3 instructions for the scales beside
 //   with VNNI        8 products of four bytes; queries have 8 bits, as in llama.cpp
 //   with AVX2 alone  16 products of two words and 16 sums, which other ports make meanwhile; queries have 16 bits
 #pragma once
@@ -10,7 +10,7 @@
 #include "half.h"
 #include "round.h"
 
-#if LCTX_HAS_DOT && !LCTX_HAS_PAIRS
+#if LCTX_HAS_DOT
 #define LCTX_HAS_KEY_INTEGERS 1
 typedef uint8_t lctx_key_integer;
 static inline lctx_vi lctx_vdot_key(lctx_vi sum, uint32_t key, lctx_vi query) {
@@ -171,7 +171,7 @@ template <int RM, int RN> static LCTX_KERNEL void lctx_key_tile(const lctx_key_i
 
 template <int RN> static inline void lctx_key_columns(int n, const lctx_key_integer * k, const float * k_scales,
                                                       const lctx_query_integers & q, int first, float * s) {
-    constexpr int RM = 4;  // with 16 registers sums wait in memory while the integers of a group are added
+    constexpr int RM = LCTX_VL == 16 ? 6 : 4;  // 24 of 32 registers; of 16, sums wait in memory while the integers of a group are added
     int i = 0;
     for (; i + RM <= n; i += RM) {
         lctx_key_tile<RM, RN>(k + i * q.n_group * LCTX_KEY_GROUP, k_scales + i * q.n_group, q, first, s + i * q.n_pad);
