@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import threading
 from dataclasses import replace
 
 import gguf
@@ -11,7 +12,7 @@ import pytest
 from test_lora import factors, write_adapter
 from tiny_gguf import Shape, flip, make_model, set_number, split_model, tensor_ranges
 
-from pylongctx import Llama, LlamaDiskCache, LlamaState
+from pylongctx import Llama, LlamaDiskCache, LlamaState, _model_files
 from pylongctx.cli import main
 from pylongctx.engine import identity
 from pylongctx.errors import InvalidInput
@@ -168,6 +169,34 @@ def test_files_that_are_replaced_while_they_are_open(tmp_path, monkeypatch, capl
             llm.save_state()
     assert "changed after it was opened" in caplog.text
     assert not list((tmp_path / "kv").rglob("*.rows"))
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Return an event that lets files be read whole."""
+    go, digest_of = threading.Event(), _model_files.digest_of
+    monkeypatch.setattr(_model_files, "digest_of", lambda paths: (go.wait(60), digest_of(paths))[1])
+    yield go
+    go.set()
+
+
+def test_a_new_text_does_not_wait_until_the_files_are_read(tmp_path, slow):
+    path, folder = make_model(tmp_path / "model.gguf", SHAPE), tmp_path / "kv"
+    with new(path, folder) as llm:
+        next(llm.generate(TOKENS, temp=0.0))
+        assert pending(llm) == 0 and not list(folder.rglob("*.rows"))
+        slow.set()
+    assert len(list(folder.rglob("*.rows"))) == 1 and len(list(folder.rglob("*.tail"))) == 1
+
+
+def test_a_text_that_is_there_waits_until_the_files_are_read(tmp_path, slow):
+    path, folder = make_model(tmp_path / "model.gguf", SHAPE), tmp_path / "kv"
+    threading.Timer(0.3, slow.set).start()
+    fill(path, folder)
+    slow.clear()
+    with new(path, folder) as llm:
+        threading.Timer(0.3, slow.set).start()
+        assert pending(llm) == 0 and slow.is_set() and llm.kv_store_usage().tokens == N
 
 
 # ---- settings ----
