@@ -9,9 +9,10 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from pylongctx._gguf_checks import ARRAY, SCALARS, STRING, Header, Tensor, problems
+from pylongctx._gguf_checks import ALIGNMENT, ARRAY, SCALARS, STRING, Header, Tensor, problems
 from pylongctx._lib import error, lib
 
 ADAPTER_KINDS = {
@@ -23,15 +24,36 @@ ADAPTER_KINDS = {
 MOST_LAYERS = 4096  # numbers of an array that are looked at: those of layers
 UNREADABLE = (OSError, ValueError, KeyError, OverflowError, MemoryError, struct.error)
 
-_good: set[tuple[int, ...]] = set()
+FileId = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things are in a file.
+
+    Attributes
+    ----------
+    n_split : int
+        How many files the model has, when this is its first.
+    starts : dict
+        Where in the file the data of each tensor begins, by name.
+    header : int
+        Bytes before the data of all tensors.
+    """
+
+    n_split: int
+    starts: dict[str, int]
+    header: int
+
+
+_good: dict[FileId, Layout] = {}
 
 
 def check_gguf(path: str) -> None:
     """Raise InvalidInput when loading the file, or running the model, would end the process."""
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            found = os.fstat(file.fileno())
-            identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+            identity = file_id(os.fstat(file.fileno()))
             if identity in _good:
                 return
             header = _read(data)
@@ -39,7 +61,21 @@ def check_gguf(path: str) -> None:
         return  # cut off or no GGUF file: refused by llama.cpp
     if wrong := list(problems(header)):
         raise error(lib.LCTX_INVALID, f"{path} cannot be used: {'; '.join(wrong[:3])}")
-    _good.add(identity)
+    _good[identity] = _layout(header)
+
+
+def file_id(found: os.stat_result) -> FileId:
+    """Return what changes when a file is written or replaced: no program can write one and keep its ctime."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def layout_of(path: str) -> Layout:
+    """Return where things are in a file; InvalidInput when it cannot be read as GGUF."""
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _good.get(file_id(os.fstat(file.fileno()))) or _layout(_read(data))
+    except UNREADABLE as reason:
+        raise error(lib.LCTX_INVALID, f"{path} cannot be read as GGUF file: {reason}") from None
 
 
 def check_adapter(path: str) -> None:
@@ -72,7 +108,21 @@ def _read(data: mmap.mmap) -> Header:
     for _ in range(n_meta):
         key = reader.name()
         meta[key] = reader.value(*reader.struct("<I"))
-    return Header(meta, [reader.tensor() for _ in range(n_tensors)])
+    tensors = [reader.tensor() for _ in range(n_tensors)]
+    return Header(meta, tensors, reader.pos)
+
+
+def _layout(header: Header) -> Layout:
+    alignment = _positive(header, "general.alignment", ALIGNMENT)
+    start = -(-header.end // alignment) * alignment
+    starts = {tensor.name: start + tensor.offset for tensor in header.tensors}
+    return Layout(_positive(header, "split.count", 1), starts, start)
+
+
+def _positive(header: Header, key: str, otherwise: int) -> int:
+    """Return an integer of the file; what is none is refused by llama.cpp, whatever stands for it here."""
+    value = header.meta.get(key)
+    return value if type(value) is int and value > 0 else otherwise
 
 
 class _Reader:
@@ -80,11 +130,11 @@ class _Reader:
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
-        self._pos = 0
+        self.pos = 0
 
     def struct(self, layout: str) -> tuple[Any, ...]:
-        values = struct.unpack_from(layout, self._data, self._pos)
-        self._pos += struct.calcsize(layout)
+        values = struct.unpack_from(layout, self._data, self.pos)
+        self.pos += struct.calcsize(layout)
         return values
 
     def name(self) -> str:
@@ -93,13 +143,13 @@ class _Reader:
 
     def strings(self, n: int) -> list[bytes]:
         # Without a method call per string: a vocabulary has hundreds of thousands.
-        data, pos, found = self._data, self._pos, []
+        data, pos, found = self._data, self.pos, []
         length: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
         for _ in range(n):
             (size,) = length(data, pos)
             found.append(data[pos + 8 : pos + 8 + size])
             pos += 8 + size
-        self._pos = pos
+        self.pos = pos
         return found
 
     def value(self, kind: int) -> Any:
@@ -111,14 +161,14 @@ class _Reader:
         kind, n = self.struct("<IQ")
         if kind == STRING:
             return self.strings(n)
-        start, size = self._pos, struct.calcsize("<" + SCALARS[kind])
+        start, size = self.pos, struct.calcsize("<" + SCALARS[kind])
         values = self.struct(f"<{min(n, MOST_LAYERS)}{SCALARS[kind]}")
-        self._pos = start + n * size
+        self.pos = start + n * size
         return list(values)
 
     def tensor(self) -> Tensor:
         name = self.name()
         (n_dims,) = self.struct("<I")
         dims = self.struct(f"<{n_dims}Q")
-        kind, _ = self.struct("<IQ")
-        return Tensor(name, dims, kind)
+        kind, offset = self.struct("<IQ")
+        return Tensor(name, dims, kind, offset)

@@ -12,7 +12,7 @@ MAX_LAYERS = 512
 MAX_EXPERTS = 1024
 MAX_TOKEN = 4096  # bytes: llama.cpp matches grammars by recursion over the characters of a token
 MAX_VOCAB = 2**22
-ALIGNMENT = 32  # of a tensor in memory, where the file is mapped
+ALIGNMENT = 32  # of a tensor in memory, where the file is mapped, and in a file that names none
 # ggml types that no matrix product reads: q8_1 and q8_K are intermediate results, the others are integers and f64.
 NO_WEIGHTS = {9: "q8_1", 15: "q8_K", 24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64"}
 F32 = 0  # the type of vectors, and of factors of recurrent layers: what they are added to or multiplied with has it
@@ -30,19 +30,21 @@ WHOLE_HEADS = frozenset(
 
 
 class Tensor(NamedTuple):
-    """A tensor of a file: its type is a number of ggml's."""
+    """A tensor of a file: its type is a number of ggml's, its offset counts from where all data begins."""
 
     name: str
     dims: tuple[int, ...]
     kind: int
+    offset: int
 
 
 @dataclass(frozen=True)
 class Header:
-    """Metadata (strings as bytes) and tensors of a file."""
+    """Metadata (strings as bytes) and tensors of a file, and where their infos end."""
 
     meta: dict[str, Any]
     tensors: list[Tensor]
+    end: int
 
     @property
     def arch(self) -> str:
@@ -149,7 +151,7 @@ def _repeated(words: list[bytes]) -> bytes | None:
 
 
 def _tensors(header: Header) -> Iterator[str]:
-    for name, dims, kind in header.tensors:
+    for name, dims, kind, _ in header.tensors:
         if any(table in name for table in TABLES):
             continue
         if kind in NO_WEIGHTS:

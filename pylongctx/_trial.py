@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pylongctx._cache_folder import cache_folder
-from pylongctx._gguf import check_gguf
+from pylongctx._gguf import check_gguf, file_id
 from pylongctx._guarded import guarded
 from pylongctx._lib import ffi, lib, library_path
 from pylongctx.engine.model import with_fields
@@ -46,7 +46,7 @@ def try_model(
         context = _hex(with_fields("lctx_context_params", lib.lctx_context_params_default, settings | few))
     call = (os.path.abspath(path), _hex(model), context, method)
     name = hashlib.sha256(
-        repr((_identity(path), _identity(library_path()), call)).encode("utf-8", "replace")
+        repr((file_id(os.stat(path)), file_id(os.stat(library_path())), call)).encode("utf-8", "replace")
     ).hexdigest()
     if name in _good or _note(name).is_file():
         return
@@ -68,11 +68,6 @@ def try_model(
 
 def _hex(struct: Any) -> str:
     return bytes(ffi.buffer(struct)).hex()
-
-
-def _identity(path: str | Path) -> tuple[int, ...]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _note(name: str) -> Path:

@@ -4,9 +4,10 @@ import os
 
 from pylongctx._gguf import check_adapter
 from pylongctx._lib import error, ffi, lib, text
+from pylongctx._model_files import check_unchanged, digest_of, stats
 from pylongctx.engine.model import Model
 from pylongctx.engine.session import Session
-from pylongctx.state import file_sample
+from pylongctx.errors import InvalidInput
 
 
 class Adapter:
@@ -29,12 +30,18 @@ class Adapter:
         if not os.path.exists(path):
             raise ValueError(f"LoRA path does not exist: {path}")
         check_adapter(path)
+        found = stats([path])
         self.handle = lib.lctx_adapter_load(model.handle, os.fsencode(path))
         if failure := text(lib.lctx_adapter_error(self.handle)):
             self.close()
             raise error(lib.LCTX_INVALID, f"{path} cannot be used as LoRA adapter: {failure}")
-        self.sample = file_sample(path)
         self.scale = 1.0
+        try:
+            self.digest = digest_of([path])
+            check_unchanged([path], found)
+        except InvalidInput:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Free the adapter."""
@@ -63,7 +70,7 @@ class Adapters:
     @property
     def identity(self) -> list[str]:
         """What saved states depend on."""
-        return sorted(f"{adapter.sample} * {adapter.scale}" for adapter in self._used.values())
+        return sorted(f"{adapter.digest} * {adapter.scale}" for adapter in self._used.values())
 
     def add(self, session: Session, path: str, scale: float) -> None:
         """Use an adapter, or give one that is in use another scale; nothing changed when it is refused."""

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._lib import error, lib
-from pylongctx.engine.model import Model
 from pylongctx.errors import LctxError
 
 MAGIC = b"LCTXSTAT"
@@ -22,8 +21,6 @@ VERSION = 1
 HEAD = struct.Struct("<8sII")  # magic, version, length of the JSON header
 TAIL = struct.Struct("<I")  # CRC-32 of everything before
 ALIGNMENT = 16  # of the first array
-
-SAMPLES, SAMPLE_BYTES = 16, 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,34 +147,6 @@ def read_identity(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         identity: dict[str, Any] = _read_header(_read_head(file))[0]["identity"]
         return identity
-
-
-def difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """Return how two identities differ, or the empty string."""
-    names = [name for name in {**own, **saved} if saved.get(name) != own.get(name)]
-    return "; ".join(f"it was saved with {n}={saved.get(n)!r}, this object has {n}={own.get(n)!r}" for n in names)
-
-
-def model_identity(model: Model, path: str) -> dict[str, Any]:
-    """Return facts that tell two models apart, fine-tuned siblings of one shape included."""
-    info = model.info
-    return {
-        "model": model.description(),
-        "n_params": info.n_params,
-        "size": info.size,
-        "n_vocab": info.n_vocab,
-        "sample": file_sample(path),
-    }
-
-
-def file_sample(path: str) -> str:
-    """Return a checksum of some pages spread evenly over the file: reading all of it would take too long."""
-    checksum, size = 0, os.path.getsize(path)
-    with open(path, "rb") as file:
-        for i in range(SAMPLES):
-            file.seek(max(0, size - SAMPLE_BYTES) * i // (SAMPLES - 1))
-            checksum = zlib.crc32(file.read(SAMPLE_BYTES), checksum)
-    return f"{checksum:08x}"
 
 
 def _read_head(file: BinaryIO) -> bytes:

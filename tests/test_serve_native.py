@@ -1,5 +1,7 @@
 """llama-server's own routes, by the assertions of its test suite."""
 
+from dataclasses import replace
+
 import pytest
 from llamas import TEXT
 from needs import need
@@ -7,6 +9,7 @@ from serving import ALIAS, events, poster, running
 
 httpx = need("server", "fastapi", "httpx")
 
+from pylongctx import LlamaState  # noqa: E402
 from pylongctx.serve.host import Host  # noqa: E402
 
 PROMPT = "I believe the meaning of life is"
@@ -304,6 +307,17 @@ def test_a_damaged_file_is_refused(server, ask):
         (server.folder / "cut.bin").write_bytes(data[:n])
         ask("/slots/1?action=restore", 400, filename="cut.bin")
     assert ask("/completion", prompt=PROMPT, id_slot=1, n_predict=1)["stop"] is True
+
+
+@pytest.mark.parametrize("key", ["header", "pages", "weights"])
+def test_a_file_of_another_model_is_refused(server, ask, key):
+    ask("/completion", prompt=PROMPT, id_slot=0, n_predict=1)
+    ask("/slots/0?action=save", filename="own.bin")
+    state = LlamaState.load(server.folder / "own.bin")
+    replace(state, identity={**state.identity, key: "0" * 64}).save(server.folder / "other.bin")
+    message = ask("/slots/0?action=restore", 400, filename="other.bin")["error"]["message"]
+    assert "it belongs to another model that is named as this one, 'pylongctx-tiny' (llama" in message
+    ask("/slots/0?action=restore", filename="own.bin")
 
 
 def test_an_empty_sequence_cannot_be_saved(ask):

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tiny_models import RECIPES
 from pylongctx.bench.random_model import LLAMA, SIZES, Shape, add_meta, add_vocab, dims, shape_meta, write_model
 
 TINY = Shape()
+MASK = 0x41  # turns bits of mantissas, so that weights stay finite
 
 
 def make_model(path: Path | str, shape: Shape = TINY, *, arch: str = "llama", **options: Any) -> Path:
@@ -50,16 +52,61 @@ def unquantized(path: Path | str, source: Path | str) -> Path:
 def requantized(path: Path | str, source: Path | str, qtype: gguf.GGMLQuantizationType) -> Path:
     """Write a model again with its matrices in a type; vectors are f32."""
     reader = gguf.GGUFReader(str(source))
-    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
-    for name, value in reader.fields.items():
-        if not name.startswith(("GGUF.", "general.")):
-            writer.add_key_value(name, value.contents(), value.types[0], value.types[-1])
+    writer = _writer(path, reader)
     for tensor in reader.tensors:
         values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         kind = qtype if len(tensor.shape) > 1 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(tensor.name, gguf.quantize(values, kind), raw_dtype=kind)
+    _write(writer)
+    return Path(path)
+
+
+def split_model(path: Path, source: Path | str, n_tensor: int) -> list[Path]:
+    """Write a model again as files of ``n_tensor`` tensors each; returns their paths."""
+    reader = gguf.GGUFReader(str(source))
+    writer = _writer(path, reader, split_max_tensors=n_tensor)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    _write(writer)
+    return sorted(path.parent.glob(f"{path.stem}-*-of-*.gguf"))
+
+
+def tensor_ranges(paths: Iterable[Path]) -> Iterator[tuple[Path, str, int, int]]:
+    """Yield file, name, and first and last byte of all tensors of a model's files."""
+    for path in paths:
+        for tensor in gguf.GGUFReader(str(path)).tensors:
+            yield path, tensor.name, int(tensor.data_offset), int(tensor.data_offset + tensor.n_bytes)
+
+
+def flip(path: Path, start: int, end: int) -> None:
+    """Change every byte of a range, so that neither size nor mtime of the file says it; twice is as before."""
+    found = path.stat()
+    with path.open("r+b") as file:
+        file.seek(start)
+        data = np.frombuffer(file.read(end - start), np.uint8) ^ MASK
+        file.seek(start)
+        file.write(data.tobytes())
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def set_number(path: Path, key: str, change: Callable[[float], float]) -> None:
+    """Change a number in the header of a file."""
+    reader = gguf.GGUFReader(str(path), "r+")
+    value = reader.fields[key].parts[reader.fields[key].data[0]]
+    value[0] = change(value[0])
+
+
+def _writer(path: Path | str, reader: gguf.GGUFReader, **options: Any) -> gguf.GGUFWriter:
+    """Return a writer of a model with the metadata of another."""
+    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents(), **options)
+    for name, value in reader.fields.items():
+        if not name.startswith(("GGUF.", "general.")):
+            writer.add_key_value(name, value.contents(), value.types[0], value.types[-1])
+    return writer
+
+
+def _write(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return Path(path)

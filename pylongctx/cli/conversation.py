@@ -174,7 +174,8 @@ class Conversation:
         ValueError
             When another model, method or setting wrote it, or it does not fit; nothing changed then.
         """
-        from pylongctx.state import LlamaState, difference
+        from pylongctx.engine.identity import difference
+        from pylongctx.state import LlamaState
 
         state = LlamaState.load(path)
         identity = dict(state.identity)

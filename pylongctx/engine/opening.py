@@ -1,24 +1,24 @@
 """Opening a model and its context as the arguments of ``Llama`` ask for them."""
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 from pylongctx import _arguments as arguments
 from pylongctx._lib import InvalidInput, error, lib
 from pylongctx._log import LOG
+from pylongctx._model_files import ModelFiles
 from pylongctx._preflight import fit, serves
 from pylongctx._trial import try_model
 from pylongctx.catalog import resolve
 from pylongctx.engine.context import Context
 from pylongctx.engine.drafting import check_draft
+from pylongctx.engine.identity import WEIGHTS, row_identity
 from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import evicting
 from pylongctx.engine.session import Session
-from pylongctx.errors import ModelRefused
+from pylongctx.errors import LctxError, ModelRefused
 from pylongctx.lora import Adapters
 from pylongctx.methods import Full, Method, parse
-from pylongctx.state import model_identity
 from pylongctx.store.keeper import Keeper
 from pylongctx.store.store import DEFAULT_LIMIT, KVStore
 
@@ -41,6 +41,8 @@ class Opened:
     ----------
     path : str
         The model's file.
+    files : ModelFiles
+        All files of the model; none with ``vocab_only``.
     sessions : list of Session
         The sequences; none with ``vocab_only``.
     store : KVStore or None
@@ -98,19 +100,20 @@ class Opened:
         self.adapters.close()
         self.model.close()
 
-    @cached_property
-    def _own_identity(self) -> dict[str, Any]:
-        own = model_identity(self.model, self.path) | self.sessions[0].identity
-        return own | {name: self.given[name] for name in arguments.ROPE_FIELDS}
+    @property
+    def row_identity(self) -> Mapping[str, Any]:
+        """What rows depend on and is known at once: some of the model, the method, the settings, the adapters."""
+        used = self.adapters.identity
+        return self._rows | ({"lora": used} if used else {})
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What saved states depend on: the model, the method, the settings, the adapters."""
-        used = self.adapters.identity
-        return self._own_identity | ({"lora": used} if used else {})
+        """All that rows depend on; waits until the files of the model were read whole, once."""
+        return {**self.row_identity, WEIGHTS: self.files.weights()}
 
     def _open_store(self, folder: str, limit: int) -> None:
-        self.store = KVStore(folder, limit, lambda: self.identity)
+        self.store = KVStore(folder, limit, lambda: self.row_identity, self.files.weights)
+        self.files.prepare()
         for session in self.sessions:
             session.stored = Keeper(session, self.store)
 
@@ -137,12 +140,13 @@ class Opened:
             try_model(self.path, where, settings, spec)
             settings = fit(self.path, where, settings, spec)
         self._set_log_level()
-        self.model = Model(self.path, where)
+        self.model, self.files = _load(self.path, where)
         try:
             self.context = Context(self.model, settings, spec)
         except BaseException:
             self.model.close()
             raise
+        self._rows = row_identity(self.model, self.files, self.context, self.given)
         if self.evicts and self.context.keeps_checkpoints:
             self.context.close()
             self.model.close()
@@ -162,6 +166,24 @@ class Opened:
             session.progress = self.given["progress_callback"]
             session.evicts = self.evicts
         return found
+
+
+def _load(path: str, settings: dict[str, Any]) -> tuple[Model, ModelFiles]:
+    """Load a model from files that are the same before and after."""
+    files: ModelFiles | LctxError
+    try:
+        files = ModelFiles(path)
+    except LctxError as reason:
+        files = reason  # llama.cpp says better what is wrong with a file
+    model = Model(path, settings)
+    try:
+        if isinstance(files, LctxError):
+            raise files
+        files.check()
+    except LctxError as reason:
+        model.close()
+        raise ModelRefused(str(reason), reason.status) from None
+    return model, files
 
 
 def _spec(method: Method | str | None, embedding: bool) -> str:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -342,11 +342,6 @@ class Session:
             self.placed = (Placed(exact, len(ids)),)
         if len(row):
             self._keep_last(row)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What the bytes of the cache depend on, beside the model."""
-        return {"method": self.context.method} | self.context.types
 
     def _keep_last(self, row: NDArray[np.float32]) -> None:
         self._rows[self.n_tokens - 1 if self.logits_all else 0] = row

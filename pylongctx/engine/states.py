@@ -5,10 +5,11 @@ from typing import Any
 
 from pylongctx._lib import error, lib
 from pylongctx.cache import BaseLlamaCache
+from pylongctx.engine.identity import difference
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.session import Session
 from pylongctx.errors import LctxError
-from pylongctx.state import LlamaState, difference
+from pylongctx.state import LlamaState
 
 Identity = Mapping[str, Any]
 
@@ -21,7 +22,7 @@ class States:
     session : Session
         The sequence.
     identity : callable
-        Returns what a state depends on: the model, the method, the settings.
+        Returns what a state depends on, see ``Opened.identity``.
 
     Attributes
     ----------

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pylongctx._lib import error, lib
+from pylongctx.engine.engine import Snapshot
+from pylongctx.engine.identity import difference
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.service import Service
-from pylongctx.state import LlamaState, difference
+from pylongctx.state import LlamaState
 
 NAME = re.compile(r"[\w-][\w.-]{0,127}", re.ASCII)
 
@@ -43,9 +45,8 @@ class SlotFiles:
         """Write what an idle sequence holds to a file."""
         path, began = self._path(name), time.monotonic()
         saved = await self._service.between_steps(self._service.engine.save(seq, self._owner))
-        state = LlamaState(*saved, self._service.host.identity)
-        await self._threaded(partial(self._write, path, state))
-        found = {"id_slot": seq, "filename": name, "n_saved": state.n_tokens, "n_written": path.stat().st_size}
+        await self._threaded(partial(self._write, path, saved))
+        found = {"id_slot": seq, "filename": name, "n_saved": len(saved[0]), "n_written": path.stat().st_size}
         return found | {"timings": {"save_ms": 1000 * (time.monotonic() - began)}}
 
     async def restore(self, seq: int, name: str) -> dict[str, Any]:
@@ -64,9 +65,9 @@ class SlotFiles:
             raise invalid("filename must be letters, digits, '.', '_' and '-', and not begin with '.'", "filename")
         return self._folder / name
 
-    def _write(self, path: Path, state: LlamaState) -> None:
+    def _write(self, path: Path, saved: Snapshot) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state.save(path)
+        LlamaState(*saved, self._service.host.identity).save(path)
 
     def _read(self, path: Path) -> LlamaState:
         state = LlamaState.load(path)

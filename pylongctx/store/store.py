@@ -3,11 +3,13 @@
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pylongctx._log import LOG
+from pylongctx.engine.identity import WEIGHTS
+from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState
 from pylongctx.store.folder import Folder
 
@@ -52,7 +54,9 @@ class KVStore:
     limit : int
         Most bytes of its files.
     identity : callable
-        Returns what rows depend on beside the tokens.
+        Returns what rows depend on beside the tokens and is known at once.
+    weights : callable
+        Returns the digest of the whole model; waits until it is known, InvalidInput when it cannot be.
 
     Attributes
     ----------
@@ -60,9 +64,12 @@ class KVStore:
         What it has done.
     """
 
-    def __init__(self, path: str, limit: int, identity: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(
+        self, path: str, limit: int, identity: Callable[[], Mapping[str, Any]], weights: Callable[[], str]
+    ) -> None:
         self.folder = Folder(path, limit)
         self.identity = identity
+        self._weights = weights
         self.usage = StoreUsage()
         self._waiting: queue.Queue[tuple[list[str], str, LlamaState] | None] = queue.Queue()
         self._pending: dict[tuple[str, str], int] = {}  # bytes of what waits
@@ -85,7 +92,7 @@ class KVStore:
         """Write the last of these blocks later; what cannot be kept is not, and the log says so once."""
         with self._guard:
             if sum(self._pending.values()) > PENDING:
-                self._lose("the disk is slower than the model")
+                self._lose("tokens are evaluated faster than they are written")
                 return
             self._pending[names[-1], kind] = state.nbytes
             if self._thread is None:
@@ -94,14 +101,18 @@ class KVStore:
         self._waiting.put((names, kind, state))
 
     def read(self, name: str, kind: str) -> LlamaState | None:
-        """Return a block, or None."""
+        """Return a block of this model, or None."""
         there = self.folder.has(name, kind)
         state = self.folder.read(name, kind)
-        if state is not None:
-            self.usage.bytes_read += state.nbytes
-        elif there:
-            self.usage.lost += 1
-        return state
+        if state is None:
+            self.usage.lost += there
+            return None
+        self.usage.bytes_read += state.nbytes
+        try:
+            return state if state.identity.get(WEIGHTS) == self._weights() else None
+        except LctxError as reason:  # the files changed: nothing says which model this is
+            self._lose(str(reason))
+            return None
 
     def flush(self) -> None:
         """Wait until all is written."""
@@ -119,9 +130,10 @@ class KVStore:
         while (item := self._waiting.get()) is not None:
             names, kind, state = item
             try:
+                state = replace(state, identity={**state.identity, WEIGHTS: self._weights()})
                 self.usage.bytes_written += self.folder.write(names[-1], kind, state)
                 self.folder.touch(names)
-            except OSError as reason:
+            except (OSError, LctxError) as reason:
                 self._lose(str(reason))
             with self._guard:
                 self._pending.pop((names[-1], kind), None)

@@ -1,0 +1,89 @@
+"""What rows depend on, in addition to their tokens: rows of one identity are never used with another."""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pylongctx._arguments import ROPE_FIELDS
+from pylongctx._model_files import FORMAT, ModelFiles
+from pylongctx.engine.context import Context
+from pylongctx.engine.model import Model
+
+WEIGHTS = "weights"  # a digest of every byte of the model, which takes seconds the first time
+TITLE = ("name", "model", "n_params")
+OTHER_HEADER = "the metadata, vocabulary or shapes of their files differ"
+OTHER_WEIGHTS = "their weights differ, as after a merge, another training or an edit"
+PLAIN = frozenset({"f32", "f16", "bf16"})  # types whose rows are stored as they are
+GRAIN = 256  # llama.cpp pads n_ctx to a multiple of it
+
+
+def row_identity(model: Model, files: ModelFiles, context: Context, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what rows depend on, but for adapters and ``WEIGHTS``: it is known at once.
+
+    Parameters
+    ----------
+    model : Model
+        The model.
+    files : ModelFiles
+        Its files.
+    context : Context
+        Its context.
+    given : mapping
+        The arguments of ``Llama``.
+    """
+    return {
+        "format": FORMAT,
+        "name": model.metadata().get("general.name", ""),
+        "model": model.description(),
+        "n_params": model.info.n_params,
+        "header": files.header,
+        "pages": files.pages,
+        "method": context.method,
+        **context.types,
+        "transformed": not PLAIN.issuperset(context.types.values()) and not _is_set("LLAMA_ATTN_ROT_DISABLE"),
+        "factors": _factors(model, files, context),
+        **{name: given[name] for name in (*ROPE_FIELDS, "attention_type", "swa_full")},
+    }
+
+
+def difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """Return how two identities differ, or the empty string."""
+    names = [name for name in {**own, **saved} if saved.get(name) != own.get(name)]
+    if not names:
+        return ""
+    if "format" in names:
+        return f"another release of pylongctx saved it, in format {saved.get('format', 1)!r}; this one reads {FORMAT}"
+    if reason := _other_model(saved, own, names):
+        return reason
+    return "; ".join(f"it was saved with {n}={saved.get(n)!r}, this object has {n}={own.get(n)!r}" for n in names)
+
+
+def _other_model(saved: Mapping[str, Any], own: Mapping[str, Any], names: list[str]) -> str:
+    was, here = _title(saved), _title(own)
+    if was != here:
+        return f"it belongs to another model: {was}; this one is {here}"
+    reasons = {"header": OTHER_HEADER, "pages": OTHER_WEIGHTS, WEIGHTS: OTHER_WEIGHTS}
+    found = next((reason for name, reason in reasons.items() if name in names), "")
+    return found and f"it belongs to another model that is named as this one, {was}: {found}"
+
+
+def _title(identity: Mapping[str, Any]) -> str:
+    name, model, n_params = (identity.get(key) for key in TITLE)
+    return f"{name or 'unnamed'!r} ({model}, {n_params} parameters)"
+
+
+def _factors(model: Model, files: ModelFiles, context: Context) -> str:
+    """Return which factors of frequencies a model with two sets of them uses: those of long texts depend on n_ctx."""
+    if not any(name.startswith("rope_factors_long") for name in files.tensors):
+        return ""
+    metadata = model.metadata()
+    key = f"{metadata.get('general.architecture')}.rope.scaling.original_context_length"
+    trained = int(metadata.get(key, model.info.n_ctx_train))
+    return "long" if -(-context.n_ctx // GRAIN) * GRAIN > trained else "short"
+
+
+def _is_set(variable: str) -> bool:
+    """Return whether C's atoi reads another number than 0 in a variable of the environment."""
+    number = re.match(r"\s*[+-]?\d+", os.environ.get(variable, ""))
+    return bool(number and int(number[0]))
