@@ -80,7 +80,7 @@ template <typename Mask> static inline void lctx_attend_few(const lctx_attend_ar
 }
 
 // The queries in the form in which their scores are computed.
-static inline void lctx_round_for_scores(const lctx_attend_args & a, const lctx_columns & columns) {
+static inline void lctx_round_for_scores([[maybe_unused]] const lctx_attend_args & a, [[maybe_unused]] const lctx_columns & columns) {
 #if LCTX_HAS_KEY_INTEGERS
     if (lctx_in_integers(a, columns)) {
         return lctx_round_queries(columns);
