@@ -60,16 +60,6 @@ struct lctx_attend_stages {
     }
 };
 
-struct lctx_attend_parts {
-    int n_split;
-    float * data;  // [n_split][n_tokens * n_head][m, l, o of head_dim_v] with n_split > 1
-
-    __host__ __device__ static size_t n_float(const lctx_attend_args & a) { return (size_t)a.n_tokens * a.n_head * (a.head_dim_v + 2); }
-    __device__ float * of(const lctx_attend_args & a, int split, int token, int head) const {
-        return data + split * n_float(a) + ((size_t)token * a.n_head + head) * (a.head_dim_v + 2);
-    }
-};
-
 template <typename S, bool F16> struct lctx_attend_reader {
     const lctx_attend_args & a;
     const lctx_cuda_tile & t;

@@ -10,8 +10,8 @@
 
 #include <climits>
 
-// How the tokens and heads are cut, by shapes only. Heads of a token share a tile where there are few columns, so that rows are read once,
-// or where they read the same; heads that choose for themselves share less than tokens that follow each other.
+// How the tokens and heads are cut, by shapes only. Heads of a token share a tile where they read the same; of those that choose for
+// themselves, which share less than tokens that follow each other, each has its own. (Of few tokens these are left to decode.cu.)
 struct lctx_cuda_tiling {
     static constexpr int FEW = 16;  // columns
 
@@ -24,7 +24,7 @@ struct lctx_cuda_tiling {
     LCTX_HD static bool is_few(const lctx_attend_args & a) { return a.n_tokens * (a.n_head / a.n_head_kv) <= FEW; }
     LCTX_HD lctx_cuda_tiling(const lctx_attend_args & a, int n_column) {
         n_rep = a.n_head / a.n_head_kv;
-        head_block = lctx_min(a.params.chunk_size > 0 && !is_few(a) ? a.n_head / a.n_choice : n_rep, n_column);
+        head_block = lctx_min(a.params.chunk_size > 0 ? a.n_head / a.n_choice : n_rep, n_column);
         token_block = lctx_max(n_column / head_block, 1);
         n_head_tile = (int)lctx_div_up(n_rep, head_block);
         n_token_tile = (int)lctx_div_up(a.n_tokens, token_block);
