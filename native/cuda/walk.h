@@ -85,9 +85,11 @@ struct lctx_cuda_span {
     int32_t seq;
     int32_t near;
     int32_t valid;
+    int32_t n_before;  // blocks of the spans before it
 };
 
-constexpr int LCTX_CUDA_SPANS = 3;  // one is read, the next one is on its way, and the one after it is looked up
+// One may still be read by others, one is read, the next one is on its way, and the one after it is looked up.
+constexpr int LCTX_CUDA_SPANS = 4;
 
 // Shared memory of the walk.
 template <int COLUMNS> struct lctx_cuda_walk_memory {
@@ -97,15 +99,12 @@ template <int COLUMNS> struct lctx_cuda_walk_memory {
     int32_t cursor[COLUMNS];
 };
 
-// Find the next span into memory.span[to]: the first warp works, all call. Then __syncthreads before anybody reads it.
-template <int COLUMNS> static __device__ void lctx_cuda_next_span(const lctx_attend_args & a, const lctx_cuda_tile & tile, int & phase,
-                                                                  lctx_cuda_walk_memory<COLUMNS> & m, int to) {
-    if (lctx_warp() != 0) {
-        return;
-    }
+// The next span; its columns into buffer `to` of the memory. The lanes of one warp together.
+template <int COLUMNS> static __device__ lctx_cuda_span lctx_cuda_next_span(const lctx_attend_args & a, const lctx_cuda_tile & tile,
+                                                                            int & phase, lctx_cuda_walk_memory<COLUMNS> & m, int to) {
     const lctx_cuda_lists lists = {a};
     const int n_column = tile.n_column();
-    lctx_cuda_span span = {INT_MAX, 0, 0, INT_MAX, 0, 0, 0};
+    lctx_cuda_span span = {INT_MAX, 0, 0, INT_MAX, 0, 0, 0, 0};
     for (; phase < lists.n_phase() && !span.valid; phase += !span.valid) {
         int64_t key = lists.no_key();
         for (int c = lctx_lane(); c < n_column; c += LCTX_WARP) {
@@ -143,7 +142,5 @@ template <int COLUMNS> static __device__ void lctx_cuda_next_span(const lctx_att
         span.lo = lctx_warp_min(span.lo), span.hi = -lctx_warp_min(-span.hi);
         span.all_lo = -lctx_warp_min(-span.all_lo), span.all_hi = lctx_warp_min(span.all_hi);
     }
-    if (lctx_lane() == 0) {
-        m.span[to] = span;
-    }
+    return span;
 }
