@@ -80,6 +80,8 @@ MUTATIONS = [
              "lctx_min(hi, first + 16 * n + 16)", "lctx_min(hi - 1, first + 16 * n + 16)", "test_cuda_attend.py"),
     Mutation("weights of values that were divided (CUDA)", "native/cuda/attend.cu",
              "weight *= factor", "weight *= 1.0f", "test_cuda_attend.py"),
+    Mutation("rows of a piece that are in the next page (CUDA)", "native/cuda/decode.cu",
+             "p.first_page : p.last_page", "p.first_page : p.first_page", "test_cuda_decode.py"),
     Mutation("a word between two words (CUDA)", "native/cuda/rows.h",
              "half ? 0x5432 : 0x3210", "half ? 0x3210 : 0x3210", "test_cuda_attend.py"),
     Mutation("the warps that share a wide head (CUDA)", "native/cuda/flash.h",

@@ -242,8 +242,9 @@ class StepRun:
 
 
 def run_step(case: OpCase, x: Inputs, spec: str, n_tokens: int, n_repeat: int = 1, held: float = 1.0,
-             unvoted: float = 1.0, fill_q: bool = True, n_layer: int = 0) -> StepRun:  # fmt: skip
-    """Return what the last ``n_tokens`` rows of the case did as one ubatch of a method trained on 64 positions.
+             unvoted: float = 1.0, fill_q: bool = True, n_layer: int = 0,
+             n_ctx_train: int = 64) -> StepRun:  # fmt: skip
+    """Return what the last ``n_tokens`` rows of the case did as one ubatch of a method.
 
     Raises
     ------
@@ -259,7 +260,7 @@ def run_step(case: OpCase, x: Inputs, spec: str, n_tokens: int, n_repeat: int = 
     with _op_args(case, step, out, None, sizes) as op:
         pointers = {"op": op, "method": ffi.new("char[]", spec.encode()), "times": _pointer(times),
                     "fill_q": _pointer(x.q if fill_q else None)}  # fmt: skip
-        settings = {"n_ctx_train": 64, "held_share": held, "open_share": unvoted}
+        settings = {"n_ctx_train": n_ctx_train, "held_share": held, "open_share": unvoted}
         args = ffi.new("lctx_step_run_args *", pointers | settings)
         call(lib.lctx_step_run, args)
     by_op = [dict(zip(names, values, strict=True)) for values in (times, args.bytes, args.flops)]

@@ -127,19 +127,19 @@ void attend_tile(const lctx_attend_args & a, const plan & g, const lctx_tile & t
                  const lctx_states & st, int split) {
     w.turned.fill(a, tile);
     st.clear(lctx_round_up(tile.n_column, LCTX_VL));
-    int64_t n_block = 0;
-    if (g.n_split > 1) {
-        lctx_each_span(a, g, tile.head_kv, spans, [&](const lctx_span & span) { n_block += span.n_block(); });
+    const int64_t n_block = spans.n_block();
+    const int part_first = (int)(n_block * split / g.n_split), part_end = (int)(n_block * (split + 1) / g.n_split);
+    if (part_first == part_end) {
+        return;
     }
-    const int64_t part_first = n_block * split / g.n_split;
-    const int64_t part_end = g.n_split > 1 ? n_block * (split + 1) / g.n_split : INT64_MAX;
-    int64_t at = 0;  // blocks of the spans before
-    lctx_each_span(a, g, tile.head_kv, spans, [&](const lctx_span & span) {
-        const int64_t first = std::max<int64_t>(part_first - at, 0), end = std::min<int64_t>(part_end - at, span.n_block());
+    const int first_span = spans.span_of(part_first);
+    int at = spans.n_before[first_span];  // blocks of the spans before
+    lctx_each_span(a, g, tile.head_kv, spans, first_span, spans.span_from(part_end), [&](const lctx_span & span) {
+        const int first = std::max(part_first - at, 0), end = std::min(part_end - at, span.n_block());
         if (first < end && span.is_chunk && lctx_is_sparse(a, tile)) {
-            lctx_attend_sparse(a, tile, span, w.turned, st, w.sparse);
+            lctx_attend_sparse(a, tile, span, first, end, w.turned, st, w.sparse);
         } else if (first < end) {
-            attend_span(a, tile, span, (int)first, (int)end, w, st);
+            attend_span(a, tile, span, first, end, w, st);
         }
         at += span.n_block();
     });

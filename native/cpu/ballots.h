@@ -100,9 +100,10 @@ static inline int lctx_pick_open(const lctx_retain & r, lctx_held held, int32_t 
     return n_picked;
 }
 
-// Slots are dealt to the parts of a head's work block by block, so that each has one writer.
-static inline bool lctx_is_mine(int cell, int split, int n_split) {
-    return cell / LCTX_BLOCK % n_split == split;
+// Blocks of cells are dealt to the parts of a head's work, so that each cell has one writer: the first block from `block` on that is this
+// part's.
+static inline int lctx_first_mine(int block, int split, int n_split) {
+    return block + (split - block % n_split + n_split) % n_split;
 }
 
 // Keep the scores from before the ubatch for the sequences that vote: the part's own blocks.

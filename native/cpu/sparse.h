@@ -100,11 +100,12 @@ template <int N> static inline void lctx_sparse_columns(const lctx_attend_args &
               lctx_rows_anywhere{out}, true);
 }
 
-// The chunk of a span, ROWS rows at a time, for its readers.
-static LCTX_ALONE void lctx_attend_sparse(const lctx_attend_args & a, const lctx_tile & tile, const lctx_span & span,
+// Blocks [first, end) of the chunk of a span, ROWS rows at a time, for its readers.
+static LCTX_ALONE void lctx_attend_sparse(const lctx_attend_args & a, const lctx_tile & tile, const lctx_span & span, int first, int end,
                                           const lctx_turned & turned, const lctx_states & st, const lctx_sparse_scratch & w) {
     constexpr int N = LCTX_SPARSE_COLUMNS;
-    for (int cell = span.lo; cell < span.hi; cell += LCTX_SPARSE_ROWS) {
+    const int last_cell = span.block_hi(span.first_block() + end - 1);
+    for (int cell = span.block_lo(span.first_block() + first); cell < last_cell; cell += LCTX_SPARSE_ROWS) {
         const char *k = lctx_key_row(a.cache, cell, span.head_kv, span.seq), *v = lctx_value_row(a.cache, cell, span.head_kv, span.seq);
         lctx_unpack_rows(a.cache.k_pool.type, k, a.cache.k_pool.row_size, LCTX_SPARSE_ROWS, a.head_dim_k, w.rows, a.head_dim_k);
         lctx_unpack_rows(a.cache.v_pool.type, v, a.cache.v_pool.row_size, LCTX_SPARSE_ROWS, a.head_dim_v, w.values, st.dim_v);

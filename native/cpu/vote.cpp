@@ -1,7 +1,8 @@
 // *vote*: the queries of the batch vote for the rows that they have read, now that their LSE is known.
 //
 // A job is one KV head and every n_split-th block of its cells: a row's score has one writer, and its votes come in the order of the
-// tokens. Scores are computed once more rather than kept: a product of the queries with K, for the rows whose fate is still open.
+// tokens. What a tile of chosen chunks reads is looked up once for all its jobs, so these take tile after tile together. Scores are
+// computed once more rather than kept: a product of the queries with K, for the rows whose fate is still open.
 #include "ballots.h"
 #include "ggml-cpu-impl.h"
 #include "walk.h"
@@ -13,6 +14,10 @@ constexpr int JOBS_PER_THREAD = 4;
 // Which jobs of a KV head there are: every n_split-th block of cells.
 struct share {
     int split, n_split;
+
+    int first(int block) const { return lctx_first_mine(block, split, n_split); }
+    // Whether any of cells [lo, hi) is here.
+    bool has(int lo, int hi) const { return lo < hi && first(lo / LCTX_BLOCK) * LCTX_BLOCK < hi; }
 };
 
 // Per-thread scratch, laid out in the work buffer.
@@ -22,17 +27,13 @@ struct scratch {
     float * queries;
     float * k;  // [BLOCK][head_dim_k]
     float * rotated;
-    lctx_spans spans;
 
     static size_t n_float(const lctx_attend_args & a) {
         return (size_t)LCTX_BLOCK * LCTX_MAX_COLUMNS + lctx_ballots::n_float() + lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) +
                (size_t)a.head_dim_k * (LCTX_BLOCK + 1);
     }
-    static size_t size(const lctx_attend_args & a, const lctx_tiling & t) {
-        return GGML_PAD(n_float(a) * sizeof(float) + lctx_spans::size(a, t), LCTX_CACHE_LINE);
-    }
-    scratch(char * base, const lctx_attend_args & a, const lctx_tiling & t)
-        : s((float *)base), ballots(s + (size_t)LCTX_BLOCK * LCTX_MAX_COLUMNS), spans(s + n_float(a), t) {
+    static size_t size(const lctx_attend_args & a) { return GGML_PAD(n_float(a) * sizeof(float), LCTX_CACHE_LINE); }
+    scratch(char * base, const lctx_attend_args & a) : s((float *)base), ballots(s + (size_t)LCTX_BLOCK * LCTX_MAX_COLUMNS) {
         float * p = s + (size_t)LCTX_BLOCK * LCTX_MAX_COLUMNS + lctx_ballots::n_float();
         queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k);
         k = p, p += (size_t)LCTX_BLOCK * a.head_dim_k;
@@ -53,11 +54,9 @@ bool any_votes(const lctx_vote_args & v, int token0, int n_token) {
 template <typename F> void each_open(const lctx_vote_args & v, const lctx_span & span, int32_t border, const share & part, F && f) {
     int32_t picked[2 * LCTX_BLOCK];
     int n = 0;
-    for (int cell = span.lo, end; cell < span.hi; cell = end) {
-        end = span.block_hi(cell / LCTX_BLOCK);
-        if (lctx_is_mine(cell, part.split, part.n_split)) {
-            n += lctx_pick_open(v.retain, span.cells.held, border, cell, end - cell, picked + n);
-        }
+    for (int block = part.first(span.first_block()); block * LCTX_BLOCK < span.hi; block += part.n_split) {
+        const int cell = span.block_lo(block);
+        n += lctx_pick_open(v.retain, span.cells.held, border, cell, span.block_hi(block) - cell, picked + n);
         if (n >= LCTX_BLOCK) {
             f(picked, LCTX_BLOCK);
             n -= LCTX_BLOCK;
@@ -118,15 +117,73 @@ void vote_span(const lctx_vote_args & v, const lctx_tile & tile, const lctx_span
     });
 }
 
-// The tiles of a KV head, in the order of their tokens.
-void vote_head(const lctx_vote_args & v, const lctx_tiling & t, int head_kv, const scratch & w, const share & part) {
-    lctx_keep_scores(v.attend.cache, v.voters, v.attend.n_tokens, head_kv, part.split, part.n_split);
-    for (int i = 0; i < t.tiles_per_head(); i++) {
-        const lctx_tile tile(t, head_kv, i % t.n_head_tile, i / t.n_head_tile);
-        if (any_votes(v, tile.token0, tile.n_token)) {
-            lctx_invert(v.attend, t, tile, w.spans);
-            lctx_each_span(v.attend, t, head_kv, w.spans, [&](const lctx_span & span) { vote_span(v, tile, span, w, part); });
+lctx_tile tile_of(const lctx_tiling & t, int head_kv, int index) {
+    return {t, head_kv, index % t.n_head_tile, index / t.n_head_tile};
+}
+
+void vote_tile(const lctx_vote_args & v, const lctx_tiling & t, const lctx_tile & tile, const lctx_spans & spans, const scratch & w,
+               const share & part) {
+    for (int i = 0; i < spans.n; i++) {
+        if (part.has(spans.lo[i], spans.hi[i])) {
+            lctx_each_span(v.attend, t, tile.head_kv, spans, i, i + 1, [&](const lctx_span & span) { vote_span(v, tile, span, w, part); });
         }
+    }
+}
+
+// The tiles of a KV head, in the order of their tokens; the job looks up what they read.
+void vote_head(const lctx_vote_args & v, const lctx_tiling & t, int head_kv, const lctx_spans & spans, const scratch & w,
+               const share & part) {
+    for (int i = 0; i < t.tiles_per_head(); i++) {
+        const lctx_tile tile = tile_of(t, head_kv, i);
+        if (any_votes(v, tile.token0, tile.n_token)) {
+            lctx_invert(v.attend, t, tile, spans);
+            vote_tile(v, t, tile, spans, w, part);
+        }
+    }
+}
+
+// How the work is cut, and buffers of what tiles read.
+struct plan : lctx_tiling {
+    int n_split;    // parts of a KV head
+    bool together;  // they share what a tile reads: where nothing is chosen it has few spans
+    int n_buffer;   // one for each KV head then, else for each thread
+    size_t buffer_size;
+
+    plan(const lctx_attend_args & a, int n_thread)
+        : lctx_tiling(a),
+          n_split(n_thread > 1 ? (int)lctx_ceil_div(JOBS_PER_THREAD * n_thread, a.n_head_kv) : 1),
+          together(n_split > 1 && a.params.chunk_size > 0),
+          n_buffer(together ? a.n_head_kv : n_thread),
+          buffer_size(GGML_PAD(lctx_spans::size(a, *this), LCTX_CACHE_LINE)) {}
+    size_t size() const { return n_buffer * buffer_size; }
+    lctx_spans spans(char * buffers, int i) const { return {buffers + i * buffer_size, *this}; }
+};
+
+// f(KV head, part): the jobs of all KV heads, taken by threads as they come. Between barriers.
+template <typename F> void each_job(const ggml_compute_params * params, int n_head_kv, int n_split, F && f) {
+    for (int job = params->ith; job < n_head_kv * n_split; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        f(job / n_split, share{job % n_split, n_split});
+    }
+}
+
+// Tile after tile of all KV heads.
+void vote_together(const ggml_compute_params * params, const lctx_vote_args & v, const plan & g, const scratch & w, char * buffers) {
+    const int n_head_kv = v.attend.n_head_kv;
+    for (int i = 0; i < g.tiles_per_head(); i++) {
+        const lctx_tile first = tile_of(g, 0, i);
+        if (!any_votes(v, first.token0, first.n_token)) {
+            continue;
+        }
+        for (int head = params->ith; head < n_head_kv; head += params->nth) {
+            lctx_invert(v.attend, g, tile_of(g, head, i), g.spans(buffers, head));
+        }
+        if (params->ith == 0) {
+            ggml_threadpool_chunk_set(params->threadpool, params->nth);
+        }
+        ggml_barrier(params->threadpool);
+        each_job(params, n_head_kv, g.n_split,
+                 [&](int head, const share & part) { vote_tile(v, g, tile_of(g, head, i), g.spans(buffers, head), w, part); });
+        ggml_barrier(params->threadpool);
     }
 }
 
@@ -134,23 +191,33 @@ void vote_head(const lctx_vote_args & v, const lctx_tiling & t, int head_kv, con
 
 size_t lctx_cpu_vote_wsize(const lctx_vote_args & args, int n_tasks) {
     const lctx_attend_args & a = args.attend;
-    return LCTX_CACHE_LINE + scratch::size(a, lctx_tiling(a)) * n_tasks + (a.n_tokens + 2) * sizeof(int32_t);
+    return LCTX_CACHE_LINE + scratch::size(a) * n_tasks + plan(a, n_tasks).size() + (a.n_tokens + 2) * sizeof(int32_t);
 }
 
 void lctx_cpu_vote(const ggml_compute_params * params, const lctx_vote_args & args) {
     const lctx_attend_args & a = args.attend;
-    lctx_tiling t(a);
+    plan g(a, params->nth);
     char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
-    const scratch w(base + params->ith * scratch::size(a, t), a, t);
-    int32_t * cut = (int32_t *)(base + params->nth * scratch::size(a, t));
+    const scratch w(base + params->ith * scratch::size(a), a);
+    char * buffers = base + params->nth * scratch::size(a);
+    int32_t * cut = (int32_t *)(buffers + g.size());
     if (params->ith == 0) {
-        t.cut_tokens(a, cut);
+        g.cut_tokens(a, cut);
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
     }
     ggml_barrier(params->threadpool);
-    t.use_cut(cut);
-    const int n_split = params->nth > 1 ? (int)lctx_ceil_div(JOBS_PER_THREAD * params->nth, a.n_head_kv) : 1;
-    for (int job = params->ith; job < a.n_head_kv * n_split; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        vote_head(args, t, job / n_split, w, {job % n_split, n_split});
+    g.use_cut(cut);
+    const auto keep_scores = [&](int head, const share & part) {
+        lctx_keep_scores(a.cache, args.voters, a.n_tokens, head, part.split, part.n_split);
+    };
+    if (g.together) {
+        each_job(params, a.n_head_kv, g.n_split, keep_scores);
+        ggml_barrier(params->threadpool);  // before jobs are numbered again
+        vote_together(params, args, g, w, buffers);
+    } else {
+        each_job(params, a.n_head_kv, g.n_split, [&](int head, const share & part) {
+            keep_scores(head, part);
+            vote_head(args, g, head, g.spans(buffers, params->ith), w, part);
+        });
     }
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "columns.h"
+#include "lookups.h"
 
 #include <climits>
 
@@ -23,7 +24,8 @@ struct lctx_tiling {
     int n_head_tile;
     int max_column;  // padded to vector width
     int n_run;       // segments that are any rows, the first of a column
-    int n_bucket;    // spans: those, then chunks
+    int n_bucket;    // what spans can be: those, then chunks
+    int n_span;      // spans of a tile at most
     bool is_whole;   // chunks are read as a whole: runs are not
 
     const int32_t * token_start = nullptr;  // first token of every token tile, and the end
@@ -48,7 +50,10 @@ struct lctx_tiling {
         token_block = std::min(token_block, a.n_tokens);
         n_head_tile = (int)lctx_ceil_div(n_rep, head_block);
         max_column = lctx_round_up(head_block * token_block, LCTX_VL);
+        n_span = is_merged(head_block * token_block) ? std::min(n_bucket, n_run + head_block * token_block * (a.n_seg - n_run)) : n_bucket;
     }
+    // Lists of few columns are merged, those of many are sorted by bucket.
+    static bool is_merged(int n_column) { return n_column <= LCTX_FEW_COLUMNS; }
     // A tile ends where the sequence changes. cut: int32 [n_tokens + 2].
     void cut_tokens(const lctx_attend_args & a, int32_t * cut) const {
         lctx_cut_tokens(a.n_tokens, token_block, cut, [&](int32_t i) { return a.segs[(int64_t)i * a.n_choice * a.n_seg].seq; });
@@ -84,19 +89,32 @@ struct lctx_reader {
     int32_t angle;  // of that: segments are far apart
 };
 
-// What the columns of a tile read, ascending: readers[start[i] .. start[i + 1]) are the columns that read bucket[i], ascending.
+// What the columns of a tile read, ascending: readers[start[i] .. start[i + 1]) are the columns that read bucket[i], ascending. Parts of
+// the tile find theirs by the cells or by the running number of blocks.
 struct lctx_spans {
     int32_t & n;            // spans
-    int32_t * bucket;       // [n_bucket]
-    int32_t * start;        // [n_bucket + 1]
+    int32_t * bucket;       // [n_span]
+    int32_t * start;        // [n_span + 1]
+    int32_t *lo, *hi;       // [n_span]  cells that any column reads
+    int32_t * n_before;     // [n_span + 1]  blocks of the spans before
     lctx_reader * readers;  // [max_column * n_seg]
 
     static size_t size(const lctx_attend_args & a, const lctx_tiling & t) {
-        return (2 * (size_t)t.n_bucket + 2) * sizeof(int32_t) + (size_t)t.max_column * a.n_seg * sizeof(lctx_reader);
+        return (5 * (size_t)t.n_span + 3) * sizeof(int32_t) + (size_t)t.max_column * a.n_seg * sizeof(lctx_reader);
     }
     lctx_spans(void * base, const lctx_tiling & t)
-        : n(*(int32_t *)base), bucket(&n + 1), start(bucket + t.n_bucket), readers((lctx_reader *)(start + t.n_bucket + 1)) {}
+        : n(*(int32_t *)base),
+          bucket(&n + 1),
+          start(bucket + t.n_span),
+          lo(start + t.n_span + 1),
+          hi(lo + t.n_span),
+          n_before(hi + t.n_span),
+          readers((lctx_reader *)(n_before + t.n_span + 1)) {}
     int n_reader() const { return n > 0 ? start[n] : 0; }
+    int n_block() const { return n > 0 ? n_before[n] : 0; }
+    // The span with block number `block`, or before it where that has none; the first span from this block on.
+    int span_of(int block) const { return (int)(std::upper_bound(n_before, n_before + n + 1, block) - n_before) - 1; }
+    int span_from(int block) const { return (int)(std::lower_bound(n_before, n_before + n + 1, block) - n_before); }
 };
 
 // The queries of a tile at the few angles from which they look at chunks, rotated, transformed and scaled once:
@@ -241,10 +259,6 @@ static inline void lctx_merge_segments(const lctx_attend_args & a, const lctx_ti
     spans.start[spans.n] = n_reader;
 }
 
-static inline void lctx_invert(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile, const lctx_spans & spans) {
-    (tile.n_column <= LCTX_FEW_COLUMNS ? lctx_merge_segments : lctx_sort_segments)(a, t, tile, spans);
-}
-
 // What up to LCTX_MAX_COLUMNS readers read of a span: cells that any of them reads, and cells that all of them read.
 struct lctx_span {
     const lctx_reader * readers;
@@ -275,11 +289,18 @@ struct lctx_span {
             lo = cells.cell(row0), hi = cells.cell(row1), all_lo = cells.cell(all_row0), all_hi = cells.cell(all_row1);
         }
     }
-    // Rows [row0, row1), which all readers read as a whole.
-    lctx_span(const lctx_attend_args & a, int head_kv, const lctx_reader * readers, int n, int seq, int32_t row0, int32_t row1)
-        : readers(readers), n(n), near(false), head_kv(head_kv), seq(seq), cells(a.cache, head_kv, seq) {
-        lo = all_lo = cells.cell(row0), hi = all_hi = cells.cell(row1);
-    }
+    // Cells [lo, hi), which all readers read.
+    lctx_span(const lctx_attend_args & a, int head_kv, const lctx_reader * readers, int n, int lo, int hi)
+        : readers(readers),
+          n(n),
+          near(false),
+          head_kv(head_kv),
+          seq(a.segs[readers[0].seg].seq),
+          cells(a.cache, head_kv, seq),
+          lo(lo),
+          hi(hi),
+          all_lo(lo),
+          all_hi(hi) {}
     int first_block() const { return lo / LCTX_BLOCK; }
     int n_block() const { return lo < hi ? (int)lctx_ceil_div(hi, LCTX_BLOCK) - first_block() : 0; }
     // Slots of block b that are read.
@@ -313,21 +334,55 @@ struct lctx_span {
     }
 };
 
-// f(span) in the order of the buckets, up to LCTX_MAX_COLUMNS readers at a time.
-template <typename F>
-static inline void lctx_each_span(const lctx_attend_args & a, const lctx_tiling & t, int head_kv, const lctx_spans & spans, F && f) {
-    const int size = a.params.chunk_size, seq = spans.n_reader() > 0 ? a.segs[spans.readers[0].seg].seq : 0;
-    for (int at = 0; at < spans.n; at++) {
-        for (int i = spans.start[at], end = spans.start[at + 1]; i < end; i += LCTX_MAX_COLUMNS) {
-            const lctx_reader * readers = spans.readers + i;
-            const int n = std::min(LCTX_MAX_COLUMNS, end - i), chunk = spans.bucket[at] - t.n_run;
-            lctx_span span = chunk >= 0 && t.is_whole ? lctx_span(a, head_kv, readers, n, seq, chunk * size, (chunk + 1) * size)
+// f(readers, n) for the readers of a span, up to LCTX_MAX_COLUMNS at a time.
+template <typename F> static inline void lctx_each_readers(const lctx_spans & spans, int span, F && f) {
+    for (int i = spans.start[span], end = spans.start[span + 1]; i < end; i += LCTX_MAX_COLUMNS) {
+        f(spans.readers + i, std::min(LCTX_MAX_COLUMNS, end - i));
+    }
+}
+
+// Where the spans lie, and their blocks.
+static inline void lctx_locate(const lctx_attend_args & a, const lctx_tiling & t, int head_kv, const lctx_spans & spans) {
+    const int size = a.params.chunk_size;
+    spans.n_before[0] = 0;
+    for (int i = 0; i < spans.n; i++) {
+        int32_t &lo = spans.lo[i], &hi = spans.hi[i], n_block = 0;
+        const int chunk = spans.bucket[i] - t.n_run;
+        const bool is_whole = chunk >= 0 && t.is_whole;
+        if (is_whole) {
+            const lctx_cells cells(a.cache, head_kv, a.segs[spans.readers[0].seg].seq);
+            lo = cells.cell(chunk * size), hi = cells.cell((chunk + 1) * size);
+        } else {
+            lo = INT_MAX, hi = 0;
+        }
+        lctx_each_readers(spans, i, [&](const lctx_reader * readers, int n) {
+            const lctx_span span = is_whole ? lctx_span(a, head_kv, readers, n, lo, hi) : lctx_span(a, head_kv, readers, n);
+            lo = span.lo < span.hi ? std::min(lo, span.lo) : lo, hi = std::max(hi, span.hi);
+            n_block += span.n_block();
+        });
+        spans.n_before[i + 1] = spans.n_before[i] + n_block;
+    }
+}
+
+// What a tile reads; once for all its parts.
+static inline void lctx_invert(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile, const lctx_spans & spans) {
+    (t.is_merged(tile.n_column) ? lctx_merge_segments : lctx_sort_segments)(a, t, tile, spans);
+    lctx_locate(a, t, tile.head_kv, spans);
+    lctx_looked_up.segments += tile.n_column * a.n_seg;
+}
+
+// f(span) for spans [first, end), in the order of the buckets, up to LCTX_MAX_COLUMNS readers at a time.
+template <typename F> static inline void lctx_each_span(const lctx_attend_args & a, const lctx_tiling & t, int head_kv,
+                                                        const lctx_spans & spans, int first, int end, F && f) {
+    for (int at = first; at < end; at++) {
+        lctx_each_readers(spans, at, [&](const lctx_reader * readers, int n) {
+            const int chunk = spans.bucket[at] - t.n_run;
+            lctx_span span = chunk >= 0 && t.is_whole ? lctx_span(a, head_kv, readers, n, spans.lo[at], spans.hi[at])
                                                       : lctx_span(a, head_kv, readers, n);
             span.is_chunk = chunk >= 0;
-            if (span.is_chunk && at + 1 < spans.n) {
-                span.next = span.cells.cell((spans.bucket[at + 1] - t.n_run) * size);
-            }
+            span.next = span.is_chunk && at + 1 < spans.n && spans.lo[at + 1] < spans.hi[at + 1] ? spans.lo[at + 1] : -1;
             f(span);
-        }
+        });
     }
+    lctx_looked_up.spans += std::max(0, end - first);
 }

@@ -1,8 +1,9 @@
 // *attend* on the tensor cores: a block of threads is a tile of 16 (decode) or more (prefill) columns of one KV head, and a part of what it
 // reads. Rows become f16 in shared memory; the next rows are on their way while these are read. Parts are merged by a second kernel.
 #include "blocks.h"
-#include "flash.h"
+#include "decode.h"
 #include "hadamard.h"
+#include "parts.h"
 
 namespace {
 
@@ -41,28 +42,6 @@ template <typename S> __device__ void load_queries(const lctx_attend_args & a, c
     }
 }
 
-// Two dimensions of a result: into the output, or a part that is merged later.
-__device__ void write_result(const lctx_attend_args & a, const lctx_attend_parts & part, int split, int token, int head, int d, float m,
-                             float l, float o0, float o1) {
-    if (d >= a.head_dim_v) {
-        return;
-    }
-    const size_t at = (size_t)token * a.n_head + head;
-    if (part.n_split > 1) {
-        float * to = part.of(a, split, token, head);
-        to[2 + d] = o0, to[3 + d] = o1;
-        if (d == 0) {
-            to[0] = m, to[1] = l;
-        }
-        return;
-    }
-    const float inverse = l != 0.0f ? 1.0f / l : 0.0f;
-    a.dst[at * a.head_dim_v + d] = o0 * inverse, a.dst[at * a.head_dim_v + d + 1] = o1 * inverse;
-    if (a.lse && d == 0) {
-        a.lse[at] = l != 0.0f ? m * LCTX_LN_2 + logf(l) : -INFINITY;
-    }
-}
-
 // The states of the warps that share columns become one; thread by dimensions.
 template <typename S> __device__ void merge_warps(const lctx_attend_args & a, const lctx_cuda_tile & t, const lctx_attend_parts & part,
                                                   int split, const flash<S> & f, float * states) {
@@ -77,16 +56,9 @@ template <typename S> __device__ void merge_warps(const lctx_attend_args & a, co
     __syncthreads();
     for (int i = (int)threadIdx.x; i < t.n_column() * S::DIM / 2; i += S::THREADS) {
         const int c = i / (S::DIM / 2), d = i % (S::DIM / 2) * 2;
-        float m = -INFINITY, l = 0.0f, o0 = 0.0f, o1 = 0.0f;
-        for (int w = 0; w < S::ROW_WARPS; w++) {
-            m = fmaxf(m, states[(w * S::COLUMNS + c) * S::STATE]);
-        }
-        for (int w = 0; w < S::ROW_WARPS; w++) {
-            const float * s = states + (w * S::COLUMNS + c) * S::STATE;
-            const float factor = s[1] != 0.0f ? lctx_exp2(s[0] - m) : 0.0f;
-            l += s[1] * factor, o0 += s[2 + d] * factor, o1 += s[3 + d] * factor;
-        }
-        write_result(a, part, split, t.token(c), t.head(c), d, m, l, o0, o1);
+        const float * of_column = states + c * S::STATE;
+        const lctx_attend_state s = lctx_merge_states(of_column, S::ROW_WARPS, S::COLUMNS * S::STATE, d);
+        part.write(a, split, t.token(c), t.head(c), d, s);
     }
 }
 
@@ -228,34 +200,19 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
         const int column0 = S::column0(), dim0 = S::dim0();
         f.each_result([&](int c, int d, float m, float l, float o0, float o1) {
             if (column0 + c < t.n_column()) {
-                write_result(a, part, (int)blockIdx.z, t.token(column0 + c), t.head(column0 + c), dim0 + d, m, l, o0, o1);
+                part.write(a, (int)blockIdx.z, t.token(column0 + c), t.head(column0 + c), dim0 + d, {m, l, o0, o1});
             }
         });
     }
 }
 
-// A block of threads for a (token, head). What is NaN in a part is NaN in the result.
+// A block of threads for a (token, head).
 __global__ void merge(const lctx_attend_args a, const lctx_attend_parts part) {
     const int token = (int)blockIdx.x / a.n_head, head = (int)blockIdx.x % a.n_head;
-    float m = -INFINITY, l = 0.0f;
-    for (int split = 0; split < part.n_split; split++) {
-        m = fmaxf(m, part.of(a, split, token, head)[0]);
-    }
-    for (int split = 0; split < part.n_split; split++) {
-        const float * p = part.of(a, split, token, head);
-        l += p[1] != 0.0f ? p[1] * lctx_exp2(p[0] - m) : 0.0f;
-    }
     const size_t at = (size_t)token * a.n_head + head;
-    for (int d = (int)threadIdx.x; d < a.head_dim_v; d += (int)blockDim.x) {
-        float o = 0.0f;
-        for (int split = 0; split < part.n_split; split++) {
-            const float * p = part.of(a, split, token, head);
-            o += p[1] != 0.0f ? p[2 + d] * lctx_exp2(p[0] - m) : 0.0f;
-        }
-        a.dst[at * a.head_dim_v + d] = l != 0.0f ? o / l : 0.0f;
-    }
-    if (threadIdx.x == 0 && a.lse) {
-        a.lse[at] = l != 0.0f ? m * LCTX_LN_2 + logf(l) : -INFINITY;
+    for (int d = 2 * (int)threadIdx.x; d < a.head_dim_v; d += 2 * (int)blockDim.x) {
+        const lctx_attend_state s = lctx_merge_states(part.of(a, 0, token, head), part.n_split, lctx_attend_parts::n_float(a), d);
+        lctx_attend_parts{1, nullptr}.write(a, 0, token, head, d, s);
     }
     __syncthreads();
     if (a.params.hadamard.v != 0 && lctx_warp() == 0) {
@@ -279,11 +236,7 @@ template <typename S, bool F16> void launch(const lctx_cuda_queue & queue, const
     const lctx_attend_parts part = {n_split<S>(queue.device, a), (float *)queue.work};
     const dim3 grid(lctx_cuda_tiling(a, S::COLUMNS).n_tile(), a.n_head_kv, part.n_split);
     lctx_launch(attend<S, F16>, grid, S::THREADS, st.template n_shared<S>(), queue.stream, a, st, part);
-    if (part.n_split > 1) {
-        lctx_launch(merge, dim3(a.n_tokens * a.n_head), 64, 0, queue.stream, a, part);
-    } else if (a.params.hadamard.v != 0) {
-        lctx_launch(transform_back, dim3(a.n_tokens * a.n_head), LCTX_WARP, 0, queue.stream, a);
-    }
+    lctx_cuda_finish_attend(queue, a, part);
 }
 
 // f(shape) with the shape of these arguments.
@@ -304,13 +257,28 @@ template <typename F> void with_shape(const lctx_attend_args & a, F && f) {
 
 }  // namespace
 
+void lctx_cuda_finish_attend(const lctx_cuda_queue & queue, const lctx_attend_args & a, const lctx_attend_parts & part) {
+    const dim3 grid(a.n_tokens * a.n_head);
+    if (part.n_split > 1) {
+        lctx_launch(merge, grid, 2 * LCTX_WARP, 0, queue.stream, a, part);
+    } else if (a.params.hadamard.v != 0) {
+        lctx_launch(transform_back, grid, LCTX_WARP, 0, queue.stream, a);
+    }
+}
+
 size_t lctx_cuda_attend_wsize(const lctx_cuda_device & device, const lctx_attend_args & args) {
+    if (lctx_cuda_decodes(args)) {
+        return lctx_cuda_decode_wsize(device, args);
+    }
     int n = 1;
     with_shape(args, [&](auto s) { n = n_split<decltype(s)>(device, args); });
-    return n > 1 ? n * lctx_attend_parts::n_float(args) * sizeof(float) : 0;
+    return lctx_attend_parts::size(args, n);
 }
 
 void lctx_cuda_attend(const lctx_cuda_queue & queue, const lctx_attend_args & args) {
+    if (lctx_cuda_decodes(args)) {
+        return lctx_cuda_decode(queue, args);
+    }
     const bool f16 = args.cache.k_pool.type == GGML_TYPE_F16 && args.cache.v_pool.type == GGML_TYPE_F16;
     with_shape(args, [&](auto s) {
         using S = decltype(s);

@@ -60,16 +60,6 @@ struct lctx_attend_stages {
     }
 };
 
-struct lctx_attend_parts {
-    int n_split;
-    float * data;  // [n_split][n_tokens * n_head][m, l, o of head_dim_v] with n_split > 1
-
-    __host__ __device__ static size_t n_float(const lctx_attend_args & a) { return (size_t)a.n_tokens * a.n_head * (a.head_dim_v + 2); }
-    __device__ float * of(const lctx_attend_args & a, int split, int token, int head) const {
-        return data + split * n_float(a) + ((size_t)token * a.n_head + head) * (a.head_dim_v + 2);
-    }
-};
-
 template <typename S, bool F16> struct lctx_attend_reader {
     const lctx_attend_args & a;
     const lctx_cuda_tile & t;
@@ -159,31 +149,41 @@ template <typename S> struct lctx_attend_walker {
     lctx_cuda_walk_memory<S::COLUMNS> & m;
     lctx_cuda_share share;
     int phase = 0;
-    int n_before = 0;  // blocks of the spans before this one
+    int n_before = 0;  // blocks of the spans that were looked up; the first warp knows
 
     __device__ static int first(const lctx_cuda_span & s) { return s.lo < s.hi ? s.lo / S::ROWS : 0; }
     __device__ static int end(const lctx_cuda_span & s) { return s.lo < s.hi ? (s.hi + S::ROWS - 1) / S::ROWS : 0; }
-    // The block of this part after p; all threads call.
+    // The block of this part from `block` on.
+    __device__ int from(const lctx_cuda_span & s, int block) const { return share.next(block, s.n_before + block - first(s)); }
+    // The block of this part after p; all threads call. One barrier for a span: what it is written over, nobody reads any more.
     __device__ lctx_attend_place next(lctx_attend_place p) {
         if (p.valid) {
             const lctx_cuda_span & s = m.span[p.buffer];
-            const int block = share.next(p.block + 1, n_before + p.block + 1 - first(s));
+            const int block = from(s, p.block + 1);
             if (block < end(s)) {
                 return {p.buffer, block, true};
             }
-            n_before += end(s) - first(s);
         }
-        const int to = (p.buffer + 1) % LCTX_CUDA_SPANS;  // the span of p is still read, and the one before it
+        const int to = (p.buffer + 1) % LCTX_CUDA_SPANS;
+        if (lctx_warp() == 0) {
+            look_up(to);
+        }
+        __syncthreads();
+        const lctx_cuda_span & s = m.span[to];
+        return {to, s.valid ? from(s, first(s)) : 0, s.valid != 0};
+    }
+    // The next span with a block of this part: the others are left out without a barrier.
+    __device__ void look_up(int to) {
         for (;;) {
-            __syncthreads();  // nobody reads what is there
-            lctx_cuda_next_span(a, t, phase, m, to);
-            __syncthreads();
-            const lctx_cuda_span & s = m.span[to];
-            const int block = s.valid ? share.next(first(s), n_before) : 0;
-            if (!s.valid || block < end(s)) {
-                return {to, block, s.valid != 0};
-            }
+            lctx_cuda_span s = lctx_cuda_next_span(a, t, phase, m, to);
+            s.n_before = n_before;
             n_before += end(s) - first(s);
+            if (!s.valid || from(s, first(s)) < end(s)) {
+                if (lctx_lane() == 0) {
+                    m.span[to] = s;
+                }
+                return;
+            }
         }
     }
 };

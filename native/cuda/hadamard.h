@@ -77,19 +77,25 @@ static __device__ inline void lctx_transform_row(float * row, int dim, int block
     }
 }
 
-// The query of a token and head, times scale, turned to the position from which it looks and transformed as keys are, as a row of DIM f16
-// numbers: 0 beyond the head. The lanes of a warp together.
-template <int DIM>
-static __device__ void lctx_put_query(const lctx_attend_args & a, int token, int head, int32_t angle, float scale, uint16_t * to) {
-    constexpr int N = (DIM + LCTX_WARP - 1) / LCTX_WARP;
+// The query of a token and head, times scale, turned to the position from which it looks and transformed as keys are: element 32 i + lane
+// in x[i], 0 beyond the head. The lanes of a warp together.
+template <int N>
+static __device__ void lctx_turn_query(const lctx_attend_args & a, int token, int head, int32_t angle, float scale, float (&x)[N]) {
     const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
     const float * cs = a.angles + (size_t)angle * a.n_dims;
-    float x[N];
     lctx_unrolled<N>([&](int i) {
         const int d = i * LCTX_WARP + lctx_lane();
         x[i] = d < a.head_dim_k ? scale * lctx_rotated(q, d, cs, a.n_dims, a.params.rope_mode) : 0.0f;
     });
     lctx_transform(x, a.params.hadamard.k);
+}
+
+// The same as a row of DIM f16 numbers.
+template <int DIM>
+static __device__ void lctx_put_query(const lctx_attend_args & a, int token, int head, int32_t angle, float scale, uint16_t * to) {
+    constexpr int N = (DIM + LCTX_WARP - 1) / LCTX_WARP;
+    float x[N];
+    lctx_turn_query(a, token, head, angle, scale, x);
     lctx_unrolled<N>([&](int i) {
         const int d = i * LCTX_WARP + lctx_lane();
         if (d < DIM) {

@@ -10,8 +10,8 @@
 
 #include <climits>
 
-// How the tokens and heads are cut, by shapes only. Heads of a token share a tile where there are few columns, so that rows are read once,
-// or where they read the same; heads that choose for themselves share less than tokens that follow each other.
+// How the tokens and heads are cut, by shapes only. Heads of a token share a tile where they read the same; of those that choose for
+// themselves, which share less than tokens that follow each other, each has its own. (Of few tokens these are left to decode.cu.)
 struct lctx_cuda_tiling {
     static constexpr int FEW = 16;  // columns
 
@@ -24,7 +24,7 @@ struct lctx_cuda_tiling {
     LCTX_HD static bool is_few(const lctx_attend_args & a) { return a.n_tokens * (a.n_head / a.n_head_kv) <= FEW; }
     LCTX_HD lctx_cuda_tiling(const lctx_attend_args & a, int n_column) {
         n_rep = a.n_head / a.n_head_kv;
-        head_block = lctx_min(a.params.chunk_size > 0 && !is_few(a) ? a.n_head / a.n_choice : n_rep, n_column);
+        head_block = lctx_min(a.params.chunk_size > 0 ? a.n_head / a.n_choice : n_rep, n_column);
         token_block = lctx_max(n_column / head_block, 1);
         n_head_tile = (int)lctx_div_up(n_rep, head_block);
         n_token_tile = (int)lctx_div_up(a.n_tokens, token_block);
@@ -85,9 +85,11 @@ struct lctx_cuda_span {
     int32_t seq;
     int32_t near;
     int32_t valid;
+    int32_t n_before;  // blocks of the spans before it
 };
 
-constexpr int LCTX_CUDA_SPANS = 3;  // one is read, the next one is on its way, and the one after it is looked up
+// One may still be read by others, one is read, the next one is on its way, and the one after it is looked up.
+constexpr int LCTX_CUDA_SPANS = 4;
 
 // Shared memory of the walk.
 template <int COLUMNS> struct lctx_cuda_walk_memory {
@@ -97,15 +99,12 @@ template <int COLUMNS> struct lctx_cuda_walk_memory {
     int32_t cursor[COLUMNS];
 };
 
-// Find the next span into memory.span[to]: the first warp works, all call. Then __syncthreads before anybody reads it.
-template <int COLUMNS> static __device__ void lctx_cuda_next_span(const lctx_attend_args & a, const lctx_cuda_tile & tile, int & phase,
-                                                                  lctx_cuda_walk_memory<COLUMNS> & m, int to) {
-    if (lctx_warp() != 0) {
-        return;
-    }
+// The next span; its columns into buffer `to` of the memory. The lanes of one warp together.
+template <int COLUMNS> static __device__ lctx_cuda_span lctx_cuda_next_span(const lctx_attend_args & a, const lctx_cuda_tile & tile,
+                                                                            int & phase, lctx_cuda_walk_memory<COLUMNS> & m, int to) {
     const lctx_cuda_lists lists = {a};
     const int n_column = tile.n_column();
-    lctx_cuda_span span = {INT_MAX, 0, 0, INT_MAX, 0, 0, 0};
+    lctx_cuda_span span = {INT_MAX, 0, 0, INT_MAX, 0, 0, 0, 0};
     for (; phase < lists.n_phase() && !span.valid; phase += !span.valid) {
         int64_t key = lists.no_key();
         for (int c = lctx_lane(); c < n_column; c += LCTX_WARP) {
@@ -143,7 +142,5 @@ template <int COLUMNS> static __device__ void lctx_cuda_next_span(const lctx_att
         span.lo = lctx_warp_min(span.lo), span.hi = -lctx_warp_min(-span.hi);
         span.all_lo = -lctx_warp_min(-span.all_lo), span.all_hi = lctx_warp_min(span.all_hi);
     }
-    if (lctx_lane() == 0) {
-        m.span[to] = span;
-    }
+    return span;
 }

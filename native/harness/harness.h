@@ -156,6 +156,14 @@ typedef struct lctx_rowwise_args {
 
 int32_t lctx_rowwise_run(lctx_rowwise_args * args, char * err, size_t err_size);
 
+// What *attend* and *vote* looked at in their lists since the last call, by all threads (native/cpu/lookups.h).
+typedef struct lctx_lookups_args {
+    int64_t segments;  // result: of lists that were inverted
+    int64_t spans;     // result: that parts of tiles went through
+} lctx_lookups_args;
+
+int32_t lctx_lookups_run(lctx_lookups_args * args, char * err, size_t err_size);
+
 // What the machine can do at most, measured: each the best of a few runs with n_threads.
 typedef struct lctx_roofline_args {
     int32_t n_threads;

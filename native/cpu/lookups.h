@@ -1,0 +1,13 @@
+// How much of the lists *attend* and *vote* look at: an addition per tile or part, for tests. It must grow neither with the number of
+// threads nor with the context.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+struct lctx_lookups {
+    std::atomic<int64_t> segments{0};  // of lists that were inverted
+    std::atomic<int64_t> spans{0};     // that parts of tiles went through
+};
+
+inline lctx_lookups lctx_looked_up;

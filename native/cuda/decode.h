@@ -1,0 +1,12 @@
+// *attend* of few tokens whose heads choose for themselves.
+#pragma once
+
+#include "kernels.h"
+
+// Whether these arguments are for it.
+bool lctx_cuda_decodes(const lctx_attend_args & args);
+
+// Bytes of work buffer of lctx_cuda_decode; 0: none.
+size_t lctx_cuda_decode_wsize(const lctx_cuda_device & device, const lctx_attend_args & args);
+
+void lctx_cuda_decode(const lctx_cuda_queue & queue, const lctx_attend_args & args);
