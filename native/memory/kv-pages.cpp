@@ -219,7 +219,7 @@ void lctx_kv_store::return_rows(int32_t seq, int32_t n_then, int32_t n_now) {
     });
 }
 
-// ---- pages that lie close ----
+// ---- units that lie close ----
 
 void lctx_kv_store::init_staging() {
     if (!staging) {
@@ -242,7 +242,7 @@ void lctx_kv_store::forget_staged(int32_t seq) {
     for (int32_t head = 0; head < n_head; head++) {
         const lctx_staging r = {&data[head * staging->ne[0]], shape_.n_staged};
         for (int32_t place = 0; place < r.n_staged; place++) {
-            if (r.keys()[place] >= 0 && r.keys()[place] / table->ne[0] == seq) {
+            if (r.keys()[place] >= 0 && r.keys()[place] / staging_table->ne[0] == seq) {
                 r.keys()[place] = r.last_used()[place] = -1;
             }
         }
@@ -263,7 +263,7 @@ lctx_offload_info lctx_kv_store::offload() {
         info.n_hit += (uint32_t)r.n_hit(), info.n_miss += (uint32_t)r.n_miss(), info.n_far += (uint32_t)r.n_far();
     }
     info.device_bytes = bytes();
-    info.page_bytes = LCTX_PAGE_ROWS * (k_pool->nb[1] + v_pool->nb[1]);
+    info.unit_bytes = shape_.row_bytes() << shape_.unit_shift();
     info.n_staged = shape_.n_staged;
     return info;
 }

@@ -8,10 +8,10 @@
 
 namespace {
 
-// Pages of all heads, whose numbers are int32.
+// Pages of all heads, whose numbers are int32, as are those of staged units and those of the pool together.
 int32_t n_page(const lctx_kv_shape & shape, int32_t n_head) {
-    const int64_t n = (int64_t)shape.n_page_head * n_head;
-    if (n > INT32_MAX) {
+    const int64_t n = (int64_t)shape.n_page_head * n_head, n_unit = shape.n_staged > 0 ? n * shape.of_page() + shape.n_staged * n_head : n;
+    if (std::max(n, n_unit) > INT32_MAX) {
         throw lctx_refusal("n_ctx and n_seq_max make " + std::to_string(n) + " pages of K and V, at most " + std::to_string(INT32_MAX) +
                            " have numbers; lower them");
     }
@@ -47,11 +47,11 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
     }
     table = tensor("lctx_table", GGML_TYPE_I32, lctx_kv_shape::n_block(shape.n_ctx), n_head, shape.n_seq);
     if (shape.n_staged > 0) {
-        const int64_t n_staged = (int64_t)n_head * shape.n_staged * LCTX_PAGE_ROWS;
+        const int64_t n_staged = (int64_t)n_head * shape.n_staged << shape.unit_shift();
         k_staged = tensor("lctx_k_staged", shape.type_k, shape.head_dim_k, n_staged);
         v_staged = tensor("lctx_v_staged", shape.type_v, shape.head_dim_v, n_staged);
         staging = tensor("lctx_staging", GGML_TYPE_I32, lctx_staging::size(shape.n_staged), n_head);
-        staging_table = tensor("lctx_staging_table", GGML_TYPE_I32, table->ne[0], n_head, shape.n_seq);
+        staging_table = tensor("lctx_staging_table", GGML_TYPE_I32, table->ne[0] * shape.of_page(), n_head, shape.n_seq);
     }
     if (shape.near_rows > 0) {
         near = tensor("lctx_near", shape.type_k, shape.head_dim_k, shape.near_rows, n_head, shape.n_seq);
@@ -189,9 +189,9 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
     const auto each = [&](ggml_tensor * t, int64_t first, int64_t n) {
         return t ? ggml_view_2d(ctx, t, t->ne[0], n, t->nb[1], first * t->nb[1]) : nullptr;
     };
-    // the staged pages of the heads
-    const auto pages = [&](ggml_tensor * t) {
-        const int64_t n_row = (int64_t)shape_.n_staged * LCTX_PAGE_ROWS;
+    // the staged units of the heads
+    const auto units = [&](ggml_tensor * t) {
+        const int64_t n_row = t ? (int64_t)shape_.n_staged << shape_.unit_shift() : 0;
         return each(t, heads.first * n_row, heads.n * n_row);
     };
     const bool by_query = shape_.chunks && shape_.chunks->by_attention();
@@ -204,8 +204,8 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
             rows(open, heads.first_query, heads.n_query),
             lists(held),
             list(sums, heads.first_query, heads.n_query),
-            pages(k_staged),
-            pages(v_staged),
+            units(k_staged),
+            units(v_staged),
             each(staging, heads.first, heads.n),
             lists(staging_table),
             shape_.hadamard};
