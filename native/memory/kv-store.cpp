@@ -149,10 +149,7 @@ bool lctx_kv_store::allocate(bool dry) {
     for (const ggml_tensor * t : {table, sums, due_, budgets_, counts_, k_staged, v_staged, staging, staging_table}) {
         ok = ok && (!t || arena_->commit(at(t), at(t) + ggml_nbytes(t)));
     }
-    for (int32_t i = 0; ok && held && i < n_head * shape_.n_seq; i++) {
-        const size_t header = at(held) + held_offset(i / n_head, i % n_head, -1);
-        ok = arena_->commit(header, header + lctx_held::HEADER * sizeof(int32_t));
-    }
+    ok = ok && (!held || arena_->commit(at(held), at(held) + held_offset(0, 0, 0)));  // the headers
     const size_t n_entry = ggml_nelements(table);
     copy_.resize(is_host ? 0 : n_entry);
     table_ = is_host ? (int32_t *)table->data : copy_.data();

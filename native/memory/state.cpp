@@ -152,9 +152,10 @@ void lctx_kv_cache::take_pages(int32_t seq, int32_t n_pos, int32_t first_live, c
 // What the heads hold. Kernels trust the lists of rows: ascending, and below the end.
 void lctx_kv_cache::read_held(llama_io_read_i & io, int32_t seq) {
     const sequence & s = seqs_[seq];
+    int32_t n_run = 0;
     each_held_run(seq, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
         const auto n = (int32_t)(size / sizeof(int32_t)), n_dense = s.n_pos - s.evicted_to;
-        const auto plane = (int32_t)((offset % t->nb[1] / sizeof(int32_t) - lctx_held::HEADER) / n_ctx_);
+        const int32_t plane = n_run++ % lctx_held::PLANES;
         std::vector<int32_t> list(std::max(n, 1));
         io.read(list.data(), size);
         for (int32_t i = 0; plane == 0 && i < n; i++) {

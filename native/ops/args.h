@@ -40,10 +40,15 @@ struct lctx_near_args {
 
 // What every head of every sequence holds.
 struct lctx_held_args {
-    int32_t * data;      // nullptr: all rows
-    size_t head_stride;  // in elements
-    size_t seq_stride;
+    int32_t * data;  // of all layers (lctx_held::of); nullptr: all rows
+    int64_t n;       // heads of all sequences there
+    int32_t n_head;  // of one sequence
+    int32_t first;   // of these heads among them
     int32_t n_row_max;
+
+    LCTX_HD lctx_held of(int32_t head, int32_t seq) const {
+        return lctx_held::of(data, n, (int64_t)seq * n_head + first + head, n_row_max);
+    }
 };
 
 // The rows of one layer.

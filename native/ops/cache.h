@@ -8,8 +8,7 @@ struct lctx_cells {
     lctx_held held;
 
     LCTX_HD lctx_cells(const lctx_cache_args & cache, int32_t head, int32_t seq)
-        : held{cache.held.data ? cache.held.data + head * cache.held.head_stride + seq * cache.held.seq_stride : nullptr,
-               cache.held.n_row_max} {}
+        : held(cache.held.data ? cache.held.of(head, seq) : lctx_held{}) {}
     LCTX_HD bool all() const { return !held.data; }
     // The first cell whose row is not before `row`.
     LCTX_HD int32_t cell(int32_t row) const { return all() ? row : held.cell(row); }

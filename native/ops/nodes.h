@@ -35,8 +35,11 @@ inline lctx_held_args lctx_held_of(const ggml_tensor * held) {
     if (!held) {
         return {};
     }
-    const auto n_row_max = (int32_t)((held->ne[0] - lctx_held::HEADER) / lctx_held::PLANES);
-    return {(int32_t *)held->data, held->nb[1] / sizeof(int32_t), held->nb[2] / sizeof(int32_t), n_row_max};
+    // the view of a layer says which heads are its own: what it has of each is in two places
+    const ggml_tensor * all = held->view_src ? held->view_src : held;
+    const size_t first = ((const char *)held->data - (const char *)all->data) / held->nb[1];
+    return {(int32_t *)all->data, all->ne[1] * all->ne[2], (int32_t)all->ne[1], (int32_t)first,
+            (int32_t)((held->ne[0] - lctx_held::HEADER) / lctx_held::PLANES)};
 }
 
 inline lctx_angles_args lctx_angles_args_of(ggml_tensor * dst) {

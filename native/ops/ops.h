@@ -186,7 +186,8 @@ ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * f
 //   rows:    I32 [4, n_tokens]                       lctx_row
 //   angles:  F32 [n_dims, *]
 //   near:    as k_pool [head_dim_k, near_rows, n_head_kv, n_seq] or NULL: keys once more, in row % near_rows
-//   held:    I32 [lctx_held::size, n_head_kv, n_seq] or NULL: heads evict, the new rows are written down there
+//   held:    I32 [lctx_held::size, n_head_kv, n_seq], or a view of these heads in a larger one (lctx_held says where what is), or NULL:
+//            heads evict, the new rows are written down there
 //   staged_chunk: > 0: the pools are the staged units of chunks of this size and the table is theirs: other rows are left out
 //   result:  view of k_pool; what reads the pools takes it as its source
 ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
