@@ -362,6 +362,8 @@ typedef struct lctx_work {
     int64_t n_evict;      // evaluations of the graph that evicts, which is built once
     int64_t n_table;      // entries of block tables that were read or written
     int64_t input_bytes;  // written into the inputs of graphs for positions, rows, segments and voters
+    int64_t n_wait;       // times that a device was waited for: not by llama.cpp, and not on the CPU
+    int64_t n_sent;       // copies of rows and lists to a device, as of a state that is restored
 } lctx_work;
 
 // LCTX_INVALID when the context runs without a method.

@@ -28,12 +28,13 @@ void lctx_kv_store::set_entry(size_t i, int32_t page) {
     }
 }
 
-// Entries that follow each other go together, and the same of heads that follow each other in one call.
+// Entries that follow each other go together, and the same of heads that follow each other in one call. Graphs that run read what was
+// there, those that follow what comes: nobody waits.
 void lctx_kv_store::upload_table() {
     if (changed_.empty()) {
         return;
     }
-    wait();
+    is_idle_ = false;
     std::sort(changed_.begin(), changed_.end());
     changed_.erase(std::unique(changed_.begin(), changed_.end()), changed_.end());
     const size_t n = changed_.size(), row = table->ne[0], size = sizeof(int32_t);
@@ -49,7 +50,7 @@ void lctx_kv_store::upload_table() {
         while (is_alike(i + n_head_alike * len, first + n_head_alike * row)) {
             n_head_alike++;
         }
-        ggml_backend_tensor_set_2d(table, table_ + first, first * size, len * size, n_head_alike, row * size, row * size);
+        ggml_backend_tensor_set_2d_async(backend_, table, table_ + first, first * size, len * size, n_head_alike, row * size, row * size);
         i += n_head_alike * len;
     }
     changed_.clear();

@@ -8,6 +8,8 @@
 
 namespace {
 
+constexpr int64_t LANDING = 8 << 20;  // bytes that go to a device together
+
 // Pages of all heads, whose numbers are int32, as are those of staged units and those of the pool together.
 int32_t n_page(const lctx_kv_shape & shape, int32_t n_head) {
     const int64_t n = (int64_t)shape.n_page_head * n_head, n_unit = shape.n_staged > 0 ? n * shape.of_page() + shape.n_staged * n_head : n;
@@ -66,6 +68,9 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
         if (c->by_attention()) {
             open = tensor("lctx_open", GGML_TYPE_F32, shape.head_dim_k, 2 * c->chunk_size, n_query_head, shape.n_seq);
         }
+    }
+    if (!is_host) {
+        landing_ = tensor("lctx_landing", GGML_TYPE_I8, LANDING, 1);
     }
     if (shape.retain) {
         held = tensor("lctx_held", GGML_TYPE_I32, lctx_held::size(shape.n_ctx), n_head, shape.n_seq);
@@ -214,6 +219,7 @@ void lctx_kv_store::wait() {
     run_copies();
     if (!is_host && !is_idle_) {
         ggml_backend_synchronize(backend_);
+        work_.n_wait++;
         is_idle_ = true;
     }
 }
@@ -231,7 +237,20 @@ void lctx_kv_store::read(const ggml_tensor * t, size_t offset, void * data, size
 
 void lctx_kv_store::write(ggml_tensor * t, size_t offset, const void * data, size_t size) {
     wait();
+    work_.n_sent += !is_host;
     ggml_backend_tensor_set(t, data, offset, size);
+}
+
+void lctx_kv_store::land(ggml_tensor * t, size_t offset, const void * data, size_t size) {
+    constexpr size_t MOST = LANDING;
+    if (!landing_ || !backend_ || is_far(t) || size == 0 || size > MOST || !arena_->commit(at(landing_), at(landing_) + MOST)) {
+        return write(t, offset, data, size);
+    }
+    if (landed_.size() + size > MOST) {
+        run_copies();
+    }
+    copies_.push_back({at(landing_) + landed_.size(), at(t) + offset, size});
+    landed_.insert(landed_.end(), (const uint8_t *)data, (const uint8_t *)data + size);
 }
 
 void lctx_kv_store::copy(ggml_tensor * t, size_t from, size_t to, size_t size) {
@@ -260,6 +279,11 @@ void lctx_add_node(ggml_cgraph * graph, ggml_tensor * node) {
 // One graph for many copies: the device does not answer each of them.
 void lctx_kv_store::run_copies() {
     constexpr size_t MOST = 4096;
+    if (!landed_.empty()) {
+        ggml_backend_tensor_set(landing_, landed_.data(), 0, landed_.size());
+        work_.n_sent++;
+        landed_.clear();
+    }
     char * base = copies_.empty() ? nullptr : (char *)ggml_backend_buffer_get_base(arena_->buffer());
     for (size_t first = 0; first < copies_.size(); first += MOST) {
         const size_t n = std::min(MOST, copies_.size() - first);

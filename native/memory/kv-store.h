@@ -2,7 +2,7 @@
 //
 // The host has page numbers and counts, the device has the rows. Nothing of a device is read or written but through here: on the CPU
 // at once, elsewhere after the graphs that were started there (wait()). What one row after the other needs makes nobody wait: page
-// tables go out when a page is taken, counts come back after an eviction.
+// tables go out in the order of the graphs when a page is taken, counts come back after an eviction.
 #pragma once
 
 #include "../lctx.h"
@@ -120,9 +120,11 @@ class lctx_kv_store {
     std::string commit_rows(int32_t seq, int32_t n_now, int32_t n_then);
     void return_rows(int32_t seq, int32_t n_then, int32_t n_now);
 
-    // Host and device. Copies are done together, before anything else happens there.
+    // Host and device. What lands and copies are done together, before anything else happens there.
     void read(const ggml_tensor * t, size_t offset, void * data, size_t size);
     void write(ggml_tensor * t, size_t offset, const void * data, size_t size);
+    // As write, for runs of a state: they cross to the device together, and go to their places there.
+    void land(ggml_tensor * t, size_t offset, const void * data, size_t size);
     void copy(ggml_tensor * t, size_t from, size_t to, size_t size);
     // Until nothing is running there.
     void wait();
@@ -229,7 +231,9 @@ class lctx_kv_store {
     std::vector<int32_t> gone_;    // [n_seq][n_head] rows evicted
     std::vector<int32_t> budget_;  // [n_seq][n_head]
     std::vector<copied> copies_;   // not done yet
+    std::vector<uint8_t> landed_;  // what goes to landing_ before them
 
+    ggml_tensor * landing_ = nullptr;  // of a device: what the host writes is copied to its places from here
     ggml_tensor * due_ = nullptr;      // [n_seq]
     ggml_tensor * budgets_ = nullptr;  // [n_head, n_seq], where heads have budgets of their own
     ggml_tensor * counts_ = nullptr;   // [1, n_head, n_seq] rows evicted, as the device counts

@@ -167,7 +167,7 @@ void lctx_kv_cache::read_held(llama_io_read_i & io, int32_t seq) {
         const int32_t n_score = plane == 1 ? n : plane == 2 && s.undo_from >= 0 ? n - (s.n_pos - s.undo_from) : 0;
         require(std::all_of(list.begin(), list.begin() + n_score, [&](int32_t score) { return is_score(score, s.voted_to); }),
                 "it has scores that no query gives");
-        store.write(t, offset, list.data(), size);
+        store.land(t, offset, list.data(), size);
     });
     for (const auto & store : stores_) {
         if (store->held) {
@@ -252,7 +252,7 @@ void lctx_kv_cache::read_sequence(llama_io_read_i & io, int32_t seq) {
         rows.resize(size);
         io.read(rows.data(), size);
         require(ggml_validate_row_data(t->type, rows.data(), size), "it holds numbers that are not finite");
-        store.write(t, offset, rows.data(), size);
+        store.land(t, offset, rows.data(), size);
     };
     each_run(seq, read);
     read_held(io, seq);
