@@ -1,9 +1,9 @@
-"""How often a token finds its pages on the device when K and V lie in memory of the host, and what it moves.
+"""How often a token finds its chunks on the device when K and V lie in memory of the host, and what it moves.
 
     python bench/offload.py --tokens 8192,32768 --slots 1,1.5,2,4
 
-A text is evaluated, then tokens are decoded, with room on the device for so many times the pages that a token may
-read. Without a GPU the CPU stands for both sides: what is counted is the same, the time is not.
+A text is evaluated, then tokens are decoded, with room on the device for so many times what a query
+chooses at most. Without a GPU the CPU stands for both sides: what is counted is the same, the time is not.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def arguments() -> argparse.Namespace:
     add("--text", type=Path, help="a novel, for instance; default: the sentences of the pass-key test")
     add("--tokens", type=int_list, default="8192,32768")
     add("--decode", type=int, default=64)
-    add("--slots", default="1,1.5,2,4", help="room, in pages that a token may read")
+    add("--slots", default="1,1.5,2,4", help="room, in multiples of what a query chooses at most")
     add("--kv", default="f16")
     add("--threads", type=int)
     add("-ngl", "--gpu-layers", type=int, default=0)
@@ -51,7 +51,7 @@ def measure(args: argparse.Namespace, n: int, slots: float | None) -> list[str]:
             pass
         seconds, usage, held = time.perf_counter() - start, llm.offload_usage(), llm.kv_usage().bytes
     hits, misses, far = (getattr(usage, name) - getattr(before, name) for name in ("hits", "misses", "far"))
-    moved = (misses + far) * usage.page_bytes / args.decode
+    moved = (misses + far) * usage.unit_bytes / args.decode
     rate = f"{100 * hits / (hits + misses + far):.1f} %" if hits + misses + far else ""
     there = usage.device_bytes if usage.staged else held
     sizes = [f"{held / MIB:.1f}", f"{there / MIB:.1f}", f"{100 * there / held:.0f} %"]
@@ -66,10 +66,10 @@ def measure(args: argparse.Namespace, n: int, slots: float | None) -> list[str]:
 
 
 def room(args: argparse.Namespace, options: dict, slots: float) -> int:
-    """MiB for so many times what a token may read, of which the library takes twice when it is not told."""
+    """MiB for so many times what a query of every head chooses at most."""
     with Llama(model_file(args.model), method=args.method, **options, kv_offload="host") as llm:
         usage, heads = llm.offload_usage(), llm.kv_usage().rows.size
-        return int(slots * usage.staged / 2 * usage.page_bytes * heads / MIB) + 1
+        return int(slots * usage.chosen * usage.unit_bytes * heads / MIB) + 1
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 18 };
+enum { LCTX_ABI_VERSION = 19 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -338,14 +338,16 @@ typedef struct lctx_kv_info {
 // rows held per layer and KV head. LCTX_INVALID when the context runs without a method.
 int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows);
 
-// Pages with kv_offload; counts are of all layers and heads, since the context was created.
+// Units of rows with kv_offload: chunks where these divide 64 rows, else 64 rows. Counts are of all layers and heads, since the context was
+// created.
 typedef struct lctx_offload_info {
-    uint64_t n_hit;   // pages that lay on the device when they were wanted
-    uint64_t n_miss;  // pages that were brought
-    uint64_t n_far;   // pages that were read where they are: more were wanted at once than fit
+    uint64_t n_hit;   // units that lay on the device when they were wanted
+    uint64_t n_miss;  // units that were brought
+    uint64_t n_far;   // units that were read where they are: more were wanted at once than fit
     uint64_t device_bytes;
-    uint64_t page_bytes;  // of one page
-    int32_t n_staged;     // pages of a head on the device; 0: no kv_offload
+    uint64_t unit_bytes;  // of one unit: K and V of one head
+    int32_t n_staged;     // units of a head on the device; 0: no kv_offload
+    int32_t n_chosen;     // units of a head that one query reads at most where it chooses
 } lctx_offload_info;
 
 int32_t lctx_offload_usage(const lctx_context * ctx, lctx_offload_info * info);
@@ -361,6 +363,8 @@ typedef struct lctx_work {
     int64_t n_evict;      // evaluations of the graph that evicts, which is built once
     int64_t n_table;      // entries of block tables that were read or written
     int64_t input_bytes;  // written into the inputs of graphs for positions, rows, segments and voters
+    int64_t n_wait;       // times that a device was waited for: not by llama.cpp, and not on the CPU
+    int64_t n_sent;       // copies of rows and lists to a device, as of a state that is restored
 } lctx_work;
 
 // LCTX_INVALID when the context runs without a method.

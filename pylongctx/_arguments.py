@@ -157,7 +157,7 @@ def store_settings(given: Mapping[str, Any], otherwise: int) -> tuple[str, int] 
 
 
 def kv_offload(where: str | None, mib: int | None) -> int:
-    """Return the bytes of the devices for pages of K and V that lie in memory of the host; 0 for no offload."""
+    """Return the bytes of the devices for rows of K and V that lie in memory of the host; 0 for no offload."""
     if where not in (None, "host"):
         raise ValueError(f"kv_offload must be 'host' or None, not {where!r}")
     if where is None:

@@ -128,10 +128,11 @@ class Llama(ReadingCompleter):
     kv_store_limit : int or None
         Most bytes of its files; what was used least recently leaves. None: 20 GiB.
     kv_offload : "host" or None
-        "host": K and V lie in memory of the host, the pages that the heads choose are brought to the device, the least
+        "host": K and V lie in memory of the host, the chunks that the heads choose are brought to the device, the least
         recently read ones making place. For longheads without an eviction rule.
     kv_offload_mib : int or None
-        MiB of the devices for these pages; None: twice what a token reads. ``offload_usage()`` tells how it goes.
+        MiB of the devices for these chunks; None: twice what a query chooses, and at least what one reads before
+        queries choose. ``offload_usage()`` counts hits.
     rpc_servers : str or None
         "host:port,host:port" of machines that run ``pylongctx rpc-server``: their devices are used as if they were
         here. A server that goes away while it is used ends this process, as in llama.cpp. For trusted networks only.
@@ -384,7 +385,7 @@ class Llama(ReadingCompleter):
         return self.session.context.kv_usage()
 
     def offload_usage(self) -> OffloadUsage:
-        """Return how the pages of ``kv_offload="host"`` were read since the model was loaded."""
+        """Return how the rows of ``kv_offload="host"`` were read since the model was loaded."""
         return self.session.context.offload_usage()
 
     def kv_store_usage(self) -> StoreUsage:

@@ -153,15 +153,23 @@ def test_sequences_in_one_tile(emulated, open_session, tokens):
 
 
 @pytest.mark.parametrize("name", ["longheads-minmax", "longheads-keys", "longheads-selfextend"])
-def test_pages_in_memory_of_the_host(open_session, tokens, name):
-    """The kernels of *fetch* and of rows that are left out: the same answers with and without."""
+def test_rows_in_memory_of_the_host(open_session, tokens, name):
+    """The kernels of *fetch* and of rows that are left out: the same answers without, and with much or little room."""
     sizes = {"n_ctx": 320, "n_batch": 64, "n_ubatch": 32, "n_threads": 1, "n_threads_batch": 1, "n_seq_max": 2}
-    answers = []
-    for offload in (0, 2**64 - 1):
+    n_units, n_heads, least = 16, 2 * 2, 3 * 4  # that are read, of the model, that are asked for
+    answers, room = [], 2**64 - 1
+    for offload in (0, room, None):
+        offload = room if offload is None else offload
         session = open_session("llama", SPECS[name], kv_offload=offload, **sizes)
-        answers.append(session.decode(tokens[:250], 50))
-    info = session.ffi.new("lctx_offload_info *")
-    assert session.lib.lctx_offload_usage(session.ctx, info) == session.lib.LCTX_OK
-    assert info.n_hit > 0
-    assert info.n_miss > 0
-    np.testing.assert_array_equal(*answers)
+        answers.append(np.concatenate([session.decode(tokens[:192], 32), session.decode(tokens[192:250], 1)]))
+        info = session.ffi.new("lctx_offload_info *")
+        assert session.lib.lctx_offload_usage(session.ctx, info) == session.lib.LCTX_OK
+        if offload == 2**64 - 1:
+            counts = info.n_hit + info.n_miss
+            assert (info.n_miss, info.n_far) == (n_heads * n_units, 0)
+            room = least * n_heads * info.unit_bytes
+    assert info.n_staged == least
+    assert info.n_hit + info.n_miss + info.n_far == counts
+    assert min(info.n_hit, info.n_miss - n_heads * n_units, info.n_far) > 0
+    np.testing.assert_array_equal(answers[1], answers[0])
+    np.testing.assert_array_equal(answers[2], answers[0])

@@ -172,6 +172,48 @@ def test_one_graph_serves_all_tokens(start, lib, ffi, tokens):
     assert work.n_built == 1
 
 
+@pytest.fixture
+def work(ffi, lib):
+    """Return a function from a session to what its host has done."""
+
+    def work(session):
+        counts = ffi.new("lctx_work *")
+        assert lib.lctx_context_work(session.ctx, counts) == lib.LCTX_OK
+        return counts
+
+    return work
+
+
+@pytest.mark.parametrize("spec", ["full", SPECS["longheads-keys"]])
+def test_a_new_page_makes_nobody_wait(start, work, tokens, spec):
+    """Its entry goes out between two graphs, in their order."""
+    session, here = start(spec, "all"), start(spec, "cpu")
+    want = [here.decode(tokens[:60], 30), here.decode(tokens[60:140], 1)]
+    got = [session.decode(tokens[:60], 30)]
+    before = work(session)
+    got.append(session.decode(tokens[60:140], 1))
+    after = work(session)
+    assert after.n_table > before.n_table
+    assert after.n_wait == before.n_wait
+    assert_same(np.concatenate(got), np.concatenate(want), TOLERANCE)
+
+
+def test_the_rows_of_a_state_go_together(start, work, tokens):
+    """A hundred pages in one copy, and not one by one."""
+    session, other = start("full", "cpu"), start("full", "all")
+    session.decode(tokens[:125], 41)
+    state = session.save(0)
+    sent = []
+    for seq in range(3):
+        before = work(other).n_sent
+        assert other.restore(state, seq), other.error
+        other.decode_mixed([(seq, tokens[125])])
+        sent.append(work(other).n_sent - before)
+    assert sent == [1, 1, 1]
+    want = session.decode(tokens[125:140], 15)[1:]
+    assert_same(other.decode_mixed([(2, t) for t in tokens[126:140]]), want, TOLERANCE)
+
+
 def test_contexts_come_and_go(start, tokens):
     """A context goes on while others on the same server are created, run and freed."""
     want = start("full", "cpu").decode(tokens[:40], 1)

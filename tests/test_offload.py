@@ -1,10 +1,12 @@
-"""Pages in memory of the host: the same logits whatever lies on the device; the CPU stands for both sides."""
+"""Rows in memory of the host: the same logits whatever lies on the device; the CPU stands for both sides."""
 
 import numpy as np
 import pytest
 from cases import SPECS
 from llamas import TEXT, new
+from tiny_gguf import Shape, sparse_model
 
+from pylongctx._plan import Plan
 from pylongctx.engine.context import OffloadUsage
 from pylongctx.errors import InvalidInput
 from pylongctx.models import embedded_model
@@ -12,25 +14,27 @@ from pylongctx.models import embedded_model
 METHODS = ["longheads-minmax", "longheads-attention", "longheads-keys", "longheads-selfextend"]
 SIZES = {"n_ctx": 320, "n_batch": 64, "n_ubatch": 32, "n_threads": 2, "n_threads_batch": 2, "n_seq_max": 2}
 N = 250
-BLOCKS = 4  # of 64 rows
+PAGES = 4  # of 64 rows
+UNITS = 4  # of 16 rows, of a page
 HEADS = 2 * 2  # KV heads of all layers of the tiny model
+ROW_BYTES = 2 * 4 * 64  # of K and V of a head of the embedded model
 
 
 @pytest.fixture
 def start(open_session):
-    """Return a function that opens a session with so many pages per head on the device; None: no offload."""
+    """Return a function that opens a session with so many units per head on the device; None: no offload."""
 
     def start(spec, n_staged, **params):
-        offload = {} if n_staged is None else {"kv_offload": n_staged * page_bytes(open_session, spec)}
+        offload = {} if n_staged is None else {"kv_offload": n_staged * unit_bytes(open_session, spec)}
         return open_session("llama", spec, **SIZES | params | offload)
 
     return start
 
 
-def page_bytes(open_session, spec) -> int:
-    """Bytes of one page of all heads, as the library counts them."""
+def unit_bytes(open_session, spec) -> int:
+    """Bytes of one unit of all heads, as the library counts them."""
     session = open_session("llama", spec, **SIZES | {"kv_offload": 2**64 - 1})
-    return usage(session).page_bytes * HEADS
+    return usage(session).unit_bytes * HEADS
 
 
 def usage(session):
@@ -40,16 +44,17 @@ def usage(session):
 
 
 def least_staged(start, spec) -> int:
-    """The smallest number of pages that is accepted."""
+    """The smallest number of units that is accepted."""
     for n in range(1, 64):
         try:
-            start(spec, n)
+            session = start(spec, n)
         except ValueError as refusal:
-            assert "does not" not in str(refusal)
+            assert "every token reads" in str(refusal)
             assert "do not fit into" in str(refusal)
             continue
+        assert usage(session).n_staged == n
         return n
-    raise AssertionError("no number of pages is accepted")
+    raise AssertionError("no number of units is accepted")
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -57,19 +62,20 @@ def least_staged(start, spec) -> int:
 def test_the_same_logits(start, tokens, name, step):
     spec = SPECS[name]
     want = start(spec, None).decode(tokens[:N], step)
-    for n_staged in (least_staged(start, spec), 5 * 64):
+    least = least_staged(start, spec)
+    for n_staged in (least, least + 3, 5 * 64):
         session = start(spec, n_staged)
         np.testing.assert_array_equal(session.decode(tokens[:N], step), want)
 
 
-def test_every_page_is_counted(start, tokens):
+def test_every_unit_is_counted(start, tokens):
     spec = SPECS["longheads-minmax"]
     roomy = start(spec, 64)
     roomy.decode(tokens[:N], 1)
     u = usage(roomy)
-    assert u.n_staged == 2 * 5  # no more than two sequences of 320 rows have
+    assert u.n_staged == 2 * 5 * UNITS  # no more than two sequences of 320 rows have
     assert u.n_far == 0
-    assert u.n_miss == HEADS * BLOCKS  # each page once: it stays
+    assert u.n_miss == HEADS * PAGES * UNITS  # each unit once, since runs bring whole pages: it stays
     tight = start(spec, least_staged(start, spec))
     tight.decode(tokens[:N], 1)
     v = usage(tight)
@@ -77,8 +83,8 @@ def test_every_page_is_counted(start, tokens):
     assert v.n_miss + v.n_far >= u.n_miss
 
 
-def test_more_pages_than_fit_are_read_where_they_are():
-    """A ubatch of a prompt reads more pages than a token."""
+def test_more_than_fits_is_read_where_it_is():
+    """A ubatch of a prompt reads more than a token."""
     logits = []
     for budget in ({}, {"kv_offload": "host"}):
         with new(embedded_model(), method="longheads", n_ctx=4096, n_batch=512, n_ubatch=512, **budget) as llm:
@@ -121,8 +127,12 @@ def test_a_context_of_llama_cpp_is_refused(open_session):
 
 
 def test_too_little_names_what_is_needed():
-    with pytest.raises(InvalidInput, match=r"reads \d+ MiB of pages, which do not fit into 1 MiB of the device"):
-        new(embedded_model(), method="longheads", n_ctx=8192, kv_offload="host", kv_offload_mib=1)
+    spec, message = (
+        "longheads,window=512,n_recent=29",
+        r"every token reads \d+ MiB of rows, which do not fit into 1 MiB",
+    )
+    with pytest.raises(InvalidInput, match=message):
+        new(embedded_model(), method=spec, n_ctx=8192, kv_offload="host", kv_offload_mib=1)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +160,60 @@ def test_python():
         got = llm.offload_usage()
         assert 0 < got.hit_rate <= 1
         assert got.hits > want.hits
-        assert got.bytes_moved == (got.misses + got.far) * got.page_bytes
+        assert got.bytes_moved == (got.misses + got.far) * got.unit_bytes
     with new(embedded_model(), method="longheads", n_ctx=4096) as plain:
-        assert plain.offload_usage() == OffloadUsage(0, 0, 0, 0, 0, 0)
+        assert plain.offload_usage() == OffloadUsage(0, 0, 0, 0, 0, 0, 0)
+
+
+# ---- what it takes ----
+
+LLAMA_8B = {"n_vocab": 128256, "n_embd": 4096, "n_layer": 32, "n_head": 32, "n_head_kv": 8, "n_ff": 14336}
+GIB = 2**30
+
+
+@pytest.fixture
+def llama_8b(tmp_path):
+    """Return a function from the room on the device to the bytes of K and V there, at 131072 tokens of Llama-3.1-8B."""
+    path = sparse_model(tmp_path / "8b.gguf", Shape(**LLAMA_8B, n_ctx_train=131072))
+    with Plan(str(path), {"n_gpu_layers": 0}, {"n_ctx": 131072}, "longheads") as plan:
+        size = plan.sizes()[0]
+        whole = size.k + size.v
+        assert whole == 16 * GIB
+
+        def there(room: int, method: str = "longheads") -> int:
+            size = plan.sizes(method=method, kv_offload=room)[0]
+            return size.k + size.v - whole  # the host has all of them beside these
+
+        yield there
+
+
+def test_the_memory_that_is_given_is_enough(llama_8b):
+    """The example of docs/gpu.md."""
+    assert llama_8b(GIB) == GIB
+    assert llama_8b(GIB, "longheads,window=4096") == GIB
+    with pytest.raises(InvalidInput, match=r"every token reads \d\d MiB of rows, which do not fit into 8 MiB"):
+        llama_8b(8 << 20)
+
+
+def test_without_a_number_it_is_a_part_of_the_cache(llama_8b):
+    """Inside the trained context: what is read before heads choose, three windows, or twice what one chooses."""
+    assert llama_8b(2**64 - 1) == 6 * GIB
+    assert GIB <= llama_8b(2**64 - 1, "longheads,window=4096") < 1.1 * GIB
+
+
+@pytest.mark.parametrize("chunk_size", [16, 32, 48, 64, 128])
+def test_chunks_of_any_size(open_file, embedded_model, chunk_size):
+    """Units are chunks where these divide 64, else pages."""
+    spec = f"longheads,chunk_size={chunk_size},window={min(512, 8 * chunk_size)},n_recent=1"
+    sizes = {"n_ctx": 1024, "n_batch": 128, "n_ubatch": 128, "n_threads": 2, "n_threads_batch": 2}
+    tokens = np.random.default_rng(chunk_size).integers(5, 500, 900).tolist()
+    plain = open_file(embedded_model, spec, **sizes)
+    assert (
+        plain.lib.lctx_trace_start(plain.ctx, 0, 0, 1) == plain.lib.LCTX_OK
+    )  # its graphs choose too where all is read
+    staged = open_file(embedded_model, spec, **sizes, kv_offload=2**64 - 1)
+    for part, step in ((tokens[:830], 128), (tokens[830:], 1)):
+        np.testing.assert_array_equal(staged.decode(part, step), plain.decode(part, step))
+    u = usage(staged)
+    assert u.unit_bytes == (chunk_size if 64 % chunk_size == 0 else 64) * ROW_BYTES
+    assert u.n_hit > 10 * u.n_miss > 0

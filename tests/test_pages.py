@@ -444,3 +444,18 @@ def test_held_pages_make_way(bound, monkeypatch, tokens):
     (fine_bytes, want), (n_bytes, got) = runs.values()
     assert fine_bytes == n_bytes
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "spec", ["corm,window=8,recent=16,evict_every=16", "tova,budget=70,heads=adaptive,evict_every=8"]
+)
+def test_a_sequence_without_rows_takes_no_memory(open_session, monkeypatch, tokens, spec):
+    """Where 2 MiB are given together, as on an NVIDIA GPU, lists of 131072 rows are 1.5 MiB apart: 384 MiB in all."""
+    grain = 2 << 20
+    monkeypatch.setenv("LCTX_STRICT_ARENA", str(grain))
+    session = open_session("llama", spec, n_ctx=1 << 17, n_batch=64, n_ubatch=64, n_seq_max=64)
+    fresh = kv_usage(session)[0].mapped_bytes
+    assert 0 < fresh <= 5 * grain  # tables, headers, counts, budgets, and what is due
+    session.decode_mixed([(3, t) for t in tokens[:16]])
+    n_lists, n_pools = 4, 2  # the lists of one sequence are 6 MiB; K and V
+    assert fresh < kv_usage(session)[0].mapped_bytes <= fresh + (n_lists + n_pools) * grain

@@ -1,4 +1,4 @@
-// *fetch*: bring the pages that the batch reads close, the least recently read ones making place.
+// *fetch*: bring the units that the batch reads close, the least recently read ones making place.
 #include "../ops/cache.h"
 #include "ggml-cpu-impl.h"
 #include "kernels.h"
@@ -7,82 +7,125 @@
 
 namespace {
 
-// Pages of a head that the batch reads, by key.
-size_t n_key(const lctx_fetch_args & a) {
-    return (size_t)a.n_seq * a.n_page_max;
+enum want : char { NOT, ALONE, WITH_PAGE };
+
+struct head {
+    const lctx_fetch_args & a;
+    int32_t index;
+    want * wanted;    // [n_key]
+    int32_t * order;  // [n_staged]
+    lctx_staging r = a.staging_of(index);
+};
+
+size_t wanted_size(const lctx_fetch_args & a) {
+    return GGML_PAD((size_t)a.n_key(), sizeof(int32_t));
 }
 
-void mark_pages(const lctx_fetch_args & a, int head_kv, char * wanted) {
+size_t scratch_size(const lctx_fetch_args & a) {
+    return wanted_size(a) + a.params.n_staged * sizeof(int32_t);
+}
+
+void mark(const head & h) {
+    const lctx_fetch_args & a = h.a;
     const int n_choice = a.n_choice / a.n_head_kv;
-    std::fill_n(wanted, n_key(a), 0);
-    for (int token = 0; token < a.n_tokens; token++) {
-        const lctx_segment * segs = a.segs + ((int64_t)token * a.n_choice + head_kv * n_choice) * a.n_seg;
-        for (int i = 0; i < n_choice * a.n_seg; i++) {
-            for (int block = segs[i].row0 / LCTX_PAGE_ROWS; block * LCTX_PAGE_ROWS < segs[i].row1 && segs[i].row0 < segs[i].row1; block++) {
-                wanted[(size_t)segs[i].seq * a.n_page_max + block] = 1;
+    std::fill_n(h.wanted, a.n_key(), NOT);
+    for (int64_t list = 0; list < (int64_t)a.n_tokens * n_choice; list++) {
+        const lctx_segment * segs = a.segs + (list / n_choice * a.n_choice + h.index * n_choice + list % n_choice) * a.n_seg;
+        for (int i = 0; i < a.n_seg; i++) {
+            const bool is_run = i < a.params.n_run;
+            const int n = is_run ? a.of_page() : 1, shift = is_run ? LCTX_PAGE_SHIFT : a.shift();
+            const int first = (segs[i].row0 >> shift) * n, end = ((segs[i].row1 - 1) >> shift) * n + n;
+            for (int unit = first; segs[i].row0 < segs[i].row1 && unit < end; unit++) {
+                want & w = h.wanted[segs[i].seq * a.n_page_max * a.of_page() + unit];
+                w = std::max(w, is_run ? WITH_PAGE : ALONE);
             }
         }
     }
 }
 
-// The place that was not read for the longest time, or -1 when all are read now.
-int victim(const lctx_staging & r) {
-    const int place = (int)(std::min_element(r.last_used(), r.last_used() + r.n_staged) - r.last_used());
-    return r.last_used()[place] == r.clock() ? -1 : place;
+// What is there and stays is not wanted any more.
+void find(const head & h) {
+    const int of_page = h.a.of_page();
+    for (int place = 0; place < h.r.n_staged; place++) {
+        const int32_t key = h.r.keys()[place];
+        if (key < 0 || h.wanted[key] == NOT || (h.wanted[key] == WITH_PAGE && !h.r.has_page(place - place % of_page, of_page))) {
+            continue;
+        }
+        h.wanted[key] = NOT;
+        h.r.last_used()[place] = h.r.clock();
+        h.r.n_hit()++;
+    }
 }
 
-void copy_page(const lctx_pool_args & from, size_t from_page, const lctx_pool_args & to, size_t to_page) {
-    const size_t size = LCTX_PAGE_ROWS * from.row_size;
-    memcpy(to.data + to_page * size, from.data + from_page * size, size);
+void copy_unit(const lctx_pool_args & from, size_t from_unit, const lctx_pool_args & to, size_t to_unit, int shift) {
+    const size_t size = from.row_size << shift;
+    memcpy(to.data + to_unit * size, from.data + from_unit * size, size);
 }
 
-void fetch_head(const lctx_fetch_args & a, int head_kv, char * wanted) {
-    const lctx_staging r = {a.staging + head_kv * a.staging_stride, a.n_staged};
-    const auto entry = [&](int32_t key) -> int32_t & {
-        return a.table[key / a.n_page_max * a.all.table.seq_stride + head_kv * a.all.table.head_stride + key % a.n_page_max];
-    };
-    mark_pages(a, head_kv, wanted);
-    r.clock()++;
-    for (int place = 0; place < r.n_staged; place++) {
-        const int32_t key = r.keys()[place];
-        if (key >= 0 && wanted[key]) {
-            wanted[key] = 0;
-            r.last_used()[place] = r.clock();
-            r.n_hit()++;
+void put(const head & h, int32_t key, int32_t place) {
+    const lctx_fetch_args & a = h.a;
+    if (h.r.keys()[place] >= 0) {
+        a.forget(h.index, h.r.keys()[place]);
+    }
+    a.forget(h.index, key);
+    a.entry(h.index, key) = a.near_unit(h.index, place);
+    h.r.keys()[place] = key;
+    h.r.last_used()[place] = h.r.clock();
+    h.r.n_miss()++;
+    copy_unit(a.all.k_pool, a.pool_unit(h.index, key), a.k_staged, a.near_unit(h.index, place), a.shift());
+    copy_unit(a.all.v_pool, a.pool_unit(h.index, key), a.v_staged, a.near_unit(h.index, place), a.shift());
+}
+
+// The places that are not read now, n at a time, those first that were not for the longest time; returns how many.
+int sort_places(const head & h, int n) {
+    int n_free = 0;
+    for (int place = 0; place < h.r.n_staged; place += n) {
+        if (h.r.last_used(place, n) < h.r.clock()) {
+            h.order[n_free++] = place;
         }
     }
-    for (int32_t key = 0; key < (int32_t)n_key(a); key++) {
-        if (!wanted[key]) {
+    std::sort(h.order, h.order + n_free, [&](int32_t a, int32_t b) {
+        const int32_t age_a = h.r.last_used(a, n), age_b = h.r.last_used(b, n);
+        return age_a != age_b ? age_a < age_b : a < b;
+    });
+    return n_free;
+}
+
+// Bring what is wanted so and missing, n units at a time.
+void bring(const head & h, want kind, int n) {
+    int n_free = -1, next = 0;
+    for (int32_t key = 0; key < h.a.n_key(); key += n) {
+        if (h.wanted[key] != kind) {
             continue;
         }
-        const int32_t page = lctx_page_of(a.all.table, key % a.n_page_max * LCTX_PAGE_ROWS, head_kv, key / a.n_page_max);
-        const int place = victim(r);
-        if (place < 0) {
-            entry(key) = a.n_head_kv * a.n_staged + page;
-            r.n_far()++;
-            continue;
+        n_free = n_free < 0 ? sort_places(h, n) : n_free;
+        for (int i = 0; i < n; i++) {
+            if (next < n_free) {
+                put(h, key + i, h.order[next] + i);
+            } else {
+                h.a.forget(h.index, key + i);
+                h.a.entry(h.index, key + i) = h.a.far_unit(h.index, key + i);
+                h.r.n_far()++;
+            }
         }
-        if (r.keys()[place] >= 0) {
-            entry(r.keys()[place]) = -1;
-        }
-        const int32_t to = head_kv * a.n_staged + place;
-        entry(key) = to;
-        r.keys()[place] = key;
-        r.last_used()[place] = r.clock();
-        r.n_miss()++;
-        copy_page(a.all.k_pool, page, a.k_staged, to);
-        copy_page(a.all.v_pool, page, a.v_staged, to);
+        next++;
     }
 }
 
 }  // namespace
 
 size_t lctx_cpu_fetch_wsize(const lctx_fetch_args & args, int n_tasks) {
-    return n_key(args) * n_tasks;
+    return scratch_size(args) * n_tasks;
 }
 
 void lctx_cpu_fetch(const ggml_compute_params * params, const lctx_fetch_args & args) {
-    for (int head_kv = params->ith; head_kv < args.n_head_kv; head_kv += params->nth) {
-        fetch_head(args, head_kv, (char *)params->wdata + params->ith * n_key(args));
+    char * scratch = (char *)params->wdata + params->ith * scratch_size(args);
+    for (int index = params->ith; index < args.n_head_kv; index += params->nth) {
+        const head h = {args, index, (want *)scratch, (int32_t *)(scratch + wanted_size(args))};
+        mark(h);
+        h.r.clock()++;
+        find(h);
+        bring(h, WITH_PAGE, args.of_page());
+        bring(h, ALONE, 1);
     }
 }

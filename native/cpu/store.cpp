@@ -16,7 +16,7 @@ void store_row(const lctx_store_args & args, int32_t token, int32_t head, float 
 
     const lctx_cells cells(args.cache, head, at.seq);
     const int32_t cell = cells.cell(at.row);
-    if (args.params.staged_only && !lctx_is_staged(args.cache, cell, head, at.seq)) {
+    if (args.params.staged_chunk > 0 && !lctx_is_staged(args.cache, cell, head, at.seq)) {
         return;
     }
     const auto put = [&](ggml_type type, bool is_value, int32_t dim, int32_t block, char * to) {

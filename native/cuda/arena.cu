@@ -62,6 +62,22 @@ void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * t, void * data
     copy(buffer, data, (const char *)t->data + offset, size);
 }
 
+// n_copies pieces of `size` bytes, whose beginnings are the strides apart.
+void set_tensor_2d(ggml_backend_buffer_t buffer, ggml_tensor * t, const void * data, size_t offset, size_t size, size_t n_copies,
+                   size_t stride_tensor, size_t stride_data) {
+    at_once(buffer, [&](cudaStream_t stream) {
+        return cudaMemcpy2DAsync((char *)t->data + offset, stride_tensor, data, stride_data, size, n_copies, cudaMemcpyDefault, stream);
+    });
+}
+
+void get_tensor_2d(ggml_backend_buffer_t buffer, const ggml_tensor * t, void * data, size_t offset, size_t size, size_t n_copies,
+                   size_t stride_tensor, size_t stride_data) {
+    at_once(buffer, [&](cudaStream_t stream) {
+        return cudaMemcpy2DAsync(data, stride_data, (const char *)t->data + offset, stride_tensor, size, n_copies, cudaMemcpyDefault,
+                                 stream);
+    });
+}
+
 // From the same device only; ggml goes through the host for what is refused here.
 bool cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, ggml_tensor * dst) {
     if (src->buffer->buft != buffer->buft) {
@@ -86,6 +102,8 @@ ggml_backend_buffer_i buffer_interface() {
     i.memset_tensor = memset_tensor;
     i.set_tensor = set_tensor;
     i.get_tensor = get_tensor;
+    i.set_tensor_2d = set_tensor_2d;
+    i.get_tensor_2d = get_tensor_2d;
     i.cpy_tensor = cpy_tensor;
     return i;
 }

@@ -52,7 +52,7 @@ const char * lctx_cuda_refusal(const lctx_cuda_device & device, const ggml_tenso
         case LCTX_OP_FETCH:
             return lctx_cuda_fetch_shared(lctx_fetch_args_of(node)) <= device.max_shared
                        ? nullptr
-                       : "there are more pages than fit into the shared memory of the GPU";
+                       : "there are more chunks than fit into the shared memory of the GPU";
         default: return nullptr;
     }
 }

@@ -1,5 +1,5 @@
-// *fetch*: bring the pages that the batch reads close, the least recently read ones making place. One block of threads per KV head decides,
-// then one launch copies all pages of the layer; where they come from may be memory of the host that the device can read.
+// *fetch*: bring the units that the batch reads close, the least recently read ones making place. One block of threads per KV head decides,
+// then one launch copies all units of the layer; where they come from may be memory of the host that the device can read.
 #include "../ops/cache.h"
 #include "kernels.h"
 
@@ -17,120 +17,219 @@ struct jobs {
     LCTX_HD int32_t * job(int head, int i) const { return data + head * size() + 1 + 2 * i; }
 };
 
-__device__ int32_t & entry(const lctx_fetch_args & a, int head_kv, int32_t key) {
-    return a.table[key / a.n_page_max * a.all.table.seq_stride + head_kv * a.all.table.head_stride + key % a.n_page_max];
-}
+struct bits {
+    unsigned * words;
 
-__device__ int32_t page_of(const lctx_fetch_args & a, int head_kv, int32_t key) {
-    return lctx_page_of(a.all.table, key % a.n_page_max * LCTX_PAGE_ROWS, head_kv, key / a.n_page_max);
-}
+    LCTX_HD static int n_word(int n) { return (int)lctx_div_up(n, 32); }
+    __device__ bool has(int i) const { return words[i / 32] >> i % 32 & 1; }
+    __device__ void add(int i) const { atomicOr(&words[i / 32], 1u << i % 32); }
+    // n of them, which are in one word.
+    __device__ void remove(int i, int n) const { atomicAnd(&words[i / 32], ~(((1u << n) - 1) << i % 32)); }
+};
 
-// The place that was not read for the longest time, the first of equals; -1 when all are read now. The lanes of a warp together.
-__device__ int victim(const lctx_staging & r) {
-    int64_t least = INT64_MAX;
-    for (int place = lctx_lane(); place < r.n_staged; place += LCTX_WARP) {
-        least = lctx_min(least, (int64_t)r.last_used()[place] << 32 | place);
-    }
-    least = lctx_warp_min(least);
-    return (int32_t)(least >> 32) == r.clock() ? -1 : (int)(least & 0x7fffffff);
-}
+struct head {
+    const lctx_fetch_args & a;
+    const jobs & out;
+    int index;
+    lctx_staging r;
+    bits pages;  // that runs read
+    bits units;  // that are read beside these
+    int * sums;  // of lctx_block_scan
+};
 
-// Page `key` is wanted and not here: the lanes of a warp together.
-__device__ void bring(const lctx_fetch_args & a, const jobs & out, const lctx_staging & r, int head_kv, int32_t key) {
-    const int place = victim(r);
-    if (lctx_lane() == 0 && place < 0) {
-        entry(a, head_kv, key) = a.n_head_kv * a.n_staged + page_of(a, head_kv, key);
-        r.n_far()++;
-    } else if (lctx_lane() == 0) {
-        if (r.keys()[place] >= 0) {
-            entry(a, head_kv, r.keys()[place]) = -1;
+__device__ void mark(const head & h) {
+    const lctx_fetch_args & a = h.a;
+    const int n_choice = a.n_choice / a.n_head_kv;
+    for (int64_t i = threadIdx.x; i < (int64_t)a.n_tokens * n_choice * a.n_seg; i += THREADS) {
+        const int64_t token = i / (n_choice * a.n_seg), at = i % (n_choice * a.n_seg);
+        const lctx_segment s = a.segs[(token * a.n_choice + h.index * n_choice) * a.n_seg + at];
+        const bool is_run = at % a.n_seg < a.params.n_run;
+        const int shift = is_run ? LCTX_PAGE_SHIFT : a.shift(), n = is_run ? a.n_page_max : a.n_page_max * a.of_page();
+        for (int x = s.row0 >> shift; s.row0 < s.row1 && x <= (s.row1 - 1) >> shift; x++) {
+            (is_run ? h.pages : h.units).add(s.seq * n + x);
         }
-        entry(a, head_kv, key) = head_kv * a.n_staged + place;
-        r.keys()[place] = key;
-        r.last_used()[place] = r.clock();
-        r.n_miss()++;
-        int32_t * job = out.job(head_kv, out.n(head_kv)++);
-        job[0] = place, job[1] = key;
     }
-    lctx_sync_warp();
+    __syncthreads();
+    for (int page = (int)threadIdx.x; page < a.n_seq * a.n_page_max; page += THREADS) {
+        if (h.pages.has(page)) {
+            h.units.remove(page * a.of_page(), a.of_page());
+        }
+    }
+    __syncthreads();
+}
+
+// What is there and stays is not wanted any more.
+__device__ void find(const head & h) {
+    const int n = h.a.of_page();
+    for (int place = (int)threadIdx.x * n; place < h.r.n_staged; place += THREADS * n) {
+        const int page = h.r.has_page(place, n) ? h.r.keys()[place] / n : -1;
+        const bool all = page >= 0 && h.pages.has(page);
+        if (all) {
+            h.pages.remove(page, 1);
+        }
+        for (int i = place; i < place + n; i++) {
+            const int key = h.r.keys()[i];
+            if (all || (key >= 0 && h.units.has(key))) {
+                h.units.remove(key, 1);
+                h.r.last_used()[i] = h.r.clock();
+                atomicAdd(&h.r.n_hit(), 1);
+            }
+        }
+    }
+    __syncthreads();
+}
+
+// put(number, i) for the i of n for which is(i), numbered from `first` on; returns the number that follows. All threads call.
+template <typename Is, typename Put> __device__ int compact(const head & h, int n, int first, Is && is, Put && put) {
+    for (int i0 = 0; i0 < n; i0 += THREADS) {
+        const int i = i0 + (int)threadIdx.x;
+        const bool goes = i < n && is(i);
+        int all;
+        const int at = lctx_block_scan(goes, h.sums, all);
+        if (goes) {
+            put(first + at, i);
+        }
+        first += all;
+    }
+    return first;
+}
+
+template <typename Is> __device__ int count(const head & h, int n, Is && is) {
+    int mine = 0, all;
+    for (int i = (int)threadIdx.x; i < n; i += THREADS) {
+        mine += is(i);
+    }
+    lctx_block_scan(mine, h.sums, all);
+    return all;
+}
+
+// The n groups of places that were not read for the longest time, as jobs from number `base` on.
+__device__ void choose_places(const head & h, int base, int n, int step) {
+    const int n_group = h.r.n_staged / step;
+    const auto age = [&](int i) { return h.r.last_used(i * step, step); };
+    int least = -1, most = h.r.clock() - 1;  // when the last one of them was read
+    while (least < most) {
+        const int middle = least + (most - least) / 2;
+        const bool enough = count(h, n_group, [&](int i) { return age(i) <= middle; }) >= n;
+        least = enough ? least : middle + 1, most = enough ? middle : most;
+    }
+    const auto put = [&](int at, int i) {
+        for (int x = 0; at < n && x < step; x++) {
+            h.out.job(h.index, base + at * step + x)[0] = i * step + x;
+        }
+    };
+    const int older = compact(h, n_group, 0, [&](int i) { return age(i) < least; }, put);
+    compact(h, n_group, older, [&](int i) { return age(i) == least; }, put);
+}
+
+// The jobs from number `base` on: who was there goes, then the others come.
+__device__ void settle(const head & h, int base, int n) {
+    const lctx_fetch_args & a = h.a;
+    for (int i = (int)threadIdx.x; i < n; i += THREADS) {
+        const int32_t * job = h.out.job(h.index, base + i);
+        const int32_t there = h.r.keys()[job[0]];
+        if (there >= 0) {
+            a.forget(h.index, there);
+        }
+        a.forget(h.index, job[1]);
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < n; i += THREADS) {
+        const int32_t * job = h.out.job(h.index, base + i);
+        a.entry(h.index, job[1]) = a.near_unit(h.index, job[0]);
+        h.r.keys()[job[0]] = job[1];
+        h.r.last_used()[job[0]] = h.r.clock();
+    }
+}
+
+// Bring what is missing, `step` units at a time; all threads call.
+__device__ void bring(const head & h, const bits & missing, int step) {
+    const lctx_fetch_args & a = h.a;
+    const int n_key = a.n_key() / step, base = h.out.n(h.index);
+    const auto is_missing = [&](int i) { return missing.has(i); };
+    const int n_missing = count(h, n_key, is_missing);
+    if (n_missing == 0) {
+        return;
+    }
+    const int n_free = count(h, h.r.n_staged / step, [&](int i) { return h.r.last_used(i * step, step) < h.r.clock(); });
+    const int n = lctx_min(n_missing, n_free);
+    if (n > 0) {
+        choose_places(h, base, n, step);
+    }
+    compact(h, n_key, 0, is_missing, [&](int at, int i) {
+        for (int key = i * step; key < i * step + step; key++) {
+            if (at < n) {
+                h.out.job(h.index, base + at * step + key % step)[1] = key;
+            } else {
+                a.forget(h.index, key);
+                a.entry(h.index, key) = a.far_unit(h.index, key);
+            }
+        }
+    });
+    __syncthreads();
+    settle(h, base, n * step);
+    if (threadIdx.x == 0) {
+        h.out.n(h.index) += n * step;
+        h.r.n_miss() += n * step;
+        h.r.n_far() += (n_missing - n) * step;
+    }
+    __syncthreads();
 }
 
 __global__ void decide(const lctx_fetch_args a, const jobs out) {
-    const int head_kv = (int)blockIdx.x, n_word = (int)lctx_div_up((int64_t)a.n_seq * a.n_page_max, 32),
-              n_choice = a.n_choice / a.n_head_kv;
-    const lctx_staging r = {a.staging + head_kv * a.staging_stride, a.n_staged};
-    auto * wanted = (unsigned *)lctx_shared();  // a bit for every key
+    __shared__ int sums[LCTX_WARP];
+    const int index = (int)blockIdx.x, n_page = bits::n_word(a.n_seq * a.n_page_max), n_word = n_page + bits::n_word(a.n_key());
+    auto * words = (unsigned *)lctx_shared();
+    const head h = {a, out, index, a.staging_of(index), {words}, {words + n_page}, sums};
     for (int i = (int)threadIdx.x; i < n_word; i += THREADS) {
-        wanted[i] = 0;
+        words[i] = 0;
     }
     if (threadIdx.x == 0) {
-        r.clock()++;
-        out.n(head_kv) = 0;
+        h.r.clock()++;
+        out.n(index) = 0;
     }
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < (int64_t)a.n_tokens * n_choice * a.n_seg; i += THREADS) {
-        const int64_t token = i / (n_choice * a.n_seg), at = i % (n_choice * a.n_seg);
-        const lctx_segment s = a.segs[(token * a.n_choice + head_kv * n_choice) * a.n_seg + at];
-        for (int block = s.row0 / LCTX_PAGE_ROWS; s.row0 < s.row1 && block * LCTX_PAGE_ROWS < s.row1; block++) {
-            const int key = s.seq * a.n_page_max + block;
-            atomicOr(&wanted[key / 32], 1u << key % 32);
-        }
-    }
-    __syncthreads();
-    for (int place = (int)threadIdx.x; place < r.n_staged; place += THREADS) {
-        const int key = r.keys()[place];
-        if (key >= 0 && (wanted[key / 32] >> key % 32 & 1)) {
-            atomicAnd(&wanted[key / 32], ~(1u << key % 32));
-            r.last_used()[place] = r.clock();
-            atomicAdd(&r.n_hit(), 1);
-        }
-    }
-    __syncthreads();
-    if (lctx_warp() != 0) {
-        return;
-    }
-    for (int word = 0; word < n_word; word++) {
-        for (unsigned left = wanted[word]; left != 0; left &= left - 1) {
-            bring(a, out, r, head_kv, word * 32 + lctx_first_bit(left));
-        }
-    }
+    mark(h);
+    find(h);
+    bring(h, h.pages, a.of_page());
+    bring(h, h.units, 1);
 }
 
-__device__ void copy_page(const lctx_pool_args & from, size_t from_page, const lctx_pool_args & to, size_t to_page) {
-    const size_t size = LCTX_PAGE_ROWS * from.row_size / sizeof(uint4);
-    const uint4 * source = (const uint4 *)from.data + from_page * size;
-    uint4 * target = (uint4 *)to.data + to_page * size;
+__device__ void copy_unit(const lctx_pool_args & from, size_t from_unit, const lctx_pool_args & to, size_t to_unit, int shift) {
+    const size_t size = (from.row_size << shift) / sizeof(uint4);
+    const uint4 * source = (const uint4 *)from.data + from_unit * size;
+    uint4 * target = (uint4 *)to.data + to_unit * size;
     for (size_t i = threadIdx.x; i < size; i += blockDim.x) {
         target[i] = source[i];
     }
 }
 
 __global__ void copy(const lctx_fetch_args a, const jobs in) {
-    const int head_kv = (int)blockIdx.y, index = (int)blockIdx.x / 2;
-    if (index >= in.n(head_kv)) {
+    const int index = (int)blockIdx.y, number = (int)blockIdx.x / 2;
+    if (number >= in.n(index)) {
         return;
     }
-    const int32_t * job = in.job(head_kv, index);
-    const int32_t from = page_of(a, head_kv, job[1]), to = head_kv * a.n_staged + job[0];
+    const int32_t * job = in.job(index, number);
+    const int32_t from = a.pool_unit(index, job[1]), to = a.near_unit(index, job[0]);
     if (blockIdx.x % 2 == 0) {
-        copy_page(a.all.k_pool, from, a.k_staged, to);
+        copy_unit(a.all.k_pool, from, a.k_staged, to, a.shift());
     } else {
-        copy_page(a.all.v_pool, from, a.v_staged, to);
+        copy_unit(a.all.v_pool, from, a.v_staged, to, a.shift());
     }
 }
 
 }  // namespace
 
 size_t lctx_cuda_fetch_wsize(const lctx_cuda_device &, const lctx_fetch_args & args) {
-    return args.n_head_kv * jobs{nullptr, args.n_staged}.size() * sizeof(int32_t);
+    return args.n_head_kv * jobs{nullptr, args.params.n_staged}.size() * sizeof(int32_t);
 }
 
 size_t lctx_cuda_fetch_shared(const lctx_fetch_args & args) {
-    return lctx_div_up((int64_t)args.n_seq * args.n_page_max, 32) * sizeof(unsigned);
+    return (bits::n_word(args.n_seq * args.n_page_max) + bits::n_word(args.n_key())) * sizeof(unsigned);
 }
 
 void lctx_cuda_fetch(const lctx_cuda_queue & queue, const lctx_fetch_args & args) {
-    const jobs list = {(int32_t *)queue.work, args.n_staged};
+    const jobs list = {(int32_t *)queue.work, args.params.n_staged};
     lctx_launch(decide, dim3(args.n_head_kv), THREADS, lctx_cuda_fetch_shared(args), queue.stream, args, list);
-    lctx_launch(copy, dim3(2 * args.n_staged, args.n_head_kv), THREADS, 0, queue.stream, args, list);
+    lctx_launch(copy, dim3(2 * args.params.n_staged, args.n_head_kv), THREADS, 0, queue.stream, args, list);
 }

@@ -122,7 +122,7 @@ __global__ void store(lctx_store_args a) {
     const lctx_row at = a.rows[token];
     const lctx_cells cells(a.cache, head, at.seq);
     const int32_t cell = cells.cell(at.row);
-    if (a.params.staged_only && !lctx_is_staged(a.cache, cell, head, at.seq)) {
+    if (a.params.staged_chunk > 0 && !lctx_is_staged(a.cache, cell, head, at.seq)) {
         return;
     }
     const float * k = (const float *)(a.k + head * a.k_head_stride + token * a.k_token_stride);

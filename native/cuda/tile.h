@@ -12,8 +12,11 @@ struct lctx_cuda_block {
 
     // Near keys of a head that evicts do not lie together: their ring goes by row number.
     __device__ bool is_gathered() const { return near && cache.held.data; }
-    __device__ const char * k() const { return near ? lctx_near_row(cache, first, head, seq) : lctx_key_row(cache, first, head, seq); }
-    __device__ const char * v() const { return lctx_value_row(cache, first, head, seq); }
+    // Where the first slot is or would be: what is read lies together, what is before it may be elsewhere.
+    __device__ const char * k() const {
+        return near ? lctx_near_row(cache, first, head, seq) : lctx_key_row(cache, first + lo, head, seq) - lo * cache.k_pool.row_size;
+    }
+    __device__ const char * v() const { return lctx_value_row(cache, first + lo, head, seq) - lo * cache.v_pool.row_size; }
     __device__ const char * gathered_k(int i) const { return lctx_near_row(cache, lctx_cells(cache, head, seq).row(first + i), head, seq); }
 };
 

@@ -78,7 +78,7 @@ ggml_tensor * store(ggml_context * ctx, const lctx_method & method, const lctx_l
     if (layer.staging) {  // before anything else that reads the pools
         chain.links.push_back(
             {"lctx_store_staged", lctx_store(ctx, in.k, in.v, layer.k_staged, layer.v_staged, layer.staging_table, in.rows, in.angles,
-                                             nullptr, nullptr, rope_mode, LCTX_SCORE_LAST, layer.hadamard, true)});
+                                             nullptr, nullptr, rope_mode, LCTX_SCORE_LAST, layer.hadamard, method.chunks()->chunk_size)});
     }
     ggml_tensor * stored = lctx_store(ctx, in.k, in.v, layer.k_pool, layer.v_pool, layer.table, in.rows, in.angles, layer.near, layer.held,
                                       rope_mode, retain ? retain->score : LCTX_SCORE_LAST, layer.hadamard);
@@ -127,8 +127,8 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
     params.lse = (retain && !retain->by_mean()) || in.sinks;
     ggml_tensor * table = layer.table;
     if (layer.staging) {
-        table =
-            lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_staged, layer.v_staged, layer.staging, layer.staging_table);
+        table = lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_staged, layer.v_staged, layer.staging, layer.staging_table,
+                           params.chunk_size, params.n_run);
         chain.links.push_back({"lctx_fetch", table});
     }
     ggml_tensor * attended = lctx_attend(ctx, in.q, stored, layer.v_pool, table, segs, in.angles, layer.near, layer.held, params,

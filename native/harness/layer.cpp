@@ -57,8 +57,8 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
     if (factors) {
         lctx_fill(factors, a.freq_factors);
     }
-    for (int32_t head = 0; held && head < a.n_head_kv; head++) {
-        ggml_backend_tensor_memset(held, 0, head * held->nb[1], lctx_held::HEADER * sizeof(int32_t));  // nothing gone
+    if (held) {
+        ggml_backend_tensor_memset(held, 0, 0, a.n_head_kv * lctx_held::HEADER * sizeof(int32_t));  // nothing gone
     }
 }
 
@@ -74,7 +74,7 @@ lctx_held_copy::lctx_held_copy(const lctx_op_layer & layer) : layer_(layer) {
 }
 
 lctx_held lctx_held_copy::of(int32_t head_kv) {
-    return {data_.data() + head_kv * layer_.held->ne[0], layer_.a.n_rows};
+    return lctx_held::of(data_.data(), layer_.held->ne[1], head_kv, layer_.a.n_rows);
 }
 
 void lctx_held_copy::write_back() const {

@@ -30,8 +30,8 @@ void lctx_kv_cache::append_rows(lctx_state_reader & io, int32_t seq, const lctx_
                         const int32_t cell = take.to + row + at - take.first;
                         n_run = std::min(end - at, LCTX_PAGE_ROWS - cell % LCTX_PAGE_ROWS);
                         const int64_t page = store.page(seq, head, cell / LCTX_PAGE_ROWS);
-                        store.write(pool, (page * LCTX_PAGE_ROWS + cell % LCTX_PAGE_ROWS) * pool->nb[1], bytes + at * pool->nb[1],
-                                    n_run * pool->nb[1]);
+                        store.land(pool, (page * LCTX_PAGE_ROWS + cell % LCTX_PAGE_ROWS) * pool->nb[1], bytes + at * pool->nb[1],
+                                   n_run * pool->nb[1]);
                     }
                 }
             }
@@ -103,8 +103,8 @@ void lctx_kv_cache::note_rows(int32_t seq, int32_t n, const lctx_part & part, in
         const std::vector<int32_t> scores(take.n, lctx_held::first_score(retain_->score));
         for (int32_t plane = 0; plane < lctx_held::PLANES; plane++) {
             const std::vector<int32_t> & values = plane == 0 ? rows : scores;
-            store.write(store.held, store.held_offset(seq, head, plane) + take.to * sizeof(int32_t), values.data(),
-                        take.n * sizeof(int32_t));
+            store.land(store.held, store.held_offset(seq, head, plane) + take.to * sizeof(int32_t), values.data(),
+                       take.n * sizeof(int32_t));
         }
     });
     if (std::any_of(takes.begin(), takes.end(), [&](const lctx_part_take & take) { return take.n < n; })) {

@@ -145,15 +145,16 @@ void lctx_kv_cache::forget_evictions(int32_t seq) {
 
 void lctx_kv_cache::copy_evictions(int32_t src, int32_t dst) {
     each_held_run(dst, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
-        store.copy(t, offset + src * t->nb[2] - dst * t->nb[2], offset, size);
+        const size_t of_seq = store.held_offset(1, 0, 0) - store.held_offset(0, 0, 0);
+        store.copy(t, offset + src * of_seq - dst * of_seq, offset, size);
     });
     each_sum_run(dst, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
         store.copy(t, offset + src * t->nb[2] - dst * t->nb[2], offset, size);
     });
     for (const auto & store : stores_) {
-        for (int32_t head = 0; store->held && head < store->n_head; head++) {
-            store->copy(store->held, store->held_offset(src, head, -1), store->held_offset(dst, head, -1),
-                        lctx_held::HEADER * sizeof(int32_t));
+        if (store->held) {
+            const size_t size = (size_t)store->n_head * lctx_held::HEADER * sizeof(int32_t);
+            store->copy(store->held, store->held_offset(src, 0, -1), store->held_offset(dst, 0, -1), size);
         }
     }
 }

@@ -105,7 +105,15 @@ int32_t lctx_kv_cache::n_page_head() const {
     return (int32_t)std::min<int64_t>((int64_t)n_seq_ * live_blocks(), (int64_t)n_block(n_rows_all_) + n_seq_);
 }
 
-// Pages of a head that lie close, for so many bytes: at least those that one query of a group reads.
+// Units of a head that a query reads which chooses so many chunks: its first rows and those nearby are read in whole pages.
+int32_t lctx_kv_cache::units_read(int32_t n_chosen) const {
+    const int32_t n_nearby = n_block((chunks_->n_recent + 1) * chunks_->chunk_size) + 1,
+                  of_chunk = chunks_->chunk_size >> shape_.unit_shift();
+    return (1 + n_nearby) * shape_.of_page() + n_chosen * std::max(1, of_chunk);
+}
+
+// Units of a head that lie close, for so many bytes. What does not fit is read over the bus, but not what every query reads. Automatic:
+// twice what one query chooses, and all that one reads which does not choose.
 int32_t lctx_kv_cache::n_staged(uint64_t kv_offload) const {
     if (!chunks_ || retain_) {
         throw lctx_refusal("kv_offload keeps pages in memory of the host and brings those that the heads choose: method=longheads does, " +
@@ -114,14 +122,16 @@ int32_t lctx_kv_cache::n_staged(uint64_t kv_offload) const {
     if (shape_.v_offset >= 0) {
         throw lctx_refusal("kv_offload does not serve latent attention, whose values are a part of its keys; use offload_kqv=False");
     }
-    const uint64_t page = LCTX_PAGE_ROWS * shape_.row_bytes();
-    const auto least = (uint64_t)chunks_->n_chunk() * std::max(1, chunks_->chunk_size / LCTX_PAGE_ROWS) + 1;
-    const uint64_t n_staged = kv_offload == LCTX_OFFLOAD_AUTO ? 2 * least : kv_offload / (page * n_head_total_);
-    if (n_staged < least) {
-        throw lctx_refusal("kv_offload: a token reads " + mib(least * page * n_head_total_) + " of pages, which do not fit into " +
-                           mib(kv_offload) + " of the device; give it more, or use a smaller window or type_k=type_v=q8_0");
+    const uint64_t unit = (uint64_t)n_head_total_ * shape_.row_bytes() << shape_.unit_shift();
+    const uint64_t least = units_read(0), chosen = units_read(chunks_->n_free),
+                   whole = n_block((int32_t)std::min<int64_t>((int64_t)method_->n_read() * chunks_->chunk_size, n_ctx_));
+    const uint64_t n = kv_offload == LCTX_OFFLOAD_AUTO ? std::max(2 * chosen, whole * shape_.of_page()) : kv_offload / unit;
+    if (n < least) {
+        throw lctx_refusal("kv_offload: every token reads " + mib(least * unit) + " of rows, which do not fit into " + mib(kv_offload) +
+                           " of the device; give it more, at best " + mib(2 * chosen * unit) + ", or use type_k=type_v=q8_0");
     }
-    return (int32_t)std::min<uint64_t>(n_staged, (uint64_t)n_seq_ * n_block(n_ctx_));
+    const auto n_page = std::min<uint64_t>(n / shape_.of_page(), (uint64_t)n_seq_ * n_block(n_ctx_));
+    return (int32_t)n_page * shape_.of_page();
 }
 
 // One store for every kind of memory that layers have: that of their device, or of the CPU.

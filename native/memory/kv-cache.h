@@ -140,7 +140,7 @@ class lctx_kv_cache {
 
     // Heads choose in every graph from now on, where their queries read everything too; for traces.
     void always_select(bool on) { always_selects_ = on; }
-    // Pages that lie close are brought as choices ask for them.
+    // Units that lie close are brought as choices ask for them.
     bool always_selects() const { return always_selects_ || shape_.n_staged > 0; }
 
     // for the API
@@ -193,6 +193,7 @@ class lctx_kv_cache {
     static int32_t n_block(int32_t n_rows) { return lctx_kv_shape::n_block(n_rows); }
     int32_t live_blocks() const;
     int32_t n_page_head() const;
+    int32_t units_read(int32_t n_chosen) const;
     int32_t n_staged(uint64_t kv_offload) const;
     void allocate(const llama_model & model, const std::vector<lctx_claimed> & layers, bool offload);
     // f(store, head in the store) for the KV heads of all layers.

@@ -6,29 +6,26 @@
 #include <algorithm>
 
 size_t lctx_kv_store::held_offset(int32_t seq, int32_t head, int32_t plane) const {
-    const size_t n = plane < 0 ? 0 : lctx_held::HEADER + (size_t)plane * shape_.n_ctx;
-    return seq * held->nb[2] + head * held->nb[1] + n * sizeof(int32_t);
+    const size_t index = (size_t)seq * n_head + head, n_header = (size_t)shape_.n_seq * n_head * lctx_held::HEADER;
+    const size_t i = plane < 0 ? index * lctx_held::HEADER : n_header + (index * lctx_held::PLANES + plane) * shape_.n_ctx;
+    return i * sizeof(int32_t);
 }
 
 std::vector<int32_t> lctx_kv_store::headers(int32_t seq) {
     std::vector<int32_t> values((size_t)n_head * lctx_held::HEADER);
-    constexpr size_t size = lctx_held::HEADER * sizeof(int32_t);
-    wait();
-    ggml_backend_tensor_get_2d(held, values.data(), held_offset(seq, 0, -1), size, n_head, held->nb[1], size);
+    read(held, held_offset(seq, 0, -1), values.data(), values.size() * sizeof(int32_t));
     return values;
 }
 
 void lctx_kv_store::set_headers(int32_t seq, int32_t dense_from, int32_t undo_from) {
     std::vector<int32_t> values((size_t)n_head * lctx_held::HEADER);
-    constexpr size_t size = lctx_held::HEADER * sizeof(int32_t);
     for (int32_t head = 0; head < n_head; head++) {
-        const lctx_held h = {&values[(size_t)head * lctx_held::HEADER], 0};
+        const lctx_held h = {&values[(size_t)head * lctx_held::HEADER], nullptr, 0};
         h.n_gone() = gone(seq, head);
         h.dense_from() = dense_from;
         h.undo_from() = undo_from;
     }
-    wait();
-    ggml_backend_tensor_set_2d(held, values.data(), held_offset(seq, 0, -1), size, n_head, held->nb[1], size);
+    write(held, held_offset(seq, 0, -1), values.data(), values.size() * sizeof(int32_t));
 }
 
 void lctx_kv_store::take_votes_back(int32_t seq, int32_t n_pos) {
@@ -37,7 +34,7 @@ void lctx_kv_store::take_votes_back(int32_t seq, int32_t n_pos) {
     for (const lctx_layer_heads & heads : layers_) {
         for (int32_t i = 0; i < heads.n; i++) {
             const int32_t head = heads.first + i, ratio = heads.n_query / heads.n;
-            const lctx_held h = {const_cast<int32_t *>(&values[(size_t)head * lctx_held::HEADER]), 0};
+            const lctx_held h = {const_cast<int32_t *>(&values[(size_t)head * lctx_held::HEADER]), nullptr, 0};
             if (h.undo_from() != n_pos) {
                 continue;
             }
@@ -68,7 +65,8 @@ void lctx_kv_store::prepare_eviction(int32_t n_threads) {
                      : nullptr;
         lctx_add_node(evict_graph_, lctx_evict_layer(evict_ctx_.get(), l, due_, budgets, *shape_.retain, shape_.chunks));
     }
-    ggml_tensor * counted = ggml_view_3d(evict_ctx_.get(), held, 1, n_head, shape_.n_seq, held->nb[1], held->nb[2], 0);
+    constexpr size_t HEADER = lctx_held::HEADER * sizeof(int32_t);
+    ggml_tensor * counted = ggml_view_3d(evict_ctx_.get(), held, 1, n_head, shape_.n_seq, HEADER, n_head * HEADER, 0);
     lctx_add_node(evict_graph_, ggml_cpy(evict_ctx_.get(), counted, counts_));
     if (is_host) {
         evictor_.reset(ggml_backend_cpu_init());

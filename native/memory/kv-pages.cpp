@@ -28,12 +28,13 @@ void lctx_kv_store::set_entry(size_t i, int32_t page) {
     }
 }
 
-// Entries that follow each other go together, and the same of heads that follow each other in one call.
+// Entries that follow each other go together, and the same of heads that follow each other in one call. Graphs that run read what was
+// there, those that follow what comes: nobody waits.
 void lctx_kv_store::upload_table() {
     if (changed_.empty()) {
         return;
     }
-    wait();
+    is_idle_ = false;
     std::sort(changed_.begin(), changed_.end());
     changed_.erase(std::unique(changed_.begin(), changed_.end()), changed_.end());
     const size_t n = changed_.size(), row = table->ne[0], size = sizeof(int32_t);
@@ -49,7 +50,7 @@ void lctx_kv_store::upload_table() {
         while (is_alike(i + n_head_alike * len, first + n_head_alike * row)) {
             n_head_alike++;
         }
-        ggml_backend_tensor_set_2d(table, table_ + first, first * size, len * size, n_head_alike, row * size, row * size);
+        ggml_backend_tensor_set_2d_async(backend_, table, table_ + first, first * size, len * size, n_head_alike, row * size, row * size);
         i += n_head_alike * len;
     }
     changed_.clear();
@@ -219,7 +220,7 @@ void lctx_kv_store::return_rows(int32_t seq, int32_t n_then, int32_t n_now) {
     });
 }
 
-// ---- pages that lie close ----
+// ---- units that lie close ----
 
 void lctx_kv_store::init_staging() {
     if (!staging) {
@@ -242,7 +243,7 @@ void lctx_kv_store::forget_staged(int32_t seq) {
     for (int32_t head = 0; head < n_head; head++) {
         const lctx_staging r = {&data[head * staging->ne[0]], shape_.n_staged};
         for (int32_t place = 0; place < r.n_staged; place++) {
-            if (r.keys()[place] >= 0 && r.keys()[place] / table->ne[0] == seq) {
+            if (r.keys()[place] >= 0 && r.keys()[place] / staging_table->ne[0] == seq) {
                 r.keys()[place] = r.last_used()[place] = -1;
             }
         }
@@ -263,7 +264,7 @@ lctx_offload_info lctx_kv_store::offload() {
         info.n_hit += (uint32_t)r.n_hit(), info.n_miss += (uint32_t)r.n_miss(), info.n_far += (uint32_t)r.n_far();
     }
     info.device_bytes = bytes();
-    info.page_bytes = LCTX_PAGE_ROWS * (k_pool->nb[1] + v_pool->nb[1]);
+    info.unit_bytes = shape_.row_bytes() << shape_.unit_shift();
     info.n_staged = shape_.n_staged;
     return info;
 }

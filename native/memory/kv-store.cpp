@@ -8,10 +8,12 @@
 
 namespace {
 
-// Pages of all heads, whose numbers are int32.
+constexpr int64_t LANDING = 8 << 20;  // bytes that go to a device together
+
+// Pages of all heads, whose numbers are int32, as are those of staged units and those of the pool together.
 int32_t n_page(const lctx_kv_shape & shape, int32_t n_head) {
-    const int64_t n = (int64_t)shape.n_page_head * n_head;
-    if (n > INT32_MAX) {
+    const int64_t n = (int64_t)shape.n_page_head * n_head, n_unit = shape.n_staged > 0 ? n * shape.of_page() + shape.n_staged * n_head : n;
+    if (std::max(n, n_unit) > INT32_MAX) {
         throw lctx_refusal("n_ctx and n_seq_max make " + std::to_string(n) + " pages of K and V, at most " + std::to_string(INT32_MAX) +
                            " have numbers; lower them");
     }
@@ -47,11 +49,11 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
     }
     table = tensor("lctx_table", GGML_TYPE_I32, lctx_kv_shape::n_block(shape.n_ctx), n_head, shape.n_seq);
     if (shape.n_staged > 0) {
-        const int64_t n_staged = (int64_t)n_head * shape.n_staged * LCTX_PAGE_ROWS;
+        const int64_t n_staged = (int64_t)n_head * shape.n_staged << shape.unit_shift();
         k_staged = tensor("lctx_k_staged", shape.type_k, shape.head_dim_k, n_staged);
         v_staged = tensor("lctx_v_staged", shape.type_v, shape.head_dim_v, n_staged);
         staging = tensor("lctx_staging", GGML_TYPE_I32, lctx_staging::size(shape.n_staged), n_head);
-        staging_table = tensor("lctx_staging_table", GGML_TYPE_I32, table->ne[0], n_head, shape.n_seq);
+        staging_table = tensor("lctx_staging_table", GGML_TYPE_I32, table->ne[0] * shape.of_page(), n_head, shape.n_seq);
     }
     if (shape.near_rows > 0) {
         near = tensor("lctx_near", shape.type_k, shape.head_dim_k, shape.near_rows, n_head, shape.n_seq);
@@ -66,6 +68,9 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
         if (c->by_attention()) {
             open = tensor("lctx_open", GGML_TYPE_F32, shape.head_dim_k, 2 * c->chunk_size, n_query_head, shape.n_seq);
         }
+    }
+    if (!is_host) {
+        landing_ = tensor("lctx_landing", GGML_TYPE_I8, LANDING, 1);
     }
     if (shape.retain) {
         held = tensor("lctx_held", GGML_TYPE_I32, lctx_held::size(shape.n_ctx), n_head, shape.n_seq);
@@ -149,10 +154,7 @@ bool lctx_kv_store::allocate(bool dry) {
     for (const ggml_tensor * t : {table, sums, due_, budgets_, counts_, k_staged, v_staged, staging, staging_table}) {
         ok = ok && (!t || arena_->commit(at(t), at(t) + ggml_nbytes(t)));
     }
-    for (int32_t i = 0; ok && held && i < n_head * shape_.n_seq; i++) {
-        const size_t header = at(held) + held_offset(i / n_head, i % n_head, -1);
-        ok = arena_->commit(header, header + lctx_held::HEADER * sizeof(int32_t));
-    }
+    ok = ok && (!held || arena_->commit(at(held), at(held) + held_offset(0, 0, 0)));  // the headers
     const size_t n_entry = ggml_nelements(table);
     copy_.resize(is_host ? 0 : n_entry);
     table_ = is_host ? (int32_t *)table->data : copy_.data();
@@ -189,9 +191,9 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
     const auto each = [&](ggml_tensor * t, int64_t first, int64_t n) {
         return t ? ggml_view_2d(ctx, t, t->ne[0], n, t->nb[1], first * t->nb[1]) : nullptr;
     };
-    // the staged pages of the heads
-    const auto pages = [&](ggml_tensor * t) {
-        const int64_t n_row = (int64_t)shape_.n_staged * LCTX_PAGE_ROWS;
+    // the staged units of the heads
+    const auto units = [&](ggml_tensor * t) {
+        const int64_t n_row = t ? (int64_t)shape_.n_staged << shape_.unit_shift() : 0;
         return each(t, heads.first * n_row, heads.n * n_row);
     };
     const bool by_query = shape_.chunks && shape_.chunks->by_attention();
@@ -204,8 +206,8 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
             rows(open, heads.first_query, heads.n_query),
             lists(held),
             list(sums, heads.first_query, heads.n_query),
-            pages(k_staged),
-            pages(v_staged),
+            units(k_staged),
+            units(v_staged),
             each(staging, heads.first, heads.n),
             lists(staging_table),
             shape_.hadamard};
@@ -217,6 +219,7 @@ void lctx_kv_store::wait() {
     run_copies();
     if (!is_host && !is_idle_) {
         ggml_backend_synchronize(backend_);
+        work_.n_wait++;
         is_idle_ = true;
     }
 }
@@ -234,7 +237,20 @@ void lctx_kv_store::read(const ggml_tensor * t, size_t offset, void * data, size
 
 void lctx_kv_store::write(ggml_tensor * t, size_t offset, const void * data, size_t size) {
     wait();
+    work_.n_sent += !is_host;
     ggml_backend_tensor_set(t, data, offset, size);
+}
+
+void lctx_kv_store::land(ggml_tensor * t, size_t offset, const void * data, size_t size) {
+    constexpr size_t MOST = LANDING;
+    if (!landing_ || !backend_ || is_far(t) || size == 0 || size > MOST || !arena_->commit(at(landing_), at(landing_) + MOST)) {
+        return write(t, offset, data, size);
+    }
+    if (landed_.size() + size > MOST) {
+        run_copies();
+    }
+    copies_.push_back({at(landing_) + landed_.size(), at(t) + offset, size});
+    landed_.insert(landed_.end(), (const uint8_t *)data, (const uint8_t *)data + size);
 }
 
 void lctx_kv_store::copy(ggml_tensor * t, size_t from, size_t to, size_t size) {
@@ -263,6 +279,11 @@ void lctx_add_node(ggml_cgraph * graph, ggml_tensor * node) {
 // One graph for many copies: the device does not answer each of them.
 void lctx_kv_store::run_copies() {
     constexpr size_t MOST = 4096;
+    if (!landed_.empty()) {
+        ggml_backend_tensor_set(landing_, landed_.data(), 0, landed_.size());
+        work_.n_sent++;
+        landed_.clear();
+    }
     char * base = copies_.empty() ? nullptr : (char *)ggml_backend_buffer_get_base(arena_->buffer());
     for (size_t first = 0; first < copies_.size(); first += MOST) {
         const size_t n = std::min(MOST, copies_.size() - first);

@@ -2,7 +2,7 @@
 //
 // The host has page numbers and counts, the device has the rows. Nothing of a device is read or written but through here: on the CPU
 // at once, elsewhere after the graphs that were started there (wait()). What one row after the other needs makes nobody wait: page
-// tables go out when a page is taken, counts come back after an eviction.
+// tables go out in the order of the graphs when a page is taken, counts come back after an eviction.
 #pragma once
 
 #include "../lctx.h"
@@ -27,7 +27,7 @@ struct lctx_layer {
     ggml_tensor * open;       // queries of the open chunk, or nullptr
     ggml_tensor * held;       // which rows each head holds, or nullptr: all
     ggml_tensor * sums;       // of queries, or nullptr
-    // pages that lie close while the pools are far (ops/staging.h), or nullptr
+    // what lies close while the pools are far (ops/staging.h), or nullptr
     ggml_tensor * k_staged;
     ggml_tensor * v_staged;
     ggml_tensor * staging;
@@ -47,7 +47,7 @@ struct lctx_kv_shape {
     int32_t n_seq;
     int32_t n_page_head;         // pages in the pools per head
     int32_t near_rows;           // of the near ring, 0: none
-    int32_t n_staged;            // > 0: the pools are in memory of the host, and so many pages of a head lie on the device
+    int32_t n_staged;            // > 0: the pools are in memory of the host, and so many units of a head (ops/staging.h) on the device
     const lctx_chunks * chunks;  // or nullptr
     const lctx_retain * retain;  // or nullptr
     bool shrinks;                // rows leave before their sequence does
@@ -57,6 +57,9 @@ struct lctx_kv_shape {
     // Bytes of a row of a head: K and V, and what the index has of it.
     size_t index_bytes() const { return chunks && chunks->by_keys() ? lctx_index_shape{chunks->key_bits(), head_dim_k}.row_size() : 0; }
     size_t row_bytes() const { return ggml_row_size(type_k, head_dim_k) + (v_offset < 0 ? ggml_row_size(type_v, head_dim_v) : 0); }
+    // Rows of a unit are 1 << this; units of a page.
+    int32_t unit_shift() const { return lctx_unit_shift(chunks->chunk_size); }
+    int32_t of_page() const { return LCTX_PAGE_ROWS >> unit_shift(); }
     static int32_t n_block(int32_t n_rows) { return (n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS; }
     int32_t n_complete(int32_t n_pos) const { return chunks ? n_pos / chunks->chunk_size : 0; }
 };
@@ -117,18 +120,20 @@ class lctx_kv_store {
     std::string commit_rows(int32_t seq, int32_t n_now, int32_t n_then);
     void return_rows(int32_t seq, int32_t n_then, int32_t n_now);
 
-    // Host and device. Copies are done together, before anything else happens there.
+    // Host and device. What lands and copies are done together, before anything else happens there.
     void read(const ggml_tensor * t, size_t offset, void * data, size_t size);
     void write(ggml_tensor * t, size_t offset, const void * data, size_t size);
+    // As write, for runs of a state: they cross to the device together, and go to their places there.
+    void land(ggml_tensor * t, size_t offset, const void * data, size_t size);
     void copy(ggml_tensor * t, size_t from, size_t to, size_t size);
     // Until nothing is running there.
     void wait();
     // A graph is about to run: the device has to know where the rows lie.
     void begin_graph();
 
-    // Pages that lie close: what is known of a sequence's is void, after its rows were written from elsewhere.
+    // Units that lie close: what is known of a sequence's is void, after its rows were written from elsewhere.
     void forget_staged(int32_t seq);
-    // How many pages were there, were brought, and were read from afar; of all heads.
+    // How many units were there, were brought, and were read from afar; of all heads.
     lctx_offload_info offload();
 
     // Eviction.
@@ -173,10 +178,10 @@ class lctx_kv_store {
     ggml_tensor * held = nullptr;       // [lctx_held::size, n_head, n_seq]
     ggml_tensor * sums = nullptr;       // [lctx_query_sums::size, n_query_head, n_seq]
     // with n_staged > 0
-    ggml_tensor * k_staged = nullptr;       // [head_dim_k, n_head*n_staged*64]
-    ggml_tensor * v_staged = nullptr;       // [head_dim_v, n_head*n_staged*64]
+    ggml_tensor * k_staged = nullptr;       // [head_dim_k, n_head*n_staged << unit_shift]
+    ggml_tensor * v_staged = nullptr;       // [head_dim_v, n_head*n_staged << unit_shift]
     ggml_tensor * staging = nullptr;        // [lctx_staging::size, n_head]
-    ggml_tensor * staging_table = nullptr;  // as table
+    ggml_tensor * staging_table = nullptr;  // [n_page_max*of_page, n_head, n_seq]
 
   private:
     struct copied {
@@ -226,7 +231,9 @@ class lctx_kv_store {
     std::vector<int32_t> gone_;    // [n_seq][n_head] rows evicted
     std::vector<int32_t> budget_;  // [n_seq][n_head]
     std::vector<copied> copies_;   // not done yet
+    std::vector<uint8_t> landed_;  // what goes to landing_ before them
 
+    ggml_tensor * landing_ = nullptr;  // of a device: what the host writes is copied to its places from here
     ggml_tensor * due_ = nullptr;      // [n_seq]
     ggml_tensor * budgets_ = nullptr;  // [n_head, n_seq], where heads have budgets of their own
     ggml_tensor * counts_ = nullptr;   // [1, n_head, n_seq] rows evicted, as the device counts

@@ -161,7 +161,7 @@ void lctx_kv_cache::part_read(lctx_state_reader & io, int32_t seq) {
     s.first_near = near > at.first && near < at.end ? near : s.first_near;
     s.open[0] = s.open[1] = -1;
     each_part_run(seq, at.first, at.end, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
-        store.write(t, offset, part_rows(io, t, (int64_t)(size / t->nb[1])), size);
+        store.land(t, offset, part_rows(io, t, (int64_t)(size / t->nb[1])), size);
     });
     part_finish(io);
     index_rows(seq, at.first, at.end);

@@ -152,9 +152,10 @@ void lctx_kv_cache::take_pages(int32_t seq, int32_t n_pos, int32_t first_live, c
 // What the heads hold. Kernels trust the lists of rows: ascending, and below the end.
 void lctx_kv_cache::read_held(llama_io_read_i & io, int32_t seq) {
     const sequence & s = seqs_[seq];
+    int32_t n_run = 0;
     each_held_run(seq, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
         const auto n = (int32_t)(size / sizeof(int32_t)), n_dense = s.n_pos - s.evicted_to;
-        const auto plane = (int32_t)((offset % t->nb[1] / sizeof(int32_t) - lctx_held::HEADER) / n_ctx_);
+        const int32_t plane = n_run++ % lctx_held::PLANES;
         std::vector<int32_t> list(std::max(n, 1));
         io.read(list.data(), size);
         for (int32_t i = 0; plane == 0 && i < n; i++) {
@@ -166,7 +167,7 @@ void lctx_kv_cache::read_held(llama_io_read_i & io, int32_t seq) {
         const int32_t n_score = plane == 1 ? n : plane == 2 && s.undo_from >= 0 ? n - (s.n_pos - s.undo_from) : 0;
         require(std::all_of(list.begin(), list.begin() + n_score, [&](int32_t score) { return is_score(score, s.voted_to); }),
                 "it has scores that no query gives");
-        store.write(t, offset, list.data(), size);
+        store.land(t, offset, list.data(), size);
     });
     for (const auto & store : stores_) {
         if (store->held) {
@@ -251,7 +252,7 @@ void lctx_kv_cache::read_sequence(llama_io_read_i & io, int32_t seq) {
         rows.resize(size);
         io.read(rows.data(), size);
         require(ggml_validate_row_data(t->type, rows.data(), size), "it holds numbers that are not finite");
-        store.write(t, offset, rows.data(), size);
+        store.land(t, offset, rows.data(), size);
     };
     each_run(seq, read);
     read_held(io, seq);

@@ -165,8 +165,12 @@ std::string lctx_kv_cache::full_why() const {
         where += " (" + lctx_kernel_name(store->dev) + ")";
     }
     where += std::string(", K ") + ggml_type_name(shape_.type_k) + ", V " + ggml_type_name(shape_.type_v);
-    return why + where +
-           (shape_.n_staged > 0 ? ", in memory of the host but for " + std::to_string(shape_.n_staged) + " pages of a head" : "");
+    if (shape_.n_staged > 0) {
+        const auto rows = [&](int32_t n_unit) { return std::to_string(n_unit << shape_.unit_shift()); };
+        where += ", in memory of the host but for " + rows(shape_.n_staged) + " rows of a head; a query chooses " +
+                 rows(units_read(chunks_->n_free));
+    }
+    return why + where;
 }
 
 lctx_offload_info lctx_kv_cache::offload() const {
@@ -175,7 +179,8 @@ lctx_offload_info lctx_kv_cache::offload() const {
         const lctx_offload_info one = store->offload();
         all.n_hit += one.n_hit, all.n_miss += one.n_miss, all.n_far += one.n_far;
         all.device_bytes += one.device_bytes;
-        all.page_bytes = one.page_bytes, all.n_staged = one.n_staged;
+        all.unit_bytes = one.unit_bytes, all.n_staged = one.n_staged;
     }
+    all.n_chosen = all.n_staged > 0 ? units_read(chunks_->n_free) : 0;
     return all;
 }

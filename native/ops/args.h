@@ -25,9 +25,10 @@ struct lctx_pool_args {
 };
 
 struct lctx_table_args {
-    const int32_t * pages;  // pages[seq][head][row / 64]
+    const int32_t * pages;  // pages[seq][head][row >> shift]
     size_t head_stride;     // in elements
     size_t seq_stride;
+    int32_t shift = LCTX_PAGE_SHIFT;  // else entries are of units (staging.h)
 };
 
 struct lctx_near_args {
@@ -39,10 +40,15 @@ struct lctx_near_args {
 
 // What every head of every sequence holds.
 struct lctx_held_args {
-    int32_t * data;      // nullptr: all rows
-    size_t head_stride;  // in elements
-    size_t seq_stride;
+    int32_t * data;  // of all layers (lctx_held::of); nullptr: all rows
+    int64_t n;       // heads of all sequences there
+    int32_t n_head;  // of one sequence
+    int32_t first;   // of these heads among them
     int32_t n_row_max;
+
+    LCTX_HD lctx_held of(int32_t head, int32_t seq) const {
+        return lctx_held::of(data, n, (int64_t)seq * n_head + first + head, n_row_max);
+    }
 };
 
 // The rows of one layer.
@@ -213,13 +219,41 @@ struct lctx_fetch_args {
     lctx_pool_args v_staged;
     int32_t * staging;  // lctx_staging of head h at staging + h*staging_stride
     size_t staging_stride;
-    int32_t * table;  // result: strides as all.table
-    int32_t n_staged;
+    int32_t * table;     // result
+    size_t head_stride;  // of it, in elements
+    size_t seq_stride;
     int32_t n_head_kv;
     int32_t n_seq;
     int32_t n_page_max;
+    lctx_fetch_params params;
     const lctx_segment * segs;  // [n_tokens][n_choice][n_seg]
     int32_t n_tokens;
     int32_t n_choice;
     int32_t n_seg;
+
+    LCTX_HD int32_t shift() const { return lctx_unit_shift(params.chunk_size); }
+    LCTX_HD int32_t of_page() const { return LCTX_PAGE_ROWS >> shift(); }  // units
+    LCTX_HD int32_t n_key() const { return n_seq * n_page_max * of_page(); }
+    LCTX_HD lctx_staging staging_of(int32_t head) const { return {staging + head * staging_stride, params.n_staged}; }
+    // Where a key is, as the result says it.
+    LCTX_HD int32_t & entry(int32_t head, int32_t key) const {
+        const int32_t n_unit_max = n_page_max * of_page();
+        return table[key / n_unit_max * seq_stride + head * head_stride + key % n_unit_max];
+    }
+    LCTX_HD int32_t near_unit(int32_t head, int32_t place) const { return head * params.n_staged + place; }
+    LCTX_HD int32_t far_unit(int32_t head, int32_t key) const { return n_head_kv * params.n_staged + pool_unit(head, key); }
+    LCTX_HD int32_t pool_unit(int32_t head, int32_t key) const {
+        const int32_t page = key / of_page();
+        return all.table.pages[page / n_page_max * all.table.seq_stride + head * all.table.head_stride + page % n_page_max] * of_page() +
+               key % of_page();
+    }
+    // The key lies nowhere near any more.
+    LCTX_HD void forget(int32_t head, int32_t key) const {
+        const lctx_staging r = staging_of(head);
+        const int32_t place = entry(head, key) - near_unit(head, 0);
+        if (place >= 0 && place < r.n_staged) {
+            r.keys()[place] = r.last_used()[place] = -1;
+        }
+        entry(head, key) = -1;
+    }
 };

@@ -8,21 +8,22 @@ struct lctx_cells {
     lctx_held held;
 
     LCTX_HD lctx_cells(const lctx_cache_args & cache, int32_t head, int32_t seq)
-        : held{cache.held.data ? cache.held.data + head * cache.held.head_stride + seq * cache.held.seq_stride : nullptr,
-               cache.held.n_row_max} {}
+        : held(cache.held.data ? cache.held.of(head, seq) : lctx_held{}) {}
     LCTX_HD bool all() const { return !held.data; }
     // The first cell whose row is not before `row`.
     LCTX_HD int32_t cell(int32_t row) const { return all() ? row : held.cell(row); }
     LCTX_HD int32_t row(int32_t cell) const { return all() ? cell : held.rows()[cell]; }
 };
 
-// Where a cell lies: the row of the pools, and its key and value; near keys stand in a ring by row number.
+// Where a cell lies: its page, or unit where rows are staged, the row of the pools, and its key and value; near keys stand in a ring by
+// row number. Tiles have rows between those that are read: what such rows are does not matter, but that they are memory does.
 LCTX_HD inline int32_t lctx_page_of(const lctx_table_args & table, int32_t cell, int32_t head, int32_t seq) {
-    return table.pages[seq * table.seq_stride + head * table.head_stride + cell / LCTX_PAGE_ROWS];
+    return table.pages[seq * table.seq_stride + head * table.head_stride + (cell >> table.shift)];
 }
 
 LCTX_HD inline size_t lctx_pool_row(const lctx_table_args & table, int32_t cell, int32_t head, int32_t seq) {
-    return (size_t)lctx_page_of(table, cell, head, seq) * LCTX_PAGE_ROWS + cell % LCTX_PAGE_ROWS;
+    const int32_t page = lctx_max(lctx_page_of(table, cell, head, seq), 0);
+    return ((size_t)page << table.shift) + (cell & ((1 << table.shift) - 1));
 }
 
 LCTX_HD inline char * lctx_pool_at(const lctx_pool_args & pool, size_t row) {
@@ -42,10 +43,10 @@ LCTX_HD inline char * lctx_key_row(const lctx_cache_args & cache, int32_t cell, 
     return lctx_pool_at(cache.k_pool, lctx_pool_row(cache.table, cell, head, seq));
 }
 
-// Whether a page of staged pools: the table tells of others too.
+// Whether a unit of staged pools: the table tells of others too.
 LCTX_HD inline bool lctx_is_staged(const lctx_cache_args & cache, int32_t cell, int32_t head, int32_t seq) {
     const int32_t page = lctx_page_of(cache.table, cell, head, seq);
-    return page >= 0 && (size_t)page * LCTX_PAGE_ROWS < cache.k_pool.n_row;
+    return page >= 0 && (size_t)page << cache.table.shift < cache.k_pool.n_row;
 }
 
 // Rows that a head keeps at most.

@@ -35,8 +35,11 @@ inline lctx_held_args lctx_held_of(const ggml_tensor * held) {
     if (!held) {
         return {};
     }
-    const auto n_row_max = (int32_t)((held->ne[0] - lctx_held::HEADER) / lctx_held::PLANES);
-    return {(int32_t *)held->data, held->nb[1] / sizeof(int32_t), held->nb[2] / sizeof(int32_t), n_row_max};
+    // the view of a layer says which heads are its own: what it has of each is in two places
+    const ggml_tensor * all = held->view_src ? held->view_src : held;
+    const size_t first = ((const char *)held->data - (const char *)all->data) / held->nb[1];
+    return {(int32_t *)all->data, all->ne[1] * all->ne[2], (int32_t)all->ne[1], (int32_t)first,
+            (int32_t)((held->ne[0] - lctx_held::HEADER) / lctx_held::PLANES)};
 }
 
 inline lctx_angles_args lctx_angles_args_of(ggml_tensor * dst) {
@@ -69,6 +72,9 @@ inline lctx_store_args lctx_store_args_of(const ggml_tensor * dst) {
     args.cache.held = lctx_held_of(dst->src[8]);
     args.params = lctx_params_of<lctx_store_params>(dst);
     args.cache.k_pool.n_row = (size_t)dst->src[2]->ne[1];
+    if (args.params.staged_chunk > 0) {
+        args.cache.table.shift = lctx_unit_shift(args.params.staged_chunk);
+    }
     return args;
 }
 
@@ -102,16 +108,17 @@ inline lctx_attend_args lctx_attend_args_of(const ggml_tensor * dst) {
     args.n_dims = (int32_t)dst->src[5]->ne[0];
     args.cache.near = lctx_near_of(dst->src[6]);
     args.cache.held = lctx_held_of(dst->src[LCTX_ATTEND_HELD]);
-    if (dst->src[LCTX_ATTEND_HELD + 1]) {
-        args.cache.k_pool = lctx_staged_pool_of(dst->src[LCTX_ATTEND_HELD + 1], dst->src[1]);
-        args.cache.v_pool = lctx_staged_pool_of(dst->src[LCTX_ATTEND_HELD + 2], dst->src[2]);
-    }
     args.head_dim_k = (int32_t)q->ne[0];
     args.head_dim_v = (int32_t)dst->src[2]->ne[0];
     args.n_head = (int32_t)q->ne[1];
     args.n_head_kv = (int32_t)dst->src[3]->ne[1];
     args.n_tokens = (int32_t)q->ne[2];
     args.params = lctx_params_of<lctx_attend_params>(dst);
+    if (dst->src[LCTX_ATTEND_HELD + 1] && args.params.op == LCTX_OP_ATTEND) {
+        args.cache.k_pool = lctx_staged_pool_of(dst->src[LCTX_ATTEND_HELD + 1], dst->src[1]);
+        args.cache.v_pool = lctx_staged_pool_of(dst->src[LCTX_ATTEND_HELD + 2], dst->src[2]);
+        args.cache.table.shift = lctx_unit_shift(args.params.chunk_size);
+    }
     args.n_angle = (int32_t)(dst->src[5]->ne[1] / q->ne[2]);
     args.n_choice = args.params.chunk_size > 0 ? (int32_t)dst->src[4]->ne[2] : 1;
     args.dst = (float *)dst->data;
@@ -265,7 +272,9 @@ inline lctx_fetch_args lctx_fetch_args_of(const ggml_tensor * dst) {
     args.staging = (int32_t *)dst->src[6]->data;
     args.staging_stride = dst->src[6]->nb[1] / sizeof(int32_t);
     args.table = (int32_t *)dst->data;
-    args.n_staged = lctx_params_of<lctx_fetch_params>(dst).n_staged;
+    args.head_stride = dst->nb[1] / sizeof(int32_t);
+    args.seq_stride = dst->nb[2] / sizeof(int32_t);
+    args.params = lctx_params_of<lctx_fetch_params>(dst);
     args.n_page_max = (int32_t)table->ne[0];
     args.n_head_kv = (int32_t)table->ne[1];
     args.n_seq = (int32_t)table->ne[2];

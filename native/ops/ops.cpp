@@ -90,7 +90,7 @@ ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * f
 
 ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
                          ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                         int32_t rope_mode, lctx_score score, lctx_hadamard hadamard, bool staged_only) {
+                         int32_t rope_mode, lctx_score score, lctx_hadamard hadamard, int32_t staged_chunk) {
     GGML_ASSERT(k->type == GGML_TYPE_F32 && k->nb[0] == sizeof(float) && k->ne[0] == k_pool->ne[0]);
     GGML_ASSERT(v->type == GGML_TYPE_F32 && v->nb[0] == sizeof(float) && v->ne[0] == v_pool->ne[0]);
     GGML_ASSERT(k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && k->ne[1] == table->ne[1]);
@@ -100,7 +100,7 @@ ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, g
     GGML_ASSERT(is_held(held, table) && fits(hadamard, k->ne[0], v->ne[0]));
 
     ggml_tensor * result = ggml_view_tensor(ctx, k_pool);
-    set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode, score, staged_only, hadamard});
+    set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode, score, staged_chunk, hadamard});
     set_sources(result, {k, v, k_pool, v_pool, table, rows, angles, near, held});
     return result;
 }
@@ -232,17 +232,21 @@ ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor *
 }
 
 ggml_tensor * lctx_fetch(ggml_context * ctx, ggml_tensor * segs, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
-                         ggml_tensor * k_staged, ggml_tensor * v_staged, ggml_tensor * staging, ggml_tensor * staging_table) {
-    const int64_t n_staged = k_staged->ne[1] / LCTX_PAGE_ROWS / table->ne[1];
+                         ggml_tensor * k_staged, ggml_tensor * v_staged, ggml_tensor * staging, ggml_tensor * staging_table,
+                         int32_t chunk_size, int32_t n_run) {
+    const int32_t shift = lctx_unit_shift(chunk_size), of_page = LCTX_PAGE_ROWS >> shift;
+    const int64_t n_staged = (k_staged->ne[1] >> shift) / table->ne[1];
     GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && segs->ne[2] % table->ne[1] == 0 && ggml_is_contiguous(segs));
-    GGML_ASSERT(k_staged->type == k->type && k_staged->ne[0] == k->ne[0] && n_staged > 0);
+    GGML_ASSERT(k_staged->type == k->type && k_staged->ne[0] == k->ne[0] && n_staged > 0 && n_staged % of_page == 0);
     GGML_ASSERT(v_staged->type == v_pool->type && v_staged->ne[0] == v_pool->ne[0] && v_staged->ne[1] == k_staged->ne[1]);
     GGML_ASSERT(staging->type == GGML_TYPE_I32 && staging->ne[0] == lctx_staging::size((int32_t)n_staged) &&
                 staging->ne[1] == table->ne[1]);
-    GGML_ASSERT(staging_table->type == GGML_TYPE_I32 && ggml_are_same_shape(staging_table, table));
+    GGML_ASSERT(staging_table->type == GGML_TYPE_I32 && staging_table->ne[0] == of_page * table->ne[0] &&
+                staging_table->ne[1] == table->ne[1] && staging_table->ne[2] == table->ne[2]);
+    GGML_ASSERT(chunk_size % 16 == 0);  // units are copied 16 bytes at a time
 
     ggml_tensor * result = ggml_view_tensor(ctx, staging_table);
-    set_params(result, lctx_fetch_params{LCTX_OP_FETCH, (int32_t)n_staged});
+    set_params(result, lctx_fetch_params{LCTX_OP_FETCH, (int32_t)n_staged, chunk_size, n_run});
     set_sources(result, {segs, k, v_pool, table, k_staged, v_staged, staging, staging_table});
     return result;
 }

@@ -16,7 +16,17 @@
 #include <cstdint>
 #include <vector>
 
-constexpr int LCTX_PAGE_ROWS = 64;
+constexpr int LCTX_PAGE_SHIFT = 6;
+constexpr int LCTX_PAGE_ROWS = 1 << LCTX_PAGE_SHIFT;
+
+// Rows are staged (staging.h) in units of 1 << shift: a chunk where chunks divide a page, else a page.
+LCTX_HD constexpr int32_t lctx_unit_shift(int32_t chunk_size) {
+    int32_t shift = LCTX_PAGE_SHIFT;
+    while (LCTX_PAGE_ROWS % chunk_size == 0 && 1 << shift > chunk_size) {
+        shift--;
+    }
+    return shift;
+}
 
 enum lctx_op : int32_t {
     LCTX_OP_ANGLES,
@@ -53,8 +63,8 @@ struct lctx_angles_params {
 struct lctx_store_params {
     lctx_op op;
     int32_t rope_mode;
-    lctx_score score;     // of the votes for the rows, when heads evict
-    int32_t staged_only;  // 1: rows whose page is not staged are left out
+    lctx_score score;      // of the votes for the rows, when heads evict
+    int32_t staged_chunk;  // > 0: the pools are staged units of chunks of this size, and other rows are left out
     lctx_hadamard hadamard;
 };
 
@@ -119,7 +129,9 @@ struct lctx_center_params {
 
 struct lctx_fetch_params {
     lctx_op op;
-    int32_t n_staged;  // staged pages of a head
+    int32_t n_staged;    // staged units of a head
+    int32_t chunk_size;  // every segment is inside one chunk, but
+    int32_t n_run;       // the first n_run of a list, which may be any rows
 };
 
 // True for the types that K and V rows can have: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1.
@@ -174,12 +186,13 @@ ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * f
 //   rows:    I32 [4, n_tokens]                       lctx_row
 //   angles:  F32 [n_dims, *]
 //   near:    as k_pool [head_dim_k, near_rows, n_head_kv, n_seq] or NULL: keys once more, in row % near_rows
-//   held:    I32 [lctx_held::size, n_head_kv, n_seq] or NULL: heads evict, the new rows are written down there
-//   staged_only: the pools are the staged pages and the table is theirs: other rows are left out
+//   held:    I32 [lctx_held::size, n_head_kv, n_seq], or a view of these heads in a larger one (lctx_held says where what is), or NULL:
+//            heads evict, the new rows are written down there
+//   staged_chunk: > 0: the pools are the staged units of chunks of this size and the table is theirs: other rows are left out
 //   result:  view of k_pool; what reads the pools takes it as its source
 ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
                          ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                         int32_t rope_mode, lctx_score score, lctx_hadamard hadamard, bool staged_only = false);
+                         int32_t rope_mode, lctx_score score, lctx_hadamard hadamard, int32_t staged_chunk = 0);
 
 // Write keys once more, as stored, in few bits a channel. Of a row that a head does not hold nothing is written.
 //   k:       result of lctx_store; table, rows, held: as there
@@ -195,7 +208,7 @@ ggml_tensor * lctx_index(ggml_context * ctx, ggml_tensor * k, ggml_tensor * tabl
 //            I32 [4, n_seg, n_choice, n_tokens] with params.chunk_size > 0: result of lctx_select
 //   result:  F32 [n_head*head_dim_v*n_tokens] as [head_dim_v, n_head, n_tokens], then with lse: [n_head, n_tokens]
 // A query without any row gives 0 and LSE -inf.
-// With staged pages table is the result of lctx_fetch, and heads do not evict.
+// With staged units table is the result of lctx_fetch, segs are those that it saw, and heads do not evict.
 ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
                           ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
                           const lctx_attend_params & params, ggml_tensor * k_staged = nullptr, ggml_tensor * v_staged = nullptr);
@@ -255,12 +268,13 @@ ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor *
                          ggml_tensor * due, ggml_tensor * budgets, ggml_tensor * summaries, ggml_tensor * index, const lctx_retain & retain,
                          int32_t chunk_size, int32_t index_bits);
 
-// Bring the pages that the batch reads close, where there is room: the least recently read ones make place.
-//   segs:       result of lctx_select
+// Bring the units that the batch reads close, where there is room: the least recently read ones make place.
+//   segs:       result of lctx_select; chunk_size, n_run: as of lctx_attend_params
 //   k:          result of lctx_store into the pool of all pages; v_pool, table: as there
-//   k_staged: as k_pool [head_dim_k, n_head_kv*n_staged*64]: head h has the pages from h*n_staged on; v_staged likewise
+//   k_staged: as k_pool [head_dim_k, n_head_kv*n_staged << shift]: head h has the units from h*n_staged on; v_staged likewise
 //   staging:   I32 [lctx_staging::size, n_head_kv]
-//   staging_table: I32 as table: a staged page, or the number of staged pages + the page of the pool; -1: not known
+//   staging_table: I32 as table, for units: a staged one, or the number of staged units + the unit of the pool; -1: not known
 //   result:     view of staging_table
 ggml_tensor * lctx_fetch(ggml_context * ctx, ggml_tensor * segs, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
-                         ggml_tensor * k_staged, ggml_tensor * v_staged, ggml_tensor * staging, ggml_tensor * staging_table);
+                         ggml_tensor * k_staged, ggml_tensor * v_staged, ggml_tensor * staging, ggml_tensor * staging_table,
+                         int32_t chunk_size, int32_t n_run);

@@ -56,18 +56,24 @@ struct lctx_retain {
     }
 };
 
-// What one KV head of one sequence holds: int32 [size], header, then planes of n_row_max numbers.
+// What one KV head of one sequence holds: a header, and planes of n_row_max numbers. In a tensor int32 [size, n_head, n_seq] all headers
+// come first, then the planes of one head after the other: a device need not have memory for planes before they have rows.
 struct lctx_held {
-    int32_t * data;
+    int32_t * data;  // the header
+    int32_t * planes;
     int32_t n_row_max;
 
     static constexpr int32_t HEADER = 4, PLANES = 3;
     LCTX_HD static int64_t size(int32_t n_row_max) { return HEADER + (int64_t)PLANES * n_row_max; }
+    // That of number `index` of the n of a tensor.
+    LCTX_HD static lctx_held of(int32_t * all, int64_t n, int64_t index, int32_t n_row_max) {
+        return {all + index * HEADER, all + n * HEADER + index * PLANES * n_row_max, n_row_max};
+    }
 
     LCTX_HD int32_t & n_gone() const { return data[0]; }      // rows evicted so far
     LCTX_HD int32_t & dense_from() const { return data[1]; }  // rows from this one on are all here
     LCTX_HD int32_t & undo_from() const { return data[2]; }   // undo() is what scores() was before the queries from this row on voted
-    LCTX_HD int32_t * rows() const { return data + HEADER; }
+    LCTX_HD int32_t * rows() const { return planes; }
     LCTX_HD int32_t * scores() const { return rows() + n_row_max; }
     LCTX_HD int32_t * undo() const { return scores() + n_row_max; }  // scores before the last ubatch that voted: it may be taken back
 

@@ -50,37 +50,42 @@ class KVUsage:
 
 @dataclass(frozen=True)
 class OffloadUsage:
-    """Pages of K and V that lie in memory of the host, of all layers and heads since the context was created.
+    """Units of K and V that lie in memory of the host, of all layers and heads since the context was created.
+
+    A unit is a chunk where chunks divide 64 tokens, else 64 tokens.
 
     Attributes
     ----------
     hits, misses, far : int
-        Pages that lay on the device when they were wanted; that were brought; that were read where they are, because
+        Units that lay on the device when they were wanted; that were brought; that were read where they are, because
         more were wanted at once than fit.
-    page_bytes : int
-        Bytes of a page: 64 rows of K and of V of one head.
+    unit_bytes : int
+        Bytes of a unit: K and V of one head.
     device_bytes : int
         Bytes on the devices for all that the method keeps there.
     staged : int
-        Pages of a head that fit on its device; 0 without ``kv_offload``.
+        Units of a head that fit on its device; 0 without ``kv_offload``.
+    chosen : int
+        Units of a head that a query which chooses reads at most.
     """
 
     hits: int
     misses: int
     far: int
-    page_bytes: int
+    unit_bytes: int
     device_bytes: int
     staged: int
+    chosen: int
 
     @property
     def hit_rate(self) -> float:
-        """Share of the pages that lay on the device already."""
+        """Share of the units that lay on the device already."""
         return self.hits / max(1, self.hits + self.misses + self.far)
 
     @property
     def bytes_moved(self) -> int:
         """Bytes that came from memory of the host."""
-        return (self.misses + self.far) * self.page_bytes
+        return (self.misses + self.far) * self.unit_bytes
 
 
 class Context:
@@ -370,11 +375,12 @@ class Context:
         return KVUsage(info.bytes, info.peak_bytes, info.full_bytes, info.rest_bytes, info.mapped_bytes, rows)
 
     def offload_usage(self) -> OffloadUsage:
-        """Return how the pages of ``kv_offload`` were read."""
+        """Return how the rows of ``kv_offload`` were read."""
         info = ffi.new("lctx_offload_info *")
         with self._lock:
             check(lib.lctx_offload_usage(self.handle, info), lib.lctx_context_error(self.handle))
-        return OffloadUsage(info.n_hit, info.n_miss, info.n_far, info.page_bytes, info.device_bytes, info.n_staged)
+        counts = (info.n_hit, info.n_miss, info.n_far)
+        return OffloadUsage(*counts, info.unit_bytes, info.device_bytes, info.n_staged, info.n_chosen)
 
     def _kv_usage(self, info: Any, rows: Any) -> None:
         check(lib.lctx_kv_usage(self.handle, info, rows), lib.lctx_context_error(self.handle))
