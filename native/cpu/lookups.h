@@ -6,8 +6,6 @@
 #include <cstdint>
 
 struct lctx_lookups {
-    std::atomic<int64_t> segments{0};  // of lists that were inverted
-    std::atomic<int64_t> spans{0};     // that parts of tiles went through
+    static inline std::atomic<int64_t> segments{0};  // of lists that were inverted
+    static inline std::atomic<int64_t> spans{0};     // that parts of tiles went through
 };
-
-inline lctx_lookups lctx_looked_up;

@@ -92,6 +92,8 @@ struct lctx_reader {
 // What the columns of a tile read, ascending: readers[start[i] .. start[i + 1]) are the columns that read bucket[i], ascending. Parts of
 // the tile find theirs by the cells or by the running number of blocks.
 struct lctx_spans {
+    uint64_t * bits;        // [n_bucket - n_run][n_word]  while many columns are sorted: which of them read a chunk
+    int32_t * cursor;       // [max_column]  and where they are in their lists
     int32_t & n;            // spans
     int32_t * bucket;       // [n_span]
     int32_t * start;        // [n_span + 1]
@@ -99,11 +101,18 @@ struct lctx_spans {
     int32_t * n_before;     // [n_span + 1]  blocks of the spans before
     lctx_reader * readers;  // [max_column * n_seg]
 
+    static size_t n_bits(const lctx_tiling & t) {
+        return t.is_merged(t.head_block * t.token_block) ? 0 : (size_t)(t.n_bucket - t.n_run) * n_word(t.max_column);
+    }
+    static int n_word(int n_column) { return (int)lctx_ceil_div(n_column, 64); }
     static size_t size(const lctx_attend_args & a, const lctx_tiling & t) {
-        return (5 * (size_t)t.n_span + 3) * sizeof(int32_t) + (size_t)t.max_column * a.n_seg * sizeof(lctx_reader);
+        return n_bits(t) * sizeof(uint64_t) + (5 * (size_t)t.n_span + 3 + t.max_column) * sizeof(int32_t) +
+               (size_t)t.max_column * a.n_seg * sizeof(lctx_reader);
     }
     lctx_spans(void * base, const lctx_tiling & t)
-        : n(*(int32_t *)base),
+        : bits((uint64_t *)base),
+          cursor((int32_t *)(bits + n_bits(t))),
+          n(cursor[t.max_column]),
           bucket(&n + 1),
           start(bucket + t.n_span),
           lo(start + t.n_span + 1),
@@ -173,90 +182,109 @@ static inline int64_t lctx_first_segment(const lctx_attend_args & a, const lctx_
     return ((int64_t)tile.token(column) * a.n_choice + tile.head(column) / (a.n_head / a.n_choice)) * a.n_seg;
 }
 
-// f(bucket, reader). Segments of chunks without rows are left out; runs stay, so that a span of them has all columns in their order.
-template <typename F>
-static inline void lctx_each_segment(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile, F && f) {
-    const int n_together = lctx_together(a, tile);
-    for (int c = 0; c < tile.n_column; c += n_together) {
-        const int64_t first = lctx_first_segment(a, tile, c);
-        for (int i = 0; i < a.n_seg; i++) {
-            const lctx_segment & sg = a.segs[first + i];
-            if (i >= t.n_run && sg.row0 >= sg.row1) {
-                continue;
-            }
-            const int bucket = i < t.n_run ? i : t.n_run + sg.row0 / a.params.chunk_size;
-            for (int h = 0; h < n_together; h++) {
-                f(bucket, lctx_reader{c + h, (int32_t)(first + i), sg.angle});
-            }
-        }
-    }
-}
+// Writes spans in their order. Columns that read the same are together, and have one list.
+class lctx_span_writer {
+  public:
+    const lctx_attend_args & a;
+    const lctx_tile & tile;
+    const lctx_spans & spans;
+    const int n_together, n_list;
 
-// Many columns: a counting sort of their segments by bucket, whose time depends on the context a little.
+    lctx_span_writer(const lctx_attend_args & a, const lctx_tile & tile, const lctx_spans & spans)
+        : a(a), tile(tile), spans(spans), n_together(lctx_together(a, tile)), n_list(tile.n_column / n_together) {
+        spans.n = 0;
+    }
+    int64_t first(int list) const { return lctx_first_segment(a, tile, list * n_together); }
+    void begin(int bucket) { spans.bucket[spans.n] = bucket, spans.start[spans.n++] = n_reader_; }
+    // A list of the span reads it by a segment.
+    void add(int list, int64_t seg) {
+        for (int h = 0; h < n_together; h++) {
+            spans.readers[n_reader_++] = {list * n_together + h, (int32_t)seg, a.segs[seg].angle};
+        }
+    }
+    // Runs stay also where they are empty, so that a span of them has all columns in their order.
+    void add_runs(int n_run) {
+        for (int run = 0; run < n_run; run++) {
+            begin(run);
+            for (int list = 0; list < n_list; list++) {
+                add(list, first(list) + run);
+            }
+        }
+    }
+    void end() { spans.start[spans.n] = n_reader_; }
+
+  private:
+    int n_reader_ = 0;
+};
+
+// Many columns: a bit for each that reads a chunk, then the bits in their order. The time depends on the context a little.
 static inline void lctx_sort_segments(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile, const lctx_spans & spans) {
-    int32_t * start = spans.start;
-    std::fill_n(start, t.n_bucket + 1, 0);
-    lctx_each_segment(a, t, tile, [&](int bucket, const lctx_reader &) { start[bucket + 1]++; });
-    for (int i = 0; i < t.n_bucket; i++) {
-        start[i + 1] += start[i];
-    }
-    lctx_each_segment(a, t, tile, [&](int bucket, const lctx_reader & reader) { spans.readers[start[bucket]++] = reader; });
-    spans.n = 0;  // start[b] is the end of bucket b now
-    for (int bucket = 0, first = 0; bucket < t.n_bucket; bucket++) {
-        const int end = start[bucket];
-        if (first < end) {
-            spans.bucket[spans.n] = bucket, start[spans.n++] = first;
-        }
-        first = end;
-        if (bucket == t.n_bucket - 1) {
-            start[spans.n] = end;
+    lctx_span_writer to(a, tile, spans);
+    to.add_runs(t.n_run);
+    const int n_chunk = t.n_bucket - t.n_run, n_word = spans.n_word(to.n_list);
+    const double per_row = 1.0 / std::max(a.params.chunk_size, 1);  // chunks begin at whole multiples
+    std::fill_n(spans.bits, (size_t)n_chunk * n_word, 0);
+    for (int list = 0; list < to.n_list; list++) {
+        const int64_t first = to.first(list);
+        spans.cursor[list] = (int32_t)first + t.n_run;
+        for (int64_t seg = first + t.n_run; seg < first + a.n_seg; seg++) {
+            const lctx_segment & sg = a.segs[seg];
+            if (sg.row0 < sg.row1) {
+                const int chunk = (int)(sg.row0 * per_row + 0.5);
+                spans.bits[(size_t)chunk * n_word + list / 64] |= 1ull << list % 64;
+            }
         }
     }
+    for (int chunk = 0; chunk < n_chunk; chunk++) {
+        const uint64_t * bits = spans.bits + (size_t)chunk * n_word;
+        bool is_new = true;
+        for (int word = 0; word < n_word; word++) {
+            for (uint64_t left = bits[word]; left != 0; left &= left - 1) {
+                if (is_new) {
+                    to.begin(t.n_run + chunk);
+                    is_new = false;
+                }
+                const int list = word * 64 + __builtin_ctzll(left);
+                int32_t & seg = spans.cursor[list];
+                for (; a.segs[seg].row0 >= a.segs[seg].row1; seg++) {
+                }
+                to.add(list, seg++);
+            }
+        }
+    }
+    to.end();
 }
 
 // Few columns: their lists, which ascend, are merged; the time does not depend on the context.
 static inline void lctx_merge_segments(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile,
                                        const lctx_spans & spans) {
-    const int n_together = lctx_together(a, tile), size = a.params.chunk_size;
+    lctx_span_writer to(a, tile, spans);
+    to.add_runs(t.n_run);
     int cursor[LCTX_FEW_COLUMNS];
-    std::fill_n(cursor, tile.n_column, t.n_run);
-    const auto at = [&](int column) { return lctx_first_segment(a, tile, column) + cursor[column]; };
-    const auto chunk = [&](int column) {
-        for (; cursor[column] < a.n_seg && a.segs[at(column)].row0 >= a.segs[at(column)].row1; cursor[column]++) {
+    std::fill_n(cursor, to.n_list, t.n_run);
+    const auto at = [&](int list) { return to.first(list) + cursor[list]; };
+    const auto chunk = [&](int list) {
+        for (; cursor[list] < a.n_seg && a.segs[at(list)].row0 >= a.segs[at(list)].row1; cursor[list]++) {
         }
-        return cursor[column] < a.n_seg ? a.segs[at(column)].row0 / size : INT_MAX;
+        return cursor[list] < a.n_seg ? a.segs[at(list)].row0 / a.params.chunk_size : INT_MAX;
     };
-    int n_reader = 0;
-    spans.n = 0;
-    const auto begin = [&](int bucket) { spans.bucket[spans.n] = bucket, spans.start[spans.n++] = n_reader; };
-    const auto add = [&](int column, int64_t seg) {
-        for (int h = 0; h < n_together; h++) {
-            spans.readers[n_reader++] = {column + h, (int32_t)seg, a.segs[seg].angle};
-        }
-    };
-    for (int run = 0; run < t.n_run; run++) {
-        begin(run);
-        for (int c = 0; c < tile.n_column; c += n_together) {
-            add(c, lctx_first_segment(a, tile, c) + run);
-        }
-    }
     for (;;) {
         int next = INT_MAX;
-        for (int c = 0; c < tile.n_column; c += n_together) {
-            next = std::min(next, chunk(c));
+        for (int list = 0; list < to.n_list; list++) {
+            next = std::min(next, chunk(list));
         }
         if (next == INT_MAX) {
             break;
         }
-        begin(t.n_run + next);
-        for (int c = 0; c < tile.n_column; c += n_together) {
-            if (chunk(c) == next) {
-                add(c, at(c));
-                cursor[c]++;
+        to.begin(t.n_run + next);
+        for (int list = 0; list < to.n_list; list++) {
+            if (chunk(list) == next) {
+                to.add(list, at(list));
+                cursor[list]++;
             }
         }
     }
-    spans.start[spans.n] = n_reader;
+    to.end();
 }
 
 // What up to LCTX_MAX_COLUMNS readers read of a span: cells that any of them reads, and cells that all of them read.
@@ -368,7 +396,7 @@ static inline void lctx_locate(const lctx_attend_args & a, const lctx_tiling & t
 static inline void lctx_invert(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile, const lctx_spans & spans) {
     (t.is_merged(tile.n_column) ? lctx_merge_segments : lctx_sort_segments)(a, t, tile, spans);
     lctx_locate(a, t, tile.head_kv, spans);
-    lctx_looked_up.segments += tile.n_column * a.n_seg;
+    lctx_lookups::segments += tile.n_column * a.n_seg;
 }
 
 // f(span) for spans [first, end), in the order of the buckets, up to LCTX_MAX_COLUMNS readers at a time.
@@ -384,5 +412,5 @@ template <typename F> static inline void lctx_each_span(const lctx_attend_args &
             f(span);
         });
     }
-    lctx_looked_up.spans += std::max(0, end - first);
+    lctx_lookups::spans += std::max(0, end - first);
 }
