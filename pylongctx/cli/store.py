@@ -20,7 +20,7 @@ EPILOG = "A text is what one prompt left: blocks of 512 tokens. Texts that begin
 ACTIONS = {
     "ls": "list the texts",
     "rm": "remove texts, or what was not used for some days",
-    "verify": "read every file and remove what is damaged, with status 1",
+    "verify": "read every file and remove what is damaged; status 1 when one is, or cannot be read",
     "stats": "files and bytes of each model and method",
 }
 
@@ -109,10 +109,17 @@ def _remove(folder: Folder, args: argparse.Namespace) -> int:
 
 
 def _verify(folder: Folder, args: argparse.Namespace) -> int:
-    entries = folder.entries()
-    damaged = [entry for entry in entries if folder.load(entry.path) is None and not entry.path.exists()]
-    Console().print(f"{len(entries)} files, {len(damaged)} damaged and removed")
-    return 1 if damaged else 0
+    entries, unread = folder.entries(), []
+    n_damaged = 0
+    for entry in entries:
+        try:
+            n_damaged += folder.load(entry.path) is None and not entry.path.exists()
+        except (OSError, MemoryError) as reason:
+            unread.append(f"{entry.path.name}: {reason or 'no memory'}")
+    Console().print(f"{len(entries)} files, {n_damaged} damaged and removed, {len(unread)} that cannot be read")
+    for line in unread:
+        Console().print(line, markup=False, soft_wrap=True)
+    return 1 if n_damaged or unread else 0
 
 
 def _stats(folder: Folder, args: argparse.Namespace) -> int:
@@ -135,8 +142,8 @@ def _blocks(folder: Folder) -> dict[str, Block]:
     for entry in folder.entries():
         try:
             about = read_identity(entry.path)
-        except (LctxError, OSError):
-            continue  # verify removes it
+        except (LctxError, OSError, MemoryError):
+            continue  # verify says why
         if all(isinstance(about.get(key), kind) for key, kind in (("first", int), ("end", int), ("before", str))):
             blocks.setdefault(entry.name, Block(entry.name, about)).files.append(entry)
     return blocks

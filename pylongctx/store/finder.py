@@ -131,7 +131,7 @@ class Finder:
                     return session.n_tokens > 0  # the rows of what is sound
                 session.clear()
                 return False
-        except LctxError as reason:  # of another version, or with a context that is too small
+        except (LctxError, MemoryError) as reason:  # of another version, or with a context that is too small
             session.say(f"the KV store has no use: {reason}")
             session.clear()
             return False
@@ -206,10 +206,10 @@ def joined(rows: NDArray[np.uint8], point: NDArray[np.uint8]) -> NDArray[np.uint
 
 
 def _tokens_of(path: Path) -> NDArray[np.int32]:
-    """Return the tokens of a tail; none when it is damaged or gone."""
+    """Return the tokens of a tail; none when it is damaged, gone or cannot be read."""
     try:
         return read_tokens(path)
-    except (LctxError, ValueError, OSError):
+    except (LctxError, ValueError, OSError, MemoryError):
         return np.empty(0, np.int32)
 
 

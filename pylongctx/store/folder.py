@@ -69,12 +69,15 @@ class Folder:
         return self.path / name[:2] / f"{name}.{kind}"
 
     def tails(self, name: str) -> list[Path]:
-        """Return the files of tails that follow a block."""
-        return list((self.path / name[:2]).glob(f"{name}-*.tail"))
+        """Return the files of tails that follow a block; none when the folder cannot be listed."""
+        try:
+            return list((self.path / name[:2]).glob(f"{name}-*.tail"))
+        except OSError:
+            return []
 
     def has(self, name: str, kind: str) -> bool:
-        """Return whether a block is there."""
-        return self.file(name, kind).is_file()
+        """Return whether a block is there and the system lets us see it."""
+        return os.path.isfile(self.file(name, kind))  # False on every error, unlike Path.is_file
 
     def write(self, name: str, kind: str, state: LlamaState) -> int:
         """Write a block, and make room for it; returns its bytes."""
@@ -88,7 +91,8 @@ class Folder:
                 n = file.tell()
                 os.replace(file.name, path)
             except BaseException:
-                os.unlink(file.name)
+                with suppress(OSError):  # the first error is the one to report
+                    os.unlink(file.name)
                 raise
         self._unseen += n
         if self._unseen > self.limit / 64:
@@ -96,7 +100,13 @@ class Folder:
         return n
 
     def read(self, name: str, kind: str) -> LlamaState | None:
-        """Return a block; None when it is not there, or was damaged and is removed now."""
+        """Return a block; None when it is not there, or was damaged and is removed now.
+
+        Raises
+        ------
+        OSError, MemoryError
+            When it cannot be read now. It stays: nothing says that it is damaged.
+        """
         return self.load(self.file(name, kind))
 
     def load(self, path: Path) -> LlamaState | None:
@@ -105,9 +115,9 @@ class Folder:
             return LlamaState.load(path)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, LctxError) as reason:
-            LOG.warning("removed from the KV store: %s", reason)
+        except (ValueError, LctxError) as reason:  # its bytes are wrong
             path.unlink(missing_ok=True)
+            LOG.warning("removed from the KV store: %s", reason)
             return None
 
     def touch(self, names: Iterable[str]) -> None:

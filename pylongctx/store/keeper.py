@@ -119,7 +119,7 @@ class Keeper:
         """Store something; nothing of that may fail the evaluation."""
         try:
             keep()
-        except (LctxError, MemoryError) as reason:
+        except (LctxError, MemoryError, OSError) as reason:
             self._session.say(f"not stored: {reason}")
 
     def _keep_blocks(self, start: int, end: int) -> None:
