@@ -224,12 +224,6 @@ def test_the_least_used_leave(model, tmp_path):
         assert read(llm, text(seed=1))[1] > 0
 
 
-def test_files_are_for_their_owner(filled):
-    folder, _ = filled
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in files(folder)} == {0o600}
-
-
 WRITER = """
 import sys
 sys.path.insert(0, sys.argv[3])

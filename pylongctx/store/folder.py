@@ -48,7 +48,7 @@ class Folder:
     Parameters
     ----------
     path : str or Path
-        The folder; created for its owner only.
+        The folder; created for its owner only, whatever the umask is.
     limit : int
         Most bytes of all files; what was used least recently is removed.
 
@@ -59,9 +59,9 @@ class Folder:
     """
 
     def __init__(self, path: str | os.PathLike[str], limit: int) -> None:
-        self.path = Path(path)
         self.limit = limit
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path = Path(path).resolve()  # a link that changes later does not lead elsewhere
         self._unseen: float = float("inf")  # bytes written since all files were looked at
 
     def file(self, name: str, kind: str) -> Path:

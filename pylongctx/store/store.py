@@ -9,6 +9,7 @@ from pylongctx._log import LOG
 from pylongctx.engine.identity import WEIGHTS
 from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState
+from pylongctx.store import trust
 from pylongctx.store.folder import Folder
 
 DEFAULT_LIMIT = 20 << 30
@@ -63,12 +64,20 @@ class KVStore:
     ----------
     usage : StoreUsage
         What it has done.
+
+    Raises
+    ------
+    OSError
+        When the folder cannot be made.
+    PermissionError
+        When another user owns it or may write to it, see ``trust``.
     """
 
     def __init__(
         self, path: str, limit: int, identity: Callable[[], Mapping[str, Any]], weights: Callable[[], str]
     ) -> None:
         self.folder = Folder(path, limit)
+        trust.check(self.folder.path)
         self.identity = identity
         self._weights = weights
         self.usage = StoreUsage()
