@@ -14,7 +14,8 @@ from rich.table import Table
 from pylongctx._units import bytes_text
 from pylongctx.errors import LctxError
 from pylongctx.state import read_identity
-from pylongctx.store.folder import Entry, Folder
+from pylongctx.store.entries import Entry
+from pylongctx.store.folder import Folder
 
 EPILOG = "A text is what one prompt left: blocks of 512 tokens. Texts that begin alike share the first ones."
 ACTIONS = {
@@ -93,7 +94,7 @@ def _remove(folder: Folder, args: argparse.Namespace) -> int:
     blocks = _blocks(folder)
     going: list[Entry] = folder.entries() if args.all else []
     if args.unused is not None:
-        going += [file for file in folder.entries() if file.used < time.time() - args.unused * 86400]
+        going += [file for file in folder.leaving() if file.used < time.time() - args.unused * 86400]
     ends = _ends(blocks)
     for name in args.text:
         found = [block for block in ends if block.name.startswith(name)]
@@ -101,10 +102,10 @@ def _remove(folder: Folder, args: argparse.Namespace) -> int:
             raise ValueError(f"{name!r} begins the names of {len(found)} texts")
         shared = {part.name for end in ends if end is not found[0] for part in _text(blocks, end)}
         going += [file for part in _text(blocks, found[0]) if part.name not in shared for file in part.files]
-    removed = set(going)
-    for file in removed:
-        file.path.unlink(missing_ok=True)
-    Console().print(f"removed {len(removed)} files, {bytes_text(sum(file.n_bytes for file in removed))}")
+    removed = {file.path: file.n_bytes for file in going}
+    for path in removed:
+        path.unlink(missing_ok=True)
+    Console().print(f"removed {len(removed)} files, {bytes_text(sum(removed.values()))}")
     return 0
 
 

@@ -86,19 +86,21 @@ class Finder:
     def load(self, prefix: int) -> int:
         """Let the session hold more than ``prefix`` tokens of the text; returns how many more."""
         usage, started, self._prefix = self._store.usage, time.monotonic(), prefix
+        used = list(self._names)
         for place in self._places(prefix):
             self.changed = True
             if self._go_to(place):
+                used += [place.name] if place.kind == TAIL else []
                 break
         n = self._session.n_tokens - prefix if self.changed else 0
         if n > 0:
             usage.hits += 1
             usage.tokens += n
             usage.seconds_saved += self._seconds - (time.monotonic() - started)
-            self._store.folder.touch([*self._names[: self._session.n_tokens // BLOCK], place.name])
             self._session.say(f"{n} tokens come from the KV store")
         elif len(self._tokens) // BLOCK * BLOCK > prefix:
             usage.misses += 1
+        self._store.use(used)
         return max(n, 0)
 
     def _places(self, prefix: int) -> Iterator[Place]:

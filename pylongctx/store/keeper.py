@@ -105,7 +105,7 @@ class Keeper:
             return None
         self._store.usage.hits += 1
         self._store.usage.tokens += len(tokens)
-        self._store.folder.touch([name])
+        self._store.use([name])
         self._session.say(f"{len(tokens)} tokens of {document.name[:40]!r}, compressed, come from the KV store")
         return state.llama_state
 

@@ -16,7 +16,8 @@ DEFAULT_LIMIT = 20 << 30
 PENDING = 512 << 20  # bytes that wait to be written; what comes then is not kept
 
 Key = tuple[str, str]  # name and kind of a block
-Item = tuple[list[str], LlamaState]  # the names of the blocks up to this one, and what it holds
+Item = tuple[list[str], LlamaState | None]  # the names of the blocks up to this one, and what it holds; None: a use
+USE = "use"  # in the place of a kind: blocks are not written but used
 
 
 @dataclass
@@ -104,10 +105,19 @@ class KVStore:
     def write(self, names: list[str], kind: str, state: LlamaState) -> None:
         """Write the last of these blocks later; what cannot be kept is not, and the log says so once."""
         with self._changed:
-            if sum(waiting.nbytes for _, waiting in self._pending.values()) > PENDING:
+            if sum(waiting.nbytes for _, waiting in self._pending.values() if waiting) > PENDING:
                 self._lose("busy", "tokens are evaluated faster than they are written")
-            elif self._has_thread():
+            elif not self._has_thread():
+                self.usage.lost += 1
+            else:
                 self._pending.setdefault((names[-1], kind), (names, state))  # names say what is in a block
+                self._changed.notify_all()
+
+    def use(self, names: list[str]) -> None:
+        """Record later that a text goes through these blocks, whether its rows come from here or from memory."""
+        with self._changed:
+            if names and self._has_thread():
+                self._pending[names[-1], USE] = names, None
                 self._changed.notify_all()
 
     def read(self, name: str, kind: str) -> LlamaState | None:
@@ -155,7 +165,7 @@ class KVStore:
         try:
             thread.start()
         except (RuntimeError, MemoryError) as reason:  # the system has no more threads
-            self._lose("thread", f"blocks cannot be written: {_text(reason)}")
+            self._warn("thread", f"blocks cannot be written: {_text(reason)}")
             return False
         self._thread = thread
         return True
@@ -181,9 +191,12 @@ class KVStore:
             self._changed.wait_for(lambda: self._pending or self._closing)
             return next(iter(self._pending.items()), None)
 
-    def _keep(self, names: list[str], kind: str, state: LlamaState) -> None:
-        """Write a block; nothing that goes wrong may end the thread."""
+    def _keep(self, names: list[str], kind: str, state: LlamaState | None) -> None:
+        """Write a block, if there is one, and record its use; nothing that goes wrong may end the thread."""
         try:
+            if state is None:
+                self.folder.touch(names)
+                return
             state = replace(state, identity={**state.identity, WEIGHTS: self._weights()})
             self.usage.bytes_written += self.folder.write(names[-1], kind, state)
             self.folder.touch(names)
@@ -193,8 +206,12 @@ class KVStore:
             self._lose("bug", f"not everything is kept, by an error in pylongctx: {_text(reason)}", exc_info=True)
 
     def _lose(self, kind: str, why: str, exc_info: bool = False) -> None:
-        """Count a block, and warn of the first one of each kind of trouble."""
+        """Count a block that is not kept or not found, and say why."""
         self.usage.lost += 1
+        self._warn(kind, why, exc_info)
+
+    def _warn(self, kind: str, why: str, exc_info: bool = False) -> None:
+        """Write a warning, the first one of each kind of trouble."""
         if kind not in self._warned:
             self._warned.add(kind)
             LOG.warning("the KV store %s: %s", self.folder.path, why, exc_info=exc_info)
