@@ -127,6 +127,8 @@ class Llama(ReadingCompleter):
         costs reading it again. A folder that another user owns or may write to is refused. None: nothing is kept.
     kv_store_limit : int or None
         Most bytes of its files; what was used least recently leaves. None: 20 GiB.
+    kv_store_words : bool
+        Whether its files have the first words of their texts, for ``pylongctx kv ls``. Their tokens are there anyway.
     kv_offload : "host" or None
         "host": K and V lie in memory of the host, the pages that the heads choose are brought to the device, the least
         recently read ones making place. For longheads without an eviction rule.
@@ -217,6 +219,7 @@ class Llama(ReadingCompleter):
         kv_limit: int | None = None,
         kv_store: str | os.PathLike[str] | None = None,
         kv_store_limit: int | None = None,
+        kv_store_words: bool = True,
         kv_offload: str | None = None,
         kv_offload_mib: int | None = None,
         rpc_servers: str | None = None,

@@ -18,6 +18,7 @@ from tiny_gguf import make_model
 
 from pylongctx import Llama
 from pylongctx.cli import main
+from pylongctx.state import read_identity
 from pylongctx.store.folder import UNFINISHED, Folder
 from pylongctx.store.keys import chain
 from pylongctx.store.layout import BLOCK, SPACING
@@ -294,6 +295,7 @@ def test_two_writers_share_a_store(model, tmp_path):
     ("arguments", "reason"),
     [
         ({"kv_store_limit": 5}, "needs kv_store"),
+        ({"kv_store_words": False}, "needs kv_store"),
         ({"kv_store": "x", "kv_store_limit": 0}, "number of bytes"),
         ({"kv_store": "x", "kv_store_limit": True}, "number of bytes"),
         ({"kv_store": "x", "embedding": True}, "not with embedding"),
@@ -362,7 +364,10 @@ def test_a_server_finds_what_an_earlier_one_has_read(tmp_path):
             metrics = server.http.get("/metrics", headers=headers).text
             facts = server.http.get("/v1/longctx", headers=headers).json()
             slots = server.http.get("/slots", headers=headers).json()
+            assert "best of times" not in metrics + str(facts), "first words are for who has the folder"
         hits = 0 if first else 2
         assert f"pylongctx_kv_store_hits_total {hits}.0" in metrics
         assert facts["store"]["hits"] == hits and facts["store"]["limit"] == 20 << 30
         assert sum(slot.get("n_prompt_tokens_stored", 0) for slot in slots) == facts["store"]["tokens"]
+    about = [read_identity(path) for path in files(tmp_path)]
+    assert len({one["owner"] for one in about}) == 2 and all("best of times" in one["words"] for one in about)

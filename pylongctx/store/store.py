@@ -60,6 +60,8 @@ class KVStore:
         Returns what rows depend on beside the tokens and is known at once.
     weights : callable
         Returns the digest of the whole model; waits until it is known, InvalidInput when it cannot be.
+    words : bool
+        Whether blocks have the first words of their text, for ``pylongctx kv ls``.
 
     Attributes
     ----------
@@ -75,11 +77,17 @@ class KVStore:
     """
 
     def __init__(
-        self, path: str, limit: int, identity: Callable[[], Mapping[str, Any]], weights: Callable[[], str]
+        self,
+        path: str,
+        limit: int,
+        identity: Callable[[], Mapping[str, Any]],
+        weights: Callable[[], str],
+        words: bool = True,
     ) -> None:
         self.folder = Folder(path, limit)
         trust.check(self.folder.path)
         self.identity = identity
+        self.words = words
         self._weights = weights
         self.usage = StoreUsage()
         self._pending: dict[Key, Item] = {}  # what waits, in this order; the first is being written
