@@ -130,13 +130,14 @@ def test_a_damaged_block_that_cannot_be_removed(filled, model, monkeypatch, capl
     assert len(caplog.records) == 1 and "Permission denied" in caplog.text
 
 
-def test_verify_counts_what_it_cannot_read(filled, monkeypatch, capsys):
+@pytest.mark.parametrize(("failure", "why"), [("EIO", "Input/output error"), ("memory", ".rows: no memory")])
+def test_verify_counts_what_it_cannot_read(filled, monkeypatch, capsys, failure, why):
     folder, _ = filled
-    load, (first, *_) = LlamaState.load, files(folder)
-    monkeypatch.setattr(LlamaState, "load", lambda path: fail(FAILURES["EIO"])() if path == first else load(path))
+    load, first = LlamaState.load, files(folder, "rows")[0]
+    monkeypatch.setattr(LlamaState, "load", lambda path: fail(FAILURES[failure])() if path == first else load(path))
     assert main(["kv", "verify", str(folder)]) == 1
     out = capsys.readouterr().out
-    assert "3 files, 0 damaged and removed, 1 that cannot be read" in out and "Input/output error" in out
+    assert "3 files, 0 damaged and removed, 1 that cannot be read" in out and why in out
     assert len(files(folder)) == 3
 
 

@@ -88,9 +88,9 @@ def test_documents_have_a_name(embedded_model, tmp_path, listed, words):
     assert "cities" not in hidden and "document" in hidden
 
 
-def put(folder, **about):
+def put(folder, name="a" * 40, **about):
     state = LlamaState(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.uint8), about)
-    Folder(folder, 1 << 30).write("a" * 40, "rows", state)
+    Folder(folder, 1 << 30).write(name, "rows", state)
 
 
 @pytest.mark.parametrize("words", ["[red]a[/red]", "[/]", 5, None])
@@ -100,6 +100,19 @@ def test_what_files_say_is_printed_as_it_is(tmp_path, listed, words):
     title, _, row = listed(tmp_path).splitlines()
     assert title.startswith(f"{words}, ") and row.split()[7:] == [f"{words},", "user", "00000000", str(words)]
     assert " -  " in row, "no age"
+
+
+@pytest.mark.parametrize("action", ["ls", "stats"])
+def test_long_methods_are_told_apart(tmp_path, capsys, action):
+    for name in ("a", "b"):
+        put(tmp_path, name * 40, first=0, end=512, before="", method="x" * 90 + name)
+    assert main(["kv", action, str(tmp_path)]) == 0
+    out = "".join(capsys.readouterr().out.split())
+    assert out.count("xa,") == out.count("xb,") == 1
+
+
+def test_a_store_without_texts(tmp_path, listed):
+    assert listed(tmp_path) == "no texts\n"
 
 
 def test_files_of_an_earlier_release(tmp_path, listed):

@@ -17,7 +17,7 @@ from pylongctx.errors import LctxError
 from pylongctx.state import read_identity
 from pylongctx.store.entries import Entry
 from pylongctx.store.folder import Folder
-from pylongctx.store.words import shown
+from pylongctx.store.words import line, shown
 
 EPILOG = "A text is what one prompt left: blocks of 512 tokens. Texts that begin alike share the first ones."
 ACTIONS = {
@@ -84,6 +84,8 @@ def _list(folder: Folder, args: argparse.Namespace) -> int:
     groups: dict[str, list[Block]] = defaultdict(list)
     for block in sorted(_ends(blocks), key=lambda block: -_used(_text(blocks, block))):
         groups[_of(block.about)].append(block)
+    if not groups:
+        Console().print("no texts")
     for name, ends in sorted(groups.items()):
         Console().print(_texts(name, blocks, ends, not args.no_words))
     return 0
@@ -144,10 +146,10 @@ def _verify(folder: Folder, args: argparse.Namespace) -> int:
         try:
             n_damaged += folder.load(entry.path) is None and not entry.path.exists()
         except (OSError, MemoryError) as reason:
-            unread.append(f"{entry.path.name}: {reason or 'no memory'}")
+            unread.append(f"{entry.path.name}: {str(reason) or 'no memory'}")
     Console().print(f"{len(entries)} files, {n_damaged} damaged and removed, {len(unread)} that cannot be read")
-    for line in unread:
-        Console().print(line, markup=False, soft_wrap=True)
+    for text in unread:
+        Console().print(text, markup=False, soft_wrap=True)
     return 1 if n_damaged or unread else 0
 
 
@@ -198,4 +200,4 @@ def _used(blocks: Iterable[Block]) -> float:
 
 def _of(about: dict[str, Any]) -> str:
     types = f"{about.get('type_k')}/{about.get('type_v')}"
-    return shown(f"{about.get('model')}, {about.get('method') or 'llama.cpp'}, {types}")
+    return line(f"{about.get('model')}, {about.get('method') or 'llama.cpp'}, {types}")

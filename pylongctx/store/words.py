@@ -20,6 +20,11 @@ def first_words(model: Model, tokens: NDArray[np.int32]) -> str:
 
 
 def shown(text: str) -> str:
-    """Return the beginning of a text in one line that a terminal only prints: no controls, no change of direction."""
-    words = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * MOST]).split())
+    """Return the beginning of a text in one line."""
+    words = line(text[: 4 * MOST])
     return words if len(words) <= MOST else words[: MOST - 3] + "..."
+
+
+def line(text: str) -> str:
+    """Return a text in one line that a terminal only prints: no control characters, no change of direction."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
