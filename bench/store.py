@@ -7,9 +7,9 @@
 A prompt is read in one process, and again in later ones: with its files in the page cache, and with them dropped from
 it. The time is that of the first token's logits, without opening the model; the bits of the logits are compared.
 
-``--torture`` kills 200 processes while they write, flips a bit in 1000 stored blocks, fills a disk (a file system in
-memory, for which it must be root), and lets two processes write at once. It reports answers that differ from those of
-a process without a store.
+``--torture`` kills 200 processes while they write and verifies every block, flips a bit in 1000 stored blocks, fills a
+disk (a file system in memory, for which it must be root), and lets two processes write at once. It reports answers that
+differ from those of a process without a store; a block that a killed writer damaged counts as one.
 """
 
 import argparse
@@ -168,9 +168,16 @@ def kill_writers(judge: Judge, folder: Path, n: int) -> str:
             for _ in range(rng.randrange(3)):
                 process.stdout.readline()
             time.sleep(rng.random() * 0.3)
+    store = Folder(folder, 1 << 40)
+    entries = store.entries()
+    n_damaged = sum(store.load(entry.path) is None for entry in entries)
+    n_unfinished = len(list(folder.rglob(f"{UNFINISHED}*")))
+    judge.n_wrong += n_damaged
     judge.all(folder)
-    Folder(folder, 1 << 40).trim()
-    return f"{n} writers killed, {len(list(folder.rglob(f'{UNFINISHED}*')))} unfinished files are left"
+    store.trim()
+    n_left = len(list(folder.rglob(f"{UNFINISHED}*")))
+    found = f"{len(entries)} blocks, {n_damaged} of them damaged, {n_unfinished} unfinished files"
+    return f"{n} writers killed: {found}, {n_left} after a trim"
 
 
 def flip_bits(judge: Judge, folder: Path, n: int) -> str:

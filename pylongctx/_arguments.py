@@ -142,10 +142,12 @@ def evicts(given: Mapping[str, Any]) -> bool:
     return bool(policy == EVICT_MIDDLE)
 
 
-def store_settings(given: Mapping[str, Any], otherwise: int) -> tuple[str, int] | None:
-    """Return the folder of the KV store and its bytes; None for no store."""
-    folder, limit = given["kv_store"], given["kv_store_limit"]
+def store_settings(given: Mapping[str, Any], otherwise: int) -> tuple[str, int, bool] | None:
+    """Return the folder of the KV store, its bytes, and whether first words are kept; None for no store."""
+    folder, limit, words = given["kv_store"], given["kv_store_limit"], bool(given["kv_store_words"])
     if folder is None:
+        if not words:
+            raise ValueError("kv_store_words needs kv_store")
         if limit is not None:
             raise ValueError("kv_store_limit needs kv_store")
         return None
@@ -153,7 +155,7 @@ def store_settings(given: Mapping[str, Any], otherwise: int) -> tuple[str, int] 
         raise ValueError(f"kv_store_limit must be a number of bytes or None, not {limit!r}")
     if given["embedding"] or given["vocab_only"]:
         raise ValueError("kv_store keeps what is read for completions: not with embedding or vocab_only")
-    return os.fspath(folder), otherwise if limit is None else int(limit)
+    return os.fspath(folder), otherwise if limit is None else int(limit), words
 
 
 def kv_offload(where: str | None, mib: int | None) -> int:

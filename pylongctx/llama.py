@@ -124,9 +124,11 @@ class Llama(ReadingCompleter):
     kv_store : str or None
         A folder that keeps K and V of what was read, for its owner only. A prompt that begins as one before, in this
         process or an earlier one, goes on from there; several processes may share it. A block that is lost or damaged
-        costs reading it again. None: nothing is kept.
+        costs reading it again. A folder that another user owns or may write to is refused. None: nothing is kept.
     kv_store_limit : int or None
         Most bytes of its files; what was used least recently leaves. None: 20 GiB.
+    kv_store_words : bool
+        Whether its files have the first words of their texts, for ``pylongctx kv ls``. Their tokens are there anyway.
     kv_offload : "host" or None
         "host": K and V lie in memory of the host, the chunks that the heads choose are brought to the device, the least
         recently read ones making place. For longheads without an eviction rule.
@@ -154,6 +156,8 @@ class Llama(ReadingCompleter):
         When model and context do not fit, with a table of what each part takes and ways out.
     ConnectionError
         When a model of the catalogue is not here and cannot be fetched.
+    OSError
+        When ``kv_store`` cannot be made; PermissionError when another user owns it or may write to it.
 
     Examples
     --------
@@ -216,6 +220,7 @@ class Llama(ReadingCompleter):
         kv_limit: int | None = None,
         kv_store: str | os.PathLike[str] | None = None,
         kv_store_limit: int | None = None,
+        kv_store_words: bool = True,
         kv_offload: str | None = None,
         kv_offload_mib: int | None = None,
         rpc_servers: str | None = None,

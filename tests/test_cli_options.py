@@ -48,7 +48,7 @@ def test_what_is_not_given_is_left_to_llama():
 
 
 def test_options_become_arguments():
-    store = ("--kv-store", "folder", "--kv-store-limit", "5")
+    store = ("--kv-store", "folder", "--kv-store-limit", "5", "--no-kv-store-words")
     words = "-c 700 -b 64 -ub 32 -t 1 -ctk q8_0 -ctv q5_0 -ngl 0 -nkvo --yarn-beta-fast 16 --rope-scaling yarn -sm row"
     found = llama_arguments(parse(*words.split(), "--kv-limit", "3", "-ts", "3/1", "--kv-offload", "7", *store))
     assert found == {
@@ -67,6 +67,7 @@ def test_options_become_arguments():
         "kv_limit": 3 << 20,
         "kv_store": "folder",
         "kv_store_limit": 5 << 20,
+        "kv_store_words": False,
         "tensor_split": [3.0, 1.0],
         "kv_offload": "host",
         "kv_offload_mib": 7,
@@ -199,6 +200,8 @@ def test_names_and_variables_are_those_of_llama_cpp():
         "--kv-limit",
         "--kv-store",
         "--kv-store-limit",
+        "--kv-store-words",
+        "--no-kv-store-words",
         "--kv-offload",
         "--help",
         "-h",

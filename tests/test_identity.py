@@ -289,6 +289,7 @@ def test_blocks_of_another_format_are_ignored(tmp_path, monkeypatch, caplog, cap
         patch.setattr(identity, "FORMAT", identity.FORMAT - 1)
         old = fill(path, folder)
     files = sorted(folder.rglob("*.*"))
+    caplog.clear()
     with caplog.at_level(logging.WARNING, "pylongctx"), new(path, folder) as llm:
         assert pending(llm) == N and llm.kv_store_usage().lost == 0
         with pytest.raises(InvalidInput, match="another release of pylongctx saved it, in format 1; this one reads 2"):

@@ -12,16 +12,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stored import SETTINGS, SHAPE, N, damage, files, fill, found, new, read, text
 from thinning import thin
-from tiny_gguf import Shape, make_model
+from tiny_gguf import make_model
 
 from pylongctx import Llama
 from pylongctx.cli import main
+from pylongctx.state import read_identity
 from pylongctx.store.folder import UNFINISHED, Folder
 from pylongctx.store.keys import chain
 from pylongctx.store.layout import BLOCK, SPACING
 
-N = 2 * BLOCK + 77
 ROWS = [
     "full",
     "selfextend,group_size=8,neighbor_window=100",
@@ -38,45 +39,17 @@ METHODS = [
     "longheads,chunk_size=16,window=128+corm,window=64",
     None,
 ]
-SETTINGS = {"n_ctx": 2560, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
-
-
-def new(path, folder, **kwargs):
-    return Llama(str(path), kv_store=folder, **SETTINGS | kwargs)
-
-
-def text(n=N, seed=0):
-    return np.random.default_rng(seed).integers(3, 96, n).tolist()
-
-
-def read(llm, tokens):
-    """Read a prompt; returns the logits after it, and how many of its tokens were evaluated."""
-    before = llm.session.n_evaluated
-    next(llm.generate(tokens, temp=0.0))
-    return llm.session.last_logits.copy(), llm.session.n_evaluated - before
-
-
-def found(llm):
-    return llm.kv_store_usage()
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    shape = Shape(n_embd=128, n_head=2, n_head_kv=1, n_layer=3, n_ctx_train=512)
-    return make_model(tmp_path_factory.mktemp("model") / "model.gguf", shape)
+    return make_model(tmp_path_factory.mktemp("model") / "model.gguf", SHAPE)
 
 
 @pytest.fixture
 def filled(model, tmp_path):
     """Return a store in which a text is, and the logits after it."""
-    with new(model, tmp_path / "kv") as llm:
-        logits, n = read(llm, text())
-        assert n == N
-    return tmp_path / "kv", logits
-
-
-def files(folder, kind="*"):
-    return sorted(Path(folder).glob(f"??/*.{kind}"))
+    return tmp_path / "kv", fill(model, tmp_path / "kv")
 
 
 # ---- what is found ----
@@ -194,17 +167,6 @@ def test_names_follow_the_tokens_before():
 # ---- what happens to files ----
 
 
-def damage(path, how, rng):
-    data = bytearray(path.read_bytes())
-    if how == "flip":
-        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    elif how == "torn":
-        del data[rng.randrange(len(data)) :]
-    elif how == "zeros":
-        data = bytearray(len(data))
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("how", ["flip", "torn", "zeros"])
 @pytest.mark.parametrize("method", ["full", "corm"])
 def test_a_damaged_block_costs_reading_it_again(model, tmp_path, method, how, caplog):
@@ -263,16 +225,10 @@ def test_the_least_used_leave(model, tmp_path):
         assert read(llm, text(seed=1))[1] > 0
 
 
-def test_files_are_for_their_owner(filled):
-    folder, _ = filled
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in files(folder)} == {0o600}
-
-
 WRITER = """
 import sys
 sys.path.insert(0, sys.argv[3])
-from test_store import new, read, text
+from stored import new, read, text
 with new(sys.argv[1], sys.argv[2]) as llm:
     for seed in range(int(sys.argv[4]), 1000):
         read(llm, text(seed=seed))
@@ -339,6 +295,7 @@ def test_two_writers_share_a_store(model, tmp_path):
     ("arguments", "reason"),
     [
         ({"kv_store_limit": 5}, "needs kv_store"),
+        ({"kv_store_words": False}, "needs kv_store"),
         ({"kv_store": "x", "kv_store_limit": 0}, "number of bytes"),
         ({"kv_store": "x", "kv_store_limit": True}, "number of bytes"),
         ({"kv_store": "x", "embedding": True}, "not with embedding"),
@@ -407,7 +364,10 @@ def test_a_server_finds_what_an_earlier_one_has_read(tmp_path):
             metrics = server.http.get("/metrics", headers=headers).text
             facts = server.http.get("/v1/longctx", headers=headers).json()
             slots = server.http.get("/slots", headers=headers).json()
+            assert "best of times" not in metrics + str(facts), "first words are for who has the folder"
         hits = 0 if first else 2
         assert f"pylongctx_kv_store_hits_total {hits}.0" in metrics
         assert facts["store"]["hits"] == hits and facts["store"]["limit"] == 20 << 30
         assert sum(slot.get("n_prompt_tokens_stored", 0) for slot in slots) == facts["store"]["tokens"]
+    about = [read_identity(path) for path in files(tmp_path)]
+    assert len({one["owner"] for one in about}) == 2 and all("best of times" in one["words"] for one in about)

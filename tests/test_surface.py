@@ -24,6 +24,7 @@ OURS = {
         "kv_limit",
         "kv_store",
         "kv_store_limit",
+        "kv_store_words",
         "kv_offload",
         "kv_offload_mib",
         "rpc_servers",

@@ -57,6 +57,7 @@ PLAIN = {
     "kv_limit": "kv_limit",
     "kv_store": "kv_store",
     "kv_store_limit": "kv_store_limit",
+    "kv_store_words": "kv_store_words",
     "preflight": "preflight",
     "swa_full": "swa_full",
     "verbose": "verbose",
@@ -106,6 +107,8 @@ def add_llama_options(parser: argparse.ArgumentParser) -> None:
     reading.add("--overflow", parse=one_of(OVERFLOWS), metavar="|".join(OVERFLOWS), help=help)
     reading.add("--kv-store", metavar="FOLDER", help="keep what was read: the same beginning is read once, ever (off)")
     reading.add("--kv-store-limit", parse=_store_bytes, metavar="MIB", help="most MiB of it on disk (20480)")
+    help = "keep the first words of texts there, for pylongctx kv ls (on)"
+    reading.switch("--kv-store-words", off=("--no-kv-store-words",), help=help, dest="kv_store_words")
     devices = Options(parser, "devices")
     _add_devices(devices)
     off = ("-nkvo", "--no-kv-offload")

@@ -25,6 +25,7 @@ NOT_FOR_EMBEDDING = (
     "kv_limit",
     "kv_store",
     "kv_store_limit",
+    "kv_store_words",
     "kv_offload",
     "kv_offload_mib",
     "progress_callback",

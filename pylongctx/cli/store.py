@@ -10,17 +10,20 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from pylongctx._units import bytes_text
+from pylongctx._units import age_text, bytes_text
 from pylongctx.errors import LctxError
 from pylongctx.state import read_identity
-from pylongctx.store.folder import Entry, Folder
+from pylongctx.store.entries import Entry
+from pylongctx.store.folder import Folder
+from pylongctx.store.words import line, shown
 
 EPILOG = "A text is what one prompt left: blocks of 512 tokens. Texts that begin alike share the first ones."
 ACTIONS = {
     "ls": "list the texts",
     "rm": "remove texts, or what was not used for some days",
-    "verify": "read every file and remove what is damaged, with status 1",
+    "verify": "read every file and remove what is damaged; status 1 when one is, or cannot be read",
     "stats": "files and bytes of each model and method",
 }
 
@@ -57,6 +60,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("folder", metavar="FOLDER", help="the folder of --kv-store")
     parser.add_argument("text", nargs="*", metavar="TEXT", help="of rm: names that ls shows, or how they begin")
+    parser.add_argument("--no-words", action="store_true", help="of ls: hide how texts begin and what they are called")
     parser.add_argument("--unused", type=float, metavar="DAYS", help="of rm: what was not used for so long")
     parser.add_argument("--all", action="store_true", help="of rm: everything")
     parser.set_defaults(run=run)
@@ -68,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.folder} is no folder")
     if args.action != "rm" and (args.text or args.all or args.unused is not None):
         raise ValueError(f"{args.action} takes a folder only")
+    if args.no_words and args.action != "ls":
+        raise ValueError(f"--no-words is for ls, not for {args.action}")
     folder = Folder(args.folder, limit=2**63)
     actions = {"ls": _list, "rm": _remove, "verify": _verify, "stats": _stats}
     return actions[args.action](folder, args)
@@ -75,16 +81,41 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(folder: Folder, args: argparse.Namespace) -> int:
     blocks = _blocks(folder)
-    table = Table()
-    for head in ("text", "tokens", "size", "used", "of"):
-        table.add_column(head, justify="right" if head in ("tokens", "size") else "left", overflow="fold")
-    for block in sorted(_ends(blocks), key=lambda block: -_used([block])):
-        text = _text(blocks, block)
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(_used(text)))
-        size = bytes_text(sum(part.n_bytes for part in text))
-        table.add_row(block.name[:12], f"{block.end:,}", size, used, _of(block.about))
-    Console().print(table)
+    groups: dict[str, list[Block]] = defaultdict(list)
+    for block in sorted(_ends(blocks), key=lambda block: -_used(_text(blocks, block))):
+        groups[_of(block.about)].append(block)
+    if not groups:
+        Console().print("no texts")
+    for name, ends in sorted(groups.items()):
+        Console().print(_texts(name, blocks, ends, not args.no_words))
     return 0
+
+
+def _texts(name: str, blocks: dict[str, Block], ends: list[Block], with_words: bool) -> Table:
+    """Return the texts of one model and method."""
+    table = Table(title=Text(name), title_justify="left", box=None)
+    for head in ("text", "tokens", "size", "age", "used"):
+        table.add_column(head, justify="left" if head == "text" else "right", no_wrap=True)
+    for head in ("source", "begins") if with_words else ("source",):
+        table.add_column(head, overflow="fold")
+    for block in ends:
+        text, now = _text(blocks, block), time.time()
+        size = bytes_text(sum(part.n_bytes for part in text))
+        times = (_age(now, block.about.get("written")), _age(now, _used(text)))
+        words = [Text(shown(str(block.about.get("words", "")))) for _ in range(with_words)]
+        table.add_row(block.name[:12], f"{block.end:,}", size, *times, Text(_source(block.about, with_words)), *words)
+    return table
+
+
+def _age(now: float, then: Any) -> str:
+    return age_text(now - then) if isinstance(then, int | float) else "-"
+
+
+def _source(about: dict[str, Any], with_name: bool) -> str:
+    """Return where a text comes from: a prompt or a document, and of a server with several keys, whose."""
+    source = shown(str(about.get("source", "")))
+    source = source if with_name else source.split(" ")[0]
+    return f"{source}, user {shown(str(about['owner']))[:8]}" if about.get("owner") else source
 
 
 def _remove(folder: Folder, args: argparse.Namespace) -> int:
@@ -93,7 +124,7 @@ def _remove(folder: Folder, args: argparse.Namespace) -> int:
     blocks = _blocks(folder)
     going: list[Entry] = folder.entries() if args.all else []
     if args.unused is not None:
-        going += [file for file in folder.entries() if file.used < time.time() - args.unused * 86400]
+        going += [file for file in folder.leaving() if file.used < time.time() - args.unused * 86400]
     ends = _ends(blocks)
     for name in args.text:
         found = [block for block in ends if block.name.startswith(name)]
@@ -101,18 +132,25 @@ def _remove(folder: Folder, args: argparse.Namespace) -> int:
             raise ValueError(f"{name!r} begins the names of {len(found)} texts")
         shared = {part.name for end in ends if end is not found[0] for part in _text(blocks, end)}
         going += [file for part in _text(blocks, found[0]) if part.name not in shared for file in part.files]
-    removed = set(going)
-    for file in removed:
-        file.path.unlink(missing_ok=True)
-    Console().print(f"removed {len(removed)} files, {bytes_text(sum(file.n_bytes for file in removed))}")
+    removed = {file.path: file.n_bytes for file in going}
+    for path in removed:
+        path.unlink(missing_ok=True)
+    Console().print(f"removed {len(removed)} files, {bytes_text(sum(removed.values()))}")
     return 0
 
 
 def _verify(folder: Folder, args: argparse.Namespace) -> int:
-    entries = folder.entries()
-    damaged = [entry for entry in entries if folder.load(entry.path) is None and not entry.path.exists()]
-    Console().print(f"{len(entries)} files, {len(damaged)} damaged and removed")
-    return 1 if damaged else 0
+    entries, unread = folder.entries(), []
+    n_damaged = 0
+    for entry in entries:
+        try:
+            n_damaged += folder.load(entry.path) is None and not entry.path.exists()
+        except (OSError, MemoryError) as reason:
+            unread.append(f"{entry.path.name}: {str(reason) or 'no memory'}")
+    Console().print(f"{len(entries)} files, {n_damaged} damaged and removed, {len(unread)} that cannot be read")
+    for text in unread:
+        Console().print(text, markup=False, soft_wrap=True)
+    return 1 if n_damaged or unread else 0
 
 
 def _stats(folder: Folder, args: argparse.Namespace) -> int:
@@ -124,7 +162,7 @@ def _stats(folder: Folder, args: argparse.Namespace) -> int:
         table.add_column(head, justify="left" if head == "of" else "right", overflow="fold")
     for name, blocks in sorted(groups.items()):
         size = bytes_text(sum(block.n_bytes for block in blocks))
-        table.add_row(name, str(len(blocks)), f"{sum(block.n_tokens for block in blocks):,}", size)
+        table.add_row(Text(name), str(len(blocks)), f"{sum(block.n_tokens for block in blocks):,}", size)
     Console().print(table)
     return 0
 
@@ -135,8 +173,8 @@ def _blocks(folder: Folder) -> dict[str, Block]:
     for entry in folder.entries():
         try:
             about = read_identity(entry.path)
-        except (LctxError, OSError):
-            continue  # verify removes it
+        except (LctxError, OSError, MemoryError):
+            continue  # verify says why
         if all(isinstance(about.get(key), kind) for key, kind in (("first", int), ("end", int), ("before", str))):
             blocks.setdefault(entry.name, Block(entry.name, about)).files.append(entry)
     return blocks
@@ -161,4 +199,5 @@ def _used(blocks: Iterable[Block]) -> float:
 
 
 def _of(about: dict[str, Any]) -> str:
-    return f"{about.get('model')}, {about.get('method') or 'llama.cpp'}, {about.get('type_k')}/{about.get('type_v')}"
+    types = f"{about.get('type_k')}/{about.get('type_v')}"
+    return line(f"{about.get('model')}, {about.get('method') or 'llama.cpp'}, {types}")

@@ -111,8 +111,8 @@ class Opened:
         """All that rows depend on; waits until the files of the model were read whole, once."""
         return {**self.row_identity, WEIGHTS: self.files.weights()}
 
-    def _open_store(self, folder: str, limit: int) -> None:
-        self.store = KVStore(folder, limit, lambda: self.row_identity, self.files.weights)
+    def _open_store(self, folder: str, limit: int, words: bool) -> None:
+        self.store = KVStore(folder, limit, lambda: self.row_identity, self.files.weights, words)
         self.files.prepare()
         for session in self.sessions:
             session.stored = Keeper(session, self.store)

@@ -96,7 +96,7 @@ def _store(store: KVStore | None) -> list[tuple[str, str, float]]:
         ("kv_store_read_bytes", "Bytes read from the KV store.", usage.bytes_read),
         ("kv_store_written_bytes", "Bytes written to the KV store.", usage.bytes_written),
         ("kv_store_saved_seconds", "Time that reading these tokens would have taken.", usage.seconds_saved),
-        ("kv_store_lost_blocks", "Blocks that were damaged, or could not be written.", usage.lost),
+        ("kv_store_lost_blocks", "Blocks that were damaged, or could not be written or read.", usage.lost),
     ]
 
 

@@ -86,19 +86,21 @@ class Finder:
     def load(self, prefix: int) -> int:
         """Let the session hold more than ``prefix`` tokens of the text; returns how many more."""
         usage, started, self._prefix = self._store.usage, time.monotonic(), prefix
+        used = list(self._names)
         for place in self._places(prefix):
             self.changed = True
             if self._go_to(place):
+                used += [place.name] if place.kind == TAIL else []
                 break
         n = self._session.n_tokens - prefix if self.changed else 0
         if n > 0:
             usage.hits += 1
             usage.tokens += n
             usage.seconds_saved += self._seconds - (time.monotonic() - started)
-            self._store.folder.touch([*self._names[: self._session.n_tokens // BLOCK], place.name])
             self._session.say(f"{n} tokens come from the KV store")
         elif len(self._tokens) // BLOCK * BLOCK > prefix:
             usage.misses += 1
+        self._store.use(used)
         return max(n, 0)
 
     def _places(self, prefix: int) -> Iterator[Place]:
@@ -131,7 +133,7 @@ class Finder:
                     return session.n_tokens > 0  # the rows of what is sound
                 session.clear()
                 return False
-        except LctxError as reason:  # of another version, or with a context that is too small
+        except (LctxError, MemoryError) as reason:  # of another version, or with a context that is too small
             session.say(f"the KV store has no use: {reason}")
             session.clear()
             return False
@@ -206,10 +208,10 @@ def joined(rows: NDArray[np.uint8], point: NDArray[np.uint8]) -> NDArray[np.uint
 
 
 def _tokens_of(path: Path) -> NDArray[np.int32]:
-    """Return the tokens of a tail; none when it is damaged or gone."""
+    """Return the tokens of a tail; none when it is damaged, gone or cannot be read."""
     try:
         return read_tokens(path)
-    except (LctxError, ValueError, OSError):
+    except (LctxError, ValueError, OSError, MemoryError):
         return np.empty(0, np.int32)
 
 

@@ -2,42 +2,19 @@
 
 import fcntl
 import os
-import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from pylongctx._log import LOG
 from pylongctx.errors import LctxError
-from pylongctx.state import LlamaState
+from pylongctx.state import LlamaState, read_identity
+from pylongctx.store.entries import KINDS, Entry, Link, leaving
 
 ROOM = 0.9  # of the limit, to which the folder is cut back when it is over
-KINDS = ("rows", "point", "tail", "document")
 UNFINISHED = ".writing."  # names of files that are being written begin so; whoever writes holds a lock on it
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A file of the folder.
-
-    Attributes
-    ----------
-    name, kind : str
-        Of the block, and what of it the file holds.
-    n_bytes : int
-        Its size.
-    used : float
-        When it was written or read last, in seconds since the epoch.
-    """
-
-    path: Path
-    name: str
-    kind: str
-    n_bytes: int
-    used: float
 
 
 class Folder:
@@ -48,9 +25,9 @@ class Folder:
     Parameters
     ----------
     path : str or Path
-        The folder; created for its owner only.
+        The folder; created for its owner only, whatever the umask is.
     limit : int
-        Most bytes of all files; what was used least recently is removed.
+        Most bytes of all files; beyond, they leave as ``entries.leaving`` says.
 
     Raises
     ------
@@ -59,9 +36,10 @@ class Folder:
     """
 
     def __init__(self, path: str | os.PathLike[str], limit: int) -> None:
-        self.path = Path(path)
         self.limit = limit
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path = Path(path).resolve()  # a link that changes later does not lead elsewhere
+        self._links: dict[str, Link] = {}  # of blocks that were looked at; a name never has another one
         self._unseen: float = float("inf")  # bytes written since all files were looked at
 
     def file(self, name: str, kind: str) -> Path:
@@ -69,12 +47,15 @@ class Folder:
         return self.path / name[:2] / f"{name}.{kind}"
 
     def tails(self, name: str) -> list[Path]:
-        """Return the files of tails that follow a block."""
-        return list((self.path / name[:2]).glob(f"{name}-*.tail"))
+        """Return the files of tails that follow a block; none when the folder cannot be listed."""
+        try:
+            return list((self.path / name[:2]).glob(f"{name}-*.tail"))
+        except OSError:
+            return []
 
     def has(self, name: str, kind: str) -> bool:
-        """Return whether a block is there."""
-        return self.file(name, kind).is_file()
+        """Return whether a block is there and the system lets us see it."""
+        return os.path.isfile(self.file(name, kind))  # False on every error, unlike Path.is_file
 
     def write(self, name: str, kind: str, state: LlamaState) -> int:
         """Write a block, and make room for it; returns its bytes."""
@@ -88,7 +69,8 @@ class Folder:
                 n = file.tell()
                 os.replace(file.name, path)
             except BaseException:
-                os.unlink(file.name)
+                with suppress(OSError):  # the first error is the one to report
+                    os.unlink(file.name)
                 raise
         self._unseen += n
         if self._unseen > self.limit / 64:
@@ -96,7 +78,13 @@ class Folder:
         return n
 
     def read(self, name: str, kind: str) -> LlamaState | None:
-        """Return a block; None when it is not there, or was damaged and is removed now."""
+        """Return a block; None when it is not there, or was damaged and is removed now.
+
+        Raises
+        ------
+        OSError, MemoryError
+            When it cannot be read now. It stays: nothing says that it is damaged.
+        """
         return self.load(self.file(name, kind))
 
     def load(self, path: Path) -> LlamaState | None:
@@ -105,54 +93,71 @@ class Folder:
             return LlamaState.load(path)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, LctxError) as reason:
-            LOG.warning("removed from the KV store: %s", reason)
+        except (ValueError, LctxError) as reason:  # its bytes are wrong
             path.unlink(missing_ok=True)
+            LOG.warning("removed from the KV store: %s", reason)
             return None
 
     def touch(self, names: Iterable[str]) -> None:
-        """Take note that blocks that follow each other were used: the last of them is to leave first."""
+        """Record that blocks that follow each other are used now."""
         now = time.time_ns()
-        for i, name in enumerate(names):
+        for name in names:
             for kind in KINDS:
                 with suppress(OSError):  # it has left, or there is none of this kind
-                    os.utime(self.file(name, kind), ns=(now - i * 1000, now - i * 1000))
+                    os.utime(self.file(name, kind), ns=(now, now))
 
     def entries(self) -> list[Entry]:
-        """Return all files, the least recently used first."""
-        found = [entry for path in self.path.glob("??/*.*") if (entry := _entry(path)) is not None]
-        return sorted(found, key=lambda entry: entry.used)
+        """Return all files."""
+        return [entry for path in self.path.glob("??/*.*") if (entry := Entry.of(path)) is not None]
+
+    def leaving(self) -> list[Entry]:
+        """Return all files, those first that are to leave first."""
+        entries = self.entries()
+        self._links = {entry.name: link for entry in entries if (link := self._link(entry))}
+        return leaving(entries, self._links)
 
     def trim(self, limit: int | None = None) -> int:
-        """Remove what is over the limit, and what killed processes left; returns how many files were removed."""
+        """Remove what is over the limit, and what killed processes left; returns how many files were removed.
+
+        Raises
+        ------
+        OSError
+            When a file cannot be removed; others were.
+        """
         limit = self.limit if limit is None else limit
         for path in self.path.glob(f"??/{UNFINISHED}*"):
             _remove_unfinished(path)
-        entries = self.entries()
-        total = sum(entry.n_bytes for entry in entries)
-        leaving = list(_first(entries, total - int(limit * ROOM))) if total > limit else []
-        for entry in leaving:
-            entry.path.unlink(missing_ok=True)
         self._unseen = 0
-        return len(leaving)
+        total = sum(entry.n_bytes for entry in self.entries())
+        return self._remove(total - int(limit * ROOM)) if total > limit else 0
 
+    def _remove(self, n_bytes: int) -> int:
+        """Remove the files that leave first until ``n_bytes`` are free."""
+        n_removed, failure = 0, None
+        for entry in self.leaving():
+            if n_bytes <= 0:
+                break
+            try:
+                entry.path.unlink(missing_ok=True)
+            except OSError as reason:
+                failure = reason
+                continue
+            n_bytes -= entry.n_bytes
+            n_removed += 1
+        if failure is not None:
+            raise failure
+        return n_removed
 
-def _first(entries: list[Entry], n_bytes: int) -> Iterator[Entry]:
-    for entry in entries:
-        if n_bytes <= 0:
-            return
-        n_bytes -= entry.n_bytes
-        yield entry
-
-
-def _entry(path: Path) -> Entry | None:
-    if not re.fullmatch(r"[0-9a-f]{40}(-[0-9a-f]{40})?\.[a-z]+", path.name):
-        return None
-    try:
-        status = path.stat()
-    except OSError:
-        return None  # it has left
-    return Entry(path, path.stem, path.suffix[1:], status.st_size, status.st_mtime)
+    def _link(self, entry: Entry) -> Link | None:
+        """Return which block a file follows; None when its header cannot be read."""
+        if entry.name in self._links:
+            return self._links[entry.name]
+        try:
+            about = read_identity(entry.path)
+        except (LctxError, OSError, MemoryError):
+            return None
+        before, end = about.get("before"), about.get("end")
+        return Link(before, end) if isinstance(before, str) and isinstance(end, int) else None
 
 
 def _remove_unfinished(path: Path) -> None:

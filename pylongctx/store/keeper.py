@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from pylongctx.state import LlamaState
 from pylongctx.store.finder import NO_LOGITS, Finder, joined, tail_name, tails
 from pylongctx.store.keys import chain
 from pylongctx.store.layout import BLOCK, DOCUMENT, LEAST, POINT, ROWS, TAIL, Layout
+from pylongctx.store.words import LOOK, first_words, shown
 
 if TYPE_CHECKING:
     from pylongctx.engine.documents import Document
@@ -88,7 +90,7 @@ class Keeper:
         rows, tokens = document.rows, document.prompt
         assert rows is not None
         identity = self._identity_of(document)
-        about = {"first": 0, "end": len(tokens), "before": "", "seconds": 0.0} | identity
+        about = {"first": 0, "end": len(tokens), "before": "", "seconds": 0.0} | self._title(document) | identity
         name = chain(identity, tokens, len(tokens))[0]
         self._try(lambda: self._store.write([name], DOCUMENT, LlamaState(tokens, NO_LOGITS, rows, about)))
 
@@ -105,7 +107,7 @@ class Keeper:
             return None
         self._store.usage.hits += 1
         self._store.usage.tokens += len(tokens)
-        self._store.folder.touch([name])
+        self._store.use([name])
         self._session.say(f"{len(tokens)} tokens of {document.name[:40]!r}, compressed, come from the KV store")
         return state.llama_state
 
@@ -115,11 +117,21 @@ class Keeper:
     def _identity(self) -> dict[str, object]:
         return dict(self._store.identity()) | ({"owner": self.owner} if self.owner else {})
 
+    def _title(self, document: Document | None = None) -> dict[str, object]:
+        """Return what ``pylongctx kv ls`` shows of the session's text or of a document."""
+        title: dict[str, object] = {"written": int(time.time()), "source": "document" if document else "prompt"}
+        if not self._store.words:
+            return title
+        if document is None:
+            return title | {"words": first_words(self._session.model, self._session.tokens[:LOOK])}
+        named = {"source": f"document {shown(document.name)}"} if document.name != document.text else {}
+        return title | named | {"words": shown(document.text)}
+
     def _try(self, keep: Callable[[], None]) -> None:
         """Store something; nothing of that may fail the evaluation."""
         try:
             keep()
-        except (LctxError, MemoryError) as reason:
+        except (LctxError, MemoryError, OSError) as reason:
             self._session.say(f"not stored: {reason}")
 
     def _keep_blocks(self, start: int, end: int) -> None:
@@ -156,6 +168,6 @@ class Keeper:
         context = self._session.context
         seconds = (end - first) * context.step_seconds / max(1, context.step_tokens)
         before = names[-2] if len(names) > 1 else ""
-        about = {"first": first, "end": end, "before": before, "seconds": round(seconds, 6)}
+        about = {"first": first, "end": end, "before": before, "seconds": round(seconds, 6)} | self._title()
         tokens = self._session.tokens[first:end].copy()
         self._store.write(names, kind, LlamaState(tokens, logits.copy(), data, about | self._identity()))

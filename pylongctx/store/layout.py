@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pylongctx._lib import lib
-from pylongctx.store.folder import KINDS
+from pylongctx.store.entries import KINDS
 
 if TYPE_CHECKING:
     from pylongctx.engine.context import Context

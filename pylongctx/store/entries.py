@@ -1,0 +1,77 @@
+"""The files of a store, and in which order they leave."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+KINDS = ("rows", "point", "tail", "document")
+NAME = re.compile(r"[0-9a-f]{40}(-[0-9a-f]{40})?\.[a-z]+")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of the folder.
+
+    Attributes
+    ----------
+    name, kind : str
+        Of the block, and what of it the file holds.
+    n_bytes : int
+        Its size.
+    used : float
+        When it was written or used last, in seconds since the epoch.
+    """
+
+    path: Path
+    name: str
+    kind: str
+    n_bytes: int
+    used: float
+
+    @classmethod
+    def of(cls, path: Path) -> "Entry | None":
+        """Return the entry of a file; None when it is no file of a block, or has left."""
+        if not NAME.fullmatch(path.name):
+            return None
+        try:
+            status = path.stat()
+        except OSError:
+            return None
+        return cls(path, path.stem, path.suffix[1:], status.st_size, status.st_mtime)
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where a block is in its texts: the block before it, and the tokens up to its end."""
+
+    before: str = ""
+    end: int = 0
+
+
+def leaving(entries: Iterable[Entry], links: Mapping[str, Link]) -> list[Entry]:
+    """Return files in the order in which they leave: the least recently used first, a block after all that follow it.
+
+    Parameters
+    ----------
+    entries : iterable of Entry
+        The files.
+    links : mapping
+        Of their names; a name that is missing follows no block.
+
+    Returns
+    -------
+    list of Entry
+        ``used`` is the last use of any text through the block, so a beginning that many texts share outlives each.
+    """
+    entries = list(entries)
+    used: dict[str, float] = {}
+    for entry in entries:
+        used[entry.name] = max(entry.used, used.get(entry.name, 0.0))
+    end = {name: links.get(name, Link()).end for name in used}
+    for name in sorted(used, key=end.__getitem__, reverse=True):
+        before = links.get(name, Link()).before
+        if before in used:
+            used[before] = max(used[before], used[name])
+    found = [replace(entry, used=used[entry.name]) for entry in entries]
+    return sorted(found, key=lambda entry: (entry.used, -end[entry.name], entry.kind == "rows"))

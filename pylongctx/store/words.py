@@ -1,0 +1,30 @@
+"""What a person sees of a stored text: how it begins, and where it comes from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from pylongctx.engine.model import Model
+
+MOST = 72  # characters
+LOOK = 48  # tokens that have them
+
+
+def first_words(model: Model, tokens: NDArray[np.int32]) -> str:
+    """Return the first words of int32 [n] tokens, without special tokens such as those of a chat template."""
+    return shown(model.detokenize(tokens[:LOOK]).decode("utf-8", "replace"))
+
+
+def shown(text: str) -> str:
+    """Return the beginning of a text in one line."""
+    words = line(text[: 4 * MOST])
+    return words if len(words) <= MOST else words[: MOST - 3] + "..."
+
+
+def line(text: str) -> str:
+    """Return a text in one line that a terminal only prints: no control characters, no change of direction."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
