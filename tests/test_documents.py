@@ -302,7 +302,19 @@ def test_a_document_in_other_tokens_is_named_in_the_log(llm, embedded_f32, mark,
     ask(llm, f"Read. {two} Who?")
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(told) == 1
-    assert told[0].startswith(f"document 'one' is read again in a prompt with its text: the {len(one.tokens)} tokens")
+    assert told[0].startswith(f"document 'one' is read again in a prompt: the {len(one.tokens)} tokens that it was")
+
+
+def test_a_document_that_a_template_rewrites_is_named_in_the_log(embedded_f32, caplog):
+    template = "{% for message in messages %}{{ message.content | upper }}{% endfor %}"
+    with new(embedded_f32, method=SPANS, n_ctx=1024, chat_format=template, **F32) as llm:
+        messages = [{"role": "user", "content": [{"type": "document", "text": ONE, "name": "one"}]}]
+        for _ in range(2):
+            done = llm.create_chat_completion(messages, max_tokens=1, temperature=0.0)
+        assert done["choices"][0]["finish_reason"] == "length"
+        assert llm.session.placed == ()
+    told = [record.getMessage() for record in caplog.records if "read again" in record.getMessage()]
+    assert told == ["document 'one' is read again in a prompt: the chat template does not write its text as it is"]
 
 
 def test_an_earlier_process_has_read_it(embedded_f32, tmp_path):

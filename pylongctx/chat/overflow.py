@@ -73,12 +73,12 @@ class Conversation:
     def __init__(self, model: Model, source: TokenSource, messages: Sequence[Any], render: Render) -> None:
         self.model = model
         self._source, self._render = source, render
-        self._plain: list[str] = []  # the texts of its documents
+        self._documents: list[Document] = []
         self._messages = with_texts(messages, self._document)
 
     def _document(self, text: str | None, name: str | None) -> Document:
         found = self._source.document(text, name)
-        self._plain.append(found.text)
+        self._documents.append(found)
         return found
 
     def rendered(self, n: int) -> Rendered:
@@ -92,7 +92,11 @@ class Conversation:
         """Return the prompt without the ``n`` oldest turns; PromptTooLong for a text that is too long anyway."""
         rendered = self.rendered(n)
         self._source.check_size(len(rendered.prompt.encode()))
-        return Prompt(rendered, prompt_tokens(self.model, rendered.prompt, self._plain), n)
+        for document in self._documents if not n else ():
+            if document.text.strip() not in rendered.prompt:
+                document.miss("the chat template does not write its text as it is")
+        plain = [document.text for document in self._documents]
+        return Prompt(rendered, prompt_tokens(self.model, rendered.prompt, plain), n)
 
     def fitting(self, max_tokens: int | None) -> tuple[Prompt, dict[str, Any]]:
         """Return the prompt without as few turns as leave room for an answer, and fields of its job.

@@ -63,10 +63,16 @@ class Document:
     ratio: float | None = None
     rows: NDArray[np.uint8] | None = field(default=None, repr=False)  # None: they are to be read
     job: Job | None = field(default=None, repr=False)  # reads it
-    missed: bool = field(default=False, repr=False)  # the log says that a prompt has its text and not its tokens
+    missed: bool = field(default=False, repr=False)  # the log says that a prompt has it and not its tokens
 
     def __str__(self) -> str:
         return self.text
+
+    def miss(self, why: str) -> None:
+        """Say in the log, once, why a prompt cannot take what was read."""
+        if not self.missed:
+            self.missed = True
+            LOG.warning("document %r is read again in a prompt: %s", self.name, why)
 
     @property
     def prompt(self) -> Tokens:
@@ -199,14 +205,10 @@ class Documents:
     def _warn(self, known: Sequence[Document], places: Sequence[Placed], text: str) -> None:
         found = {id(place.document) for place in places}
         for document in known:
-            if id(document) not in found and not document.missed and document.text.strip() in text:
-                document.missed = True
-                LOG.warning(
-                    "document %r is read again in a prompt with its text: the %d tokens that it was read as are not "
-                    "there. Texts of special tokens are special tokens in plain prompts, and text in documents: send "
-                    "it as a part of type 'document' of a chat",
-                    document.name,
-                    len(document.tokens),
+            if id(document) not in found and document.text.strip() in text:
+                document.miss(
+                    f"the {len(document.tokens)} tokens that it was read as are not there. Texts of special tokens are "
+                    "special tokens in plain prompts, and text in documents: send it as a part of type 'document'"
                 )
 
     def keep(self, document: Document, rows: NDArray[np.uint8]) -> None:
