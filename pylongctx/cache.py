@@ -5,6 +5,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -142,8 +143,11 @@ class LlamaDiskCache(BaseLlamaCache):
             except LctxError as reason:
                 LOG.warning("removed: %s", reason)
                 path.unlink(missing_ok=True)
+            except FileNotFoundError:  # another process has removed it
+                continue
             else:
-                os.utime(path)  # the time is the order of use
+                with suppress(OSError):  # a folder that can only be read
+                    os.utime(path)  # the time is the order of use
                 return state
         raise KeyError("no state begins like these tokens")
 

@@ -12,15 +12,14 @@ from pylongctx import completion
 from pylongctx._arguments import check_count
 from pylongctx.chat import response
 from pylongctx.chat.handlers import Handler, registered_handler
-from pylongctx.chat.history import tokens_of
 from pylongctx.chat.overflow import Conversation
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.render import render
 from pylongctx.chat.template import ChatTemplate, Rendered, Templates
+from pylongctx.chat.tokens import tokens_of
 from pylongctx.chat.types import ChatChunk, ChatCompletion
 from pylongctx.completion import Completion, Generation, StopFilter
 from pylongctx.conversation import render_prefilled, text_size
-from pylongctx.engine.documents import with_texts
 from pylongctx.engine.overflow import halves
 from pylongctx.engine.source import TokenSource
 from pylongctx.grammar import constraint
@@ -44,6 +43,11 @@ Chunk = TypeVar("Chunk", bound=Mapping[str, Any])
 SETTINGS = SamplingParams.__dataclass_fields__.keys() - {"seed", "penalty_last_n", "logit_bias"}
 # keywords that a chat handler of llama_cpp does not know
 OURS = ("stopping_criteria", "stream_options", "parallel_tool_calls", "enable_thinking", "chat_template_kwargs")
+TEMPLATE = {
+    **dict.fromkeys(("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")),
+    "enable_thinking": True,
+    "chat_template_kwargs": None,
+}
 INFILL = "infill prompts differ between models: write that prompt, and pass it without suffix"
 
 
@@ -241,7 +245,8 @@ class Completer:
         sampler = Sampler(self._model, params, held, tokens)
         scorer = None if n_top is None else Scorer(self._model, check_count("logprobs", n_top, 0))
         cuts = halves(self._model, tokens, n_keep, self._source.n_ctx) if self._source.evicts else None
-        job = self._job(tokens, sampler, given, scorer, after_samplers=post_sampling_probs, cuts=cuts)
+        text = prompt if isinstance(prompt, str) else ""
+        job = self._job(tokens, sampler, given, scorer, after_samplers=post_sampling_probs, cuts=cuts, text=text)
         return Generation(
             self._source,
             job,
@@ -391,10 +396,19 @@ stopping_criteria, **more
         >>> "Name a color." in llm.apply_template([{"role": "user", "content": "Name a color."}])
         True
         """
-        names = ("functions", "function_call", "tools", "tool_choice", "response_format")
-        asked = dict.fromkeys((*names, "parallel_tool_calls"), None)
-        asked |= {"enable_thinking": True, "chat_template_kwargs": None}
-        return self._render({**asked, **kwargs, "messages": with_texts(messages, self._source.document)}).prompt
+        return self._conversation({**TEMPLATE, **kwargs, "messages": messages}).rendered(0).prompt
+
+    def chat_tokens(self, messages: Messages, **kwargs: Any) -> list[int]:
+        """Return the tokens of that prompt, as ``usage`` counts them where no turn is left out.
+
+        Examples
+        --------
+        >>> messages = [{"role": "user", "content": "Name a color."}]
+        >>> usage = llm.create_chat_completion(messages, max_tokens=1)["usage"]
+        >>> len(llm.chat_tokens(messages)) == usage["prompt_tokens"]
+        True
+        """
+        return self._conversation({**TEMPLATE, **kwargs, "messages": messages}).prompt().tokens
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -445,12 +459,14 @@ stopping_criteria, **more
             return render_prefilled(self._templates.template, given)
         return render(self._templates.template, given)
 
+    def _conversation(self, given: Mapping[str, Any]) -> Conversation:
+        def render(messages: Any) -> Rendered:
+            return self._render({**given, "messages": messages})
+
+        return Conversation(self._model, self._source, given["messages"], render)
+
     def _answer(self, given: Mapping[str, Any]) -> response.Answer:
-        messages = with_texts(given["messages"], self._source.document)
-        conversation = Conversation(
-            self._model, self._source, messages, lambda some: self._render({**given, "messages": some})
-        )
-        evicts = self._source.evicts
+        conversation, evicts = self._conversation(given), self._source.evicts
         prompt, fields = conversation.fitting(given["max_tokens"]) if evicts else (conversation.prompt(), {})
         rendered, tokens = prompt.rendered, prompt.tokens
         own_grammar = constraint(given["grammar"]) or rendered.constraint
@@ -460,7 +476,7 @@ stopping_criteria, **more
         n_top = check_count("top_logprobs", given["top_logprobs"] or 0, 0)
         scorer = Scorer(self._model, n_top, piece) if given["logprobs"] else None
         stop = given["stop"]
-        job = self._job(tokens, sampler, given, scorer, **fields)
+        job = self._job(tokens, sampler, given, scorer, text=rendered.prompt, **fields)
         stops = StopFilter([*([stop] if isinstance(stop, str) else stop or []), *rendered.stops])
         return response.Answer(
             Generation(self._source, job, stops, piece, scorer),

@@ -103,8 +103,8 @@ MUTATIONS = [
              "self.cache_state.move_to_end(found)", "pass", "test_state.py"),
     Mutation("a harmonic mean", "pylongctx/eval/scorers.py",
              "return 2 * n_same / (len", "return n_same / (len", "test_eval_scorers.py"),
-    Mutation("where a conversation may be continued", "pylongctx/chat/history.py",
-             "while 0 < n < len(known) and not", "while n < 0 and not", "test_chat_history.py"),
+    Mutation("where special tokens are text", "pylongctx/chat/tokens.py",
+             "if not within[first:end].any()]", "if within[first:end].any()]", "test_chat_tokens.py"),
     Mutation("a tool that must be called", "pylongctx/chat/request.py",
              'return named, "required"', 'return named, "auto"', "test_chat_tools.py"),
 ]  # fmt: skip

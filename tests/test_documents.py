@@ -1,9 +1,12 @@
 """Documents: texts that are read by themselves, and placed in prompts (pylongctx/engine/documents.py)."""
 
+import random
+
 import numpy as np
 import pytest
-from llamas import F32, TEXT, new
+from llamas import EXACT, F32, TEXT, new
 from serving import running
+from session import assert_same
 
 from pylongctx.engine import documents
 from pylongctx.engine.documents import EDGE, FRESH, LEAST
@@ -12,6 +15,7 @@ from pylongctx.errors import LctxError
 ONE = (TEXT * 6).decode()
 TWO = "A tale of two cities, the period was so far like the present period that nobody knew it. " * 8
 SPANS = "full,spans=4"
+MARKS = ("</s>", "<s>", "<unk>")  # the embedded model's special tokens
 
 
 @pytest.fixture
@@ -210,6 +214,109 @@ def test_where_a_prompt_has_a_document(llm):
     assert documents.PROBE + EDGE <= FRESH
 
 
+def test_no_run_of_a_document_is_too_short_to_be_looked_for(llm):
+    one = llm.read(ONE)
+    find, own = llm._solo.engine.documents.find, one.tokens
+    other = np.full(40, own.max() + 1, np.int32)
+    for n in range(1, 41):
+        for first in range(len(own) - n + 1):
+            run = own[first : first + n]
+            assert find(run) == find(np.concatenate([other[n:], run])) == find(np.concatenate([run, other[n:]])) == ()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_short_prompts_are_answered_as_by_an_empty_context(llm, embedded_f32, seed):
+    """Of 1 to 40 tokens, which end as a document at some place of it does."""
+    one, chance = llm.read(ONE), random.Random(seed)
+    with new(embedded_f32, method="full", n_ctx=1024, **F32) as full:
+        for n in chance.sample(range(1, 41), 40):
+            first, n_own = chance.randrange(len(one.tokens) - n), chance.randrange(n + 1)
+            prompt = [300] * (n - n_own) + one.tokens[first : first + n_own].tolist()
+            ask(llm, prompt)
+            full.reset()
+            full.eval(prompt)
+            assert llm.session.placed == ()
+            assert_same(llm.session.last_logits, full.session.last_logits, EXACT)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_orders_of_documents_are_answered_as_by_an_empty_context(llm, embedded_f32, seed):
+    """Whatever was asked before, and in whatever order they were read."""
+    chance = random.Random(seed)
+    texts = {"one": ONE, "two": TWO, "three": ONE.replace("best", "first")}
+    with new(embedded_f32, method=SPANS, n_ctx=1024, **F32) as fresh:
+        for opened in (llm, fresh):
+            for name in chance.sample([*texts], 3):
+                opened.read(texts[name], name=name)
+        for _ in range(6):
+            names, words = chance.choices([*texts], k=chance.randrange(4)), ["Read.", "", "\n\n", "Who? "]
+            prompt = "".join(texts[name] + chance.choice(words) for name in names)
+            prompt = chance.choice(words) + prompt + chance.choice(["", "Which times?", "It"]) or "It"
+            ask(llm, prompt)
+            fresh.reset()
+            ask(fresh, prompt)
+            held, want = ([(p.first, p.end, p.document.name) for p in opened.session.placed] for opened in (llm, fresh))
+            assert held == want
+            assert [name for _, _, name in held] == names
+            assert llm.session.tokens.tolist() == fresh.session.tokens.tolist()
+            assert_same(llm.session.last_logits, fresh.session.last_logits, EXACT)
+
+
+def marked(mark):
+    """Return a text with a mark at its ends, where it is looked for, and elsewhere."""
+    return f"{mark}It was {mark}{mark} {mark}the best" + ONE + f"x{mark} " + ONE + mark
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_document_with_the_text_of_a_special_token_is_placed(llm, embedded_f32, mark, caplog):
+    """In a chat it is text, as where it is read, whether it was read before or not."""
+    one = llm.read(marked(mark), name="one")
+    (token,) = llm.tokenize(mark.encode(), add_bos=False, special=True)
+    content = [{"type": "document", "name": "one"}, {"type": "text", "text": f"Who{mark}?"}]
+    before = llm.session.n_evaluated
+    usage = llm.create_chat_completion([{"role": "user", "content": content}], max_tokens=1)["usage"]
+    (place,) = llm.session.placed
+    assert place.document is one
+    assert llm.session.n_evaluated - before < usage["prompt_tokens"] - len(one.tokens) + FRESH + 2 * EDGE
+    held = llm.session.tokens.tolist()
+    assert held[place.first : place.end] == one.tokens[FRESH:][: place.end - place.first].tolist()
+    assert held[1:].count(token) == 1  # the other part of the message is as it was
+    with new(embedded_f32, method=SPANS, n_ctx=1024, **F32) as fresh:
+        content[0] = {"type": "document", "text": one.text}
+        assert fresh.chat_tokens([{"role": "user", "content": content}]) == held
+        fresh.create_chat_completion([{"role": "user", "content": content}], max_tokens=1)
+        assert_same(llm.session.last_logits, fresh.session.last_logits, EXACT)
+    assert "read again" not in caplog.text
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_document_in_other_tokens_is_named_in_the_log(llm, embedded_f32, mark, caplog):
+    """In a plain prompt the text of a special token is one: then all is read again, and the log says so once."""
+    one, two = llm.read(marked(mark), name="one"), llm.read(TWO, name="two")
+    with new(embedded_f32, method="full", n_ctx=1024, **F32) as full:
+        for prompt in (f"Read. {one} Who?", f"Look: {one}"):
+            for opened in (llm, full):
+                ask(opened, prompt)
+            assert llm.session.placed == ()
+            assert_same(llm.session.last_logits, full.session.last_logits, EXACT)
+    ask(llm, f"Read. {two} Who?")
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 1
+    assert told[0].startswith(f"document 'one' is read again in a prompt: the {len(one.tokens)} tokens that it was")
+
+
+def test_a_document_that_a_template_rewrites_is_named_in_the_log(embedded_f32, caplog):
+    template = "{% for message in messages %}{{ message.content | upper }}{% endfor %}"
+    with new(embedded_f32, method=SPANS, n_ctx=1024, chat_format=template, **F32) as llm:
+        messages = [{"role": "user", "content": [{"type": "document", "text": ONE, "name": "one"}]}]
+        for _ in range(2):
+            done = llm.create_chat_completion(messages, max_tokens=1, temperature=0.0)
+        assert done["choices"][0]["finish_reason"] == "length"
+        assert llm.session.placed == ()
+    told = [record.getMessage() for record in caplog.records if "read again" in record.getMessage()]
+    assert told == ["document 'one' is read again in a prompt: the chat template does not write its text as it is"]
+
+
 def test_an_earlier_process_has_read_it(embedded_f32, tmp_path):
     text = ONE * 3
     options = {"method": SPANS, "n_ctx": 1024, "kv_store": tmp_path / "kv"} | F32
@@ -225,6 +332,27 @@ def test_an_earlier_process_has_read_it(embedded_f32, tmp_path):
         llm.forget(text)
         n, _ = ask(llm, f"Read this. {text} Who?")
         assert llm.session.n_evaluated - n_evaluated > n - 64
+
+
+def test_a_server_counts_documents_as_it_places_them():
+    """Those of who asks, with the text of special tokens, by text and by name."""
+    with running(1, n_ctx=2048, method=SPANS, settings={"api_keys": ("ann", "bob")}) as server:
+
+        def post(path, key, part, status=200):
+            content = [{"type": "text", "text": "Read."}, {"type": "document", "name": "one", **part}]
+            body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+            found = server.http.post(path, json=body, headers={"Authorization": f"Bearer {key}"})
+            assert found.status_code == status, found.text
+            return found.json()
+
+        for part in ({"text": marked("</s>")}, {}):
+            usage = post("/v1/chat/completions", "ann", part)["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] > len(marked("")) // 8
+            counted = post("/v1/chat/completions/input_tokens", "ann", part)
+            assert counted == {"input_tokens": usage["prompt_tokens"]}
+            assert marked("</s>").strip() in post("/apply-template", "ann", part)["prompt"]
+        for path in ("/v1/chat/completions", "/v1/chat/completions/input_tokens", "/apply-template"):
+            assert "no document 'one'" in post(path, "bob", {}, 400)["error"]["message"]
 
 
 def test_a_server_reads_a_document_once():

@@ -8,10 +8,10 @@ from llamas import EXACT, F32, TEXT, new, script
 from session import assert_same
 
 from pylongctx import Full, LlamaPromptLookupDecoding, LlamaRAMCache
-from pylongctx.chat.history import left_out, without_gap
 from pylongctx.chat.overflow import turns
+from pylongctx.chat.tokens import left_out
 from pylongctx.engine.overflow import Halves
-from pylongctx.engine.prefix import find_gap
+from pylongctx.engine.prefix import find_gap, longest_prefix
 from pylongctx.errors import PromptTooLong
 
 N_CTX = 256
@@ -65,16 +65,19 @@ def watch_drops(llm, monkeypatch):
 
 
 def test_a_chat_far_beyond_the_context_evaluates_what_is_new(llm, monkeypatch):
-    """Forty turns of which the context holds three; tokens that the tokenizer would not choose are no obstacle."""
+    """Forty turns of which the context holds three; what an odd answer costs is what its tokens do not agree in."""
     runs, messages, n_gone = watch_drops(llm, monkeypatch), [SYSTEM], []
     for i in range(40):
         messages.append(said(i)[0])
-        known, evaluated = llm.n_tokens, llm.session.n_evaluated
+        held, evaluated = llm.session.tokens.copy(), llm.session.n_evaluated
         runs.clear()
         done = llm.create_chat_completion(messages, max_tokens=12, temperature=1.5, seed=i, logit_bias=TEXTUAL)
         messages.append(done["choices"][0]["message"])
-        n_left = sum(end - first for first, end in runs)
-        assert llm.session.n_evaluated - evaluated == llm.n_tokens - known + n_left
+        for run in runs:
+            held = np.delete(held, slice(*run))
+        agreed = longest_prefix(held, llm.session.tokens)
+        assert len(held) - agreed <= 12
+        assert llm.session.n_evaluated - evaluated == llm.n_tokens - agreed
         assert llm.session.n_past == llm.n_tokens < N_CTX
         assert done["usage"]["prompt_tokens"] <= N_CTX - 12
         n_gone.append(dropped(done["usage"]))
@@ -434,11 +437,9 @@ def test_halves():
 
 
 def test_runs_of_tokens_are_found_in_renderings(llm):
-    model = llm.session.model
-    tokens = llm.tokenize(b"alpha beta gamma delta epsilon", add_bos=True)
-    prompt, shorter = "alpha beta gamma delta epsilon", "alpha beta epsilon"
-    first, end = left_out(model, tokens, prompt, shorter)
-    assert llm.detokenize([*tokens[:first], *tokens[end:]]).decode() == shorter
-    assert left_out(model, tokens, prompt, "alpha beta zeta") is None
-    assert left_out(model, tokens, prompt, prompt) is None
-    assert without_gap(model, prompt, tokens) == tokens
+    model, mark = llm.session.model, [llm.token_eos()]
+    assert left_out(model, [7, *mark, 8, 9, *mark, 8, 6], [7, *mark, 8, 6]) == (1, 4)  # not (2, 5), the same tokens
+    assert left_out(model, [7, 8, 9, 8, 6], [7, 8, 6]) == (2, 4)
+    assert left_out(model, [7, 8, 9], []) == (0, 3)
+    for shorter in ([7, 6, 9], [7, 8, 9], [7, 8, 9, 9], [9]):
+        assert left_out(model, [7, 8, 9], shorter) == ((0, 2) if shorter == [9] else None)

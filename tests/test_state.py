@@ -1,5 +1,7 @@
 """Saved states: a restored object continues with the same logits, and what does not fit is refused."""
 
+import errno
+import os
 import pickle
 import random
 import struct
@@ -308,6 +310,100 @@ def evaluated(llm, prompt, **kwargs):
         llm.session.progress = None
     assert before == []
     return text, sum(counted)
+
+
+class BrokenCache(LlamaRAMCache):
+    """A cache of somebody's, whose ``ways`` (read, write) fail."""
+
+    def __init__(self, *ways):
+        super().__init__()
+        self.ways = ways
+
+    def __getitem__(self, key):
+        if "read" in self.ways:
+            raise TimeoutError("nobody answers")
+        return super().__getitem__(key)
+
+    def __setitem__(self, key, value):
+        if "write" in self.ways:
+            raise ConnectionError("nobody listens")
+        super().__setitem__(key, value)
+
+
+def full_disk(folder, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    return LlamaDiskCache(str(folder))
+
+
+def vanished(folder, _):
+    cache = LlamaDiskCache(str(folder))
+    folder.rmdir()
+    return cache
+
+
+BROKEN = {
+    "full disk": full_disk,
+    "vanished": vanished,
+    **{" ".join(ways): lambda *_, ways=ways: BrokenCache(*ways) for ways in (["read"], ["write"], ["read", "write"])},
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_cache_that_fails_loses_no_answer(embedded_model, tmp_path, monkeypatch, broken, caplog):
+    """Completions and chats, whole and streamed, are those without a cache; the log says it once."""
+    messages = [{"role": "user", "content": "It was"}]
+
+    def answers(llm):
+        for call, asked in ((llm, "It was the best of"), (llm.create_chat_completion, messages)):
+            for stream in (False, True):
+                for limit in (0, 4) if call is llm else (1, 4):
+                    done = call(asked, max_tokens=limit, temperature=0.0, stream=stream)
+                    yield [chunk["choices"][0] for chunk in (done if stream else [done])]
+
+    with new(embedded_model) as llm:
+        want = list(answers(llm))
+        llm.reset()
+        llm.set_cache(BROKEN[broken](tmp_path / "cache", monkeypatch))
+        caplog.clear()
+        assert list(answers(llm)) == want
+        assert {answer[-1]["finish_reason"] for answer in want} == {"length"}
+        (told,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+        assert told.startswith(f"the cache {type(llm.cache).__name__} cannot be ")
+        llm.set_cache(BrokenCache("write"))
+        llm("Another one", max_tokens=1)
+        assert len([one for one in caplog.records if "cannot be" in one.getMessage()]) == 2  # another cache
+    assert not list((tmp_path / "cache").glob("*"))
+
+
+def test_a_folder_that_can_only_be_read_is_a_cache(embedded_model, tmp_path, monkeypatch):
+    with new(embedded_model) as llm:
+        llm.set_cache(LlamaDiskCache(str(tmp_path)))
+        want = llm("It was the best of", max_tokens=4, temperature=0.0)["choices"]
+        llm.reset()
+        monkeypatch.setattr(os, "utime", lambda *_: (_ for _ in ()).throw(PermissionError("read-only")))
+        before = llm.session.n_evaluated
+        assert llm("It was the best of", max_tokens=4, temperature=0.0)["choices"] == want
+        assert llm.session.n_evaluated - before < 5
+
+
+def test_a_file_that_another_process_removes_is_no_state(embedded_model, tmp_path, monkeypatch):
+    with new(embedded_model) as llm:
+        cache = LlamaDiskCache(str(tmp_path))
+        for n in (3, 5):
+            llm.eval([7] * (n - llm.n_tokens))
+            cache[[7] * n] = llm.save_state()
+        load = LlamaState.load
+
+        def removed(path):
+            if load(path).n_tokens == 5:
+                path.unlink()
+            return load(path)
+
+        monkeypatch.setattr(LlamaState, "load", removed)
+        assert cache[[7] * 9].n_tokens == 3
 
 
 @pytest.mark.parametrize("method", METHODS[:-1])

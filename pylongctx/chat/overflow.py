@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pylongctx.chat.history import closest, left_out, prompt_tokens, without_gap
+from pylongctx.chat.tokens import left_out, prompt_tokens
+from pylongctx.engine.documents import with_texts
 from pylongctx.engine.overflow import Cut
 from pylongctx.errors import LctxError, PromptTooLong
 
 if TYPE_CHECKING:
     from pylongctx.chat.template import Rendered
+    from pylongctx.engine.documents import Document
     from pylongctx.engine.model import Model
     from pylongctx.engine.source import TokenSource
 
@@ -61,7 +63,7 @@ class Conversation:
     model : Model
         Has the vocabulary.
     source : TokenSource
-        What a prompt must fit into.
+        What a prompt must fit into, and where its documents are.
     messages : list of dict
         The messages.
     render : callable
@@ -70,7 +72,14 @@ class Conversation:
 
     def __init__(self, model: Model, source: TokenSource, messages: Sequence[Any], render: Render) -> None:
         self.model = model
-        self._source, self._messages, self._render = source, messages, render
+        self._source, self._render = source, render
+        self._documents: list[Document] = []
+        self._messages = with_texts(messages, self._document)
+
+    def _document(self, text: str | None, name: str | None) -> Document:
+        found = self._source.document(text, name)
+        self._documents.append(found)
+        return found
 
     def rendered(self, n: int) -> Rendered:
         """Return the rendering without the ``n`` oldest turns."""
@@ -82,11 +91,12 @@ class Conversation:
     def prompt(self, n: int = 0) -> Prompt:
         """Return the prompt without the ``n`` oldest turns; PromptTooLong for a text that is too long anyway."""
         rendered = self.rendered(n)
-        text, known = rendered.prompt, self._source.known()
-        self._source.check_size(len(text.encode()))
-        if n:
-            known = [without_gap(self.model, text, tokens) for tokens in known]
-        return Prompt(rendered, prompt_tokens(self.model, text, closest(self.model, text, known)), n)
+        self._source.check_size(len(rendered.prompt.encode()))
+        for document in self._documents if not n else ():
+            if document.text.strip() not in rendered.prompt:
+                document.miss("the chat template does not write its text as it is")
+        plain = [document.text for document in self._documents]
+        return Prompt(rendered, prompt_tokens(self.model, rendered.prompt, plain), n)
 
     def fitting(self, max_tokens: int | None) -> tuple[Prompt, dict[str, Any]]:
         """Return the prompt without as few turns as leave room for an answer, and fields of its job.
@@ -136,19 +146,18 @@ class Turns:
     def __init__(self, conversation: Conversation, prompt: Prompt, last: int, most: int) -> None:
         self.most: int | None = most
         self._conversation, self._last = conversation, last
-        self._n, self._text, self._tokens = prompt.n_left_out, prompt.rendered.prompt, list(prompt.tokens)
+        self._n, self._tokens = prompt.n_left_out, prompt.tokens
 
     def next(self, n: int) -> Cut | None:
         """Return the oldest turn that is left; None for the last one, or where a template writes no such run."""
         if self._n >= self._last:
             return None
         try:
-            shorter = self._conversation.rendered(self._n + 1).prompt
+            shorter = self._conversation.prompt(self._n + 1).tokens
         except (LctxError, ValueError):  # a template may refuse what is left
             return None
-        run = left_out(self._conversation.model, self._tokens, self._text, shorter)
+        run = left_out(self._conversation.model, self._tokens, shorter)
         if run is None:
             return None
-        del self._tokens[slice(*run)]
-        self._n, self._text = self._n + 1, shorter
+        self._n, self._tokens = self._n + 1, shorter
         return Cut(*run, n_turn=1)

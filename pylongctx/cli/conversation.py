@@ -220,13 +220,9 @@ class Conversation:
 
     def tokens(self) -> list[int]:
         """Return the tokens of the conversation so far."""
-        from pylongctx.chat.history import prompt_tokens
-
         names = ("enable_thinking", "chat_template_kwargs")
         asked = {name: value for name, value in self.arguments.items() if name in names}
-        text = self.llm.apply_template(self.messages, add_generation_prompt=False, **asked)
-        session = self.llm.session
-        return prompt_tokens(session.model, text, session.tokens.tolist())
+        return self.llm.chat_tokens(self.messages, add_generation_prompt=False, **asked)
 
     def count(self, text: str) -> int:
         """Return how many tokens a text has."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx._log import LOG
 from pylongctx.engine.context import Context
 from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
@@ -62,9 +63,16 @@ class Document:
     ratio: float | None = None
     rows: NDArray[np.uint8] | None = field(default=None, repr=False)  # None: they are to be read
     job: Job | None = field(default=None, repr=False)  # reads it
+    missed: bool = field(default=False, repr=False)  # the log says that a prompt has it and not its tokens
 
     def __str__(self) -> str:
         return self.text
+
+    def miss(self, why: str) -> None:
+        """Say in the log, once, why a prompt cannot take what was read."""
+        if not self.missed:
+            self.missed = True
+            LOG.warning("document %r is read again in a prompt: %s", self.name, why)
 
     @property
     def prompt(self) -> Tokens:
@@ -179,15 +187,29 @@ class Documents:
         for document in self:
             document.rows = None
 
-    def find(self, tokens: Tokens, owner: str | None = None) -> tuple[Placed, ...]:
-        """Return what of a prompt, int32 [n], comes from documents: ascending, as many as fit, the longest ones."""
+    def find(self, tokens: Tokens, owner: str | None = None, text: str = "") -> tuple[Placed, ...]:
+        """Return what of a prompt, int32 [n], comes from documents: ascending, as many as fit, the longest ones.
+
+        A document whose text is in that of the prompt, and whose tokens are not, is named in the log once.
+        """
         with self._lock:
             known = [document for (whose, _), document in self._all.items() if whose == owner]
         found: list[Placed] = []
-        for place in sorted((p for document in known for p in _places(document, tokens)), key=_size, reverse=True):
+        places = [place for document in known for place in _places(document, tokens)]
+        self._warn(known, places, text)
+        for place in sorted(places, key=_size, reverse=True):
             if all(place.end <= other.first or other.end <= place.first for other in found):
                 found.append(place)
         return tuple(sorted(found[: self._most], key=lambda place: place.first))
+
+    def _warn(self, known: Sequence[Document], places: Sequence[Placed], text: str) -> None:
+        found = {id(place.document) for place in places}
+        for document in known:
+            if id(document) not in found and document.text.strip() in text:
+                document.miss(
+                    f"the {len(document.tokens)} tokens that it was read as are not there. Texts of special tokens are "
+                    "special tokens in plain prompts, and text in documents: send it as a part of type 'document'"
+                )
 
     def keep(self, document: Document, rows: NDArray[np.uint8]) -> None:
         """Take the rows of a document that was read; others leave when they are too many bytes."""
@@ -249,11 +271,7 @@ def _text_part(part: Any, document: Any) -> Any:
 def _places(document: Document, tokens: Tokens) -> Iterator[Placed]:
     """Yield where a prompt has the tokens of a document, but for its first ones and some at the ends."""
     own = document.tokens
-    probe = own[EDGE : EDGE + PROBE]
-    starts = np.flatnonzero(tokens[: len(tokens) - PROBE + 1] == probe[0])
-    for i in range(1, PROBE):
-        starts = starts[tokens[starts + i] == probe[i]]
-    for start in starts.tolist():
+    for start in _starts(tokens, own[EDGE : EDGE + PROBE]):
         rest, other = own[EDGE:], tokens[start : start + len(own) - EDGE]
         n = longest_prefix(rest, other)
         if len(rest) - n > EDGE:
@@ -262,6 +280,15 @@ def _places(document: Document, tokens: Tokens) -> Iterator[Placed]:
         end = min(start + n, len(tokens) - 1)  # the logits after the last token are wanted
         if end - start - fresh >= LEAST - FRESH - EDGE:
             yield Placed(start + fresh, end, document, len(document.start) + FRESH)
+
+
+def _starts(tokens: Tokens, probe: Tokens) -> list[int]:
+    """Return where a run of tokens begins in others, none where they are fewer."""
+    starts = np.flatnonzero(tokens[: max(0, len(tokens) - len(probe) + 1)] == probe[0])
+    for i in range(1, len(probe)):
+        starts = starts[tokens[starts + i] == probe[i]]
+    found: list[int] = starts.tolist()
+    return found
 
 
 def _size(place: Placed) -> int:

@@ -131,6 +131,17 @@ class Model:
         """Bytes of the longest token."""
         return max((len(self.piece(token, True)) for token in range(self.info.n_vocab)), default=1)
 
+    def is_special(self, token: int) -> bool:
+        """Return whether a token has a text of its own, which is none of an answer's: a control token."""
+        return not self.piece(token) and bool(self.piece(token, True))
+
+    @cached_property
+    def special_texts(self) -> frozenset[str]:
+        """The texts of the special tokens."""
+        handle, none = self.handle, ffi.new("char[]", 1)  # only a token without a text fits into nothing
+        found = (t for t in range(self.info.n_vocab) if not lib.lctx_token_to_piece(handle, t, none, 0, False))
+        return frozenset(self.piece(token, True).decode("utf-8", "ignore") for token in found) - {""}
+
     def ends_generation(self, token: int) -> bool:
         """Return whether the token ends a generation."""
         known = self._ends.get(token)

@@ -61,30 +61,34 @@ class Solo:
         """Whether tokens may leave a text that does not fit."""
         return self.session.evicts
 
-    def known(self) -> list[Sequence[int]]:
-        """Return the tokens of the session."""
-        return [self.session.tokens.tolist()]
-
     def say(self, message: str) -> None:
         """Tell the user, when verbose."""
         self.session.say(message)
 
-    def job(self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, **fields: Any) -> Job:
+    def job(
+        self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, text: str = "", **fields: Any
+    ) -> Job:
         """Return a job with at most ``max_tokens``; None or <= 0: until the context is full, see ``most_tokens``."""
         room = self.session.n_ctx - len(tokens)
         if room <= 0:
             raise self.session.too_long(len(tokens))
         wanted = max_tokens if max_tokens and max_tokens > 0 else None
         limit = most_tokens(wanted, room, fields.get("cuts"))
-        return self.endless(tokens, sampler, limit=limit, **fields)
+        return self.endless(tokens, sampler, limit, text=text, **fields)
 
     def endless(
-        self, tokens: Sequence[int], sampler: Sampler, limit: int | None = None, follows: bool = False, **fields: Any
+        self,
+        tokens: Sequence[int],
+        sampler: Sampler,
+        limit: int | None = None,
+        follows: bool = False,
+        text: str = "",
+        **fields: Any,
     ) -> Job:
         """Return a job without an end, unless ``limit`` says it."""
         ids = self.model.check_tokens(tokens, allow_empty=follows and self.session.has_logits)
         draft = None if self.draft_model is None else Drafting(self.session, self.draft_model)
-        placed = () if follows or "reads" in fields else self.engine.documents.find(ids)
+        placed = () if follows or "reads" in fields else self.engine.documents.find(ids, text=text)
         return Job(
             ids, sampler, limit=limit, follows=follows, draft=draft, progress=self._tell, placed=placed, **fields
         )

@@ -31,11 +31,13 @@ class TokenSource(Protocol):
     def check_size(self, n_bytes: int) -> None:
         """Raise PromptTooLong for a text that cannot fit, whatever its tokens are."""
 
-    def known(self) -> list[Sequence[int]]:
-        """Return texts of evaluated tokens, which may be those of a prompt."""
+    def job(
+        self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, text: str = "", **fields: Any
+    ) -> Job:
+        """Return a job that begins with its first token; PromptTooLong when nothing can follow the prompt.
 
-    def job(self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, **fields: Any) -> Job:
-        """Return a job that begins with its first token; PromptTooLong when nothing can follow the prompt."""
+        ``text`` is what the prompt is made of: documents that are in it and cannot be placed are named in the log.
+        """
 
     def rows(self, job: Job) -> Iterator[Row]:
         """Yield the logits after the tokens of the prompt, float32 [k, n_vocab] per step."""
@@ -77,4 +79,4 @@ class NoTokens:
 
     n_ctx = 0
     evicts = False
-    turn = known = job = document = rows = drawn = finish = say = refuse
+    turn = job = document = rows = drawn = finish = say = refuse

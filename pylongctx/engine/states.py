@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pylongctx._lib import error, lib
+from pylongctx._log import LOG
 from pylongctx.cache import BaseLlamaCache
 from pylongctx.engine.identity import difference
 from pylongctx.engine.prefix import longest_prefix
@@ -37,6 +38,7 @@ class States:
         self._identity = identity
         self.cache: BaseLlamaCache | None = None
         self.checkpoint: LlamaState | None = None
+        self._told: BaseLlamaCache | None = None  # what the log says of it: it fails
 
     @property
     def identity(self) -> Identity:
@@ -73,13 +75,24 @@ class States:
             state = self.cache[tokens]
         except KeyError:
             return
+        except OSError as reason:
+            self._lose(self.cache, f"cannot be read, answers are made without it: {reason}")
+            return
         self._recall(tokens, state, "the cache")
 
     def remember(self) -> None:
         """Add the current state to the cache, unless its rows have read more than its tokens."""
         if self.cache is not None and self._session.n_tokens and self._session.seam is None:
             state = self.save()
-            self.cache[state.input_ids.tolist()] = state
+            try:
+                self.cache[state.input_ids.tolist()] = state
+            except OSError as reason:
+                self._lose(self.cache, f"cannot be written, answers are made without it: {reason}")
+
+    def _lose(self, cache: BaseLlamaCache, why: str) -> None:
+        if self._told is not cache:  # once for each cache: a full disk stays full
+            self._told = cache
+            LOG.warning("the cache %s %s", type(cache).__name__, why)
 
     def _recall(self, tokens: Sequence[int], state: LlamaState, source: str) -> None:
         session = self._session

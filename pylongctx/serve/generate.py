@@ -7,7 +7,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from pylongctx.chat.history import prompt_tokens
 from pylongctx.serve import native
 from pylongctx.serve.answer import Make, Once, OpenAIForm, answer, seeded
 from pylongctx.serve.bodies import ChatBody, CompletionBody, InfillBody, NativeBody, as_prompts
@@ -41,7 +40,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions/input_tokens", summary="The tokens of a conversation")
     @router.post("/chat/completions/input_tokens", include_in_schema=False)
     async def count(request: Request) -> dict[str, int]:
-        return await count_tokens(service, await read(request, ChatBody))
+        return await count_tokens(service, request, await read(request, ChatBody))
 
     @router.post("/completion", summary="Continue a text or several, as llama-server's own clients ask")
     @router.post("/completions", include_in_schema=False)
@@ -72,18 +71,22 @@ def chats(service: Service, body: ChatBody) -> list[Make]:
     return [partial(_chat, given, i) for i in range(body.n or 1)]
 
 
-async def count_tokens(service: Service, body: ChatBody) -> dict[str, int]:
+async def count_tokens(service: Service, request: Request, body: ChatBody) -> dict[str, int]:
     """Return how many tokens the prompt of a chat has."""
+    completer = rendering(service, request, body).completer()
 
     def count() -> int:
-        host = service.host
-        given = body.template(service.settings.template, host)
-        prompt = Ticket(host, service.engine).completer().apply_template(body.messages, **given)
-        host.session.check_size(len(prompt.encode()))
-        return len(prompt_tokens(host.model, prompt, ()))
+        given = body.template(service.settings.template, service.host)
+        return len(completer.chat_tokens(body.messages, **given))
 
     with service.admitted():
         return {"input_tokens": await asyncio.get_running_loop().run_in_executor(service.pool, count)}
+
+
+def rendering(service: Service, request: Request, body: ChatBody) -> Ticket:
+    """Return what renders the prompt that a chat would have."""
+    prefills, owner = body.continue_final_message is not False, request.scope.get("owner")
+    return Ticket(service.host, service.engine, prefills=prefills, owner=owner)
 
 
 def _complete(prompt: Prompt, given: Given, index: int, ticket: Ticket, stream: bool) -> Any:

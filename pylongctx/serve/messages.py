@@ -168,7 +168,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/v1/messages/count_tokens", summary="The tokens of such a conversation")
     async def count(request: Request) -> dict[str, int]:
-        return await count_tokens(service, (await read(request, MessagesBody)).chat())
+        return await count_tokens(service, request, (await read(request, MessagesBody)).chat())
 
     return router
 

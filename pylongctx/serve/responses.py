@@ -156,7 +156,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/v1/responses/input_tokens", summary="The tokens of such a conversation")
     async def count(request: Request) -> dict[str, Any]:
         body = await read(request, ResponsesBody)
-        return {"object": "response.input_tokens", **await count_tokens(service, body.chat())}
+        return {"object": "response.input_tokens", **await count_tokens(service, request, body.chat())}
 
     return router
 

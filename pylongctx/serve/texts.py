@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse
 from pylongctx.serve.bodies import ChatBody, DetokenizeBody, EmbeddingsBody, TokenizeBody, as_prompts
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.fields import read
+from pylongctx.serve.generate import rendering
 from pylongctx.serve.service import Service
-from pylongctx.serve.ticket import Ticket
 
 MOST_TEXTS = 2048  # that one request may embed
 
@@ -21,7 +21,7 @@ MOST_TEXTS = 2048  # that one request may embed
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
-    host, engine = service.host, service.engine
+    host = service.host
     info = host.model.info
 
     async def threaded(function: Any) -> Any:
@@ -62,7 +62,7 @@ def routes(service: Service) -> APIRouter:
     async def apply_template(request: Request) -> dict[str, str]:
         body = await read(request, ChatBody)
         given = body.template(service.settings.template, host)
-        completer = Ticket(host, engine, prefills=body.continue_final_message is not False).completer()
+        completer = rendering(service, request, body).completer()
         return {"prompt": await threaded(partial(completer.apply_template, body.messages, **given))}
 
     @router.post("/v1/embeddings", summary="Vectors of texts of length 1, with --embeddings")

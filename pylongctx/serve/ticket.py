@@ -90,12 +90,6 @@ class Ticket:
         """Whether tokens may leave a text that does not fit."""
         return self.host.session.evicts
 
-    def known(self) -> list[Sequence[int]]:
-        """Return the tokens of the slots of the same owner."""
-        # Tokens that the engine changes meanwhile do no harm: they are used as far as they spell the prompt.
-        owner = self._fields.get("owner")
-        return [slot.session.tokens.tolist() for slot in self._engine.slots if slot.owner == owner]
-
     def document(self, text: str | None, name: str | None) -> Document:
         """Take note of a document of the owner, or return the one of a name."""
         return self._engine.documents.asked(text, name, self._fields.get("owner"))
@@ -104,7 +98,9 @@ class Ticket:
         """Tell the user, when verbose."""
         self.host.session.say(message)
 
-    def job(self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, **fields: Any) -> Job:
+    def job(
+        self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, text: str = "", **fields: Any
+    ) -> Job:
         """Return a job with at most ``max_tokens``; None or < 0: as many as the server says."""
         room = self.host.n_ctx - len(tokens)
         if room <= 0:
@@ -112,7 +108,7 @@ class Ticket:
         wanted = self._limit if max_tokens is None or max_tokens < 0 else max_tokens
         limit = most_tokens(wanted, room, fields.get("cuts"))
         ids = self.model.check_tokens(tokens)
-        placed = self._engine.documents.find(ids, self._fields.get("owner"))
+        placed = self._engine.documents.find(ids, self._fields.get("owner"), text)
         self.current = Job(ids, sampler, limit=limit, placed=placed, **self._fields, **fields)
         if self._cancelled:
             raise Cancelled("cancelled")
