@@ -2,7 +2,7 @@
 
     python bench/offload.py --tokens 8192,32768 --slots 1,1.5,2,4
 
-A text is evaluated, then tokens are decoded, with room on the device for so many times what a query
+A text is evaluated, then tokens are decoded, with room on the device for a multiple of what a query
 chooses at most. Without a GPU the CPU stands for both sides: what is counted is the same, the time is not.
 """
 
@@ -66,7 +66,7 @@ def measure(args: argparse.Namespace, n: int, slots: float | None) -> list[str]:
 
 
 def room(args: argparse.Namespace, options: dict, slots: float) -> int:
-    """MiB for so many times what a query of every head chooses at most."""
+    """MiB for a multiple of what a query of every head chooses at most."""
     with Llama(model_file(args.model), method=args.method, **options, kv_offload="host") as llm:
         usage, heads = llm.offload_usage(), llm.kv_usage().rows.size
         return int(slots * usage.chosen * usage.unit_bytes * heads / MIB) + 1

@@ -22,7 +22,7 @@ ROW_BYTES = 2 * 4 * 64  # of K and V of a head of the embedded model
 
 @pytest.fixture
 def start(open_session):
-    """Return a function that opens a session with so many units per head on the device; None: no offload."""
+    """Return a function that opens a session with a number of units per head on the device; None: no offload."""
 
     def start(spec, n_staged, **params):
         offload = {} if n_staged is None else {"kv_offload": n_staged * unit_bytes(open_session, spec)}

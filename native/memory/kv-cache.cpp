@@ -105,14 +105,14 @@ int32_t lctx_kv_cache::n_page_head() const {
     return (int32_t)std::min<int64_t>((int64_t)n_seq_ * live_blocks(), (int64_t)n_block(n_rows_all_) + n_seq_);
 }
 
-// Units of a head that a query reads which chooses so many chunks: its first rows and those nearby are read in whole pages.
+// Units of a head that a query reads which chooses n_chosen chunks: its first rows and those nearby are read in whole pages.
 int32_t lctx_kv_cache::units_read(int32_t n_chosen) const {
     const int32_t n_nearby = n_block((chunks_->n_recent + 1) * chunks_->chunk_size) + 1,
                   of_chunk = chunks_->chunk_size >> shape_.unit_shift();
     return (1 + n_nearby) * shape_.of_page() + n_chosen * std::max(1, of_chunk);
 }
 
-// Units of a head that lie close, for so many bytes. What does not fit is read over the bus, but not what every query reads. Automatic:
+// Units of a head that lie close, for a number of bytes. What does not fit is read over the bus, but not what every query reads. Automatic:
 // twice what one query chooses, and all that one reads which does not choose.
 int32_t lctx_kv_cache::n_staged(uint64_t kv_offload) const {
     if (!chunks_ || retain_) {

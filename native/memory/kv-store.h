@@ -47,7 +47,7 @@ struct lctx_kv_shape {
     int32_t n_seq;
     int32_t n_page_head;         // pages in the pools per head
     int32_t near_rows;           // of the near ring, 0: none
-    int32_t n_staged;            // > 0: the pools are in memory of the host, and so many units of a head (ops/staging.h) on the device
+    int32_t n_staged;            // > 0: the pools are in memory of the host, and this many units of a head (ops/staging.h) on the device
     const lctx_chunks * chunks;  // or nullptr
     const lctx_retain * retain;  // or nullptr
     bool shrinks;                // rows leave before their sequence does
