@@ -66,9 +66,9 @@ def test_dual_chunks_equal_the_oracle_on_other_models(model_path, tokens, model,
     assert_same_logits(evaluate(model_path(model), method.text(), tokens[:160]), want)
 
 
-@pytest.mark.parametrize(("type_name", "tolerance"), [("f16", 1e-2), ("q8_0", 5e-2)])
+@pytest.mark.parametrize(("type_name", "tolerance"), [("f16", 1e-2), ("q8_0", 8e-2)])
 def test_a_rounded_cache_stays_close(model_path, tokens, type_name, tolerance):
-    """Head dim 64, so that q8_0 has whole blocks; the oracle keeps its cache in float64."""
+    """Head dim 64, so that q8_0 has whole blocks; the oracle keeps its cache in float64, and queries as they are."""
     method = oracle.SelfExtend(5, 16)
     want = Model.load(model_path("llama-wide")).logits(tokens[:160], method)
     got = evaluate(model_path("llama-wide"), method.text(), tokens[:160], type_k=type_name, type_v=type_name)

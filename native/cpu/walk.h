@@ -37,7 +37,7 @@ struct lctx_tiling {
             const int most = std::max(1, MAX_STATES / n_rep);
             head_block = n_rep;
             token_block = std::min(std::max((int)lctx_ceil_div(a.n_tokens, n_wanted), MIN_TOKENS), most);
-            const int n_chunk = (int)lctx_ceil_div((int64_t)a.cache.table.head_stride * LCTX_PAGE_ROWS, a.params.chunk_size);
+            const int n_chunk = (int)lctx_ceil_div((int64_t)a.cache.table.head_stride << a.cache.table.shift, a.params.chunk_size);
             n_run = a.params.n_run;
             is_whole = n_run > 0;
             n_bucket = n_run + n_chunk;

@@ -106,8 +106,9 @@ struct list {
         return p;
     }
     __device__ size_t pool_row(const piece & p, int cell) const {
-        const int page = cell / LCTX_PAGE_ROWS == p.lo / LCTX_PAGE_ROWS ? p.first_page : p.last_page;
-        return (size_t)page * LCTX_PAGE_ROWS + cell % LCTX_PAGE_ROWS;
+        const int shift = a.cache.table.shift;  // of a page, or a unit where rows are staged: a piece lies in two of them at most
+        const int page = cell >> shift == p.lo >> shift ? p.first_page : p.last_page;
+        return ((size_t)page << shift) + (cell & ((1 << shift) - 1));
     }
     __device__ const char * key(const piece & p, int cell) const {
         return p.near ? lctx_near_row(a.cache, cells.row(cell), head_kv, seq) : lctx_pool_at(a.cache.k_pool, pool_row(p, cell));
