@@ -1,5 +1,6 @@
 """Texts in a KV store: what the tests of it share."""
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,11 @@ def fill(model, folder):
         logits, n = read(llm, text())
         assert n == N
     return logits
+
+
+def warnings(caplog):
+    """Return what was logged for people to act on: how much more is logged depends on earlier tests of the process."""
+    return [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def files(folder, kind="*"):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stored import SETTINGS, SHAPE, N, files, fill, found, new, read, text
+from stored import SETTINGS, SHAPE, N, files, fill, found, new, read, text, warnings
 from tiny_gguf import make_model
 
 from pylongctx import Llama
@@ -89,7 +89,7 @@ def test_a_block_that_cannot_be_read_stays(filled, model, monkeypatch, caplog, f
             read(llm, text(600, seed=8))
             read(llm, text())
     np.testing.assert_array_equal(again, logits)
-    assert len(caplog.records) == 1 and "cannot be read, and stay" in caplog.text
+    assert len(warnings(caplog)) == 1 and "cannot be read, and stay" in caplog.text
     assert all(path.read_bytes() == data for path, data in sound.items())
     with new(model, folder) as llm:
         assert read(llm, text())[1] == 0, "the trouble is over"
@@ -106,7 +106,7 @@ def test_no_more_files_may_be_open(filled, model, caplog):
         np.testing.assert_array_equal(again, logits)
         read(llm, text(9, seed=1))
         assert read(llm, text())[1] == 0
-    assert len(caplog.records) == 1
+    assert len(warnings(caplog)) == 1
 
 
 def test_a_folder_that_cannot_be_searched(filled, model, monkeypatch):
@@ -127,7 +127,7 @@ def test_a_damaged_block_that_cannot_be_removed(filled, model, monkeypatch, capl
     with new(model, folder) as llm, caplog.at_level(logging.WARNING, "pylongctx"):
         again, _ = read(llm, text())
     np.testing.assert_array_equal(again, logits)
-    assert len(caplog.records) == 1 and "Permission denied" in caplog.text
+    assert len(warnings(caplog)) == 1 and "Permission denied" in caplog.text
 
 
 @pytest.mark.parametrize(("failure", "why"), [("EIO", "Input/output error"), ("memory", ".rows: no memory")])
@@ -184,7 +184,7 @@ def test_no_more_threads(model, tmp_path, monkeypatch, caplog):
             read(llm, text())
             assert llm._opened.store.flush() and found(llm).lost == 3
         read(llm, text(seed=1))
-    assert len(caplog.records) == 1 and "can't start new thread" in caplog.text
+    assert len(warnings(caplog)) == 1 and "can't start new thread" in caplog.text
     assert len(files(tmp_path)) == 3
 
 
@@ -200,7 +200,7 @@ def test_an_exception_is_logged_once_and_the_thread_lives(store, monkeypatch, ca
             assert store.flush()
         store.write(*with_kind(block(3)))
         assert store.flush()
-    (record,) = caplog.records
+    (record,) = warnings(caplog)
     assert record.exc_info and "odd" in record.message and store.usage.lost == 3
     assert [path.stem for path in files(store.folder.path)] == block(3)[0]
 
