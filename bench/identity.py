@@ -17,7 +17,7 @@ from pylongctx._model_files import ModelFiles, digest_of
 
 
 def drop(paths: list[str]) -> None:
-    """Drop files from the page cache, but for what is mapped."""
+    """Drop files from the page cache, except for what is mapped."""
     for path in paths:
         with open(path, "rb") as file:
             os.fsync(file.fileno())

@@ -168,7 +168,7 @@ def test_no_earlier_request_changes_a_prompt_of_a_server(server, embedded_f32, s
 
 @pytest.mark.parametrize("name", ["llama-spm", "llama-bpe", "qwen2", "phi-3"])
 def test_a_document_is_text_in_real_vocabularies(name, tmp_path_factory):
-    """Its tokens are those of the text alone, but for those at its ends; special tokens around it are special."""
+    """Its tokens are those of the text alone, except for those at its ends; special tokens around it are special."""
     folder = files(tmp_path_factory.getbasetemp())
     with Llama(str(folder / f"ggml-vocab-{name}.gguf"), vocab_only=True, verbose=False) as llm:
         model, chance = llm._model, random.Random(1)

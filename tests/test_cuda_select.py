@@ -233,7 +233,7 @@ def test_sequences_that_complete_their_chunks_together(open_session, tokens, emu
 
 
 def test_scores_of_a_long_context_are_computed_in_parts(open_session, tokens, emulated):
-    """With room for so many chunks a few queries are scored at a time."""
+    """With room for this many chunks a few queries are scored at a time."""
     sizes = {"n_ctx": 16 * 1024, "n_batch": 200, "n_ubatch": 200}
     run = lambda: open_session("llama-mha", LongHeads(16, 64).text(), **sizes).decode(tokens[:200])  # noqa: E731
     assert_nearly_all_rows_equal(*both(run, emulated))

@@ -158,7 +158,7 @@ def test_documents_of_an_edited_model(embedded_model, tmp_path):
 
 
 def test_files_that_are_replaced_while_they_are_open(tmp_path, monkeypatch, caplog):
-    """Before they were read whole: nobody knows then which model evaluates."""
+    """Before they were read whole: then it is not known which model evaluates."""
     path = make_model(tmp_path / "model.gguf", SHAPE)
     monkeypatch.setattr("pylongctx._model_files.ModelFiles.prepare", lambda files: None)
     with new(path, tmp_path / "kv") as llm, caplog.at_level(logging.WARNING, "pylongctx"):

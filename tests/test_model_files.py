@@ -127,7 +127,7 @@ def whole(monkeypatch):
 
 @pytest.fixture
 def old(paths, monkeypatch):
-    """Return files of which nobody can say that they were written a moment ago."""
+    """Return files that were not written a moment ago."""
     monkeypatch.setattr(_model_files, "SETTLED", 0)
     time.sleep(0.05)
     return paths

@@ -155,7 +155,7 @@ template <typename S> struct lctx_attend_walker {
     __device__ static int end(const lctx_cuda_span & s) { return s.lo < s.hi ? (s.hi + S::ROWS - 1) / S::ROWS : 0; }
     // The block of this part from `block` on.
     __device__ int from(const lctx_cuda_span & s, int block) const { return share.next(block, s.n_before + block - first(s)); }
-    // The block of this part after p; all threads call. One barrier for a span: what it is written over, nobody reads any more.
+    // The block of this part after p; all threads call. One barrier for a span: what it replaces is not read any more.
     __device__ lctx_attend_place next(lctx_attend_place p) {
         if (p.valid) {
             const lctx_cuda_span & s = m.span[p.buffer];

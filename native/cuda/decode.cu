@@ -1,7 +1,7 @@
 // *attend* of few tokens whose heads choose for themselves: heads share few rows, so a tile is one head of one token, and what it reads is
 // its list of segments. The list is cut into pieces of 16 rows whose number follows from its ends, so that every warp finds its slice
-// without a walk. A warp reads rows from memory into registers and has a query and a state of its own: nobody waits for anybody until the
-// states are merged.
+// without a walk. A warp reads rows from memory into registers and has a query and a state of its own: warps do not wait for each other
+// until the states are merged.
 #include "decode.h"
 
 #include "hadamard.h"
@@ -106,9 +106,8 @@ struct list {
         return p;
     }
     __device__ size_t pool_row(const piece & p, int cell) const {
-        const int shift = a.cache.table.shift;  // of a page, or a unit where rows are staged: a piece lies in two of them at most
-        const int page = cell >> shift == p.lo >> shift ? p.first_page : p.last_page;
-        return ((size_t)page << shift) + (cell & ((1 << shift) - 1));
+        const lctx_table_args & table = a.cache.table;  // a piece lies in two pages at most, or units where rows are staged
+        return lctx_row_in(table, cell >> table.shift == p.lo >> table.shift ? p.first_page : p.last_page, cell);
     }
     __device__ const char * key(const piece & p, int cell) const {
         return p.near ? lctx_near_row(a.cache, cells.row(cell), head_kv, seq) : lctx_pool_at(a.cache.k_pool, pool_row(p, cell));

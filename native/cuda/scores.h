@@ -70,7 +70,7 @@ struct lctx_select_plan {
     char * queries;     // [n_slab][n_head][n_range] of query_size bytes
     size_t query_size;  // lctx_key_query, or by summaries a rotated query
     int32_t first = 0;
-    int32_t n_slab;  // so many tokens at a time
+    int32_t n_slab;  // tokens at a time
 
     lctx_select_plan(const lctx_cuda_device & device, const lctx_select_args & a, char * work) {
         constexpr size_t BYTES = 256 * 1024;  // per multiprocessor: enough to keep all of them busy

@@ -29,7 +29,7 @@ void lctx_kv_store::set_entry(size_t i, int32_t page) {
 }
 
 // Entries that follow each other go together, and the same of heads that follow each other in one call. Graphs that run read what was
-// there, those that follow what comes: nobody waits.
+// there, those that follow what comes: the host does not wait.
 void lctx_kv_store::upload_table() {
     if (changed_.empty()) {
         return;

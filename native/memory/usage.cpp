@@ -167,7 +167,7 @@ std::string lctx_kv_cache::full_why() const {
     where += std::string(", K ") + ggml_type_name(shape_.type_k) + ", V " + ggml_type_name(shape_.type_v);
     if (shape_.n_staged > 0) {
         const auto rows = [&](int32_t n_unit) { return std::to_string(n_unit << shape_.unit_shift()); };
-        where += ", in memory of the host but for " + rows(shape_.n_staged) + " rows of a head; a query chooses " +
+        where += ", in memory of the host except for " + rows(shape_.n_staged) + " rows of a head; a query chooses " +
                  rows(units_read(chunks_->n_free));
     }
     return why + where;

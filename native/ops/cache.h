@@ -21,9 +21,13 @@ LCTX_HD inline int32_t lctx_page_of(const lctx_table_args & table, int32_t cell,
     return table.pages[seq * table.seq_stride + head * table.head_stride + (cell >> table.shift)];
 }
 
-LCTX_HD inline size_t lctx_pool_row(const lctx_table_args & table, int32_t cell, int32_t head, int32_t seq) {
-    const int32_t page = lctx_max(lctx_page_of(table, cell, head, seq), 0);
+// The row of a cell whose page is known.
+LCTX_HD inline size_t lctx_row_in(const lctx_table_args & table, int32_t page, int32_t cell) {
     return ((size_t)page << table.shift) + (cell & ((1 << table.shift) - 1));
+}
+
+LCTX_HD inline size_t lctx_pool_row(const lctx_table_args & table, int32_t cell, int32_t head, int32_t seq) {
+    return lctx_row_in(table, lctx_max(lctx_page_of(table, cell, head, seq), 0), cell);
 }
 
 LCTX_HD inline char * lctx_pool_at(const lctx_pool_args & pool, size_t row) {

@@ -19,7 +19,7 @@ GRAIN = 256  # llama.cpp pads n_ctx to a multiple of it
 
 
 def row_identity(model: Model, files: ModelFiles, context: Context, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what rows depend on, but for adapters and ``WEIGHTS``: it is known at once.
+    """Return what rows depend on, except for adapters and ``WEIGHTS``: it is known at once.
 
     Parameters
     ----------

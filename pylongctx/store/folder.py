@@ -4,7 +4,7 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -110,9 +110,9 @@ class Folder:
         """Return all files."""
         return [entry for path in self.path.glob("??/*.*") if (entry := Entry.of(path)) is not None]
 
-    def leaving(self) -> list[Entry]:
-        """Return all files, those first that are to leave first."""
-        entries = self.entries()
+    def leaving(self, entries: Sequence[Entry] | None = None) -> list[Entry]:
+        """Return all files, or those that were listed just now: those first that are to leave first."""
+        entries = self.entries() if entries is None else entries
         self._links = {entry.name: link for entry in entries if (link := self._link(entry))}
         return leaving(entries, self._links)
 
@@ -128,13 +128,14 @@ class Folder:
         for path in self.path.glob(f"??/{UNFINISHED}*"):
             _remove_unfinished(path)
         self._unseen = 0
-        total = sum(entry.n_bytes for entry in self.entries())
-        return self._remove(total - int(limit * ROOM)) if total > limit else 0
+        entries = self.entries()
+        total = sum(entry.n_bytes for entry in entries)
+        return self._remove(entries, total - int(limit * ROOM)) if total > limit else 0
 
-    def _remove(self, n_bytes: int) -> int:
+    def _remove(self, entries: Sequence[Entry], n_bytes: int) -> int:
         """Remove the files that leave first until ``n_bytes`` are free."""
         n_removed, failure = 0, None
-        for entry in self.leaving():
+        for entry in self.leaving(entries):
             if n_bytes <= 0:
                 break
             try:
