@@ -32,7 +32,7 @@ __all__ = [
 
 HOW_TO_BUILD = "build it with 'pip install .' in the source tree of pylongctx"
 CUDA_LIBRARIES = "it is built for GPUs; install what it needs with 'pip install nvidia-cublas nvidia-cuda-runtime'"
-CTYPES: dict[Any, str] = {np.int32: "int32_t[]", np.float32: "float[]", np.uint8: "uint8_t[]"}
+CTYPES: dict[Any, str] = {np.int32: "int32_t[]", np.float32: "float[]", np.uint8: "uint8_t[]", np.int8: "int8_t[]"}
 
 
 def library_path() -> Path:

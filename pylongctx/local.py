@@ -24,7 +24,7 @@ from pylongctx.grammar import constraint
 from pylongctx.inspect.recording import record
 from pylongctx.inspect.trace import Trace
 from pylongctx.options import Grammar, SamplerOptions, flattened
-from pylongctx.sampling import Processors, Sampler, StoppingCriteria, process
+from pylongctx.sampling import Processors, Sampler, SamplingParams, StoppingCriteria, process
 from pylongctx.state import LlamaState
 
 if TYPE_CHECKING:
@@ -164,6 +164,28 @@ class LocalCompleter(Completer):
         with self.session.lock:
             self.session.context.abort = False
             self.session.eval(ids)
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Let the sequence hold a prompt and the logits after it, using what was evaluated before.
+
+        Raises
+        ------
+        ValueError
+            When a token is outside the vocabulary, or the tokens do not fit (PromptTooLong).
+        Aborted
+            When ``abort`` was called meanwhile.
+
+        Examples
+        --------
+        >>> llm.prefill([1, 7, 9])
+        >>> llm.prefill([1, 7, 8])  # evaluates one token
+        >>> llm.n_tokens
+        3
+        """
+        solo = self._solo
+        sampler = Sampler(self._model, SamplingParams(seed=0), None, ())
+        for _ in solo.drawn(solo.endless(tokens, sampler, limit=0)):
+            pass
 
     def eval_rows(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
         """Evaluate tokens and yield their logits, float32 [k, n_vocab] per step of at most n_ubatch tokens.
@@ -421,4 +443,4 @@ def _source(opened: Opened) -> TokenSource:
     if not opened.sessions:
         return NoTokens(opened.model, NO_CONTEXT)
     (session,) = opened.sessions
-    return Solo(session, States(session, lambda: opened.identity), opened.given["draft_model"])
+    return Solo(session, States(session, lambda: opened.identity), opened.given["draft_model"], opened.library)

@@ -109,7 +109,7 @@ class ReadingCompleter(LocalCompleter):
         >>> smaller
         True
         """
-        if self.session.stored is not None:
+        if self._solo.engine.library is not None:
             reason = "kv_store keeps texts as they were read: open without it, or read(text, ratio=...) a document"
             raise error(lib.LCTX_INVALID, reason)
         compress(self.session, ratio)

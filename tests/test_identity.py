@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import gguf
@@ -15,7 +16,7 @@ from tiny_gguf import Shape, flip, make_model, set_number, split_model, tensor_r
 from pylongctx import Llama, LlamaDiskCache, LlamaState, _model_files
 from pylongctx.cli import main
 from pylongctx.engine import identity
-from pylongctx.errors import InvalidInput
+from pylongctx.errors import ContextFull, InvalidInput
 from pylongctx.store.layout import BLOCK
 
 N = BLOCK + 77
@@ -31,8 +32,15 @@ def new(path, folder=None, **kwargs):
 
 
 def pending(llm):
-    """Return how many tokens of the text the store does not give."""
-    return len(llm.session.reuse(np.array(TOKENS, np.int32)))
+    """Return how many tokens of the text no source gives; evaluates none of them."""
+
+    def refuse(*args):
+        raise ContextFull("not evaluated", 1)
+
+    with pytest.MonkeyPatch.context() as patch, suppress(ContextFull):
+        patch.setattr(llm.session.context, "decode", refuse)
+        llm.prefill(TOKENS)
+    return len(TOKENS) - llm.session.n_tokens
 
 
 def fill(path, folder, **settings):
@@ -141,8 +149,7 @@ def test_a_disk_cache_of_an_edited_model(filled, copy, tmp_path):
     for path, n in ((paths[0], N), (copy[0], 0)):
         with new(path) as llm:
             llm.set_cache(cache)
-            llm.states.recall(TOKENS)
-            assert llm.n_tokens == n
+            assert pending(llm) == N - n
 
 
 def test_documents_of_an_edited_model(embedded_model, tmp_path):

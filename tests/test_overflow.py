@@ -385,19 +385,18 @@ def test_what_has_read_what_left_is_not_stored(embedded_model, tmp_path):
 
 def test_a_store_is_not_asked_for_more_than_stays(llm, monkeypatch):
     class Store:
-        asked, n_found = 0, 0
+        asked = 0
 
-        def restore(self, tokens, prefix):
+        def finder(self, owner):
+            return self
+
+        def covers(self, tokens, held):
             Store.asked += 1
-            return False
 
-        def cut(self, pos, n):
-            return n
+        def planned(self, tokens, pieces):
+            pass
 
-        def __getattr__(self, name):
-            return lambda *args: None
-
-    monkeypatch.setattr(llm.session, "stored", Store())
+    monkeypatch.setattr(llm._solo.engine, "library", Store())
     for n in (10, 11):
         llm.create_chat_completion(history(n), max_tokens=4, temperature=0.0)
     assert llm.session.seam

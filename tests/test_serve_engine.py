@@ -168,7 +168,7 @@ def _submitted(engine, one):
 
 def test_a_client_that_goes_away_frees_its_sequence_within_one_step(server, engine, monkeypatch):
     steps, cancelled, allowed = [], threading.Event(), threading.Semaphore(3)
-    decode, cancel = engine.context.decode_batch, engine.cancel
+    decode, cancel = engine.context.decode, engine.cancel
 
     def one_step(*args):
         assert allowed.acquire(timeout=PATIENCE)
@@ -179,7 +179,7 @@ def test_a_client_that_goes_away_frees_its_sequence_within_one_step(server, engi
         cancel(*args, **more)
         cancelled.set()
 
-    monkeypatch.setattr(engine.context, "decode_batch", one_step)
+    monkeypatch.setattr(engine.context, "decode", one_step)
     monkeypatch.setattr(engine, "cancel", note)
     body = {"prompt": PROMPTS[1] * 7, "stream": True, "return_progress": True}
     with server.http.stream("POST", "/v1/completions", json=body) as response:

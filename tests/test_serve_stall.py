@@ -21,7 +21,7 @@ ENDLESS = """
 import sys, time
 from pylongctx.cli import main
 from pylongctx.engine.context import Context
-Context.decode_batch = lambda *args: time.sleep(1000)
+Context.decode = lambda *args: time.sleep(1000)
 sys.exit(main(["serve", "--port", "0", "-c", "512", "-t", "1", "--grace", "1", "--stall", "0.2"]))
 """
 
@@ -35,14 +35,14 @@ def server():
 @pytest.fixture
 def stuck(server, monkeypatch):
     """Return a server whose steps end when it is released."""
-    event, begun, decode = threading.Event(), threading.Event(), server.engine.context.decode_batch
+    event, begun, decode = threading.Event(), threading.Event(), server.engine.context.decode
 
     def wait(*args):
         begun.set()
         assert event.wait(PATIENCE)
         return decode(*args)
 
-    monkeypatch.setattr(server.engine.context, "decode_batch", wait)
+    monkeypatch.setattr(server.engine.context, "decode", wait)
     server.release, server.begun = event.set, begun
     yield server
     event.set()

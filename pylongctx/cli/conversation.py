@@ -6,8 +6,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pylongctx._units import bytes_text
 from pylongctx.errors import PromptTooLong
 from pylongctx.methods import Method, Window
@@ -210,13 +208,7 @@ class Conversation:
         ContextFull
             When they do not fit; nothing changed then.
         """
-        session, tokens = self.llm.session, self.tokens()
-        with session.lock:
-            session.check_room(len(tokens))
-            self.llm.states.recall(tokens)
-            pending = session.reuse(np.array(tokens, np.int32))
-            if len(pending):
-                session.eval(pending)
+        self.llm.prefill(self.tokens())
 
     def tokens(self) -> list[int]:
         """Return the tokens of the conversation so far."""

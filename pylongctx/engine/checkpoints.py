@@ -47,7 +47,7 @@ class Checkpoints:
         self._places = {place for place in self._places if pos < place < tail}
         if n > TAIL:
             self._places |= {tail, self._context.place(pos)}
-            self.reach(pos)
+            self.reach(pos, pos)
 
     def cut(self, pos: int, n: int) -> int:
         """Return how many of ``n`` tokens from ``pos`` on a step may take: it ends where a checkpoint is made."""
@@ -55,8 +55,8 @@ class Checkpoints:
             return n
         return min(n, *(place - pos for place in (*self._places, self._next(pos)) if place > pos))
 
-    def reach(self, pos: int) -> None:
-        """Make the one at ``pos``, the end of the sequence, if there shall be one."""
+    def reach(self, start: int, pos: int) -> None:
+        """Make the one at ``pos``, the end of the sequence, if one is wanted there."""
         if self.needed and pos and (pos in self._places or pos == self._next(pos - 1)):
             self._places.discard(pos)
             if refusal := self._context.checkpoint(self._seq):

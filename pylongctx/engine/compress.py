@@ -15,6 +15,7 @@ OVERLAP = 8  # tokens before a piece that tell where it begins
 FIRST = b"\n\nRepeat the previous context exactly.\n\n"
 LATER = b"\n\nRepeat the part of the previous context exactly, starting with "
 NOTHING = np.empty(0, np.int32)
+NO_ROWS = np.empty((0, 0), np.float32)
 
 
 def compress(session: Session, ratio: float) -> None:
@@ -45,7 +46,8 @@ def _replay(session: Session, most: int) -> None:
         done = 0
         while done < len(tokens):
             part = tokens[done : done + context.step(len(text) + done, len(tokens) - done)]
-            context.decode(part, len(text) + done, None, False)
+            positions = np.arange(len(text) + done, len(text) + done + len(part), dtype=np.int32)
+            context.decode(part, positions, np.full_like(part, session.seq), np.zeros(len(part), np.int8), NO_ROWS)
             done += len(part)
         if context.truncate(len(text), session.seq):
             session.eval(NOTHING)  # a method that goes back to some places only evaluates the end of the text again

@@ -122,6 +122,7 @@ class Context:
         self.n_ctx: int = lib.lctx_context_n_ctx(handle)
         self.n_batch: int = lib.lctx_context_n_batch(handle)
         self.n_ubatch: int = lib.lctx_context_n_ubatch(handle)
+        self.n_step = min(self.n_batch, self.n_ubatch)  # most tokens of a step
         self.n_seq: int = params.n_seq_max
         self.types = {name: text(lib.lctx_type_name(getattr(params, name))) for name in ("type_k", "type_v")}
         self.method = text(lib.lctx_context_method(handle))
@@ -157,38 +158,24 @@ class Context:
     def abort(self, value: bool) -> None:
         self._abort[0] = value
 
-    def decode(self, tokens: NDArray[np.int32], pos: int, logits: NDArray[np.float32] | None, every: bool) -> None:
-        """Evaluate int32 [n] at position ``pos``; logits: None, float32 [n_vocab], or [n, n_vocab] with ``every``."""
-        out = ffi.NULL if logits is None else out_buffer("logits", logits, np.float32)
-        n_rows = len(tokens) if every else 1
-        if logits is not None and logits.size != n_rows * self.n_vocab:
-            raise ValueError(f"logits must hold {n_rows} x {self.n_vocab} numbers, not {logits.size}")
-        with self._lock:
-            handle = self.handle
-            started = time.monotonic()
-            status = lib.lctx_decode(handle, in_buffer("tokens", tokens, np.int32), len(tokens), pos, out, every)
-            self.step_seconds, self.step_tokens = time.monotonic() - started, len(tokens)
-            check(status, lib.lctx_context_error(handle))
-
-    def decode_batch(
+    def decode(
         self,
         tokens: NDArray[np.int32],
         positions: NDArray[np.int32],
         seqs: NDArray[np.int32],
-        wanted: NDArray[np.bool_],
+        wanted: NDArray[np.int8],
         logits: NDArray[np.float32],
     ) -> None:
         """Evaluate tokens of several sequences, int32 [n] each; logits: float32 [n_wanted, n_vocab]."""
-        if logits.shape != (np.count_nonzero(wanted), self.n_vocab):
+        if logits.size != int(wanted.sum()) * self.n_vocab:
             raise ValueError(f"logits must have a row of {self.n_vocab} for each wanted token, not {logits.shape}")
-        named = {"tokens": tokens, "positions": positions, "seqs": seqs}
-        buffers = [in_buffer(name, array, np.int32) for name, array in named.items()]
-        outputs = ffi.from_buffer("int8_t[]", wanted.astype(np.int8))
+        buffers = [in_buffer("tokens", tokens, np.int32), in_buffer("positions", positions, np.int32)]
+        buffers += [in_buffer("seqs", seqs, np.int32), in_buffer("wanted", wanted, np.int8)]
+        out = out_buffer("logits", logits, np.float32) if len(logits) else ffi.NULL
         with self._lock:
             handle = self.handle
-            out = out_buffer("logits", logits, np.float32) if len(logits) else ffi.NULL
             started = time.monotonic()
-            status = lib.lctx_decode_batch(handle, len(tokens), *buffers, outputs, out)
+            status = lib.lctx_decode_batch(handle, len(tokens), *buffers, out)
             self.step_seconds, self.step_tokens = time.monotonic() - started, len(tokens)
             check(status, lib.lctx_context_error(handle))
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,6 @@ from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.methods import Full, parse
 from pylongctx.methods.checks import check_share
-
-if TYPE_CHECKING:
-    from pylongctx.engine.job import Job
 
 FRESH = 32  # first tokens of a document that are evaluated where it stands
 LEAST = 128  # tokens that are worth a span
@@ -62,7 +59,6 @@ class Document:
     owner: str | None = field(default=None, repr=False)
     ratio: float | None = None
     rows: NDArray[np.uint8] | None = field(default=None, repr=False)  # None: they are to be read
-    job: Job | None = field(default=None, repr=False)  # reads it
     missed: bool = field(default=False, repr=False)  # the log says that a prompt has it and not its tokens
 
     def __str__(self) -> str:
@@ -213,7 +209,7 @@ class Documents:
 
     def keep(self, document: Document, rows: NDArray[np.uint8]) -> None:
         """Take the rows of a document that was read; others leave when they are too many bytes."""
-        document.rows, document.job = rows, None
+        document.rows = rows
         with self._lock:
             kept = [key for key, one in self._all.items() if one.rows is not None and one is not document]
             n_bytes = rows.nbytes + sum(_bytes(self._all[key]) for key in kept)

@@ -1,4 +1,4 @@
-"""Drafts: tokens that are guessed, evaluated together, and kept as far as the model would have said them too."""
+"""Drafts: tokens that are guessed, evaluated together, and kept as far as the model chooses them too."""
 
 from collections.abc import Callable
 
@@ -7,54 +7,45 @@ from numpy.typing import NDArray
 
 from pylongctx._lib import lib
 from pylongctx.engine.context import Context
-from pylongctx.engine.session import Session
 from pylongctx.methods import Method
 
 DraftModel = Callable[[NDArray[np.int32]], NDArray[np.int32]]
+Row = NDArray[np.float32]
 
 
 class Drafting:
-    """Evaluate tokens together with what a draft model guesses behind them.
+    """The guesses of one job.
 
     Parameters
     ----------
-    session : Session
-        Where they are evaluated.
     model : callable
         The draft model.
     """
 
-    def __init__(self, session: Session, model: DraftModel) -> None:
-        self._session = session
+    def __init__(self, model: DraftModel) -> None:
         self._model = model
-        self._tokens: list[int] = []  # guessed, evaluated, not said yet
-        self._rows: list[NDArray[np.float32]] = []  # the logits after them
+        self._tokens: list[int] = []  # guessed and evaluated, not chosen yet
+        self._rows: list[Row] = []  # the logits after them
 
-    def extend(self, tokens: NDArray[np.int32]) -> None:
-        """Evaluate int32 [n] after the current tokens, unless they were guessed; the last logits are known then."""
-        if self._tokens and tokens.tolist() == self._tokens[:1]:
+    def guess(self, tokens: NDArray[np.int32], most: int) -> NDArray[np.int32]:
+        """Return what the model guesses after int32 [n], at most ``most`` tokens."""
+        return np.asarray(self._model(tokens)).astype(np.int32)[: max(most, 0)]
+
+    def keep(self, tokens: NDArray[np.int32], rows: Row) -> None:
+        """Remember tokens that were evaluated, and the logits after them, float32 [n, n_vocab]."""
+        self._tokens, self._rows = tokens.tolist(), [row.copy() for row in rows]
+
+    def accept(self, tokens: NDArray[np.int32]) -> Row | None:
+        """Return the logits after int32 [n] if they are the token that was guessed; None: they must be evaluated."""
+        if tokens.tolist() == self._tokens[:1]:
             self._tokens.pop(0)
-            self._session.settle(self._session.n_tokens + 1, self._rows.pop(0))
-            return
-        self._tokens, self._rows = [], []
-        guess = self._guess(tokens) if len(tokens) == 1 and self._session.n_tokens else np.empty(0, np.int32)
-        if not len(guess):
-            self._session.extend(tokens, True)
-            return
-        together = np.concatenate([tokens, guess])
-        rows = [row.copy() for part in self._session.eval_rows(together, quiet=True) for row in part]
-        self._session.settle(self._session.n_tokens - len(guess), rows[0])
-        self._tokens, self._rows = guess.tolist(), rows[1:]
+            return self._rows.pop(0)
+        self.forget()
+        return None
 
     def forget(self) -> None:
-        """Let go of what was guessed: the tokens before it have changed."""
+        """Forget what was guessed: the tokens before it have changed."""
         self._tokens, self._rows = [], []
-
-    def _guess(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
-        session = self._session
-        known = np.concatenate([session.tokens, tokens])
-        guess = session.model.check_tokens(np.asarray(self._model(known)).astype(np.int32), allow_empty=True)
-        return guess[: session.context.n_ctx - len(known)]
 
 
 def check_draft(draft_model: DraftModel | None, method: Method | None, context: Context | None = None) -> None:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,19 +11,41 @@ from numpy.typing import NDArray
 
 from pylongctx._log import LOG
 from pylongctx.engine.compress import compress
-from pylongctx.engine.documents import Document, Documents, without
+from pylongctx.engine.documents import Document, Documents, placed_up_to, without
+from pylongctx.engine.fetch import Fetch, Now
 from pylongctx.engine.job import Cancelled, Job, Row
-from pylongctx.engine.session import Session
-from pylongctx.engine.slots import Slot, assign, forerunner
+from pylongctx.engine.reuse import Held, Piece, Source, apply, hold, plan
+from pylongctx.engine.session import Part, Session, evaluate
+from pylongctx.engine.slots import Slot, choose, forerunner
 from pylongctx.engine.tracer import Tracer
 from pylongctx.errors import Aborted, ContextFull, LctxError
+from pylongctx.store.library import Library
 
 ROW_BYTES = 1 << 26  # most bytes of logits that a step of a scored prompt makes
 
 Snapshot = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]  # see Session.save
-Share = tuple[Slot, Job, NDArray[np.int32]]  # a slot, its job, and the tokens that a step evaluates of it
-# Evaluates the shares of a step and returns for each the logits that are wanted, float32 [n_wanted, n_vocab].
-Evaluate = Callable[[list[Share]], list[Row]]
+
+
+@dataclass
+class Share:
+    """What a step evaluates of a job: the first of its pending tokens, then what its draft model guesses."""
+
+    slot: Slot
+    job: Job
+    part: NDArray[np.int32]
+    n_guess: int = 0
+
+    @property
+    def n_own(self) -> int:
+        """The number of tokens that are not guessed."""
+        return len(self.part) - self.n_guess
+
+    @property
+    def n_rows(self) -> int:
+        """After how many of its last tokens the logits are wanted."""
+        if self.job.every_row:
+            return len(self.part)
+        return self.n_guess + int(self.n_own == len(self.job.pending))
 
 
 @dataclass
@@ -50,23 +72,36 @@ class Engine:
     ----------
     sessions : list of Session
         The sequences of one context, a slot each.
-    evaluate : callable
-        Evaluates the shares of a step, and lets the sessions take note.
+    library : Library or None
+        The KV store, which prompts may come from.
+    states : sequence of Source
+        What completions may start from, besides sequences and the store.
+    wake : callable
+        Called by other threads when ``can_step`` or ``can_assign`` may have become true.
     """
 
-    def __init__(self, sessions: list[Session], evaluate: Evaluate) -> None:
+    def __init__(
+        self,
+        sessions: list[Session],
+        library: Library | None = None,
+        states: Sequence[Source] = (),
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
         self.model, self.context = sessions[0].model, sessions[0].context
         self.slots = [Slot(session) for session in sessions]
         self.waiting: deque[Job] = deque()
         self.counters = Counters()
         self.documents = Documents(self.model, self.context)
         self.tracer = Tracer(sessions[0])
+        self.library = library
         self.closing = False
-        self._evaluate_shares = evaluate
-        self._step_size = min(self.context.n_batch, self.context.n_ubatch)
-        if self._step_size < len(sessions):
+        self._states = states
+        self._wake = wake
+        self._readers: dict[Document, Job] = {}  # of documents that are not read yet
+        self._rows = np.empty((len(sessions), self.context.n_vocab), np.float32)
+        if self.context.n_step < len(sessions):
             raise ValueError(
-                f"{len(sessions)} sequences need batches of as many tokens, not {self._step_size}: raise -ub"
+                f"{len(sessions)} sequences need batches of as many tokens, not {self.context.n_step}: raise -ub"
             )
         self._n_ended = 0
         self._guard = threading.Lock()  # of the next two, and of the context's flag
@@ -87,27 +122,27 @@ class Engine:
 
     def can_assign(self) -> bool:
         """Return whether a job that waits can be given a slot, or be ended."""
-        return any(job.cancelled for job in self.waiting) or any(self._fits(job) for job in self.waiting)
+        return any(
+            job.cancelled or self._fits(job) or (job.search is not None and job.search.ready) for job in self.waiting
+        )
 
     def assign_waiting(self) -> None:
         """Give slots to the jobs that wait, in their order."""
         for job in list(self.waiting):
             self._read_first(job)
-            if job.reads is not None and self._find_document(job.reads):
+            if job.reads is not None and self._find_document(job, job.reads):
                 self.waiting.remove(job)
                 job.ended = time.monotonic()
                 job.results.put(None)
         for job in list(self.waiting):
             if self._fits(job) and not job.considered:
-                job.forerunner, job.considered = forerunner(self.slots, job, self._step_size), True
-            if not (job.cancelled or self._fits(job)):
-                continue
+                job.forerunner, job.considered = forerunner(self.slots, job, self.context.n_step), True
             if job.cancelled:
                 self.counters.cancelled += 1
                 self.waiting.remove(job)
                 job.results.put(Cancelled("cancelled"))
-                continue
-            self._begin(job)
+            elif self._fits(job):
+                self._begin(job)
 
     def end_cancelled(self) -> None:
         """End the jobs whose readers went away."""
@@ -119,6 +154,7 @@ class Engine:
         """End the job of a slot; ``reason``: what its reader gets, None for a job that is complete."""
         job = slot.job
         assert job is not None
+        self._stop_loading(slot, job)
         job.ended = time.monotonic()
         job.read = job.read or job.ended
         if job.traced is not None:
@@ -128,6 +164,14 @@ class Engine:
         setattr(self.counters, name, getattr(self.counters, name) + 1)  # first: who sees an idle slot reads them
         slot.job, slot.last, slot.used = None, job, self._n_ended
         job.results.put(reason)
+
+    def release(self) -> None:
+        """Let go of all jobs without an end: nobody reads them any more."""
+        self.waiting.clear()
+        for slot in self.slots:
+            if slot.job is not None:
+                self._stop_loading(slot, slot.job)
+                slot.job = None
 
     def end_all(self, reason: BaseException) -> None:
         """End all jobs, those that wait too."""
@@ -142,24 +186,24 @@ class Engine:
         slot = self._idle(seq)
         n = slot.session.n_tokens
         slot.session.clear()
-        slot.used, slot.owner = 0, None
+        slot.used, slot.session.owner = 0, None
         return n
 
     def save(self, seq: int, owner: str | None) -> Snapshot:
         """Return tokens, last logits and KV rows of an idle slot; ValueError when it holds nothing of this owner."""
-        slot = self._idle(seq)
-        if slot.session.n_tokens and slot.owner == owner:
-            slot.session.rewind(slot.session.n_tokens)  # an interrupted step may have left more in the cache
-        if not slot.session.n_tokens or slot.owner != owner:
+        session = self._idle(seq).session
+        if session.n_tokens and session.owner == owner:
+            session.rewind(session.n_tokens)  # an interrupted step may have left more in the cache
+        if not session.n_tokens or session.owner != owner:
             raise ValueError(f"sequence {seq} holds nothing of yours")
-        return slot.session.snapshot()
+        return session.snapshot()
 
     def load(self, seq: int, owner: str | None, saved: Snapshot) -> int:
         """Replace what an idle slot holds; returns the number of tokens."""
-        slot = self._idle(seq)
-        slot.owner = owner
-        slot.session.load(*saved)
-        return slot.session.n_tokens
+        session = self._idle(seq).session
+        session.owner = owner
+        session.load(*saved)
+        return session.n_tokens
 
     def _idle(self, seq: int) -> Slot:
         slot = self.slots[seq]
@@ -176,23 +220,8 @@ class Engine:
     def _is_in_vain(self) -> bool:
         return self.closing or all(job.cancelled for job in self._running)
 
-    def _read_first(self, job: Job) -> None:
-        """Let the documents of a prompt be read before it, each by a job of its own."""
-        if job.every_row:
-            job.placed = ()  # the rows of all tokens are wanted
-        for place in job.placed:
-            document = place.document
-            if document is None or document.rows is not None:
-                continue
-            if document.job is not None and document.job.ended:
-                LOG.warning("document %r could not be read: a prompt with it is read as others", document.name)
-                document.job, job.placed = None, without(job.placed, document)
-            elif document.job not in self.jobs and not job.cancelled:
-                document.job = Job(document.prompt, job.sampler, owner=job.owner, reads=document, submitted=True)
-                self.waiting.appendleft(document.job)
-
     def _fits(self, job: Job) -> bool:
-        if any(place.document is not None and place.document.rows is None for place in job.placed):
+        if job.search is not None or any(_is_missing(place.document) for place in job.placed):
             return False
         if job.forerunner is not None and job.forerunner.is_reading:
             return False
@@ -202,28 +231,171 @@ class Engine:
 
     def _begin(self, job: Job) -> None:
         job.started, job.forerunner = time.monotonic(), None
+        self.waiting.remove(job)
         try:
-            slot = assign(self.slots, job)
-            assert slot is not None  # _fits
+            slot, other = choose(self.slots, job)
+            self._prepare(slot, other, job)
             if job.traced is not None:
                 self.tracer.start(job, slot.session)
         except Exception as reason:
             self.counters.failed += 1
-            self.waiting.remove(job)
             job.ended = time.monotonic()
             job.results.put(reason)
             return
         slot.job, job.ran_on = job, slot.id
-        self.waiting.remove(job)  # now: a job is always seen on one of the two
-        slot.session.begin(slot.session.n_tokens, len(job.pending))
-        job.n_cached = len(job.tokens) - len(job.pending)
-        job.n_stored = min(job.n_cached, 0 if slot.session.stored is None else slot.session.stored.n_found)
-        self.counters.cached_tokens += job.n_cached
         self.counters.dropped_tokens += job.dropped_tokens
+        self._load(slot, job)
+
+    # ---- what was evaluated before ----
+
+    def _prepare(self, slot: Slot, other: Slot, job: Job) -> None:
+        """Let a sequence hold what it can of a prompt, after a copy of another one, and plan the rest."""
+        session = slot.session
+        if job.follows:
+            job.pending = np.concatenate([session.mend(), job.tokens])
+            return
+        shared = max(one.shared(job) for one in self.slots)
+        if other is not slot and (piece := other.holds(job)) is not None:
+            _copy(other.session, session, piece.end)
+        if session.owner != job.owner or not job.reuses or job.every_row:
+            session.clear()
+        session.owner = job.owner
+        session.checkpoints.wish(shared)
+        if job.reuses and not job.every_row:
+            job.sources = [*(() if job.limit is None or job.lossy else self._states)]
+            job.sources += [] if self.library is None else [self.library.finder(job.owner)]
+        self._plan(session, job)
+
+    def _plan(self, session: Session, job: Job) -> None:
+        """Plan a prompt whose evaluation has not begun; the sequence is cut back to what it holds of it."""
+        own = Held(session, job.placed, job.lossy)
+        job.pieces = plan(job.tokens, [own, *job.sources], job.placed)
+        first = job.pieces[0] if job.pieces else None
+        if first is None or first.exact:
+            beginning = job.tokens[: job.placed[0].first] if job.placed else job.tokens
+            for source in job.sources:
+                source.planned(beginning, job.pieces)
+        hold(session, job.pieces.pop(0) if first is not None and first.source is own else None)
+        self._count_cached(job, session.n_tokens - job.n_cached)
+        job.pending = job.tokens[session.n_tokens :]
+
+    def _load(self, slot: Slot, job: Job) -> None:
+        """Take over what sources have of a prompt next, one load of each slow source at a time."""
+        session = slot.session
+        while job.is_reading and (piece := job.due(session.n_tokens)) is not None:
+            if job.fetch is None:
+                items = piece.source.fetch(piece)
+                job.fetch = Fetch(items, self._wake) if piece.source.slow else Now(items)
+            if not job.fetch.ready:
+                return
+            before = session.n_tokens
+            try:
+                load = job.fetch.take()
+                if load is not None:
+                    apply(session, load)
+                else:
+                    self._end_piece(session, job, piece)
+            except Exception as reason:
+                self._stop_loading(slot, job)
+                if piece.source.fail(piece, reason):
+                    self._plan(session, job)
+                continue
+            self._count_cached(job, session.n_tokens - before)
+            job.pending = job.tokens[session.n_tokens :]
+            if load is not None and piece.source.slow:
+                return
+        if not job.begun:
+            self._begin_evaluation(slot, job)
+
+    def _end_piece(self, session: Session, job: Job, piece: Piece) -> None:
+        """Let the sequence end where a piece does that was loaded."""
+        job.pieces.pop(0)
+        job.fetch = None
+        if session.n_tokens > piece.end:
+            session.rewind(piece.end)
+        if piece.source.slow:
+            job.n_stored += session.n_tokens - piece.first
+        session.say(f"{piece.end - piece.first} tokens come from {piece.source.name}")
+
+    def _stop_loading(self, slot: Slot, job: Job) -> None:
+        """Load a piece no further; what of it cannot be used alone is forgotten."""
+        if job.fetch is not None:
+            job.fetch.cancel()
+            job.fetch = None
+            if job.pieces and job.pieces.pop(0).source.whole:
+                slot.session.clear()
+
+    def _begin_evaluation(self, slot: Slot, job: Job) -> None:
+        """Evaluate the rest of a prompt: all that comes before it was taken over."""
+        session = slot.session
+        if not len(job.pending) and not session.has_logits:
+            session.rewind(session.n_tokens - 1)
+            self._count_cached(job, session.n_tokens - len(job.tokens))
+            job.pending = job.tokens[session.n_tokens :]
+        job.begun = True
+        session.begin(len(job.pending))
         if job.progress:
             job.progress(job)
         if not len(job.pending):
-            self._continue(slot, job, slot.session.last_logits)
+            self._continue(slot, job, session.last_logits)
+
+    def _count_cached(self, job: Job, n: int) -> None:
+        job.n_cached += n
+        self.counters.cached_tokens += n
+
+    def _read_first(self, job: Job) -> None:
+        """Let the documents of a prompt be read before it, each by a job of its own."""
+        if job.every_row:
+            job.placed = ()  # the rows of all tokens are wanted
+        for place in job.placed:
+            document = place.document
+            if document is None or not _is_missing(document):
+                continue
+            reader = self._readers.get(document)
+            if reader is not None and reader.ended:
+                LOG.warning("document %r could not be read: a prompt with it is read as others", document.name)
+                del self._readers[document]
+                job.placed = without(job.placed, document)
+            elif reader not in self.jobs and not job.cancelled:
+                reader = Job(document.prompt, job.sampler, owner=job.owner, reads=document, submitted=True)
+                self._readers[document] = reader
+                self.waiting.appendleft(reader)
+
+    def _find_document(self, job: Job, document: Document) -> bool:
+        """Return whether a document that was compressed before has come from the store."""
+        if document.ratio is None or self.library is None:
+            return False
+        if not job.searched:
+            job.searched, job.search = True, Fetch(self.library.find(document), self._wake)
+        if job.search is None or not job.search.ready:
+            return False
+        rows, job.search = job.search.take(), None
+        if rows is None:
+            return False
+        self._keep(document, rows)
+        self.slots[0].session.say(f"{len(document.tokens)} tokens of {document.name[:40]!r} come from the KV store")
+        return True
+
+    def _keep_document(self, slot: Slot, job: Job) -> Exception | None:
+        """Keep the rows of a document when they were read; returns why that cannot be."""
+        document, session = job.reads, slot.session
+        if document is None:
+            return None
+        try:
+            if document.ratio is not None:
+                compress(session, document.ratio)
+            self._keep(document, self.context.part(0, session.n_tokens, slot.id))
+        except (LctxError, MemoryError) as reason:
+            return reason
+        if document.ratio is not None:
+            if self.library is not None:
+                self.library.keep(document)
+            session.clear()  # what is left of its rows is for prompts that have the document
+        return None
+
+    def _keep(self, document: Document, rows: NDArray[np.uint8]) -> None:
+        self._readers.pop(document, None)
+        self.documents.keep(document, rows)
 
     # ---- a step ----
 
@@ -231,67 +403,68 @@ class Engine:
         """Return whether a slot has something to do."""
         return any(slot.job is not None and (slot.job.cancelled or _can_run(slot.job)) for slot in self.slots)
 
-    def step(self) -> None:
-        """Evaluate one batch, and choose a token for every slot whose text is read."""
-        shares = self.shares()
+    def step(self) -> bool:
+        """Evaluate one batch, and choose a token for every slot whose text is read; returns whether one could run."""
+        runs = [(slot, slot.job) for slot in self.slots if slot.job is not None and _can_run(slot.job)]
+        shares = self._shares([(slot, job) for slot, job in runs if self._make_ready(slot, job)])
         if shares:
             started = time.monotonic()
             self._evaluate(shares)
             self.counters.busy_seconds += time.monotonic() - started
+        return bool(runs)
 
-    def shares(self) -> list[Share]:
-        """Return what each slot may evaluate: short wishes whole, the others as much as each other."""
-        jobs = [(slot, slot.job) for slot in self.slots if slot.job is not None and _can_run(slot.job)]
+    def _shares(self, jobs: list[tuple[Slot, Job]]) -> list[Share]:
+        """Return what each slot evaluates next: short wishes whole, the others as much as each other."""
         jobs.sort(key=lambda pair: len(pair[1].pending))
-        left, shares = self._step_size, []
+        left, shares = self.context.n_step, []
         for i, (slot, job) in enumerate(jobs):
-            n = min(self._place(slot, job), left // (len(jobs) - i))
+            n = min(_n_ahead(slot, job), left // (len(jobs) - i))
             if job.every_row:
                 n = min(n, max(1, ROW_BYTES // (4 * self.context.n_vocab)))
-            n = slot.session.next_step(n)
-            left -= n
-            shares.append((slot, job, job.pending[:n]))
+            shares.append(_guessed(slot, job, job.pending[: slot.session.next_step(n)], left // (len(jobs) - i)))
+            left -= len(shares[-1].part)
         return shares
 
-    def _place(self, slot: Slot, job: Job) -> int:
-        """Take over what of a prompt comes from documents next; returns how many tokens follow until the next one."""
-        if not (job.placed and job.is_reading):
-            return len(job.pending)
-        for place in job.placed:
-            n = place.end - place.first
-            if place.first == slot.session.n_tokens and n < len(job.pending):
-                try:
-                    slot.session.place(place, job.pending[:n])
-                except LctxError as reason:
-                    slot.session.say(f"a document is read where it stands: {reason}")
-                    continue
-                job.pending = job.pending[n:]
-                job.n_cached += n
-                self.counters.cached_tokens += n
-        ahead = (place.first - slot.session.n_tokens for place in job.placed)
-        return min([len(job.pending), *(n for n in ahead if n > 0)])
+    def _make_ready(self, slot: Slot, job: Job) -> bool:
+        """Return whether a step is needed for a job, which takes over what sources have and accepts what was guessed.
+
+        What the cache has lost, as after an interrupt, is evaluated again.
+        """
+        if not job.begun or job.pieces:
+            self._load(slot, job)
+            if job.is_loading or not job.is_reading:  # the rest comes later, or was all there and a token is chosen
+                return False
+        if job.draft is not None and (row := job.draft.accept(job.pending)) is not None:
+            slot.session.settle(slot.session.n_tokens + 1, row)
+            self._take(slot, job, job.pending, row[np.newaxis])
+            return False
+        if job.unsettled:
+            job.pending, job.unsettled = np.concatenate([slot.session.mend(), job.pending]), False
+        return True
 
     def _evaluate(self, shares: list[Share]) -> None:
         with self._guard:
-            self._running = [job for _, job, _ in shares]
+            self._running = [share.job for share in shares]
             self._interrupted = self._is_in_vain()
             if self._interrupted:
                 self.context.abort = True
         try:
-            rows = self._evaluate_shares(shares)
+            rows = evaluate([Part(share.slot.session, share.part, share.n_rows) for share in shares], self._rows)
         except Aborted as reason:
             if not self._interrupted:  # the user's abort; else the jobs are ended as cancelled ones
-                for slot, _, _ in shares:
-                    self.end(slot, reason)
+                for share in shares:
+                    self.end(share.slot, reason)
         except ContextFull as reason:
+            for share in shares:
+                share.job.unsettled = True
             self._make_room(shares, reason)
         except LctxError as reason:
-            for slot, _, _ in shares:
-                self.end(slot, reason)
+            for share in shares:
+                self.end(share.slot, reason)
         else:
             self.counters.steps += 1
-            for (slot, job, part), row in zip(shares, rows, strict=True):
-                self._take(slot, job, part, row)
+            for share, found in zip(shares, rows, strict=True):
+                self._take(share.slot, share.job, share.part[: share.n_own], _keep_guess(share, found))
         finally:
             with self._guard:
                 self._running = []
@@ -304,12 +477,12 @@ class Engine:
         if idle:
             min(idle, key=lambda slot: slot.used).session.clear()
         elif len(shares) == 1:
-            slot, job, _ = shares[0]
+            slot, job = shares[0].slot, shares[0].job
             if not self._shorten(slot, job):
                 self.end(slot, reason)
         else:
             for share in shares:
-                if share[0].job is share[1]:
+                if share.slot.job is share.job:
                     self._evaluate([share])
 
     def _shorten(self, slot: Slot, job: Job) -> bool:
@@ -330,38 +503,11 @@ class Engine:
             job.n_read += len(part)
             self.counters.prompt_tokens += len(part)
             if job.every_row:
-                job.results.put(rows)
+                job.results.put(rows.copy())
             if job.progress:
                 job.progress(job)
         if not len(job.pending):
             self._continue(slot, job, rows[-1])
-
-    def _find_document(self, document: Document) -> bool:
-        """Let a document that was compressed before come from the store."""
-        stored = self.slots[0].session.stored
-        if document.ratio is None or stored is None:
-            return False
-        rows = stored.find(document)
-        if rows is not None:
-            self.documents.keep(document, rows)
-        return rows is not None
-
-    def _keep_document(self, slot: Slot, job: Job) -> Exception | None:
-        """Keep the rows of a document when they were read; returns why that cannot be."""
-        document, session = job.reads, slot.session
-        if document is None:
-            return None
-        try:
-            if document.ratio is not None:
-                compress(session, document.ratio)
-            self.documents.keep(document, self.context.part(0, session.n_tokens, slot.id))
-        except (LctxError, MemoryError) as reason:
-            return reason
-        if document.ratio is not None:
-            if session.stored is not None:
-                session.stored.keep(document)
-            session.clear()  # what is left of its rows is for prompts that have the document
-        return None
 
     def _continue(self, slot: Slot, job: Job, row: Row) -> None:
         """Choose the next token of a slot."""
@@ -392,7 +538,52 @@ class Engine:
                 self.end(slot)
 
 
+def _copy(source: Session, target: Session, n: int) -> None:
+    """Let a sequence begin as another one, where the method can."""
+    target.clear()
+    target.owner = source.owner
+    if source.context.copy(source.seq, target.seq, n):
+        target.placed = placed_up_to(source.placed, n)
+        whole = source.n_tokens == n and source.has_logits
+        target.advance(source.tokens[:n], source.last_logits[np.newaxis] if whole else np.empty((0, 0), np.float32))
+
+
+def _is_missing(document: Document | None) -> bool:
+    return document is not None and document.rows is None
+
+
 def _can_run(job: Job) -> bool:
+    if job.fetch is not None and not job.fetch.ready:
+        return False
     job.stalled = True  # first, so that a reader who takes something now sees it
     job.stalled = job.is_ahead
     return not job.stalled
+
+
+def _n_ahead(slot: Slot, job: Job) -> int:
+    """Return how many of the pending tokens come before the next piece of a source."""
+    first = job.pieces[0].first - slot.session.n_tokens if job.is_reading and job.pieces else len(job.pending)
+    return min(first, len(job.pending))
+
+
+def _guessed(slot: Slot, job: Job, part: NDArray[np.int32], most: int) -> Share:
+    """Return the share of a job, with the guesses of its draft model after a token of the answer."""
+    session = slot.session
+    if job.draft is None or len(part) != 1 or len(job.pending) != 1 or not session.n_tokens:
+        return Share(slot, job, part)
+    known = np.concatenate([session.tokens, part])
+    guess = session.model.check_tokens(job.draft.guess(known, session.n_ctx - len(known)), allow_empty=True)
+    n = session.next_step(1 + min(len(guess), most - 1)) - 1
+    return Share(slot, job, np.concatenate([part, guess[:n]]), n)
+
+
+def _keep_guess(share: Share, rows: Row) -> Row:
+    """Let the sequence end before what was guessed, whose logits the draft keeps; returns the logits of the rest."""
+    if not share.n_guess:
+        return rows
+    session, guess = share.slot.session, share.part[share.n_own :]
+    assert share.job.draft is not None
+    share.job.draft.keep(guess, rows[-share.n_guess :])
+    share.job.unsettled = True
+    session.settle(session.n_tokens - share.n_guess, rows[-share.n_guess - 1])
+    return rows[: -share.n_guess]

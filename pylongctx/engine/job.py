@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from pylongctx.engine.documents import Document, Placed
 from pylongctx.engine.drafting import Drafting
+from pylongctx.engine.fetch import Fetch, Now
 from pylongctx.engine.overflow import Cut, Cuts
+from pylongctx.engine.reuse import Load, Piece, Source
 from pylongctx.sampling import Processors, Sampler, StoppingCriteria, process
 
 AHEAD = 4  # tokens that the engine makes before the reader has taken the first of them
@@ -47,7 +49,7 @@ class Job:
     follows : bool
         The tokens follow those of the sequence; else they are the whole text.
     draft : Drafting or None
-        Evaluates the tokens together with guesses.
+        Guesses tokens, which are evaluated together with the one before them.
     traced : str or None
         Record which chunks are read for the tokens that are generated, under the completion's id.
     progress : callable or None
@@ -95,7 +97,14 @@ class Job:
     cancelled: bool = False
     satisfied: bool = False  # cancelled, since the reader has all that it wants
     stalled: bool = False  # the engine waits until the reader has taken something
-    pending: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    pending: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # evaluated next
+    sources: list[Source] = field(default_factory=list)  # of the prompt's beginning, in addition to the sequence
+    pieces: list[Piece] = field(default_factory=list)  # of the prompt that come from sources, in order
+    fetch: Fetch[Load] | Now[Load] | None = None  # the loads of the first piece
+    search: Fetch[NDArray[np.uint8]] | None = None  # the rows of the document, in the store
+    searched: bool = False  # the store was asked for them
+    begun: bool = False  # evaluation has begun
+    unsettled: bool = False  # the cache may hold other tokens than the sequence
     ran_on: int = -1  # the sequence
     stop_word: str = ""  # the stop string that has ended the answer
     n_cut: int = 0  # of the dropped tokens, those that left while the answer was written
@@ -129,8 +138,19 @@ class Job:
         """Whether the prompt lacks turns: then rows will do that have read them."""
         return self.dropped_turns > 0
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether a source has the tokens that come next, and they are not all there."""
+        return self.fetch is not None
+
+    def due(self, n: int) -> Piece | None:
+        """Return the piece that follows the first ``n`` tokens or is being loaded; forgets those that they reach."""
+        while self.pieces and self.fetch is None and self.pieces[0].first < n:
+            self.pieces.pop(0)
+        return self.pieces[0] if self.pieces and (self.fetch is not None or self.pieces[0].first == n) else None
+
     def note(self, cut: Cut) -> None:
-        """Take note of tokens that have left."""
+        """Record tokens that have left."""
         self.n_cut += cut.end - cut.first
         self.dropped_tokens += cut.end - cut.first
         self.dropped_turns += cut.n_turn

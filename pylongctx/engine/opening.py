@@ -19,7 +19,7 @@ from pylongctx.engine.session import Session
 from pylongctx.errors import LctxError, ModelRefused
 from pylongctx.lora import Adapters
 from pylongctx.methods import Full, Method, parse
-from pylongctx.store.keeper import Keeper
+from pylongctx.store.library import Library
 from pylongctx.store.store import DEFAULT_LIMIT, KVStore
 
 AUTO = "auto"  # full attention on our memory, or llama.cpp's own where that does not serve the model
@@ -47,6 +47,8 @@ class Opened:
         The sequences; none with ``vocab_only``.
     store : KVStore or None
         Where what was read is kept.
+    library : Library or None
+        The same as the engine uses it.
 
     Raises
     ------
@@ -71,6 +73,7 @@ class Opened:
         check_draft(given["draft_model"], parse(spec) if spec else None)
         kept = arguments.store_settings(given, DEFAULT_LIMIT)
         self.store: KVStore | None = None
+        self.library: Library | None = None
         self.context: Context | None = None
         if given["vocab_only"]:
             self._set_log_level()
@@ -85,8 +88,8 @@ class Opened:
         try:
             check_draft(given["draft_model"], None, self.context)
             self.sessions = self._sessions(n_seq)
-            if kept is not None:
-                self._open_store(*kept)
+            if kept is not None and self.context is not None:
+                self._open_store(self.context, *kept)
         except BaseException:  # no memory, or no drafts
             self.close()
             raise
@@ -111,11 +114,12 @@ class Opened:
         """All that rows depend on; waits until the files of the model were read whole, once."""
         return {**self.row_identity, WEIGHTS: self.files.weights()}
 
-    def _open_store(self, folder: str, limit: int, words: bool) -> None:
+    def _open_store(self, context: Context, folder: str, limit: int, words: bool) -> None:
         self.store = KVStore(folder, limit, lambda: self.row_identity, self.files.weights, words)
         self.files.prepare()
+        self.library = Library(self.store, context)
         for session in self.sessions:
-            session.stored = Keeper(session, self.store)
+            session.watchers.append(self.library.keeper(session))
 
     def _open_auto(self, settings: dict[str, Any], spec: str) -> None:
         """Open with our memory where it serves the model, else with llama.cpp's own."""

@@ -1,21 +1,21 @@
-"""An engine with one slot, which takes a step when its reader asks for a token."""
+"""An engine without a thread, which takes a step when its reader asks for a token."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from pylongctx.engine.documents import Document
 from pylongctx.engine.drafting import Drafting, DraftModel
-from pylongctx.engine.engine import Engine, Share
+from pylongctx.engine.engine import Engine
 from pylongctx.engine.job import Drawn, Job, Row
 from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import most_tokens
 from pylongctx.engine.session import Session
 from pylongctx.engine.states import States
 from pylongctx.sampling import Sampler
+from pylongctx.store.library import Library
 
 
 class Solo:
@@ -29,13 +29,22 @@ class Solo:
         Where a prompt may continue from.
     draft_model : callable or None
         Guesses tokens, which are evaluated together.
+    library : Library or None
+        The KV store, which prompts may come from.
     """
 
-    def __init__(self, session: Session, states: States, draft_model: DraftModel | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        states: States,
+        draft_model: DraftModel | None = None,
+        library: Library | None = None,
+    ) -> None:
         self.session = session
         self.states = states
         self.draft_model = draft_model
-        self.engine = Engine([session], self._evaluate)
+        self._woken = threading.Event()
+        self.engine = Engine([session], library, [states], self._woken.set)
         self._last: tuple[Job | None, int] = (None, 0)  # the job that runs, and ``changes`` at its last token
 
     @property
@@ -87,7 +96,7 @@ class Solo:
     ) -> Job:
         """Return a job without an end, unless ``limit`` says it."""
         ids = self.model.check_tokens(tokens, allow_empty=follows and self.session.has_logits)
-        draft = None if self.draft_model is None else Drafting(self.session, self.draft_model)
+        draft = None if self.draft_model is None else Drafting(self.draft_model)
         placed = () if follows or "reads" in fields else self.engine.documents.find(ids, text=text)
         return Job(
             ids, sampler, limit=limit, follows=follows, draft=draft, progress=self._tell, placed=placed, **fields
@@ -107,7 +116,7 @@ class Solo:
 
     def finish(self, job: Job) -> None:
         """Keep the state in the cache, where there is one."""
-        self._release()
+        self.engine.release()
         self.states.remember()
 
     # ---- the reader's thread ----
@@ -122,42 +131,24 @@ class Solo:
             try:
                 self.engine.assign_waiting()
                 while job.results.empty():
-                    self.engine.step()
-                    if self.engine.waiting:  # for a document that was read
+                    self._woken.clear()
+                    if not (self.engine.step() or self.engine.can_assign()):
+                        self._woken.wait()  # for a thread that reads what is stored
+                    if self.engine.waiting:
                         self.engine.assign_waiting()
             except BaseException:
-                self._release()
+                self.engine.release()
                 raise
             self._last = job, self.session.changes
             return job.take()
 
     def _begin(self, job: Job) -> None:
-        self._release()
+        self.engine.release()
         self.session.context.abort = False
         if not job.follows:
             self.session.check_room(len(job.tokens))
-            # a completion; ``generate`` uses what is evaluated, and so does a prompt that lacks turns
-            if job.limit is not None and not (job.every_row or job.lossy):
-                self.states.recall(job.tokens.tolist())
         job.submitted = True
         self.engine.waiting.append(job)
-
-    def _release(self) -> None:
-        """Let go of a job that nobody reads any more."""
-        self.engine.waiting.clear()
-        self.engine.slots[0].job = None
-
-    def _evaluate(self, shares: list[Share]) -> list[Row]:
-        """Evaluate the one share of a step, see ``Evaluate``."""
-        ((_, job, part),) = shares
-        session, wanted = self.session, len(part) == len(job.pending)
-        if job.every_row:
-            return [np.concatenate([rows.copy() for rows in session.eval_rows(part, quiet=True)])]
-        if job.draft is not None:
-            job.draft.extend(part)
-        else:
-            session.extend(part, wanted)
-        return [session.last_logits[np.newaxis, :] if wanted else np.empty((0, session.model.info.n_vocab), np.float32)]
 
     def _tell(self, job: Job) -> None:
         """Tell the user's callback how far a prompt is read."""

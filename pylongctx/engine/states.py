@@ -1,6 +1,6 @@
-"""Saved states of a session: snapshots, a checkpoint, and a cache that completions start from."""
+"""Saved states of a sequence: snapshots, a checkpoint, and a cache that completions start from."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pylongctx._lib import error, lib
@@ -8,15 +8,15 @@ from pylongctx._log import LOG
 from pylongctx.cache import BaseLlamaCache
 from pylongctx.engine.identity import difference
 from pylongctx.engine.prefix import longest_prefix
+from pylongctx.engine.reuse import Load, Piece, Tokens
 from pylongctx.engine.session import Session
-from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState
 
 Identity = Mapping[str, Any]
 
 
 class States:
-    """What a session can continue from beside its own tokens.
+    """What a sequence can continue from in addition to its own tokens, a ``Source``.
 
     Parameters
     ----------
@@ -33,12 +33,15 @@ class States:
         A prompt that begins with its tokens continues from there.
     """
 
+    name, slow, whole = "a saved state", False, True
+
     def __init__(self, session: Session, identity: Callable[[], Identity]) -> None:
         self._session = session
         self._identity = identity
         self.cache: BaseLlamaCache | None = None
         self.checkpoint: LlamaState | None = None
-        self._told: BaseLlamaCache | None = None  # what the log says of it: it fails
+        self._warned: BaseLlamaCache | None = None  # the log says that it fails
+        self._failed: LlamaState | None = None
 
     @property
     def identity(self) -> Identity:
@@ -64,22 +67,6 @@ class States:
         self.checkpoint = self.save()
         return self.checkpoint
 
-    def recall(self, tokens: Sequence[int]) -> None:
-        """Load the checkpoint, or the state in the cache, that saves more tokens of a prompt than the current state."""
-        state = self.checkpoint
-        if state is not None and longest_prefix(state.input_ids, tokens) == state.n_tokens:
-            self._recall(tokens, state, "the checkpoint")
-        if self.cache is None:
-            return
-        try:
-            state = self.cache[tokens]
-        except KeyError:
-            return
-        except OSError as reason:
-            self._lose(self.cache, f"cannot be read, answers are made without it: {reason}")
-            return
-        self._recall(tokens, state, "the cache")
-
     def remember(self) -> None:
         """Add the current state to the cache, unless its rows have read more than its tokens."""
         if self.cache is not None and self._session.n_tokens and self._session.seam is None:
@@ -89,21 +76,50 @@ class States:
             except OSError as reason:
                 self._lose(self.cache, f"cannot be written, answers are made without it: {reason}")
 
-    def _lose(self, cache: BaseLlamaCache, why: str) -> None:
-        if self._told is not cache:  # once for each cache: a full disk stays full
-            self._told = cache
-            LOG.warning("the cache %s %s", type(cache).__name__, why)
+    # ---- Source ----
 
-    def _recall(self, tokens: Sequence[int], state: LlamaState, source: str) -> None:
-        session = self._session
-        usable = session.reachable(longest_prefix(session.tokens, tokens))
-        fits = not difference(state.identity, self.identity)
-        offered = longest_prefix(state.input_ids, tokens)
-        if session.context.rollback and usable and offered < state.n_tokens:
-            return  # it may not come back to what the prompt shares with it
-        if fits and offered > usable:
-            try:
-                self.load(state)
-                session.say(f"{state.n_tokens} tokens come from {source}")
-            except LctxError as reason:  # made with a larger n_ctx, or other batches
-                session.say(f"{source} has no use: {reason}")
+    def covers(self, tokens: Tokens, held: int) -> Piece | None:
+        """Return the state that saves the most tokens of a prompt: the checkpoint, or the one in the cache."""
+        states = [state for state in (self.checkpoint, self._cached(tokens)) if state is not None]
+        offers = [(self._offered(state, tokens, held), state) for state in states if state is not self._failed]
+        n, state = max(offers, key=lambda offer: offer[0], default=(0, None))
+        if state is None or n <= held or difference(state.identity, self.identity):
+            return None
+        return Piece(self, 0, n, state, logits=n == state.n_tokens and len(state.logits) > 0)
+
+    def fetch(self, piece: Piece) -> Iterator[Load]:
+        """Yield the state."""
+        state = piece.key
+        yield Load(state.input_ids, state=state.llama_state, logits=state.logits)
+
+    def fail(self, piece: Piece, reason: Exception) -> bool:
+        """Do without the state: it was made with a larger n_ctx, or other batches."""
+        self._failed = piece.key
+        self._session.say(f"a saved state cannot be used: {reason}")
+        return True
+
+    def planned(self, tokens: Tokens, pieces: Sequence[Piece]) -> None:
+        """Record nothing."""
+
+    def _offered(self, state: LlamaState, tokens: Tokens, held: int) -> int:
+        """Return how many tokens of a prompt a state saves."""
+        n = longest_prefix(state.input_ids, tokens)
+        if n < state.n_tokens and (state is self.checkpoint or (self._session.context.rollback and held)):
+            return 0  # it may not come back to what the prompt shares with it
+        return n
+
+    def _cached(self, tokens: Tokens) -> LlamaState | None:
+        if self.cache is None:
+            return None
+        try:
+            return self.cache[tokens.tolist()]
+        except KeyError:
+            return None
+        except OSError as reason:
+            self._lose(self.cache, f"cannot be read, answers are made without it: {reason}")
+            return None
+
+    def _lose(self, cache: BaseLlamaCache, why: str) -> None:
+        if self._warned is not cache:  # once for each cache: a full disk stays full
+            self._warned = cache
+            LOG.warning("the cache %s %s", type(cache).__name__, why)

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-import numpy as np
-
-from pylongctx.engine.engine import Engine, Share, Snapshot
-from pylongctx.engine.job import Cancelled, Job, Row
+from pylongctx.engine.engine import Engine, Snapshot
+from pylongctx.engine.job import Cancelled, Job
 from pylongctx.engine.session import Session
+from pylongctx.store.library import Library
 
 Result = TypeVar("Result")
 
@@ -25,6 +24,8 @@ class EngineThread:
     ----------
     sessions : list of Session
         The sequences, which must outlive this object.
+    library : Library or None
+        The KV store, which prompts may come from.
 
     Attributes
     ----------
@@ -34,12 +35,11 @@ class EngineThread:
         What ended the thread, when that was an error.
     """
 
-    def __init__(self, sessions: list[Session]) -> None:
-        engine = self._engine = Engine(sessions, self._decode)
+    def __init__(self, sessions: list[Session], library: Library | None = None) -> None:
+        engine = self._engine = Engine(sessions, library, wake=self._notify)
         self.context, self.slots, self.counters = engine.context, engine.slots, engine.counters
         self.tracer, self.documents = engine.tracer, engine.documents
         self.failure: BaseException | None = None
-        self._rows = np.empty((len(sessions), engine.context.n_vocab), np.float32)
         self._wake = threading.Condition()
         self._inbox: deque[Job] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -168,31 +168,6 @@ class EngineThread:
         engine.assign_waiting()
         return not self._closing
 
-    def _decode(self, shares: list[Share]) -> list[Row]:
-        """Evaluate the shares of a step in one batch, see ``Evaluate``."""
-        sizes = [len(part) for _, _, part in shares]
-        starts = [slot.session.n_tokens for slot, _, _ in shares]
-        wanted = [_wanted(job, len(part)) for _, job, part in shares]
-        counts = [int(np.count_nonzero(rows)) for rows in wanted]
-        logits = self._buffer(shares, sum(counts))
-        self.context.decode_batch(
-            np.concatenate([part for _, _, part in shares]),
-            np.concatenate([np.arange(p, p + n, dtype=np.int32) for p, n in zip(starts, sizes, strict=True)]),
-            np.repeat(np.array([slot.id for slot, _, _ in shares], np.int32), sizes),
-            np.concatenate(wanted),
-            logits,
-        )
-        found = np.split(logits, np.cumsum(counts)[:-1])
-        for (slot, job, part), rows in zip(shares, found, strict=True):
-            slot.session.advance(part, rows[-1] if len(part) == len(job.pending) else None)
-        return found
-
-    def _buffer(self, shares: list[Share], n: int) -> Row:
-        """Return room for ``n`` rows of logits: the same in every step, but where readers keep them."""
-        if any(job.every_row for _, job, _ in shares):
-            return np.empty((n, self.context.n_vocab), np.float32)
-        return self._rows[:n]
-
     def _end_all(self, reason: BaseException) -> None:
         with self._wake:
             self._closing = True
@@ -203,13 +178,6 @@ class EngineThread:
         self._engine.end_all(reason)
         for _, future in calls:
             future.set_exception(reason)
-
-
-def _wanted(job: Job, n: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """Return after which of the next ``n`` tokens the logits are wanted."""
-    wanted = np.full(n, job.every_row)
-    wanted[-1] |= n == len(job.pending)
-    return wanted
 
 
 def _answer(function: Callable[[], Any], future: "Future[Any]") -> None:

@@ -240,7 +240,7 @@ def _branches(
 def _logprob(llm: Llama, prompt: NDArray[np.int32], answer: Sequence[int]) -> float:
     """Return the log-probability of an answer after a prompt, of which the cache has the beginning."""
     tokens = np.array([*prompt, *answer], np.int32)
-    llm.session.eval(llm.session.reuse(tokens[: len(prompt) - 1]))
+    llm.prefill(tokens[: len(prompt) - 1].tolist())
     nll, at = 0.0, len(prompt)
     for logits in llm.eval_rows(tokens[at - 1 : -1].tolist()):
         nll += float(nll_of(llm, logits, tokens[at : at + len(logits)]).sum())

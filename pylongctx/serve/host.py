@@ -11,6 +11,7 @@ from pylongctx.engine.session import Session
 from pylongctx.llama import Llama
 from pylongctx.methods import Method
 from pylongctx.store import KVStore
+from pylongctx.store.library import Library
 
 Prompt = str | list[int | str]  # a text, or tokens with texts between them
 
@@ -132,6 +133,11 @@ class Host:
     def store(self) -> KVStore | None:
         """Where what was read is kept, or None."""
         return self._opened.store
+
+    @property
+    def library(self) -> Library | None:
+        """The store as an engine uses it, or None."""
+        return self._opened.library
 
     def add_lora(self, path: str, scale: float = 1.0) -> None:
         """Use a LoRA adapter, before the first request."""

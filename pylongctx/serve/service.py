@@ -110,7 +110,7 @@ class Service:
         self.settings = settings
         self._vectors = embedder
         self.embedder = None if embedder is None else Embedder(embedder.session)
-        self.engine = EngineThread(host.sessions)
+        self.engine = EngineThread(host.sessions, host.library)
         self.engine.documents.limit = settings.document_bytes
         self.started = int(time.time())
         self.answers = Answers()

@@ -96,6 +96,10 @@ class KVStore:
         self._thread: threading.Thread | None = None
         self._warned: set[str] = set()  # kinds of trouble that the log has
 
+    def identity_of(self, owner: str | None) -> dict[str, Any]:
+        """Return what the rows of a text depend on that was evaluated for somebody: nobody else uses them."""
+        return dict(self.identity()) | ({"owner": owner} if owner else {})
+
     def facts(self) -> dict[str, Any]:
         """Return the counters and what the folder holds, or why it cannot be listed."""
         try:

@@ -1,0 +1,248 @@
+"""What of a prompt was evaluated before: a plan of pieces, each from one source, and how a sequence takes them over."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx._log import LOG
+from pylongctx.engine.documents import Placed, common
+from pylongctx.engine.prefix import find_gap, longest_prefix
+from pylongctx.engine.session import Session
+
+Tokens = NDArray[np.int32]
+NO_BYTES = np.empty(0, np.uint8)
+NO_LOGITS = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Tokens of a prompt, from ``first`` to before ``end``, whose rows a source has.
+
+    Attributes
+    ----------
+    source : Source
+        The source.
+    first, end : int
+        The tokens; a sequence must hold those before ``first``, and nothing after them.
+    key : object
+        What the source needs to know to fetch it.
+    logits : bool
+        Whether the logits after the last of them are known.
+    exact : bool
+        Whether the rows are what reading the prompt gives. If not, no other source can continue them.
+    """
+
+    source: "Source"
+    first: int
+    end: int
+    key: Any = None
+    logits: bool = False
+    exact: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """Bytes that a source has of a sequence.
+
+    Attributes
+    ----------
+    tokens : numpy.ndarray
+        int32 [n], what they stand for.
+    rows : numpy.ndarray
+        uint8, the rows of the tokens, to follow those that the sequence holds; see ``Context.part``.
+    state : numpy.ndarray
+        uint8, a whole sequence, in place of what is held; see ``Context.state``.
+    rest : numpy.ndarray
+        uint8, windows and recurrent states at the end; see ``Context.rest``.
+    logits : numpy.ndarray
+        float32 [n_vocab], the logits after the last token, or nothing.
+    placed : Placed or None
+        The document that the rows come from.
+    """
+
+    tokens: Tokens
+    rows: NDArray[np.uint8] = field(default_factory=lambda: NO_BYTES)
+    state: NDArray[np.uint8] = field(default_factory=lambda: NO_BYTES)
+    rest: NDArray[np.uint8] = field(default_factory=lambda: NO_BYTES)
+    logits: NDArray[np.float32] = field(default_factory=lambda: NO_LOGITS)
+    placed: Placed | None = None
+
+
+class Source(Protocol):
+    """Rows of texts that were evaluated before.
+
+    Attributes
+    ----------
+    name : str
+        For the log.
+    slow : bool
+        Whether ``fetch`` reads files.
+    whole : bool
+        Whether a sequence can only be used when all loads of a piece were applied.
+    """
+
+    name: str
+    slow: bool
+    whole: bool
+
+    def covers(self, tokens: Tokens, held: int) -> Piece | None:
+        """Return the piece that leads farthest, for a sequence that could hold ``held`` tokens of the prompt.
+
+        It begins at a token up to ``held``; None: nothing leads farther than that.
+        """
+
+    def fetch(self, piece: Piece) -> Iterator[Load]:
+        """Yield the bytes of a piece; in any thread, where it is slow."""
+
+    def fail(self, piece: Piece, reason: Exception) -> bool:
+        """Offer this piece no more, whose loads raised ``reason``; returns whether to plan the prompt again."""
+
+    def planned(self, tokens: Tokens, pieces: "Sequence[Piece]") -> None:
+        """Record the plan of a prompt, int32 [n] up to its first document."""
+
+
+class Held:
+    """A sequence as the source of a prompt that continues it.
+
+    Parameters
+    ----------
+    session : Session
+        The sequence.
+    placed : sequence of Placed
+        What of the prompt comes from documents.
+    lossy : bool
+        Whether the prompt lacks turns: rows that have read them are good enough.
+    """
+
+    name, slow, whole = "the sequence", False, False
+
+    def __init__(self, session: Session, placed: Sequence[Placed] = (), lossy: bool = False) -> None:
+        self._session, self._placed, self._lossy = session, placed, lossy
+
+    def shared(self, tokens: Tokens) -> int:
+        """Return how many leading tokens of a prompt the sequence holds, read as the prompt wants them."""
+        session = self._session
+        if self._lossy:
+            return longest_prefix(session.tokens, tokens)
+        return common(session.tokens, session.placed, tokens, self._placed)
+
+    def covers(self, tokens: Tokens, held: int = 0) -> Piece | None:
+        """Return what the sequence can be cut back to; ``key`` is the run of tokens that leaves first, or None."""
+        session = self._session
+        gap = find_gap(session.tokens, tokens) if self._lossy and not session.shared else None
+        n = session.reachable(self.shared(tokens))
+        if gap is not None:
+            n = gap[0] + longest_prefix(session.tokens[gap[1] :], tokens[gap[0] :])
+        known = gap is None and session.has_logits and n == session.n_tokens
+        exact = gap is None and (session.seam is None or n <= session.seam)
+        return Piece(self, 0, n, gap, known, exact) if n > held else None
+
+    def fetch(self, piece: Piece) -> Iterator[Load]:
+        """Yield nothing: the sequence has the rows."""
+        return iter(())
+
+    def fail(self, piece: Piece, reason: Exception) -> bool:
+        """Return True: another source may have the rows."""
+        return True
+
+    def planned(self, tokens: Tokens, pieces: Sequence[Piece]) -> None:
+        """Record nothing."""
+
+
+class Reading:
+    """Documents as a source: their rows were read by themselves, and follow any others."""
+
+    name, slow, whole = "a document", False, False
+
+    def covers(self, tokens: Tokens, held: int) -> Piece | None:
+        """Return None: ``Documents.find`` knows where they are in a prompt."""
+        return None
+
+    def fetch(self, piece: Piece) -> Iterator[Load]:
+        """Yield the rows of the document."""
+        yield Load(piece.key[0], placed=piece.key[1])
+
+    def fail(self, piece: Piece, reason: Exception) -> bool:
+        """Return False: the document is read where it is."""
+        LOG.info("a document is read where it is: %s", reason)
+        return False
+
+    def planned(self, tokens: Tokens, pieces: Sequence[Piece]) -> None:
+        """Record nothing."""
+
+
+def plan(tokens: Tokens, sources: Sequence[Source], placed: Sequence[Placed] = ()) -> list[Piece]:
+    """Return where the rows of a prompt come from; what is between the pieces is evaluated.
+
+    Parameters
+    ----------
+    tokens : numpy.ndarray
+        int32 [n], the prompt.
+    sources : sequence of Source
+        For its beginning: each is taken where it leads farther than those before it. Only the first may be a sequence
+        that holds documents of the prompt.
+    placed : sequence of Placed
+        What of it comes from documents, ascending.
+
+    Returns
+    -------
+    list of Piece
+        Ascending, without an overlap. After the last one at least one token is evaluated, unless its logits are known.
+    """
+    pieces: list[Piece] = []
+    for i, source in enumerate(sources):
+        text = tokens[: placed[0].first] if placed and i else tokens
+        held = pieces[-1].end if pieces else 0
+        piece = source.covers(text, held)
+        if piece is not None and piece.end == len(tokens) and not piece.logits:
+            piece = source.covers(text[: len(tokens) - 1], held)  # one is evaluated to get the logits
+        if piece is None or piece.end <= held:
+            continue
+        before = _up_to(piece.first, tokens, sources[:i])
+        pieces = [*before, piece if before else replace(piece, first=0)]
+        if not piece.exact:
+            break
+    end = pieces[-1].end if pieces else 0
+    documents = [Piece(Reading(), p.first, p.end, (tokens[p.first : p.end], p)) for p in placed if p.first >= end]
+    return pieces + documents
+
+
+def _up_to(first: int, tokens: Tokens, sources: Sequence[Source]) -> list[Piece]:
+    """Return pieces that end at ``first``, where a piece begins that some source offers for tokens that are held."""
+    found = [source.covers(tokens[:first], first - 1) for source in sources] if first else []
+    return next(([piece] for piece in reversed(found) if piece is not None and piece.first == 0), [])
+
+
+def hold(session: Session, piece: Piece | None) -> None:
+    """Let a sequence hold the tokens of a piece of its own, None: nothing, and no others."""
+    n = 0 if piece is None else piece.end
+    if piece is not None and piece.key and (refusal := session.drop(*piece.key)):
+        session.say(f"what does not fit is evaluated again, it cannot leave: {refusal}")
+        n = piece.key[0]
+    if n < session.n_tokens or session.shared or session.n_past != session.n_tokens:
+        session.checkpoints.wish(n)
+        session.rewind(n)
+
+
+def apply(session: Session, load: Load) -> None:
+    """Let a sequence take over what a source has: no other function writes rows that were not evaluated there.
+
+    Raises
+    ------
+    LctxError, MemoryError
+        When they do not fit. The sequence holds what it held, or nothing.
+    """
+    if len(load.state):
+        session.load(load.tokens, load.logits, load.state)
+        return
+    if load.placed is not None:
+        session.place(load.placed, load.tokens)
+    elif len(load.rows):
+        session.append(load.tokens, load.rows)
+    if len(load.rest):
+        session.context.set_rest(load.rest, session.seq)
+    if len(load.logits) == session.model.info.n_vocab:
+        session.settle(session.n_tokens, load.logits)
