@@ -20,6 +20,7 @@ from pylongctx.methods import (
 
 if TYPE_CHECKING:
     from pylongctx._tokenizer import LlamaTokenizer
+    from pylongctx.aio import AsyncLlama
     from pylongctx.cache import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
     from pylongctx.chat import register_chat_completion_handler, unregister_chat_completion_handler
     from pylongctx.engine.documents import Document
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "H2O",
+    "AsyncLlama",
     "BaseLlamaCache",
     "Corm",
     "Document",
@@ -71,6 +73,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "aio": ("AsyncLlama",),
     "engine.documents": ("Document",),
     "cache": ("BaseLlamaCache", "LlamaCache", "LlamaDiskCache", "LlamaRAMCache"),
     "chat": ("register_chat_completion_handler", "unregister_chat_completion_handler"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import numpy as np
 
 from pylongctx import completion
 from pylongctx._arguments import check_count
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from pylongctx.options import ChatOptions, CompletionOptions, SamplerOptions
     from pylongctx.sampling import Processors, StoppingCriteria
 
+Prompt = str | Sequence[int]  # a text, or tokens
 Chunk = TypeVar("Chunk", bound=Mapping[str, Any])
 
 # fields of SamplingParams that are arguments by the same names
@@ -107,20 +110,20 @@ class Completer:
 
     @overload
     def create_completion(
-        self, prompt: str | Sequence[int], *, stream: Literal[False] = False, **options: Unpack[CompletionOptions]
+        self, prompt: Prompt | Sequence[Prompt], *, stream: Literal[False] = False, **options: Unpack[CompletionOptions]
     ) -> Completion: ...
     @overload
     def create_completion(
-        self, prompt: str | Sequence[int], *, stream: Literal[True], **options: Unpack[CompletionOptions]
+        self, prompt: Prompt | Sequence[Prompt], *, stream: Literal[True], **options: Unpack[CompletionOptions]
     ) -> Iterator[Completion]: ...
     @overload
     def create_completion(
-        self, prompt: str | Sequence[int], *, stream: bool, **options: Unpack[CompletionOptions]
+        self, prompt: Prompt | Sequence[Prompt], *, stream: bool, **options: Unpack[CompletionOptions]
     ) -> Completion | Iterator[Completion]: ...
 
     def create_completion(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt | Sequence[Prompt],
         suffix: str | None = None,
         max_tokens: int | None = 16,
         temperature: float = 0.8,
@@ -151,8 +154,9 @@ class Completer:
 
         Parameters
         ----------
-        prompt : str or list of int
-            Text, or tokens that are used as they are.
+        prompt : str or list of int, or a list of them
+            Text, or tokens that are used as they are. Several: one completion with a choice for each, see
+            ``complete_many``.
         suffix : str or None
             Not supported: raises NotImplementedError.
         max_tokens : int or None
@@ -209,6 +213,10 @@ class Completer:
         'length'
         """
         given = flattened(locals(), "stream", "model")
+        if are_prompts(prompt):
+            if stream:
+                raise ValueError("stream=True takes one prompt, not a list: use complete_many or AsyncLlama")
+            return completion.choices_of(self.complete_many(given.pop("prompt"), model=model, **given))
         chunks = completion.stream(self.generation(**given), self._name if model is None else model)
         if stream:
             return self._steps(chunks)
@@ -217,9 +225,24 @@ class Completer:
 
     __call__ = create_completion
 
+    def complete_many(
+        self,
+        prompts: Sequence[Prompt],
+        progress: Callable[[int, int], None] | None = None,
+        model: str | None = None,
+        **options: Any,
+    ) -> list[Completion]:
+        """Return the completion of each prompt, in their order; see ``Llama.complete_many``."""
+        found: list[Completion] = []
+        for prompt in prompts:
+            found.append(self.create_completion(prompt, model=model, **options))
+            if progress is not None:
+                progress(len(found), len(prompts))
+        return found
+
     def generation(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         post_sampling_probs: bool = False,
         n_keep: int | None = None,
         **options: Any,
@@ -250,7 +273,7 @@ class Completer:
         return Generation(
             self._source,
             job,
-            StopFilter([stop] if isinstance(stop, str) else list(stop or []), strip_space=not prompt),
+            StopFilter([stop] if isinstance(stop, str) else list(stop or []), strip_space=len(prompt) == 0),
             self._model.piece,
             scorer,
             prompt if isinstance(prompt, str) else self._model.detokenize(prompt).decode("utf-8", "ignore"),
@@ -425,7 +448,7 @@ stopping_criteria, **more
                 return
             yield chunk
 
-    def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
+    def _prompt_tokens(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
             return [int(token) for token in self._model.check_tokens(prompt)]
         self._source.check_size(len(prompt.encode()))
@@ -507,6 +530,11 @@ stopping_criteria, **more
 
     def _piece(self, preserved: Iterable[int], token: int) -> bytes:
         return self._model.piece(token, token in preserved)
+
+
+def are_prompts(prompt: Any) -> bool:
+    """Return whether a prompt is a list of prompts: of texts, or of lists of tokens."""
+    return not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], int | np.integer)
 
 
 @cache

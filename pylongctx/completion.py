@@ -3,7 +3,7 @@
 import codecs
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, TypedDict
 
 from pylongctx.engine.job import Job, Row
@@ -161,6 +161,7 @@ class Generation:
         self._echo = echo
         self._special = special
         self._waiting: list[Entry] = []  # entries of tokens whose text is held back
+        job.every_row |= echo and scorer is not None
 
     @property
     def n_tokens(self) -> int:
@@ -216,7 +217,6 @@ class Generation:
     def _prompt_entries(self) -> list[Entry]:
         if self.scorer is None:
             return []
-        self.job.every_row = True
         rows = self.source.rows(self.job)
         return self.scorer.prompt(rows, self.job.tokens, self._prompt, self._special)
 
@@ -231,8 +231,13 @@ class Generation:
         return text, ready
 
 
-def stream(generation: Generation, model_name: str) -> Iterator[Completion]:
-    """Yield one chunk per piece of text, then a chunk with the finish reason and the usage."""
+def stream(
+    generation: Generation, model_name: str, parts: Iterable[tuple[str, list[Entry]]] | None = None
+) -> Iterator[Completion]:
+    """Yield one chunk per piece of text, then a chunk with the finish reason and the usage.
+
+    ``parts`` are those of the generation, when they were taken already.
+    """
     completion_id, created = f"cmpl-{uuid.uuid4()}", int(time.time())
 
     def chunk(text: str, logprobs: CompletionLogprobs | None, finish_reason: FinishReason | None) -> Completion:
@@ -245,13 +250,30 @@ def stream(generation: Generation, model_name: str) -> Iterator[Completion]:
             "choices": [choice],
         }
 
-    for text, entries in generation.parts():
+    for text, entries in generation.parts() if parts is None else parts:
         if text or entries:
             yield chunk(text, as_dict(entries) if generation.scorer else None, None)
     generation.finish()
     last = chunk("", None, generation.reason)
     last["usage"] = generation.usage()
     yield last
+
+
+def choices_of(answers: Sequence[Completion]) -> Completion:
+    """Return one completion whose choices are the answers to several prompts, in their order."""
+    whole = answers[0].copy()
+    whole["choices"] = [answer["choices"][0] for answer in answers]
+    for i, choice in enumerate(whole["choices"]):
+        choice["index"] = i
+    n_prompt, n_completion = (
+        sum(answer["usage"][name] for answer in answers) for name in ("prompt_tokens", "completion_tokens")
+    )
+    whole["usage"] = {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_completion,
+        "total_tokens": n_prompt + n_completion,
+    }
+    return whole
 
 
 def collect(chunks: Iterator[Completion], with_logprobs: bool) -> Completion:

@@ -140,6 +140,8 @@ class Llama(ReadingCompleter):
         here. A server that goes away while it is used ends this process, as in llama.cpp. For trusted networks only.
     progress_callback : callable or None
         Called as ``progress_callback(n_done, n_total)`` after each step of a prompt.
+    n_parallel : int
+        Sequences of ``n_ctx`` tokens each, on which ``complete_many`` and lists of prompts run together.
     preflight : bool
         Ask before anything is allocated whether weights, K and V of ``n_ctx`` tokens and compute buffers fit into free
         memory. False: open it all the same, for texts that are shorter; memory is taken as they grow.
@@ -225,6 +227,7 @@ class Llama(ReadingCompleter):
         kv_offload_mib: int | None = None,
         rpc_servers: str | None = None,
         progress_callback: Callable[[int, int], None] | None = None,
+        n_parallel: int = 1,
         preflight: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -235,7 +238,7 @@ class Llama(ReadingCompleter):
         self._arguments = given
         self.verbose = verbose
         self.chat_format = chat_format
-        opened = self._opened = Opened(given)
+        opened = self._opened = Opened(given, arguments.check_count("n_parallel", n_parallel))
         self.model_path = opened.path
         self._finalizer = weakref.finalize(self, opened.close)
         try:

@@ -5,6 +5,7 @@ lm_eval's own command with this model known. In a program, importing this module
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ try:
     from tqdm import tqdm
 except ImportError as reason:
     raise ImportError(f"this needs lm-evaluation-harness: pip install pylongctx[lm-eval] ({reason})") from reason
+
+BATCHES = 8  # of a batch size, requests that are answered before lm_eval's cache is written
 
 # (context, continuation) as texts, None for a window of a longer text; then their tokens
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]
@@ -40,8 +43,11 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
     truncate : bool
         What to do with a request that does not fit into ``n_ctx``: leave out its beginning with a warning, as
         lm_eval's own models do, or (the default) raise ValueError before anything is evaluated.
-    batch_size, max_batch_size, device
-        Accepted, as lm_eval passes them always; requests are evaluated one after the other.
+    batch_size : int or str or None
+        How many requests of ``generate_until`` are answered together, each on a sequence of ``n_ctx`` tokens; "auto"
+        and None: one. Log-likelihoods are evaluated one after the other.
+    max_batch_size, device
+        Accepted, as lm_eval passes them always.
     **arguments
         For ``Llama``: ``method``, ``n_ctx``, ``type_k``, ...
 
@@ -66,7 +72,8 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
         **arguments: Any,
     ) -> None:
         super().__init__()
-        self.llm = Llama(model, **{"verbose": False, "seed": 1234} | arguments)
+        self.n_parallel = int(batch_size) if str(batch_size or "").isdecimal() else 1
+        self.llm = Llama(model, **{"verbose": False, "seed": 1234, "n_parallel": self.n_parallel} | arguments)
         self.max_gen_toks = max_gen_toks
         self.add_bos_token = add_bos_token
         self.truncate = truncate
@@ -169,10 +176,22 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
         asked = [self._asked(*request.args) for request in requests]
         found = [""] * len(requests)
         order = _sorted([one["prompt"] for one in asked])
-        for i in tqdm(order, desc="Running generate_until requests", disable=disable_tqdm):
-            found[i] = self.llm.create_completion(**asked[i])["choices"][0]["text"]
-            self.cache_hook.add_partial("generate_until", requests[i].args, found[i])
+        with tqdm(total=len(order), desc="Running generate_until requests", disable=disable_tqdm) as bar:
+            for numbers in self._batches(order, asked):
+                options = {name: value for name, value in asked[numbers[0]].items() if name != "prompt"}
+                prompts = [asked[i]["prompt"] for i in numbers]
+                answers = self.llm.complete_many(prompts, progress=lambda *counts: bar.update(), **options)
+                for i, answer in zip(numbers, answers, strict=True):
+                    found[i] = answer["choices"][0]["text"]
+                    self.cache_hook.add_partial("generate_until", requests[i].args, found[i])
         return found
+
+    def _batches(self, order: list[int], asked: list[dict[str, Any]]) -> Iterator[list[int]]:
+        """Yield the numbers of requests with equal options, as many as are answered before the cache is written."""
+        n = 1 if self.n_parallel == 1 else BATCHES * self.n_parallel
+        for _, group in groupby(order, key=lambda i: repr(asked[i] | {"prompt": None})):
+            numbers = list(group)
+            yield from (numbers[i : i + n] for i in range(0, len(numbers), n))
 
     def _asked(self, context: str, gen_kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of ``create_completion``; those that lm_eval does not name pass as they are."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx.batch import complete_together
 from pylongctx.cache import BaseLlamaCache
 from pylongctx.chat.template import Templates
-from pylongctx.completer import Completer
+from pylongctx.completer import Completer, Prompt
+from pylongctx.completion import Completion
 from pylongctx.engine.drafting import DraftModel, check_draft
 from pylongctx.engine.opening import Opened
 from pylongctx.engine.prefix import longest_prefix
@@ -351,6 +353,48 @@ class LocalCompleter(Completer):
             sent = yield token
             sent = self._model.check_tokens(sent).tolist() if sent else None
 
+    def complete_many(
+        self,
+        prompts: Sequence[Prompt],
+        progress: Callable[[int, int], None] | None = None,
+        model: str | None = None,
+        **options: Any,
+    ) -> list[Completion]:
+        """Return the completion of each prompt, in their order.
+
+        They run together on the ``n_parallel`` sequences of the object. A beginning that prompts share is evaluated
+        once. What ``session`` holds may change.
+
+        Parameters
+        ----------
+        prompts : list
+            Texts, or lists of tokens.
+        progress : callable or None
+            Called as ``progress(n_done, n_prompts)`` after each answer.
+        model : str or None
+            The model's name in answers.
+        **options
+            Those of ``create_completion``, for all prompts. With a seed, every prompt has that seed.
+
+        Raises
+        ------
+        ValueError
+            When a prompt is empty or does not fit the context (PromptTooLong); nothing is evaluated then.
+
+        Examples
+        --------
+        >>> answers = llm.complete_many(["It was the best", "It was the worst"], max_tokens=2, temperature=0)
+        >>> [answer["usage"]["completion_tokens"] for answer in answers]
+        [2, 2]
+        """
+        solo, name, n = self._solo, self._name if model is None else model, len(prompts)
+        for prompt in prompts:
+            if (n_tokens := len(self._prompt_tokens(prompt))) >= solo.n_ctx:
+                raise solo.session.too_long(n_tokens)
+        generations = (self.generation(prompt, **options) for prompt in prompts)
+        with solo.turn():
+            return complete_together(solo, generations, name, lambda i: progress and progress(i, n))
+
     @property
     def draft_model(self) -> DraftModel | None:
         """What guesses the next tokens; another one is used from the next generation on."""
@@ -442,5 +486,5 @@ def _source(opened: Opened) -> TokenSource:
     """Return what makes the tokens of a Llama."""
     if not opened.sessions:
         return NoTokens(opened.model, NO_CONTEXT)
-    (session,) = opened.sessions
-    return Solo(session, States(session, lambda: opened.identity), opened.given["draft_model"], opened.library)
+    states = States(opened.sessions[0], lambda: opened.identity)
+    return Solo(opened.sessions, states, opened.given["draft_model"], opened.library)

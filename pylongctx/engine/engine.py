@@ -99,10 +99,6 @@ class Engine:
         self._wake = wake
         self._readers: dict[Document, Job] = {}  # of documents that are not read yet
         self._rows = np.empty((len(sessions), self.context.n_vocab), np.float32)
-        if self.context.n_step < len(sessions):
-            raise ValueError(
-                f"{len(sessions)} sequences need batches of as many tokens, not {self.context.n_step}: raise -ub"
-            )
         self._n_ended = 0
         self._guard = threading.Lock()  # of the next two, and of the context's flag
         self._running: list[Job] = []  # jobs of the step that is being evaluated
@@ -165,13 +161,15 @@ class Engine:
         slot.job, slot.last, slot.used = None, job, self._n_ended
         job.results.put(reason)
 
-    def release(self) -> None:
-        """Let go of all jobs without an end: nobody reads them any more."""
-        self.waiting.clear()
+    def release(self, job: Job) -> None:
+        """Let go of a job, if it has not ended: nobody reads it any more."""
+        if job in self.waiting:
+            self.waiting.remove(job)
         for slot in self.slots:
-            if slot.job is not None:
-                self._stop_loading(slot, slot.job)
-                slot.job = None
+            if slot.job is job:
+                self._stop_loading(slot, job)
+                self._n_ended += 1
+                slot.job, slot.used = None, self._n_ended
 
     def end_all(self, reason: BaseException) -> None:
         """End all jobs, those that wait too."""

@@ -92,6 +92,7 @@ class Job:
     dropped_turns: int = 0
 
     submitted: bool = False
+    together: bool = False  # it runs beside others of the same reader
     forerunner: "Job | None" = None  # reads a prompt that begins as this one, which waits for that
     considered: bool = False  # whether there is one was found out
     cancelled: bool = False

@@ -65,6 +65,11 @@ class Opened:
         self.threads = arguments.thread_counts(given["n_threads"], given["n_threads_batch"])
         settings = arguments.context_settings(given, self.threads)
         if n_seq > 1:
+            if given["embedding"]:
+                raise ValueError(f"embedding=True batches its texts by itself, without n_parallel={n_seq}")
+            n_step = min(settings["n_batch"], settings["n_ubatch"])
+            if n_step < n_seq:
+                raise ValueError(f"{n_seq} sequences need batches of as many tokens, not {n_step}: raise n_ubatch (-ub)")
             settings |= {"n_seq_max": n_seq}
         spec = _spec(given["method"], bool(given["embedding"]))
         self.evicts = arguments.evicts(given)

@@ -17,16 +17,20 @@ from pylongctx.engine.states import States
 from pylongctx.sampling import Sampler
 from pylongctx.store.library import Library
 
+FIRST = 0  # the sequence of ``Llama.session``
+
 
 class Solo:
     """The tokens of a Llama, see ``TokenSource``; calls from several threads wait for each other.
 
+    A job runs on the first sequence, and alone; jobs of ``start`` run together on all sequences.
+
     Parameters
     ----------
-    session : Session
-        The sequence.
+    sessions : list of Session
+        The sequences.
     states : States
-        Where a prompt may continue from.
+        Where a prompt of the first one may continue from.
     draft_model : callable or None
         Guesses tokens, which are evaluated together.
     library : Library or None
@@ -35,16 +39,16 @@ class Solo:
 
     def __init__(
         self,
-        session: Session,
+        sessions: list[Session],
         states: States,
         draft_model: DraftModel | None = None,
         library: Library | None = None,
     ) -> None:
-        self.session = session
+        self.session = sessions[0]
         self.states = states
         self.draft_model = draft_model
         self._woken = threading.Event()
-        self.engine = Engine([session], library, [states], self._woken.set)
+        self.engine = Engine(sessions, library, [states], self._woken.set)
         self._last: tuple[Job | None, int] = (None, 0)  # the job that runs, and ``changes`` at its last token
 
     @property
@@ -98,9 +102,14 @@ class Solo:
         ids = self.model.check_tokens(tokens, allow_empty=follows and self.session.has_logits)
         draft = None if self.draft_model is None else Drafting(self.draft_model)
         placed = () if follows or "reads" in fields else self.engine.documents.find(ids, text=text)
-        return Job(
-            ids, sampler, limit=limit, follows=follows, draft=draft, progress=self._tell, placed=placed, **fields
-        )
+        own: dict[str, Any] = {"slot": FIRST, "progress": self._tell, "draft": draft, "placed": placed}
+        return Job(ids, sampler, limit=limit, follows=follows, **own | fields)
+
+    def start(self, job: Job) -> None:
+        """Let a job run on any sequence, together with others that are started."""
+        self.session.check_room(len(job.tokens))
+        job.slot, job.progress, job.together, job.submitted = None, None, True, True
+        self.engine.waiting.append(job)
 
     def document(self, text: str | None, name: str | None) -> Document:
         """Take note of a document, or return the one of a name."""
@@ -115,35 +124,45 @@ class Solo:
         return job.drawn(partial(self._take, job))
 
     def finish(self, job: Job) -> None:
-        """Keep the state in the cache, where there is one."""
-        self.engine.release()
-        self.states.remember()
+        """End a job; keep the state of the first sequence in the cache, where there is one."""
+        self.engine.release(job)
+        if not job.together:
+            self.states.remember()
+
+    def step(self) -> None:
+        """Take a step of all jobs; what interrupts it ends them."""
+        try:
+            self._woken.clear()
+            self.engine.assign_waiting()
+            if not (self.engine.step() or self.engine.can_assign()):
+                self._woken.wait()  # for a thread that reads what is stored
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let go of all jobs."""
+        for job in self.engine.jobs:
+            self.engine.release(job)
 
     # ---- the reader's thread ----
 
     def _take(self, job: Job) -> Any:
-        """Return the next result of a job; what interrupts a step ends the job."""
+        """Return the next result of a job."""
         with self.session.lock:
             if not job.submitted:
                 self._begin(job)
-            elif self._last != (job, self.session.changes):
+            elif not job.together and self._last != (job, self.session.changes):
                 raise RuntimeError("another call used this Llama while this generation waited; use one object for each")
-            try:
+            if job.results.empty():
                 self.engine.assign_waiting()
-                while job.results.empty():
-                    self._woken.clear()
-                    if not (self.engine.step() or self.engine.can_assign()):
-                        self._woken.wait()  # for a thread that reads what is stored
-                    if self.engine.waiting:
-                        self.engine.assign_waiting()
-            except BaseException:
-                self.engine.release()
-                raise
+            while job.results.empty():
+                self.step()
             self._last = job, self.session.changes
             return job.take()
 
     def _begin(self, job: Job) -> None:
-        self.engine.release()
+        self.release()
         self.session.context.abort = False
         if not job.follows:
             self.session.check_room(len(job.tokens))

@@ -1,0 +1,84 @@
+"""Many prompts at once: their answers are written together, on all sequences of an engine."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from pylongctx.completion import Completion, Generation, collect, stream
+from pylongctx.engine.solo import Solo
+from pylongctx.logprobs import Entry
+
+QUEUED = 2  # prompts that are prepared for each sequence; a prompt that waits may be the beginning of the next one
+
+Parts = list[tuple[str, list[Entry]]]
+
+
+class Running:
+    """An answer on its way among others.
+
+    Parameters
+    ----------
+    generation : Generation
+        Its job must be started.
+    """
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.parts: Parts = []
+        self._taken = generation.parts()
+
+    def take(self) -> bool:
+        """Take what is there of the answer; returns whether it is complete."""
+        job = self.generation.job
+        while not job.results.empty() or job.limit == 0:
+            part = next(self._taken, None)
+            if part is None:
+                return True
+            self.parts.append(part)
+        return False
+
+    def completion(self, name: str) -> Completion:
+        """Return the answer of a model of this name."""
+        return collect(stream(self.generation, name, self.parts), self.generation.scorer is not None)
+
+
+def complete_together(
+    solo: Solo, generations: Iterable[Generation], name: str, done: Callable[[int], None]
+) -> list[Completion]:
+    """Return the answers to prompts, in their order.
+
+    Parameters
+    ----------
+    solo : Solo
+        Whose sequences they run on; its lock is held.
+    generations : iterable of Generation
+        Each is made when a sequence is about to be free for it.
+    name : str
+        The model's name in answers.
+    done : callable
+        Called with the number of prompts that are answered, after each.
+    """
+    waiting, n_taken = iter(generations), 0
+    running: dict[int, Running] = {}
+    found: dict[int, Completion] = {}
+    solo.release()
+    solo.session.context.abort = False
+    try:
+        while True:
+            for generation in _next(waiting, QUEUED * len(solo.engine.slots) - len(running)):
+                solo.start(generation.job)
+                running[n_taken] = Running(generation)
+                n_taken += 1
+            if not running:
+                return [found[i] for i in range(n_taken)]
+            complete = [i for i, one in running.items() if one.take()]
+            for i in complete:
+                found[i] = running.pop(i).completion(name)
+                done(len(found))
+            if not complete:
+                solo.step()
+    finally:
+        solo.release()
+
+
+def _next(generations: Iterator[Generation], n: int) -> list[Generation]:
+    """Return the next generations, at most ``n``."""
+    return [generation for _, generation in zip(range(n), generations, strict=False)]
