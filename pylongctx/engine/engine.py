@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx._log import LOG
-from pylongctx.engine.compress import compress
-from pylongctx.engine.documents import Document, Documents, placed_up_to, without
-from pylongctx.engine.fetch import Fetch, Now
+from pylongctx.engine.counters import Counters
+from pylongctx.engine.documents import Documents
 from pylongctx.engine.job import Cancelled, Job, Row
-from pylongctx.engine.reuse import Held, Piece, Source, apply, hold, plan
+from pylongctx.engine.loader import Loader
+from pylongctx.engine.readers import Readers, is_missing
+from pylongctx.engine.reuse import Source
 from pylongctx.engine.session import Part, Session, evaluate
 from pylongctx.engine.slots import Slot, choose, forerunner
 from pylongctx.engine.tracer import Tracer
@@ -46,21 +46,6 @@ class Share:
         if self.job.every_row:
             return len(self.part)
         return self.n_guess + int(self.n_own == len(self.job.pending))
-
-
-@dataclass
-class Counters:
-    """What an engine has done since it was started."""
-
-    prompt_tokens: int = 0  # evaluated
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    dropped_tokens: int = 0  # of texts that did not fit
-    steps: int = 0
-    busy_seconds: float = 0.0
-    completed: int = 0
-    cancelled: int = 0
-    failed: int = 0
 
 
 class Engine:
@@ -95,9 +80,8 @@ class Engine:
         self.tracer = Tracer(sessions[0])
         self.library = library
         self.closing = False
-        self._states = states
-        self._wake = wake
-        self._readers: dict[Document, Job] = {}  # of documents that are not read yet
+        self._loader = Loader(self.counters, library, states, wake)
+        self._readers = Readers(self.documents, library, wake)
         self._rows = np.empty((len(sessions), self.context.n_vocab), np.float32)
         self._n_ended = 0
         self._guard = threading.Lock()  # of the next two, and of the context's flag
@@ -122,11 +106,14 @@ class Engine:
             job.cancelled or self._fits(job) or (job.search is not None and job.search.ready) for job in self.waiting
         )
 
-    def assign_waiting(self) -> None:
-        """Give slots to the jobs that wait, in their order."""
+    def assign_waiting(self) -> bool:
+        """Give slots to the jobs that wait, in their order; returns whether one left the queue."""
+        before = len(self.waiting)
         for job in list(self.waiting):
-            self._read_first(job)
-            if job.reads is not None and self._find_document(job, job.reads):
+            new = list(self._readers.before(job, self.jobs))
+            self.waiting.extendleft(new)
+            before += len(new)
+            if self._readers.find(job):
                 self.waiting.remove(job)
                 job.ended = time.monotonic()
                 job.results.put(None)
@@ -139,6 +126,7 @@ class Engine:
                 job.results.put(Cancelled("cancelled"))
             elif self._fits(job):
                 self._begin(job)
+        return len(self.waiting) < before
 
     def end_cancelled(self) -> None:
         """End the jobs whose readers went away."""
@@ -150,7 +138,7 @@ class Engine:
         """End the job of a slot; ``reason``: what its reader gets, None for a job that is complete."""
         job = slot.job
         assert job is not None
-        self._stop_loading(slot, job)
+        self._loader.stop(job, slot.session)
         job.ended = time.monotonic()
         job.read = job.read or job.ended
         if job.traced is not None:
@@ -167,7 +155,7 @@ class Engine:
             self.waiting.remove(job)
         for slot in self.slots:
             if slot.job is job:
-                self._stop_loading(slot, job)
+                self._loader.stop(job, slot.session)
                 self._n_ended += 1
                 slot.job, slot.used = None, self._n_ended
 
@@ -219,7 +207,7 @@ class Engine:
         return self.closing or all(job.cancelled for job in self._running)
 
     def _fits(self, job: Job) -> bool:
-        if job.search is not None or any(_is_missing(place.document) for place in job.placed):
+        if job.search is not None or any(is_missing(place.document) for place in job.placed):
             return False
         if job.forerunner is not None and job.forerunner.is_reading:
             return False
@@ -229,171 +217,31 @@ class Engine:
 
     def _begin(self, job: Job) -> None:
         job.started, job.forerunner = time.monotonic(), None
-        self.waiting.remove(job)
         try:
             slot, other = choose(self.slots, job)
-            self._prepare(slot, other, job)
+            self._loader.prepare(job, slot.session, other, self.slots)
             if job.traced is not None:
                 self.tracer.start(job, slot.session)
         except Exception as reason:
             self.counters.failed += 1
+            self.waiting.remove(job)
             job.ended = time.monotonic()
             job.results.put(reason)
             return
         slot.job, job.ran_on = job, slot.id
+        self.waiting.remove(job)  # now: a job is always seen on one of the two
         self.counters.dropped_tokens += job.dropped_tokens
-        self._load(slot, job)
-
-    # ---- what was evaluated before ----
-
-    def _prepare(self, slot: Slot, other: Slot, job: Job) -> None:
-        """Let a sequence hold what it can of a prompt, after a copy of another one, and plan the rest."""
-        session = slot.session
-        if job.follows:
-            job.pending = np.concatenate([session.mend(), job.tokens])
-            return
-        shared = max(one.shared(job) for one in self.slots)
-        if other is not slot and (piece := other.holds(job)) is not None:
-            _copy(other.session, session, piece.end)
-        if session.owner != job.owner or not job.reuses or job.every_row:
-            session.clear()
-        session.owner = job.owner
-        session.checkpoints.wish(shared)
-        if job.reuses and not job.every_row:
-            job.sources = [*(() if job.limit is None or job.lossy else self._states)]
-            job.sources += [] if self.library is None else [self.library.finder(job.owner)]
-        self._plan(session, job)
-
-    def _plan(self, session: Session, job: Job) -> None:
-        """Plan a prompt whose evaluation has not begun; the sequence is cut back to what it holds of it."""
-        own = Held(session, job.placed, job.lossy)
-        job.pieces = plan(job.tokens, [own, *job.sources], job.placed)
-        first = job.pieces[0] if job.pieces else None
-        if first is None or first.exact:
-            beginning = job.tokens[: job.placed[0].first] if job.placed else job.tokens
-            for source in job.sources:
-                source.planned(beginning, job.pieces)
-        hold(session, job.pieces.pop(0) if first is not None and first.source is own else None)
-        self._count_cached(job, session.n_tokens - job.n_cached)
-        job.pending = job.tokens[session.n_tokens :]
-
-    def _load(self, slot: Slot, job: Job) -> None:
-        """Take over what sources have of a prompt next, one load of each slow source at a time."""
-        session = slot.session
-        while job.is_reading and (piece := job.due(session.n_tokens)) is not None:
-            if job.fetch is None:
-                items = piece.source.fetch(piece)
-                job.fetch = Fetch(items, self._wake) if piece.source.slow else Now(items)
-            if not job.fetch.ready:
-                return
-            before = session.n_tokens
-            try:
-                load = job.fetch.take()
-                if load is not None:
-                    apply(session, load)
-                else:
-                    self._end_piece(session, job, piece)
-            except Exception as reason:
-                self._stop_loading(slot, job)
-                if piece.source.fail(piece, reason):
-                    self._plan(session, job)
-                continue
-            self._count_cached(job, session.n_tokens - before)
-            job.pending = job.tokens[session.n_tokens :]
-            if load is not None and piece.source.slow:
-                return
-        if not job.begun:
+        if self._loader.load(job, slot.session):
             self._begin_evaluation(slot, job)
-
-    def _end_piece(self, session: Session, job: Job, piece: Piece) -> None:
-        """Let the sequence end where a piece does that was loaded."""
-        job.pieces.pop(0)
-        job.fetch = None
-        if session.n_tokens > piece.end:
-            session.rewind(piece.end)
-        if piece.source.slow:
-            job.n_stored += session.n_tokens - piece.first
-        session.say(f"{piece.end - piece.first} tokens come from {piece.source.name}")
-
-    def _stop_loading(self, slot: Slot, job: Job) -> None:
-        """Load a piece no further; what of it cannot be used alone is forgotten."""
-        if job.fetch is not None:
-            job.fetch.cancel()
-            job.fetch = None
-            if job.pieces and job.pieces.pop(0).source.whole:
-                slot.session.clear()
 
     def _begin_evaluation(self, slot: Slot, job: Job) -> None:
         """Evaluate the rest of a prompt: all that comes before it was taken over."""
-        session = slot.session
-        if not len(job.pending) and not session.has_logits:
-            session.rewind(session.n_tokens - 1)
-            self._count_cached(job, session.n_tokens - len(job.tokens))
-            job.pending = job.tokens[session.n_tokens :]
         job.begun = True
-        session.begin(len(job.pending))
+        slot.session.begin(len(job.pending))
         if job.progress:
             job.progress(job)
         if not len(job.pending):
-            self._continue(slot, job, session.last_logits)
-
-    def _count_cached(self, job: Job, n: int) -> None:
-        job.n_cached += n
-        self.counters.cached_tokens += n
-
-    def _read_first(self, job: Job) -> None:
-        """Let the documents of a prompt be read before it, each by a job of its own."""
-        if job.every_row:
-            job.placed = ()  # the rows of all tokens are wanted
-        for place in job.placed:
-            document = place.document
-            if document is None or not _is_missing(document):
-                continue
-            reader = self._readers.get(document)
-            if reader is not None and reader.ended:
-                LOG.warning("document %r could not be read: a prompt with it is read as others", document.name)
-                del self._readers[document]
-                job.placed = without(job.placed, document)
-            elif reader not in self.jobs and not job.cancelled:
-                reader = Job(document.prompt, job.sampler, owner=job.owner, reads=document, submitted=True)
-                self._readers[document] = reader
-                self.waiting.appendleft(reader)
-
-    def _find_document(self, job: Job, document: Document) -> bool:
-        """Return whether a document that was compressed before has come from the store."""
-        if document.ratio is None or self.library is None:
-            return False
-        if not job.searched:
-            job.searched, job.search = True, Fetch(self.library.find(document), self._wake)
-        if job.search is None or not job.search.ready:
-            return False
-        rows, job.search = job.search.take(), None
-        if rows is None:
-            return False
-        self._keep(document, rows)
-        self.slots[0].session.say(f"{len(document.tokens)} tokens of {document.name[:40]!r} come from the KV store")
-        return True
-
-    def _keep_document(self, slot: Slot, job: Job) -> Exception | None:
-        """Keep the rows of a document when they were read; returns why that cannot be."""
-        document, session = job.reads, slot.session
-        if document is None:
-            return None
-        try:
-            if document.ratio is not None:
-                compress(session, document.ratio)
-            self._keep(document, self.context.part(0, session.n_tokens, slot.id))
-        except (LctxError, MemoryError) as reason:
-            return reason
-        if document.ratio is not None:
-            if self.library is not None:
-                self.library.keep(document)
-            session.clear()  # what is left of its rows is for prompts that have the document
-        return None
-
-    def _keep(self, document: Document, rows: NDArray[np.uint8]) -> None:
-        self._readers.pop(document, None)
-        self.documents.keep(document, rows)
+            self._continue(slot, job, slot.session.last_logits)
 
     # ---- a step ----
 
@@ -429,8 +277,11 @@ class Engine:
         What the cache has lost, as after an interrupt, is evaluated again.
         """
         if not job.begun or job.pieces:
-            self._load(slot, job)
-            if job.is_loading or not job.is_reading:  # the rest comes later, or was all there and a token is chosen
+            if not self._loader.load(job, slot.session):
+                return False
+            if not job.begun:
+                self._begin_evaluation(slot, job)
+            if not job.is_reading:  # all was there, and a token is chosen
                 return False
         if job.draft is not None and (row := job.draft.accept(job.pending)) is not None:
             slot.session.settle(slot.session.n_tokens + 1, row)
@@ -512,7 +363,7 @@ class Engine:
         if job.is_reading:
             job.read = time.monotonic()
         if job.limit == 0:
-            self.end(slot, self._keep_document(slot, job))
+            self.end(slot, self._readers.keep(job, slot.session))
             return
         try:
             token = job.choose(job.seen(slot.session.tokens), row)
@@ -534,20 +385,6 @@ class Engine:
             job.full = not self._shorten(slot, job)
             if job.full:
                 self.end(slot)
-
-
-def _copy(source: Session, target: Session, n: int) -> None:
-    """Let a sequence begin as another one, where the method can."""
-    target.clear()
-    target.owner = source.owner
-    if source.context.copy(source.seq, target.seq, n):
-        target.placed = placed_up_to(source.placed, n)
-        whole = source.n_tokens == n and source.has_logits
-        target.advance(source.tokens[:n], source.last_logits[np.newaxis] if whole else np.empty((0, 0), np.float32))
-
-
-def _is_missing(document: Document | None) -> bool:
-    return document is not None and document.rows is None
 
 
 def _can_run(job: Job) -> bool:

@@ -139,11 +139,6 @@ class Job:
         """Whether the prompt lacks turns: then rows will do that have read them."""
         return self.dropped_turns > 0
 
-    @property
-    def is_loading(self) -> bool:
-        """Whether a source has the tokens that come next, and they are not all there."""
-        return self.fetch is not None
-
     def due(self, n: int) -> Piece | None:
         """Return the piece that follows the first ``n`` tokens or is being loaded; forgets those that they reach."""
         while self.pieces and self.fetch is None and self.pieces[0].first < n:

@@ -69,7 +69,7 @@ class Opened:
                 raise ValueError(f"embedding=True batches its texts by itself, without n_parallel={n_seq}")
             n_step = min(settings["n_batch"], settings["n_ubatch"])
             if n_step < n_seq:
-                raise ValueError(f"{n_seq} sequences need batches of as many tokens, not {n_step}: raise n_ubatch (-ub)")
+                raise ValueError(f"{n_seq} sequences need batches of as many tokens, not {n_step}: raise -ub")
             settings |= {"n_seq_max": n_seq}
         spec = _spec(given["method"], bool(given["embedding"]))
         self.evicts = arguments.evicts(given)

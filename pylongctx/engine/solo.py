@@ -133,8 +133,8 @@ class Solo:
         """Take a step of all jobs; what interrupts it ends them."""
         try:
             self._woken.clear()
-            self.engine.assign_waiting()
-            if not (self.engine.step() or self.engine.can_assign()):
+            assigned = self.engine.assign_waiting()
+            if not (self.engine.step() or assigned or self.engine.can_assign()):
                 self._woken.wait()  # for a thread that reads what is stored
         except BaseException:
             self.release()

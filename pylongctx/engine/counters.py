@@ -1,0 +1,18 @@
+"""What an engine counts."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Counters:
+    """What an engine has done since it was started."""
+
+    prompt_tokens: int = 0  # evaluated
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    dropped_tokens: int = 0  # of texts that did not fit
+    steps: int = 0
+    busy_seconds: float = 0.0
+    completed: int = 0
+    cancelled: int = 0
+    failed: int = 0

@@ -1,0 +1,134 @@
+"""From a plan to a sequence: what of a prompt was evaluated before is taken over, piece by piece."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pylongctx.engine.counters import Counters
+from pylongctx.engine.documents import placed_up_to
+from pylongctx.engine.fetch import Fetch, Now
+from pylongctx.engine.job import Job
+from pylongctx.engine.reuse import Held, Piece, Source, apply, hold, plan
+from pylongctx.engine.session import Session
+from pylongctx.engine.slots import Slot
+from pylongctx.store.library import Library
+
+NO_ROWS = np.empty((0, 0), np.float32)
+
+
+class Loader:
+    """Plans prompts, and loads their pieces between steps.
+
+    Parameters
+    ----------
+    counters : Counters
+        Those of the engine.
+    library : Library or None
+        The KV store, which prompts may come from.
+    states : sequence of Source
+        What completions may start from, besides sequences and the store.
+    wake : callable
+        Called by the thread of a source when something of it can be loaded.
+    """
+
+    def __init__(
+        self, counters: Counters, library: Library | None, states: Sequence[Source], wake: Callable[[], None]
+    ) -> None:
+        self._counters, self._library, self._states, self._wake = counters, library, states, wake
+
+    def prepare(self, job: Job, session: Session, other: Slot, slots: list[Slot]) -> None:
+        """Let a sequence hold what it can of a prompt, after a copy of another one, and plan the rest."""
+        if job.follows:
+            job.pending = np.concatenate([session.mend(), job.tokens])
+            return
+        shared = max(slot.shared(job) for slot in slots)
+        if other.session is not session and (piece := other.holds(job)) is not None:
+            _copy(other.session, session, piece.end)
+        if session.owner != job.owner or not job.reuses or job.every_row:
+            session.clear()
+        session.owner = job.owner
+        session.checkpoints.wish(shared)
+        if job.reuses and not job.every_row:
+            job.sources = [*(() if job.limit is None or job.lossy else self._states)]
+            job.sources += [] if self._library is None else [self._library.finder(job.owner)]
+        self._plan(job, session)
+
+    def load(self, job: Job, session: Session) -> bool:
+        """Take over what comes next of a prompt, one load of each slow source at a time.
+
+        Returns whether the tokens that are pending can be evaluated; else a source has not read on.
+        """
+        while job.is_reading and (piece := job.due(session.n_tokens)) is not None:
+            if job.fetch is None:
+                items = piece.source.fetch(piece)
+                job.fetch = Fetch(items, self._wake) if piece.source.slow else Now(items)
+            if not job.fetch.ready or not self._load(job, session, piece):
+                return False
+        if not job.begun and not len(job.pending) and not session.has_logits:
+            session.rewind(session.n_tokens - 1)  # one token is evaluated to get the logits
+            self._note(job, session, session.n_tokens - len(job.tokens))
+        return True
+
+    def stop(self, job: Job, session: Session) -> None:
+        """Load a piece no further; what of it cannot be used alone is forgotten."""
+        if job.fetch is not None:
+            job.fetch.cancel()
+            job.fetch = None
+            if job.pieces.pop(0).source.whole:
+                session.clear()
+
+    def _plan(self, job: Job, session: Session) -> None:
+        """Plan a prompt whose evaluation has not begun; the sequence is cut back to what it holds of it."""
+        own = Held(session, job.placed, job.lossy)
+        job.pieces = plan(job.tokens, [own, *job.sources], job.placed)
+        first = job.pieces[0] if job.pieces else None
+        if first is None or first.exact:
+            beginning = job.tokens[: job.placed[0].first] if job.placed else job.tokens
+            for source in job.sources:
+                source.planned(beginning, job.pieces)
+        hold(session, job.pieces.pop(0) if first is not None and first.source is own else None)
+        self._note(job, session, session.n_tokens - job.n_cached)
+
+    def _load(self, job: Job, session: Session, piece: Piece) -> bool:
+        """Apply the next load of a piece; returns whether another one may follow at once."""
+        assert job.fetch is not None
+        before = session.n_tokens
+        try:
+            load = job.fetch.take()
+            if load is not None:
+                apply(session, load)
+        except Exception as reason:  # of a file, of memory, of bytes that do not fit
+            self.stop(job, session)
+            if piece.source.fail(piece, reason):
+                self._plan(job, session)
+            return True
+        if load is None:
+            self._end(job, session, piece)
+        self._note(job, session, session.n_tokens - before)
+        return load is None or not piece.source.slow
+
+    def _end(self, job: Job, session: Session, piece: Piece) -> None:
+        """Let the sequence end where a piece does that was loaded."""
+        job.pieces.pop(0)
+        job.fetch = None
+        if session.n_tokens > piece.end:
+            session.rewind(piece.end)
+        if piece.source.slow:
+            job.n_stored += session.n_tokens - piece.first
+        session.say(f"{piece.end - piece.first} tokens come from {piece.source.name}")
+
+    def _note(self, job: Job, session: Session, n: int) -> None:
+        """Record that ``n`` more tokens of a prompt were taken over."""
+        job.n_cached += n
+        self._counters.cached_tokens += n
+        job.pending = job.tokens[session.n_tokens :]
+
+
+def _copy(source: Session, target: Session, n: int) -> None:
+    """Let a sequence begin as another one, where the method can."""
+    target.clear()
+    target.owner = source.owner
+    if source.context.copy(source.seq, target.seq, n):
+        target.placed = placed_up_to(source.placed, n)
+        whole = source.n_tokens == n and source.has_logits
+        target.advance(source.tokens[:n], source.last_logits[np.newaxis] if whole else NO_ROWS)

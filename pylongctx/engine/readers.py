@@ -1,0 +1,88 @@
+"""Documents of prompts: each is read before the prompt, by a job of its own."""
+
+from collections.abc import Callable, Iterator
+
+from pylongctx._log import LOG
+from pylongctx.engine.compress import compress
+from pylongctx.engine.documents import Document, Documents, without
+from pylongctx.engine.fetch import Fetch
+from pylongctx.engine.job import Job
+from pylongctx.engine.session import Session
+from pylongctx.errors import LctxError
+from pylongctx.store.library import Library
+
+
+class Readers:
+    """The jobs that read documents.
+
+    Parameters
+    ----------
+    documents : Documents
+        Where the rows go.
+    library : Library or None
+        The KV store, which has documents that were compressed.
+    wake : callable
+        Called by other threads when ``find`` may have found a document.
+    """
+
+    def __init__(self, documents: Documents, library: Library | None, wake: Callable[[], None]) -> None:
+        self._documents, self._library, self._wake = documents, library, wake
+        self._jobs: dict[Document, Job] = {}
+
+    def before(self, job: Job, others: list[Job]) -> Iterator[Job]:
+        """Yield new jobs that read what a prompt places; ``others`` are those of the engine."""
+        if job.every_row:
+            job.placed = ()  # the rows of all tokens are wanted
+        for document in [place.document for place in job.placed]:
+            if document is None or not is_missing(document):
+                continue
+            reader = self._jobs.get(document)
+            if reader is not None and reader.ended:
+                LOG.warning("document %r could not be read: a prompt with it is read as others", document.name)
+                del self._jobs[document]
+                job.placed = without(job.placed, document)
+            elif reader not in others and not job.cancelled:
+                self._jobs[document] = Job(
+                    document.prompt, job.sampler, owner=job.owner, reads=document, submitted=True
+                )
+                yield self._jobs[document]
+
+    def find(self, job: Job) -> bool:
+        """Return whether the store had the document of a job, compressed as it is wanted."""
+        document = job.reads
+        if document is None or document.ratio is None or self._library is None:
+            return False
+        if not job.searched:
+            job.searched, job.search = True, Fetch(self._library.find(document), self._wake)
+        if job.search is None or not job.search.ready:
+            return False
+        rows, job.search = job.search.take(), None
+        if rows is None:
+            return False
+        LOG.info("%d tokens of %r come from the KV store", len(document.tokens), document.name[:40])
+        self._jobs.pop(document, None)
+        self._documents.keep(document, rows)
+        return True
+
+    def keep(self, job: Job, session: Session) -> Exception | None:
+        """Keep the rows of a document when they were read; returns why that cannot be."""
+        document = job.reads
+        if document is None:
+            return None
+        try:
+            if document.ratio is not None:
+                compress(session, document.ratio)
+            self._documents.keep(document, session.context.part(0, session.n_tokens, session.seq))
+        except (LctxError, MemoryError) as reason:
+            return reason
+        self._jobs.pop(document, None)
+        if document.ratio is not None:
+            if self._library is not None:
+                self._library.keep(document)
+            session.clear()  # what is left of its rows is for prompts that have the document
+        return None
+
+
+def is_missing(document: Document | None) -> bool:
+    """Return whether a document is not read yet; None is no document."""
+    return document is not None and document.rows is None
