@@ -308,11 +308,12 @@ class Engine:
             self._begin_evaluation(slot, job)
 
     def _end_piece(self, session: Session, job: Job, piece: Piece) -> None:
-        """Let the sequence end where a piece does that was loaded."""
+        """Let the sequence end where a piece does that was loaded, and before rows that have read something else."""
         job.pieces.pop(0)
         job.fetch = None
-        if session.n_tokens > piece.end:
-            session.rewind(piece.end)
+        end = piece.end if job.lossy or session.seam is None else min(piece.end, session.seam)
+        if session.n_tokens > end:
+            session.rewind(end)
         if piece.source.slow:
             job.n_stored += session.n_tokens - piece.first
         session.say(f"{piece.end - piece.first} tokens come from {piece.source.name}")
