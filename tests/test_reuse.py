@@ -185,7 +185,7 @@ def is_whole(source, n):
     return piece is not None and piece.first == 0
 
 
-@settings(max_examples=few(1200))
+@settings(max_examples=few(1200), deadline=None)
 @given(prompts())
 def test_every_plan_keeps_the_rules(prompt):
     n, sources, placed = prompt

@@ -304,8 +304,8 @@ class Engine:
             job.pending = job.tokens[session.n_tokens :]
             if load is not None and piece.source.slow:
                 return
-        if not job.begun:
-            self._begin_evaluation(slot, job)
+        if job.is_reading:
+            self._evaluate_rest(slot, job)
 
     def _end_piece(self, session: Session, job: Job, piece: Piece) -> None:
         """Let the sequence end where a piece does that was loaded, and before rows that have read something else."""
@@ -326,17 +326,18 @@ class Engine:
             if job.pieces and job.pieces.pop(0).source.whole:
                 slot.session.clear()
 
-    def _begin_evaluation(self, slot: Slot, job: Job) -> None:
-        """Evaluate the rest of a prompt: all that comes before it was taken over."""
+    def _evaluate_rest(self, slot: Slot, job: Job) -> None:
+        """Evaluate a prompt on, whose next tokens no source has; where there are none, its logits are known."""
         session = slot.session
         if not len(job.pending) and not session.has_logits:
             session.rewind(session.n_tokens - 1)
             self._count_cached(job, session.n_tokens - len(job.tokens))
             job.pending = job.tokens[session.n_tokens :]
-        job.begun = True
-        session.begin(len(job.pending))
-        if job.progress:
-            job.progress(job)
+        if not job.begun:
+            job.begun = True
+            session.begin(len(job.pending))
+            if job.progress:
+                job.progress(job)
         if not len(job.pending):
             self._continue(slot, job, session.last_logits)
 
