@@ -8,6 +8,7 @@ from llamas import EXACT, F32, TEXT, new
 from serving import running
 from session import assert_same
 
+from pylongctx import LlamaRAMCache
 from pylongctx.engine import documents
 from pylongctx.engine.documents import EDGE, FRESH, LEAST
 from pylongctx.errors import LctxError
@@ -83,6 +84,23 @@ def test_who_did_not_ask_gets_what_was_read_in_place(llm, embedded_f32):
         with new(embedded_f32, method="full", n_ctx=1024, **F32) as full:
             ask(full, prompt)
             np.testing.assert_allclose(got, full.session.last_logits, atol=1e-4 * np.abs(got).max())
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "cache"])
+def test_states_with_documents_give_others_what_was_read_in_place(llm, embedded_f32, how):
+    one = llm.read(ONE)
+    prompt = f"Read this. {one} Who?"
+    llm.set_cache(LlamaRAMCache() if how == "cache" else None)
+    ask(llm, prompt)
+    if how == "checkpoint":
+        llm.checkpoint()
+    llm.forget(one)
+    llm.reset()
+    n, n_evaluated = ask(llm, prompt)
+    assert n - 40 < n_evaluated < n  # what comes before the document is in the state
+    with new(embedded_f32, method="full", n_ctx=1024, **F32) as full:
+        ask(full, prompt)
+        assert_same(llm.session.last_logits, full.session.last_logits, 1e-4)
 
 
 def test_what_is_held_with_its_documents_is_used_again(llm):

@@ -493,14 +493,34 @@ def test_a_state_of_another_method_is_a_miss(embedded_model):
 
 
 @pytest.mark.parametrize("settings", [{"n_ctx": 64}, {"n_ctx": 512, "n_ubatch": 64}])
-def test_a_state_that_does_not_fit_is_a_miss(embedded_model, settings):
-    cache, method = LlamaRAMCache(), "selfextend,group_size=8,neighbor_window=64"
+def test_a_state_that_does_not_fit_is_a_miss(embedded_model, make_cache, settings):
+    cache, method = make_cache(), "selfextend,group_size=8,neighbor_window=64"
     with new(embedded_model, n_ctx=512, method=method) as llm:
         llm.set_cache(cache)
         llm(TEXT.decode() * 3, max_tokens=2)
     with new(embedded_model, method=method, **settings) as llm:
         llm.set_cache(cache)
         assert llm(TEXT.decode()[:100], max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+def test_each_state_that_cannot_be_loaded_is_tried_once(embedded_model, make_cache, monkeypatch):
+    prompt, tried = TEXT.decode(), []
+    with new(embedded_model) as llm:
+        expected, n = evaluated(llm, prompt)
+        llm.set_cache(make_cache())
+        llm.prefill(llm.tokenize(TEXT)[:-9])
+        llm.states.remember()
+        llm.prefill(llm.tokenize(TEXT)[:-5])
+        llm.checkpoint()
+        llm.reset()
+
+        def refuse(tokens, *_):
+            tried.append(len(tokens))
+            raise MemoryError
+
+        monkeypatch.setattr(llm.session, "load", refuse)
+        assert evaluated(llm, prompt) == (expected, n)
+        assert tried == [len(llm.tokenize(TEXT)) - 5, len(llm.tokenize(TEXT)) - 9]
 
 
 def test_generation_continues_alike(embedded_model):

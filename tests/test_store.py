@@ -18,6 +18,7 @@ from tiny_gguf import make_model
 
 from pylongctx import Llama
 from pylongctx.cli import main
+from pylongctx.engine.reuse import Piece
 from pylongctx.state import read_identity
 from pylongctx.store.folder import UNFINISHED, Folder
 from pylongctx.store.keys import chain
@@ -114,6 +115,31 @@ def test_generated_tokens_are_kept_too(model, tmp_path):
         said = llm.create_completion(text(BLOCK - 5), max_tokens=8, temperature=0.0, logprobs=None)
         assert said["usage"]["completion_tokens"] == 8
     assert len(files(tmp_path)) == 1
+
+
+class Lost:
+    """A source that offers the beginning of a prompt, and then has nothing."""
+
+    name, slow, whole = "nothing", False, False
+
+    def covers(self, tokens, held):
+        n = min(len(tokens), N - 1)
+        return Piece(self, 0, n) if n > held else None
+
+    def fetch(self, piece):
+        return iter(())
+
+    def planned(self, tokens, pieces):
+        pass
+
+
+def test_a_stored_end_completes_what_was_evaluated(filled, model):
+    folder, logits = filled
+    with new(model, folder) as llm:
+        llm._solo.engine._states = [Lost()]
+        llm.prefill(text())
+        assert (llm.session.n_evaluated, found(llm).hits) == (2 * BLOCK, 1)
+        np.testing.assert_array_equal(llm.session.last_logits, logits)
 
 
 def test_usage_counts_what_was_found(filled, model):

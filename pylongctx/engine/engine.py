@@ -232,14 +232,15 @@ class Engine:
         self.waiting.remove(job)  # now: a job is always seen on one of the two
         self.counters.dropped_tokens += job.dropped_tokens
         if self._loader.load(job, slot.session):
-            self._begin_evaluation(slot, job)
+            self._evaluate_rest(slot, job)
 
-    def _begin_evaluation(self, slot: Slot, job: Job) -> None:
-        """Evaluate the rest of a prompt: all that comes before it was taken over."""
-        job.begun = True
-        slot.session.begin(len(job.pending))
-        if job.progress:
-            job.progress(job)
+    def _evaluate_rest(self, slot: Slot, job: Job) -> None:
+        """Evaluate a prompt on, whose next tokens no source has; where there are none, its logits are known."""
+        if not job.begun:
+            job.begun = True
+            slot.session.begin(len(job.pending))
+            if job.progress:
+                job.progress(job)
         if not len(job.pending):
             self._continue(slot, job, slot.session.last_logits)
 
@@ -279,8 +280,8 @@ class Engine:
         if not job.begun or job.pieces:
             if not self._loader.load(job, slot.session):
                 return False
-            if not job.begun:
-                self._begin_evaluation(slot, job)
+            if job.is_reading:
+                self._evaluate_rest(slot, job)
             if not job.is_reading:  # all was there, and a token is chosen
                 return False
         if job.draft is not None and (row := job.draft.accept(job.pending)) is not None:

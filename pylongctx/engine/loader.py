@@ -64,7 +64,7 @@ class Loader:
                 job.fetch = Fetch(items, self._wake) if piece.source.slow else Now(items)
             if not job.fetch.ready or not self._load(job, session, piece):
                 return False
-        if not job.begun and not len(job.pending) and not session.has_logits:
+        if job.is_reading and not len(job.pending) and not session.has_logits:
             session.rewind(session.n_tokens - 1)  # one token is evaluated to get the logits
             self._note(job, session, session.n_tokens - len(job.tokens))
         return True
@@ -108,11 +108,12 @@ class Loader:
         return load is None or not piece.source.slow
 
     def _end(self, job: Job, session: Session, piece: Piece) -> None:
-        """Let the sequence end where a piece does that was loaded."""
+        """Let the sequence end where a piece does that was loaded, and before rows that have read something else."""
         job.pieces.pop(0)
         job.fetch = None
-        if session.n_tokens > piece.end:
-            session.rewind(piece.end)
+        end = piece.end if job.lossy or session.seam is None else min(piece.end, session.seam)
+        if session.n_tokens > end:
+            session.rewind(end)
         if piece.source.slow:
             job.n_stored += session.n_tokens - piece.first
         session.say(f"{piece.end - piece.first} tokens come from {piece.source.name}")

@@ -212,8 +212,8 @@ def plan(tokens: Tokens, sources: Sequence[Source], placed: Sequence[Placed] = (
 
 def _up_to(first: int, tokens: Tokens, sources: Sequence[Source]) -> list[Piece]:
     """Return pieces that end at ``first``, where a piece begins that some source offers for tokens that are held."""
-    found = [source.covers(tokens[:first], first - 1) for source in sources] if first else []
-    return next(([piece] for piece in reversed(found) if piece is not None and piece.first == 0), [])
+    found = (source.covers(tokens[:first], first - 1) for source in sources if first)
+    return next(([piece] for piece in found if piece is not None and piece.first == 0 and piece.exact), [])
 
 
 def hold(session: Session, piece: Piece | None) -> None:

@@ -41,7 +41,7 @@ class States:
         self.cache: BaseLlamaCache | None = None
         self.checkpoint: LlamaState | None = None
         self._warned: BaseLlamaCache | None = None  # the log says that it fails
-        self._failed: LlamaState | None = None
+        self._failed: set[bytes] = set()  # tokens of states that could not be loaded
 
     @property
     def identity(self) -> Identity:
@@ -51,7 +51,9 @@ class States:
     def save(self) -> LlamaState:
         """Return tokens, last logits and KV rows."""
         with self._session.lock:
-            return LlamaState(*self._session.save(), self.identity)
+            state = LlamaState(*self._session.save(), self.identity)
+        self._failed.discard(state.input_ids.tobytes())
+        return state
 
     def load(self, state: LlamaState) -> None:
         """Continue from a saved state; InvalidInput when it does not fit, and the session is empty then."""
@@ -81,7 +83,7 @@ class States:
     def covers(self, tokens: Tokens, held: int) -> Piece | None:
         """Return the state that saves the most tokens of a prompt: the checkpoint, or the one in the cache."""
         states = [state for state in (self.checkpoint, self._cached(tokens)) if state is not None]
-        offers = [(self._offered(state, tokens, held), state) for state in states if state is not self._failed]
+        offers = [(self._offered(state, tokens, held), state) for state in states]
         n, state = max(offers, key=lambda offer: offer[0], default=(0, None))
         if state is None or n <= held or difference(state.identity, self.identity):
             return None
@@ -94,7 +96,7 @@ class States:
 
     def fail(self, piece: Piece, reason: Exception) -> bool:
         """Do without the state: it was made with a larger n_ctx, or other batches."""
-        self._failed = piece.key
+        self._failed.add(piece.key.input_ids.tobytes())
         self._session.say(f"a saved state cannot be used: {reason}")
         return True
 
@@ -103,6 +105,8 @@ class States:
 
     def _offered(self, state: LlamaState, tokens: Tokens, held: int) -> int:
         """Return how many tokens of a prompt a state saves."""
+        if state.input_ids.tobytes() in self._failed:
+            return 0
         n = longest_prefix(state.input_ids, tokens)
         if n < state.n_tokens and (state is self.checkpoint or (self._session.context.rollback and held)):
             return 0  # it may not come back to what the prompt shares with it
