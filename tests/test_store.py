@@ -136,7 +136,7 @@ class Lost:
 def test_a_stored_end_completes_what_was_evaluated(filled, model):
     folder, logits = filled
     with new(model, folder) as llm:
-        llm._solo.engine._states = [Lost()]
+        llm._solo.engine._loader._states = [Lost()]
         llm.prefill(text())
         assert (llm.session.n_evaluated, found(llm).hits) == (2 * BLOCK, 1)
         np.testing.assert_array_equal(llm.session.last_logits, logits)
