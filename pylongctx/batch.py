@@ -1,6 +1,7 @@
 """Many prompts at once: their answers are written together, on all sequences of an engine."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from pylongctx.completion import Completion, Generation, collect, stream
 from pylongctx.engine.solo import Solo
@@ -9,6 +10,13 @@ from pylongctx.logprobs import Entry
 QUEUED = 2  # prompts that are prepared for each sequence; a prompt that waits may be the beginning of the next one
 
 Parts = list[tuple[str, list[Entry]]]
+
+
+class Answered(NamedTuple):
+    """A completion, and the generation that it was made of, which has its tokens."""
+
+    completion: Completion
+    generation: Generation
 
 
 class Running:
@@ -35,14 +43,15 @@ class Running:
             self.parts.append(part)
         return False
 
-    def completion(self, name: str) -> Completion:
+    def answer(self, name: str) -> Answered:
         """Return the answer of a model of this name."""
-        return collect(stream(self.generation, name, self.parts), self.generation.scorer is not None)
+        chunks = stream(self.generation, name, self.parts)
+        return Answered(collect(chunks, self.generation.scorer is not None), self.generation)
 
 
 def complete_together(
     solo: Solo, generations: Iterable[Generation], name: str, done: Callable[[int], None]
-) -> list[Completion]:
+) -> list[Answered]:
     """Return the answers to prompts, in their order.
 
     Parameters
@@ -58,7 +67,7 @@ def complete_together(
     """
     waiting, n_taken = iter(generations), 0
     running: dict[int, Running] = {}
-    found: dict[int, Completion] = {}
+    found: dict[int, Answered] = {}
     solo.release()
     solo.session.context.abort = False
     try:
@@ -71,7 +80,7 @@ def complete_together(
                 return [found[i] for i in range(n_taken)]
             complete = [i for i, one in running.items() if one.take()]
             for i in complete:
-                found[i] = running.pop(i).completion(name)
+                found[i] = running.pop(i).answer(name)
                 done(len(found))
             if not complete:
                 solo.step()

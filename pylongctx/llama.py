@@ -238,7 +238,8 @@ class Llama(ReadingCompleter):
         self._arguments = given
         self.verbose = verbose
         self.chat_format = chat_format
-        opened = self._opened = Opened(given, arguments.check_count("n_parallel", n_parallel))
+        self.n_parallel = arguments.check_count("n_parallel", n_parallel)
+        opened = self._opened = Opened(given, self.n_parallel)
         self.model_path = opened.path
         self._finalizer = weakref.finalize(self, opened.close)
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.batch import complete_together
+from pylongctx.batch import Answered, complete_together
 from pylongctx.cache import BaseLlamaCache
 from pylongctx.chat.template import Templates
 from pylongctx.completer import Completer, Prompt
@@ -387,6 +387,16 @@ class LocalCompleter(Completer):
         >>> [answer["usage"]["completion_tokens"] for answer in answers]
         [2, 2]
         """
+        return [answer.completion for answer in self.answer_many(prompts, progress, model, **options)]
+
+    def answer_many(
+        self,
+        prompts: Sequence[Prompt],
+        progress: Callable[[int, int], None] | None = None,
+        model: str | None = None,
+        **options: Any,
+    ) -> list[Answered]:
+        """Return what ``complete_many`` does, with the tokens of each answer."""
         solo, name, n = self._solo, self._name if model is None else model, len(prompts)
         for prompt in prompts:
             if (n_tokens := len(self._prompt_tokens(prompt))) >= solo.n_ctx:

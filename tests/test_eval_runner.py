@@ -73,6 +73,18 @@ def test_a_peak_that_cannot_begin_anew_is_not_told(monkeypatch, job, samples, re
     assert records[0].keys() - record.keys() == {"peak_rss"}
 
 
+def test_samples_that_are_answered_together_have_the_same_answers(embedded_f32):
+    cell = Cell(str(embedded_f32), "full", Passkey(tests=5), LENGTH, options={"n_threads": 1})
+    one_by_one = list(run(cell))
+    together = list(run(replace(cell, options={"n_threads": 1, "n_parallel": 3})))
+    memory = ("kv_bytes", "kv_peak_bytes", "kv_full_bytes")
+    for one, other in zip(together, one_by_one, strict=True):
+        assert {k: v for k, v in timeless(one).items() if k not in memory} == {
+            k: v for k, v in timeless(other).items() if k not in memory
+        }
+        assert one["seconds"] > 0 and "ttft" not in one
+
+
 def test_records_do_not_depend_on_which_samples_are_run(job, samples, records):
     alone = list(run(job, samples, {records[0]["digest"], records[2]["digest"]}))
     assert list(map(timeless, alone)) == [timeless(records[1])]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pylongctx.eval.task import Record, Task
 
 DEFAULT_METHODS = ("full", "selfextend", "longheads")
+PARALLEL = "samples that are answered together, each on a sequence of its own; their times are not measured (1)"
 int_list = arguments.reported(arguments.int_list)  # as the type of an option: "512,2048", "512-8192*2"
 
 
@@ -47,6 +48,7 @@ def add_run_options(parser: argparse.ArgumentParser, lengths: str = "512,2048", 
     parser.set_defaults(chat=False)
     if chat:
         parser.add_argument("--chat", action="store_true", help="surround the prompts by the model's chat template")
+    parser.add_argument("-np", "--parallel", type=int, default=1, metavar="N", help=PARALLEL)
     parser.add_argument(
         "--json", metavar="FILE", help="append one JSON line per sample; a sample that the file has is not run again"
     )
@@ -69,7 +71,7 @@ def evaluate(args: argparse.Namespace, tasks: Sequence[Task], lengths: Sequence[
 
     if getattr(args, "tests", None) is not None and args.tests < 1:
         raise ValueError(f"--tests must be at least 1, not {args.tests}")
-    given = llama_arguments(args)
+    given = llama_arguments(args) | ({"n_parallel": args.parallel} if args.parallel != 1 else {})
     fields = {"model": model_path(args), "seed": seed, "chat": args.chat}
     fields |= {name: given.pop(name) for name in ("type_k", "type_v") if name in given} | {"options": given}
     grid = dict.fromkeys(product(tasks, methods(args), lengths))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from pylongctx._free import available_cpus
-from pylongctx.cli.evaluate import int_list
+from pylongctx.cli.evaluate import PARALLEL, int_list
 from pylongctx.cli.get import fetched
 from pylongctx.cli.progress import CellProgress, Cells, make_all
 
@@ -52,6 +52,7 @@ def add_parser(commands: Any) -> None:
     add("-s", "--seed", type=int, metavar="N", help="(0)")
     add("-t", "--threads", type=int, metavar="N", help="threads of a worker (its share of the cores)")
     add("-ngl", "--n-gpu-layers", type=int, metavar="N", help="layers on devices (0)")
+    add("-np", "--parallel", type=int, metavar="N", help=PARALLEL)
     add("--executor", default="local", metavar="E", help="local, or dask://HOST:PORT of a scheduler (local)")
     add("--workers", type=_workers, default=1, metavar="N", help="most processes of local; auto: as many as fit (1)")
     parser.set_defaults(run=run)
@@ -103,6 +104,7 @@ def _table(args: argparse.Namespace) -> dict[str, Any]:
     given = {"model": args.model, "methods": args.method, "lengths": args.lengths, "kv": args.kv}
     given |= {"tasks": args.task, "seed": args.seed}
     llama = {"n_threads": args.threads, "n_threads_batch": args.threads, "n_gpu_layers": args.n_gpu_layers}
+    llama |= {"n_parallel": args.parallel}
     table |= {key: value for key, value in given.items() if value is not None}
     if args.file:
         table["tasks"] = with_texts(table.get("tasks", []), args.file)

@@ -5,7 +5,7 @@ Both run side by side on the chunks of llama-perplexity, so no log-probabilities
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx.eval.perplexity import chunks, pieces_of, scored_rows
-from pylongctx.eval.task import ModelVocabulary, OpenLlama, Record, Sample, Task, Vocabulary
+from pylongctx.eval.task import Evaluate, ModelVocabulary, OpenLlama, Record, Sample, Task, Vocabulary
 from pylongctx.llama import Llama
 from pylongctx.methods import NONE
 
@@ -81,12 +81,14 @@ class Divergence(Task):
         return pieces_of(self.file, str(length), lambda text: chunks(vocabulary, text, length)[: self.chunks])
 
     @contextmanager
-    def opened(self, open_llama: OpenLlama, chat: bool) -> Iterator[Callable[[Sample], Record]]:
-        """Open the model with both methods, and yield a function that runs a sample."""
+    def opened(self, open_llama: OpenLlama, chat: bool) -> Iterator[Evaluate]:
+        """Open the model with both methods, and yield a function that runs samples."""
         with open_llama(None) as llm, open_llama(self.base) as base:
             vocabulary = ModelVocabulary(llm, chat)
             chosen = {"method": str(llm.method or NONE), "base": str(base.method or NONE)}
-            yield lambda sample: chosen | compare(llm, base, vocabulary.tokens(sample)) | dict(sample.facts)
+            yield lambda samples: (
+                chosen | compare(llm, base, vocabulary.tokens(sample)) | dict(sample.facts) for sample in samples
+            )
 
     def summary(self, records: Sequence[Record]) -> dict[str, float]:
         """Return llama-perplexity's statistics by their labels; ``error`` is that of the mean divergence."""

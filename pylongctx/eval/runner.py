@@ -79,7 +79,7 @@ class Cell:
 UNNAMED = {
     *("n_threads", "n_threads_batch", "n_batch", "n_ubatch", "n_gpu_layers", "verbose", "rpc_servers", "tensor_split"),
     *("split_mode", "main_gpu", "kv_offload", "kv_offload_mib", "use_mmap", "use_mlock", "progress_callback"),
-    "preflight",
+    *("preflight", "n_parallel"),
 }
 
 
@@ -145,9 +145,8 @@ def run(cell: Cell, samples: Sequence[Sample] | None = None, done: Container[str
         raise ValueError(refusal)
     told = reset_peak_memory()
     with cell.task.opened(partial(_open, cell, samples), cell.chat) as evaluate:
-        for sample in todo:
+        for sample, measured in zip(todo, evaluate(todo), strict=True):
             facts = {"digest": names[sample.id], "id": sample.id, **cell.facts}
-            measured = evaluate(sample)
             yield facts | measured | ({"peak_rss": peak_memory()} if told else {})
 
 

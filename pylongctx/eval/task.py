@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from pylongctx.llama import Llama
 from pylongctx.methods import NONE, Method
 
 Record = dict[str, Any]  # what a JSON line holds
+Evaluate = Callable[["Sequence[Sample]"], "Iterator[Record]"]  # of samples, in their order
 OpenLlama = Callable[[str | None], Llama]  # with the method of that name; None: with the one that is measured
 CHAT_MARGIN = 4  # tokens by which a prompt may grow where a template touches it
 
@@ -175,8 +177,8 @@ class Task(ABC):
         return length
 
     @abstractmethod
-    def opened(self, open_llama: OpenLlama, chat: bool) -> AbstractContextManager[Callable[[Sample], Record]]:
-        """Open what the samples need, and yield what runs one; ``open_llama(None)`` has the cell's method."""
+    def opened(self, open_llama: OpenLlama, chat: bool) -> AbstractContextManager[Evaluate]:
+        """Open what samples need, and yield what runs them; ``open_llama(None)`` has the cell's method."""
 
     def cell_text(self, records: Sequence[Record]) -> str:
         """Return the text of a table cell."""
@@ -197,12 +199,17 @@ class SingleModel(Task):
     def run(self, llm: Llama, vocabulary: Vocabulary, sample: Sample) -> Record:
         """Return what a model makes of a sample, from an empty cache: scores, and facts for the record."""
 
+    def run_many(self, llm: Llama, vocabulary: Vocabulary, samples: Sequence[Sample]) -> Iterator[Record]:
+        """Yield what a model makes of samples, in their order."""
+        for sample in samples:
+            yield self.run(llm, vocabulary, sample)
+
     @contextmanager
-    def opened(self, open_llama: OpenLlama, chat: bool) -> Iterator[Callable[[Sample], Record]]:
-        """Open the model, and yield a function that runs a sample."""
+    def opened(self, open_llama: OpenLlama, chat: bool) -> Iterator[Evaluate]:
+        """Open the model, and yield a function that runs samples."""
         with open_llama(None) as llm:
             chosen, vocabulary = {"method": str(llm.method or NONE)}, ModelVocabulary(llm, chat)
-            yield lambda sample: chosen | self.run(llm, vocabulary, sample)
+            yield lambda samples: (chosen | record for record in self.run_many(llm, vocabulary, samples))
 
 
 class Question(SingleModel):
@@ -239,6 +246,26 @@ class Question(SingleModel):
         if n_steps > 1:
             times["token_seconds"] = round((seconds - (first - start)) / (n_steps - 1), 6)
         return {**facts, **sample.facts, **self.scores(sample, answer), **times, **memory(llm)}
+
+    def run_many(self, llm: Llama, vocabulary: Vocabulary, samples: Sequence[Sample]) -> Iterator[Record]:
+        """Yield records of samples that are answered together, where the model has several sequences.
+
+        ``seconds`` are then those of a group of samples, divided by their number; there are no other times.
+        """
+        if llm.n_parallel == 1:
+            yield from super().run_many(llm, vocabulary, samples)
+            return
+        for (n, stop), group in groupby(samples, key=lambda sample: (sample.max_tokens, sample.stop)):
+            asked = list(group)
+            prompts, start = [vocabulary.tokens(sample) for sample in asked], time.perf_counter()
+            given = {"max_tokens": n, "stop": list(stop), "temperature": 0.0}
+            found = llm.answer_many([prompt.tolist() for prompt in prompts], **given)
+            seconds = (time.perf_counter() - start) / len(asked)
+            for sample, prompt, one in zip(asked, prompts, found, strict=True):
+                answer = Answer(one.completion["choices"][0]["text"], one.generation.tokens)
+                facts = {"n_tokens": len(prompt) + n, "answer": answer.text, "answers": list(sample.answers)}
+                times = {"seconds": round(seconds, 4), "n_generated": len(answer.tokens)}
+                yield {**facts, **sample.facts, **self.scores(sample, answer), **times, **memory(llm)}
 
     def summary(self, records: Sequence[Record]) -> dict[str, float]:
         """Return the mean of the score that counts."""
