@@ -302,7 +302,9 @@ class Reading(Requests):
         return [action for action in super().actions if action not in without] + [self.read] * 4 + [self.forget] * 2
 
     def prompt(self):
-        text = super().prompt()[:60]
+        text = super().prompt()
+        self.n_prompt -= len(text)
+        text = text[:60]
         for written in self.rng.sample(self.written, self.rng.randrange(4)):
             tokens = self.llm.tokenize(written.encode(), add_bos=False)
             if self.rng.random() < 0.2:
@@ -310,6 +312,7 @@ class Reading(Requests):
             at = self.rng.choice([0, len(text), len(text)])
             text = [*text[:at], *tokens, *self.texts.some(self.rng.randrange(4)), *text[at:]][:LONGEST]
         self.texts.known.append(text)
+        self.n_prompt += len(text)
         self.asked = len(text)
         return text
 

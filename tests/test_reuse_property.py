@@ -81,4 +81,4 @@ def test_logits_are_those_of_a_text_that_is_evaluated_from_nothing(open_random, 
 def test_so_are_those_of_sequences_that_are_asked_together(open_random, case):
     asked = open_random(Served, *SERVED[case], folder=True)
     asked.run(max(1, STEPS // 6))
-    assert asked.n_evaluated < 0.9 * asked.n_prompt
+    assert asked.n_evaluated < asked.n_prompt  # it was reused; how much of it depends on when blocks are written
