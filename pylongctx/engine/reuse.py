@@ -1,8 +1,9 @@
 """What of a prompt was evaluated before: a plan of pieces, each from one source, and how a sequence takes them over."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +72,7 @@ class Load:
     placed: Placed | None = None
 
 
-class Source(Protocol):
+class Source(ABC):
     """Rows of texts that were evaluated before.
 
     Attributes
@@ -85,26 +86,31 @@ class Source(Protocol):
     """
 
     name: str
-    slow: bool
-    whole: bool
+    slow = False
+    whole = False
 
+    @abstractmethod
     def covers(self, tokens: Tokens, held: int) -> Piece | None:
         """Return the piece that leads farthest, for a sequence that could hold ``held`` tokens of the prompt.
 
         It begins at a token up to ``held``; None: nothing leads farther than that.
         """
 
+    @abstractmethod
     def fetch(self, piece: Piece) -> Iterator[Load]:
         """Yield the bytes of a piece; in any thread, where it is slow."""
 
     def fail(self, piece: Piece, reason: Exception) -> bool:
         """Offer this piece no more, whose loads raised ``reason``; returns whether to plan the prompt again."""
+        LOG.info("%s cannot be used: %s", self.name, reason)
+        return False
 
-    def planned(self, tokens: Tokens, pieces: "Sequence[Piece]") -> None:
+    def planned(self, tokens: Tokens, pieces: Sequence[Piece]) -> None:
         """Record the plan of a prompt, int32 [n] up to its first document."""
+        return
 
 
-class Held:
+class Held(Source):
     """A sequence as the source of a prompt that continues it.
 
     Parameters
@@ -117,7 +123,7 @@ class Held:
         Whether the prompt lacks turns: rows that have read them are good enough.
     """
 
-    name, slow, whole = "the sequence", False, False
+    name = "the sequence"
 
     def __init__(self, session: Session, placed: Sequence[Placed] = (), lossy: bool = False) -> None:
         self._session, self._placed, self._lossy = session, placed, lossy
@@ -144,18 +150,14 @@ class Held:
         """Yield nothing: the sequence has the rows."""
         return iter(())
 
-    def fail(self, piece: Piece, reason: Exception) -> bool:
-        """Return True: another source may have the rows."""
-        return True
 
-    def planned(self, tokens: Tokens, pieces: Sequence[Piece]) -> None:
-        """Record nothing."""
+class Reading(Source):
+    """Documents as a source: their rows were read by themselves, and follow any others.
 
+    One that cannot be placed is evaluated where it is.
+    """
 
-class Reading:
-    """Documents as a source: their rows were read by themselves, and follow any others."""
-
-    name, slow, whole = "a document", False, False
+    name = "a document"
 
     def covers(self, tokens: Tokens, held: int) -> Piece | None:
         """Return None: ``Documents.find`` knows where they are in a prompt."""
@@ -164,14 +166,6 @@ class Reading:
     def fetch(self, piece: Piece) -> Iterator[Load]:
         """Yield the rows of the document."""
         yield Load(piece.key[0], placed=piece.key[1])
-
-    def fail(self, piece: Piece, reason: Exception) -> bool:
-        """Return False: the document is read where it is."""
-        LOG.info("a document is read where it is: %s", reason)
-        return False
-
-    def planned(self, tokens: Tokens, pieces: Sequence[Piece]) -> None:
-        """Record nothing."""
 
 
 def plan(tokens: Tokens, sources: Sequence[Source], placed: Sequence[Placed] = ()) -> list[Piece]:

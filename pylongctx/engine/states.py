@@ -1,6 +1,6 @@
 """Saved states of a sequence: snapshots, a checkpoint, and a cache that completions start from."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pylongctx._lib import error, lib
@@ -8,14 +8,14 @@ from pylongctx._log import LOG
 from pylongctx.cache import BaseLlamaCache
 from pylongctx.engine.identity import difference
 from pylongctx.engine.prefix import longest_prefix
-from pylongctx.engine.reuse import Load, Piece, Tokens
+from pylongctx.engine.reuse import Load, Piece, Source, Tokens
 from pylongctx.engine.session import Session
 from pylongctx.state import LlamaState
 
 Identity = Mapping[str, Any]
 
 
-class States:
+class States(Source):
     """What a sequence can continue from in addition to its own tokens, a ``Source``.
 
     Parameters
@@ -33,7 +33,7 @@ class States:
         A prompt that begins with its tokens continues from there.
     """
 
-    name, slow, whole = "a saved state", False, True
+    name, whole = "a saved state", True
 
     def __init__(self, session: Session, identity: Callable[[], Identity]) -> None:
         self._session = session
@@ -99,9 +99,6 @@ class States:
         self._failed.add(piece.key.input_ids.tobytes())
         self._session.say(f"a saved state cannot be used: {reason}")
         return True
-
-    def planned(self, tokens: Tokens, pieces: Sequence[Piece]) -> None:
-        """Record nothing."""
 
     def _offered(self, state: LlamaState, tokens: Tokens, held: int) -> int:
         """Return how many tokens of a prompt a state saves."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._log import LOG
-from pylongctx.engine.reuse import Load, Piece
+from pylongctx.engine.reuse import Load, Piece, Source
 from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState, read_tokens
 from pylongctx.store.folder import Folder
@@ -57,7 +57,7 @@ class BlockLost(Exception):  # noqa: N818 - reads as what happened
         self.name = name
 
 
-class Finder:
+class Finder(Source):
     """The stored beginning of a prompt, a ``Source``.
 
     Parameters
