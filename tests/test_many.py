@@ -81,11 +81,12 @@ def test_seeds_are_drawn_in_the_order_of_the_prompts(embedded_f32):
         assert len(set(texts(llm.complete_many(PROMPTS[:1] * 3, seed=1, **given)))) == 1
 
 
-def test_a_shared_beginning_is_evaluated_once(embedded_f32):
+@pytest.mark.parametrize("logits_all", [False, True])
+def test_a_shared_beginning_is_evaluated_once(embedded_f32, logits_all):
     rng = np.random.default_rng(0)
     base = rng.integers(3, 290, 600).tolist()
     prompts = [[*base, *rng.integers(3, 290, 5).tolist()] for _ in range(4)]
-    with new(embedded_f32, n_parallel=4, method="full", n_ctx=1024) as llm:
+    with new(embedded_f32, n_parallel=4, method="full", n_ctx=1024, logits_all=logits_all) as llm:
         llm.complete_many(prompts, **ASKED)
         assert llm._solo.engine.counters.prompt_tokens == 600 + 4 * 5
 

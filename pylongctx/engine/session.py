@@ -326,9 +326,9 @@ class Session:
         """Record that tokens were evaluated; ``rows``: float32 [k, n_vocab], the logits after the last k of them."""
         start, end = self.n_tokens, self.n_tokens + len(tokens)
         if self.logits_all:
-            room = self._room(len(tokens))
-            room[: len(tokens) - len(rows)] = np.nan
-            room[len(tokens) - len(rows) :] = rows
+            room, n_known = self._room(len(tokens)), len(tokens) - len(rows)
+            room[:n_known] = np.nan
+            room[n_known:] = rows.reshape(len(rows), room.shape[1])
         elif len(rows):
             self._rows[0] = rows[-1]
         self.changes += 1
