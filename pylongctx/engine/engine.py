@@ -22,6 +22,7 @@ from pylongctx.errors import Aborted, ContextFull, LctxError
 from pylongctx.store.library import Library
 
 ROW_BYTES = 1 << 26  # most bytes of logits that a step of a scored prompt makes
+REST = 9  # times as long as a load takes, others evaluate before the next one
 
 Snapshot = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]  # see Session.save
 
@@ -288,11 +289,12 @@ class Engine:
                 job.fetch = Fetch(items, self._wake) if piece.source.slow else Now(items)
             if not job.fetch.ready:
                 return
-            before = session.n_tokens
+            before, started = session.n_tokens, time.monotonic()
             try:
                 load = job.fetch.take()
                 if load is not None:
                     apply(session, load)
+                    job.fetch.go_on(self._rest(slot, time.monotonic() - started))
                 else:
                     self._end_piece(session, job, piece)
             except Exception as reason:
@@ -306,6 +308,15 @@ class Engine:
                 return
         if job.is_reading:
             self._evaluate_rest(slot, job)
+
+    def _rest(self, slot: Slot, seconds: float) -> float:
+        """Return how long the next load waits after one that took ``seconds``: not at all where it holds up nobody."""
+        rest, now = REST * seconds, time.monotonic()
+        for other in self.slots:
+            evaluates = other.job is not None and not other.job.is_loading
+            if other is not slot and (evaluates or (other.last is not None and now - other.last.ended < rest)):
+                return rest
+        return 0.0
 
     def _end_piece(self, session: Session, job: Job, piece: Piece) -> None:
         """Let the sequence end where a piece does that was loaded, and before rows that have read something else."""
