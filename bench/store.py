@@ -2,10 +2,14 @@
 
     python bench/store.py --model smollm2.gguf --tokens 8000
     python bench/store.py --model random:llama-3-8b:2:q4_k_m --tokens 32512 --n-ctx 33000
+    python bench/store.py --cold-load
     python bench/store.py --torture
 
 A prompt is read in one process, and again in later ones: with its files in the page cache, and with them dropped from
 it. The time is that of the first token's logits, without opening the model; the bits of the logits are compared.
+
+``--cold-load`` asks an engine for small answers, beside nothing and beside a text of 1 GiB that another sequence of it
+takes from files which are not in the page cache. Its model has wide rows and few weights.
 
 ``--torture`` kills 200 processes while they write and verifies every block, flips a bit in 1000 stored blocks, fills a
 disk (a file system in memory, for which it must be root), and lets two processes write at once. It reports answers that
@@ -24,13 +28,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import numpy as np
-from report import machine, table
+from report import machine, spread, table
 
 from pylongctx import Llama
 from pylongctx.bench.case import model_file
+from pylongctx.bench.random_blocks import Q8_0
+from pylongctx.bench.random_model import LLAMA, Shape, write_model
+from pylongctx.engine.job import Job
+from pylongctx.engine.thread import EngineThread
 from pylongctx.models import embedded_model
+from pylongctx.sampling import Sampler, SamplingParams
+from pylongctx.serve.host import Host
 from pylongctx.store.folder import UNFINISHED, Folder
 from pylongctx.store.layout import BLOCK
 
@@ -45,6 +56,8 @@ def arguments() -> argparse.Namespace:
     add("--method", action="append", help="(full)")
     add("--tokens", type=int, default=2000, help="of the prompt")
     add("--n-ctx", type=int, default=0, help="tokens of the context (the model's)")
+    add("--cold-load", action="store_true", help="measure small answers beside a text that is loaded")
+    add("--repeats", type=int, default=5, help="of --cold-load")
     add("--torture", action="store_true", help="kill writers, flip bits, fill a disk")
     add("--kills", type=int, default=200)
     add("--flips", type=int, default=1000)
@@ -117,6 +130,92 @@ def measure(args: argparse.Namespace, method: str, folder: Path) -> list[str]:
         f"{size / 2**20:.0f} MiB",
         "the same bits" if same else "DIFFERENT",
     ]
+
+
+# ---- what others wait for ----
+
+WIDE = Shape(n_vocab=512, n_embd=1024, n_layer=16, n_head=8, n_head_kv=8, n_ff=2048, n_ctx_train=8704)
+N_SMALL, N_ANSWER = 16, 4
+N_ALONE = 20  # small answers of a repeat that nothing is loaded beside
+
+
+class Pair:
+    """An engine with a sequence for a large text and one for small ones."""
+
+    def __init__(self, path: Path, store: Path) -> None:
+        self.n_large = (1 << 30) // (2 * 4 * WIDE.n_embd * WIDE.n_layer)
+        self.host = Host(
+            str(path), 2, n_ctx=WIDE.n_ctx_train, type_k="f32", type_v="f32", kv_store=str(store), verbose=False
+        )
+        self.engine = EngineThread(self.host.sessions, self.host.library)
+        self.n_asked = 0
+
+    def close(self) -> None:
+        self.engine.close()
+        self.host.close()
+
+    def ask(self, slot: int, n: int, n_answer: int, seed: int) -> Job:
+        tokens = np.random.default_rng(seed).integers(3, WIDE.n_vocab, n).astype(np.int32)
+        job = Job(tokens, Sampler(self.host.model, SamplingParams(seed=1, temp=0.0)), n_answer, slot=slot)
+        self.engine.submit(job)
+        return job
+
+    def small(self) -> tuple[float, float]:
+        """Return the seconds of a small answer up to its first token, and up to its last one."""
+        self.n_asked += 1
+        started = time.perf_counter()
+        job = self.ask(1, N_SMALL, N_ANSWER, self.n_asked)
+        job.take()
+        first = time.perf_counter() - started
+        while job.take() is not None:
+            pass
+        return first, time.perf_counter() - started
+
+    def fill(self) -> None:
+        """Let the store have the large text, whose sequence is empty then."""
+        self.large().take()
+        store = self.host.store
+        assert store is not None
+        store.flush()
+        self.engine.erase(0).result()
+
+    def large(self) -> Job:
+        return self.ask(0, self.n_large, 0, 0)
+
+    def beside(self, folder: Path) -> tuple[float, list[tuple[float, float]]]:
+        """Return how long the large text took, and the small answers meanwhile."""
+        drop_from_page_cache(folder)
+        job, started, found = self.large(), time.perf_counter(), []
+        while job.results.empty():
+            found.append(self.small())
+        job.take()
+        seconds = job.ended - job.started
+        assert job.n_stored == self.n_large - BLOCK or time.perf_counter() < started, job.n_stored
+        self.engine.erase(0).result()
+        return seconds, found
+
+
+def cold_load(args: argparse.Namespace, folder: Path) -> int:
+    path = write_model(folder / "wide.gguf", LLAMA, WIDE, qtype=Q8_0)
+    pair = Pair(path, folder / "kv")
+    alone, beside, seconds = [], [], []
+    try:
+        pair.fill()
+        for _ in range(args.repeats):
+            alone.append([pair.small() for _ in range(N_ALONE)])
+            took, found = pair.beside(folder / "kv")
+            seconds.append(took)
+            beside.append(found)
+    finally:
+        pair.close()
+    rows = []
+    for name, kind in (("first token", 0), ("whole answer", 1)):
+        without, with_load = ([1000 * median(one[kind] for one in run) for run in runs] for runs in (alone, beside))
+        ratio = [b / a for a, b in zip(without, with_load, strict=True)]
+        rows.append([name, f"{spread(without)} ms", f"{spread(with_load)} ms", spread(ratio, 2)])
+    print(f"{pair.n_large} tokens were loaded in {spread(seconds, 2)} s, beside {sum(map(len, beside))} small answers")
+    print(table(["small answers", "alone", "beside a cold load", "ratio"], rows))
+    return 0
 
 
 # ---- what goes wrong ----
@@ -241,8 +340,8 @@ def main() -> int:
         return 0
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
-        if args.torture:
-            return torture(args, Path(folder))
+        if args.torture or args.cold_load:
+            return (torture if args.torture else cold_load)(args, Path(folder))
         rows = [measure(args, method, Path(folder) / str(i)) for i, method in enumerate(args.method or ["full"])]
     head = ["method", "first", "later, files from disk", "later", "tokens evaluated", "files", "logits"]
     print(table(head, rows))

@@ -10,9 +10,11 @@ import pytest
 from llamas import METHODS, TEXT, greedy, new
 from needs import need
 from serving import ALIAS, PATIENCE, events, running
+from stored import text
 
 httpx = need("server", "fastapi", "httpx")
 
+from pylongctx.engine.fetch import Fetch  # noqa: E402
 from pylongctx.engine.job import Cancelled, Job  # noqa: E402
 from pylongctx.errors import ContextFull  # noqa: E402
 from pylongctx.sampling import Sampler, SamplingParams  # noqa: E402
@@ -161,6 +163,24 @@ def test_several_choices_read_their_prompt_once(method):
 def _submitted(engine, one):
     engine.submit(one)
     return one
+
+
+def test_loads_rest_where_they_hold_up_another_sequence(tmp_path, monkeypatch):
+    rests, go_on = [], Fetch.go_on
+    monkeypatch.setattr(Fetch, "go_on", lambda self, rest: (rests.append(rest), go_on(self, rest)))
+    with running(n_seq=2, n_ctx=2048, n_ubatch=512, kv_store=str(tmp_path)) as server:
+        endless = job(server, [1, 5, 6], 400, slot=1)
+        for others in (False, True):
+            rests.clear()
+            for _ in range(2):  # the first one fills the store
+                server.host.store.flush()
+                server.engine.erase(0).result(PATIENCE)
+                finish(_submitted(server.engine, job(server, text(), 0, slot=0)))
+            assert len(rests) == (3 if not others else 6)
+            assert all(rests) if others else not any(rests)
+            server.engine.submit(endless)
+            endless.take()
+        server.engine.cancel(endless)
 
 
 # ---- the end of a job ----

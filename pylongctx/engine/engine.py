@@ -80,7 +80,7 @@ class Engine:
         self.tracer = Tracer(sessions[0])
         self.library = library
         self.closing = False
-        self._loader = Loader(self.counters, library, states, wake)
+        self._loader = Loader(self.slots, self.counters, library, states, wake)
         self._readers = Readers(self.documents, library, wake)
         self._rows = np.empty((len(sessions), self.context.n_vocab), np.float32)
         self._n_ended = 0
@@ -219,7 +219,7 @@ class Engine:
         job.started, job.forerunner = time.monotonic(), None
         try:
             slot, other = choose(self.slots, job)
-            self._loader.prepare(job, slot.session, other, self.slots)
+            self._loader.prepare(job, slot.session, other)
             if job.traced is not None:
                 self.tracer.start(job, slot.session)
         except Exception as reason:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-AHEAD = 4  # items that are read before the first of them is taken
 NICE = 19  # reading takes no processor from the threads that evaluate
 
 Item = TypeVar("Item")
@@ -25,12 +24,15 @@ class Now(Generic[Item]):
         """Return the next item, None after the last one."""
         return next(self._items, None)
 
+    def go_on(self, rest: float = 0.0) -> None:
+        """Do nothing: the next item is there."""
+
     def cancel(self) -> None:
         """Do nothing: nothing is read ahead."""
 
 
 class Fetch(Generic[Item]):
-    """The items of an iterator, read ahead by a thread of its own.
+    """The items of an iterator, read ahead by a thread of its own: one while the one before is used.
 
     Parameters
     ----------
@@ -43,8 +45,9 @@ class Fetch(Generic[Item]):
     def __init__(self, items: Iterator[Item], wake: Callable[[], None]) -> None:
         self._items, self._wake = items, wake
         self._queue: queue.SimpleQueue[Item | Exception | None] = queue.SimpleQueue()
-        self._room = threading.Semaphore(AHEAD)
-        self._cancelled = False
+        self._room = threading.Semaphore(1)
+        self._cancelled = threading.Event()
+        self._rest = 0.0
         threading.Thread(target=self._run, name="pylongctx-fetch", daemon=True).start()
 
     @property
@@ -55,14 +58,18 @@ class Fetch(Generic[Item]):
     def take(self) -> Item | None:
         """Wait for the next item, None after the last one; raises what the iterator raised."""
         item = self._queue.get()
-        self._room.release()
         if isinstance(item, Exception):
             raise item
         return item
 
+    def go_on(self, rest: float = 0.0) -> None:
+        """Offer the item after the one that was taken, ``rest`` seconds from now at the earliest."""
+        self._rest = rest
+        self._room.release()
+
     def cancel(self) -> None:
         """Read no further."""
-        self._cancelled = True
+        self._cancelled.set()
         self._room.release()
 
     def _run(self) -> None:
@@ -73,7 +80,7 @@ class Fetch(Generic[Item]):
         try:
             for item in self._items:
                 self._room.acquire()
-                if self._cancelled:
+                if self._cancelled.wait(self._rest):
                     return
                 self._queue.put(item)
                 self._wake()

@@ -1,5 +1,6 @@
 """From a plan to a sequence: what of a prompt was evaluated before is taken over, piece by piece."""
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from pylongctx.engine.session import Session
 from pylongctx.engine.slots import Slot
 from pylongctx.store.library import Library
 
+REST = 9  # times as long as a load takes, others evaluate before the next one
 NO_ROWS = np.empty((0, 0), np.float32)
 
 
@@ -21,8 +23,10 @@ class Loader:
 
     Parameters
     ----------
-    counters : Counters
+    slots : list of Slot
         Those of the engine.
+    counters : Counters
+        Its counters.
     library : Library or None
         The KV store, which prompts may come from.
     states : sequence of Source
@@ -32,16 +36,22 @@ class Loader:
     """
 
     def __init__(
-        self, counters: Counters, library: Library | None, states: Sequence[Source], wake: Callable[[], None]
+        self,
+        slots: list[Slot],
+        counters: Counters,
+        library: Library | None,
+        states: Sequence[Source],
+        wake: Callable[[], None],
     ) -> None:
-        self._counters, self._library, self._states, self._wake = counters, library, states, wake
+        self._slots, self._counters = slots, counters
+        self._library, self._states, self._wake = library, states, wake
 
-    def prepare(self, job: Job, session: Session, other: Slot, slots: list[Slot]) -> None:
+    def prepare(self, job: Job, session: Session, other: Slot) -> None:
         """Let a sequence hold what it can of a prompt, after a copy of another one, and plan the rest."""
         if job.follows:
             job.pending = np.concatenate([session.mend(), job.tokens])
             return
-        shared = max(slot.shared(job) for slot in slots)
+        shared = max(slot.shared(job) for slot in self._slots)
         if other.session is not session and (piece := other.holds(job)) is not None:
             _copy(other.session, session, piece.end)
         if session.owner != job.owner or not job.reuses or job.every_row:
@@ -92,11 +102,12 @@ class Loader:
     def _load(self, job: Job, session: Session, piece: Piece) -> bool:
         """Apply the next load of a piece; returns whether another one may follow at once."""
         assert job.fetch is not None
-        before = session.n_tokens
+        before, started = session.n_tokens, time.monotonic()
         try:
             load = job.fetch.take()
             if load is not None:
                 apply(session, load)
+                job.fetch.go_on(self._rest(session, time.monotonic() - started))
         except Exception as reason:  # of a file, of memory, of bytes that do not fit
             self.stop(job, session)
             if piece.source.fail(piece, reason):
@@ -106,6 +117,15 @@ class Loader:
             self._end(job, session, piece)
         self._note(job, session, session.n_tokens - before)
         return load is None or not piece.source.slow
+
+    def _rest(self, session: Session, seconds: float) -> float:
+        """Return how long the next load waits after one that took ``seconds``: not at all where it holds up nobody."""
+        rest, now = REST * seconds, time.monotonic()
+        for slot in self._slots:
+            evaluates = slot.job is not None and slot.job.fetch is None
+            if slot.session is not session and (evaluates or (slot.last is not None and now - slot.last.ended < rest)):
+                return rest
+        return 0.0
 
     def _end(self, job: Job, session: Session, piece: Piece) -> None:
         """Let the sequence end where a piece does that was loaded, and before rows that have read something else."""
