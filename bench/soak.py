@@ -183,7 +183,7 @@ KINDS: dict[str, tuple[int, Callable[[Soak], Awaitable[int]]]] = {
     "many stops": (400, _completion(stop=["a"] * 100_000)),
     "many messages": (400, lambda soak: soak.status("/v1/chat/completions", {"messages": [{}] * 50_000})),
     "deep JSON": (400, lambda soak: _raw(soak, '{"prompt":' + "[" * 200_000 + "]" * 200_000 + "}")),
-    "unknown field": (400, _completion(nothing=1)),
+    "unknown field": (200, _completion(nothing=1)),
     "foreign host": (403, lambda soak: _with(soak, "/slots/0?action=erase", {"Host": "evil.example"})),
     "foreign origin": (403, lambda soak: _with(soak, "/slots/0?action=erase", {"Origin": "http://evil.example"})),
     "a form's POST": (415, lambda soak: _with(soak, "/slots/0?action=erase", {})),

@@ -51,7 +51,13 @@ def calling(llama):
     begin = llama.tokenize(b"<tool_call>\n", add_bos=False)
     assert len(begin) == len(set(begin))
     bias = {token: 1000 - 10 * i for i, token in enumerate(begin)} | {llama.token_eos(): 2000}
-    return {"logit_bias": bias, "presence_penalty": 500, "max_tokens": 100, "temperature": 0, "tools": [TOOL]}
+    return {
+        "logit_bias": bias,
+        "extra_body": {"repeat_penalty": 1e6},
+        "max_tokens": 100,
+        "temperature": 0,
+        "tools": [TOOL],
+    }
 
 
 def complete(client, prompt=None, **more):
@@ -229,8 +235,8 @@ def test_what_makes_no_sense_is_refused_with_its_reason(client, more, param, rea
     assert caught.value.type == "invalid_request_error"
 
 
-@pytest.mark.parametrize("more", [{"user_field": 1}, {"n_keep": 4}, {"post_sampling_probs": True}, {"lora": [0]}])
-def test_a_field_that_is_not_served_is_refused_by_its_name(client, more):
+@pytest.mark.parametrize("more", [{"n_keep": 4}, {"post_sampling_probs": True}, {"lora": [0]}])
+def test_a_field_that_would_change_the_answer_is_refused_by_its_name(client, more):
     (name,) = more
     with pytest.raises(openai.BadRequestError, match=name) as caught:
         chat(client, extra_body=more)
@@ -240,6 +246,27 @@ def test_a_field_that_is_not_served_is_refused_by_its_name(client, more):
 def test_fields_that_ask_for_what_is_done_anyway_are_read(client):
     asked = {"user": "me", "n_keep": 0, "speculative.p_min": 0.5, "store": False, "unknown": None}
     assert chat(client, extra_body=asked).usage.completion_tokens == 12
+
+
+UNSERVED = {"top_a": 0.2, "store": True, "truncation": "auto", "a\nb: \u00e4": 1}
+
+
+@pytest.mark.parametrize("policy", ["warn", "ignore", "refuse"])
+def test_a_field_without_effect_is_named_or_refused(policy, caplog):
+    body = {"messages": MESSAGES, "max_tokens": 2, "temperature": 0}
+    with running(1, settings={"unknown_fields": policy}) as server:
+        plain, asked = (server.http.post("/v1/chat/completions", json=one) for one in (body, body | UNSERVED))
+        again = server.http.post("/v1/chat/completions", json=body | UNSERVED)
+    assert "x-unserved-fields" not in plain.headers
+    if policy == "refuse":
+        assert asked.status_code == 400 and asked.json()["error"]["param"] == "top_a"
+        return
+    assert asked.json()["choices"] == plain.json()["choices"]
+    named = asked.headers.get("x-unserved-fields")
+    assert named == again.headers.get("x-unserved-fields")
+    assert named == ("top_a, store, truncation, a%0Ab%3A %C3%A4" if policy == "warn" else None)
+    lines = [record.getMessage() for record in caplog.records if "fields without effect" in record.getMessage()]
+    assert len(lines) == (policy == "warn") and all("truncation='auto' is not served" in line for line in lines)
 
 
 def test_several_choices_with_a_seed_differ_and_come_again(client):

@@ -204,7 +204,6 @@ def test_what_was_thought_is_a_block_before(monkeypatch, streamed):
     [
         ({"messages": []}, "messages"),
         ({"max_tokens": None}, "max_tokens"),
-        ({"wrong": 1}, "wrong"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
         ({"tools": [{"name": "f", "input_schema": SCHEMA}], "tool_choice": {"type": "some"}}, "tool_choice"),
@@ -311,9 +310,7 @@ def test_items_of_an_answer_become_one_message():
         ({"input": [{"type": "item_reference", "id": "a"}]}, "item_reference"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]}, "input_image"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"store": True}, "store"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
         ({"tools": [{"type": "web_search"}]}, "web_search"),
         ({"reasoning": {"effort": "high"}}, "reasoning_effort"),
         ({"text": {"verbosity": "high"}}, "verbosity"),
@@ -321,6 +318,17 @@ def test_items_of_an_answer_become_one_message():
 )
 def test_what_cannot_be_asked_is_named(ask, more, name):
     assert name in ask("/v1/responses", 400, **{"input": "a"} | more)["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_what_has_no_effect_is_named_in_a_header(server, path):
+    body = {"input": "a"} if "responses" in path else {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    asked = {"store": True, "truncation": "auto", "context_management": {"edits": []}, "max_output_tokens": 2}
+    if "messages" in path:
+        del asked["max_output_tokens"]
+    response = server.http.post(path, json=body | asked)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-unserved-fields"] == "store, truncation, context_management"
 
 
 def test_the_answers_of_llama_are_the_same(server, ask):

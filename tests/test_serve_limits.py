@@ -97,7 +97,6 @@ def test_a_text_of_the_longest_tokens_fits(embedded_model):
         ("/v1/completions", {"prompt": "a", "logit_bias": [[1, 1]] * MANY}, "logit_bias"),
         ("/v1/completions", {"prompt": [1.5] * MANY}, "prompt"),
         ("/v1/completions", {"prompt": ["a"] * MANY}, "prompt"),
-        ("/v1/completions", {"prompt": "a", "wrong": [1] * MANY}, "wrong"),
         ("/completion", {"prompt": [[1, "a"]] * MANY}, "prompt"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * MANY}, "messages"),
         ("/v1/chat/completions", {"messages": [PARTS]}, "messages"),
@@ -199,3 +198,37 @@ def test_what_all_choices_share_is_made_once(server, monkeypatch):
     body = {"prompt": "a", "json_schema": {"type": "object"}, "n": 16}
     assert server.http.post("/v1/completions", json=body).status_code == 500
     assert len(made) == 1
+
+
+NONSENSE = [
+    {"temperature": -1},
+    {"top_p": 5},
+    {"min_p": -1},
+    {"max_tokens": -5},
+    {"presence_penalty": 9},
+    {"frequency_penalty": -3},
+    {"repeat_penalty": 0},
+    {"repetition_penalty": -1},
+    {"top_k": -2},
+    {"typ_p": 1.5},
+    {"mirostat": 3},
+    {"mirostat_tau": -1},
+]
+
+
+@pytest.mark.parametrize("given", NONSENSE, ids=lambda given: next(iter(given)))
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/completion"])
+def test_numbers_that_make_no_sense_are_refused_by_name(server, path, given):
+    (name,) = given
+    body = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {"prompt": "a"}
+    refused = server.http.post(path, json={**body, "max_tokens": 1, **given})
+    assert refused.status_code == 400 and name in refused.json()["error"]["message"]
+
+
+def test_synonyms_of_other_programs(server):
+    one, other = ({"prompt": "It was the", "max_tokens": 8, "temperature": 0, name: 3.0} for name in REPEAT)
+    texts = {server.http.post("/v1/completions", json=body).json()["choices"][0]["text"] for body in (one, other)}
+    assert len(texts) == 1
+
+
+REPEAT = ("repeat_penalty", "repetition_penalty")

@@ -255,11 +255,11 @@ def test_an_answer_that_fills_the_context_is_truncated(server, ask):
 
 
 def test_penalties_look_back_as_far_as_they_are_told(ask):
-    given = {"prompt": "a", "n_predict": 24, "temperature": 0, "presence_penalty": 50.0, "return_tokens": True}
+    given = {"prompt": "a", "n_predict": 24, "temperature": 0, "repeat_penalty": 1e6, "return_tokens": True}
     all_of_it = ask("/completion", **given, repeat_last_n=-1)["tokens"]
     assert len(set(all_of_it)) == len(all_of_it)
     nothing = ask("/completion", **given, repeat_last_n=0)["tokens"]
-    assert nothing == ask("/completion", **given | {"presence_penalty": 0.0})["tokens"]
+    assert nothing == ask("/completion", **given | {"repeat_penalty": 1.0})["tokens"]
     ask("/completion", 400, prompt="a", repeat_last_n=-2)
 
 

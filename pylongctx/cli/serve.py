@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 HOST, PORT, PARALLEL = "127.0.0.1", 8080, 4
 EPILOG = f"Clients: OpenAI(base_url='http://{HOST}:{PORT}/v1', api_key='none'), or a browser at http://{HOST}:{PORT}/."
 KEY = "LLAMA_API_KEY"
+POLICIES = ("warn", "ignore", "refuse")  # of fields that have no effect
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # with llama.cpp's numbers
 NOT_FOR_EMBEDDING = (
     "method",
@@ -51,6 +52,8 @@ def add_parser(commands: Any) -> None:
     add("--queue", parse=integer, help="requests that may wait for a sequence (64)")
     add("--max-body", parse=integer, metavar="MIB", help="most MiB of a request (64)")
     add("--document-cache", parse=integer, metavar="MIB", help="most MiB of documents that were read (2048)")
+    what = "fields that are not served: name them in a header and the log, or refuse the request (warn)"
+    add("--unknown-fields", parse=one_of(POLICIES), metavar="warn|ignore|refuse", help=what)
     add("--stall", parse=number, metavar="SECONDS", help="/health fails when a step takes longer (120)")
     env = "LLAMA_ARG_SLOT_SAVE_PATH"
     add("--slot-save-path", metavar="FOLDER", env=env, help="where /slots saves sequences (none)")
@@ -103,7 +106,7 @@ def settings(args: argparse.Namespace) -> "Settings":
     keys = [*(key for word in words for key in word.split(",")), *(args.api_key_file or "").splitlines()]
     most = args.max_body and args.max_body << 20
     given: dict[str, Any] = {"n_queue": args.queue, "n_body": most, "grace": args.grace, "stall": args.stall}
-    given |= {"page": args.page, "slots": args.slots}
+    given |= {"page": args.page, "slots": args.slots, "unknown_fields": args.unknown_fields}
     given["document_bytes"] = None if args.document_cache is None else args.document_cache << 20
     limit = sampling.pop("max_tokens")
     alias, *aliases = _words(args.alias) or [Path(model_path(args)).stem]

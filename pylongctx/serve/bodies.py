@@ -40,9 +40,9 @@ MOST_LIKELIEST = 100  # tokens whose log-probabilities are told for each token
 NEVER = float("-inf")
 
 
-def _also(*names: str) -> Any:
-    """Return an optional field with llama-server's name beside Llama's."""
-    return Field(None, validation_alias=AliasChoices(*names))
+def _also(*names: str, **limits: Any) -> Any:
+    """Return an optional field with other programs' names beside Llama's."""
+    return Field(None, validation_alias=AliasChoices(*names), **limits)
 
 
 class StreamOptions(BaseModel):
@@ -68,19 +68,19 @@ class Generate(BaseModel):
     return_progress: bool | None = None
     timings_per_token: bool | None = None
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
-    max_tokens: int | None = _also("max_tokens", "n_predict")
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = _also("typical_p", "typ_p")
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repeat_penalty: float | None = None
+    max_tokens: int | None = _also("max_tokens", "n_predict", ge=-2)  # llama-server's -1 and -2: no limit
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1)  # -1 and 0: all tokens
+    min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = _also("typical_p", "typ_p", ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repeat_penalty: float | None = _also("repeat_penalty", "repetition_penalty", gt=0)
     repeat_last_n: int | None = Field(None, ge=-1)
-    mirostat_mode: int | None = _also("mirostat_mode", "mirostat")
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
+    mirostat_mode: int | None = _also("mirostat_mode", "mirostat", ge=0, le=2)
+    mirostat_tau: float | None = Field(None, ge=0)
+    mirostat_eta: float | None = Field(None, ge=0)
     top_n_sigma: float | None = None
     xtc_probability: float | None = None
     xtc_threshold: float | None = None

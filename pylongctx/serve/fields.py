@@ -36,33 +36,39 @@ SHOWN = 60  # characters of a value in a message
 LABELS = frozenset(
     {"model", "user", "metadata", "safety_identifier", "prompt_cache_key", "client_metadata", "prompt_cache_retention"}
 )
-# fields whose feature is not here, with the values that ask for what is done anyway
+# fields whose feature is not here and would change an answer, with the values that ask for what is done anyway
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
     "best_of": (1,),
+    "conversation": (),
+    "mcp_servers": ([],),
+    "modalities": (["text"],),
+    "n_keep": (0,),
+    "post_sampling_probs": (False,),
+    "previous_response_id": (),
+    "lora": ([],),
+    "image_data": ([],),
+}
+# the same for fields without which an answer is as good; others have no effect, and are named
+HINTS: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default", "standard_only"),
     "truncation": ("disabled",),
-    "background": (False,),
     "include": ([],),
     "context_management": ([],),
-    "mcp_servers": ([],),
-    "modalities": (["text"],),
     "verbosity": ("medium",),
     "tfs_z": (1,),
-    "n_keep": (0,),
     "n_discard": (0,),
     "n_indent": (0,),
     "t_max_predict_ms": (0, -1),
     "t_max_prompt_ms": (0, -1),
     "penalize_nl": (False, True),  # llama.cpp removed it
-    "post_sampling_probs": (False,),
-    "lora": ([],),
     "reasoning_format": ("auto", "deepseek"),
     "parse_tool_calls": (True,),
-    "image_data": ([],),
     "speculative.n_max": (0,),
     "backend_sampling": (False,),
 }
+MOST_NAMED = 32  # of them in a response
 # fields that say how one of those above works: without effect, for that is off
 DETAILS = frozenset({"speculative.n_min", "speculative.p_min"})
 
@@ -79,19 +85,30 @@ async def read(request: Request, body: type[Body]) -> Body:
         fields = from_json(await request.body())
     except ValueError as reason:
         raise invalid(f"the body is no JSON: {reason}") from None
-    return load(body, fields)
+    unserved: dict[str, str] = {}
+    found = load(body, fields, unserved)
+    if unserved and request.scope["unknown_fields"] == "refuse":
+        name = next(iter(unserved))
+        raise invalid(unserved[name], name)
+    request.scope["unserved"] |= unserved
+    return found
 
 
-def load(body: type[Body], fields: Any) -> Body:
-    """Return a body from its fields; ApiError names the first one that cannot be served."""
+def load(body: type[Body], fields: Any, unserved: dict[str, str] | None = None) -> Body:
+    """Return a body from its fields; ApiError names the first one that cannot be served.
+
+    ``unserved`` gets the fields that have no effect, each with a message; None: these are errors, too.
+    """
     if not isinstance(fields, dict):
         raise invalid("the body must be a JSON object")
     known = _names(body)
     for name, value in fields.items():
         if name in known:
             _check_length(name, value)
-        elif value is not None and name not in LABELS and name not in DETAILS:
-            _check_neutral(name, value)
+        elif value is not None and name not in LABELS and name not in DETAILS and (reason := _unserved(name, value)):
+            if unserved is None or name in NEUTRAL:
+                raise invalid(reason, name[:SHOWN])
+            unserved[name[:SHOWN]] = reason
     try:
         return body.model_validate({name: value for name, value in fields.items() if name in known})
     except ValidationError as reason:
@@ -109,11 +126,15 @@ def _names(body: type[BaseModel]) -> set[str]:
     return found
 
 
-def _check_neutral(name: str, value: Any) -> None:
-    if name not in NEUTRAL:
-        raise invalid(f"the field {name[:SHOWN]!r} is not served here", name[:SHOWN])
-    if value not in NEUTRAL[name]:
-        raise invalid(f"{name}={_shown(value)} is not served: only {_shown(NEUTRAL[name][0])} is", name)
+def _unserved(name: str, value: Any) -> str:
+    """Return why a field has no effect; empty when its value asks for what is done anyway."""
+    asked = NEUTRAL | HINTS
+    if name not in asked:
+        return f"the field {name[:SHOWN]!r} is not served here"
+    if value in asked[name]:
+        return ""
+    only = f": only {_shown(asked[name][0])} is" if asked[name] else ""
+    return f"{name}={_shown(value)} is not served{only}"
 
 
 def _check_length(name: str, value: Any) -> None:

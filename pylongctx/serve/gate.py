@@ -5,17 +5,22 @@ import logging
 import time
 from traceback import clear_frames
 from typing import Any
+from urllib.parse import quote
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pylongctx._log import LOG as NOTES
 from pylongctx.serve.access import Access
 from pylongctx.serve.errors import ApiError, as_api_error, unavailable
+from pylongctx.serve.fields import MOST_NAMED
 from pylongctx.serve.service import Service
 
 CLOSE = {"Connection": "close"}  # the rest of the body is not waited for
 BODIES = 8  # largest bodies that all requests together may hold
+UNSERVED = b"x-unserved-fields"
+MOST_WARNED = 256  # fields in the log
 SLOWEST = 64 << 10  # bytes a second that a body must come with, after the first seconds
 LOG = logging.getLogger("uvicorn.error")
 
@@ -38,6 +43,7 @@ class Gate:
         self._service = service
         self._access = Access(service.settings, public)
         self._n_held = 0  # bytes of bodies of all requests
+        self._warned: set[str] = set()  # fields that the log names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or let the application answer it; ``scope["owner"]`` is who asks."""
@@ -45,11 +51,14 @@ class Gate:
             await self._app(scope, receive, send)
             return
         status, began, held = 0, time.monotonic(), [0]
+        scope["unserved"], scope["unknown_fields"] = {}, self._service.settings.unknown_fields
 
         async def counting(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if scope["unserved"] and self._service.settings.unknown_fields == "warn":
+                    message["headers"] = [*message["headers"], (UNSERVED, self._names(scope["unserved"]))]
             await send(message)
 
         try:
@@ -68,6 +77,15 @@ class Gate:
             self._n_held -= held[0]
             route = getattr(scope.get("route"), "path", "other")
             self._service.answers.add(route, status, time.monotonic() - began)
+
+    def _names(self, unserved: dict[str, str]) -> bytes:
+        """Return the names of fields that have no effect, and write each to the log the first time."""
+        names = list(unserved)[:MOST_NAMED]
+        new = [name for name in names if name not in self._warned]
+        if new and len(self._warned) < MOST_WARNED:
+            self._warned |= set(new)
+            NOTES.warning("requests have fields without effect: %s", "; ".join(unserved[name] for name in new))
+        return ", ".join(quote(name, safe=" ._-[]") for name in names).encode()
 
     async def _with_body(self, headers: Headers, receive: Receive, held: list[int]) -> Receive:
         """Read the body as far as it is allowed to be; returns a function that receives it again.

@@ -65,6 +65,8 @@ class Settings:
         What ``/v1/models`` tells of it beside its names.
     document_bytes : int
         Most bytes of the rows of documents.
+    unknown_fields : str
+        What happens to fields of requests that have no effect: ``warn``, ``ignore``, or ``refuse``.
     sampling : dict
         Values for what a request leaves out, by the names of Llama.
     template : dict
@@ -88,6 +90,7 @@ class Settings:
     aliases: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     document_bytes: int = 2 << 30
+    unknown_fields: str = "warn"
     sampling: dict[str, Any] = field(default_factory=dict)
     template: dict[str, Any] = field(default_factory=dict)
 
