@@ -16,7 +16,8 @@ struct lctx_model {
     llama_model * model = nullptr;
     const llama_vocab * vocab = nullptr;
     bool vocab_only = false;
-    bool dry = false;  // nothing may be evaluated
+    bool dry = false;    // nothing may be evaluated
+    bool plain = false;  // weights are as in the file
     std::string error;
     std::vector<std::shared_ptr<lctx_rpc_server>> servers;
 };

@@ -99,6 +99,10 @@ llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_p
     if (rest && rest->n_keep_tail() > 0 && cache->method().retain()) {
         throw lctx_refusal("snapshots of recurrent states (n_rs_seq) do not go with an eviction rule, which divides batches elsewhere");
     }
+    cache->fix(pending.active && pending.fixed);
+    if (cache->is_fixed() && cache->method().retain()) {
+        throw lctx_refusal("deterministic: what a rule evicts depends on where batches end; use a method without a rule");
+    }
     const std::string why = lctx_why_not_there(model, *cache);
     if (!why.empty()) {
         throw lctx_refusal(why);

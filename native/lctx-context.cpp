@@ -1,4 +1,5 @@
 // The C API: contexts.
+#include "deterministic.h"
 #include "firewall.h"
 #include "handles.h"
 #include "llama-context.h"
@@ -84,7 +85,7 @@ bool on_abort(void * data) {
 llama_context * init(llama_model * model, const llama_context_params & params, const std::string & method, uint32_t n_ctx,
                      const lctx_context_params & ours) {
     lctx_pending & pending = lctx_pending_settings();
-    pending = {true, method, n_ctx, ours.kv_limit, ours.kv_offload};
+    pending = {true, method, n_ctx, ours.kv_limit, ours.deterministic != 0, ours.kv_offload};
     const uint32_t n_ctx_train = model->hparams.n_ctx_train;  // YaRN settings of a context change it for those that follow
     llama_context * ctx = llama_init_from_model(model, params);
     model->hparams.n_ctx_train = n_ctx_train;
@@ -119,9 +120,14 @@ void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, c
         throw lctx_refusal("the model was loaded with vocab_only and has no weights to run");
     }
     llama_context_params c = to_llama(params);
+    if (params.deterministic) {
+        lctx_check_deterministic(*model, params, method);
+        c.op_offload = false;
+        c.flash_attn_type = lctx_has_windows(*model) ? LLAMA_FLASH_ATTN_TYPE_DISABLED : c.flash_attn_type;
+    }
     const uint32_t n_ctx = lctx_context_default_n_ctx(*model, params, method);
     c.kv_unified = c.embeddings;  // the texts of a call share one context
-    c.swa_full = params.swa_full < 0 ? method.empty() : params.swa_full != 0;
+    c.swa_full = params.swa_full < 0 ? method.empty() || params.deterministic : params.swa_full != 0;
     c.n_ctx = lctx_padded_n_ctx(n_ctx) * (c.kv_unified ? 1 : c.n_seq_max);  // llama.cpp pads, and shares n_ctx among the sequences
     c.abort_callback = on_abort;
     c.abort_callback_data = ctx;

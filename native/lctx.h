@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 19 };
+enum { LCTX_ABI_VERSION = 20 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -88,6 +88,7 @@ typedef struct lctx_model_params {
     int32_t n_tensor_split;
     const char * rpc_servers;  // "host:port,host:port" whose devices come before the GPUs of this machine, or NULL
     int32_t dry;               // 1: the weights get no memory; for lctx_estimate, contexts and adapters are refused
+    int32_t deterministic;     // 1: weights stay as the file has them; for contexts that are
 } lctx_model_params;
 
 typedef struct lctx_model_info {
@@ -170,6 +171,8 @@ typedef struct lctx_context_params {
     int32_t offload_kqv;
     int32_t op_offload;
     int32_t no_perf;
+    int32_t
+        deterministic;    // 1: a token has the same results however its text was divided into batches, and whatever is evaluated beside it
     int32_t swa_full;     // 1: sliding windows keep all rows, and can go back anywhere; 0: what they read; -1: 0 with a method, else 1
     uint64_t kv_limit;    // most bytes that lctx_kv_usage may report, 0: none; beyond, LCTX_NO_SLOT
     uint64_t kv_offload;  // bytes of the devices for pages of K and V, which all lie in memory of the host (longheads); 0: no offload

@@ -29,7 +29,16 @@ ROPE_FIELDS = (
     "yarn_beta_slow",
     "yarn_orig_ctx",
 )
-CONTEXT_FIELDS = (*ROPE_FIELDS, "pooling_type", "attention_type", "offload_kqv", "op_offload", "no_perf", "swa_full")
+CONTEXT_FIELDS = (
+    *ROPE_FIELDS,
+    "pooling_type",
+    "attention_type",
+    "offload_kqv",
+    "op_offload",
+    "no_perf",
+    "swa_full",
+    "deterministic",
+)
 
 # name: (default, why another value is refused)
 LATER: dict[str, tuple[Any, str]] = {
@@ -94,7 +103,7 @@ def kv_type(name: str, value: int | str | None) -> int:
 
 def model_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of ``lctx_model_params`` that the arguments set."""
-    names = ("main_gpu", "vocab_only", "use_mmap", "use_mlock")
+    names = ("main_gpu", "vocab_only", "use_mmap", "use_mlock", "deterministic")
     every_layer = given["n_gpu_layers"] == -1
     if given["split_mode"] not in SPLIT_MODES.values():
         raise ValueError(f"split_mode must be one of {SPLIT_MODES}, not {given['split_mode']!r}")

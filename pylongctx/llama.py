@@ -145,6 +145,10 @@ class Llama(ReadingCompleter):
     preflight : bool
         Ask before anything is allocated whether weights, K and V of ``n_ctx`` tokens and compute buffers fit into free
         memory. False: open it all the same, for texts that are shorter; memory is taken as they grow.
+    deterministic : bool
+        A token has the same logits, bit for bit, however its text was divided into batches, whatever is evaluated
+        beside it, restored before it or drafted behind it, with any number of threads, on one kind of CPU and one
+        build. For methods without an eviction rule, on CPUs. It is slower.
     **kwargs
         Unknown names are ignored with a warning.
 
@@ -229,6 +233,7 @@ class Llama(ReadingCompleter):
         progress_callback: Callable[[int, int], None] | None = None,
         n_parallel: int = 1,
         preflight: bool = True,
+        deterministic: bool = False,
         **kwargs: Any,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "kwargs", "__class__")}

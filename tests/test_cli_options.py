@@ -50,6 +50,7 @@ def test_what_is_not_given_is_left_to_llama():
 def test_options_become_arguments():
     store = ("--kv-store", "folder", "--kv-store-limit", "5", "--no-kv-store-words")
     words = "-c 700 -b 64 -ub 32 -t 1 -ctk q8_0 -ctv q5_0 -ngl 0 -nkvo --yarn-beta-fast 16 --rope-scaling yarn -sm row"
+    store += ("--deterministic",)
     found = llama_arguments(parse(*words.split(), "--kv-limit", "3", "-ts", "3/1", "--kv-offload", "7", *store))
     assert found == {
         "n_ctx": 700,
@@ -65,6 +66,7 @@ def test_options_become_arguments():
         "rope_scaling_type": 2,
         "split_mode": 2,
         "kv_limit": 3 << 20,
+        "deterministic": True,
         "kv_store": "folder",
         "kv_store_limit": 5 << 20,
         "kv_store_words": False,
@@ -206,7 +208,7 @@ def test_names_and_variables_are_those_of_llama_cpp():
         "--help",
         "-h",
     }
-    ours |= {"--preflight", "--no-preflight", "--overflow"}
+    ours |= {"--preflight", "--no-preflight", "--overflow", "--deterministic"}
     for action in parser()._actions:
         for name in set(action.option_strings) - ours:
             assert name in known, f"llama.cpp has no {name}"

@@ -48,13 +48,13 @@ def as_bytes(x: np.ndarray, n: int) -> np.ndarray:
     return (np.round(blocks / np.where(scale == 0, 1, scale)) * scale).reshape(x.shape)
 
 
-def multiply(name: str, weight: np.ndarray, x: np.ndarray, n_rows: int, n_threads: int, experts=(0, None)):
+def multiply(name: str, weight: np.ndarray, x: np.ndarray, n_rows: int, n_threads: int, experts=(0, None), fixed=0):
     """Return the product and whether ours computed it; experts are how many there are and those of each column."""
     n_expert, ids = experts
     out = np.empty((len(x), n_rows) if ids is None else (*ids.shape, n_rows), np.float32)
     args = ffi.new("lctx_multiply_args *")
     args.type, args.k_dim, args.n_rows, args.n_columns = GGMLQuantizationType[name], x.shape[-1], n_rows, len(x)
-    args.n_threads = n_threads
+    args.n_threads, args.fixed = n_threads, fixed
     args.weight, args.x = ffi.from_buffer(weight), ffi.from_buffer("float[]", x)
     args.out = ffi.from_buffer("float[]", out)
     if ids is not None:

@@ -30,6 +30,7 @@ OURS = {
         "rpc_servers",
         "progress_callback",
         "preflight",
+        "deterministic",
     ],
     "create_chat_completion": [
         "stopping_criteria",

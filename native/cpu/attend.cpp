@@ -2,7 +2,8 @@
 //
 // Work is cut into tiles (walk.h). Per span and block of up to 64 cells: S = K Q^T, online softmax, O += P V. With few tiles (decode) each
 // is also split over the blocks that it reads, and the partial states are merged in their order at the end: the bits of a sum do not depend
-// on the number of threads.
+// on the number of threads. With params.fixed they do not depend on anything beside the query: a tile of any size is computed in one way,
+// and states are merged at fixed cells.
 #include "block.h"
 #include "ggml-cpu-impl.h"
 #include "sparse.h"
@@ -13,15 +14,22 @@ struct plan : lctx_tiling {
     int dim_v;  // padded to vector width
     int64_t n_tile = 0;
     int n_split = 1;  // parts of a tile's blocks
+    int n_piece = 1;  // of a segment, where parts end at fixed cells
 
-    static constexpr int JOBS = 24;         // at least, where the rows allow it
-    static constexpr int SPLIT_ROWS = 256;  // of a part, at least
+    static constexpr int JOBS = 24;                  // at least, where the rows allow it
+    static constexpr int SPLIT_ROWS = 256;           // of a part, at least
+    static constexpr int PIECE_BLOCKS = 8;           // of a part that ends at fixed cells
+    static constexpr int PIECE_COLUMNS = 16;         // of a tile whose pieces threads share, at most
+    static constexpr size_t PIECES_SIZE = 64 << 20;  // of their states, at most
 
     explicit plan(const lctx_attend_args & a) : lctx_tiling(a), dim_v(lctx_round_up(a.head_dim_v, LCTX_VL)) {}
     void set_cut(const lctx_attend_args & a, const int32_t * cut) {
         use_cut(cut);
         n_tile = (int64_t)a.n_head_kv * tiles_per_head();
-        if (n_tile < JOBS) {
+        if (n_tile < JOBS && a.params.fixed) {
+            n_piece = shares_pieces(a) ? (int)lctx_ceil_div(std::max(1, last_row(a)), PIECE_BLOCKS * LCTX_BLOCK) : 1;
+            n_split = shares_pieces(a) ? n_run * n_piece : 1;
+        } else if (n_tile < JOBS) {
             n_split = (int)std::max<int64_t>(1, std::min(lctx_ceil_div(JOBS, n_tile), most_rows(a) / SPLIT_ROWS));
         }
     }
@@ -38,6 +46,24 @@ struct plan : lctx_tiling {
         }
         return most;
     }
+    // The last row that a token reads, and the next one.
+    static int32_t last_row(const lctx_attend_args & a) {
+        int32_t last = 0;
+        for (int64_t i = 0; i < (int64_t)a.n_tokens * a.n_choice * a.n_seg; i++) {
+            last = std::max(last, a.segs[i].row1);
+        }
+        return last;
+    }
+    // Where parts end at fixed cells, all of them wait until they are merged; that of many columns, or of chunks, is done by one thread.
+    size_t pieces_size(const lctx_attend_args & a) const {
+        const int64_t n_tile_most = std::min<int64_t>(JOBS, (int64_t)a.n_head_kv * n_head_tile * a.n_tokens);
+        const int64_t n_block = (int64_t)a.cache.table.head_stride << a.cache.table.shift >> LCTX_PAGE_SHIFT;
+        return n_tile_most * n_run * lctx_ceil_div(n_block, PIECE_BLOCKS) * state_size() * sizeof(float);
+    }
+    bool has_pieces(const lctx_attend_args & a) const { return a.params.fixed && a.params.chunk_size == 0; }
+    bool shares_pieces(const lctx_attend_args & a) const {
+        return has_pieces(a) && max_column <= PIECE_COLUMNS && pieces_size(a) <= PIECES_SIZE;
+    }
     // Late tokens read most: handing them out first keeps the threads even.
     lctx_tile tile(int64_t index) const {
         const int at = (int)(index % tiles_per_head());
@@ -46,7 +72,9 @@ struct plan : lctx_tiling {
     size_t state_size() const { return lctx_states::n_float(max_column, dim_v); }
     lctx_states states(float * base) const { return {base, max_column, dim_v}; }
     // n_tile * n_split stays below JOBS + n_tile, and n_tile below that, wherever there are partial states.
-    size_t partial_size() const { return (size_t)2 * JOBS * state_size() * sizeof(float); }
+    size_t partial_size(const lctx_attend_args & a) const {
+        return a.params.fixed ? (shares_pieces(a) ? pieces_size(a) : 0) : (size_t)2 * JOBS * state_size() * sizeof(float);
+    }
     // What the tiles read is looked up once for all their parts.
     size_t shared_spans_size(const lctx_attend_args & a) const {
         const bool splits = (int64_t)a.n_head_kv * n_head_tile * lctx_ceil_div(a.n_tokens, token_block) < JOBS;
@@ -60,7 +88,7 @@ struct plan : lctx_tiling {
 // Per-thread scratch, laid out in the work buffer.
 struct scratch {
     lctx_block_scratch block;
-    float * states;      // of all columns of a tile
+    float * states;      // of all columns of a tile, and of one of its pieces
     lctx_states picked;  // of the columns that read a span
     lctx_sparse_scratch sparse;
     lctx_turned turned;
@@ -72,9 +100,11 @@ struct scratch {
     }
     // pointers, sums, and a row for columns that are not there
     static size_t picked_size(const plan & g) { return g.max_reader() * (sizeof(float *) + 2 * sizeof(float)) + g.dim_v * sizeof(float); }
-    static size_t states_size(const plan & g) { return GGML_PAD(picked_size(g) + g.state_size() * sizeof(float), LCTX_CACHE_LINE); }
+    static size_t states_size(const lctx_attend_args & a, const plan & g) {
+        return GGML_PAD(picked_size(g) + (g.has_pieces(a) ? 2 : 1) * g.state_size() * sizeof(float), LCTX_CACHE_LINE);
+    }
     static size_t size(const lctx_attend_args & a, const plan & g) {
-        return GGML_PAD(block_size(a, g) + states_size(g) + lctx_turned::size(a, g) + lctx_spans::size(a, g), LCTX_CACHE_LINE);
+        return GGML_PAD(block_size(a, g) + states_size(a, g) + lctx_turned::size(a, g) + lctx_spans::size(a, g), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_attend_args & a, const plan & g)
         : block((float *)base, g.max_reader(), a.head_dim_k, g.dim_v),
@@ -82,8 +112,8 @@ struct scratch {
           picked((float *)((float **)(base + block_size(a, g)) + g.max_reader()), (float **)(base + block_size(a, g)), g.max_reader(),
                  g.dim_v),
           sparse((float *)base, a.head_dim_k, g.dim_v),
-          turned(base + block_size(a, g) + states_size(g), a, g),
-          spans(base + block_size(a, g) + states_size(g) + lctx_turned::size(a, g), g) {}
+          turned(base + block_size(a, g) + states_size(a, g), a, g),
+          spans(base + block_size(a, g) + states_size(a, g) + lctx_turned::size(a, g), g) {}
 };
 
 // The states of the readers: those of the tile when all columns read the span, else sums of their own and the outputs of the tile.
@@ -104,7 +134,7 @@ lctx_states states_of(const lctx_span & span, const lctx_tile & tile, const scra
 // Blocks [first, end) of a span.
 LCTX_ALONE void attend_span(const lctx_attend_args & a, const lctx_tile & tile, const lctx_span & span, int first, int end,
                             const scratch & w, const lctx_states & st) {
-    const lctx_columns columns(w.block.queries, span.n, a.head_dim_k);
+    const lctx_columns columns(w.block.queries, span.n, a.head_dim_k, a.params.fixed);
     span.load_queries(a, tile, columns, w.block.rotated, w.turned);
     lctx_round_for_scores(a, columns);
     const lctx_states own = states_of(span, tile, w, st, columns.n_pad);
@@ -122,9 +152,44 @@ LCTX_ALONE void attend_span(const lctx_attend_args & a, const lctx_tile & tile, 
     }
 }
 
+// All that a tile reads, in pieces that end at fixed cells.
+void attend_pieces(const lctx_attend_args & a, const plan & g, const lctx_tile & tile, const lctx_spans & spans, const scratch & w,
+                   const lctx_states & st) {
+    const lctx_states piece = g.states(w.states + g.state_size());
+    st.clear(lctx_round_up(tile.n_column, LCTX_VL));
+    lctx_each_span(a, g, tile.head_kv, spans, 0, spans.n, [&](const lctx_span & span) {
+        for (int first = 0, end = 0; first < span.n_block(); first = end) {
+            const int next = lctx_round_up(span.first_block() + first + 1, plan::PIECE_BLOCKS);
+            end = std::min(span.n_block(), next - span.first_block());
+            piece.clear(lctx_round_up(tile.n_column, LCTX_VL));
+            attend_span(a, tile, span, first, end, w, piece);
+            for (int c = 0; c < tile.n_column; c++) {
+                st.merge(c, piece);
+            }
+        }
+    });
+}
+
+// Piece number `index` of a tile, counted over its segments.
+void attend_piece(const lctx_attend_args & a, const plan & g, const lctx_tile & tile, const lctx_spans & spans, const scratch & w,
+                  const lctx_states & st, int index) {
+    const int segment = index / g.n_piece, first_block = index % g.n_piece * plan::PIECE_BLOCKS;
+    st.clear(lctx_round_up(tile.n_column, LCTX_VL));
+    lctx_each_span(a, g, tile.head_kv, spans, segment, segment + 1, [&](const lctx_span & span) {
+        const int first = std::max(0, first_block - span.first_block());
+        const int end = std::min(span.n_block(), first_block + plan::PIECE_BLOCKS - span.first_block());
+        if (first < end) {
+            attend_span(a, tile, span, first, end, w, st);
+        }
+    });
+}
+
 // Part `split` of the blocks that a tile reads.
 void attend_tile(const lctx_attend_args & a, const plan & g, const lctx_tile & tile, const lctx_spans & spans, const scratch & w,
                  const lctx_states & st, int split) {
+    if (g.has_pieces(a)) {
+        return g.n_split > 1 ? attend_piece(a, g, tile, spans, w, st, split) : attend_pieces(a, g, tile, spans, w, st);
+    }
     w.turned.fill(a, tile);
     st.clear(lctx_round_up(tile.n_column, LCTX_VL));
     const int64_t n_block = spans.n_block();
@@ -179,7 +244,7 @@ const char * lctx_cpu_prompt_products() {
 
 size_t lctx_cpu_attend_wsize(const lctx_attend_args & args, int n_tasks) {
     const plan g(args);
-    return LCTX_CACHE_LINE + scratch::size(args, g) * n_tasks + g.partial_size() + g.shared_spans_size(args) +
+    return LCTX_CACHE_LINE + scratch::size(args, g) * n_tasks + g.partial_size(args) + g.shared_spans_size(args) +
            (args.n_tokens + 2) * sizeof(int32_t);
 }
 
@@ -218,7 +283,7 @@ void lctx_cpu_attend(const ggml_compute_params * params, const lctx_attend_args 
     char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
     const scratch w(base + params->ith * scratch::size(args, g), args, g);
     float * partials = (float *)(base + params->nth * scratch::size(args, g));
-    char * shared = (char *)partials + g.partial_size();
+    char * shared = (char *)partials + g.partial_size(args);
     int32_t * cut = (int32_t *)(shared + g.shared_spans_size(args));
 
     if (params->ith == 0) {

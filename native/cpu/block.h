@@ -66,7 +66,7 @@ template <typename Mask> static inline void lctx_attend_few(const lctx_attend_ar
         v.next = lctx_value_row(a.cache, b.next, b.head, b.seq);
         k.next = b.near ? nullptr : lctx_key_row(a.cache, b.next, b.head, b.seq);
     }
-    lctx_few_scores(lctx_readable(k, b.n, a.head_dim_k, w.k), b.n, columns.q, columns.n, a.head_dim_k, w.s);
+    lctx_few_scores(lctx_readable(k, b.n, a.head_dim_k, w.k), b.n, columns.q, columns.n, a.head_dim_k, w.s, columns.fixed);
     lctx_softcap(w.s, (size_t)columns.n * LCTX_BLOCK, a.params.softcap);
     mask(w.s, 1, LCTX_BLOCK);
     for (int c = 0; c < columns.n; c++) {

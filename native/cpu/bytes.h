@@ -56,8 +56,8 @@ constexpr int LCTX_TILE = 8;  // columns that are multiplied together: their sum
 // LCTX_TILE columns of k_dim bytes, as a panel of W meets them.
 //   bytes   [k_dim / 32][LCTX_TILE][32]
 //   scales  [k_dim / N][LCTX_TILE]
-//   starts  [k_dim / GROUP][LCTX_TILE]: -ZERO times the sum of the bytes of a group; NULL where the type HAS_MIN. For integer scales half
-//           of it, twice, as 16 bits
+//   starts  [k_dim / GROUP][LCTX_TILE]: -ZERO times the sum of the bytes of a group; NULL where the type HAS_MIN. For scales of 16 bits
+//           half of it, twice, as 16 bits
 //   sums    the same, where the type HAS_MIN: the sum, with the column's scale where there is one for each group
 struct lctx_column_bytes {
     int8_t * bytes;
@@ -90,30 +90,22 @@ template <class W> static void lctx_fill_columns(const lctx_column_bytes & to, c
                 to.sums[at] = W::N == W::GROUP ? scale.scale * sum : sum;
             } else {
                 const int32_t start = -W::ZERO * (int32_t)sum;
-                to.starts[at] = lctx_int_scales<W> ? (start / 2 & 0xffff) * 0x10001 : start;
+                to.starts[at] = lctx_int_scales<W> && !LCTX_FULL_BYTES ? (start / 2 & 0xffff) * 0x10001 : start;
             }
         }
         to.scales[k0 / W::N * LCTX_TILE + c] = scale.scale;
     }
 }
 
-// What group number `group` adds to NC columns: scale * (bytes . column - ZERO * sum), or scale * (bytes . column) + min * sum. The
-// column's own scale is left out, or is in it with BY_COLUMN.
-template <class W, int NC, bool BY_COLUMN>
-static inline __attribute__((always_inline)) void lctx_multiply_group(const lctx_panel & p, const lctx_column_bytes & x, int64_t group,
-                                                                      lctx_vf * to) {
+// The products of the bytes of group number `group` with NC columns, beginning with their starts.
+template <class W, int NC> static inline __attribute__((always_inline)) void lctx_dot_group(const lctx_panel & p,
+                                                                                            const lctx_column_bytes & x, int64_t group,
+                                                                                            lctx_vi * sums) {
     const int8_t * columns = x.bytes + group * W::GROUP / 32 * LCTX_TILE * 32 + group * W::GROUP % 32;
-    const int64_t first = group * LCTX_TILE;
     const uint8_t * bytes = p.bytes + group * W::GROUP * LCTX_VL;
-    const lctx_vf scales = lctx_vload(p.scales + group * LCTX_VL);
-    lctx_vf mins{};
-    if (W::HAS_MIN) {
-        mins = lctx_vload(p.mins + group * LCTX_VL);
-    }
-    lctx_vi sums[NC];
 #pragma GCC unroll 8
     for (int c = 0; c < NC; c++) {
-        sums[c] = W::HAS_MIN ? lctx_vi{} : lctx_viset(x.starts[first + c]);
+        sums[c] = W::HAS_MIN ? lctx_vi{} : lctx_viset(x.starts[group * LCTX_TILE + c]);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < W::GROUP / 4; i++) {
@@ -126,26 +118,49 @@ static inline __attribute__((always_inline)) void lctx_multiply_group(const lctx
             sums[c] = lctx_vdot(sums[c], weights, four);
         }
     }
+}
+
+// What group number `group` adds to NC columns: scale * (bytes . column - ZERO * sum), or scale * (bytes . column) + min * sum.
+template <class W, int NC> static inline __attribute__((always_inline)) void lctx_multiply_group(const lctx_panel & p,
+                                                                                                 const lctx_column_bytes & x, int64_t group,
+                                                                                                 lctx_vf * to) {
+    const int64_t first = group * LCTX_TILE;
+    const lctx_vf scales = lctx_vload(p.scales + group * LCTX_VL);
+    lctx_vf mins{};
+    if (W::HAS_MIN) {
+        mins = lctx_vload(p.mins + group * LCTX_VL);
+    }
+    lctx_vi sums[NC];
+    lctx_dot_group<W, NC>(p, x, group, sums);
 #pragma GCC unroll 8
     for (int c = 0; c < NC; c++) {
-        to[c] += __builtin_convertvector(sums[c], lctx_vf) * (BY_COLUMN ? scales * lctx_vset(x.scales[first + c]) : scales);
+        to[c] += __builtin_convertvector(sums[c], lctx_vf) * (scales * lctx_vset(x.scales[first + c]));
         if (W::HAS_MIN) {
             to[c] += mins * lctx_vset(x.sums[first + c]);
         }
     }
 }
 
-// What group number `group` adds to NC columns with integer scales: int_scale * (bytes . column - ZERO * sum) to sums, and min * sum to
-// offsets. Pairs are added while they fit in 16 bits.
+// What group number `group` adds to NC columns with integer scales: int_scale * (bytes . column - ZERO * sum) to sums. Without
+// LCTX_FULL_BYTES pairs are added while they fit in 16 bits.
 template <class W, int NC> static inline __attribute__((always_inline)) void lctx_add_group(const lctx_panel & p,
                                                                                             const lctx_column_bytes & x, int64_t group,
-                                                                                            lctx_vi * sums, lctx_vf * offsets) {
+                                                                                            lctx_vi * sums) {
+#if LCTX_HAS_DOT
+    lctx_vi scales, dots[NC];
+    memcpy(&scales, p.int_scales + group * LCTX_VL, sizeof(scales));
+    lctx_dot_group<W, NC>(p, x, group, dots);
+#pragma GCC unroll 8
+    for (int c = 0; c < NC; c++) {
+        sums[c] += dots[c] * scales;
+    }
+#else
     constexpr int N_PAIRS = std::min(32767 / (2 * 127 * ((1 << W::BITS) - 1)), W::GROUP / 4);
     const int8_t * columns = x.bytes + group * W::GROUP / 32 * LCTX_TILE * 32 + group * W::GROUP % 32;
     const uint8_t * bytes = p.bytes + group * W::GROUP * LCTX_VL;
     const auto load = [](const void * from, auto & to) { memcpy(&to, from, sizeof(to)); };
     lctx_vs scales;
-    load(p.int_scales + group * 2 * LCTX_VL, scales);
+    load(p.int_scales + group * LCTX_VL, scales);
 #pragma GCC unroll 8
     for (int i0 = 0; i0 < W::GROUP / 4; i0 += N_PAIRS) {
         lctx_vs pairs[NC];
@@ -166,59 +181,64 @@ template <class W, int NC> static inline __attribute__((always_inline)) void lct
             sums[c] += lctx_vmadd(pairs[c], scales);
         }
     }
+    if constexpr (!W::HAS_MIN) {
 #pragma GCC unroll 8
-    for (int c = 0; c < NC; c++) {
-        if constexpr (W::HAS_MIN) {
-            offsets[c] += lctx_vload(p.mins + group * LCTX_VL) * lctx_vset(x.sums[group * LCTX_TILE + c]);
-        } else {
+        for (int c = 0; c < NC; c++) {
             sums[c] += lctx_vmadd((lctx_vs)lctx_viset(x.starts[group * LCTX_TILE + c]), scales);
         }
     }
+#endif
 }
 
-// Block b of NC columns without their own scales, from integer scales.
+// What block b adds to NC columns with integer scales: a product of floats, and one for its mins, whose sum is exact.
 template <class W, int NC> static inline __attribute__((always_inline)) void lctx_add_block(const lctx_panel & p,
                                                                                             const lctx_column_bytes & x, int64_t b,
-                                                                                            lctx_vf * part) {
+                                                                                            lctx_vf * products, lctx_vf * offsets) {
     constexpr int N_GROUP = W::N / W::GROUP;
     lctx_vi sums[NC] = {};
+    lctx_vf mins[NC] = {};
     for (int g = 0; g < N_GROUP; g++) {
-        lctx_add_group<W, NC>(p, x, b * N_GROUP + g, sums, part);
+        const int64_t group = b * N_GROUP + g;
+        lctx_add_group<W, NC>(p, x, group, sums);
+        if constexpr (W::HAS_MIN) {
+#pragma GCC unroll 8
+            for (int c = 0; c < NC; c++) {
+                mins[c] += lctx_vload(p.mins + group * LCTX_VL) * lctx_vset(x.sums[group * LCTX_TILE + c]);
+            }
+        }
     }
-    const lctx_vf scales = lctx_vload(p.scales + b * LCTX_VL);
 #pragma GCC unroll 8
     for (int c = 0; c < NC; c++) {
-        part[c] += __builtin_convertvector(sums[c], lctx_vf) * scales;
+        const lctx_vf scale = lctx_vset(x.scales[b * LCTX_TILE + c]);
+        products[c] += __builtin_convertvector(sums[c], lctx_vf) * (lctx_vload(p.scales + b * LCTX_VL) * scale);
+        if constexpr (W::HAS_MIN) {
+            offsets[c] += mins[c] * (lctx_vload(p.min_scales + b * LCTX_VL) * scale);
+        }
     }
 }
 
 // The first NC columns of a tile with a panel of n_rows rows, from row number `row` on.
 template <class W, int NC> static void lctx_multiply_tile(const lctx_panel & p, const lctx_column_bytes & x, int64_t k_dim, int n_rows,
                                                           const lctx_tile_ends & ends, int64_t row) {
-    constexpr int N_GROUP = W::N / W::GROUP;
-    lctx_vf sums[NC] = {};
-    for (int64_t b = 0; b < k_dim / W::N; b++) {
-        if constexpr (N_GROUP == 1) {
-            lctx_multiply_group<W, NC, true>(p, x, b, sums);
-            continue;
-        }
-        lctx_vf part[NC] = {};
-        if constexpr (lctx_int_scales<W>) {
-            lctx_add_block<W, NC>(p, x, b, part);
-        } else {
-            for (int g = 0; g < N_GROUP; g++) {
-                lctx_multiply_group<W, NC, false>(p, x, b * N_GROUP + g, part);
+    lctx_vf sums[NC] = {}, offsets[NC] = {};
+    for (int first = 0; first < lctx_stride<W>; first++) {
+        lctx_vf some[NC] = {};
+        for (int64_t b = first; b < k_dim / W::N; b += lctx_stride<W>) {
+            if constexpr (lctx_int_scales<W>) {
+                lctx_add_block<W, NC>(p, x, b, some, offsets);
+            } else {
+                lctx_multiply_group<W, NC>(p, x, b, some);
             }
         }
 #pragma GCC unroll 8
         for (int c = 0; c < NC; c++) {
-            sums[c] += part[c] * lctx_vset(x.scales[b * LCTX_TILE + c]);
+            sums[c] += some[c];
         }
     }
 #pragma GCC unroll 8
     for (int c = 0; c < NC; c++) {
         if (c < ends.n) {
-            const lctx_vf column = sums[c];
+            const lctx_vf column = lctx_int_scales<W> && W::HAS_MIN ? sums[c] + offsets[c] : sums[c];
             memcpy(ends.out[c] + row, &column, n_rows * sizeof(float));
         }
     }

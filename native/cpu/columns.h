@@ -45,9 +45,11 @@ struct lctx_columns {
     int n;
     int n_pad;  // multiple of LCTX_VL
     int dim;
+    bool fixed;  // few columns have sums in the order of many
 
     static size_t n_float(int max_pad, int dim) { return (size_t)dim * (std::max(max_pad, LCTX_FEW_COLUMNS) + LCTX_VL); }
-    lctx_columns(float * base, int n, int dim) : q(base), n(n), n_pad(lctx_round_up(n, LCTX_VL)), dim(dim) {}
+    lctx_columns(float * base, int n, int dim, bool fixed = false)
+        : q(base), n(n), n_pad(lctx_round_up(n, LCTX_VL)), dim(dim), fixed(fixed) {}
 
     bool by_vectors() const { return dim % LCTX_VL == 0; }
     bool few() const { return n <= LCTX_FEW_COLUMNS && by_vectors(); }
@@ -102,7 +104,7 @@ static LCTX_ALONE void lctx_scores(const lctx_columns & q, const float * k, int6
         float few[LCTX_FEW_COLUMNS * LCTX_BLOCK];
         const int n = std::min(LCTX_BLOCK, n_row - i);
         const lctx_stored rows = {GGML_TYPE_F32, k_row * sizeof(float), (const char *)(k + i * k_row), nullptr};
-        lctx_few_scores(rows, n, q.q, q.n, q.dim, few);
+        lctx_few_scores(rows, n, q.q, q.n, q.dim, few, q.fixed);
         for (int x = 0; x < n; x++) {
             for (int c = 0; c < q.n_pad; c++) {
                 float & to = s[(size_t)(i + x) * q.n_pad + c];

@@ -75,6 +75,36 @@ template <typename R, int N> static LCTX_KERNEL void lctx_few_scores_n(const lct
     }
 }
 
+// The same with sums in the order of a product for many columns (gemm.h): keys in the lanes, one dimension after the other.
+template <typename R, int N>
+static LCTX_KERNEL void lctx_few_scores_turned(const lctx_stored & k, int n, const float * q, int dim, float * s) {
+    const size_t step = GGML_PAD(LCTX_VL * k.row_size * LCTX_VL / dim, 64);
+    for (int i = 0; i < n; i += LCTX_VL) {
+        size_t ahead = i * k.row_size;
+        const size_t end = k.next ? ahead + LCTX_VL * k.row_size : 0;
+        lctx_vf sum[N] = {};
+        for (int d = 0; d < dim; d += LCTX_VL) {
+            if (ahead < end) {
+                lctx_prefetch(k.next + ahead, step);
+                ahead += step;
+            }
+            lctx_vf keys[LCTX_VL];
+            for (int x = 0; x < LCTX_VL; x++) {
+                keys[x] = R::load(k.data + std::min(i + x, n - 1) * k.row_size, d);
+            }
+            lctx_vtranspose(keys);
+            for (int x = 0; x < LCTX_VL; x++) {
+                for (int c = 0; c < N; c++) {
+                    sum[c] += q[c * dim + d + x] * keys[x];
+                }
+            }
+        }
+        for (int c = 0; c < N; c++) {
+            lctx_vstore(s + c * LCTX_BLOCK + i, sum[c]);
+        }
+    }
+}
+
 // o.at(c0 + column)[d0 ...] += sum over keys of p[column][key] v_key[d0 ...] for N columns and D vectors of dimensions.
 template <typename R, int N, int D, typename O>
 static LCTX_KERNEL void lctx_few_weigh_n(const lctx_stored & v, int n, const float * p, int d0, const O & o, int c0) {
@@ -120,17 +150,17 @@ static inline void lctx_few_weigh_all(const lctx_stored & v, int n, const float 
 }
 
 // s[column][key], [n_col rounded up by lctx_few_step][LCTX_BLOCK]: k_key . q_column. The type of k is one of lctx_with_rows.
-// q: [n_col rounded up][dim]; scores of keys beyond n are undefined.
-static inline void lctx_few_scores(const lctx_stored & k, int n, const float * q, int n_col, int dim, float * s) {
+// q: [n_col rounded up][dim]; scores of keys beyond n are undefined. turned: sums have the order of many columns.
+static inline void lctx_few_scores(const lctx_stored & k, int n, const float * q, int n_col, int dim, float * s, bool turned = false) {
     lctx_with_rows(k.type, [&](auto rows) {
         using R = decltype(rows);
         for (int c = 0; c < n_col; c += lctx_few_step(n_col - c)) {
             const float * qc = q + (size_t)c * dim;
             float * sc = s + (size_t)c * LCTX_BLOCK;
             switch (lctx_few_step(n_col - c)) {
-                case 1:  lctx_few_scores_n<R, 1>(k, n, qc, dim, sc); break;
-                case 2:  lctx_few_scores_n<R, 2>(k, n, qc, dim, sc); break;
-                default: lctx_few_scores_n<R, 4>(k, n, qc, dim, sc);
+                case 1:  turned ? lctx_few_scores_turned<R, 1>(k, n, qc, dim, sc) : lctx_few_scores_n<R, 1>(k, n, qc, dim, sc); break;
+                case 2:  turned ? lctx_few_scores_turned<R, 2>(k, n, qc, dim, sc) : lctx_few_scores_n<R, 2>(k, n, qc, dim, sc); break;
+                default: turned ? lctx_few_scores_turned<R, 4>(k, n, qc, dim, sc) : lctx_few_scores_n<R, 4>(k, n, qc, dim, sc);
             }
         }
     });

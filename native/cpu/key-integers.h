@@ -31,7 +31,8 @@ constexpr int LCTX_KEY_GROUP = 32;  // channels with one scale
 // For the columns of a prompt.
 static inline bool lctx_in_integers(const lctx_attend_args & a, const lctx_columns & columns) {
     const ggml_type type = a.cache.k_pool.type;
-    return LCTX_HAS_KEY_INTEGERS && columns.by_vectors() && !columns.few() && (type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_0);
+    return LCTX_HAS_KEY_INTEGERS && !a.params.fixed && columns.by_vectors() && !columns.few() &&
+           (type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_0);
 }
 
 #if LCTX_HAS_KEY_INTEGERS

@@ -14,8 +14,8 @@ namespace {
 constexpr int64_t N_TOGETHER = 4;  // columns whose sums stay in registers
 
 #if LCTX_HAS_QUADS
-// Groups of 32 values, in a quad of lanes each.
-template <class BLOCK> struct by_quads {
+// Groups of 32 values, in a quad of lanes each. EXACT: the bits are those of a panel.
+template <class BLOCK, bool EXACT> struct by_quads {
     typedef BLOCK block;
     typedef lctx_quad_column column;
 
@@ -25,13 +25,13 @@ template <class BLOCK> struct by_quads {
     }
     static void fill(const column & to, const float * x, int64_t k_dim, int64_t part) { lctx_fill_quads<BLOCK>(to, x, k_dim, part); }
     template <int NC> static void multiply(const BLOCK * row, int64_t k_dim, const column * x, float * out, int64_t out_row) {
-        lctx_multiply_row<BLOCK, NC>(row, k_dim, x, out, out_row);
+        lctx_multiply_row<BLOCK, NC, EXACT>(row, k_dim, x, out, out_row);
     }
 };
 #endif
 
 // Blocks of 256 values, whose scales stay integers.
-template <class BLOCK> struct by_super {
+template <class BLOCK, bool EXACT> struct by_super {
     typedef BLOCK block;
     typedef lctx_super_column column;
 
@@ -41,7 +41,7 @@ template <class BLOCK> struct by_super {
     }
     static void fill(const column & to, const float * x, int64_t, int64_t part) { lctx_fill_super<BLOCK>(to, x, part); }
     template <int NC> static void multiply(const block * row, int64_t k_dim, const column * x, float * out, int64_t out_row) {
-        lctx_multiply_super<BLOCK, NC>(row, k_dim / QK_K, x, out, out_row);
+        lctx_multiply_super<BLOCK, NC, EXACT>(row, k_dim / QK_K, x, out, out_row);
     }
 };
 
@@ -183,42 +183,62 @@ template <class WAY, template <class> class ROWS = matrix_rows> ggml::cpu::tenso
 
 }  // namespace
 
-ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type) {
+template <template <class> class ROWS> static ggml::cpu::tensor_traits * exact(ggml_type type) {
     switch (type) {
 #if LCTX_HAS_QUADS
-        case GGML_TYPE_Q4_0:  return few<by_quads<block_q4_0>>();
-        case GGML_TYPE_Q4_1:  return few<by_quads<block_q4_1>>();
-        case GGML_TYPE_MXFP4: return few<by_quads<block_mxfp4>>();
+        case GGML_TYPE_Q4_0:  return few<by_quads<block_q4_0, true>, ROWS>();
+        case GGML_TYPE_Q4_1:  return few<by_quads<block_q4_1, true>, ROWS>();
+        case GGML_TYPE_MXFP4: return few<by_quads<block_mxfp4, true>, ROWS>();
 #endif
-        case GGML_TYPE_Q4_K: return few<by_super<block_q4_K>>();
-        case GGML_TYPE_Q5_K: return few<by_super<block_q5_K>>();
-        case GGML_TYPE_Q6_K: return few<by_super<block_q6_K>>();
+        case GGML_TYPE_Q4_K: return few<by_super<block_q4_K, true>, ROWS>();
+        case GGML_TYPE_Q5_K: return few<by_super<block_q5_K, true>, ROWS>();
+        case GGML_TYPE_Q6_K: return few<by_super<block_q6_K, true>, ROWS>();
         default:             return nullptr;
     }
 }
 
-ggml::cpu::tensor_traits * lctx_cpu_experts(ggml_type type) {
+ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type, bool is_fixed) {
+    if (is_fixed) {
+        return exact<matrix_rows>(type);
+    }
     switch (type) {
 #if LCTX_HAS_QUADS
-        case GGML_TYPE_Q4_0:  return few<by_quads<block_q4_0>, expert_rows>();
-        case GGML_TYPE_Q4_1:  return few<by_quads<block_q4_1>, expert_rows>();
-        case GGML_TYPE_Q8_0:  return few<by_quads<block_q8_0>, expert_rows>();
-        case GGML_TYPE_MXFP4: return few<by_quads<block_mxfp4>, expert_rows>();
+        case GGML_TYPE_Q4_0:  return few<by_quads<block_q4_0, false>>();
+        case GGML_TYPE_Q4_1:  return few<by_quads<block_q4_1, false>>();
+        case GGML_TYPE_MXFP4: return few<by_quads<block_mxfp4, false>>();
 #endif
-        case GGML_TYPE_Q4_K: return few<by_super<block_q4_K>, expert_rows>();
-        case GGML_TYPE_Q5_K: return few<by_super<block_q5_K>, expert_rows>();
-        case GGML_TYPE_Q6_K: return few<by_super<block_q6_K>, expert_rows>();
+        case GGML_TYPE_Q4_K: return few<by_super<block_q4_K, false>>();
+        case GGML_TYPE_Q5_K: return few<by_super<block_q5_K, false>>();
+        case GGML_TYPE_Q6_K: return few<by_super<block_q6_K, false>>();
+        default:             return nullptr;
+    }
+}
+
+ggml::cpu::tensor_traits * lctx_cpu_experts(ggml_type type, bool is_fixed) {
+    if (is_fixed) {
+        return exact<expert_rows>(type);
+    }
+    switch (type) {
+#if LCTX_HAS_QUADS
+        case GGML_TYPE_Q4_0:  return few<by_quads<block_q4_0, false>, expert_rows>();
+        case GGML_TYPE_Q4_1:  return few<by_quads<block_q4_1, false>, expert_rows>();
+        case GGML_TYPE_Q8_0:  return few<by_quads<block_q8_0, false>, expert_rows>();
+        case GGML_TYPE_MXFP4: return few<by_quads<block_mxfp4, false>, expert_rows>();
+#endif
+        case GGML_TYPE_Q4_K: return few<by_super<block_q4_K, false>, expert_rows>();
+        case GGML_TYPE_Q5_K: return few<by_super<block_q5_K, false>, expert_rows>();
+        case GGML_TYPE_Q6_K: return few<by_super<block_q6_K, false>, expert_rows>();
         default:             return nullptr;
     }
 }
 
 #else
 
-ggml::cpu::tensor_traits * lctx_cpu_experts(ggml_type) {
+ggml::cpu::tensor_traits * lctx_cpu_experts(ggml_type, bool) {
     return nullptr;
 }
 
-ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type) {
+ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type, bool) {
     return nullptr;
 }
 

@@ -1,6 +1,7 @@
 // Products of quantized weights with many columns: rows of weights become bytes once (panel.h), then meet all columns (bytes.h).
 #include "multiply.h"
 
+#include "../ops/fixed.h"
 #include "ggml-backend.h"
 #include "straight.h"
 #include "takes.h"
@@ -35,7 +36,8 @@ template <class W> struct plan {
     lctx_panel panel(lctx_parts & at) const {
         const size_t n_scale = k_dim / W::GROUP * LCTX_VL;
         return {at.take<uint8_t>(k_dim * LCTX_VL), at.take<float>(n_scale), W::HAS_MIN ? at.take<float>(n_scale) : nullptr,
-                lctx_int_scales<W> ? at.take<int16_t>(2 * n_scale) : nullptr};
+                lctx_int_scales<W> ? at.take<int32_t>(n_scale) : nullptr,
+                lctx_int_scales<W> && W::HAS_MIN ? at.take<float>(k_dim / W::N * LCTX_VL) : nullptr};
     }
     size_t columns_size() const {
         lctx_parts at{0};
@@ -51,7 +53,9 @@ template <class W> struct plan {
 
 template <class W> void multiply_columns(const lctx_panel & p, const lctx_column_bytes & x, int64_t k_dim, int n_rows,
                                          const lctx_tile_ends & ends, int64_t row) {
-    const auto by = ends.n > LCTX_HALF_TILE ? lctx_multiply_tile<W, LCTX_TILE> : lctx_multiply_tile<W, LCTX_HALF_TILE>;
+    const auto by = ends.n > LCTX_HALF_TILE ? lctx_multiply_tile<W, LCTX_TILE>
+                    : ends.n > 1            ? lctx_multiply_tile<W, LCTX_HALF_TILE>
+                                            : lctx_multiply_tile<W, 1>;
     by(p, x, k_dim, n_rows, ends, row);
 }
 
@@ -214,18 +218,21 @@ bool is_plain(const ggml_tensor * op) {
            x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && op->nb[0] == sizeof(float);
 }
 
+// Panels have one order of sums for any number of columns.
 ggml::cpu::tensor_traits * way_of_matrix(const entry & e, const ggml_tensor * op) {
     if (op->src[0]->ne[2] * op->src[1]->ne[2] != 1) {
         return nullptr;
     }
-    return op->src[1]->ne[1] >= e.min_columns ? e.panels() : lctx_cpu_few(e.type);
+    ggml::cpu::tensor_traits * few = op->src[1]->ne[1] < e.min_columns ? lctx_cpu_few(e.type, lctx_is_fixed(op)) : nullptr;
+    return few || (op->src[1]->ne[1] < e.min_columns && !lctx_is_fixed(op)) ? few : e.panels();
 }
 
 ggml::cpu::tensor_traits * way_of_experts(const entry & e, const ggml_tensor * op) {
     const ggml_tensor * ids = op->src[2];
-    ggml::cpu::tensor_traits * few = lctx_cpu_experts(e.type);
+    ggml::cpu::tensor_traits * few = lctx_cpu_experts(e.type, lctx_is_fixed(op));
     const int64_t least = few ? AFTER_FEW_OF_EXPERT : AFTER_GGML_OF_EXPERT;
-    return ids->ne[0] * ids->ne[1] >= least * op->src[0]->ne[2] ? e.expert_panels() : few;
+    const bool by_panels = ids->ne[0] * ids->ne[1] >= least * op->src[0]->ne[2] || (lctx_is_fixed(op) && !few);
+    return by_panels ? e.expert_panels() : few;
 }
 
 }  // namespace

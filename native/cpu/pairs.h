@@ -11,7 +11,7 @@ static inline bool lctx_has_8_bits(ggml_type type) {
 
 // For the columns of a prompt.
 static inline bool lctx_in_pairs(const lctx_attend_args & a, const lctx_columns & columns) {
-    return LCTX_HAS_PAIRS && columns.by_vectors() && a.head_dim_v % LCTX_VL == 0 && !columns.few() &&
+    return LCTX_HAS_PAIRS && !a.params.fixed && columns.by_vectors() && a.head_dim_v % LCTX_VL == 0 && !columns.few() &&
            lctx_has_8_bits(a.cache.k_pool.type) && lctx_has_8_bits(a.cache.v_pool.type);
 }
 

@@ -17,7 +17,7 @@
 #endif
 
 // N values to a block. GROUP of them share a scale: value = scale * (byte - ZERO), or scale * byte + min where the type HAS_MIN. Bytes have
-// BITS bits. With several groups to a block a scale is d() times the integer that unpack() gives.
+// BITS bits. With several groups to a block a scale is d() times the integer that unpack() gives, a min d_min() times one.
 template <ggml_type TYPE> struct lctx_weight;
 
 template <int N_, int GROUP_, int BITS_, int ZERO_, bool HAS_MIN_> struct lctx_weight_shape {
@@ -158,13 +158,12 @@ static inline lctx_four_scales lctx_unpack_scales(const uint8_t * packed, int ha
     return {(w[2] & 0x0f0f0f0f) | (w[0] >> 2 & 0x30303030), (w[2] >> 4 & 0x0f0f0f0f) | (w[1] >> 2 & 0x30303030)};
 }
 
-static inline void lctx_scales_and_mins(const uint8_t * packed, ggml_half d_min, float * scales, float * mins) {
+static inline void lctx_scales_and_mins(const uint8_t * packed, float * scales, float * mins) {
     const lctx_four_scales first = lctx_unpack_scales(packed, 0), second = lctx_unpack_scales(packed, 1);
     const uint32_t all[4] = {first.scales, second.scales, first.mins, second.mins};
-    const float min = -lctx_from_half(d_min);
     for (int g = 0; g < 8; g++) {
         scales[g] = (float)((const uint8_t *)all)[g];
-        mins[g] = min * (float)((const uint8_t *)all)[8 + g];
+        mins[g] = (float)((const uint8_t *)all)[8 + g];
     }
 }
 
@@ -178,8 +177,9 @@ static inline void lctx_four_nibbles(const uint8_t * halves, uint8_t * bytes) {
 template <> struct lctx_weight<GGML_TYPE_Q4_K> : lctx_weight_shape<256, 32, 4, 0, true> {
     typedef block_q4_K block;
     static float d(const block & b) { return lctx_from_half(b.d); }
+    static float d_min(const block & b) { return -lctx_from_half(b.dmin); }
     static void unpack(const block & b, uint8_t * bytes, float * scales, float * mins) {
-        lctx_scales_and_mins(b.scales, b.dmin, scales, mins);
+        lctx_scales_and_mins(b.scales, scales, mins);
         lctx_four_nibbles(b.qs, bytes);
     }
 };
@@ -187,8 +187,9 @@ template <> struct lctx_weight<GGML_TYPE_Q4_K> : lctx_weight_shape<256, 32, 4, 0
 template <> struct lctx_weight<GGML_TYPE_Q5_K> : lctx_weight_shape<256, 32, 5, 0, true> {
     typedef block_q5_K block;
     static float d(const block & b) { return lctx_from_half(b.d); }
+    static float d_min(const block & b) { return -lctx_from_half(b.dmin); }
     static void unpack(const block & b, uint8_t * bytes, float * scales, float * mins) {
-        lctx_scales_and_mins(b.scales, b.dmin, scales, mins);
+        lctx_scales_and_mins(b.scales, scales, mins);
         lctx_four_nibbles(b.qs, bytes);
         for (int g = 0; g < 8; g++) {
             lctx_add_upper_bits(b.qh, g, 1, bytes + 32 * g);
@@ -216,19 +217,28 @@ template <> struct lctx_weight<GGML_TYPE_Q6_K> : lctx_weight_shape<256, 16, 6, 3
 // Whether the CPU sums four products of bytes of eight bits in one step.
 constexpr bool LCTX_FULL_BYTES = LCTX_HAS_DOT;
 
-// Whether sums of pairs of products are multiplied with integer scales of groups: a step less, where there are two to the sum of four.
-template <class W> constexpr bool lctx_int_scales = !LCTX_FULL_BYTES && W::N > W::GROUP;
+// Whether sums of groups are multiplied with integer scales, and the sum of a block is an integer: so there is one product of floats for
+// it, the same however its integers were added.
+template <class W> constexpr bool lctx_int_scales = W::N > W::GROUP;
+
+// Blocks of 32 values whose products with a few columns have a quad of lanes each (quads.h). So a panel adds up every n-th block, and then
+// these sums: the order is the same.
+constexpr int LCTX_QUADS = LCTX_VL / 4;  // groups of 32 values that are multiplied at once, in a quad of lanes each
+template <class W> constexpr int lctx_stride = LCTX_FULL_BYTES && W::N == 32 && (W::BITS == 4 || W::ZERO == 12) ? LCTX_QUADS : 1;
 
 // Rows of a weight that are multiplied together, for k_dim values each.
 //   bytes       [k_dim / 4][LCTX_VL][4]
 //   scales      [k_dim / GROUP][LCTX_VL]; [k_dim / N][LCTX_VL] beside int_scales
-//   mins        [k_dim / GROUP][LCTX_VL], where the type HAS_MIN
-//   int_scales  [k_dim / GROUP][LCTX_VL][2]: the integer scales of groups, twice, where lctx_int_scales
+//   mins        [k_dim / GROUP][LCTX_VL], where the type HAS_MIN; integers beside int_scales
+//   int_scales  [k_dim / GROUP][LCTX_VL]: the integer scales of groups, where lctx_int_scales. Without LCTX_FULL_BYTES twice, as 16 bits:
+//               sums of pairs are multiplied with them, which is a step less
+//   min_scales  [k_dim / N][LCTX_VL]: of those mins
 struct lctx_panel {
     uint8_t * bytes;
     float * scales;
     float * mins;
-    int16_t * int_scales;
+    int32_t * int_scales;
+    float * min_scales;
 };
 
 constexpr int LCTX_STEP = 256;  // values of a row that become bytes at a time
@@ -251,19 +261,18 @@ template <int N, typename F> static inline void lctx_each_transposed(const float
 template <class W> struct lctx_step {
     static constexpr int N_GROUP = LCTX_STEP / W::GROUP, N_PADDED = (N_GROUP + LCTX_VL - 1) / LCTX_VL * LCTX_VL;
     alignas(64) float bytes[LCTX_VL][LCTX_STEP / 4];  // four to a lane
-    alignas(64) float scales[LCTX_VL][N_PADDED], mins[LCTX_VL][N_PADDED], d[LCTX_VL];
+    alignas(64) float scales[LCTX_VL][N_PADDED], mins[LCTX_VL][N_PADDED], d[LCTX_VL], d_min[LCTX_VL];
 
     // The n values of row number r that begin with a block.
     void unpack(int r, const typename W::block * blocks, int64_t n) {
-        constexpr int IN_BLOCK = W::N / W::GROUP;
         for (int64_t k = 0; k < n; k += W::N, blocks++) {
             const int64_t g = k / W::GROUP;
             W::unpack(*blocks, (uint8_t *)bytes[r] + k, scales[r] + g, mins[r] + g);
-            if constexpr (IN_BLOCK > 1) {
+            if constexpr (lctx_int_scales<W>) {
                 d[r] = W::d(*blocks);
-                for (int i = 0; i < IN_BLOCK && !lctx_int_scales<W>; i++) {
-                    scales[r][g + i] *= d[r];
-                }
+            }
+            if constexpr (lctx_int_scales<W> && W::HAS_MIN) {
+                d_min[r] = W::d_min(*blocks);
             }
         }
     }
@@ -274,8 +283,8 @@ template <class W> struct lctx_step {
                              [&](int64_t i, lctx_vf four) { lctx_vstore((float *)(panel.bytes + (k0 + 4 * i) * LCTX_VL), four); });
         lctx_each_transposed(scales, n_group, [&](int64_t i, lctx_vf of_group) {
             if constexpr (lctx_int_scales<W>) {
-                const lctx_vi twice = (__builtin_convertvector(of_group, lctx_vi) & 0xffff) * 0x10001;
-                memcpy(panel.int_scales + 2 * (first + i * LCTX_VL), &twice, sizeof(twice));
+                const lctx_vi scale = __builtin_convertvector(of_group, lctx_vi), as = LCTX_FULL_BYTES ? scale : (scale & 0xffff) * 0x10001;
+                memcpy(panel.int_scales + first + i * LCTX_VL, &as, sizeof(as));
             } else {
                 lctx_vstore(panel.scales + first + i * LCTX_VL, of_group);
             }
@@ -285,6 +294,9 @@ template <class W> struct lctx_step {
         }
         if constexpr (lctx_int_scales<W>) {
             lctx_vstore(panel.scales + k0 / W::N * LCTX_VL, lctx_vload(d));
+        }
+        if constexpr (lctx_int_scales<W> && W::HAS_MIN) {
+            lctx_vstore(panel.min_scales + k0 / W::N * LCTX_VL, lctx_vload(d_min));
         }
     }
 };

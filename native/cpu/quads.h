@@ -10,7 +10,6 @@
 #if LCTX_HAS_DOT
 #define LCTX_HAS_QUADS 1
 
-constexpr int LCTX_QUADS = LCTX_VL / 4;          // groups of 32 values that are multiplied at once, in a quad of lanes each
 constexpr int LCTX_QUADS_DIM = 32 * LCTX_QUADS;  // their values
 
 // What the bytes of a block mean: value = scale * (byte - ZERO), or scale * byte + min.
@@ -152,8 +151,9 @@ static inline lctx_quads lctx_load(const block_mxfp4 * b) {
     return quads;
 }
 
-// A row of k_dim values with NC columns.
-template <class BLOCK, int NC>
+// A row of k_dim values with NC columns. EXACT: a group has one product of floats, as in a panel (bytes.h), in all lanes of its quad; else
+// each lane has.
+template <class BLOCK, int NC, bool EXACT>
 static void lctx_multiply_row(const BLOCK * row, int64_t k_dim, const lctx_quad_column * x, float * out, int64_t out_row) {
     constexpr bool HAS_MIN = lctx_zero_of<BLOCK> == 0;
     lctx_vf products[NC] = {};
@@ -164,7 +164,11 @@ static void lctx_multiply_row(const BLOCK * row, int64_t k_dim, const lctx_quad_
             lctx_vi starts;
             memcpy(&starts, x[c].starts + i * LCTX_VL, sizeof(starts));
             const lctx_vi low = lctx_vdot_bytes(HAS_MIN ? lctx_vi{} : starts, (lctx_vi)quads.low, bytes[0]);
-            const lctx_vi sum = lctx_vdot_bytes(low, (lctx_vi)quads.high, bytes[1]);
+            lctx_vi sum = lctx_vdot_bytes(low, (lctx_vi)quads.high, bytes[1]);
+            if constexpr (EXACT) {
+                sum += (lctx_vi)lctx_vswap<1>((lctx_vf)sum, lctx_lanes{});
+                sum += (lctx_vi)lctx_vswap<2>((lctx_vf)sum, lctx_lanes{});
+            }
             products[c] += __builtin_convertvector(sum, lctx_vf) * (quads.scales * lctx_vload(x[c].scales + i * LCTX_VL));
             if constexpr (HAS_MIN) {
                 products[c] += quads.mins * (lctx_vf)starts;
@@ -183,7 +187,15 @@ static void lctx_multiply_row(const BLOCK * row, int64_t k_dim, const lctx_quad_
     }
 #pragma GCC unroll 8
     for (int c = 0; c < NC; c++) {
-        out[c * out_row] = lctx_vsum(products[c]);
+        if constexpr (EXACT) {
+            float sum = products[c][0];
+            for (int quad = 1; quad < LCTX_QUADS; quad++) {
+                sum += products[c][4 * quad];
+            }
+            out[c * out_row] = sum;
+        } else {
+            out[c * out_row] = lctx_vsum(products[c]);
+        }
     }
 }
 

@@ -19,15 +19,23 @@ static inline bool lctx_softmax_block(float * scores, int n_key, int n_col, floa
         }
         // a column without any key so far has m = -inf; 0 keeps the exponents defined
         const lctx_vf base = m_new == lctx_vset(-INFINITY) ? lctx_vset(0.0f) : m_new;
-        lctx_vf sum = lctx_vf{};
-        for (int k = 0; k < n_key; k++) {
-            const lctx_vf p = lctx_vexp(lctx_vload(scores + k * n_col + c) - base);
-            lctx_vstore(scores + k * n_col + c, p);
-            sum += p;
+        lctx_vf sums[LCTX_VL] = {};  // in the order of lctx_vsum
+        for (int k = 0; k < n_key; k += LCTX_VL) {
+            for (int i = 0; i < LCTX_VL && k + i < n_key; i++) {
+                float * at = scores + (k + i) * n_col + c;
+                const lctx_vf p = lctx_vexp(lctx_vload(at) - base);
+                lctx_vstore(at, p);
+                sums[i] += p;
+            }
+        }
+        for (int half = LCTX_VL / 2; half > 0; half /= 2) {
+            for (int i = 0; i < half; i++) {
+                sums[i] += sums[i + half];
+            }
         }
         const lctx_vf f = lctx_vexp(m_old - base);
         lctx_vstore(m + c, m_new);
-        lctx_vstore(l + c, lctx_vload(l + c) * f + sum);
+        lctx_vstore(l + c, lctx_vload(l + c) * f + sums[0]);
         lctx_vstore(factor + c, f);
         for (int i = 0; i < LCTX_VL; i++) {
             rescale |= f[i] != 1.0f;

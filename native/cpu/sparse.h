@@ -12,7 +12,7 @@ constexpr int LCTX_SPARSE_LANES = LCTX_SPARSE_ROWS / LCTX_VL;  // vectors of the
 
 // Whether columns of chunks are read so: the queries were turned before, and rows are whole vectors of a page.
 static inline bool lctx_is_sparse(const lctx_attend_args & a, const lctx_tile & tile) {
-    return lctx_turned::pays(a) && tile.n_column > LCTX_FEW_COLUMNS && a.params.softcap == 0.0f && !a.cache.held.data &&
+    return lctx_turned::pays(a) && (tile.n_column > LCTX_FEW_COLUMNS || a.params.fixed) && a.params.softcap == 0.0f && !a.cache.held.data &&
            a.head_dim_k % LCTX_VL == 0 && a.head_dim_v % LCTX_VL == 0;
 }
 

@@ -136,11 +136,13 @@ static inline float lctx_sum_of(__m256 v) {
     return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
 }
 
-// A row of n_block blocks with NC columns.
-template <class BLOCK, int NC>
+// A row of n_block blocks with NC columns. EXACT: a block has one product of floats for its sum and one for that of its constants, as in a
+// panel (bytes.h); else each lane has.
+template <class BLOCK, int NC, bool EXACT>
 static void lctx_multiply_super(const BLOCK * row, int64_t n_block, const lctx_super_column * x, float * out, int64_t out_row) {
     typedef lctx_super<BLOCK> W;
     __m256 products[NC] = {}, offsets[NC] = {};
+    __m128 exact[NC] = {};
     for (int64_t i = 0; i < n_block; i++) {
         lctx_read_ahead(row + i, sizeof(BLOCK));
         const W block(row[i]);
@@ -149,20 +151,25 @@ static void lctx_multiply_super(const BLOCK * row, int64_t n_block, const lctx_s
         lctx_add_quarter<1, NC>(block, x, i, sums);
         lctx_add_quarter<2, NC>(block, x, i, sums);
         lctx_add_quarter<3, NC>(block, x, i, sums);
-        const float d = lctx_from_half(row[i].d);
+        const float d = lctx_from_half(row[i].d), offset = lctx_offset_of(block);
 #pragma GCC unroll 4
         for (int c = 0; c < NC; c++) {
             const __m256i constants = _mm256_madd_epi16(block.constants(), _mm256_load_si256((const __m256i *)(x[c].sums + i * 16)));
             if constexpr (W::ZERO > 0) {  // exact, before anything is rounded
                 sums[c] = _mm256_sub_epi32(sums[c], _mm256_mullo_epi32(constants, _mm256_set1_epi32(W::ZERO)));
-            } else {
-                offsets[c] += _mm256_cvtepi32_ps(constants) * _mm256_set1_ps(block.offset() * x[c].scales[i]);
+            }
+            if constexpr (EXACT) {
+                exact[c] += lctx_two_sums(sums[c], constants) * (_mm_setr_ps(d, offset, 0, 0) * _mm_set1_ps(x[c].scales[i]));
+                continue;
+            }
+            if constexpr (W::ZERO == 0) {
+                offsets[c] += _mm256_cvtepi32_ps(constants) * _mm256_set1_ps(offset * x[c].scales[i]);
             }
             products[c] += _mm256_cvtepi32_ps(sums[c]) * _mm256_set1_ps(d * x[c].scales[i]);
         }
     }
 #pragma GCC unroll 4
     for (int c = 0; c < NC; c++) {
-        out[c * out_row] = lctx_sum_of(products[c]) + lctx_sum_of(offsets[c]);
+        out[c * out_row] = EXACT ? exact[c][0] + exact[c][1] : lctx_sum_of(products[c]) + lctx_sum_of(offsets[c]);
     }
 }

@@ -110,16 +110,24 @@ template <> struct lctx_super<block_q6_K> {
     __m256i scales;
 };
 
-// A row of n_block blocks with NC columns.
-template <class BLOCK, int NC>
+// Both halves of a vector as one; with masks, or GCC 12 warns.
+static inline __m256i lctx_add_halves(__m512i v) {
+    return _mm256_add_epi32(_mm512_maskz_extracti64x4_epi64(0xff, v, 0), _mm512_maskz_extracti64x4_epi64(0xff, v, 1));
+}
+
+// A row of n_block blocks with NC columns. EXACT: a block has one product of floats for its sum and one for that of its constants, as in a
+// panel (bytes.h); else each lane has.
+template <class BLOCK, int NC, bool EXACT>
 static void lctx_multiply_super(const BLOCK * row, int64_t n_block, const lctx_super_column * x, float * out, int64_t out_row) {
+    typedef lctx_super<BLOCK> W;
     lctx_vf products[NC] = {};
     __m256 offsets[NC] = {};
+    __m128 exact[NC] = {};
     for (int64_t i = 0; i < n_block; i++) {
         lctx_read_ahead(row + i, sizeof(BLOCK));
-        const lctx_super<BLOCK> block(row[i]);
+        const W block(row[i]);
         const lctx_super_half first = block.load(0), second = block.load(1);
-        const float d = lctx_from_half(row[i].d);
+        const float d = lctx_from_half(row[i].d), offset = lctx_offset_of(block);
 #pragma GCC unroll 4
         for (int c = 0; c < NC; c++) {
             const __m512i * bytes = (const __m512i *)(x[c].bytes + i * QK_K);
@@ -131,18 +139,27 @@ static void lctx_multiply_super(const BLOCK * row, int64_t n_block, const lctx_s
             __m512i sums = _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(_mm512_setzero_si512(), one, first.scales), two, second.scales);
             const __m256i constants = _mm256_madd_epi16(block.constants(), _mm256_load_si256((const __m256i *)(x[c].sums + i * 16)));
             const float scale = x[c].scales[i];
-            if constexpr (lctx_super<BLOCK>::ZERO > 0) {  // exact, before anything is rounded
-                sums = _mm512_sub_epi32(
-                    sums, _mm512_maskz_broadcast_i64x4(0x0f, _mm256_mullo_epi32(constants, _mm256_set1_epi32(lctx_super<BLOCK>::ZERO))));
-            } else {
-                offsets[c] += _mm256_cvtepi32_ps(constants) * _mm256_set1_ps(block.offset() * scale);
+            if constexpr (W::ZERO > 0) {  // exact, before anything is rounded
+                sums =
+                    _mm512_sub_epi32(sums, _mm512_maskz_broadcast_i64x4(0x0f, _mm256_mullo_epi32(constants, _mm256_set1_epi32(W::ZERO))));
+            }
+            if constexpr (EXACT) {
+                exact[c] += lctx_two_sums(lctx_add_halves(sums), constants) * (_mm_setr_ps(d, offset, 0, 0) * _mm_set1_ps(scale));
+                continue;
+            }
+            if constexpr (W::ZERO == 0) {
+                offsets[c] += _mm256_cvtepi32_ps(constants) * _mm256_set1_ps(offset * scale);
             }
             products[c] += __builtin_convertvector((lctx_vi)sums, lctx_vf) * lctx_vset(d * scale);
         }
     }
 #pragma GCC unroll 4
     for (int c = 0; c < NC; c++) {
-        const __m256 o = offsets[c];
-        out[c * out_row] = lctx_vsum(products[c]) + (((o[0] + o[1]) + (o[2] + o[3])) + ((o[4] + o[5]) + (o[6] + o[7])));
+        if constexpr (EXACT) {
+            out[c * out_row] = exact[c][0] + exact[c][1];
+        } else {
+            const __m256 o = offsets[c];
+            out[c * out_row] = lctx_vsum(products[c]) + (((o[0] + o[1]) + (o[2] + o[3])) + ((o[4] + o[5]) + (o[6] + o[7])));
+        }
     }
 }

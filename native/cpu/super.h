@@ -24,6 +24,21 @@ struct lctx_super_column {
 // d * scale * (byte - ZERO), constants() being the scales then; or d * scale * byte + offset() * constant.
 template <class BLOCK> struct lctx_super;
 
+// The factor of a block's constants; 0 where its sums have them already.
+template <class W> static inline float lctx_offset_of(const W & block) {
+    if constexpr (W::ZERO > 0) {
+        return 0.0f;
+    } else {
+        return block.offset();
+    }
+}
+
+// The sum of integers, and of others, as floats in the first two lanes.
+static inline __m128 lctx_two_sums(__m256i first, __m256i second) {
+    const __m256i pairs = _mm256_hadd_epi32(first, second), fours = _mm256_hadd_epi32(pairs, pairs);
+    return _mm_cvtepi32_ps(_mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1)));
+}
+
 #if defined(__AVX512VNNI__)
 #include "super-avx512.h"
 #else

@@ -315,6 +315,7 @@ struct lctx_span {
         }
         if (row0 < row1) {
             lo = cells.cell(row0), hi = cells.cell(row1), all_lo = cells.cell(all_row0), all_hi = cells.cell(all_row1);
+            lo -= a.params.fixed ? lo % LCTX_VL : 0;  // a cell has its lane, whoever reads beside
         }
     }
     // Cells [lo, hi), which all readers read.

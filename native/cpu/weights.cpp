@@ -21,6 +21,7 @@ class our_types : public ggml::cpu::extra_buffer_type {
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
         ggml::cpu::tensor_traits * way = inner->get_tensor_traits(op);
         way = way ? way : lctx_cpu_multiply(op);
+        way = way ? way : lctx_cpu_dots(op);
         return way ? way : lctx_cpu_rowwise(op);
     }
 

@@ -36,6 +36,9 @@ const char * lctx_cuda_refusal(const lctx_cuda_device & device, const ggml_tenso
         case LCTX_OP_ATTEND:
         case LCTX_OP_VOTE:   {
             const lctx_attend_args a = lctx_attend_args_of(node);
+            if (a.params.fixed) {
+                return "results that do not depend on the batch are computed on the CPU only";
+            }
             return fits(a.head_dim_k) && fits(a.head_dim_v) ? nullptr : "head_dim must be a multiple of 8 and at most 576";
         }
         case LCTX_OP_CENTER: return why_not_dim(node->src[0]->ne[0]);

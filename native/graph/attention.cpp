@@ -84,6 +84,7 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
     }
     lctx_attend_params params = {};
     params.rope_mode = q.rope.mode;
+    params.fixed = cache.is_fixed();
     params.scale = kq_scale * q.scale * key.scale;
     params.scale *= arch.scaled_softcap ? graph.hparams.f_attn_out_scale : 1.0f;
     params.softcap = graph.hparams.attn_soft_cap || arch.scaled_softcap ? graph.hparams.f_attn_logit_softcapping : 0.0f;

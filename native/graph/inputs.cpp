@@ -1,6 +1,7 @@
 #include "inputs.h"
 
 #include "../hooks.h"
+#include "../ops/fixed.h"
 #include "attention.h"
 #include "llama-kv-cache-iswa.h"
 #include "llama-memory-hybrid-iswa.h"
@@ -113,7 +114,7 @@ template <class Hybrid, class Attn> std::unique_ptr<Hybrid> make_hybrid_input(co
 
 }  // namespace
 
-lctx_inputs::lctx_inputs(const llm_graph_context & graph, const lctx_kv_cache & cache) : cache(cache) {
+lctx_inputs::lctx_inputs(const llm_graph_context & graph, const lctx_kv_cache & cache) : cache(cache), graph(graph.gf) {
     const lctx_method & method = cache.method();
     cache.attach(graph.sched);
     rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_rows");
@@ -143,6 +144,9 @@ void lctx_inputs::set(const llama_ubatch & ubatch) {
             std::transform(spans.begin(), spans.end(), &position[angle0], [&](const lctx_row_span & s) { return p + s.shift; });
             row[i].angle = angle0 + (int32_t)spans.size() - 1;
         }
+    }
+    if (cache.is_fixed()) {
+        lctx_fix_products(graph);  // it is complete, and has not run
     }
     put(cache, rows, row.data());
     put(cache, pos, position.data());

@@ -33,6 +33,7 @@ class lctx_inputs {
     const table & tables(const llm_graph_context & graph, const lctx_peeled & peeled, int il);
 
     const lctx_kv_cache & cache;
+    ggml_cgraph * graph;
     std::map<int32_t, lctx_peeled> keys;  // how the layers that have stored in this graph rotate
 
     ggml_tensor * rows;                  // I32 [4, n_tokens]           lctx_row

@@ -59,6 +59,7 @@ typedef struct lctx_op_args {
     int32_t n_layer;             // flash and step: a graph of this many equal layers is timed, divided by their number; 0: one
     int32_t hadamard_k;          // channels that are transformed together (ops/hadamard.h), 0: none, -1: as a context stores these types
     int32_t hadamard_v;
+    int32_t fixed;           // lctx_attend_params::fixed
     uint64_t scratch_bytes;  // result of flash and step: memory of the device beside the tensors; 0 on the CPU
 } lctx_op_args;
 
@@ -134,6 +135,7 @@ typedef struct lctx_multiply_args {
     const float * x;      // [n_columns][n_own][k_dim]
     const int32_t * ids;  // [n_columns][n_used]
     float * out;          // [n_columns][n_used][n_rows]
+    int32_t fixed;        // 1: its sums have one order (native/ops/fixed.h)
     int32_t is_ours;      // result: 1 when native/cpu/multiply.cpp computed it, 0: ggml
     double us;            // result: shortest time in microseconds
 } lctx_multiply_args;

@@ -122,6 +122,7 @@ void lctx_op_ubatch::add_nodes() {
     params.rope_mode = a.rope_mode;
     params.scale = a.scale;
     params.softcap = a.softcap;
+    params.fixed = (int16_t)a.fixed;
     const lctx_rope rope = lctx_rope_of(a);
     in.angles = lctx_angles(ctx, pos, layer.factors, rope);
     prepared.push_back(in.angles);

@@ -1,12 +1,13 @@
 // One product of a weight, or of the weights of experts, with columns.
 #include "../cpu/multiply.h"
+#include "../ops/fixed.h"
 #include "run.h"
 
 namespace {
 
 void check(const lctx_multiply_args & a) {
     const ggml_type type = (ggml_type)a.type;
-    lctx_require(a.type >= 0 && a.type < GGML_TYPE_COUNT && ggml_is_quantized(type), "type is no quantized one");
+    lctx_require(a.type >= 0 && a.type < GGML_TYPE_COUNT && ggml_type_size(type) > 0, "type is none of ggml's");
     lctx_require(a.k_dim > 0 && a.n_rows > 0 && a.n_columns > 0 && a.n_threads > 0, "sizes must be positive");
     lctx_require(a.k_dim % ggml_blck_size(type) == 0, "k_dim is no multiple of the block");
     if (a.n_expert > 0) {
@@ -31,14 +32,18 @@ void run(lctx_multiply_args & a) {
         out = ggml_mul_mat(g.ctx.get(), weight, x);
     }
     g.allocate();
+    const lctx_graph graph = g.graph_of({out});
+    if (a.fixed) {
+        lctx_fix_products(graph.graph);
+    }
     lctx_fill(weight, a.weight);
     lctx_fill(x, a.x);
     if (ids) {
         lctx_fill(ids, a.ids);
     }
     lctx_poison({out});
-    a.is_ours = lctx_cpu_multiply(out) != nullptr;
-    const std::vector<double> us = g.times(g.graph_of({out}), std::max(1, a.n_repeat), [] {});
+    a.is_ours = lctx_cpu_multiply(out) || lctx_cpu_dots(out);
+    const std::vector<double> us = g.times(graph, std::max(1, a.n_repeat), [] {});
     a.us = *std::min_element(us.begin(), us.end());
     ggml_backend_tensor_get(out, a.out, 0, ggml_nbytes(out));
 }

@@ -141,7 +141,11 @@ class lctx_kv_cache {
     // Heads choose in every graph from now on, where their queries read everything too; for traces.
     void always_select(bool on) { always_selects_ = on; }
     // Units that lie close are brought as choices ask for them.
-    bool always_selects() const { return always_selects_ || shape_.n_staged > 0; }
+    // So they do where results may not depend on the other tokens of a batch.
+    bool always_selects() const { return always_selects_ || is_fixed_ || shape_.n_staged > 0; }
+    // Results of a token do not depend on what is computed beside it (ops/fixed.h).
+    void fix(bool on) { is_fixed_ = on; }
+    bool is_fixed() const { return is_fixed_; }
 
     // for the API
     // What was chosen and why, and which kernels run where on rows of which types.
@@ -305,7 +309,7 @@ class lctx_kv_cache {
     std::unique_ptr<lctx_means> means_;
     std::vector<layer_place> layers_;  // of all layers of the model
     std::vector<int32_t> source_;      // the layer whose rows each reads, -1: another memory serves it
-    bool always_selects_ = false;
+    bool always_selects_ = false, is_fixed_ = false;
     std::vector<int32_t> open_rows_;
     std::vector<lctx_voter> voters_;
     std::vector<sequence> seqs_;

@@ -1,5 +1,7 @@
 #include "ops.h"
 
+#include "fixed.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -249,4 +251,13 @@ ggml_tensor * lctx_fetch(ggml_context * ctx, ggml_tensor * segs, ggml_tensor * k
     set_params(result, lctx_fetch_params{LCTX_OP_FETCH, (int32_t)n_staged, chunk_size, n_run});
     set_sources(result, {segs, k, v_pool, table, k_staged, v_staged, staging, staging_table});
     return result;
+}
+
+void lctx_fix_products(ggml_cgraph * graph) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+        ggml_tensor * node = ggml_graph_node(graph, i);
+        if (node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID) {
+            node->op_params[LCTX_FIXED_AT] = LCTX_FIXED_MARK;
+        }
+    }
 }

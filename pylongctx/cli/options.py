@@ -60,6 +60,7 @@ PLAIN = {
     "kv_store_words": "kv_store_words",
     "preflight": "preflight",
     "swa_full": "swa_full",
+    "deterministic": "deterministic",
     "verbose": "verbose",
 }
 MODEL = "GGUF file, or a name that pylongctx get lists (the embedded model)"
@@ -144,6 +145,8 @@ def _add_context(options: Options) -> None:
             help=f"type of {letter.upper()} in the cache (f16)",
         )
     options.switch("--swa-full", env="LLAMA_ARG_SWA_FULL", help="sliding windows keep every row")
+    help = "the same bits alone, beside others, behind a cached prefix and with drafts (off)"
+    options.switch("--deterministic", help=help, dest="deterministic")
     off = ("--no-preflight",)
     options.switch("--preflight", off=off, help="open only what fits into memory (on)", dest="preflight")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pylongctx._arguments import ROPE_FIELDS
+from pylongctx._lib import build_info, lib, text
 from pylongctx._model_files import FORMAT, ModelFiles
 from pylongctx.engine.context import Context
 from pylongctx.engine.model import Model
@@ -44,6 +45,7 @@ def row_identity(model: Model, files: ModelFiles, context: Context, given: Mappi
         "transformed": not PLAIN.issuperset(context.types.values()) and not _is_set("LLAMA_ATTN_ROT_DISABLE"),
         "factors": _factors(model, files, context),
         **{name: given[name] for name in (*ROPE_FIELDS, "attention_type", "swa_full")},
+        **({"deterministic": _kernels()} if given["deterministic"] else {}),
     }
 
 
@@ -81,6 +83,13 @@ def _factors(model: Model, files: ModelFiles, context: Context) -> str:
     key = f"{metadata.get('general.architecture')}.rope.scaling.original_context_length"
     trained = int(metadata.get(key, model.info.n_ctx_train))
     return "long" if -(-context.n_ctx // GRAIN) * GRAIN > trained else "short"
+
+
+def _kernels() -> str:
+    """Return which kernels compute: those of another build or kind of CPU round otherwise."""
+    info = build_info()
+    names = ("version", "series", "compiler", "build_type")
+    return "; ".join([*(str(info[name]) for name in names), text(lib.lctx_system_info())])
 
 
 def _is_set(variable: str) -> bool:
