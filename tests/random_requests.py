@@ -435,9 +435,10 @@ class Served:
         return self.job_of(self.texts.next(), owner=owner, reuses=reuses)
 
     def job_of(self, text, **fields):
+        """Return a job of few tokens: it ends, and leaves its sequence, though nobody takes them."""
         self.n_prompt += len(text)
         sampler = Sampler(self.host.model, SamplingParams(seed=1, temp=0.0))
-        return Job(np.array(text, np.int32), sampler, self.rng.randrange(1, 6), with_rows=True, **fields)
+        return Job(np.array(text, np.int32), sampler, self.rng.randrange(1, 5), with_rows=True, **fields)
 
     def finish(self, job, allowed):
         said, rows = [], []
