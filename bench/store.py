@@ -8,8 +8,8 @@
 A prompt is read in one process, and again in later ones: with its files in the page cache, and with them dropped from
 it. The time is that of the first token's logits, without opening the model; the bits of the logits are compared.
 
-``--cold-load`` asks an engine for small answers, beside nothing and beside a text of 1 GiB that another sequence of it
-takes from files which are not in the page cache. Its model has wide rows and few weights.
+``--cold-load`` asks an engine for small answers, in turns beside nothing and beside a text of 1 GiB that another
+sequence of it takes from files which are not in the page cache. Its model has wide rows and few weights.
 
 ``--torture`` kills 200 processes while they write and verifies every block, flips a bit in 1000 stored blocks, fills a
 disk (a file system in memory, for which it must be root), and lets two processes write at once. It reports answers that
@@ -28,10 +28,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 import numpy as np
-from report import machine, spread, table
+from report import machine, table
 
 from pylongctx import Llama
 from pylongctx.bench.case import model_file
@@ -57,7 +57,7 @@ def arguments() -> argparse.Namespace:
     add("--tokens", type=int, default=2000, help="of the prompt")
     add("--n-ctx", type=int, default=0, help="tokens of the context (the model's)")
     add("--cold-load", action="store_true", help="measure small answers beside a text that is loaded")
-    add("--repeats", type=int, default=5, help="of --cold-load")
+    add("--rounds", type=int, default=25, help="of --cold-load")
     add("--torture", action="store_true", help="kill writers, flip bits, fill a disk")
     add("--kills", type=int, default=200)
     add("--flips", type=int, default=1000)
@@ -136,7 +136,7 @@ def measure(args: argparse.Namespace, method: str, folder: Path) -> list[str]:
 
 WIDE = Shape(n_vocab=512, n_embd=1024, n_layer=16, n_head=8, n_head_kv=8, n_ff=2048, n_ctx_train=8704)
 N_SMALL, N_ANSWER = 16, 4
-N_ALONE = 20  # small answers of a repeat that nothing is loaded beside
+N_ROUND = 6  # small answers between two changes
 
 
 class Pair:
@@ -149,6 +149,7 @@ class Pair:
         )
         self.engine = EngineThread(self.host.sessions, self.host.library)
         self.n_asked = 0
+        self.rates: list[float] = []  # bytes per second that were loaded
 
     def close(self) -> None:
         self.engine.close()
@@ -182,40 +183,45 @@ class Pair:
     def large(self) -> Job:
         return self.ask(0, self.n_large, 0, 0)
 
-    def beside(self, folder: Path) -> tuple[float, list[tuple[float, float]]]:
-        """Return how long the large text took, and the small answers meanwhile."""
+    def beside(self, folder: Path) -> list[tuple[float, float]]:
+        """Return small answers while the large text is loaded, which is given up then."""
         drop_from_page_cache(folder)
-        job, started, found = self.large(), time.perf_counter(), []
-        while job.results.empty():
-            found.append(self.small())
-        job.take()
-        seconds = job.ended - job.started
-        assert job.n_stored == self.n_large - BLOCK or time.perf_counter() < started, job.n_stored
+        started, job = time.perf_counter(), self.large()
+        found = [self.small() for _ in range(N_ROUND)]
+        self.rates.append(job.n_cached * 2 * 4 * WIDE.n_embd * WIDE.n_layer / (time.perf_counter() - started))
+        if not job.results.empty():
+            raise RuntimeError("the text was loaded before the answers were there: a larger one is needed")
+        self.engine.cancel(job)
+        while self.engine.n_busy:
+            time.sleep(0.001)
         self.engine.erase(0).result()
-        return seconds, found
+        return found
 
 
 def cold_load(args: argparse.Namespace, folder: Path) -> int:
-    path = write_model(folder / "wide.gguf", LLAMA, WIDE, qtype=Q8_0)
-    pair = Pair(path, folder / "kv")
-    alone, beside, seconds = [], [], []
+    pair = Pair(write_model(folder / "wide.gguf", LLAMA, WIDE, qtype=Q8_0), folder / "kv")
+    alone, beside = [], []
     try:
         pair.fill()
-        for _ in range(args.repeats):
-            alone.append([pair.small() for _ in range(N_ALONE)])
-            took, found = pair.beside(folder / "kv")
-            seconds.append(took)
-            beside.append(found)
+        pair.small()
+        for _ in range(args.rounds):  # in turns: other work on the machine is beside both
+            alone += [pair.small() for _ in range(N_ROUND)]
+            beside += pair.beside(folder / "kv")
     finally:
         pair.close()
     rows = []
-    for name, kind in (("first token", 0), ("whole answer", 1)):
-        without, with_load = ([1000 * median(one[kind] for one in run) for run in runs] for runs in (alone, beside))
-        ratio = [b / a for a, b in zip(without, with_load, strict=True)]
-        rows.append([name, f"{spread(without)} ms", f"{spread(with_load)} ms", spread(ratio, 2)])
-    print(f"{pair.n_large} tokens were loaded in {spread(seconds, 2)} s, beside {sum(map(len, beside))} small answers")
-    print(table(["small answers", "alone", "beside a cold load", "ratio"], rows))
+    for name, kind in (("first token", 0), ("all tokens", 1)):
+        without, with_load = (sorted(1000 * one[kind] for one in answers) for answers in (alone, beside))
+        ratio = median(with_load) / median(without)
+        rows.append([name, quartiles(without), quartiles(with_load), f"{ratio:.2f}"])
+    print(f"{len(beside)} answers beside a load of {median(pair.rates) / 2**20:.0f} MiB/s; median (quartiles)")
+    print(table([f"{N_SMALL} tokens read, {N_ANSWER} written", "alone", "beside a cold load", "ratio"], rows))
     return 0
+
+
+def quartiles(values: list[float]) -> str:
+    low, middle, high = quantiles(values, n=4)
+    return f"{middle:.0f} ({low:.0f} - {high:.0f}) ms"
 
 
 # ---- what goes wrong ----

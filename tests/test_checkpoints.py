@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from llamas import EXACT, F32, greedy, new
 from needs import need
+from random_requests import small_blocks
 from session import assert_same
 from test_tiny_hybrids import SHAPE, make
 from tiny_models import RECIPES
@@ -18,6 +20,7 @@ from pylongctx.bench.random_model import write_model
 from pylongctx.engine import checkpoints
 from pylongctx.engine.checkpoints import SPACING, TAIL, Checkpoints
 from pylongctx.errors import Aborted
+from pylongctx.store.finder import Finder
 
 RECURRENT = ["qwen3next", "granitehybrid", "falcon-h1", "lfm2"]
 WINDOWS = ["gemma2", "gemma3"]
@@ -409,6 +412,34 @@ def test_a_prompt_waits_for_a_checkpoint_of_the_one_that_is_read(serve, text):
         jobs = [job(server, [*text[:180], *text[200 + 30 * i : 230 + 30 * i]]) for i in range(2)]
         run(server, *jobs)
         assert [one.n_cached for one in jobs] == [0, 180]
+
+
+@pytest.mark.parametrize("name", ["qwen3next", "gemma3"])
+def test_rows_without_their_state_are_copied_for_nobody(serve, start, text, name, tmp_path, monkeypatch):
+    """Another prompt begins as one whose rows have come from the store, and the recurrent state not yet."""
+    small_blocks(monkeypatch)
+    prompt, fetch, go = text[:200], Finder.fetch, Event()
+
+    def slow(self, piece):
+        *rows, last = fetch(self, piece)
+        yield from rows
+        go.wait(60)
+        yield last
+
+    with serve(name, n_seq=2, kv_store=str(tmp_path)) as server:
+        run(server, job(server, prompt))
+        server.host.store.flush()
+        server.erase()
+        monkeypatch.setattr(Finder, "fetch", slow)
+        first, second = (job(server, tokens, with_rows=True) for tokens in (prompt, [*prompt[:192], 7, 8]))
+        server.engine.submit(first)
+        server.wait_for(lambda: server.engine.slots[0].session.n_tokens == 192)
+        server.engine.submit(second)
+        server.wait_for(lambda: second.started or second.forerunner is first)
+        go.set()
+        for one in (first, second):
+            _, row = one.take()
+            assert_same(row, logits_after(start(name), one.tokens.tolist()), 10 * EXACT)
 
 
 @pytest.mark.parametrize("name", ["qwen3next", "gemma2"])

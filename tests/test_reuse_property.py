@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from random_requests import Drafting, Reading, Requests, Served, small_blocks
+from random_requests import Drafting, Reading, Requests, Served, ServedReading, small_blocks
 from test_checkpoints import path_of
 from thinning import few
 
@@ -38,12 +38,14 @@ CASES = {
     "documents": (Reading, "llama", "full,spans=3", STORED | CACHED),
 }
 SERVED = {
-    "full": ("llama", "full"),
-    "chunks": ("llama", LONGHEADS),
-    "own cache": ("llama", None),
-    "evicting": ("llama", CORM),
-    "sliding": ("gemma3", "full"),
-    "recurrent": ("qwen3next", "full"),
+    "full": (Served, "llama", "full", {}),
+    "little room": (Served, "llama", "full", {"kv_limit": 5 << 20}),
+    "chunks": (Served, "llama", LONGHEADS, {}),
+    "own cache": (Served, "llama", None, {}),
+    "evicting": (Served, "llama", CORM, {}),
+    "sliding": (Served, "gemma3", "full", {}),
+    "recurrent": (Served, "qwen3next", "full", {}),
+    "documents": (ServedReading, "llama", "full,spans=3", {}),
 }
 
 
@@ -79,6 +81,7 @@ def test_logits_are_those_of_a_text_that_is_evaluated_from_nothing(open_random, 
 
 @pytest.mark.parametrize("case", SERVED)
 def test_so_are_those_of_sequences_that_are_asked_together(open_random, case):
-    asked = open_random(Served, *SERVED[case], folder=True)
+    kind, model, method, more = SERVED[case]
+    asked = open_random(kind, model, method, **STORED | more)
     asked.run(max(1, STEPS // 6))
     assert asked.n_evaluated < asked.n_prompt  # it was reused; how much of it depends on when blocks are written

@@ -139,6 +139,11 @@ class Job:
         """Whether the prompt lacks turns: then rows will do that have read them."""
         return self.dropped_turns > 0
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether the sequence has no use for others until all of a piece is loaded."""
+        return self.fetch is not None and self.pieces[0].source.whole
+
     def due(self, n: int) -> Piece | None:
         """Return the piece that follows the first ``n`` tokens or is being loaded; forgets those that they reach."""
         while self.pieces and self.fetch is None and self.pieces[0].first < n:

@@ -40,7 +40,8 @@ class Slot:
         return Held(self.session, job.placed, job.lossy).shared(job.tokens) if self._serves(job) else 0
 
     def _serves(self, job: Job) -> bool:
-        return self.session.owner == job.owner and job.reuses
+        partial = self.job is not None and self.job.is_partial
+        return self.session.owner == job.owner and job.reuses and not partial
 
 
 def choose(slots: list[Slot], job: Job) -> tuple[Slot, Slot]:
