@@ -53,8 +53,9 @@ bool lctx_has_windows(const lctx_model & model) {
 }
 
 void lctx_check_deterministic(const lctx_model & model, const lctx_context_params & params, const std::string & method) {
-    const std::string why =
-        method.empty() ? "llama.cpp's own KV cache does not promise that; use method=full" : why_not_model(model, params);
+    const std::string why = params.embeddings ? "a vector depends on the texts that are embedded beside"
+                            : method.empty()  ? "llama.cpp's own KV cache does not promise that; use method=full"
+                                              : why_not_model(model, params);
     if (!why.empty()) {
         throw lctx_refusal("deterministic: " + why);
     }

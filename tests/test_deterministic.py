@@ -187,7 +187,7 @@ def test_answers_beside_others(embedded_model, kv):
         ({"method": None}, "llama.cpp's own KV cache does not promise that; use method=full"),
         ({"method": "corm"}, "what a rule evicts depends on where batches end; use a method without a rule"),
         ({"method": "longheads+h2o"}, "what a rule evicts depends on where batches end"),
-        ({"embedding": True}, "llama.cpp's own KV cache"),
+        ({"embedding": True}, "a vector depends on the texts that are embedded beside"),
         ({"method": "longheads", "kv_offload": "host"}, "kv_offload is for GPUs"),
     ],
 )

@@ -19,8 +19,7 @@ struct plan : lctx_tiling {
     static constexpr int JOBS = 24;                  // at least, where the rows allow it
     static constexpr int SPLIT_ROWS = 256;           // of a part, at least
     static constexpr int PIECE_BLOCKS = 8;           // of a part that ends at fixed cells
-    static constexpr int PIECE_COLUMNS = 16;         // of a tile whose pieces threads share, at most
-    static constexpr size_t PIECES_SIZE = 64 << 20;  // of their states, at most
+    static constexpr size_t PIECES_SIZE = 32 << 20;  // of the states of those that threads share, at most
 
     explicit plan(const lctx_attend_args & a) : lctx_tiling(a), dim_v(lctx_round_up(a.head_dim_v, LCTX_VL)) {}
     void set_cut(const lctx_attend_args & a, const int32_t * cut) {
@@ -54,16 +53,17 @@ struct plan : lctx_tiling {
         }
         return last;
     }
-    // Where parts end at fixed cells, all of them wait until they are merged; that of many columns, or of chunks, is done by one thread.
+    int64_t least_tiles(const lctx_attend_args & a) const {
+        return (int64_t)a.n_head_kv * n_head_tile * lctx_ceil_div(a.n_tokens, token_block);
+    }
+    // Where parts end at fixed cells, all of them wait until they are merged. Where they would be too many, a tile has one thread.
     size_t pieces_size(const lctx_attend_args & a) const {
         const int64_t n_tile_most = std::min<int64_t>(JOBS, (int64_t)a.n_head_kv * n_head_tile * a.n_tokens);
         const int64_t n_block = (int64_t)a.cache.table.head_stride << a.cache.table.shift >> LCTX_PAGE_SHIFT;
         return n_tile_most * n_run * lctx_ceil_div(n_block, PIECE_BLOCKS) * state_size() * sizeof(float);
     }
     bool has_pieces(const lctx_attend_args & a) const { return a.params.fixed && a.params.chunk_size == 0; }
-    bool shares_pieces(const lctx_attend_args & a) const {
-        return has_pieces(a) && max_column <= PIECE_COLUMNS && pieces_size(a) <= PIECES_SIZE;
-    }
+    bool shares_pieces(const lctx_attend_args & a) const { return has_pieces(a) && least_tiles(a) < JOBS && pieces_size(a) <= PIECES_SIZE; }
     // Late tokens read most: handing them out first keeps the threads even.
     lctx_tile tile(int64_t index) const {
         const int at = (int)(index % tiles_per_head());
@@ -77,8 +77,7 @@ struct plan : lctx_tiling {
     }
     // What the tiles read is looked up once for all their parts.
     size_t shared_spans_size(const lctx_attend_args & a) const {
-        const bool splits = (int64_t)a.n_head_kv * n_head_tile * lctx_ceil_div(a.n_tokens, token_block) < JOBS;
-        return splits ? JOBS * GGML_PAD(lctx_spans::size(a, *this), LCTX_CACHE_LINE) : 0;
+        return least_tiles(a) < JOBS ? JOBS * GGML_PAD(lctx_spans::size(a, *this), LCTX_CACHE_LINE) : 0;
     }
     lctx_spans shared_spans(const lctx_attend_args & a, char * base, int64_t index) const {
         return {base + index * GGML_PAD(lctx_spans::size(a, *this), LCTX_CACHE_LINE), *this};

@@ -223,8 +223,9 @@ ggml::cpu::tensor_traits * way_of_matrix(const entry & e, const ggml_tensor * op
     if (op->src[0]->ne[2] * op->src[1]->ne[2] != 1) {
         return nullptr;
     }
-    ggml::cpu::tensor_traits * few = op->src[1]->ne[1] < e.min_columns ? lctx_cpu_few(e.type, lctx_is_fixed(op)) : nullptr;
-    return few || (op->src[1]->ne[1] < e.min_columns && !lctx_is_fixed(op)) ? few : e.panels();
+    ggml::cpu::tensor_traits * few = lctx_cpu_few(e.type, lctx_is_fixed(op));
+    const bool by_panels = op->src[1]->ne[1] >= e.min_columns || (lctx_is_fixed(op) && !few);
+    return by_panels ? e.panels() : few;
 }
 
 ggml::cpu::tensor_traits * way_of_experts(const entry & e, const ggml_tensor * op) {
