@@ -39,7 +39,8 @@ class Texts:
     """Prompts that begin as earlier ones, and differ from them at some place."""
 
     def __init__(self, rng):
-        self.rng, self.known = rng, [[5]]
+        self.rng = rng
+        self.known = [self.some(100)]
 
     def some(self, n):
         """Return ``n`` ordinary tokens."""
@@ -123,7 +124,7 @@ class Requests:
         self.llm, self.held = self.open(), []
         self.llm.set_cache(self.cache)
         self.states, self.kept = [], None
-        self.n_prompt = self.n_evaluated = self.n_stored = 0
+        self.n_prompt = self.n_reused = 0  # tokens
         self.log = []
 
     def close(self):
@@ -141,10 +142,10 @@ class Requests:
         """Do something, and compare what is held then with what a fresh object says."""
         action = self.rng.choice(self.actions)
         self.log.append(action.__name__)
-        before = self.llm.session.n_evaluated
+        before = self.llm.session.n_evaluated - self.n_prompt
         action()
         session = self.llm.session
-        self.n_evaluated += max(session.n_evaluated - before, 0)  # another object begins at 0
+        self.n_reused += max(before - session.n_evaluated + self.n_prompt, 0) if action != self.reopen else 0
         assert session.tokens.tolist() == self.held
         if session.has_logits:
             self.compare()
@@ -267,7 +268,6 @@ class Requests:
 
     def reopen(self):
         """Go on with another object on the same store."""
-        self.n_stored += self.llm.kv_store_usage().tokens
         self.llm.close()
         self.llm, self.held, self.kept = self.open(), [], None
         self.llm.set_cache(self.cache)
@@ -367,7 +367,7 @@ class Served:
         self.host = Host(str(path), 3, **given | SIZES | settings)
         self.engine = EngineThread(self.host.sessions, self.host.library)
         self.limited = "kv_limit" in settings
-        self.n_prompt = self.n_evaluated = self.n_stored = self.n_step = self.n_ended = 0
+        self.n_reused = self.n_step = 0
 
     def close(self):
         self.engine.close()
@@ -436,7 +436,6 @@ class Served:
 
     def job_of(self, text, **fields):
         """Return a job of few tokens: it ends, and leaves its sequence, though nobody takes them."""
-        self.n_prompt += len(text)
         sampler = Sampler(self.host.model, SamplingParams(seed=1, temp=0.0))
         return Job(np.array(text, np.int32), sampler, self.rng.randrange(1, 5), with_rows=True, **fields)
 
@@ -447,7 +446,6 @@ class Served:
                 rows.append(row)
                 said.append(token)
         except allowed:
-            self.n_ended += 1
             return
         assert len(rows) == job.limit or self.host.model.ends_generation(said[-1])
         for i in {0, len(rows) - 1}:
@@ -457,8 +455,7 @@ class Served:
                 reason.add_note(f"{len(job.tokens)} tokens, {job.n_cached} cached, {job.n_stored} stored, {i} said")
                 raise
         assert job.n_cached + job.n_read == len(job.tokens)
-        self.n_evaluated += job.n_read
-        self.n_stored += job.n_stored
+        self.n_reused += job.n_cached
 
     def compare(self, row, prompt, said):
         self.fresh.check(row, prompt + said)
