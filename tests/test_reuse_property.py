@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from random_requests import Drafting, Reading, Requests, Served, ServedReading, small_blocks
+from random_jobs import Served, ServedReading
+from random_requests import Drafting, Reading, Requests, small_blocks
 from test_checkpoints import path_of
 from thinning import few
 
