@@ -1,8 +1,7 @@
 """Random requests to one object, and what another one says that evaluates each text from nothing."""
 
 import random
-from contextlib import contextmanager, nullcontext, suppress
-from threading import Event
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import stored
@@ -11,17 +10,12 @@ from session import assert_same
 
 from pylongctx import LlamaPromptLookupDecoding, LlamaRAMCache
 from pylongctx.engine import documents
-from pylongctx.engine.job import Job
-from pylongctx.engine.thread import EngineThread
-from pylongctx.errors import Aborted, ContextFull
-from pylongctx.sampling import Sampler, SamplingParams
-from pylongctx.serve.host import Host
+from pylongctx.errors import Aborted
 from pylongctx.store import finder, keeper, layout
 
 N_CTX = 384
 LONGEST = N_CTX - 40  # of a prompt, so that an answer follows
 N_BLOCK = 64  # of the store, so that short texts have several
-PATIENCE = 60.0  # seconds until an answer that does not come is an error
 SIZES = {"n_ctx": N_CTX, "n_ubatch": 32} | F32
 
 
@@ -39,7 +33,8 @@ class Texts:
     """Prompts that begin as earlier ones, and differ from them at some place."""
 
     def __init__(self, rng):
-        self.rng, self.known = rng, [[5]]
+        self.rng = rng
+        self.known = [self.some(100)]
 
     def some(self, n):
         """Return ``n`` ordinary tokens."""
@@ -123,7 +118,7 @@ class Requests:
         self.llm, self.held = self.open(), []
         self.llm.set_cache(self.cache)
         self.states, self.kept = [], None
-        self.n_prompt = self.n_evaluated = self.n_stored = 0
+        self.n_prompt = self.n_reused = 0  # tokens
         self.log = []
 
     def close(self):
@@ -141,10 +136,10 @@ class Requests:
         """Do something, and compare what is held then with what a fresh object says."""
         action = self.rng.choice(self.actions)
         self.log.append(action.__name__)
-        before = self.llm.session.n_evaluated
+        before = self.llm.session.n_evaluated - self.n_prompt
         action()
         session = self.llm.session
-        self.n_evaluated += max(session.n_evaluated - before, 0)  # another object begins at 0
+        self.n_reused += max(before - session.n_evaluated + self.n_prompt, 0) if action != self.reopen else 0
         assert session.tokens.tolist() == self.held
         if session.has_logits:
             self.compare()
@@ -267,7 +262,6 @@ class Requests:
 
     def reopen(self):
         """Go on with another object on the same store."""
-        self.n_stored += self.llm.kv_store_usage().tokens
         self.llm.close()
         self.llm, self.held, self.kept = self.open(), [], None
         self.llm.set_cache(self.cache)
@@ -353,159 +347,6 @@ class Reading(Requests):
     def abort(self):
         super().abort()
         self.asked = 0
-
-
-class Served:
-    """Several sequences of one engine that are asked together at random; see ``Requests``.
-
-    Jobs are cancelled and aborted, sequences erased, and with ``kv_limit`` there is no room for all.
-    """
-
-    ABORTS = 0.2  # of the steps
-
-    def __init__(self, path, method, seed, folder=None, **settings):
-        self.rng = random.Random(seed)
-        self.texts, self.fresh, self.folder = Texts(self.rng), Fresh(path, method=method), folder
-        given = {"n_threads": 1, "n_threads_batch": 1, "verbose": False, "kv_store": folder, "method": method}
-        self.host = Host(str(path), 3, **given | SIZES | settings)
-        self.engine = EngineThread(self.host.sessions, self.host.library)
-        self.limited = "kv_limit" in settings
-        self.n_prompt = self.n_evaluated = self.n_stored = self.n_step = self.n_ended = 0
-
-    def close(self):
-        self.engine.close()
-        self.host.close()
-        self.fresh.llm.close()
-
-    def run(self, n):
-        """Take ``n`` steps; an error says which one it was."""
-        for self.n_step in range(n):
-            try:
-                self.step()
-            except BaseException as reason:
-                reason.add_note(f"step {self.n_step}")
-                raise
-
-    def step(self):
-        jobs = [self.job() for _ in range(self.rng.randrange(1, 6))]
-        held = Event()
-        self.engine.call(held.wait)
-        for job in jobs:
-            self.engine.submit(job)
-        aborts = self.rng.random() < self.ABORTS
-        with self._aborting(self.rng.randrange(9)) if aborts else nullcontext():
-            held.set()
-            in_vain = [job for job in jobs if self.rng.random() < 0.15]
-            for job in in_vain:
-                if self.rng.random() < 0.5:
-                    job.results.get(timeout=PATIENCE)
-                self.engine.cancel(job)
-            for job in jobs:
-                if job not in in_vain:
-                    self.finish(job, (Aborted,) * aborts + (ContextFull,) * self.limited)
-        if self.rng.random() < 0.2:
-            with suppress(ValueError):  # it is busy with what was cancelled
-                self.engine.erase(self.rng.randrange(len(self.host.sessions))).result(PATIENCE)
-        if self.folder and self.rng.random() < 0.2:
-            lose_a_file(self.host.store, self.folder, self.rng)
-
-    @contextmanager
-    def _aborting(self, at):
-        """Let one of the next steps end before it begins, or in the native code."""
-        context, left, native = self.engine.context, [at], self.rng.random() < 0.5
-        decode = context.decode
-
-        def failing(*args):
-            left[0] -= 1
-            if left[0] != -1:
-                return decode(*args)
-            if not native:
-                raise Aborted("stopped", -1)
-            context.abort = True
-            try:
-                return decode(*args)
-            finally:
-                context.abort = False
-
-        context.decode = failing
-        try:
-            yield
-        finally:
-            del context.decode
-
-    def job(self):
-        owner, reuses = self.rng.choice([None, None, "somebody"]), self.rng.random() < 0.9
-        return self.job_of(self.texts.next(), owner=owner, reuses=reuses)
-
-    def job_of(self, text, **fields):
-        """Return a job of few tokens: it ends, and leaves its sequence, though nobody takes them."""
-        self.n_prompt += len(text)
-        sampler = Sampler(self.host.model, SamplingParams(seed=1, temp=0.0))
-        return Job(np.array(text, np.int32), sampler, self.rng.randrange(1, 5), with_rows=True, **fields)
-
-    def finish(self, job, allowed):
-        said, rows = [], []
-        try:
-            for token, row in job.drawn(lambda: take(job)):
-                rows.append(row)
-                said.append(token)
-        except allowed:
-            self.n_ended += 1
-            return
-        assert len(rows) == job.limit or self.host.model.ends_generation(said[-1])
-        for i in {0, len(rows) - 1}:
-            try:
-                self.compare(rows[i], job.tokens.tolist(), said[:i])
-            except AssertionError as reason:
-                reason.add_note(f"{len(job.tokens)} tokens, {job.n_cached} cached, {job.n_stored} stored, {i} said")
-                raise
-        assert job.n_cached + job.n_read == len(job.tokens)
-        self.n_evaluated += job.n_read
-        self.n_stored += job.n_stored
-
-    def compare(self, row, prompt, said):
-        self.fresh.check(row, prompt + said)
-
-
-class ServedReading(Served):
-    """The same with documents, which an object has read whose answers are compared."""
-
-    ABORTS = 0.0  # a document whose reading is aborted is read in place
-
-    def __init__(self, *args, **settings):
-        super().__init__(*args, **settings)
-        words = TEXT.decode().split()
-        self.written = [" ".join(self.rng.choices(words, k=40)) for _ in range(5)]
-        for text in self.written:
-            self.fresh.llm.read(text)
-            self.engine.documents.add(text)  # is read before the first prompt that has it
-
-    def job(self):
-        text = self.texts.next()[:60]
-        for written in self.rng.sample(self.written, self.rng.randrange(4)):
-            text += self.host.model.tokenize(written.encode(), False, False) + self.texts.some(self.rng.randrange(4))
-        text = text[:LONGEST]
-        self.texts.known.append(text)
-        placed = self.engine.documents.find(np.array(text, np.int32))
-        return self.job_of(text, placed=placed)
-
-    def compare(self, row, prompt, said):
-        fresh = self.fresh.llm
-        fresh.reset()
-        fresh.prefill(prompt)
-        if said:
-            fresh.eval(said)
-        assert_same(row, fresh.session.last_logits, EXACT)
-
-
-def take(job):
-    """Return the next result of a job, in less time than a test may take."""
-    result = job.results.get(timeout=PATIENCE)
-    if job.stalled:
-        job.wake()
-    if isinstance(result, BaseException):
-        raise result
-    return result
 
 
 def lose_a_file(store, folder, rng):

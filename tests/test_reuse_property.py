@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from random_requests import Drafting, Reading, Requests, Served, ServedReading, small_blocks
+from random_jobs import Served, ServedReading
+from random_requests import Drafting, Reading, Requests, small_blocks
 from test_checkpoints import path_of
 from thinning import few
 
@@ -76,12 +77,12 @@ def test_logits_are_those_of_a_text_that_is_evaluated_from_nothing(open_random, 
     kind, model, method, more = CASES[case]
     asked = open_random(kind, model, method, **more)
     asked.run(STEPS)
-    assert asked.n_evaluated < 0.9 * asked.n_prompt  # it was reused
+    assert asked.n_reused
 
 
 @pytest.mark.parametrize("case", SERVED)
 def test_so_are_those_of_sequences_that_are_asked_together(open_random, case):
     kind, model, method, more = SERVED[case]
     asked = open_random(kind, model, method, **STORED | more)
-    asked.run(max(1, STEPS // 6))
-    assert asked.n_evaluated < asked.n_prompt  # it was reused; how much of it depends on when blocks are written
+    asked.run(5 + STEPS // 6)
+    assert asked.n_reused
