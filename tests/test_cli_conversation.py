@@ -54,7 +54,7 @@ def test_forty_turns_cost_what_is_new(talk, method):
         turn, cost = conversation.turn, llm.session.n_evaluated - evaluated
         agreed = longest_prefix(held, llm.session.tokens)
         assert len(held) - agreed <= 12
-        assert cost - (llm.n_tokens - agreed) in range(13 if method == CORM else 1), i  # of its last eviction
+        assert cost - (llm.n_tokens - agreed) in range(25 if method == CORM else 1), i  # its answer, and how the template begins it
         assert cost <= turn.n_prompt + turn.n_answer
         assert 0 < turn.n_prompt < 100
         assert 0 < turn.n_answer <= 12

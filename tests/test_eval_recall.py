@@ -145,8 +145,8 @@ def one(embedded_model, method, **fields):
 
 
 @pytest.mark.parametrize("method", ["none", "full", "longheads,window=128", "window,window=124", "tova,budget=256"])
-def test_the_text_is_read_once_and_answers_are_those_of_reading_anew(embedded_model, method):
-    task, record = one(embedded_model, method, anew=3)
+def test_the_text_is_read_once_and_answers_are_those_of_reading_anew(embedded_f32, method):
+    task, record = one(embedded_f32, method, anew=3)
     questions = record["n_evaluated"] - record["n_tokens"]
     assert questions < LENGTH // 2  # of three, that read the text anew: more than 1400
     assert (record["n_anew"], record["n_same"]) == (3, 3)

@@ -396,7 +396,7 @@ def test_a_store_is_not_asked_for_more_than_stays(llm, monkeypatch):
         def planned(self, tokens, pieces):
             pass
 
-    monkeypatch.setattr(llm._solo.engine, "library", Store())
+    monkeypatch.setattr(llm._solo.engine._loader, "_library", Store())
     for n in (10, 11):
         llm.create_chat_completion(history(n), max_tokens=4, temperature=0.0)
     assert llm.session.seam
