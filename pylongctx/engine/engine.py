@@ -398,8 +398,8 @@ def _can_run(job: Job) -> bool:
 
 def _n_ahead(slot: Slot, job: Job) -> int:
     """Return how many of the pending tokens come before the next piece of a source."""
-    first = job.pieces[0].first - slot.session.n_tokens if job.is_reading and job.pieces else len(job.pending)
-    return min(first, len(job.pending))
+    n = len(job.pending)
+    return min(n, job.pieces[0].first - slot.session.n_tokens) if job.pieces and job.is_reading else n
 
 
 def _guessed(slot: Slot, job: Job, part: NDArray[np.int32], most: int) -> Share:

@@ -133,7 +133,7 @@ class Solo:
         """Take a step of all jobs; what interrupts it ends them."""
         try:
             self._woken.clear()
-            assigned = self.engine.assign_waiting()
+            assigned = bool(self.engine.waiting) and self.engine.assign_waiting()
             if not (self.engine.step() or assigned or self.engine.can_assign()):
                 self._woken.wait()  # for a thread that reads what is stored
         except BaseException:
