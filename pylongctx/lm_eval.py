@@ -72,8 +72,8 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
         **arguments: Any,
     ) -> None:
         super().__init__()
-        self.n_parallel = int(batch_size) if str(batch_size or "").isdecimal() else 1
-        self.llm = Llama(model, **{"verbose": False, "seed": 1234, "n_parallel": self.n_parallel} | arguments)
+        n_parallel = int(batch_size) if str(batch_size or "").isdecimal() else 1
+        self.llm = Llama(model, **{"verbose": False, "seed": 1234, "n_parallel": n_parallel} | arguments)
         self.max_gen_toks = max_gen_toks
         self.add_bos_token = add_bos_token
         self.truncate = truncate
@@ -188,7 +188,7 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
 
     def _batches(self, order: list[int], asked: list[dict[str, Any]]) -> Iterator[list[int]]:
         """Yield the numbers of requests with equal options, as many as are answered before the cache is written."""
-        n = 1 if self.n_parallel == 1 else BATCHES * self.n_parallel
+        n = 1 if self.llm.n_parallel == 1 else BATCHES * self.llm.n_parallel
         for _, group in groupby(order, key=lambda i: repr(asked[i] | {"prompt": None})):
             numbers = list(group)
             yield from (numbers[i : i + n] for i in range(0, len(numbers), n))

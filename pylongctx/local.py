@@ -26,7 +26,7 @@ from pylongctx.grammar import constraint
 from pylongctx.inspect.recording import record
 from pylongctx.inspect.trace import Trace
 from pylongctx.options import Grammar, SamplerOptions, flattened
-from pylongctx.sampling import Processors, Sampler, SamplingParams, StoppingCriteria, process
+from pylongctx.sampling import Processors, Sampler, StoppingCriteria, process
 from pylongctx.state import LlamaState
 
 if TYPE_CHECKING:
@@ -184,10 +184,7 @@ class LocalCompleter(Completer):
         >>> llm.n_tokens
         3
         """
-        solo = self._solo
-        sampler = Sampler(self._model, SamplingParams(seed=0), None, ())
-        for _ in solo.drawn(solo.endless(tokens, sampler, limit=0)):
-            pass
+        self._solo.prefill(tokens)
 
     def eval_rows(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
         """Evaluate tokens and yield their logits, float32 [k, n_vocab] per step of at most n_ubatch tokens.

@@ -6,7 +6,6 @@ from pylongctx._lib import error, lib
 from pylongctx.engine.compress import compress
 from pylongctx.engine.documents import Document
 from pylongctx.local import LocalCompleter
-from pylongctx.sampling import Sampler, SamplingParams
 
 
 class ReadingCompleter(LocalCompleter):
@@ -65,9 +64,7 @@ class ReadingCompleter(LocalCompleter):
         solo = self._solo
         document = solo.engine.documents.add(text, name, ratio=ratio)
         if document.rows is None:
-            sampler = Sampler(self._model, SamplingParams(seed=0), None, ())
-            for _ in solo.drawn(solo.endless(document.prompt.tolist(), sampler, limit=0, reads=document)):
-                pass
+            solo.prefill(document.prompt.tolist(), reads=document)
         return document
 
     def forget(self, document: Document | str) -> None:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from pylongctx._lib import error, lib
 from pylongctx.engine.model import Model
-from pylongctx.engine.session import Session
+from pylongctx.engine.session import NO_ROWS, Session
 from pylongctx.methods.checks import check_share
 
 PIECE, LEAST = 2000, 64  # tokens of the text in a replay: those of KVzip, and how few are worth one
@@ -15,7 +15,6 @@ OVERLAP = 8  # tokens before a piece that tell where it begins
 FIRST = b"\n\nRepeat the previous context exactly.\n\n"
 LATER = b"\n\nRepeat the part of the previous context exactly, starting with "
 NOTHING = np.empty(0, np.int32)
-NO_ROWS = np.empty((0, 0), np.float32)
 
 
 def compress(session: Session, ratio: float) -> None:

@@ -150,7 +150,7 @@ class Engine:
         job.results.put(reason)
 
     def release(self, job: Job) -> None:
-        """Let go of a job, if it has not ended: nobody reads it any more."""
+        """Let go of a job, if it has not ended: its reader is gone."""
         if job in self.waiting:
             self.waiting.remove(job)
         for slot in self.slots:

@@ -10,12 +10,11 @@ from pylongctx.engine.documents import placed_up_to
 from pylongctx.engine.fetch import Fetch, Now
 from pylongctx.engine.job import Job
 from pylongctx.engine.reuse import Held, Piece, Source, apply, hold, plan
-from pylongctx.engine.session import Session
+from pylongctx.engine.session import NO_ROWS, Session
 from pylongctx.engine.slots import Slot
 from pylongctx.store.library import Library
 
 REST = 9  # times as long as a load takes, others evaluate before the next one
-NO_ROWS = np.empty((0, 0), np.float32)
 
 
 class Loader:
@@ -119,7 +118,7 @@ class Loader:
         return load is None or not piece.source.slow
 
     def _rest(self, session: Session, seconds: float) -> float:
-        """Return how long the next load waits after one that took ``seconds``: not at all where it holds up nobody."""
+        """Return how long the next load waits after one that took ``seconds``: 0 where no other job is held up."""
         rest, now = REST * seconds, time.monotonic()
         for slot in self._slots:
             evaluates = slot.job is not None and slot.job.fetch is None

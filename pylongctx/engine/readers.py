@@ -84,5 +84,5 @@ class Readers:
 
 
 def is_missing(document: Document | None) -> bool:
-    """Return whether a document is not read yet; None is no document."""
+    """Return whether a document is not read yet; False for None."""
     return document is not None and document.rows is None

@@ -17,6 +17,7 @@ from pylongctx.errors import PromptTooLong
 from pylongctx.methods import Method, parse
 
 FIRST_ROWS = 64
+NO_ROWS = np.empty((0, 0), np.float32)  # no logits
 SMALL = 32  # bytes per token of the context that are tokenized without a look at the vocabulary
 
 Progress = Callable[[int, int], None]

@@ -14,7 +14,7 @@ from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import most_tokens
 from pylongctx.engine.session import Session
 from pylongctx.engine.states import States
-from pylongctx.sampling import Sampler
+from pylongctx.sampling import Sampler, SamplingParams
 from pylongctx.store.library import Library
 
 FIRST = 0  # the sequence of ``Llama.session``
@@ -111,6 +111,12 @@ class Solo:
         job.slot, job.progress, job.together, job.submitted = None, None, True, True
         self.engine.waiting.append(job)
 
+    def prefill(self, tokens: Sequence[int], **fields: Any) -> None:
+        """Evaluate a prompt without an answer; ``fields`` are those of its job."""
+        sampler = Sampler(self.model, SamplingParams(seed=0), None, ())
+        for _ in self.drawn(self.endless(tokens, sampler, limit=0, **fields)):
+            pass
+
     def document(self, text: str | None, name: str | None) -> Document:
         """Take note of a document, or return the one of a name."""
         return self.engine.documents.asked(text, name)
@@ -133,8 +139,9 @@ class Solo:
         """Take a step of all jobs; what interrupts it ends them."""
         try:
             self._woken.clear()
-            assigned = bool(self.engine.waiting) and self.engine.assign_waiting()
-            if not (self.engine.step() or assigned or self.engine.can_assign()):
+            if self.engine.waiting and self.engine.assign_waiting():
+                return  # a prompt that is held whole has its first token
+            if not (self.engine.step() or self.engine.can_assign()):
                 self._woken.wait()  # for a thread that reads what is stored
         except BaseException:
             self.release()
@@ -154,8 +161,6 @@ class Solo:
                 self._begin(job)
             elif not job.together and self._last != (job, self.session.changes):
                 raise RuntimeError("another call used this Llama while this generation waited; use one object for each")
-            if job.results.empty():
-                self.engine.assign_waiting()
             while job.results.empty():
                 self.step()
             self._last = job, self.session.changes

@@ -128,12 +128,12 @@ def _names(body: type[BaseModel]) -> set[str]:
 
 def _unserved(name: str, value: Any) -> str:
     """Return why a field has no effect; empty when its value asks for what is done anyway."""
-    asked = NEUTRAL | HINTS
-    if name not in asked:
+    usual = NEUTRAL.get(name, HINTS.get(name))
+    if usual is None:
         return f"the field {name[:SHOWN]!r} is not served here"
-    if value in asked[name]:
+    if value in usual:
         return ""
-    only = f": only {_shown(asked[name][0])} is" if asked[name] else ""
+    only = f": only {_shown(usual[0])} is" if usual else ""
     return f"{name}={_shown(value)} is not served{only}"
 
 

@@ -7,6 +7,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx.engine.reuse import NO_BYTES, NO_LOGITS
 from pylongctx.engine.session import Session
 from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState
@@ -15,8 +16,6 @@ from pylongctx.store.keys import chain
 from pylongctx.store.layout import BLOCK, LEAST, POINT, ROWS, TAIL, Layout
 from pylongctx.store.store import KVStore
 from pylongctx.store.words import LOOK, first_words
-
-NO_LOGITS = np.empty(0, np.float32)
 
 
 class Keeper:
@@ -80,8 +79,8 @@ class Keeper:
         if self._store.has(name, TAIL):
             return
         layout, context = self._layout, self._session.context
-        rows = context.part(border, n, self._session.seq) if layout.has_rows else np.empty(0, np.uint8)
-        point = self._point() if layout.has_points else np.empty(0, np.uint8)
+        rows = context.part(border, n, self._session.seq) if layout.has_rows else NO_BYTES
+        point = self._point() if layout.has_points else NO_BYTES
         for n_tail, path in tails(self._store.folder, names[-1], tail):
             if n_tail < len(tail):
                 path.unlink(missing_ok=True)  # a text that grows has one

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from pylongctx.engine.context import Context
 from pylongctx.engine.documents import Document
+from pylongctx.engine.reuse import NO_LOGITS
 from pylongctx.engine.session import Session
 from pylongctx.state import LlamaState
 from pylongctx.store.finder import Finder
-from pylongctx.store.keeper import NO_LOGITS, Keeper
+from pylongctx.store.keeper import Keeper
 from pylongctx.store.keys import chain
 from pylongctx.store.layout import DOCUMENT, Layout
 from pylongctx.store.store import KVStore
@@ -37,7 +38,7 @@ class Library:
         self._layout = Layout.of(context)
 
     def finder(self, owner: str | None) -> Finder:
-        """Return the source of a prompt of somebody."""
+        """Return the source of a prompt of an owner."""
         return Finder(self._store, self._layout, self._store.identity_of(owner))
 
     def keeper(self, session: Session) -> Keeper:

@@ -97,7 +97,7 @@ class KVStore:
         self._warned: set[str] = set()  # kinds of trouble that the log has
 
     def identity_of(self, owner: str | None) -> dict[str, Any]:
-        """Return what the rows of a text depend on that was evaluated for somebody: nobody else uses them."""
+        """Return what rows of an owner's text depend on; rows of other owners have another identity."""
         return dict(self.identity()) | ({"owner": owner} if owner else {})
 
     def facts(self) -> dict[str, Any]:
