@@ -29,6 +29,7 @@ OURS = {
         "kv_offload_mib",
         "rpc_servers",
         "progress_callback",
+        "n_parallel",
         "preflight",
         "deterministic",
     ],
