@@ -26,17 +26,18 @@ from pylongctx.engine.overflow import halves
 from pylongctx.engine.source import TokenSource
 from pylongctx.grammar import constraint
 from pylongctx.logprobs import Scorer
-from pylongctx.options import FunctionChoice, Grammar, Messages, ToolChoice, flattened
-from pylongctx.sampling import Sampler, SamplingParams, seed_sequence
+from pylongctx.options import AnswerOptions, FunctionChoice, Grammar, Messages, ToolChoice, flattened
+from pylongctx.sampling import MinTokensLogitsProcessor, Sampler, SamplingParams, seed_sequence
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from openai.types.chat import ChatCompletion as OpenAICompletion
     from openai.types.chat import ChatCompletionChunk as OpenAIChunk
     from typing_extensions import Unpack
 
     from pylongctx.engine.job import Job
     from pylongctx.engine.model import Model
-    from pylongctx.options import ChatOptions, CompletionOptions, SamplerOptions
+    from pylongctx.options import ChatOptions, CompletionOptions
     from pylongctx.sampling import Processors, StoppingCriteria
 
 Prompt = str | Sequence[int]  # a text, or tokens
@@ -148,7 +149,7 @@ class Completer:
         logits_processor: Processors = None,
         grammar: Grammar | None = None,
         logit_bias: Mapping[int, float] | None = None,
-        **more: Unpack[SamplerOptions],
+        **more: Unpack[AnswerOptions],
     ) -> Completion | Iterator[Completion]:
         """Complete a prompt; returns OpenAI's response dict, or with ``stream`` an iterator of chunks.
 
@@ -195,6 +196,8 @@ class Completer:
         **more
             llama.cpp's other samplers (XTC, DRY, top-n-sigma, dynamic temperature, adaptive-p) and their order:
             ``SamplerOptions``, explained in ``SamplingParams``. All are off until they are given.
+            ``min_tokens``: the answer does not end before it has this many tokens. ``stop_token_ids``: tokens that end
+            the answer, and are not a part of it.
 
         Raises
         ------
@@ -212,7 +215,7 @@ class Completer:
         >>> list(chunks)[-1]["choices"][0]["finish_reason"]
         'length'
         """
-        given = flattened(locals(), "stream", "model")
+        given = flattened(locals(), "stream", "model", more_of=AnswerOptions)
         if are_prompts(prompt):
             if stream:
                 raise ValueError("stream=True takes one prompt, not a list: use complete_many or AsyncLlama")
@@ -332,7 +335,7 @@ class Completer:
         parallel_tool_calls: bool | None = None,
         enable_thinking: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **more: Unpack[SamplerOptions],
+        **more: Unpack[AnswerOptions],
     ) -> ChatCompletion | Iterator[ChatChunk]:
         """Answer a conversation; returns OpenAI's response dict, or with ``stream`` an iterator of chunks.
 
@@ -381,7 +384,7 @@ stopping_criteria, **more
         >>> answer["choices"][0]["message"]["role"]
         'assistant'
         """
-        given = flattened(locals())
+        given = flattened(locals(), more_of=AnswerOptions)
         handler = self.chat_handler or registered_handler(self._templates.name)
         if handler is not None:
             answered: ChatCompletion | Iterator[ChatChunk] = handler(
@@ -518,15 +521,27 @@ stopping_criteria, **more
         **fields: Any,
     ) -> Job:
         """Return the job of an answer, with the arguments that completions and chats have in common."""
+        stops = self._model.check_tokens(given.get("stop_token_ids") or (), allow_empty=True)
         return self._source.job(
             tokens,
             sampler,
             given["max_tokens"],
-            processors=given["logits_processor"],
+            processors=self._processors(given, stops),
             criteria=given["stopping_criteria"],
             with_rows=scorer is not None,
+            stop_tokens=frozenset(stops.tolist()),
             **fields,
         )
+
+    def _processors(self, given: Mapping[str, Any], stops: NDArray[np.int32]) -> Processors:
+        """Return what changes the logits, with ``min_tokens``."""
+        processors: Processors = given["logits_processor"]
+        n = check_count("min_tokens", given.get("min_tokens") or 0, 0)
+        if n == 0:
+            return processors
+        ends = np.union1d(self._model.end_tokens, stops)
+        others = [] if processors is None else [processors] if callable(processors) else list(processors)
+        return [*others, MinTokensLogitsProcessor(n, ends)]
 
     def _piece(self, preserved: Iterable[int], token: int) -> bytes:
         return self._model.piece(token, token in preserved)

@@ -380,7 +380,7 @@ class Engine:
         if job.cuts is not None:
             job.said.append(token)
         job.results.put((token, job.told(row)))
-        if job.limit is not None and (job.n_generated >= job.limit or self.model.ends_generation(token)):
+        if job.limit is not None and (job.n_generated >= job.limit or job.ends(self.model, token)):
             self.end(slot)
         elif job.cuts is not None and slot.session.n_tokens + 1 >= slot.session.n_ctx:
             job.full = not self._shorten(slot, job)

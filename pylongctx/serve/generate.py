@@ -35,7 +35,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request) -> Response:
         body = await read(request, ChatBody)
-        return await answer(service, request, body, chats(service, body), OpenAIForm(service, body, chat=True))
+        return await answer(service, request, body, chats(service, request, body), OpenAIForm(service, body, chat=True))
 
     @router.post("/v1/chat/completions/input_tokens", summary="The tokens of a conversation")
     @router.post("/chat/completions/input_tokens", include_in_schema=False)
@@ -64,8 +64,11 @@ def routes(service: Service) -> APIRouter:
     return router
 
 
-def chats(service: Service, body: ChatBody) -> list[Make]:
+def chats(service: Service, request: Request, body: ChatBody) -> list[Make]:
     """Return what makes the answers of a chat."""
+    if not body.effort_is_read(service.host):
+        reason = f"reasoning_effort={body.reasoning_effort!r} is not served: the model's chat template does not read it"
+        request.scope["unserved"].note("reasoning_effort", reason)
     arguments = partial(body.arguments, service.settings.sampling, service.settings.template, service.host)
     given = Once(arguments)
     return [partial(_chat, given, i) for i in range(body.n or 1)]

@@ -84,11 +84,6 @@ class Host:
         return self._opened.identity
 
     @cached_property
-    def end_tokens(self) -> list[int]:
-        """The tokens that end a generation."""
-        return [token for token in range(self.model.info.n_vocab) if self.model.ends_generation(token)]
-
-    @cached_property
     def fill_tokens(self) -> dict[str, int]:
         """The tokens of ``FILL`` that the model has."""
         found = {}
