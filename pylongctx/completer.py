@@ -17,11 +17,11 @@ from pylongctx.chat.handlers import Handler, registered_handler
 from pylongctx.chat.overflow import Conversation
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.render import render
+from pylongctx.chat.request import text_size
 from pylongctx.chat.template import ChatTemplate, Rendered, Templates
 from pylongctx.chat.tokens import tokens_of
 from pylongctx.chat.types import ChatChunk, ChatCompletion
 from pylongctx.completion import Completion, Generation, StopFilter
-from pylongctx.conversation import render_prefilled, text_size
 from pylongctx.engine.overflow import halves
 from pylongctx.engine.source import TokenSource
 from pylongctx.grammar import constraint
@@ -46,11 +46,19 @@ Chunk = TypeVar("Chunk", bound=Mapping[str, Any])
 # fields of SamplingParams that are arguments by the same names
 SETTINGS = SamplingParams.__dataclass_fields__.keys() - {"seed", "penalty_last_n", "logit_bias"}
 # keywords that a chat handler of llama_cpp does not know
-OURS = ("stopping_criteria", "stream_options", "parallel_tool_calls", "enable_thinking", "chat_template_kwargs")
+OURS = (
+    "stopping_criteria",
+    "stream_options",
+    "parallel_tool_calls",
+    "enable_thinking",
+    "chat_template_kwargs",
+    "parse_special",
+)
 TEMPLATE = {
     **dict.fromkeys(("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")),
     "enable_thinking": True,
     "chat_template_kwargs": None,
+    "parse_special": False,
 }
 INFILL = "infill prompts differ between models: write that prompt, and pass it without suffix"
 
@@ -335,6 +343,7 @@ class Completer:
         parallel_tool_calls: bool | None = None,
         enable_thinking: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
         **more: Unpack[AnswerOptions],
     ) -> ChatCompletion | Iterator[ChatChunk]:
         """Answer a conversation; returns OpenAI's response dict, or with ``stream`` an iterator of chunks.
@@ -362,11 +371,15 @@ class Completer:
             ``{"include_usage": True}``: the usage is in a chunk of its own, without choices, as OpenAI sends it.
             Else the chunk with the finish reason has it.
         parallel_tool_calls : bool
-            Whether several calls may be made at once; None: when the template can render them.
+            Whether several calls may be made at once; None: when the template can render them. With False the answer
+            ends after one call.
         enable_thinking : bool
             Whether a model that can may think before it answers.
         chat_template_kwargs : dict
             More variables for the template.
+        parse_special : bool
+            Whether texts of special tokens in what users and tools say are read as these tokens, as llama.cpp does.
+            They are text by default, so that nobody can end a turn from inside it.
         temperature, top_p, top_k, min_p, typical_p, stream, stop, seed, presence_penalty, frequency_penalty, \
 repeat_penalty, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta, model, logits_processor, grammar, logit_bias, \
 stopping_criteria, **more
@@ -481,15 +494,13 @@ stopping_criteria, **more
 
     def _render(self, given: Mapping[str, Any]) -> Rendered:
         self._source.check_size(text_size(given["messages"]))
-        if self.prefills:
-            return render_prefilled(self._templates.template, given)
-        return render(self._templates.template, given)
+        return render(self._templates.template, given, self.prefills)
 
     def _conversation(self, given: Mapping[str, Any]) -> Conversation:
         def render(messages: Any) -> Rendered:
             return self._render({**given, "messages": messages})
 
-        return Conversation(self._model, self._source, given["messages"], render)
+        return Conversation(self._model, self._source, given["messages"], render, bool(given["parse_special"]))
 
     def _answer(self, given: Mapping[str, Any]) -> response.Answer:
         conversation, evicts = self._conversation(given), self._source.evicts
@@ -509,6 +520,7 @@ stopping_criteria, **more
             AnswerParser(rendered.syntax),
             self._name if given["model"] is None else given["model"],
             legacy=bool(given["functions"]),
+            one_call=bool(given["functions"]) or given["parallel_tool_calls"] is False,
             usage_chunk=bool((given["stream_options"] or {}).get("include_usage")) and given["stream"],
         )
 

@@ -134,6 +134,7 @@ class ChatOptions(SamplingOptions, total=False):
     parallel_tool_calls: bool | None
     enable_thinking: bool
     chat_template_kwargs: Mapping[str, Any] | None
+    parse_special: bool
 
 
 def flattened(arguments: Mapping[str, Any], *but: str, more_of: type = SamplerOptions) -> dict[str, Any]:

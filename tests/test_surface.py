@@ -39,6 +39,7 @@ OURS = {
         "parallel_tool_calls",
         "enable_thinking",
         "chat_template_kwargs",
+        "parse_special",
     ],
 }
 # what Llama of llama_cpp has and ours has not

@@ -103,7 +103,7 @@ def _pieces(delta: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, di
         yield ("text",), delta["content"], {}
     for i, call in enumerate(delta.get("tool_calls") or ()):
         function = call["function"]
-        more = {"id": call.get("id", ""), "name": function["name"] or ""}
+        more = {"id": call.get("id", ""), "name": function.get("name", "")}
         yield ("call", call.get("index", i)), function["arguments"], more
 
 

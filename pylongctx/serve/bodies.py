@@ -284,6 +284,7 @@ class ChatBody(Generate):
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
+    parse_special: bool | None = None
 
     def effort_is_read(self, host: Host) -> bool:
         """Return whether the template reads the effort; ``none`` turns thinking off for every template."""
@@ -297,7 +298,8 @@ class ChatBody(Generate):
             more["reasoning_effort"] = self.reasoning_effort
         usual = defaults.get("enable_thinking", True) if self.enable_thinking is None else self.enable_thinking
         thinking = bool(more.pop("enable_thinking", usual)) and self.reasoning_effort != NO_EFFORT
-        return {"enable_thinking": thinking, "chat_template_kwargs": more}
+        special = defaults.get("parse_special", False) if self.parse_special is None else self.parse_special
+        return {"enable_thinking": thinking, "chat_template_kwargs": more, "parse_special": special}
 
     @model_validator(mode="after")
     def _one_end(self) -> "ChatBody":
