@@ -103,6 +103,18 @@ def poster(server):
     return post
 
 
+def forced(server, monkeypatch, text):
+    """Let the model say a text and end, whatever it is asked."""
+    from pylongctx.engine.job import Job
+
+    wanted = [*server.host.model.tokenize(text.encode(), False, True), server.host.model.info.token_eos]
+
+    def choose(self, tokens, row):
+        return wanted[self.n_generated]
+
+    monkeypatch.setattr(Job, "choose", choose)
+
+
 def events(response):
     """Yield the objects of a stream of server-sent events, up to its end."""
     import json

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from pylongctx import __version__
-from pylongctx.serve import facts, generate, messages, responses, texts
+from pylongctx.serve import facts, generate, messages, ollama, responses, texts
 from pylongctx.serve.access import LOCAL, LOCAL_PAGE
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.gate import Gate, as_response
@@ -39,9 +39,12 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(generate.routes(service))
     app.include_router(messages.routes(service))
     app.include_router(responses.routes(service))
+    app.include_router(ollama.routes(service))
     app.include_router(facts.routes(service))
     app.include_router(texts.routes(service))
     public = _add_page(app) if service.settings.page else frozenset[str]()
+    methods = ["HEAD"] if "/" in public else ["GET", "HEAD"]
+    app.add_api_route("/", ollama.running, methods=methods, include_in_schema=False)
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
     if service.settings.cors_origins:
@@ -71,9 +74,10 @@ def _add_page(app: FastAPI) -> frozenset[str]:
 
 async def _on_http(request: Request, reason: Any) -> Response:
     kind = "not_found_error" if reason.status_code == 404 else "invalid_request_error"
-    return as_response(ApiError(reason.status_code, kind, f"{reason.detail}: {request.method} {request.url.path}"))
+    error = ApiError(reason.status_code, kind, f"{reason.detail}: {request.method} {request.url.path}")
+    return as_response(error, request.url.path)
 
 
 async def _on_validation(request: Request, reason: Any) -> Response:
     first = reason.errors()[0]
-    return as_response(invalid(first["msg"], str(first["loc"][-1])))
+    return as_response(invalid(first["msg"], str(first["loc"][-1])), request.url.path)

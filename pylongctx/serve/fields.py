@@ -87,11 +87,16 @@ async def read(request: Request, body: type[Body]) -> Body:
         raise invalid(f"the body is no JSON: {reason}") from None
     unserved: dict[str, str] = {}
     found = load(body, fields, unserved)
+    note(request, unserved)
+    return found
+
+
+def note(request: Request, unserved: dict[str, str]) -> None:
+    """Take note of fields without effect, each with a message; ApiError when the server was told to refuse them."""
     if unserved and request.scope["unknown_fields"] == "refuse":
         name = next(iter(unserved))
         raise invalid(unserved[name], name)
     request.scope["unserved"] |= unserved
-    return found
 
 
 def load(body: type[Body], fields: Any, unserved: dict[str, str] | None = None) -> Body:

@@ -22,6 +22,7 @@ BODIES = 8  # largest bodies that all requests together may hold
 UNSERVED = b"x-unserved-fields"
 MOST_WARNED = 256  # fields in the log
 SLOWEST = 64 << 10  # bytes a second that a body must come with, after the first seconds
+OLLAMA = "/api/"  # begins the routes of its API
 LOG = logging.getLogger("uvicorn.error")
 
 
@@ -72,7 +73,7 @@ class Gate:
             if error.status == 500:
                 LOG.exception("%s %s", scope["method"], scope["path"])
             clear_frames(reason.__traceback__)  # they hold the request, and memory of the library
-            await as_response(error)(scope, receive, counting)
+            await as_response(error, scope["path"])(scope, receive, counting)
         finally:
             self._n_held -= held[0]
             route = getattr(scope.get("route"), "path", "other")
@@ -124,6 +125,7 @@ def _again(messages: list[Message], receive: Receive) -> Receive:
     return next_message
 
 
-def as_response(reason: ApiError) -> JSONResponse:
-    """Return the response of an error."""
-    return JSONResponse({"error": reason.error}, reason.status, reason.headers)
+def as_response(reason: ApiError, path: str) -> JSONResponse:
+    """Return the response of an error, as the clients of a path read it: those of Ollama want a text."""
+    told = reason.error["message"] if path.startswith(OLLAMA) else reason.error
+    return JSONResponse({"error": told}, reason.status, reason.headers)

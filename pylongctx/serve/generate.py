@@ -1,6 +1,5 @@
 """The routes that make tokens."""
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -79,8 +78,7 @@ async def count_tokens(service: Service, request: Request, body: ChatBody) -> di
         given = body.template(service.settings.template, service.host)
         return len(completer.chat_tokens(body.messages, **given))
 
-    with service.admitted():
-        return {"input_tokens": await asyncio.get_running_loop().run_in_executor(service.pool, count)}
+    return {"input_tokens": await service.threaded(count)}
 
 
 def rendering(service: Service, request: Request, body: ChatBody) -> Ticket:

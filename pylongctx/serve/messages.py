@@ -12,7 +12,7 @@ from pylongctx.serve.answer import Chunks, answer
 from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of, text_of
 from pylongctx.serve.bodies import ChatBody, Extension
 from pylongctx.serve.errors import invalid
-from pylongctx.serve.exchange import Exchange
+from pylongctx.serve.exchange import Exchange, NamedEvents
 from pylongctx.serve.fields import load, read
 from pylongctx.serve.generate import chats, count_tokens
 from pylongctx.serve.service import Service
@@ -185,7 +185,7 @@ class MessagesForm:
     """
 
     prefix = "msg_"
-    named = True
+    frames = NamedEvents
 
     def __init__(self, service: Service, body: MessagesBody) -> None:
         self._model = service.settings.alias

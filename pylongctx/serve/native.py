@@ -11,7 +11,7 @@ from pylongctx.sampling import SAMPLERS, SamplingParams
 from pylongctx.serve.answer import Chunks, seeded
 from pylongctx.serve.bodies import NEVER, InfillBody, NativeBody
 from pylongctx.serve.errors import ApiError, invalid
-from pylongctx.serve.exchange import Exchange
+from pylongctx.serve.exchange import EventStream, Exchange
 from pylongctx.serve.host import Host, Prompt
 from pylongctx.serve.service import Service
 from pylongctx.serve.ticket import Ticket
@@ -24,6 +24,7 @@ NAMES = {
     "typical_p": "typical_p",
     "mirostat_mode": "mirostat",
 }
+NEEDED = ("fim_pre", "fim_suf", "fim_mid")  # tokens of Host.fill_tokens without which nothing can be filled in
 PROJECT = "myproject"  # llama-server's name of the repository in such prompts
 
 
@@ -35,14 +36,14 @@ def complete(
 
 
 def fill(
-    body: InfillBody,
-    prompt: Callable[[], list[int]],
+    body: NativeBody,
+    prompt: Callable[[], str | list[int]],
     given: Callable[[], Object],
     index: int,
     ticket: Ticket,
     stream: bool,
 ) -> Any:
-    """Return the same of a text that is missing between two."""
+    """Return the same of a prompt that a thread makes, as that of a text that is missing between two."""
     return _run(body, prompt(), given, index, ticket, stream)
 
 
@@ -168,7 +169,7 @@ class NativeForm:
     """
 
     prefix = "cmpl-"
-    named = False
+    frames = EventStream
 
     def __init__(self, service: Service, body: NativeBody, single: bool) -> None:
         self._body = body
@@ -220,7 +221,7 @@ def infill_prompt(host: Host, body: InfillBody) -> list[int]:
         When the model has no tokens for that.
     """
     tokens = host.fill_tokens
-    missing = [name for name in ("fim_pre", "fim_suf", "fim_mid") if name not in tokens]
+    missing = [name for name in NEEDED if name not in tokens]
     if missing:
         reason = f"the model has no tokens {', '.join(missing)}: it did not learn to fill in"
         raise ApiError(501, "not_supported_error", reason)

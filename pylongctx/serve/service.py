@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from pylongctx.embeddings import Embedder
 from pylongctx.engine.thread import EngineThread
 from pylongctx.llama import Llama
 from pylongctx.sampling import SamplingParams
-from pylongctx.serve.errors import unavailable
+from pylongctx.serve.errors import ApiError, unavailable
 from pylongctx.serve.host import Host
 from pylongctx.serve.metrics import Answers
 
@@ -172,6 +172,17 @@ class Service:
     def leave(self) -> None:
         """Count a request no more."""
         self.n_requests -= 1
+
+    async def threaded(self, function: Callable[[], Result]) -> Result:
+        """Return what a function returns in a thread; who asks waits in the queue of requests."""
+        with self.admitted():
+            return await asyncio.get_running_loop().run_in_executor(self.pool, function)
+
+    def vectors(self) -> Embedder:
+        """Return what makes embeddings; ApiError where nothing does."""
+        if self.embedder is None:
+            raise ApiError(501, "not_supported_error", "this server makes no embeddings: start it with --embeddings")
+        return self.embedder
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
