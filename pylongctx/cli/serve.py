@@ -64,6 +64,8 @@ def add_parser(commands: Any) -> None:
     add("--pooling", parse=one_of(POOLINGS[1:]), metavar="KIND", env=env, help="of embeddings (the model's)")
     env = "LLAMA_ARG_ENDPOINT_SLOTS"
     options.switch("--slots", off=("--no-slots",), env=env, help="tell at /slots what sequences do (on)")
+    help = "fill in with the suffix before the prefix, for models that learned it so (off)"
+    options.switch("--spm-infill", help=help, dest="spm_infill")
     off = ("--no-ui", "--no-webui")
     options.switch("--ui", "--webui", off=off, env="LLAMA_ARG_UI", help="serve the chat page (on)", dest="page")
     for name in ("--metrics", "--props", "-cb", "--cont-batching"):
@@ -107,6 +109,7 @@ def settings(args: argparse.Namespace) -> "Settings":
     most = args.max_body and args.max_body << 20
     given: dict[str, Any] = {"n_queue": args.queue, "n_body": most, "grace": args.grace, "stall": args.stall}
     given |= {"page": args.page, "slots": args.slots, "unknown_fields": args.unknown_fields}
+    given["spm_infill"] = args.spm_infill
     given["document_bytes"] = None if args.document_cache is None else args.document_cache << 20
     limit = sampling.pop("max_tokens")
     alias, *aliases = _words(args.alias) or [Path(model_path(args)).stem]

@@ -212,8 +212,10 @@ def _chosen(one: Object, paths: list[str]) -> Object:
     return found
 
 
-def infill_prompt(host: Host, body: InfillBody) -> list[int]:
+def infill_prompt(host: Host, body: InfillBody, suffix_first: bool = False) -> list[int]:
     """Return the tokens of a prompt for what is between prefix and suffix, as llama-server writes it.
+
+    Models are trained to read the prefix first, or to read the suffix first.
 
     Raises
     ------
@@ -236,6 +238,6 @@ def infill_prompt(host: Host, body: InfillBody) -> list[int]:
         found += host.tokens(chunk.text, False)
     if "fim_sep" in tokens:
         found += [tokens["fim_sep"], *host.tokens("filename\n", False)]
-    prefix = host.tokens(body.input_prefix, False) + host.tokens(body.prompt, False)
-    suffix = host.tokens(body.input_suffix, False)
-    return [*found, tokens["fim_pre"], *prefix, tokens["fim_suf"], *suffix, tokens["fim_mid"]]
+    prefix = [tokens["fim_pre"], *host.tokens(body.input_prefix, False), *host.tokens(body.prompt, False)]
+    suffix = [tokens["fim_suf"], *host.tokens(body.input_suffix, False)]
+    return [*found, *(suffix + prefix if suffix_first else prefix + suffix), tokens["fim_mid"]]

@@ -152,7 +152,7 @@ async def _generate(service: Service, request: Request, body: OllamaGenerateBody
     made: NativeBody
     if body.suffix:
         made = infill = body.infill()
-        prompt = Once(partial(native.infill_prompt, host, infill))
+        prompt = Once(partial(native.infill_prompt, host, infill, service.settings.spm_infill))
     else:
         made = body.native()
         prompt = Once(partial(_follow, service, request, body) if body.context else lambda: body.prompt)

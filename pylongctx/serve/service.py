@@ -69,6 +69,8 @@ class Settings:
         What happens to fields of requests that have no effect: ``warn``, ``ignore``, or ``refuse``.
     sampling : dict
         Values for what a request leaves out, by the names of Llama.
+    spm_infill : bool
+        Whether ``/infill`` writes the suffix before the prefix.
     template : dict
         The same for the template: ``enable_thinking``, ``chat_template_kwargs``.
     """
@@ -91,6 +93,7 @@ class Settings:
     tags: tuple[str, ...] = ()
     document_bytes: int = 2 << 30
     unknown_fields: str = "warn"
+    spm_infill: bool = False
     sampling: dict[str, Any] = field(default_factory=dict)
     template: dict[str, Any] = field(default_factory=dict)
 
