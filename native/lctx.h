@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 20 };
+enum { LCTX_ABI_VERSION = 21 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
@@ -104,6 +104,7 @@ typedef struct lctx_model_info {
     int32_t token_sep;
     int32_t add_bos;
     int32_t add_eos;
+    int32_t add_sep;  // 1: between two texts, as of a question and a document
     uint64_t size;
     uint64_t n_params;
 } lctx_model_info;

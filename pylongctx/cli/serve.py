@@ -60,6 +60,8 @@ def add_parser(commands: Any) -> None:
     add("--grace", parse=number, metavar="SECONDS", help="for running requests when the server ends (10)")
     env = "LLAMA_ARG_EMBEDDINGS"
     options.switch("--embedding", "--embeddings", env=env, help="serve /v1/embeddings too", dest="embeddings")
+    env, help = "LLAMA_ARG_RERANKING", "serve /v1/rerank, for models with a head that judges documents"
+    options.switch("--rerank", "--reranking", env=env, help=help, dest="reranking")
     env = "LLAMA_ARG_POOLING"
     add("--pooling", parse=one_of(POOLINGS[1:]), metavar="KIND", env=env, help="of embeddings (the model's)")
     env = "LLAMA_ARG_ENDPOINT_SLOTS"
@@ -88,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     share_heaps()
     wanted = settings(args)
     with listen(args.host or HOST, PORT if args.port is None else args.port) as listener:
-        vectors = embedder(args) if args.embeddings else None
+        vectors = embedder(args) if args.embeddings or args.reranking else None
         n_seq = PARALLEL if args.parallel is None else args.parallel
         host = open_model(args, partial(Host, n_seq=n_seq))
         service = Service(host, wanted, vectors)
@@ -139,13 +141,17 @@ def embedder(args: argparse.Namespace) -> "Llama":
     Raises
     ------
     ValueError
-        When neither the model nor the options tell how vectors of tokens become one.
+        When neither the model nor the options tell how vectors of tokens become one, or documents cannot be judged.
     """
-    from pylongctx.embeddings import NO_POOLING
+    from pylongctx.embeddings import NO_POOLING, RANK, judges
     from pylongctx.llama import Llama
 
+    if args.reranking and args.pooling not in (None, POOLINGS[RANK]):
+        raise ValueError(f"--reranking is --pooling rank, not {args.pooling}")
+
     def make(path: str, **arguments: Any) -> Llama:
-        pooling = -1 if args.pooling is None else POOLINGS.index(args.pooling)
+        wanted = POOLINGS[RANK] if args.reranking else args.pooling
+        pooling = -1 if wanted is None else POOLINGS.index(wanted)
         given = {name: value for name, value in arguments.items() if name not in NOT_FOR_EMBEDDING}
         return Llama(path, embedding=True, pooling_type=pooling, **given)
 
@@ -153,4 +159,7 @@ def embedder(args: argparse.Namespace) -> "Llama":
     if llm.pooling_type() == NO_POOLING:
         llm.close()
         raise ValueError("the model does not say how to make one vector of a text: choose --pooling mean, cls or last")
+    if llm.pooling_type() == RANK and not judges(llm.model_path):
+        llm.close()
+        raise ValueError("the model has no head that judges documents (tensors cls.*), so it cannot rank them")
     return llm

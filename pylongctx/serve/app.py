@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from pylongctx import __version__
-from pylongctx.serve import facts, generate, messages, ollama, responses, texts
+from pylongctx.serve import facts, generate, messages, ollama, rerank, responses, texts
 from pylongctx.serve.access import LOCAL, LOCAL_PAGE
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.gate import Gate, as_response
@@ -42,6 +42,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(ollama.routes(service))
     app.include_router(facts.routes(service))
     app.include_router(texts.routes(service))
+    app.include_router(rerank.routes(service))
     public = _add_page(app) if service.settings.page else frozenset[str]()
     methods = ["HEAD"] if "/" in public else ["GET", "HEAD"]
     app.add_api_route("/", ollama.running, methods=methods, include_in_schema=False)

@@ -27,6 +27,8 @@ MOST = {
     "tokens": 1 << 20,
     "prompt": 1 << 20,
     "input": 1 << 20,
+    "documents": 1 << 20,
+    "texts": 1 << 20,
 }
 MOST_PARTS = 65536  # content parts and tool calls of all messages
 MOST_STOP = 16384  # characters of all stop strings

@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
+from pylongctx.embeddings import RANK
 from pylongctx.serve import native
 from pylongctx.serve.answer import Make, Once, answer
 from pylongctx.serve.bodies import NativeBody
@@ -201,7 +202,7 @@ def _capabilities(service: Service) -> list[str]:
         "tools": caps["supports_tools"] and caps["supports_tool_calls"],
         "thinking": can_think(host),
         "insert": all(name in host.fill_tokens for name in native.NEEDED),
-        "embedding": service.embedder is not None,
+        "embedding": service.embedder is not None and service.embedder.pooling != RANK,
     }
     return [name for name, able in can.items() if able]
 

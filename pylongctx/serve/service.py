@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pylongctx import __version__
 from pylongctx._lib import build_info
 from pylongctx.completer import completion_defaults
-from pylongctx.embeddings import Embedder
+from pylongctx.embeddings import RANK, Embedder
 from pylongctx.engine.thread import EngineThread
 from pylongctx.llama import Llama
 from pylongctx.sampling import SamplingParams
@@ -183,8 +183,15 @@ class Service:
 
     def vectors(self) -> Embedder:
         """Return what makes embeddings; ApiError where nothing does."""
-        if self.embedder is None:
+        if self.embedder is None or self.embedder.pooling == RANK:
             raise ApiError(501, "not_supported_error", "this server makes no embeddings: start it with --embeddings")
+        return self.embedder
+
+    def ranker(self) -> Embedder:
+        """Return what judges documents; ApiError where nothing does."""
+        if self.embedder is None or self.embedder.pooling != RANK:
+            reason = "this server ranks no documents: start it with --reranking, and a model with a head for that"
+            raise ApiError(501, "not_supported_error", reason)
         return self.embedder
 
     @contextmanager
