@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pylongctx._log import LOG
 from pylongctx.cli.arguments import Options, file_text, integer, number, one_of
 from pylongctx.cli.options import add_llama_options, model_path, open_model
+from pylongctx.cli.router import add_router_options, model_words, run_router
 from pylongctx.cli.sampling import add_sampling_options, add_template_options, sampling_arguments, template_arguments
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def add_parser(commands: Any) -> None:
     add = options.add
     add("--host", metavar="IP", env="LLAMA_ARG_HOST", help=f"address to listen on ({HOST}: this machine only)")
     add("--port", parse=integer, env="LLAMA_ARG_PORT", help=f"port ({PORT})")
+    add_router_options(options)
     add("-np", "--parallel", parse=integer, env="LLAMA_ARG_N_PARALLEL", help=f"sequences of -c tokens ({PARALLEL})")
     add("--tags", metavar="A,B", env="LLAMA_ARG_TAGS", help="words about the model, for /v1/models (none)")
     options.several("--api-key", metavar="KEY", help=f"key that clients must send; each shares nothing [{KEY}]")
@@ -82,23 +84,31 @@ def run(args: argparse.Namespace) -> int:
     """Load the model and serve it until Ctrl-C or SIGTERM."""
     try:
         from pylongctx.serve.host import Host
-        from pylongctx.serve.server import announce, listen, serve, share_heaps
+        from pylongctx.serve.server import announce, inherited, listen, serve, share_heaps
         from pylongctx.serve.service import Service
     except ImportError as reason:
         raise ImportError(f"the server needs more packages ({reason}): pip install pylongctx[server]") from reason
 
     share_heaps()
+    if folders := model_words(args):
+        return run_router(args, folders, settings(args), address(args))
     wanted = settings(args)
-    with listen(args.host or HOST, PORT if args.port is None else args.port) as listener:
+    with listen(*address(args)) if args.socket is None else inherited(args.socket) as listener:
         vectors = embedder(args) if args.embeddings or args.reranking else None
         n_seq = PARALLEL if args.parallel is None else args.parallel
         host = open_model(args, partial(Host, n_seq=n_seq))
         service = Service(host, wanted, vectors)
         if host.session.context.why:
             LOG.info(host.session.context.why)
-        announce(listener, bool(wanted.api_keys))
+        if args.socket is None:
+            announce(listener, bool(wanted.api_keys))
         serve(service, listener)
     return 0
+
+
+def address(args: argparse.Namespace) -> tuple[str, int]:
+    """Return where the server listens."""
+    return args.host or HOST, PORT if args.port is None else args.port
 
 
 def settings(args: argparse.Namespace) -> "Settings":

@@ -15,7 +15,7 @@ from pylongctx import __version__
 from pylongctx.serve import facts, generate, messages, ollama, rerank, responses, texts
 from pylongctx.serve.access import LOCAL, LOCAL_PAGE
 from pylongctx.serve.errors import ApiError, invalid
-from pylongctx.serve.gate import Gate, as_response
+from pylongctx.serve.gate import Gate, Guarded, as_response
 from pylongctx.serve.service import Service
 
 INDEX = "index.html"
@@ -43,6 +43,12 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(facts.routes(service))
     app.include_router(texts.routes(service))
     app.include_router(rerank.routes(service))
+    enclose(app, service)
+    return app
+
+
+def enclose(app: FastAPI, service: Guarded) -> None:
+    """Add what every server has around its routes: the page, who may ask, and answers to what goes wrong."""
     public = _add_page(app) if service.settings.page else frozenset[str]()
     methods = ["HEAD"] if "/" in public else ["GET", "HEAD"]
     app.add_api_route("/", ollama.running, methods=methods, include_in_schema=False)
@@ -54,7 +60,6 @@ def create_app(service: Service) -> FastAPI:
         more: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_origin_regex=local, **more)
     app.add_middleware(Gate, service=service, public=public)
-    return app
 
 
 def _add_page(app: FastAPI) -> frozenset[str]:

@@ -12,6 +12,7 @@ from typing import Any
 from pylongctx._gguf import FileId, file_id, header_of
 from pylongctx._gguf_checks import Header
 from pylongctx._model_files import shards, stats
+from pylongctx.serve.host import FILL, NEEDED
 
 Object = dict[str, Any]
 # GGUF's general.file_type, by the names that quantized files have
@@ -42,6 +43,8 @@ class Card:
         Ollama's object: family, number of parameters, type of the weights.
     info : dict
         The metadata; arrays are null.
+    capabilities : list of str
+        What it can do, as far as the file says so.
     """
 
     size: int
@@ -49,6 +52,7 @@ class Card:
     digest: str
     details: Object
     info: Object
+    capabilities: list[str]
 
     def entry(self, name: str) -> Object:
         """Return what lists of models have in common."""
@@ -62,7 +66,7 @@ def card_of(path: str) -> Card:
     return _card(path, file_id(found))
 
 
-@lru_cache(64)
+@lru_cache(256)
 def _card(path: str, identity: FileId) -> Card:
     header = header_of(path)
     paths = shards(path, header.meta.get("split.count", 1))
@@ -76,6 +80,7 @@ def _card(path: str, identity: FileId) -> Card:
         digest=hashlib.sha256(repr([os.path.abspath(path), identity]).encode()).hexdigest(),
         details=_details(header, n_params),
         info={"general.parameter_count": n_params} | {key: _value(one) for key, one in header.meta.items()},
+        capabilities=_capabilities(header),
     )
 
 
@@ -89,6 +94,32 @@ def _details(header: Header, n_params: int) -> Object:
         "parameter_size": count_text(n_params),
         "quantization_level": KINDS.get(kind, "unknown") if isinstance(kind, int) else "unknown",
     }
+
+
+def _capabilities(header: Header) -> list[str]:
+    template, causal = header.meta.get("tokenizer.chat_template"), header.meta.get(f"{header.arch}.attention.causal")
+    source = template.decode("utf-8", "replace") if isinstance(template, bytes) else ""
+    spelled = set(header.meta.get("tokenizer.ggml.tokens") or ())
+    can = {
+        "completion": causal is not False,
+        "tools": "tools" in source,
+        "thinking": thinks(source),
+        "insert": all(_has(name, header.meta, spelled) for name in NEEDED),
+        "embedding": causal is False,
+    }
+    return [name for name, able in can.items() if able]
+
+
+def _has(name: str, meta: Mapping[str, Any], spelled: set[Any]) -> bool:
+    """Return whether a vocabulary has a token to fill in."""
+    old, texts = FILL[name]
+    known = any(f"tokenizer.ggml.{one}_token_id" in meta for one in (name, old))
+    return known or any(text.encode() in spelled for text in texts)
+
+
+def thinks(template: str) -> bool:
+    """Return whether a chat template knows of thoughts."""
+    return any(word in template for word in ("enable_thinking", "reasoning", "<think>", "thinking"))
 
 
 def count_text(n: int) -> str:

@@ -79,18 +79,22 @@ Body = TypeVar("Body", bound=BaseModel)
 
 async def read(request: Request, body: type[Body]) -> Body:
     """Return the body of a request; ApiError when it is not what it should be."""
+    unserved: dict[str, str] = {}
+    found = load(body, await json_of(request), unserved)
+    note(request, unserved)
+    return found
+
+
+async def json_of(request: Request) -> Any:
+    """Return the JSON of a request; ApiError when it is none, or is not said to be."""
     if not is_json(request.headers):
         kind = request.headers.get("content-type", "")
         # a page of another site can send other types without asking this server first
         raise ApiError(415, "invalid_request_error", f"send the header Content-Type: application/json, not {kind!r}")
     try:
-        fields = from_json(await request.body())
+        return from_json(await request.body())
     except ValueError as reason:
         raise invalid(f"the body is no JSON: {reason}") from None
-    unserved: dict[str, str] = {}
-    found = load(body, fields, unserved)
-    note(request, unserved)
-    return found
 
 
 def note(request: Request, unserved: dict[str, str]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from traceback import clear_frames
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from fastapi.responses import JSONResponse
@@ -15,7 +15,8 @@ from pylongctx._log import LOG as NOTES
 from pylongctx.serve.access import Access
 from pylongctx.serve.errors import ApiError, as_api_error, unavailable
 from pylongctx.serve.fields import MOST_NAMED
-from pylongctx.serve.service import Service
+from pylongctx.serve.metrics import Answers
+from pylongctx.serve.service import Settings
 
 CLOSE = {"Connection": "close"}  # the rest of the body is not waited for
 BODIES = 8  # largest bodies that all requests together may hold
@@ -26,6 +27,21 @@ OLLAMA = "/api/"  # begins the routes of its API
 LOG = logging.getLogger("uvicorn.error")
 
 
+class Guarded(Protocol):
+    """A server behind a gate.
+
+    Attributes
+    ----------
+    settings : Settings
+        Who may ask, and the limits of requests.
+    answers : Answers
+        Counts them.
+    """
+
+    settings: Settings
+    answers: Answers
+
+
 class Gate:
     """ASGI middleware around the application, which makes answers of its exceptions.
 
@@ -33,13 +49,13 @@ class Gate:
     ----------
     app : ASGI application
         Answers what passes.
-    service : Service
+    service : Guarded
         Has the limits, the keys and the counts.
     public : frozenset of str
         Paths that need no key.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, public: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, service: Guarded, public: frozenset[str]) -> None:
         self._app = app
         self._service = service
         self._access = Access(service.settings, public)

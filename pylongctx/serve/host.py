@@ -24,6 +24,7 @@ FILL = {
     "fim_rep": ("", ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<reponame>")),
     "fim_sep": ("", ("<|file_sep|>", "<file_sep>")),
 }
+NEEDED = ("fim_pre", "fim_suf", "fim_mid")  # without these nothing can be filled in
 
 
 class Host:

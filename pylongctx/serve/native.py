@@ -12,7 +12,7 @@ from pylongctx.serve.answer import Chunks, seeded
 from pylongctx.serve.bodies import NEVER, InfillBody, NativeBody
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.exchange import EventStream, Exchange
-from pylongctx.serve.host import Host, Prompt
+from pylongctx.serve.host import NEEDED, Host, Prompt
 from pylongctx.serve.service import Service
 from pylongctx.serve.ticket import Ticket
 
@@ -24,7 +24,6 @@ NAMES = {
     "typical_p": "typical_p",
     "mirostat_mode": "mirostat",
 }
-NEEDED = ("fim_pre", "fim_suf", "fim_mid")  # tokens of Host.fill_tokens without which nothing can be filled in
 PROJECT = "myproject"  # llama-server's name of the repository in such prompts
 
 

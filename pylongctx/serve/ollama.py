@@ -17,6 +17,7 @@ from pylongctx.serve.cards import FOREVER, card_of, parameters
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.fields import note, read
 from pylongctx.serve.generate import chats, rendering
+from pylongctx.serve.host import NEEDED
 from pylongctx.serve.ollama_answers import NANO, OllamaForm, chat_piece, frame, generate_piece
 from pylongctx.serve.ollama_bodies import KEPT, OllamaBody, OllamaChatBody, OllamaGenerateBody, can_think
 from pylongctx.serve.service import Service
@@ -25,7 +26,7 @@ from pylongctx.serve.texts import MOST_TEXTS
 VERSION = "0.12.11"  # of Ollama, whose API this is: clients ask for features by it
 RUNNING = "Ollama is running"  # what clients look for at /
 LATEST = ":latest"  # Ollama's tag of a name without one
-STORED = "this server has the model that it was started with: pylongctx get fetches others, serve opens them"
+STORED = "models are not changed here: pylongctx get fetches others, and pylongctx serve opens them"
 # routes that change Ollama's collection of models
 CHANGING = (
     ("POST", "pull"),
@@ -201,7 +202,7 @@ def _capabilities(service: Service) -> list[str]:
         "completion": True,
         "tools": caps["supports_tools"] and caps["supports_tool_calls"],
         "thinking": can_think(host),
-        "insert": all(name in host.fill_tokens for name in native.NEEDED),
+        "insert": all(name in host.fill_tokens for name in NEEDED),
         "embedding": service.embedder is not None and service.embedder.pooling != RANK,
     }
     return [name for name, able in can.items() if able]

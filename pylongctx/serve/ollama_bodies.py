@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pylongctx.serve.bodies import SAMPLING, ChatBody, InfillBody, NativeBody
+from pylongctx.serve.cards import thinks
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.fields import load
 from pylongctx.serve.host import Host
@@ -24,7 +25,7 @@ LOADING = {
     "use_mlock": "--load-mode",
 }
 JSON = {"type": "object"}  # what format "json" asks for
-KEPT = "keep_alive has no effect: the model stays loaded until the server ends"
+KEPT = "keep_alive has no effect: the model stays loaded until the server ends or loads another one in its place"
 CUT = "is not served: a prompt that does not fit is refused, --overflow evict_middle lets old turns leave"
 
 
@@ -97,8 +98,7 @@ def _without_effect(options: Mapping[str, Any], n_ctx: int) -> Iterator[tuple[st
 
 def can_think(host: Host) -> bool:
     """Return whether the chat template knows of thoughts."""
-    source = host.templates.template.info["source"]
-    return any(word in source for word in ("enable_thinking", "reasoning", "<think>", "thinking"))
+    return thinks(host.templates.template.info["source"])
 
 
 def _thinking(wanted: bool | str | None, host: Host) -> Object:

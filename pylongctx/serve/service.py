@@ -128,7 +128,7 @@ class Service:
     @cached_property
     def fingerprint(self) -> str:
         """What made an answer: OpenAI's ``system_fingerprint``."""
-        return f"b{build_info()['series']}-pylongctx-{__version__}"
+        return fingerprint()
 
     def sampling_params(self) -> SamplingParams:
         """Return how tokens are chosen when a request says nothing."""
@@ -202,3 +202,8 @@ class Service:
             yield
         finally:
             self.leave()
+
+
+def fingerprint() -> str:
+    """Return which build this is."""
+    return f"b{build_info()['series']}-pylongctx-{__version__}"
