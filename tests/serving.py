@@ -58,7 +58,7 @@ class Running:
 
     def erase(self):
         """Forget all sequences, as between two tests."""
-        for one in [self.engine.erase(slot.id) for slot in self.engine.slots if slot.job is None]:
+        for one in [self.engine.erase(slot.id, slot.session.owner) for slot in self.engine.slots if slot.job is None]:
             one.result(PATIENCE)
 
     @contextmanager

@@ -372,7 +372,7 @@ def test_what_cannot_be_generated_is_said(server, more, word):
 def test_errors_are_texts_wherever_they_come_from(server):
     assert server.http.get("/api/nothing").json() == {"error": "Not Found: GET /api/nothing"}
     cut = server.http.post("/api/chat", content="{", headers={"content-type": "application/json"})
-    assert "no JSON" in cut.json()["error"]
+    assert "not JSON" in cut.json()["error"]
     assert "Content-Type" in server.http.post("/api/chat", content="{}").json()["error"]
     with running(n_seq=1, settings={"api_keys": ("secret",)}) as server:
         assert "API key" in server.http.get("/api/tags").json()["error"]

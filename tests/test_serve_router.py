@@ -234,7 +234,7 @@ def test_errors_of_a_model_are_passed_on(server):
     assert server.http.get("/nothing?model=one").status_code == 404
     assert server.http.post("/v1/completions", content=b"{").status_code == 415
     cut = server.http.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
-    assert "no JSON" in cut.json()["error"]["message"]
+    assert "not JSON" in cut.json()["error"]["message"]
 
 
 # ---- other routes ----

@@ -56,7 +56,9 @@ def add_parser(commands: Any) -> None:
     add("--document-cache", parse=integer, metavar="MIB", help="most MiB of documents that were read (2048)")
     what = "fields that are not served: name them in a header and the log, or refuse the request (warn)"
     add("--unknown-fields", parse=one_of(POLICIES), metavar="warn|ignore|refuse", help=what)
-    add("--stall", parse=number, metavar="SECONDS", help="/health fails when a step takes longer (120)")
+    add("--stall", parse=number, metavar="SECONDS", help="/health fails when a step does not go on for longer (120)")
+    what = "of a step in which answers are written and prompts are read; 0: no limit (150)"
+    add("--step-ms", parse=number, metavar="MS", help=what)
     env = "LLAMA_ARG_SLOT_SAVE_PATH"
     add("--slot-save-path", metavar="FOLDER", env=env, help="where /slots saves sequences (none)")
     add("--grace", parse=number, metavar="SECONDS", help="for running requests when the server ends (10)")
@@ -120,6 +122,9 @@ def settings(args: argparse.Namespace) -> "Settings":
     keys = [*(key for word in words for key in word.split(",")), *(args.api_key_file or "").splitlines()]
     most = args.max_body and args.max_body << 20
     given: dict[str, Any] = {"n_queue": args.queue, "n_body": most, "grace": args.grace, "stall": args.stall}
+    if args.step_ms is not None and args.step_ms < 0:
+        raise ValueError(f"--step-ms must be 0 (no limit) or more, not {args.step_ms:g}")
+    given["step"] = None if args.step_ms is None else args.step_ms / 1000
     given |= {"page": args.page, "slots": args.slots, "unknown_fields": args.unknown_fields}
     given["spm_infill"] = args.spm_infill
     given["document_bytes"] = None if args.document_cache is None else args.document_cache << 20

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -16,6 +17,7 @@ from pylongctx.engine.job import Cancelled, Job
 from pylongctx.serve.errors import ApiError, as_api_error
 from pylongctx.serve.ticket import Ticket
 
+MOST_QUEUED = 64  # chunks of an answer that wait for the client
 READER_PATIENCE = 60.0  # seconds that a client may take for what is sent to it
 LOG = logging.getLogger("uvicorn.error")
 
@@ -38,9 +40,12 @@ class Exchange:
     def __init__(self, id: str, pool: Executor, n_threads: int) -> None:
         self.id = id
         self._pool = pool
+        self._n_threads = n_threads
         self._turn = asyncio.Semaphore(n_threads)
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        self._room = threading.Semaphore(MOST_QUEUED)
+        self._closed = False
         self.parts: list[Part] = []
 
     def cancel(self) -> None:
@@ -51,7 +56,8 @@ class Exchange:
     def close(self) -> None:
         """Let all completions end, and let go of them: they know this object, and hold memory of the library."""
         self.cancel()
-        self.parts = []
+        self.parts, self._closed = [], True
+        self._room.release(max(self._n_threads, 1))  # for those that wait to put something
 
     def put(self, index: int, item: Any) -> None:
         """Add something to the stream; from any thread."""
@@ -59,8 +65,13 @@ class Exchange:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, item))
 
     def put_progress(self, index: int) -> Callable[[Job], None]:
-        """Return a function that adds the progress of a prompt."""
-        return lambda job: self.put(index, {"prompt_progress": job.prompt_progress()})
+        """Return a function that adds the progress of a prompt, unless the client has not read what came before."""
+
+        def add(job: Job) -> None:
+            if self._queue.qsize() < MOST_QUEUED or not job.is_reading:
+                self.put(index, {"prompt_progress": job.prompt_progress()})
+
+        return add
 
     def timings(self, index: int) -> dict[str, float]:
         """Return llama-server's object about the speed of a completion."""
@@ -108,8 +119,11 @@ class Exchange:
                 finally:
                     del item  # which knows this frame
             left -= item is None
-            if item is not None:
-                yield index, item
+            if item is None:
+                continue
+            if "prompt_progress" not in item:
+                self._room.release()
+            yield index, item
 
     async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         async with self._turn:
@@ -120,8 +134,12 @@ class Exchange:
                 raise
 
     def _feed(self, index: int, chunks: Iterator[Any]) -> None:
+        """Put chunks, of which a client that reads slowly keeps few waiting."""
         try:
             for chunk in chunks:
+                self._room.acquire()
+                if self._closed:
+                    return
                 self.put(index, chunk)
             self.put(index, None)
         except BaseException as reason:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pylongctx._log import LOG as NOTES
 from pylongctx.serve.access import Access
 from pylongctx.serve.errors import ApiError, as_api_error, unavailable
-from pylongctx.serve.fields import MOST_NAMED
+from pylongctx.serve.fields import MOST_NAMED, Unserved
 from pylongctx.serve.metrics import Answers
 from pylongctx.serve.service import Settings
 
@@ -68,14 +68,14 @@ class Gate:
             await self._app(scope, receive, send)
             return
         status, began, held = 0, time.monotonic(), [0]
-        scope["unserved"], scope["unknown_fields"] = {}, self._service.settings.unknown_fields
+        unserved = scope["unserved"] = Unserved(self._service.settings.unknown_fields)
 
         async def counting(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if scope["unserved"] and self._service.settings.unknown_fields == "warn":
-                    message["headers"] = [*message["headers"], (UNSERVED, self._names(scope["unserved"]))]
+                if unserved.found and unserved.policy == "warn":
+                    message["headers"] = [*message["headers"], (UNSERVED, self._names(unserved.found))]
             await send(message)
 
         try:

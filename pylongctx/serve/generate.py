@@ -10,7 +10,7 @@ from pylongctx.serve import native
 from pylongctx.serve.answer import Make, Once, OpenAIForm, answer, seeded
 from pylongctx.serve.bodies import ChatBody, CompletionBody, InfillBody, NativeBody, as_prompts
 from pylongctx.serve.errors import invalid
-from pylongctx.serve.fields import load, read
+from pylongctx.serve.fields import read
 from pylongctx.serve.host import Host, Prompt
 from pylongctx.serve.service import Service
 from pylongctx.serve.ticket import Ticket
@@ -36,7 +36,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request) -> Response:
         body = await read(request, ChatBody)
-        return await answer(service, request, body, chats(service, body), OpenAIForm(service, body, chat=True))
+        return await answer(service, request, body, chats(service, request, body), OpenAIForm(service, body, chat=True))
 
     @router.post("/v1/chat/completions/input_tokens", summary="The tokens of a conversation")
     @router.post("/chat/completions/input_tokens", include_in_schema=False)
@@ -58,15 +58,19 @@ def routes(service: Service) -> APIRouter:
     async def infill(request: Request) -> Response:
         body = await read(request, InfillBody)
         given = Once(partial(body.sampling, settings.sampling, host))
-        prompt = Once(partial(native.infill_prompt, host, body, settings.spm_infill))
+        texts = body.input_prefix, body.input_suffix, body.prompt
+        prompt = Once(partial(native.infill_prompt, host, *texts, body.input_extra, settings.spm_infill))
         makes: list[Make] = [partial(native.fill, body, prompt, given, i) for i in range(body.n or 1)]
         return await answer(service, request, body, makes, native.NativeForm(service, body, single=True))
 
     return router
 
 
-def chats(service: Service, body: ChatBody) -> list[Make]:
+def chats(service: Service, request: Request, body: ChatBody) -> list[Make]:
     """Return what makes the answers of a chat."""
+    if not body.effort_is_read(service.host):
+        reason = f"reasoning_effort={body.reasoning_effort!r} is not served: the model's chat template does not read it"
+        request.scope["unserved"].note("reasoning_effort", reason)
     arguments = partial(body.arguments, service.settings.sampling, service.settings.template, service.host)
     given = Once(arguments)
     return [partial(_chat, given, i) for i in range(body.n or 1)]
@@ -99,8 +103,7 @@ def _filled(host: Host, prompt: Prompt, wanted: Mapping[str, Any], suffix_first:
     """Return the prompt of a text that is missing between two."""
     if not isinstance(prompt, str) or wanted["echo"]:
         raise invalid("with a suffix the prompt is a text, and there is no echo", "suffix")
-    body = load(InfillBody, {"input_prefix": prompt, "input_suffix": wanted["suffix"]})
-    return native.infill_prompt(host, body, suffix_first)
+    return native.infill_prompt(host, prompt, wanted["suffix"], suffix_first=suffix_first)
 
 
 def _chat(given: Given, index: int, ticket: Ticket, stream: bool) -> Any:

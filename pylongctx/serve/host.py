@@ -95,11 +95,6 @@ class Host:
         return 1.0 if n < 0 else min(n, n_layers) / n_layers
 
     @cached_property
-    def end_tokens(self) -> list[int]:
-        """The tokens that end a generation."""
-        return [token for token in range(self.model.info.n_vocab) if self.model.ends_generation(token)]
-
-    @cached_property
     def fill_tokens(self) -> dict[str, int]:
         """The tokens of ``FILL`` that the model has."""
         found = {}

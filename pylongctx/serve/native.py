@@ -1,7 +1,7 @@
 """llama-server's own form of completions, and prompts of what is missing between two texts."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,7 +9,7 @@ from pylongctx.completion import Generation
 from pylongctx.logprobs import Entry
 from pylongctx.sampling import SAMPLERS, SamplingParams
 from pylongctx.serve.answer import Chunks, seeded
-from pylongctx.serve.bodies import NEVER, InfillBody, NativeBody
+from pylongctx.serve.bodies import NEVER, Chunk, NativeBody
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.exchange import EventStream, Exchange
 from pylongctx.serve.host import NEEDED, Host, Prompt
@@ -211,10 +211,28 @@ def _chosen(one: Object, paths: list[str]) -> Object:
     return found
 
 
-def infill_prompt(host: Host, body: InfillBody, suffix_first: bool = False) -> list[int]:
+def infill_prompt(
+    host: Host,
+    prefix: str,
+    suffix: str,
+    begun: str = "",
+    extra: Sequence[Chunk] | None = None,
+    suffix_first: bool = False,
+) -> list[int]:
     """Return the tokens of a prompt for what is between prefix and suffix, as llama-server writes it.
 
-    Models are trained to read the prefix first, or to read the suffix first.
+    Parameters
+    ----------
+    host : Host
+        The model.
+    prefix, suffix : str
+        What is there.
+    begun : str
+        How the text between them begins.
+    extra : sequence of Chunk or None
+        Pieces of other files.
+    suffix_first : bool
+        The model was trained to read the suffix before the prefix.
 
     Raises
     ------
@@ -229,7 +247,7 @@ def infill_prompt(host: Host, body: InfillBody, suffix_first: bool = False) -> l
     found = host.model.start
     if "fim_rep" in tokens:
         found += [tokens["fim_rep"], *host.tokens(f"{PROJECT}\n", False)]
-    for chunk in body.input_extra or ():
+    for chunk in extra or ():
         if "fim_sep" in tokens:
             found += [tokens["fim_sep"], *host.tokens(f"{chunk.filename}\n", False)]
         else:
@@ -237,6 +255,6 @@ def infill_prompt(host: Host, body: InfillBody, suffix_first: bool = False) -> l
         found += host.tokens(chunk.text, False)
     if "fim_sep" in tokens:
         found += [tokens["fim_sep"], *host.tokens("filename\n", False)]
-    prefix = [tokens["fim_pre"], *host.tokens(body.input_prefix, False), *host.tokens(body.prompt, False)]
-    suffix = [tokens["fim_suf"], *host.tokens(body.input_suffix, False)]
-    return [*found, *(suffix + prefix if suffix_first else prefix + suffix), tokens["fim_mid"]]
+    before = [tokens["fim_pre"], *host.tokens(prefix, False), *host.tokens(begun, False)]
+    after = [tokens["fim_suf"], *host.tokens(suffix, False)]
+    return [*found, *(after + before if suffix_first else before + after), tokens["fim_mid"]]

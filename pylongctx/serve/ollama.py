@@ -6,16 +6,14 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from pylongctx.embeddings import RANK
 from pylongctx.serve import native
 from pylongctx.serve.answer import Make, Once, answer
-from pylongctx.serve.bodies import NativeBody
 from pylongctx.serve.cards import FOREVER, card_of, parameters
 from pylongctx.serve.errors import ApiError, invalid
-from pylongctx.serve.fields import note, read
+from pylongctx.serve.fields import Fields, read
 from pylongctx.serve.generate import chats, rendering
 from pylongctx.serve.host import NEEDED
 from pylongctx.serve.ollama_answers import NANO, OllamaForm, chat_piece, frame, generate_piece
@@ -38,7 +36,7 @@ CHANGING = (
 )
 
 
-class EmbedBody(BaseModel):
+class EmbedBody(Fields):
     """POST /api/embed, and /api/embeddings (``prompt``)."""
 
     input: str | list[str] | None = None
@@ -49,7 +47,7 @@ class EmbedBody(BaseModel):
     keep_alive: Any = None
 
 
-class ShowBody(BaseModel):
+class ShowBody(Fields):
     """POST /api/show."""
 
     model: str | None = None
@@ -67,8 +65,8 @@ def routes(service: Service) -> APIRouter:
         body = await _read(service, request, OllamaChatBody)
         if not body.messages:
             return _loaded(alias, chat_piece({}))
-        wanted = body.chat(body.openai_messages(), service.host, body.tools)
-        return await answer(service, request, wanted, chats(service, wanted), OllamaForm(alias, chat_piece))
+        wanted = body.chat(body.openai_messages(), service.host, request.scope["unserved"], body.tools)
+        return await answer(service, request, wanted, chats(service, request, wanted), OllamaForm(alias, chat_piece))
 
     @router.post("/generate", summary="Answer a prompt, go on with it (raw), or fill in (suffix)")
     async def generate(request: Request) -> Response:
@@ -133,9 +131,9 @@ async def _read(service: Service, request: Request, kind: Any) -> Any:
     """Return a body, after what of it has no effect was noted."""
     body = await read(request, kind)
     if isinstance(body, OllamaBody):
-        note(request, body.unserved(service.host))
+        body.note(request.scope["unserved"], service.host)
     elif body.keep_alive is not None:
-        note(request, {"keep_alive": KEPT})
+        request.scope["unserved"].note("keep_alive", KEPT)
     return body
 
 
@@ -146,30 +144,31 @@ def _loaded(alias: str, piece: dict[str, Any]) -> Response:
 
 async def _generate(service: Service, request: Request, body: OllamaGenerateBody) -> Response:
     """Answer a prompt as a conversation, or as it is."""
-    host, alias = service.host, service.settings.alias
+    host, alias, unserved = service.host, service.settings.alias, request.scope["unserved"]
     if not (body.raw or body.suffix or body.context):
-        wanted = body.chat(body.openai_messages(), host)
+        wanted = body.chat(body.openai_messages(), host, unserved)
         form = OllamaForm(alias, generate_piece, partial(host.tokens, special=False))
-        return await answer(service, request, wanted, chats(service, wanted), form)
-    made: NativeBody
-    if body.suffix:
-        made = infill = body.infill()
-        prompt = Once(partial(native.infill_prompt, host, infill, service.settings.spm_infill))
-    else:
-        made = body.native()
-        prompt = Once(partial(_follow, service, request, body) if body.context else lambda: body.prompt)
+        return await answer(service, request, wanted, chats(service, request, wanted), form)
+    made = body.native(unserved)
+    prompt = Once(partial(_prompt, service, request, body))
     given = Once(partial(made.sampling, service.settings.sampling, host))
     context = partial(host.tokens, special=False) if body.context else None
     make: Make = partial(native.fill, made, prompt, given, 0)
     return await answer(service, request, made, [make], OllamaForm(alias, generate_piece, context))
 
 
-def _follow(service: Service, request: Request, body: OllamaGenerateBody) -> list[int]:
-    """Return the tokens of a conversation that follows those of an earlier answer."""
-    chat = body.chat(body.openai_messages(), service.host)
+def _prompt(service: Service, request: Request, body: OllamaGenerateBody) -> str | list[int]:
+    """Return a prompt as it is, one with a suffix, or a conversation that follows an earlier answer."""
+    host = service.host
+    if body.suffix:
+        return native.infill_prompt(host, body.prompt, body.suffix, suffix_first=service.settings.spm_infill)
+    if not body.context:
+        return body.prompt
+    chat = body.chat(body.openai_messages(), host, request.scope["unserved"])
     completer = rendering(service, request, chat).completer()
-    text = completer.apply_template(chat.messages, **chat.template(service.settings.template, service.host))
-    return [*(body.context or ()), *service.host.tokens(text)]
+    tokens = completer.chat_tokens(chat.messages, **chat.template(service.settings.template, host))
+    start = host.model.start
+    return [*body.context, *(tokens[len(start) :] if tokens[: len(start)] == start else tokens)]
 
 
 async def _embed(service: Service, body: EmbedBody, texts: list[str], normalize: bool) -> tuple[list[Any], int]:

@@ -76,11 +76,11 @@ class OllamaForm:
                 continue
             delta, logprobs, end = _read(chunk)
             reason, told = end or reason, told + list(logprobs)
-            for fields in filter(None, pieces.feed(delta)):
+            for fields in pieces.feed(delta):
                 text += fields.get("content", "")
                 yield self._part(fields, told)
                 told = []
-        for fields in filter(None, pieces.finish()):
+        for fields in pieces.finish():
             yield self._part(fields, [])
         yield frame(self._model) | self._piece({}) | _logprobs(told) | self._end(exchange, reason, text)
 
@@ -104,13 +104,14 @@ class OllamaForm:
 
 
 class Pieces(Blocks):
-    """The fields of a stream's objects; a call of a tool comes when it is complete. An empty event is none."""
+    """The fields of a stream's objects; a call of a tool comes when it is complete."""
 
     def _opened(self, block: Block) -> Iterator[Event]:
         return iter(())
 
-    def _grown(self, block: Block, text: str) -> Event:
-        return {NAMES[block.kind]: text} if block.kind in NAMES else {}
+    def _grown(self, block: Block, text: str) -> Iterator[Event]:
+        if block.kind in NAMES:
+            yield {NAMES[block.kind]: text}
 
     def _closed(self, block: Block) -> Iterator[Event]:
         if block.kind not in NAMES:

@@ -4,12 +4,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
-from pylongctx.serve.bodies import SAMPLING, ChatBody, InfillBody, NativeBody
+from pylongctx.serve.bodies import SAMPLING, ChatBody, NativeBody
 from pylongctx.serve.cards import thinks
 from pylongctx.serve.errors import invalid
-from pylongctx.serve.fields import load
+from pylongctx.serve.fields import Fields, Unserved, load
 from pylongctx.serve.host import Host
 
 Object = dict[str, Any]
@@ -29,7 +27,7 @@ KEPT = "keep_alive has no effect: the model stays loaded until the server ends o
 CUT = "is not served: a prompt that does not fit is refused, --overflow evict_middle lets old turns leave"
 
 
-class OllamaBody(BaseModel):
+class OllamaBody(Fields):
     """What /api/chat and /api/generate share."""
 
     stream: bool | None = None
@@ -42,15 +40,15 @@ class OllamaBody(BaseModel):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    def unserved(self, host: Host) -> dict[str, str]:
-        """Return what has no effect, each with a message."""
-        found = {f"options.{name}": why for name, why in _without_effect(self.options or {}, host.n_ctx)}
+    def note(self, unserved: Unserved, host: Host) -> None:
+        """Take note of what has no effect."""
+        for name, reason in _without_effect(self.options or {}, host.n_ctx):
+            unserved.note(f"options.{name}", reason)
         if self.keep_alive is not None:
-            found["keep_alive"] = KEPT
+            unserved.note("keep_alive", KEPT)
         for name in ("truncate", "shift"):
             if getattr(self, name) and not host.session.evicts:
-                found[name] = f"{name}=true {CUT}"
-        return found
+                unserved.note(name, f"{name}=true {CUT}")
 
     def generate(self) -> Object:
         """Return the fields that every dialect has."""
@@ -72,14 +70,16 @@ class OllamaBody(BaseModel):
             raise invalid(f"format is 'json' or a schema, not {json.dumps(self.format)[:60]}", "format")
         return self.format
 
-    def chat(self, messages: list[Object], host: Host, tools: list[Object] | None = None) -> ChatBody:
+    def chat(
+        self, messages: list[Object], host: Host, unserved: Unserved, tools: list[Object] | None = None
+    ) -> ChatBody:
         """Return the request for OpenAI's route of chats."""
         fields = self.generate() | {"messages": messages, "tools": tools or None, **_thinking(self.think, host)}
         if (schema := self.schema_wanted) is not None:
             fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "format", "schema": schema}}
         if self.logprobs:
             fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
-        return load(ChatBody, fields)
+        return load(ChatBody, fields, unserved)
 
 
 def _without_effect(options: Mapping[str, Any], n_ctx: int) -> Iterator[tuple[str, str]]:
@@ -178,14 +178,8 @@ class OllamaGenerateBody(OllamaBody):
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": self.prompt}]
 
-    def native(self) -> NativeBody:
-        """Return the request for llama-server's route, with its prompt as it is."""
-        return load(NativeBody, self._fields() | {"prompt": self.prompt})
-
-    def infill(self) -> InfillBody:
-        """Return the request for what is missing between two texts."""
-        return load(InfillBody, self._fields() | {"input_prefix": self.prompt, "input_suffix": self.suffix})
-
-    def _fields(self) -> Object:
+    def native(self, unserved: Unserved) -> NativeBody:
+        """Return the request for llama-server's route, without its prompt."""
         fields = self.generate() | {"json_schema": self.schema_wanted}
-        return fields | ({"n_probs": max(1, self.top_logprobs or 0)} if self.logprobs else {})
+        probabilities = {"n_probs": max(1, self.top_logprobs or 0)} if self.logprobs else {}
+        return load(NativeBody, fields | probabilities, unserved)

@@ -6,11 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from pylongctx.embeddings import Embedder
 from pylongctx.serve.errors import invalid
-from pylongctx.serve.fields import read
+from pylongctx.serve.fields import Fields, read
 from pylongctx.serve.host import Host
 from pylongctx.serve.service import Service
 
@@ -19,7 +19,7 @@ PLACE = re.compile(r"\{(query|document)\}")
 TEMPLATE = "tokenizer.chat_template.rerank"  # of a model that reads question and document in words of its own
 
 
-class RerankBody(BaseModel):
+class RerankBody(Fields):
     """POST /rerank, as Jina's and Cohere's clients ask (``documents``), or those of TEI (``texts``)."""
 
     query: str

@@ -23,6 +23,7 @@ from pylongctx.serve.host import Host
 from pylongctx.serve.metrics import Answers
 
 Result = TypeVar("Result")
+SOON = 0.02  # seconds that /metrics waits for the end of a step
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class Settings:
     body_patience : float
         Seconds in which the body of a request must come, with one more for every 64 KiB.
     stall : float
-        Seconds without a step, with work waiting, after which the server says that it is not well.
+        Seconds in which a step does not go on, after which the server says that it is not well.
+    step : float
+        Seconds of a step in which answers are written and prompts are evaluated; 0: no bound.
     patience : float
         Seconds without news after which a stream gets a comment.
     grace : float
@@ -84,6 +87,7 @@ class Settings:
     n_body: int = 64 << 20
     body_patience: float = 30.0
     stall: float = 120.0
+    step: float = 0.15
     patience: float = 10.0
     grace: float = 10.0
     slots: bool = True
@@ -116,10 +120,12 @@ class Service:
         self.settings = settings
         self._vectors = embedder
         self.embedder = None if embedder is None else Embedder(embedder.session)
-        self.engine = EngineThread(host.sessions, host.library)
+        self.engine = EngineThread(host.sessions, host.library, settings.step or None)
         self.engine.documents.limit = settings.document_bytes
         self.started = int(time.time())
         self.answers = Answers()
+        self._kv_bytes = 0
+        self._counting: Future[int] | None = None
         self.is_stuck = False  # at the end: somebody still uses the model
         self.n_requests = 0  # that want tokens, waiting or running
         self.most_requests = host.n_seq + settings.n_queue
@@ -155,15 +161,23 @@ class Service:
         if self.engine.failure is not None:
             raise unavailable(f"the engine has failed, restart the server: {self.engine.failure}")
         if self.engine.stalled() > self.settings.stall:
-            raise unavailable(f"the engine has taken no step for {self.engine.stalled():.0f} s, with work waiting")
+            raise unavailable(f"the engine does not go on for {self.engine.stalled():.0f} s, with work waiting")
 
     async def between_steps(self, future: "Future[Result]") -> Result:
-        """Wait for what the engine does between two steps; ApiError when none ends in time."""
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self.settings.stall)
-        except asyncio.TimeoutError:
+        """Wait for what the engine does between two steps; ApiError when its step does not go on."""
+        waited = asyncio.wrap_future(future)
+        while not (await asyncio.wait([waited], timeout=self.settings.stall / 2))[0]:
             self.check_engine()
-            raise unavailable(f"the engine did not answer within {self.settings.stall:g} s") from None
+        return waited.result()
+
+    async def kv_bytes(self) -> int:
+        """Return the bytes of the KV cache, as they were last seen when a step takes longer than ``SOON``."""
+        if self._counting is None or self._counting.done():
+            self._counting = self.engine.call(self.host.kv_bytes)
+        await asyncio.wait([asyncio.wrap_future(self._counting)], timeout=SOON)
+        if self._counting.done() and self._counting.exception() is None:
+            self._kv_bytes = self._counting.result()
+        return self._kv_bytes
 
     def admit(self) -> None:
         """Count a request that wants tokens; ApiError when too many wait. Must be followed by ``leave``."""
