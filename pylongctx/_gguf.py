@@ -78,6 +78,15 @@ def layout_of(path: str) -> Layout:
         raise error(lib.LCTX_INVALID, f"{path} cannot be read as GGUF file: {reason}") from None
 
 
+def header_of(path: str) -> Header:
+    """Return metadata and tensors of a file; InvalidInput when it cannot be read as GGUF."""
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _read(data)
+    except UNREADABLE as reason:
+        raise error(lib.LCTX_INVALID, f"{path} cannot be read as GGUF file: {reason}") from None
+
+
 def check_adapter(path: str) -> None:
     """Raise InvalidInput when loading the file as a LoRA adapter would end the process."""
     try:

@@ -119,6 +119,12 @@ def shards(path: str, n: int) -> list[str]:
     return [f"{name[1]}-{i:05d}-of-{n:05d}.gguf" for i in range(1, n + 1)]
 
 
+def tensor_names(path: str) -> list[str]:
+    """Return the names of all tensors of a model, whose first file is at ``path``; InvalidInput when one is missing."""
+    paths = shards(os.path.abspath(path), layout_of(path).n_split)
+    return [name for one in paths for name in layout_of(one).starts]
+
+
 def stats(paths: Sequence[str]) -> list[os.stat_result]:
     """Return the state of some files; InvalidInput when one is missing."""
     try:

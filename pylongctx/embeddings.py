@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._arguments import MAX_TEXTS
+from pylongctx._model_files import tensor_names
 from pylongctx.engine.session import SMALL, Session
 
-NO_POOLING = 0
+NO_POOLING, RANK = 0, 4  # llama.cpp's numbers
 
 Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 Vectors = list[Any]  # of floats; one per text, or without pooling one per token
@@ -47,11 +48,17 @@ class Embedder:
     ----------
     session : Session
         A sequence of that context.
+
+    Attributes
+    ----------
+    pooling : int
+        How vectors of tokens become one, by llama.cpp's numbers.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._n_batch = session.context.n_batch
+        self.pooling = session.context.pooling_type()
 
     def embed(self, texts: Texts, normalize: bool = False, truncate: bool = True) -> tuple[Vectors, int]:
         """Return the vectors of texts as lists, for a single text its own, and the number of all tokens."""
@@ -132,6 +139,11 @@ class Embedder:
                 else:
                     found += np.split(rows, np.cumsum([len(tokens) for tokens in group])[:-1])
         return found
+
+
+def judges(path: str) -> bool:
+    """Return whether a model has a head that says how well a document answers; without it a score means nothing."""
+    return not {"cls.weight", "cls.output.weight"}.isdisjoint(tensor_names(path))
 
 
 def is_single(texts: Texts) -> bool:

@@ -32,7 +32,8 @@ def test_the_request_of_a_client_is_answered(server, client):
     assert response.status_code == 200, response.text
     assert names(response) == unserved
     if body.get("stream"):
-        events = [json.loads(line[6:]) for line in response.text.splitlines() if line[:7] == "data: {"]
+        lines = [line.removeprefix("data: ") for line in response.text.splitlines()]
+        events = [json.loads(line) for line in lines if line[:1] == "{"]
         assert len(events) > 2 and not any(event.get("error") for event in events)
 
 

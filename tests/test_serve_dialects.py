@@ -6,7 +6,7 @@ import pytest
 from chat_templates import THINKING
 from llamas import TEXT, new
 from needs import need
-from serving import ALIAS, poster, running
+from serving import ALIAS, forced, poster, running
 
 openai = need("server", "fastapi", "openai")
 
@@ -56,18 +56,6 @@ def stream(server, path, **body):
         found.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
     return found
-
-
-def forced(server, monkeypatch, text):
-    """Let the model say a text and end, whatever it is asked."""
-    from pylongctx.engine.job import Job
-
-    wanted = [*server.host.model.tokenize(text.encode(), False, True), server.host.model.info.token_eos]
-
-    def choose(self, tokens, row):
-        return wanted[self.n_generated]
-
-    monkeypatch.setattr(Job, "choose", choose)
 
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"chapter": 7}}\n</tool_call>'

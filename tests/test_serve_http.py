@@ -229,7 +229,7 @@ def test_a_server_may_hide_its_page_and_its_slots():
         answer = server.http.get("/slots")
         assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
         assert server.http.get("/props").json()["endpoint_slots"] is False
-        assert server.http.get("/").status_code == 404
+        assert server.http.get("/").text == "Ollama is running"
 
 
 def test_without_a_method_the_memory_is_llama_cpps():

@@ -389,6 +389,33 @@ def test_what_is_between_two_texts_is_written(server, ask, tokens):
     assert [found[name] for name in ("prompt", "content")] == [same[name] for name in ("prompt", "content")]
 
 
+def test_a_suffix_may_come_first(server, ask, tokens):
+    spelled = _spelled(server, tokens)
+    at, middle = spelled.index(tokens["fim_pre"]), spelled.index(tokens["fim_suf"])
+    swapped = [*spelled[:at], *spelled[middle:-1], *spelled[at:middle], spelled[-1]]
+    with running(n_seq=1, settings={"spm_infill": True}) as other:
+        vars(other.host)["fill_tokens"] = tokens
+        found = other.http.post("/infill", json=FILL | {"n_predict": 3, "temperature": 0}).json()
+    same = ask("/completion", prompt=swapped, n_predict=3, temperature=0)
+    assert [found[name] for name in ("prompt", "content")] == [same[name] for name in ("prompt", "content")]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_completions_have_a_suffix(ask, tokens, n):
+    texts = {"prompt": FILL["input_prefix"] + FILL["prompt"], "suffix": FILL["input_suffix"]}
+    found = ask("/v1/completions", **texts, max_tokens=3, temperature=0, n=n)
+    body = {"input_prefix": texts["prompt"], "input_suffix": texts["suffix"]}
+    same = ask("/infill", **body, n_predict=3, temperature=0)
+    assert [choice["text"] for choice in found["choices"]] == [same["content"]] * n
+    assert found["usage"]["prompt_tokens"] == same["tokens_evaluated"]
+    for more in ({"prompt": [1, 2]}, {"echo": True}):
+        assert ask("/v1/completions", 400, **texts | more)["error"]["param"] == "suffix"
+
+
+def test_completions_have_no_suffix_without_the_tokens(ask):
+    assert "fim_pre" in ask("/v1/completions", 501, prompt="a", suffix="b")["error"]["message"]
+
+
 def _spelled(server, tokens):
     """Return the prompt by the definition: project, file, prefix, suffix, middle."""
     of = lambda text: server.host.model.tokenize(text.encode(), False, False)  # noqa: E731

@@ -14,7 +14,7 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from pylongctx.engine.job import Cancelled, Job
-from pylongctx.serve.errors import as_api_error
+from pylongctx.serve.errors import ApiError, as_api_error
 from pylongctx.serve.ticket import Ticket
 
 MOST_QUEUED = 64  # chunks of an answer that wait for the client
@@ -154,7 +154,7 @@ async def until_gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """The chunks of an exchange as server-sent events.
+    """The chunks of an exchange as server-sent events, after which comes ``[DONE]``.
 
     Parameters
     ----------
@@ -164,21 +164,17 @@ class EventStream(Response):
         Objects that are sent as JSON; None is sent as a comment, which keeps the connection.
     close : callable
         Called at the end, whatever it was.
-    named : bool
-        Events are sent with the name that is their ``type``; else the stream ends with ``[DONE]``.
     """
 
     media_type = "text/event-stream"
+    end = "data: [DONE]\n\n"
 
-    def __init__(
-        self, exchange: Exchange, events: AsyncIterator[Any], close: Callable[[], None], named: bool = False
-    ) -> None:
+    def __init__(self, exchange: Exchange, events: AsyncIterator[Any], close: Callable[[], None]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._exchange = exchange
         self._events = events
         self._close = close
-        self._named = named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events; what is sent to a client that is gone is lost, and no error.
@@ -206,13 +202,46 @@ class EventStream(Response):
     async def _lines(self) -> AsyncIterator[str]:
         try:
             async for event in self._events:
-                yield ": still working\n\n" if event is None else self._line(event)
+                yield ": still working\n\n" if event is None else self.line(event)
         except Exception as reason:  # too late for a status
-            yield self._line(({"type": "error"} if self._named else {}) | {"error": as_api_error(reason).error})
+            yield self.line(self.failure(as_api_error(reason)))
             clear_frames(reason.__traceback__)
-        if not self._named:
-            yield "data: [DONE]\n\n"
+        if self.end:
+            yield self.end
 
-    def _line(self, event: dict[str, Any]) -> str:
-        name = f"event: {event['type']}\n" if self._named else ""
-        return f"{name}data: {json.dumps(event)}\n\n"
+    def line(self, event: dict[str, Any]) -> str:
+        """Return what is sent for an event."""
+        return f"data: {json.dumps(event)}\n\n"
+
+    def failure(self, reason: ApiError) -> dict[str, Any]:
+        """Return the event of an error."""
+        return {"error": reason.error}
+
+
+class NamedEvents(EventStream):
+    """Events that are sent with the name that is their ``type``, as Anthropic's."""
+
+    end = ""
+
+    def line(self, event: dict[str, Any]) -> str:
+        """Return an event behind its name."""
+        return f"event: {event['type']}\n{super().line(event)}"
+
+    def failure(self, reason: ApiError) -> dict[str, Any]:
+        """Return the event of an error, which has a type too."""
+        return {"type": "error"} | super().failure(reason)
+
+
+class JsonLines(EventStream):
+    """Objects a line each, as Ollama's; there are no comments, so that events are never None."""
+
+    media_type = "application/x-ndjson"
+    end = ""
+
+    def line(self, event: dict[str, Any]) -> str:
+        """Return a line."""
+        return f"{json.dumps(event)}\n"
+
+    def failure(self, reason: ApiError) -> dict[str, Any]:
+        """Return the object of an error, whose reason is a text."""
+        return {"error": reason.error["message"]}

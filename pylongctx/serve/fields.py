@@ -28,6 +28,8 @@ MOST = {
     "tokens": 1 << 20,
     "prompt": 1 << 20,
     "input": 1 << 20,
+    "documents": 1 << 20,
+    "texts": 1 << 20,
 }
 MOST_PARTS = 65536  # content parts and tool calls of all messages
 MOST_STOP = 16384  # characters of all stop strings
@@ -80,15 +82,19 @@ Body = TypeVar("Body", bound=Fields)
 
 async def read(request: Request, body: type[Body]) -> Body:
     """Return the body of a request; ApiError when it is not what it should be."""
-    if not is_json(request.headers):
+    return load(body, await json_of(request), request.scope["unserved"])
+
+
+async def json_of(request: Request) -> Any:
+    """Return the JSON of a request; ApiError when it is none, or is not said to be."""
+    if not is_json(request.headers, request.url.path):
         kind = request.headers.get("content-type", "")
         # a page of another site can send other types without asking this server first
         raise ApiError(415, "invalid_request_error", f"send the header Content-Type: application/json, not {kind!r}")
     try:
-        fields = from_json(await request.body())
+        return from_json(await request.body())
     except ValueError as reason:
         raise invalid(f"the body is not JSON: {reason}") from None
-    return load(body, fields, request.scope["unserved"])
 
 
 def load(body: type[Body], fields: Any, unserved: Unserved) -> Body:

@@ -11,7 +11,7 @@ from pylongctx.serve.answer import Chunks, answer
 from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of
 from pylongctx.serve.bodies import ChatBody, Extension
 from pylongctx.serve.errors import invalid
-from pylongctx.serve.exchange import Exchange
+from pylongctx.serve.exchange import Exchange, NamedEvents
 from pylongctx.serve.fields import Fields, Open, Unserved, load, read
 from pylongctx.serve.generate import chats, count_tokens
 from pylongctx.serve.service import Service
@@ -114,7 +114,7 @@ class MessagesForm:
     """
 
     prefix = "msg_"
-    named = True
+    frames = NamedEvents
 
     def __init__(self, service: Service, body: MessagesBody) -> None:
         self._model = service.settings.alias

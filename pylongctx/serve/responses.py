@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from pylongctx.serve.answer import Chunks, answer
 from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of
 from pylongctx.serve.bodies import ChatBody, Extension
-from pylongctx.serve.exchange import Exchange
+from pylongctx.serve.exchange import Exchange, NamedEvents
 from pylongctx.serve.fields import Fields, Open, Unserved, load, read
 from pylongctx.serve.generate import chats, count_tokens
 from pylongctx.serve.items import Tools, chat_messages
@@ -133,7 +133,7 @@ class ResponsesForm:
     """
 
     prefix = "resp_"
-    named = True
+    frames = NamedEvents
 
     def __init__(self, service: Service, body: ResponsesBody) -> None:
         self._body = body

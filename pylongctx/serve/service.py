@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from pylongctx import __version__
 from pylongctx._lib import build_info
 from pylongctx.completer import completion_defaults
-from pylongctx.embeddings import Embedder
+from pylongctx.embeddings import RANK, Embedder
 from pylongctx.engine.thread import EngineThread
 from pylongctx.llama import Llama
 from pylongctx.sampling import SamplingParams
-from pylongctx.serve.errors import unavailable
+from pylongctx.serve.errors import ApiError, unavailable
 from pylongctx.serve.host import Host
 from pylongctx.serve.metrics import Answers
 
@@ -72,6 +72,8 @@ class Settings:
         What happens to fields of requests that have no effect: ``warn``, ``ignore``, or ``refuse``.
     sampling : dict
         Values for what a request leaves out, by the names of Llama.
+    spm_infill : bool
+        Whether ``/infill`` writes the suffix before the prefix.
     template : dict
         The same for the template: ``enable_thinking``, ``chat_template_kwargs``.
     """
@@ -95,6 +97,7 @@ class Settings:
     tags: tuple[str, ...] = ()
     document_bytes: int = 2 << 30
     unknown_fields: str = "warn"
+    spm_infill: bool = False
     sampling: dict[str, Any] = field(default_factory=dict)
     template: dict[str, Any] = field(default_factory=dict)
 
@@ -131,7 +134,7 @@ class Service:
     @cached_property
     def fingerprint(self) -> str:
         """What made an answer: OpenAI's ``system_fingerprint``."""
-        return f"b{build_info()['series']}-pylongctx-{__version__}"
+        return fingerprint()
 
     def sampling_params(self) -> SamplingParams:
         """Return how tokens are chosen when a request says nothing."""
@@ -187,6 +190,24 @@ class Service:
         """Count a request no more."""
         self.n_requests -= 1
 
+    async def threaded(self, function: Callable[[], Result]) -> Result:
+        """Return what a function returns in a thread; who asks waits in the queue of requests."""
+        with self.admitted():
+            return await asyncio.get_running_loop().run_in_executor(self.pool, function)
+
+    def vectors(self) -> Embedder:
+        """Return what makes embeddings; ApiError where nothing does."""
+        if self.embedder is None or self.embedder.pooling == RANK:
+            raise ApiError(501, "not_supported_error", "this server makes no embeddings: start it with --embeddings")
+        return self.embedder
+
+    def ranker(self) -> Embedder:
+        """Return what judges documents; ApiError where nothing does."""
+        if self.embedder is None or self.embedder.pooling != RANK:
+            reason = "this server ranks no documents: start it with --reranking, and a model with a head for that"
+            raise ApiError(501, "not_supported_error", reason)
+        return self.embedder
+
     @contextmanager
     def admitted(self) -> Iterator[None]:
         """Count a request while the block runs."""
@@ -195,3 +216,8 @@ class Service:
             yield
         finally:
             self.leave()
+
+
+def fingerprint() -> str:
+    """Return which build this is."""
+    return f"b{build_info()['series']}-pylongctx-{__version__}"
