@@ -132,7 +132,7 @@ template <typename F> int32_t decode(lctx_context * ctx, int32_t n_tokens, const
             ctx->output.data()};
         status = run_batch(ctx, batch, logits);
     });
-    const std::string lost = status == LCTX_FAILED ? lctx_rpc_lost(ctx->model->servers) : "";
+    const std::string lost = lctx_rpc_lost(ctx->model->servers);
     return lost.empty() ? status : fail(ctx, LCTX_LOST, lost);
 }
 
@@ -165,6 +165,14 @@ lctx_memory & with_method(lctx_context * ctx, const char * what = "has no parts"
 
 constexpr const char * NO_COMPRESSION = "does not compress a text that was read: use method=kvzip";
 
+// Throws when what was read may be the zeros of an RPC server that has ended.
+void check_servers(const lctx_context * ctx) {
+    const std::string lost = lctx_rpc_lost(ctx->model->servers);
+    if (!lost.empty()) {
+        throw lctx_refusal(lost);
+    }
+}
+
 // What `write` writes: its size with buf NULL, else its bytes; 0 when that fails or buf is too small.
 template <typename F> size_t write_out(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size, F && write) {
     size_t n = 0;
@@ -178,6 +186,7 @@ template <typename F> size_t write_out(lctx_context * ctx, int32_t seq, uint8_t 
             lctx_state_writer io(buf);
             write(io);
         }
+        check_servers(ctx);
         n = counted.n_bytes();
         return true;
     });
@@ -313,9 +322,10 @@ size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t siz
     size_t n = 0;
     guarded(ctx, {std::max(seq, 0)}, [&] {
         n = seq < 0 ? llama_state_get_data(ctx->ctx, buf, size) : llama_state_seq_get_data(ctx->ctx, buf, size, seq);
+        check_servers(ctx);
         return n > 0;
     });
-    return n;
+    return ctx->error.empty() ? n : 0;
 }
 
 size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {

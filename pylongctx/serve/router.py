@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from pylongctx import __version__
+from pylongctx._log import LOG
 from pylongctx.serve import ollama
 from pylongctx.serve.app import enclose
 from pylongctx.serve.cards import parameters
@@ -25,7 +26,7 @@ from pylongctx.serve.fields import json_of
 from pylongctx.serve.metrics import TYPE, Answers, merged
 from pylongctx.serve.ollama_answers import chat_piece, frame, generate_piece
 from pylongctx.serve.service import Settings, fingerprint
-from pylongctx.serve.shelf import Shelf, Source
+from pylongctx.serve.shelf import OneModel, Shelf, Source
 
 Object = dict[str, Any]
 # headers of a connection, not of what it carries, and those that every server writes itself
@@ -51,17 +52,22 @@ class Router:
         Who may ask, and limits of requests.
     autoload : bool
         Whether a request loads its model.
+    loads_first : bool
+        Whether all models are loaded before the first request.
     """
 
-    shelf: Shelf
+    shelf: Shelf | OneModel
     children: Children
     settings: Settings
     autoload: bool = True
+    loads_first: bool = False
     answers: Answers = field(default_factory=Answers)
     started: int = field(default_factory=lambda: int(time.time()))
 
     def source(self, name: Any) -> Source:
         """Return the model of a name; of one model alone without a name, too. ApiError when there is none."""
+        if isinstance(self.shelf, OneModel):
+            return self.shelf.only
         sources = self.shelf.sources()
         if name in (None, "") and len(sources) == 1:
             return next(iter(sources.values()))
@@ -91,6 +97,12 @@ def create_app(router: Router) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for source in router.shelf.sources().values() if router.loads_first else ():
+            try:
+                async with router.children.using(source):
+                    pass
+            except ApiError as reason:
+                LOG.error("error: %s; the next request tries again", reason)
         yield
         await router.children.close()
 
@@ -105,7 +117,7 @@ def create_app(router: Router) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        if "model" in request.query_params:
+        if "model" in request.query_params or isinstance(router.shelf, OneModel):
             return await _forward(router, request)
         children = router.children.loaded()
         pages = await asyncio.gather(*(child.ask("/metrics") for child in children))
@@ -145,7 +157,7 @@ def _add_models(app: FastAPI, router: Router) -> None:
 
     @app.get("/props")
     async def props(request: Request) -> Response:
-        if "model" in request.query_params:
+        if "model" in request.query_params or isinstance(router.shelf, OneModel):
             return await _forward(router, request)
         found = {"role": "router", "max_instances": router.children.limits.n, "models_autoload": router.autoload}
         return JSONResponse(found | {"build_info": fingerprint()})
