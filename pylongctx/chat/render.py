@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from pylongctx.chat.request import check_messages, choose_tools, wanted_schema
+from pylongctx.chat.request import check_messages, choose_tools, is_strict, wanted_schema
 from pylongctx.chat.template import ChatTemplate, Rendered
 
 
@@ -33,7 +33,7 @@ def render(template: ChatTemplate, given: Mapping[str, Any]) -> Rendered:
         raise ValueError("grammar cannot be combined with tools or a response_format, which make one of their own")
     if tools and choice == "required" and schema is not None:
         raise ValueError("a required tool call cannot be combined with a response_format: an answer is one of them")
-    rendered = template.render(request)
+    rendered = template.render(request, strict=is_strict(given["response_format"]))
     if tools and choice == "required" and rendered.constraint is None:
         raise ValueError("the chat template knows no tool calls, so none can be required; try chat_format='chatml'")
     if tools and not template.info["caps"]["supports_tools"]:
