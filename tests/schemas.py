@@ -45,7 +45,7 @@ HELD = {
     "a tuple alone": {"type": "array", "prefixItems": [ONE, TWO], "items": False, "minItems": 2},
     "a list": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
     "required without a property": object_of(
-        {"a": ONE}, "a", "b", patternProperties={"^[b-z]$": TWO}, additionalProperties=False
+        {"a": ONE}, "a", "b", patternProperties={"^[b-z]$": TWO}, additionalProperties=False, maxProperties=4
     ),
     "optional": object_of({"a": ONE, "b": TWO}, "b"),
     "names that fit": {
