@@ -27,11 +27,12 @@ MOST_GAPS = 64
 SECONDS = 2.0  # for the search of what cannot be held
 MOST_DEPTH = 100
 
+PLAIN = 'bfnrt\\"'
 OPTIONS = {
     # models end up in endless white space where it is free
     "whitespace_pattern": r" |\n{1,2}[ \t]{0,20}",
     # a name that is spelled in two ways, as with \u0061, would be there twice
-    "json_allowed_escapes": 'bfnrt\\"',
+    "json_allowed_escapes": PLAIN,
     "lenient": False,
     "coerce_one_of": False,
 }
@@ -39,6 +40,15 @@ OPTIONS = {
 SPACES = r"\t-\r \xa0\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}\u{feff}"
 OUTSIDE = {r"\s": f"[{SPACES}]", r"\S": f"[^{SPACES}]", ".": r"[^\n\r\u{2028}\u{2029}]"}
 INSIDE = {r"\s": SPACES, r"\b": r"\x08", "[": r"\[", "&": r"\&", "~": r"\~"}
+# characters that only \u spells, in texts of a schema and in its patterns
+CONTROLS = re.compile(r"\\u00[01]|\\x[01]|\\u\{0*1?.\}|\\c[A-Za-z]|\\[0v]")
+# as RFC 3339 has them; llguidance knows no lengths of months, and leap seconds everywhere
+DATE = (
+    r"(?:\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))"
+    r"|(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+)
+TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+FORMATS = {"date": f"^{DATE}$", "time": f"^{TIME}$", "date-time": f"^{DATE}T{TIME}$"}
 PIECE = re.compile(r"\\c[A-Za-z]|\\.|.", re.DOTALL)
 
 
@@ -117,20 +127,25 @@ def _hold(text: str, strict: bool) -> Held:
         gaps += [path + gap for gap in _prepare(node)]
         if closed and _is_plain(node):
             node["additionalProperties"] = False
+    options = OPTIONS
+    if CONTROLS.search(text):
+        options = {**OPTIONS, "json_allowed_escapes": PLAIN + "u"}
+        among = "/additionalProperties: it cannot be held beside control characters"
+        gaps += [path + among for path, node in nodes if _is_open(node)]
     if gaps and strict:
         raise _refusal(gaps[0])
-    while reason := _failure(_grammar(schema)):
+    while reason := _failure(_grammar(schema, options)):
         path, node = _culprit(schema, reason, until)
         key = _keyword(node, reason)
         gaps.append(f"{path}/{key}: {reason}" if key else f"{path or '/'}: {reason}")
         if strict or key is None or len(gaps) > MOST_GAPS:
             raise _refusal(gaps[-1])
         _leave_out(node, key)
-    return Held(_grammar(schema), tuple(gaps))
+    return Held(_grammar(schema, options), tuple(gaps))
 
 
-def _grammar(schema: Mapping[str, Any]) -> str:
-    found: str = llguidance().LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=OPTIONS)
+def _grammar(schema: Mapping[str, Any], options: Mapping[str, Any] = OPTIONS) -> str:
+    found: str = llguidance().LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
     return found
 
 
@@ -187,10 +202,17 @@ def _is_plain(node: Mapping[str, Any]) -> bool:
     return not any(key in node for key in ("additionalProperties", "patternProperties", "unevaluatedProperties"))
 
 
+def _is_open(node: Mapping[str, Any]) -> bool:
+    """Return whether an object has named properties and others, whose names may be those again, with other escapes."""
+    return bool(node.get("properties")) and node.get("additionalProperties") is not False
+
+
 def _prepare(node: dict[str, Any]) -> list[str]:
     """Write a schema so that llguidance reads it as the standard does; returns what it would not hold."""
     if "pattern" in node:
         node["pattern"] = ecma(node["pattern"])
+    if node.get("format") in FORMATS:
+        node.setdefault("allOf", []).append({"pattern": FORMATS[node.pop("format")]})
     if "patternProperties" in node:
         node["patternProperties"] = {ecma(name): part for name, part in node["patternProperties"].items()}
     if node.get("uniqueItems") is False:

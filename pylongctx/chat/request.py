@@ -106,7 +106,7 @@ def wanted_schema(response_format: Any) -> Any:
         return None
     if kind == "json_object":
         schema = response_format.get("schema")
-        return (schema is not None and _checked(schema)) or {"type": "object"}
+        return {"type": "object"} if schema is None or schema == {} else _checked(schema)
     if kind == "json_schema":
         wrapper = response_format.get("json_schema")
         if isinstance(wrapper, Mapping) and "schema" in wrapper:

@@ -1,16 +1,15 @@
 """Bodies of requests: OpenAI's fields and llama-server's."""
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from pylongctx.grammar import LlamaGrammar
 from pylongctx.options import SamplerOptions
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.host import Host, Prompt
+from pylongctx.serve.shape import Shaped, as_schema, grammar_of
 
 # fields that create_completion and create_chat_completion take as they are
 SAMPLING = (
@@ -60,7 +59,7 @@ class Extension(BaseModel):
     trace: bool = False
 
 
-class Generate(BaseModel):
+class Generate(Shaped):
     """What all kinds of completions share; None is the default of Llama, or the server's own."""
 
     stream: bool | None = None
@@ -97,8 +96,6 @@ class Generate(BaseModel):
     samplers: str | list[str] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    grammar: str | None = None
-    json_schema: dict[str, Any] | None = None
     logit_bias: Any = None
     ignore_eos: bool | None = None
     id_slot: int | None = None
@@ -120,10 +117,8 @@ class Generate(BaseModel):
     def sampling(self, defaults: Mapping[str, Any], host: Host) -> dict[str, Any]:
         """Return the arguments of Llama that were given, by the request or by the server."""
         given = {name: getattr(self, name) for name in SAMPLING}
-        if self.json_schema is not None:
-            if self.grammar is not None:
-                raise invalid("grammar and json_schema cannot both hold the answer", "json_schema")
-            given["grammar"] = LlamaGrammar.from_json_schema(json.dumps(self.json_schema))
+        if (shape := self.wanted()) is not None:
+            given["grammar"] = grammar_of(*shape)
         bias = dict(defaults.get("logit_bias", {})) | host.biases(self.logit_bias or ())
         if self.ignore_eos:
             bias |= dict.fromkeys(host.end_tokens, NEVER)
@@ -265,6 +260,18 @@ class ChatBody(Generate):
                 raise invalid("the model's chat template knows no reasoning_effort", "reasoning_effort")
             more["reasoning_effort"] = self.reasoning_effort
         return {"enable_thinking": thinking, "chat_template_kwargs": more}
+
+    @model_validator(mode="after")
+    def _schema_as_format(self) -> "ChatBody":
+        """Read a schema as ``response_format``: a model may think before its answer then."""
+        shape = self.wanted()
+        if shape is None or shape[0] != "schema":
+            return self
+        if self.response_format is not None:
+            raise ValueError("response_format and another schema cannot both hold the answer")
+        self.response_format = {"type": "json_schema", "json_schema": {"schema": as_schema(shape[1])}}
+        self.json_schema = self.guided_json = self.structured_outputs = None
+        return self
 
     @model_validator(mode="after")
     def _one_end(self) -> "ChatBody":
