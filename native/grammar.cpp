@@ -98,34 +98,54 @@ void check_values(const llama_grammar_rule & rule, uint32_t n_tokens, int32_t n_
     }
 }
 
-// Whether one of a rule's alternatives is made of rules that end.
-bool ends(const llama_grammar_rule & rule, const std::vector<bool> & ending) {
+// Whether the class [^...] that begins at i leaves no character.
+bool is_empty_class(const llama_grammar_rule & rule, size_t i) {
+    std::vector<std::pair<uint32_t, uint32_t>> ranges = {{0xD800, 0xDFFF}};
+    do {
+        const bool is_range = rule[i + 1].type == LLAMA_GRETYPE_CHAR_RNG_UPPER;
+        ranges.emplace_back(rule[i].value, rule[i + is_range].value);
+        i += 1 + is_range;
+    } while (rule[i].type == LLAMA_GRETYPE_CHAR_ALT);
+    std::sort(ranges.begin(), ranges.end());
+    uint32_t next = 0;  // the first character that is in none of them
+    for (const auto & [from, to] : ranges) {
+        next = from <= next ? std::max(next, to + 1) : next;
+    }
+    return next > MAX_CODE_POINT;
+}
+
+// Whether one of a rule's alternatives can be begun and gone on with.
+bool matches(const llama_grammar_rule & rule, const std::vector<bool> & matching) {
     bool all = true;
-    for (const auto & [type, value] : rule) {
+    for (size_t i = 0; i < rule.size(); i++) {
+        const auto [type, value] = rule[i];
         if (type == LLAMA_GRETYPE_ALT || type == LLAMA_GRETYPE_END) {
             if (all) {
                 return true;
             }
             all = true;
         } else if (type == LLAMA_GRETYPE_RULE_REF) {
-            all = all && ending[value];
+            all = all && matching[value];
+        } else if (type == LLAMA_GRETYPE_CHAR_NOT) {
+            all = all && !is_empty_class(rule, i);
         }
     }
     return false;
 }
 
-// Which rules can come to an end; one that always calls itself matches nothing.
-std::vector<bool> ending_rules(const llama_grammar_rules & rules) {
-    std::vector<bool> ending(rules.size());
-    for (bool found = true; found;) {
-        found = false;
+// Which rules match something; one that calls itself without an end does.
+std::vector<bool> matching_rules(const llama_grammar_rules & rules) {
+    std::vector<bool> matching(rules.size(), true);
+    for (bool changed = true; changed;) {
+        changed = false;
         for (size_t i = rules.size(); i-- > 0;) {
-            if (!ending[i] && ends(rules[i], ending)) {
-                ending[i] = found = true;
+            if (matching[i] && !matches(rules[i], matching)) {
+                matching[i] = false;
+                changed = true;
             }
         }
     }
-    return ending;
+    return matching;
 }
 
 }  // namespace
@@ -143,7 +163,7 @@ void lctx_check_grammar(const llama_vocab * vocab, const std::string & text, int
         }
         check_values(parser.rules[id], llama_vocab_n_tokens(vocab), n_schemas);
     }
-    if (!ending_rules(parser.rules)[parser.symbol_ids.at("root")]) {
-        throw lctx_refusal("the grammar can match nothing: the rule root calls itself without an end");
+    if (!matching_rules(parser.rules)[parser.symbol_ids.at("root")]) {
+        throw lctx_refusal("the grammar can match nothing: every way through the rule root needs a character that is in no class");
     }
 }
