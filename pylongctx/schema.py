@@ -77,7 +77,7 @@ def hold(schema: Any, strict: bool = True) -> Held:
     Examples
     --------
     >>> hold({"type": "array", "uniqueItems": True}, strict=False).gaps
-    ('/uniqueItems: Unimplemented keys: ["uniqueItems"]',)
+    ('/uniqueItems: no grammar holds an answer to this',)
     """
     try:
         found = json.loads(schema) if isinstance(schema, str) else schema
@@ -137,7 +137,7 @@ def _hold(text: str, strict: bool) -> Held:
     while reason := _failure(_grammar(schema, options)):
         path, node = _culprit(schema, reason, until)
         key = _keyword(node, reason)
-        gaps.append(f"{path}/{key}: {reason}" if key else f"{path or '/'}: {reason}")
+        gaps.append(f"{path}/{key}: {told(reason)}" if key else f"{path or '/'}: {told(reason)}")
         if strict or key is None or len(gaps) > MOST_GAPS:
             raise _refusal(gaps[-1])
         _leave_out(node, key)
@@ -289,6 +289,21 @@ def _keyword(node: Mapping[str, Any], reason: str) -> str | None:
     return next(iter(known), None)
 
 
+def told(reason: str) -> str:
+    """Return llguidance's reason in words that say what to do.
+
+    Examples
+    --------
+    >>> told('Unimplemented keys: ["not"]')
+    'no grammar holds an answer to this'
+    """
+    if reason.startswith("Unimplemented"):
+        return "no grammar holds an answer to this"
+    if reason.startswith("oneOf"):
+        return "only alternatives of other types, or with other texts for a required property, are told apart"
+    return reason
+
+
 def _leave_out(node: dict[str, Any], key: str) -> None:
     value = node.pop(key)
     if key == "oneOf" and "anyOf" not in node:
@@ -296,7 +311,7 @@ def _leave_out(node: dict[str, Any], key: str) -> None:
 
 
 def _refusal(gap: str) -> InvalidInput:
-    return _invalid(f"{gap}. Leave this out, or say strict=False, to be told only")
+    return _invalid(f"{gap}. Leave this out, or ask with strict false for an answer that need not follow it")
 
 
 def _invalid(reason: str) -> InvalidInput:
