@@ -46,7 +46,8 @@ class Words:
             self._ids.setdefault(piece, []).append(token)
         self._prototypes: OrderedDict[str, Any] = OrderedDict()
         self._lock = Lock()
-        self._table = llguidance().LLTokenizer(self, eos_token=ends or None)
+        table = llguidance().LLTokenizer
+        self._table = table(self, slices=table.json_slices())
 
     def __call__(self, data: bytes | str) -> list[int]:
         """Return the tokens of a text: its bytes, since only masks are wanted."""

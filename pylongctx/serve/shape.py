@@ -13,7 +13,7 @@ class StructuredOutputs(BaseModel):
     """vLLM's ``structured_outputs``."""
 
     model_config = ConfigDict(extra="forbid")
-    json_: dict[str, Any] | bool | str | None = Field(None, alias="json")
+    json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
