@@ -7,8 +7,8 @@ With a limit in MiB the server has a KV store, and a fifth of the requests are l
 The server runs with --deterministic: greedy answers beside others are compared with what they are alone.
 
 Exit status 1: the server ended, an answer had the wrong status or another text, the server's memory grew by more than
-2 % after the first two fifths of the requests (with 1000 requests or more), pages of KV memory did not come back, or the
-store was larger than its limit.
+2 % after the first two fifths of the requests (with 1000 requests or more), pages of KV memory did not come back, or
+the store was larger than its limit.
 """
 
 import argparse
