@@ -283,7 +283,7 @@ def test_files_are_found_when_they_come(folder, tmp_path):
 
 def test_keys_are_asked_for_before_a_model_is_loaded(folder):
     keys = {"api_keys": ("first", "second")}
-    with routing(folder, settings=keys, options=["--api-key", "first", "--api-key", "second"]) as server:
+    with routing(folder, settings=keys) as server:
         body = {"model": "one", "prompt": "It was the best of times, it was the worst", "max_tokens": 1}
         none = httpx.post(f"{server.url}/v1/completions", json=body)
         assert none.status_code == 401
@@ -296,6 +296,7 @@ def test_keys_are_asked_for_before_a_model_is_loaded(folder):
             cached.append(found.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0)
         assert cached == [False, True, False]  # users share nothing
         assert server.http.get("/metrics").status_code == 200
+        assert "second" not in server.http.get("/v1/models").text  # users do not see each other's keys
 
 
 def test_pages_of_others_are_let_in_by_both(folder):

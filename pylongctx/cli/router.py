@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MOST_MODELS = 4  # that are loaded at once
 FOLDERS = "LLAMA_ARG_MODELS_DIR"
 # options that are not for the process of one model, with a value and without
-OWN = ("--models", "--models-dir", "--models-max", "--models-memory", "--slot-save-path")
+OWN = ("--models", "--models-dir", "--models-max", "--models-memory", "--slot-save-path", "--api-key", "--api-key-file")
 OWN_SWITCHES = ("--models-autoload", "--no-models-autoload")
 
 
@@ -61,9 +61,8 @@ def run_router(args: argparse.Namespace, words: list[str], settings: "Settings",
     shelf = Shelf(words)
     most = MOST_MODELS if args.models_max is None else args.models_max
     limits = Limits(most, round((args.models_memory or 0) * (1 << 30)), settings.grace)
-    headers = {"Authorization": f"Bearer {settings.api_keys[0]}"} if settings.api_keys else {}
     with listen(*address) as listener:
-        children = Children(child_words(args.argv), limits, headers, settings.slot_folder)
+        children = Children(child_words(args.argv), limits, settings.api_keys, settings.slot_folder)
         LOG.info("models: %s", ", ".join(shelf.sources()))
         announce(listener, bool(settings.api_keys))
         expect_signals()
