@@ -34,7 +34,7 @@ HOP = frozenset(
 )
 OWN = HOP | {b"date", b"server"}
 ENDS = {"/api/chat": ("messages", chat_piece), "/api/generate": ("prompt", generate_piece)}
-AT_ONCE = frozenset({0, "0", "0s", "0m"})  # Ollama's keep_alive that unloads a model
+AT_ONCE = frozenset({"0", "0.0", "0s", "0m", "0h"})  # Ollama's keep_alive that unloads a model
 
 
 @dataclass
@@ -235,7 +235,7 @@ async def _ended(router: Router, source: Source, request: Request) -> Response |
     """Unload a model for a client of Ollama that wants it: nothing is asked, and it is to be kept for no time."""
     field, piece = ENDS.get(request.url.path, ("", None))
     fields = await _fields(request) if piece else {}
-    if piece is None or fields.get(field) or fields.get("keep_alive") not in AT_ONCE:
+    if piece is None or fields.get(field) or str(fields.get("keep_alive")) not in AT_ONCE:
         return None
     await router.children.unload(source)
     return JSONResponse(frame(source.name) | piece({}) | {"done": True, "done_reason": "unload"})
