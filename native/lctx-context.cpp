@@ -198,6 +198,9 @@ const char * lctx_context_error(const lctx_context * ctx) {
 }
 
 void lctx_context_free(lctx_context * ctx) {
+    if (ctx && ctx->model && !lctx_rpc_lost(ctx->model->servers).empty()) {
+        return;  // see lctx_model_free
+    }
     if (ctx) {
         llama_free(ctx->ctx);
         lctx_guard(nullptr, [&] { lctx_rpc_forget_graphs(ctx->model->servers); });

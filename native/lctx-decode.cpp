@@ -114,7 +114,10 @@ int32_t run_batch(lctx_context * ctx, const llama_batch & batch, float * logits)
 // Decode a batch in the context's own arrays: fill(i) sets pos, seq and output of token i.
 template <typename F> int32_t decode(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, float * logits, F && fill) {
     int32_t status = LCTX_FAILED;
-    ctx->error.clear();
+    ctx->error = lctx_rpc_lost(ctx->model->servers);
+    if (!ctx->error.empty()) {
+        return LCTX_LOST;
+    }
     lctx_guard(&ctx->error, [&] {
         const int32_t n_batch = (int32_t)llama_n_batch(ctx->ctx);
         if (n_tokens < 1 || n_tokens > n_batch) {
@@ -129,7 +132,8 @@ template <typename F> int32_t decode(lctx_context * ctx, int32_t n_tokens, const
             ctx->output.data()};
         status = run_batch(ctx, batch, logits);
     });
-    return status;
+    const std::string lost = status == LCTX_FAILED ? lctx_rpc_lost(ctx->model->servers) : "";
+    return lost.empty() ? status : fail(ctx, LCTX_LOST, lost);
 }
 
 // Run f, which returns true, on sequences that there are; errors of the memory are the context's error.

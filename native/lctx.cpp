@@ -19,7 +19,10 @@
 
 static void backend_init() {
     static std::once_flag once;
-    std::call_once(once, [] { llama_backend_init(); });
+    std::call_once(once, [] {
+        llama_backend_init();
+        lctx_rpc_watch_aborts();
+    });
 }
 
 // ---- library ----
@@ -133,6 +136,9 @@ const char * lctx_model_error(const lctx_model * model) {
 }
 
 void lctx_model_free(lctx_model * model) {
+    if (model && !lctx_rpc_lost(model->servers).empty()) {
+        return;  // ggml would ask the server to free its part, and end the process
+    }
     if (model) {
         llama_model_free(model->model);
         lctx_guard(nullptr, [&] { lctx_rpc_forget_graphs(model->servers); });

@@ -20,7 +20,7 @@ extern "C" {
 enum { LCTX_ABI_VERSION = 21 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
-enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
+enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2, LCTX_LOST = -3 };
 
 typedef struct lctx_model lctx_model;
 typedef struct lctx_context lctx_context;
@@ -227,7 +227,8 @@ void * lctx_context_llama(const lctx_context * ctx);
 // Evaluate n_tokens (1 .. n_batch) of sequence 0 at positions pos, pos + 1, ...; pos must be lctx_n_past.
 // logits: NULL (nothing is computed), or float[n_vocab] for the last token, or float[n_tokens][n_vocab] with all != 0.
 // On any status but LCTX_OK the cache is as before and the contents of logits are undefined. LCTX_NO_SLOT: the cache is full.
-// LCTX_ABORTED: the abort flag was set. A method that evicts may be left in the middle of a batch longer than lctx_context_step: what
+// LCTX_LOST: an RPC server ended; nothing can be evaluated with this model any more, and freeing it and its contexts leaves their memory
+// to the end of the process. LCTX_ABORTED: the abort flag was set. A method that evicts may be left in the middle of a batch longer than lctx_context_step: what
 // was evicted cannot come back, lctx_n_past says how far it came.
 int32_t lctx_decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos, float * logits, int32_t all);
 

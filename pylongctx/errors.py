@@ -42,5 +42,12 @@ class PromptTooLong(ContextFull):
         self.n_ctx = n_ctx
 
 
+class DeviceLost(LctxError):  # noqa: N818 - reads as what happened
+    """An RPC server ended, or the connection to it broke: the model must be opened again.
+
+    Its memory in this process is freed when the process ends.
+    """
+
+
 class Aborted(LctxError):  # noqa: N818 - reads as what happened
     """An evaluation was stopped by ``Llama.abort``; what was evaluated before is kept."""

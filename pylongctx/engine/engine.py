@@ -146,6 +146,9 @@ class Engine:
         self._loader.stop(job, slot.session)
         job.ended = time.monotonic()
         job.read = job.read or job.ended
+        self.counters.longest = max(self.counters.longest, slot.session.n_tokens)
+        self.counters.prompt_seconds += job.prompt_seconds
+        self.counters.answer_seconds += job.answer_seconds
         if job.traced is not None:
             self.tracer.end(job, slot.session)
         self._n_ended += 1
@@ -327,6 +330,7 @@ class Engine:
                 self.end(share.slot, reason)
         else:
             self.counters.steps += 1
+            self.counters.sequences += len(shares)
             for share, found in zip(shares, rows, strict=True):
                 self._take(share.slot, share.job, share.part[: share.n_own], _keep_guess(share, found))
         finally:
