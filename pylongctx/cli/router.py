@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MOST_MODELS = 4  # that are loaded at once
 FOLDERS = "LLAMA_ARG_MODELS_DIR"
 # options that are not for the process of one model, with a value and without
-OWN = ("--models", "--models-dir", "--models-max", "--models-memory", "--slot-save-path")
+OWN = ("--models", "--models-dir", "--models-max", "--models-memory", "--slot-save-path", "--api-key", "--api-key-file")
 OWN_SWITCHES = ("--models-autoload", "--no-models-autoload")
 
 
@@ -61,7 +61,7 @@ def run_router(args: argparse.Namespace, words: list[str], settings: "Settings",
     shelf = Shelf(words)
     most = MOST_MODELS if args.models_max is None else args.models_max
     limits = Limits(most, round((args.models_memory or 0) * (1 << 30)), settings.grace)
-    children = Children(child_words(args.argv), limits, _headers(settings), settings.slot_folder)
+    children = Children(child_words(args.argv), limits, settings.api_keys, settings.slot_folder)
     LOG.info("models: %s", ", ".join(shelf.sources()))
     return _run(Router(shelf, children, settings, args.autoload is not False), address)
 
@@ -75,12 +75,8 @@ def run_supervised(args: argparse.Namespace, path: str, settings: "Settings", ad
     words = child_words(args.argv, "-m", "--model", "-a", "--alias")
     if args.positional_model:
         words.remove(args.positional_model)
-    children = Children(words, Limits(grace=settings.grace), _headers(settings), settings.slot_folder)
+    children = Children(words, Limits(grace=settings.grace), settings.api_keys, settings.slot_folder)
     return _run(Router(OneModel(settings.alias, path), children, settings, loads_first=True), address)
-
-
-def _headers(settings: "Settings") -> dict[str, str]:
-    return {"Authorization": f"Bearer {settings.api_keys[0]}"} if settings.api_keys else {}
 
 
 def _run(router: "Router", address: tuple[str, int]) -> int:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ HOP = frozenset(
 )
 OWN = HOP | {b"date", b"server"}
 ENDS = {"/api/chat": ("messages", chat_piece), "/api/generate": ("prompt", generate_piece)}
-AT_ONCE = frozenset({0, "0", "0s", "0m"})  # Ollama's keep_alive that unloads a model
+AT_ONCE = frozenset({"0", "0.0", "0s", "0m", "0h"})  # Ollama's keep_alive that unloads a model
 
 
 @dataclass
@@ -247,7 +247,7 @@ async def _ended(router: Router, source: Source, request: Request) -> Response |
     """Unload a model for a client of Ollama that wants it: nothing is asked, and it is to be kept for no time."""
     field, piece = ENDS.get(request.url.path, ("", None))
     fields = await _fields(request) if piece else {}
-    if piece is None or fields.get(field) or fields.get("keep_alive") not in AT_ONCE:
+    if piece is None or fields.get(field) or str(fields.get("keep_alive")) not in AT_ONCE:
         return None
     await router.children.unload(source)
     return JSONResponse(frame(source.name) | piece({}) | {"done": True, "done_reason": "unload"})
@@ -283,26 +283,26 @@ class Forwarded(Response):
         finally:
             gone.cancel()
             work.cancel()
-            await asyncio.wait({work})
+            await asyncio.gather(work, return_exceptions=True)
 
     async def _pass(self, scope: Scope, send: Send) -> None:
-        async with self._children.using(self._source) as child, child.client() as http:
+        async with self._children.using(self._source) as child:
             headers = [(name, value) for name, value in scope["headers"] if name not in HOP]
             path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
             url = httpx.URL("http://localhost").copy_with(raw_path=path)
             request = httpx.Request(scope["method"], url, headers=headers, content=self._sent)
-            await self._relay(child, http, request, send)
+            await self._relay(child, request, send)
 
-    async def _relay(self, child: Child, http: httpx.AsyncClient, request: httpx.Request, send: Send) -> None:
+    async def _relay(self, child: Child, request: httpx.Request, send: Send) -> None:
         begun = False
         try:
-            response = await http.send(request, stream=True)
-            told = [(name, value) for name, value in response.headers.raw if name.lower() not in OWN]
-            await send({"type": "http.response.start", "status": response.status_code, "headers": told})
-            begun = True
-            async for part in response.aiter_raw():
-                sending = send({"type": "http.response.body", "body": part, "more_body": True})
-                await asyncio.wait_for(sending, READER_PATIENCE)
+            async with aclosing(await child.http.send(request, stream=True)) as response:
+                told = [(name, value) for name, value in response.headers.raw if name.lower() not in OWN]
+                await send({"type": "http.response.start", "status": response.status_code, "headers": told})
+                begun = True
+                async for part in response.aiter_raw():
+                    sending = send({"type": "http.response.body", "body": part, "more_body": True})
+                    await asyncio.wait_for(sending, READER_PATIENCE)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except httpx.TransportError:
             reason = await child.lost()
