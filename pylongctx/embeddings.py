@@ -52,6 +52,7 @@ class Embedder:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._n_batch = session.context.n_batch
+        self._n_text = min(self._n_batch, session.context.n_ctx)  # tokens of one text
 
     def embed(self, texts: Texts, normalize: bool = False, truncate: bool = True) -> tuple[Vectors, int]:
         """Return the vectors of texts as lists, for a single text its own, and the number of all tokens."""
@@ -86,7 +87,7 @@ class Embedder:
         return self._vectors(tokens), sum(map(len, tokens))
 
     def _tokens(self, text: Any, truncate: bool) -> list[int]:
-        """Return the tokens of a text, or checked ones, at most as many as a batch holds."""
+        """Return the tokens of a text, or checked ones, at most as many as one may have."""
         model = self._session.model
         if isinstance(text, str):
             data = text.encode()
@@ -100,19 +101,24 @@ class Embedder:
         else:
             raise TypeError(f"a text must be a str or a list of tokens, not {type(text).__name__}")
         if truncate:
-            tokens = tokens[: self._n_batch]
+            tokens = tokens[: self._n_text]
         if not tokens:
             raise ValueError("a text without tokens cannot be embedded")
-        if len(tokens) > self._n_batch:
+        if len(tokens) > self._n_text:
+            what = (
+                "a larger n_batch (-b)"
+                if self._n_text == self._n_batch
+                else "a larger n_ctx (-c), if the model has it,"
+            )
             raise ValueError(
-                f"Requested tokens ({len(tokens)}) exceed batch size of {self._n_batch}: the text is too large to "
-                "process, a larger n_batch (-b) allows more"
+                f"Requested tokens ({len(tokens)}) exceed batch size of {self._n_text}: the text is too large to "
+                f"process, {what} allows more"
             )
         return tokens
 
     def _beginning(self, data: bytes) -> bytes:
-        """Return the beginning of a UTF-8 text that has all tokens of a batch, so that no more is tokenized."""
-        n_tokens = 2 * self._n_batch  # so many that the cut does not change those that are kept
+        """Return the beginning of a UTF-8 text that has all tokens of one text, so that no more is tokenized."""
+        n_tokens = 2 * self._n_text  # so many that the cut does not change those that are kept
         if len(data) <= n_tokens * SMALL:
             return data
         n = n_tokens * max(SMALL, self._session.model.longest_piece)

@@ -31,7 +31,7 @@ OURS = {
         "progress_callback",
         "n_parallel",
         "preflight",
-        "deterministic",
+        "deterministic", "override_tensor",
     ],
     "create_chat_completion": [
         "stopping_criteria",

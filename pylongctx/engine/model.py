@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 
 from pylongctx._gguf import check_gguf
 from pylongctx._lib import check_process, ffi, lib, out_buffer, text
+from pylongctx._overrides import as_json, as_texts
 from pylongctx.errors import ModelRefused
+
+FAILED = -(2**31)
 
 
 class Model:
@@ -21,7 +24,8 @@ class Model:
     path : str
         GGUF file.
     settings : dict
-        Fields of ``lctx_model_params``; the others keep llama.cpp's defaults.
+        Fields of ``lctx_model_params``; the others keep llama.cpp's defaults. ``kv_overrides``, ``override_tensor``:
+        as ``Llama`` has them.
 
     Raises
     ------
@@ -34,12 +38,15 @@ class Model:
         self._pid = os.getpid()
         if not os.path.exists(path):
             raise ValueError(f"Model path does not exist: {path}")
-        check_gguf(path)
+        self.overrides: dict[str, Any] = settings.get("kv_overrides") or {}
+        check_gguf(path, self.overrides)
+        overrides = as_json(self.overrides, settings.get("override_tensor")).encode()
         split, servers = settings.get("tensor_split", []), settings.get("rpc_servers", "")
         memory = ffi.new("float[]", split), ffi.new("char[]", servers.encode())  # must outlive the call
-        fields = settings | {"tensor_split": memory[0], "n_tensor_split": len(split), "rpc_servers": memory[1]}
+        own = {name: value for name, value in settings.items() if name not in ("kv_overrides", "override_tensor")}
+        fields = own | {"tensor_split": memory[0], "n_tensor_split": len(split), "rpc_servers": memory[1]}
         params = with_fields("lctx_model_params", lib.lctx_model_params_default, fields)
-        handle = lib.lctx_model_load(os.fsencode(path), params)
+        handle = lib.lctx_model_load(os.fsencode(path), params, overrides)
         if failure := text(lib.lctx_model_error(handle)):
             lib.lctx_model_free(handle)
             raise ModelRefused(failure, lib.LCTX_INVALID)
@@ -69,12 +76,13 @@ class Model:
         return info
 
     def metadata(self) -> dict[str, str]:
-        """Return the key-value pairs of the GGUF file as strings."""
+        """Return the key-value pairs of the GGUF file as strings, with those that were overridden."""
         handle = self.handle
-        return {
+        found = {
             _string(lib.lctx_model_meta_key, handle, i): _string(lib.lctx_model_meta_val, handle, i)
             for i in range(lib.lctx_model_meta_count(handle))
         }
+        return found | as_texts(self.overrides)
 
     def description(self) -> str:
         """Return llama.cpp's line about architecture, size and type."""
@@ -92,7 +100,7 @@ class Model:
             if n >= 0:
                 ids: list[int] = tokens[:n].tolist()
                 return ids
-            if -n <= len(tokens):
+            if n == FAILED or -n <= len(tokens):
                 raise RuntimeError(f"the text cannot be tokenized ({len(data)} bytes)")
             tokens = np.empty(-n, np.int32)
 
@@ -116,6 +124,8 @@ class Model:
             n = lib.lctx_token_to_piece(handle, token, buffer, size, special)
             if n >= 0:
                 return bytes(ffi.buffer(buffer, n))
+            if n == FAILED:
+                raise RuntimeError(f"the vocabulary of the model is damaged: token {token} has no text")
             size = -n
 
     def detokenize(self, tokens: Iterable[int], special: bool = False) -> bytes:
@@ -169,7 +179,12 @@ def with_fields(name: str, defaults: Callable[[Any], None], fields: Mapping[str,
     params = ffi.new(f"{name} *")
     defaults(params)
     for key, value in fields.items():
-        setattr(params, key, value)
+        try:
+            setattr(params, key, value)
+        except TypeError as reason:
+            raise TypeError(f"{key}={value!r}: {reason}") from None
+        except OverflowError as reason:
+            raise ValueError(f"{key}={value!r} is out of range: {reason}") from None
     return params
 
 
