@@ -31,7 +31,8 @@ OURS = {
         "progress_callback",
         "n_parallel",
         "preflight",
-        "deterministic", "override_tensor",
+        "deterministic",
+        "override_tensor",
     ],
     "create_chat_completion": [
         "stopping_criteria",
