@@ -523,7 +523,8 @@ lctx_adapter * lctx_adapter_load(lctx_model * model, const char * path);
 const char * lctx_adapter_error(const lctx_adapter * adapter);
 void lctx_adapter_free(lctx_adapter * adapter);
 
-// The adapters of a context from now on, none with n = 0; they must outlive it or be replaced. What is in the cache stays as it is.
+// The adapters of a context from now on, none with n = 0, with scales from -10^4 to 10^4; they must outlive it or be replaced. What is in
+// the cache stays as it is.
 int32_t lctx_context_set_adapters(lctx_context * ctx, int32_t n, lctx_adapter ** adapters, const float * scales);
 
 // ---- embeddings ----

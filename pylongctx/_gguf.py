@@ -23,6 +23,7 @@ ADAPTER_KINDS = {
     "adapter.type": STRING,
     "adapter.lora.alpha": 6,  # f32
 }
+MAX_ALPHA = 1e6
 MOST_SHARDS = 2**16 - 1
 SPLIT_NAME = re.compile(r"(.*)-\d{5}-of-\d{5}\.gguf", re.DOTALL)
 
@@ -140,7 +141,7 @@ def check_adapter(path: str) -> None:
     """Raise InvalidInput when loading the file as a LoRA adapter would end the process or not come back."""
     try:
         with _opened(path) as (_, data):
-            Reader(data).header()
+            header = Reader(data).header()
             wrong = next(_wrong_kinds(Reader(data)), None)
     except Damaged as reason:
         raise _refused(path, f"its header is damaged: {reason}") from None
@@ -148,6 +149,9 @@ def check_adapter(path: str) -> None:
         return
     if wrong:
         raise _refused(path, f"the value of {wrong} has the wrong type")
+    alpha = header.meta.get("adapter.lora.alpha", 1.0)
+    if not abs(alpha) <= MAX_ALPHA:
+        raise _refused(path, f"adapter.lora.alpha must be from {-MAX_ALPHA:g} to {MAX_ALPHA:g}, not {alpha:g}")
 
 
 def _wrong_kinds(reader: Reader) -> Iterator[str]:

@@ -304,7 +304,7 @@ class Llama(ReadingCompleter):
         Raises
         ------
         ValueError
-            When the file is no adapter of this model, or the scale not finite; nothing changed then.
+            When the file is no adapter of this model, or the scale not from -10^4 to 10^4; nothing changed then.
 
         Examples
         --------

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx._closed import closed
 from pylongctx._gguf import check_gguf
 from pylongctx._lib import check_process, ffi, lib, out_buffer, text
 from pylongctx._overrides import as_json, as_texts
@@ -50,25 +51,23 @@ class Model:
         if failure := text(lib.lctx_model_error(handle)):
             lib.lctx_model_free(handle)
             raise ModelRefused(failure, lib.LCTX_INVALID)
-        self._handle = handle
+        self._handle = ffi.gc(handle, partial(_free, self._pid))
         self._pieces: dict[tuple[int, bool], bytes] = {}  # of tokens that were asked for
         self._ends: dict[int, bool] = {}
         self.info = self._read_info()
 
     @property
     def handle(self) -> Any:
-        """The ``lctx_model *``; RuntimeError when closed or forked."""
+        """The ``lctx_model *``, which lives as long as something refers to it; RuntimeError when closed or forked."""
         if self._handle is None:
-            raise RuntimeError("this Llama is closed")
+            raise closed()
         check_process(self._pid)
         return self._handle
 
     def close(self) -> None:
-        """Free the model."""
-        handle, self._handle = self._handle, None
+        """Free the model, when the calls that use it in other threads have ended."""
+        self._handle = None
         self._pieces, self._ends = {}, {}
-        if handle is not None and os.getpid() == self._pid:
-            lib.lctx_model_free(handle)
 
     def _read_info(self) -> Any:
         info = ffi.new("lctx_model_info *")
@@ -172,6 +171,11 @@ class Model:
         if bad.any():
             raise ValueError(f"token {ids[bad][0]} is outside the vocabulary (0 to {self.info.n_vocab - 1})")
         return np.ascontiguousarray(ids, np.int32)
+
+
+def _free(pid: int, handle: Any) -> None:
+    if os.getpid() == pid:
+        lib.lctx_model_free(handle)
 
 
 def with_fields(name: str, defaults: Callable[[Any], None], fields: Mapping[str, Any]) -> Any:
