@@ -98,7 +98,7 @@ void for_pooling(llama_context_params & c) {
 void check_scores(const llama_model & model) {
     const ggml_tensor * last = model.cls_out ? model.cls_out : model.cls;
     if (!last || last->ne[1] != model.hparams.n_cls_out) {
-        throw lctx_refusal("pooling_type 4 (rank) needs a model with a classifier, which this one is not");
+        throw lctx_refusal("pooling_type 4 (rank) needs a classifier: the model has no head that judges documents (tensors cls.*)");
     }
 }
 

@@ -158,6 +158,7 @@ void lctx_model_get_info(const lctx_model * model, lctx_model_info * info) {
     info->token_sep = llama_vocab_sep(v);
     info->add_bos = llama_vocab_get_add_bos(v);
     info->add_eos = llama_vocab_get_add_eos(v);
+    info->add_sep = llama_vocab_get_add_sep(v);
     if (!model->vocab_only) {  // llama.cpp has read no sizes then, and aborts on asking for heads
         info->n_ctx_train = llama_model_n_ctx_train(m);
         info->n_embd = llama_model_n_embd(m);

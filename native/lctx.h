@@ -104,6 +104,7 @@ typedef struct lctx_model_info {
     int32_t token_sep;
     int32_t add_bos;
     int32_t add_eos;
+    int32_t add_sep;  // 1: between two texts, as of a question and a document
     uint64_t size;
     uint64_t n_params;
 } lctx_model_info;

@@ -137,6 +137,15 @@ def shards(path: str, n: int) -> list[str]:
     return [f"{name[1]}-{i:05d}-of-{n:05d}.gguf" for i in range(1, n + 1)]
 
 
+def header_of(path: str) -> Header:
+    """Return metadata and tensors of a file; InvalidInput when it cannot be read as GGUF."""
+    try:
+        with _opened(path) as (_, data):
+            return Reader(data).header()
+    except (OSError, ValueError) as reason:
+        raise error(lib.LCTX_INVALID, f"{path} cannot be read as GGUF file: {reason}") from None
+
+
 def check_adapter(path: str) -> None:
     """Raise InvalidInput when loading the file as a LoRA adapter would end the process or not come back."""
     try:

@@ -15,7 +15,8 @@ MOST_TEXT = 2**26  # bytes of a value: a tokenizer.json may be one
 MOST_TEXTS, MOST_TOKENS = 2**21, 2**20  # in all lists together, and in the vocabulary
 MOST_TOKEN_BYTES = 2**25
 MOST_NUMBERS = 2**24
-KEPT_TEXT, KEPT_NUMBERS = 4096, 4096  # bytes of a text, and numbers of a list, that are looked at
+KEPT_TEXTS, KEPT_TEXT = 2**24, 256  # bytes of texts that are kept, and of each behind them
+KEPT_NUMBERS = 4096  # of a list
 
 
 class Damaged(ValueError):  # noqa: N818 - reads as what happened
@@ -39,7 +40,7 @@ class Reader:
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._size = data, len(data)
-        self._n_texts = 0  # in lists, so far
+        self._n_texts, self._room = 0, KEPT_TEXTS  # texts in lists so far, bytes of others that may be kept
         self.pos = 0
 
     def counts(self) -> tuple[int, int]:
@@ -75,7 +76,7 @@ class Reader:
         return key, self._numbers("<I")[0]
 
     def value(self, kind: int, kept: bool = False) -> Any:
-        """Return a value: of a long text the beginning, of numbers the first ones, of texts all or none."""
+        """Return a value: of numbers the first ones, of texts all or none."""
         if kind == STRING:
             return self._text("a text", MOST_TEXT)
         if kind != ARRAY:
@@ -100,11 +101,13 @@ class Reader:
         return values
 
     def _text(self, what: str, most: int) -> bytes:
-        """Return a text, of a long one the beginning."""
+        """Return a text, or its beginning where many are long."""
         (size,) = self._numbers("<Q")
         self._at_most(f"bytes of {what}", size, most, 1)
         start, self.pos = self.pos, self.pos + size
-        return self._data[start : start + min(size, KEPT_TEXT if most > MOST_KEY else size)]
+        kept = size if size <= self._room else min(size, KEPT_TEXT)
+        self._room -= min(kept, self._room)
+        return self._data[start : start + kept]
 
     def _texts(self, n: int, kept: bool) -> list[bytes]:
         self._n_texts += n

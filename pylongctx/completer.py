@@ -17,26 +17,27 @@ from pylongctx.chat.handlers import Handler, registered_handler
 from pylongctx.chat.overflow import Conversation
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.render import render
+from pylongctx.chat.request import text_size
 from pylongctx.chat.template import ChatTemplate, Rendered, Templates
 from pylongctx.chat.tokens import tokens_of
 from pylongctx.chat.types import ChatChunk, ChatCompletion
 from pylongctx.completion import Completion, Generation, StopFilter
-from pylongctx.conversation import render_prefilled, text_size
 from pylongctx.engine.overflow import halves
 from pylongctx.engine.source import TokenSource
 from pylongctx.grammar import constraint
 from pylongctx.logprobs import Scorer
-from pylongctx.options import FunctionChoice, Grammar, Messages, ToolChoice, flattened
-from pylongctx.sampling import Sampler, SamplingParams, SeedSequence
+from pylongctx.options import AnswerOptions, FunctionChoice, Grammar, Messages, ToolChoice, flattened
+from pylongctx.sampling import MinTokensLogitsProcessor, Sampler, SamplingParams, SeedSequence
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from openai.types.chat import ChatCompletion as OpenAICompletion
     from openai.types.chat import ChatCompletionChunk as OpenAIChunk
     from typing_extensions import Unpack
 
     from pylongctx.engine.job import Job
     from pylongctx.engine.model import Model
-    from pylongctx.options import ChatOptions, CompletionOptions, SamplerOptions
+    from pylongctx.options import ChatOptions, CompletionOptions
     from pylongctx.sampling import Processors, StoppingCriteria
 
 Prompt = str | Sequence[int]  # a text, or tokens
@@ -45,11 +46,19 @@ Chunk = TypeVar("Chunk", bound=Mapping[str, Any])
 # fields of SamplingParams that are arguments by the same names
 SETTINGS = SamplingParams.__dataclass_fields__.keys() - {"seed", "penalty_last_n", "logit_bias"}
 # keywords that a chat handler of llama_cpp does not know
-OURS = ("stopping_criteria", "stream_options", "parallel_tool_calls", "enable_thinking", "chat_template_kwargs")
+OURS = (
+    "stopping_criteria",
+    "stream_options",
+    "parallel_tool_calls",
+    "enable_thinking",
+    "chat_template_kwargs",
+    "parse_special",
+)
 TEMPLATE = {
     **dict.fromkeys(("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")),
     "enable_thinking": True,
     "chat_template_kwargs": None,
+    "parse_special": False,
 }
 INFILL = "infill prompts differ between models: write that prompt, and pass it without suffix"
 
@@ -148,7 +157,7 @@ class Completer:
         logits_processor: Processors = None,
         grammar: Grammar | None = None,
         logit_bias: Mapping[int, float] | None = None,
-        **more: Unpack[SamplerOptions],
+        **more: Unpack[AnswerOptions],
     ) -> Completion | Iterator[Completion]:
         """Complete a prompt; returns OpenAI's response dict, or with ``stream`` an iterator of chunks.
 
@@ -195,6 +204,8 @@ class Completer:
         **more
             llama.cpp's other samplers (XTC, DRY, top-n-sigma, dynamic temperature, adaptive-p) and their order:
             ``SamplerOptions``, explained in ``SamplingParams``. All are off until they are given.
+            ``min_tokens``: the answer does not end before it has this many tokens. ``stop_token_ids``: tokens that end
+            the answer, and are not a part of it.
 
         Raises
         ------
@@ -212,7 +223,7 @@ class Completer:
         >>> list(chunks)[-1]["choices"][0]["finish_reason"]
         'length'
         """
-        given = flattened(locals(), "stream", "model")
+        given = flattened(locals(), "stream", "model", more_of=AnswerOptions)
         if are_prompts(prompt):
             if stream:
                 raise ValueError("stream=True takes one prompt, not a list: use complete_many or AsyncLlama")
@@ -332,7 +343,8 @@ class Completer:
         parallel_tool_calls: bool | None = None,
         enable_thinking: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **more: Unpack[SamplerOptions],
+        parse_special: bool = False,
+        **more: Unpack[AnswerOptions],
     ) -> ChatCompletion | Iterator[ChatChunk]:
         """Answer a conversation; returns OpenAI's response dict, or with ``stream`` an iterator of chunks.
 
@@ -359,11 +371,15 @@ class Completer:
             ``{"include_usage": True}``: the usage is in a chunk of its own, without choices, as OpenAI sends it.
             Else the chunk with the finish reason has it.
         parallel_tool_calls : bool
-            Whether several calls may be made at once; None: when the template can render them.
+            Whether several calls may be made at once; None: when the template can render them. With False the answer
+            ends after one call.
         enable_thinking : bool
             Whether a model that can may think before it answers.
         chat_template_kwargs : dict
             More variables for the template.
+        parse_special : bool
+            Whether texts of special tokens in what users and tools say are read as these tokens, as llama.cpp does.
+            They are text by default, so that nobody can end a turn from inside it.
         temperature, top_p, top_k, min_p, typical_p, stream, stop, seed, presence_penalty, frequency_penalty, \
 repeat_penalty, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta, model, logits_processor, grammar, logit_bias, \
 stopping_criteria, **more
@@ -381,7 +397,7 @@ stopping_criteria, **more
         >>> answer["choices"][0]["message"]["role"]
         'assistant'
         """
-        given = flattened(locals())
+        given = flattened(locals(), more_of=AnswerOptions)
         handler = self.chat_handler or registered_handler(self._templates.name)
         if handler is not None:
             answered: ChatCompletion | Iterator[ChatChunk] = handler(
@@ -478,15 +494,13 @@ stopping_criteria, **more
 
     def _render(self, given: Mapping[str, Any]) -> Rendered:
         self._source.check_size(text_size(given["messages"]))
-        if self.prefills:
-            return render_prefilled(self._templates.template, given)
-        return render(self._templates.template, given)
+        return render(self._templates.template, given, self.prefills)
 
     def _conversation(self, given: Mapping[str, Any]) -> Conversation:
         def render(messages: Any) -> Rendered:
             return self._render({**given, "messages": messages})
 
-        return Conversation(self._model, self._source, given["messages"], render)
+        return Conversation(self._model, self._source, given["messages"], render, bool(given["parse_special"]))
 
     def _answer(self, given: Mapping[str, Any]) -> response.Answer:
         conversation, evicts = self._conversation(given), self._source.evicts
@@ -506,6 +520,7 @@ stopping_criteria, **more
             AnswerParser(rendered.syntax),
             self._name if given["model"] is None else given["model"],
             legacy=bool(given["functions"]),
+            one_call=bool(given["functions"]) or given["parallel_tool_calls"] is False,
             usage_chunk=bool((given["stream_options"] or {}).get("include_usage")) and given["stream"],
         )
 
@@ -518,15 +533,27 @@ stopping_criteria, **more
         **fields: Any,
     ) -> Job:
         """Return the job of an answer, with the arguments that completions and chats have in common."""
+        stops = self._model.check_tokens(given.get("stop_token_ids") or (), allow_empty=True)
         return self._source.job(
             tokens,
             sampler,
             given["max_tokens"],
-            processors=given["logits_processor"],
+            processors=self._processors(given, stops),
             criteria=given["stopping_criteria"],
             with_rows=scorer is not None,
+            stop_tokens=frozenset(stops.tolist()),
             **fields,
         )
+
+    def _processors(self, given: Mapping[str, Any], stops: NDArray[np.int32]) -> Processors:
+        """Return what changes the logits, with ``min_tokens``."""
+        processors: Processors = given["logits_processor"]
+        n = check_count("min_tokens", given.get("min_tokens") or 0, 0)
+        if n == 0:
+            return processors
+        ends = np.union1d(self._model.end_tokens, stops)
+        others = [] if processors is None else [processors] if callable(processors) else list(processors)
+        return [*others, MinTokensLogitsProcessor(n, ends)]
 
     def _piece(self, preserved: Iterable[int], token: int) -> bytes:
         return self._model.piece(token, token in preserved)

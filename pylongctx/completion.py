@@ -180,9 +180,8 @@ class Generation:
         if self.job.limit == 0:
             self.reason = "length"
             return
-        ends = self.source.model.ends_generation
         for token, row in self.source.drawn(self.job):
-            if ends(token):
+            if self.job.ends(self.source.model, token):
                 self.ended = True
                 break
             self.tokens.append(token)

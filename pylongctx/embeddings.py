@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pylongctx._arguments import MAX_TEXTS
 from pylongctx.engine.session import SMALL, Session
 
-NO_POOLING = 0
+NO_POOLING, RANK = 0, 4  # llama.cpp's numbers
 
 Texts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 Vectors = list[Any]  # of floats; one per text, or without pooling one per token
@@ -47,12 +47,18 @@ class Embedder:
     ----------
     session : Session
         A sequence of that context.
+
+    Attributes
+    ----------
+    pooling : int
+        How vectors of tokens become one, by llama.cpp's numbers.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._n_batch = session.context.n_batch
         self._n_text = min(self._n_batch, session.context.n_ctx)  # tokens of one text
+        self.pooling = session.context.pooling_type()
 
     def embed(self, texts: Texts, normalize: bool = False, truncate: bool = True) -> tuple[Vectors, int]:
         """Return the vectors of texts as lists, for a single text its own, and the number of all tokens."""

@@ -79,7 +79,14 @@ class SamplerOptions(TypedDict, total=False):
     samplers: str | Sequence[str] | None
 
 
-class SamplingOptions(SamplerOptions, total=False):
+class AnswerOptions(SamplerOptions, total=False):
+    """The same, and where an answer may end, as vLLM's ``SamplingParams`` have it."""
+
+    min_tokens: int
+    stop_token_ids: Sequence[int] | None
+
+
+class SamplingOptions(AnswerOptions, total=False):
     """How tokens are chosen, and where an answer ends."""
 
     temperature: float
@@ -127,12 +134,13 @@ class ChatOptions(SamplingOptions, total=False):
     parallel_tool_calls: bool | None
     enable_thinking: bool
     chat_template_kwargs: Mapping[str, Any] | None
+    parse_special: bool
 
 
-def flattened(arguments: Mapping[str, Any], *but: str) -> dict[str, Any]:
+def flattened(arguments: Mapping[str, Any], *but: str, more_of: type = SamplerOptions) -> dict[str, Any]:
     """Return the arguments of a method by name, those of its ``**more: SamplerOptions`` among them."""
     more = arguments["more"]
-    if unknown := more.keys() - SamplerOptions.__annotations__.keys():
+    if unknown := more.keys() - more_of.__annotations__.keys():
         raise TypeError(f"there is no argument {min(unknown)!r}")
     left_out = ("self", "more", *but)
     return {name: value for name, value in (dict(arguments) | more).items() if name not in left_out}

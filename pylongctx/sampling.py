@@ -88,7 +88,7 @@ class StoppingCriteriaList(list[StoppingCriteria]):
 
 
 class MinTokensLogitsProcessor:
-    """Forbid the end-of-sequence token until ``min_tokens`` tokens were generated.
+    """Forbid the end-of-sequence token, or all tokens of an array, until ``min_tokens`` tokens were generated.
 
     Examples
     --------
@@ -98,7 +98,7 @@ class MinTokensLogitsProcessor:
     8
     """
 
-    def __init__(self, min_tokens: int, token_eos: int) -> None:
+    def __init__(self, min_tokens: int, token_eos: int | NDArray[np.int32]) -> None:
         self.min_tokens = min_tokens
         self.token_eos = token_eos
         self.prompt_tokens: int | None = None
@@ -215,19 +215,23 @@ def sampler_names(given: str | Sequence[str]) -> tuple[str, ...]:
     >>> sampler_names(["top-k", "temp"])
     ('top_k', 'temperature')
     """
-    known = {letter: name for name, letter in SAMPLERS.items()}
-    if not isinstance(given, str):
-        known = {name.replace("_", ""): name for name in SAMPLERS} | OTHER_NAMES
-    found = []
+    letters = {letter: name for name, letter in SAMPLERS.items()}
+    found: list[str] = []
     for one in given:
-        word = one if isinstance(given, str) else str(one).lower().replace("_", "").replace("-", "")
-        if word not in known:
+        name = letters.get(one) if isinstance(given, str) else sampler_name(one)
+        if name is None:
             choices = ", ".join(f"{name} ({letter})" for name, letter in SAMPLERS.items())
             raise ValueError(f"samplers: there is no {str(one)[:40]!r}; there are {choices}")
-        if known[word] in found:
-            raise ValueError(f"samplers: {known[word]} is there twice")
-        found.append(known[word])
+        if name in found:
+            raise ValueError(f"samplers: {name} is there twice")
+        found.append(name)
     return tuple(found)
+
+
+def sampler_name(given: Any) -> str | None:
+    """Return the name of ``SAMPLERS`` that llama.cpp's name or another spelling of it means; None: there is none."""
+    word = str(given).lower().replace("_", "").replace("-", "")
+    return ({name.replace("_", ""): name for name in SAMPLERS} | OTHER_NAMES).get(word)
 
 
 def check_breakers(breakers: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 GROUPS = {
     "stock": "llama-cpp-python with its library: unpatched llama.cpp, and the API that we follow",
-    "server": "the extra server, and its clients openai, httpx, psutil",
+    "server": "the extra server, and its clients openai, ollama, httpx, psutil",
     "plot": "the extra plot",
     "cluster": "the extra cluster",
     "eval": "the extra eval: jieba, rapidfuzz, rouge, wonderwords",

@@ -67,8 +67,9 @@ class Served:
                 if job not in in_vain:
                     self.finish(job, (Aborted,) * aborts + (ContextFull,) * self.limited)
         if self.rng.random() < 0.2:
+            seq = self.rng.randrange(len(self.host.sessions))
             with suppress(ValueError):  # it is busy with what was cancelled
-                self.engine.erase(self.rng.randrange(len(self.host.sessions))).result(PATIENCE)
+                self.engine.erase(seq, self.host.sessions[seq].owner).result(PATIENCE)
         if self.folder and self.rng.random() < 0.2:
             lose_a_file(self.host.store, self.folder, self.rng)
 

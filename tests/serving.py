@@ -26,12 +26,13 @@ class Running:
         import httpx
         import openai
 
+        from pylongctx.serve.app import create_app
         from pylongctx.serve.server import listen, make_server
 
         listener = listen("127.0.0.1", 0)
         self.service, self.engine, self.host = service, service.engine, service.host
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self.server = make_server(service)
+        self.server = make_server(create_app(service), service.settings)
         self.thread = threading.Thread(target=self.server.run, args=([listener],))
         self.thread.start()
         key = (*service.settings.api_keys, "none")[0]
@@ -57,7 +58,7 @@ class Running:
 
     def erase(self):
         """Forget all sequences, as between two tests."""
-        for one in [self.engine.erase(slot.id) for slot in self.engine.slots if slot.job is None]:
+        for one in [self.engine.erase(slot.id, slot.session.owner) for slot in self.engine.slots if slot.job is None]:
             one.result(PATIENCE)
 
     @contextmanager
@@ -101,6 +102,18 @@ def poster(server):
         return response.json()
 
     return post
+
+
+def forced(server, monkeypatch, text):
+    """Let the model say a text and end, whatever it is asked."""
+    from pylongctx.engine.job import Job
+
+    wanted = [*server.host.model.tokenize(text.encode(), False, True), server.host.model.info.token_eos]
+
+    def choose(self, tokens, row):
+        return wanted[self.n_generated]
+
+    monkeypatch.setattr(Job, "choose", choose)
 
 
 def events(response):

@@ -44,7 +44,7 @@ def join(chunks):
                 delta["index"], {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
             )
             call["id"] += delta.get("id", "")
-            call["function"]["name"] += delta["function"]["name"] or ""
+            call["function"]["name"] += delta["function"].get("name", "")
             call["function"]["arguments"] += delta["function"]["arguments"]
     return [calls[index] for index in sorted(calls)]
 

@@ -72,7 +72,7 @@ def server_for(name: str):
     """Return a running server for the pages whose blocks ask one, else nothing."""
     if not any(URL in block.code for block in shared_blocks(name)):
         return nullcontext()
-    need("server", "fastapi", "uvicorn", "prometheus_client", "openai", "httpx")
+    need("server", "fastapi", "uvicorn", "prometheus_client", "openai", "ollama", "httpx")
     from serving import running
 
     return running(n_ctx=4096, method="longheads")

@@ -87,7 +87,7 @@ def test_any_batch_works_with_any_pooling(model_path, name, n_batch, pooling):
 @pytest.mark.parametrize("n_batch", [1, 64, 100])
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_scores_need_a_classifier(model_path, name, n_batch):
-    with pytest.raises(ValueError, match=r"pooling_type 4 \(rank\) needs a model with a classifier"):
+    with pytest.raises(ValueError, match=r"pooling_type 4 \(rank\) needs a classifier"):
         open_model(model_path(name), pooling_type=RANK, n_batch=n_batch)
 
 

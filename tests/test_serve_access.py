@@ -121,6 +121,18 @@ def test_what_one_user_has_read_is_not_shared_with_another(shared):
     assert same == text
 
 
+def test_nobody_erases_what_another_one_has_read(shared):
+    shared.erase()
+    with as_user(shared, 0) as own, as_user(shared, 1) as other:
+        own.post("/v1/completions", json={"prompt": LONG, "max_tokens": 1})
+        (seq,) = [slot["id"] for slot in own.get("/slots").json() if slot["n_past"]]
+        headers = {"X-Requested-With": "test"}
+        refused = other.post(f"/slots/{seq}?action=erase", headers=headers)
+        assert refused.status_code == 400 and "nothing of yours" in refused.json()["error"]["message"]
+        erased = own.post(f"/slots/{seq}?action=erase", headers=headers)
+        assert erased.status_code == 200 and erased.json()["n_erased"] > 0
+
+
 def test_nor_is_what_is_read_at_the_same_time(shared):
     shared.erase()
     body = {"prompt": LONG, "max_tokens": 2, "temperature": 0, "stream": True, "return_progress": True}

@@ -107,6 +107,41 @@ def test_two_long_prompts_are_read_at_the_same_pace(server, engine):
     assert sorted(order[:2]) == sorted(order[2:4]) == [0, 1]
 
 
+def test_a_prompt_takes_what_is_left_of_the_time_of_a_step(server, engine, monkeypatch):
+    """Beside an answer: 10 ms for a step, 2.5 ms more for a token of a prompt, 150 ms for both."""
+    monkeypatch.setattr(engine._engine._pace, "add", lambda n, seconds: None)
+    pace = engine._engine._pace
+    pace._seconds, pace._alone, pace._each = 0.15, 0.01, 0.0025
+    taken, take = [], engine._engine._take
+
+    def record(slot, one, part, rows):
+        if one.is_reading:
+            taken.append((slot.id, len(part)))
+        take(slot, one, part, rows)
+
+    monkeypatch.setattr(engine._engine, "_take", record)
+    writing, long = job(server, [1, 5, 6], 400), job(server, tokens_of(server) * 3, 0)
+    engine.submit(writing)
+    stop = threading.Event()
+
+    def read():
+        for _ in writing.drawn(writing.take):
+            if stop.is_set():
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    server.wait_for(lambda: writing.n_generated > 2)
+    engine.submit(long)
+    finish(long)
+    stop.set()
+    engine.cancel(writing)
+    reader.join(PATIENCE)
+    sizes = [n for slot, n in taken if slot == long.ran_on]
+    assert max(sizes) <= 48 == pace.most(512)
+    assert sum(sizes) == len(long.tokens)
+
+
 def test_a_prompt_goes_where_most_of_it_is(server, engine):
     tokens = tokens_of(server)
     for first in (tokens[:20], [1, *tokens[20:]]):
@@ -174,7 +209,7 @@ def test_loads_rest_where_they_hold_up_another_sequence(tmp_path, monkeypatch):
             rests.clear()
             for _ in range(2):  # the first one fills the store
                 server.host.store.flush()
-                server.engine.erase(0).result(PATIENCE)
+                server.engine.erase(0, None).result(PATIENCE)
                 finish(_submitted(server.engine, job(server, text(), 0, slot=0)))
             assert len(rests) == (3 if not others else 6)
             assert all(rests) if others else not any(rests)

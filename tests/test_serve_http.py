@@ -141,6 +141,37 @@ def test_unknown_routes_are_errors_of_the_same_form(http, method, path, status):
     assert error(http.request(method, path))[0] == status
 
 
+def test_what_a_slow_client_has_not_read_is_bounded():
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    from pylongctx.serve.exchange import MOST_QUEUED, Exchange
+
+    n = [0]
+
+    def chunks():
+        for i in range(10 * MOST_QUEUED):
+            n[0] = i + 1
+            yield {"i": i}
+
+    async def look(leave):
+        with ThreadPoolExecutor(2) as pool:
+            exchange = Exchange("a", pool, 1)
+            found = []
+            async for _, chunk in exchange.chunks([chunks()], 30.0):
+                found.append(chunk["i"])
+                if len(found) == 1:
+                    await asyncio.sleep(0.2)
+                    assert n[0] <= MOST_QUEUED + 2
+                    if leave:
+                        break
+            exchange.close()  # else the thread that puts them would wait for ever
+        return found
+
+    assert asyncio.run(look(False)) == list(range(10 * MOST_QUEUED))
+    assert asyncio.run(look(True)) == [0]
+
+
 def test_an_error_in_the_middle_of_a_stream_is_told(server, http, monkeypatch):
     monkeypatch.setattr(server.host.model, "piece", lambda *args: 1 / 0)
     with http.stream("POST", "/v1/completions", json=SMALL | {"stream": True}) as response:
@@ -198,7 +229,7 @@ def test_a_server_may_hide_its_page_and_its_slots():
         answer = server.http.get("/slots")
         assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
         assert server.http.get("/props").json()["endpoint_slots"] is False
-        assert server.http.get("/").status_code == 404
+        assert server.http.get("/").text == "Ollama is running"
 
 
 def test_without_a_method_the_memory_is_llama_cpps():

@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -113,9 +114,64 @@ def test_options_reach_the_server():
         assert len(http.post("/v1/embeddings", json={"input": "a"}).json()["data"][0]["embedding"]) == 256
 
 
+@pytest.fixture
+def folder(embedded_model, tmp_path):
+    for name in ("one", "two"):
+        shutil.copy(embedded_model, tmp_path / f"{name}.gguf")
+    return tmp_path
+
+
+def processes_of(number):
+    """Return the processes that one has started and that run."""
+    import psutil
+
+    return [child for child in psutil.Process(number).children() if "--alias" in child.cmdline()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_of_several_models_leaves_no_process(folder, number):
+    import psutil
+
+    with started("--models", str(folder), "--models-max", "2", "--slot-save-path", str(folder)) as server:
+        for name in ("one", "two"):
+            body = {"model": name, "prompt": "It was", "max_tokens": 2}
+            found = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE).json()
+            assert (found["model"], found["usage"]["completion_tokens"]) == (name, 2)
+        children = processes_of(server.process.pid)
+        assert len(children) == 2
+        status, said = server.stop(number)
+        assert status == (0 if number == signal.SIGTERM else -number)
+        assert "models: one, two" in said
+        assert "[two] pylongctx: full" in said
+        gone, alive = psutil.wait_procs(children, PATIENCE)
+        assert (len(gone), alive) == (2, [])
+    assert not any("Traceback" in line for line in said.splitlines())
+
+
+def test_options_of_several_models(monkeypatch):
+    from pylongctx.cli.router import child_words, model_words
+
+    parser = argparse.ArgumentParser()
+    serve.add_parser(parser.add_subparsers())
+    line = "serve -c 512 --models a,b --models-dir c --models-max 2 --models-memory 1.5 --no-models-autoload -np 2"
+    argv = [*line.split(), "--slot-save-path", "saved", "--temp=0", "--embeddings"]
+    args = parser.parse_args(argv)
+    assert model_words(args) == ["a", "b", "c"]
+    assert child_words(argv) == ["-c", "512", "-np", "2", "--temp=0", "--embeddings"]
+    assert model_words(parser.parse_args([*argv, "--socket", "5"])) == []
+    for words in (["model.gguf"], ["-m", "model.gguf"], ["--alias", "mine"]):
+        with pytest.raises(ValueError, match="no place beside it"):
+            model_words(parser.parse_args([*argv, *words]))
+    monkeypatch.setenv("LLAMA_ARG_MODELS_DIR", "d,e")
+    assert model_words(parser.parse_args(["serve"])) == ["d", "e"]
+    assert model_words(parser.parse_args(["serve", "model.gguf"])) == []
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
+        (["--models", "/nowhere"], "no folder, no .gguf file"),
+        (["--models", "/nowhere", "model.gguf"], "no place beside it"),
         (["-np", "0"], "at least 1 sequence"),
         (["-np", "9", "-ub", "8"], "raise -ub"),
         (["--embeddings"], "--pooling"),

@@ -10,7 +10,7 @@ from needs import lacks
 
 import pylongctx
 from pylongctx import Llama
-from pylongctx.options import ChatOptions, CompletionOptions, SamplerOptions
+from pylongctx.options import AnswerOptions, ChatOptions, CompletionOptions
 
 # (method, parameter): why its default is another one
 OTHER_DEFAULTS = {
@@ -40,6 +40,7 @@ OURS = {
         "parallel_tool_calls",
         "enable_thinking",
         "chat_template_kwargs",
+        "parse_special",
     ],
 }
 # what Llama of llama_cpp has and ours has not
@@ -136,7 +137,7 @@ def test_signatures_are_those_of_llama_cpp():
 @pytest.mark.parametrize("name", ["create_completion", "create_chat_completion"])
 def test_the_types_of_options_name_every_argument(name):
     options = {"create_completion": CompletionOptions, "create_chat_completion": ChatOptions}[name]
-    named = ours(name).keys() | SamplerOptions.__annotations__.keys()
+    named = ours(name).keys() | AnswerOptions.__annotations__.keys()
     assert options.__annotations__.keys() == named - {"prompt", "messages", "stream"}
 
 

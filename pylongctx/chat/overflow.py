@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pylongctx._log import LOG
+from pylongctx.chat.marks import GUESTS, Marks
 from pylongctx.chat.tokens import left_out, prompt_tokens
 from pylongctx.engine.documents import with_texts
 from pylongctx.engine.overflow import Cut
@@ -68,13 +70,21 @@ class Conversation:
         The messages.
     render : callable
         Renders messages.
+    parse_special : bool
+        Whether texts of special tokens are these tokens in what users and tools say, too; never in documents.
     """
 
-    def __init__(self, model: Model, source: TokenSource, messages: Sequence[Any], render: Render) -> None:
+    def __init__(
+        self, model: Model, source: TokenSource, messages: Sequence[Any], render: Render, parse_special: bool = False
+    ) -> None:
         self.model = model
         self._source, self._render = source, render
         self._documents: list[Document] = []
         self._messages = with_texts(messages, self._document)
+        self._guests = () if parse_special else GUESTS
+
+    def _is_plain(self, role: Any, text: str) -> bool:
+        return role in self._guests or any(text == document.text for document in self._documents)
 
     def _document(self, text: str | None, name: str | None) -> Document:
         found = self._source.document(text, name)
@@ -83,10 +93,14 @@ class Conversation:
 
     def rendered(self, n: int) -> Rendered:
         """Return the rendering without the ``n`` oldest turns."""
-        if not n:
-            return self._render(self._messages)
-        starts = turns(self._messages)
-        return self._render([*self._messages[: starts[0]], *self._messages[starts[n] :]])
+        starts = turns(self._messages) if n else []
+        messages = [*self._messages[: starts[0]], *self._messages[starts[n] :]] if n else self._messages
+        marks = Marks(messages, self.model.special_texts, self._is_plain)
+        rendered = self._render(marks.messages)
+        if (found := marks.restored(rendered.prompt)) is not None:
+            return replace(rendered, prompt=found[0], plain=found[1])
+        LOG.warning("the chat template changes the texts of special tokens, which are read as these tokens")
+        return self._render(messages)
 
     def prompt(self, n: int = 0) -> Prompt:
         """Return the prompt without the ``n`` oldest turns; PromptTooLong for a text that is too long anyway."""
@@ -95,8 +109,7 @@ class Conversation:
         for document in self._documents if not n else ():
             if document.text.strip() not in rendered.prompt:
                 document.miss("the chat template does not write its text as it is")
-        plain = [document.text for document in self._documents]
-        return Prompt(rendered, prompt_tokens(self.model, rendered.prompt, plain), n)
+        return Prompt(rendered, prompt_tokens(self.model, rendered.prompt, rendered.plain), n)
 
     def fitting(self, max_tokens: int | None) -> tuple[Prompt, dict[str, Any]]:
         """Return the prompt without as few turns as leave room for an answer, and fields of its job.

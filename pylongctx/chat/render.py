@@ -1,15 +1,24 @@
 """From a chat request to a prompt, and to what the answer must look like."""
 
+import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from pylongctx.chat.request import check_messages, choose_tools, wanted_schema
+from pylongctx.chat.request import SYSTEM, check_messages, choose_tools, text_of_content, wanted_schema
 from pylongctx.chat.template import ChatTemplate, Rendered
+from pylongctx.chat.types import Message
+from pylongctx.errors import LctxError
+
+# what opens thoughts, and what closes them, where llama.cpp finds neither in a template that opens them
+THOUGHTS = {"<think>": "</think>", "[THINK]": "[/THINK]", "<thought>": "</thought>", "<seed:think>": "</seed:think>"}
 
 
-def render(template: ChatTemplate, given: Mapping[str, Any]) -> Rendered:
+def render(template: ChatTemplate, given: Mapping[str, Any], prefills: bool = False) -> Rendered:
     """Return a conversation as the model reads it; ``given``: the keywords of ``create_chat_completion``.
+
+    With ``prefills``, a last message of the assistant is not ended: its thoughts and its text begin the answer.
 
     Raises
     ------
@@ -17,13 +26,17 @@ def render(template: ChatTemplate, given: Mapping[str, Any]) -> Rendered:
         When a message, a tool or a schema is not usable, or the template cannot do what is asked.
     """
     tools, choice = choose_tools(*(given[name] for name in ("functions", "function_call", "tools", "tool_choice")))
+    messages = check_messages(given["messages"], template.info["source"])
     request = {
-        "messages": check_messages(given["messages"], template.info["source"]),
+        "messages": messages,
         "enable_thinking": given["enable_thinking"],
         "kwargs": dict(given["chat_template_kwargs"] or {}),
         "parallel_tool_calls": given["parallel_tool_calls"],
         "add_generation_prompt": given.get("add_generation_prompt", True),
     }
+    begun = _begun(messages) if prefills and request["add_generation_prompt"] else None
+    if begun is not None:
+        request |= {"add_generation_prompt": False, "continue_final_message": True}
     if tools:
         request |= {"tools": tools, "tool_choice": choice}
     schema = wanted_schema(given["response_format"])
@@ -33,7 +46,9 @@ def render(template: ChatTemplate, given: Mapping[str, Any]) -> Rendered:
         raise ValueError("grammar cannot be combined with tools or a response_format, which make one of their own")
     if tools and choice == "required" and schema is not None:
         raise ValueError("a required tool call cannot be combined with a response_format: an answer is one of them")
-    rendered = template.render(request)
+    rendered = _with_systems(template, request)
+    if begun is not None:
+        rendered = _after_thoughts(rendered, begun)
     if tools and choice == "required" and rendered.constraint is None:
         raise ValueError("the chat template knows no tool calls, so none can be required; try chat_format='chatml'")
     if tools and not template.info["caps"]["supports_tools"]:
@@ -45,3 +60,73 @@ def render(template: ChatTemplate, given: Mapping[str, Any]) -> Rendered:
             stacklevel=5,
         )
     return rendered
+
+
+def _begun(messages: Sequence[Message]) -> Message | None:
+    """Return the last message when an answer goes on with it."""
+    last = messages[-1]
+    has_text = text_of_content(last["content"]) or last.get("reasoning_content")
+    if last["role"] != "assistant" or last.get("tool_calls") or not has_text:
+        return None
+    if len(messages) > 1 and messages[-2]["role"] == "assistant":
+        raise ValueError("messages: the last two are the assistant's, so there is nothing to answer")
+    return last
+
+
+def _with_systems(template: ChatTemplate, request: dict[str, Any]) -> Rendered:
+    """Render a request; messages of the system are one where the template leaves others out or refuses them."""
+    messages: list[Message] = request["messages"]
+    at = [i for i, message in enumerate(messages) if message["role"] in SYSTEM]
+    if at in ([], [0]):
+        return template.render(request)
+    try:
+        rendered = template.render(request)
+        if all(text_of_content(messages[i]["content"]).strip() in rendered.prompt for i in at):
+            return rendered
+    except LctxError as reason:
+        rendered, refusal = None, reason
+    said = "\n\n".join(text for i in at if (text := text_of_content(messages[i]["content"])))
+    others = [message for message in messages if message["role"] not in SYSTEM]
+    try:
+        return template.render({**request, "messages": [{"role": "system", "content": said}, *others]})
+    except LctxError:
+        if rendered is None:
+            raise refusal from None
+        return rendered
+
+
+def _after_thoughts(rendered: Rendered, begun: Message) -> Rendered:
+    """Return a rendering whose prompt ends with what was begun, after the thoughts that the template opens.
+
+    Where llama.cpp finds out how a template writes thoughts it has closed them.
+    """
+    text = "\n\n".join(_parts(begun["content"]))
+    head = rendered.prompt.removesuffix(text)
+    opened = next((mark for mark in THOUGHTS if head.rstrip().endswith(mark)), None)
+    if opened is None or not text:
+        return rendered
+    own = begun.get("reasoning_content") or ""
+    return _prefilled(rendered, f"{own}\n{THOUGHTS[opened]}\n\n{text}", len(text))
+
+
+def _prefilled(rendered: Rendered, more: str, n: int) -> Rendered:
+    """Return a rendering with another text in place of the last ``n`` characters of what begins the answer."""
+
+    def longer(text: str) -> str:
+        return text[: len(text) - n] + more
+
+    syntax = json.loads(rendered.syntax)
+    syntax["generation_prompt"] = longer(syntax["generation_prompt"])
+    constraint = json.loads(rendered.constraint) if rendered.constraint else None
+    if constraint is not None:
+        constraint["prefill"] = longer(constraint["prefill"])
+    return replace(
+        rendered,
+        prompt=longer(rendered.prompt),
+        syntax=json.dumps(syntax),
+        constraint=None if constraint is None else json.dumps(constraint),
+    )
+
+
+def _parts(content: Any) -> list[str]:
+    return [content] if isinstance(content, str) else [part["text"] for part in content or ()]

@@ -1,15 +1,17 @@
 """What create_chat_completion is asked, checked and in the terms of the template."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pylongctx.chat.types import Message
 
+SYSTEM = ("system", "developer")
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
 def check_messages(messages: Any, source: str) -> list[Message]:
-    """Return the messages, OpenAI's functions as tools.
+    """Return the messages, OpenAI's functions as tools, and calls of tools as OpenAI writes them.
 
     Raises
     ------
@@ -18,7 +20,64 @@ def check_messages(messages: Any, source: str) -> list[Message]:
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ValueError("messages must be a list of at least one message")
-    return [_check_message(i, message, source) for i, message in enumerate(messages)]
+    checked = [_check_message(i, message, source) for i, message in enumerate(messages)]
+    ids: list[str] = []  # of calls without a result
+    for i, message in enumerate(checked):
+        if message["role"] == "assistant":
+            calls = [_check_call(i, j, call) for j, call in enumerate(_calls(i, message))]
+            ids = [call["id"] for call in calls]
+            message.pop("tool_calls", None)
+            if calls:
+                message["tool_calls"] = calls
+        elif message["role"] == "tool":
+            expected = ids.pop(0) if ids else ""
+            message["tool_call_id"] = message.get("tool_call_id") or expected
+    return checked
+
+
+def _calls(i: int, message: Message) -> list[Any]:
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise ValueError(f"messages[{i}].tool_calls must be a list, not {type(calls).__name__}")
+    return calls
+
+
+def _check_call(i: int, j: int, call: Any) -> dict[str, Any]:
+    """Return a call as OpenAI writes it; others leave out its type, its id, or arguments that are empty."""
+    unnamed = f"call{i % 1000:03}{j % 100:02}"  # the same each time; Mistral's templates want nine characters
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError(f"messages[{i}].tool_calls[{j}] must have a function with a name")
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments or {}, ensure_ascii=False)
+    made = {"name": function["name"], "arguments": arguments if arguments.strip() else "{}"}
+    return {**call, "type": "function", "id": call.get("id") or unnamed, "function": made}
+
+
+def texts_of(message: Any) -> Iterator[str]:
+    """Yield the texts of a message; of what is not a message none."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    parts = [{"text": content}] if isinstance(content, str) else content if isinstance(content, list | tuple) else ()
+    texts = (part.get("text") for part in parts if isinstance(part, Mapping))
+    yield from (text for text in texts if isinstance(text, str))
+
+
+def text_size(messages: Any) -> int:
+    """Return the bytes of the texts of messages, at least; what is not a message counts nothing.
+
+    Examples
+    --------
+    >>> text_size([{"role": "user", "content": "Why?"}, {"role": "user", "content": [{"type": "text", "text": "So"}]}])
+    6
+    """
+    found = messages if isinstance(messages, list | tuple) else ()
+    return sum(len(text.encode()) for message in found for text in texts_of(message))
+
+
+def text_of_content(content: Any) -> str:
+    """Return the text of a message's content, whose parts are texts."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 
 
 def _check_message(i: int, message: Any, source: str) -> Message:

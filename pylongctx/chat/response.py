@@ -26,6 +26,8 @@ class Answer:
         Calls are OpenAI's older function calls.
     usage_chunk : bool
         A stream ends with a chunk of its own for the usage, as OpenAI's ``stream_options.include_usage``.
+    one_call : bool
+        The answer ends after the first call of a tool.
     model_name : str
         The model's name in the chunks.
     """
@@ -35,6 +37,7 @@ class Answer:
     model_name: str
     legacy: bool = False
     usage_chunk: bool = False
+    one_call: bool = False
     entries: list[Entry] = field(default_factory=list)  # not in a chunk yet
     called: bool = False
 
@@ -67,11 +70,18 @@ class Answer:
     def _deltas(self) -> Iterator[Delta]:
         for text, entries in self.generation.parts():
             self.entries += entries
-            if text:
-                yield from map(self._delta, self.parser.feed(text))
-        yield from map(self._delta, self.parser.end(complete=self.generation.reason == "stop"))
+            for found in self.parser.feed(text) if text else ():
+                if self._is_another_call(found):
+                    return
+                yield self._delta(found)
+        for found in self.parser.end(complete=self.generation.reason == "stop"):
+            if not self._is_another_call(found):
+                yield self._delta(found)
         if self.parser.failure:
             self.generation.source.say(f"the answer does not follow the chat template: {self.parser.failure}")
+
+    def _is_another_call(self, found: dict[str, Any]) -> bool:
+        return self.one_call and found.get("tool_call", {"index": 0})["index"] > 0
 
     def _delta(self, found: dict[str, Any]) -> Delta:
         delta: Delta = {}
@@ -83,12 +93,13 @@ class Answer:
             return delta
         self.called = True
         call = found["tool_call"]
-        function: Any = {"name": call["name"] or None, "arguments": call["arguments"]}
+        named = {"name": call["name"]} if call["name"] else {}
+        function: Any = {**named, "arguments": call["arguments"]}
         if self.legacy:
             delta["function_call"] = function
         else:
-            named = {"id": call["id"]} if call["id"] else {}
-            delta["tool_calls"] = [{"index": call["index"], **named, "type": "function", "function": function}]  # type: ignore[typeddict-item]
+            first = {"id": call["id"], "type": "function"} if call["id"] else {}
+            delta["tool_calls"] = [{"index": call["index"], **first, "function": function}]  # type: ignore[typeddict-item]
         return delta
 
     def _reason(self) -> FinishReason:
@@ -143,7 +154,7 @@ def _add(message: AnswerMessage, delta: Delta) -> None:
 
 
 def _add_call(function: Any, delta: Any) -> None:
-    function["name"] = delta["name"] or function["name"]
+    function["name"] = delta.get("name", function["name"])
     function["arguments"] += delta["arguments"]
 
 

@@ -1,7 +1,7 @@
 """Chat templates: from messages to a prompt, and to what the answer must look like; by llama.cpp."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,11 @@ from pylongctx.chat.handlers import registered_handler
 from pylongctx.engine.model import Model
 
 OWN = "chat_template."  # begins the names of a model's own templates: chat_template.default, chat_template.tool_use
+HINTS = (
+    "Unable to generate parser for this template. Automatic parser generation failed: ",
+    "please consider disabling jinja via --no-jinja, or using another chat template",
+    "try using --jinja",
+)
 NO_TEMPLATE = (
     "the model has no chat template, so ChatML is used; a model that was not trained on it may give empty answers: "
     "pass chat_format, or use completions instead of chat"
@@ -36,6 +41,8 @@ class Rendered:
         Strings that end the answer, beside the model's own end tokens.
     syntax : str
         How to read the answer, for an AnswerParser.
+    plain : sequence of (int, int)
+        Where the prompt has texts of special tokens that are text.
     """
 
     prompt: str
@@ -43,6 +50,7 @@ class Rendered:
     preserved: list[str]
     stops: list[str]
     syntax: str
+    plain: Sequence[tuple[int, int]] = ()
 
 
 class ChatTemplate:
@@ -87,7 +95,8 @@ class ChatTemplate:
             wanted = json.dumps(request)
             answer = json.loads(guarded("the chat template", "template_apply", self._spec, wanted))
         except (ValueError, RecursionError) as reason:
-            raise error(lib.LCTX_INVALID, f"the chat template cannot render the messages: {reason}") from None
+            why = f"the chat template cannot render the messages: {_without_hints(str(reason))}"
+            raise error(lib.LCTX_INVALID, why) from None
         return Rendered(
             prompt=answer["prompt"],
             constraint=json.dumps(answer["constraint"]) if answer["constraint"] else None,
@@ -95,6 +104,13 @@ class ChatTemplate:
             stops=[*answer["stops"], *self._stops],
             syntax=json.dumps(answer["syntax"]),
         )
+
+
+def _without_hints(reason: str) -> str:
+    """Return a reason of llama.cpp's without what it says about its own programs."""
+    for one in HINTS:
+        reason = reason.replace(one, "")
+    return reason.strip(" ,;")
 
 
 def _tokens(model: Model) -> dict[str, Any]:

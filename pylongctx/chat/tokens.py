@@ -1,19 +1,16 @@
 """The tokens of a chat prompt: those of its text, whatever was evaluated before."""
 
-import re
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
 
+from pylongctx.chat.marks import Span, split
 from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
 
-BEGIN = 3  # characters by which marks are looked for
 
-
-def prompt_tokens(model: Model, prompt: str, plain: Iterable[str] = ()) -> list[int]:
+def prompt_tokens(model: Model, prompt: str, plain: Sequence[Span] = ()) -> list[int]:
     """Return the tokens of a rendered conversation.
 
     Parameters
@@ -22,54 +19,12 @@ def prompt_tokens(model: Model, prompt: str, plain: Iterable[str] = ()) -> list[
         Has the vocabulary.
     prompt : str
         The text.
-    plain : iterable of str
-        Documents in it: the text of a special token is text there, as where a document is read by itself.
+    plain : sequence of (int, int)
+        Where it has texts of special tokens that are text, ascending.
     """
-    parts = [model.tokenize(text.encode(), False, special) for text, special in _parts(model, prompt, set(plain))]
-    return [*model.start, *chain.from_iterable(parts)]
-
-
-def _parts(model: Model, prompt: str, plain: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Yield the prompt in parts, and whether special tokens are read in them.
-
-    A part without them reaches from one special token to the next, so that words are cut as in a document alone.
-    """
-    within = np.zeros(len(prompt), bool)
-    for text in plain:
-        for start in _all(prompt, text.strip()):
-            within[start : start + len(text.strip())] = True
-    marks = list(_marks(prompt, model.special_texts)) if within.any() else []
-    spelled = [first for first, end in marks if within[first:end].any()]
-    read = [(first, end) for first, end in marks if not within[first:end].any()]
-    done = start = 0
-    for first, end in [*read, (len(prompt), len(prompt))] if spelled else ():
-        i = bisect_left(spelled, start)
-        if i < len(spelled) and spelled[i] < first:
-            yield prompt[done:start], True
-            yield prompt[start:first], False
-            done = first
-        start = end
-    yield prompt[done:], True
-
-
-def _marks(text: str, marks: frozenset[str]) -> Iterator[tuple[int, int]]:
-    """Yield where marks are in a text, from left to right, at each place the longest."""
-    sizes, done = sorted({len(mark) for mark in marks}, reverse=True), 0
-    begins = "|".join({re.escape(mark[:BEGIN]) for mark in marks})  # vocabularies have up to 6000
-    for found in re.finditer(f"(?={begins})", text) if marks else ():
-        start = found.start()
-        mark = next((part for n in sizes if (part := text[start : start + n]) in marks), "")
-        if mark and start >= done:
-            done = start + len(mark)
-            yield start, done
-
-
-def _all(text: str, part: str) -> Iterator[int]:
-    """Yield where a part is found in a text."""
-    start = text.find(part) if part else -1
-    while start >= 0:
-        yield start
-        start = text.find(part, start + len(part))
+    parts = split(prompt, plain, model.special_texts if plain else frozenset())
+    tokens = (model.tokenize(text.encode(), False, special) for text, special in parts)
+    return [*model.start, *chain.from_iterable(tokens)]
 
 
 def left_out(model: Model, tokens: Sequence[int], shorter: Sequence[int]) -> tuple[int, int] | None:

@@ -77,23 +77,26 @@ class ChatCompletion(TypedDict):
     usage: CompletionUsage
 
 
-class FunctionCallDelta(TypedDict):
+class _FunctionCallDelta(TypedDict):
+    arguments: str
+
+
+class FunctionCallDelta(_FunctionCallDelta, total=False):
     """More of a call: the name comes once."""
 
-    name: str | None
-    arguments: str
+    name: str
 
 
 class _ToolCallDelta(TypedDict):
     index: int
-    type: Literal["function"]
     function: FunctionCallDelta
 
 
 class ToolCallDelta(_ToolCallDelta, total=False):
-    """More of a tool call; its first one has the id."""
+    """More of a tool call; its first one has the id and the type."""
 
     id: str
+    type: Literal["function"]
 
 
 class Delta(TypedDict, total=False):

@@ -212,7 +212,7 @@ class Conversation:
 
     def tokens(self) -> list[int]:
         """Return the tokens of the conversation so far."""
-        names = ("enable_thinking", "chat_template_kwargs")
+        names = ("enable_thinking", "chat_template_kwargs", "parse_special")
         asked = {name: value for name, value in self.arguments.items() if name in names}
         return self.llm.chat_tokens(self.messages, add_generation_prompt=False, **asked)
 

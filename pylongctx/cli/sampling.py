@@ -130,6 +130,8 @@ def add_template_options(parser: argparse.ArgumentParser) -> None:
     )
     help = "accepted: templates are always read as Jinja"
     options.switch("--jinja", off=("--no-jinja",), env="LLAMA_ARG_JINJA", help=help, dest="jinja")
+    help = "read texts of special tokens in what users and tools say as these tokens, as llama.cpp does"
+    options.switch("--parse-special", help=help)
     options.add(
         "-rea",
         "--reasoning",
@@ -191,6 +193,8 @@ def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
     if args.jinja is False:
         raise ValueError("--no-jinja: templates are always read as Jinja; --chat-template takes a format by name")
     found: dict[str, Any] = {"chat_template_kwargs": args.chat_template_kwargs} if args.chat_template_kwargs else {}
+    if args.parse_special:
+        found["parse_special"] = True
     return found if args.reasoning is None else found | {"enable_thinking": args.reasoning}
 
 

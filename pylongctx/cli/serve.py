@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pylongctx._log import LOG
 from pylongctx.cli.arguments import Options, file_text, integer, number, one_of
 from pylongctx.cli.options import add_llama_options, model_path, open_model
+from pylongctx.cli.router import add_router_options, model_words, run_router
 from pylongctx.cli.sampling import add_sampling_options, add_template_options, sampling_arguments, template_arguments
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def add_parser(commands: Any) -> None:
     add = options.add
     add("--host", metavar="IP", env="LLAMA_ARG_HOST", help=f"address to listen on ({HOST}: this machine only)")
     add("--port", parse=integer, env="LLAMA_ARG_PORT", help=f"port ({PORT})")
+    add_router_options(options)
     add("-np", "--parallel", parse=integer, env="LLAMA_ARG_N_PARALLEL", help=f"sequences of -c tokens ({PARALLEL})")
     add("--tags", metavar="A,B", env="LLAMA_ARG_TAGS", help="words about the model, for /v1/models (none)")
     options.several("--api-key", metavar="KEY", help=f"key that clients must send; each shares nothing [{KEY}]")
@@ -54,16 +56,22 @@ def add_parser(commands: Any) -> None:
     add("--document-cache", parse=integer, metavar="MIB", help="most MiB of documents that were read (2048)")
     what = "fields that are not served: name them in a header and the log, or refuse the request (warn)"
     add("--unknown-fields", parse=one_of(POLICIES), metavar="warn|ignore|refuse", help=what)
-    add("--stall", parse=number, metavar="SECONDS", help="/health fails when a step takes longer (120)")
+    add("--stall", parse=number, metavar="SECONDS", help="/health fails when a step does not go on for longer (120)")
+    what = "of a step in which answers are written and prompts are read; 0: no limit (150)"
+    add("--step-ms", parse=number, metavar="MS", help=what)
     env = "LLAMA_ARG_SLOT_SAVE_PATH"
     add("--slot-save-path", metavar="FOLDER", env=env, help="where /slots saves sequences (none)")
     add("--grace", parse=number, metavar="SECONDS", help="for running requests when the server ends (10)")
     env = "LLAMA_ARG_EMBEDDINGS"
     options.switch("--embedding", "--embeddings", env=env, help="serve /v1/embeddings too", dest="embeddings")
+    env, help = "LLAMA_ARG_RERANKING", "serve /v1/rerank, for models with a head that judges documents"
+    options.switch("--rerank", "--reranking", env=env, help=help, dest="reranking")
     env = "LLAMA_ARG_POOLING"
     add("--pooling", parse=one_of(POOLINGS[1:]), metavar="KIND", env=env, help="of embeddings (the model's)")
     env = "LLAMA_ARG_ENDPOINT_SLOTS"
     options.switch("--slots", off=("--no-slots",), env=env, help="tell at /slots what sequences do (on)")
+    help = "fill in with the suffix before the prefix, for models that learned it so (off)"
+    options.switch("--spm-infill", help=help, dest="spm_infill")
     off = ("--no-ui", "--no-webui")
     options.switch("--ui", "--webui", off=off, env="LLAMA_ARG_UI", help="serve the chat page (on)", dest="page")
     for name in ("--metrics", "--props", "-cb", "--cont-batching"):
@@ -78,23 +86,31 @@ def run(args: argparse.Namespace) -> int:
     """Load the model and serve it until Ctrl-C or SIGTERM."""
     try:
         from pylongctx.serve.host import Host
-        from pylongctx.serve.server import announce, listen, serve, share_heaps
+        from pylongctx.serve.server import announce, inherited, listen, serve, share_heaps
         from pylongctx.serve.service import Service
     except ImportError as reason:
         raise ImportError(f"the server needs more packages ({reason}): pip install pylongctx[server]") from reason
 
     share_heaps()
+    if folders := model_words(args):
+        return run_router(args, folders, settings(args), address(args))
     wanted = settings(args)
-    with listen(args.host or HOST, PORT if args.port is None else args.port) as listener:
-        vectors = embedder(args) if args.embeddings else None
+    with listen(*address(args)) if args.socket is None else inherited(args.socket) as listener:
+        vectors = embedder(args) if args.embeddings or args.reranking else None
         n_seq = PARALLEL if args.parallel is None else args.parallel
         host = open_model(args, partial(Host, n_seq=n_seq))
         service = Service(host, wanted, vectors)
         if host.session.context.why:
             LOG.info(host.session.context.why)
-        announce(listener, bool(wanted.api_keys))
+        if args.socket is None:
+            announce(listener, bool(wanted.api_keys))
         serve(service, listener)
     return 0
+
+
+def address(args: argparse.Namespace) -> tuple[str, int]:
+    """Return where the server listens."""
+    return args.host or HOST, PORT if args.port is None else args.port
 
 
 def settings(args: argparse.Namespace) -> "Settings":
@@ -106,7 +122,11 @@ def settings(args: argparse.Namespace) -> "Settings":
     keys = [*(key for word in words for key in word.split(",")), *(args.api_key_file or "").splitlines()]
     most = args.max_body and args.max_body << 20
     given: dict[str, Any] = {"n_queue": args.queue, "n_body": most, "grace": args.grace, "stall": args.stall}
+    if args.step_ms is not None and args.step_ms < 0:
+        raise ValueError(f"--step-ms must be 0 (no limit) or more, not {args.step_ms:g}")
+    given["step"] = None if args.step_ms is None else args.step_ms / 1000
     given |= {"page": args.page, "slots": args.slots, "unknown_fields": args.unknown_fields}
+    given["spm_infill"] = args.spm_infill
     given["document_bytes"] = None if args.document_cache is None else args.document_cache << 20
     limit = sampling.pop("max_tokens")
     alias, *aliases = _words(args.alias) or [Path(model_path(args)).stem]
@@ -136,13 +156,17 @@ def embedder(args: argparse.Namespace) -> "Llama":
     Raises
     ------
     ValueError
-        When neither the model nor the options tell how vectors of tokens become one.
+        When neither the model nor the options tell how vectors of tokens become one, or the model judges no documents.
     """
-    from pylongctx.embeddings import NO_POOLING
+    from pylongctx.embeddings import NO_POOLING, RANK
     from pylongctx.llama import Llama
 
+    if args.reranking and args.pooling not in (None, POOLINGS[RANK]):
+        raise ValueError(f"--reranking is --pooling rank, not {args.pooling}")
+
     def make(path: str, **arguments: Any) -> Llama:
-        pooling = -1 if args.pooling is None else POOLINGS.index(args.pooling)
+        wanted = POOLINGS[RANK] if args.reranking else args.pooling
+        pooling = -1 if wanted is None else POOLINGS.index(wanted)
         given = {name: value for name, value in arguments.items() if name not in NOT_FOR_EMBEDDING}
         return Llama(path, embedding=True, pooling_type=pooling, **given)
 

@@ -13,6 +13,7 @@ from pylongctx.engine.counters import Counters
 from pylongctx.engine.documents import Documents
 from pylongctx.engine.job import Cancelled, Job, Row
 from pylongctx.engine.loader import Loader
+from pylongctx.engine.pace import Pace
 from pylongctx.engine.readers import Readers, is_missing
 from pylongctx.engine.reuse import Source
 from pylongctx.engine.session import Part, Session, evaluate
@@ -63,6 +64,8 @@ class Engine:
         What completions may start from, besides sequences and the store.
     wake : callable
         Called by other threads when ``can_step`` or ``can_assign`` may have become true.
+    step_seconds : float or None
+        How long a step may take in which answers are written and prompts are evaluated, see ``Pace``.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Engine:
         library: Library | None = None,
         states: Sequence[Source] = (),
         wake: Callable[[], None] = lambda: None,
+        step_seconds: float | None = None,
     ) -> None:
         self.model, self.context = sessions[0].model, sessions[0].context
         self.slots = [Slot(session) for session in sessions]
@@ -80,6 +84,7 @@ class Engine:
         self.tracer = Tracer(sessions[0])
         self.library = library
         self.closing = False
+        self._pace = Pace(step_seconds)
         self._loader = Loader(self.slots, self.counters, library, states, wake)
         self._readers = Readers(self.documents, library, wake)
         self._rows = np.empty((len(sessions), self.context.n_vocab), np.float32)
@@ -167,10 +172,12 @@ class Engine:
         while self.waiting:
             self.waiting.popleft().results.put(reason)
 
-    def erase(self, seq: int) -> int:
-        """Forget an idle slot; returns how many tokens it held."""
+    def erase(self, seq: int, owner: str | None) -> int:
+        """Forget an idle slot; returns how many tokens it held. ValueError when they are another owner's."""
         slot = self._idle(seq)
         n = slot.session.n_tokens
+        if n and slot.session.owner != owner:
+            raise ValueError(f"sequence {seq} holds nothing of yours")
         slot.session.clear()
         slot.used, slot.session.owner = 0, None
         return n
@@ -256,15 +263,22 @@ class Engine:
         shares = self._shares([(slot, job) for slot, job in runs if self._make_ready(slot, job)])
         if shares:
             started = time.monotonic()
+            n_prompt = sum(len(share.part) for share in shares if share.job.is_reading)
+            writes = any(not share.job.is_reading for share in shares)
             self._evaluate(shares)
-            self.counters.busy_seconds += time.monotonic() - started
+            seconds = time.monotonic() - started
+            self.counters.busy_seconds += seconds
+            if writes or n_prompt:
+                self._pace.add(n_prompt, seconds)
         return bool(runs)
 
     def _shares(self, jobs: list[tuple[Slot, Job]]) -> list[Share]:
         """Return what each slot evaluates next: short wishes whole, the others as much as each other."""
-        jobs.sort(key=lambda pair: len(pair[1].pending))
+        jobs.sort(key=lambda pair: (job := pair[1]).is_reading * len(job.pending))
         left, shares = self.context.n_step, []
         for i, (slot, job) in enumerate(jobs):
+            if i and job.is_reading and not jobs[i - 1][1].is_reading:  # the answers have their tokens
+                left = min(left, self._pace.most(left))
             n = min(_n_ahead(slot, job), left // (len(jobs) - i))
             if job.every_row:
                 n = min(n, max(1, ROW_BYTES // (4 * self.context.n_vocab)))
@@ -380,7 +394,7 @@ class Engine:
         if job.cuts is not None:
             job.said.append(token)
         job.results.put((token, job.told(row)))
-        if job.limit is not None and (job.n_generated >= job.limit or self.model.ends_generation(token)):
+        if job.limit is not None and (job.n_generated >= job.limit or job.ends(self.model, token)):
             self.end(slot)
         elif job.cuts is not None and slot.session.n_tokens + 1 >= slot.session.n_ctx:
             job.full = not self._shorten(slot, job)

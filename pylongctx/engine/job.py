@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pylongctx.engine.documents import Document, Placed
 from pylongctx.engine.drafting import Drafting
 from pylongctx.engine.fetch import Fetch, Now
+from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import Cut, Cuts
 from pylongctx.engine.reuse import Load, Piece, Source
 from pylongctx.sampling import Processors, Sampler, StoppingCriteria, process
@@ -66,6 +67,8 @@ class Job:
         The prompt is this document's, whose rows are kept.
     cuts : Cuts or None
         What leaves when the context is full before the answer ends; None: nothing, and the limit fits.
+    stop_tokens : frozenset of int
+        Tokens that end the answer, beside the model's own.
     dropped_tokens, dropped_turns : int
         What was left out of the prompt, and has left since: tokens, and whole turns of a conversation.
     """
@@ -88,6 +91,7 @@ class Job:
     placed: tuple[Placed, ...] = ()
     reads: Document | None = None
     cuts: Cuts | None = None
+    stop_tokens: frozenset[int] = frozenset()
     dropped_tokens: int = 0
     dropped_turns: int = 0
 
@@ -170,6 +174,10 @@ class Job:
         """Return the token after int32 [n], whose logits are float32 [n_vocab]; None: the criteria end the job."""
         token = self.sampler.sample(process(self.processors, tokens, row))
         return None if self.criteria is not None and self.criteria(tokens, row) else token
+
+    def ends(self, model: Model, token: int) -> bool:
+        """Return whether a token ends the answer, of which it is not a part."""
+        return token in self.stop_tokens or model.ends_generation(token)
 
     def told(self, row: Row) -> Row | None:
         """Return what the reader gets with the token that was just chosen from these logits, float32 [n_vocab]."""

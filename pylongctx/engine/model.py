@@ -158,6 +158,11 @@ class Model:
             known = self._ends[token] = bool(lib.lctx_token_is_eog(self.handle, token))
         return known
 
+    @cached_property
+    def end_tokens(self) -> NDArray[np.int32]:
+        """The tokens that end a generation, int32 [n]."""
+        return np.array([token for token in range(self.info.n_vocab) if self.ends_generation(token)], np.int32)
+
     def check_tokens(self, tokens: Iterable[int], allow_empty: bool = False) -> NDArray[np.int32]:
         """Return the ids as int32 [n]; ValueError when they are no tokens of this model."""
         ids = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens))

@@ -26,6 +26,8 @@ class EngineThread:
         The sequences, which must outlive this object.
     library : Library or None
         The KV store, which prompts may come from.
+    step_seconds : float or None
+        How long a step may take in which answers are written and prompts are evaluated; None: no bound.
 
     Attributes
     ----------
@@ -35,8 +37,10 @@ class EngineThread:
         What ended the thread, when that was an error.
     """
 
-    def __init__(self, sessions: list[Session], library: Library | None = None) -> None:
-        engine = self._engine = Engine(sessions, library, wake=self._notify)
+    def __init__(
+        self, sessions: list[Session], library: Library | None = None, step_seconds: float | None = None
+    ) -> None:
+        engine = self._engine = Engine(sessions, library, wake=self._notify, step_seconds=step_seconds)
         self.context, self.slots, self.counters = engine.context, engine.slots, engine.counters
         self.tracer, self.documents = engine.tracer, engine.documents
         self.failure: BaseException | None = None
@@ -46,6 +50,7 @@ class EngineThread:
         self._closing = False
         self._asleep = False  # nothing to do
         self._stepped = time.monotonic()  # when the last step began
+        self._computed, self._alive = 0.0, 0.0  # the thread's time of the processor, and when it was seen to grow
         self._thread = threading.Thread(target=self._run, name="pylongctx-engine", daemon=True)
         self._thread.start()
 
@@ -70,8 +75,23 @@ class EngineThread:
         return self._thread.is_alive()
 
     def stalled(self) -> float:
-        """Return the seconds since the step began that is being evaluated, 0 while there is nothing to do."""
-        return 0.0 if self._asleep else time.monotonic() - self._stepped
+        """Return for how long the step that is being evaluated has not gone on, 0 while there is nothing to do.
+
+        A step goes on while its thread uses a processor, however long it takes. Where a GPU or another machine computes
+        that is not seen, and the seconds are those since the step began.
+        """
+        if self._asleep:
+            return 0.0
+        now, computed = time.monotonic(), self._processor_seconds()
+        if computed > self._computed:
+            self._computed, self._alive = computed, now
+        return now - max(self._stepped, self._alive)
+
+    def _processor_seconds(self) -> float:
+        """Return the time of the processor that the thread has used."""
+        if self._thread.ident is None or not self._thread.is_alive():
+            return 0.0
+        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
 
     def submit(self, job: Job) -> None:
         """Queue a job; its results come in ``job.results``."""
@@ -110,9 +130,9 @@ class EngineThread:
                 self._wake.notify()
         return future
 
-    def erase(self, seq: int) -> "Future[int]":
-        """Forget an idle slot between two steps; the result is how many tokens it held."""
-        return self.call(lambda: self._engine.erase(seq))
+    def erase(self, seq: int, owner: str | None) -> "Future[int]":
+        """Forget an idle slot between two steps, see ``Engine.erase``."""
+        return self.call(lambda: self._engine.erase(seq, owner))
 
     def save(self, seq: int, owner: str | None) -> "Future[Snapshot]":
         """Return what an idle slot holds, see ``Engine.save``."""

@@ -33,12 +33,13 @@ class Form(Protocol):
     ----------
     prefix : str
         Begins the name of an answer.
-    named : bool
-        Events of a stream have names, as Anthropic's; else the stream ends with ``[DONE]``.
     """
 
     prefix: str
-    named: bool
+
+    @property
+    def frames(self) -> type[EventStream]:
+        """How the events of a stream are sent."""
 
     def whole(self, exchange: Exchange, found: list[Any]) -> Any:
         """Return the answer from what the completions returned."""
@@ -92,7 +93,7 @@ async def answer(service: Service, request: Request, body: Generate, makes: Sequ
             return JSONResponse(form.whole(exchange, found))
         handed_over = True
         events = form.events(exchange, exchange.chunks(found, service.settings.patience))
-        return EventStream(exchange, events, partial(_close, service, exchange), form.named)
+        return form.frames(exchange, events, partial(_close, service, exchange))
     finally:
         if not handed_over:
             _close(service, exchange)
@@ -140,7 +141,7 @@ class OpenAIForm:
         Whether it is a chat.
     """
 
-    named = False
+    frames = EventStream
 
     def __init__(self, service: Service, body: Generate, chat: bool) -> None:
         self.prefix = "chatcmpl-" if chat else "cmpl-"

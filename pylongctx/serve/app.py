@@ -12,10 +12,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from pylongctx import __version__
-from pylongctx.serve import facts, generate, messages, responses, texts
+from pylongctx.serve import facts, generate, messages, ollama, rerank, responses, texts
 from pylongctx.serve.access import LOCAL, LOCAL_PAGE
 from pylongctx.serve.errors import ApiError, invalid
-from pylongctx.serve.gate import Gate, as_response
+from pylongctx.serve.gate import Gate, Guarded, as_response
 from pylongctx.serve.service import Service
 
 INDEX = "index.html"
@@ -39,9 +39,19 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(generate.routes(service))
     app.include_router(messages.routes(service))
     app.include_router(responses.routes(service))
+    app.include_router(ollama.routes(service))
     app.include_router(facts.routes(service))
     app.include_router(texts.routes(service))
+    app.include_router(rerank.routes(service))
+    enclose(app, service)
+    return app
+
+
+def enclose(app: FastAPI, service: Guarded) -> None:
+    """Add what every server has around its routes: the page, who may ask, and answers to what goes wrong."""
     public = _add_page(app) if service.settings.page else frozenset[str]()
+    methods = ["HEAD"] if "/" in public else ["GET", "HEAD"]
+    app.add_api_route("/", ollama.running, methods=methods, include_in_schema=False)
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
     if service.settings.cors_origins:
@@ -50,7 +60,6 @@ def create_app(service: Service) -> FastAPI:
         more: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_origin_regex=local, **more)
     app.add_middleware(Gate, service=service, public=public)
-    return app
 
 
 def _add_page(app: FastAPI) -> frozenset[str]:
@@ -71,9 +80,10 @@ def _add_page(app: FastAPI) -> frozenset[str]:
 
 async def _on_http(request: Request, reason: Any) -> Response:
     kind = "not_found_error" if reason.status_code == 404 else "invalid_request_error"
-    return as_response(ApiError(reason.status_code, kind, f"{reason.detail}: {request.method} {request.url.path}"))
+    error = ApiError(reason.status_code, kind, f"{reason.detail}: {request.method} {request.url.path}")
+    return as_response(error, request.url.path)
 
 
 async def _on_validation(request: Request, reason: Any) -> Response:
     first = reason.errors()[0]
-    return as_response(invalid(first["msg"], str(first["loc"][-1])))
+    return as_response(invalid(first["msg"], str(first["loc"][-1])), request.url.path)

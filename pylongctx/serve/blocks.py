@@ -55,7 +55,7 @@ class Blocks(ABC):
                 yield from self._begun(key, more)
             if text:
                 self.blocks[-1].text += text
-                yield self._grown(self.blocks[-1], text)
+                yield from self._grown(self.blocks[-1], text)
 
     def finish(self) -> Iterator[Event]:
         """Yield the events of the end of an answer, which has at least an empty text."""
@@ -79,8 +79,8 @@ class Blocks(ABC):
         """Yield the events of a new block."""
 
     @abstractmethod
-    def _grown(self, block: Block, text: str) -> Event:
-        """Return the event of new text."""
+    def _grown(self, block: Block, text: str) -> Iterator[Event]:
+        """Yield the events of new text."""
 
     @abstractmethod
     def _closed(self, block: Block) -> Iterator[Event]:
@@ -103,7 +103,7 @@ def _pieces(delta: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, di
         yield ("text",), delta["content"], {}
     for i, call in enumerate(delta.get("tool_calls") or ()):
         function = call["function"]
-        more = {"id": call.get("id", ""), "name": function["name"] or ""}
+        more = {"id": call.get("id", ""), "name": function.get("name", "")}
         yield ("call", call.get("index", i)), function["arguments"], more
 
 

@@ -8,8 +8,10 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from pylongctx.grammar import LlamaGrammar
-from pylongctx.options import SamplerOptions
+from pylongctx.options import AnswerOptions
+from pylongctx.sampling import sampler_name
 from pylongctx.serve.errors import invalid
+from pylongctx.serve.fields import Fields, Open, Unserved
 from pylongctx.serve.host import Host, Prompt
 
 # fields that create_completion and create_chat_completion take as they are
@@ -28,7 +30,7 @@ SAMPLING = (
     "seed",
     "stop",
     "grammar",
-    *SamplerOptions.__annotations__,
+    *AnswerOptions.__annotations__,
 )
 # fields that a template reads
 TEMPLATE = ("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")
@@ -37,6 +39,8 @@ TEMPERATURE = 0.8  # llama-server's, for chat too
 MOST_CHOICES = 64
 MOST_PROMPTS = 1024
 MOST_LIKELIEST = 100  # tokens whose log-probabilities are told for each token
+MOST_STOP_TOKENS = 256
+NO_EFFORT = "none"  # of reasoning_effort
 NEVER = float("-inf")
 
 
@@ -45,10 +49,9 @@ def _also(*names: str, **limits: Any) -> Any:
     return Field(None, validation_alias=AliasChoices(*names), **limits)
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Open):
     """OpenAI's ``stream_options``."""
 
-    model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
     include_obfuscation: bool = False  # there is none, which hides nothing
 
@@ -60,7 +63,7 @@ class Extension(BaseModel):
     trace: bool = False
 
 
-class Generate(BaseModel):
+class Generate(Fields):
     """What all kinds of completions share; None is the default of Llama, or the server's own."""
 
     stream: bool | None = None
@@ -68,20 +71,21 @@ class Generate(BaseModel):
     return_progress: bool | None = None
     timings_per_token: bool | None = None
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
-    max_tokens: int | None = _also("max_tokens", "n_predict", ge=-2)  # llama-server's -1 and -2: no limit
+    # llama-server's -1 and -2: no limit
+    max_tokens: int | None = _also("max_tokens", "n_predict", "max_new_tokens", "num_predict", "max_length", ge=-2)
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1)  # -1 and 0: all tokens
     min_p: float | None = Field(None, ge=0, le=1)
-    typical_p: float | None = _also("typical_p", "typ_p", ge=0, le=1)
+    typical_p: float | None = _also("typical_p", "typ_p", "typical", ge=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repeat_penalty: float | None = _also("repeat_penalty", "repetition_penalty", gt=0)
-    repeat_last_n: int | None = Field(None, ge=-1)
+    repeat_penalty: float | None = _also("repeat_penalty", "repetition_penalty", "rep_pen", gt=0)
+    repeat_last_n: int | None = _also("repeat_last_n", "repetition_penalty_range", "rep_pen_range", ge=-1)
     mirostat_mode: int | None = _also("mirostat_mode", "mirostat", ge=0, le=2)
     mirostat_tau: float | None = Field(None, ge=0)
     mirostat_eta: float | None = Field(None, ge=0)
-    top_n_sigma: float | None = None
+    top_n_sigma: float | None = _also("top_n_sigma", "nsigma")
     xtc_probability: float | None = None
     xtc_threshold: float | None = None
     dynatemp_range: float | None = None
@@ -95,16 +99,41 @@ class Generate(BaseModel):
     dry_penalty_last_n: int | None = None
     dry_sequence_breakers: list[str] | None = None
     samplers: str | list[str] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    seed: int | None = _also("seed", "sampler_seed")
+    stop: str | list[str] | None = _also("stop", "stopping_strings", "stop_sequence")
+    stop_token_ids: list[int] | None = Field(None, max_length=MOST_STOP_TOKENS)
+    min_tokens: int | None = _also("min_tokens", "min_length", ge=0)
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
     logit_bias: Any = None
-    ignore_eos: bool | None = None
+    ignore_eos: bool | None = _also("ignore_eos", "ban_eos_token")
     id_slot: int | None = None
     cache_prompt: bool | None = None
     verbose: bool | None = None
     longctx: Extension = Extension()
+
+    def settle(self, unserved: Unserved) -> None:
+        """Leave out samplers that llama.cpp does not have, as llama-server does."""
+        if isinstance(self.samplers, list):
+            names = {one: sampler_name(one) for one in self.samplers}
+            if missing := [one for one, name in names.items() if name is None]:
+                unserved.note("samplers", f"samplers: llama.cpp has no {', '.join(missing)[:200]}")
+            self.samplers = list(dict.fromkeys(name for name in names.values() if name))
+
+    @field_validator("grammar", mode="before")
+    @classmethod
+    def _held(cls, value: Any) -> Any:
+        """Read an empty grammar as none: clients with a field for it send it so."""
+        return None if value == "" else value
+
+    @field_validator("dry_sequence_breakers", mode="before")
+    @classmethod
+    def _breakers(cls, value: Any) -> Any:
+        """Read a list that is written as JSON, as text-generation-webui's clients do."""
+        try:
+            return json.loads(value) if isinstance(value, str) else value
+        except ValueError:
+            raise ValueError("must be a list of strings, or one as JSON") from None
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -126,7 +155,7 @@ class Generate(BaseModel):
             given["grammar"] = LlamaGrammar.from_json_schema(json.dumps(self.json_schema))
         bias = dict(defaults.get("logit_bias", {})) | host.biases(self.logit_bias or ())
         if self.ignore_eos:
-            bias |= dict.fromkeys(host.end_tokens, NEVER)
+            bias |= dict.fromkeys(host.model.end_tokens.tolist(), NEVER)
         return {
             **defaults,
             **{name: value for name, value in given.items() if value is not None},
@@ -230,10 +259,9 @@ class InfillBody(NativeBody):
     prompt: str = ""
 
 
-class Chunk(BaseModel):
+class Chunk(Open):
     """A piece of another file, for ``input_extra``."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     text: str
     filename: str = "tmp"
 
@@ -255,16 +283,23 @@ class ChatBody(Generate):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    parse_special: bool | None = None
+
+    def effort_is_read(self, host: Host) -> bool:
+        """Return whether the template reads the effort; ``none`` turns thinking off for every template."""
+        known = "reasoning_effort" in host.templates.template.info["source"]
+        return self.reasoning_effort in (None, NO_EFFORT) or known
 
     def template_arguments(self, defaults: Mapping[str, Any], host: Host) -> dict[str, Any]:
         """Return the arguments that tell a template what to write."""
         more = {**defaults.get("chat_template_kwargs", {}), **(self.chat_template_kwargs or {})}
-        thinking = bool(more.pop("enable_thinking", defaults.get("enable_thinking", True)))
-        if self.reasoning_effort is not None:
-            if "reasoning_effort" not in host.templates.template.info["source"]:
-                raise invalid("the model's chat template knows no reasoning_effort", "reasoning_effort")
+        if self.reasoning_effort not in (None, NO_EFFORT) and self.effort_is_read(host):
             more["reasoning_effort"] = self.reasoning_effort
-        return {"enable_thinking": thinking, "chat_template_kwargs": more}
+        usual = defaults.get("enable_thinking", True) if self.enable_thinking is None else self.enable_thinking
+        thinking = bool(more.pop("enable_thinking", usual)) and self.reasoning_effort != NO_EFFORT
+        special = defaults.get("parse_special", False) if self.parse_special is None else self.parse_special
+        return {"enable_thinking": thinking, "chat_template_kwargs": more, "parse_special": special}
 
     @model_validator(mode="after")
     def _one_end(self) -> "ChatBody":
@@ -294,7 +329,7 @@ class ChatBody(Generate):
         }
 
 
-class EmbeddingsBody(BaseModel):
+class EmbeddingsBody(Fields):
     """POST /v1/embeddings, and /embedding of llama-server (``content``)."""
 
     input: Any = _also("input", "content")
@@ -303,7 +338,7 @@ class EmbeddingsBody(BaseModel):
     embd_normalize: int = 2
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(Fields):
     """POST /tokenize, of llama-server (``content``) or of vLLM (``prompt``)."""
 
     content: str | None = None
@@ -314,7 +349,7 @@ class TokenizeBody(BaseModel):
     with_pieces: bool = False
 
 
-class DetokenizeBody(BaseModel):
+class DetokenizeBody(Fields):
     """POST /detokenize."""
 
     tokens: Any
@@ -328,7 +363,7 @@ class DetokenizeBody(BaseModel):
         return value
 
 
-class SlotBody(BaseModel):
+class SlotBody(Fields):
     """POST /slots/{seq}."""
 
     filename: str | None = None

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -13,9 +14,10 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from pylongctx.engine.job import Cancelled, Job
-from pylongctx.serve.errors import as_api_error
+from pylongctx.serve.errors import ApiError, as_api_error
 from pylongctx.serve.ticket import Ticket
 
+MOST_QUEUED = 64  # chunks of an answer that wait for the client
 READER_PATIENCE = 60.0  # seconds that a client may take for what is sent to it
 LOG = logging.getLogger("uvicorn.error")
 
@@ -38,9 +40,12 @@ class Exchange:
     def __init__(self, id: str, pool: Executor, n_threads: int) -> None:
         self.id = id
         self._pool = pool
+        self._n_threads = n_threads
         self._turn = asyncio.Semaphore(n_threads)
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        self._room = threading.Semaphore(MOST_QUEUED)
+        self._closed = False
         self.parts: list[Part] = []
 
     def cancel(self) -> None:
@@ -51,7 +56,8 @@ class Exchange:
     def close(self) -> None:
         """Let all completions end, and let go of them: they know this object, and hold memory of the library."""
         self.cancel()
-        self.parts = []
+        self.parts, self._closed = [], True
+        self._room.release(max(self._n_threads, 1))  # for those that wait to put something
 
     def put(self, index: int, item: Any) -> None:
         """Add something to the stream; from any thread."""
@@ -59,8 +65,13 @@ class Exchange:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, item))
 
     def put_progress(self, index: int) -> Callable[[Job], None]:
-        """Return a function that adds the progress of a prompt."""
-        return lambda job: self.put(index, {"prompt_progress": job.prompt_progress()})
+        """Return a function that adds the progress of a prompt, unless the client has not read what came before."""
+
+        def add(job: Job) -> None:
+            if self._queue.qsize() < MOST_QUEUED or not job.is_reading:
+                self.put(index, {"prompt_progress": job.prompt_progress()})
+
+        return add
 
     def timings(self, index: int) -> dict[str, float]:
         """Return llama-server's object about the speed of a completion."""
@@ -108,8 +119,11 @@ class Exchange:
                 finally:
                     del item  # which knows this frame
             left -= item is None
-            if item is not None:
-                yield index, item
+            if item is None:
+                continue
+            if "prompt_progress" not in item:
+                self._room.release()
+            yield index, item
 
     async def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         async with self._turn:
@@ -120,8 +134,12 @@ class Exchange:
                 raise
 
     def _feed(self, index: int, chunks: Iterator[Any]) -> None:
+        """Put chunks, of which a client that reads slowly keeps few waiting."""
         try:
             for chunk in chunks:
+                self._room.acquire()
+                if self._closed:
+                    return
                 self.put(index, chunk)
             self.put(index, None)
         except BaseException as reason:
@@ -135,7 +153,7 @@ async def until_gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """The chunks of an exchange as server-sent events.
+    """The chunks of an exchange as server-sent events, after which comes ``[DONE]``.
 
     Parameters
     ----------
@@ -145,21 +163,17 @@ class EventStream(Response):
         Objects that are sent as JSON; None is sent as a comment, which keeps the connection.
     close : callable
         Called at the end, whatever it was.
-    named : bool
-        Events are sent with the name that is their ``type``; else the stream ends with ``[DONE]``.
     """
 
     media_type = "text/event-stream"
+    end = "data: [DONE]\n\n"
 
-    def __init__(
-        self, exchange: Exchange, events: AsyncIterator[Any], close: Callable[[], None], named: bool = False
-    ) -> None:
+    def __init__(self, exchange: Exchange, events: AsyncIterator[Any], close: Callable[[], None]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._exchange = exchange
         self._events = events
         self._close = close
-        self._named = named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events; what is sent to a client that is gone is lost, and no error.
@@ -187,13 +201,46 @@ class EventStream(Response):
     async def _lines(self) -> AsyncIterator[str]:
         try:
             async for event in self._events:
-                yield ": still working\n\n" if event is None else self._line(event)
+                yield ": still working\n\n" if event is None else self.line(event)
         except Exception as reason:  # too late for a status
-            yield self._line(({"type": "error"} if self._named else {}) | {"error": as_api_error(reason).error})
+            yield self.line(self.failure(as_api_error(reason)))
             clear_frames(reason.__traceback__)
-        if not self._named:
-            yield "data: [DONE]\n\n"
+        if self.end:
+            yield self.end
 
-    def _line(self, event: dict[str, Any]) -> str:
-        name = f"event: {event['type']}\n" if self._named else ""
-        return f"{name}data: {json.dumps(event)}\n\n"
+    def line(self, event: dict[str, Any]) -> str:
+        """Return what is sent for an event."""
+        return f"data: {json.dumps(event)}\n\n"
+
+    def failure(self, reason: ApiError) -> dict[str, Any]:
+        """Return the event of an error."""
+        return {"error": reason.error}
+
+
+class NamedEvents(EventStream):
+    """Events that are sent with the name that is their ``type``, as Anthropic's."""
+
+    end = ""
+
+    def line(self, event: dict[str, Any]) -> str:
+        """Return an event behind its name."""
+        return f"event: {event['type']}\n{super().line(event)}"
+
+    def failure(self, reason: ApiError) -> dict[str, Any]:
+        """Return the event of an error, which has a type too."""
+        return {"type": "error"} | super().failure(reason)
+
+
+class JsonLines(EventStream):
+    """Objects a line each, as Ollama's; there are no comments, so that events are never None."""
+
+    media_type = "application/x-ndjson"
+    end = ""
+
+    def line(self, event: dict[str, Any]) -> str:
+        """Return a line."""
+        return f"{json.dumps(event)}\n"
+
+    def failure(self, reason: ApiError) -> dict[str, Any]:
+        """Return the object of an error, whose reason is a text."""
+        return {"error": reason.error["message"]}

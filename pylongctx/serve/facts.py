@@ -15,6 +15,8 @@ from pylongctx.serve.service import Service
 from pylongctx.serve.slotfiles import SlotFiles
 from pylongctx.serve.texts import token_text
 
+STARTED = "Process-Start-Time-Unix"  # llama-server's header of /metrics
+
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
@@ -67,24 +69,25 @@ def routes(service: Service) -> APIRouter:
     async def slots() -> list[dict[str, Any]]:
         if not service.settings.slots:
             raise ApiError(501, "not_supported_error", "this server was started with --no-slots")
-        found: list[dict[str, Any]] = await ask(lambda: [_slot(service, slot) for slot in engine.slots])
-        return found
+        return [_slot(service, slot) for slot in engine.slots]
 
     @router.post("/slots/{seq}", summary="Erase a sequence; with --slot-save-path save or restore it: action=save")
     async def act(request: Request, seq: int, action: str = "erase") -> dict[str, Any]:
         if not 0 <= seq < host.n_seq:
             raise invalid(f"sequences are 0 to {host.n_seq - 1}, not {seq}", "id_slot")
+        owner = request.scope.get("owner")
         if action == "erase":
-            return {"id_slot": seq, "n_erased": await service.between_steps(engine.erase(seq))}
+            return {"id_slot": seq, "n_erased": await service.between_steps(engine.erase(seq, owner))}
         if action not in ("save", "restore"):
             raise invalid(f"action is erase, save or restore, not {action!r}", "action")
-        files, body = SlotFiles(service, request.scope.get("owner")), await read(request, SlotBody)
+        files, body = SlotFiles(service, owner), await read(request, SlotBody)
         with service.admitted():
             return await (files.save if action == "save" else files.restore)(seq, body.filename or "")
 
     @router.get("/metrics", summary="Counts and gauges for Prometheus")
     async def numbers() -> Response:
-        return Response(metrics.page(service, await ask(host.kv_bytes)), media_type=metrics.TYPE)
+        page = metrics.page(service, await service.kv_bytes())
+        return Response(page, headers={STARTED: str(service.started)}, media_type=metrics.TYPE)
 
     @router.get("/v1/longctx", summary="Method, KV memory, and with id=ANSWER the chunks that were read for it")
     async def longctx(id: str | None = None) -> dict[str, Any]:

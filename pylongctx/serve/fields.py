@@ -1,13 +1,14 @@
 """Reading the JSON of a request: its size in entries, and fields that are not served."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
-from pylongctx.sampling import MOST_BREAKERS, SAMPLERS
+from pylongctx.sampling import MOST_BREAKERS
+from pylongctx.serve import foreign
 from pylongctx.serve.access import is_json
 from pylongctx.serve.errors import ApiError, invalid
 
@@ -20,121 +21,152 @@ MOST = {
     "stop_sequences": 256,
     "logit_bias": 65536,
     "dry_sequence_breakers": MOST_BREAKERS,
-    "samplers": len(SAMPLERS),
+    "samplers": 64,
     "input_extra": 1024,
     "response_fields": 64,
     "chat_template_kwargs": 1024,
     "tokens": 1 << 20,
     "prompt": 1 << 20,
     "input": 1 << 20,
+    "documents": 1 << 20,
+    "texts": 1 << 20,
 }
 MOST_PARTS = 65536  # content parts and tool calls of all messages
 MOST_STOP = 16384  # characters of all stop strings
 SHOWN = 60  # characters of a value in a message
 
-# fields that ask for nothing: clients send them for their own records
-LABELS = frozenset(
-    {"model", "user", "metadata", "safety_identifier", "prompt_cache_key", "client_metadata", "prompt_cache_retention"}
-)
-# fields whose feature is not here and would change an answer, with the values that ask for what is done anyway
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "background": (False,),
-    "best_of": (1,),
-    "conversation": (),
-    "mcp_servers": ([],),
-    "modalities": (["text"],),
-    "n_keep": (0,),
-    "post_sampling_probs": (False,),
-    "previous_response_id": (),
-    "lora": ([],),
-    "image_data": ([],),
-}
-# the same for fields without which an answer is as good; others have no effect, and are named
-HINTS: dict[str, tuple[Any, ...]] = {
-    "store": (False,),
-    "service_tier": ("auto", "default", "standard_only"),
-    "truncation": ("disabled",),
-    "include": ([],),
-    "context_management": ([],),
-    "verbosity": ("medium",),
-    "tfs_z": (1,),
-    "n_discard": (0,),
-    "n_indent": (0,),
-    "t_max_predict_ms": (0, -1),
-    "t_max_prompt_ms": (0, -1),
-    "penalize_nl": (False, True),  # llama.cpp removed it
-    "reasoning_format": ("auto", "deepseek"),
-    "parse_tool_calls": (True,),
-    "speculative.n_max": (0,),
-    "backend_sampling": (False,),
-}
-MOST_NAMED = 32  # of them in a response
-# fields that say how one of those above works: without effect, for that is off
-DETAILS = frozenset({"speculative.n_min", "speculative.p_min"})
+MOST_NAMED = 32  # fields without effect in a response
 
-Body = TypeVar("Body", bound=BaseModel)
+
+class Unserved:
+    """What a request asks for and does not get: an error, a response header and a line in the log, or nothing.
+
+    Parameters
+    ----------
+    policy : str
+        ``warn``, ``ignore`` or ``refuse``.
+
+    Attributes
+    ----------
+    found : dict
+        The fields, each with the reason.
+    """
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self.found: dict[str, str] = {}
+
+    def note(self, name: str, reason: str) -> None:
+        """Take note of a field without effect; ApiError where such fields are refused."""
+        name = name[:SHOWN]
+        if self.policy == "refuse":
+            raise invalid(reason, name)
+        self.found.setdefault(name, reason)
+
+
+class Fields(BaseModel):
+    """The body of a request."""
+
+    def settle(self, unserved: Unserved) -> None:
+        """Take note of values without effect, and drop them."""
+
+
+class Open(BaseModel):
+    """An object inside a body; its fields that are not known have no effect."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+Body = TypeVar("Body", bound=Fields)
 
 
 async def read(request: Request, body: type[Body]) -> Body:
     """Return the body of a request; ApiError when it is not what it should be."""
+    return load(body, await json_of(request), request.scope["unserved"])
+
+
+async def json_of(request: Request) -> Any:
+    """Return the JSON of a request; ApiError when it is none, or is not said to be."""
     if not is_json(request.headers):
         kind = request.headers.get("content-type", "")
         # a page of another site can send other types without asking this server first
         raise ApiError(415, "invalid_request_error", f"send the header Content-Type: application/json, not {kind!r}")
     try:
-        fields = from_json(await request.body())
+        return from_json(await request.body())
     except ValueError as reason:
-        raise invalid(f"the body is no JSON: {reason}") from None
-    unserved: dict[str, str] = {}
-    found = load(body, fields, unserved)
-    if unserved and request.scope["unknown_fields"] == "refuse":
-        name = next(iter(unserved))
-        raise invalid(unserved[name], name)
-    request.scope["unserved"] |= unserved
-    return found
+        raise invalid(f"the body is not JSON: {reason}") from None
 
 
-def load(body: type[Body], fields: Any, unserved: dict[str, str] | None = None) -> Body:
-    """Return a body from its fields; ApiError names the first one that cannot be served.
-
-    ``unserved`` gets the fields that have no effect, each with a message; None: these are errors, too.
-    """
+def load(body: type[Body], fields: Any, unserved: Unserved) -> Body:
+    """Return a body from its fields; ApiError names the first one that cannot be served."""
     if not isinstance(fields, dict):
         raise invalid("the body must be a JSON object")
-    known = _names(body)
+    names = _names(body)
+    known = {name: field for field, all_names in names.items() for name in all_names}
+    given: dict[str, str] = {}  # the names that are used, by field
     for name, value in fields.items():
-        if name in known:
+        if name not in known:
+            _note_unknown(name, value, unserved)
+        elif value is not None:
             _check_length(name, value)
-        elif value is not None and name not in LABELS and name not in DETAILS and (reason := _unserved(name, value)):
-            if unserved is None or name in NEUTRAL:
-                raise invalid(reason, name[:SHOWN])
-            unserved[name[:SHOWN]] = reason
+            field = known[name]
+            given[field] = min(given.get(field, name), name, key=names[field].index)
+    for name, value in fields.items():
+        first = given.get(known.get(name, ""), name)
+        if name in known and value is not None and value != fields[first]:
+            unserved.note(name, f"{name}={_shown(value)} has no effect beside {first}={_shown(fields[first])}")
     try:
-        return body.model_validate({name: value for name, value in fields.items() if name in known})
+        found = body.model_validate({name: fields[name] for name in given.values()})
     except ValidationError as reason:
-        first = reason.errors(include_url=False, include_input=False)[0]
-        # a union names the alternative that did not fit behind the field
-        field = str(first["loc"][0]) if first["loc"] else None
-        raise invalid(f"{field}: {first['msg']}" if field else first["msg"], field) from None
-
-
-def _names(body: type[BaseModel]) -> set[str]:
-    """Return the names of the fields of a body, and their other names."""
-    found = set(body.model_fields)
-    for field in body.model_fields.values():
-        found |= set(getattr(field.validation_alias, "choices", ()))
+        first_error = reason.errors(include_url=False, include_input=False)[0]
+        # a union names the alternative that did not fit after the field
+        wrong = str(first_error["loc"][0]) if first_error["loc"] else None
+        raise invalid(f"{wrong}: {first_error['msg']}" if wrong else first_error["msg"], wrong) from None
+    for path in _unknown(found):
+        unserved.note(path, f"{path} is not served here")
+    found.settle(unserved)
     return found
 
 
-def _unserved(name: str, value: Any) -> str:
-    """Return why a field has no effect; empty when its value asks for what is done anyway."""
-    usual = NEUTRAL.get(name, HINTS.get(name))
-    if usual is None:
-        return f"the field {name[:SHOWN]!r} is not served here"
-    if value in usual:
-        return ""
-    only = f": only {_shown(usual[0])} is" if usual else ""
-    return f"{name}={_shown(value)} is not served{only}"
+def _names(body: type[BaseModel]) -> dict[str, list[str]]:
+    """Return the names of each field of a body, those that win first."""
+    found = {}
+    for name, field in body.model_fields.items():
+        choices = getattr(field.validation_alias, "choices", ())
+        found[name] = [*map(str, choices), name]
+    return found
+
+
+def _unknown(found: BaseModel, path: str = "") -> Iterator[str]:
+    """Yield the paths of fields that are not known, in the objects of a body."""
+    for name, value in found.model_extra.items() if found.model_extra else ():
+        if value is not None:
+            yield path + name
+    for name in type(found).model_fields:
+        value = getattr(found, name)
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, BaseModel):
+                yield from _unknown(one, f"{path}{name}.")
+
+
+def _note_unknown(name: str, value: Any, unserved: Unserved) -> None:
+    """Take note of a field that a body does not have, unless its value asks for what is done anyway."""
+    if value is None or name in foreign.LABELS:
+        return
+    if name in foreign.REFUSED:
+        usual, reason = foreign.REFUSED[name]
+        if not _is_one_of(value, usual):
+            raise invalid(f"{name}={_shown(value)} is not served: {reason}", name)
+        return
+    usual, reason = foreign.WITHOUT_EFFECT.get(name, ((), ""))
+    if not _is_one_of(value, usual):
+        shown = f"{name}={_shown(value)}" if name in foreign.WITHOUT_EFFECT else f"the field {name[:SHOWN]!r}"
+        unserved.note(name, f"{shown} is not served" + (f": {reason}" if reason else " here"))
+
+
+def _is_one_of(value: Any, usual: tuple[Any, ...]) -> bool:
+    """Return whether a value is one of some; false is not 0."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in usual)
 
 
 def _check_length(name: str, value: Any) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from traceback import clear_frames
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from fastapi.responses import JSONResponse
@@ -14,15 +14,32 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pylongctx._log import LOG as NOTES
 from pylongctx.serve.access import Access
 from pylongctx.serve.errors import ApiError, as_api_error, unavailable
-from pylongctx.serve.fields import MOST_NAMED
-from pylongctx.serve.service import Service
+from pylongctx.serve.fields import MOST_NAMED, Unserved
+from pylongctx.serve.metrics import Answers
+from pylongctx.serve.service import Settings
 
 CLOSE = {"Connection": "close"}  # the rest of the body is not waited for
 BODIES = 8  # largest bodies that all requests together may hold
 UNSERVED = b"x-unserved-fields"
 MOST_WARNED = 256  # fields in the log
 SLOWEST = 64 << 10  # bytes a second that a body must come with, after the first seconds
+OLLAMA = "/api/"  # begins the routes of its API
 LOG = logging.getLogger("uvicorn.error")
+
+
+class Guarded(Protocol):
+    """A server behind a gate.
+
+    Attributes
+    ----------
+    settings : Settings
+        Who may ask, and the limits of requests.
+    answers : Answers
+        Counts them.
+    """
+
+    settings: Settings
+    answers: Answers
 
 
 class Gate:
@@ -32,13 +49,13 @@ class Gate:
     ----------
     app : ASGI application
         Answers what passes.
-    service : Service
+    service : Guarded
         Has the limits, the keys and the counts.
     public : frozenset of str
         Paths that need no key.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, public: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, service: Guarded, public: frozenset[str]) -> None:
         self._app = app
         self._service = service
         self._access = Access(service.settings, public)
@@ -51,14 +68,14 @@ class Gate:
             await self._app(scope, receive, send)
             return
         status, began, held = 0, time.monotonic(), [0]
-        scope["unserved"], scope["unknown_fields"] = {}, self._service.settings.unknown_fields
+        unserved = scope["unserved"] = Unserved(self._service.settings.unknown_fields)
 
         async def counting(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if scope["unserved"] and self._service.settings.unknown_fields == "warn":
-                    message["headers"] = [*message["headers"], (UNSERVED, self._names(scope["unserved"]))]
+                if unserved.found and unserved.policy == "warn":
+                    message["headers"] = [*message["headers"], (UNSERVED, self._names(unserved.found))]
             await send(message)
 
         try:
@@ -72,7 +89,7 @@ class Gate:
             if error.status == 500:
                 LOG.exception("%s %s", scope["method"], scope["path"])
             clear_frames(reason.__traceback__)  # they hold the request, and memory of the library
-            await as_response(error)(scope, receive, counting)
+            await as_response(error, scope["path"])(scope, receive, counting)
         finally:
             self._n_held -= held[0]
             route = getattr(scope.get("route"), "path", "other")
@@ -124,6 +141,7 @@ def _again(messages: list[Message], receive: Receive) -> Receive:
     return next_message
 
 
-def as_response(reason: ApiError) -> JSONResponse:
-    """Return the response of an error."""
-    return JSONResponse({"error": reason.error}, reason.status, reason.headers)
+def as_response(reason: ApiError, path: str) -> JSONResponse:
+    """Return the response of an error, as the clients of a path read it: those of Ollama want a text."""
+    told = reason.error["message"] if path.startswith(OLLAMA) else reason.error
+    return JSONResponse({"error": told}, reason.status, reason.headers)

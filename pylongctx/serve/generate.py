@@ -1,7 +1,6 @@
 """The routes that make tokens."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,8 +9,9 @@ from fastapi import APIRouter, Request, Response
 from pylongctx.serve import native
 from pylongctx.serve.answer import Make, Once, OpenAIForm, answer, seeded
 from pylongctx.serve.bodies import ChatBody, CompletionBody, InfillBody, NativeBody, as_prompts
+from pylongctx.serve.errors import invalid
 from pylongctx.serve.fields import read
-from pylongctx.serve.host import Prompt
+from pylongctx.serve.host import Host, Prompt
 from pylongctx.serve.service import Service
 from pylongctx.serve.ticket import Ticket
 
@@ -28,14 +28,15 @@ def routes(service: Service) -> APIRouter:
         body = await read(request, CompletionBody)
         limit = {"max_tokens": settings.n_predict} if settings.n_predict else {}
         given = Once(partial(body.arguments, settings.sampling | limit, host))
-        makes = [partial(_complete, prompt, given, i) for prompt in body.prompts for i in range(body.n or 1)]
+        spm = settings.spm_infill
+        makes = [partial(_complete, prompt, given, i, spm) for prompt in body.prompts for i in range(body.n or 1)]
         return await answer(service, request, body, makes, OpenAIForm(service, body, chat=False))
 
     @router.post("/v1/chat/completions", summary="Answer a conversation")
     @router.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request) -> Response:
         body = await read(request, ChatBody)
-        return await answer(service, request, body, chats(service, body), OpenAIForm(service, body, chat=True))
+        return await answer(service, request, body, chats(service, request, body), OpenAIForm(service, body, chat=True))
 
     @router.post("/v1/chat/completions/input_tokens", summary="The tokens of a conversation")
     @router.post("/chat/completions/input_tokens", include_in_schema=False)
@@ -57,15 +58,19 @@ def routes(service: Service) -> APIRouter:
     async def infill(request: Request) -> Response:
         body = await read(request, InfillBody)
         given = Once(partial(body.sampling, settings.sampling, host))
-        prompt = Once(partial(native.infill_prompt, host, body))
+        texts = body.input_prefix, body.input_suffix, body.prompt
+        prompt = Once(partial(native.infill_prompt, host, *texts, body.input_extra, settings.spm_infill))
         makes: list[Make] = [partial(native.fill, body, prompt, given, i) for i in range(body.n or 1)]
         return await answer(service, request, body, makes, native.NativeForm(service, body, single=True))
 
     return router
 
 
-def chats(service: Service, body: ChatBody) -> list[Make]:
+def chats(service: Service, request: Request, body: ChatBody) -> list[Make]:
     """Return what makes the answers of a chat."""
+    if not body.effort_is_read(service.host):
+        reason = f"reasoning_effort={body.reasoning_effort!r} is not served: the model's chat template does not read it"
+        request.scope["unserved"].note("reasoning_effort", reason)
     arguments = partial(body.arguments, service.settings.sampling, service.settings.template, service.host)
     given = Once(arguments)
     return [partial(_chat, given, i) for i in range(body.n or 1)]
@@ -79,8 +84,7 @@ async def count_tokens(service: Service, request: Request, body: ChatBody) -> di
         given = body.template(service.settings.template, service.host)
         return len(completer.chat_tokens(body.messages, **given))
 
-    with service.admitted():
-        return {"input_tokens": await asyncio.get_running_loop().run_in_executor(service.pool, count)}
+    return {"input_tokens": await service.threaded(count)}
 
 
 def rendering(service: Service, request: Request, body: ChatBody) -> Ticket:
@@ -89,9 +93,17 @@ def rendering(service: Service, request: Request, body: ChatBody) -> Ticket:
     return Ticket(service.host, service.engine, prefills=prefills, owner=owner)
 
 
-def _complete(prompt: Prompt, given: Given, index: int, ticket: Ticket, stream: bool) -> Any:
+def _complete(prompt: Prompt, given: Given, index: int, suffix_first: bool, ticket: Ticket, stream: bool) -> Any:
     wanted = seeded(given(), index, ticket.host.seed)
-    return ticket.completer().create_completion(ticket.host.plain(prompt), **wanted, stream=stream)
+    read = _filled(ticket.host, prompt, wanted, suffix_first) if wanted["suffix"] else ticket.host.plain(prompt)
+    return ticket.completer().create_completion(read, **wanted | {"suffix": None}, stream=stream)
+
+
+def _filled(host: Host, prompt: Prompt, wanted: Mapping[str, Any], suffix_first: bool) -> list[int]:
+    """Return the prompt of a text that is missing between two."""
+    if not isinstance(prompt, str) or wanted["echo"]:
+        raise invalid("with a suffix the prompt is a text, and there is no echo", "suffix")
+    return native.infill_prompt(host, prompt, wanted["suffix"], suffix_first=suffix_first)
 
 
 def _chat(given: Given, index: int, ticket: Ticket, stream: bool) -> Any:

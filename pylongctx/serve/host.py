@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
+from pylongctx._arguments import has_gpu
 from pylongctx._lib import lib
 from pylongctx.chat.template import Templates
 from pylongctx.engine.opening import Opened
@@ -23,6 +24,7 @@ FILL = {
     "fim_rep": ("", ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<reponame>")),
     "fim_sep": ("", ("<|file_sep|>", "<file_sep>")),
 }
+NEEDED = ("fim_pre", "fim_suf", "fim_mid")  # without these nothing can be filled in
 
 
 class Host:
@@ -58,6 +60,7 @@ class Host:
         self.metadata = self.model.metadata()
         self.templates = Templates(self.model, given["chat_format"])
         self.seed: int = given["seed"]
+        self.n_gpu_layers: int = given["n_gpu_layers"]
         self.verbose = self._opened.verbose
         self.last_n_tokens_size: int = given["last_n_tokens_size"]
         if not self._opened.verbose:
@@ -83,10 +86,13 @@ class Host:
         """What saved states depend on, see ``Opened.identity``."""
         return self._opened.identity
 
-    @cached_property
-    def end_tokens(self) -> list[int]:
-        """The tokens that end a generation."""
-        return [token for token in range(self.model.info.n_vocab) if self.model.ends_generation(token)]
+    @property
+    def share_on_devices(self) -> float:
+        """The share of the layers that lie on devices, the output layer included."""
+        n, n_layers = self.n_gpu_layers, self.model.info.n_layer + 1
+        if not has_gpu():
+            return 0.0
+        return 1.0 if n < 0 else min(n, n_layers) / n_layers
 
     @cached_property
     def fill_tokens(self) -> dict[str, int]:

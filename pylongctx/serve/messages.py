@@ -1,37 +1,43 @@
 """POST /v1/messages, the API of Anthropic's clients."""
 
-import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict
 
 from pylongctx.engine.job import Job
+from pylongctx.serve import anthropic
 from pylongctx.serve.answer import Chunks, answer
-from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of, text_of
+from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of
 from pylongctx.serve.bodies import ChatBody, Extension
 from pylongctx.serve.errors import invalid
-from pylongctx.serve.exchange import Exchange
-from pylongctx.serve.fields import load, read
+from pylongctx.serve.exchange import Exchange, NamedEvents
+from pylongctx.serve.fields import Fields, Open, Unserved, load, read
 from pylongctx.serve.generate import chats, count_tokens
 from pylongctx.serve.service import Service
 
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-TEXTS = ("text",)
+SHOWN = ("full", "summarized")  # thinking.display
 # fields that a chat has by the same name
-SAME = ("messages", "stream", "temperature", "top_p", "top_k", "longctx", "chat_template_kwargs")
+SAME = ("stream", "temperature", "top_p", "top_k", "longctx", "chat_template_kwargs")
 
 
-class Thinking(BaseModel):
+class Thinking(Open):
     """Whether the model may think; its tokens are a part of ``max_tokens``."""
 
-    model_config = ConfigDict(extra="forbid")
     type: str
     budget_tokens: int | None = None
+    display: str = "full"  # thoughts are shown as they are
 
 
-class MessagesBody(BaseModel):
+class OutputConfig(Open):
+    """How the answer is written."""
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class MessagesBody(Fields):
     """POST /v1/messages."""
 
     messages: list[dict[str, Any]]
@@ -45,113 +51,35 @@ class MessagesBody(BaseModel):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig = OutputConfig()
+    output_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     longctx: Extension = Extension()
 
-    def chat(self) -> ChatBody:
+    def chat(self, unserved: Unserved) -> ChatBody:
         """Return the same request for OpenAI's route."""
         fields = {name: getattr(self, name) for name in SAME if getattr(self, name) is not None}
-        fields |= {"longctx": self.longctx.model_dump(), "messages": list(self._messages())}
-        fields |= {"max_tokens": self.max_tokens, "stop": self.stop_sequences}
+        fields |= {"longctx": self.longctx.model_dump(), "max_tokens": self.max_tokens, "stop": self.stop_sequences}
+        fields["messages"] = list(anthropic.chat_messages(self.system, self.messages, unserved))
+        fields["reasoning_effort"] = self.output_config.effort
+        fields["response_format"] = self._format()
         if self.thinking is not None:
-            on = self.thinking.type != "disabled"
-            fields["chat_template_kwargs"] = {"enable_thinking": on, **(self.chat_template_kwargs or {})}
+            fields["enable_thinking"] = self.thinking.type != "disabled"
+            if (display := self.thinking.display) not in SHOWN:
+                unserved.note("thinking.display", f"thinking.display={display!r} is not served: thoughts are shown")
         if self.tools:
-            fields["tools"] = [_tool(i, tool) for i, tool in enumerate(self.tools)]
+            fields["tools"] = anthropic.chat_tools(self.tools, unserved)
         if self.tool_choice is not None:
-            fields |= _choice(self.tool_choice)
-        return load(ChatBody, fields)
+            fields |= anthropic.chat_choice(self.tool_choice)
+        return load(ChatBody, fields, unserved)
 
-    def _messages(self) -> Iterator[dict[str, Any]]:
-        if self.system:
-            yield {"role": "system", "content": text_of(self.system, TEXTS, "system")}
-        for i, message in enumerate(self.messages):
-            content = message.get("content")
-            if message.get("role") == "assistant" and isinstance(content, list):
-                yield _said(f"messages[{i}]", content)
-            elif message.get("role") == "user" and isinstance(content, list):
-                yield from _asked(f"messages[{i}]", content)
-            else:
-                yield {"role": message.get("role"), "content": content}
-
-
-def _asked(where: str, parts: list[Any]) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a user's parts: texts, and each result of a tool as a message of its own."""
-    texts: list[Any] = []
-    for part in parts:
-        if not (isinstance(part, Mapping) and part.get("type") == "tool_result"):
-            texts.append(part)
-            continue
-        if texts:
-            yield {"role": "user", "content": _read(texts, where)}
-        texts = []
-        result = text_of(part.get("content"), TEXTS, where)
-        yield {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": result}
-    if texts:
-        yield {"role": "user", "content": _read(texts, where)}
-
-
-def _read(parts: list[Any], where: str) -> str | list[dict[str, Any]]:
-    """Return texts as one, or where there are documents the parts of a chat."""
-    if not any(isinstance(part, Mapping) and part.get("type") == "document" for part in parts):
-        return text_of(parts, TEXTS, where)
-    found: list[dict[str, Any]] = []
-    for part in parts:
-        if part.get("type") == "document":
-            found += _document(part, where)
-        else:
-            found.append({"type": "text", "text": text_of([part], TEXTS, where)})
-    return found
-
-
-def _document(part: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    source, title = part.get("source"), part.get("title")
-    if not isinstance(source, Mapping) or source.get("type") != "text" or not isinstance(source.get("data"), str):
-        raise invalid(f"{where}: of documents only those with a source of type text can be read", "messages")
-    if unknown := part.keys() - {"type", "source", "title", "cache_control"}:
-        raise invalid(f"{where}: {min(unknown)} of a document is not served", "messages")
-    document = {"type": "document", "text": source["data"]}
-    return [{"type": "text", "text": f"{title}\n"}, document] if title else [document]
-
-
-def _said(where: str, parts: list[Any]) -> dict[str, Any]:
-    """Return the message of an assistant's parts."""
-    kinds: dict[str, list[Any]] = {"thinking": [], "tool_use": [], "": []}
-    for part in parts:
-        kind = part.get("type") if isinstance(part, Mapping) else ""
-        kinds[kind if kind in kinds else ""].append(part)
-    message: dict[str, Any] = {"role": "assistant", "content": text_of(kinds[""], TEXTS, where)}
-    if kinds["thinking"]:
-        message["reasoning_content"] = "".join(str(part.get("thinking", "")) for part in kinds["thinking"])
-    if kinds["tool_use"]:
-        message["tool_calls"] = [
-            {
-                "id": part.get("id"),
-                "type": "function",
-                "function": {"name": part.get("name"), "arguments": json.dumps(part.get("input") or {})},
-            }
-            for part in kinds["tool_use"]
-        ]
-    return message
-
-
-def _tool(i: int, tool: Mapping[str, Any]) -> dict[str, Any]:
-    if tool.get("type", "custom") != "custom":
-        raise invalid(f"tools[{i}]: type {tool['type']!r} is not served, only custom tools are", "tools")
-    function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
-    if tool.get("description") is not None:
-        function["description"] = tool["description"]
-    return {"type": "function", "function": function}
-
-
-def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
-    kind = choice.get("type")
-    named = {"type": "function", "function": {"name": choice.get("name")}}
-    words: dict[Any, Any] = {"auto": "auto", "any": "required", "none": "none", "tool": named}
-    if kind not in words:
-        raise invalid(f"tool_choice has type auto, any, tool or none, not {kind!r}", "tool_choice")
-    alone = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
-    return {"tool_choice": words[kind], **alone}
+    def _format(self) -> dict[str, Any] | None:
+        wanted = self.output_config.format or self.output_format
+        if wanted is None:
+            return None
+        if wanted.get("type") != "json_schema" or "schema" not in wanted:
+            raise invalid("the format of an answer must have type json_schema and a schema", "output_config")
+        return {"type": "json_schema", "json_schema": {"schema": wanted["schema"]}}
 
 
 def routes(service: Service) -> APIRouter:
@@ -163,12 +91,13 @@ def routes(service: Service) -> APIRouter:
         body = await read(request, MessagesBody)
         if body.max_tokens is None:
             raise invalid("max_tokens: Field required", "max_tokens")
-        chat = body.chat()
-        return await answer(service, request, chat, chats(service, chat), MessagesForm(service, body))
+        chat = body.chat(request.scope["unserved"])
+        return await answer(service, request, chat, chats(service, request, chat), MessagesForm(service, body))
 
     @router.post("/v1/messages/count_tokens", summary="The tokens of such a conversation")
     async def count(request: Request) -> dict[str, int]:
-        return await count_tokens(service, request, (await read(request, MessagesBody)).chat())
+        body = await read(request, MessagesBody)
+        return await count_tokens(service, request, body.chat(request.scope["unserved"]))
 
     return router
 
@@ -185,7 +114,7 @@ class MessagesForm:
     """
 
     prefix = "msg_"
-    named = True
+    frames = NamedEvents
 
     def __init__(self, service: Service, body: MessagesBody) -> None:
         self._model = service.settings.alias
@@ -246,9 +175,9 @@ class MessageBlocks(Blocks):
     def _opened(self, block: Block) -> Iterator[Event]:
         yield {"type": "content_block_start", "index": block.index, "content_block": _content(block)}
 
-    def _grown(self, block: Block, text: str) -> Event:
+    def _grown(self, block: Block, text: str) -> Iterator[Event]:
         kind, name = DELTAS[block.kind]
-        return {"type": "content_block_delta", "index": block.index, "delta": {"type": kind, name: text}}
+        yield {"type": "content_block_delta", "index": block.index, "delta": {"type": kind, name: text}}
 
     def _closed(self, block: Block) -> Iterator[Event]:
         if block.kind == "thinking":

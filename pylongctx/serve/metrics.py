@@ -1,10 +1,12 @@
 """GET /metrics: numbers for Prometheus."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from pylongctx.engine.job import Job
@@ -105,3 +107,23 @@ def page(service: "Service", kv: int) -> bytes:
     state = CollectorRegistry()
     state.register(_State(service, kv))
     return b"".join(map(generate_latest, (state, service.answers.registry)))
+
+
+def merged(answers: Answers, pages: Mapping[str, str]) -> bytes:
+    """Return the numbers of several servers, by the names of their models, and of the one before them, without one."""
+    families: dict[str, Metric] = {}
+    for model, page in {"": generate_latest(answers.registry).decode(), **pages}.items():
+        for family in text_string_to_metric_families(page):
+            into = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            into.samples += [one._replace(labels={**one.labels, "model": model}) for one in family.samples]
+    registry = CollectorRegistry()
+    registry.register(_Merged(families.values()))
+    return generate_latest(registry)
+
+
+class _Merged(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families

@@ -1,7 +1,7 @@
 """llama-server's own form of completions, and prompts of what is missing between two texts."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,10 +9,10 @@ from pylongctx.completion import Generation
 from pylongctx.logprobs import Entry
 from pylongctx.sampling import SAMPLERS, SamplingParams
 from pylongctx.serve.answer import Chunks, seeded
-from pylongctx.serve.bodies import NEVER, InfillBody, NativeBody
+from pylongctx.serve.bodies import NEVER, Chunk, NativeBody
 from pylongctx.serve.errors import ApiError, invalid
-from pylongctx.serve.exchange import Exchange
-from pylongctx.serve.host import Host, Prompt
+from pylongctx.serve.exchange import EventStream, Exchange
+from pylongctx.serve.host import NEEDED, Host, Prompt
 from pylongctx.serve.service import Service
 from pylongctx.serve.ticket import Ticket
 
@@ -35,14 +35,14 @@ def complete(
 
 
 def fill(
-    body: InfillBody,
-    prompt: Callable[[], list[int]],
+    body: NativeBody,
+    prompt: Callable[[], str | list[int]],
     given: Callable[[], Object],
     index: int,
     ticket: Ticket,
     stream: bool,
 ) -> Any:
-    """Return the same of a text that is missing between two."""
+    """Return the same of a prompt that a thread makes, as that of a text that is missing between two."""
     return _run(body, prompt(), given, index, ticket, stream)
 
 
@@ -178,7 +178,7 @@ class NativeForm:
     """
 
     prefix = "cmpl-"
-    named = False
+    frames = EventStream
 
     def __init__(self, service: Service, body: NativeBody, single: bool) -> None:
         self._body = body
@@ -221,8 +221,28 @@ def _chosen(one: Object, paths: list[str]) -> Object:
     return found
 
 
-def infill_prompt(host: Host, body: InfillBody) -> list[int]:
+def infill_prompt(
+    host: Host,
+    prefix: str,
+    suffix: str,
+    begun: str = "",
+    extra: Sequence[Chunk] | None = None,
+    suffix_first: bool = False,
+) -> list[int]:
     """Return the tokens of a prompt for what is between prefix and suffix, as llama-server writes it.
+
+    Parameters
+    ----------
+    host : Host
+        The model.
+    prefix, suffix : str
+        What is there.
+    begun : str
+        How the text between them begins.
+    extra : sequence of Chunk or None
+        Pieces of other files.
+    suffix_first : bool
+        The model was trained to read the suffix before the prefix.
 
     Raises
     ------
@@ -230,14 +250,14 @@ def infill_prompt(host: Host, body: InfillBody) -> list[int]:
         When the model has no tokens for that.
     """
     tokens = host.fill_tokens
-    missing = [name for name in ("fim_pre", "fim_suf", "fim_mid") if name not in tokens]
+    missing = [name for name in NEEDED if name not in tokens]
     if missing:
         reason = f"the model has no tokens {', '.join(missing)}: it did not learn to fill in"
         raise ApiError(501, "not_supported_error", reason)
     found = host.model.start
     if "fim_rep" in tokens:
         found += [tokens["fim_rep"], *host.tokens(f"{PROJECT}\n", False)]
-    for chunk in body.input_extra or ():
+    for chunk in extra or ():
         if "fim_sep" in tokens:
             found += [tokens["fim_sep"], *host.tokens(f"{chunk.filename}\n", False)]
         else:
@@ -245,6 +265,6 @@ def infill_prompt(host: Host, body: InfillBody) -> list[int]:
         found += host.tokens(chunk.text, False)
     if "fim_sep" in tokens:
         found += [tokens["fim_sep"], *host.tokens("filename\n", False)]
-    prefix = host.tokens(body.input_prefix, False) + host.tokens(body.prompt, False)
-    suffix = host.tokens(body.input_suffix, False)
-    return [*found, tokens["fim_pre"], *prefix, tokens["fim_suf"], *suffix, tokens["fim_mid"]]
+    before = [tokens["fim_pre"], *host.tokens(prefix, False), *host.tokens(begun, False)]
+    after = [tokens["fim_suf"], *host.tokens(suffix, False)]
+    return [*found, *(after + before if suffix_first else before + after), tokens["fim_mid"]]

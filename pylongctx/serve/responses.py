@@ -2,24 +2,22 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
+from functools import cached_property
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
 
 from pylongctx.serve.answer import Chunks, answer
-from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of, text_of
+from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of
 from pylongctx.serve.bodies import ChatBody, Extension
-from pylongctx.serve.errors import invalid
-from pylongctx.serve.exchange import Exchange
-from pylongctx.serve.fields import MOST, load, read
+from pylongctx.serve.exchange import Exchange, NamedEvents
+from pylongctx.serve.fields import Fields, Open, Unserved, load, read
 from pylongctx.serve.generate import chats, count_tokens
+from pylongctx.serve.items import Tools, chat_messages
 from pylongctx.serve.service import Service
 
-USUAL = (("verbosity", "medium"), ("summary", "auto"))  # what is done anyway
-TEXTS = ("input_text", "output_text", "text")
-NAMES = {"thinking": "rs", "text": "msg", "call": "fc"}
+NAMES = {"thinking": "rs", "text": "msg", "call": "fc", "custom": "ctc"}
 # fields that a chat has by the same name
 SAME = (
     "stream",
@@ -36,7 +34,22 @@ SAME = (
 )
 
 
-class ResponsesBody(BaseModel):
+class TextConfig(Open):
+    """How the answer is written."""
+
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(Open):
+    """Whether the model thinks; its thoughts are content of the answer, not a summary of them."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponsesBody(Fields):
     """POST /v1/responses."""
 
     input: Any
@@ -51,95 +64,39 @@ class ResponsesBody(BaseModel):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    text: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
+    text: TextConfig = TextConfig()
+    reasoning: Reasoning = Reasoning()
     return_progress: bool | None = None
     timings_per_token: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     longctx: Extension = Extension()
 
-    def chat(self) -> ChatBody:
+    @cached_property
+    def functions(self) -> Tools:
+        """The tools as functions, once ``chat`` has read them."""
+        return Tools()
+
+    def chat(self, unserved: Unserved) -> ChatBody:
         """Return the same request for the route of chats."""
         fields = {name: getattr(self, name) for name in SAME if getattr(self, name) is not None}
-        fields |= {"longctx": self.longctx.model_dump(), "messages": list(self._messages())}
+        fields["longctx"] = self.longctx.model_dump()
+        fields["messages"] = list(chat_messages(self.instructions, self.input, unserved))
         fields |= {"max_tokens": self.max_output_tokens, "response_format": self._format()}
-        fields["reasoning_effort"] = _only(self.reasoning, "reasoning", "effort").get("effort")
-        if self.tools:
-            fields["tools"] = [_tool(i, tool) for i, tool in enumerate(self.tools)]
-        choice = self.tool_choice
-        fields["tool_choice"] = {"type": "function", "function": choice} if isinstance(choice, dict) else choice
-        return load(ChatBody, fields)
+        fields["reasoning_effort"] = self.reasoning.effort
+        for i, tool in enumerate(self.tools or ()):
+            self.functions.add(f"tools[{i}]", tool, unserved)
+        fields["tool_choice"] = self.functions.choose(self.tool_choice)
+        fields["tools"] = self.functions.functions or None
+        if self.text.verbosity not in (None, "medium"):
+            reason = f"text.verbosity={self.text.verbosity!r} is not served: the model is not asked for it"
+            unserved.note("text.verbosity", reason)
+        return load(ChatBody, fields, unserved)
 
     def _format(self) -> Any:
-        wanted = _only(self.text, "text", "format").get("format")
-        if not isinstance(wanted, Mapping) or wanted.get("type") != "json_schema":
+        wanted = self.text.format
+        if wanted is None or wanted.get("type") != "json_schema":
             return wanted
         return {"type": "json_schema", "json_schema": {k: v for k, v in wanted.items() if k != "type"}}
-
-    def _messages(self) -> Iterator[dict[str, Any]]:
-        if self.instructions:
-            yield {"role": "system", "content": self.instructions}
-        if isinstance(self.input, str):
-            yield {"role": "user", "content": self.input}
-            return
-        if not isinstance(self.input, list) or not self.input:
-            raise invalid("input must be a text, or a list of at least one item", "input")
-        if len(self.input) > MOST["messages"]:
-            raise invalid(f"input has {len(self.input)} items, more than {MOST['messages']}", "input")
-        said: list[dict[str, Any]] = []  # a message of the assistant, which has several items
-        for i, item in enumerate(self.input):
-            message = _message(f"input[{i}]", item)
-            if message["role"] == "assistant":
-                said.append(message)
-                continue
-            if said:
-                yield _joined(said)
-            said = []
-            yield message
-        if said:
-            yield _joined(said)
-
-
-def _only(given: Mapping[str, Any] | None, where: str, *names: str) -> Mapping[str, Any]:
-    """Return an object whose other fields have no value."""
-    for name, value in (given or {}).items():
-        if name not in names and value is not None and (name, value) not in USUAL:
-            raise invalid(f"{where}.{name} is not served here", where)
-    return given or {}
-
-
-def _message(where: str, item: Any) -> dict[str, Any]:
-    """Return the message that an item of the input is, or is a part of."""
-    kind = item.get("type", "message") if isinstance(item, Mapping) else None
-    if kind == "message":
-        return {"role": item.get("role"), "content": text_of(item.get("content"), TEXTS, where)}
-    if kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
-    if kind == "function_call_output":
-        output = text_of(item.get("output"), TEXTS, where)
-        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
-    if kind == "reasoning":
-        thought = text_of(item.get("content"), ("reasoning_text",), where)
-        return {"role": "assistant", "content": "", "reasoning_content": thought}
-    raise invalid(f"{where}: an item of type {kind!r} is not served here", "input")
-
-
-def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return one message of the assistant from what it thought, said and called."""
-    joined: dict[str, Any] = {"role": "assistant", "content": "".join(part["content"] for part in parts)}
-    if thoughts := [part["reasoning_content"] for part in parts if "reasoning_content" in part]:
-        joined["reasoning_content"] = "".join(thoughts)
-    if calls := [call for part in parts for call in part.get("tool_calls", ())]:
-        joined["tool_calls"] = calls
-    return joined
-
-
-def _tool(i: int, tool: Mapping[str, Any]) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise invalid(f"tools[{i}]: type {tool.get('type')!r} is not served, only functions are", "tools")
-    return {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "strict")}}
 
 
 def routes(service: Service) -> APIRouter:
@@ -150,13 +107,16 @@ def routes(service: Service) -> APIRouter:
     @router.post("/responses", include_in_schema=False)
     async def responses(request: Request) -> Response:
         body = await read(request, ResponsesBody)
-        chat = body.chat()
-        return await answer(service, request, chat, chats(service, chat), ResponsesForm(service, body))
+        chat = body.chat(request.scope["unserved"])
+        return await answer(service, request, chat, chats(service, request, chat), ResponsesForm(service, body))
 
     @router.post("/v1/responses/input_tokens", summary="The tokens of such a conversation")
     async def count(request: Request) -> dict[str, Any]:
         body = await read(request, ResponsesBody)
-        return {"object": "response.input_tokens", **await count_tokens(service, request, body.chat())}
+        return {
+            "object": "response.input_tokens",
+            **await count_tokens(service, request, body.chat(request.scope["unserved"])),
+        }
 
     return router
 
@@ -173,7 +133,7 @@ class ResponsesForm:
     """
 
     prefix = "resp_"
-    named = True
+    frames = NamedEvents
 
     def __init__(self, service: Service, body: ResponsesBody) -> None:
         self._body = body
@@ -183,7 +143,7 @@ class ResponsesForm:
     def whole(self, exchange: Exchange, found: list[dict[str, Any]]) -> dict[str, Any]:
         """Return a response."""
         (choice,) = found[0]["choices"]
-        names = OutputBlocks()
+        names = OutputBlocks(self._body.functions)
         output = [names.item(block) for block in blocks_of(choice["message"])]
         whole = self._response(exchange, output, choice["finish_reason"], found[0]["usage"])
         return whole | {"timings": exchange.timings(0)}
@@ -196,7 +156,7 @@ class ResponsesForm:
             n += event is not None
 
     async def _events(self, exchange: Exchange, chunks: Chunks) -> AsyncIterator[Event | None]:
-        blocks, reason, usage = OutputBlocks(), None, None
+        blocks, reason, usage = OutputBlocks(self._body.functions), None, None
         for name in ("created", "in_progress"):
             yield {"type": f"response.{name}", "response": self._response(exchange, [], None, None)}
         async for _, chunk in chunks:
@@ -236,7 +196,7 @@ class ResponsesForm:
             "previous_response_id": None,
             "store": False,
             "temperature": body.temperature,
-            "text": body.text or {"format": {"type": "text"}},
+            "text": {"format": body.text.format or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
             "top_p": body.top_p,
@@ -255,23 +215,40 @@ class ResponsesForm:
 
 
 class OutputBlocks(Blocks):
-    """The events of the items of a response's output."""
+    """The events of the items of a response's output.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    tools : Tools
+        What the functions were that the model may call.
+    """
+
+    def __init__(self, tools: Tools) -> None:
         super().__init__()
+        self._tools = tools
         self._names: dict[int, str] = {}
 
     def item(self, block: Block, done: bool = True) -> dict[str, Any]:
         """Return a block as an item of the output."""
-        name = self._names.setdefault(block.index, f"{NAMES[block.kind]}_{uuid.uuid4().hex}")
+        kind = "custom" if self._is_custom(block) else block.kind
+        name = self._names.setdefault(block.index, f"{NAMES[kind]}_{uuid.uuid4().hex}")
         status = "completed" if done else "in_progress"
-        if block.kind == "call":
+        if kind == "custom":
+            call = {"call_id": block.id, "name": block.name, "input": _input(block) if done else ""}
+            return {"type": "custom_tool_call", "id": name, "status": status, **call}
+        if kind == "call":
+            space = self._tools.namespaces.get(block.name)
             call = {"call_id": block.id, "name": block.name, "arguments": block.text}
-            return {"type": "function_call", "id": name, "status": status, **call}
+            return {"type": "function_call", "id": name, "status": status, **call} | (
+                {"namespace": space} if space else {}
+            )
         content = [self._part(block)] if done else []
-        if block.kind == "thinking":
+        if kind == "thinking":
             return {"type": "reasoning", "id": name, "summary": [], "content": content, "status": status}
         return {"type": "message", "id": name, "role": "assistant", "status": status, "content": content}
+
+    def _is_custom(self, block: Block) -> bool:
+        return block.kind == "call" and block.name in self._tools.custom
 
     def _opened(self, block: Block) -> Iterator[Event]:
         item = self.item(block, done=False)
@@ -279,12 +256,17 @@ class OutputBlocks(Blocks):
         if block.kind != "call":
             yield self._event("content_part.added", block) | {"part": self._part(block)}
 
-    def _grown(self, block: Block, text: str) -> Event:
-        return self._event(f"{EVENTS[block.kind]}.delta", block) | {"delta": text}
+    def _grown(self, block: Block, text: str) -> Iterator[Event]:
+        if not self._is_custom(block):  # whose text is known when the JSON around it is complete
+            yield self._event(f"{EVENTS[block.kind]}.delta", block) | {"delta": text}
 
     def _closed(self, block: Block) -> Iterator[Event]:
-        said = {"arguments": block.text} if block.kind == "call" else {"text": block.text}
-        yield self._event(f"{EVENTS[block.kind]}.done", block) | said
+        if self._is_custom(block):
+            yield self._event("custom_tool_call_input.delta", block) | {"delta": _input(block)}
+            yield self._event("custom_tool_call_input.done", block) | {"input": _input(block)}
+        else:
+            said = {"arguments": block.text} if block.kind == "call" else {"text": block.text}
+            yield self._event(f"{EVENTS[block.kind]}.done", block) | said
         if block.kind != "call":
             yield self._event("content_part.done", block) | {"part": self._part(block)}
         yield {"type": "response.output_item.done", "output_index": block.index, "item": self.item(block)}
@@ -299,6 +281,12 @@ class OutputBlocks(Blocks):
         if block.kind == "thinking":
             return {"type": "reasoning_text", "text": block.text}
         return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+
+
+def _input(block: Block) -> str:
+    """Return the text that a custom tool is called with; what there is of it when the answer was cut off."""
+    arguments = block.arguments
+    return str(arguments.get("input", block.text)) if isinstance(arguments, dict) else block.text
 
 
 EVENTS = {"thinking": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}

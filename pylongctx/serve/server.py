@@ -7,14 +7,16 @@ import logging
 import os
 import signal
 import socket
+import threading
 from contextlib import suppress
 
 import uvicorn
+from fastapi import FastAPI
 
 from pylongctx._log import LOG
 from pylongctx.serve.app import create_app
 from pylongctx.serve.connection import PatientProtocol
-from pylongctx.serve.service import Service
+from pylongctx.serve.service import Service, Settings
 
 M_ARENA_MAX = -8  # of mallopt
 
@@ -41,30 +43,47 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(service: Service, listener: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM: running requests have ``grace`` seconds then."""
-    # uvicorn handles these signals and raises them again at its end, where the defaults would make it a failure
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
+    expect_signals()
     gc.collect()
     gc.freeze()  # the cycles that requests leave are found sooner when nothing else is looked at
-    make_server(service).run([listener])
+    make_server(create_app(service), service.settings).run([listener])
     if service.is_stuck:
         LOG.warning("a step or a request did not end in time: the process ends without freeing the model")
         logging.shutdown()
         os._exit(1)
 
 
-def make_server(service: Service) -> uvicorn.Server:
-    """Return uvicorn with the application of a service."""
+def expect_signals() -> None:
+    """Let SIGINT and SIGTERM end the process with status 0."""
+    # uvicorn handles these signals and raises them again at its end, where the defaults would make it a failure
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+
+
+def make_server(app: FastAPI, settings: Settings) -> uvicorn.Server:
+    """Return uvicorn with an application."""
     config = uvicorn.Config(
-        create_app(service),
+        app,
         http=PatientProtocol,
         ws="none",
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=max(1, round(service.settings.grace)),
+        timeout_graceful_shutdown=max(1, round(settings.grace)),
         lifespan="on",
     )
     return uvicorn.Server(config)
+
+
+def inherited(number: int) -> socket.socket:
+    """Return the socket that the process before this one listens on; this one ends with that."""
+
+    def watch() -> None:
+        while os.read(0, 1):  # standard input, where nothing comes before its end
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="pylongctx-parent", daemon=True).start()
+    return socket.socket(fileno=number)
 
 
 def announce(listener: socket.socket, protected: bool) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,15 +14,16 @@ from typing import Any, TypeVar
 from pylongctx import __version__
 from pylongctx._lib import build_info
 from pylongctx.completer import completion_defaults
-from pylongctx.embeddings import Embedder
+from pylongctx.embeddings import RANK, Embedder
 from pylongctx.engine.thread import EngineThread
 from pylongctx.llama import Llama
 from pylongctx.sampling import SamplingParams
-from pylongctx.serve.errors import unavailable
+from pylongctx.serve.errors import ApiError, unavailable
 from pylongctx.serve.host import Host
 from pylongctx.serve.metrics import Answers
 
 Result = TypeVar("Result")
+SOON = 0.02  # seconds that /metrics waits for the end of a step
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class Settings:
     body_patience : float
         Seconds in which the body of a request must come, with one more for every 64 KiB.
     stall : float
-        Seconds without a step, with work waiting, after which the server says that it is not well.
+        Seconds in which a step does not go on, after which the server says that it is not well.
+    step : float
+        Seconds of a step in which answers are written and prompts are evaluated; 0: no bound.
     patience : float
         Seconds without news after which a stream gets a comment.
     grace : float
@@ -69,6 +72,8 @@ class Settings:
         What happens to fields of requests that have no effect: ``warn``, ``ignore``, or ``refuse``.
     sampling : dict
         Values for what a request leaves out, by the names of Llama.
+    spm_infill : bool
+        Whether ``/infill`` writes the suffix before the prefix.
     template : dict
         The same for the template: ``enable_thinking``, ``chat_template_kwargs``.
     """
@@ -82,6 +87,7 @@ class Settings:
     n_body: int = 64 << 20
     body_patience: float = 30.0
     stall: float = 120.0
+    step: float = 0.15
     patience: float = 10.0
     grace: float = 10.0
     slots: bool = True
@@ -91,6 +97,7 @@ class Settings:
     tags: tuple[str, ...] = ()
     document_bytes: int = 2 << 30
     unknown_fields: str = "warn"
+    spm_infill: bool = False
     sampling: dict[str, Any] = field(default_factory=dict)
     template: dict[str, Any] = field(default_factory=dict)
 
@@ -113,10 +120,12 @@ class Service:
         self.settings = settings
         self._vectors = embedder
         self.embedder = None if embedder is None else Embedder(embedder.session)
-        self.engine = EngineThread(host.sessions, host.library)
+        self.engine = EngineThread(host.sessions, host.library, settings.step or None)
         self.engine.documents.limit = settings.document_bytes
         self.started = int(time.time())
         self.answers = Answers()
+        self._kv_bytes = 0
+        self._counting: Future[int] | None = None
         self.is_stuck = False  # at the end: somebody still uses the model
         self.n_requests = 0  # that want tokens, waiting or running
         self.most_requests = host.n_seq + settings.n_queue
@@ -125,7 +134,7 @@ class Service:
     @cached_property
     def fingerprint(self) -> str:
         """What made an answer: OpenAI's ``system_fingerprint``."""
-        return f"b{build_info()['series']}-pylongctx-{__version__}"
+        return fingerprint()
 
     def sampling_params(self) -> SamplingParams:
         """Return how tokens are chosen when a request says nothing."""
@@ -152,15 +161,23 @@ class Service:
         if self.engine.failure is not None:
             raise unavailable(f"the engine has failed, restart the server: {self.engine.failure}")
         if self.engine.stalled() > self.settings.stall:
-            raise unavailable(f"the engine has taken no step for {self.engine.stalled():.0f} s, with work waiting")
+            raise unavailable(f"the engine does not go on for {self.engine.stalled():.0f} s, with work waiting")
 
     async def between_steps(self, future: "Future[Result]") -> Result:
-        """Wait for what the engine does between two steps; ApiError when none ends in time."""
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self.settings.stall)
-        except asyncio.TimeoutError:
+        """Wait for what the engine does between two steps; ApiError when its step does not go on."""
+        waited = asyncio.wrap_future(future)
+        while not (await asyncio.wait([waited], timeout=self.settings.stall / 2))[0]:
             self.check_engine()
-            raise unavailable(f"the engine did not answer within {self.settings.stall:g} s") from None
+        return waited.result()
+
+    async def kv_bytes(self) -> int:
+        """Return the bytes of the KV cache, as they were last seen when a step takes longer than ``SOON``."""
+        if self._counting is None or self._counting.done():
+            self._counting = self.engine.call(self.host.kv_bytes)
+        await asyncio.wait([asyncio.wrap_future(self._counting)], timeout=SOON)
+        if self._counting.done() and self._counting.exception() is None:
+            self._kv_bytes = self._counting.result()
+        return self._kv_bytes
 
     def admit(self) -> None:
         """Count a request that wants tokens; ApiError when too many wait. Must be followed by ``leave``."""
@@ -173,6 +190,24 @@ class Service:
         """Count a request no more."""
         self.n_requests -= 1
 
+    async def threaded(self, function: Callable[[], Result]) -> Result:
+        """Return what a function returns in a thread; who asks waits in the queue of requests."""
+        with self.admitted():
+            return await asyncio.get_running_loop().run_in_executor(self.pool, function)
+
+    def vectors(self) -> Embedder:
+        """Return what makes embeddings; ApiError where nothing does."""
+        if self.embedder is None or self.embedder.pooling == RANK:
+            raise ApiError(501, "not_supported_error", "this server makes no embeddings: start it with --embeddings")
+        return self.embedder
+
+    def ranker(self) -> Embedder:
+        """Return what judges documents; ApiError where nothing does."""
+        if self.embedder is None or self.embedder.pooling != RANK:
+            reason = "this server ranks no documents: start it with --reranking, and a model with a head for that"
+            raise ApiError(501, "not_supported_error", reason)
+        return self.embedder
+
     @contextmanager
     def admitted(self) -> Iterator[None]:
         """Count a request while the block runs."""
@@ -181,3 +216,8 @@ class Service:
             yield
         finally:
             self.leave()
+
+
+def fingerprint() -> str:
+    """Return which build this is."""
+    return f"b{build_info()['series']}-pylongctx-{__version__}"

@@ -1,6 +1,5 @@
 """What a server does with texts and tokens beside completions."""
 
-import asyncio
 import base64
 from functools import partial
 from typing import Any
@@ -10,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from pylongctx.serve.bodies import ChatBody, DetokenizeBody, EmbeddingsBody, TokenizeBody, as_prompts
-from pylongctx.serve.errors import ApiError, invalid
+from pylongctx.serve.errors import invalid
 from pylongctx.serve.fields import read
 from pylongctx.serve.generate import rendering
 from pylongctx.serve.service import Service
@@ -24,11 +23,6 @@ def routes(service: Service) -> APIRouter:
     host = service.host
     info = host.model.info
 
-    async def threaded(function: Any) -> Any:
-        """Return what a function returns in a thread; who asks waits in the queue of requests."""
-        with service.admitted():
-            return await asyncio.get_running_loop().run_in_executor(service.pool, function)
-
     @router.post("/tokenize", summary="The tokens of a text")
     async def tokenize(request: Request) -> dict[str, Any]:
         body = await read(request, TokenizeBody)
@@ -37,14 +31,15 @@ def routes(service: Service) -> APIRouter:
             text, special = body.prompt, body.add_special_tokens
         if text is None:
             raise invalid("send the text as content or prompt", "content")
-        tokens = await threaded(partial(_tokens, service, text, special, body.parse_special))
+        tokens = await service.threaded(partial(_tokens, service, text, special, body.parse_special))
         found = [_with_piece(service, token) for token in tokens] if body.with_pieces else tokens
         return {"tokens": found, "count": len(tokens), "max_model_len": host.n_ctx}
 
     @router.post("/detokenize", summary="The text of tokens")
     async def detokenize(request: Request) -> dict[str, str]:
         body = await read(request, DetokenizeBody)
-        text = (await threaded(partial(host.model.detokenize, body.tokens, special=True))).decode("utf-8", "replace")
+        found = await service.threaded(partial(host.model.detokenize, body.tokens, special=True))
+        text = found.decode("utf-8", "replace")
         return {"content": text, "prompt": text}
 
     @router.get("/tokenizer_info", summary="The special tokens, for lm-evaluation-harness")
@@ -63,14 +58,14 @@ def routes(service: Service) -> APIRouter:
         body = await read(request, ChatBody)
         given = body.template(service.settings.template, host)
         completer = rendering(service, request, body).completer()
-        return {"prompt": await threaded(partial(completer.apply_template, body.messages, **given))}
+        return {"prompt": await service.threaded(partial(completer.apply_template, body.messages, **given))}
 
     @router.post("/v1/embeddings", summary="Vectors of texts of length 1, with --embeddings")
     async def embeddings(request: Request) -> Response:
         body = await read(request, EmbeddingsBody)
         if body.encoding_format not in ("float", "base64"):
             raise invalid(f"encoding_format is float or base64, not {body.encoding_format!r}", "encoding_format")
-        found = await threaded(partial(_embed, service, body))
+        found = await service.threaded(partial(_embed, service, body))
         if body.encoding_format == "base64":
             for one in found["data"]:
                 one["embedding"] = base64.b64encode(np.array(one["embedding"], np.float32).tobytes()).decode()
@@ -80,7 +75,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/embeddings", include_in_schema=False)
     async def embedding(request: Request) -> Response:
         body = await read(request, EmbeddingsBody)
-        data = (await threaded(partial(_embed, service, body)))["data"]
+        data = (await service.threaded(partial(_embed, service, body)))["data"]
         return JSONResponse([{"index": one["index"], "embedding": [one["embedding"]]} for one in data])
 
     return router
@@ -107,12 +102,11 @@ def _with_piece(service: Service, token: int) -> dict[str, Any]:
 
 def _embed(service: Service, body: EmbeddingsBody) -> Any:
     """Return OpenAI's response of embeddings."""
-    if service.embedder is None:
-        raise ApiError(501, "not_supported_error", "this server makes no embeddings: start it with --embeddings")
+    embedder = service.vectors()
     if body.embd_normalize not in (-1, 2):
         raise invalid(
             f"embd_normalize is 2 (length 1) or -1 (as they are), not {body.embd_normalize}", "embd_normalize"
         )
     texts = [service.host.plain(prompt) for prompt in as_prompts(body.input, MOST_TEXTS, "input")[0]]
-    embed, normalize = service.embedder.response, body.embd_normalize == 2
+    embed, normalize = embedder.response, body.embd_normalize == 2
     return embed(texts, service.settings.alias, body.dimensions, normalize=normalize, truncate=False)  # type: ignore[arg-type]

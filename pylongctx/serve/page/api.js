@@ -41,7 +41,12 @@ async function request(path, body, signal) {
 
 export const get = async (path) => (await request(path)).json();
 
-export const countTokens = async (content) => (await (await request("tokenize", { content })).json()).tokens.length;
+export const chosen = { model: "" }; // of several, the one that requests are for
+
+export async function countTokens(content) {
+  const response = await request("tokenize", { content, model: chosen.model });
+  return (await response.json()).tokens.length;
+}
 
 /** Yield the chunks of a streamed answer; aborting the signal makes the server stop. */
 export async function* stream(body, signal) {

@@ -3,7 +3,7 @@
 import * as chat from "./chat.js";
 import * as composer from "./composer.js";
 import * as store from "./store.js";
-import { get, ServerError, stream } from "./api.js";
+import { chosen, get, ServerError, stream } from "./api.js";
 import { $, announce, button, count, h, notice } from "./dom.js";
 
 let server = null; // what the server said about itself
@@ -15,8 +15,13 @@ const opened = new Map(); // conversations by id: what is open stays one object
 
 async function askServer() {
   try {
-    const [models, longctx] = await Promise.all([get("v1/models"), get("v1/longctx")]);
-    server = { ...longctx, model: models.data[0].id, parts: methodParts(longctx.method ?? "llama.cpp's own") };
+    const { data } = await get("v1/models");
+    const named = data.find(({ id }) => id === store.settings.model);
+    const { id: model } = named ?? data.find(({ status }) => status?.value === "loaded") ?? data[0];
+    const longctx = await get(`v1/longctx?model=${encodeURIComponent(model)}`);
+    chosen.model = model;
+    server = { ...longctx, model, models: data.map(({ id }) => id) };
+    server.parts = methodParts(longctx.method ?? "llama.cpp's own");
     notice();
   } catch (error) {
     server = null;
@@ -31,7 +36,7 @@ async function askServer() {
 const methodParts = (method) => method.split("+").map((part) => part.split(","));
 
 function showServer() {
-  $("model").textContent = server?.model ?? "";
+  showModels();
   $("method").hidden = !server;
   if (server) {
     $("method").firstElementChild.textContent = server.parts.map(([name]) => name).join(" + ");
@@ -43,6 +48,21 @@ function showServer() {
   }
   showContext();
 }
+
+/** Show the model's name, or where there are several a choice. */
+function showModels() {
+  const several = server?.models.length > 1;
+  $("model").textContent = several ? "" : server?.model ?? "";
+  $("models").hidden = !several;
+  if (!several) return;
+  $("models").replaceChildren(...server.models.map((name) => h("option", { value: name }, name)));
+  $("models").value = server.model;
+}
+
+$("models").onchange = () => {
+  store.saveSettings({ ...store.settings, model: $("models").value });
+  askServer();
+};
 
 // ---- the conversation ----
 
@@ -186,7 +206,8 @@ function read({ id, prompt_progress: progress, choices, usage, timings }, messag
 }
 
 async function addNumbers(message) {
-  const { kv, chunk_map: map } = await get(`v1/longctx?id=${encodeURIComponent(message.id)}`);
+  const query = new URLSearchParams({ id: message.id, model: server.model });
+  const { kv, chunk_map: map } = await get(`v1/longctx?${query}`);
   message.stats.kv = kv;
   if (map) message.map = map; // else another answer was traced since
 }

@@ -6,7 +6,9 @@ const write = (key, value) => localStorage.setItem(PREFIX + key, JSON.stringify(
 const FLEETING = ["running", "progress", "map"];
 const lasting = (key, value) => (FLEETING.includes(key) ? undefined : value);
 
-export const settings = { temperature: "", top_p: "", max_tokens: "", system: "", key: "", ...read("settings") };
+const EMPTY = { temperature: "", top_p: "", max_tokens: "", system: "", key: "", model: "" };
+
+export const settings = { ...EMPTY, ...read("settings") };
 
 export function saveSettings(values) {
   Object.assign(settings, values);

@@ -1,0 +1,82 @@
+"""``pylongctx serve --models``: a server of several models."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pylongctx._log import LOG
+from pylongctx.cli.arguments import FromEnvironment, Options, integer, number
+
+if TYPE_CHECKING:
+    from pylongctx.serve.service import Settings
+
+MOST_MODELS = 4  # that are loaded at once
+FOLDERS = "LLAMA_ARG_MODELS_DIR"
+# options that are not for the process of one model, with a value and without
+OWN = ("--models", "--models-dir", "--models-max", "--models-memory", "--slot-save-path")
+OWN_SWITCHES = ("--models-autoload", "--no-models-autoload")
+
+
+def add_router_options(options: Options) -> None:
+    """Add what says which models there are, and how many are loaded."""
+    add = options.add
+    help = f"serve several models: folders, files or names; a request says which one (none) [{FOLDERS}]"
+    options.several("--models", "--models-dir", metavar="FOLDER", help=help)
+    help, env = f"models that are loaded at once, 0 for any number ({MOST_MODELS})", "LLAMA_ARG_MODELS_MAX"
+    add("--models-max", parse=integer, env=env, help=help)
+    add("--models-memory", parse=number, metavar="GIB", help="most GiB that they take together (no limit)")
+    off, env = ("--no-models-autoload",), "LLAMA_ARG_MODELS_AUTOLOAD"
+    help = "load the model that a request names; else only POST /models/load does (on)"
+    options.switch("--models-autoload", off=off, env=env, help=help, dest="autoload")
+    add("--socket", parse=integer, help=argparse.SUPPRESS)  # of a process that serves one of them
+
+
+def model_words(args: argparse.Namespace) -> list[str]:
+    """Return the folders, files and names of several models; none for a server of one.
+
+    Raises
+    ------
+    ValueError
+        When one model is named beside them.
+    """
+    if args.socket is not None:
+        return []
+    named = {"a model": args.positional_model or args.model, "--alias": args.alias}
+    given = {name: value for name, value in named.items() if value and not isinstance(value, FromEnvironment)}
+    if args.models and given:
+        name, value = next(iter(given.items()))
+        raise ValueError(f"--models names all models, so {name} has no place beside it: {value!r}")
+    words = args.models or ([] if given else [os.environ.get(FOLDERS, "")])
+    return [word for several in words for word in several.split(",") if word]
+
+
+def run_router(args: argparse.Namespace, words: list[str], settings: "Settings", address: tuple[str, int]) -> int:
+    """Serve several models until Ctrl-C or SIGTERM, each in a process of its own."""
+    from pylongctx.serve.children import Children, Limits
+    from pylongctx.serve.router import Router, create_app
+    from pylongctx.serve.server import announce, expect_signals, listen, make_server
+    from pylongctx.serve.shelf import Shelf
+
+    shelf = Shelf(words)
+    most = MOST_MODELS if args.models_max is None else args.models_max
+    limits = Limits(most, round((args.models_memory or 0) * (1 << 30)), settings.grace)
+    headers = {"Authorization": f"Bearer {settings.api_keys[0]}"} if settings.api_keys else {}
+    with listen(*address) as listener:
+        children = Children(child_words(args.argv), limits, headers, settings.slot_folder)
+        LOG.info("models: %s", ", ".join(shelf.sources()))
+        announce(listener, bool(settings.api_keys))
+        expect_signals()
+        router = Router(shelf, children, settings, args.autoload is not False)
+        make_server(create_app(router), settings).run([listener])
+    return 0
+
+
+def child_words(argv: Sequence[str]) -> list[str]:
+    """Return the options of a command line that are for every model."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    for name in OWN:
+        parser.add_argument(name)
+    for name in OWN_SWITCHES:
+        parser.add_argument(name, action="store_true")
+    return parser.parse_known_args(argv)[1][1:]  # without the name of the command

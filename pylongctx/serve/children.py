@@ -1,0 +1,177 @@
+"""Models in processes of their own, loaded when they are asked for and unloaded for others."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from pylongctx._units import bytes_text
+from pylongctx.serve.child import Child
+from pylongctx.serve.errors import ApiError, unavailable
+from pylongctx.serve.shelf import Source
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many models may be loaded at once.
+
+    Attributes
+    ----------
+    n : int
+        Models; 0: any number.
+    memory : int
+        Bytes; 0: any number.
+    grace : float
+        Seconds that the answers of a process have when it must end.
+    """
+
+    n: int = 0
+    memory: int = 0
+    grace: float = 10.0
+
+
+class Children:
+    """The processes of all models, as many at once as the limits allow.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Options of ``pylongctx serve``, for every model.
+    limits : Limits
+        How many.
+    headers : mapping
+        See ``Child``.
+    slot_folder : Path or None
+        Where each model has a folder for sequences.
+    """
+
+    def __init__(
+        self, words: Sequence[str], limits: Limits, headers: Mapping[str, str], slot_folder: Path | None = None
+    ) -> None:
+        self.limits = limits
+        self._words = words
+        self._headers = headers
+        self._slot_folder = slot_folder
+        self._folder = tempfile.TemporaryDirectory(prefix="pylongctx-")  # 0700
+        self._children: dict[Source, Child] = {}
+        self._door = asyncio.Lock()  # one model is loaded or unloaded at a time; who came first goes first
+        self._opening: set[asyncio.Future[None]] = set()
+
+    def of(self, source: Source) -> Child:
+        """Return the child of a model, which may not be loaded."""
+        if source not in self._children:
+            address = f"{self._folder.name}/{len(self._children)}"
+            own = ["--slot-save-path", str(self._slot_folder / source.name)] if self._slot_folder else []
+            self._children[source] = Child(source, address, [*self._words, *own], self._headers)
+        return self._children[source]
+
+    def loaded(self) -> list[Child]:
+        """Return the children whose models are loaded."""
+        return [child for child in self._children.values() if child.status == "loaded"]
+
+    @asynccontextmanager
+    async def using(self, source: Source) -> AsyncIterator[Child]:
+        """Load a model if it is not, and keep it while the block runs; ApiError when it cannot be."""
+        child = self.of(source)
+        if child.status == "loaded" and not child.leaving:
+            child.hold()
+        else:
+            await self._open(child)
+        try:
+            yield child
+        finally:
+            child.release()
+
+    async def unload(self, source: Source) -> None:
+        """Unload a model when no request uses it."""
+        async with self._door:
+            await self.of(source).unload(self.limits.grace)
+
+    async def close(self) -> None:
+        """End all processes."""
+        for opening in self._opening:
+            opening.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
+        await asyncio.gather(*(child.end(self.limits.grace) for child in self._children.values()))
+        self._folder.cleanup()
+
+    async def _open(self, child: Child) -> None:
+        """Load a model and hold it. A request that is gone while others make room for its model leaves them there."""
+        await self._door.acquire()
+        others: list[Child] = []
+        try:
+            others = self._in_the_way(child)
+            for other in others:
+                other.leaving = True
+            for other in others:
+                await other.idle()
+        except BaseException:
+            self._leave(others)
+            raise
+        opening = asyncio.ensure_future(self._exchange(child, others))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:  # the next request for the model finds it
+            opening.add_done_callback(partial(_let_go, child))
+            raise
+
+    async def _exchange(self, child: Child, others: list[Child]) -> None:
+        """Unload what no request uses, and load and hold a model."""
+        try:
+            for other in others:
+                await other.end(self.limits.grace)
+            if child.status != "loaded":
+                await child.load()
+                await self._make_room(child)  # now it is known what it takes
+            child.hold()
+        finally:
+            self._leave(others)
+
+    def _leave(self, others: list[Child]) -> None:
+        for other in others:
+            other.leaving = False
+        self._door.release()
+
+    async def _make_room(self, child: Child) -> None:
+        """Unload what does not fit beside a model; ApiError, and it is not loaded, when it does not fit itself."""
+        try:
+            for other in self._in_the_way(child):
+                await other.unload(self.limits.grace)
+        except ApiError:
+            await child.end(self.limits.grace)
+            raise
+
+    def _in_the_way(self, child: Child) -> list[Child]:
+        """Return what must be unloaded for a model: those that were used least recently, idle ones first.
+
+        Raises
+        ------
+        ApiError
+            When the limits do not allow the model alone.
+        """
+        wanted, memory = child.n_bytes, self.limits.memory
+        if memory and wanted > memory:
+            name, sizes = child.source.name, f"{bytes_text(wanted)}, more than the {bytes_text(memory)}"
+            raise unavailable(f"the model {name!r} takes {sizes} of --models-memory: allow more")
+        others = [other for other in self.loaded() if other is not child]
+        others.sort(key=lambda other: (not other.is_idle, other.used))
+        found: list[Child] = []
+        while others and not self._fits(wanted, others):
+            found.append(others.pop(0))
+        return found
+
+    def _fits(self, wanted: int, others: list[Child]) -> bool:
+        most, memory = self.limits.n, self.limits.memory
+        n_bytes = wanted + sum(other.n_bytes for other in others)
+        return (not most or len(others) < most) and (not memory or n_bytes <= memory)
+
+
+def _let_go(child: Child, opening: "asyncio.Future[None]") -> None:
+    """Release a model whose request is gone, if it was loaded."""
+    if not opening.cancelled() and opening.exception() is None:
+        child.release()

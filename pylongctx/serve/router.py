@@ -1,0 +1,299 @@
+"""A server of several models: it loads what a request names, and passes the request on."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
+
+from pylongctx import __version__
+from pylongctx.serve import ollama
+from pylongctx.serve.app import enclose
+from pylongctx.serve.cards import parameters
+from pylongctx.serve.child import Child
+from pylongctx.serve.children import Children
+from pylongctx.serve.errors import ApiError, invalid
+from pylongctx.serve.exchange import READER_PATIENCE, until_gone
+from pylongctx.serve.fields import json_of
+from pylongctx.serve.metrics import TYPE, Answers, merged
+from pylongctx.serve.ollama_answers import chat_piece, frame, generate_piece
+from pylongctx.serve.service import Settings, fingerprint
+from pylongctx.serve.shelf import Shelf, Source
+
+Object = dict[str, Any]
+# headers of a connection, not of what it carries, and those that every server writes itself
+HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade expect".split()
+)
+OWN = HOP | {b"date", b"server"}
+ENDS = {"/api/chat": ("messages", chat_piece), "/api/generate": ("prompt", generate_piece)}
+AT_ONCE = frozenset({0, "0", "0s", "0m"})  # Ollama's keep_alive that unloads a model
+
+
+@dataclass
+class Router:
+    """What a server of several models consists of.
+
+    Attributes
+    ----------
+    shelf : Shelf
+        Which models there are.
+    children : Children
+        Those that are loaded.
+    settings : Settings
+        Who may ask, and limits of requests.
+    autoload : bool
+        Whether a request loads its model.
+    """
+
+    shelf: Shelf
+    children: Children
+    settings: Settings
+    autoload: bool = True
+    answers: Answers = field(default_factory=Answers)
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    def source(self, name: Any) -> Source:
+        """Return the model of a name; of one model alone without a name, too. ApiError when there is none."""
+        sources = self.shelf.sources()
+        if name in (None, "") and len(sources) == 1:
+            return next(iter(sources.values()))
+        known = ", ".join(map(repr, list(sources)[:8]))
+        if not isinstance(name, str) or not name:
+            raise invalid(f"the request names no model: this server has {known}", "model")
+        found = sources.get(name) or sources.get(name.removesuffix(ollama.LATEST))
+        if found is None:
+            reason = f"there is no model {name[:60]!r}: this server has {known}"
+            raise ApiError(404, "not_found_error", reason, "model", "model_not_found")
+        return found
+
+    def entry(self, source: Source) -> Object:
+        """Return a model as OpenAI's clients and llama-server's read it."""
+        child = self.children.of(source)
+        status: Object = {"value": child.status}
+        if child.status != "unloaded" or child.exit_code is not None:
+            status["args"] = child.words
+        if child.exit_code is not None:
+            status |= {"failed": True, "exit_code": child.exit_code}
+        own = {"id": source.name, "object": "model", "created": self.started, "owned_by": "pylongctx"}
+        return own | child.info | {"path": source.path, "status": status}
+
+
+def create_app(router: Router) -> FastAPI:
+    """Return the ASGI application of a server of several models."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await router.children.close()
+
+    app = FastAPI(title="pylongctx", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    _add_models(app, router)
+    _add_ollama(app, router)
+
+    @app.get("/health")
+    @app.get("/v1/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        if "model" in request.query_params:
+            return await _forward(router, request)
+        children = router.children.loaded()
+        pages = await asyncio.gather(*(child.ask("/metrics") for child in children))
+        texts = {child.source.name: page.text for child, page in zip(children, pages, strict=True)}
+        return Response(merged(router.answers, texts), media_type=TYPE)
+
+    enclose(app, router)  # with the page, which comes before all that is passed on
+
+    @app.api_route("/{path:path}", methods=["GET", "POST", "PUT", "DELETE", "PATCH"])
+    async def forward(request: Request) -> Response:
+        return await _forward(router, request)
+
+    return app
+
+
+def _add_models(app: FastAPI, router: Router) -> None:
+    """Add the routes about models, as llama-server's."""
+
+    @app.get("/v1/models")
+    @app.get("/models")
+    async def models() -> Object:
+        return {"object": "list", "data": list(map(router.entry, router.shelf.sources().values()))}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Object:
+        return router.entry(router.source(name))
+
+    @app.post("/models/load")
+    async def load(request: Request) -> Object:
+        async with router.children.using(await _named(router, request)):
+            return {"success": True}
+
+    @app.post("/models/unload")
+    async def unload(request: Request) -> Object:
+        await router.children.unload(await _named(router, request))
+        return {"success": True}
+
+    @app.get("/props")
+    async def props(request: Request) -> Response:
+        if "model" in request.query_params:
+            return await _forward(router, request)
+        found = {"role": "router", "max_instances": router.children.limits.n, "models_autoload": router.autoload}
+        return JSONResponse(found | {"build_info": fingerprint()})
+
+
+def _add_ollama(app: FastAPI, router: Router) -> None:
+    """Add the routes of Ollama's clients that are about models."""
+
+    @app.get("/api/tags")
+    @app.head("/api/tags")
+    def tags() -> Object:
+        return {"models": list(_cards(router))}
+
+    @app.get("/api/ps")
+    async def ps() -> Object:
+        answers = await asyncio.gather(*(child.ask("/api/ps") for child in router.children.loaded()))
+        return {"models": [model for answer in answers for model in answer.json()["models"]]}
+
+    @app.post("/api/show")
+    async def show(request: Request) -> Response:
+        source = await _named(router, request)
+        if router.children.of(source).status == "loaded" or source.card is None:
+            return await _forward(router, request)
+        return JSONResponse(await run_in_threadpool(_shown, source))
+
+    @app.get("/api/version")
+    @app.head("/api/version")
+    async def version() -> Object:
+        return {"version": ollama.VERSION}
+
+    for method, path in ollama.CHANGING:
+        app.add_api_route(f"/api/{path}", ollama.refuse, methods=[method])
+
+
+def _cards(router: Router) -> Iterator[Object]:
+    for source in router.shelf.sources().values():
+        if (card := source.card) is not None:
+            yield card.entry(source.name)
+
+
+def _shown(source: Source) -> Object:
+    """Return what is known of a model that is not loaded."""
+    card = source.card
+    assert card is not None
+    return {
+        "modelfile": f"FROM {source.path}\n",
+        "parameters": parameters({}),
+        "template": card.info.get("tokenizer.chat_template", ""),
+        "details": card.details,
+        "model_info": card.info,
+        "capabilities": card.capabilities,
+        "modified_at": card.modified,
+    }
+
+
+# ---- requests for one model ----
+
+
+async def _fields(request: Request) -> Mapping[str, Any]:
+    """Return the fields of a request's body; none where it has none."""
+    if request.method == "GET" or not await request.body():
+        return {}
+    fields = await json_of(request)
+    return fields if isinstance(fields, dict) else {}
+
+
+async def _named(router: Router, request: Request) -> Source:
+    """Return the model that a request names in its body, or else in its address."""
+    fields = await _fields(request)
+    name = fields.get("model") or fields.get("name") or request.query_params.get("model")
+    return router.source(name)
+
+
+async def _forward(router: Router, request: Request) -> Response:
+    """Return the answer of the process of a request's model."""
+    source = await _named(router, request)
+    if (response := await _ended(router, source, request)) is not None:
+        return response
+    wanted = request.query_params.get("autoload")
+    loads = router.autoload if wanted is None else wanted in ("true", "1")
+    if not loads and router.children.of(source).status != "loaded":
+        raise invalid(f"the model {source.name!r} is not loaded: POST /models/load loads it", "model")
+    return Forwarded(router.children, source, await request.body())
+
+
+async def _ended(router: Router, source: Source, request: Request) -> Response | None:
+    """Unload a model for a client of Ollama that wants it: nothing is asked, and it is to be kept for no time."""
+    field, piece = ENDS.get(request.url.path, ("", None))
+    fields = await _fields(request) if piece else {}
+    if piece is None or fields.get(field) or fields.get("keep_alive") not in AT_ONCE:
+        return None
+    await router.children.unload(source)
+    return JSONResponse(frame(source.name) | piece({}) | {"done": True, "done_reason": "unload"})
+
+
+class Forwarded(Response):
+    """The answer of a child, passed on as it comes.
+
+    Parameters
+    ----------
+    children : Children
+        Load the model.
+    source : Source
+        The model.
+    body : bytes
+        Of the request.
+    """
+
+    def __init__(self, children: Children, source: Source, body: bytes) -> None:
+        super().__init__()
+        self._children = children
+        self._source = source
+        self._sent = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass request and answer on; a client that goes away ends the work on its answer, and does not wait for it."""
+        work = asyncio.ensure_future(self._pass(scope, send))
+        gone = asyncio.ensure_future(until_gone(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            gone.cancel()
+            work.cancel()
+            await asyncio.wait({work})
+
+    async def _pass(self, scope: Scope, send: Send) -> None:
+        async with self._children.using(self._source) as child, child.client() as http:
+            headers = [(name, value) for name, value in scope["headers"] if name not in HOP]
+            path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+            url = httpx.URL("http://localhost").copy_with(raw_path=path)
+            request = httpx.Request(scope["method"], url, headers=headers, content=self._sent)
+            await self._relay(child, http, request, send)
+
+    async def _relay(self, child: Child, http: httpx.AsyncClient, request: httpx.Request, send: Send) -> None:
+        begun = False
+        try:
+            response = await http.send(request, stream=True)
+            told = [(name, value) for name, value in response.headers.raw if name.lower() not in OWN]
+            await send({"type": "http.response.start", "status": response.status_code, "headers": told})
+            begun = True
+            async for part in response.aiter_raw():
+                sending = send({"type": "http.response.body", "body": part, "more_body": True})
+                await asyncio.wait_for(sending, READER_PATIENCE)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except httpx.TransportError:
+            reason = await child.lost()
+            if begun:  # too late for a status: the connection ends without the end of the answer
+                raise RuntimeError(str(reason)) from None
+            raise reason from None

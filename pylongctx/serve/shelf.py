@@ -1,0 +1,110 @@
+"""Which models a server of several has: files in folders, single files, and names of the catalogue."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pylongctx._gguf import SPLIT_NAME
+from pylongctx._lib import InvalidInput
+from pylongctx.catalog import CATALOG
+from pylongctx.serve.cards import Card, card_of
+
+FIRST = re.compile(r"(.*)-00001-of-\d{5}\.gguf", re.DOTALL)
+PROJECTOR = "mmproj"  # begins the names of files that belong to another one, and read pictures
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that can be loaded.
+
+    Attributes
+    ----------
+    name : str
+        Its name for clients.
+    word : str
+        What ``pylongctx serve --model`` takes: a path, or a name of the catalogue.
+    """
+
+    name: str
+    word: str
+
+    @property
+    def path(self) -> str | None:
+        """The file; None for a model of the catalogue that is not here yet."""
+        entry = None if Path(self.word).is_file() else CATALOG.get(self.word)
+        found = self.word if entry is None else entry.path()
+        return None if found is None else str(found)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        if self.path is None:
+            return CATALOG[self.word].size
+        card = self.card
+        return card.size if card is not None else Path(self.path).stat().st_size
+
+    @property
+    def card(self) -> Card | None:
+        """What its file says of it; None where there is none yet, or it cannot be read."""
+        try:
+            return None if self.path is None else card_of(self.path)
+        except InvalidInput:
+            return None
+
+
+class Shelf:
+    """The models of a server, looked for whenever they are asked for.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Folders, files and names.
+
+    Raises
+    ------
+    ValueError
+        When one of the words is nothing of that, or two models have one name.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = words
+        found = [source for word in words for source in _sources(word)]
+        if not found:
+            raise ValueError(f"there is no .gguf file in {', '.join(words)}")
+        names = [source.name for source in found]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two models are called {twice!r}: rename a file")
+
+    def sources(self) -> dict[str, Source]:
+        """Return all models by name; of two with one name the first."""
+        found: dict[str, Source] = {}
+        for word in self._words:
+            for source in _sources(word):
+                found.setdefault(source.name, source)
+        return found
+
+
+def _sources(word: str) -> Iterator[Source]:
+    path = Path(word)
+    if path.is_dir():
+        for file in sorted(path.glob("*.gguf")):
+            if _is_first(file.name):
+                yield Source(_name(file), str(file))
+    elif word in CATALOG and not path.is_file():
+        yield Source(word, word)
+    elif path.suffix == ".gguf":
+        if path.is_file():
+            yield Source(_name(path), word)
+    else:
+        raise ValueError(f"{word!r} is no folder, no .gguf file and no name that pylongctx get lists")
+
+
+def _is_first(name: str) -> bool:
+    """Return whether a file is a model, or the first of its files."""
+    return not name.startswith(PROJECTOR) and (not SPLIT_NAME.fullmatch(name) or FIRST.fullmatch(name) is not None)
+
+
+def _name(path: Path) -> str:
+    split = FIRST.fullmatch(path.name)
+    return split[1] if split else path.stem
