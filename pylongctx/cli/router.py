@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 MOST_MODELS = 4  # that are loaded at once
 FOLDERS = "LLAMA_ARG_MODELS_DIR"
 # options that are not for the process of one model, with a value and without
-OWN = ("--models", "--models-dir", "--models-max", "--models-memory", "--slot-save-path")
-OWN_SWITCHES = ("--models-autoload", "--no-models-autoload")
+OWN = (
+    *("--models", "--models-dir", "--models-max", "--models-memory", "--slot-save-path"),
+    *("--path", "--api-prefix", "--ssl-cert-file", "--ssl-key-file"),
+)
+OWN_SWITCHES = ("--models-autoload", "--no-models-autoload", "--reuse-port")
 
 
 def add_router_options(options: Options) -> None:
@@ -51,7 +54,7 @@ def model_words(args: argparse.Namespace) -> list[str]:
     return [word for several in words for word in several.split(",") if word]
 
 
-def run_router(args: argparse.Namespace, words: list[str], settings: "Settings", address: tuple[str, int]) -> int:
+def run_router(args: argparse.Namespace, words: list[str], settings: "Settings", address: tuple[str, int, bool]) -> int:
     """Serve several models until Ctrl-C or SIGTERM, each in a process of its own."""
     from pylongctx.serve.children import Children, Limits
     from pylongctx.serve.router import Router, create_app
@@ -65,7 +68,7 @@ def run_router(args: argparse.Namespace, words: list[str], settings: "Settings",
     with listen(*address) as listener:
         children = Children(child_words(args.argv), limits, headers, settings.slot_folder)
         LOG.info("models: %s", ", ".join(shelf.sources()))
-        announce(listener, bool(settings.api_keys))
+        announce(listener, settings)
         expect_signals()
         router = Router(shelf, children, settings, args.autoload is not False)
         make_server(create_app(router), settings).run([listener])
