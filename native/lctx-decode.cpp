@@ -37,7 +37,7 @@ std::string failure(lctx_context * ctx, const char * fallback) {
 
 // What is wrong with a batch; empty when it can be decoded. next: the next position of every sequence.
 std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std::vector<int32_t> next) {
-    const int32_t n_vocab = llama_vocab_n_tokens(ctx->model->vocab);
+    const int32_t n_vocab = llama_vocab_n_tokens(ctx->model->vocab), n_position = lctx_positions(*ctx->model);
     for (int32_t i = 0; i < batch.n_tokens; i++) {
         const int32_t seq = batch.seq_id[i][0];
         if (batch.token[i] < 0 || batch.token[i] >= n_vocab) {
@@ -45,6 +45,10 @@ std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std
         }
         if (!is_sequence(ctx, seq)) {
             return no_sequence(ctx, seq);
+        }
+        if (batch.pos[i] >= n_position) {
+            return "the model learned " + std::to_string(n_position) + " positions, and position " + std::to_string(batch.pos[i]) +
+                   " is beyond them";
         }
         if (batch.pos[i] != next[seq]++) {
             return "the next position of sequence " + std::to_string(seq) + " is " + std::to_string(next[seq] - 1) + ", not " +

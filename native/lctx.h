@@ -112,8 +112,10 @@ typedef struct lctx_model_info {
 // Fill *params with llama.cpp's defaults.
 void lctx_model_params_default(lctx_model_params * params);
 
-// Load a GGUF file. Never NULL; check lctx_model_error.
-lctx_model * lctx_model_load(const char * path, const lctx_model_params * params);
+// Load a GGUF file. overrides: NULL, or JSON with "metadata" (values in the place of the file's, by key: bool, int, float, or a string of
+// at most 127 bytes) and "tensors" (buffer types such as "CPU", by a regular expression that is searched in names of tensors; the first
+// that is found counts). Never NULL; check lctx_model_error.
+lctx_model * lctx_model_load(const char * path, const lctx_model_params * params, const char * overrides);
 
 // NULL when the model is loaded, else why it is not.
 const char * lctx_model_error(const lctx_model * model);
@@ -134,11 +136,12 @@ int32_t lctx_model_desc(const lctx_model * model, char * buf, size_t size);
 
 // ---- vocabulary ----
 
-// Tokenize n_text bytes. Returns the number of tokens, or minus the number needed when n_max is too small.
+// Tokenize n_text bytes. Returns the number of tokens, or minus the number needed when n_max is too small; INT32_MIN when the vocabulary
+// has none for them.
 int32_t lctx_tokenize(const lctx_model * model, const char * text, int32_t n_text, int32_t * tokens, int32_t n_max, int32_t add_special,
                       int32_t parse_special);
 
-// The bytes of one token, without a leading-space rule. Returns their number, or minus the number needed.
+// The bytes of one token, without a leading-space rule. Returns their number, or minus the number needed; INT32_MIN as above.
 int32_t lctx_token_to_piece(const lctx_model * model, int32_t token, char * buf, int32_t size, int32_t special);
 
 // 1 when the token ends a generation.
@@ -151,7 +154,8 @@ int32_t lctx_token_is_eog(const lctx_model * model, int32_t token);
 
 typedef struct lctx_context_params {
     uint32_t n_seq_max;
-    uint32_t n_ctx;    // of one sequence; 0: the trained context, times 4 for a method that extends
+    uint32_t
+        n_ctx;  // of one sequence; 0: the trained context, times 4 for a method that extends; at most the positions that a model learned
     uint32_t n_batch;  // more than 2^22 is as much as that; with causal attention, more than n_ctx as n_ctx
     uint32_t n_ubatch;
     int32_t n_threads;
@@ -548,7 +552,8 @@ lctx_adapter * lctx_adapter_load(lctx_model * model, const char * path);
 const char * lctx_adapter_error(const lctx_adapter * adapter);
 void lctx_adapter_free(lctx_adapter * adapter);
 
-// The adapters of a context from now on, none with n = 0; they must outlive it or be replaced. What is in the cache stays as it is.
+// The adapters of a context from now on, none with n = 0, with scales from -10^4 to 10^4; they must outlive it or be replaced. What is in
+// the cache stays as it is.
 int32_t lctx_context_set_adapters(lctx_context * ctx, int32_t n, lctx_adapter ** adapters, const float * scales);
 
 // ---- embeddings ----
@@ -559,8 +564,8 @@ int32_t lctx_context_pooling(const lctx_context * ctx);
 // Numbers per embedding.
 int32_t lctx_embedding_size(const lctx_context * ctx);
 
-// Embed n_text texts, tokens one after the other, lengths[i] of text i (together at most n_ubatch); the cache is empty afterwards.
-// out: float[n_text][size], or without pooling float[sum of lengths][size].
+// Embed n_text texts, tokens one after the other, lengths[i] of text i (together at most n_batch and n_ubatch); the cache is empty
+// afterwards. out: float[n_text][size], or without pooling float[sum of lengths][size].
 int32_t lctx_embed(lctx_context * ctx, int32_t n_text, const int32_t * lengths, const int32_t * tokens, float * out);
 
 // ---- log-probabilities ----

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from numbers import Real
 from random import Random
 from typing import Any
@@ -297,10 +298,11 @@ class Sampler:
             settings.n_logit_bias = len(tokens)
             settings.logit_bias_tokens = in_buffer("logit_bias", tokens, np.int32)
             settings.logit_bias_values = in_buffer("logit_bias", values, np.float32)
-        handle = lib.lctx_sampler_create(model.handle, settings)
+        of_model = model.handle
+        handle = lib.lctx_sampler_create(of_model, settings)
         if not handle:
             raise MemoryError("the sampler cannot be created")
-        self._handle = ffi.gc(handle, lib.lctx_sampler_free)
+        self._handle = ffi.gc(handle, partial(_free, of_model))
         self._masks_first = params.mirostat_mode != 0  # it learns from every choice
         self._guide: Guide | None = None
         if constraint and '"schemas"' in constraint and "schemas" in (spec := json.loads(constraint)):
@@ -353,6 +355,11 @@ class Sampler:
             return np.log(probs)
 
 
+def _free(model: Any, handle: Any) -> None:
+    """Free a sampler, before the model that it refers to."""
+    lib.lctx_sampler_free(handle)
+
+
 def process(
     processors: Processors,
     input_ids: NDArray[np.int32],
@@ -385,13 +392,16 @@ def check_logits(rows: NDArray[np.float32]) -> None:
         raise error(lib.LCTX_FAILED, f"no token can be sampled: the logit of token {token} is {value}; {cause}")
 
 
-def seed_sequence(seed: int | None) -> Iterator[int]:
-    """Yield the seed itself, then numbers derived from it; without a seed, random numbers."""
-    if seed is not None and seed not in RANDOM_SEEDS:
-        seed = int(seed) % 2**32
-        yield seed
-    else:
-        seed = None
-    random = Random(seed)
-    while True:
-        yield random.getrandbits(32)
+class SeedSequence(Iterator[int]):
+    """Yields the seed itself, then numbers derived from it; without a seed, random numbers. For several threads."""
+
+    def __init__(self, seed: int | None) -> None:
+        own = None if seed is None or seed in RANDOM_SEEDS else int(seed) % 2**32
+        self._own = [] if own is None else [own]
+        self._random = Random(own)
+
+    def __next__(self) -> int:
+        try:
+            return self._own.pop()
+        except IndexError:
+            return self._random.getrandbits(32)

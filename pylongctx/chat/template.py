@@ -76,6 +76,8 @@ class ChatTemplate:
     ----------
     info : dict
         ``source``, and ``caps``: what the template can render.
+    reasoning_format : str or None
+        llama.cpp's word for where thoughts are: "none" leaves them in the text; None: apart from it.
 
     Raises
     ------
@@ -91,6 +93,7 @@ class ChatTemplate:
         self._spec = json.dumps(spec)
         found = json.loads(guarded("the chat template", "template_info", self._spec))
         self.info: dict[str, Any] = {"source": source, **found}
+        self.reasoning_format: str | None = None
 
     def render(self, request: Mapping[str, Any], strict: bool = True) -> Rendered:
         """Render a request, see ``lctx_template_apply``.
@@ -135,6 +138,8 @@ class ChatTemplate:
         return self._rendered(answer, prompt, tools.grammars)
 
     def _apply(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self.reasoning_format is not None:
+            request = {**request, "reasoning_format": self.reasoning_format}
         try:
             wanted = json.dumps(request)
             found: dict[str, Any] = json.loads(guarded("the chat template", "template_apply", self._spec, wanted))
@@ -200,6 +205,7 @@ class Templates:
 
     def __init__(self, model: Model, name: str | None) -> None:
         self.name = name
+        self.reasoning_format: str | None = None  # of the template
         self._model = model
         if name is not None and registered_handler(name) is None:
             self._named(name)
@@ -207,7 +213,9 @@ class Templates:
     @cached_property
     def template(self) -> ChatTemplate:
         """The template; InvalidInput when it cannot be used."""
-        return ChatTemplate(self._model, *(self._own() if self.name is None else self._named(self.name)))
+        found = ChatTemplate(self._model, *(self._own() if self.name is None else self._named(self.name)))
+        found.reasoning_format = self.reasoning_format
+        return found
 
     def _named(self, name: str) -> formats.Format:
         if not name.startswith(OWN):

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 MOST_MODELS = 4  # that are loaded at once
 FOLDERS = "LLAMA_ARG_MODELS_DIR"
 # options that are not for the process of one model, with a value and without
-OWN = ("--models", "--models-dir", "--models-max", "--models-memory", "--slot-save-path", "--api-key", "--api-key-file")
-OWN_SWITCHES = ("--models-autoload", "--no-models-autoload")
+OWN = (
+    *("--models", "--models-dir", "--models-max", "--models-memory", "--slot-save-path"),
+    *("--api-key", "--api-key-file", "--path", "--api-prefix", "--ssl-cert-file", "--ssl-key-file"),
+)
+OWN_SWITCHES = ("--models-autoload", "--no-models-autoload", "--reuse-port")
 
 
 def add_router_options(options: Options) -> None:
@@ -52,7 +55,7 @@ def model_words(args: argparse.Namespace) -> list[str]:
     return [word for several in words for word in several.split(",") if word]
 
 
-def run_router(args: argparse.Namespace, words: list[str], settings: "Settings", address: tuple[str, int]) -> int:
+def run_router(args: argparse.Namespace, words: list[str], settings: "Settings", address: tuple[str, int, bool]) -> int:
     """Serve several models until Ctrl-C or SIGTERM, each in a process of its own."""
     from pylongctx.serve.children import Children, Limits
     from pylongctx.serve.router import Router
@@ -66,7 +69,7 @@ def run_router(args: argparse.Namespace, words: list[str], settings: "Settings",
     return _run(Router(shelf, children, settings, args.autoload is not False), address)
 
 
-def run_supervised(args: argparse.Namespace, path: str, settings: "Settings", address: tuple[str, int]) -> int:
+def run_supervised(args: argparse.Namespace, path: str, settings: "Settings", address: tuple[str, int, bool]) -> int:
     """Serve a model in a process that is started again after it has ended, as when an RPC server is lost."""
     from pylongctx.serve.children import Children, Limits
     from pylongctx.serve.router import Router
@@ -79,12 +82,12 @@ def run_supervised(args: argparse.Namespace, path: str, settings: "Settings", ad
     return _run(Router(OneModel(settings.alias, path), children, settings, loads_first=True), address)
 
 
-def _run(router: "Router", address: tuple[str, int]) -> int:
+def _run(router: "Router", address: tuple[str, int, bool]) -> int:
     from pylongctx.serve.router import create_app
     from pylongctx.serve.server import announce, expect_signals, listen, make_server
 
     with listen(*address) as listener:
-        announce(listener, bool(router.settings.api_keys))
+        announce(listener, router.settings)
         expect_signals()
         make_server(create_app(router), router.settings).run([listener])
     return 0

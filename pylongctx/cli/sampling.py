@@ -141,6 +141,9 @@ def add_template_options(parser: argparse.ArgumentParser) -> None:
         help="whether a model that can may think (auto: yes)",
     )
 
+    env, help = "LLAMA_ARG_REASONING_EFFORT", "how long it thinks, for templates that ask: low, medium, high (theirs)"
+    add("--reasoning-effort", metavar="LEVEL", env=env, help=help)
+
 
 def _predict(text: str) -> int:
     n = integer(text)
@@ -195,6 +198,9 @@ def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"chat_template_kwargs": args.chat_template_kwargs} if args.chat_template_kwargs else {}
     if args.parse_special:
         found["parse_special"] = True
+    if args.reasoning_effort not in (None, "default"):
+        variables = found.get("chat_template_kwargs", {})
+        found["chat_template_kwargs"] = {"reasoning_effort": args.reasoning_effort} | variables
     return found if args.reasoning is None else found | {"enable_thinking": args.reasoning}
 
 

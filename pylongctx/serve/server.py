@@ -31,10 +31,11 @@ def share_heaps() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; OSError when the address cannot be used."""
+def listen(host: str, port: int, shared: bool = False) -> socket.socket:
+    """Return a socket that listens, ``shared`` with other processes; OSError when the address cannot be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener = socket.create_server((host, port), family=family, reuse_port=shared)
     except OSError as reason:
         raise OSError(f"cannot listen on {host}:{port}, choose another --host or --port: {reason}") from reason
     # connections inherit it; asyncio does not set it for this kind of listener, and packets wait 40 ms for each other
@@ -84,6 +85,8 @@ def make_server(app: FastAPI, settings: Settings) -> uvicorn.Server:
         access_log=False,
         timeout_graceful_shutdown=max(1, round(settings.grace)),
         lifespan="on",
+        ssl_certfile=settings.tls and settings.tls[0],
+        ssl_keyfile=settings.tls and settings.tls[1],
     )
     return uvicorn.Server(config)
 
@@ -100,12 +103,12 @@ def inherited(number: int) -> socket.socket:
     return socket.socket(fileno=number)
 
 
-def announce(listener: socket.socket, protected: bool) -> None:
+def announce(listener: socket.socket, settings: Settings) -> None:
     """Say where the server is, and warn when others can use it."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    LOG.info("serving at http://%s:%d", shown, port)
-    if not (protected or ipaddress.ip_address(host).is_loopback):
+    LOG.info("serving at %s://%s:%d%s", "https" if settings.tls else "http", shown, port, settings.prefix)
+    if not (settings.api_keys or ipaddress.ip_address(host).is_loopback):
         LOG.warning(
             "anyone who reaches this address can use the server; set --api-key, and put a proxy with TLS in front of it"
         )

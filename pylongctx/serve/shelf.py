@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pylongctx._gguf import SPLIT_NAME
 from pylongctx._lib import InvalidInput
-from pylongctx._model_files import SPLIT_NAME
 from pylongctx.catalog import CATALOG
 from pylongctx.serve.cards import Card, card_of
 
