@@ -1,4 +1,4 @@
-"""The command line: ``pylongctx get``, ``chat``, ``complete``, ``serve``, and commands that measure and show."""
+"""The command line: ``pylongctx ask``, ``chat``, ``serve``, and commands that fetch, measure and show."""
 
 import argparse
 import os
@@ -12,6 +12,7 @@ from pylongctx._log import show
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser with all subcommands."""
     from pylongctx.cli import (
+        ask,
         bench,
         chat,
         complete,
@@ -36,7 +37,21 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pylongctx {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     evaluations = (passkey, needle, recall, ruler, longbench, leval, perplexity)
-    for module in (get, chat, complete, serve, *evaluations, matrix, report, bench, inspect, store, rpc_server, doctor):
+    for module in (
+        ask,
+        get,
+        chat,
+        complete,
+        serve,
+        *evaluations,
+        matrix,
+        report,
+        bench,
+        inspect,
+        store,
+        rpc_server,
+        doctor,
+    ):
         module.add_parser(commands)
     return parser
 

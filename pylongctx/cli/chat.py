@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import glob
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,6 +18,7 @@ from pylongctx.cli.conversation import Conversation
 from pylongctx.cli.method import name_of, read_method, with_method
 from pylongctx.cli.options import add_llama_options, open_llama
 from pylongctx.cli.sampling import (
+    add_loop_option,
     add_sampling_options,
     add_template_options,
     add_text_options,
@@ -25,12 +27,14 @@ from pylongctx.cli.sampling import (
     template_arguments,
 )
 from pylongctx.errors import ContextFull
+from pylongctx.files import read_file, text_of
 
 MOST_FILES = 100  # that one /glob reads
 WAYS_OUT = (
     "/clear, a shorter message, a larger -c or --kv-limit, --overflow evict_middle, "
     "or a method that holds more: /method"
 )
+LOOPS = "--repeat-penalty 1.1 helps, --no-loop-stop lets it go on"
 HELP = """/regen           another answer to the last message
 /clear           forget the conversation, but for the system prompt
 /save FILE       write the conversation and its KV cache
@@ -56,6 +60,7 @@ def add_parser(commands: Any) -> None:
     off = ("--no-show-timings",)
     options.switch("--show-timings", off=off, env="LLAMA_ARG_SHOW_TIMINGS", help=help, dest="show_timings")
     options.add("-co", "--color", parse=on_off_auto, metavar="on|off|auto", help="dim thoughts and notes (auto)")
+    add_loop_option(parser)
     add_llama_options(parser)
     add_sampling_options(parser)
     add_template_options(parser)
@@ -78,9 +83,11 @@ class Chat:
         self.files: list[str] = []  # texts that go before the next message
         self.failed = False
         arguments = sampling_arguments(args) | template_arguments(args)
-        self.first = given_text(args, "prompt", "file")
+        self.first = first_message(args)
+        self.single = bool(args.single_turn) or (args.prompt is not None and not sys.stdin.isatty())
         system = given_text(args, "system_prompt", "system_prompt_file")
-        self.conversation = Conversation(open_llama(args, self.meter), system, arguments)
+        llm = open_llama(args, self.meter)
+        self.conversation = Conversation(llm, system, arguments, args.loop_stop is not False)
         _ = self.conversation.llm.chat_template  # what is wrong with it is said before the first message
         self.commands: dict[str, Callable[[str], None]] = {
             "regen": self.regen,
@@ -112,14 +119,14 @@ class Chat:
     def _all(self, messages: Messages) -> Iterator[str]:
         if self.first is not None:
             yield self.first
-            if self.args.single_turn:
+            if self.single:
                 return
         for message in messages:
             if message.strip() in ("/exit", "/quit"):
                 return
             if message.strip():
                 yield message
-                if self.args.single_turn and not message.startswith("/"):
+                if self.single and not message.startswith("/"):
                     return
 
     def _take(self, message: str, interactive: bool) -> None:
@@ -168,6 +175,8 @@ class Chat:
         finally:
             self.output.write("\n" if last else "")
         turn = self.conversation.turn
+        if turn.looped:
+            self.output.note(f"stopped: the answer repeats itself; {LOOPS}")
         if last is None and self.stop():
             raise KeyboardInterrupt
         if turn.reason is None:
@@ -223,13 +232,10 @@ class Chat:
             self.output.note(f"that does not fit; ways out: {WAYS_OUT}")
 
     def _file(self, name: str) -> str:
-        data = Path(name).expanduser().read_bytes()
-        text = data.decode("utf-8", "replace")
-        if "\0" in text:
-            raise ValueError(f"{name} is no text file")
-        odd = " (not UTF-8: what cannot be read is replaced)" if "\N{REPLACEMENT CHARACTER}" in text else ""
-        self.output.note(f"{name}: {self.conversation.count(text)} tokens{odd}")
-        return f"--- File: {name} ---\n{text}\n"
+        file = read_file(name)
+        note = f" ({file.note})" if file.note else ""
+        self.output.note(f"{name}: {self.conversation.count(file.text)} tokens{note}")
+        return file.framed
 
     def stats(self, rest: str) -> None:
         """Show what is held."""
@@ -262,6 +268,14 @@ class Chat:
     def _open(self) -> None:
         self.conversation.llm.close()
         self.conversation.switch(open_llama(self.args, self.meter))
+
+
+def first_message(args: argparse.Namespace) -> str | None:
+    """Return the message of --prompt, after the text of --file and of a pipe; None when there is none."""
+    prompt = given_text(argparse.Namespace(**vars(args) | {"file": None}), "prompt", "file")
+    piped = "" if prompt is None or sys.stdin.isatty() else text_of(sys.stdin.buffer.read(), "standard input").text
+    parts = [part for part in (args.file, piped.strip("\n"), prompt) if part]
+    return "\n\n".join(parts) if parts else None
 
 
 def _required(text: str, usage: str) -> str:
