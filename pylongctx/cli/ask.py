@@ -12,7 +12,7 @@ from pylongctx.cli.arguments import Options
 from pylongctx.cli.console import Meter, Output, Stop
 from pylongctx.cli.conversation import Conversation
 from pylongctx.cli.method import name_of
-from pylongctx.cli.options import add_llama_options, model_path, open_llama
+from pylongctx.cli.options import add_llama_options, advised_sampling, model_path, open_llama
 from pylongctx.cli.sampling import (
     add_loop_option,
     add_sampling_options,
@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
         args.model = DEFAULT
     meter = Meter(output.notes, stop)
     _choose(args, _count(args, text + question))
-    arguments = {"max_tokens": LIMIT} | sampling_arguments(args) | template_arguments(args)
+    given = {name: value for name, value in sampling_arguments(args).items() if value is not None}
+    arguments = {"max_tokens": LIMIT} | advised_sampling(args) | given | template_arguments(args)
     conversation = Conversation(open_llama(args, meter), None, arguments, args.loop_stop is not False)
     llm = conversation.llm
     try:

@@ -166,6 +166,24 @@ class Conversation:
 
     # ---- other conversations ----
 
+    @property
+    def system(self) -> str:
+        """The system prompt; empty: there is none."""
+        return str(self._system[0]["content"]) if self._system else ""
+
+    def set_system(self, text: str) -> None:
+        """Replace the system prompt; the next answer reads the conversation after it again."""
+        said = self.messages[len(self._system) :]
+        self._system = [{"role": "system", "content": text}]
+        self.messages = [*self._system, *said]
+
+    def undo(self) -> None:
+        """Forget the last message of the user and what followed; ValueError when there is none."""
+        last = max((i for i, message in enumerate(self.messages) if message["role"] == "user"), default=None)
+        if last is None:
+            raise ValueError("there is nothing to undo")
+        del self.messages[last:]
+
     def clear(self) -> None:
         """Forget everything but the system prompt."""
         self.messages = list(self._system)

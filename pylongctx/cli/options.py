@@ -274,6 +274,12 @@ def model_path(args: argparse.Namespace) -> str:
     return fetched(name)
 
 
+def advised_sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """Return how a model of the catalogue is sampled when nothing else is asked for; nothing for a file."""
+    entry = find(str(args.positional_model or args.model or embedded_model()))
+    return {} if entry is None else dict(entry.sampling)
+
+
 def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Return the keyword arguments of Llama that were given; all others have their defaults."""
     found = {keyword: value for keyword, name in PLAIN.items() if (value := getattr(args, name, None)) is not None}
