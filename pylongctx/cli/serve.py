@@ -122,6 +122,8 @@ def run(args: argparse.Namespace) -> int:
 
 def address(args: argparse.Namespace) -> tuple[str, int, bool]:
     """Return where the server listens, and whether others may do so too."""
+    if args.port is not None and not 0 <= args.port < 1 << 16:
+        raise ValueError(f"--port must be from 0 to {(1 << 16) - 1}, not {args.port}; 0 takes a free one")
     return args.host or HOST, PORT if args.port is None else args.port, bool(args.reuse_port)
 
 
