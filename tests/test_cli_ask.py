@@ -74,7 +74,7 @@ def test_mistakes_say_what_to_do(book, tmp_path):
 def test_a_piece_over_and_over_is_a_loop(period):
     piece, times = list(range(period)), max(4, -(-64 // period))
     assert is_loop([9, 8, 7, *piece * times])
-    assert not is_loop((piece * times)[1:] if period * times > 64 else piece * (64 // period - 1))
+    assert not is_loop((piece * times)[: 63 if period <= 15 else 4 * period - 1])  # less than a loop has
     assert not is_loop([*piece * times, 500])
     changed = piece * times
     changed[-2 * period] = 501

@@ -72,16 +72,14 @@ def test_bytes_that_are_no_text_and_long_lines():
 def test_what_does_not_fit_is_an_error_and_the_rest_is_answered():
     done = run("chat", *YES, "-c", "256", input="long " * 400 + "\nHello?\n/nonsense\n")
     assert done.returncode == 1
-    assert re.search(
-        r"Requested tokens \(\d+\) exceed context window of 256;.*ways out: /clear, .*-c .*/method", done.stderr
-    )
+    assert re.search(r"\d+ tokens do not fit into the context of 256; ways out: /clear, .*-c .*/method", done.stderr)
     assert "there is no command /nonsense" in done.stderr
     assert done.stdout.strip() in ("yes", "no")
     assert "Traceback" not in done.stderr
 
 
 def test_an_answer_that_fills_the_context_says_so():
-    done = run("chat", *ENDLESS, "-c", "128", input="Hello?\n")
+    done = run("chat", *ENDLESS, "-c", "128", "--no-loop-stop", input="Hello?\n")
     assert done.returncode == 0, done.stderr
     assert "the answer ended where the context does" in done.stderr
     assert "context 127/128" in done.stderr
@@ -109,7 +107,7 @@ def test_files_go_before_the_message(tmp_path):
     assert n[1] > n[0] + 20 > 60
     assert n[2] < 50
     assert re.search(r"one.txt: (\d+) tokens\n(\d+) tokens of files go before the next message", done.stderr)
-    assert re.search(r"odd.txt: \d+ tokens \(not UTF-8: what cannot be read is replaced\)", done.stderr)
+    assert re.search(r"odd.txt: \d+ tokens \(read as Windows-1252, as it is not UTF-8\)", done.stderr)
     for message in ("binary.txt is not a text file", "no file matches", "usage: /read FILE"):
         assert message in done.stderr
 
@@ -184,7 +182,6 @@ def test_a_method_that_cannot_hold_the_conversation_changes_nothing():
     [
         (["missing.gguf"], "Model path does not exist: missing.gguf"),
         (["--grammar", "root ::= nothing"], "grammar"),
-        (["-p", "a", "-f", __file__], "give one of --prompt and --file"),
         (["-gan", "4", "--method", "corm"], "belong to selfextend, not to method corm"),
     ],
 )
@@ -316,7 +313,7 @@ def test_pasted_lines_are_one_message(tmp_path):
         terminal.type(PASTE.format("one\ntwo\nthree"))
         shown = terminal.ask("")
         assert len(TURN.findall(shown)) == 1
-        history = terminal.ask("/history")
+        history = re.sub(r"\x1b\[\d+m", "", terminal.ask("/history"))
         assert "user: one\r\ntwo\r\nthree" in history and history.count("user:") == 1
         terminal.type(CTRL_D)
         assert terminal.end() == 0

@@ -68,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         with stop.listening():
             _write(conversation, output, f"{text}\n{question}", stop)
-        known = "" if (usage := llm.kv_store_usage()) is None else f", {usage.tokens} of them from the store"
         told = f"{Path(llm.model_path).name}, {name_of(llm.method)}, {llm.n_ctx()} tokens of context"
+        known = f", {llm.kv_store_usage().tokens} of them from the store" if args.kv_store else ""
         output.note(f"{told}{known}; {conversation.turn}")
     finally:
         meter.close()
