@@ -118,7 +118,10 @@ int32_t run_batch(lctx_context * ctx, const llama_batch & batch, float * logits)
 // Decode a batch in the context's own arrays: fill(i) sets pos, seq and output of token i.
 template <typename F> int32_t decode(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, float * logits, F && fill) {
     int32_t status = LCTX_FAILED;
-    ctx->error.clear();
+    ctx->error = lctx_rpc_lost(ctx->model->servers);
+    if (!ctx->error.empty()) {
+        return LCTX_LOST;
+    }
     lctx_guard(&ctx->error, [&] {
         const int32_t n_batch = (int32_t)llama_n_batch(ctx->ctx);
         if (n_tokens < 1 || n_tokens > n_batch) {
@@ -133,7 +136,8 @@ template <typename F> int32_t decode(lctx_context * ctx, int32_t n_tokens, const
             ctx->output.data()};
         status = run_batch(ctx, batch, logits);
     });
-    return status;
+    const std::string lost = lctx_rpc_lost(ctx->model->servers);
+    return lost.empty() ? status : fail(ctx, LCTX_LOST, lost);
 }
 
 // Run f, which returns true, on sequences that there are; errors of the memory are the context's error.
@@ -165,6 +169,14 @@ lctx_memory & with_method(lctx_context * ctx, const char * what = "has no parts"
 
 constexpr const char * NO_COMPRESSION = "does not compress a text that was read: use method=kvzip";
 
+// Throws when what was read may be the zeros of an RPC server that has ended.
+void check_servers(const lctx_context * ctx) {
+    const std::string lost = lctx_rpc_lost(ctx->model->servers);
+    if (!lost.empty()) {
+        throw lctx_refusal(lost);
+    }
+}
+
 // What `write` writes: its size with buf NULL, else its bytes; 0 when that fails or buf is too small.
 template <typename F> size_t write_out(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size, F && write) {
     size_t n = 0;
@@ -178,6 +190,7 @@ template <typename F> size_t write_out(lctx_context * ctx, int32_t seq, uint8_t 
             lctx_state_writer io(buf);
             write(io);
         }
+        check_servers(ctx);
         n = counted.n_bytes();
         return true;
     });
@@ -313,9 +326,10 @@ size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t siz
     size_t n = 0;
     guarded(ctx, {std::max(seq, 0)}, [&] {
         n = seq < 0 ? llama_state_get_data(ctx->ctx, buf, size) : llama_state_seq_get_data(ctx->ctx, buf, size, seq);
+        check_servers(ctx);
         return n > 0;
     });
-    return n;
+    return ctx->error.empty() ? n : 0;
 }
 
 size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {

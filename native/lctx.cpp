@@ -19,7 +19,10 @@
 
 static void backend_init() {
     static std::once_flag once;
-    std::call_once(once, [] { llama_backend_init(); });
+    std::call_once(once, [] {
+        llama_backend_init();
+        lctx_rpc_watch_aborts();
+    });
 }
 
 // ---- library ----

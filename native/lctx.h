@@ -20,7 +20,7 @@ extern "C" {
 enum { LCTX_ABI_VERSION = 21 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
-enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2 };
+enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2, LCTX_LOST = -3 };
 
 typedef struct lctx_model lctx_model;
 typedef struct lctx_context lctx_context;
@@ -231,7 +231,7 @@ void * lctx_context_llama(const lctx_context * ctx);
 // Evaluate n_tokens (1 .. n_batch) of sequence 0 at positions pos, pos + 1, ...; pos must be lctx_n_past.
 // logits: NULL (nothing is computed), or float[n_vocab] for the last token, or float[n_tokens][n_vocab] with all != 0.
 // On any status but LCTX_OK the cache is as before and the contents of logits are undefined. LCTX_NO_SLOT: the cache is full.
-// LCTX_ABORTED: the abort flag was set. A method that evicts may be left in the middle of a batch longer than lctx_context_step: what
+// LCTX_LOST: an RPC server ended, and nothing can be evaluated with this model any more. LCTX_ABORTED: the abort flag was set. A method that evicts may be left in the middle of a batch longer than lctx_context_step: what
 // was evicted cannot come back, lctx_n_past says how far it came.
 int32_t lctx_decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos, float * logits, int32_t all);
 
@@ -446,6 +446,10 @@ lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_
 // infinite: lctx_sampler_error names its token. -2 when the grammar takes too long: a token may take a second of the processor.
 int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_t n_vocab);
 
+// The parts of lctx_sampler_sample, for who asks a grammar in between: choose a token, -1 as there; remember the one that is taken.
+int32_t lctx_sampler_choose(lctx_sampler * sampler, const float * logits, int32_t n_vocab);
+void lctx_sampler_accept(lctx_sampler * sampler, int32_t token);
+
 // The probabilities by which the last token was chosen: float[n_vocab], 0 for those that the samplers left out. LCTX_INVALID when
 // none was chosen, or of another n_vocab.
 int32_t lctx_sampler_probs(const lctx_sampler * sampler, float * probs, int32_t n_vocab);
@@ -472,6 +476,30 @@ int32_t lctx_sampler_constrain(lctx_sampler * sampler, const char * constraint);
 
 // Why the last call on the sampler failed, or NULL.
 const char * lctx_sampler_error(const lctx_sampler * sampler);
+
+// A grammar with places where schemas stand, which others know: a token may end there, and go on within one. constraint as above, with
+// "n_schemas"; the place of number i is <[2^30 + i]>. Never NULL but when out of memory; check lctx_grammar_error.
+typedef struct lctx_grammar lctx_grammar;
+lctx_grammar * lctx_grammar_create(const lctx_model * model, const char * constraint);
+void lctx_grammar_free(lctx_grammar * grammar);
+
+// Why the last call on the grammar failed, or NULL.
+const char * lctx_grammar_error(const lctx_grammar * grammar);
+
+// Take the logits of tokens that may not come next to -inf. LCTX_INVALID: it takes too long, or the grammar is broken.
+int32_t lctx_grammar_restrict(lctx_grammar * grammar, float * logits, int32_t n_vocab);
+
+// 1 when a token may come next, or with text only this part of it; 0 when not; LCTX_INVALID.
+int32_t lctx_grammar_allows(lctx_grammar * grammar, int32_t token, const char * text, size_t size);
+
+// Go on behind what is allowed.
+int32_t lctx_grammar_accept(lctx_grammar * grammar, int32_t token, const char * text, size_t size);
+
+// The schema that may begin behind a text, which may be empty; -1: none.
+int32_t lctx_grammar_schema_behind(lctx_grammar * grammar, const char * text, size_t size);
+
+// Go on behind a schema that may begin here.
+int32_t lctx_grammar_pass_schema(lctx_grammar * grammar, int32_t schema);
 
 // ---- chat ----
 

@@ -1,5 +1,6 @@
 #include "rpc.h"
 
+#include "firewall.h"
 #include "methods/method.h"
 #include "rpc-version.h"
 
@@ -8,6 +9,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -109,7 +111,53 @@ template <typename F> F * rpc_function(const char * name) {
     return (F *)found;
 }
 
+// The servers that somebody needs. The mutex is recursive: ggml may abort while a connection is made.
+std::recursive_mutex servers_mutex;
+std::map<std::string, std::weak_ptr<lctx_rpc_server>> servers_by_endpoint;
+
+void on_abort(const char * message) {
+    const std::string text = message;
+    if (text.find("ggml-rpc.cpp:") != std::string::npos) {
+        if (lctx_guard_depth > 0 && std::uncaught_exceptions() == 0) {
+            throw lctx_refusal("an RPC server ended while a connection to it was made");
+        }
+        fprintf(stderr, "pylongctx ends: an RPC server ended while a connection to it was made (%s)\n", message);
+        abort();
+    }
+    const size_t line = text.find(':'), rest = text.find(": ", line + 1);
+    ggml_set_abort_callback(nullptr);
+    if (line == std::string::npos || rest == std::string::npos) {
+        ggml_abort("llama.cpp", 0, "%s", message);
+    }
+    ggml_abort(text.substr(0, line).c_str(), atoi(message + line + 1), "%s", message + rest + 2);
+}
+
 }  // namespace
+
+void lctx_rpc_note_lost(const char * endpoint, void * output, size_t output_size) {
+    if (output_size > 0) {
+        memset(output, 0, output_size);
+    }
+    const std::lock_guard<std::recursive_mutex> lock(servers_mutex);
+    const auto known = servers_by_endpoint.find(endpoint);
+    if (const std::shared_ptr<lctx_rpc_server> server = known == servers_by_endpoint.end() ? nullptr : known->second.lock()) {
+        server->lost = true;
+    }
+}
+
+void lctx_rpc_watch_aborts() {
+    ggml_set_abort_callback(on_abort);
+}
+
+std::string lctx_rpc_lost(const std::vector<std::shared_ptr<lctx_rpc_server>> & servers) {
+    std::string lost;
+    for (const auto & server : servers) {
+        if (server->lost) {
+            lost += (lost.empty() ? "" : ", ") + server->endpoint;
+        }
+    }
+    return lost.empty() ? "" : "RPC server " + lost + " ended, or the connection to it broke; close this model, and open it again";
+}
 
 int lctx_rpc_version() {
     uint32_t hash = 2166136261;  // FNV-1a
@@ -134,10 +182,11 @@ std::vector<std::string> lctx_rpc_endpoints(const std::string & text) {
 }
 
 std::shared_ptr<lctx_rpc_server> lctx_rpc_connect(const std::string & endpoint) {
-    static std::mutex mutex;
-    static std::map<std::string, std::weak_ptr<lctx_rpc_server>> servers;
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (std::shared_ptr<lctx_rpc_server> known = servers[endpoint].lock()) {
+    const std::lock_guard<std::recursive_mutex> lock(servers_mutex);
+    if (std::shared_ptr<lctx_rpc_server> known = servers_by_endpoint[endpoint].lock()) {
+        if (known->lost) {
+            refuse(endpoint, "the connection to it was lost: close the model that has used it, then open it again");
+        }
         return known;
     }
     auto * add_server = rpc_function<decltype(ggml_backend_rpc_add_server)>("ggml_backend_rpc_add_server");
@@ -152,12 +201,15 @@ std::shared_ptr<lctx_rpc_server> lctx_rpc_connect(const std::string & endpoint) 
         server->devices.push_back(ggml_backend_reg_dev_get(reg, i));
     }
     server->connection.reset(ggml_backend_dev_init(server->devices[0], nullptr));
-    servers[endpoint] = server;
+    servers_by_endpoint[endpoint] = server;
     return server;
 }
 
 void lctx_rpc_forget_graphs(const std::vector<std::shared_ptr<lctx_rpc_server>> & servers) {
     for (const auto & server : servers) {
+        if (server->lost) {
+            continue;
+        }
         for (ggml_backend_dev_t dev : server->devices) {
             const ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead() + ggml_graph_overhead_custom(1, false), nullptr, true}));
             ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), 1, false);

@@ -4,17 +4,25 @@
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
 
-// One connection. ggml ends the process when it finds no server, or loses it; so a server is asked first, and the connection is kept as
-// long as somebody needs it.
+// One connection. ggml ends the process when it finds no server; so a server is asked first, and the connection is kept as long as somebody
+// needs it. A server that has ended answers zeros (patches/ggml-rpc-lost), so whoever asked one must look whether it is lost.
 struct lctx_rpc_server {
     std::string endpoint;  // "host:port"
     std::vector<ggml_backend_dev_t> devices;
     ggml_backend_ptr connection;
+    std::atomic<bool> lost{false};
 };
+
+// Make an exception of ggml's abort when a server ends while a connection is made. Other aborts end the process as before.
+void lctx_rpc_watch_aborts();
+
+// Why nothing can be done with these servers any more; empty while all are there.
+std::string lctx_rpc_lost(const std::vector<std::shared_ptr<lctx_rpc_server>> & servers);
 
 // Connect, or share the connection that there is. Throws lctx_refusal with the reason.
 std::shared_ptr<lctx_rpc_server> lctx_rpc_connect(const std::string & endpoint);

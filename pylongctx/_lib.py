@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._cpu import cpu_features, cpu_kind
-from pylongctx.errors import Aborted, ContextFull, InvalidInput, LctxError
+from pylongctx.errors import Aborted, ContextFull, DeviceLost, InvalidInput, LctxError
 
 __all__ = [
     "Aborted",
@@ -87,7 +87,12 @@ def _load_cuda(ffi: Any, lib: Any) -> None:
 ffi, lib = _load()
 _load_cuda(ffi, lib)
 
-_CLASSES = {lib.LCTX_NO_SLOT: ContextFull, lib.LCTX_ABORTED: Aborted, lib.LCTX_INVALID: InvalidInput}
+_CLASSES = {
+    lib.LCTX_NO_SLOT: ContextFull,
+    lib.LCTX_ABORTED: Aborted,
+    lib.LCTX_INVALID: InvalidInput,
+    lib.LCTX_LOST: DeviceLost,
+}
 
 
 def text(pointer: Any) -> str:

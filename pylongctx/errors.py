@@ -42,5 +42,9 @@ class PromptTooLong(ContextFull):
         self.n_ctx = n_ctx
 
 
+class DeviceLost(LctxError):  # noqa: N818 - reads as what happened
+    """An RPC server ended, or the connection to it broke: the model must be closed, and opened again."""
+
+
 class Aborted(LctxError):  # noqa: N818 - reads as what happened
     """An evaluation was stopped by ``Llama.abort``; what was evaluated before is kept."""

@@ -283,7 +283,7 @@ LIBRECHAT = {
     "max_tokens": 8,
 }
 
-# clients of KoboldCpp that are pointed at /v1/completions
+# KoboldCpp: what its API documents, and clients that are pointed at /v1/completions
 KOBOLD = {
     "prompt": "Once",
     "max_context_length": 4096,
@@ -306,6 +306,8 @@ KOBOLD = {
     "singleline": False,
     "stop_sequence": ["\n\n"],
 }
+
+KOBOLD_UNSERVED = {"max_context_length", "rep_pen_slope", "sampler_order"}
 
 # vLLM's documented extra parameters
 VLLM = {
@@ -331,6 +333,46 @@ VLLM = {
     "chat_template_kwargs": {"enable_thinking": False},
 }
 
+# github.com/langchain-ai/langchain, partners/ollama: a turn after a call, with all its options set
+LANGCHAIN_OLLAMA = {
+    "model": "any",
+    "messages": [
+        {"role": "user", "content": "Open a.py.", "images": []},
+        {
+            "role": "assistant",
+            "content": "",
+            "images": [],
+            "tool_calls": [
+                {"type": "function", "id": "t1", "function": {"name": "open_file", "arguments": {"path": "a.py"}}}
+            ],
+        },
+        {"role": "tool", "content": "x = 1", "images": [], "tool_call_id": "t1"},
+    ],
+    "tools": [CHAT_TOOL],
+    "options": {"num_ctx": 4096, "num_gpu": 1, "num_predict": 8, "temperature": 0.2, "tfs_z": 1.0, "stop": ["END"]},
+    "keep_alive": "5m",
+    "think": False,
+    "format": "",
+    "stream": True,
+}
+# github.com/continuedev/continue, core/llm/llms/Ollama.ts: what is missing between two texts
+CONTINUE_OLLAMA = {
+    "model": "any",
+    "prompt": CODE,
+    "suffix": "\n",
+    "raw": True,
+    "options": {"temperature": 0.01, "num_predict": 8, "stop": ["\n\n"], "num_ctx": 4096, "num_thread": 4},
+    "keep_alive": 1800,
+    "stream": True,
+}
+# github.com/open-webui/open-webui, utils/payload.py: parameters of a chat that Ollama answers
+OPEN_WEBUI_OLLAMA = {
+    "model": "any",
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
+    "stream": True,
+    "options": {"temperature": 0.7, "num_predict": 8, "num_batch": 512, "use_mmap": True, "new_topic_penalty": 0.0},
+}
+
 CLIENTS = {
     "codex": ("/v1/responses", CODEX, CODEX_UNSERVED),
     "claude-code": ("/v1/messages", CLAUDE_CODE, CLAUDE_CODE_UNSERVED),
@@ -344,7 +386,19 @@ CLIENTS = {
     "continue": ("/completion", CONTINUE, set()),
     "continue-chat": ("/v1/chat/completions", CONTINUE_CHAT, set()),
     "open-webui": ("/v1/chat/completions", OPEN_WEBUI, {"num_ctx", "keep_alive"}),
+    "open-webui-ollama": (
+        "/api/chat",
+        OPEN_WEBUI_OLLAMA,
+        {"options.num_batch", "options.use_mmap", "options.new_topic_penalty"},
+    ),
+    "langchain-ollama": (
+        "/api/chat",
+        LANGCHAIN_OLLAMA,
+        {"options.num_ctx", "options.num_gpu", "options.tfs_z", "keep_alive"},
+    ),
+    "continue-ollama": ("/api/generate", CONTINUE_OLLAMA, {"options.num_ctx", "options.num_thread", "keep_alive"}),
     "librechat": ("/v1/chat/completions", LIBRECHAT, set()),
-    "kobold": ("/v1/completions", KOBOLD, {"max_context_length", "rep_pen_slope", "sampler_order"}),
+    "kobold-lite": ("/api/v1/generate", KOBOLD | {"genkey": "KCPP1"}, KOBOLD_UNSERVED),
+    "kobold": ("/v1/completions", KOBOLD, KOBOLD_UNSERVED),
     "vllm": ("/v1/chat/completions", VLLM, {"add_special_tokens"}),
 }

@@ -31,8 +31,7 @@ class Routing:
         from pylongctx.serve.shelf import Shelf
 
         settings = Settings(alias="none", **{"grace": 5.0} | dict(settings))
-        headers = {"Authorization": f"Bearer {settings.api_keys[0]}"} if settings.api_keys else {}
-        children = Children([*WORDS, *options], Limits(**limits), headers, settings.slot_folder)
+        children = Children([*WORDS, *options], Limits(**limits), settings.api_keys, settings.slot_folder)
         self.router = Router(Shelf([str(word) for word in words]), children, settings, autoload)
         self.children = children
         listener = listen("127.0.0.1", 0)
@@ -40,6 +39,7 @@ class Routing:
         self.server = make_server(create_app(self.router), settings)
         self.thread = threading.Thread(target=self._run, args=(listener,))
         self.thread.start()
+        headers = {"Authorization": f"Bearer {settings.api_keys[0]}"} if settings.api_keys else {}
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE, headers=headers)
 
     def _run(self, listener):

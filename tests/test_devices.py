@@ -5,6 +5,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,13 +40,10 @@ def reserved_port():
 
 
 @contextmanager
-def server(*options: str):
-    """Run an RPC server; yields its endpoint and its process."""
-    with ExitStack() as stack:
-        port = stack.enter_context(reserved_port())
-        command = [sys.executable, "-m", "pylongctx", "rpc-server", "-p", str(port), "-t", "1", *options]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        stack.enter_context(process)
+def worker(port: int, *options: str):
+    """Run an RPC server on a port that is reserved; yields its process."""
+    command = [sys.executable, "-m", "pylongctx", "rpc-server", "-p", str(port), "-t", "1", *options]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
             while process.poll() is None:
                 try:
@@ -54,9 +52,16 @@ def server(*options: str):
                 except ConnectionRefusedError:
                     continue
             assert process.poll() is None, process.stderr.read()
-            yield f"127.0.0.1:{port}", process
+            yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def server(*options: str):
+    """Run an RPC server; yields its endpoint and its process."""
+    with reserved_port() as port, worker(port, *options) as process:
+        yield f"127.0.0.1:{port}", process
 
 
 @pytest.fixture(scope="module")
@@ -317,28 +322,61 @@ def test_servers_without_layers_warn(embedded_model, endpoints):
 GONE = """
 import sys
 from pylongctx import Llama
+from pylongctx.errors import DeviceLost
 llm = Llama(sys.argv[1], rpc_servers=sys.argv[2], n_gpu_layers=-1, n_ctx=64, verbose=False)
 llm.eval([5, 6, 7])
 print("ready", flush=True)
 sys.stdin.readline()
-llm.eval([8])
-llm.sample(temp=0.0)
+for _ in range(2):
+    try:
+        llm.eval([8])
+    except DeviceLost as reason:
+        print("lost:", reason, flush=True)
+llm.close()
+again = Llama(sys.argv[1], rpc_servers=sys.argv[3], n_gpu_layers=-1, n_ctx=64, verbose=False)
+again.eval([5, 6, 7])
+print("again", flush=True)
 """
 
 
-def test_a_server_that_goes_away(embedded_model):
-    """ggml ends the process; what it prints says why."""
-    with server() as (endpoint, process):
+def test_a_server_that_goes_away_is_an_exception(embedded_model):
+    """It names the server, the process goes on, and the model can be opened again."""
+    with server() as (endpoint, process), server() as (other, _):
+        command = [sys.executable, "-c", GONE, str(embedded_model), f"{endpoint},{other}", other]
         client = subprocess.Popen(
-            [sys.executable, "-c", GONE, str(embedded_model), endpoint],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert client.stdout.readline() == "ready\n"
         process.kill()
         process.wait()
-        _, errors = client.communicate("\n")
-    assert client.returncode != 0
-    assert "Remote RPC server crashed or returned malformed response" in errors
+        said, errors = client.communicate("\n")
+    assert client.returncode == 0, errors
+    first, second, last = said.splitlines()
+    assert (
+        first
+        == second
+        == f"lost: RPC server {endpoint} ended, or the connection to it broke; "
+        + ("close this model, and open it again")
+    )
+    assert last == "again"
+    assert "GGML_ASSERT" not in errors and "ggml-rpc.cpp" not in errors
+
+
+SET_TENSOR = 6
+
+
+@pytest.mark.parametrize("size", [2**64 - 1, 2**62, 2**36])
+def test_a_server_does_not_make_room_for_what_is_only_announced(size):
+    with server() as (endpoint, process):
+        host, port = endpoint.split(":")
+        with socket.create_connection((host, int(port))) as s:
+            s.sendall(GREETING)
+            assert s.recv(36, socket.MSG_WAITALL)
+            s.sendall(bytes([SET_TENSOR]) + size.to_bytes(8, "little") + bytes(100))
+        assert greet(endpoint).startswith(ANSWER)
+        used = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+    peak = next(int(line.split()[1]) for line in used.splitlines() if line.startswith("VmHWM"))
+    assert peak < 1 << 20  # KiB
 
 
 # ---- what a device can run ----

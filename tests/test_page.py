@@ -3,11 +3,13 @@
 import itertools
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 from needs import need
 from page import CELLS, DROP, Keys, Page, open_browser, webdriver
+from routing import routing
 from serving import running
 
 need("server", "fastapi", "httpx")
@@ -388,3 +390,22 @@ def test_a_phone_needs_no_horizontal_scroll(phone, haystack):
     assert [phone.run(too_wide, name) for name in names] == [0] * len(names)
     phone.find("#new").click()
     assert not phone.find("#side").is_displayed()
+
+
+# ---- several models ----
+
+
+def test_a_model_is_chosen_of_several(driver, embedded_model, tmp_path):
+    for name in ("one", "two"):
+        shutil.copy(embedded_model, tmp_path / f"{name}.gguf")
+    with routing(tmp_path) as several:
+        page = Page(driver, f"{several.url}/")
+        page.open(temperature="0", max_tokens="4")
+        assert [option.text for option in page.all("#models option")] == ["one", "two"]
+        page.find("#models option[value=two]").click()
+        page.ask("Hello")
+        assert several.loaded() == {"one", "two"}
+        asked = 'pylongctx_http_requests_total{model="two",route="/v1/chat/completions",status="200"} 1.0'
+        assert asked in several.http.get("/metrics").text
+        page.reload()
+        assert page.find("#models").get_property("value") == "two"

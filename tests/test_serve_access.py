@@ -79,6 +79,21 @@ def test_a_post_that_any_page_can_send_changes_nothing(server, kind):
     assert server.http.get("/slots").json()[0]["n_past"] > 0
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 200),  # curl -d
+        ({"Sec-Fetch-Site": "cross-site"}, 415),
+        ({"User-Agent": "Mozilla/5.0"}, 415),
+        ({"Origin": "http://evil.example"}, 403),
+    ],
+)
+def test_clients_of_ollama_need_not_say_what_they_send(server, headers, status):
+    response = server.http.post("/api/chat", content=b'{"messages": []}', headers=headers)
+    assert response.status_code == status, response.text
+
+
 @pytest.mark.parametrize("headers", [{"Content-Type": "application/json; charset=utf-8"}, {"X-Requested-With": "curl"}])
 def test_without_a_body_a_header_is_enough(server, headers):
     assert server.http.post("/slots/0?action=erase", headers=headers).status_code == 200

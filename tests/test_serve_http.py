@@ -199,7 +199,7 @@ def test_slots_tell_what_they_hold(server, http):
     usage = http.post("/v1/completions", json=SMALL).json()["usage"]
     first, second = http.get("/slots").json()
     assert (first["id"], first["is_processing"], first["n_prompt_tokens"]) == (0, False, usage["prompt_tokens"])
-    assert first["next_token"][0]["n_decoded"] == 3
+    assert first["next_token"][0] == {"has_next_token": False, "n_remain": -1, "n_decoded": 0}
     assert (second["id"], second["n_past"]) == (1, 0)
     assert http.post("/slots/0", json={}).json() == {"id_slot": 0, "n_erased": usage["prompt_tokens"] + 2}
     assert error(http.post("/slots/2", json={}))[0] == 400

@@ -154,7 +154,7 @@ def test_options_of_several_models(monkeypatch):
     parser = argparse.ArgumentParser()
     serve.add_parser(parser.add_subparsers())
     line = "serve -c 512 --models a,b --models-dir c --models-max 2 --models-memory 1.5 --no-models-autoload -np 2"
-    argv = [*line.split(), "--slot-save-path", "saved", "--temp=0", "--embeddings"]
+    argv = [*line.split(), "--slot-save-path", "saved", "--temp=0", "--embeddings", "--api-key", "a", "--api-key=b"]
     args = parser.parse_args(argv)
     assert model_words(args) == ["a", "b", "c"]
     assert child_words(argv) == ["-c", "512", "-np", "2", "--temp=0", "--embeddings"]

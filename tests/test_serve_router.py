@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 from conftest import BASE
@@ -133,16 +134,19 @@ def test_a_client_that_goes_away_does_not_stop_a_load(folder):
 
 
 def test_what_all_models_may_take(folder):
-    with routing(folder, memory=120 << 20) as server:
+    with routing(folder) as server:
         server.complete("one")
-        assert 20 << 20 < server.child("one").n_bytes < 120 << 20
-        server.complete("two")
-        assert server.loaded() == {"two"}  # both processes would take more
-        server.router.children.limits = server.router.children.limits.__class__(memory=10 << 20)
-        message = server.complete("two")["model"]
-        assert message == "two"  # which is loaded
-        error = server.complete("one", status=503)["error"]
-        assert "'one'" in error["message"] and "--models-memory" in error["message"]
+        n_bytes = server.child("one").n_bytes
+        assert n_bytes > 2 * server.child("one").source.size  # the memory of its process
+        server.children.limits = replace(server.children.limits, memory=n_bytes * 3 // 2)
+        server.complete("two")  # whose file would fit beside it, and its process does not
+        assert server.loaded() == {"two"}
+        server.children.limits = replace(server.children.limits, memory=n_bytes // 2)
+        assert server.complete("two")["model"] == "two"  # which is loaded
+        error = server.complete("one", status=503)["error"]["message"]
+        assert "'one'" in error and "--models-memory" in error
+        server.complete("three", status=503)  # as is found out when it is loaded
+        assert server.loaded() == set()
 
 
 def test_without_autoload_a_model_must_be_asked_for(folder):
@@ -283,7 +287,7 @@ def test_files_are_found_when_they_come(folder, tmp_path):
 
 def test_keys_are_asked_for_before_a_model_is_loaded(folder):
     keys = {"api_keys": ("first", "second")}
-    with routing(folder, settings=keys, options=["--api-key", "first", "--api-key", "second"]) as server:
+    with routing(folder, settings=keys) as server:
         body = {"model": "one", "prompt": "It was the best of times, it was the worst", "max_tokens": 1}
         none = httpx.post(f"{server.url}/v1/completions", json=body)
         assert none.status_code == 401
@@ -296,6 +300,7 @@ def test_keys_are_asked_for_before_a_model_is_loaded(folder):
             cached.append(found.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0)
         assert cached == [False, True, False]  # users share nothing
         assert server.http.get("/metrics").status_code == 200
+        assert "second" not in server.http.get("/v1/models").text  # users do not see each other's keys
 
 
 def test_pages_of_others_are_let_in_by_both(folder):

@@ -10,7 +10,7 @@ from pylongctx._log import LOG
 from pylongctx.cli.arguments import Options, file_text, integer, number, one_of
 from pylongctx.cli.options import add_llama_options, model_path, open_model
 from pylongctx.cli.refused import refuse_server_options
-from pylongctx.cli.router import add_router_options, model_words, run_router
+from pylongctx.cli.router import add_router_options, model_words, run_router, run_supervised
 from pylongctx.cli.sampling import add_sampling_options, add_template_options, sampling_arguments, template_arguments
 from pylongctx.cli.web import add_web_options, web_settings
 
@@ -104,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
     share_heaps()
     if folders := model_words(args):
         return run_router(args, folders, settings(args), address(args))
+    if args.rpc and args.socket is None:
+        return run_supervised(args, model_path(args), settings(args), address(args))
     wanted = settings(args)
     with listen(*address(args)) if args.socket is None else inherited(args.socket) as listener:
         vectors = embedder(args) if args.embeddings or args.reranking else None
@@ -115,8 +117,7 @@ def run(args: argparse.Namespace) -> int:
             LOG.info(host.session.context.why)
         if args.socket is None:
             announce(listener, wanted)
-        serve(service, listener)
-    return 0
+        return serve(service, listener)
 
 
 def address(args: argparse.Namespace) -> tuple[str, int, bool]:

@@ -12,6 +12,10 @@ class Counters:
     generated_tokens: int = 0
     dropped_tokens: int = 0  # of texts that did not fit
     steps: int = 0
+    sequences: int = 0  # of all steps together
+    longest: int = 0  # tokens of a sequence
+    prompt_seconds: float = 0.0  # of completions that ended, as those of their answers
+    answer_seconds: float = 0.0
     busy_seconds: float = 0.0
     completed: int = 0
     cancelled: int = 0

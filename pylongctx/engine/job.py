@@ -235,16 +235,28 @@ class Job:
         """Return llama-server's object about the speed of a completion."""
         return {
             "cache_n": self.n_cached,
-            **_rates("prompt", self.n_read, self.read - self.started),
-            **_rates("predicted", self.n_generated, (self.ended or time.monotonic()) - self.read),
+            **_rates("prompt", self.n_read, self.n_read, self.prompt_seconds),
+            # the first token comes from the logits of the prompt
+            **_rates("predicted", self.n_generated, self.n_generated - 1, self.answer_seconds),
         }
 
+    @property
+    def prompt_seconds(self) -> float:
+        """How long the prompt was evaluated, so far."""
+        now = self.read or time.monotonic()
+        return max(0.0, now - self.started) if self.started and self.n_read else 0.0
 
-def _rates(name: str, n: int, seconds: float) -> dict[str, float]:
-    seconds = max(seconds, 0.0)
+    @property
+    def answer_seconds(self) -> float:
+        """How long the answer was written, so far."""
+        return max(0.0, (self.ended or time.monotonic()) - self.read) if self.read else 0.0
+
+
+def _rates(name: str, n: int, n_timed: int, seconds: float) -> dict[str, float]:
+    timed = n_timed > 0 and seconds > 0
     return {
         f"{name}_n": n,
         f"{name}_ms": 1000 * seconds,
-        f"{name}_per_token_ms": 1000 * seconds / n if n else 0.0,
-        f"{name}_per_second": n / seconds if seconds else 0.0,
+        f"{name}_per_token_ms": 1000 * seconds / n_timed if timed else 0.0,
+        f"{name}_per_second": n_timed / seconds if timed else 0.0,
     }

@@ -13,6 +13,7 @@ from pylongctx.serve.errors import ApiError
 from pylongctx.serve.service import Settings
 
 HEALTH = frozenset({"/health", "/v1/health"})
+OLLAMA = "/api/"  # begins the routes of its API
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 LOCAL = "localhost"  # stands for the origins of all pages of this machine
 LOCAL_PAGE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
@@ -44,7 +45,7 @@ class Access:
             self._check_host(headers)
         self._check_origin(headers)
         if scope["method"] not in READING:
-            _check_intent(headers)
+            _check_intent(headers, scope["path"])
         if not self._keys or scope["path"] in self._public or scope["method"] == "OPTIONS":
             return None
         key = self._key(headers)
@@ -80,14 +81,21 @@ class Access:
         return given
 
 
-def is_json(headers: Headers) -> bool:
-    """Return whether a body is said to be JSON."""
-    return headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
+def is_json(headers: Headers, path: str) -> bool:
+    """Return whether a body is said to be JSON; clients of Ollama that are no browser need not say it."""
+    said = headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
+    return said or (path.startswith(OLLAMA) and not _is_browser(headers))
 
 
-def _check_intent(headers: Headers) -> None:
+def _is_browser(headers: Headers) -> bool:
+    """Return whether a page may have sent a request: no page can leave all of these headers out."""
+    told = any(name in headers for name in ("origin", "sec-fetch-site"))
+    return told or headers.get("user-agent", "").startswith("Mozilla/")
+
+
+def _check_intent(headers: Headers, path: str) -> None:
     """Refuse what a form or a page of another site can send without being asked for."""
-    if not (is_json(headers) or any(name in headers for name in TELLING)):
+    if not (is_json(headers, path) or any(name in headers for name in TELLING)):
         kind = headers.get("content-type", "")
         reason = f"send the header Content-Type: application/json, not {kind!r}, or X-Requested-With"
         raise ApiError(415, "invalid_request_error", reason)

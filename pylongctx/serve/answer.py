@@ -108,13 +108,14 @@ def _close(service: Service, exchange: Exchange) -> None:
 
 
 def _ticket(service: Service, exchange: Exchange, body: Generate, index: int, owner: str | None) -> Ticket:
+    progress = exchange.put_progress(index, bool(body.timings_per_token))
     return Ticket(
         service.host,
         service.engine,
         service.settings.n_predict,
         body.repeat_last_n,
         traced=exchange.id if body.longctx.trace else None,
-        progress=exchange.put_progress(index) if body.stream and body.return_progress else None,
+        progress=progress if body.stream and body.return_progress else None,
         owner=owner,
         slot=None if body.id_slot in (None, -1) else body.id_slot,
         reuses=service.settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,

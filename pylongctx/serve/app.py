@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from pylongctx import __version__
-from pylongctx.serve import facts, generate, messages, ollama, rerank, responses, texts
+from pylongctx.serve import facts, generate, kobold, messages, ollama, rerank, responses, texts
 from pylongctx.serve.access import LOCAL, LOCAL_PAGE
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.gate import Gate, Guarded, as_response
@@ -40,6 +40,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(messages.routes(service))
     app.include_router(responses.routes(service))
     app.include_router(ollama.routes(service))
+    app.include_router(kobold.routes(service))
     app.include_router(facts.routes(service))
     app.include_router(texts.routes(service))
     app.include_router(rerank.routes(service))

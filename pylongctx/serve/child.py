@@ -42,6 +42,8 @@ class Child:
 
     Attributes
     ----------
+    http : httpx.AsyncClient
+        Asks the process.
     status : str
         ``unloaded``, ``loading`` or ``loaded``, as llama-server says it.
     info : dict
@@ -59,6 +61,10 @@ class Child:
         self.words = ["serve", *words, "--model", source.word, "--alias", source.name]
         self._address = address
         self._headers = headers
+        # each request has a connection of its own, which cannot be a stale one
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        transport = httpx.AsyncHTTPTransport(verify=False, uds=address, limits=limits)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=None)
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._told: deque[str] = deque(maxlen=TOLD)
@@ -106,16 +112,9 @@ class Child:
         if not self._n_held:
             self._idle.set()
 
-    def client(self) -> httpx.AsyncClient:
-        """Return a client of the process; each request has a connection of its own, which cannot be a stale one."""
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        transport = httpx.AsyncHTTPTransport(uds=self._address, limits=limits)
-        return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=None)
-
     async def ask(self, path: str) -> httpx.Response:
         """Return the answer to a request of our own."""
-        async with self.client() as http:
-            return (await http.get(path, headers=self._headers)).raise_for_status()
+        return (await self.http.get(path, headers=self._headers)).raise_for_status()
 
     async def load(self) -> None:
         """Start the process, and wait until it has loaded the model; ApiError with its last words when it ends."""

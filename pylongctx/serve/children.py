@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -42,20 +42,24 @@ class Children:
         Options of ``pylongctx serve``, for every model.
     limits : Limits
         How many.
-    headers : mapping
-        See ``Child``.
+    keys : sequence of str
+        Keys of clients, which the processes read from a file: others can see their options.
     slot_folder : Path or None
         Where each model has a folder for sequences.
     """
 
     def __init__(
-        self, words: Sequence[str], limits: Limits, headers: Mapping[str, str], slot_folder: Path | None = None
+        self, words: Sequence[str], limits: Limits, keys: Sequence[str] = (), slot_folder: Path | None = None
     ) -> None:
         self.limits = limits
-        self._words = words
-        self._headers = headers
+        self._words = list(words)
+        self._headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         self._slot_folder = slot_folder
         self._folder = tempfile.TemporaryDirectory(prefix="pylongctx-")  # 0700
+        if keys:
+            path = Path(self._folder.name, "keys")
+            path.write_text("\n".join(keys), encoding="utf-8")
+            self._words += ["--api-key-file", str(path)]
         self._children: dict[Source, Child] = {}
         self._door = asyncio.Lock()  # one model is loaded or unloaded at a time; who came first goes first
         self._opening: set[asyncio.Future[None]] = set()

@@ -64,12 +64,13 @@ class Exchange:
         with suppress(RuntimeError):  # the loop is closed: the server has ended
             self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, item))
 
-    def put_progress(self, index: int) -> Callable[[Job], None]:
+    def put_progress(self, index: int, timed: bool) -> Callable[[Job], None]:
         """Return a function that adds the progress of a prompt, unless the client has not read what came before."""
 
         def add(job: Job) -> None:
             if self._queue.qsize() < MOST_QUEUED or not job.is_reading:
-                self.put(index, {"prompt_progress": job.prompt_progress()})
+                timings = {"timings": job.timings()} if timed else {}
+                self.put(index, {"prompt_progress": job.prompt_progress(), **timings})
 
         return add
 

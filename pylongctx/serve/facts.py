@@ -128,8 +128,9 @@ def _slot(service: Service, slot: Slot) -> dict[str, Any]:
         "n_past": slot.session.n_tokens,
     }
     if job is not None:
-        n_remain = (job.limit or 0) - job.n_generated
-        token = {"has_next_token": slot.job is not None, "n_remain": n_remain, "n_decoded": job.n_generated}
+        n_remain = -1 if slot.job is None or job.limit is None else job.limit - job.n_generated
+        n_decoded = 0 if slot.job is None else job.n_generated
+        token = {"has_next_token": slot.job is not None, "n_remain": n_remain, "n_decoded": n_decoded}
         found |= {
             "n_prompt_tokens": len(job.tokens),
             "n_prompt_tokens_processed": job.n_read,

@@ -87,7 +87,7 @@ async def read(request: Request, body: type[Body]) -> Body:
 
 async def json_of(request: Request) -> Any:
     """Return the JSON of a request; ApiError when it is none, or is not said to be."""
-    if not is_json(request.headers):
+    if not is_json(request.headers, request.url.path):
         kind = request.headers.get("content-type", "")
         # a page of another site can send other types without asking this server first
         raise ApiError(415, "invalid_request_error", f"send the header Content-Type: application/json, not {kind!r}")

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pylongctx._log import LOG as NOTES
-from pylongctx.serve.access import Access
+from pylongctx.serve.access import OLLAMA, Access
 from pylongctx.serve.errors import ApiError, as_api_error, unavailable
 from pylongctx.serve.fields import MOST_NAMED, Unserved
 from pylongctx.serve.metrics import Answers
@@ -23,7 +23,6 @@ BODIES = 8  # largest bodies that all requests together may hold
 UNSERVED = b"x-unserved-fields"
 MOST_WARNED = 256  # fields in the log
 SLOWEST = 64 << 10  # bytes a second that a body must come with, after the first seconds
-OLLAMA = "/api/"  # begins the routes of its API
 LOG = logging.getLogger("uvicorn.error")
 
 

@@ -106,7 +106,37 @@ def page(service: "Service", kv: int) -> bytes:
     """Return the text for Prometheus."""
     state = CollectorRegistry()
     state.register(_State(service, kv))
-    return b"".join(map(generate_latest, (state, service.answers.registry)))
+    own = b"".join(map(generate_latest, (state, service.answers.registry)))
+    return own + "".join(_as_llama_server(service)).encode()
+
+
+def _as_llama_server(service: "Service") -> Iterator[str]:
+    """Yield the numbers by llama-server's names, some of which the client library would change."""
+    engine, counters = service.engine, service.engine.counters
+    prompts = _rate(counters.prompt_tokens, counters.prompt_seconds)
+    answers = _rate(counters.generated_tokens - counters.completed, counters.answer_seconds)  # without their first ones
+    for kind, name, help, value in (
+        ("counter", "prompt_tokens_total", "Tokens of prompts that were evaluated.", counters.prompt_tokens),
+        ("counter", "prompt_tokens_cached_total", "Tokens of prompts that were not.", counters.cached_tokens),
+        ("counter", "prompt_seconds_total", "Time of prompts.", counters.prompt_seconds),
+        ("counter", "tokens_predicted_total", "Tokens that were generated.", counters.generated_tokens),
+        ("counter", "tokens_predicted_seconds_total", "Time of answers.", counters.answer_seconds),
+        ("counter", "n_decode_total", "Batches that were evaluated.", counters.steps),
+        ("counter", "n_tokens_max", "Most tokens of a sequence.", counters.longest),
+        ("counter", "spec_decode_num_draft_tokens_total", "Tokens that were drafted: none.", 0),
+        ("counter", "spec_decode_num_accepted_tokens_total", "Drafted tokens that were right: none.", 0),
+        ("counter", "spec_decode_num_drafts_total", "Drafts: none.", 0),
+        ("gauge", "prompt_tokens_seconds", "Tokens of prompts a second.", prompts),
+        ("gauge", "predicted_tokens_seconds", "Tokens of answers a second.", answers),
+        ("gauge", "requests_processing", "Completions that run.", engine.n_busy),
+        ("gauge", "requests_deferred", "Completions that wait.", engine.n_waiting),
+        ("gauge", "n_busy_slots_per_decode", "Sequences in a batch.", _rate(counters.sequences, counters.steps)),
+    ):
+        yield f"# HELP llamacpp:{name} {help}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value}\n"
+
+
+def _rate(n: float, of: float) -> float:
+    return max(0.0, n / of) if of else 0.0
 
 
 def merged(answers: Answers, pages: Mapping[str, str]) -> bytes:

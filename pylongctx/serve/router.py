@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from pylongctx import __version__
+from pylongctx._log import LOG
 from pylongctx.serve import ollama
 from pylongctx.serve.app import enclose
 from pylongctx.serve.cards import parameters
@@ -25,7 +26,7 @@ from pylongctx.serve.fields import json_of
 from pylongctx.serve.metrics import TYPE, Answers, merged
 from pylongctx.serve.ollama_answers import chat_piece, frame, generate_piece
 from pylongctx.serve.service import Settings, fingerprint
-from pylongctx.serve.shelf import Shelf, Source
+from pylongctx.serve.shelf import OneModel, Shelf, Source
 
 Object = dict[str, Any]
 # headers of a connection, not of what it carries, and those that every server writes itself
@@ -34,7 +35,7 @@ HOP = frozenset(
 )
 OWN = HOP | {b"date", b"server"}
 ENDS = {"/api/chat": ("messages", chat_piece), "/api/generate": ("prompt", generate_piece)}
-AT_ONCE = frozenset({0, "0", "0s", "0m"})  # Ollama's keep_alive that unloads a model
+AT_ONCE = frozenset({"0", "0.0", "0s", "0m", "0h"})  # Ollama's keep_alive that unloads a model
 
 
 @dataclass
@@ -51,17 +52,22 @@ class Router:
         Who may ask, and limits of requests.
     autoload : bool
         Whether a request loads its model.
+    loads_first : bool
+        Whether all models are loaded before the first request.
     """
 
-    shelf: Shelf
+    shelf: Shelf | OneModel
     children: Children
     settings: Settings
     autoload: bool = True
+    loads_first: bool = False
     answers: Answers = field(default_factory=Answers)
     started: int = field(default_factory=lambda: int(time.time()))
 
     def source(self, name: Any) -> Source:
         """Return the model of a name; of one model alone without a name, too. ApiError when there is none."""
+        if isinstance(self.shelf, OneModel):
+            return self.shelf.only
         sources = self.shelf.sources()
         if name in (None, "") and len(sources) == 1:
             return next(iter(sources.values()))
@@ -91,6 +97,12 @@ def create_app(router: Router) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for source in router.shelf.sources().values() if router.loads_first else ():
+            try:
+                async with router.children.using(source):
+                    pass
+            except ApiError as reason:
+                LOG.error("error: %s; the next request tries again", reason)
         yield
         await router.children.close()
 
@@ -105,7 +117,7 @@ def create_app(router: Router) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        if "model" in request.query_params:
+        if "model" in request.query_params or isinstance(router.shelf, OneModel):
             return await _forward(router, request)
         children = router.children.loaded()
         pages = await asyncio.gather(*(child.ask("/metrics") for child in children))
@@ -145,7 +157,7 @@ def _add_models(app: FastAPI, router: Router) -> None:
 
     @app.get("/props")
     async def props(request: Request) -> Response:
-        if "model" in request.query_params:
+        if "model" in request.query_params or isinstance(router.shelf, OneModel):
             return await _forward(router, request)
         found = {"role": "router", "max_instances": router.children.limits.n, "models_autoload": router.autoload}
         return JSONResponse(found | {"build_info": fingerprint()})
@@ -235,7 +247,7 @@ async def _ended(router: Router, source: Source, request: Request) -> Response |
     """Unload a model for a client of Ollama that wants it: nothing is asked, and it is to be kept for no time."""
     field, piece = ENDS.get(request.url.path, ("", None))
     fields = await _fields(request) if piece else {}
-    if piece is None or fields.get(field) or fields.get("keep_alive") not in AT_ONCE:
+    if piece is None or fields.get(field) or str(fields.get("keep_alive")) not in AT_ONCE:
         return None
     await router.children.unload(source)
     return JSONResponse(frame(source.name) | piece({}) | {"done": True, "done_reason": "unload"})
@@ -271,26 +283,26 @@ class Forwarded(Response):
         finally:
             gone.cancel()
             work.cancel()
-            await asyncio.wait({work})
+            await asyncio.gather(work, return_exceptions=True)
 
     async def _pass(self, scope: Scope, send: Send) -> None:
-        async with self._children.using(self._source) as child, child.client() as http:
+        async with self._children.using(self._source) as child:
             headers = [(name, value) for name, value in scope["headers"] if name not in HOP]
             path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
             url = httpx.URL("http://localhost").copy_with(raw_path=path)
             request = httpx.Request(scope["method"], url, headers=headers, content=self._sent)
-            await self._relay(child, http, request, send)
+            await self._relay(child, request, send)
 
-    async def _relay(self, child: Child, http: httpx.AsyncClient, request: httpx.Request, send: Send) -> None:
+    async def _relay(self, child: Child, request: httpx.Request, send: Send) -> None:
         begun = False
         try:
-            response = await http.send(request, stream=True)
-            told = [(name, value) for name, value in response.headers.raw if name.lower() not in OWN]
-            await send({"type": "http.response.start", "status": response.status_code, "headers": told})
-            begun = True
-            async for part in response.aiter_raw():
-                sending = send({"type": "http.response.body", "body": part, "more_body": True})
-                await asyncio.wait_for(sending, READER_PATIENCE)
+            async with aclosing(await child.http.send(request, stream=True)) as response:
+                told = [(name, value) for name, value in response.headers.raw if name.lower() not in OWN]
+                await send({"type": "http.response.start", "status": response.status_code, "headers": told})
+                begun = True
+                async for part in response.aiter_raw():
+                    sending = send({"type": "http.response.body", "body": part, "more_body": True})
+                    await asyncio.wait_for(sending, READER_PATIENCE)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except httpx.TransportError:
             reason = await child.lost()

@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from pylongctx._log import LOG
+from pylongctx.errors import DeviceLost
 from pylongctx.serve.app import create_app
 from pylongctx.serve.connection import PatientProtocol
 from pylongctx.serve.service import Service, Settings
@@ -42,16 +43,29 @@ def listen(host: str, port: int, shared: bool = False) -> socket.socket:
     return listener
 
 
-def serve(service: Service, listener: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM: running requests have ``grace`` seconds then."""
+def serve(service: Service, listener: socket.socket) -> int:
+    """Serve until SIGINT or SIGTERM: running requests have ``grace`` seconds then. Returns the exit status.
+
+    It ends by itself with status 1 when a device is lost.
+    """
     expect_signals()
     gc.collect()
     gc.freeze()  # the cycles that requests leave are found sooner when nothing else is looked at
-    make_server(create_app(service), service.settings).run([listener])
+    server = make_server(create_app(service), service.settings)
+
+    def end() -> None:
+        server.should_exit = True
+
+    service.engine.on_lost = end
+    server.run([listener])
+    if isinstance(service.engine.failure, DeviceLost):
+        LOG.error("error: %s", service.engine.failure)
+        return 1
     if service.is_stuck:
         LOG.warning("a step or a request did not end in time: the process ends without freeing the model")
         logging.shutdown()
         os._exit(1)
+    return 0
 
 
 def expect_signals() -> None:

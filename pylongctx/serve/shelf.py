@@ -85,6 +85,25 @@ class Shelf:
         return found
 
 
+class OneModel:
+    """A shelf of one model, whatever a request calls it.
+
+    Parameters
+    ----------
+    name : str
+        Its name for clients.
+    word : str
+        See ``Source``.
+    """
+
+    def __init__(self, name: str, word: str) -> None:
+        self.only = Source(name, word)
+
+    def sources(self) -> dict[str, Source]:
+        """Return the model by its name."""
+        return {self.only.name: self.only}
+
+
 def _sources(word: str) -> Iterator[Source]:
     path = Path(word)
     if path.is_dir():

@@ -6,7 +6,8 @@ import * as store from "./store.js";
 import { chosen, get, ServerError, stream } from "./api.js";
 import { $, announce, button, count, h, notice } from "./dom.js";
 
-let server = null; // what the server said about itself
+let server = null; // what the server said about itself, with the model that was chosen
+let models = []; // the names of all its models
 let conversation = store.create();
 let running = null; // the answer that is being written: {conversation, message, controller}
 const opened = new Map(); // conversations by id: what is open stays one object
@@ -18,10 +19,10 @@ async function askServer() {
     const { data } = await get("v1/models");
     const named = data.find(({ id }) => id === store.settings.model);
     const { id: model } = named ?? data.find(({ status }) => status?.value === "loaded") ?? data[0];
+    [chosen.model, models] = [model, data.map(({ id }) => id)];
+    showModels();
     const longctx = await get(`v1/longctx?model=${encodeURIComponent(model)}`);
-    chosen.model = model;
-    server = { ...longctx, model, models: data.map(({ id }) => id) };
-    server.parts = methodParts(longctx.method ?? "llama.cpp's own");
+    server = { ...longctx, model, parts: methodParts(longctx.method ?? "llama.cpp's own") };
     notice();
   } catch (error) {
     server = null;
@@ -51,16 +52,16 @@ function showServer() {
 
 /** Show the model's name, or where there are several a choice. */
 function showModels() {
-  const several = server?.models.length > 1;
+  const several = models.length > 1;
   $("model").textContent = several ? "" : server?.model ?? "";
   $("models").hidden = !several;
-  if (!several) return;
-  $("models").replaceChildren(...server.models.map((name) => h("option", { value: name }, name)));
-  $("models").value = server.model;
+  $("models").replaceChildren(...models.map((name) => h("option", { value: name }, name)));
+  $("models").value = chosen.model;
 }
 
 $("models").onchange = () => {
-  store.saveSettings({ ...store.settings, model: $("models").value });
+  store.saveSettings({ model: $("models").value });
+  server = null; // what is sent waits until the model is loaded
   askServer();
 };
 
