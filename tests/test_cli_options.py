@@ -332,7 +332,11 @@ def test_one_grammar_only():
     ("words", "message"),
     [
         (["--rope-scale", "2", "--rope-freq-scale", "0.5"], "are the same: give one"),
-        (["--rope-scale", "0"], "--rope-scale must be above 0"),
+        (["--rope-scale", "0"], "--rope-scale must be a number above 0"),
+        (["--rope-scale", "inf"], "--rope-scale must be a number above 0, not inf"),
+        (["--rope-scale", "nan"], "--rope-scale must be a number above 0, not nan"),
+        (["--rope-freq-base", "nan"], "rope_freq_base must be from 1.01 to 1e\\+18, or 0"),
+        (["--yarn-attn-factor", "inf"], "yarn_attn_factor must be from 0.001 to 1000"),
         (["-m", "a.gguf", "b.gguf"], "the model is given twice"),
         (["--lora-scaled", "adapter"], "--lora-scaled takes FILE:SCALE"),
         (["--lora", "missing"], "LoRA path does not exist: missing"),

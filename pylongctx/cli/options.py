@@ -336,8 +336,8 @@ def _constructor(args: argparse.Namespace) -> dict[str, Any]:
     if args.rope_scale is not None:
         if args.rope_freq_scale is not None:
             raise ValueError("--rope-scale and --rope-freq-scale are the same: give one")
-        if args.rope_scale <= 0:
-            raise ValueError(f"--rope-scale must be above 0, not {args.rope_scale}")
+        if not 0 < args.rope_scale < float("inf"):
+            raise ValueError(f"--rope-scale must be a number above 0, not {args.rope_scale}")
         found["rope_freq_scale"] = 1 / args.rope_scale
     more = {"seed": "seed", "last_n_tokens_size": "repeat_last_n"}
     found |= {keyword: value for keyword, name in more.items() if (value := getattr(args, name, None)) is not None}
