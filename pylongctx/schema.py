@@ -1,10 +1,12 @@
 """JSON schemas as grammars of llguidance; nothing of a schema is dropped: it holds, or it is named."""
 
 import json
+import math
 import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ ONE = ("items", "additionalItems", "additionalProperties", "contains", "property
 KINDS: dict[str, type] = {
     **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), dict),
     **dict.fromkeys(("allOf", "anyOf", "oneOf", "required"), list),
-    "pattern": str,
+    **dict.fromkeys(("pattern", "format"), str),
 }
 NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -26,6 +28,7 @@ SHARED = ("$defs", "definitions", "$schema", "$id")  # what parts refer to
 MOST_GAPS = 64
 SECONDS = 2.0  # for the search of what cannot be held
 MOST_DEPTH = 100
+MOST_MULTIPLE = 10_000
 
 PLAIN = 'bfnrt\\"'
 OPTIONS = {
@@ -145,7 +148,10 @@ def _hold(text: str, strict: bool) -> Held:
 
 
 def _grammar(schema: Mapping[str, Any], options: Mapping[str, Any] = OPTIONS) -> str:
-    found: str = llguidance().LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+    try:
+        found: str = llguidance().LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+    except ValueError as reason:  # numbers and texts that JSON does not have
+        raise _invalid(f"it is no JSON: {reason}") from None
     return found
 
 
@@ -219,11 +225,22 @@ def _prepare(node: dict[str, Any]) -> list[str]:
         del node["uniqueItems"]
     if "oneOf" in node and "anyOf" not in node and _are_apart(node["oneOf"]):
         node["anyOf"] = node.pop("oneOf")
-    least = node.get("minProperties", 0)
+    gaps, least = [], node.get("minProperties", 0)
     if isinstance(least, int) and least > max(1, len(set(node.get("required", ())))):
         del node["minProperties"]  # the same name may come twice, and count once
-        return ["/minProperties: it can be held as far as properties are required"]
-    return []
+        gaps.append("/minProperties: it can be held as far as properties are required")
+    if _digits(node.get("multipleOf")) > MOST_MULTIPLE:
+        del node["multipleOf"]  # llguidance tries every remainder
+        gaps.append(f"/multipleOf: it can be held up to {MOST_MULTIPLE}, without its decimal point")
+    return gaps
+
+
+def _digits(number: Any) -> int:
+    """Return a number without its decimal point; 0 for what is none."""
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        return 0
+    scaled = Decimal(repr(number)).as_tuple()
+    return int(Decimal((0, scaled.digits, max(int(scaled.exponent), 0))))
 
 
 def ecma(pattern: str) -> str:
@@ -260,13 +277,14 @@ def _are_apart(parts: list[Any]) -> bool:
 
 
 def _tags(part: Any) -> dict[str, set[str]]:
-    """Return the values of the required properties that have few, in an object."""
+    """Return the texts that required properties may be, of an object."""
     if not isinstance(part, dict) or part.get("type") != "object":
         return {}
     found = {}
     for name in part.get("required", ()):
         of = part.get("properties", {}).get(name)
-        values = [of["const"]] if isinstance(of, dict) and "const" in of else of.get("enum") if of else None
+        known = of if isinstance(of, dict) else {}
+        values = [known["const"]] if "const" in known else known.get("enum")
         if isinstance(values, list) and all(isinstance(value, str) for value in values):
             found[name] = set(values)
     return found
