@@ -106,13 +106,12 @@ def warn_of(gaps: Sequence[str]) -> None:
 
 
 def llguidance() -> Any:
-    """Return the package that makes masks of tokens from schemas."""
+    """Return the package that makes masks of tokens from schemas; NotImplementedError where it is missing."""
     try:
         import llguidance as package
     except ImportError as reason:
-        raise ImportError(
-            "JSON schemas and regular expressions need the package llguidance: pip install llguidance"
-        ) from reason
+        needed = "JSON schemas, tools and regular expressions need the package llguidance"
+        raise NotImplementedError(f"{needed}, which cannot be imported ({reason}): pip install llguidance") from reason
     return package
 
 
@@ -223,8 +222,6 @@ def _prepare(node: dict[str, Any]) -> list[str]:
         node["patternProperties"] = {ecma(name): part for name, part in node["patternProperties"].items()}
     if node.get("uniqueItems") is False:
         del node["uniqueItems"]
-    if "oneOf" in node and "anyOf" not in node and _are_apart(node["oneOf"]):
-        node["anyOf"] = node.pop("oneOf")
     gaps, least = [], node.get("minProperties", 0)
     if isinstance(least, int) and least > max(1, len(set(node.get("required", ())))):
         del node["minProperties"]  # the same name may come twice, and count once
@@ -264,30 +261,6 @@ def ecma(pattern: str) -> str:
             found.append((INSIDE if inside else OUTSIDE).get(piece, piece))
         inside = piece == "[" or (inside and piece != "]")
     return "".join(found)
-
-
-def _are_apart(parts: list[Any]) -> bool:
-    """Return whether every two schemas have a required property in common of which no value is both's."""
-    tags = [_tags(part) for part in parts]
-    return all(
-        any(not tags[i][name] & tags[j][name] for name in tags[i].keys() & tags[j].keys())
-        for i in range(len(tags))
-        for j in range(i)
-    )
-
-
-def _tags(part: Any) -> dict[str, set[str]]:
-    """Return the texts that required properties may be, of an object."""
-    if not isinstance(part, dict) or part.get("type") != "object":
-        return {}
-    found = {}
-    for name in part.get("required", ()):
-        of = part.get("properties", {}).get(name)
-        known = of if isinstance(of, dict) else {}
-        values = [known["const"]] if "const" in known else known.get("enum")
-        if isinstance(values, list) and all(isinstance(value, str) for value in values):
-            found[name] = set(values)
-    return found
 
 
 def _culprit(schema: dict[str, Any], reason: str, until: float) -> tuple[str, dict[str, Any]]:
