@@ -26,6 +26,7 @@ IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSc
 OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties")
 SHARED = ("$defs", "definitions", "$schema", "$id")  # what parts refer to
 MOST_GAPS = 64
+MOST_TOLD = 1000  # characters of a warning
 SECONDS = 2.0  # for the search of what cannot be held
 MOST_DEPTH = 100
 MOST_MULTIPLE = 10_000
@@ -101,7 +102,7 @@ def regex_grammar(pattern: str) -> str:
 def warn_of(gaps: Sequence[str]) -> None:
     """Warn of what an answer need not follow."""
     if gaps:
-        reason = f"the answer need not follow all of its JSON schema: {'; '.join(gaps)}"
+        reason = f"the answer need not follow all of its JSON schema: {'; '.join(gaps)[:MOST_TOLD]}"
         warnings.warn(reason, RuntimeWarning, stacklevel=5)
 
 

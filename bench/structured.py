@@ -1,6 +1,6 @@
 """Ways to hold answers to JSON schemas, compared: what they hold, what a token costs, how long a large schema takes.
 
-    python bench/schemas.py --suite DIR --model model.gguf --ways pylongctx,llama.cpp,llguidance,xgrammar,outlines-core
+    python bench/structured.py --suite DIR --model model.gguf --ways pylongctx,llama.cpp,llguidance,xgrammar
 
 DIR has the public JSON-Schema-Test-Suite's tests of a draft, for instance ``json/tests/draft2020-12`` in the source
 package of jsonschema on PyPI. xgrammar and outlines-core are measured where they are installed. A group of the suite
