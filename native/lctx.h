@@ -488,13 +488,13 @@ int32_t lctx_grammar_restrict(lctx_grammar * grammar, float * logits, int32_t n_
 // 1 when a token may come next, or with text only this part of it; 0 when not; LCTX_INVALID.
 int32_t lctx_grammar_allows(lctx_grammar * grammar, int32_t token, const char * text, size_t size);
 
-// Go on behind what is allowed.
+// Go on behind what is allowed; LCTX_INVALID when it is not.
 int32_t lctx_grammar_accept(lctx_grammar * grammar, int32_t token, const char * text, size_t size);
 
 // The schema that may begin behind a text, which may be empty; -1: none.
 int32_t lctx_grammar_schema_behind(lctx_grammar * grammar, const char * text, size_t size);
 
-// Go on behind a schema that may begin here.
+// Go on behind a schema that may begin here; LCTX_INVALID for another.
 int32_t lctx_grammar_pass_schema(lctx_grammar * grammar, int32_t schema);
 
 // ---- chat ----
