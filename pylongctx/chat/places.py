@@ -78,9 +78,8 @@ class Tools:
         return self
 
     def nowhere(self) -> "Tools":
-        """Take note that calls of this chat template follow no schema."""
-        for function in self._tools:
-            self._note(function, "", {"parameters": None}, set())
+        """Take note that calls of this chat template follow no schema, strict ones neither."""
+        self.gaps = [f"{function['name']}: calls of this chat template follow no schema" for function in self._tools]
         return self
 
     def _place(self, function: Mapping[str, Any], schema: Any, path: str) -> dict[str, Any]:
