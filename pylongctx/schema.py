@@ -122,6 +122,7 @@ def _hold(text: str, strict: bool) -> Held:
     if not isinstance(schema, dict):
         raise _invalid(f"it must be an object, not {text[:40]}; false allows nothing")
     gaps, until = [], time.monotonic() + SECONDS
+    schema.pop("x-guidance", None)  # llguidance's settings are ours
     nodes = list(_nodes(schema))
     for path, node in nodes:
         _check(path, node)

@@ -84,6 +84,8 @@ def test_what_is_no_schema(schema, reason, strict):
 def test_a_schema_cannot_choose_what_is_dropped():
     with pytest.raises(InvalidInput, match="/uniqueItems"):
         hold({"uniqueItems": True, "x-guidance": {"lenient": True}})
+    other = {"type": "array", "items": {"const": 1}, "x-guidance": {"item_separator": ";"}}
+    assert accepts(hold(other).grammar, "[1, 1]") and not accepts(hold(other).grammar, "[1;1]")
 
 
 @pytest.mark.parametrize(
