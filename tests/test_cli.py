@@ -11,7 +11,7 @@ import pytest
 from needs import need
 
 import pylongctx
-from pylongctx.cli import main
+from pylongctx.cli import COMMANDS, main
 from pylongctx.cli.doctor import KV_TYPES
 
 EXTENDED = "selfextend,group_size=8,neighbor_window=128"
@@ -225,3 +225,29 @@ def test_a_mistake_gets_a_line_and_a_guess(words, message):
     done = run(*words)
     assert done.returncode in (1, 2)
     assert message in done.stderr and len(done.stderr.splitlines()) <= 2, done.stderr
+
+
+AWAY = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Away(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name in ("pylongctx._lib", "pylongctx._ffi_generated"):
+            raise ImportError(f"{name} is away")
+
+sys.meta_path.insert(0, Away())
+from pylongctx.cli import COMMANDS, main
+
+for words in (["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)):
+    try:
+        main(words)
+    except SystemExit as reason:
+        assert reason.code == 0, words
+"""
+
+
+def test_help_does_not_need_the_library():
+    done = subprocess.run([sys.executable, "-c", AWAY], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("usage: pylongctx") == 1 + len(COMMANDS)

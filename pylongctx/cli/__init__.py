@@ -4,58 +4,75 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 from pylongctx import __version__
 from pylongctx._log import show
 from pylongctx.cli.parser import Parser
 
+# name: the module of the command, and what it is for
+COMMANDS = {
+    "ask": ("ask", "ask about files"),
+    "get": ("get", "list and fetch models"),
+    "chat": ("chat", "talk with a model"),
+    "complete": ("complete", "continue a text"),
+    "serve": ("serve", "serve a model to OpenAI's clients"),
+    "passkey": ("passkey", "hide a number in a long text and ask for it"),
+    "needle": ("needle", "find a sentence in a long text"),
+    "recall": ("recall", "several questions on one text"),
+    "ruler": ("ruler", "RULER's 13 tasks"),
+    "longbench": ("longbench", "LongBench's 21 tasks, from its files"),
+    "leval": ("leval", "multiple choice, from L-Eval's files"),
+    "perplexity": ("perplexity", "how well a text is predicted"),
+    "matrix": ("matrix", "every method on every task and length"),
+    "report": ("report", "tables and pictures of what was measured"),
+    "bench": ("bench", "measure speed and memory, as llama-bench"),
+    "inspect": ("inspect", "show what the heads read and keep"),
+    "kv": ("store", "show and clean a KV store"),
+    "rpc-server": ("rpc_server", "lend this machine to another"),
+    "doctor": ("doctor", "show the installation"),
+}
 
-def make_parser() -> Parser:
-    """Return the parser with all subcommands."""
-    from pylongctx.cli import (
-        ask,
-        bench,
-        chat,
-        complete,
-        doctor,
-        get,
-        inspect,
-        leval,
-        longbench,
-        matrix,
-        needle,
-        passkey,
-        perplexity,
-        recall,
-        report,
-        rpc_server,
-        ruler,
-        serve,
-        store,
-    )
 
+class _Adder:
+    """Adds the parser of one command.
+
+    Parameters
+    ----------
+    commands : object
+        What ``add_subparsers`` returned.
+    help : str
+        What the command is for.
+    """
+
+    def __init__(self, commands: Any, help: str) -> None:
+        self._commands = commands
+        self._help = help
+
+    def add_parser(self, name: str, **more: Any) -> Parser:
+        """Return the parser of a command."""
+        parser: Parser = self._commands.add_parser(name, help=self._help, **more)
+        parser.set_defaults(parser=parser)
+        return parser
+
+
+def make_parser(command: str | None = None) -> Parser:
+    """Return the parser: of all commands, or of one, whose module alone is loaded.
+
+    Parameters
+    ----------
+    command : str or None
+        The command; None: all of them. Of the others the names are known.
+    """
     parser = Parser(prog="pylongctx", description="Training-free long context for GGUF models.")
     parser.add_argument("--version", action="version", version=f"pylongctx {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    evaluations = (passkey, needle, recall, ruler, longbench, leval, perplexity)
-    for module in (
-        ask,
-        get,
-        chat,
-        complete,
-        serve,
-        *evaluations,
-        matrix,
-        report,
-        bench,
-        inspect,
-        store,
-        rpc_server,
-        doctor,
-    ):
-        module.add_parser(commands)
-    for one in commands.choices.values():
-        one.set_defaults(parser=one)
+    for name, (module, help) in COMMANDS.items():
+        if command in (None, name):
+            import_module(f"pylongctx.cli.{module}").add_parser(_Adder(commands, help))
+        else:
+            commands.add_parser(name, help=help)
     return parser
 
 
@@ -69,7 +86,8 @@ def parse(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 1 for an error, 130 for Ctrl-C."""
-    args = parse(make_parser(), argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = parse(make_parser(words[0] if words else ""), argv)
     show()
     args.argv = sys.argv[1:] if argv is None else list(argv)
     try:

@@ -37,9 +37,7 @@ EXAMPLES = """examples:
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser(
-        "ask", help="ask about files", description=__doc__, epilog=EXAMPLES, allow_abbrev=False
-    )
+    parser = commands.add_parser("ask", description=__doc__, epilog=EXAMPLES, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     help = "text, PDF and EPUB files, or folders of them (standard input), and last the question"
     parser.add_argument("words", nargs="+", metavar="FILE... QUESTION", help=help)

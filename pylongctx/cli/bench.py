@@ -40,9 +40,7 @@ repetition. TTFT: from an empty context to the first logits after depth and prom
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser(
-        "bench", help="measure speed and memory, as llama-bench", description=__doc__, epilog=EPILOG
-    )
+    parser = commands.add_parser("bench", description=__doc__, epilog=EPILOG)
     _add_tests(parser)
     add = parser.add_argument
     add("-r", "--repetitions", type=int, default=5, metavar="N", help="repetitions of each test (5)")

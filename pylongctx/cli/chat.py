@@ -37,9 +37,7 @@ EPILOG = "In the conversation /help lists commands: /read FILE, /regen, /undo, /
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser(
-        "chat", help="talk with a model", description=__doc__, epilog=EPILOG, allow_abbrev=False
-    )
+    parser = commands.add_parser("chat", description=__doc__, epilog=EPILOG, allow_abbrev=False)
     add_text_options(parser, "first message")
     options = Options(parser, "chat")
     options.add("-sys", "--system-prompt", metavar="TEXT", help="what the model is told before the conversation")

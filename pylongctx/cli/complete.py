@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("complete", help="continue a text", description=__doc__, allow_abbrev=False)
+    parser = commands.add_parser("complete", description=__doc__, allow_abbrev=False)
     add_text_options(parser, "text (default: standard input)")
     options = Options(parser, "output")
     options.switch("--json", help="one JSON object: OpenAI's completion, timings, KV memory")

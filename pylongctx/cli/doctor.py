@@ -22,7 +22,7 @@ HEAD_DIMS = (64, 80, 96, 128, 256)
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("doctor", help="show the installation", description=__doc__)
+    parser = commands.add_parser("doctor", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 

@@ -18,7 +18,7 @@ go to the folder models of {VARIABLE} (~/.cache/pylongctx), those of Hugging Fac
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("get", help="list and fetch models", description=__doc__, epilog=EPILOG)
+    parser = commands.add_parser("get", description=__doc__, epilog=EPILOG)
     parser.add_argument("name", nargs="?", metavar="NAME", help="the model to fetch (none: list them)")
     parser.set_defaults(run=run)
 

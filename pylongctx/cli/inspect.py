@@ -36,7 +36,7 @@ class Finding:
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("inspect", help="show what the heads read and keep", description=__doc__)
+    parser = commands.add_parser("inspect", description=__doc__)
     add_model_options(parser)
     defaults = ", ".join(f"{method} for {what}" for what, method in WHAT.items())
     parser.add_argument(

@@ -12,7 +12,7 @@ from pylongctx.cli.options import add_model_options
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("leval", help="multiple choice, from L-Eval's files", description=__doc__)
+    parser = commands.add_parser("leval", description=__doc__)
     add_model_options(parser)
     add_run_options(parser, lengths="4096")
     add = parser.add_argument

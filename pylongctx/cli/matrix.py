@@ -29,7 +29,7 @@ AUTO = "auto"
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("matrix", help="every method on every task and length", description=__doc__)
+    parser = commands.add_parser("matrix", description=__doc__)
     add = parser.add_argument
     add("plan", nargs="?", metavar="FILE.toml", help="what is measured; the options below go before what it says")
     add("--out", required=True, metavar="DIR", help="folder of the records, which is continued")

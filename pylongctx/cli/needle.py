@@ -17,7 +17,7 @@ from pylongctx.cli.options import add_model_options
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("needle", help="find a sentence in a long text", description=__doc__)
+    parser = commands.add_parser("needle", description=__doc__)
     add_model_options(parser)
     add_run_options(parser, lengths="")
     add = parser.add_argument

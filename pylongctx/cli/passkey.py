@@ -12,7 +12,7 @@ from pylongctx.cli.options import add_model_options, add_prompt_options
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("passkey", help="hide a number in a long text and ask for it", description=__doc__)
+    parser = commands.add_parser("passkey", description=__doc__)
     add_model_options(parser)
     add_run_options(parser)
     add = parser.add_argument

@@ -24,7 +24,7 @@ N_POINTS = 16  # rows of the curve that is printed; the JSON lines have all
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     modes = "; ".join(f"{name}: {what}" for name, what in MODES.items())
-    parser = commands.add_parser("perplexity", help="how well a text is predicted", description=__doc__, epilog=modes)
+    parser = commands.add_parser("perplexity", description=__doc__, epilog=modes)
     add_model_options(parser)
     add_run_options(parser, lengths="", chat=False)
     add = parser.add_argument

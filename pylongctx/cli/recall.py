@@ -17,7 +17,7 @@ ASKED = ("number", "literal", "paraphrase")
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("recall", help="several questions on one text", description=__doc__)
+    parser = commands.add_parser("recall", description=__doc__)
     add_model_options(parser)
     add_run_options(parser, chat=False)
     add = parser.add_argument

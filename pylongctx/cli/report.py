@@ -8,7 +8,7 @@ from typing import Any
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("report", help="tables and pictures of what was measured", description=__doc__)
+    parser = commands.add_parser("report", description=__doc__)
     parser.add_argument("folder", metavar="DIR", help="the --out of pylongctx matrix, or a folder of --json files")
     parser.add_argument("--out", metavar="FILE", help="report.md or report.html; both are written (DIR/report)")
     parser.add_argument("--no-pictures", action="store_true", help="tables only")

@@ -15,7 +15,7 @@ One client at a time. No authentication, no encryption: who can connect can read
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("rpc-server", help="lend this machine to another", description=__doc__, epilog=EPILOG)
+    parser = commands.add_parser("rpc-server", description=__doc__, epilog=EPILOG)
     add = parser.add_argument
     add("-H", "--host", default="127.0.0.1", metavar="IP", help="IPv4 address to listen on (127.0.0.1: this machine)")
     add("-p", "--port", type=int, default=50052, metavar="N", help="port (50052)")

@@ -15,7 +15,7 @@ ESSAY = "essay"
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("ruler", help="RULER's 13 tasks", description=__doc__)
+    parser = commands.add_parser("ruler", description=__doc__)
     add_model_options(parser)
     add_run_options(parser, lengths="4096")
     add = parser.add_argument

@@ -39,9 +39,7 @@ NOT_FOR_EMBEDDING = (
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser(
-        "serve", help="serve a model to OpenAI's clients", description=__doc__, epilog=EPILOG, allow_abbrev=False
-    )
+    parser = commands.add_parser("serve", description=__doc__, epilog=EPILOG, allow_abbrev=False)
     options = Options(parser, "server")
     add = options.add
     add("--host", metavar="IP", env="LLAMA_ARG_HOST", help=f"address to listen on ({HOST}: this machine only)")

@@ -1,23 +1,8 @@
 """``pylongctx kv``: what a KV store holds, and how it is kept in order."""
 
 import argparse
-import time
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from pylongctx._units import age_text, bytes_text
-from pylongctx.errors import LctxError
-from pylongctx.state import read_identity
-from pylongctx.store.entries import Entry
-from pylongctx.store.folder import Folder
-from pylongctx.store.words import line, shown
 
 EPILOG = "A text is what one prompt left: blocks of 512 tokens. Texts that begin alike share the first ones."
 ACTIONS = {
@@ -28,33 +13,9 @@ ACTIONS = {
 }
 
 
-@dataclass
-class Block:
-    """The files of a block."""
-
-    name: str
-    about: dict[str, Any]
-    files: list[Entry] = field(default_factory=list)
-
-    @property
-    def end(self) -> int:
-        """The tokens of a text up to the end of the block."""
-        return int(self.about["end"])
-
-    @property
-    def n_tokens(self) -> int:
-        """The tokens of the block."""
-        return self.end - int(self.about["first"])
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of its files."""
-        return sum(file.n_bytes for file in self.files)
-
-
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("kv", help="show and clean a KV store", description=__doc__, epilog=EPILOG)
+    parser = commands.add_parser("kv", description=__doc__, epilog=EPILOG)
     parser.add_argument(
         "action", choices=list(ACTIONS), help=", ".join(f"{name}: {help}" for name, help in ACTIONS.items())
     )
@@ -69,135 +30,13 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do what was asked for; ValueError where no folder is."""
     if not Path(args.folder).is_dir():
-        raise ValueError(f"{args.folder} is no folder")
+        raise ValueError(f"{args.folder} is not a folder")
     if args.action != "rm" and (args.text or args.all or args.unused is not None):
         raise ValueError(f"{args.action} takes a folder only")
     if args.no_words and args.action != "ls":
         raise ValueError(f"--no-words is for ls, not for {args.action}")
-    folder = Folder(args.folder, limit=2**63)
-    actions = {"ls": _list, "rm": _remove, "verify": _verify, "stats": _stats}
-    return actions[args.action](folder, args)
+    from pylongctx.cli import stored  # which loads the library
+    from pylongctx.store.folder import Folder
 
-
-def _list(folder: Folder, args: argparse.Namespace) -> int:
-    blocks = _blocks(folder)
-    groups: dict[str, list[Block]] = defaultdict(list)
-    for block in sorted(_ends(blocks), key=lambda block: -_used(_text(blocks, block))):
-        groups[_of(block.about)].append(block)
-    if not groups:
-        Console().print("no texts")
-    for name, ends in sorted(groups.items()):
-        Console().print(_texts(name, blocks, ends, not args.no_words))
-    return 0
-
-
-def _texts(name: str, blocks: dict[str, Block], ends: list[Block], with_words: bool) -> Table:
-    """Return the texts of one model and method."""
-    table = Table(title=Text(name), title_justify="left", box=None)
-    for head in ("text", "tokens", "size", "age", "used"):
-        table.add_column(head, justify="left" if head == "text" else "right", no_wrap=True)
-    for head in ("source", "begins") if with_words else ("source",):
-        table.add_column(head, overflow="fold")
-    for block in ends:
-        text, now = _text(blocks, block), time.time()
-        size = bytes_text(sum(part.n_bytes for part in text))
-        times = (_age(now, block.about.get("written")), _age(now, _used(text)))
-        words = [Text(shown(str(block.about.get("words", "")))) for _ in range(with_words)]
-        table.add_row(block.name[:12], f"{block.end:,}", size, *times, Text(_source(block.about, with_words)), *words)
-    return table
-
-
-def _age(now: float, then: Any) -> str:
-    return age_text(now - then) if isinstance(then, int | float) else "-"
-
-
-def _source(about: dict[str, Any], with_name: bool) -> str:
-    """Return where a text comes from: a prompt or a document, and of a server with several keys, whose."""
-    source = shown(str(about.get("source", "")))
-    source = source if with_name else source.split(" ")[0]
-    return f"{source}, user {shown(str(about['owner']))[:8]}" if about.get("owner") else source
-
-
-def _remove(folder: Folder, args: argparse.Namespace) -> int:
-    if not (args.text or args.all or args.unused is not None):
-        raise ValueError("name texts, or give --unused DAYS or --all")
-    blocks = _blocks(folder)
-    going: list[Entry] = folder.entries() if args.all else []
-    if args.unused is not None:
-        going += [file for file in folder.leaving() if file.used < time.time() - args.unused * 86400]
-    ends = _ends(blocks)
-    for name in args.text:
-        found = [block for block in ends if block.name.startswith(name)]
-        if len(found) != 1:
-            raise ValueError(f"{name!r} begins the names of {len(found)} texts")
-        shared = {part.name for end in ends if end is not found[0] for part in _text(blocks, end)}
-        going += [file for part in _text(blocks, found[0]) if part.name not in shared for file in part.files]
-    removed = {file.path: file.n_bytes for file in going}
-    for path in removed:
-        path.unlink(missing_ok=True)
-    Console().print(f"removed {len(removed)} files, {bytes_text(sum(removed.values()))}")
-    return 0
-
-
-def _verify(folder: Folder, args: argparse.Namespace) -> int:
-    entries, unread = folder.entries(), []
-    n_damaged = 0
-    for entry in entries:
-        try:
-            n_damaged += folder.load(entry.path) is None and not entry.path.exists()
-        except (OSError, MemoryError) as reason:
-            unread.append(f"{entry.path.name}: {str(reason) or 'no memory'}")
-    Console().print(f"{len(entries)} files, {n_damaged} damaged and removed, {len(unread)} that cannot be read")
-    for text in unread:
-        Console().print(text, markup=False, soft_wrap=True)
-    return 1 if n_damaged or unread else 0
-
-
-def _stats(folder: Folder, args: argparse.Namespace) -> int:
-    groups: dict[str, list[Block]] = defaultdict(list)
-    for block in _blocks(folder).values():
-        groups[_of(block.about)].append(block)
-    table = Table()
-    for head in ("of", "blocks", "tokens", "size"):
-        table.add_column(head, justify="left" if head == "of" else "right", overflow="fold")
-    for name, blocks in sorted(groups.items()):
-        size = bytes_text(sum(block.n_bytes for block in blocks))
-        table.add_row(Text(name), str(len(blocks)), f"{sum(block.n_tokens for block in blocks):,}", size)
-    Console().print(table)
-    return 0
-
-
-def _blocks(folder: Folder) -> dict[str, Block]:
-    """Return the blocks by name; what is no block is left out."""
-    blocks: dict[str, Block] = {}
-    for entry in folder.entries():
-        try:
-            about = read_identity(entry.path)
-        except (LctxError, OSError, MemoryError):
-            continue  # verify says why
-        if all(isinstance(about.get(key), kind) for key, kind in (("first", int), ("end", int), ("before", str))):
-            blocks.setdefault(entry.name, Block(entry.name, about)).files.append(entry)
-    return blocks
-
-
-def _ends(blocks: dict[str, Block]) -> list[Block]:
-    """Return the last blocks of texts: those that none follows."""
-    before = {block.about["before"] for block in blocks.values()}
-    return [block for block in blocks.values() if block.name not in before]
-
-
-def _text(blocks: dict[str, Block], end: Block) -> list[Block]:
-    """Return a block and those before it, as far as they are there."""
-    text = [end]
-    while (before := blocks.get(text[-1].about["before"])) is not None and before.end < text[-1].end:
-        text.append(before)
-    return text
-
-
-def _used(blocks: Iterable[Block]) -> float:
-    return max(file.used for block in blocks for file in block.files)
-
-
-def _of(about: dict[str, Any]) -> str:
-    types = f"{about.get('type_k')}/{about.get('type_v')}"
-    return line(f"{about.get('model')}, {about.get('method') or 'llama.cpp'}, {types}")
+    actions = {"ls": stored.list_texts, "rm": stored.remove, "verify": stored.verify, "stats": stored.show_stats}
+    return actions[args.action](Folder(args.folder, limit=2**63), args)
