@@ -1,5 +1,6 @@
 """What a person or a script types and reads: messages, answers, progress, Ctrl-C."""
 
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from pylongctx.cli import typing
+from pylongctx.cli.wrap import Wrapper
 
 try:
     import readline  # gives input() line editing and history
@@ -116,13 +118,14 @@ class Output:
         answers = Console(color_system=system)
         self._dims = color if color is not None else bool(answers.color_system) and not answers.no_color
         self._safe = sys.stdout.isatty()
+        self._wrapper = Wrapper(lambda: shutil.get_terminal_size().columns)
         if hasattr(sys.stdout, "reconfigure"):  # a terminal of another encoding shows what it can
             sys.stdout.reconfigure(errors="replace")
 
     def write(self, text: str, dim: bool = False) -> None:
-        """Write part of an answer."""
+        """Write part of an answer; a terminal shows a word when it is complete."""
         if self._safe:
-            text = text.translate(CONTROLS)
+            text = self._wrapper.feed(text.translate(CONTROLS))
         sys.stdout.write(f"\x1b[2m{text}\x1b[22m" if dim and self._dims else text)
         sys.stdout.flush()
 
