@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pylongctx._closed import closed
 from pylongctx._gguf import check_gguf
 from pylongctx._lib import check_process, ffi, lib, out_buffer, text
+from pylongctx._not_gguf import why_not_gguf
 from pylongctx._overrides import as_json, as_texts
 from pylongctx.errors import ModelRefused
 
@@ -39,6 +40,8 @@ class Model:
         self._pid = os.getpid()
         if not os.path.exists(path):
             raise ValueError(f"Model path does not exist: {path}")
+        if why := why_not_gguf(path):
+            raise ModelRefused(f"{path} is not a GGUF file: {why}", lib.LCTX_INVALID)
         self.overrides: dict[str, Any] = settings.get("kv_overrides") or {}
         check_gguf(path, self.overrides)
         overrides = as_json(self.overrides, settings.get("override_tensor")).encode()
