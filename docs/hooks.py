@@ -89,7 +89,9 @@ def routes() -> str:
     """Return a table of the routes that the server has."""
     from pylongctx.serve.app import create_app
 
-    paths = create_app(MagicMock()).openapi()["paths"]
+    service = MagicMock()
+    service.settings = MagicMock(static_folder=None, prefix="")
+    paths = create_app(service).openapi()["paths"]
     found = [
         (method.upper(), path, route["summary"]) for path, group in paths.items() for method, route in group.items()
     ]

@@ -1,6 +1,7 @@
 #include "constraint.h"
 
 #include "common.h"
+#include "firewall.h"
 #include "grammar.h"
 #include "log.h"
 #include "methods/method.h"
@@ -25,11 +26,34 @@ llama_tokens tokens_of_prompt(const llama_vocab * vocab, const std::string & pro
     return tokens;
 }
 
+// The schema that a stack waits for, -1: none.
+int32_t schema_of(const llama_grammar_stack & stack) {
+    const bool waits = !stack.empty() && stack.back()->type == LLAMA_GRETYPE_TOKEN && stack.back()->value >= LCTX_FIRST_SCHEMA;
+    return waits ? (int32_t)(stack.back()->value - LCTX_FIRST_SCHEMA) : -1;
+}
+
+// Where a grammar stands, which it returns to.
+class parse_state {
+  public:
+    explicit parse_state(llama_grammar & grammar) : grammar(grammar), stacks(grammar.stacks), partial_utf8(grammar.partial_utf8) {}
+    ~parse_state() {
+        grammar.stacks = std::move(stacks);
+        grammar.partial_utf8 = partial_utf8;
+    }
+    parse_state(const parse_state &) = delete;
+
+  private:
+    llama_grammar & grammar;
+    llama_grammar_stacks stacks;
+    llama_partial_utf8 partial_utf8;
+};
+
 }  // namespace
 
 lctx_constraint::lctx_constraint(const llama_vocab * vocab, const common_json & spec) {
     const auto text = spec.at("grammar").get<std::string>();
-    lctx_check_grammar(vocab, text);
+    n_schemas = spec.value("n_schemas", 0);
+    lctx_check_grammar(vocab, text, n_schemas);
     lazy = spec.value("lazy", false);
     make_grammar(vocab, text);
     if (lazy) {
@@ -108,7 +132,17 @@ bool lctx_constraint::allows(llama_token token) const {
     return one.logit != -INFINITY;
 }
 
-void lctx_constraint::accept(llama_token token) {
+bool lctx_constraint::allows(llama_token token, const std::string & text) const {
+    if (!applies() || waiting) {
+        return true;
+    }
+    const lctx_grammar_budget::use spend(budget);
+    const parse_state kept(*grammar);
+    return lctx_guard(nullptr, [&] { llama_grammar_accept_token(*grammar, token, text); });
+}
+
+// Run follow, which goes on behind a token, unless it is a thought.
+template <typename F> void lctx_constraint::watched(llama_token token, F && follow) {
     const bool open = applies();
     broken = true;  // until the end of this function: an exception leaves a grammar without a state
     if (thinking) {
@@ -119,8 +153,46 @@ void lctx_constraint::accept(llama_token token) {
         }
     }
     if (open) {
-        feed(token);
+        follow();
     }
     broken = false;
     budget.refill();
+}
+
+void lctx_constraint::accept(llama_token token) {
+    watched(token, [&] { feed(token); });
+}
+
+void lctx_constraint::accept(llama_token token, const std::string & text) {
+    watched(token, [&] {
+        const lctx_grammar_budget::use spend(budget);
+        if (!text.empty()) {  // places of schemas are tokens, and this is none
+            llama_grammar_accept_token(*grammar, token, text);
+        }
+    });
+}
+
+int32_t lctx_constraint::schema_behind(const std::string & text) const {
+    if (n_schemas == 0 || !applies() || waiting) {
+        return -1;
+    }
+    const lctx_grammar_budget::use spend(budget);
+    const parse_state kept(*grammar);
+    if (!text.empty() && !lctx_guard(nullptr, [&] { llama_grammar_accept_token(*grammar, -1, text); })) {
+        return -1;
+    }
+    for (const llama_grammar_stack & stack : grammar->stacks) {
+        if (const int32_t schema = schema_of(stack); schema >= 0 && grammar->partial_utf8.n_remain == 0) {
+            return schema;
+        }
+    }
+    return -1;
+}
+
+void lctx_constraint::pass_schema(int32_t schema) {
+    const lctx_grammar_budget::use spend(budget);
+    llama_grammar_stacks & stacks = grammar->stacks;
+    stacks.erase(std::remove_if(stacks.begin(), stacks.end(), [&](const auto & stack) { return schema_of(stack) != schema; }),
+                 stacks.end());
+    llama_grammar_accept_token(*grammar, LCTX_FIRST_SCHEMA + schema, "");
 }

@@ -21,8 +21,18 @@ class lctx_constraint {
 
     bool allows(llama_token token) const;
 
-    // Go on behind a token that is allowed.
+    // Whether text, the rest of a token, may come next.
+    bool allows(llama_token token, const std::string & text) const;
+
+    // Go on behind a token that is allowed, or behind the part of it that is text.
     void accept(llama_token token);
+    void accept(llama_token token, const std::string & text);
+
+    // The schema that may begin behind text, -1: none.
+    int32_t schema_behind(const std::string & text) const;
+
+    // Go on behind a schema that may begin here; what it allows is for others to say.
+    void pass_schema(int32_t schema);
 
   private:
     struct deleter {
@@ -34,11 +44,13 @@ class lctx_constraint {
     void skip_prompt(const llama_vocab * vocab, const common_json & spec);
     bool applies() const;
     void feed(llama_token token);
+    template <typename F> void watched(llama_token token, F && follow);
 
     std::unique_ptr<llama_grammar, deleter> grammar;
     std::unique_ptr<llama_sampler, deleter> thinking;  // what the model thinks triggers nothing; nullptr: not watched
     mutable lctx_grammar_budget budget;
     std::optional<lctx_trigger> waiting;  // until the grammar begins
+    int32_t n_schemas = 0;
     bool lazy = false;
     bool broken = false;
 };

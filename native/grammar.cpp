@@ -14,6 +14,7 @@ constexpr int MAX_DEPTH = 256;
 constexpr unsigned long long MAX_RULES = 20000;
 constexpr size_t MAX_TEXT = 4 << 20;
 constexpr size_t MAX_QUOTE = 60;
+constexpr uint32_t MAX_CODE_POINT = 0x10FFFF;
 
 // Behind a literal, a set of characters or a comment that begins at pos, else the next character.
 const char * skip_item(const char * pos) {
@@ -71,9 +72,85 @@ void parse(llama_grammar_parser & parser, const std::string & text) {
     }
 }
 
+bool is_code_point(uint32_t value) {
+    return value <= MAX_CODE_POINT && (value < 0xD800 || value > 0xDFFF);
+}
+
+// What llama.cpp would meet while it samples: values that are no characters, ranges that end before they begin, tokens of no vocabulary.
+void check_values(const llama_grammar_rule & rule, uint32_t n_tokens, int32_t n_schemas) {
+    for (size_t i = 0; i < rule.size(); i++) {
+        const auto [type, value] = rule[i];
+        const bool is_token = type == LLAMA_GRETYPE_TOKEN || type == LLAMA_GRETYPE_TOKEN_NOT;
+        const bool is_schema = value >= LCTX_FIRST_SCHEMA && value - LCTX_FIRST_SCHEMA < (uint32_t)n_schemas;
+        if (is_token && value >= n_tokens && !is_schema) {
+            throw lctx_refusal("the grammar names token " + std::to_string(value) + ", and the vocabulary ends at " +
+                               std::to_string(n_tokens - 1));
+        }
+        const bool is_char = type == LLAMA_GRETYPE_CHAR || type == LLAMA_GRETYPE_CHAR_NOT || type == LLAMA_GRETYPE_CHAR_ALT ||
+                             type == LLAMA_GRETYPE_CHAR_RNG_UPPER;
+        if (is_char && !is_code_point(value)) {
+            throw lctx_refusal("the grammar has a character with the code " + std::to_string(value) + ", which Unicode does not have");
+        }
+        if (type == LLAMA_GRETYPE_CHAR_RNG_UPPER && value < rule[i - 1].value) {
+            throw lctx_refusal("the grammar has a range that ends before it begins: from code " + std::to_string(rule[i - 1].value) +
+                               " to " + std::to_string(value));
+        }
+    }
+}
+
+// Whether the class [^...] that begins at i leaves no character.
+bool is_empty_class(const llama_grammar_rule & rule, size_t i) {
+    std::vector<std::pair<uint32_t, uint32_t>> ranges = {{0xD800, 0xDFFF}};
+    do {
+        const bool is_range = rule[i + 1].type == LLAMA_GRETYPE_CHAR_RNG_UPPER;
+        ranges.emplace_back(rule[i].value, rule[i + is_range].value);
+        i += 1 + is_range;
+    } while (rule[i].type == LLAMA_GRETYPE_CHAR_ALT);
+    std::sort(ranges.begin(), ranges.end());
+    uint32_t next = 0;  // the first character that is in none of them
+    for (const auto & [from, to] : ranges) {
+        next = from <= next ? std::max(next, to + 1) : next;
+    }
+    return next > MAX_CODE_POINT;
+}
+
+// Whether one of a rule's alternatives can be begun and gone on with.
+bool matches(const llama_grammar_rule & rule, const std::vector<bool> & matching) {
+    bool all = true;
+    for (size_t i = 0; i < rule.size(); i++) {
+        const auto [type, value] = rule[i];
+        if (type == LLAMA_GRETYPE_ALT || type == LLAMA_GRETYPE_END) {
+            if (all) {
+                return true;
+            }
+            all = true;
+        } else if (type == LLAMA_GRETYPE_RULE_REF) {
+            all = all && matching[value];
+        } else if (type == LLAMA_GRETYPE_CHAR_NOT) {
+            all = all && !is_empty_class(rule, i);
+        }
+    }
+    return false;
+}
+
+// Which rules match something; one that calls itself without an end does.
+std::vector<bool> matching_rules(const llama_grammar_rules & rules) {
+    std::vector<bool> matching(rules.size(), true);
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (size_t i = rules.size(); i-- > 0;) {
+            if (matching[i] && !matches(rules[i], matching)) {
+                matching[i] = false;
+                changed = true;
+            }
+        }
+    }
+    return matching;
+}
+
 }  // namespace
 
-void lctx_check_grammar(const llama_vocab * vocab, const std::string & text) {
+void lctx_check_grammar(const llama_vocab * vocab, const std::string & text, int32_t n_schemas) {
     check_size(text);
     llama_grammar_parser parser(vocab);
     parse(parser, text);
@@ -84,5 +161,9 @@ void lctx_check_grammar(const llama_vocab * vocab, const std::string & text) {
         if (id >= parser.rules.size() || parser.rules[id].empty()) {
             throw lctx_refusal("the grammar has no rule named " + name);
         }
+        check_values(parser.rules[id], llama_vocab_n_tokens(vocab), n_schemas);
+    }
+    if (!matching_rules(parser.rules)[parser.symbol_ids.at("root")]) {
+        throw lctx_refusal("the grammar can match nothing: every way through the rule root needs a character that is in no class");
     }
 }

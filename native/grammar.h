@@ -11,5 +11,8 @@ struct lctx_grammar_slow : lctx_refusal {
     using lctx_refusal::lctx_refusal;
 };
 
-// Throws lctx_refusal when the GBNF text is no grammar with a rule "root".
-void lctx_check_grammar(const llama_vocab * vocab, const std::string & text);
+// Where a schema stands in a grammar: <[LCTX_FIRST_SCHEMA + its number]>, no token of any vocabulary.
+constexpr uint32_t LCTX_FIRST_SCHEMA = 1u << 30;
+
+// Throws lctx_refusal when the GBNF text is no grammar with a rule "root" that can match something, and that may name n_schemas schemas.
+void lctx_check_grammar(const llama_vocab * vocab, const std::string & text, int32_t n_schemas = 0);

@@ -5,6 +5,7 @@
 #include "lctx.h"
 #include "llama.h"
 #include "memory/memory.h"
+#include "overrides.h"
 #include "rpc.h"
 #include "trace.h"
 
@@ -20,13 +21,15 @@ struct lctx_model {
     bool plain = false;  // weights are as in the file
     std::string error;
     std::vector<std::shared_ptr<lctx_rpc_server>> servers;
+    lctx_overrides overrides;
 };
 
 struct lctx_context {
     const lctx_model * model = nullptr;  // dry: only for lctx_estimate
     llama_context * ctx = nullptr;
     lctx_memory * memory = nullptr;  // nullptr: llama.cpp's own cache
-    uint32_t n_ctx = 0;              // as asked; llama.cpp pads it
+    uint32_t n_ctx = 0;              // as asked, at most lctx_positions; llama.cpp pads it
+    uint32_t n_batch = 0;            // as asked, at most llama.cpp's: embeddings make that one larger
     std::string method, why;
     mutable std::string error;  // of the last call, those that change nothing included
     const volatile int32_t * abort_flag = nullptr;
@@ -61,6 +64,8 @@ uint32_t lctx_context_default_n_ctx(const lctx_model & model, const lctx_context
 inline uint32_t lctx_padded_n_ctx(uint32_t n_ctx) {
     return (n_ctx + 255) / 256 * 256;
 }
+// How many positions a model has: those that it learned a vector for each, else any.
+int32_t lctx_positions(const lctx_model & model);
 // Open a context whose model is set; throws lctx_refusal.
 void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, const std::string & method);
 

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <new>
 
+constexpr float MAX_SCALE = 1e4f;  // beyond, what a layer computes overflows
+
 struct lctx_adapter {
     llama_adapter_lora * adapter = nullptr;
     std::string error;
@@ -55,9 +57,11 @@ int32_t lctx_context_set_adapters(lctx_context * ctx, int32_t n, lctx_adapter **
         std::vector<llama_adapter_lora *> loras;
         std::vector<float> factors;
         for (int32_t i = 0; i < n; i++) {
-            if (!std::isfinite(scales[i])) {
+            if (!(std::fabs(scales[i]) <= MAX_SCALE)) {  // NaN too
+                char text[96];
+                snprintf(text, sizeof(text), "the scale of a LoRA adapter must be from %g to %g, not %g", -MAX_SCALE, MAX_SCALE, scales[i]);
                 status = LCTX_INVALID;
-                throw lctx_refusal("the scale of a LoRA adapter must be a finite number");
+                throw lctx_refusal(text);
             }
             loras.push_back(adapters[i]->adapter);
             factors.push_back(scales[i]);

@@ -8,8 +8,10 @@
 #include "pending.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <new>
+#include <numeric>
 
 namespace {
 
@@ -43,6 +45,60 @@ void check_embedding(const lctx_context_params & p) {
     }
     if (p.attention_type < LLAMA_ATTENTION_TYPE_UNSPECIFIED || p.attention_type > LLAMA_ATTENTION_TYPE_NON_CAUSAL) {
         throw lctx_refusal("attention_type must be -1 (that of the model), 0 causal or 1 not causal");
+    }
+}
+
+// Throws unless a number is finite and least .. most, or, as a sign that it is the model's, as `own` says.
+void check_number(const char * name, float value, float least, float most, bool is_own, const char * own) {
+    if (!is_own && !(value >= least && value <= most)) {
+        char text[160];
+        snprintf(text, sizeof(text), "%s must be from %g to %g, or %s for that of the model, not %g", name, least, most, own, value);
+        throw lctx_refusal(text);
+    }
+}
+
+// Numbers that make no angles: NaN, infinity, and those that would put all tokens at one position or reach beyond any context.
+void check_rope(const lctx_context_params & p, const llama_hparams & hparams) {
+    if (p.rope_scaling_type < LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED || p.rope_scaling_type > LLAMA_ROPE_SCALING_TYPE_MAX_VALUE) {
+        throw lctx_refusal("rope_scaling_type must be -1 (that of the model), 0 none, 1 linear, 2 yarn or 3 longrope, not " +
+                           std::to_string(p.rope_scaling_type));
+    }
+    const auto below_0 = [](float x) { return x < 0.0f && std::isfinite(x); };
+    check_number("rope_freq_base", p.rope_freq_base, 1.01f, 1e18f, p.rope_freq_base == 0.0f, "0");
+    check_number("rope_freq_scale", p.rope_freq_scale, 1e-9f, 1e9f, p.rope_freq_scale == 0.0f, "0");
+    check_number("yarn_ext_factor", p.yarn_ext_factor, 0.0f, 1.0f, below_0(p.yarn_ext_factor), "below 0");
+    check_number("yarn_attn_factor", p.yarn_attn_factor, 1e-3f, 1e3f, below_0(p.yarn_attn_factor), "below 0");
+    check_number("yarn_beta_fast", p.yarn_beta_fast, 0.0f, 1e6f, below_0(p.yarn_beta_fast), "below 0");
+    check_number("yarn_beta_slow", p.yarn_beta_slow, 0.0f, 1e6f, below_0(p.yarn_beta_slow), "below 0");
+    if (p.yarn_orig_ctx > MAX_N_CTX) {
+        throw lctx_refusal("yarn_orig_ctx must be at most " + std::to_string(MAX_N_CTX) + ", not " + std::to_string(p.yarn_orig_ctx));
+    }
+    const uint32_t orig = p.yarn_orig_ctx ? p.yarn_orig_ctx : hparams.n_ctx_orig_yarn ? hparams.n_ctx_orig_yarn : hparams.n_ctx_train;
+    const double stretched = p.rope_freq_scale == 0.0f ? 1.0 : orig / (double)p.rope_freq_scale;
+    if (!(stretched >= 1.0 && stretched <= MAX_N_CTX)) {
+        char text[160];
+        snprintf(text, sizeof(text), "rope_freq_scale %g makes %g of %u trained tokens; it must be one that makes 1 .. %u",
+                 p.rope_freq_scale, stretched, orig, MAX_N_CTX);
+        throw lctx_refusal(text);
+    }
+}
+
+// llama.cpp reserves its graph for as many tokens of each sequence, and asserts that all of them are outputs where vectors are pooled:
+// so a ubatch is a multiple of the sequences.
+void for_pooling(llama_context_params & c) {
+    const auto up = [](uint32_t n, uint32_t step) { return (n + step - 1) / step * step; };
+    c.n_ubatch = up(std::min(c.n_ubatch, c.n_batch), c.n_seq_max);
+    c.n_batch = std::max(c.n_batch, c.n_ubatch);
+    if (c.n_ctx < c.n_ubatch) {
+        c.n_ctx = std::min(up(c.n_ctx, std::lcm(lctx_padded_n_ctx(1), c.n_seq_max)), lctx_padded_n_ctx(c.n_ubatch));
+    }
+}
+
+// llama.cpp reads n_cls_out scores of a text, whether a classifier made them or not.
+void check_scores(const llama_model & model) {
+    const ggml_tensor * last = model.cls_out ? model.cls_out : model.cls;
+    if (!last || last->ne[1] != model.hparams.n_cls_out) {
+        throw lctx_refusal("pooling_type 4 (rank) needs a classifier: the model has no head that judges documents (tensors cls.*)");
     }
 }
 
@@ -103,6 +159,11 @@ uint32_t lctx_context_default_n_ctx(const lctx_model & model, const lctx_context
     return method.empty() ? n_ctx_train : lctx_method_default_n_ctx(lctx_method_parse(method), n_ctx_train);
 }
 
+int32_t lctx_positions(const lctx_model & model) {
+    const ggml_tensor * learned = model.model->pos_embd;
+    return learned ? (int32_t)learned->ne[1] : INT32_MAX;
+}
+
 void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, const std::string & method) {
     const lctx_model * model = ctx->model;
     check_params(params);
@@ -119,6 +180,7 @@ void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, c
     if (model->vocab_only) {
         throw lctx_refusal("the model was loaded with vocab_only and has no weights to run");
     }
+    check_rope(params, model->model->hparams);
     llama_context_params c = to_llama(params);
     if (params.deterministic) {
         lctx_check_deterministic(*model, params, method);
@@ -129,6 +191,9 @@ void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, c
     c.kv_unified = c.embeddings;  // the texts of a call share one context
     c.swa_full = params.swa_full < 0 ? method.empty() || params.deterministic : params.swa_full != 0;
     c.n_ctx = lctx_padded_n_ctx(n_ctx) * (c.kv_unified ? 1 : c.n_seq_max);  // llama.cpp pads, and shares n_ctx among the sequences
+    if (c.embeddings) {
+        for_pooling(c);
+    }
     c.abort_callback = on_abort;
     c.abort_callback_data = ctx;
     lctx_log_begin();
@@ -137,8 +202,12 @@ void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, c
     if (!ctx->ctx) {
         throw lctx_refusal(lctx_log_errors("the context could not be created"));
     }
+    if (c.embeddings && llama_pooling_type(ctx->ctx) == LLAMA_POOLING_TYPE_RANK) {
+        check_scores(*model->model);
+    }
     llama_set_embeddings(ctx->ctx, false);  // lctx_embed asks for them
-    ctx->n_ctx = n_ctx;
+    ctx->n_ctx = std::min(n_ctx, (uint32_t)lctx_positions(*model));
+    ctx->n_batch = std::min(params.n_batch, llama_n_batch(ctx->ctx));
     ctx->memory = dynamic_cast<lctx_memory *>(llama_get_memory(ctx->ctx));
     if (ctx->memory) {
         ctx->method = ctx->memory->cache().method().full_spec();
@@ -198,9 +267,6 @@ const char * lctx_context_error(const lctx_context * ctx) {
 }
 
 void lctx_context_free(lctx_context * ctx) {
-    if (ctx && ctx->model && !lctx_rpc_lost(ctx->model->servers).empty()) {
-        return;  // see lctx_model_free
-    }
     if (ctx) {
         llama_free(ctx->ctx);
         lctx_guard(nullptr, [&] { lctx_rpc_forget_graphs(ctx->model->servers); });
@@ -221,7 +287,7 @@ uint32_t lctx_context_n_ctx(const lctx_context * ctx) {
 }
 
 uint32_t lctx_context_n_batch(const lctx_context * ctx) {
-    return llama_n_batch(ctx->ctx);
+    return ctx->n_batch;
 }
 
 uint32_t lctx_context_n_ubatch(const lctx_context * ctx) {

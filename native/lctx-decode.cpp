@@ -37,7 +37,7 @@ std::string failure(lctx_context * ctx, const char * fallback) {
 
 // What is wrong with a batch; empty when it can be decoded. next: the next position of every sequence.
 std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std::vector<int32_t> next) {
-    const int32_t n_vocab = llama_vocab_n_tokens(ctx->model->vocab);
+    const int32_t n_vocab = llama_vocab_n_tokens(ctx->model->vocab), n_position = lctx_positions(*ctx->model);
     for (int32_t i = 0; i < batch.n_tokens; i++) {
         const int32_t seq = batch.seq_id[i][0];
         if (batch.token[i] < 0 || batch.token[i] >= n_vocab) {
@@ -45,6 +45,10 @@ std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std
         }
         if (!is_sequence(ctx, seq)) {
             return no_sequence(ctx, seq);
+        }
+        if (batch.pos[i] >= n_position) {
+            return "the model learned " + std::to_string(n_position) + " positions, and position " + std::to_string(batch.pos[i]) +
+                   " is beyond them";
         }
         if (batch.pos[i] != next[seq]++) {
             return "the next position of sequence " + std::to_string(seq) + " is " + std::to_string(next[seq] - 1) + ", not " +
@@ -132,7 +136,7 @@ template <typename F> int32_t decode(lctx_context * ctx, int32_t n_tokens, const
             ctx->output.data()};
         status = run_batch(ctx, batch, logits);
     });
-    const std::string lost = status == LCTX_FAILED ? lctx_rpc_lost(ctx->model->servers) : "";
+    const std::string lost = lctx_rpc_lost(ctx->model->servers);
     return lost.empty() ? status : fail(ctx, LCTX_LOST, lost);
 }
 
@@ -165,6 +169,14 @@ lctx_memory & with_method(lctx_context * ctx, const char * what = "has no parts"
 
 constexpr const char * NO_COMPRESSION = "does not compress a text that was read: use method=kvzip";
 
+// Throws when what was read may be the zeros of an RPC server that has ended.
+void check_servers(const lctx_context * ctx) {
+    const std::string lost = lctx_rpc_lost(ctx->model->servers);
+    if (!lost.empty()) {
+        throw lctx_refusal(lost);
+    }
+}
+
 // What `write` writes: its size with buf NULL, else its bytes; 0 when that fails or buf is too small.
 template <typename F> size_t write_out(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size, F && write) {
     size_t n = 0;
@@ -178,6 +190,7 @@ template <typename F> size_t write_out(lctx_context * ctx, int32_t seq, uint8_t 
             lctx_state_writer io(buf);
             write(io);
         }
+        check_servers(ctx);
         n = counted.n_bytes();
         return true;
     });
@@ -313,9 +326,10 @@ size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t siz
     size_t n = 0;
     guarded(ctx, {std::max(seq, 0)}, [&] {
         n = seq < 0 ? llama_state_get_data(ctx->ctx, buf, size) : llama_state_seq_get_data(ctx->ctx, buf, size, seq);
+        check_servers(ctx);
         return n > 0;
     });
-    return n;
+    return ctx->error.empty() ? n : 0;
 }
 
 size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {

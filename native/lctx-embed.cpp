@@ -4,6 +4,7 @@
 #include "llama-model.h"
 #include "log.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace {
@@ -20,7 +21,8 @@ std::string why_no_embedding(const llama_model & model) {
 // What is wrong with the texts; empty when they can be embedded.
 std::string check(const lctx_context * ctx, const std::vector<int32_t> & lengths, const int32_t * tokens) {
     const int32_t n_vocab = llama_vocab_n_tokens(ctx->model->vocab);
-    const uint32_t most = llama_n_ubatch(ctx->ctx);
+    const uint32_t most = std::min(ctx->n_batch, llama_n_ubatch(ctx->ctx));
+    const int32_t n_position = lctx_positions(*ctx->model);
     const std::string why = why_no_embedding(*ctx->model->model);
     if (!why.empty()) {
         return why;
@@ -29,6 +31,9 @@ std::string check(const lctx_context * ctx, const std::vector<int32_t> & lengths
     for (const int32_t length : lengths) {
         if (length < 1 || (uint32_t)length > most - n) {
             return "the texts of one call must hold 1 .. " + std::to_string(most) + " tokens together, none of them empty";
+        }
+        if (length > n_position) {
+            return "a text has " + std::to_string(length) + " tokens, and the model learned " + std::to_string(n_position) + " positions";
         }
         n += length;
     }

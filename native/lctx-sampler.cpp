@@ -221,6 +221,17 @@ int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_
     return token;
 }
 
+int32_t lctx_sampler_choose(lctx_sampler * sampler, const float * logits, int32_t n_vocab) {
+    int32_t token = -1;
+    sampler->error.clear();
+    lctx_guard(&sampler->error, [&] { token = choose(sampler, logits, n_vocab, false); });
+    return token;
+}
+
+void lctx_sampler_accept(lctx_sampler * sampler, int32_t token) {
+    llama_sampler_accept(sampler->chain, token);
+}
+
 int32_t lctx_sampler_probs(const lctx_sampler * sampler, float * probs, int32_t n_vocab) {
     const llama_token_data_array & left = sampler->left;
     if (!left.data || n_vocab != (int32_t)sampler->candidates.size()) {

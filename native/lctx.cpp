@@ -92,7 +92,7 @@ void lctx_model_params_default(lctx_model_params * params) {
     *params = {d.n_gpu_layers, (int32_t)d.split_mode, d.main_gpu, d.vocab_only, 1, 0, nullptr, 0, nullptr, 0, 0};
 }
 
-lctx_model * lctx_model_load(const char * path, const lctx_model_params * params) {
+lctx_model * lctx_model_load(const char * path, const lctx_model_params * params, const char * overrides) {
     lctx_model * m = new (std::nothrow) lctx_model;
     if (!m) {
         return nullptr;
@@ -101,6 +101,8 @@ lctx_model * lctx_model_load(const char * path, const lctx_model_params * params
         backend_init();
         lctx_log_begin();
         llama_model_params p = llama_model_default_params();
+        m->overrides.read(overrides ? overrides : "");
+        m->overrides.apply(p);
         for (const std::string & endpoint : lctx_rpc_endpoints(params->rpc_servers ? params->rpc_servers : "")) {
             m->servers.push_back(lctx_rpc_connect(endpoint));
         }
@@ -123,6 +125,7 @@ lctx_model * lctx_model_load(const char * path, const lctx_model_params * params
             m->error = lctx_log_errors("the model could not be loaded");
             return;
         }
+        m->overrides.check_used(lctx_log_overrides(), params->vocab_only != 0);
         m->vocab = llama_model_get_vocab(m->model);
         m->vocab_only = p.vocab_only;
         m->dry = p.no_alloc;
@@ -136,9 +139,6 @@ const char * lctx_model_error(const lctx_model * model) {
 }
 
 void lctx_model_free(lctx_model * model) {
-    if (model && !lctx_rpc_lost(model->servers).empty()) {
-        return;  // ggml would ask the server to free its part, and end the process
-    }
     if (model) {
         llama_model_free(model->model);
         lctx_guard(nullptr, [&] { lctx_rpc_forget_graphs(model->servers); });
@@ -193,7 +193,7 @@ int32_t lctx_model_desc(const lctx_model * model, char * buf, size_t size) {
 
 int32_t lctx_tokenize(const lctx_model * model, const char * text, int32_t n_text, int32_t * tokens, int32_t n_max, int32_t add_special,
                       int32_t parse_special) {
-    int32_t n = 0;
+    int32_t n = INT32_MIN;
     lctx_guard(nullptr, [&] { n = llama_tokenize(model->vocab, text, n_text, tokens, n_max, add_special != 0, parse_special != 0); });
     return n;
 }
@@ -201,6 +201,7 @@ int32_t lctx_tokenize(const lctx_model * model, const char * text, int32_t n_tex
 int32_t lctx_token_to_piece(const lctx_model * model, int32_t token, char * buf, int32_t size, int32_t special) {
     int32_t n = 0;
     if (token >= 0 && token < llama_vocab_n_tokens(model->vocab)) {
+        n = INT32_MIN;
         lctx_guard(nullptr, [&] { n = llama_token_to_piece(model->vocab, token, buf, size, 0, special != 0); });
     }
     return n;

@@ -112,8 +112,10 @@ typedef struct lctx_model_info {
 // Fill *params with llama.cpp's defaults.
 void lctx_model_params_default(lctx_model_params * params);
 
-// Load a GGUF file. Never NULL; check lctx_model_error.
-lctx_model * lctx_model_load(const char * path, const lctx_model_params * params);
+// Load a GGUF file. overrides: NULL, or JSON with "metadata" (values in the place of the file's, by key: bool, int, float, or a string of
+// at most 127 bytes) and "tensors" (buffer types such as "CPU", by a regular expression that is searched in names of tensors; the first
+// that is found counts). Never NULL; check lctx_model_error.
+lctx_model * lctx_model_load(const char * path, const lctx_model_params * params, const char * overrides);
 
 // NULL when the model is loaded, else why it is not.
 const char * lctx_model_error(const lctx_model * model);
@@ -134,11 +136,12 @@ int32_t lctx_model_desc(const lctx_model * model, char * buf, size_t size);
 
 // ---- vocabulary ----
 
-// Tokenize n_text bytes. Returns the number of tokens, or minus the number needed when n_max is too small.
+// Tokenize n_text bytes. Returns the number of tokens, or minus the number needed when n_max is too small; INT32_MIN when the vocabulary
+// has none for them.
 int32_t lctx_tokenize(const lctx_model * model, const char * text, int32_t n_text, int32_t * tokens, int32_t n_max, int32_t add_special,
                       int32_t parse_special);
 
-// The bytes of one token, without a leading-space rule. Returns their number, or minus the number needed.
+// The bytes of one token, without a leading-space rule. Returns their number, or minus the number needed; INT32_MIN as above.
 int32_t lctx_token_to_piece(const lctx_model * model, int32_t token, char * buf, int32_t size, int32_t special);
 
 // 1 when the token ends a generation.
@@ -151,7 +154,8 @@ int32_t lctx_token_is_eog(const lctx_model * model, int32_t token);
 
 typedef struct lctx_context_params {
     uint32_t n_seq_max;
-    uint32_t n_ctx;    // of one sequence; 0: the trained context, times 4 for a method that extends
+    uint32_t
+        n_ctx;  // of one sequence; 0: the trained context, times 4 for a method that extends; at most the positions that a model learned
     uint32_t n_batch;  // more than 2^22 is as much as that; with causal attention, more than n_ctx as n_ctx
     uint32_t n_ubatch;
     int32_t n_threads;
@@ -227,8 +231,7 @@ void * lctx_context_llama(const lctx_context * ctx);
 // Evaluate n_tokens (1 .. n_batch) of sequence 0 at positions pos, pos + 1, ...; pos must be lctx_n_past.
 // logits: NULL (nothing is computed), or float[n_vocab] for the last token, or float[n_tokens][n_vocab] with all != 0.
 // On any status but LCTX_OK the cache is as before and the contents of logits are undefined. LCTX_NO_SLOT: the cache is full.
-// LCTX_LOST: an RPC server ended; nothing can be evaluated with this model any more, and freeing it and its contexts leaves their memory
-// to the end of the process. LCTX_ABORTED: the abort flag was set. A method that evicts may be left in the middle of a batch longer than lctx_context_step: what
+// LCTX_LOST: an RPC server ended, and nothing can be evaluated with this model any more. LCTX_ABORTED: the abort flag was set. A method that evicts may be left in the middle of a batch longer than lctx_context_step: what
 // was evicted cannot come back, lctx_n_past says how far it came.
 int32_t lctx_decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos, float * logits, int32_t all);
 
@@ -443,6 +446,10 @@ lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_
 // infinite: lctx_sampler_error names its token. -2 when the grammar takes too long: a token may take a second of the processor.
 int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_t n_vocab);
 
+// The parts of lctx_sampler_sample, for who asks a grammar in between: choose a token, -1 as there; remember the one that is taken.
+int32_t lctx_sampler_choose(lctx_sampler * sampler, const float * logits, int32_t n_vocab);
+void lctx_sampler_accept(lctx_sampler * sampler, int32_t token);
+
 // The probabilities by which the last token was chosen: float[n_vocab], 0 for those that the samplers left out. LCTX_INVALID when
 // none was chosen, or of another n_vocab.
 int32_t lctx_sampler_probs(const lctx_sampler * sampler, float * probs, int32_t n_vocab);
@@ -469,6 +476,30 @@ int32_t lctx_sampler_constrain(lctx_sampler * sampler, const char * constraint);
 
 // Why the last call on the sampler failed, or NULL.
 const char * lctx_sampler_error(const lctx_sampler * sampler);
+
+// A grammar with places where schemas stand, which others know: a token may end there, and go on within one. constraint as above, with
+// "n_schemas"; the place of number i is <[2^30 + i]>. Never NULL but when out of memory; check lctx_grammar_error.
+typedef struct lctx_grammar lctx_grammar;
+lctx_grammar * lctx_grammar_create(const lctx_model * model, const char * constraint);
+void lctx_grammar_free(lctx_grammar * grammar);
+
+// Why the last call on the grammar failed, or NULL.
+const char * lctx_grammar_error(const lctx_grammar * grammar);
+
+// Take the logits of tokens that may not come next to -inf. LCTX_INVALID: it takes too long, or the grammar is broken.
+int32_t lctx_grammar_restrict(lctx_grammar * grammar, float * logits, int32_t n_vocab);
+
+// 1 when a token may come next, or with text only this part of it; 0 when not; LCTX_INVALID.
+int32_t lctx_grammar_allows(lctx_grammar * grammar, int32_t token, const char * text, size_t size);
+
+// Go on behind what is allowed.
+int32_t lctx_grammar_accept(lctx_grammar * grammar, int32_t token, const char * text, size_t size);
+
+// The schema that may begin behind a text, which may be empty; -1: none.
+int32_t lctx_grammar_schema_behind(lctx_grammar * grammar, const char * text, size_t size);
+
+// Go on behind a schema that may begin here.
+int32_t lctx_grammar_pass_schema(lctx_grammar * grammar, int32_t schema);
 
 // ---- chat ----
 
@@ -521,7 +552,8 @@ lctx_adapter * lctx_adapter_load(lctx_model * model, const char * path);
 const char * lctx_adapter_error(const lctx_adapter * adapter);
 void lctx_adapter_free(lctx_adapter * adapter);
 
-// The adapters of a context from now on, none with n = 0; they must outlive it or be replaced. What is in the cache stays as it is.
+// The adapters of a context from now on, none with n = 0, with scales from -10^4 to 10^4; they must outlive it or be replaced. What is in
+// the cache stays as it is.
 int32_t lctx_context_set_adapters(lctx_context * ctx, int32_t n, lctx_adapter ** adapters, const float * scales);
 
 // ---- embeddings ----
@@ -532,8 +564,8 @@ int32_t lctx_context_pooling(const lctx_context * ctx);
 // Numbers per embedding.
 int32_t lctx_embedding_size(const lctx_context * ctx);
 
-// Embed n_text texts, tokens one after the other, lengths[i] of text i (together at most n_ubatch); the cache is empty afterwards.
-// out: float[n_text][size], or without pooling float[sum of lengths][size].
+// Embed n_text texts, tokens one after the other, lengths[i] of text i (together at most n_batch and n_ubatch); the cache is empty
+// afterwards. out: float[n_text][size], or without pooling float[sum of lengths][size].
 int32_t lctx_embed(lctx_context * ctx, int32_t n_text, const int32_t * lengths, const int32_t * tokens, float * out);
 
 // ---- log-probabilities ----

@@ -10,7 +10,7 @@
 namespace {
 
 std::atomic<int32_t> shown_level{2};
-thread_local std::string errors;
+thread_local std::string errors, overrides;
 thread_local ggml_log_level last_level = GGML_LOG_LEVEL_NONE;
 
 int32_t rank(ggml_log_level level) {
@@ -27,6 +27,9 @@ void on_log(ggml_log_level level, const char * text, void *) {
     if (last_level == GGML_LOG_LEVEL_ERROR) {
         errors += text;
     }
+    if (strstr(text, "etadata override")) {
+        overrides += text;
+    }
     // a method reads beyond the trained context on purpose; its own line says what that means
     const bool misleading = strstr(text, "possible training context overflow");
     if (rank(last_level) <= shown_level && !misleading) {
@@ -39,6 +42,11 @@ void on_log(ggml_log_level level, const char * text, void *) {
 void lctx_log_begin() {
     llama_log_set(on_log, nullptr);
     errors.clear();
+    overrides.clear();
+}
+
+std::string lctx_log_overrides() {
+    return overrides;
 }
 
 std::string lctx_log_errors(const char * fallback) {

@@ -115,39 +115,13 @@ template <typename F> F * rpc_function(const char * name) {
 std::recursive_mutex servers_mutex;
 std::map<std::string, std::weak_ptr<lctx_rpc_server>> servers_by_endpoint;
 
-bool listens(const std::string & endpoint) {
-    connected_socket s;
-    return lctx_guard(nullptr, [&] { connect_to(s, endpoint); });
-}
-
-// Note which servers are gone; all of them where each still listens, for a connection that broke cannot be told from the others.
-void note_lost() {
-    const std::lock_guard<std::recursive_mutex> lock(servers_mutex);
-    std::vector<std::shared_ptr<lctx_rpc_server>> all, gone;
-    for (const auto & [endpoint, known] : servers_by_endpoint) {
-        if (std::shared_ptr<lctx_rpc_server> server = known.lock()) {
-            all.push_back(server);
-            if (!listens(endpoint)) {
-                gone.push_back(server);
-            }
-        }
-    }
-    for (const auto & server : gone.empty() ? all : gone) {
-        server->lost = true;
-    }
-    for (const auto & server : gone.empty() ? all : gone) {
-        servers_by_endpoint.erase(server->endpoint);  // a model that is opened later connects again
-    }
-}
-
 void on_abort(const char * message) {
     const std::string text = message;
     if (text.find("ggml-rpc.cpp:") != std::string::npos) {
         if (lctx_guard_depth > 0 && std::uncaught_exceptions() == 0) {
-            note_lost();
-            throw lctx_refusal("an RPC server ended, or its connection broke");
+            throw lctx_refusal("an RPC server ended while a connection to it was made");
         }
-        fprintf(stderr, "pylongctx ends: an RPC server ended, or its connection broke (%s)\n", message);
+        fprintf(stderr, "pylongctx ends: an RPC server ended while a connection to it was made (%s)\n", message);
         abort();
     }
     const size_t line = text.find(':'), rest = text.find(": ", line + 1);
@@ -159,6 +133,17 @@ void on_abort(const char * message) {
 }
 
 }  // namespace
+
+void lctx_rpc_note_lost(const char * endpoint, void * output, size_t output_size) {
+    if (output_size > 0) {
+        memset(output, 0, output_size);
+    }
+    const std::lock_guard<std::recursive_mutex> lock(servers_mutex);
+    const auto known = servers_by_endpoint.find(endpoint);
+    if (const std::shared_ptr<lctx_rpc_server> server = known == servers_by_endpoint.end() ? nullptr : known->second.lock()) {
+        server->lost = true;
+    }
+}
 
 void lctx_rpc_watch_aborts() {
     ggml_set_abort_callback(on_abort);
@@ -199,6 +184,9 @@ std::vector<std::string> lctx_rpc_endpoints(const std::string & text) {
 std::shared_ptr<lctx_rpc_server> lctx_rpc_connect(const std::string & endpoint) {
     const std::lock_guard<std::recursive_mutex> lock(servers_mutex);
     if (std::shared_ptr<lctx_rpc_server> known = servers_by_endpoint[endpoint].lock()) {
+        if (known->lost) {
+            refuse(endpoint, "the connection to it was lost: close the model that has used it, then open it again");
+        }
         return known;
     }
     auto * add_server = rpc_function<decltype(ggml_backend_rpc_add_server)>("ggml_backend_rpc_add_server");

@@ -10,7 +10,7 @@
 #include <vector>
 
 // One connection. ggml ends the process when it finds no server; so a server is asked first, and the connection is kept as long as somebody
-// needs it. A server that was lost has lost all memory of it, too: what it held cannot even be freed.
+// needs it. A server that has ended answers zeros (patches/ggml-rpc-lost), so whoever asked one must look whether it is lost.
 struct lctx_rpc_server {
     std::string endpoint;  // "host:port"
     std::vector<ggml_backend_dev_t> devices;
@@ -18,7 +18,7 @@ struct lctx_rpc_server {
     std::atomic<bool> lost{false};
 };
 
-// Make an exception of ggml's abort when a server is lost during a call of the C API. Other aborts end the process as ever.
+// Make an exception of ggml's abort when a server ends while a connection is made. Other aborts end the process as before.
 void lctx_rpc_watch_aborts();
 
 // Why nothing can be done with these servers any more; empty while all are there.

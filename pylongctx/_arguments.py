@@ -1,6 +1,5 @@
 """Checks of the constructor's arguments, and the native settings that they make."""
 
-import difflib
 import os
 import warnings
 from collections.abc import Mapping
@@ -9,7 +8,9 @@ from typing import Any
 
 from pylongctx._enums import EVICT_MIDDLE, OVERFLOWS, SPLIT_MODES
 from pylongctx._free import available_cpus
+from pylongctx._guess import guess
 from pylongctx._lib import build_info, ffi, lib, text
+from pylongctx._overrides import checked_metadata, checked_tensors
 from pylongctx.methods import METHODS
 
 # Names that programs written for older llama-cpp-python versions pass, without effect there too.
@@ -42,7 +43,6 @@ CONTEXT_FIELDS = (
 
 # name: (default, why another value is refused)
 LATER: dict[str, tuple[Any, str]] = {
-    "kv_overrides": (None, "overriding GGUF metadata comes in a later release; edit the file with gguf-new-metadata"),
     "lora_base": (
         None,
         "an adapter applies to the model that is open; pass its own model as model_path",
@@ -65,8 +65,7 @@ def check_unknown(extra: Mapping[str, Any], known: list[str]) -> None:
     for name in extra:
         if name in LEGACY:
             continue
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = guess(name, known)
         warnings.warn(f"Llama ignores the unknown argument {name!r}{hint}", RuntimeWarning, stacklevel=3)
 
 
@@ -102,7 +101,7 @@ def kv_type(name: str, value: int | str | None) -> int:
 
 
 def model_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of ``lctx_model_params`` that the arguments set."""
+    """Return the settings of a ``Model`` that the arguments set."""
     names = ("main_gpu", "vocab_only", "use_mmap", "use_mlock", "deterministic")
     every_layer = given["n_gpu_layers"] == -1
     if given["split_mode"] not in SPLIT_MODES.values():
@@ -112,6 +111,8 @@ def model_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "split_mode": int(given["split_mode"]),
         "tensor_split": [float(share) for share in given["tensor_split"] or ()],
         "rpc_servers": given["rpc_servers"] or "",
+        "kv_overrides": checked_metadata(given["kv_overrides"]),
+        "override_tensor": checked_tensors(given["override_tensor"]),
         **{k: int(given[k]) for k in names},
     }
 

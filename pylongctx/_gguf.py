@@ -1,19 +1,21 @@
-"""Checks of a GGUF file for what makes llama.cpp end the process instead of refusing the file.
+"""Checks of a GGUF file for what makes llama.cpp end the process, or never end, instead of refusing the file.
 
-llama.cpp itself checks the structure: magic, counts, lengths, sizes and offsets against the file, shapes of tensors.
-A file that cannot be read here is left to it, since it says precisely what is wrong. What a file may say is checked in
-``_gguf_checks.py``.
+The header is read within bounds first (``_gguf_reader.py``), since llama.cpp takes memory and time for whatever it
+announces. What a file may say is checked in ``_gguf_checks.py``. llama.cpp itself checks the data behind the header.
 """
 
 import mmap
 import os
-import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pylongctx._gguf_checks import ALIGNMENT, ARRAY, SCALARS, STRING, Header, Tensor, problems
+from pylongctx._gguf_checks import ALIGNMENT, STRING, Header, problems
+from pylongctx._gguf_reader import Damaged, Reader
 from pylongctx._lib import error, lib
+from pylongctx.errors import ModelRefused
 
 ADAPTER_KINDS = {
     "general.type": STRING,
@@ -21,8 +23,9 @@ ADAPTER_KINDS = {
     "adapter.type": STRING,
     "adapter.lora.alpha": 6,  # f32
 }
-MOST_LAYERS = 4096  # numbers of an array that are looked at: those of layers
-UNREADABLE = (OSError, ValueError, KeyError, OverflowError, MemoryError, struct.error)
+MAX_ALPHA = 1e6
+MOST_SHARDS = 2**16 - 1
+SPLIT_NAME = re.compile(r"(.*)-\d{5}-of-\d{5}\.gguf", re.DOTALL)
 
 FileId = tuple[int, ...]
 
@@ -46,22 +49,70 @@ class Layout:
     header: int
 
 
-_good: dict[FileId, Layout] = {}
+_layouts: dict[FileId, Layout] = {}  # of files that are good
+_good: set[tuple[FileId, str]] = set()  # with which overrides
 
 
-def check_gguf(path: str) -> None:
-    """Raise InvalidInput when loading the file, or running the model, would end the process."""
+def check_gguf(path: str, overrides: Mapping[str, Any] | None = None) -> None:
+    """Raise ModelRefused when loading the files of a model, or running it, would end the process or not come back.
+
+    Parameters
+    ----------
+    path : str
+        The file, or the first of several.
+    overrides : mapping or None
+        Values in the place of the file's, by key.
+    """
+    layout = _checked(path, overrides or {})
+    for other in shards(path, layout.n_split)[1:] if layout else ():
+        if _checked(other, {}) is None:
+            return
+
+
+def _checked(path: str, overrides: Mapping[str, Any]) -> Layout | None:
+    """Return the layout of a good file; None for one that llama.cpp refuses at once."""
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            identity = file_id(os.fstat(file.fileno()))
-            if identity in _good:
-                return
-            header = _read(data)
-    except UNREADABLE:
-        return  # cut off or no GGUF file: refused by llama.cpp
-    if wrong := list(problems(header)):
-        raise error(lib.LCTX_INVALID, f"{path} cannot be used: {'; '.join(wrong[:3])}")
-    _good[identity] = _layout(header)
+        with _opened(path) as (identity, data):
+            if (identity, repr(overrides)) in _good:
+                return _layouts[identity]
+            header = Reader(data).header()
+    except Damaged as reason:
+        raise _refused(path, f"its header is damaged: {reason}") from None
+    except (OSError, ValueError):
+        return None  # there is none, it is empty or no GGUF file
+    wrong = [*_of_other_type(header, overrides), *problems(overridden(header, overrides))]
+    if wrong:
+        raise _refused(path, "; ".join(wrong[:3]))
+    _layouts[identity] = _layout(header)
+    _good.add((identity, repr(overrides)))
+    return _layouts[identity]
+
+
+def overridden(header: Header, overrides: Mapping[str, Any]) -> Header:
+    """Return a header with other values of some keys."""
+    values = {key: value.encode() if isinstance(value, str) else value for key, value in overrides.items()}
+    return replace(header, meta=header.meta | values)
+
+
+def _of_other_type(header: Header, overrides: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what llama.cpp would ignore: values of another type than that of the file."""
+    names = {bool: "a bool", int: "an int", float: "a float", bytes: "a text", str: "a text", list: "a list"}
+    for key, value in overrides.items():
+        was, given = (names[type(one)] for one in (header.meta.get(key, value), value))
+        if was == "a list":
+            yield f"{key} is a list, of which kv_overrides can replace nothing"
+        elif was != given:
+            yield f"{key} is {was} in the file, and kv_overrides has {given}, {value!r}"
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[tuple[FileId, mmap.mmap]]:
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield file_id(os.fstat(file.fileno())), data
+
+
+def _refused(path: str, reason: str) -> ModelRefused:
+    return ModelRefused(f"{path} cannot be used: {reason}", lib.LCTX_INVALID)
 
 
 def file_id(found: os.stat_result) -> FileId:
@@ -72,53 +123,53 @@ def file_id(found: os.stat_result) -> FileId:
 def layout_of(path: str) -> Layout:
     """Return where things are in a file; InvalidInput when it cannot be read as GGUF."""
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _good.get(file_id(os.fstat(file.fileno()))) or _layout(_read(data))
-    except UNREADABLE as reason:
+        with _opened(path) as (identity, data):
+            return _layouts.get(identity) or _layout(Reader(data).header())
+    except (OSError, ValueError) as reason:
         raise error(lib.LCTX_INVALID, f"{path} cannot be read as GGUF file: {reason}") from None
+
+
+def shards(path: str, n: int) -> list[str]:
+    """Return the paths of all files of a model, whose first has ``split.count`` n; named as llama.cpp names them."""
+    name = SPLIT_NAME.fullmatch(path)
+    if not 1 < n <= MOST_SHARDS or not name:
+        return [path]  # of the others llama.cpp opens none
+    return [f"{name[1]}-{i:05d}-of-{n:05d}.gguf" for i in range(1, n + 1)]
 
 
 def header_of(path: str) -> Header:
     """Return metadata and tensors of a file; InvalidInput when it cannot be read as GGUF."""
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _read(data)
-    except UNREADABLE as reason:
+        with _opened(path) as (_, data):
+            return Reader(data).header()
+    except (OSError, ValueError) as reason:
         raise error(lib.LCTX_INVALID, f"{path} cannot be read as GGUF file: {reason}") from None
 
 
 def check_adapter(path: str) -> None:
-    """Raise InvalidInput when loading the file as a LoRA adapter would end the process."""
+    """Raise InvalidInput when loading the file as a LoRA adapter would end the process or not come back."""
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            wrong = list(_wrong_kinds(_Reader(data)))
-    except UNREADABLE:
+        with _opened(path) as (_, data):
+            header = Reader(data).header()
+            wrong = next(_wrong_kinds(Reader(data)), None)
+    except Damaged as reason:
+        raise _refused(path, f"its header is damaged: {reason}") from None
+    except (OSError, ValueError):
         return
     if wrong:
-        raise error(lib.LCTX_INVALID, f"{path} cannot be used: the value of {wrong[0]} has the wrong type")
+        raise _refused(path, f"the value of {wrong} has the wrong type")
+    alpha = header.meta.get("adapter.lora.alpha", 1.0)
+    if not abs(alpha) <= MAX_ALPHA:
+        raise _refused(path, f"adapter.lora.alpha must be from {-MAX_ALPHA:g} to {MAX_ALPHA:g}, not {alpha:g}")
 
 
-def _wrong_kinds(reader: "_Reader") -> Iterator[str]:
-    _, _, _, n_meta = reader.struct("<4sIQQ")
+def _wrong_kinds(reader: Reader) -> Iterator[str]:
+    _, n_meta = reader.counts()
     for _ in range(n_meta):
-        key = reader.name()
-        (kind,) = reader.struct("<I")
+        key, kind = reader.key()
         reader.value(kind)
         if kind != ADAPTER_KINDS.get(key, kind):
             yield key
-
-
-def _read(data: mmap.mmap) -> Header:
-    reader = _Reader(data)
-    magic, _, n_tensors, n_meta = reader.struct("<4sIQQ")
-    if magic != b"GGUF":
-        raise ValueError("no GGUF file")
-    meta = {}
-    for _ in range(n_meta):
-        key = reader.name()
-        meta[key] = reader.value(*reader.struct("<I"))
-    tensors = [reader.tensor() for _ in range(n_tensors)]
-    return Header(meta, tensors, reader.pos)
 
 
 def _layout(header: Header) -> Layout:
@@ -132,52 +183,3 @@ def _positive(header: Header, key: str, otherwise: int) -> int:
     """Return an integer of the file; what is none is refused by llama.cpp, whatever stands for it here."""
     value = header.meta.get(key)
     return value if type(value) is int and value > 0 else otherwise
-
-
-class _Reader:
-    """Walk through the header of a file; struct.error at its end."""
-
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data = data
-        self.pos = 0
-
-    def struct(self, layout: str) -> tuple[Any, ...]:
-        values = struct.unpack_from(layout, self._data, self.pos)
-        self.pos += struct.calcsize(layout)
-        return values
-
-    def name(self) -> str:
-        # a key that is not UTF-8 stands for itself, so that it cannot keep the others from being checked
-        return self.strings(1)[0].decode("utf-8", "backslashreplace")
-
-    def strings(self, n: int) -> list[bytes]:
-        # Without a method call per string: a vocabulary has hundreds of thousands.
-        data, pos, found = self._data, self.pos, []
-        length: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
-        for _ in range(n):
-            (size,) = length(data, pos)
-            found.append(data[pos + 8 : pos + 8 + size])
-            pos += 8 + size
-        self.pos = pos
-        return found
-
-    def value(self, kind: int) -> Any:
-        """Return a value; of a long array of numbers the first ones."""
-        if kind == STRING:
-            return self.strings(1)[0]
-        if kind != ARRAY:
-            return self.struct("<" + SCALARS[kind])[0]
-        kind, n = self.struct("<IQ")
-        if kind == STRING:
-            return self.strings(n)
-        start, size = self.pos, struct.calcsize("<" + SCALARS[kind])
-        values = self.struct(f"<{min(n, MOST_LAYERS)}{SCALARS[kind]}")
-        self.pos = start + n * size
-        return list(values)
-
-    def tensor(self) -> Tensor:
-        name = self.name()
-        (n_dims,) = self.struct("<I")
-        dims = self.struct(f"<{n_dims}Q")
-        kind, offset = self.struct("<IQ")
-        return Tensor(name, dims, kind, offset)

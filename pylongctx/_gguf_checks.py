@@ -1,6 +1,7 @@
 """What the header of a GGUF file may not say, since llama.cpp asserts that it does not."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ ALIGNMENT = 32  # of a tensor in memory, where the file is mapped, and in a file
 NO_WEIGHTS = {9: "q8_1", 15: "q8_K", 24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64"}
 F32 = 0  # the type of vectors, and of factors of recurrent layers: what they are added to or multiplied with has it
 TABLES = ("tid2eid", "d2t", "t2d")  # of numbers: experts by token, tokens of a draft vocabulary
+NO_VOCABULARY = (b"none", b"no_vocab")
+ESCAPED = re.compile(rb"\\(?:x(..)|x.?\Z|(.)|\Z)", re.DOTALL)  # bytes in tokens of RWKV
+ROPE_NUMBERS = (("rope.freq_base", 1.01, 1e18), ("rope.freq_base_swa", 1.01, 1e18), ("rope.scaling.factor", 0, 1e9))
 ROPE_SCALINGS = (b"none", b"linear", b"yarn", b"longrope")
 # Architectures that llama.cpp asserts to rotate whole heads (GGML_ASSERT(n_embd_head == n_rot) in src/models/).
 WHOLE_HEADS = frozenset(
@@ -120,6 +124,10 @@ def _numbers(header: Header) -> Iterator[str]:
     for key, value in header.meta.items():
         if key.endswith("epsilon") and not _is_epsilon(value):
             yield f"{key} must be a number from 0, not {value}"
+    for key, least, most in ROPE_NUMBERS:
+        value = header.meta.get(f"{header.arch}.{key}")
+        if isinstance(value, float) and not least <= value <= most:
+            yield f"{key} must be from {least:g} to {most:g}, not {value:g}"
     scaling = header.meta.get(f"{header.arch}.rope.scaling.type")
     if isinstance(scaling, bytes) and scaling not in ROPE_SCALINGS:
         yield f"rope.scaling.type {scaling.decode('utf-8', 'backslashreplace')[:40]!r} is unknown"
@@ -139,9 +147,28 @@ def _vocabulary(header: Header) -> Iterator[str]:
         yield f"token {word[:40]!r} is twice in the vocabulary"
     if len(max(words, key=len, default=b"")) > MAX_TOKEN:
         yield f"a token is longer than {MAX_TOKEN} bytes"
+    yield from _tokenizer(header, words)
     n_vocab = header.number("vocab_size")
     if n_vocab is not None and n_vocab > MAX_VOCAB:
         yield f"vocab_size must be at most {MAX_VOCAB}, not {n_vocab}"
+
+
+def _tokenizer(header: Header, words: list[bytes]) -> Iterator[str]:
+    kind = header.meta.get("tokenizer.ggml.model")
+    if kind in NO_VOCABULARY:
+        yield f"it has no vocabulary (tokenizer.ggml.model is {kind.decode()}), so it reads no text"
+    if kind == b"rwkv":
+        # llama.cpp goes back to the beginning of a text that begins as a token does and goes on otherwise
+        texts = {ESCAPED.sub(_unescaped, word.partition(b"\0")[0]) for word in words}
+        if lost := {text[:1] for text in texts if text} - texts:
+            yield f"tokens begin with the byte {min(lost)!r}, which is no token itself, so some texts have no tokens"
+
+
+def _unescaped(match: "re.Match[bytes]") -> bytes:
+    if match[1]:  # as llama.cpp reads two digits, whatever they are
+        high, low = (c - 87 if 97 <= c < 128 else c - 48 for c in match[1])
+        return bytes([(16 * high + low) % 256])
+    return {b"t": b"\t", b"n": b"\n", b"r": b"\r"}.get(match[2], match[2] or b"")
 
 
 def _repeated(words: list[bytes]) -> bytes | None:

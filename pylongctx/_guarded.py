@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from pylongctx._closed import at_exit
 from pylongctx._lib import error, lib, library_path
 
 PROGRAM = Path(__file__).with_name("_guarded_worker.py")
@@ -117,6 +118,8 @@ class _Pool:
                 worker.end()
                 raise error(lib.LCTX_INVALID, f"{what} takes too long, and was stopped") from None
             except _Stopped:
+                if at_exit():
+                    raise SystemExit from None
                 raise error(lib.LCTX_INVALID, f"{what} {worker.end()}") from None
             except BaseException:
                 worker.end()  # its answer would be taken for that of the next call

@@ -16,6 +16,7 @@ from collections import OrderedDict
 
 KEPT = 8  # templates
 FIRST: dict[int, tuple[int, int]] = {}  # limits of this process at its start
+SAMPLE = "It was <s> the 1st\n\n\tof \u00e9\u20ac\U0001f600 ".encode() + bytes(range(1, 128)) + 64 * b" "
 SIZES = 4096  # bytes, more than an lctx_sizes has
 
 
@@ -24,7 +25,7 @@ class Library:
 
     def __init__(self, path: str) -> None:
         self._lib = ctypes.CDLL(path)
-        text, pointer = ctypes.c_char_p, ctypes.c_void_p
+        text, pointer, number = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int32
         for name, result, arguments in (
             ("lctx_template_create", pointer, [text]),
             ("lctx_template_error", text, [pointer]),
@@ -35,11 +36,13 @@ class Library:
             ("lctx_text_get", text, [pointer]),
             ("lctx_text_error", text, [pointer]),
             ("lctx_text_free", None, [pointer]),
-            ("lctx_log_set_level", None, [ctypes.c_int32]),
-            ("lctx_model_load", pointer, [text, text]),
+            ("lctx_log_set_level", None, [number]),
+            ("lctx_model_load", pointer, [text, text, text]),
             ("lctx_model_error", text, [pointer]),
             ("lctx_model_free", None, [pointer]),
-            ("lctx_estimate", ctypes.c_int32, [pointer, text, text, text, ctypes.c_int32, text, ctypes.c_size_t]),
+            ("lctx_tokenize", number, [pointer, text, number, pointer, number, number, number]),
+            ("lctx_token_to_piece", number, [pointer, number, pointer, number, number]),
+            ("lctx_estimate", number, [pointer, text, text, text, number, text, ctypes.c_size_t]),
         ):
             function = getattr(self._lib, name)
             function.restype, function.argtypes = result, arguments
@@ -57,10 +60,12 @@ class Library:
             return self._text(self._lib.lctx_template_info(template))
         return self._text(self._lib.lctx_template_apply(template, texts[1]))
 
-    def _try_model(self, path: bytes, model: bytes, context: bytes, method: bytes) -> bytes:
+    def _try_model(self, path: bytes, model: bytes, context: bytes, method: bytes, overrides: bytes) -> bytes:
         """Load a model without weights, and make a context without memory: structs of the library, in hexadecimal."""
-        handle = self._lib.lctx_model_load(path, bytes.fromhex(model.decode()))
+        handle = self._lib.lctx_model_load(path, bytes.fromhex(model.decode()), overrides)
         failure = self._lib.lctx_model_error(handle)
+        if not failure:
+            self._try_vocabulary(handle)
         if not failure and context:
             sizes, reason = ctypes.create_string_buffer(SIZES), ctypes.create_string_buffer(4096)
             params = ctypes.create_string_buffer(bytes.fromhex(context.decode()))
@@ -68,6 +73,14 @@ class Library:
             failure = reason.value
         self._lib.lctx_model_free(handle)
         return failure or b""
+
+    def _try_vocabulary(self, model: int) -> None:
+        """Turn a text into tokens and back."""
+        tokens, piece = (ctypes.c_int32 * len(SAMPLE))(), ctypes.create_string_buffer(SIZES)
+        for special in (1, 0):
+            n = self._lib.lctx_tokenize(model, SAMPLE, len(SAMPLE), tokens, len(tokens), special, special)
+            for token in tokens[: max(n, 0)]:
+                self._lib.lctx_token_to_piece(model, token, piece, len(piece), special)
 
     def _text(self, found: int) -> bytes:
         failure, text = self._lib.lctx_text_error(found), self._lib.lctx_text_get(found)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pylongctx._cache_folder import cache_folder
-from pylongctx._gguf import Layout, file_id, layout_of
+from pylongctx._gguf import Layout, file_id, layout_of, shards
 from pylongctx._lib import error, lib
 from pylongctx._log import LOG
 from pylongctx.errors import LctxError
@@ -20,8 +20,6 @@ PAGE, N_PAGES = 4096, 8  # bytes of a page, and pages of each tensor that are re
 LEAST_PRIORITY = 19
 PIECE = 1 << 20  # bytes that are hashed at a time
 SETTLED = 2 * 10**9  # ns since the last write: a file system may give two writes within less the same time
-MOST_SHARDS = 2**16 - 1
-SPLIT_NAME = re.compile(r"(.*)-\d{5}-of-\d{5}\.gguf", re.DOTALL)
 
 
 class ModelFiles:
@@ -109,20 +107,6 @@ class ModelFiles:
         """The file that remembers ``weights``."""
         name = repr((FORMAT, list(map(file_id, self._found)), self.header, self.pages))
         return cache_folder() / "weights" / hashlib.sha256(name.encode()).hexdigest()
-
-
-def shards(path: str, n: int) -> list[str]:
-    """Return the paths of all files of a model, whose first has ``split.count`` n; named as llama.cpp names them."""
-    name = SPLIT_NAME.fullmatch(path)
-    if not 1 < n <= MOST_SHARDS or not name:
-        return [path]  # of the others llama.cpp opens none
-    return [f"{name[1]}-{i:05d}-of-{n:05d}.gguf" for i in range(1, n + 1)]
-
-
-def tensor_names(path: str) -> list[str]:
-    """Return the names of all tensors of a model, whose first file is at ``path``; InvalidInput when one is missing."""
-    paths = shards(os.path.abspath(path), layout_of(path).n_split)
-    return [name for one in paths for name in layout_of(one).starts]
 
 
 def stats(paths: Sequence[str]) -> list[os.stat_result]:

@@ -11,13 +11,17 @@ from pylongctx._cache_folder import cache_folder
 from pylongctx._gguf import check_gguf, file_id
 from pylongctx._guarded import guarded
 from pylongctx._lib import ffi, lib, library_path
+from pylongctx._overrides import as_json
 from pylongctx.engine.model import with_fields
 from pylongctx.errors import InvalidInput, ModelRefused
 
 SHORT = 512  # tokens: what a graph looks like does not depend on the length of the context
 SECONDS = 60
 LONG = 0.5  # seconds: a file that took longer is not tried again, see ``_note``
-ELSEWHERE = ("tensor_split", "n_tensor_split", "rpc_servers", "n_gpu_layers", "split_mode", "main_gpu")
+ELSEWHERE = (
+    *("tensor_split", "n_tensor_split", "rpc_servers", "n_gpu_layers", "split_mode", "main_gpu"),
+    *("kv_overrides", "override_tensor"),
+)
 
 _good: set[str] = set()
 
@@ -37,14 +41,15 @@ def try_model(
     """
     if not os.path.isfile(path):
         return  # refused where it is opened
-    check_gguf(path)
+    overrides = model_settings.get("kv_overrides")
+    check_gguf(path, overrides)
     here = {name: value for name, value in model_settings.items() if name not in ELSEWHERE}
     model = with_fields("lctx_model_params", lib.lctx_model_params_default, here | {"n_gpu_layers": 0, "dry": 1})
     context = ""
     if settings is not None:
         few = {"n_ctx": min(settings["n_ctx"] or SHORT, SHORT), "n_seq_max": min(settings.get("n_seq_max", 1), 2)}
         context = _hex(with_fields("lctx_context_params", lib.lctx_context_params_default, settings | few))
-    call = (os.path.abspath(path), _hex(model), context, method)
+    call = (os.path.abspath(path), _hex(model), context, method, as_json(overrides))
     name = hashlib.sha256(
         repr((file_id(os.stat(path)), file_id(os.stat(library_path())), call)).encode("utf-8", "replace")
     ).hexdigest()

@@ -27,7 +27,7 @@ from pylongctx.engine.source import TokenSource
 from pylongctx.grammar import constraint
 from pylongctx.logprobs import Scorer
 from pylongctx.options import AnswerOptions, FunctionChoice, Grammar, Messages, ToolChoice, flattened
-from pylongctx.sampling import MinTokensLogitsProcessor, Sampler, SamplingParams, seed_sequence
+from pylongctx.sampling import MinTokensLogitsProcessor, Sampler, SamplingParams, SeedSequence
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -113,7 +113,7 @@ class Completer:
         --------
         >>> llm.set_seed(7)
         """
-        self._seeds = seed_sequence(seed)
+        self._seeds = SeedSequence(seed)
 
     # ---- text ----
 
@@ -486,7 +486,7 @@ stopping_criteria, **more
             warnings.warn("tfs_z and penalize_nl have no effect: llama.cpp removed them", RuntimeWarning, stacklevel=3)
         seed = given.get("seed")
         return SamplingParams(
-            seed=next(self._seeds if seed is None else seed_sequence(seed)),
+            seed=next(self._seeds if seed is None else SeedSequence(seed)),
             penalty_last_n=self.last_n_tokens_size,
             logit_bias=given.get("logit_bias") or {},
             **{name: given[name] for name in SETTINGS if name in given},

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._arguments import MAX_TEXTS
-from pylongctx._model_files import tensor_names
 from pylongctx.engine.session import SMALL, Session
 
 NO_POOLING, RANK = 0, 4  # llama.cpp's numbers
@@ -58,6 +57,7 @@ class Embedder:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._n_batch = session.context.n_batch
+        self._n_text = min(self._n_batch, session.context.n_ctx)  # tokens of one text
         self.pooling = session.context.pooling_type()
 
     def embed(self, texts: Texts, normalize: bool = False, truncate: bool = True) -> tuple[Vectors, int]:
@@ -93,7 +93,7 @@ class Embedder:
         return self._vectors(tokens), sum(map(len, tokens))
 
     def _tokens(self, text: Any, truncate: bool) -> list[int]:
-        """Return the tokens of a text, or checked ones, at most as many as a batch holds."""
+        """Return the tokens of a text, or checked ones, at most as many as one may have."""
         model = self._session.model
         if isinstance(text, str):
             data = text.encode()
@@ -107,19 +107,24 @@ class Embedder:
         else:
             raise TypeError(f"a text must be a str or a list of tokens, not {type(text).__name__}")
         if truncate:
-            tokens = tokens[: self._n_batch]
+            tokens = tokens[: self._n_text]
         if not tokens:
             raise ValueError("a text without tokens cannot be embedded")
-        if len(tokens) > self._n_batch:
+        if len(tokens) > self._n_text:
+            what = (
+                "a larger n_batch (-b)"
+                if self._n_text == self._n_batch
+                else "a larger n_ctx (-c), if the model has it,"
+            )
             raise ValueError(
-                f"Requested tokens ({len(tokens)}) exceed batch size of {self._n_batch}: the text is too large to "
-                "process, a larger n_batch (-b) allows more"
+                f"Requested tokens ({len(tokens)}) exceed batch size of {self._n_text}: the text is too large to "
+                f"process, {what} allows more"
             )
         return tokens
 
     def _beginning(self, data: bytes) -> bytes:
-        """Return the beginning of a UTF-8 text that has all tokens of a batch, so that no more is tokenized."""
-        n_tokens = 2 * self._n_batch  # so many that the cut does not change those that are kept
+        """Return the beginning of a UTF-8 text that has all tokens of one text, so that no more is tokenized."""
+        n_tokens = 2 * self._n_text  # so many that the cut does not change those that are kept
         if len(data) <= n_tokens * SMALL:
             return data
         n = n_tokens * max(SMALL, self._session.model.longest_piece)
@@ -139,11 +144,6 @@ class Embedder:
                 else:
                     found += np.split(rows, np.cumsum([len(tokens) for tokens in group])[:-1])
         return found
-
-
-def judges(path: str) -> bool:
-    """Return whether a model has a head that says how well a document answers; without it a score means nothing."""
-    return not {"cls.weight", "cls.output.weight"}.isdisjoint(tensor_names(path))
 
 
 def is_single(texts: Texts) -> bool:

@@ -43,10 +43,7 @@ class PromptTooLong(ContextFull):
 
 
 class DeviceLost(LctxError):  # noqa: N818 - reads as what happened
-    """An RPC server ended, or the connection to it broke: the model must be opened again.
-
-    Its memory in this process is freed when the process ends.
-    """
+    """An RPC server ended, or the connection to it broke: the model must be closed, and opened again."""
 
 
 class Aborted(LctxError):  # noqa: N818 - reads as what happened

@@ -2,11 +2,12 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pylongctx._guarded import guarded
+from pylongctx.schema import hold, regex_grammar, warn_of
 
 
 def schema_to_gbnf(schema: str) -> str:
@@ -28,7 +29,15 @@ def schema_to_gbnf(schema: str) -> str:
 class LlamaGrammar:
     """A grammar in GBNF that starts at the rule ``root``, see llama.cpp's grammars/README.md.
 
-    It is parsed when a generation begins with it, since it may name tokens of the model.
+    It is parsed when a generation begins with it, since it may name tokens of the model. One that is made from a JSON
+    schema or a regular expression is held by llguidance instead.
+
+    Attributes
+    ----------
+    schema : str
+        The JSON schema that it was made from, if any.
+    held : str
+        llguidance's grammar, which holds an answer instead of the GBNF text.
 
     Examples
     --------
@@ -37,9 +46,19 @@ class LlamaGrammar:
     True
     """
 
-    def __init__(self, *args: Any, _grammar: str, **kwargs: Any) -> None:
-        self._grammar = _grammar
+    def __init__(
+        self, *args: Any, _grammar: str | None = None, schema: str = "", held: str = "", **kwargs: Any
+    ) -> None:
+        self._text = _grammar
         self._root = "root"
+        self.schema, self.held = schema, held
+
+    @property
+    def _grammar(self) -> str:
+        """The GBNF text, as in llama_cpp; of a JSON schema, what llama.cpp makes of it, which may allow more."""
+        if self._text is None:
+            self._text = schema_to_gbnf(self.schema)
+        return self._text
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> "LlamaGrammar":
@@ -55,16 +74,66 @@ class LlamaGrammar:
         return cls.from_string(text, verbose)
 
     @classmethod
-    def from_json_schema(cls, json_schema: str | Mapping[str, Any], verbose: bool = True) -> "LlamaGrammar":
-        """Return the grammar of the JSON that a schema allows."""
-        text = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
-        return cls.from_string(schema_to_gbnf(text), verbose)
+    def from_json_schema(
+        cls, json_schema: str | Mapping[str, Any] | bool, verbose: bool = True, strict: bool = True
+    ) -> "LlamaGrammar":
+        """Return the grammar of the JSON that a schema allows.
+
+        Parameters
+        ----------
+        json_schema : str or dict or bool
+            The schema, or its JSON text.
+        verbose : bool
+            Without effect.
+        strict : bool
+            Whether a schema that cannot be held as a whole is refused; else a RuntimeWarning names what does not hold.
+
+        Raises
+        ------
+        InvalidInput
+            When the schema cannot be held, with the path of the keyword.
+        """
+        schema = json_schema if isinstance(json_schema, str | bool) else dict(json_schema)
+        held = hold(schema, strict)
+        warn_of(held.gaps)
+        return cls(held=held.grammar, schema=schema if isinstance(schema, str) else json.dumps(schema))
+
+    @classmethod
+    def from_regex(cls, pattern: str) -> "LlamaGrammar":
+        """Return the grammar of the texts that a regular expression (Rust's syntax) describes as a whole.
+
+        Examples
+        --------
+        >>> grammar = LlamaGrammar.from_regex(r"[A-Z][a-z]+, \\d{4}")
+        """
+        return cls(held=regex_grammar(pattern))
+
+    @classmethod
+    def from_choice(cls, choices: Sequence[str]) -> "LlamaGrammar":
+        """Return the grammar of one of several texts."""
+        if not choices or not all(isinstance(one, str) for one in choices):
+            raise ValueError("choices must be texts, at least one")
+        return cls.from_string("root ::= " + " | ".join(map(quoted, choices)))
+
+
+def quoted(text: str) -> str:
+    """Return a text as a literal of GBNF.
+
+    Examples
+    --------
+    >>> quoted('a "b"')
+    '"a \\\\"b\\\\""'
+    """
+    special = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    return '"' + "".join(special.get(one, one) for one in text) + '"'
 
 
 def constraint(grammar: Any) -> str | None:
     """Return a grammar as ``lctx_sampler_constrain`` reads it: a LlamaGrammar, also llama_cpp's, or GBNF text."""
     if grammar is None:
         return None
+    if isinstance(grammar, LlamaGrammar) and grammar.held:
+        return json.dumps({"schemas": [grammar.held]})
     text = grammar if isinstance(grammar, str) else getattr(grammar, "_grammar", None)
     if not isinstance(text, str):
         raise TypeError(f"grammar must be a LlamaGrammar or GBNF text, not {type(grammar).__name__}")

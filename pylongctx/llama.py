@@ -85,7 +85,13 @@ class Llama(ReadingCompleter):
         Measure no times inside llama.cpp.
     last_n_tokens_size : int
         Generated tokens that penalties look back at.
-    kv_overrides, lora_base, numa, tokenizer, spm_infill
+    kv_overrides : dict or None
+        Values in the place of the file's metadata, by key: bool, int, float, or str of at most 127 bytes, of the type
+        that the file has. A key that llama.cpp does not read of this model is refused.
+    override_tensor : dict or None
+        Where tensors lie: buffer types, such as "CPU", by regular expressions that are searched in their names. The
+        first that is found counts.
+    lora_base, numa, tokenizer, spm_infill
         Only their defaults are supported: other values raise NotImplementedError with the reason.
     logits_all : bool
         Keep the logits of every token, see ``scores``.
@@ -234,6 +240,7 @@ class Llama(ReadingCompleter):
         n_parallel: int = 1,
         preflight: bool = True,
         deterministic: bool = False,
+        override_tensor: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "kwargs", "__class__")}
@@ -297,7 +304,7 @@ class Llama(ReadingCompleter):
         Raises
         ------
         ValueError
-            When the file is no adapter of this model, or the scale not finite; nothing changed then.
+            When the file is no adapter of this model, or the scale not from -10^4 to 10^4; nothing changed then.
 
         Examples
         --------

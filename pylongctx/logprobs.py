@@ -2,6 +2,7 @@
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypedDict
 
 import numpy as np
@@ -33,18 +34,30 @@ class Entry(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The token's text; bytes of an unfinished character are left out."""
-        return self.piece.decode("utf-8", "ignore")
+        """The token's text; of a part of a character its bytes, as OpenAI writes them: ``bytes:\\xe6``."""
+        return next(_names(self.token, self.piece))
 
     @property
     def top_texts(self) -> dict[str, float] | None:
-        """The likeliest tokens by text, and this one; of two with the same text the likelier one is kept."""
+        """The likeliest tokens and this one, each under a name of its own."""
         if self.top is None or self.logprob is None:
             return None
-        found: dict[str, float] = {}
-        for piece, value in self.top:
-            found.setdefault(piece.decode("utf-8", "ignore"), value)
-        return found | {self.text: self.logprob}
+        names, taken, values = {self.token: self.text}, {self.text}, dict[int, float]()
+        for token, (piece, value) in zip(self.top_tokens, self.top, strict=True):
+            values[token] = value
+            if token not in names:
+                names[token] = next(name for name in _names(token, piece) if name not in taken)
+                taken.add(names[token])
+        return {names[token]: value for token, value in (values | {self.token: self.logprob}).items()}
+
+
+def _names(token: int, piece: bytes) -> Iterator[str]:
+    """Yield names of a token: tokens may share a text, as a byte and a letter do, or have none."""
+    with suppress(UnicodeDecodeError):
+        yield piece.decode()
+    if piece:
+        yield "bytes:" + "".join(chr(b) if 32 <= b < 127 and b != ord("\\") else f"\\x{b:02x}" for b in piece)
+    yield f"token_id:{token}"
 
 
 def as_dict(entries: Iterable[Entry]) -> CompletionLogprobs:
@@ -52,8 +65,8 @@ def as_dict(entries: Iterable[Entry]) -> CompletionLogprobs:
 
     Examples
     --------
-    >>> as_dict([Entry(b" thief", 0, -0.5, [(b" thief", -0.5), (b" man", -1.5)])])["top_logprobs"]
-    [{' thief': -0.5, ' man': -1.5}]
+    >>> as_dict([Entry(b"\\xe6", 0, -0.5, [(b"\\xe6", -0.5), (b" man", -1.5)], 7, (7, 9))])["top_logprobs"]
+    [{'bytes:\\\\xe6': -0.5, ' man': -1.5}]
     """
     entries = list(entries)
     return {
@@ -103,14 +116,19 @@ class Scorer:
         """
         own: list[float | None] = [None]  # nothing precedes the first
         top: list[list[tuple[bytes, float]] | None] = [None]
+        ids: list[list[int]] = [[]]
         for rows in parts:
             following = tokens[len(own) : len(own) + len(rows)]
-            values, likeliest, _ = self._score(following, rows[: len(following)])
+            values, likeliest, of_likeliest = self._score(following, rows[: len(following)])
             own += values
             top += likeliest
+            ids += of_likeliest
         first = int(special and tokens[0] == self._model.info.token_bos)
-        pieces = [self._model.piece(token, special) for token in tokens[first:].tolist()]
-        places = zip(pieces, _offsets(pieces, text), own[first:], top[first:], strict=True)
+        read = tokens[first:].tolist()
+        pieces = [self._model.piece(token, special) for token in read]
+        places = zip(
+            pieces, _offsets(pieces, text), own[first:], top[first:], read, map(tuple, ids[first:]), strict=True
+        )
         return [Entry(*place) for place in places]
 
     def _score(

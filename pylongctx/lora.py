@@ -1,6 +1,7 @@
 """LoRA adapters: loaded beside a model, with a scale each."""
 
 import os
+from contextlib import suppress
 
 from pylongctx._gguf import check_adapter
 from pylongctx._lib import error, ffi, lib, text
@@ -36,12 +37,19 @@ class Adapter:
             self.close()
             raise error(lib.LCTX_INVALID, f"{path} cannot be used as LoRA adapter: {failure}")
         self.scale = 1.0
+        self._place, self._found = os.path.realpath(path), found[0]
         try:
             self.digest = digest_of([path])
             check_unchanged([path], found)
         except InvalidInput:
             self.close()
             raise
+
+    def is_at(self, path: str) -> bool:
+        """Return whether a path leads to its file, however it is spelled."""
+        with suppress(OSError):
+            return os.path.realpath(path) == self._place or os.path.samestat(os.stat(path), self._found)
+        return False
 
     def close(self) -> None:
         """Free the adapter."""
@@ -75,6 +83,7 @@ class Adapters:
     def add(self, session: Session, path: str, scale: float) -> None:
         """Use an adapter, or give one that is in use another scale; nothing changed when it is refused."""
         with session.lock:
+            path = self._spelled(path)
             new = path not in self._used
             adapter = Adapter(self._model, path) if new else self._used[path]
             before, adapter.scale = adapter.scale, float(scale)
@@ -90,7 +99,7 @@ class Adapters:
     def remove(self, session: Session, path: str) -> None:
         """Use an adapter no more; KeyError when it was not in use."""
         with session.lock:
-            adapter = self._used.pop(path)
+            adapter = self._used.pop(self._spelled(path))
             self._use(session, self._used)
             adapter.close()
 
@@ -98,6 +107,10 @@ class Adapters:
         """Free all adapters; before the model."""
         while self._used:
             self._used.popitem()[1].close()
+
+    def _spelled(self, path: str) -> str:
+        """Return the path under which a file is in use; for another file the path itself."""
+        return next((used for used, adapter in self._used.items() if adapter.is_at(path)), path)
 
     def _use(self, session: Session, adapters: dict[str, Adapter]) -> None:
         session.context.set_adapters([(adapter.handle, adapter.scale) for adapter in adapters.values()])

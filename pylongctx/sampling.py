@@ -1,7 +1,9 @@
 """Choosing the next token: parameters, the sampler chain, processors and criteria."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from numbers import Real
 from random import Random
 from typing import Any
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 
 from pylongctx._lib import error, ffi, in_buffer, lib, out_buffer, text
 from pylongctx.engine.model import Model
+from pylongctx.guide import Guide
 
 LogitsProcessor = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
 Processors = LogitsProcessor | list[LogitsProcessor] | None
@@ -255,7 +258,7 @@ class Sampler:
     params : SamplingParams
         The chain's settings.
     constraint : str or None
-        A grammar, as ``lctx_sampler_constrain`` reads it.
+        A grammar, as ``lctx_sampler_constrain`` or, with ``schemas``, ``Guide`` reads it.
     before : sequence of int
         The tokens of the text so far, in which DRY looks for repetitions too.
 
@@ -295,11 +298,16 @@ class Sampler:
             settings.n_logit_bias = len(tokens)
             settings.logit_bias_tokens = in_buffer("logit_bias", tokens, np.int32)
             settings.logit_bias_values = in_buffer("logit_bias", values, np.float32)
-        handle = lib.lctx_sampler_create(model.handle, settings)
+        of_model = model.handle
+        handle = lib.lctx_sampler_create(of_model, settings)
         if not handle:
             raise MemoryError("the sampler cannot be created")
-        self._handle = ffi.gc(handle, lib.lctx_sampler_free)
-        if constraint and lib.lctx_sampler_constrain(self._handle, constraint.encode()) != lib.LCTX_OK:
+        self._handle = ffi.gc(handle, partial(_free, of_model))
+        self._masks_first = params.mirostat_mode != 0  # it learns from every choice
+        self._guide: Guide | None = None
+        if constraint and '"schemas"' in constraint and "schemas" in (spec := json.loads(constraint)):
+            self._guide = Guide(model, spec)
+        elif constraint and lib.lctx_sampler_constrain(self._handle, constraint.encode()) != lib.LCTX_OK:
             raise error(lib.LCTX_INVALID, text(lib.lctx_sampler_error(self._handle)))
 
     def sample(self, logits: NDArray[np.float32]) -> int:
@@ -312,7 +320,26 @@ class Sampler:
         LctxError
             When no token can be chosen.
         """
-        token: int = lib.lctx_sampler_sample(self._handle, in_buffer("logits", logits, np.float32), len(logits))
+        if self._guide is not None:
+            return self._guided(self._guide, logits)
+        return self._chosen(lib.lctx_sampler_sample, logits)
+
+    def _guided(self, guide: Guide, logits: NDArray[np.float32]) -> int:
+        """Choose a token; asking about one is cheap, about all of them is not, so the chain goes first."""
+        token = -1 if self._masks_first else self._chosen(lib.lctx_sampler_choose, logits)
+        if token < 0 or not guide.allows(token):
+            mask = guide.mask()
+            if not mask.any():
+                raise error(lib.LCTX_FAILED, "no token can be sampled: the grammar allows none")
+            token = self._chosen(lib.lctx_sampler_choose, np.where(mask, logits, np.float32(-np.inf)))
+            if not mask[token]:
+                raise error(lib.LCTX_FAILED, "no token can be sampled: logit_bias forbids all that the grammar allows")
+        guide.accept(token)
+        lib.lctx_sampler_accept(self._handle, token)
+        return token
+
+    def _chosen(self, choose: Callable[..., int], logits: NDArray[np.float32]) -> int:
+        token = choose(self._handle, in_buffer("logits", logits, np.float32), len(logits))
         if token < 0:
             status = lib.LCTX_INVALID if token == TOO_SLOW else lib.LCTX_FAILED
             raise error(status, text(lib.lctx_sampler_error(self._handle)))
@@ -326,6 +353,11 @@ class Sampler:
             raise error(status, "no token was sampled yet")
         with np.errstate(divide="ignore"):
             return np.log(probs)
+
+
+def _free(model: Any, handle: Any) -> None:
+    """Free a sampler, before the model that it refers to."""
+    lib.lctx_sampler_free(handle)
 
 
 def process(
@@ -360,13 +392,16 @@ def check_logits(rows: NDArray[np.float32]) -> None:
         raise error(lib.LCTX_FAILED, f"no token can be sampled: the logit of token {token} is {value}; {cause}")
 
 
-def seed_sequence(seed: int | None) -> Iterator[int]:
-    """Yield the seed itself, then numbers derived from it; without a seed, random numbers."""
-    if seed is not None and seed not in RANDOM_SEEDS:
-        seed = int(seed) % 2**32
-        yield seed
-    else:
-        seed = None
-    random = Random(seed)
-    while True:
-        yield random.getrandbits(32)
+class SeedSequence(Iterator[int]):
+    """Yields the seed itself, then numbers derived from it; without a seed, random numbers. For several threads."""
+
+    def __init__(self, seed: int | None) -> None:
+        own = None if seed is None or seed in RANDOM_SEEDS else int(seed) % 2**32
+        self._own = [] if own is None else [own]
+        self._random = Random(own)
+
+    def __next__(self) -> int:
+        try:
+            return self._own.pop()
+        except IndexError:
+            return self._random.getrandbits(32)

@@ -283,7 +283,7 @@ LIBRECHAT = {
     "max_tokens": 8,
 }
 
-# clients of KoboldCpp that are pointed at /v1/completions
+# KoboldCpp: what its API documents, and clients that are pointed at /v1/completions
 KOBOLD = {
     "prompt": "Once",
     "max_context_length": 4096,
@@ -306,6 +306,8 @@ KOBOLD = {
     "singleline": False,
     "stop_sequence": ["\n\n"],
 }
+
+KOBOLD_UNSERVED = {"max_context_length", "rep_pen_slope", "sampler_order"}
 
 # vLLM's documented extra parameters
 VLLM = {
@@ -396,6 +398,7 @@ CLIENTS = {
     ),
     "continue-ollama": ("/api/generate", CONTINUE_OLLAMA, {"options.num_ctx", "options.num_thread", "keep_alive"}),
     "librechat": ("/v1/chat/completions", LIBRECHAT, set()),
-    "kobold": ("/v1/completions", KOBOLD, {"max_context_length", "rep_pen_slope", "sampler_order"}),
+    "kobold-lite": ("/api/v1/generate", KOBOLD | {"genkey": "KCPP1"}, KOBOLD_UNSERVED),
+    "kobold": ("/v1/completions", KOBOLD, KOBOLD_UNSERVED),
     "vllm": ("/v1/chat/completions", VLLM, {"add_special_tokens"}),
 }

@@ -27,7 +27,7 @@ class Session:
         servers = ffi.new("char[]", (where or {}).get("rpc_servers", "").encode())
         for name, value in ((where or {}) | {"rpc_servers": servers}).items():
             setattr(model_params, name, value)
-        self.model = lib.lctx_model_load(str(path).encode(), model_params)
+        self.model = lib.lctx_model_load(str(path).encode(), model_params, ffi.NULL)
         self._raise_error(lib.lctx_model_error(self.model))
         self.ctx = lib.lctx_context_create(self.model, self._context_params(params), method.encode())
         self._raise_error(lib.lctx_context_error(self.ctx))

@@ -6,7 +6,9 @@ from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
+from chat_templates import TOOLS
 from needs import need
 from thinning import thin
 
@@ -236,6 +238,24 @@ def test_a_required_call_is_the_whole_answer(folder):
                 Sampler(llm._model, SamplingParams(seed=0), rendered.constraint)  # no rule is missing
                 checked += 1
         assert checked > 30
+
+
+def test_a_token_may_end_a_schema_and_go_on(folder):
+    """Or begin before one: the tokens are those that a model writes, whatever borders they cross."""
+    said = b'<tool_call>\n{"name": "f", "arguments": {"a": ["x"], "b": "y"}}\n</tool_call>'
+    parameters = {"type": "object", "properties": {"a": {"type": "array"}, "b": {"type": "string"}}}
+    request = {"messages": CONVERSATION, "tool_choice": "required"}
+    with Llama(str(folder / "ggml-vocab-qwen2.gguf"), vocab_only=True, verbose=False) as llm:
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        rendered = ChatTemplate(llm._model, TOOLS).render({**request, "tools": tools})
+        sampler = Sampler(llm._model, SamplingParams(seed=0, temp=0.0), rendered.constraint)
+        tokens = [*llm.tokenize(said, add_bos=False, special=True), llm.token_eos()]
+        pieces = [llm._model.piece(token) for token in tokens]
+        assert b' {"' in pieces and b'"}}\n' in pieces
+        for token in tokens:
+            row = np.zeros(llm.n_vocab(), np.float32)
+            row[token] = 1.0
+            assert sampler.sample(row) == token
 
 
 @pytest.mark.parametrize("name", EXPECTED)

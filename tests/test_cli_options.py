@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import tarfile
 
 import pytest
 
@@ -18,7 +17,7 @@ from pylongctx.cli.sampling import (
     wanted_grammar,
 )
 from pylongctx.models import embedded_model
-from upstream import tarball
+from upstream import option_source
 
 
 def parser():
@@ -187,13 +186,10 @@ def test_switches_have_a_negative_variable(monkeypatch):
 
 
 def test_names_and_variables_are_those_of_llama_cpp():
-    with tarfile.open(tarball()) as archive:
-        (member,) = [name for name in archive.getnames() if name.endswith("common/arg.cpp")]
-        source = archive.extractfile(member).read().decode()
-    known = {}
+    source, known = option_source(), {}
     for block in source.split("add_opt(common_arg(")[1:]:
         head, env = block[: block.find("[](")], re.findall(r'set_env\("(\w+)"\)', block)
-        for name in re.findall(r'"(--?[a-zA-Z][\w-]*)"', head):
+        for name in re.findall(r'"(--?[a-zA-Z][\w.-]*)"', head):
             known.setdefault(name, set()).add(env[0] if env else None)
     ours = {
         "--method",
@@ -209,6 +205,7 @@ def test_names_and_variables_are_those_of_llama_cpp():
         "-h",
     }
     ours |= {"--preflight", "--no-preflight", "--overflow", "--deterministic"}
+    ours |= {"--mmap", "--no-mmap", "--mlock"}  # of earlier versions; now --load-mode
     for action in parser()._actions:
         for name in set(action.option_strings) - ours:
             assert name in known, f"llama.cpp has no {name}"

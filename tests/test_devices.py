@@ -40,13 +40,10 @@ def reserved_port():
 
 
 @contextmanager
-def server(*options: str):
-    """Run an RPC server; yields its endpoint and its process."""
-    with ExitStack() as stack:
-        port = stack.enter_context(reserved_port())
-        command = [sys.executable, "-m", "pylongctx", "rpc-server", "-p", str(port), "-t", "1", *options]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        stack.enter_context(process)
+def worker(port: int, *options: str):
+    """Run an RPC server on a port that is reserved; yields its process."""
+    command = [sys.executable, "-m", "pylongctx", "rpc-server", "-p", str(port), "-t", "1", *options]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
             while process.poll() is None:
                 try:
@@ -55,9 +52,16 @@ def server(*options: str):
                 except ConnectionRefusedError:
                     continue
             assert process.poll() is None, process.stderr.read()
-            yield f"127.0.0.1:{port}", process
+            yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def server(*options: str):
+    """Run an RPC server; yields its endpoint and its process."""
+    with reserved_port() as port, worker(port, *options) as process:
+        yield f"127.0.0.1:{port}", process
 
 
 @pytest.fixture(scope="module")

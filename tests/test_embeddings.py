@@ -7,12 +7,13 @@ import sys
 import numpy as np
 import pytest
 from needs import lacks
+from session import Session
 from test_checkpoints import path_of
 
 from pylongctx import Llama
 
 TEXTS = ["It was the best of times", "it was the worst of times, it was the age of wisdom", "x"]
-NONE, MEAN, CLS, LAST = range(4)
+NONE, MEAN, CLS, LAST, RANK = range(5)
 
 
 def open_model(path, **kwargs):
@@ -62,6 +63,60 @@ def test_several_texts_are_each_alone(embedded_model):
             check(found, llm.embed(text), 5e-2)
         assert len(together) == 90
         check(together[:3], together[87:], 5e-2)
+
+
+@pytest.mark.parametrize("pooling", [NONE, MEAN, CLS, LAST])
+@pytest.mark.parametrize("n_batch", [1, 3, 63, 65, 100, 255])
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_any_batch_works_with_any_pooling(model_path, name, n_batch, pooling):
+    """Vectors are those of a batch of 256, and a text still has at most ``n_batch`` tokens."""
+    texts = ["a"[: n_batch - 1] or [5], [4, 5, 6][:n_batch], [7]]
+    path = model_path(name)
+    with open_model(path, pooling_type=pooling, n_batch=256) as llm:
+        expected = llm.embed(texts)
+    with open_model(path, pooling_type=pooling, n_batch=n_batch) as llm:
+        assert llm.n_batch == n_batch
+        for ours, theirs in zip(llm.embed(texts), expected, strict=True):
+            check(ours, theirs, 5e-3)
+        cut = min(n_batch, llm.n_ctx())
+        assert len(llm.embed([[5] * 300])[0]) == (cut if pooling == NONE else np.shape(expected[0])[-1])
+        with pytest.raises(ValueError, match=rf"Requested tokens \(300\) exceed batch size of {cut}"):
+            llm.embed([[5] * 300], truncate=False)
+
+
+@pytest.mark.parametrize("n_batch", [1, 64, 100])
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_scores_need_a_classifier(model_path, name, n_batch):
+    with pytest.raises(ValueError, match=r"pooling_type 4 \(rank\) needs a classifier"):
+        open_model(model_path(name), pooling_type=RANK, n_batch=n_batch)
+
+
+def test_positions_that_a_model_learned_end(model_path):
+    """llama.cpp asserts that a text has no other position."""
+    with open_model(model_path("gpt2"), n_ctx=100, embedding=False) as llm:
+        assert llm.n_ctx() == 64
+        with pytest.raises(ValueError, match="exceed context window of 64"):
+            llm.eval([5] * 65)
+        assert llm([5, 6], max_tokens=200, temperature=0)["usage"]["total_tokens"] == 64
+
+
+@pytest.mark.parametrize(("n_seq", "n_ctx", "n_ubatch"), [(3, 256, 512), (7, 0, 100), (255, 256, 256), (63, 512, 63)])
+def test_any_number_of_sequences_works_with_any_pooling(ffi, lib, model_path, n_seq, n_ctx, n_ubatch):
+    fields = {
+        "n_seq_max": n_seq,
+        "n_ctx": n_ctx,
+        "n_batch": 300,
+        "n_ubatch": n_ubatch,
+        "pooling_type": MEAN,
+        "embeddings": 1,
+    }
+    with Session(ffi, lib, model_path("llama"), "", **fields) as session:
+        lengths, out = [2] * min(n_seq, 30), np.empty(30 * 4096, np.float32)
+        tokens = np.arange(3, 3 + sum(lengths), dtype=np.int32)
+        done = lib.lctx_embed(
+            session.ctx, len(lengths), lengths, ffi.from_buffer("int32_t[]", tokens), ffi.from_buffer("float[]", out)
+        )
+        assert done == lib.LCTX_OK and np.isfinite(out[: lib.lctx_embedding_size(session.ctx)]).all()
 
 
 def test_normalize(embedded_model):

@@ -72,7 +72,6 @@ def test_constructor_refuses(embedded_model, kwargs, error, message):
 @pytest.mark.parametrize(
     "kwargs",
     [
-        {"kv_overrides": {"a": 1}},
         {"lora_base": "x"},
         {"numa": True},
         {"tokenizer": print},

@@ -115,6 +115,19 @@ BROKEN = [
     ("root ::= other", "no rule named other"),
     ('start ::= "x"', "no rule named root"),
     ('root ::= root "x"', "left recursion"),
+    ("root ::= [^\\x00-\\U0010FFFF]", "can match nothing"),
+    (
+        'root ::= "x" other | other\nother ::= [^\\x00-\\uD7FF\\uE000-\\U0010FFFF]',
+        "can match nothing",
+    ),
+    ("root ::= [z-a]", "a range that ends before it begins: from code 122 to 97"),
+    ("root ::= [^a-z9-0]", "from code 57 to 48"),
+    ("root ::= <[99999999]>", "names token 99999999, and the vocabulary ends at 2047"),
+    ("root ::= !<[2048]>", "names token 2048"),
+    ("root ::= <[1073741824]>", "names token 1073741824"),  # where a schema would stand
+    ('root ::= "\\UFFFFFFFF"', "a character with the code 4294967295"),
+    ('root ::= "\\uD800"', "a character with the code 55296"),
+    ("root ::= [a-\\U00110000]", "a character with the code 1114112"),
     ("", "no rule named root"),
     ('root ::= "x"{5000}', "repetitions"),
     ('root ::= "x"{2,1}', "at least 2 times, and at most fewer"),  # llama.cpp takes all memory for it
@@ -191,12 +204,6 @@ def test_a_large_schema_can_be_followed(llm):
 def test_a_schema_that_is_none(schema, reason):
     with pytest.raises(InvalidInput, match=reason):
         schema_to_gbnf(schema)
-
-
-def test_a_schema_that_nothing_follows(llm):
-    grammar = LlamaGrammar.from_json_schema({"type": "string", "minLength": 5, "maxLength": 2})
-    with pytest.raises(InvalidInput, match="at least 5 times, and at most fewer"):
-        say(llm, grammar)
 
 
 def test_a_grammar_that_is_no_text(llm):

@@ -71,7 +71,7 @@ def changed(path: Path, folder: Path, key: str, kind: int, value: Any) -> Path:
     return copy
 
 
-U32, TEXT, LIST = 4, 8, 9
+U32, F32, TEXT, LIST = 4, 6, 8, 9
 REFUSED = [
     ("llama", "x.epsilon", TEXT, b"x", "x.epsilon must be a number from 0"),
     ("llama", "llama.expert_count", U32, 2000, "expert_count must be at most 1024, not 2000"),
@@ -88,6 +88,12 @@ REFUSED = [
     ("llama", "llama.vocab_size", U32, 2**31, "vocab_size must be at most 4194304"),
     ("llama", "tokenizer.ggml.tokens", LIST, (TEXT, [b"a" * 5000]), "a token is longer than 4096 bytes"),
     ("llama", "llama.attention.head_count_kv", LIST, (U32, [3, 3]), "must be a multiple of attention.head_count_kv, 3"),
+    ("llama", "tokenizer.ggml.model", TEXT, b"none", "it has no vocabulary (tokenizer.ggml.model is none)"),
+    ("llama", "tokenizer.ggml.model", TEXT, b"no_vocab", "it has no vocabulary (tokenizer.ggml.model is no_vocab)"),
+    ("llama", "tokenizer.ggml.model", TEXT, b"rwkv", "tokens begin with the byte b'<', which is no token itself"),
+    ("llama", "llama.rope.freq_base", F32, float("nan"), "rope.freq_base must be from 1.01 to 1e+18, not nan"),
+    ("llama", "llama.rope.freq_base", F32, -1.0, "rope.freq_base must be from 1.01 to 1e+18, not -1"),
+    ("llama", "llama.rope.scaling.factor", F32, float("inf"), "rope.scaling.factor must be from 0 to 1e+09, not inf"),
 ]
 
 
@@ -115,6 +121,38 @@ def test_what_ends_another_process_is_refused(tmp_path, arch, key, kind, value, 
     path = changed(tiny_gguf.make_model(tmp_path / "base.gguf", arch=arch), tmp_path, key, kind, value)
     with pytest.raises(ValueError, match=r"\w"):
         new(path, method=method)
+
+
+def test_a_vocabulary_that_ends_the_process_is_refused(tmp_path):
+    """A text that begins with a token that the vocabulary does not have: asked where that does no harm."""
+    file = Gguf.read(
+        changed(tiny_gguf.make_model(tmp_path / "base.gguf"), tmp_path, "tokenizer.ggml.model", TEXT, b"t5")
+    )
+    file.meta = [one for one in file.meta if one[0] != b"tokenizer.ggml.bos_token_id"]
+    (tmp_path / "no_bos.gguf").write_bytes(file.write())
+    with pytest.raises(InvalidInput, match=r"it ends llama.cpp: GGML_ASSERT\(special_bos_id"):
+        new(tmp_path / "no_bos.gguf")
+
+
+WORLD = [b"<s>", *(b"\\x%02x" % i for i in range(256))]  # how RWKV's vocabulary spells bytes
+
+
+@pytest.mark.parametrize("n", [257, 256])
+def test_a_vocabulary_of_rwkv_has_all_bytes_that_tokens_begin_with(tmp_path, n):
+    words = [*WORLD[:n], b"\xff" * 3, *(b"word%d" % i for i in range(300))]
+    base = tiny_gguf.make_model(tmp_path / "base.gguf")
+    path = changed(base, tmp_path, "tokenizer.ggml.model", TEXT, b"rwkv")
+    path = changed(path, tmp_path, "tokenizer.ggml.tokens", LIST, (TEXT, words[: n_vocab(base)]))
+    if n == 257:
+        with new(path) as llm:
+            assert len(llm.tokenize(b"a\x00b <s", add_bos=False)) == 6
+    else:
+        with pytest.raises(InvalidInput, match=r"tokens begin with the byte b'\\xff', which is no token itself"):
+            new(path)
+
+
+def n_vocab(path: Path) -> int:
+    return len(next(value[1] for key, _, value in Gguf.read(path).meta if key == b"tokenizer.ggml.tokens"))
 
 
 def test_factors_of_recurrent_layers_have_one_type(tmp_path):

@@ -227,6 +227,8 @@ def test_a_text_that_is_there_waits_until_the_files_are_read(tmp_path, slow):
         {"yarn_orig_ctx": 64},
         {"attention_type": 0},
         {"swa_full": True},
+        {"kv_overrides": {"llama.rope.freq_base": 5e4}},
+        {"kv_overrides": {"llama.attention.layer_norm_rms_epsilon": 1e-3}},
     ],
     ids=str,
 )
@@ -237,6 +239,14 @@ def test_settings(tmp_path_factory, setting, tmp_path):
         state = fill(path, folder, **first)
         assert not served(path, folder, state, **second)
         assert served(path, folder, state, **first)
+
+
+def test_overridden_metadata_in_a_saved_file(tmp_path):
+    """Values have other types in a file than in memory; another order of them is no difference."""
+    path, one = make_model(tmp_path / "model.gguf", SHAPE), {"llama.rope.freq_base": 5e4, "general.name": "x"}
+    state = LlamaState.from_bytes(fill(path, tmp_path / "kv", kv_overrides=one).to_bytes())
+    assert served(path, tmp_path / "kv", state, kv_overrides=dict(reversed(one.items())))
+    assert not served(path, tmp_path / "kv", state, kv_overrides=one | {"llama.rope.freq_base": 5e5})
 
 
 @pytest.mark.parametrize("method", ["full", None])

@@ -7,6 +7,7 @@ import tiny_gguf
 from llamas import METHODS, TEXT, new, script, texts
 
 from pylongctx import Llama
+from pylongctx.logprobs import Entry
 
 N_TOP = 3
 # Q8_0 weights: ggml rounds activations to 8 bits, and in other steps llama.cpp's own answers differ by 0.15
@@ -35,6 +36,14 @@ def expected(path, tokens, method):
         return Llama.logits_to_logprobs(llm.scores)
 
 
+def named(piece):
+    """Return OpenAI's name of a token: its text, or the bytes of a part of a character."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{b:02x}" if b > 126 else chr(b) for b in piece)
+
+
 def run(llm, prompt, **kwargs):
     done = llm(prompt, **{"max_tokens": 5, "temperature": 0.0, "logprobs": N_TOP} | kwargs)["choices"][0]
     return done["text"], done["logprobs"], llm._input_ids.tolist()
@@ -47,7 +56,7 @@ def test_logprobs_equal_the_definition(path, method, echo):
     with new(path, n_ubatch=16, method=method) as llm:
         text, found, tokens = run(llm, prompt, echo=echo)
         n_prompt = len(llm.tokenize(prompt.encode(), add_bos=tokens[0] == llm.token_bos()))
-        pieces = {i: llm.session.model.piece(i).decode("utf-8", "ignore") for i in range(llm.n_vocab())}
+        pieces = {i: named(llm.session.model.piece(i)) for i in range(llm.n_vocab())}
         begins_with_bos = tokens[0] == llm.token_bos()
     rows = expected(path, tokens, method)
     first = n_prompt if not echo else 1 if begins_with_bos else 0
@@ -60,12 +69,11 @@ def test_logprobs_equal_the_definition(path, method, echo):
             assert (own, top) == (None, None)
             continue
         assert own == pytest.approx(rows[i - 1][token], abs=STEP)
-        for word, value in top.items():  # byte tokens share the text ""
-            assert min(abs(value - rows[i - 1][t]) for t in range(len(pieces)) if pieces[t] == word) < STEP
-        best = rows[i - 1].argmax()
-        if list(pieces.values()).count(pieces[best]) == 1:
-            assert max(top.values()) == pytest.approx(rows[i - 1][best], abs=STEP)
-        assert len(top) <= N_TOP + 1
+        for word, value in top.items():  # control tokens share the text ""
+            ids = [t for t in pieces if pieces[t] == word or word in (f"token_id:{t}", f"bytes:{pieces[t]}")]
+            assert min(abs(value - rows[i - 1][t]) for t in ids) < STEP
+        assert max(top.values()) == pytest.approx(rows[i - 1].max(), abs=STEP)
+        assert len(top) in (N_TOP, N_TOP + 1) and top[found["tokens"][i - first]] == own
     assert text.startswith(prompt) == echo
 
 
@@ -121,9 +129,38 @@ def test_offsets_point_into_the_text(embedded_model, echo):
     whole = text if echo else prompt + text
     assert whole == prompt + said
     for piece, offset in zip(found["tokens"][1:], found["text_offset"][1:], strict=True):
-        assert whole[offset:].startswith(piece)
+        assert whole[offset:].startswith(piece) or piece.startswith("bytes:\\x")
     assert found["text_offset"] == sorted(found["text_offset"])
     assert found["text_offset"][0] == (0 if echo else len(prompt))
+
+
+def test_parts_of_characters_have_names_of_their_own(embedded_model):
+    """The reproducer of the fault: all of them were the empty string, and one key of five stood for them."""
+    with new(embedded_model) as llm:
+        done = llm("x", grammar='root ::= "\u65e5\u672c"', max_tokens=20, temperature=0.0, logprobs=300)["choices"][0]
+        found, n_vocab = done["logprobs"], llm.n_vocab()
+        assert done["text"] == "\u65e5\u672c"
+    assert found["tokens"] == [rf"bytes:\x{b:02x}" for b in "\u65e5\u672c".encode()]
+    for word, own, top in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
+        assert top[word] == own and len(top) in (300, 301)
+        assert sum(np.exp(list(top.values()))) < 1 + 1e-5
+    assert n_vocab > 300
+    assert found["text_offset"] == [1, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_two_tokens_have_one_key(seed):
+    """Whatever the pieces are: texts that repeat, no text, parts of characters, names that look like ours."""
+    rng = np.random.default_rng(seed)
+    kinds = [b"", b"a", b"\xe6", b"\\xe6", b"bytes:\\xe6", "\u65e5".encode(), b"a\xff", b" ", b"bytes:a", b"\x00"]
+    pieces = [kinds[i] for i in rng.integers(len(kinds), size=40)]
+    own = int(rng.integers(-1, 40))
+    top = [(piece, -float(i)) for i, piece in enumerate(pieces)]
+    piece, value = (b"a", -99.0) if own < 0 else top[own]
+    entry = Entry(piece, 0, value, top, own, tuple(range(40)))
+    assert len(entry.top_texts) == 40 + (own < 0)
+    assert list(entry.top_texts.values()) == [value for _, value in top] + [-99.0] * (own < 0)
+    assert entry.top_texts[entry.text] == value
 
 
 def test_tokens_of_a_stop_string_are_left_out(embedded_model):

@@ -118,6 +118,44 @@ def test_two_adapters_add_up_and_scales_change(model, adapter, pairs, tokens, tm
             llm.remove_lora("other.gguf")
 
 
+def test_one_file_counts_once_however_its_path_is_spelled(model, pairs, tokens, tmp_path, monkeypatch):
+    path = write_adapter(tmp_path / "one.gguf", pairs)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "symbolic.gguf").symlink_to(path)
+    (tmp_path / "hard.gguf").hardlink_to(path)
+    monkeypatch.chdir(tmp_path / "folder")
+    spellings = ["../one.gguf", str(path), path, f"{tmp_path}/folder/..//one.gguf", *tmp_path.glob("*.gguf")]
+    assert len(spellings) == 7
+    with open_model(model, lora_path=str(path), lora_scale=0.5) as llm:
+        once, state = logits(llm, tokens[:30]), llm.save_state()
+        for spelling in spellings:
+            llm.add_lora(spelling, 0.25)
+            llm.add_lora(spelling, 0.5)
+            assert llm.loras == {str(path): 0.5}
+            np.testing.assert_array_equal(logits(llm, tokens[:30]), once)
+        llm.load_state(state)
+        copy = tmp_path / "copy.gguf"
+        copy.write_bytes(path.read_bytes())
+        llm.add_lora(copy, 0.5)  # another file
+        assert len(llm.loras) == 2
+        llm.remove_lora(copy)
+        path.rename(tmp_path / "moved.gguf")
+        llm.remove_lora("../one.gguf")
+        assert llm.loras == {}
+
+
+@pytest.mark.parametrize("scale", [1e30, -1e30, 10001.0, float("nan"), float("inf")])
+def test_scales_that_overflow_are_refused(model, adapter, tokens, scale):
+    with open_model(model, lora_path=adapter, lora_scale=0.5) as llm:
+        before = logits(llm, tokens[:20])
+        with pytest.raises(ValueError, match=r"the scale of a LoRA adapter must be from -10000 to 10000, not"):
+            llm.add_lora(adapter, scale)
+        assert llm.loras == {adapter: 0.5}
+        np.testing.assert_array_equal(logits(llm, tokens[:20]), before)
+    with pytest.raises(ValueError, match="the scale of a LoRA adapter must be"):
+        open_model(model, lora_path=adapter, lora_scale=scale)
+
+
 def test_a_change_forgets_the_tokens(model, adapter, tokens):
     with open_model(model) as llm:
         llm.eval(tokens[:20])
@@ -150,6 +188,8 @@ def test_a_state_belongs_to_its_adapters(model, adapter, tokens):
         ({"arch": "qwen2"}, "arch mismatch"),
         ({"kind": "other"}, "adapter.type"),
         ({"alpha": "8"}, "adapter.lora.alpha has the wrong type"),
+        ({"alpha": 1e30}, "adapter.lora.alpha must be from -1e.06 to 1e.06, not 1e.30"),
+        ({"alpha": float("nan")}, "adapter.lora.alpha must be from -1e.06 to 1e.06, not nan"),
     ],
 )
 def test_files_that_are_no_adapter_of_this_model(model, pairs, tmp_path, change, message, tokens):
@@ -178,7 +218,7 @@ def test_wrong_shapes_and_damaged_files(model, pairs, adapter, tmp_path):
                 llm.add_lora(path)
         with pytest.raises(ValueError, match="LoRA path does not exist"):
             llm.add_lora(tmp_path / "none.gguf")
-        with pytest.raises(InvalidInput, match="finite"):
+        with pytest.raises(InvalidInput, match="must be from -10000 to 10000, not nan"):
             llm.add_lora(adapter, float("nan"))
         assert llm.loras == {}
 

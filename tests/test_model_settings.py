@@ -1,5 +1,6 @@
 """KV types against an oracle that rounds, and RoPE scaling against one that scales, under every method."""
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +13,8 @@ from test_methods import assert_same_logits, evaluate
 from test_parity import LINEAR, YARN
 from thinning import thin
 from tiny_gguf import Shape, make_model
+
+from pylongctx import Llama
 
 METHODS = {
     "full": oracle.Full(),
@@ -142,3 +145,41 @@ def test_rope_scaling_composes_with_every_method(model_path, tokens, model, scal
     got = evaluate(path, method.text(), tokens[:110], n_ctx=110, **settings)
     assert_same_logits(got, want)
     assert abs(Model.load(path).logits(tokens[:110], method) - want).max() > 0.1
+
+
+# ---- numbers that are none ----
+
+NONE, HUGE = float("nan"), float("inf")
+NUMBERS = {
+    "rope_freq_base": [NONE, HUGE, -HUGE, -1.0, 1e-30, 1.0, 1e30],
+    "rope_freq_scale": [NONE, HUGE, -HUGE, -1.0, 1e-30, 1e30],
+    "yarn_ext_factor": [NONE, HUGE, -HUGE, 1.5, 1e30],
+    "yarn_attn_factor": [NONE, HUGE, -HUGE, 0.0, 1e-30, 1e30],
+    "yarn_beta_fast": [NONE, HUGE, -HUGE, 1e30],
+    "yarn_beta_slow": [NONE, HUGE, -HUGE, 1e30],
+    "yarn_orig_ctx": [-1, 2**31, 2**32],
+    "rope_scaling_type": [-2, 4, 99, 2**31],
+}
+
+
+@pytest.mark.parametrize("method", ["auto", None, "selfextend"])
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NUMBERS.items() for value in values])
+def test_rope_numbers_that_are_none_are_refused_by_name(tmp_path, name, value, method):
+    path = make_model(tmp_path / "model.gguf")
+    with pytest.raises(ValueError, match=f"{name}[= ].*(must be|is out of range)"):
+        Llama(str(path), n_ctx=64, method=method, verbose=False, **{name: value})
+
+
+@pytest.mark.parametrize("name", ["rope_freq_base", "yarn_beta_slow", "rope_scaling_type"])
+def test_what_is_no_number_is_refused_by_name(tmp_path, name):
+    with pytest.raises(TypeError, match=f"{name}='x'"):
+        Llama(str(make_model(tmp_path / "model.gguf")), n_ctx=64, verbose=False, **{name: "x"})
+
+
+@pytest.mark.parametrize(("scale", "context"), [(1e-7, "1.28e+09"), (1e3, "0.128")])
+def test_a_scale_stretches_to_a_context_that_can_be(tmp_path, scale, context):
+    path = make_model(tmp_path / "model.gguf", Shape(n_ctx_train=128))
+    with pytest.raises(
+        ValueError, match=re.escape(f"makes {context} of 128 trained tokens; it must be one that makes 1 ..")
+    ):
+        Llama(str(path), n_ctx=64, verbose=False, method="selfextend", rope_freq_scale=scale)

@@ -191,10 +191,10 @@ def test_a_body_that_does_not_come_is_not_waited_for(server):
 
 
 def test_what_all_choices_share_is_made_once(server, monkeypatch):
-    from pylongctx.serve import bodies
+    from pylongctx.serve import shape
 
     made = []
-    monkeypatch.setattr(bodies.LlamaGrammar, "from_json_schema", lambda schema: made.append(schema) or 1 / 0)
+    monkeypatch.setattr(shape.LlamaGrammar, "from_json_schema", lambda schema: made.append(schema) or 1 / 0)
     body = {"prompt": "a", "json_schema": {"type": "object"}, "n": 16}
     assert server.http.post("/v1/completions", json=body).status_code == 500
     assert len(made) == 1

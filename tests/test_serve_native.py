@@ -246,6 +246,32 @@ def test_a_stop_string(server, ask):
     assert (found["stop_type"], found["stopping_word"]) == ("word", text[4:7])
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("n_probs", [0, 3])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6])
+def test_an_answer_that_ends_inside_a_character_has_all_its_tokens(server, ask, n, n_probs, streamed):
+    body = {"prompt": "x", "grammar": 'root ::= "\u65e5\u672c"', "n_predict": n, "n_probs": n_probs, "temperature": 0}
+    if streamed:
+        *parts, whole = stream(server, **body)
+        found = {"content": "".join(part["content"] for part in parts)}
+        for name in ("tokens", "completion_probabilities"):
+            found[name] = [one for part in parts for one in part.get(name, ())]
+        found["tokens_predicted"] = whole["tokens_predicted"]
+    else:
+        found = ask("/completion", return_tokens=True, **body)
+    assert found["content"] == "\u65e5\u672c"[: n // 3]
+    assert found["tokens_predicted"] == len(found["tokens"]) == n
+    told = found.get("completion_probabilities", [])
+    assert bytes(b for one in told for b in one["bytes"]) == ("\u65e5\u672c".encode()[:n] if n_probs else b"")
+    assert [one["id"] for one in told] == (found["tokens"] if n_probs else [])
+
+
+def test_a_stop_string_that_begins_the_answer_leaves_its_tokens(ask):
+    found = ask("/completion", prompt="x", grammar='root ::= "ab"', stop=["ab"], return_tokens=True, n_predict=9)
+    assert found["stopping_word"] == "ab" and found["content"] == ""
+    assert len(found["tokens"]) == found["tokens_predicted"] > 0
+
+
 def test_an_answer_that_fills_the_context_is_truncated(server, ask):
     with running(n_seq=1, n_ctx=128) as small:
         found = small.http.post("/completion", json={"prompt": "Hi", "n_predict": -1, "ignore_eos": True}).json()

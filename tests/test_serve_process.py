@@ -158,6 +158,8 @@ def test_options_of_several_models(monkeypatch):
     args = parser.parse_args(argv)
     assert model_words(args) == ["a", "b", "c"]
     assert child_words(argv) == ["-c", "512", "-np", "2", "--temp=0", "--embeddings"]
+    web = ["--path", "x", "--api-prefix=/llm", "--ssl-cert-file", "c", "--ssl-key-file", "k", "--reuse-port"]
+    assert child_words([*argv, *web]) == child_words(argv)
     assert model_words(parser.parse_args([*argv, "--socket", "5"])) == []
     for words in (["model.gguf"], ["-m", "model.gguf"], ["--alias", "mine"]):
         with pytest.raises(ValueError, match="no place beside it"):

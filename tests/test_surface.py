@@ -32,6 +32,7 @@ OURS = {
         "n_parallel",
         "preflight",
         "deterministic",
+        "override_tensor",
     ],
     "create_chat_completion": [
         "stopping_criteria",

@@ -30,3 +30,11 @@ def files(folder: Path) -> Path:
             if wanted.match(member.name):
                 (folder / Path(member.name).name).write_bytes(archive.extractfile(member).read())
     return folder
+
+
+@functools.cache
+def option_source() -> str:
+    """Return the source of llama.cpp's options."""
+    with tarfile.open(tarball()) as archive:
+        (member,) = [name for name in archive.getnames() if name.endswith("common/arg.cpp")]
+        return archive.extractfile(member).read().decode()

@@ -4,6 +4,7 @@ import difflib
 import os
 from pathlib import Path
 
+from pylongctx._guess import guess
 from pylongctx._log import LOG
 from pylongctx.catalog.entry import Entry, Progress
 from pylongctx.catalog.table import ENTRIES
@@ -43,6 +44,8 @@ def resolve(path: str | os.PathLike[str]) -> str:
         When the model cannot be fetched, see ``Entry.fetch``.
     """
     entry = find(path)
+    if entry is None and not Path(path).exists():
+        raise ValueError(f"Model path does not exist: {path}{guess(str(path), CATALOG)}")
     if entry is None:
         return str(path)
     here = entry.path()

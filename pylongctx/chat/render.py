@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pylongctx.chat.request import SYSTEM, check_messages, choose_tools, text_of_content, wanted_schema
+from pylongctx.chat.request import SYSTEM, check_messages, choose_tools, is_strict, text_of_content, wanted_schema
 from pylongctx.chat.template import ChatTemplate, Rendered
 from pylongctx.chat.types import Message
 from pylongctx.errors import LctxError
@@ -46,7 +46,7 @@ def render(template: ChatTemplate, given: Mapping[str, Any], prefills: bool = Fa
         raise ValueError("grammar cannot be combined with tools or a response_format, which make one of their own")
     if tools and choice == "required" and schema is not None:
         raise ValueError("a required tool call cannot be combined with a response_format: an answer is one of them")
-    rendered = _with_systems(template, request)
+    rendered = _with_systems(template, request, is_strict(given["response_format"]))
     if begun is not None:
         rendered = _after_thoughts(rendered, begun)
     if tools and choice == "required" and rendered.constraint is None:
@@ -73,14 +73,14 @@ def _begun(messages: Sequence[Message]) -> Message | None:
     return last
 
 
-def _with_systems(template: ChatTemplate, request: dict[str, Any]) -> Rendered:
+def _with_systems(template: ChatTemplate, request: dict[str, Any], strict: bool) -> Rendered:
     """Render a request; messages of the system are one where the template leaves others out or refuses them."""
     messages: list[Message] = request["messages"]
     at = [i for i, message in enumerate(messages) if message["role"] in SYSTEM]
     if at in ([], [0]):
-        return template.render(request)
+        return template.render(request, strict)
     try:
-        rendered = template.render(request)
+        rendered = template.render(request, strict)
         if all(text_of_content(messages[i]["content"]).strip() in rendered.prompt for i in at):
             return rendered
     except LctxError as reason:
@@ -88,7 +88,7 @@ def _with_systems(template: ChatTemplate, request: dict[str, Any]) -> Rendered:
     said = "\n\n".join(text for i in at if (text := text_of_content(messages[i]["content"])))
     others = [message for message in messages if message["role"] not in SYSTEM]
     try:
-        return template.render({**request, "messages": [{"role": "system", "content": said}, *others]})
+        return template.render({**request, "messages": [{"role": "system", "content": said}, *others]}, strict)
     except LctxError:
         if rendered is None:
             raise refusal from None

@@ -165,10 +165,16 @@ def wanted_schema(response_format: Any) -> Any:
         return None
     if kind == "json_object":
         schema = response_format.get("schema")
-        return (schema is not None and _checked(schema)) or {"type": "object"}
+        return {"type": "object"} if schema is None or schema == {} else _checked(schema)
     if kind == "json_schema":
         wrapper = response_format.get("json_schema")
         if isinstance(wrapper, Mapping) and "schema" in wrapper:
             return _checked(wrapper["schema"])
         raise ValueError("response_format json_schema needs {'json_schema': {'schema': ...}}")
     raise ValueError(f"response_format must have type text, json_object or json_schema, not {response_format!r}")
+
+
+def is_strict(response_format: Any) -> bool:
+    """Return whether a schema that cannot be held as a whole is refused: unless the request says ``strict`` false."""
+    wrapper = (response_format or {}).get("json_schema")
+    return all(one.get("strict") is not False for one in (response_format, wrapper) if isinstance(one, Mapping))

@@ -11,7 +11,10 @@ from pylongctx._lib import error, lib
 from pylongctx._log import LOG
 from pylongctx.chat import formats
 from pylongctx.chat.handlers import registered_handler
+from pylongctx.chat.parser import AnswerParser
+from pylongctx.chat.places import Tools, has_places, place, with_places
 from pylongctx.engine.model import Model
+from pylongctx.schema import hold, warn_of
 
 OWN = "chat_template."  # begins the names of a model's own templates: chat_template.default, chat_template.tool_use
 HINTS = (
@@ -73,6 +76,8 @@ class ChatTemplate:
     ----------
     info : dict
         ``source``, and ``caps``: what the template can render.
+    reasoning_format : str or None
+        llama.cpp's word for where thoughts are: "none" leaves them in the text; None: apart from it.
 
     Raises
     ------
@@ -88,18 +93,70 @@ class ChatTemplate:
         self._spec = json.dumps(spec)
         found = json.loads(guarded("the chat template", "template_info", self._spec))
         self.info: dict[str, Any] = {"source": source, **found}
+        self.reasoning_format: str | None = None
 
-    def render(self, request: Mapping[str, Any]) -> Rendered:
-        """Render a request, see ``lctx_template_apply``; InvalidInput when the template refuses it."""
+    def render(self, request: Mapping[str, Any], strict: bool = True) -> Rendered:
+        """Render a request, see ``lctx_template_apply``.
+
+        Parameters
+        ----------
+        request : dict
+            The request.
+        strict : bool
+            Whether a ``json_schema`` that cannot be held as a whole is refused; else a RuntimeWarning names the rest.
+
+        Raises
+        ------
+        InvalidInput
+            When the template refuses the request, or a schema cannot be held.
+        """
+        wanted, grammars = dict(request), []
+        if "json_schema" in wanted:
+            held = hold(wanted["json_schema"], strict)
+            warn_of(held.gaps)
+            wanted["json_schema"], grammars = place(0), [held.grammar]
+        elif wanted.get("tools") and wanted.get("tool_choice") != "none":
+            return self._with_tools(wanted)
+        answer = self._apply(wanted)
+        if grammars and not answer["constraint"]:
+            if not _begins_with_content(json.dumps(answer["syntax"])):
+                raise error(lib.LCTX_INVALID, "the chat template begins with thoughts, and has no place for a schema")
+            answer["constraint"] = {}  # the schema is all of the answer
+        return self._rendered(answer, answer["prompt"], grammars)
+
+    def _with_tools(self, request: Mapping[str, Any]) -> Rendered:
+        """Render a request whose prompt shows its tools, while its grammar has places for their arguments."""
+        prompt = self._apply({**request, "tool_choice": "none"})["prompt"]
+        tools = Tools(request["tools"]).whole()
+        answer = self._apply({**request, "tools": tools.marked})
+        if not has_places(answer):
+            tools = Tools(request["tools"]).by_parameter()
+            answer = self._apply({**request, "tools": tools.marked})
+        if not has_places(answer) and self.info["caps"]["supports_tool_calls"]:
+            tools = Tools(request["tools"]).nowhere()
+        warn_of(tools.gaps)
+        return self._rendered(answer, prompt, tools.grammars)
+
+    def _apply(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self.reasoning_format is not None:
+            request = {**request, "reasoning_format": self.reasoning_format}
         try:
             wanted = json.dumps(request)
-            answer = json.loads(guarded("the chat template", "template_apply", self._spec, wanted))
+            found: dict[str, Any] = json.loads(guarded("the chat template", "template_apply", self._spec, wanted))
         except (ValueError, RecursionError) as reason:
             why = f"the chat template cannot render the messages: {_without_hints(str(reason))}"
             raise error(lib.LCTX_INVALID, why) from None
+        return found
+
+    def _rendered(self, answer: Mapping[str, Any], prompt: str, grammars: list[str]) -> Rendered:
+        constraint = answer["constraint"]
+        if has_places(answer):
+            constraint = {**constraint, "grammar": with_places(constraint["grammar"]), "schemas": grammars}
+        elif constraint == {}:
+            constraint = {"schemas": grammars}
         return Rendered(
-            prompt=answer["prompt"],
-            constraint=json.dumps(answer["constraint"]) if answer["constraint"] else None,
+            prompt=prompt,
+            constraint=json.dumps(constraint) if constraint else None,
             preserved=answer["preserved_tokens"],
             stops=[*answer["stops"], *self._stops],
             syntax=json.dumps(answer["syntax"]),
@@ -111,6 +168,12 @@ def _without_hints(reason: str) -> str:
     for one in HINTS:
         reason = reason.replace(one, "")
     return reason.strip(" ,;")
+
+
+def _begins_with_content(syntax: str) -> bool:
+    """Return whether an answer that is JSON and nothing else is read as content."""
+    parser = AnswerParser(syntax)
+    return all("content" in delta for delta in [*parser.feed("[0]"), *parser.end(True)]) and not parser.failure
 
 
 def _tokens(model: Model) -> dict[str, Any]:
@@ -142,6 +205,7 @@ class Templates:
 
     def __init__(self, model: Model, name: str | None) -> None:
         self.name = name
+        self.reasoning_format: str | None = None  # of the template
         self._model = model
         if name is not None and registered_handler(name) is None:
             self._named(name)
@@ -149,7 +213,9 @@ class Templates:
     @cached_property
     def template(self) -> ChatTemplate:
         """The template; InvalidInput when it cannot be used."""
-        return ChatTemplate(self._model, *(self._own() if self.name is None else self._named(self.name)))
+        found = ChatTemplate(self._model, *(self._own() if self.name is None else self._named(self.name)))
+        found.reasoning_format = self.reasoning_format
+        return found
 
     def _named(self, name: str) -> formats.Format:
         if not name.startswith(OWN):

@@ -57,10 +57,12 @@ class Options:
         parse: Callable[[str], Any] = lambda text: text,
         metavar: str = "N",
         env: str | None = None,
+        optional: bool = False,
     ) -> None:
-        """Add an option with one value."""
+        """Add an option with one value; ``optional``: without one it is as if that were the empty string."""
         value = FromEnvironment.read(env) if env and self._environment else None
-        self._add(names, value, type=reported(parse), metavar=metavar, help=self._help(help, env))
+        more: dict[str, Any] = {"nargs": "?", "const": ""} if optional else {}
+        self._add(names, value, type=reported(parse), metavar=metavar, help=self._help(help, env), **more)
 
     def switch(
         self, *names: str, off: Sequence[str] = (), help: str, env: str | None = None, dest: str | None = None
@@ -78,15 +80,19 @@ class Options:
         """Add an option that may be repeated."""
         self._group.add_argument(*names, action="append", type=reported(parse), metavar=metavar, help=help)
 
-    def refuse(self, *names: str, reason: str, env: str | None = None) -> None:
-        """Refuse an option of llama.cpp, with a reason; its variable too, unless that turns it off."""
+    def refuse(self, *names: str, reason: str, env: str | None = None, but: Sequence[str] = ()) -> None:
+        """Refuse an option of llama.cpp, with a reason; its variable too, unless that turns it off.
+
+        ``but``: values that ask for what is done anyway.
+        """
         value = FromEnvironment.read(env) if env and self._environment else None
-        refusal = _refusal(reason)
+        refusal = _refusal(reason, but)
         self._add(names, value, type=reported(refusal), nargs="?", const="", help=argparse.SUPPRESS)
 
-    def accept(self, name: str) -> None:
-        """Accept an option without a value, which has no effect."""
-        self._group.add_argument(name, action="store_true", help=argparse.SUPPRESS)
+    def accept(self, *names: str, value: bool = False) -> None:
+        """Accept an option, with a value or without, which has no effect."""
+        more: dict[str, Any] = {} if value else {"action": "store_true"}
+        self._group.add_argument(*names, help=argparse.SUPPRESS, **more)
 
     def _add(self, names: Sequence[str], value: FromEnvironment | None, **kwargs: Any) -> None:
         action = self._group.add_argument(*names, action=_Store, default=value, **kwargs)
@@ -131,9 +137,9 @@ def with_origins(reason: Exception, args: argparse.Namespace) -> str:
     return f"{reason} (from the environment: {names})" if names else str(reason)
 
 
-def _refusal(reason: str) -> Callable[[str], None]:
+def _refusal(reason: str, but: Sequence[str]) -> Callable[[str], None]:
     def refuse(text: str) -> None:
-        if not (isinstance(text, FromEnvironment) and text in FALSE):
+        if text not in but and not (isinstance(text, FromEnvironment) and text in FALSE):
             raise ValueError(f"not here: {reason}")
 
     return refuse

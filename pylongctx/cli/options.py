@@ -4,7 +4,9 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from pylongctx import __version__
 from pylongctx._enums import EVICT_MIDDLE, LOAD_MODES, OVERFLOWS, ROPE_SCALINGS, SPLIT_MODES
+from pylongctx.catalog import find
 from pylongctx.cli.arguments import (
     FromEnvironment,
     Options,
@@ -12,10 +14,12 @@ from pylongctx.cli.arguments import (
     number,
     on_off_auto,
     one_of,
+    switched,
     with_origins,
 )
 from pylongctx.cli.get import fetched
 from pylongctx.cli.method import add_method_options, chosen_method
+from pylongctx.cli.overrides import add_override_options, add_tensor_options, override_arguments
 from pylongctx.cli.refused import refuse_options
 from pylongctx.models import embedded_model
 
@@ -53,6 +57,7 @@ PLAIN = {
     "yarn_beta_slow": "yarn_beta_slow",
     "yarn_beta_fast": "yarn_beta_fast",
     "offload_kqv": "kvo",
+    "op_offload": "op_offload",
     "overflow": "overflow",
     "kv_limit": "kv_limit",
     "kv_store": "kv_store",
@@ -63,6 +68,8 @@ PLAIN = {
     "deterministic": "deterministic",
     "verbose": "verbose",
 }
+ON = -1
+VERBOSE = 4  # llama.cpp's number of what -v says
 MODEL = "GGUF file, or a name that pylongctx get lists (the embedded model)"
 YARN = {
     "ext-factor": "share of extrapolation",
@@ -83,21 +90,31 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     _add_rope(options)
 
 
-def add_llama_options(parser: argparse.ArgumentParser) -> None:
+def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) -> None:
     """Add the model and everything that configures it, its context and its method, see ``open_llama``."""
     options = Options(parser, "model and context")
-    _add_model(parser, options)
+    _add_model(parser, options, positional)
     add = options.add
     add("-c", "--ctx-size", parse=integer, env="LLAMA_ARG_CTX_SIZE", help="tokens of the context (the model's)")
     _add_context(options)
     add("-fa", "--flash-attn", parse=_flash_attention, metavar="on|auto", env="LLAMA_ARG_FLASH_ATTN", help="always on")
     modes = one_of(tuple(LOAD_MODES))
     add("-lm", "--load-mode", parse=modes, metavar="MODE", env="LLAMA_ARG_LOAD_MODE", help=f"{', '.join(LOAD_MODES)}")
+    env, help = "LLAMA_ARG_MMAP", "map the file instead of reading it, as --load-mode mmap (on)"
+    options.switch("--mmap", off=("--no-mmap",), env=env, help=help, dest="mmap")
+    options.switch("--mlock", env="LLAMA_ARG_MLOCK", help="keep the model in memory, as --load-mode mmap+mlock (off)")
+    add_override_options(options)
     options.several("--lora", metavar="FILE,...", help="LoRA adapters")
     options.several("--lora-scaled", metavar="FILE:SCALE,...", help="LoRA adapters and their scales")
     help = "the model's name in answers (its file); serve takes several, with commas"
     add("-a", "--alias", metavar="NAME", env="LLAMA_ARG_ALIAS", help=help)
     options.switch("-v", "--verbose", "--log-verbose", help="say what the library does")
+    help = "from 4 on the same; lower numbers are as without it"
+    add("-lv", "--verbosity", "--log-verbosity", parse=integer, env="LLAMA_ARG_LOG_VERBOSITY", help=help)
+    options.switch("--offline", env="LLAMA_ARG_OFFLINE", help="fetch no model (off)")
+    add("-fit", "--fit", parse=switched, metavar="on|off", env="LLAMA_ARG_FIT", help="the same as --preflight")
+    parser.add_argument("--usage", action="help", help=argparse.SUPPRESS)
+    parser.add_argument("--version", action="version", version=f"pylongctx {__version__}", help=argparse.SUPPRESS)
     reading = Options(parser, "long context")
     add_method_options(reading)
     # before --overflow: both are one option, and only the first has a variable
@@ -112,6 +129,9 @@ def add_llama_options(parser: argparse.ArgumentParser) -> None:
     reading.switch("--kv-store-words", off=("--no-kv-store-words",), help=help, dest="kv_store_words")
     devices = Options(parser, "devices")
     _add_devices(devices)
+    add_tensor_options(devices)
+    help = "let devices compute what lies in memory of the host (llama.cpp's default)"
+    devices.switch("--op-offload", off=("--no-op-offload",), help=help, dest="op_offload")
     off = ("-nkvo", "--no-kv-offload")
     devices.switch("-kvo", off=off, env="LLAMA_ARG_KV_OFFLOAD", help="K and V with their layers (on)", dest="kvo")
     _add_rope(Options(parser, "positions"), extended=True)
@@ -125,9 +145,13 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-s", "--seed", type=int, default=0, metavar="N", help="seed of keys and depths (0)")
 
 
-def _add_model(parser: argparse.ArgumentParser, options: Options) -> None:
-    parser.add_argument("positional_model", nargs="?", metavar="model", help=MODEL)
-    options.add("-m", "--model", metavar="FILE", env="LLAMA_ARG_MODEL", help="the same, as an option")
+def _add_model(parser: argparse.ArgumentParser, options: Options, positional: bool = True) -> None:
+    if positional:
+        parser.add_argument("positional_model", nargs="?", metavar="model", help=MODEL)
+    else:
+        parser.set_defaults(positional_model=None)
+    help = "the same, as an option" if positional else "GGUF file, or a name that pylongctx get lists (smollm2-135m)"
+    options.add("-m", "--model", metavar="FILE", env="LLAMA_ARG_MODEL", help=help)
 
 
 def _add_context(options: Options) -> None:
@@ -173,7 +197,8 @@ def _add_devices(options: Options) -> None:
         help="among devices (layer)",
     )
     add("-mg", "--main-gpu", parse=integer, env="LLAMA_ARG_MAIN_GPU", help="the device, with --split-mode none")
-    add("--kv-offload", parse=_mib, metavar="MIB", help="K and V in memory of the host, but for so much (auto)")
+    help = "K and V in memory of the host, but for so much (auto); without a number as -kvo"
+    add("--kv-offload", parse=_mib, metavar="MIB", help=help, optional=True)
 
 
 def _add_rope(options: Options, extended: bool = False) -> None:
@@ -201,8 +226,8 @@ def _shares(text: str) -> list[float]:
 
 
 def _mib(text: str) -> int:
-    """MiB as an integer; 0 stands for auto."""
-    return 0 if text == "auto" else integer(text)
+    """MiB as an integer; 0 stands for auto, ON for no number."""
+    return 0 if text == "auto" else integer(text) if text else ON
 
 
 def _store_bytes(text: str) -> int:
@@ -239,20 +264,36 @@ def model_path(args: argparse.Namespace) -> str:
     Raises
     ------
     ValueError
-        When it is given twice.
+        When it is given twice, or is not here and --offline fetches none.
     """
     if args.positional_model and args.model and not isinstance(args.model, FromEnvironment):
         raise ValueError("the model is given twice: as an argument and with --model")
-    return fetched(str(args.positional_model or args.model or embedded_model()))
+    name = str(args.positional_model or args.model or embedded_model())
+    if getattr(args, "offline", None) and (entry := find(name)) is not None and entry.path() is None:
+        raise ValueError(f"--offline: {name} is not here; pylongctx get {name} fetches it")
+    return fetched(name)
+
+
+def advised_sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """Return how a model of the catalogue is sampled when nothing else is asked for; nothing for a file."""
+    entry = find(str(args.positional_model or args.model or embedded_model()))
+    return {} if entry is None else dict(entry.sampling)
 
 
 def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Return the keyword arguments of Llama that were given; all others have their defaults."""
     found = {keyword: value for keyword, name in PLAIN.items() if (value := getattr(args, name, None)) is not None}
     found.setdefault("n_threads_batch", args.threads)
+    if (fit := getattr(args, "fit", None)) is not None:
+        found.setdefault("preflight", fit)
+    if (getattr(args, "verbosity", None) or 0) >= VERBOSE:
+        found.setdefault("verbose", True)
+    found |= override_arguments(args)
     if isinstance(policy := found.get("overflow"), bool):
         found["overflow"] = EVICT_MIDDLE if policy else OVERFLOWS[0]
-    if args.kv_offload is not None:
+    if args.kv_offload == ON:
+        found.setdefault("offload_kqv", True)
+    elif args.kv_offload is not None:
         found |= {"kv_offload": "host", "kv_offload_mib": args.kv_offload or None}
     return {"verbose": False} | found
 
@@ -291,7 +332,7 @@ def open_model(
 
 
 def _constructor(args: argparse.Namespace) -> dict[str, Any]:
-    found = llama_arguments(args) | LOAD_MODES[args.load_mode or "auto"]
+    found = llama_arguments(args) | _loading(args)
     if args.rope_scale is not None:
         if args.rope_freq_scale is not None:
             raise ValueError("--rope-scale and --rope-freq-scale are the same: give one")
@@ -302,6 +343,15 @@ def _constructor(args: argparse.Namespace) -> dict[str, Any]:
     found |= {keyword: value for keyword, name in more.items() if (value := getattr(args, name, None)) is not None}
     template = one(args, "chat_template", "chat_template_file")
     return found if template is None else found | {"chat_format": template}
+
+
+def _loading(args: argparse.Namespace) -> dict[str, Any]:
+    """Return how the weights come into memory."""
+    switches = {"use_mmap": args.mmap, "use_mlock": args.mlock}
+    given = {name: value for name, value in switches.items() if value is not None}
+    if given and args.load_mode is not None:
+        raise ValueError("--load-mode says what --mmap and --mlock say: give one of them")
+    return given or LOAD_MODES[args.load_mode or "auto"]
 
 
 def _loras(args: argparse.Namespace) -> list[tuple[str, float]]:

@@ -9,13 +9,17 @@ from pylongctx._log import LOG
 from pylongctx.cli.arguments import FromEnvironment, Options, integer, number
 
 if TYPE_CHECKING:
+    from pylongctx.serve.router import Router
     from pylongctx.serve.service import Settings
 
 MOST_MODELS = 4  # that are loaded at once
 FOLDERS = "LLAMA_ARG_MODELS_DIR"
 # options that are not for the process of one model, with a value and without
-OWN = ("--models", "--models-dir", "--models-max", "--models-memory", "--slot-save-path", "--api-key", "--api-key-file")
-OWN_SWITCHES = ("--models-autoload", "--no-models-autoload")
+OWN = (
+    *("--models", "--models-dir", "--models-max", "--models-memory", "--slot-save-path"),
+    *("--api-key", "--api-key-file", "--path", "--api-prefix", "--ssl-cert-file", "--ssl-key-file"),
+)
+OWN_SWITCHES = ("--models-autoload", "--no-models-autoload", "--reuse-port")
 
 
 def add_router_options(options: Options) -> None:
@@ -51,30 +55,48 @@ def model_words(args: argparse.Namespace) -> list[str]:
     return [word for several in words for word in several.split(",") if word]
 
 
-def run_router(args: argparse.Namespace, words: list[str], settings: "Settings", address: tuple[str, int]) -> int:
+def run_router(args: argparse.Namespace, words: list[str], settings: "Settings", address: tuple[str, int, bool]) -> int:
     """Serve several models until Ctrl-C or SIGTERM, each in a process of its own."""
     from pylongctx.serve.children import Children, Limits
-    from pylongctx.serve.router import Router, create_app
-    from pylongctx.serve.server import announce, expect_signals, listen, make_server
+    from pylongctx.serve.router import Router
     from pylongctx.serve.shelf import Shelf
 
     shelf = Shelf(words)
     most = MOST_MODELS if args.models_max is None else args.models_max
     limits = Limits(most, round((args.models_memory or 0) * (1 << 30)), settings.grace)
+    children = Children(child_words(args.argv), limits, settings.api_keys, settings.slot_folder)
+    LOG.info("models: %s", ", ".join(shelf.sources()))
+    return _run(Router(shelf, children, settings, args.autoload is not False), address)
+
+
+def run_supervised(args: argparse.Namespace, path: str, settings: "Settings", address: tuple[str, int, bool]) -> int:
+    """Serve a model in a process that is started again after it has ended, as when an RPC server is lost."""
+    from pylongctx.serve.children import Children, Limits
+    from pylongctx.serve.router import Router
+    from pylongctx.serve.shelf import OneModel
+
+    words = child_words(args.argv, "-m", "--model", "-a", "--alias")
+    if args.positional_model:
+        words.remove(args.positional_model)
+    children = Children(words, Limits(grace=settings.grace), settings.api_keys, settings.slot_folder)
+    return _run(Router(OneModel(settings.alias, path), children, settings, loads_first=True), address)
+
+
+def _run(router: "Router", address: tuple[str, int, bool]) -> int:
+    from pylongctx.serve.router import create_app
+    from pylongctx.serve.server import announce, expect_signals, listen, make_server
+
     with listen(*address) as listener:
-        children = Children(child_words(args.argv), limits, settings.api_keys, settings.slot_folder)
-        LOG.info("models: %s", ", ".join(shelf.sources()))
-        announce(listener, bool(settings.api_keys))
+        announce(listener, router.settings)
         expect_signals()
-        router = Router(shelf, children, settings, args.autoload is not False)
-        make_server(create_app(router), settings).run([listener])
+        make_server(create_app(router), router.settings).run([listener])
     return 0
 
 
-def child_words(argv: Sequence[str]) -> list[str]:
-    """Return the options of a command line that are for every model."""
+def child_words(argv: Sequence[str], *more: str) -> list[str]:
+    """Return the options of a command line that are for every model; ``more``: others that are not."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    for name in OWN:
+    for name in (*OWN, *more):
         parser.add_argument(name)
     for name in OWN_SWITCHES:
         parser.add_argument(name, action="store_true")

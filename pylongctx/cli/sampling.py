@@ -92,6 +92,12 @@ def add_text_options(parser: argparse.ArgumentParser, title: str) -> None:
     options.switch("-e", "--escape", off=("--no-escape",), help="read \\n and such in options (on)", dest="escape")
 
 
+def add_loop_option(parser: argparse.ArgumentParser) -> None:
+    """Add whether an answer that repeats itself is ended."""
+    help = "end an answer that repeats itself (on)"
+    Options(parser, "answer").switch("--loop-stop", off=("--no-loop-stop",), help=help, dest="loop_stop")
+
+
 def given_text(args: argparse.Namespace, option: str, file_option: str) -> str | None:
     """Return the text of an option or of a file, None when neither is given."""
     text: str | None = one(args, option, file_option)
@@ -140,6 +146,9 @@ def add_template_options(parser: argparse.ArgumentParser) -> None:
         env="LLAMA_ARG_REASONING",
         help="whether a model that can may think (auto: yes)",
     )
+
+    env, help = "LLAMA_ARG_REASONING_EFFORT", "how long it thinks, for templates that ask: low, medium, high (theirs)"
+    add("--reasoning-effort", metavar="LEVEL", env=env, help=help)
 
 
 def _predict(text: str) -> int:
@@ -195,6 +204,9 @@ def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"chat_template_kwargs": args.chat_template_kwargs} if args.chat_template_kwargs else {}
     if args.parse_special:
         found["parse_special"] = True
+    if args.reasoning_effort not in (None, "default"):
+        variables = found.get("chat_template_kwargs", {})
+        found["chat_template_kwargs"] = {"reasoning_effort": args.reasoning_effort} | variables
     return found if args.reasoning is None else found | {"enable_thinking": args.reasoning}
 
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pylongctx._log import LOG
 from pylongctx.cli.arguments import Options, file_text, integer, number, one_of
-from pylongctx.cli.options import add_llama_options, model_path, open_model
-from pylongctx.cli.router import add_router_options, model_words, run_router
+from pylongctx.cli.options import add_llama_options, advised_sampling, model_path, open_model
+from pylongctx.cli.refused import refuse_server_options
+from pylongctx.cli.router import add_router_options, model_words, run_router, run_supervised
 from pylongctx.cli.sampling import add_sampling_options, add_template_options, sampling_arguments, template_arguments
+from pylongctx.cli.web import add_web_options, web_settings
 
 if TYPE_CHECKING:
     from pylongctx.llama import Llama
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 HOST, PORT, PARALLEL = "127.0.0.1", 8080, 4
 EPILOG = f"Clients: OpenAI(base_url='http://{HOST}:{PORT}/v1', api_key='none'), or a browser at http://{HOST}:{PORT}/."
 KEY = "LLAMA_API_KEY"
+FORMATS = ("auto", "deepseek", "none")  # of thoughts
 POLICIES = ("warn", "ignore", "refuse")  # of fields that have no effect
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # with llama.cpp's numbers
 NOT_FOR_EMBEDDING = (
@@ -74,8 +77,15 @@ def add_parser(commands: Any) -> None:
     options.switch("--spm-infill", help=help, dest="spm_infill")
     off = ("--no-ui", "--no-webui")
     options.switch("--ui", "--webui", off=off, env="LLAMA_ARG_UI", help="serve the chat page (on)", dest="page")
-    for name in ("--metrics", "--props", "-cb", "--cont-batching"):
-        options.accept(name)  # as it is anyway
+    env, help = "LLAMA_ARG_CACHE_PROMPT", "use what earlier requests have evaluated, where one does not say so (on)"
+    options.switch("--cache-prompt", off=("--no-cache-prompt",), env=env, help=help, dest="cache_prompt")
+    env, help = "LLAMA_ARG_PREFILL_ASSISTANT", "let an answer go on with a last message of the assistant (on)"
+    options.switch("--prefill-assistant", off=("--no-prefill-assistant",), env=env, help=help, dest="prefill_assistant")
+    env, help = "LLAMA_ARG_THINK", "thoughts: apart from the answer (auto, deepseek), or in it as they are (none)"
+    add("--reasoning-format", parse=one_of(FORMATS), metavar="|".join(FORMATS), env=env, help=help)
+    options.switch("-e", "--escape", off=("--no-escape",), help="read \\n and such in options (on)", dest="escape")
+    add_web_options(options)
+    refuse_server_options(options)
     add_llama_options(parser)
     add_template_options(parser)
     add_sampling_options(parser)
@@ -94,30 +104,34 @@ def run(args: argparse.Namespace) -> int:
     share_heaps()
     if folders := model_words(args):
         return run_router(args, folders, settings(args), address(args))
+    if args.rpc and args.socket is None:
+        return run_supervised(args, model_path(args), settings(args), address(args))
     wanted = settings(args)
     with listen(*address(args)) if args.socket is None else inherited(args.socket) as listener:
         vectors = embedder(args) if args.embeddings or args.reranking else None
         n_seq = PARALLEL if args.parallel is None else args.parallel
         host = open_model(args, partial(Host, n_seq=n_seq))
+        host.templates.reasoning_format = args.reasoning_format
         service = Service(host, wanted, vectors)
         if host.session.context.why:
             LOG.info(host.session.context.why)
         if args.socket is None:
-            announce(listener, bool(wanted.api_keys))
-        serve(service, listener)
-    return 0
+            announce(listener, wanted)
+        return serve(service, listener)
 
 
-def address(args: argparse.Namespace) -> tuple[str, int]:
-    """Return where the server listens."""
-    return args.host or HOST, PORT if args.port is None else args.port
+def address(args: argparse.Namespace) -> tuple[str, int, bool]:
+    """Return where the server listens, and whether others may do so too."""
+    if args.port is not None and not 0 <= args.port < 1 << 16:
+        raise ValueError(f"--port must be from 0 to {(1 << 16) - 1}, not {args.port}; 0 takes a free one")
+    return args.host or HOST, PORT if args.port is None else args.port, bool(args.reuse_port)
 
 
 def settings(args: argparse.Namespace) -> "Settings":
     """Return the settings of the service; what is not given has its default there."""
     from pylongctx.serve.service import Settings
 
-    sampling, template = sampling_arguments(args), template_arguments(args)
+    sampling, template = advised_sampling(args) | sampling_arguments(args), template_arguments(args)
     words = args.api_key or [os.environ.get(KEY, "")]
     keys = [*(key for word in words for key in word.split(",")), *(args.api_key_file or "").splitlines()]
     most = args.max_body and args.max_body << 20
@@ -126,7 +140,7 @@ def settings(args: argparse.Namespace) -> "Settings":
         raise ValueError(f"--step-ms must be 0 (no limit) or more, not {args.step_ms:g}")
     given["step"] = None if args.step_ms is None else args.step_ms / 1000
     given |= {"page": args.page, "slots": args.slots, "unknown_fields": args.unknown_fields}
-    given["spm_infill"] = args.spm_infill
+    given |= {"spm_infill": args.spm_infill, "cache_prompt": args.cache_prompt, "prefills": args.prefill_assistant}
     given["document_bytes"] = None if args.document_cache is None else args.document_cache << 20
     limit = sampling.pop("max_tokens")
     alias, *aliases = _words(args.alias) or [Path(model_path(args)).stem]
@@ -142,6 +156,7 @@ def settings(args: argparse.Namespace) -> "Settings":
         sampling=sampling,
         template=template,
         **{name: value for name, value in given.items() if value is not None},
+        **web_settings(args),
     )
 
 
@@ -156,9 +171,9 @@ def embedder(args: argparse.Namespace) -> "Llama":
     Raises
     ------
     ValueError
-        When neither the model nor the options tell how vectors of tokens become one, or documents cannot be judged.
+        When neither the model nor the options tell how vectors of tokens become one, or the model judges no documents.
     """
-    from pylongctx.embeddings import NO_POOLING, RANK, judges
+    from pylongctx.embeddings import NO_POOLING, RANK
     from pylongctx.llama import Llama
 
     if args.reranking and args.pooling not in (None, POOLINGS[RANK]):
@@ -174,7 +189,4 @@ def embedder(args: argparse.Namespace) -> "Llama":
     if llm.pooling_type() == NO_POOLING:
         llm.close()
         raise ValueError("the model does not say how to make one vector of a text: choose --pooling mean, cls or last")
-    if llm.pooling_type() == RANK and not judges(llm.model_path):
-        llm.close()
-        raise ValueError("the model has no head that judges documents (tensors cls.*), so it cannot rank them")
     return llm

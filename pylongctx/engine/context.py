@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx._closed import closed
 from pylongctx._lib import check, check_process, error, ffi, in_buffer, lib, out_buffer, text
 from pylongctx.engine.model import Model, with_fields
 
@@ -136,7 +137,7 @@ class Context:
     def handle(self) -> Any:
         """The ``lctx_context *``; RuntimeError when closed or forked."""
         if self._handle is None:
-            raise RuntimeError("this Llama is closed")
+            raise closed()
         check_process(self._pid)
         return self._handle
 
@@ -186,7 +187,8 @@ class Context:
 
     def step(self, pos: int, n: int) -> int:
         """Return how many of ``n`` tokens from ``pos`` on one ``decode`` may take that can be taken back whole."""
-        return int(lib.lctx_context_step(self.handle, pos, n))
+        with self._lock:
+            return int(lib.lctx_context_step(self.handle, pos, n))
 
     def held_rows(self, layer: int, head: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the rows that a KV head holds, int32 [n] ascending, and their scores, int32 [n]."""
@@ -225,7 +227,8 @@ class Context:
 
     def place(self, pos: int) -> int:
         """Return the last position up to ``pos`` where a checkpoint helps later."""
-        return int(lib.lctx_context_place(self.handle, pos))
+        with self._lock:
+            return int(lib.lctx_context_place(self.handle, pos))
 
     def copy(self, source: int, target: int, n: int) -> bool:
         """Make one sequence a copy of the first ``n`` positions of another; False: refused, nothing changed."""
@@ -337,7 +340,8 @@ class Context:
 
     def pooling_type(self) -> int:
         """Return the pooling, see ``lctx_context_pooling``."""
-        return int(lib.lctx_context_pooling(self.handle))
+        with self._lock:
+            return int(lib.lctx_context_pooling(self.handle))
 
     def embed(self, texts: list[list[int]]) -> NDArray[np.float32]:
         """Return embeddings, float32 [n, size], one per text or without pooling per token; the cache is empty then."""

@@ -19,7 +19,7 @@ from pylongctx.engine.reuse import Source
 from pylongctx.engine.session import Part, Session, evaluate
 from pylongctx.engine.slots import Slot, choose, forerunner
 from pylongctx.engine.tracer import Tracer
-from pylongctx.errors import Aborted, ContextFull, LctxError
+from pylongctx.errors import Aborted, ContextFull, DeviceLost, LctxError
 from pylongctx.store.library import Library
 
 ROW_BYTES = 1 << 26  # most bytes of logits that a step of a scored prompt makes
@@ -84,6 +84,7 @@ class Engine:
         self.tracer = Tracer(sessions[0])
         self.library = library
         self.closing = False
+        self.lost: DeviceLost | None = None  # nothing can be evaluated any more
         self._pace = Pace(step_seconds)
         self._loader = Loader(self.slots, self.counters, library, states, wake)
         self._readers = Readers(self.documents, library, wake)
@@ -326,6 +327,8 @@ class Engine:
                 share.job.unsettled = True
             self._make_room(shares, reason)
         except LctxError as reason:
+            if isinstance(reason, DeviceLost):
+                self.lost = reason
             for share in shares:
                 self.end(share.slot, reason)
         else:

@@ -46,6 +46,7 @@ def row_identity(model: Model, files: ModelFiles, context: Context, given: Mappi
         "factors": _factors(model, files, context),
         **{name: given[name] for name in (*ROPE_FIELDS, "attention_type", "swa_full")},
         **({"deterministic": _kernels()} if given["deterministic"] else {}),
+        **({"kv_overrides": dict(sorted(model.overrides.items()))} if model.overrides else {}),
     }
 
 

@@ -2,15 +2,19 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx._closed import closed
 from pylongctx._gguf import check_gguf
 from pylongctx._lib import check_process, ffi, lib, out_buffer, text
+from pylongctx._overrides import as_json, as_texts
 from pylongctx.errors import ModelRefused
+
+FAILED = -(2**31)
 
 
 class Model:
@@ -21,7 +25,8 @@ class Model:
     path : str
         GGUF file.
     settings : dict
-        Fields of ``lctx_model_params``; the others keep llama.cpp's defaults.
+        Fields of ``lctx_model_params``; the others keep llama.cpp's defaults. ``kv_overrides``, ``override_tensor``:
+        as ``Llama`` has them.
 
     Raises
     ------
@@ -34,34 +39,35 @@ class Model:
         self._pid = os.getpid()
         if not os.path.exists(path):
             raise ValueError(f"Model path does not exist: {path}")
-        check_gguf(path)
+        self.overrides: dict[str, Any] = settings.get("kv_overrides") or {}
+        check_gguf(path, self.overrides)
+        overrides = as_json(self.overrides, settings.get("override_tensor")).encode()
         split, servers = settings.get("tensor_split", []), settings.get("rpc_servers", "")
         memory = ffi.new("float[]", split), ffi.new("char[]", servers.encode())  # must outlive the call
-        fields = settings | {"tensor_split": memory[0], "n_tensor_split": len(split), "rpc_servers": memory[1]}
+        own = {name: value for name, value in settings.items() if name not in ("kv_overrides", "override_tensor")}
+        fields = own | {"tensor_split": memory[0], "n_tensor_split": len(split), "rpc_servers": memory[1]}
         params = with_fields("lctx_model_params", lib.lctx_model_params_default, fields)
-        handle = lib.lctx_model_load(os.fsencode(path), params)
+        handle = lib.lctx_model_load(os.fsencode(path), params, overrides)
         if failure := text(lib.lctx_model_error(handle)):
             lib.lctx_model_free(handle)
             raise ModelRefused(failure, lib.LCTX_INVALID)
-        self._handle = handle
+        self._handle = ffi.gc(handle, partial(_free, self._pid))
         self._pieces: dict[tuple[int, bool], bytes] = {}  # of tokens that were asked for
         self._ends: dict[int, bool] = {}
         self.info = self._read_info()
 
     @property
     def handle(self) -> Any:
-        """The ``lctx_model *``; RuntimeError when closed or forked."""
+        """The ``lctx_model *``, which lives as long as something refers to it; RuntimeError when closed or forked."""
         if self._handle is None:
-            raise RuntimeError("this Llama is closed")
+            raise closed()
         check_process(self._pid)
         return self._handle
 
     def close(self) -> None:
-        """Free the model."""
-        handle, self._handle = self._handle, None
+        """Free the model, when the calls that use it in other threads have ended."""
+        self._handle = None
         self._pieces, self._ends = {}, {}
-        if handle is not None and os.getpid() == self._pid:
-            lib.lctx_model_free(handle)
 
     def _read_info(self) -> Any:
         info = ffi.new("lctx_model_info *")
@@ -69,12 +75,13 @@ class Model:
         return info
 
     def metadata(self) -> dict[str, str]:
-        """Return the key-value pairs of the GGUF file as strings."""
+        """Return the key-value pairs of the GGUF file as strings, with those that were overridden."""
         handle = self.handle
-        return {
+        found = {
             _string(lib.lctx_model_meta_key, handle, i): _string(lib.lctx_model_meta_val, handle, i)
             for i in range(lib.lctx_model_meta_count(handle))
         }
+        return found | as_texts(self.overrides)
 
     def description(self) -> str:
         """Return llama.cpp's line about architecture, size and type."""
@@ -92,7 +99,7 @@ class Model:
             if n >= 0:
                 ids: list[int] = tokens[:n].tolist()
                 return ids
-            if -n <= len(tokens):
+            if n == FAILED or -n <= len(tokens):
                 raise RuntimeError(f"the text cannot be tokenized ({len(data)} bytes)")
             tokens = np.empty(-n, np.int32)
 
@@ -116,6 +123,8 @@ class Model:
             n = lib.lctx_token_to_piece(handle, token, buffer, size, special)
             if n >= 0:
                 return bytes(ffi.buffer(buffer, n))
+            if n == FAILED:
+                raise RuntimeError(f"the vocabulary of the model is damaged: token {token} has no text")
             size = -n
 
     def detokenize(self, tokens: Iterable[int], special: bool = False) -> bytes:
@@ -169,12 +178,22 @@ class Model:
         return np.ascontiguousarray(ids, np.int32)
 
 
+def _free(pid: int, handle: Any) -> None:
+    if os.getpid() == pid:
+        lib.lctx_model_free(handle)
+
+
 def with_fields(name: str, defaults: Callable[[Any], None], fields: Mapping[str, Any]) -> Any:
     """Return a new struct of the library: its defaults, but for ``fields``."""
     params = ffi.new(f"{name} *")
     defaults(params)
     for key, value in fields.items():
-        setattr(params, key, value)
+        try:
+            setattr(params, key, value)
+        except TypeError as reason:
+            raise TypeError(f"{key}={value!r}: {reason}") from None
+        except OverflowError as reason:
+            raise ValueError(f"{key}={value!r} is out of range: {reason}") from None
     return params
 
 

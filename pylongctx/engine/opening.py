@@ -155,6 +155,10 @@ class Opened:
         except BaseException:
             self.model.close()
             raise
+        if self.context.n_ctx < settings["n_ctx"]:
+            LOG.warning(
+                "n_ctx is %d, the positions that the model learned, not %d", self.context.n_ctx, settings["n_ctx"]
+            )
         self._rows = row_identity(self.model, self.files, self.context, self.given)
         if self.evicts and self.context.keeps_checkpoints:
             self.context.close()

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pylongctx.engine.engine import Engine, Snapshot
 from pylongctx.engine.job import Cancelled, Job
 from pylongctx.engine.session import Session
+from pylongctx.errors import DeviceLost
 from pylongctx.store.library import Library
 
 Result = TypeVar("Result")
@@ -35,6 +36,8 @@ class EngineThread:
         Those of the engine; they change in its thread.
     failure : BaseException or None
         What ended the thread, when that was an error.
+    on_lost : callable
+        Called by the thread at its end, when a device was lost.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class EngineThread:
         self.context, self.slots, self.counters = engine.context, engine.slots, engine.counters
         self.tracer, self.documents = engine.tracer, engine.documents
         self.failure: BaseException | None = None
+        self.on_lost: Callable[[], None] = lambda: None
         self._wake = threading.Condition()
         self._inbox: deque[Job] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -162,13 +166,16 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            while self._next():
+            while self.failure is None and self._next():
                 self._engine.step()
+                self.failure = self._engine.lost
         except BaseException as reason:
             self.failure = reason
             raise
         finally:
             self._end_all(self.failure or Cancelled("the server is shutting down"))
+            if isinstance(self.failure, DeviceLost):
+                self.on_lost()
 
     def _next(self) -> bool:
         """Wait for something to do, and do all but evaluating; returns False at the end."""

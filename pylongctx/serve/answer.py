@@ -118,8 +118,8 @@ def _ticket(service: Service, exchange: Exchange, body: Generate, index: int, ow
         progress=progress if body.stream and body.return_progress else None,
         owner=owner,
         slot=None if body.id_slot in (None, -1) else body.id_slot,
-        reuses=body.cache_prompt is not False,
-        prefills=getattr(body, "continue_final_message", None) is not False,
+        reuses=service.settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,
+        prefills=service.prefills(getattr(body, "continue_final_message", None)),
     )
 
 

@@ -12,13 +12,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from pylongctx import __version__
-from pylongctx.serve import facts, generate, messages, ollama, rerank, responses, texts
+from pylongctx.serve import facts, generate, kobold, messages, ollama, rerank, responses, texts
 from pylongctx.serve.access import LOCAL, LOCAL_PAGE
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.gate import Gate, Guarded, as_response
 from pylongctx.serve.service import Service
+from pylongctx.serve.web import INDEX, Prefix, add_folder
 
-INDEX = "index.html"
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 HEADERS = {  # the page loads nothing from elsewhere, and is no part of another one
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -40,6 +40,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(messages.routes(service))
     app.include_router(responses.routes(service))
     app.include_router(ollama.routes(service))
+    app.include_router(kobold.routes(service))
     app.include_router(facts.routes(service))
     app.include_router(texts.routes(service))
     app.include_router(rerank.routes(service))
@@ -49,17 +50,24 @@ def create_app(service: Service) -> FastAPI:
 
 def enclose(app: FastAPI, service: Guarded) -> None:
     """Add what every server has around its routes: the page, who may ask, and answers to what goes wrong."""
-    public = _add_page(app) if service.settings.page else frozenset[str]()
-    methods = ["HEAD"] if "/" in public else ["GET", "HEAD"]
+    settings = service.settings
+    has_page = settings.page and settings.static_folder is None
+    public = _add_page(app) if has_page else frozenset[str]()
+    is_taken = "/" in public or (settings.static_folder is not None and (settings.static_folder / INDEX).is_file())
+    methods = ["HEAD"] if is_taken else ["GET", "HEAD"]
     app.add_api_route("/", ollama.running, methods=methods, include_in_schema=False)
+    if settings.static_folder is not None:
+        public |= add_folder(app, settings.static_folder) | ({"/"} if is_taken else set())
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
-    if service.settings.cors_origins:
-        origins = list(service.settings.cors_origins)
+    if settings.cors_origins:
+        origins = list(settings.cors_origins)
         local = LOCAL_PAGE.pattern if LOCAL in origins else None
         more: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_origin_regex=local, **more)
     app.add_middleware(Gate, service=service, public=public)
+    if settings.prefix:
+        app.add_middleware(Prefix, prefix=settings.prefix)
 
 
 def _add_page(app: FastAPI) -> frozenset[str]:

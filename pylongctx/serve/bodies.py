@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from pylongctx.grammar import LlamaGrammar
 from pylongctx.options import AnswerOptions
 from pylongctx.sampling import sampler_name
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.fields import Fields, Open, Unserved
 from pylongctx.serve.host import Host, Prompt
+from pylongctx.serve.shape import Shaped, as_schema, grammar_of
 
 # fields that create_completion and create_chat_completion take as they are
 SAMPLING = (
@@ -63,7 +63,7 @@ class Extension(BaseModel):
     trace: bool = False
 
 
-class Generate(Fields):
+class Generate(Shaped):
     """What all kinds of completions share; None is the default of Llama, or the server's own."""
 
     stream: bool | None = None
@@ -103,8 +103,6 @@ class Generate(Fields):
     stop: str | list[str] | None = _also("stop", "stopping_strings", "stop_sequence")
     stop_token_ids: list[int] | None = Field(None, max_length=MOST_STOP_TOKENS)
     min_tokens: int | None = _also("min_tokens", "min_length", ge=0)
-    grammar: str | None = None
-    json_schema: dict[str, Any] | None = None
     logit_bias: Any = None
     ignore_eos: bool | None = _also("ignore_eos", "ban_eos_token")
     id_slot: int | None = None
@@ -149,10 +147,8 @@ class Generate(Fields):
     def sampling(self, defaults: Mapping[str, Any], host: Host) -> dict[str, Any]:
         """Return the arguments of Llama that were given, by the request or by the server."""
         given = {name: getattr(self, name) for name in SAMPLING}
-        if self.json_schema is not None:
-            if self.grammar is not None:
-                raise invalid("grammar and json_schema cannot both hold the answer", "json_schema")
-            given["grammar"] = LlamaGrammar.from_json_schema(json.dumps(self.json_schema))
+        if (shape := self.wanted()) is not None:
+            given["grammar"] = grammar_of(*shape)
         bias = dict(defaults.get("logit_bias", {})) | host.biases(self.logit_bias or ())
         if self.ignore_eos:
             bias |= dict.fromkeys(host.model.end_tokens.tolist(), NEVER)
@@ -300,6 +296,18 @@ class ChatBody(Generate):
         thinking = bool(more.pop("enable_thinking", usual)) and self.reasoning_effort != NO_EFFORT
         special = defaults.get("parse_special", False) if self.parse_special is None else self.parse_special
         return {"enable_thinking": thinking, "chat_template_kwargs": more, "parse_special": special}
+
+    @model_validator(mode="after")
+    def _schema_as_format(self) -> "ChatBody":
+        """Read a schema as ``response_format``: a model may think before its answer then."""
+        shape = self.wanted()
+        if shape is None or shape[0] != "schema":
+            return self
+        if self.response_format is not None:
+            raise ValueError("response_format and another schema cannot both hold the answer")
+        self.response_format = {"type": "json_schema", "json_schema": {"schema": as_schema(shape[1])}}
+        self.json_schema = self.guided_json = self.structured_outputs = None
+        return self
 
     @model_validator(mode="after")
     def _one_end(self) -> "ChatBody":

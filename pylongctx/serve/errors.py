@@ -3,7 +3,7 @@
 from typing import Any
 
 from pylongctx.engine.job import Cancelled
-from pylongctx.errors import ContextFull, PromptTooLong
+from pylongctx.errors import ContextFull, DeviceLost, PromptTooLong
 
 RETRY_AFTER = {"Retry-After": "1"}
 
@@ -66,7 +66,7 @@ def as_api_error(reason: BaseException) -> ApiError:
         return ApiError(501, "not_supported_error", str(reason))
     if isinstance(reason, ContextFull | MemoryError):
         return ApiError(503, "unavailable_error", f"no memory for more tokens now: {reason}", headers=RETRY_AFTER)
-    if isinstance(reason, Cancelled):
+    if isinstance(reason, Cancelled | DeviceLost):
         return unavailable(str(reason))
     if isinstance(reason, ValueError | TypeError | OverflowError):
         return invalid(str(reason))

@@ -104,7 +104,7 @@ class Exchange:
             del work, waited, failures  # they know this frame by the exception
         return found if whole else None
 
-    async def chunks(self, iterators: list[Iterator[Any]], patience: float) -> AsyncIterator[tuple[int, Any]]:
+    async def chunks(self, iterators: list[Iterator[Any]], patience: float | None) -> AsyncIterator[tuple[int, Any]]:
         """Yield (part, chunk) of all parts as they come, (-1, None) when nothing came for ``patience`` seconds."""
         feeds = [asyncio.ensure_future(self._run(self._feed, i, chunks)) for i, chunks in enumerate(iterators)]
         left = len(feeds)

@@ -89,7 +89,7 @@ async def count_tokens(service: Service, request: Request, body: ChatBody) -> di
 
 def rendering(service: Service, request: Request, body: ChatBody) -> Ticket:
     """Return what renders the prompt that a chat would have."""
-    prefills, owner = body.continue_final_message is not False, request.scope.get("owner")
+    prefills, owner = service.prefills(body.continue_final_message), request.scope.get("owner")
     return Ticket(service.host, service.engine, prefills=prefills, owner=owner)
 
 

@@ -68,9 +68,9 @@ def _objects(body: NativeBody, ticket: Ticket, generation: Generation) -> Iterat
     """Yield the parts of a completion, and what is told at its end."""
     n_told, has_new_line, job = 0, False, generation.job
     told = sampled if body.post_sampling_probs else probabilities
-    for text, entries in generation.parts():
+    for text, entries in _parts(generation):
         has_new_line |= "\n" in text
-        if text:
+        if text or n_told < generation.n_tokens:
             part = _counts(generation) | {"content": text, "tokens": generation.tokens[n_told:], "stop": False}
             n_told = generation.n_tokens
             if entries:
@@ -97,6 +97,16 @@ def _objects(body: NativeBody, ticket: Ticket, generation: Generation) -> Iterat
         "timings": job.timings(),
     }
     yield _counts(generation) | end
+
+
+def _parts(generation: Generation) -> Iterator[tuple[str, list[Entry]]]:
+    """Yield the parts that have text, then what is left of tokens that came to none, as a character that is cut off."""
+    text, entries = "", list[Entry]()
+    for text, entries in generation.parts():
+        if text:
+            yield text, entries
+    if not text:
+        yield "", entries
 
 
 def _wanted(body: NativeBody, limit: int | None) -> Object:

@@ -2,18 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from pylongctx import __version__
+from pylongctx._log import LOG
 from pylongctx.serve import ollama
 from pylongctx.serve.app import enclose
 from pylongctx.serve.cards import parameters
@@ -25,7 +28,8 @@ from pylongctx.serve.fields import json_of
 from pylongctx.serve.metrics import TYPE, Answers, merged
 from pylongctx.serve.ollama_answers import chat_piece, frame, generate_piece
 from pylongctx.serve.service import Settings, fingerprint
-from pylongctx.serve.shelf import Shelf, Source
+from pylongctx.serve.shelf import OneModel, Shelf, Source
+from pylongctx.serve.web import INDEX
 
 Object = dict[str, Any]
 # headers of a connection, not of what it carries, and those that every server writes itself
@@ -51,17 +55,22 @@ class Router:
         Who may ask, and limits of requests.
     autoload : bool
         Whether a request loads its model.
+    loads_first : bool
+        Whether all models are loaded before the first request.
     """
 
-    shelf: Shelf
+    shelf: Shelf | OneModel
     children: Children
     settings: Settings
     autoload: bool = True
+    loads_first: bool = False
     answers: Answers = field(default_factory=Answers)
     started: int = field(default_factory=lambda: int(time.time()))
 
     def source(self, name: Any) -> Source:
         """Return the model of a name; of one model alone without a name, too. ApiError when there is none."""
+        if isinstance(self.shelf, OneModel):
+            return self.shelf.only
         sources = self.shelf.sources()
         if name in (None, "") and len(sources) == 1:
             return next(iter(sources.values()))
@@ -91,6 +100,12 @@ def create_app(router: Router) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for source in router.shelf.sources().values() if router.loads_first else ():
+            try:
+                async with router.children.using(source):
+                    pass
+            except ApiError as reason:
+                LOG.error("error: %s; the next request tries again", reason)
         yield
         await router.children.close()
 
@@ -105,20 +120,46 @@ def create_app(router: Router) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
-        if "model" in request.query_params:
+        if "model" in request.query_params or isinstance(router.shelf, OneModel):
             return await _forward(router, request)
         children = router.children.loaded()
         pages = await asyncio.gather(*(child.ask("/metrics") for child in children))
         texts = {child.source.name: page.text for child, page in zip(children, pages, strict=True)}
         return Response(merged(router.answers, texts), media_type=TYPE)
 
-    enclose(app, router)  # with the page, which comes before all that is passed on
-
-    @app.api_route("/{path:path}", methods=["GET", "POST", "PUT", "DELETE", "PATCH"])
     async def forward(request: Request) -> Response:
         return await _forward(router, request)
 
+    enclose(app, router)  # with the page, which comes before all that is passed on
+    folder = router.settings.static_folder
+    last = len(app.router.routes) - (folder is not None)  # files come last, and would take every path
+    app.router.routes.insert(last, PassedOn(forward, folder))
     return app
+
+
+class PassedOn(Route):
+    """The route of all that models answer: every path but those of files.
+
+    Parameters
+    ----------
+    endpoint : callable
+        Answers.
+    folder : Path or None
+        Has the files.
+    """
+
+    def __init__(self, endpoint: Callable[[Request], Awaitable[Response]], folder: Path | None) -> None:
+        super().__init__("/{path:path}", endpoint, methods=["GET", "POST", "PUT", "DELETE", "PATCH"])
+        self._folder = folder
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return whether a request is for a model."""
+        if self._folder is not None and scope["type"] == "http":
+            path = self._folder / scope["path"].lstrip("/")
+            if path.is_file() or (path / INDEX).is_file():
+                return Match.NONE, {}
+        match, found = super().matches(scope)
+        return match, {**found, "route": self}  # for the count of answers
 
 
 def _add_models(app: FastAPI, router: Router) -> None:
@@ -145,7 +186,7 @@ def _add_models(app: FastAPI, router: Router) -> None:
 
     @app.get("/props")
     async def props(request: Request) -> Response:
-        if "model" in request.query_params:
+        if "model" in request.query_params or isinstance(router.shelf, OneModel):
             return await _forward(router, request)
         found = {"role": "router", "max_instances": router.children.limits.n, "models_autoload": router.autoload}
         return JSONResponse(found | {"build_info": fingerprint()})

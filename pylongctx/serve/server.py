@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from pylongctx._log import LOG
+from pylongctx.errors import DeviceLost
 from pylongctx.serve.app import create_app
 from pylongctx.serve.connection import PatientProtocol
 from pylongctx.serve.service import Service, Settings
@@ -30,10 +31,11 @@ def share_heaps() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; OSError when the address cannot be used."""
+def listen(host: str, port: int, shared: bool = False) -> socket.socket:
+    """Return a socket that listens, ``shared`` with other processes; OSError when the address cannot be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener = socket.create_server((host, port), family=family, reuse_port=shared)
     except OSError as reason:
         raise OSError(f"cannot listen on {host}:{port}, choose another --host or --port: {reason}") from reason
     # connections inherit it; asyncio does not set it for this kind of listener, and packets wait 40 ms for each other
@@ -41,16 +43,29 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(service: Service, listener: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM: running requests have ``grace`` seconds then."""
+def serve(service: Service, listener: socket.socket) -> int:
+    """Serve until SIGINT or SIGTERM: running requests have ``grace`` seconds then. Returns the exit status.
+
+    It ends by itself with status 1 when a device is lost.
+    """
     expect_signals()
     gc.collect()
     gc.freeze()  # the cycles that requests leave are found sooner when nothing else is looked at
-    make_server(create_app(service), service.settings).run([listener])
+    server = make_server(create_app(service), service.settings)
+
+    def end() -> None:
+        server.should_exit = True
+
+    service.engine.on_lost = end
+    server.run([listener])
+    if isinstance(service.engine.failure, DeviceLost):
+        LOG.error("error: %s", service.engine.failure)
+        return 1
     if service.is_stuck:
         LOG.warning("a step or a request did not end in time: the process ends without freeing the model")
         logging.shutdown()
         os._exit(1)
+    return 0
 
 
 def expect_signals() -> None:
@@ -70,6 +85,8 @@ def make_server(app: FastAPI, settings: Settings) -> uvicorn.Server:
         access_log=False,
         timeout_graceful_shutdown=max(1, round(settings.grace)),
         lifespan="on",
+        ssl_certfile=settings.tls and settings.tls[0],
+        ssl_keyfile=settings.tls and settings.tls[1],
     )
     return uvicorn.Server(config)
 
@@ -86,12 +103,12 @@ def inherited(number: int) -> socket.socket:
     return socket.socket(fileno=number)
 
 
-def announce(listener: socket.socket, protected: bool) -> None:
+def announce(listener: socket.socket, settings: Settings) -> None:
     """Say where the server is, and warn when others can use it."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    LOG.info("serving at http://%s:%d", shown, port)
-    if not (protected or ipaddress.ip_address(host).is_loopback):
+    LOG.info("serving at %s://%s:%d%s", "https" if settings.tls else "http", shown, port, settings.prefix)
+    if not (settings.api_keys or ipaddress.ip_address(host).is_loopback):
         LOG.warning(
             "anyone who reaches this address can use the server; set --api-key, and put a proxy with TLS in front of it"
         )

@@ -52,8 +52,8 @@ class Settings:
         Seconds in which a step does not go on, after which the server says that it is not well.
     step : float
         Seconds of a step in which answers are written and prompts are evaluated; 0: no bound.
-    patience : float
-        Seconds without news after which a stream gets a comment.
+    patience : float or None
+        Seconds without news after which a stream gets a comment; None: never.
     grace : float
         Seconds that running requests have when the server ends.
     slots : bool
@@ -76,6 +76,16 @@ class Settings:
         Whether ``/infill`` writes the suffix before the prefix.
     template : dict
         The same for the template: ``enable_thinking``, ``chat_template_kwargs``.
+    cache_prompt : bool
+        Whether a request that does not say so uses what was evaluated before.
+    prefills : bool
+        Whether an answer goes on with a last message of the assistant, where a request does not say so.
+    static_folder : Path or None
+        Files that are served in place of the chat page.
+    prefix : str
+        Begins the paths of all routes.
+    tls : tuple of str or None
+        Files of a certificate and of its key; None: no TLS.
     """
 
     alias: str
@@ -88,7 +98,7 @@ class Settings:
     body_patience: float = 30.0
     stall: float = 120.0
     step: float = 0.15
-    patience: float = 10.0
+    patience: float | None = 10.0
     grace: float = 10.0
     slots: bool = True
     page: bool = True
@@ -100,6 +110,11 @@ class Settings:
     spm_infill: bool = False
     sampling: dict[str, Any] = field(default_factory=dict)
     template: dict[str, Any] = field(default_factory=dict)
+    cache_prompt: bool = True
+    prefills: bool = True
+    static_folder: Path | None = None
+    prefix: str = ""
+    tls: tuple[str, str] | None = None
 
 
 class Service:
@@ -135,6 +150,10 @@ class Service:
     def fingerprint(self) -> str:
         """What made an answer: OpenAI's ``system_fingerprint``."""
         return fingerprint()
+
+    def prefills(self, asked: bool | None) -> bool:
+        """Return whether an answer goes on with a last message of the assistant."""
+        return self.settings.prefills if asked is None else asked
 
     def sampling_params(self) -> SamplingParams:
         """Return how tokens are chosen when a request says nothing."""

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pylongctx._gguf import SPLIT_NAME
 from pylongctx._lib import InvalidInput
-from pylongctx._model_files import SPLIT_NAME
 from pylongctx.catalog import CATALOG
 from pylongctx.serve.cards import Card, card_of
 
@@ -83,6 +83,25 @@ class Shelf:
             for source in _sources(word):
                 found.setdefault(source.name, source)
         return found
+
+
+class OneModel:
+    """A shelf of one model, whatever a request calls it.
+
+    Parameters
+    ----------
+    name : str
+        Its name for clients.
+    word : str
+        See ``Source``.
+    """
+
+    def __init__(self, name: str, word: str) -> None:
+        self.only = Source(name, word)
+
+    def sources(self) -> dict[str, Source]:
+        """Return the model by its name."""
+        return {self.only.name: self.only}
 
 
 def _sources(word: str) -> Iterator[Source]:

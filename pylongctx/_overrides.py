@@ -1,0 +1,84 @@
+"""Values in the place of a file's metadata, and buffer types of tensors, as the library reads them."""
+
+import json
+import math
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any
+
+MOST_BYTES = 127  # of a key and of a text: llama.cpp's
+MOST_INT = 2**32 - 1  # llama.cpp reads no integer of a header that is larger
+MOST_FLOAT = 3.4028234663852886e38  # of f32
+
+Value = bool | int | float | str
+
+
+def checked_metadata(given: Mapping[str, Value] | None) -> dict[str, Value]:
+    """Return ``kv_overrides`` with plain values.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When it is no mapping, or llama.cpp cannot have a value; the message names the key.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"kv_overrides must be a dict of keys and values, not {given!r}")
+    return {_short("a key", key): _value(key, value) for key, value in given.items()}
+
+
+def _value(key: str, value: Any) -> Value:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        if not 0 <= int(value) <= MOST_INT:
+            raise ValueError(f"kv_overrides: {key} must be from 0 to {MOST_INT}, not {value}")
+        return int(value)
+    if isinstance(value, Real):
+        number = float(value)
+        if not (math.isfinite(number) and abs(number) <= MOST_FLOAT):
+            raise ValueError(f"kv_overrides: {key} must be a finite number of 32 bits, not {number}")
+        return number
+    if isinstance(value, str):
+        return _short(f"the text of {key}", value)
+    raise TypeError(f"kv_overrides: {key} must be a bool, an int, a float or a str, not {value!r}")
+
+
+def _short(what: str, text: Any) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"kv_overrides: {what} must be a str, not {text!r}")
+    size = len(text.encode("utf-8", "surrogateescape"))
+    if size > MOST_BYTES or "\0" in text:
+        raise ValueError(
+            f"kv_overrides: {what} must have at most {MOST_BYTES} bytes and no NUL, not {size}: {text!r:.60}"
+        )
+    return text
+
+
+def checked_tensors(given: Mapping[str, str] | None) -> dict[str, str]:
+    """Return ``override_tensor``: buffer types by patterns of names."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(
+        isinstance(one, str) and one for pair in given.items() for one in pair
+    ):
+        raise TypeError(f"override_tensor must be a dict of patterns and buffer types, not {given!r}")
+    return dict(given)
+
+
+def as_json(metadata: Mapping[str, Value] | None, tensors: Mapping[str, str] | None = None) -> str:
+    """Return what ``lctx_model_load`` reads; the empty string for no overrides."""
+    found = {name: values for name, values in (("metadata", metadata), ("tensors", tensors)) if values}
+    return json.dumps(found) if found else ""
+
+
+def as_texts(metadata: Mapping[str, Value]) -> dict[str, str]:
+    """Return values as llama.cpp writes those of a file."""
+    return {key: _as_text(value) for key, value in metadata.items()}
+
+
+def _as_text(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:f}" if isinstance(value, float) else str(value)

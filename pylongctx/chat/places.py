@@ -1,0 +1,141 @@
+"""Places for schemas in the grammar of an answer: llama.cpp makes the grammar around them, a Guide fills them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pylongctx.schema import SHARED, Held, hold
+
+MARK = "<schema>"
+FIRST = 1 << 30  # the token of the first place, see native/grammar.h
+LITERAL = re.compile(rf'"{{\\"{MARK}\\":(\d+)}}"')  # a place, as the converter writes it
+# keywords that ask for nothing
+NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"})
+
+
+def place(number: int, like: Any = None) -> dict[str, Any]:
+    """Return a schema that llama.cpp makes a place of; a template may read in it what it reads in ``like``."""
+    shown = like if isinstance(like, Mapping) else {}
+    kept = {key: value for key, value in shown.items() if key not in ("$ref", "oneOf", "anyOf")}
+    return {"type": "object", **kept, "const": {MARK: number}}
+
+
+def with_places(grammar: str) -> str:
+    """Return a grammar of llama.cpp's with its places as ``lctx_grammar_create`` reads them."""
+    return LITERAL.sub(lambda found: f"<[{FIRST + int(found[1])}]>", grammar)
+
+
+def has_places(answer: Mapping[str, Any]) -> bool:
+    """Return whether the grammar of a rendered request has places."""
+    return bool(answer["constraint"]) and LITERAL.search(answer["constraint"]["grammar"]) is not None
+
+
+class Tools:
+    """The tools of a request, whose parameters have places.
+
+    Parameters
+    ----------
+    tools : list of dict
+        OpenAI's tools. Those with ``strict`` are refused where they cannot be held.
+
+    Attributes
+    ----------
+    marked : list of dict
+        The same with places.
+    grammars : list of str
+        What belongs there.
+    gaps : list of str
+        What is not held.
+    """
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self.marked: list[dict[str, Any]] = []
+        self.grammars: list[str] = []
+        self.gaps: list[str] = []
+        self._tools = [tool["function"] for tool in tools]
+
+    def whole(self) -> "Tools":
+        """Give each tool one place: its call has the arguments as one JSON value."""
+        for function in self._tools:
+            self._add(function, self._place(function, function["parameters"], ""))
+        return self
+
+    def by_parameter(self) -> "Tools":
+        """Give each parameter a place: a call has them apart, and texts as they are."""
+        for function in self._tools:
+            schema = function["parameters"]
+            shared = {key: schema[key] for key in SHARED if key in schema}
+            self._note(function, "", schema, {"type", "properties", "required", "additionalProperties", *SHARED})
+            parts = {}
+            for name, part in schema.get("properties", {}).items():
+                if may_be_text(part, schema):
+                    parts[name] = {"type": "string"}
+                    self._note(function, f"/properties/{name}", part, {"type"})
+                else:
+                    parts[name] = self._place(function, {**shared, **part}, f"/properties/{name}")
+            required = [name for name in schema.get("required", ()) if name in parts]
+            self._add(function, {"type": "object", "properties": parts, "required": required})
+        return self
+
+    def nowhere(self) -> "Tools":
+        """Take note that calls of this chat template follow no schema."""
+        for function in self._tools:
+            self._note(function, "", {"parameters": None}, set())
+        return self
+
+    def _place(self, function: Mapping[str, Any], schema: Any, path: str) -> dict[str, Any]:
+        try:
+            held: Held = hold(schema, strict=function.get("strict") is True)
+        except ValueError as reason:
+            raise ValueError(f"the parameters{path} of {function['name']}: {reason}") from None
+        self.grammars.append(held.grammar)
+        self.gaps += [f"{function['name']}{path}{gap}" for gap in held.gaps]
+        return place(len(self.grammars) - 1, schema)
+
+    def _add(self, function: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
+        self.marked.append({"type": "function", "function": {**function, "parameters": parameters}})
+
+    def _note(self, function: Mapping[str, Any], path: str, schema: Any, held: set[str]) -> None:
+        """Take note of keywords that cannot be held, since the template writes texts and parameters without JSON."""
+        keys = [key for key in schema if key not in NOTES | held] if isinstance(schema, Mapping) else []
+        if keys and function.get("strict") is True:
+            raise ValueError(
+                f"{function['name']}{path}/{keys[0]} cannot be held in calls as this chat template writes them; "
+                "leave it out, or the tool's strict"
+            )
+        self.gaps += [f"{function['name']}{path}/{key}: calls of this chat template do not hold it" for key in keys]
+
+
+def may_be_text(schema: Any, root: Mapping[str, Any], depth: int = 0) -> bool:
+    """Return whether a value of a schema may be a string, as llama.cpp decides it for a parameter.
+
+    Examples
+    --------
+    >>> may_be_text({"anyOf": [{"type": "null"}, {"enum": ["a"]}]}, {}), may_be_text({"type": "integer"}, {})
+    (True, False)
+    """
+    if not isinstance(schema, Mapping) or depth > 32:
+        return True
+    if isinstance(schema.get("$ref"), str):
+        return may_be_text(_found(schema["$ref"], root), root, depth + 1)
+    for key in ("oneOf", "anyOf"):
+        if key in schema:
+            return any(may_be_text(part, root, depth + 1) for part in schema[key])
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        return any(may_be_text({**schema, "type": one}, root, depth + 1) for one in kind)
+    for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
+        if values is not None:
+            return any(isinstance(value, str) for value in values)
+    if kind is not None:
+        return bool(kind == "string")
+    if any(key in schema for key in ("properties", "additionalProperties", "items", "prefixItems")):
+        return False
+    return all(may_be_text(part, root, depth + 1) for part in schema.get("allOf", ()))
+
+
+def _found(ref: str, root: Mapping[str, Any]) -> Any:
+    found: Any = root
+    for step in ref.split("/")[1:]:
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return found

@@ -1,0 +1,89 @@
+"""Options that replace metadata of a model, and that say where its tensors lie."""
+
+import argparse
+import csv
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pylongctx.cli.arguments import Options, integer
+
+VARIABLE = "LLAMA_ARG_OVERRIDE_TENSOR"
+MOST_LAYERS = 512
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch)?exps"  # in names of tensors
+DENSE = r"\.ffn_(up|down|gate)\."
+WORDS = {"true": True, "false": False}
+TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": WORDS.__getitem__, "str": str}
+
+
+def add_override_options(options: Options) -> None:
+    """Add the options, see ``override_arguments``."""
+    help = "metadata in the place of the file's; TYPE is int, float, bool or str"
+    options.several("--override-kv", parse=_pairs, metavar="KEY=TYPE:VALUE,...", help=help)
+
+
+def add_tensor_options(options: Options) -> None:
+    """Add where tensors lie, see ``override_arguments``."""
+    help = f"buffer types of tensors, such as CPU, by regular expressions for their names [{VARIABLE}]"
+    options.several("-ot", "--override-tensor", parse=_buffers, metavar="PATTERN=TYPE,...", help=help)
+    env = "LLAMA_ARG_CPU_MOE"
+    options.switch("-cmoe", "--cpu-moe", env=env, help="the experts of all layers stay in memory of the host")
+    help = "those of the first N layers do"
+    options.add("-ncmoe", "--n-cpu-moe", parse=_layers, env="LLAMA_ARG_N_CPU_MOE", help=help)
+    help = "feed-forward weights that are no experts stay there, of the first N layers"
+    options.add("-ncffn", "--n-cpu-ffn", parse=_layers, env="LLAMA_ARG_N_CPU_FFN", help=help)
+
+
+def override_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the keyword arguments of Llama that were given."""
+    metadata = {key: value for pairs in getattr(args, "override_kv", None) or () for key, value in pairs}
+    given = getattr(args, "override_tensor", None)
+    if given is None and hasattr(args, "override_tensor") and (text := os.environ.get(VARIABLE)):
+        given = [_buffers(text)]
+    tensors = {pattern: kind for pairs in given or () for pattern, kind in pairs}
+    if getattr(args, "cpu_moe", None):
+        tensors[EXPERTS] = "CPU"
+    for name, pattern in (("n_cpu_moe", EXPERTS), ("n_cpu_ffn", DENSE)):
+        if n := getattr(args, name, None):
+            tensors[rf"^blk\.({'|'.join(map(str, range(n)))}){pattern}"] = "CPU"
+    both = {"kv_overrides": metadata, "override_tensor": tensors}
+    return {name: found for name, found in both.items() if found}
+
+
+def _items(text: str) -> list[str]:
+    """Return what is between commas; a part with a comma is quoted, as in a line of CSV."""
+    return next(csv.reader([text]), [])
+
+
+def _pairs(text: str) -> list[tuple[str, Any]]:
+    return [_pair(item) for item in _items(text)]
+
+
+def _pair(item: str) -> tuple[str, Any]:
+    key, _, typed = item.partition("=")
+    kind, colon, value = typed.partition(":")
+    if not (key and colon and kind in TYPES):
+        raise ValueError(f"{item!r} is not KEY=TYPE:VALUE, where TYPE is {', '.join(TYPES)}")
+    try:
+        return key, TYPES[kind](value)
+    except (ValueError, KeyError):
+        raise ValueError(f"{value!r}, the value of {key}, is no {kind}") from None
+
+
+def _buffers(text: str) -> list[tuple[str, str]]:
+    return list(_buffer_pairs(text))
+
+
+def _buffer_pairs(text: str) -> Iterator[tuple[str, str]]:
+    for item in text.split(","):
+        pattern, equals, kind = item.rpartition("=")
+        if not (pattern and equals and kind):
+            raise ValueError(f"{item!r} is not PATTERN=TYPE, such as blk\\.0\\.=CPU")
+        yield pattern, kind
+
+
+def _layers(text: str) -> int:
+    n = integer(text)
+    if not 0 <= n <= MOST_LAYERS:
+        raise ValueError(f"{n} layers: from 0 to {MOST_LAYERS}")
+    return n

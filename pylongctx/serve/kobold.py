@@ -1,0 +1,115 @@
+"""KoboldAI's API as KoboldCpp has it: the routes of its clients, for texts."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from pylongctx.serve import native
+from pylongctx.serve.answer import Chunks, Make, Once, answer
+from pylongctx.serve.bodies import NativeBody
+from pylongctx.serve.errors import ApiError
+from pylongctx.serve.exchange import Exchange, NamedEvents
+from pylongctx.serve.fields import Fields, read
+from pylongctx.serve.service import Service
+
+API, PROGRAM = "1.2.5", "1.100"  # of KoboldAI and KoboldCpp, whose routes these are: clients ask for features by them
+MAX_LENGTH = 256  # tokens of an answer for which a client gives no number
+REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
+
+Object = dict[str, Any]
+
+
+class KoboldBody(NativeBody):
+    """POST /api/v1/generate and /api/extra/generate/stream."""
+
+    prompt: str = ""
+    memory: str = ""
+    genkey: str | None = None  # of /api/extra/abort and check, for which a connection that is closed does
+
+    @property
+    def text(self) -> str:
+        """What the model goes on with."""
+        return self.memory + self.prompt
+
+
+class CountBody(Fields):
+    """POST /api/extra/tokencount."""
+
+    prompt: str
+
+
+def routes(service: Service) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter(prefix="/api")
+    host = service.host
+
+    async def complete(request: Request, stream: bool) -> Response:
+        body = await read(request, KoboldBody)
+        body.stream, body.max_tokens = stream, MAX_LENGTH if body.max_tokens is None else body.max_tokens
+        given = Once(partial(body.sampling, service.settings.sampling, host))
+        makes: list[Make] = [partial(native.complete, body, body.text, given, 0)]
+        return await answer(service, request, body, makes, KoboldForm())
+
+    @router.post("/v1/generate", summary="Go on with a text, as KoboldAI's clients ask")
+    @router.post("/latest/generate", include_in_schema=False)
+    async def generate(request: Request) -> Response:
+        return await complete(request, False)
+
+    @router.post("/extra/generate/stream", summary="The same as a stream")
+    async def stream(request: Request) -> Response:
+        return await complete(request, True)
+
+    @router.post("/extra/generate/check", include_in_schema=False)
+    @router.get("/extra/generate/check", include_in_schema=False)
+    @router.post("/extra/abort", include_in_schema=False)
+    async def refuse(request: Request) -> Response:
+        way_out = "use /api/extra/generate/stream, and close the connection to end an answer"
+        raise ApiError(501, "not_supported_error", f"{request.url.path} is not served: {way_out}")
+
+    @router.post("/extra/tokencount", include_in_schema=False)
+    async def count(request: Request) -> Object:
+        body = await read(request, CountBody)
+        with service.admitted():
+            tokens = [*host.model.start, *await run_in_threadpool(host.tokens, body.prompt)]
+        return {"value": len(tokens), "ids": tokens}
+
+    facts: dict[str, Object] = {
+        "/v1/model": {"result": service.settings.alias},
+        "/v1/info/version": {"result": API},
+        "/extra/version": {"result": "KoboldCpp", "version": PROGRAM},
+        "/v1/config/max_context_length": {"value": host.n_ctx},
+        "/extra/true_max_context_length": {"value": host.n_ctx},
+        "/v1/config/max_length": {"value": MAX_LENGTH},
+    }
+    for path, fact in facts.items():
+        router.add_api_route(path, partial(_fact, fact), methods=["GET"], include_in_schema=False)
+    return router
+
+
+async def _fact(fact: Object) -> Object:
+    return fact
+
+
+class KoboldForm:
+    """Answers as KoboldCpp writes them."""
+
+    prefix = "kobold-"
+    frames = NamedEvents
+
+    def whole(self, exchange: Exchange, found: list[Object]) -> Object:
+        """Return one object."""
+        (made,) = found
+        counts = {"prompt_tokens": made["tokens_evaluated"], "completion_tokens": made["tokens_predicted"]}
+        return {"results": [{"text": made["content"], "finish_reason": REASONS[made["stop_type"]], **counts}]}
+
+    async def events(self, exchange: Exchange, chunks: Chunks) -> AsyncIterator[Object | None]:
+        """Yield a token, or the reason for the end."""
+        async for _, chunk in chunks:
+            if chunk is None or "content" not in chunk:
+                yield None
+            else:
+                reason = REASONS.get(chunk.get("stop_type", ""))
+                yield {"type": "message", "token": chunk["content"], "finish_reason": reason}
