@@ -287,6 +287,21 @@ def test_what_the_server_says_of_itself(server):
     assert server.http.get("/v1/longctx", params={"model": "one"}).json()["n_ctx"] == 512
 
 
+def test_files_of_a_folder_are_served_beside_models(folder, tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "index.html").write_text("a page")
+    (tmp_path / "a.txt").write_text("a text")
+    with routing(folder, settings={"static_folder": tmp_path, "prefix": "/llm"}) as server:
+        assert server.http.get("/llm/a.txt").text == "a text"
+        assert server.http.get("/llm/deep/").text == "a page"
+        assert server.http.get("/llm/").text == "Ollama is running"
+        assert server.http.get("/llm/slots", params={"model": "one"}).json()[0]["id"] == 0
+        body = {"model": "one", "prompt": "a", "max_tokens": 1}
+        assert server.http.post("/llm/v1/completions", json=body).json()["model"] == "one"
+        assert server.http.get("/llm/b.txt").status_code == 400  # no file, and no model is named
+        assert server.http.get("/llm/b.txt", params={"model": "one"}).status_code == 404
+
+
 def test_files_are_found_when_they_come(folder, tmp_path):
     shutil.copy(folder / "one.gguf", tmp_path / "one.gguf")
     with routing(tmp_path) as server:

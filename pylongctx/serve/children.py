@@ -99,7 +99,9 @@ class Children:
         for opening in self._opening:
             opening.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)
-        await asyncio.gather(*(child.end(self.limits.grace) for child in self._children.values()))
+        children = self._children.values()
+        await asyncio.gather(*(child.end(self.limits.grace) for child in children))
+        await asyncio.gather(*(child.http.aclose() for child in children))
         self._folder.cleanup()
 
     async def _open(self, child: Child) -> None:

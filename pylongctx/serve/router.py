@@ -2,15 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from pylongctx import __version__
@@ -27,6 +29,7 @@ from pylongctx.serve.metrics import TYPE, Answers, merged
 from pylongctx.serve.ollama_answers import chat_piece, frame, generate_piece
 from pylongctx.serve.service import Settings, fingerprint
 from pylongctx.serve.shelf import OneModel, Shelf, Source
+from pylongctx.serve.web import INDEX
 
 Object = dict[str, Any]
 # headers of a connection, not of what it carries, and those that every server writes itself
@@ -124,13 +127,39 @@ def create_app(router: Router) -> FastAPI:
         texts = {child.source.name: page.text for child, page in zip(children, pages, strict=True)}
         return Response(merged(router.answers, texts), media_type=TYPE)
 
-    enclose(app, router)  # with the page, which comes before all that is passed on
-
-    @app.api_route("/{path:path}", methods=["GET", "POST", "PUT", "DELETE", "PATCH"])
     async def forward(request: Request) -> Response:
         return await _forward(router, request)
 
+    enclose(app, router)  # with the page, which comes before all that is passed on
+    folder = router.settings.static_folder
+    last = len(app.router.routes) - (folder is not None)  # files come last, and would take every path
+    app.router.routes.insert(last, PassedOn(forward, folder))
     return app
+
+
+class PassedOn(Route):
+    """The route of all that models answer: every path but those of files.
+
+    Parameters
+    ----------
+    endpoint : callable
+        Answers.
+    folder : Path or None
+        Has the files.
+    """
+
+    def __init__(self, endpoint: Callable[[Request], Awaitable[Response]], folder: Path | None) -> None:
+        super().__init__("/{path:path}", endpoint, methods=["GET", "POST", "PUT", "DELETE", "PATCH"])
+        self._folder = folder
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return whether a request is for a model."""
+        if self._folder is not None and scope["type"] == "http":
+            path = self._folder / scope["path"].lstrip("/")
+            if path.is_file() or (path / INDEX).is_file():
+                return Match.NONE, {}
+        match, found = super().matches(scope)
+        return match, {**found, "route": self}  # for the count of answers
 
 
 def _add_models(app: FastAPI, router: Router) -> None:
