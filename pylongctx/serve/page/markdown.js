@@ -6,7 +6,7 @@ import { button, copy, h } from "./dom.js";
 const DEEPEST = 12; // lists in lists, quotes in quotes; what is deeper is text
 const LONGEST = 8; // backticks around code
 const MARK = /`+|\*\*?|\[/g;
-const TARGET = /\]\((https?:\/\/[^\s)]+)\)/y;
+const TARGET = /\]\((https?:\/\/[^\s)[\]<>"]+)\)/y; // not over the next bracket, so that the time is linear
 const FENCE = /^\s*(`{3,}|~{3,})\s*([\w+#.-]*)/;
 const ITEM = /^(\s*)(?:[-*+]|(\d{1,3})[.)])\s+(.*)/;
 const ROW = /^\s*\|.*\|\s*$/;
