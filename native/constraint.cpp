@@ -191,8 +191,12 @@ int32_t lctx_constraint::schema_behind(const std::string & text) const {
 
 void lctx_constraint::pass_schema(int32_t schema) {
     const lctx_grammar_budget::use spend(budget);
-    llama_grammar_stacks & stacks = grammar->stacks;
+    llama_grammar_stacks stacks = grammar->stacks;
     stacks.erase(std::remove_if(stacks.begin(), stacks.end(), [&](const auto & stack) { return schema_of(stack) != schema; }),
                  stacks.end());
+    if (schema < 0 || stacks.empty()) {
+        throw lctx_refusal("no schema " + std::to_string(schema) + " may begin here");
+    }
+    grammar->stacks = std::move(stacks);
     llama_grammar_accept_token(*grammar, LCTX_FIRST_SCHEMA + schema, "");
 }

@@ -7,8 +7,8 @@
 #include <exception>
 #include <string>
 
-// How many calls of lctx_guard the thread is in: an exception that is thrown there ends in one of them.
-inline thread_local int lctx_guard_depth = 0;
+// How many calls of lctx_guard the thread is in: an exception that is thrown there ends in one of them. Not exported.
+[[gnu::visibility("hidden")]] inline thread_local int lctx_guard_depth = 0;
 
 // Run f; an exception ends in *error (when there is one) and false.
 template <typename F> bool lctx_guard(std::string * error, F && f) noexcept {

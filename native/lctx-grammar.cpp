@@ -68,7 +68,13 @@ int32_t lctx_grammar_allows(lctx_grammar * grammar, int32_t token, const char * 
 
 int32_t lctx_grammar_accept(lctx_grammar * grammar, int32_t token, const char * text, size_t size) {
     return ask(grammar, [&](lctx_constraint & constraint) {
-        text ? constraint.accept(token, std::string(text, size)) : constraint.accept(token);
+        if (text) {
+            constraint.accept(token, std::string(text, size));
+        } else if (constraint.allows(token)) {
+            constraint.accept(token);
+        } else {
+            throw lctx_refusal("the grammar does not allow token " + std::to_string(token));
+        }
         return LCTX_OK;
     });
 }

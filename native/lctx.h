@@ -447,7 +447,7 @@ lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_
 // infinite: lctx_sampler_error names its token. -2 when the grammar takes too long: a token may take a second of the processor.
 int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_t n_vocab);
 
-// The parts of lctx_sampler_sample, for who asks a grammar in between: choose a token, -1 as there; remember the one that is taken.
+// The parts of lctx_sampler_sample, for a caller that asks a grammar in between: choose a token, -1 as there; remember the one taken.
 int32_t lctx_sampler_choose(lctx_sampler * sampler, const float * logits, int32_t n_vocab);
 void lctx_sampler_accept(lctx_sampler * sampler, int32_t token);
 
@@ -478,8 +478,9 @@ int32_t lctx_sampler_constrain(lctx_sampler * sampler, const char * constraint);
 // Why the last call on the sampler failed, or NULL.
 const char * lctx_sampler_error(const lctx_sampler * sampler);
 
-// A grammar with places where schemas stand, which others know: a token may end there, and go on within one. constraint as above, with
-// "n_schemas"; the place of number i is <[2^30 + i]>. Never NULL but when out of memory; check lctx_grammar_error.
+// A grammar with places for schemas that the caller holds; a token may begin in the grammar and end in a schema, or the other way round.
+// constraint: as above, and "n_schemas"; the place of number i is <[2^30 + i]>. Never NULL but when out of memory; check
+// lctx_grammar_error.
 typedef struct lctx_grammar lctx_grammar;
 lctx_grammar * lctx_grammar_create(const lctx_model * model, const char * constraint);
 void lctx_grammar_free(lctx_grammar * grammar);
@@ -493,13 +494,13 @@ int32_t lctx_grammar_restrict(lctx_grammar * grammar, float * logits, int32_t n_
 // 1 when a token may come next, or with text only this part of it; 0 when not; LCTX_INVALID.
 int32_t lctx_grammar_allows(lctx_grammar * grammar, int32_t token, const char * text, size_t size);
 
-// Go on behind what is allowed.
+// Go on behind what is allowed; LCTX_INVALID when it is not.
 int32_t lctx_grammar_accept(lctx_grammar * grammar, int32_t token, const char * text, size_t size);
 
 // The schema that may begin behind a text, which may be empty; -1: none.
 int32_t lctx_grammar_schema_behind(lctx_grammar * grammar, const char * text, size_t size);
 
-// Go on behind a schema that may begin here.
+// Go on behind a schema that may begin here; LCTX_INVALID for another.
 int32_t lctx_grammar_pass_schema(lctx_grammar * grammar, int32_t schema);
 
 // ---- chat ----

@@ -1,6 +1,5 @@
 """Checks of the constructor's arguments, and the native settings that they make."""
 
-import difflib
 import os
 import warnings
 from collections.abc import Mapping
@@ -9,6 +8,7 @@ from typing import Any
 
 from pylongctx._enums import EVICT_MIDDLE, OVERFLOWS, SPLIT_MODES
 from pylongctx._free import available_cpus
+from pylongctx._guess import guess
 from pylongctx._lib import build_info, ffi, lib, text
 from pylongctx._overrides import checked_metadata, checked_tensors
 from pylongctx.methods import METHODS
@@ -65,8 +65,7 @@ def check_unknown(extra: Mapping[str, Any], known: list[str]) -> None:
     for name in extra:
         if name in LEGACY:
             continue
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = guess(name, known)
         warnings.warn(f"Llama ignores the unknown argument {name!r}{hint}", RuntimeWarning, stacklevel=3)
 
 

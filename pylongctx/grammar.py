@@ -55,9 +55,12 @@ class LlamaGrammar:
 
     @property
     def _grammar(self) -> str:
-        """The GBNF text, as in llama_cpp; of a JSON schema, what llama.cpp makes of it, which may allow more."""
+        """The GBNF text, as in llama_cpp; of a JSON schema, what llama.cpp makes of it, which may allow more.
+
+        Of a regular expression there is none.
+        """
         if self._text is None:
-            self._text = schema_to_gbnf(self.schema)
+            self._text = schema_to_gbnf(self.schema) if self.schema else ""
         return self._text
 
     @classmethod

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypedDict
 
+from pylongctx._guess import guess
 from pylongctx.grammar import LlamaGrammar
 from pylongctx.sampling import Processors, StoppingCriteria
 
@@ -141,6 +142,7 @@ def flattened(arguments: Mapping[str, Any], *but: str, more_of: type = SamplerOp
     """Return the arguments of a method by name, those of its ``**more: SamplerOptions`` among them."""
     more = arguments["more"]
     if unknown := more.keys() - more_of.__annotations__.keys():
-        raise TypeError(f"there is no argument {min(unknown)!r}")
+        name = min(unknown)
+        raise TypeError(f"there is no argument {name!r}{guess(name, [*arguments, *more_of.__annotations__])}")
     left_out = ("self", "more", *but)
     return {name: value for name, value in (dict(arguments) | more).items() if name not in left_out}

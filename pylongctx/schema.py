@@ -1,10 +1,12 @@
 """JSON schemas as grammars of llguidance; nothing of a schema is dropped: it holds, or it is named."""
 
 import json
+import math
 import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ ONE = ("items", "additionalItems", "additionalProperties", "contains", "property
 KINDS: dict[str, type] = {
     **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), dict),
     **dict.fromkeys(("allOf", "anyOf", "oneOf", "required"), list),
-    "pattern": str,
+    **dict.fromkeys(("pattern", "format"), str),
 }
 NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -24,8 +26,10 @@ IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSc
 OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties")
 SHARED = ("$defs", "definitions", "$schema", "$id")  # what parts refer to
 MOST_GAPS = 64
+MOST_TOLD = 1000  # characters of a warning
 SECONDS = 2.0  # for the search of what cannot be held
 MOST_DEPTH = 100
+MOST_MULTIPLE = 10_000
 
 PLAIN = 'bfnrt\\"'
 OPTIONS = {
@@ -98,18 +102,17 @@ def regex_grammar(pattern: str) -> str:
 def warn_of(gaps: Sequence[str]) -> None:
     """Warn of what an answer need not follow."""
     if gaps:
-        reason = f"the answer need not follow all of its JSON schema: {'; '.join(gaps)}"
+        reason = f"the answer need not follow all of its JSON schema: {'; '.join(gaps)[:MOST_TOLD]}"
         warnings.warn(reason, RuntimeWarning, stacklevel=5)
 
 
 def llguidance() -> Any:
-    """Return the package that makes masks of tokens from schemas."""
+    """Return the package that makes masks of tokens from schemas; NotImplementedError where it is missing."""
     try:
         import llguidance as package
     except ImportError as reason:
-        raise ImportError(
-            "JSON schemas and regular expressions need the package llguidance: pip install llguidance"
-        ) from reason
+        needed = "JSON schemas, tools and regular expressions need the package llguidance"
+        raise NotImplementedError(f"{needed}, which cannot be imported ({reason}): pip install llguidance") from reason
     return package
 
 
@@ -119,6 +122,7 @@ def _hold(text: str, strict: bool) -> Held:
     if not isinstance(schema, dict):
         raise _invalid(f"it must be an object, not {text[:40]}; false allows nothing")
     gaps, until = [], time.monotonic() + SECONDS
+    schema.pop("x-guidance", None)  # llguidance's settings are ours
     nodes = list(_nodes(schema))
     for path, node in nodes:
         _check(path, node)
@@ -145,7 +149,10 @@ def _hold(text: str, strict: bool) -> Held:
 
 
 def _grammar(schema: Mapping[str, Any], options: Mapping[str, Any] = OPTIONS) -> str:
-    found: str = llguidance().LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+    try:
+        found: str = llguidance().LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+    except ValueError as reason:  # numbers and texts that JSON does not have
+        raise _invalid(f"it is no JSON: {reason}") from None
     return found
 
 
@@ -217,13 +224,22 @@ def _prepare(node: dict[str, Any]) -> list[str]:
         node["patternProperties"] = {ecma(name): part for name, part in node["patternProperties"].items()}
     if node.get("uniqueItems") is False:
         del node["uniqueItems"]
-    if "oneOf" in node and "anyOf" not in node and _are_apart(node["oneOf"]):
-        node["anyOf"] = node.pop("oneOf")
-    least = node.get("minProperties", 0)
+    gaps, least = [], node.get("minProperties", 0)
     if isinstance(least, int) and least > max(1, len(set(node.get("required", ())))):
         del node["minProperties"]  # the same name may come twice, and count once
-        return ["/minProperties: it can be held as far as properties are required"]
-    return []
+        gaps.append("/minProperties: it can be held as far as properties are required")
+    if _digits(node.get("multipleOf")) > MOST_MULTIPLE:
+        del node["multipleOf"]  # llguidance tries every remainder
+        gaps.append(f"/multipleOf: it can be held up to {MOST_MULTIPLE}, without its decimal point")
+    return gaps
+
+
+def _digits(number: Any) -> int:
+    """Return a number without its decimal point; 0 for what is none."""
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        return 0
+    scaled = Decimal(repr(number)).as_tuple()
+    return int(Decimal((0, scaled.digits, max(int(scaled.exponent), 0))))
 
 
 def ecma(pattern: str) -> str:
@@ -247,29 +263,6 @@ def ecma(pattern: str) -> str:
             found.append((INSIDE if inside else OUTSIDE).get(piece, piece))
         inside = piece == "[" or (inside and piece != "]")
     return "".join(found)
-
-
-def _are_apart(parts: list[Any]) -> bool:
-    """Return whether every two schemas have a required property in common of which no value is both's."""
-    tags = [_tags(part) for part in parts]
-    return all(
-        any(not tags[i][name] & tags[j][name] for name in tags[i].keys() & tags[j].keys())
-        for i in range(len(tags))
-        for j in range(i)
-    )
-
-
-def _tags(part: Any) -> dict[str, set[str]]:
-    """Return the values of the required properties that have few, in an object."""
-    if not isinstance(part, dict) or part.get("type") != "object":
-        return {}
-    found = {}
-    for name in part.get("required", ()):
-        of = part.get("properties", {}).get(name)
-        values = [of["const"]] if isinstance(of, dict) and "const" in of else of.get("enum") if of else None
-        if isinstance(values, list) and all(isinstance(value, str) for value in values):
-            found[name] = set(values)
-    return found
 
 
 def _culprit(schema: dict[str, Any], reason: str, until: float) -> tuple[str, dict[str, Any]]:

@@ -81,6 +81,7 @@ REFUSED = {
     "a format": (object_of({"a/b": {"type": "string", "format": "path"}}), "/properties/a~1b/format"),
     "look around": ({"items": [{}, {"type": "string", "pattern": "(?=a)b"}]}, "/items/1/pattern"),
     "word borders": (text(r"\babc"), "/pattern"),
+    "a large multiple": (object_of({"a": {"type": "integer", "multipleOf": 99999989}}), "/properties/a/multipleOf"),
     "digits of a multiple": ({"type": "number", "multipleOf": 1e-30}, "/multipleOf"),
     "another document": (object_of({"a": {"$ref": "https://example.com/x"}}), "/properties/a/$ref"),
     "in a definition": ({"$defs": {"x": {"not": {}}}, "items": {"$ref": "#/$defs/x"}}, "/$defs/x/not"),
@@ -97,5 +98,9 @@ WRONG = [
     (object_of({"a": False}), "'a' is unsatisfiable"),
     ({"type": "object", "properties": []}, "properties"),
     ({"allOf": 3}, "allOf"),
+    ({"format": []}, "format"),
+    ('{"type": "number", "minimum": NaN}', "no JSON"),
+    ('{"const": "\\ud800"}', "no JSON"),
+    ({"type": "array", "prefixItems": [3]}, "schema must be"),
     ({"type": "object", "properties": {"a": 1}, "required": [["a"]]}, ""),
 ]

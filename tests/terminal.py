@@ -1,18 +1,26 @@
 """Commands as a user runs them: with pipes, or in a pseudo-terminal that is read until something appears."""
 
+import atexit
 import fcntl
 import os
 import pty
+import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 from pathlib import Path
 
 DEADLINE = 60
-CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
+CTRL_C, CTRL_D, UP, TAB = "\x03", "\x04", "\x1b[A", "\t"
+PASTE = "\x1b[200~{}\x1b[201~"  # what a terminal sends around a pasted text
+MODES = re.compile("\x1b\\[\\?2004[hl]\r?")  # that pastes are marked: not a part of what is shown
+CACHE = tempfile.mkdtemp(prefix="pylongctx-tests-")  # history and conversations
+atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 
 
 def environment(**more):
@@ -20,7 +28,7 @@ def environment(**more):
     drop = ("LCTX_METHOD", "LLAMA_ARG_", "NO_COLOR", "FORCE_COLOR")
     return (
         {key: value for key, value in os.environ.items() if not key.startswith(drop)}
-        | {"LLAMA_ARG_THREADS": "1"}
+        | {"LLAMA_ARG_THREADS": "1", "LCTX_CACHE": CACHE}
         | more
     )
 
@@ -88,7 +96,7 @@ class Terminal:
             ready, _, _ = select.select([self.master], [], [], max(0, end - time.monotonic()))
             more = self._read() if ready else b""
             assert more, f"{text!r} did not appear, only {self.unread!r}"
-            self.unread += more.decode("utf-8", "replace")
+            self.unread = MODES.sub("", self.unread + more.decode("utf-8", "replace"))
         found, self.unread = self.unread[: self.unread.index(text) + len(text)], self.unread.partition(text)[2]
         return found
 

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import http.server
+import io
 import logging
 import os
 import re
@@ -293,6 +294,7 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_take_names(command, entry, cache, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     (tmp_path / "book.txt").write_text("It was the best of times, it was the worst of times. " * 20)
     assert main([word.replace("MODEL", NAME) for word in COMMANDS[command].split()]) == 0
     shown = capfd.readouterr().err

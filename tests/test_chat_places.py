@@ -7,7 +7,7 @@ from chat_templates import TAGGED, THINKING, TOOLS
 from llamas import new, script
 from schemas import object_of, text
 
-from pylongctx.chat.places import may_be_text
+from pylongctx.chat.places import Tools, may_be_text
 
 USER = [{"role": "user", "content": "Look it up."}]
 WILD = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 1500}
@@ -109,6 +109,10 @@ def test_the_prompt_shows_the_tools_as_they_are(model):
     prompt = model.apply_template(USER, tools=[tool()], tool_choice="required")
     assert json.dumps(PARAMETERS["properties"]["s"]) in prompt
     assert "<schema>" not in prompt
+
+
+def test_calls_that_follow_no_schema_are_named():
+    assert Tools([tool(strict=True)]).nowhere().gaps == ["look_up: calls of this chat template follow no schema"]
 
 
 @pytest.mark.parametrize(

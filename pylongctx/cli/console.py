@@ -2,13 +2,15 @@
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
+
+from pylongctx.cli import typing
 
 try:
     import readline  # gives input() line editing and history
@@ -140,11 +142,15 @@ class Messages:
     Parameters
     ----------
     output : Output
-        Is told about bytes that are no UTF-8, and how to leave.
+        Is told about bytes that are not UTF-8, and how to leave.
+    words : sequence of str
+        What Tab completes at the beginning of a line; after a space it completes paths.
     """
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, words: Sequence[str] = ()) -> None:
         self.interactive = sys.stdin.isatty()
+        if self.interactive and readline is not None:
+            typing.prepare(readline, words)
         self._output = output
         self._asked_to_leave = False
 

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from pylongctx._units import bytes_text
+from pylongctx.cli.loops import is_loop
 from pylongctx.errors import PromptTooLong
 from pylongctx.methods import Method, Window
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from pylongctx.llama import Llama
     from pylongctx.state import LlamaState
 
+LOOK = 16  # tokens between two looks for a loop
 MESSAGES = "conversation"  # the key in a saved state's identity
 KINDS = ("reasoning_content", "content")
 
@@ -32,6 +34,8 @@ class Turn:
         Turns of the conversation that the answer was written without, and their tokens.
     reason : str or None
         Why the answer ended: stop, length, or None for Ctrl-C and errors.
+    looped : bool
+        It was ended because it repeated itself.
     """
 
     n_prompt: int = 0
@@ -41,6 +45,7 @@ class Turn:
     n_turn: int = 0
     n_gone: int = 0
     reason: str | None = None
+    looped: bool = False
 
     def count(self, usage: Mapping[str, Any]) -> None:
         """Take over what the usage of the answer tells."""
@@ -72,9 +77,12 @@ class Conversation:
         The system prompt.
     arguments : dict
         Keyword arguments of create_chat_completion.
+    stops_loops : bool
+        Whether an answer that repeats itself is ended.
     """
 
-    def __init__(self, llm: "Llama", system: str | None, arguments: dict[str, Any]) -> None:
+    def __init__(self, llm: "Llama", system: str | None, arguments: dict[str, Any], stops_loops: bool = True) -> None:
+        self.stops_loops = stops_loops
         self.llm = llm
         self.arguments = arguments
         self.turn = Turn()
@@ -123,13 +131,17 @@ class Conversation:
         session, start = self.llm.session, perf_counter()
         before = session.n_evaluated
         message: dict[str, Any] = {"role": "assistant", "content": ""}
+        first, stops_loops = 0, self.stops_loops
 
         def look(ids: Any, logits: Any) -> bool:
-            nonlocal start
+            nonlocal start, first
             if not turn.prompt_seconds:  # the prompt is read, the first token comes
+                first = len(ids)
                 turn.n_prompt, turn.prompt_seconds = session.n_evaluated - before, perf_counter() - start
                 start = perf_counter()
-            return stop()
+            if stops_loops and (len(ids) - first) % LOOK == 0:
+                turn.looped = is_loop(ids[first:].tolist())
+            return turn.looped or stop()
 
         try:
             if forgets(self.llm.method):
@@ -153,6 +165,24 @@ class Conversation:
                 self.messages.append(message)
 
     # ---- other conversations ----
+
+    @property
+    def system(self) -> str:
+        """The system prompt; empty: there is none."""
+        return str(self._system[0]["content"]) if self._system else ""
+
+    def set_system(self, text: str) -> None:
+        """Replace the system prompt; the next answer reads the conversation after it again."""
+        said = self.messages[len(self._system) :]
+        self._system = [{"role": "system", "content": text}]
+        self.messages = [*self._system, *said]
+
+    def undo(self) -> None:
+        """Forget the last message of the user and what followed; ValueError when there is none."""
+        last = max((i for i, message in enumerate(self.messages) if message["role"] == "user"), default=None)
+        if last is None:
+            raise ValueError("there is nothing to undo")
+        del self.messages[last:]
 
     def clear(self) -> None:
         """Forget everything but the system prompt."""

@@ -90,10 +90,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     _add_rope(options)
 
 
-def add_llama_options(parser: argparse.ArgumentParser) -> None:
+def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) -> None:
     """Add the model and everything that configures it, its context and its method, see ``open_llama``."""
     options = Options(parser, "model and context")
-    _add_model(parser, options)
+    _add_model(parser, options, positional)
     add = options.add
     add("-c", "--ctx-size", parse=integer, env="LLAMA_ARG_CTX_SIZE", help="tokens of the context (the model's)")
     _add_context(options)
@@ -145,9 +145,13 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-s", "--seed", type=int, default=0, metavar="N", help="seed of keys and depths (0)")
 
 
-def _add_model(parser: argparse.ArgumentParser, options: Options) -> None:
-    parser.add_argument("positional_model", nargs="?", metavar="model", help=MODEL)
-    options.add("-m", "--model", metavar="FILE", env="LLAMA_ARG_MODEL", help="the same, as an option")
+def _add_model(parser: argparse.ArgumentParser, options: Options, positional: bool = True) -> None:
+    if positional:
+        parser.add_argument("positional_model", nargs="?", metavar="model", help=MODEL)
+    else:
+        parser.set_defaults(positional_model=None)
+    help = "the same, as an option" if positional else "GGUF file, or a name that pylongctx get lists (smollm2-135m)"
+    options.add("-m", "--model", metavar="FILE", env="LLAMA_ARG_MODEL", help=help)
 
 
 def _add_context(options: Options) -> None:
@@ -268,6 +272,12 @@ def model_path(args: argparse.Namespace) -> str:
     if getattr(args, "offline", None) and (entry := find(name)) is not None and entry.path() is None:
         raise ValueError(f"--offline: {name} is not here; pylongctx get {name} fetches it")
     return fetched(name)
+
+
+def advised_sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """Return how a model of the catalogue is sampled when nothing else is asked for; nothing for a file."""
+    entry = find(str(args.positional_model or args.model or embedded_model()))
+    return {} if entry is None else dict(entry.sampling)
 
 
 def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:

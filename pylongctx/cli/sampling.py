@@ -92,6 +92,12 @@ def add_text_options(parser: argparse.ArgumentParser, title: str) -> None:
     options.switch("-e", "--escape", off=("--no-escape",), help="read \\n and such in options (on)", dest="escape")
 
 
+def add_loop_option(parser: argparse.ArgumentParser) -> None:
+    """Add whether an answer that repeats itself is ended."""
+    help = "end an answer that repeats itself (on)"
+    Options(parser, "answer").switch("--loop-stop", off=("--no-loop-stop",), help=help, dest="loop_stop")
+
+
 def given_text(args: argparse.Namespace, option: str, file_option: str) -> str | None:
     """Return the text of an option or of a file, None when neither is given."""
     text: str | None = one(args, option, file_option)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pylongctx._log import LOG
 from pylongctx.cli.arguments import Options, file_text, integer, number, one_of
-from pylongctx.cli.options import add_llama_options, model_path, open_model
+from pylongctx.cli.options import add_llama_options, advised_sampling, model_path, open_model
 from pylongctx.cli.refused import refuse_server_options
 from pylongctx.cli.router import add_router_options, model_words, run_router, run_supervised
 from pylongctx.cli.sampling import add_sampling_options, add_template_options, sampling_arguments, template_arguments
@@ -122,6 +122,8 @@ def run(args: argparse.Namespace) -> int:
 
 def address(args: argparse.Namespace) -> tuple[str, int, bool]:
     """Return where the server listens, and whether others may do so too."""
+    if args.port is not None and not 0 <= args.port < 1 << 16:
+        raise ValueError(f"--port must be from 0 to {(1 << 16) - 1}, not {args.port}; 0 takes a free one")
     return args.host or HOST, PORT if args.port is None else args.port, bool(args.reuse_port)
 
 
@@ -129,7 +131,7 @@ def settings(args: argparse.Namespace) -> "Settings":
     """Return the settings of the service; what is not given has its default there."""
     from pylongctx.serve.service import Settings
 
-    sampling, template = sampling_arguments(args), template_arguments(args)
+    sampling, template = advised_sampling(args) | sampling_arguments(args), template_arguments(args)
     words = args.api_key or [os.environ.get(KEY, "")]
     keys = [*(key for word in words for key in word.split(",")), *(args.api_key_file or "").splitlines()]
     most = args.max_body and args.max_body << 20

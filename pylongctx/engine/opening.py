@@ -1,15 +1,17 @@
 """Opening a model and its context as the arguments of ``Llama`` ask for them."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pylongctx import _arguments as arguments
+from pylongctx._guess import guess
 from pylongctx._lib import InvalidInput, error, lib
 from pylongctx._log import LOG
 from pylongctx._model_files import ModelFiles
 from pylongctx._preflight import fit, serves
 from pylongctx._trial import try_model
-from pylongctx.catalog import resolve
+from pylongctx.catalog import CATALOG, resolve
 from pylongctx.engine.context import Context
 from pylongctx.engine.drafting import check_draft
 from pylongctx.engine.identity import WEIGHTS, row_identity
@@ -58,6 +60,8 @@ class Opened:
 
     def __init__(self, given: Mapping[str, Any], n_seq: int = 1) -> None:
         self.path = resolve(given["model_path"])
+        if not Path(self.path).exists():
+            raise ValueError(f"Model path does not exist: {self.path}{guess(self.path, CATALOG)}")
         self.verbose = bool(given["verbose"])
         self.given = given
         arguments.check_later(given)

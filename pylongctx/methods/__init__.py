@@ -3,6 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
+from pylongctx._guess import guess
 from pylongctx.methods.base import Composition, Method, compose
 from pylongctx.methods.corm import Corm
 from pylongctx.methods.dca import DualChunk
@@ -81,7 +82,7 @@ def _parse_part(spec: str) -> Method:
     name, *options = (part.strip() for part in spec.split(","))
     cls = METHODS.get(name)
     if cls is None:
-        raise ValueError(f"unknown method {name!r}; available: {', '.join(METHODS)}")
+        raise ValueError(f"unknown method {name!r}{guess(name, METHODS)}; available: {', '.join(METHODS)}")
     values: dict[str, Any] = {}
     for option in options:
         key, value = _parse_option(cls, option)

@@ -1,12 +1,11 @@
 """GET /metrics: numbers for Prometheus."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from pylongctx.engine.job import Job
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from pylongctx.serve.service import Service
 
 TYPE = CONTENT_TYPE_LATEST
+SAMPLE = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)")  # a line of a page
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)  # of histograms
 PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -139,21 +139,22 @@ def _rate(n: float, of: float) -> float:
     return max(0.0, n / of) if of else 0.0
 
 
-def merged(answers: Answers, pages: Mapping[str, str]) -> bytes:
-    """Return the numbers of several servers, by the names of their models, and of the one before them, without one."""
-    families: dict[str, Metric] = {}
+def merged(answers: Answers, pages: Mapping[str, str]) -> str:
+    """Return the numbers of several servers by the names of their models, and those of the one before them by none."""
+    families: dict[str, list[str]] = {}
     for model, page in {"": generate_latest(answers.registry).decode(), **pages}.items():
-        for family in text_string_to_metric_families(page):
-            into = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-            into.samples += [one._replace(labels={**one.labels, "model": model}) for one in family.samples]
-    registry = CollectorRegistry()
-    registry.register(_Merged(families.values()))
-    return generate_latest(registry)
+        family: list[str] = []
+        for line in page.splitlines():
+            if line.startswith("#"):
+                family = families.setdefault(line.split(" ", 3)[2], [])
+                family += [] if line in family else [line]
+            elif found := SAMPLE.fullmatch(line):
+                labels = ",".join(filter(None, (f"model={_quoted(model)}", found[2])))
+                family.append(f"{found[1]}{{{labels}}} {found[3]}")
+    return "\n".join(line for family in families.values() for line in family) + "\n"
 
 
-class _Merged(Collector):
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
+def _quoted(text: str) -> str:
+    """Return a text as the value of a label."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

@@ -1,6 +1,6 @@
 """Ways to hold answers to JSON schemas, compared: what they hold, what a token costs, how long a large schema takes.
 
-    python bench/schemas.py --suite DIR --model model.gguf --ways pylongctx,llama.cpp,llguidance,xgrammar,outlines-core
+    python bench/structured.py --suite DIR --model model.gguf --ways pylongctx,llama.cpp,llguidance,xgrammar
 
 DIR has the public JSON-Schema-Test-Suite's tests of a draft, for instance ``json/tests/draft2020-12`` in the source
 package of jsonschema on PyPI. xgrammar and outlines-core are measured where they are installed. A group of the suite
@@ -20,7 +20,7 @@ import numpy as np
 
 from pylongctx import Llama, LlamaGrammar
 from pylongctx.engine.model import Model
-from pylongctx.guide import Frame, Words
+from pylongctx.guide import Frame, Guide, Words
 from pylongctx.models import embedded_model
 from pylongctx.schema import hold, llguidance
 
@@ -212,6 +212,16 @@ def cost(way: Callable[[Any], Matcher], tokens: Sequence[int]) -> float:
     return 1e6 * (time.perf_counter() - start) / len(tokens)
 
 
+def checked(model: Model, tokens: Sequence[int]) -> float:
+    """Return the microseconds of a token that the model chose by itself: pylongctx asks for no mask then."""
+    guide = Guide(model, {"schemas": [hold(TABLE).grammar]})
+    start = time.perf_counter()
+    for token in tokens:
+        assert guide.allows(token)
+        guide.accept(token)
+    return 1e6 * (time.perf_counter() - start) / len(tokens)
+
+
 def beginning(way: Callable[[Any], Matcher]) -> float:
     """Return the milliseconds from a large schema to its first mask."""
     schema = {**LARGE, "title": str(time.time())}  # which no cache knows
@@ -240,6 +250,7 @@ def main() -> None:
     large = Llama(args.model, vocab_only=True, verbose=False)
     tokens = large.tokenize(json.dumps(ROWS).encode(), add_bos=False)
     print(f"{len(tokens)} tokens, a vocabulary of {large.n_vocab()}, a schema of {len(json.dumps(LARGE))} bytes")
+    print(f"a token that is checked alone: {timed(checked, large._model, tokens)} us")
     for name in args.ways.split(","):
         try:
             way = WAYS[name](small._model)

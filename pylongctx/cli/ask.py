@@ -1,0 +1,136 @@
+"""``pylongctx ask``: an answer about files, which are read once and kept for the next question."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pylongctx._cache_folder import cache_folder
+from pylongctx.cli.arguments import Options
+from pylongctx.cli.console import Meter, Output, Stop
+from pylongctx.cli.conversation import Conversation
+from pylongctx.cli.method import name_of
+from pylongctx.cli.options import add_llama_options, advised_sampling, model_path, open_llama
+from pylongctx.cli.sampling import (
+    add_loop_option,
+    add_sampling_options,
+    add_template_options,
+    sampling_arguments,
+    template_arguments,
+)
+from pylongctx.files import FileText, files_in, read_file, text_of
+
+DEFAULT = "smollm2-135m"
+STORE = "kv"  # in the cache folder
+ANSWER = 1024  # tokens that a context has for the question and the answer
+GRAIN = 4096  # the context is a multiple of so many tokens, so that another question finds what was read
+SHORT = 8192  # tokens up to which full attention is as fast as any method
+LIMIT = 512  # tokens of an answer
+EXAMPLES = """examples:
+  pylongctx ask book.txt "Who is the thief?"
+  pylongctx ask notes/ report.pdf "What was decided in May?" -m qwen3-0.6b
+  man tar | pylongctx ask "How do I list an archive?"
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "ask", help="ask about files", description=__doc__, epilog=EXAMPLES, allow_abbrev=False
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    help = "text, PDF and EPUB files, or folders of them (standard input), and last the question"
+    parser.add_argument("words", nargs="+", metavar="FILE... QUESTION", help=help)
+    options = Options(parser, "ask")
+    options.switch("--no-store", help="keep nothing on disk of what was read")
+    add_loop_option(parser)
+    add_llama_options(parser, positional=False)
+    add_sampling_options(parser)
+    add_template_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the files, and answer the question."""
+    output, stop = Output(None), Stop()
+    names, question = split(args.words)
+    text = "".join(file.framed for file in _texts(names, output))
+    if not args.model:
+        args.model = DEFAULT
+    meter = Meter(output.notes, stop)
+    _choose(args, _count(args, text + question))
+    given = {name: value for name, value in sampling_arguments(args).items() if value is not None}
+    arguments = {"max_tokens": LIMIT} | advised_sampling(args) | given | template_arguments(args)
+    conversation = Conversation(open_llama(args, meter), None, arguments, args.loop_stop is not False)
+    llm = conversation.llm
+    try:
+        with stop.listening():
+            _write(conversation, output, f"{text}\n{question}", stop)
+        told = f"{Path(llm.model_path).name}, {name_of(llm.method)}, {llm.n_ctx()} tokens of context"
+        known = f", {llm.kv_store_usage().tokens} of them from the store" if args.kv_store else ""
+        output.note(f"{told}{known}; {conversation.turn}")
+    finally:
+        meter.close()
+        llm.close()
+    return 130 if stop() else 0
+
+
+def split(words: Sequence[str]) -> tuple[list[str], str]:
+    """Return the files and the question, which is the last word.
+
+    Raises
+    ------
+    ValueError
+        When there is no question, or nothing to ask about.
+
+    Examples
+    --------
+    >>> split(["a.txt", "b/", "Who is the thief?"])
+    (['a.txt', 'b/'], 'Who is the thief?')
+    """
+    *names, question = words
+    if Path(question).exists() and " " not in question:
+        raise ValueError(f"the last word must be the question, and {question} is a file: pylongctx ask FILE QUESTION")
+    if not names and sys.stdin.isatty():
+        raise ValueError("there is nothing to ask about: name a file before the question, or pipe a text in")
+    return names, question
+
+
+def _texts(names: Sequence[str], output: Output) -> list[FileText]:
+    found = [read_file(name) for name in files_in(names)] or [text_of(sys.stdin.buffer.read(), "")]
+    for file in found:
+        if file.note:
+            output.note(f"{file.name or 'standard input'}: {file.note}")
+    return found
+
+
+def _count(args: argparse.Namespace, text: str) -> int:
+    """Return how many tokens a text has for the model."""
+    from pylongctx.llama import Llama
+
+    with Llama(model_path(args), vocab_only=True, verbose=False) as vocabulary:
+        return len(vocabulary.tokenize(text.encode()))
+
+
+def _choose(args: argparse.Namespace, n_tokens: int) -> None:
+    """Choose what was not given: the context for the text, the method for the context, and the store."""
+    needed = n_tokens + ANSWER
+    if args.ctx_size is None:
+        args.ctx_size = -(-needed // GRAIN) * GRAIN
+    if args.method is None:
+        args.method = "full" if args.ctx_size <= SHORT else "longheads"
+    if args.kv_store is None and not args.no_store:
+        args.kv_store = os.fspath(cache_folder() / STORE)
+
+
+def _write(conversation: Conversation, output: Output, message: str, stop: Stop) -> None:
+    last = None
+    for kind, text in conversation.ask(message, stop):
+        output.write("\n\n" if last == "reasoning_content" != kind else "")
+        output.write(text, dim=kind == "reasoning_content")
+        last = kind
+    output.write("\n" if last else "")
+    if conversation.turn.looped:
+        output.note("stopped: the answer repeats itself; --repeat-penalty 1.1 helps")

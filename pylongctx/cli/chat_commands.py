@@ -1,0 +1,258 @@
+"""What a line that begins with a slash does in ``pylongctx chat``."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pylongctx._units import bytes_text
+from pylongctx.cli.arguments import number
+from pylongctx.cli.console import Meter, Output, Stop
+from pylongctx.cli.conversation import Conversation
+from pylongctx.cli.method import name_of, read_method, with_method
+from pylongctx.cli.options import open_llama
+from pylongctx.files import read_file
+
+MOST_FILES = 100  # that one /glob reads
+WAYS_OUT = (
+    "/clear, a shorter message, a larger -c or --kv-limit, --overflow evict_middle, "
+    "or a method that holds more: /method"
+)
+# what /set changes, and how a value is read
+SETTINGS: dict[str, Callable[[str], float]] = {
+    **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "repeat_penalty"), number),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "xtc_probability", "dry_multiplier"), number),
+    **dict.fromkeys(("top_k", "seed", "max_tokens"), int),
+}
+LEAVE = ("exit", "quit", "bye")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: what is typed, what it does in a few words, and the function that gets what follows its name."""
+
+    usage: str
+    help: str
+    run: Callable[[str], None]
+
+
+class Commands(ABC):
+    """The commands of a conversation, and what they change.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        Of the command line.
+    output : Output
+        For notes.
+    stop : Stop
+        Ctrl-C.
+    conversation : Conversation
+        What is said.
+    meter : Meter
+        The bar of a prompt.
+    """
+
+    def __init__(
+        self, args: argparse.Namespace, output: Output, stop: Stop, meter: Meter, conversation: Conversation
+    ) -> None:
+        self.args, self.output, self.stop, self.meter = args, output, stop, meter
+        self.conversation = conversation
+        self.files: list[tuple[str, str]] = []  # names and texts that go before the next message
+        table = (
+            Command("/regen", "another answer to the last message", self.regen),
+            Command("/undo", "forget the last message and its answer", self.undo),
+            Command("/clear", "forget the conversation, but for the system prompt", self.clear),
+            Command("/system [TEXT]", "show or replace the system prompt", self.system),
+            Command("/set [NAME VALUE]", "show or change how answers are sampled", self.set),
+            Command("/history", "show what was said", self.history),
+            Command("/read FILE", "put the text of a file before the next message", self.read),
+            Command("/glob PATTERN", "the same for all files that match, ** for any folders", self.glob),
+            Command("/drop", "forget the files that wait for the next message", self.drop),
+            Command("/save FILE", "write the conversation and its KV cache", self.save),
+            Command("/load FILE", "continue a conversation that /save wrote", self.load),
+            Command("/method [SPEC]", "show the method, or read the conversation with another one", self.method),
+            Command("/stats", "what is held in memory", self.stats),
+            Command("/help", "this list, as /?", self.help),
+        )
+        self.table = {one.usage[1:].partition(" ")[0]: one for one in table}
+
+    @abstractmethod
+    def show(self, answer: Iterator[tuple[str, str]]) -> None:
+        """Write an answer as it comes."""
+
+    def run_command(self, name: str, rest: str) -> None:
+        """Run a command; ValueError for one that there is not."""
+        command = self.table.get("help" if name == "?" else name)
+        if command is None:
+            raise ValueError(f"there is no command /{name}; /help lists them")
+        command.run(rest)
+
+    # ---- the conversation ----
+
+    def regen(self, rest: str) -> None:
+        """Answer the last message again."""
+        self.show(self.conversation.ask_again(self.stop))
+
+    def undo(self, rest: str) -> None:
+        """Forget the last turn."""
+        self.conversation.undo()
+        self.output.note(f"the last turn is forgotten; {len(self.conversation.messages)} messages are left")
+
+    def clear(self, rest: str) -> None:
+        """Forget the conversation."""
+        self.conversation.clear()
+        self.files.clear()
+        self.output.note("cleared")
+
+    def system(self, text: str) -> None:
+        """Show or replace the system prompt."""
+        if text:
+            self.conversation.set_system(text)
+        self.output.note(self.conversation.system or "there is no system prompt")
+
+    def set(self, rest: str) -> None:
+        """Show or change how answers are sampled."""
+        words = rest.split()
+        if not words:
+            given = {name: self.conversation.arguments.get(name) for name in SETTINGS}
+            lines = [f"{name} {'default' if value is None else value}" for name, value in given.items()]
+            self.output.note("\n".join(lines))
+            return
+        if len(words) != 2 or words[0] not in SETTINGS:
+            raise ValueError(f"usage: /set NAME VALUE, where NAME is one of {', '.join(SETTINGS)}")
+        name, value = words
+        if value == "default":
+            self.conversation.arguments.pop(name, None)
+        else:
+            try:
+                self.conversation.arguments[name] = SETTINGS[name](value)
+            except (ValueError, argparse.ArgumentTypeError):
+                raise ValueError(f"{name} must be a number, not {value!r}") from None
+        self.output.note(f"{name} {value}")
+
+    def history(self, rest: str) -> None:
+        """Show what was said."""
+        for message in self.conversation.messages:
+            self.output.note(f"{message['role']}: {message['content']}")
+        if not self.conversation.messages:
+            self.output.note("nothing was said")
+
+    def save(self, path: str) -> None:
+        """Write the conversation."""
+        file = _path(path, "/save FILE")
+        self.conversation.save(file)
+        self.output.note(f"saved: {self.conversation.llm.n_tokens} tokens, {bytes_text(file.stat().st_size)}")
+
+    def load(self, path: str) -> None:
+        """Continue another conversation."""
+        conversation = self.conversation
+        conversation.load(_path(path, "/load FILE"))
+        self.output.note(f"loaded: {len(conversation.messages)} messages; {conversation.used}")
+
+    # ---- files ----
+
+    def read(self, path: str) -> None:
+        """Put a file before the next message."""
+        self._read([str(_path(path, "/read FILE"))])
+
+    def glob(self, pattern: str) -> None:
+        """Put all files that match before the next message."""
+        found = glob.glob(str(_path(pattern, "/glob PATTERN")), recursive=True)
+        files = sorted(name for name in found if Path(name).is_file())
+        if not files:
+            raise ValueError(f"no file matches {pattern!r}")
+        if len(files) > MOST_FILES:
+            raise ValueError(f"{len(files)} files match {pattern!r}, more than {MOST_FILES}: use a narrower pattern")
+        self._read(files)
+
+    def drop(self, rest: str) -> None:
+        """Forget the files that wait."""
+        if not self.files:
+            raise ValueError("no files wait for the next message")
+        self.output.note(f"dropped: {', '.join(name for name, _ in self.files)}")
+        self.files.clear()
+
+    def _read(self, names: list[str]) -> None:
+        texts = [(name, self._file(name)) for name in names]  # all of them, or none
+        self.files += texts
+        conversation = self.conversation
+        held = 0 if conversation.llm.session.evicts else len(conversation.tokens()) if conversation.messages else 0
+        room = conversation.llm.n_ctx() - held
+        n = conversation.count("".join(text for _, text in self.files))
+        self.output.note(f"{n} tokens of files go before the next message; there is room for {room}")
+        if n >= room:
+            self.output.note(f"that does not fit; ways out: /drop, {WAYS_OUT}")
+
+    def _file(self, name: str) -> str:
+        file = read_file(name)
+        note = f" ({file.note})" if file.note else ""
+        self.output.note(f"{name}: {self.conversation.count(file.text)} tokens{note}")
+        return file.framed
+
+    # ---- the model ----
+
+    def stats(self, rest: str) -> None:
+        """Show what is held."""
+        llm = self.conversation.llm
+        self.output.note(f"{llm.model_path}\n{name_of(llm.method)}")
+        self.output.note(f"{len(self.conversation.messages)} messages; {self.conversation.used}")
+        if self.files:
+            self.output.note(f"files that wait for the next message: {', '.join(name for name, _ in self.files)}")
+        if llm.method is not None:
+            usage = llm.kv_usage()
+            rows = f"{usage.rows.min()} to {usage.rows.max()} rows per head"
+            full = f"full attention would hold {bytes_text(usage.full_bytes)}"
+            self.output.note(f"KV at most {bytes_text(usage.peak_bytes)} so far; {rows}; {full}")
+            if usage.rest_bytes:
+                self.output.note(f"windows, recurrent states and their checkpoints: {bytes_text(usage.rest_bytes)}")
+
+    def method(self, spec: str) -> None:
+        """Show the method, or open the context again with another one, which reads the conversation."""
+        if not spec:
+            self.output.note(name_of(self.conversation.llm.method))
+            return
+        read_method(spec)  # refused before anything is closed
+        before, self.args = self.args, with_method(self.args, spec)
+        try:
+            self._open()
+        except BaseException:
+            self.args = before
+            self._open()
+            raise
+        self.output.note(f"{name_of(self.conversation.llm.method)}; {self.conversation.used}")
+
+    def _open(self) -> None:
+        self.conversation.llm.close()
+        self.conversation.switch(open_llama(self.args, self.meter))
+
+    def help(self, rest: str) -> None:
+        """Show all commands."""
+        self.output.note(self.help_text)
+
+    @property
+    def help_text(self) -> str:
+        """All commands, and how messages are typed."""
+        width = max(len(one.usage) for one in self.table.values())
+        lines = [f"{one.usage:{width}}  {one.help}" for one in self.table.values()]
+        return "\n".join([*lines, f"{'/bye':{width}}  leave, as /exit, Ctrl-D and two Ctrl-C", *TYPING])
+
+
+TYPING = (
+    "One Ctrl-C stops an answer. Pasted lines are one message. A backslash at the end of a line",
+    'continues it; """ encloses several lines. Tab completes commands and paths.',
+)
+
+
+def _path(text: str, usage: str) -> Path:
+    """Return a path, which may be quoted as in a shell."""
+    if not text:
+        raise ValueError(f"usage: {usage}")
+    if text[0] in "\"'" and len(words := shlex.split(text)) == 1:
+        text = words[0]
+    return Path(text).expanduser()

@@ -1,0 +1,30 @@
+"""An answer that repeats itself without an end."""
+
+from collections.abc import Sequence
+
+LEAST_TOKENS, LEAST_TIMES = 64, 4  # of a repetition that is a loop
+MOST_PERIOD = 128  # tokens
+
+
+def is_loop(tokens: Sequence[int]) -> bool:
+    """Return whether the last tokens of an answer are one piece, over and over.
+
+    The piece has at most 128 tokens, and comes at least four times in at least 64 tokens.
+
+    Examples
+    --------
+    >>> is_loop([5, 6, 7] * 22)
+    True
+    >>> is_loop(list(range(66)))
+    False
+    """
+    n = len(tokens)
+    for period in range(1, MOST_PERIOD + 1):
+        span = max(LEAST_TOKENS, LEAST_TIMES * period)
+        if span > n:
+            return False
+        if tokens[n - 1] != tokens[n - 1 - period]:
+            continue
+        if all(tokens[i] == tokens[i - period] for i in range(n - 1, n - span + period - 1, -1)):
+            return True
+    return False

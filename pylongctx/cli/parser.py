@@ -1,0 +1,33 @@
+"""The parser of the command line: errors are a line with a guess, not the whole usage."""
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from pylongctx._guess import guess
+
+CHOICE = re.compile(r"argument (command|\S+): invalid choice: '(.*?)' \(choose from (.*)\)", re.DOTALL)
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors say what was meant, perhaps, and where the options are listed."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print a line about a mistake, and exit with status 2."""
+        if (found := CHOICE.fullmatch(message)) is not None and found[1] == "command":
+            names = re.findall(r"[\w-]+", found[3])
+            message = f"there is no command {found[2]!r}{guess(found[2], names)}"
+        self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help lists what there is\n")
+
+    def options(self) -> Iterator[str]:
+        """Yield the names of all options."""
+        yield from re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", self.format_help())
+
+    def refuse(self, rest: Sequence[str]) -> NoReturn:
+        """Print a line about words that the parser does not know, and exit with status 2."""
+        first = next((word for word in rest if word.startswith("-")), rest[0])
+        if first.startswith("-"):
+            name = first.partition("=")[0]
+            self.error(f"there is no option {name}{guess(name, self.options())}")
+        self.error(f"there is no place for {first!r}")

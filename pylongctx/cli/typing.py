@@ -1,0 +1,54 @@
+"""Line editing of the terminal: pastes of several lines, history of earlier sessions, Tab."""
+
+import atexit
+import glob
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from pylongctx._cache_folder import cache_folder
+
+FILE = "history"  # in the cache folder
+MOST = 1000  # lines
+
+
+def prepare(readline: Any, words: Sequence[str]) -> None:
+    """Let readline take a paste as one line, remember lines, and complete words and paths."""
+    path = cache_folder() / FILE
+    readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off
+    readline.parse_and_bind("tab: complete")
+    readline.set_completer_delims("")
+    readline.set_completer(lambda text, n: _nth(completions(text, words), n))
+    readline.set_history_length(MOST)
+    with suppress(OSError):
+        readline.read_history_file(path)
+    atexit.register(_write, readline, path)
+
+
+def _write(readline: Any, path: Any) -> None:
+    with suppress(OSError):  # a history is not worth an error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        readline.write_history_file(path)
+        os.chmod(path, 0o600)
+
+
+def completions(line: str, words: Sequence[str]) -> list[str]:
+    """Return what a line may become: a word, or with a space after the first one a path.
+
+    Examples
+    --------
+    >>> completions("/re", ["/read", "/regen", "/save"])
+    ['/read ', '/regen ']
+    """
+    command, space, path = line.partition(" ")
+    if not space:
+        return [f"{word} " for word in words if line and word.startswith(line)]
+    if command not in words:
+        return []
+    found = sorted(glob.glob(glob.escape(os.path.expanduser(path)) + "*"))
+    return [f"{command} {name}{os.sep if os.path.isdir(name) else ''}" for name in found]
+
+
+def _nth(found: Sequence[str], n: int) -> str | None:
+    return found[n] if n < len(found) else None

@@ -1,0 +1,109 @@
+"""pylongctx ask: files and a question in, an answer on stdout, what it took on stderr."""
+
+import re
+
+import pytest
+from terminal import run
+
+from pylongctx.cli.loops import is_loop
+from pylongctx.models import embedded_model
+
+YES = ("--grammar", 'root ::= "yes" | "no"', "--temp", "0")
+LINES = [f"On day {i} the butler moved the letter to room {7 * i % 50}." for i in range(120)]
+
+
+def ask(cache, *words, **more):
+    return run("ask", *words, "-m", str(embedded_model()), *YES, LCTX_CACHE=str(cache), **more)
+
+
+@pytest.fixture
+def book(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("\n".join(LINES))
+    return str(path)
+
+
+def from_store(done):
+    return int(re.search(r"(\d+) of them from the store", done.stderr)[1])
+
+
+def test_the_next_question_reads_the_question_only(book, tmp_path):
+    first, second = (ask(tmp_path / "cache", book, question) for question in ("Where is it?", "Who moved the letter?"))
+    for done in (first, second):
+        assert done.returncode == 0, done.stderr
+        assert done.stdout in ("yes\n", "no\n")
+    assert from_store(first) == 0 < 1000 < from_store(second)
+    assert int(re.search(r"prompt (\d+) tokens", second.stderr)[1]) < 600
+    assert (tmp_path / "cache" / "kv").is_dir()
+
+
+def test_a_pipe_folders_and_nothing_kept(book, tmp_path):
+    cache = tmp_path / "cache"
+    piped = ask(cache, "Where is it?", "--no-store", input="\n".join(LINES))
+    assert piped.returncode == 0 and piped.stdout in ("yes\n", "no\n"), piped.stderr
+    assert "store" not in piped.stderr and not (cache / "kv").exists()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_bytes("Gr\u00fc\u00dfe".encode("latin-1"))
+    several = ask(cache, book, str(tmp_path / "notes"), "Where is it?", "--no-store")
+    assert several.returncode == 0 and "a.txt: read as Windows-1252" in several.stderr
+
+
+def test_method_and_context_follow_the_text(book, tmp_path):
+    long = tmp_path / "long.txt"
+    long.write_text("\n".join(LINES * 3))
+    short, longer = (ask(tmp_path, path, "Where?", "--no-store") for path in (book, str(long)))
+    sizes = [int(re.search(r"(\d+) tokens of context", done.stderr)[1]) for done in (short, longer)]
+    assert sizes[0] == 4096 < sizes[1] and sizes[1] % 4096 == 0
+    assert ", full," in short.stderr and (", longheads" in longer.stderr) == (sizes[1] > 8192)
+    other = ask(tmp_path, book, "Where?", "--no-store", "-c", "8192", "--method", "dca")
+    assert "dca" in other.stderr and "8192 tokens of context" in other.stderr
+
+
+def test_mistakes_say_what_to_do(book, tmp_path):
+    assert "the last word must be the question" in ask(tmp_path, book, book).stderr
+    missing = ask(tmp_path, str(tmp_path / "none.txt"), "Where?")
+    assert missing.returncode == 1 and "none.txt" in missing.stderr
+    (tmp_path / "x.bin").write_bytes(b"\0\1")
+    assert "is not a text file" in ask(tmp_path, str(tmp_path / "x.bin"), "Where?").stderr
+
+
+# ---- loops ----
+
+
+@pytest.mark.parametrize("period", [1, 3, 17, 63, 65, 128])
+def test_a_piece_over_and_over_is_a_loop(period):
+    piece, times = list(range(period)), max(4, -(-64 // period))
+    assert is_loop([9, 8, 7, *piece * times])
+    assert not is_loop((piece * times)[: 63 if period <= 15 else 4 * period - 1])  # less than a loop has
+    assert not is_loop([*piece * times, 500])
+    changed = piece * times
+    changed[-2 * period] = 501
+    assert not is_loop(changed)
+
+
+def test_long_pieces_and_short_answers_are_not_loops():
+    assert not is_loop(list(range(129)) * 4)
+    assert not is_loop([])
+    assert not is_loop([5] * 63)
+
+
+@pytest.mark.parametrize("command", ["ask", "chat"])
+def test_an_answer_that_repeats_itself_is_ended(book, tmp_path, command):
+    loop = ("--grammar", 'root ::= "the thief and " root', "--temp", "0", "-n", "600", "-m", str(embedded_model()))
+    words = ("ask", book, "Where?", "--no-store") if command == "ask" else ("chat", "-p", "Where?", "-c", "1024")
+    done = run(*words, *loop, input="")
+    assert done.returncode == 0, done.stderr
+    assert "the answer repeats itself" in done.stderr and "--repeat-penalty 1.1" in done.stderr
+    assert 64 <= int(re.search(r"answer (\d+) tokens", done.stderr)[1]) < 200
+    on = run(*words, *loop[:-4], "-n", "220", *loop[-2:], "--no-loop-stop", input="")
+    assert "repeats itself" not in on.stderr and "answer 220 tokens" in on.stderr
+
+
+def test_a_prompt_a_file_and_a_pipe_are_one_message(book):
+    plain, file, piped = (
+        run("chat", *YES, "-c", "8192", "-p", "Where?", *more, input=text)
+        for more, text in (((), ""), (("-f", book), ""), ((), "\n".join(LINES)))
+    )
+    n = [int(re.search(r"prompt (\d+) tokens", done.stderr)[1]) for done in (plain, file, piped)]
+    assert n[0] < 100 and min(n[1:]) > 1000
+    assert [len(done.stdout.split()) for done in (plain, file, piped)] == [1, 1, 1]
