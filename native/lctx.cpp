@@ -101,12 +101,12 @@ lctx_model * lctx_model_load(const char * path, const lctx_model_params * params
         backend_init();
         lctx_log_begin();
         llama_model_params p = llama_model_default_params();
-        m->overrides.read(overrides ? overrides : "");
-        m->overrides.apply(p);
         for (const std::string & endpoint : lctx_rpc_endpoints(params->rpc_servers ? params->rpc_servers : "")) {
             m->servers.push_back(lctx_rpc_connect(endpoint));
         }
         std::vector<ggml_backend_dev_t> devices = lctx_model_devices(m->servers);
+        m->overrides.read(overrides ? overrides : "", devices);
+        m->overrides.apply(p);
         p.devices = devices.empty() ? nullptr : devices.data();
         const std::vector<float> split = tensor_split(*params, std::max(devices.size(), llama_max_devices()));
         p.tensor_split = split.data();

@@ -231,8 +231,9 @@ void * lctx_context_llama(const lctx_context * ctx);
 // Evaluate n_tokens (1 .. n_batch) of sequence 0 at positions pos, pos + 1, ...; pos must be lctx_n_past.
 // logits: NULL (nothing is computed), or float[n_vocab] for the last token, or float[n_tokens][n_vocab] with all != 0.
 // On any status but LCTX_OK the cache is as before and the contents of logits are undefined. LCTX_NO_SLOT: the cache is full.
-// LCTX_LOST: an RPC server ended, and nothing can be evaluated with this model any more. LCTX_ABORTED: the abort flag was set. A method that evicts may be left in the middle of a batch longer than lctx_context_step: what
-// was evicted cannot come back, lctx_n_past says how far it came.
+// LCTX_LOST: an RPC server ended, and nothing can be evaluated with this model any more. LCTX_ABORTED: the abort flag was set. A method
+// that evicts may be left in the middle of a batch longer than lctx_context_step: what was evicted cannot come back, lctx_n_past says how
+// far it came.
 int32_t lctx_decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos, float * logits, int32_t all);
 
 // The same for tokens of several sequences, mixed at will; positions of each follow its lctx_n_past. outputs[i] != 0: the

@@ -40,11 +40,16 @@ llama_model_kv_override metadata(const std::string & key, const common_json & va
     return o;
 }
 
-// Where the devices of this process keep tensors, by llama.cpp's names.
-std::map<std::string, ggml_backend_buffer_type_t> buffer_types() {
-    std::map<std::string, ggml_backend_buffer_type_t> found;
+using buffer_types = std::map<std::string, ggml_backend_buffer_type_t>;
+
+// Where devices keep tensors, by llama.cpp's names.
+buffer_types types_of(std::vector<ggml_backend_dev_t> devices) {
     for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
-        ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(ggml_backend_dev_get(i));
+        devices.push_back(ggml_backend_dev_get(i));
+    }
+    buffer_types found;
+    for (ggml_backend_dev_t dev : devices) {
+        ggml_backend_buffer_type_t type = dev ? ggml_backend_dev_buffer_type(dev) : nullptr;  // nullptr ends a list
         if (type) {
             found[ggml_backend_buft_name(type)] = type;
         }
@@ -60,8 +65,7 @@ void check_pattern(const std::string & pattern) {
     }
 }
 
-ggml_backend_buffer_type_t buffer_type(const std::string & name) {
-    const auto known = buffer_types();
+ggml_backend_buffer_type_t buffer_type(const buffer_types & known, const std::string & name) {
     if (const auto found = known.find(name); found != known.end()) {
         return found->second;
     }
@@ -74,7 +78,7 @@ ggml_backend_buffer_type_t buffer_type(const std::string & name) {
 
 }  // namespace
 
-void lctx_overrides::read(const std::string & json) {
+void lctx_overrides::read(const std::string & json, std::vector<ggml_backend_dev_t> devices) {
     if (json.empty()) {
         return;
     }
@@ -86,10 +90,11 @@ void lctx_overrides::read(const std::string & json) {
         metadata_.push_back({});
     }
     if (spec.contains("tensors")) {
+        const buffer_types known = types_of(std::move(devices));
         for (const auto & [pattern, name] : spec.at("tensors").items()) {
             check_pattern(pattern);
             patterns_.push_back(pattern);
-            tensors_.push_back({patterns_.back().c_str(), buffer_type(name.get<std::string>())});
+            tensors_.push_back({patterns_.back().c_str(), buffer_type(known, name.get<std::string>())});
         }
         tensors_.push_back({nullptr, nullptr});
     }

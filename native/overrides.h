@@ -9,8 +9,8 @@
 
 class lctx_overrides {
   public:
-    // json as lctx_model_load has it; throws lctx_refusal, naming what is wrong.
-    void read(const std::string & json);
+    // json as lctx_model_load has it; devices: of servers, beside those of this machine. Throws lctx_refusal, naming what is wrong.
+    void read(const std::string & json, std::vector<ggml_backend_dev_t> devices);
 
     // Throw lctx_refusal when llama.cpp, by what it said while it loaded, used a value not, or not of its type.
     void check_used(const std::string & said, bool vocab_only) const;

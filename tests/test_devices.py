@@ -1,5 +1,6 @@
 """Layers on other devices: RPC servers of our own on this machine, whose kernels are those of the CPU."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -259,6 +260,21 @@ def test_llama_on_two_servers(embedded_model, endpoints):
 def test_what_cannot_be_is_refused(embedded_model, where, message):
     with pytest.raises(InvalidInput, match=message):
         Llama(str(embedded_model), verbose=False, n_gpu_layers=int("rpc_servers" in where), **where)
+
+
+def test_tensors_lie_where_a_pattern_says(embedded_model, endpoints):
+    """The buffer type of a server has a name of its own, which the refusal of another one lists."""
+    given = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    elsewhere = given | {"rpc_servers": endpoints[0], "n_gpu_layers": -1}
+    with pytest.raises(ValueError, match="there is no buffer type nowhere; known are CPU, RPC") as caught:
+        Llama(str(embedded_model), override_tensor={"ffn": "nowhere"}, **elsewhere)
+    name = re.search(r"RPC\S+", str(caught.value))[0]
+    logits = []
+    for where in (given, elsewhere | {"override_tensor": {r"blk\.0\.": "CPU", "ffn": name}}):
+        with Llama(str(embedded_model), **where) as llm:
+            llm.eval([1, 5, 9, 13])
+            logits.append(llm.scores[-1].copy())
+    np.testing.assert_allclose(logits[1], logits[0], atol=0.1 * np.abs(logits[0]).max())
 
 
 def test_a_server_that_is_not_there(embedded_model):
