@@ -30,6 +30,8 @@ MOST_TOLD = 1000  # characters of a warning
 SECONDS = 2.0  # for the search of what cannot be held
 MOST_DEPTH = 100
 MOST_MULTIPLE = 10_000
+LARGEST = 9 * 10**18
+BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 PLAIN = 'bfnrt\\"'
 OPTIONS = {
@@ -224,6 +226,7 @@ def _prepare(node: dict[str, Any]) -> list[str]:
         node["patternProperties"] = {ecma(name): part for name, part in node["patternProperties"].items()}
     if node.get("uniqueItems") is False:
         del node["uniqueItems"]
+    _bound(node)
     gaps, least = [], node.get("minProperties", 0)
     if isinstance(least, int) and least > max(1, len(set(node.get("required", ())))):
         del node["minProperties"]  # the same name may come twice, and count once
@@ -234,9 +237,25 @@ def _prepare(node: dict[str, Any]) -> list[str]:
     return gaps
 
 
+def _bound(node: dict[str, Any]) -> None:
+    """Let no bound be beyond what llguidance can compare, and no integer go on without an end."""
+    for sign, (plain, exclusive) in ((-1, BOUNDS[:2]), (1, BOUNDS[2:])):
+        given = [key for key in (plain, exclusive) if key in node]
+        for key in given:
+            if _is_number(node[key]) and sign * node[key] > LARGEST:
+                node[key] = sign * LARGEST
+        near = all(abs(node[key]) <= LARGEST for key in BOUNDS if _is_number(node.get(key)))
+        if near and not given and node.get("type") == "integer" and "multipleOf" not in node:
+            node[plain] = sign * LARGEST
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _digits(number: Any) -> int:
     """Return a number without its decimal point; 0 for what is none."""
-    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+    if not _is_number(number):
         return 0
     scaled = Decimal(repr(number)).as_tuple()
     return int(Decimal((0, scaled.digits, max(int(scaled.exponent), 0))))
