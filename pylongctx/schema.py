@@ -123,23 +123,10 @@ def _hold(text: str, strict: bool) -> Held:
     schema = json.loads(text)
     if not isinstance(schema, dict):
         raise _invalid(f"it must be an object, not {text[:40]}; false allows nothing")
-    gaps, until = [], time.monotonic() + SECONDS
-    schema.pop("x-guidance", None)  # llguidance's settings are ours
-    nodes = list(_nodes(schema))
-    for path, node in nodes:
-        _check(path, node)
-    closed = not any(_joins(node) for _, node in nodes)
-    for path, node in nodes:
-        gaps += [path + gap for gap in _prepare(node)]
-        if closed and _is_plain(node):
-            node["additionalProperties"] = False
-    options = OPTIONS
-    if CONTROLS.search(text):
-        options = {**OPTIONS, "json_allowed_escapes": PLAIN + "u"}
-        among = "/additionalProperties: it cannot be held beside control characters"
-        gaps += [path + among for path, node in nodes if _is_open(node)]
+    gaps, options = _prepare(schema, text)
     if gaps and strict:
         raise _refusal(gaps[0])
+    until = time.monotonic() + SECONDS
     while reason := _failure(_grammar(schema, options)):
         path, node = _culprit(schema, reason, until)
         key = _keyword(node, reason)
@@ -148,6 +135,24 @@ def _hold(text: str, strict: bool) -> Held:
             raise _refusal(gaps[-1])
         _leave_out(node, key)
     return Held(_grammar(schema, options), tuple(gaps))
+
+
+def _prepare(schema: dict[str, Any], text: str) -> tuple[list[str], Mapping[str, Any]]:
+    """Write a schema so that llguidance reads it as the standard does; returns what it would not hold, and options."""
+    schema.pop("x-guidance", None)  # llguidance's settings are ours
+    nodes, gaps = list(_nodes(schema)), []
+    for path, node in nodes:
+        _check(path, node)
+    closed = not any(_joins(node) for _, node in nodes)
+    for path, node in nodes:
+        gaps += [path + gap for gap in _spell(node)]
+        if closed and _is_plain(node):
+            node["additionalProperties"] = False
+    if not CONTROLS.search(text):
+        return gaps, OPTIONS
+    among = "/additionalProperties: it cannot be held beside control characters"
+    gaps += [path + among for path, node in nodes if _is_open(node)]
+    return gaps, {**OPTIONS, "json_allowed_escapes": PLAIN + "u"}
 
 
 def _grammar(schema: Mapping[str, Any], options: Mapping[str, Any] = OPTIONS) -> str:
@@ -216,8 +221,8 @@ def _is_open(node: Mapping[str, Any]) -> bool:
     return bool(node.get("properties")) and node.get("additionalProperties") is not False
 
 
-def _prepare(node: dict[str, Any]) -> list[str]:
-    """Write a schema so that llguidance reads it as the standard does; returns what it would not hold."""
+def _spell(node: dict[str, Any]) -> list[str]:
+    """Write one schema of it so; returns what it would not hold."""
     if "pattern" in node:
         node["pattern"] = ecma(node["pattern"])
     if node.get("format") in FORMATS:
