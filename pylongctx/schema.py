@@ -30,6 +30,8 @@ MOST_TOLD = 1000  # characters of a warning
 SECONDS = 2.0  # for the search of what cannot be held
 MOST_DEPTH = 100
 MOST_MULTIPLE = 10_000
+LARGEST = 9 * 10**18
+BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 PLAIN = 'bfnrt\\"'
 OPTIONS = {
@@ -121,23 +123,10 @@ def _hold(text: str, strict: bool) -> Held:
     schema = json.loads(text)
     if not isinstance(schema, dict):
         raise _invalid(f"it must be an object, not {text[:40]}; false allows nothing")
-    gaps, until = [], time.monotonic() + SECONDS
-    schema.pop("x-guidance", None)  # llguidance's settings are ours
-    nodes = list(_nodes(schema))
-    for path, node in nodes:
-        _check(path, node)
-    closed = not any(_joins(node) for _, node in nodes)
-    for path, node in nodes:
-        gaps += [path + gap for gap in _prepare(node)]
-        if closed and _is_plain(node):
-            node["additionalProperties"] = False
-    options = OPTIONS
-    if CONTROLS.search(text):
-        options = {**OPTIONS, "json_allowed_escapes": PLAIN + "u"}
-        among = "/additionalProperties: it cannot be held beside control characters"
-        gaps += [path + among for path, node in nodes if _is_open(node)]
+    gaps, options = _prepare(schema, text)
     if gaps and strict:
         raise _refusal(gaps[0])
+    until = time.monotonic() + SECONDS
     while reason := _failure(_grammar(schema, options)):
         path, node = _culprit(schema, reason, until)
         key = _keyword(node, reason)
@@ -146,6 +135,24 @@ def _hold(text: str, strict: bool) -> Held:
             raise _refusal(gaps[-1])
         _leave_out(node, key)
     return Held(_grammar(schema, options), tuple(gaps))
+
+
+def _prepare(schema: dict[str, Any], text: str) -> tuple[list[str], Mapping[str, Any]]:
+    """Write a schema so that llguidance reads it as the standard does; returns what it would not hold, and options."""
+    schema.pop("x-guidance", None)  # llguidance's settings are ours
+    nodes, gaps = list(_nodes(schema)), []
+    for path, node in nodes:
+        _check(path, node)
+    closed = not any(_joins(node) for _, node in nodes)
+    for path, node in nodes:
+        gaps += [path + gap for gap in _spell(node)]
+        if closed and _is_plain(node):
+            node["additionalProperties"] = False
+    if not CONTROLS.search(text):
+        return gaps, OPTIONS
+    among = "/additionalProperties: it cannot be held beside control characters"
+    gaps += [path + among for path, node in nodes if _is_open(node)]
+    return gaps, {**OPTIONS, "json_allowed_escapes": PLAIN + "u"}
 
 
 def _grammar(schema: Mapping[str, Any], options: Mapping[str, Any] = OPTIONS) -> str:
@@ -214,8 +221,8 @@ def _is_open(node: Mapping[str, Any]) -> bool:
     return bool(node.get("properties")) and node.get("additionalProperties") is not False
 
 
-def _prepare(node: dict[str, Any]) -> list[str]:
-    """Write a schema so that llguidance reads it as the standard does; returns what it would not hold."""
+def _spell(node: dict[str, Any]) -> list[str]:
+    """Write one schema of it so; returns what it would not hold."""
     if "pattern" in node:
         node["pattern"] = ecma(node["pattern"])
     if node.get("format") in FORMATS:
@@ -224,6 +231,7 @@ def _prepare(node: dict[str, Any]) -> list[str]:
         node["patternProperties"] = {ecma(name): part for name, part in node["patternProperties"].items()}
     if node.get("uniqueItems") is False:
         del node["uniqueItems"]
+    _bound(node)
     gaps, least = [], node.get("minProperties", 0)
     if isinstance(least, int) and least > max(1, len(set(node.get("required", ())))):
         del node["minProperties"]  # the same name may come twice, and count once
@@ -234,9 +242,25 @@ def _prepare(node: dict[str, Any]) -> list[str]:
     return gaps
 
 
+def _bound(node: dict[str, Any]) -> None:
+    """Let no bound be beyond what llguidance can compare, and no integer go on without an end."""
+    for sign, (plain, exclusive) in ((-1, BOUNDS[:2]), (1, BOUNDS[2:])):
+        given = [key for key in (plain, exclusive) if key in node]
+        for key in given:
+            if _is_number(node[key]) and sign * node[key] > LARGEST:
+                node[key] = sign * LARGEST
+        near = all(abs(node[key]) <= LARGEST for key in BOUNDS if _is_number(node.get(key)))
+        if near and not given and node.get("type") == "integer" and "multipleOf" not in node:
+            node[plain] = sign * LARGEST
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _digits(number: Any) -> int:
     """Return a number without its decimal point; 0 for what is none."""
-    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+    if not _is_number(number):
         return 0
     scaled = Decimal(repr(number)).as_tuple()
     return int(Decimal((0, scaled.digits, max(int(scaled.exponent), 0))))

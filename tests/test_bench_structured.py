@@ -3,13 +3,10 @@
 import json
 import sys
 
-import pytest
 import structured
 from schemas import object_of
 
 from pylongctx.models import embedded_model
-
-pytest.importorskip("llguidance")
 
 
 def group(name, schema, *tests):

@@ -3,6 +3,8 @@
 import json
 import sys
 
+import jsonschema
+import llguidance
 import pytest
 from llamas import new
 from schemas import HELD, REFUSED, WRONG
@@ -11,7 +13,6 @@ from pylongctx import LlamaGrammar
 from pylongctx.errors import InvalidInput
 from pylongctx.schema import ecma, hold
 
-jsonschema = pytest.importorskip("jsonschema")
 WILD = {"max_tokens": 400, "temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
@@ -114,7 +115,6 @@ def test_spaces_are_those_of_ecma():
 
 def accepts(grammar, said):
     """Return whether a grammar allows a text, by llguidance alone."""
-    guidance = pytest.importorskip("llguidance")
 
     class Bytes:
         eos_token_id, bos_token_id, special_token_ids, is_tokenizer_wrapper = 256, None, [], True
@@ -123,7 +123,7 @@ def accepts(grammar, said):
         def __call__(self, data):
             return list(data if isinstance(data, bytes) else data.encode())
 
-    matcher = guidance.LLMatcher(guidance.LLTokenizer(Bytes()), grammar, log_level=0)
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer(Bytes()), grammar, log_level=0)
     data = list(said.encode())
     return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
 
