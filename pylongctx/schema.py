@@ -89,7 +89,7 @@ def hold(schema: Any, strict: bool = True) -> Held:
         found = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps({} if found is True else found)
     except (ValueError, TypeError, RecursionError) as reason:
-        raise _invalid(f"it is no JSON: {reason}") from None
+        raise _invalid(f"it is not JSON: {reason}") from None
     return _hold(text, strict)
 
 
@@ -159,7 +159,7 @@ def _grammar(schema: Mapping[str, Any], options: Mapping[str, Any] = OPTIONS) ->
     try:
         found: str = llguidance().LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
     except ValueError as reason:  # numbers and texts that JSON does not have
-        raise _invalid(f"it is no JSON: {reason}") from None
+        raise _invalid(f"it is not JSON: {reason}") from None
     return found
 
 

@@ -94,7 +94,7 @@ def test_a_format_may_be_told_only(http):
         ({"grammar": "root ::= [^\\x00-\\U0010FFFF]"}, "can match nothing"),
         ({"guided_regex": "("}, "the regular expression cannot be used"),
         ({"guided_choice": []}, "at least one"),
-        ({"guided_json": "{"}, "no JSON"),
+        ({"guided_json": "{"}, "not JSON"),
         ({"json_schema": False}, "false allows nothing"),
         ({"guided_json": {}, "guided_regex": "a"}, "guided_json and guided_regex cannot both"),
         ({"grammar": 'root ::= "a"', "json_schema": {}}, "grammar and json_schema cannot both"),

@@ -18,6 +18,7 @@ class StructuredOutputs(Open):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: Any = None
 
 
 class Shaped(Fields):
@@ -34,6 +35,9 @@ class Shaped(Fields):
     def wanted(self) -> tuple[str, Any] | None:
         """Return what holds the answer, ``schema``, ``regex``, ``choice`` or ``grammar``, and its value."""
         inner = self.structured_outputs or StructuredOutputs()
+        if inner.structural_tag is not None:
+            reason = "structured_outputs.structural_tag is not served: a schema, a regex, a choice or a grammar is"
+            raise invalid(reason, "structured_outputs")
         anything = {"type": "object"} if inner.json_object or None else None
         given = [
             ("grammar", "grammar", self.grammar),
