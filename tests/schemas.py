@@ -92,7 +92,7 @@ REFUSED = {
 
 # what is no schema, or allows nothing: refused whatever is asked, with a part of the message
 WRONG = [
-    ("{", "no JSON"),
+    ("{", "not JSON"),
     ("7", "must be an object"),
     (False, "false allows nothing"),
     ({"type": "nonsense"}, "nonsense"),
@@ -102,8 +102,8 @@ WRONG = [
     ({"type": "object", "properties": []}, "properties"),
     ({"allOf": 3}, "allOf"),
     ({"format": []}, "format"),
-    ('{"type": "number", "minimum": NaN}', "no JSON"),
-    ('{"const": "\\ud800"}', "no JSON"),
+    ('{"type": "number", "minimum": NaN}', "not JSON"),
+    ('{"const": "\\ud800"}', "not JSON"),
     ({"type": "array", "prefixItems": [3]}, "schema must be"),
     ({"type": "object", "properties": {"a": 1}, "required": [["a"]]}, ""),
 ]
