@@ -4,7 +4,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from pylongctx.engine.pace import Pace
 from pylongctx.engine.readers import Readers, is_missing
 from pylongctx.engine.reuse import Source
 from pylongctx.engine.session import Part, Session, evaluate
+from pylongctx.engine.share import Share, guessed, keep_guess, n_ahead
 from pylongctx.engine.slots import Slot, choose, forerunner
 from pylongctx.engine.tracer import Tracer
 from pylongctx.errors import Aborted, ContextFull, DeviceLost, LctxError
@@ -25,28 +25,6 @@ from pylongctx.store.library import Library
 ROW_BYTES = 1 << 26  # most bytes of logits that a step of a scored prompt makes
 
 Snapshot = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]  # see Session.save
-
-
-@dataclass
-class Share:
-    """What a step evaluates of a job: the first of its pending tokens, then what its draft model guesses."""
-
-    slot: Slot
-    job: Job
-    part: NDArray[np.int32]
-    n_guess: int = 0
-
-    @property
-    def n_own(self) -> int:
-        """The number of tokens that are not guessed."""
-        return len(self.part) - self.n_guess
-
-    @property
-    def n_rows(self) -> int:
-        """After how many of its last tokens the logits are wanted."""
-        if self.job.every_row:
-            return len(self.part)
-        return self.n_guess + int(self.n_own == len(self.job.pending))
 
 
 class Engine:
@@ -283,10 +261,10 @@ class Engine:
         for i, (slot, job) in enumerate(jobs):
             if i and job.is_reading and not jobs[i - 1][1].is_reading:  # the answers have their tokens
                 left = min(left, self._pace.most(left))
-            n = min(_n_ahead(slot, job), left // (len(jobs) - i))
+            n = min(n_ahead(slot, job), left // (len(jobs) - i))
             if job.every_row:
                 n = min(n, max(1, ROW_BYTES // (4 * self.context.n_vocab)))
-            shares.append(_guessed(slot, job, job.pending[: slot.session.next_step(n)], left // (len(jobs) - i)))
+            shares.append(guessed(slot, job, job.pending[: slot.session.next_step(n)], left // (len(jobs) - i)))
             left -= len(shares[-1].part)
         return shares
 
@@ -335,7 +313,7 @@ class Engine:
             self.counters.steps += 1
             self.counters.sequences += len(shares)
             for share, found in zip(shares, rows, strict=True):
-                self._take(share.slot, share.job, share.part[: share.n_own], _keep_guess(share, found))
+                self._take(share.slot, share.job, share.part[: share.n_own], keep_guess(share, found))
         finally:
             with self._guard:
                 self._running = []
@@ -415,32 +393,3 @@ def _can_run(job: Job) -> bool:
     job.stalled = True  # first, so that a reader who takes something now sees it
     job.stalled = job.is_ahead
     return not job.stalled
-
-
-def _n_ahead(slot: Slot, job: Job) -> int:
-    """Return how many of the pending tokens come before the next piece of a source."""
-    n = len(job.pending)
-    return min(n, job.pieces[0].first - slot.session.n_tokens) if job.pieces and job.is_reading else n
-
-
-def _guessed(slot: Slot, job: Job, part: NDArray[np.int32], most: int) -> Share:
-    """Return the share of a job, with the guesses of its draft model after a token of the answer."""
-    session = slot.session
-    if job.draft is None or len(part) != 1 or len(job.pending) != 1 or not session.n_tokens:
-        return Share(slot, job, part)
-    known = np.concatenate([session.tokens, part])
-    guess = session.model.check_tokens(job.draft.guess(known, session.n_ctx - len(known)), allow_empty=True)
-    n = session.next_step(1 + min(len(guess), most - 1)) - 1
-    return Share(slot, job, np.concatenate([part, guess[:n]]), n)
-
-
-def _keep_guess(share: Share, rows: Row) -> Row:
-    """Let the sequence end before what was guessed, whose logits the draft keeps; returns the logits of the rest."""
-    if not share.n_guess:
-        return rows
-    session, guess = share.slot.session, share.part[share.n_own :]
-    assert share.job.draft is not None
-    share.job.draft.keep(guess, rows[-share.n_guess :])
-    share.job.unsettled = True
-    session.settle(session.n_tokens - share.n_guess, rows[-share.n_guess - 1])
-    return rows[: -share.n_guess]

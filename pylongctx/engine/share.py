@@ -1,0 +1,60 @@
+"""What a step evaluates of a job: the first of its pending tokens, and what its draft model guesses."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pylongctx.engine.job import Job, Row
+from pylongctx.engine.slots import Slot
+
+
+@dataclass
+class Share:
+    """What a step evaluates of a job: the first of its pending tokens, then what its draft model guesses."""
+
+    slot: Slot
+    job: Job
+    part: NDArray[np.int32]
+    n_guess: int = 0
+
+    @property
+    def n_own(self) -> int:
+        """The number of tokens that are not guessed."""
+        return len(self.part) - self.n_guess
+
+    @property
+    def n_rows(self) -> int:
+        """After how many of its last tokens the logits are wanted."""
+        if self.job.every_row:
+            return len(self.part)
+        return self.n_guess + int(self.n_own == len(self.job.pending))
+
+
+def n_ahead(slot: Slot, job: Job) -> int:
+    """Return how many of the pending tokens come before the next piece of a source."""
+    n = len(job.pending)
+    return min(n, job.pieces[0].first - slot.session.n_tokens) if job.pieces and job.is_reading else n
+
+
+def guessed(slot: Slot, job: Job, part: NDArray[np.int32], most: int) -> Share:
+    """Return the share of a job, with the guesses of its draft model after a token of the answer."""
+    session = slot.session
+    if job.draft is None or len(part) != 1 or len(job.pending) != 1 or not session.n_tokens:
+        return Share(slot, job, part)
+    known = np.concatenate([session.tokens, part])
+    guess = session.model.check_tokens(job.draft.guess(known, session.n_ctx - len(known)), allow_empty=True)
+    n = session.next_step(1 + min(len(guess), most - 1)) - 1
+    return Share(slot, job, np.concatenate([part, guess[:n]]), n)
+
+
+def keep_guess(share: Share, rows: Row) -> Row:
+    """Let the sequence end before what was guessed, whose logits the draft keeps; returns the logits of the rest."""
+    if not share.n_guess:
+        return rows
+    session, guess = share.slot.session, share.part[share.n_own :]
+    assert share.job.draft is not None
+    share.job.draft.keep(guess, rows[-share.n_guess :])
+    share.job.unsettled = True
+    session.settle(session.n_tokens - share.n_guess, rows[-share.n_guess - 1])
+    return rows[: -share.n_guess]
