@@ -3,6 +3,7 @@
 import fnmatch
 import os
 import pathlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -53,6 +54,73 @@ def from_pretrained(
     >>> Llama.from_pretrained("bartowski/SmolLM2-135M-Instruct-GGUF", "*Q8_0.gguf", n_ctx=0)  # doctest: +SKIP
     """
     return cls(_download(repo_id, filename, additional_files, local_dir, cache_dir), **kwargs)
+
+
+QUANTS = ("Q4_K_M", "Q8_0")  # that are taken when none is named
+FIRST = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
+
+
+def by_quant(repo: str, file: str | None = None) -> str:
+    """Return a model of huggingface.co as llama.cpp's ``-hf`` names it, downloaded unless it is here.
+
+    Parameters
+    ----------
+    repo : str
+        ``user/name``, or ``user/name:quant``; without a quantization Q4_K_M, else Q8_0, else the only file.
+    file : str or None
+        The file, in place of a quantization.
+
+    Raises
+    ------
+    ValueError
+        When the repository has no such file, or several.
+    ImportError, ConnectionError
+        As ``from_pretrained``.
+
+    Examples
+    --------
+    >>> by_quant("Qwen/Qwen3-0.6B-GGUF:Q8_0")  # doctest: +SKIP
+    """
+    name, _, quant = repo.partition(":")
+    if name.count("/") != 1:
+        raise ValueError(f"a repository is user/name or user/name:quant, not {repo!r}")
+    if file is not None and quant:
+        raise ValueError(f"{repo} names a quantization and {file} a file: leave out one of both")
+    hub = _package()
+    with _connected(name):
+        names = hub.HfApi().list_repo_files(name)
+        first, *others = _shards(_chosen(name, names, quant, file), names)
+        path = _fetch(hub, name, first, None, None)
+        for other in others:
+            _fetch(hub, name, other, None, None)
+    return path
+
+
+def _chosen(repo: str, names: list[str], quant: str, file: str | None) -> str:
+    """Return the model file, or the first of its files."""
+    if file is not None:
+        if file not in names:
+            raise ValueError(f"{repo} has no file {file}; it has {', '.join(names)}")
+        return file
+    models = [one for one in names if one.endswith(".gguf") and "mmproj" not in one]
+    models = [one for one in models if FIRST.fullmatch(one) or "-of-0" not in one]
+    for wanted in [quant] if quant else QUANTS:
+        word = re.compile(rf"(?:^|[-_./]){re.escape(wanted)}(?:[-_./]|$)", re.IGNORECASE)
+        if len(found := [one for one in models if word.search(one)]) == 1:
+            return found[0]
+    if not quant and len(models) == 1:
+        return models[0]
+    asked = f"no one file of {quant}" if quant else f"no one file of {' or '.join(QUANTS)}"
+    raise ValueError(f"{repo} has {asked}; choose one of {', '.join(models) or 'no .gguf file'}")
+
+
+def _shards(first: str, names: list[str]) -> list[str]:
+    """Return a file, and the others when it is the first of several."""
+    split = FIRST.fullmatch(first)
+    if split is None:
+        return [first]
+    others = sorted(one for one in names if one.startswith(f"{split[1]}-") and one.endswith(f"-of-{split[2]}.gguf"))
+    return [first, *(one for one in others if one != first)]
 
 
 def cached(repo_id: str, filename: str, revision: str) -> pathlib.Path | None:

@@ -153,7 +153,7 @@ def test_the_command_line_comes_before_variables(monkeypatch):
         ("LLAMA_ARG_CTX_SIZE", "many", "argument -c/--ctx-size: 'many' is no whole number (from LLAMA_ARG_CTX_SIZE)"),
         ("LLAMA_ARG_FLASH_ATTN", "off", "there is nothing to turn off (from LLAMA_ARG_FLASH_ATTN)"),
         ("LLAMA_ARG_CONTEXT_SHIFT", "perhaps", "is neither on nor off (from LLAMA_ARG_CONTEXT_SHIFT)"),
-        ("LLAMA_ARG_HF_REPO", "some/model", "not here: models are files"),
+        ("LLAMA_ARG_MODEL_URL", "http://a/b", "not here: models are files"),
         (
             "LLAMA_ARG_N_PREDICT",
             "0",
@@ -181,7 +181,7 @@ def test_switches_have_a_negative_variable(monkeypatch):
     monkeypatch.setenv("LLAMA_ARG_NO_KV_OFFLOAD", "")
     assert llama_arguments(parse())["offload_kqv"] is False
     assert llama_arguments(parse("-kvo"))["offload_kqv"] is True
-    monkeypatch.setenv("LLAMA_ARG_HF_REPO", "off")
+        ("LLAMA_ARG_MODEL_URL", "http://a/b", "not here: models are files"),
     parse()
 
 
@@ -269,7 +269,6 @@ def test_the_method_may_come_from_a_variable(monkeypatch):
         ("--samplers top_k;other", "samplers: there is no 'other'; there are penalties (e), dry (d)"),
         ("--sampler-seq kz", "samplers: there is no 'z'"),
         ("--mmproj file", "models read text only"),
-        ("-hf owner/name", "models are files"),
         ("-fa off", "there is nothing to turn off"),
         ("-l 5", "'5' is no token and bias"),
         ("--grammar-file missing.gbnf", "No such file"),

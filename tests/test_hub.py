@@ -1,11 +1,14 @@
 """Models from huggingface.co, which a stand-in for its package plays."""
 
+import re
 import sys
 import types
 
 import pytest
 
 from pylongctx import Llama
+from pylongctx.cli import main
+from pylongctx.hub import by_quant
 
 FILES = ["README.md", "model-q4_k_m.gguf", "model-q8_0.gguf", "split/model-00001-of-00002.gguf", "notes/model.txt"]
 
@@ -71,3 +74,42 @@ def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ImportError, match="pip install huggingface-hub"):
         Llama.from_pretrained("some/model", "*.gguf")
+
+
+QUANTS = [*FILES, "mmproj-model-f16.gguf", "big-Q6_K-00001-of-00002.gguf", "big-Q6_K-00002-of-00002.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("repo", "file", "names"),
+    [
+        ("some/model", None, ["model-q4_k_m.gguf"]),
+        ("some/model:q8_0", None, ["model-q8_0.gguf"]),
+        ("some/model:Q6_K", None, ["big-Q6_K-00001-of-00002.gguf", "big-Q6_K-00002-of-00002.gguf"]),
+        ("some/model", "split/model-00001-of-00002.gguf", ["model-00001-of-00002.gguf"]),
+    ],
+)
+def test_a_model_by_its_quantization(hub, monkeypatch, embedded_model, repo, file, names):
+    monkeypatch.setattr("test_hub.FILES", QUANTS)
+    assert by_quant(repo, file) == str(embedded_model)
+    assert [call[1] for call in hub] == names
+
+
+@pytest.mark.parametrize(
+    ("repo", "file", "message"),
+    [
+        ("model", None, "user/name or user/name:quant"),
+        ("some/model:Q2_K", None, "no one file of Q2_K; choose one of model-q4_k_m.gguf"),
+        ("some/model", "other.gguf", "has no file other.gguf"),
+        ("some/model:q8_0", "model-q8_0.gguf", "leave out one of both"),
+    ],
+)
+def test_a_model_that_the_repository_does_not_have(hub, repo, file, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        by_quant(repo, file)
+
+
+def test_commands_take_a_repository(hub, capfd):
+    assert main(["complete", "-hf", "some/model:q8_0", "-p", "It was", "-n", "2", "-c", "64"]) == 0
+    assert [call[1] for call in hub] == ["model-q8_0.gguf"]
+    assert main(["complete", "other.gguf", "-hf", "some/model", "-p", "x"]) == 1
+    assert "name two models" in capfd.readouterr().err

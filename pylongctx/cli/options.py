@@ -152,6 +152,9 @@ def _add_model(parser: argparse.ArgumentParser, options: Options, positional: bo
         parser.set_defaults(positional_model=None)
     help = "the same, as an option" if positional else "GGUF file, or a name that pylongctx get lists (smollm2-135m)"
     options.add("-m", "--model", metavar="FILE", env="LLAMA_ARG_MODEL", help=help)
+    help, env = "a model of huggingface.co: user/name, or user/name:quant (Q4_K_M)", "LLAMA_ARG_HF_REPO"
+    options.add("-hf", "-hfr", "--hf-repo", metavar="REPO", env=env, help=help)
+    options.add("-hff", "--hf-file", metavar="FILE", env="LLAMA_ARG_HF_FILE", help="its file, in place of a quant")
 
 
 def _add_context(options: Options) -> None:
@@ -268,10 +271,25 @@ def model_path(args: argparse.Namespace) -> str:
     """
     if args.positional_model and args.model and not isinstance(args.model, FromEnvironment):
         raise ValueError("the model is given twice: as an argument and with --model")
+    if getattr(args, "hf_repo", None):
+        return _of_hub(args)
     name = str(args.positional_model or args.model or embedded_model())
     if getattr(args, "offline", None) and (entry := find(name)) is not None and entry.path() is None:
         raise ValueError(f"--offline: {name} is not here; pylongctx get {name} fetches it")
     return fetched(name)
+
+
+def _of_hub(args: argparse.Namespace) -> str:
+    from pylongctx.hub import by_quant
+
+    for option, value in (("a model", args.positional_model), ("--model", args.model)):
+        if value and not isinstance(value, FromEnvironment):
+            raise ValueError(f"-hf {args.hf_repo} and {option} {value} name two models: leave out one of both")
+    if getattr(args, "offline", None):
+        raise ValueError(
+            f"--offline: -hf {args.hf_repo} asks huggingface.co for its files; name the file"
+        )
+    return by_quant(args.hf_repo, args.hf_file)
 
 
 def advised_sampling(args: argparse.Namespace) -> dict[str, Any]:

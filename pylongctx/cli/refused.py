@@ -5,7 +5,7 @@ from typing import NamedTuple
 from pylongctx.cli.arguments import Options
 
 KEEP = "with --overflow evict_middle the first tokens of a text stay; /completion of the server has n_keep"
-DOWNLOAD = "models are files, or names that pylongctx get lists; Llama.from_pretrained in Python fetches others"
+DOWNLOAD = "models are files, names that pylongctx get lists, or -hf user/name"
 PICTURES = "models read text only"
 CORES = "threads are placed by the system, and sleep when nothing is to do: use -t, -tb, taskset and nice"
 VECTORS = "control vectors are not supported; LoRA adapters are: --lora"
@@ -36,9 +36,7 @@ REFUSED = (
     Refused("--keep", KEEP, but=("0",)),
     Refused("-bs --backend-sampling", "tokens are chosen on the CPU", "LLAMA_ARG_BACKEND_SAMPLING"),
     Refused("--ignore-eos", "forbid the model's end token with -l TOKEN-100; requests have ignore_eos"),
-    Refused("-hf -hfr --hf-repo", DOWNLOAD, "LLAMA_ARG_HF_REPO"),
-    Refused("-hff --hf-file", DOWNLOAD, "LLAMA_ARG_HF_FILE"),
-    Refused("-hft --hf-token", DOWNLOAD),
+    Refused("-hft --hf-token", "the variable HF_TOKEN and hf auth login are read"),
     Refused("-mu --model-url", DOWNLOAD, "LLAMA_ARG_MODEL_URL"),
     Refused("-dr --docker-repo", DOWNLOAD, "LLAMA_ARG_DOCKER_REPO"),
     Refused("-cl --cache-list", "pylongctx get lists the models that are here"),
