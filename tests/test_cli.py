@@ -53,6 +53,10 @@ def test_doctor_table():
     words = ("version", "library", "backends", "GiB free", "cpu features", "cffi", "numpy", "embedded model", "ram")
     for word in words:
         assert word in done.stdout
+    paths = [
+        line.split("  ")[-1] for line in done.stdout.splitlines() if line.startswith(("library ", "embedded model "))
+    ]
+    assert all(map(os.path.exists, paths)), paths  # whole, whatever the width of the terminal
 
 
 def test_doctor_without_a_library_says_so(monkeypatch, capsys):

@@ -8,9 +8,6 @@ import platform
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from pylongctx import __version__
 from pylongctx._free import available_cpus
 from pylongctx._units import bytes_text
@@ -33,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(facts, indent=2))
     else:
-        Console().print(_table(facts))
+        print("\n".join(_lines(facts)))
     return 0 if facts["problems"] == [] else 1
 
 
@@ -94,12 +91,16 @@ def _runs(device: str, kv: str, head_dim: int) -> bool:
     return bool(lib.lctx_device_attends(device.encode(), lib.lctx_type_from_name(kv.encode()), head_dim))
 
 
-def _table(facts: dict[str, Any]) -> Table:
-    table = Table(show_header=False)
-    for key, value in facts.items():
-        for name, shown in _rows(key, value):
-            table.add_row(name, shown)
-    return table
+def _lines(facts: dict[str, Any]) -> list[str]:
+    """Return a line for each fact, as long as it is: what is cut off cannot be pasted into a report."""
+    rows = [row for key, value in facts.items() for row in _rows(key, value)]
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:{width}}  {line}" for name, shown in rows for name, line in _named(name, shown)]
+
+
+def _named(name: str, shown: str) -> list[tuple[str, str]]:
+    first, *others = shown.split("\n")
+    return [(name, first), *(("", other) for other in others)]
 
 
 def _rows(key: str, value: Any) -> list[tuple[str, str]]:

@@ -286,9 +286,7 @@ def _of_hub(args: argparse.Namespace) -> str:
         if value and not isinstance(value, FromEnvironment):
             raise ValueError(f"-hf {args.hf_repo} and {option} {value} name two models: leave out one of both")
     if getattr(args, "offline", None):
-        raise ValueError(
-            f"--offline: -hf {args.hf_repo} asks huggingface.co for its files; name the file"
-        )
+        raise ValueError(f"--offline: -hf {args.hf_repo} asks huggingface.co for its files; name the file")
     return by_quant(args.hf_repo, args.hf_file)
 
 
