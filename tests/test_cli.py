@@ -54,7 +54,9 @@ def test_doctor_table():
     for word in words:
         assert word in done.stdout
     paths = [
-        line.split("  ")[-1] for line in done.stdout.splitlines() if line.startswith(("library ", "embedded model "))
+        line.split("  ")[-1].strip()
+        for line in done.stdout.splitlines()
+        if line.startswith(("library ", "embedded model "))
     ]
     assert all(map(os.path.exists, paths)), paths  # whole, whatever the width of the terminal
 
