@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     llm = conversation.llm
     try:
         with stop.listening():
+            _read(conversation, text, question)
             _write(conversation, output, f"{text}\n{question}", stop)
         told = f"{Path(llm.model_path).name}, {name_of(llm.method)}, {llm.n_ctx()} tokens of context"
         known = f", {llm.kv_store_usage().tokens} of them from the store" if args.kv_store else ""
@@ -121,6 +122,16 @@ def _choose(args: argparse.Namespace, n_tokens: int) -> None:
         args.method = "full" if args.ctx_size <= SHORT else "longheads"
     if args.kv_store is None and not args.no_store:
         args.kv_store = os.fspath(cache_folder() / STORE)
+
+
+def _read(conversation: Conversation, text: str, question: str) -> None:
+    """Evaluate the files alone, so that the store keeps all of them for another question."""
+    import numpy as np
+
+    from pylongctx.engine.prefix import longest_prefix
+
+    whole, other = (conversation.tokens_of(f"{text}\n{one}") for one in (question, f"\n{question}"))
+    conversation.llm.prefill(whole[: longest_prefix(np.array(whole), np.array(other))])
 
 
 def _write(conversation: Conversation, output: Output, message: str, stop: Stop) -> None:

@@ -242,9 +242,16 @@ class Conversation:
 
     def tokens(self) -> list[int]:
         """Return the tokens of the conversation so far."""
+        return self._tokens(self.messages, add_generation_prompt=False)
+
+    def tokens_of(self, text: str) -> list[int]:
+        """Return the tokens of the prompt for a message."""
+        return self._tokens([*self.messages, {"role": "user", "content": text}])
+
+    def _tokens(self, messages: list[dict[str, Any]], **more: Any) -> list[int]:
         names = ("enable_thinking", "chat_template_kwargs", "parse_special")
         asked = {name: value for name, value in self.arguments.items() if name in names}
-        return self.llm.chat_tokens(self.messages, add_generation_prompt=False, **asked)
+        return self.llm.chat_tokens(messages, **more, **asked)
 
     def count(self, text: str) -> int:
         """Return how many tokens a text has."""

@@ -81,9 +81,9 @@ class Keeper:
         layout, context = self._layout, self._session.context
         rows = context.part(border, n, self._session.seq) if layout.has_rows else NO_BYTES
         point = self._point() if layout.has_points else NO_BYTES
-        for n_tail, path in tails(self._store.folder, names[-1], tail):
-            if n_tail < len(tail):
-                path.unlink(missing_ok=True)  # a text that grows has one
+        shorter = sorted(one for one in tails(self._store.folder, names[-1], tail) if one[0] < len(tail))
+        for _, path in shorter[1:]:  # a text that grows has two: the first may begin other texts, too
+            path.unlink(missing_ok=True)
         self._write([*names, name], TAIL, border, n, joined(rows, point), self._session.last_logits)
 
     def _names(self, end: int) -> list[str]:
