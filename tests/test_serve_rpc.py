@@ -66,11 +66,15 @@ def test_a_worker_that_ends_in_the_middle_of_an_answer(embedded_model):
 
         refused = complete(client)  # nobody is there yet
         assert refused.status_code in (500, 502, 503), refused.text
-        assert endpoints[1] in complete(client).json()["error"]["message"]
+        told = [refused.text, *(complete(client).text for _ in range(2))]  # one may meet the process that is ending
+        assert any(endpoints[1] in one for one in told), told
         assert client.get("/health").json() == {"status": "ok"} and process.poll() is None
 
         stack.enter_context(worker(ports[1]))
         again = complete(client)
+        if again.status_code == 502:  # it met the process that was about to end, and says so
+            assert "the next request starts it again" in again.text
+            again = complete(client)
         assert again.status_code == 200, again.text
         assert again.json()["content"] == before
         assert client.post("/completion", json={"model": "any", "prompt": "a", "n_predict": 1}).status_code == 200
