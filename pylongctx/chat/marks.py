@@ -119,10 +119,13 @@ def split(prompt: str, plain: Sequence[Span], marks: frozenset[str]) -> Iterator
 
     A part without them reaches from one special token to the next, so that words are cut as in a text alone.
     """
+    if not plain:
+        yield prompt, True
+        return
     starts = [first for first, _ in plain]
-    read = [span for span in find_marks(prompt, marks) if not _overlaps(span, plain, starts)] if plain else []
+    read = [span for span in find_marks(prompt, marks) if not _overlaps(span, plain, starts)]
     done = start = 0
-    for first, end in [*read, (len(prompt), len(prompt))] if plain else ():
+    for first, end in [*read, (len(prompt), len(prompt))]:
         i = bisect_left(starts, start)
         if i < len(starts) and starts[i] < first:
             yield prompt[done:start], True

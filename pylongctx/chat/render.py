@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pylongctx.chat.request import SYSTEM, check_messages, choose_tools, is_strict, text_of_content, wanted_schema
+from pylongctx.chat.request import (
+    SYSTEM,
+    check_messages,
+    choose_tools,
+    is_strict,
+    text_of_content,
+    texts_of,
+    wanted_schema,
+)
 from pylongctx.chat.template import ChatTemplate, Rendered
 from pylongctx.chat.types import Message
 from pylongctx.errors import LctxError
@@ -100,7 +108,7 @@ def _after_thoughts(rendered: Rendered, begun: Message) -> Rendered:
 
     Where llama.cpp finds out how a template writes thoughts it has closed them.
     """
-    text = "\n\n".join(_parts(begun["content"]))
+    text = "\n\n".join(texts_of(begun))
     head = rendered.prompt.removesuffix(text)
     opened = next((mark for mark in THOUGHTS if head.rstrip().endswith(mark)), None)
     if opened is None or not text:
@@ -126,7 +134,3 @@ def _prefilled(rendered: Rendered, more: str, n: int) -> Rendered:
         syntax=json.dumps(syntax),
         constraint=None if constraint is None else json.dumps(constraint),
     )
-
-
-def _parts(content: Any) -> list[str]:
-    return [content] if isinstance(content, str) else [part["text"] for part in content or ()]

@@ -273,10 +273,14 @@ def model_path(args: argparse.Namespace) -> str:
         raise ValueError("the model is given twice: as an argument and with --model")
     if getattr(args, "hf_repo", None):
         return _of_hub(args)
-    name = str(args.positional_model or args.model or embedded_model())
+    name = _model_name(args)
     if getattr(args, "offline", None) and (entry := find(name)) is not None and entry.path() is None:
         raise ValueError(f"--offline: {name} is not here; pylongctx get {name} fetches it")
     return fetched(name)
+
+
+def _model_name(args: argparse.Namespace) -> str:
+    return str(args.positional_model or args.model or embedded_model())
 
 
 def _of_hub(args: argparse.Namespace) -> str:
@@ -292,7 +296,7 @@ def _of_hub(args: argparse.Namespace) -> str:
 
 def advised_sampling(args: argparse.Namespace) -> dict[str, Any]:
     """Return how a model of the catalogue is sampled when nothing else is asked for; nothing for a file."""
-    entry = find(str(args.positional_model or args.model or embedded_model()))
+    entry = find(_model_name(args))
     return {} if entry is None else dict(entry.sampling)
 
 

@@ -246,12 +246,10 @@ class Engine:
         if shares:
             started = time.monotonic()
             n_prompt = sum(len(share.part) for share in shares if share.job.is_reading)
-            writes = any(not share.job.is_reading for share in shares)
             self._evaluate(shares)
             seconds = time.monotonic() - started
             self.counters.busy_seconds += seconds
-            if writes or n_prompt:
-                self._pace.add(n_prompt, seconds)
+            self._pace.add(n_prompt, seconds)
         return bool(runs)
 
     def _shares(self, jobs: list[tuple[Slot, Job]]) -> list[Share]:
