@@ -46,7 +46,7 @@ $(VENV)/.build-tools: $(BIN)/pip pyproject.toml
 build: $(VENV)/.build-tools
 	$(INSTALL) --editable .
 
-PASSKEY := $(BIN)/pylongctx passkey --method full --method selfextend --method longheads
+PASSKEY := $(BIN)/pylongctx eval passkey --method full --method selfextend --method longheads
 
 # a minute on two cores: five trials a cell, and make report has fifty; then about four in which SmolLM2, which is fetched (94 MiB), reads a
 # novel

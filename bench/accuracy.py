@@ -2,7 +2,7 @@
 
     python bench/accuracy.py emma.txt --lengths 8192,32768 --tests 50 --method longheads --method full@ntk
 
-Every setting and length is a job on one thread; the prompts are those of ``pylongctx passkey``. "cut": of the pass keys
+Every setting and length is a job on one thread; the prompts are those of ``pylongctx eval passkey``. "cut": of the keys
 whose sentences a chunk border cuts. Perplexity: of the last 256 tokens of passages that end at the same places.
 A method may name a RoPE scaling: ``@ntk``, ``@pi`` and ``@yarn`` stretch the trained context to the length, ``@pi4``
 stretches it 4 times. KV: bytes held at the end of the last passage (or prompt), of what a full cache holds.

@@ -31,7 +31,7 @@ each() {
 }
 
 accuracy="python bench/accuracy.py $text --json $out/accuracy.jsonl"  # keeps what it has measured
-last="pylongctx perplexity -f $text --mode last --chunks 12"
+last="pylongctx eval perplexity -f $text --mode last --chunks 12"
 every="$votes,evict_every"
 rows="$every=1 $every=16 $every=32 $every=64 $every=128 $every=256 full"
 
@@ -41,9 +41,9 @@ each evict-times "$rows" pylongctx bench -t 1 -p 4096 -n 0
 each evict-tokens "$rows" pylongctx bench -t 1 -p 0 -n 64 -d 4096
 
 # Three commands, Measured, Evaluate
-each passkeys "full selfextend longheads" pylongctx passkey --lengths 512,1024,2048,4096,8192 --tests 50
+each passkeys "full selfextend longheads" pylongctx eval passkey --lengths 512,1024,2048,4096,8192 --limit 50
 each measured "full selfextend window" $last --lengths 512,4096
-each needle "full longheads" pylongctx needle --passkey --context-lengths 300,900,1500 --predict 8 \
+each needle "full longheads" pylongctx eval needle --passkey --context-lengths 300,900,1500 --predict 8 \
     --final-context-length-buffer 80 --document-depth-percent-intervals 4
 
 # LongHeads

@@ -2,24 +2,26 @@
 
 ``<!-- file: README.md -->`` is replaced by that file, its links turned to the pages. ``<!-- options: serve -->`` is a
 table of the options of a command, ``<!-- options: serve: server -->`` of a group of its help, and
-``<!-- options: evaluations -->`` of what all commands that evaluate share. ``<!-- routes -->`` is a table of the
-server's routes, ``<!-- catalogue -->`` one of the models that have a name.
+``<!-- options: evaluations -->`` of what all tasks of ``eval`` share; ``<!-- tasks -->`` is a section for each of them.
+``<!-- routes -->`` is a table of the server's routes, ``<!-- catalogue -->`` one of the models that have a name.
 """
 
 import argparse
 import re
+from functools import cache
 from pathlib import Path
 from unittest.mock import MagicMock
 
 ROOT = Path(__file__).resolve().parents[1]
-EVALUATIONS = ("passkey", "needle", "ruler", "longbench", "leval", "perplexity")
-MARK = re.compile(r"^<!-- (file|options|routes|catalogue)(?:: (.+?))? -->$", re.MULTILINE)
+EVAL = "eval "  # how the names of its tasks begin
+MARK = re.compile(r"^<!-- (file|options|tasks|routes|catalogue)(?:: (.+?))? -->$", re.MULTILINE)
 VARIABLE = re.compile(r" \[([A-Z_]+)\]$")
 
 
 def on_page_markdown(markdown: str, **kwargs: object) -> str:
     """Return a page with its marks replaced."""
-    makers = {"file": file, "options": options, "routes": lambda _: routes(), "catalogue": lambda _: catalogue()}
+    makers = {"file": file, "options": options, "tasks": lambda _: tasks()}
+    makers |= {"routes": lambda _: routes(), "catalogue": lambda _: catalogue()}
     return MARK.sub(lambda mark: makers[mark[1]](mark[2]), markdown)
 
 
@@ -39,27 +41,45 @@ def options(what: str) -> str:
         return _table(_shared())
     command, _, groups = (part.strip() for part in what.partition(":"))
     found = _options(command, [name.strip() for name in groups.split(",")] if groups else None)
-    known = {_names(action) for action in _shared()} if command in EVALUATIONS else set()
+    known = {_names(action) for action in _shared()} if command.startswith(EVAL) else set()
     return _table([action for action in found if _names(action) not in known])
 
 
+def tasks() -> str:
+    """Return a section for each task of ``pylongctx eval``: what it measures, and its options."""
+    from pylongctx.eval.registry import TASKS
+
+    found = [command for command in _commands() if command.startswith(EVAL)]
+    texts = {command: TASKS[command.removeprefix(EVAL)].help for command in found}
+    sections = (
+        f"### pylongctx {name}\n\n{text[0].upper()}{text[1:]}.\n\n{options(name)}" for name, text in texts.items()
+    )
+    return "\n\n".join(sections)
+
+
 def _shared() -> list[argparse.Action]:
-    """Return the options of the first command that evaluates which the others have too."""
-    names = [{(_names(action), action.help) for action in _options(command)} for command in EVALUATIONS]
-    return [action for action in _options(EVALUATIONS[0]) if all((_names(action), action.help) in n for n in names)]
+    """Return the options of the first task which the others have too."""
+    tasks = [_options(command) for command in _commands() if command.startswith(EVAL)]
+    names = [{_names(action) for action in task} for task in tasks]
+    return [action for action in tasks[0] if all(_names(action) in n for n in names)]
+
+
+@cache
+def _commands() -> dict[str, argparse.ArgumentParser]:
+    from pylongctx.cli import make_parser
+
+    return make_parser().commands()
 
 
 def _options(command: str, groups: list[str] | None = None) -> list[argparse.Action]:
     """Return the options of a command that its help shows, of some groups of it or of all."""
-    from pylongctx.cli import make_parser
-
-    parser = make_parser()._subparsers._group_actions[0].choices[command]
+    parser = _commands()[command]
     titles = [group.title for group in parser._action_groups]
     if unknown := set(groups or ()) - set(titles):
         raise ValueError(f"pylongctx {command} has no group {unknown}; it has {titles}")
     found = [group for group in parser._action_groups if groups is None or group.title in groups]
     actions = [action for group in found for action in group._group_actions]
-    return [action for action in actions if action.help != argparse.SUPPRESS and action.dest != "help"]
+    return [action for action in actions if action.help != argparse.SUPPRESS and action.dest not in ("help", "task")]
 
 
 def _names(action: argparse.Action) -> str:

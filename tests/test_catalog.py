@@ -283,8 +283,8 @@ def test_a_matrix_takes_names_and_files(entry, cache, tmp_path):
 COMMANDS = {
     "complete": "complete MODEL -c 64 -n 2 -p once",
     "chat": "chat MODEL -c 256 -n 2 -st -p once",
-    "passkey": "passkey MODEL --method full --lengths 300 --tests 1",
-    "perplexity": "perplexity MODEL --method full -f book.txt -c 64 --chunks 1",
+    "passkey": "eval passkey MODEL --method full --lengths 300 --tests 1",
+    "perplexity": "eval perplexity MODEL --method full -f book.txt -c 64 --chunks 1",
     "inspect": "inspect MODEL --length 300 --method longheads",
     "bench": "bench -m MODEL -p 8 -n 0 -r 1 --method full",
     "matrix": "matrix -m MODEL --method full --lengths 300 --task passkey,tests=1 --out records",

@@ -74,7 +74,7 @@ def passkey(tmp_path_factory):
     """Two methods, two lengths, two trials: the process and its JSON lines."""
     out = tmp_path_factory.mktemp("passkey") / "out.jsonl"
     options = ("--tests", "2", "--lengths", "300,400", "--method", "full", "--method", EXTENDED, "--json", str(out))
-    done = run("passkey", *options)
+    done = run("eval", "passkey", *options)
     assert done.returncode == 0, done.stderr
     return done, [json.loads(line) for line in out.read_text().splitlines()]
 
@@ -107,7 +107,7 @@ def test_passkey_prints_the_shares(passkey):
 
 
 def test_passkey_shows_what_was_chosen(passkey):
-    done = run("passkey", "--tests", "1", "--lengths", "600,700", "--method", "selfextend")
+    done = run("eval", "passkey", "--tests", "1", "--lengths", "600,700", "--method", "selfextend")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^selfextend at 600(, 700)?: group_size=\d+, neighbor_window=\d+$", done.stdout, re.MULTILINE)
     assert "group_size=" not in passkey[0].stdout.replace(EXTENDED, "")
@@ -115,7 +115,9 @@ def test_passkey_shows_what_was_chosen(passkey):
 
 def test_passkey_takes_the_method_from_the_environment(tmp_path):
     out = tmp_path / "out.jsonl"
-    done = run("passkey", "--tests", "1", "--lengths", "200", "--json", str(out), LCTX_METHOD="window,window=64")
+    done = run(
+        "eval", "passkey", "--tests", "1", "--lengths", "200", "--json", str(out), LCTX_METHOD="window,window=64"
+    )
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["method"] for line in out.read_text().splitlines()] == ["window,n_sink=4,window=64"]
 
@@ -126,7 +128,7 @@ def test_passkey_takes_the_method_from_the_environment(tmp_path):
         (["--method", "nonsense"], "unknown method 'nonsense'; available: full, window, selfextend"),
         (["--method", "window+corm"], "window composes with nothing"),
         (["--lengths", "10"], "length 10 is too short"),
-        (["--tests", "0"], "--tests must be at least 1"),
+        (["--tests", "0"], "--limit must be at least 1"),
         (["missing.gguf"], "Model path does not exist: missing.gguf"),
         (["a.gguf", "-m", "b.gguf"], "the model is given twice"),
         (["--haystack", "missing.txt"], "neither 'sentences' nor a file"),
@@ -134,7 +136,7 @@ def test_passkey_takes_the_method_from_the_environment(tmp_path):
     ],
 )
 def test_passkey_errors_are_one_line(args, message):
-    done = run("passkey", "--tests", "1", "--lengths", "200", *args)
+    done = run("eval", "passkey", "--tests", "1", "--lengths", "200", *args)
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -211,7 +213,7 @@ def test_inspect_errors_are_one_line(args, message):
 
 
 def test_wrong_usage_is_status_2():
-    assert run("passkey", "--lengths", "many").returncode == 2
+    assert run("eval", "passkey", "--lengths", "many").returncode == 2
     assert run().returncode == 2
     assert run("--version").stdout.split() == ["pylongctx", pylongctx.__version__]
 

@@ -8,7 +8,10 @@ import pytest
 from needs import need
 from tiny_gguf import make_model
 
-from pylongctx.cli import main
+from pylongctx.cli import MOVED, main
+from pylongctx.cli.eval import SHOWN
+from pylongctx.cli.eval.common import method_list
+from pylongctx.eval.registry import TASKS, task_class
 
 
 @pytest.fixture
@@ -22,23 +25,56 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_without_a_task_they_are_listed(capsys):
+    assert main(["eval"]) == 0
+    listed = " ".join(capsys.readouterr().out.split())
+    assert all(f"{name} {entry.help}" in listed for name, entry in SHOWN.items())
+
+
+def test_every_task_loads():
+    assert {name: task_class(name).__name__.lower() for name in TASKS} == {
+        name: entry.task.rpartition(":")[2].lower() for name, entry in TASKS.items()
+    }
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_an_old_command_says_what_to_use(name, capsys):
+    with pytest.raises(SystemExit) as reason:
+        main([name, "model.gguf"])
+    assert reason.value.code == 2
+    assert f"{name!r} is now 'pylongctx eval {name}'" in capsys.readouterr().err
+    assert name in SHOWN
+
+
+@pytest.mark.parametrize(
+    ("text", "methods"),
+    [
+        ("full,longheads", ["full", "longheads"]),
+        ("window,n_sink=4,window=64,full", ["window,n_sink=4,window=64", "full"]),
+        ("longheads,chunk_size=16+corm,window=64,none", ["longheads,chunk_size=16+corm,window=64", "none"]),
+    ],
+)
+def test_several_methods_at_once(text, methods):
+    assert method_list(text) == methods
+
+
 def test_passkey_goes_on_where_it_stopped(tmp_path, capsys):
     out = tmp_path / "out.jsonl"
-    options = ["passkey", "--lengths", "160", "--method", "full", "--json", str(out)]
-    assert main([*options, "--tests", "1"]) == 0
+    options = ["eval", "passkey", "--lengths", "160", "--method", "full", "--json", str(out)]
+    assert main([*options, "--limit", "1"]) == 0
     first = out.read_text()
-    assert main([*options, "--tests", "2"]) == 0
+    assert main([*options, "--limit", "2"]) == 0
     assert out.read_text().startswith(first)
     assert [line["trial"] for line in lines(out)] == [0, 1]
     again = out.read_text()
-    assert main([*options, "--tests", "2"]) == 0
+    assert main([*options, "--limit", "2"]) == 0
     assert out.read_text() == again
     assert "pass key found" in capsys.readouterr().out
 
 
 def test_a_pipe_gets_a_line_for_each_cell(capsys):
-    options = ["--lengths", "160,300", "--method", "full", "--method", "selfextend", "--tests", "1"]
-    assert main(["passkey", *options]) == 0
+    options = ["--lengths", "160,300", "--method", "full", "--method", "selfextend", "--limit", "1"]
+    assert main(["eval", "passkey", *options]) == 0
     said = [re.sub(r", \d+ s\]", "]", line) for line in capsys.readouterr().err.splitlines() if line]
     cells = [(method, n) for method in ("full", "selfextend") for n in (160, 300)]
     assert said == [f"[{i}/4] passkey: {method} at {n}: 100 %" for i, (method, n) in enumerate(cells, 1)]
@@ -46,8 +82,8 @@ def test_a_pipe_gets_a_line_for_each_cell(capsys):
 
 def test_passkey_styles(tmp_path, capsys):
     out = tmp_path / "out.jsonl"
-    options = ["--tests", "2", "--lengths", "274", "--method", "full", "--digits", "5,8", "--json", str(out)]
-    assert main(["passkey", "--style", "landmark", *options]) == 0
+    options = ["--limit", "2", "--lengths", "274", "--method", "full", "--digits", "5,8", "--json", str(out)]
+    assert main(["eval", "passkey", "--style", "landmark", *options]) == 0
     assert [(line["style"], len(line["answers"][0])) for line in lines(out)] == [("landmark", n) for n in (5, 5, 8, 8)]
     assert "passkey-8-digits" in capsys.readouterr().out
 
@@ -56,7 +92,7 @@ def test_needle_prints_depths_by_lengths(tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     options = ["--context-lengths", "150,200", "--document-depth-percents", "0,100", "--passkey", "--predict", "6"]
     options += ["--final-context-length-buffer", "70", "--method", "full", "--json", str(out)]
-    assert main(["needle", *options]) == 0
+    assert main(["eval", "needle", *options]) == 0
     found = lines(out)
     assert [(line["length"], line["depth_percent"]) for line in found] == [(150, 0), (150, 100), (200, 0), (200, 100)]
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -66,9 +102,9 @@ def test_needle_prints_depths_by_lengths(tmp_path, capsys):
 
 def test_recall_prints_scores_and_how_many_answers_are_as_read_anew(tmp_path, capsys):
     out = tmp_path / "out.jsonl"
-    options = ["--lengths", "400", "--tests", "1", "--questions", "2", "--anew", "1", "--json", str(out)]
+    options = ["--lengths", "400", "--limit", "1", "--questions", "2", "--anew", "1", "--json", str(out)]
     asked = ["--asked", "number", "--asked", "literal", "--decoys", "1"]
-    assert main(["recall", *options, *asked, "--method", "full"]) == 0
+    assert main(["eval", "recall", *options, *asked, "--method", "full"]) == 0
     found = lines(out)
     assert [(line["task"], len(line["turns"]), line["n_anew"]) for line in found] == [
         ("recall-1-decoys", 2, 1),
@@ -81,8 +117,8 @@ def test_recall_prints_scores_and_how_many_answers_are_as_read_anew(tmp_path, ca
 
 def test_recall_tells_the_perplexity_of_the_same_reading(tmp_path, capsys):
     out = tmp_path / "out.jsonl"
-    options = ["--lengths", "400", "--tests", "1", "--questions", "1", "--json", str(out), "--method", "full"]
-    assert main(["recall", *options, "--scored", "20"]) == 0
+    options = ["--lengths", "400", "--limit", "1", "--questions", "1", "--json", str(out), "--method", "full"]
+    assert main(["eval", "recall", *options, "--scored", "20"]) == 0
     (found,) = lines(out)
     printed = capsys.readouterr().out.split("perplexity, ")[1]
     assert "the last 20 tokens of each text" in " ".join(printed.split())
@@ -92,8 +128,8 @@ def test_recall_tells_the_perplexity_of_the_same_reading(tmp_path, capsys):
 def test_ruler_prints_tasks_and_their_mean(capsys, tmp_path):
     need("eval", "wonderwords")
     out = tmp_path / "out.jsonl"
-    options = ["--tasks", "niah_single_2,vt", "--tests", "1", "--lengths", "1024", "--method", "window,window=64"]
-    assert main(["ruler", *options, "--json", str(out)]) == 0
+    options = ["--tasks", "niah_single_2,vt", "--limit", "1", "--lengths", "1024", "--method", "window,window=64"]
+    assert main(["eval", "ruler", *options, "--json", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "mean" in printed
     assert "RULER-compatible, with other data: niah_single_2" in " ".join(printed.split())
@@ -112,10 +148,10 @@ def test_longbench_e_has_a_table_per_range(tmp_path, capsys):
         "all_classes": ["cat"],
     }
     (tmp_path / "trec_e.jsonl").write_text(json.dumps(line) + "\n")
-    assert main(["longbench", "--data", str(tmp_path), "-E", "--lengths", "200", "--method", "full"]) == 0
+    assert main(["eval", "longbench", "--data", str(tmp_path), "-E", "--lengths", "200", "--method", "full"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("LongBench-E") == 4
-    assert main(["longbench", "--data", str(tmp_path), "--method", "full"]) == 1
+    assert main(["eval", "longbench", "--data", str(tmp_path), "--method", "full"]) == 1
     assert "has no file of LongBench, such as trec.jsonl" in capsys.readouterr().err
 
 
@@ -124,7 +160,7 @@ def test_leval_asks_all_files(tmp_path, capsys):
     for name in ("quality", "tpo"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
     data = [part for name in ("quality", "tpo") for part in ("--data", str(tmp_path / f"{name}.jsonl"))]
-    assert main(["leval", *data, "--lengths", "200", "--predict", "3", "--method", "full"]) == 0
+    assert main(["eval", "leval", *data, "--lengths", "200", "--predict", "3", "--method", "full"]) == 0
     printed = capsys.readouterr().out
     assert "quality" in printed
     assert "tpo" in printed
@@ -133,7 +169,7 @@ def test_leval_asks_all_files(tmp_path, capsys):
 def test_perplexity_prints_the_final_estimate(text, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     options = ["-c", "64-96+32", "--method", "full", "--chunks", "2", "--json", str(out)]
-    assert main(["perplexity", "-f", text, *options]) == 0
+    assert main(["eval", "perplexity", "-f", text, *options]) == 0
     printed = capsys.readouterr().out
     assert printed.count("Final estimate: PPL = ") == 2
     assert [line["n_scored"] for line in lines(out)] == [31, 31, 47, 47]
@@ -144,9 +180,9 @@ def test_perplexity_takes_several_texts(text, tmp_path, capsys):
     other.write_text(" ".join(f"The bell rang {i} times." for i in range(60)))
     texts = ["-f", text, "-f", str(other)]
     options = ["-c", "64", "--method", "full", "--chunks", "1"]
-    assert main(["perplexity", *texts, *options, "--json", str(out)]) == 0
+    assert main(["eval", "perplexity", *texts, *options, "--json", str(out)]) == 0
     assert [line["text"] for line in lines(out)] == ["text.txt", "other.txt"]
-    assert main(["perplexity", *texts, *options, "--kl-divergence"]) == 0
+    assert main(["eval", "perplexity", *texts, *options, "--kl-divergence"]) == 0
     assert "KL divergence from full, text.txt, other.txt" in " ".join(capsys.readouterr().out.split())
 
 
@@ -154,7 +190,7 @@ def test_perplexity_of_llama_cpp_s_own_cache(text, tmp_path, capsys):
     """In f32, since quantized products round activations to 8 bits."""
     out, model = tmp_path / "out.jsonl", str(make_model(tmp_path / "model.gguf"))
     options = ["-ctk", "f32", "-ctv", "f32", "-c", "64", "--chunks", "2", "--json", str(out)]
-    assert main(["perplexity", model, "-f", text, *options, "--method", "none", "--method", "full"]) == 0
+    assert main(["eval", "perplexity", model, "-f", text, *options, "--method", "none", "--method", "full"]) == 0
     own, full = lines(out)[:2], lines(out)[2:]
     assert [(line["asked"], line["method"]) for line in own] == [("none", "none")] * 2
     assert [line["nll"] for line in own] == pytest.approx([line["nll"] for line in full], rel=1e-5)
@@ -165,7 +201,7 @@ def test_perplexity_of_llama_cpp_s_own_cache(text, tmp_path, capsys):
 
 def test_perplexity_prints_a_curve(text, capsys):
     options = ["--mode", "incremental", "--ppl-stride", "50", "-c", "200", "--method", "full", "--method", "window"]
-    assert main(["perplexity", "-f", text, *options]) == 0
+    assert main(["eval", "perplexity", "-f", text, *options]) == 0
     printed = capsys.readouterr().out.split("perplexity by position")[1]
     assert [n for n in ("25", "75", "125", "175") if f" {n} " in printed] == ["25", "75", "125", "175"]
 
@@ -173,13 +209,13 @@ def test_perplexity_prints_a_curve(text, capsys):
 def test_a_stride_alone_means_sliding_windows(text, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     options = ["-c", "64", "--ppl-stride", "16", "--chunks", "2", "--method", "full", "--json", str(out)]
-    assert main(["perplexity", "-f", text, *options]) == 0
+    assert main(["eval", "perplexity", "-f", text, *options]) == 0
     assert [(line["mode"], line["n_scored"]) for line in lines(out)] == [("sliding", 63), ("sliding", 16)]
 
 
 def test_the_divergence_of_full_from_itself_is_zero(text, capsys):
     options = ["--kl-divergence", "-c", "64", "--chunks", "2", "--method", "full", "--method", "window,window=8"]
-    assert main(["perplexity", "-f", text, *options]) == 0
+    assert main(["eval", "perplexity", "-f", text, *options]) == 0
     own, other = capsys.readouterr().out.split("======")[2::2]
     assert "Maximum KLD                   :     0.000000" in own
     assert "Same top p                    :   100.000000" in own
@@ -189,14 +225,15 @@ def test_the_divergence_of_full_from_itself_is_zero(text, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["perplexity", "-f", "missing.txt"], "no text file 'missing.txt'"),
-        (["perplexity", "-f", "x", "--kl-divergence", "--mode", "last"], "leave --mode and --ppl-stride out"),
-        (["needle", "--context-lengths", "120"], "make --final-context-length-buffer smaller"),
-        (["needle", "--tests", "0"], "--tests must be at least 1"),
-        (["ruler", "--tasks", "poem"], "RULER has no task 'poem'"),
-        (["ruler", "--tasks", "qa_2"], "qa_2 needs the questions of HotpotQA"),
-        (["leval", "--data", "missing.jsonl"], "missing.jsonl does not exist"),
-        (["passkey", "--style", "landmark", "--depths", "0.5"], "landmark draws its depths itself"),
+        (["eval", "perplexity", "-f", "missing.txt"], "no text file 'missing.txt'"),
+        (["eval", "perplexity", "-f", "x", "--kl-divergence", "--mode", "last"], "leave --mode and --ppl-stride out"),
+        (["eval", "needle", "--context-lengths", "120"], "make --final-context-length-buffer smaller"),
+        (["eval", "needle", "--limit", "0"], "--limit must be at least 1"),
+        (["eval", "ruler", "--tasks", "poem"], "RULER has no task 'poem'"),
+        (["eval", "ruler", "--tasks", "qa_2"], "qa_2 needs the questions of HotpotQA"),
+        (["eval", "leval", "--data", "missing.jsonl"], "missing.jsonl does not exist"),
+        (["eval", "leval", "--data", "missing.jsonl", "--limit", "0"], "--limit must be at least 1"),
+        (["eval", "passkey", "--style", "landmark", "--depths", "0.5"], "landmark draws its depths itself"),
     ],
 )
 def test_errors_are_one_line(args, message, capsys):
@@ -206,5 +243,5 @@ def test_errors_are_one_line(args, message, capsys):
 
 def test_lengths_that_are_no_numbers_are_told_why(capsys):
     with pytest.raises(SystemExit):
-        main(["passkey", "--lengths", "512-64"])
+        main(["eval", "passkey", "--lengths", "512-64"])
     assert "the range '512-64' is empty" in capsys.readouterr().err

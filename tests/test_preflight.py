@@ -380,7 +380,7 @@ def test_who_knows_better_goes_on(embedded_model, free):
 
 
 def test_the_option_of_the_command_line(embedded_model):
-    args = ["passkey", str(embedded_model), "--method", "full"]
+    args = ["eval", "passkey", str(embedded_model), "--method", "full"]
     assert "preflight" not in llama_arguments(make_parser().parse_args(args))  # Llama's default
     assert llama_arguments(make_parser().parse_args([*args, "--no-preflight"]))["preflight"] is False
 

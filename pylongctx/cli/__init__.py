@@ -18,13 +18,7 @@ COMMANDS = {
     "chat": ("chat", "talk with a model"),
     "complete": ("complete", "continue a text"),
     "serve": ("serve", "serve a model to OpenAI's clients"),
-    "passkey": ("passkey", "hide a number in a long text and ask for it"),
-    "needle": ("needle", "find a sentence in a long text"),
-    "recall": ("recall", "several questions on one text"),
-    "ruler": ("ruler", "RULER's 13 tasks"),
-    "longbench": ("longbench", "LongBench's 21 tasks, from its files"),
-    "leval": ("leval", "multiple choice, from L-Eval's files"),
-    "perplexity": ("perplexity", "how well a text is predicted"),
+    "eval": ("eval", "measure what a model can do with a long text: eval TASK"),
     "matrix": ("matrix", "every method on every task and length"),
     "report": ("report", "tables and pictures of what was measured"),
     "bench": ("bench", "measure speed and memory, as llama-bench"),
@@ -33,6 +27,7 @@ COMMANDS = {
     "rpc-server": ("rpc_server", "lend this machine to another"),
     "doctor": ("doctor", "show the installation"),
 }
+MOVED = ("passkey", "needle", "recall", "ruler", "longbench", "leval", "perplexity")  # which eval has now
 
 
 class _Adder:
@@ -87,7 +82,10 @@ def parse(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 1 for an error, 130 for Ctrl-C."""
     words = sys.argv[1:] if argv is None else argv
-    args = parse(make_parser(words[0] if words else ""), argv)
+    parser = make_parser(words[0] if words else "")
+    if words and words[0] in MOVED:
+        parser.error(f"{words[0]!r} is now 'pylongctx eval {words[0]}'")
+    args = parse(parser, argv)
     show()
     args.argv = sys.argv[1:] if argv is None else list(argv)
     try:

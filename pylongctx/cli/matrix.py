@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from pylongctx._free import available_cpus
-from pylongctx.cli.evaluate import PARALLEL, int_list
+from pylongctx.cli.eval.common import PARALLEL, int_list
 from pylongctx.cli.get import fetched
 from pylongctx.cli.progress import CellProgress, Cells, make_all
 

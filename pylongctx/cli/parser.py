@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from pylongctx._guess import guess
 
-CHOICE = re.compile(r"argument (command|\S+): invalid choice: '(.*?)' \(choose from (.*)\)", re.DOTALL)
+CHOICE = re.compile(r"argument (\w+): invalid choice: '(.*?)' \(choose from (.*)\)", re.DOTALL)
 
 
 class Parser(argparse.ArgumentParser):
@@ -15,10 +15,19 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print a line about a mistake, and exit with status 2."""
-        if (found := CHOICE.fullmatch(message)) is not None and found[1] == "command":
+        if (found := CHOICE.fullmatch(message)) is not None:
             names = re.findall(r"[\w-]+", found[3])
-            message = f"there is no command {found[2]!r}{guess(found[2], names)}"
+            message = f"there is no {found[1].lower()} {found[2]!r}{guess(found[2], names)}"
         self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help lists what there is\n")
+
+    def commands(self) -> dict[str, "Parser"]:
+        """Return the parsers of all commands, those of ``eval`` as ``eval passkey``."""
+        found: dict[str, Parser] = {}
+        for choices in (action.choices for action in self._actions if isinstance(action.choices, dict)):
+            for name, parser in choices.items():
+                if isinstance(parser, Parser):
+                    found |= {name: parser} | {f"{name} {below}": one for below, one in parser.commands().items()}
+        return found
 
     def options(self) -> Iterator[str]:
         """Yield the names of all options."""

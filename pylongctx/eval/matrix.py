@@ -9,17 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from pylongctx.catalog import CATALOG, resolve
-from pylongctx.eval.chunks import Chunks
 from pylongctx.eval.haystack import SYNTHETIC
-from pylongctx.eval.kld import Divergence
-from pylongctx.eval.leval import Choices
-from pylongctx.eval.longbench import LongBench
-from pylongctx.eval.needle import PASSKEY, Needle
-from pylongctx.eval.passkey import Passkey
-from pylongctx.eval.perplexity import Perplexity
-from pylongctx.eval.recall import Recall
+from pylongctx.eval.needle import PASSKEY
+from pylongctx.eval.registry import TASKS, task_class
 from pylongctx.eval.rope import SCALINGS, Positions, positions_of, scaling
-from pylongctx.eval.ruler import Ruler
 from pylongctx.eval.runner import Cell
 from pylongctx.eval.task import Task
 from pylongctx.llama import Llama
@@ -32,17 +25,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-TASKS: dict[str, type[Task]] = {
-    "passkey": Passkey,
-    "needle": Needle,
-    "recall": Recall,
-    "ruler": Ruler,
-    "longbench": LongBench,
-    "leval": Choices,
-    "perplexity": Perplexity,
-    "kld": Divergence,
-    "chunks": Chunks,
-}
 ALL = "all"
 FILES = ("file", "data", "haystack")  # fields of tasks that name files, from the folder of the TOML file on
 MADE = ("sentences", SYNTHETIC)  # haystacks that are no files
@@ -213,11 +195,11 @@ def _tasks(entry: Mapping[str, Any]) -> list[Wanted]:
         raise ValueError(f'the task {kind!r} has no KV types; add kv = ["f16"]')
     if kind == "needle" and values.pop("passkey", False):
         values = PASSKEY | values
-    known = [part.name for part in fields(TASKS[kind]) if part.init]  # type: ignore[arg-type]
+    known = [part.name for part in fields(task_class(kind)) if part.init]  # type: ignore[arg-type]
     _check_keys(f"a task of kind {kind!r}", values, known)
     names = [{"name": name} for name in _list(values.pop("name"))] if "name" in values else [{}]
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return [Wanted(TASKS[kind](**values, **name), lengths, methods, kv) for name in names]
+    return [Wanted(task_class(kind)(**values, **name), lengths, methods, kv) for name in names]
 
 
 def _check_distinct(tasks: Sequence[Wanted]) -> None:

@@ -154,6 +154,7 @@ class Task(ABC):
 
     name: str
     headline: ClassVar[str]  # the number of ``summary`` that a table shows
+    caption: ClassVar[str] = "percent"  # what that number is
 
     @property
     def settings(self) -> Record:

@@ -1,15 +1,14 @@
-"""``pylongctx perplexity``: how well a text is predicted, by method and length."""
+"""``pylongctx eval perplexity``: how well a text is predicted, by method and length."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
-from pylongctx.cli.evaluate import Measured, add_run_options, evaluate, int_list, length_table, show
+from pylongctx.cli.eval.common import Measured, add_run_options, evaluate, int_list, length_table, show
 from pylongctx.cli.options import add_model_options
 
 MODES = {
@@ -21,10 +20,10 @@ MODES = {
 N_POINTS = 16  # rows of the curve that is printed; the JSON lines have all
 
 
-def add_parser(commands: Any) -> None:
-    """Add the subcommand."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     modes = "; ".join(f"{name}: {what}" for name, what in MODES.items())
-    parser = commands.add_parser("perplexity", description=__doc__, epilog=modes)
+    parser.epilog = modes
     add_model_options(parser)
     add_run_options(parser, lengths="", chat=False)
     add = parser.add_argument
@@ -49,7 +48,6 @@ def add_parser(commands: Any) -> None:
     add("--ppl-stride", type=int, metavar="N", help="of windows, scored ends and curves (256); alone: --mode sliding")
     add("--kl-divergence", action="store_true", help="compare with another method, token by token")
     add("--base", default="full", metavar="M", help="that method, with an f16 cache (full)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,22 +1,20 @@
-"""``pylongctx passkey``: how often a hidden number is found, by method and length."""
+"""``pylongctx eval passkey``: how often a hidden number is found, by method and length."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from pylongctx.cli.evaluate import add_run_options, evaluate, float_list, int_list, length_table, show
+from pylongctx.cli.eval.common import add_limit, add_run_options, evaluate, float_list, int_list, length_table, show
 from pylongctx.cli.options import add_model_options, add_prompt_options
 
 
-def add_parser(commands: Any) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser("passkey", description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     add_model_options(parser)
     add_run_options(parser)
     add = parser.add_argument
-    add("--tests", type=int, default=20, metavar="N", help="trials per method and length (20)")
+    add_limit(parser, 20, "trials per method and length")
     add(
         "--style",
         choices=("fill", "landmark", "selfextend", "llama.cpp"),
@@ -30,7 +28,6 @@ def add_parser(commands: Any) -> None:
     )
     add("--pos", type=int, metavar="N", help="the line before which the key is hidden (by depth)")
     add_prompt_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from pylongctx.eval.passkey import Passkey
 
     fields = {"haystack": args.haystack, "separator": args.separator, "junk": args.junk, "position": args.pos}
-    tasks = [Passkey(args.style, args.tests, n, args.depths, **fields) for n in args.digits or [None]]
+    tasks = [Passkey(args.style, args.limit, n, args.depths, **fields) for n in args.digits or [None]]
     measured = evaluate(args, tasks, args.lengths, args.seed)
     title = f"pass key found, {Path(measured[0].cell.model).name}"
     return show(measured, length_table(measured, title, "strict: the answer begins with the key"))

@@ -1,4 +1,4 @@
-"""``pylongctx recall``: facts hidden in a text, several questions on it, each going on from the text that is read once.
+"""``pylongctx eval recall``: facts hidden in a text that is read once, and a question about each.
 
 Facts are asked for in their own words, in other words (as NoLiMa does), or among similar ones.
 """
@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from pylongctx.cli.evaluate import Measured, add_run_options, evaluate, length_table, show
+from pylongctx.cli.eval.common import Measured, add_limit, add_run_options, add_seed, evaluate, length_table, show
 from pylongctx.cli.options import add_model_options
 
 ASKED = ("number", "literal", "paraphrase")
 
 
-def add_parser(commands: Any) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser("recall", description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     add_model_options(parser)
     add_run_options(parser, chat=False)
     add = parser.add_argument
@@ -25,20 +23,19 @@ def add_parser(commands: Any) -> None:
     add("--questions", type=int, default=5, metavar="N", help="facts of a text, each is asked for (5)")
     add("--decoys", type=int, default=0, metavar="N", help="similar sentences for each fact (0)")
     add("--haystack", default="synthetic", metavar="FILE", help="'synthetic', a text, or a folder of texts (synthetic)")
-    add("--tests", type=int, default=4, metavar="N", help="texts per method and length (4)")
+    add_limit(parser, 4, "texts per method and length")
     add("--anew", type=int, default=0, metavar="N", help="questions of a text answered from an empty cache too (0)")
     add("--scored", type=int, default=0, metavar="N", help="tokens at the text's end whose perplexity is told too (0)")
     add("--compress", type=float, default=1.0, metavar="RATIO", help="share of the text's rows that kvzip leaves (1)")
-    add("-s", "--seed", type=int, default=0, metavar="N", help="seed of haystack and facts (0)")
-    parser.set_defaults(run=run)
+    add_seed(parser, what="seed of haystack and facts")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the texts and print the share of right answers by length, and how often reading anew changes an answer."""
     from pylongctx.eval.recall import Recall
 
-    names = ("tests", "questions", "decoys", "haystack", "anew", "scored", "compress")
-    fields = {name: getattr(args, name) for name in names}
+    names = ("questions", "decoys", "haystack", "anew", "scored", "compress")
+    fields = {"tests": args.limit} | {name: getattr(args, name) for name in names}
     measured = evaluate(args, [Recall(asked, **fields) for asked in args.asked or ASKED[:1]], args.lengths, args.seed)
     title = f"facts recalled, {Path(measured[0].cell.model).name}"
     tables = [length_table(measured, title, "percent right")]

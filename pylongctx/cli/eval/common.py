@@ -1,4 +1,4 @@
-"""What the commands that evaluate models share: options, the loop over methods and lengths, tables."""
+"""What the tasks of ``pylongctx eval`` share: options, the loop over methods and lengths, tables."""
 
 from __future__ import annotations
 
@@ -34,24 +34,40 @@ class Measured(NamedTuple):
 
 def add_run_options(parser: argparse.ArgumentParser, lengths: str = "512,2048", chat: bool = True) -> None:
     """Add which methods and lengths are run, and where the records go."""
-    parser.add_argument(
-        "--method",
-        action="append",
-        metavar="M",
-        help="method such as selfextend or window,n_sink=4; may be repeated"
-        f" (default: LCTX_METHOD, or {' '.join(DEFAULT_METHODS)})",
-    )
+    add = parser.add_argument
+    help = "method such as selfextend or window,n_sink=4; may be repeated"
+    add("--method", action="append", metavar="M", help=f"{help} (LCTX_METHOD, or {' '.join(DEFAULT_METHODS)})")
+    add("--methods", dest="method", action="extend", type=method_list, metavar="M,M", help="several at once")
     if lengths:
-        add = parser.add_argument
         what = f"tokens, also 512-8192*2 or 512-2048+512 ({lengths})"
         add("--lengths", type=int_list, default=int_list(lengths), metavar="N,N", help=what)
     parser.set_defaults(chat=False)
     if chat:
-        parser.add_argument("--chat", action="store_true", help="surround the prompts by the model's chat template")
-    parser.add_argument("-np", "--parallel", type=int, default=1, metavar="N", help=PARALLEL)
-    parser.add_argument(
-        "--json", metavar="FILE", help="append one JSON line per sample; a sample that the file has is not run again"
-    )
+        add("--chat", action="store_true", help="surround the prompts by the model's chat template")
+    add("-np", "--parallel", type=int, default=1, metavar="N", help=PARALLEL)
+    add("--json", metavar="FILE", help="append one JSON line per sample; a sample that the file has is not run again")
+
+
+def add_limit(parser: argparse.ArgumentParser, default: int | None, what: str) -> None:
+    """Add how many samples are run; None: all."""
+    help = f"{what} ({'all' if default is None else default})"
+    parser.add_argument("--limit", "--tests", type=int, default=default, metavar="N", help=help)
+
+
+def add_seed(parser: argparse.ArgumentParser, default: int = 0, what: str = "seed of the samples") -> None:
+    """Add the seed."""
+    parser.add_argument("-s", "--seed", type=int, default=default, metavar="N", help=f"{what} ({default})")
+
+
+def method_list(text: str) -> list[str]:
+    """Return the methods of ``"full,window,n_sink=4"``: what has an equals sign is an option of the one before it."""
+    found: list[str] = []
+    for part in text.split(","):
+        if "=" in part.partition("+")[0] and found:
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found
 
 
 def float_list(text: str) -> tuple[float, ...]:
@@ -69,8 +85,8 @@ def evaluate(args: argparse.Namespace, tasks: Sequence[Task], lengths: Sequence[
     """Run every task with every method at every length, showing progress; what ``--json`` holds is not run again."""
     from pylongctx.eval.runner import Cell, Results, run
 
-    if getattr(args, "tests", None) is not None and args.tests < 1:
-        raise ValueError(f"--tests must be at least 1, not {args.tests}")
+    if getattr(args, "limit", None) is not None and args.limit < 1:
+        raise ValueError(f"--limit must be at least 1, not {args.limit}")
     given = llama_arguments(args) | ({"n_parallel": args.parallel} if args.parallel != 1 else {})
     fields = {"model": model_path(args), "seed": seed, "chat": args.chat}
     fields |= {name: given.pop(name) for name in ("type_k", "type_v") if name in given} | {"options": given}

@@ -1,4 +1,4 @@
-"""``pylongctx longbench``: LongBench's tasks, from its files."""
+"""``pylongctx eval longbench``: LongBench's tasks, from its files."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from pylongctx.cli.evaluate import Measured, add_run_options, evaluate, length_table, show
+from pylongctx.cli.eval.common import Measured, add_limit, add_run_options, evaluate, length_table, show
 from pylongctx.cli.options import add_model_options
 
 
-def add_parser(commands: Any) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser("longbench", description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     add_model_options(parser)
     add_run_options(parser, lengths="4096")
     add = parser.add_argument
     add("--data", required=True, metavar="DIR", help="folder with LongBench's .jsonl files")
     add("--tasks", default="all", metavar="T,T", help="hotpotqa,trec,... (all: those whose files are there)")
-    add("--tests", type=int, metavar="N", help="only the first samples of each task")
+    add_limit(parser, None, "only the first samples of each task")
     add("-E", "--e", action="store_true", help="LongBench-E: scores by length of the text")
     add("--max-length", type=int, metavar="N", help="tokens of a prompt (what a length leaves besides the answer)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     names = there if args.tasks == "all" else args.tasks.split(",")
     if not names:
         raise ValueError(f"{args.data} has no file of LongBench{'-E' * args.e}, such as trec{'_e' * args.e}.jsonl")
-    chosen = [LongBench(name, args.data, args.tests, args.e, args.max_length) for name in names]
+    chosen = [LongBench(name, args.data, args.limit, args.e, args.max_length) for name in names]
     measured = evaluate(args, chosen, args.lengths)
     title = f"LongBench{'-E' * args.e}, {Path(measured[0].cell.model).name}"
 

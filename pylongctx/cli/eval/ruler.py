@@ -1,26 +1,24 @@
-"""``pylongctx ruler``: RULER's retrieval, tracking, counting and question tasks, made here."""
+"""``pylongctx eval ruler``: RULER's retrieval, tracking, counting and question tasks, made here."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from pylongctx.cli.evaluate import Measured, add_run_options, evaluate, length_table, show
+from pylongctx.cli.eval.common import Measured, add_limit, add_run_options, add_seed, evaluate, length_table, show
 from pylongctx.cli.options import add_model_options
 
 ESSAY = "essay"
 
 
-def add_parser(commands: Any) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser("ruler", description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     add_model_options(parser)
     add_run_options(parser, lengths="4096")
     add = parser.add_argument
     add("--tasks", default="all", metavar="T,T", help="niah_single_1,vt,... (all: those whose data is here)")
-    add("--tests", type=int, default=20, metavar="N", help="samples per task, method and length (20; RULER: 500)")
+    add_limit(parser, 20, "samples per task, method and length; RULER: 500")
     add(
         "--data",
         action="append",
@@ -29,8 +27,7 @@ def add_parser(commands: Any) -> None:
         metavar="NAME=FILE",
         help="essay=TEXT|FOLDER|JSON, qa_1=SQUAD.json, qa_2=HOTPOTQA.json, cwe=WORDS.json; may be repeated",
     )
-    add("-s", "--seed", type=int, default=42, metavar="N", help="RULER's (42)")
-    parser.set_defaults(run=run)
+    add_seed(parser, 42, "RULER's")
 
 
 def _data(text: str) -> tuple[str, str]:
@@ -55,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         found: str | None = data.get(ESSAY if wants_essay else name)
         return found
 
-    measured = evaluate(args, [Ruler(name, args.tests, file(name)) for name in names], args.lengths, args.seed)
+    measured = evaluate(args, [Ruler(name, args.limit, file(name)) for name in names], args.lengths, args.seed)
     labels = {m.cell.task.name for m in measured for r in m.records if r["label"] != "RULER"}
     caption = f"RULER-compatible, with other data: {', '.join(sorted(labels))}" if labels else "RULER's prompts"
     title = f"RULER, {Path(measured[0].cell.model).name}"

@@ -1,4 +1,4 @@
-"""``pylongctx needle``: find one sentence in a long text, by context length and depth.
+"""``pylongctx eval needle``: find one sentence in a long text, by context length and depth.
 
 Options are named as in gkamradt's LLMTest_NeedleInAHaystack; answers are scored without a model.
 """
@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
-from pylongctx.cli.evaluate import Measured, add_run_options, evaluate, float_list, int_list, show
+from pylongctx.cli.eval.common import (
+    Measured,
+    add_limit,
+    add_run_options,
+    add_seed,
+    evaluate,
+    float_list,
+    int_list,
+    show,
+)
 from pylongctx.cli.options import add_model_options
 
 
-def add_parser(commands: Any) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser("needle", description=__doc__)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     add_model_options(parser)
     add_run_options(parser, lengths="")
     add = parser.add_argument
-    add("--context-lengths", type=int_list, metavar="N,N", help="tokens, instead of the next three")
+    add("--lengths", "--context-lengths", type=int_list, metavar="N,N", help="tokens, instead of the next three")
     add("--context-lengths-min", type=int, default=1000, metavar="N", help="(1000)")
     add("--context-lengths-max", type=int, default=16000, metavar="N", help="(16000)")
     add("--context-lengths-num-intervals", type=int, default=5, metavar="N", help="how many (5; the original: 35)")
@@ -44,16 +51,15 @@ def add_parser(commands: Any) -> None:
     )
     add("--scorer", choices=("overlap", "match", "exact", "rouge"), help="(overlap; match with --passkey)")
     add("-n", "--predict", type=int, default=48, metavar="N", help="tokens of the answer (48)")
-    add("--tests", type=int, default=1, metavar="N", help="samples per length and depth (1)")
-    add("-s", "--seed", type=int, default=0, metavar="N", help="seed of haystack and keys (0)")
-    parser.set_defaults(run=run)
+    add_limit(parser, 1, "samples per length and depth")
+    add_seed(parser, what="seed of haystack and keys")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the grid and print one table per method."""
     from pylongctx.eval.needle import PASSKEY, Needle, context_lengths, depth_grid
 
-    lengths = args.context_lengths or context_lengths(
+    lengths = args.lengths or context_lengths(
         args.context_lengths_min, args.context_lengths_max, args.context_lengths_num_intervals
     )
     depths = args.document_depth_percents or depth_grid(
@@ -65,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     names = ("needle", "retrieval_question", "expected", "scorer")
     texts = {name: value for name in names if (value := getattr(args, name)) is not None}
     fields = {"haystack": args.haystack, "final_context_length_buffer": args.final_context_length_buffer}
-    fields |= {"max_tokens": args.predict, "tests": args.tests}
+    fields |= {"max_tokens": args.predict, "tests": args.limit}
     task = Needle(tuple(depths), **((PASSKEY if args.passkey else {}) | texts | fields))
     measured = evaluate(args, [task], lengths, args.seed)
     methods = dict.fromkeys(m.cell.method for m in measured)

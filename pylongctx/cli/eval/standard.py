@@ -1,0 +1,54 @@
+"""Tasks that have only the standard options: a line in ``pylongctx.eval.registry`` is all that they need."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pylongctx.cli.eval.common import add_limit, add_run_options, add_seed, evaluate, length_table, show
+from pylongctx.cli.options import add_model_options
+from pylongctx.eval.registry import Entry, task_class
+
+if TYPE_CHECKING:
+    from pylongctx.eval.task import Task
+
+
+def add_options(parser: argparse.ArgumentParser, entry: Entry) -> None:
+    """Add the options of a task; ``--data`` where it reads files."""
+    parser.description = f"{entry.help}."
+    add_model_options(parser)
+    add_run_options(parser, lengths=entry.lengths)
+    add = parser.add_argument
+    if entry.data:
+        add("--data", action="append", required=True, metavar="FILE", help=f"{entry.data}; may be repeated")
+    add_limit(parser, None, "samples of each file" if entry.data else "samples per method and length")
+    add("-n", "--predict", type=int, metavar="N", help="tokens of an answer (the task's)")
+    add_seed(parser)
+    parser.set_defaults(run=run, data=[])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the task, once for each file, and print the table."""
+    tasks = make(args.task, args.data, {"tests": args.limit, "max_tokens": args.predict})
+    measured = evaluate(args, tasks, args.lengths, args.seed)
+    title = f"{args.task}, {Path(measured[0].cell.model).name}"
+    return show(measured, length_table(measured, title, tasks[0].caption))
+
+
+def make(name: str, files: list[str], given: dict[str, int | None]) -> list[Task]:
+    """Return a task for each file, or one; ``given`` are its other fields, None for its own value.
+
+    Raises
+    ------
+    ValueError
+        When the task has no such field.
+    """
+    cls = task_class(name)
+    values = {field: value for field, value in given.items() if value is not None}
+    known = [part.name for part in fields(cls)]  # type: ignore[arg-type]
+    options = {"tests": "--limit", "max_tokens": "--predict"}
+    if unknown := [field for field in values if field not in known]:
+        raise ValueError(f"the task {name} has no {options[unknown[0]]}: leave it out")
+    return [cls(**{"data": file} | values) for file in files] or [cls(**values)]

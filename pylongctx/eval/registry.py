@@ -1,0 +1,76 @@
+"""The tasks that have a name in ``pylongctx eval`` and in the plans of ``pylongctx matrix``.
+
+The classes are loaded when one is asked for: the table alone imports nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pylongctx.eval.task import Task
+
+
+class Entry(NamedTuple):
+    """A task that has a name.
+
+    Attributes
+    ----------
+    task : str
+        Its class as ``module:Class``, a module of ``pylongctx.eval``.
+    help : str
+        What it measures, in a line.
+    data : str
+        What ``--data`` names, for a class with the field ``data``; empty when the samples are made.
+    lengths : str
+        Default of ``--lengths``, in tokens.
+    options : bool
+        Whether ``pylongctx.cli.eval.NAME`` adds the options. Else the class has the standard ones: ``data`` if it reads
+        a file, ``tests`` for ``--limit``, and ``max_tokens`` for ``--predict``.
+    plans_only : bool
+        Whether only ``pylongctx matrix`` knows it.
+
+    Examples
+    --------
+    >>> TASKS["leval"].data
+    'a file of L-Eval, such as quality.jsonl'
+    """
+
+    task: str
+    help: str
+    data: str = ""
+    lengths: str = "4096"
+    options: bool = False
+    plans_only: bool = False
+
+
+TASKS = {
+    "passkey": Entry("passkey:Passkey", "hide a number in a long text and ask for it", options=True),
+    "needle": Entry("needle:Needle", "find a sentence in a long text, by length and depth", options=True),
+    "recall": Entry("recall:Recall", "several questions on one text that is read once", options=True),
+    "ruler": Entry("ruler:Ruler", "RULER's 13 tasks", options=True),
+    "longbench": Entry("longbench:LongBench", "LongBench's 21 tasks, from its files", options=True),
+    "leval": Entry("leval:Choices", "multiple choice, from L-Eval's files", "a file of L-Eval, such as quality.jsonl"),
+    "perplexity": Entry("perplexity:Perplexity", "how well a text is predicted", options=True),
+    "kld": Entry("kld:Divergence", "how far from full attention", plans_only=True),
+    "chunks": Entry("chunks:Chunks", "what every head reads", plans_only=True),
+}
+
+
+def task_class(name: str) -> type[Task]:
+    """Return the class of a task.
+
+    Raises
+    ------
+    KeyError
+        When no task has the name.
+
+    Examples
+    --------
+    >>> task_class("leval").__name__
+    'Choices'
+    """
+    module, _, cls = TASKS[name].task.partition(":")
+    found: type[Task] = getattr(import_module(f"pylongctx.eval.{module}"), cls)
+    return found
