@@ -210,6 +210,23 @@ def test_hotpot_questions_have_ten_documents(hotpot):
     assert drawn.answers == ["yes 2"]
 
 
+def test_questions_in_the_form_of_the_quality_demo_have_the_same_documents(tmp_path, hotpot):
+    other = []
+    for item in HOTPOT:
+        (title_a, para_a), (title_b, para_b), *distractors = item["context"]
+        pair = {"title_a": title_a, "para_a": para_a, "title_b": title_b, "para_b": para_b}
+        asked = {"question": item["question"], "answer": item["answer"]}
+        other.append(asked | pair | {"distractors": distractors})
+    file = tmp_path / "demo.json"
+    file.write_text(json.dumps(other))
+    prompts = {"template": "{context}|{query}", "answer_prefix": ""}
+    drawn = [Documents("qa_2", prompts, 42, name).draw(2, 10) for name in (hotpot, str(file))]
+    assert drawn[0] == drawn[1]
+    file.write_text(json.dumps([*other, {"question": "Who?", "answer": "He", "title_a": "He"}]))
+    with pytest.raises(ValueError, match=rf"demo.json, item {len(other) + 1}: there is no field 'title_b'"):
+        Documents("qa_2", prompts, 42, str(file))
+
+
 def test_few_documents_are_repeated(hotpot):
     drawn = Documents("qa_2", {"template": "{context}{query}", "answer_prefix": ""}, 42, hotpot).draw(0, 120)
     assert drawn.prompt.count("T3-3") == 2
@@ -263,7 +280,7 @@ def test_errors(name, length, data, message):
 def test_a_file_of_something_else_is_an_error(tmp_path, squad):
     file = tmp_path / "other.json"
     file.write_text("{}")
-    with pytest.raises(ValueError, match="is no JSON file of SQuAD"):
+    with pytest.raises(ValueError, match=r"other.json: there is no field 'data'; it has none"):
         samples("qa_1", 1000, data=str(file))
     with pytest.raises(ValueError, match="has 34 questions, not 99"):
         samples("qa_1", 1000, 99, data=squad)

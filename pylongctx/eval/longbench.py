@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from importlib import resources
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pylongctx.eval import scorers
+from pylongctx.eval.files import Kind, published, read_rows
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Answer, Question, Record, Sample, Vocabulary
 
 MARGIN = 16  # tokens by which a prompt may grow when its cut halves are joined
+FIELDS: dict[str, Kind] = {"context": str, "input": str, "answers": list, "length": int}
 BUCKETS = {"0-4k": (0, 4000), "4-8k": (4000, 8000), "8k+": (8000, float("inf"))}  # words, of LongBench-E
 
 
-@cache
 def tasks() -> dict[str, Any]:
     """Return prompt, longest answer and metric of every task."""
-    file = resources.files("pylongctx.eval") / "data" / "longbench.json"
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["tasks"]
-    return found
+    return published("longbench")
 
 
 def cut_middle(vocabulary: Vocabulary, text: str, n: int) -> str:
@@ -70,10 +67,8 @@ class LongBench(Question):
 
     def _lines(self) -> list[dict[str, Any]]:
         file = Path(self.data) / f"{self.name}{'_e' * self.e}.jsonl"
-        if not file.is_file():
-            raise ValueError(f"{file} does not exist; --data is a folder with LongBench's .jsonl files")
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
-        return lines[: self.tests]
+        classes: dict[str, Kind] = {"all_classes": list} if tasks()[self.name]["metric"] == "classification" else {}
+        return read_rows(file, FIELDS | classes, "--data is a folder with LongBench's .jsonl files")[: self.tests]
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return the samples of the file; the seed changes nothing."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Any
 
+from pylongctx.eval.files import check_fields, read_json
 from pylongctx.eval.ruler.sizes import Drawn
+
+N_PUBLISHED = {"qa_1": 5928, "qa_2": 7405}  # questions in RULER's own files: of SQuAD 2.0 dev, of HotpotQA dev
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,17 @@ class Asked:
     related: list[int]
 
 
-def read_squad(data: Any) -> tuple[list[Asked], list[str]]:
+def read_squad(data: Any, file: str) -> tuple[list[Asked], list[str]]:
     """Return the questions and the documents of SQuAD's JSON; unanswerable ones are left out."""
-    documents = sorted({p["context"] for d in data["data"] for p in d["paragraphs"]})
+    articles = check_fields(data, {"data": list}, file)["data"]
+    for i, article in enumerate(articles, 1):
+        for paragraph in check_fields(article, {"paragraphs": list}, f"{file}, article {i}")["paragraphs"]:
+            for qa in check_fields(paragraph, {"context": str, "qas": list}, f"{file}, article {i}")["qas"]:
+                check_fields(qa, {"question": str, "answers": list}, f"{file}, article {i}, a question")
+    documents = sorted({p["context"] for d in articles for p in d["paragraphs"]})
     number = {text: i for i, text in enumerate(documents)}
     asked = []
-    for article in data["data"]:
+    for article in articles:
         all_here = [number[p["context"]] for p in article["paragraphs"]]
         for paragraph in article["paragraphs"]:
             own = number[paragraph["context"]]
@@ -36,16 +42,29 @@ def read_squad(data: Any) -> tuple[list[Asked], list[str]]:
     return asked, documents
 
 
-def read_hotpotqa(data: Any) -> tuple[list[Asked], list[str]]:
-    """Return the questions and the documents of HotpotQA's JSON."""
-
-    def texts(item: Any) -> list[str]:
-        return [f"{title}\n{''.join(lines)}" for title, lines in item["context"]]
-
-    documents = sorted({text for item in data for text in texts(item)})
+def read_hotpotqa(data: Any, file: str) -> tuple[list[Asked], list[str]]:
+    """Return the questions and the documents of HotpotQA's JSON, in its own form or in that of the QuALITY demo."""
+    if not isinstance(data, list):
+        raise ValueError(f"{file} is not a list of questions")
+    items = [(_contexts(item, f"{file}, item {i}"), item) for i, item in enumerate(data, 1)]
+    texts = [[f"{title}\n{''.join(lines)}" for title, lines in contexts] for contexts, _ in items]
+    documents = sorted({text for one in texts for text in one})
     number = {text: i for i, text in enumerate(documents)}
-    asked = [Asked(item["question"], [item["answer"]], [number[t] for t in texts(item)], []) for item in data]
-    return asked, documents
+    pairs = zip(texts, items, strict=True)
+    return [
+        Asked(item["question"], [item["answer"]], [number[t] for t in one], []) for one, (_, item) in pairs
+    ], documents
+
+
+def _contexts(item: Any, where: str) -> list[Any]:
+    """Return titles and sentences of an item: of "context", or of "title_a", "para_a", ... and "distractors"."""
+    check_fields(item, {"question": str, "answer": str}, where)
+    if "title_a" in item:
+        pairs = dict.fromkeys(("title_a", "title_b"), str) | dict.fromkeys(("para_a", "para_b", "distractors"), list)
+        check_fields(item, pairs, where)
+        return [(item["title_a"], item["para_a"]), (item["title_b"], item["para_b"]), *item["distractors"]]
+    found: list[Any] = check_fields(item, {"context": list}, where)["context"]
+    return found
 
 
 READERS = {"qa_1": read_squad, "qa_2": read_hotpotqa}
@@ -58,10 +77,8 @@ class Documents:
         what = "SQuAD" if name == "qa_1" else "HotpotQA"
         if data is None:
             raise ValueError(f"{name} needs the questions of {what}: --data FILE, its JSON file")
-        try:
-            self._asked, self._documents = READERS[name](json.loads(Path(data).read_text(encoding="utf-8")))
-        except (KeyError, TypeError, ValueError) as reason:
-            raise ValueError(f"{data} is no JSON file of {what}") from reason
+        self._asked, self._documents = READERS[name](read_json(data, f"--data is a JSON file of {what}"), data)
+        self.exact = len(self._asked) == N_PUBLISHED[name]
         self._template, self._prefix, self._seed = prompts["template"], prompts["answer_prefix"], seed
         self._random = Random(seed)
 

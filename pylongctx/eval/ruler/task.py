@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
 from typing import Any, ClassVar
 
+from pylongctx.eval.files import check_fields, published, read_json
 from pylongctx.eval.haystack import SYNTHETIC, load_text
 from pylongctx.eval.ruler.documents import READERS, Documents
 from pylongctx.eval.ruler.niah import KINDS, Niah
@@ -58,7 +57,7 @@ class Ruler(Question):
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return the samples; the tokens of the answer are part of the length."""
-        prompts = _prompts()[FAMILIES[self.name]]
+        prompts = published("ruler")[FAMILIES[self.name]]
         sizes = _Sizes(vocabulary, length, prompts["tokens_to_generate"])
         try:
             drawn, exact = self._draw(prompts, sizes, seed)
@@ -88,7 +87,8 @@ class Ruler(Question):
             frequent = Frequent(prompts, seed, sizes.room)
             n_words = frequent.n_words(sizes.of)
             return (frequent.draw(n_words, sizes.of) for _ in range(self.tests)), lambda: True
-        return self._among_documents(Documents(self.name, prompts, seed, self.data), sizes), lambda: True
+        documents = Documents(self.name, prompts, seed, self.data)
+        return self._among_documents(documents, sizes), lambda: documents.exact
 
     @property
     def _wants_essay(self) -> bool:
@@ -98,8 +98,8 @@ class Ruler(Question):
         if not self._wants_essay:
             return ""
         if self.data is not None and self.data.endswith(".json"):
-            with open(self.data, encoding="utf-8") as file:
-                return str(json.load(file)["text"])
+            essays = read_json(self.data, "--data is a text, a folder of texts, or RULER's PaulGrahamEssays.json")
+            return str(check_fields(essays, {"text": str}, self.data)["text"])
         return load_text(self.data or SYNTHETIC, ESSAY_CHARACTERS if self.data is None else 1, seed)
 
     def _tracked(self, tracking: Tracking, sizes: _Sizes) -> Iterator[Drawn]:
@@ -158,9 +158,3 @@ class _Sizes:
         """Yield ``n`` prompts of the largest size; ``last`` draws them, where the search does it another way."""
         n_units = self.units(draw, step, n_shown, probe)
         yield from draw_all(last or draw, self.fits, n_units, step, n)
-
-
-def _prompts() -> dict[str, Any]:
-    file = resources.files("pylongctx.eval") / "data" / "ruler.json"
-    prompts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["tasks"]
-    return prompts

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import string
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from importlib import resources
 from itertools import accumulate
-from pathlib import Path
 from random import Random
 from typing import Any, overload
 
 import numpy as np
 
+from pylongctx.eval.files import read_json
 from pylongctx.eval.ruler.sizes import Drawn
 
 N_COMMON = 10
@@ -97,7 +96,10 @@ class Common:
         if n <= len(self._words):
             return self._words
         if not self._more and self._more_file:
-            self._more = list(json.loads(Path(self._more_file).read_text(encoding="utf-8")).values())
+            words = read_json(self._more_file, "--data for cwe is RULER's english_words.json")
+            if not isinstance(words, dict):
+                raise ValueError(f"{self._more_file} is not an object of words, as RULER's english_words.json is")
+            self._more = list(words.values())
         if not self._more:
             self._more, self.exact = invented_words(N_INVENTED), False
         return self._more
