@@ -11,7 +11,7 @@ from vocabulary import Words
 
 from pylongctx.eval import runner
 from pylongctx.eval.kld import Divergence
-from pylongctx.eval.leval import Choices
+from pylongctx.eval.leval import LEval
 from pylongctx.eval.longbench import LongBench
 from pylongctx.eval.needle import Needle
 from pylongctx.eval.passkey import Passkey
@@ -27,7 +27,7 @@ TASKS = [
     Recall(),
     Ruler("vt", 3),
     LongBench("trec", "data"),
-    Choices("quality.jsonl"),
+    LEval("quality.jsonl"),
     Perplexity("a.txt"),
     Divergence("a.txt"),
 ]

@@ -57,7 +57,7 @@ WITNESSES = (
     }),
     Witness("Add an architecture", "xverse", r"\bxverse\b|\bLLM_ARCH_XVERSE\b"),
     Witness("Add a memory kind", "hybrid_iswa", r"hybrid_iswa"),
-    Witness("Add an evaluation task", "leval", r"\bleval\b|\bChoices\b(?! of)", {
+    Witness("Add an evaluation task", "leval", r"\bleval\b|\bLEval\b", {
         "pylongctx/cli/__init__.py": "it was a command of its own",
     }),
     Witness("Add a sub-op", "fetch", r"\bLCTX_OP_FETCH\b|\blctx_((cpu|cuda)_)?fetch(_[a-z]+)*\b|[*]fetch[*]"),

@@ -1,73 +1,92 @@
-"""Multiple choice on long documents, in L-Eval's files and with its score (arXiv 2307.11088); the prompt is our own."""
+"""L-Eval's closed-ended tasks: the user's files, its prompts and scores (arXiv 2307.11088).
+
+Prompts are those of Baselines/llama2-chat-test.py; the system prompt begins the message, since many templates have no
+place for it. Documents lose their end where they are too long, as there. Answers are shorter than the 512 tokens that
+the authors allow, where the score reads their beginning.
+"""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pylongctx.eval.scorers import multiple_choice
-from pylongctx.eval.task import Answer, Question, Sample, Vocabulary
+from pylongctx.eval.files import Kind, published, read_rows
+from pylongctx.eval.fitting import fitted
+from pylongctx.eval.scorers import contained, mean, multiple_choice, same_number
+from pylongctx.eval.task import Answer, Question, Record, Sample, Vocabulary
 
-SEVERAL = "coursera"  # the one of L-Eval's tasks in which several letters can be right
-ONE_RIGHT = "exactly one of them is right. Answer with its letter alone, such as B."
-SOME_RIGHT = "one or several of them are right. Answer with their letters alone, such as B or AC."
-PROMPT = "Read a document and answer a question with choices; {rule}\n\nDocument:\n{document}\n\nQuestion: {question}"
-MARGIN = 8  # tokens by which a document may grow when it is cut and joined
+FIELDS: dict[str, Kind] = {"input": str, "instructions": list, "outputs": list}
+PLACES = ("first", "second", "third")  # of a topic, in the order of the questions
 
 
 @dataclass(frozen=True)
-class Choices(Question):
-    """Choose the right answers to questions about documents.
+class LEval(Question):
+    """Answer questions about documents: choices, numbers and topics.
 
     Attributes
     ----------
     data : str
-        A file of L-Eval such as ``quality.jsonl``: one document per line with "instructions" and "outputs".
+        A file of L-Eval: ``quality.jsonl``, ``coursera.jsonl``, ``gsm100.jsonl`` or ``topic_retrieval_longchat.jsonl``.
+        The name tells the kind, as in L-Eval; another one has choices of which one is right.
     tests : int or None
         Only so many questions, the first ones.
-    several : bool or None
-        Whether several letters can be right. None: in a file named ``coursera``.
+    max_tokens : int or None
+        Most tokens of an answer. None: 32 for letters, 64 for topics, 512 for a calculation.
+
+    Examples
+    --------
+    >>> LEval("LEval/gsm100.jsonl").kind
+    'gsm'
     """
 
     headline: ClassVar[str] = "score"
     data: str
     tests: int | None = None
-    several: bool | None = None
-    max_tokens: int = 16
+    max_tokens: int | None = None
     name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", Path(self.data).stem)
 
     @property
-    def _several(self) -> bool:
-        return self.name.startswith(SEVERAL) if self.several is None else self.several
+    def kind(self) -> str:
+        """The kind of questions: gsm, topic, coursera or choice."""
+        return next((kind for kind in ("gsm", "topic", "coursera") if kind in self.name), "choice")
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return one sample per question; long documents lose their end. The seed changes nothing."""
-        file = Path(self.data)
-        if not file.is_file():
-            raise ValueError(f"{file} does not exist; --data is a file of L-Eval, such as quality.jsonl")
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
-        asked = [(i, j, line) for i, line in enumerate(lines) for j in range(len(line["instructions"]))]
-        return [self._sample(vocabulary, length, i, j, line) for i, j, line in asked[: self.tests]]
+        rows = read_rows(self.data, FIELDS, "--data is a file of L-Eval, such as quality.jsonl")
+        asked = [(i, j, row) for i, row in enumerate(rows) for j in range(len(row["instructions"]))]
+        return [self._sample(vocabulary, length, i, j, row) for i, j, row in asked[: self.tests]]
 
-    def _sample(self, vocabulary: Vocabulary, length: int, i: int, j: int, line: dict[str, Any]) -> Sample:
-        rule = SOME_RIGHT if self._several else ONE_RIGHT
+    def _sample(self, vocabulary: Vocabulary, length: int, i: int, j: int, row: dict[str, Any]) -> Sample:
+        task, question = published("leval")[self.kind], row["instructions"][j]
+        n = self.max_tokens or task["max_tokens"]
 
         def sample(document: str) -> Sample:
-            prompt = PROMPT.format(rule=rule, document=document, question=line["instructions"][j].strip())
-            answers = (line["outputs"][j],)
-            return Sample(f"{length}-{i}-{j}", prompt, "\nAnswer:", answers, self.max_tokens)
+            prompt = task["system"] + task["prompt"].format(document=document, question=question)
+            facts = {"question": j}
+            return Sample(
+                f"{length}-{i}-{j}", prompt, task["prefix"], (row["outputs"][j],), n, tuple(task["stop"]), facts=facts
+            )
 
-        room = length - len(vocabulary.tokens(sample(""))) - self.max_tokens - MARGIN
-        if room < 1:
-            raise ValueError(f"{self.name}, length {length}: the question alone is longer")
-        tokens = vocabulary.tokenize(line["input"])
-        return sample(line["input"] if len(tokens) <= room else vocabulary.detokenize(tokens[:room]))
+        return fitted(vocabulary, sample, row["input"], length, f"{self.name}, length {length}")
 
     def scores(self, sample: Sample, answer: Answer) -> dict[str, float]:
-        """Return 1 for the right letters and 0.25 for some of them, as L-Eval does."""
-        return {"score": multiple_choice(answer.text.strip(), sample.answers, self._several)}
+        """Return L-Eval's exact match: of the letters (0.25 for some of the right ones), the number, or the topic."""
+        text = answer.text.strip()
+        if self.kind == "gsm":
+            return {"score": same_number(text, sample.answers)}
+        if self.kind == "topic":
+            return {"score": contained(text, sample.answers)}
+        return {"score": multiple_choice(text, sample.answers, self.kind == "coursera")}
+
+    def summary(self, records: Sequence[Record]) -> dict[str, float]:
+        """Return the mean score; of topics also that of the first, the second and the third one."""
+        found = super().summary(records)
+        if self.kind == "topic":
+            for j, place in enumerate(PLACES):
+                found[place] = mean(record["score"] for record in records if record["question"] == j)
+        return found

@@ -51,7 +51,7 @@ TASKS = {
     "recall": Entry("recall:Recall", "several questions on one text that is read once", options=True),
     "ruler": Entry("ruler:Ruler", "RULER's 13 tasks", options=True),
     "longbench": Entry("longbench:LongBench", "LongBench's 21 tasks, from its files", options=True),
-    "leval": Entry("leval:Choices", "multiple choice, from L-Eval's files", "a file of L-Eval, such as quality.jsonl"),
+    "leval": Entry("leval:LEval", "L-Eval's closed-ended tasks", "a file of L-Eval, such as quality.jsonl"),
     "perplexity": Entry("perplexity:Perplexity", "how well a text is predicted", options=True),
     "kld": Entry("kld:Divergence", "how far from full attention", plans_only=True),
     "chunks": Entry("chunks:Chunks", "what every head reads", plans_only=True),
@@ -69,7 +69,7 @@ def task_class(name: str) -> type[Task]:
     Examples
     --------
     >>> task_class("leval").__name__
-    'Choices'
+    'LEval'
     """
     module, _, cls = TASKS[name].task.partition(":")
     found: type[Task] = getattr(import_module(f"pylongctx.eval.{module}"), cls)

@@ -269,13 +269,17 @@ def chosen_letters(response: str, several: bool) -> str:
     >>> chosen_letters("(B) because", several=False)
     'B'
     """
+    if response and response in CHOICES:
+        return response
     if not several and (single := re.search(f"[{CHOICES}]", response)):
         return single.group()
     leading = response[: len(response) - len(response.lstrip(CHOICES))]
     if len(leading) > 1:
         return "".join(sorted(set(leading)))
     rest = response[len(leading) :].split("Question")[0]
-    return "".join(sorted({*leading, *re.findall(f"[{CHOICES}](?=[\\s.)])", rest)})) or "A"
+    found = "".join(sorted({*leading, *re.findall(f"[{CHOICES}](?=[\\s.)])", rest)}))
+    together = re.search(f"[{CHOICES}]+", rest)
+    return found or (together.group() if together else "A")
 
 
 def right_letters(answer: str) -> str:
@@ -297,6 +301,8 @@ def multiple_choice(prediction: str, answers: Sequence[str], several: bool = Fal
     >>> multiple_choice("A", ["AC"])
     0.25
     """
+    if not prediction.strip():
+        return 0.0
     said = chosen_letters(prediction, several)
 
     def one(answer: str) -> float:
@@ -304,3 +310,36 @@ def multiple_choice(prediction: str, answers: Sequence[str], several: bool = Fal
         return 1.0 if said == wanted else 0.25 * (set(said) <= set(wanted))
 
     return max(map(one, answers))
+
+
+def same_number(prediction: str, answers: Sequence[str]) -> float:
+    """Return whether the number after "The answer is", or the last one of the first paragraph, is an answer.
+
+    Only the digits before a point count, as published.
+
+    Examples
+    --------
+    >>> same_number("5 + 13 = 18. The answer is $18.00", ["18"])
+    1.0
+    """
+    said = _final_digits(prediction)
+    return float(bool(said) and any(int(said) == int(_final_digits(answer) or -1) for answer in answers))
+
+
+def _final_digits(text: str) -> str:
+    given = re.search(r"The answer is (\S+)", text)
+    words = [given.group(1)] if given else reversed(text.split("\n\n")[0].split(" "))
+    word = next((word for word in words if re.search(r"\d", word)), "")
+    return re.sub(r"\D", "", word.split(".")[0])
+
+
+def contained(prediction: str, answers: Sequence[str]) -> float:
+    """Return whether the prediction contains an answer; case and spaces do not count.
+
+    Examples
+    --------
+    >>> contained("It was Space Tourism.", ["space tourism"])
+    1.0
+    """
+    text = prediction.lower().replace(" ", "")
+    return float(any(answer.lower().replace(" ", "") in text for answer in answers))
