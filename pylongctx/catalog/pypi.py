@@ -10,13 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from html.parser import HTMLParser
-from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
-from urllib.error import URLError
 from urllib.parse import unquote, urljoin, urlsplit
-from urllib.request import Request, urlopen
 
 from pylongctx._cache_folder import VARIABLE, cache_folder
 from pylongctx._units import bytes_text
@@ -177,6 +174,9 @@ def _find(index: str, wheel: Wheel) -> str:
 
 def _blocks(address: str) -> Iterator[bytes]:
     """Yield what lies at an address; ConnectionError for whatever goes wrong with that."""
+    from http.client import HTTPException  # here, as the list of models needs no network
+    from urllib.error import URLError
+
     try:
         with _open(address) as response:
             while block := response.read(BLOCK):
@@ -187,4 +187,6 @@ def _blocks(address: str) -> Iterator[bytes]:
 
 
 def _open(address: str) -> Any:
+    from urllib.request import Request, urlopen
+
     return urlopen(Request(address, headers={"User-Agent": "pylongctx"}), timeout=PATIENCE)

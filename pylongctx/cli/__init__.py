@@ -5,51 +5,36 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
 
 from pylongctx import __version__
 from pylongctx._log import show
+from pylongctx.cli.help import command_list
 from pylongctx.cli.parser import Parser
 
+PROGRAM = "pylongctx"
 # name: the module of the command, and what it is for
 COMMANDS = {
     "ask": ("ask", "ask about files"),
-    "get": ("get", "list and fetch models"),
     "chat": ("chat", "talk with a model"),
     "complete": ("complete", "continue a text"),
-    "serve": ("serve", "serve a model to OpenAI's clients"),
-    "eval": ("eval", "measure what a model can do with a long text: eval TASK"),
+    "serve": ("serve", "serve a model to OpenAI's clients, and a chat page"),
+    "get": ("get", "list and fetch models"),
+    "kv": ("store", "show and clean a KV store"),
+    "eval": ("eval", "measure what a model can do with a long text"),
+    "bench": ("bench", "measure speed and memory, as llama-bench"),
     "matrix": ("matrix", "every method on every task and length"),
     "report": ("report", "tables and pictures of what was measured"),
-    "bench": ("bench", "measure speed and memory, as llama-bench"),
     "inspect": ("inspect", "show what the heads read and keep"),
-    "kv": ("store", "show and clean a KV store"),
-    "rpc-server": ("rpc_server", "lend this machine to another"),
     "doctor": ("doctor", "show the installation"),
+    "rpc-server": ("rpc_server", "lend this machine to another"),
+}
+GROUPS = {
+    "talk": ("ask", "chat", "complete", "serve"),
+    "models": ("get", "kv"),
+    "measure": ("eval", "bench", "matrix", "report", "inspect"),
+    "machine": ("doctor", "rpc-server"),
 }
 MOVED = ("passkey", "needle", "recall", "ruler", "longbench", "leval", "perplexity")  # which eval has now
-
-
-class _Adder:
-    """Adds the parser of one command.
-
-    Parameters
-    ----------
-    commands : object
-        What ``add_subparsers`` returned.
-    help : str
-        What the command is for.
-    """
-
-    def __init__(self, commands: Any, help: str) -> None:
-        self._commands = commands
-        self._help = help
-
-    def add_parser(self, name: str, **more: Any) -> Parser:
-        """Return the parser of a command."""
-        parser: Parser = self._commands.add_parser(name, help=self._help, **more)
-        parser.set_defaults(parser=parser)
-        return parser
 
 
 def make_parser(command: str | None = None) -> Parser:
@@ -60,14 +45,18 @@ def make_parser(command: str | None = None) -> Parser:
     command : str or None
         The command; None: all of them. Of the others the names are known.
     """
-    parser = Parser(prog="pylongctx", description="Training-free long context for GGUF models.")
+    listed = command_list({title: [(name, COMMANDS[name][1]) for name in names] for title, names in GROUPS.items()})
+    epilog = f"{listed}\npylongctx COMMAND --help shows the options of a command."
+    parser = Parser(prog=PROGRAM, description="Training-free long context for GGUF models.", epilog=epilog)
     parser.add_argument("--version", action="version", version=f"pylongctx {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, (module, help) in COMMANDS.items():
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", prog=PROGRAM, help=argparse.SUPPRESS
+    )
+    for name, (module, _) in COMMANDS.items():
         if command in (None, name):
-            import_module(f"pylongctx.cli.{module}").add_parser(_Adder(commands, help))
+            import_module(f"pylongctx.cli.{module}").add_parser(commands)
         else:
-            commands.add_parser(name, help=help)
+            commands.add_parser(name)
     return parser
 
 

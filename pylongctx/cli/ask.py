@@ -38,7 +38,6 @@ EXAMPLES = """examples:
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser("ask", description=__doc__, epilog=EXAMPLES, allow_abbrev=False)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     help = "text, PDF and EPUB files, or folders of them (standard input), and last the question"
     parser.add_argument("words", nargs="+", metavar="FILE... QUESTION", help=help)
     options = Options(parser, "ask")

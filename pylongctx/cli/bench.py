@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> None:
     )
     refused = Options(parser, environment=False)
     refused.refuse("--rpc", reason="bench measures this machine; Llama(rpc_servers=...) uses others")
-    refused.refuse("--kv-offload", reason="bench/offload.py measures it, pylongctx inspect and passkey use it")
+    refused.refuse("--kv-offload", reason="bench/offload.py measures it, pylongctx inspect and eval use it")
     parser.set_defaults(run=run)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -21,7 +21,9 @@ from pylongctx.cli.options import llama_arguments, model_path
 from pylongctx.methods import Method
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
     from pylongctx.engine.context import KVUsage
     from pylongctx.eval.passkey import Prompt, Trial
@@ -151,7 +153,7 @@ def kept_report(kept: Kept) -> dict[str, Any]:
 
 
 def _row_share(kept: Kept) -> float:
-    return float(kept.usage.rows.sum() / (np.count_nonzero(kept.usage.rows) * kept.n_tokens))
+    return float(kept.usage.rows.sum() / (int((kept.usage.rows > 0).sum()) * kept.n_tokens))
 
 
 def _kept_table(kept: Kept) -> Table:
@@ -193,12 +195,19 @@ def _percent(share: float) -> str:
 # ---- compression ----
 
 
+def _spread(first: int, last: int, n: int) -> NDArray[np.int64]:
+    """Return up to ``n`` different numbers at even distances, the first and the last one among them."""
+    import numpy as np
+
+    return np.unique(np.linspace(first, last, n).astype(np.int64))
+
+
 def show_compression(args: argparse.Namespace, methods: list[Method]) -> None:
     """Run every method once, print bytes held at several lengths, write the plot."""
     from pylongctx.inspect import kvmap
 
     tokens = _tokens(args)
-    lengths = np.unique(np.linspace(0, len(tokens), args.samples + 1).astype(int)[1:])
+    lengths = _spread(0, len(tokens), args.samples + 1)[1:]
     runs = dict(_compress(args, method, tokens, lengths) for method in methods)
     for name, run in runs.items():
         Console().print(_compression_table(args, name, run))
@@ -242,7 +251,7 @@ def show_sparsity(args: argparse.Namespace, method: Method) -> None:
     from pylongctx.inspect import kvmap
 
     tokens = _tokens(args)
-    positions = np.unique(np.linspace(len(tokens) // 2, len(tokens) - 1, args.samples).astype(int))
+    positions = _spread(len(tokens) // 2, len(tokens) - 1, args.samples)
     shares = _measure(args, method, tokens, positions)
     mean = shares.mean(axis=0)
     Console().print(_sparsity_table(args, mean, positions))
@@ -257,7 +266,7 @@ IMPORTANT = "important: weight at least 1 / keys read, for some query head of th
 
 
 def _known(value: float) -> float | None:
-    return None if np.isnan(value) else value
+    return None if math.isnan(value) else value
 
 
 def _measure(
@@ -280,6 +289,7 @@ def _sparsity_table(args: argparse.Namespace, mean: NDArray[np.float64], positio
     table.add_column("mean", justify="right")
     table.add_column("each KV head")
     for layer, row in enumerate(100 * mean):
-        heads = " ".join("   -" if np.isnan(value) else f"{value:4.1f}" for value in row)
-        table.add_row(str(layer), f"{np.nanmean(row):.1f}", heads)
+        heads = " ".join("   -" if math.isnan(value) else f"{value:4.1f}" for value in row)
+        known = [value for value in row if not math.isnan(value)]
+        table.add_row(str(layer), f"{fmean(known):.1f}" if known else "-", heads)
     return table

@@ -24,12 +24,12 @@ BELONGS = {
 def add_method_options(options: Options) -> None:
     """Add the method, its sizes, and a limit of its memory, see ``chosen_method``."""
     add = options.add
-    add("--method", metavar="M", env=VARIABLE, help="how a long context is read: longheads+corm, none, ... (auto)")
+    add("--method", metavar="M", env=VARIABLE, help="method for long contexts: longheads+corm, none, ... (auto)")
     add("-gan", "--grp-attn-n", parse=integer, env="LLAMA_ARG_GRP_ATTN_N", help="SelfExtend's group_size")
     add("-gaw", "--grp-attn-w", parse=integer, env="LLAMA_ARG_GRP_ATTN_W", help="SelfExtend's neighbor_window")
     add("--chunk-size", parse=integer, help="LongHeads' chunk_size")
     add("--attn-window", parse=integer, help="LongHeads' window")
-    add("--kv-limit", parse=_bytes, metavar="MIB", help="most MiB of KV memory")
+    add("--kv-limit", parse=_bytes, metavar="MIB", help="largest KV memory in MiB")
 
 
 def _bytes(text: str) -> int:

@@ -83,11 +83,11 @@ YARN = {
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add the model and what passkey and inspect let configure of its context; no variables are read."""
-    options = Options(parser, environment=False)
+    options = Options(parser, "model and context", environment=False)
     _add_model(parser, options)
     _add_context(options)
-    _add_devices(options)
-    _add_rope(options)
+    _add_devices(Options(parser, "devices", environment=False))
+    _add_rope(Options(parser, "positions", environment=False))
 
 
 def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) -> None:
@@ -95,7 +95,7 @@ def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) 
     options = Options(parser, "model and context")
     _add_model(parser, options, positional)
     add = options.add
-    add("-c", "--ctx-size", parse=integer, env="LLAMA_ARG_CTX_SIZE", help="tokens of the context (the model's)")
+    add("-c", "--ctx-size", parse=integer, env="LLAMA_ARG_CTX_SIZE", help="context size in tokens (the model's)")
     _add_context(options)
     add("-fa", "--flash-attn", parse=_flash_attention, metavar="on|auto", env="LLAMA_ARG_FLASH_ATTN", help="always on")
     modes = one_of(tuple(LOAD_MODES))
@@ -108,7 +108,7 @@ def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) 
     options.several("--lora-scaled", metavar="FILE:SCALE,...", help="LoRA adapters and their scales")
     help = "the model's name in answers (its file); serve takes several, with commas"
     add("-a", "--alias", metavar="NAME", env="LLAMA_ARG_ALIAS", help=help)
-    options.switch("-v", "--verbose", "--log-verbose", help="say what the library does")
+    options.switch("-v", "--verbose", "--log-verbose", help="show messages of the library")
     help = "from 4 on the same; lower numbers are as without it"
     add("-lv", "--verbosity", "--log-verbosity", parse=integer, env="LLAMA_ARG_LOG_VERBOSITY", help=help)
     options.switch("--offline", env="LLAMA_ARG_OFFLINE", help="fetch no model (off)")
@@ -121,16 +121,18 @@ def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) 
     no_shift, env = ("--no-context-shift",), "LLAMA_ARG_CONTEXT_SHIFT"
     help = "the same as --overflow evict_middle"
     reading.switch("--context-shift", off=no_shift, env=env, help=help, dest="overflow")
-    help = "what happens to a text that does not fit (error)"
+    help = "what to do with a text that does not fit (error)"
     reading.add("--overflow", parse=one_of(OVERFLOWS), metavar="|".join(OVERFLOWS), help=help)
-    reading.add("--kv-store", metavar="FOLDER", help="keep what was read: the same beginning is read once, ever (off)")
-    reading.add("--kv-store-limit", parse=_store_bytes, metavar="MIB", help="most MiB of it on disk (20480)")
-    help = "keep the first words of texts there, for pylongctx kv ls (on)"
+    reading.add("--kv-store", metavar="FOLDER", help="folder that keeps the KV cache: each prefix is read once (off)")
+    reading.add(
+        "--kv-store-limit", parse=_store_bytes, metavar="MIB", help="largest size of that folder in MiB (20480)"
+    )
+    help = "store the first words of each text, for pylongctx kv ls (on)"
     reading.switch("--kv-store-words", off=("--no-kv-store-words",), help=help, dest="kv_store_words")
     devices = Options(parser, "devices")
     _add_devices(devices)
     add_tensor_options(devices)
-    help = "let devices compute what lies in memory of the host (llama.cpp's default)"
+    help = "compute tensors of the host on devices (llama.cpp's default)"
     devices.switch("--op-offload", off=("--no-op-offload",), help=help, dest="op_offload")
     off = ("-nkvo", "--no-kv-offload")
     devices.switch("-kvo", off=off, env="LLAMA_ARG_KV_OFFLOAD", help="K and V with their layers (on)", dest="kvo")
@@ -150,7 +152,7 @@ def _add_model(parser: argparse.ArgumentParser, options: Options, positional: bo
         parser.add_argument("positional_model", nargs="?", metavar="model", help=MODEL)
     else:
         parser.set_defaults(positional_model=None)
-    help = "the same, as an option" if positional else "GGUF file, or a name that pylongctx get lists (smollm2-135m)"
+    help = "the model, as an option" if positional else "GGUF file, or a name that pylongctx get lists (smollm2-135m)"
     options.add("-m", "--model", metavar="FILE", env="LLAMA_ARG_MODEL", help=help)
     help, env = "a model of huggingface.co: user/name, or user/name:quant (Q4_K_M)", "LLAMA_ARG_HF_REPO"
     options.add("-hf", "-hfr", "--hf-repo", metavar="REPO", env=env, help=help)
@@ -159,8 +161,8 @@ def _add_model(parser: argparse.ArgumentParser, options: Options, positional: bo
 
 def _add_context(options: Options) -> None:
     add = options.add
-    add("-t", "--threads", parse=integer, env="LLAMA_ARG_THREADS", help="threads for one token")
-    add("-tb", "--threads-batch", parse=integer, help="threads for a prompt")
+    add("-t", "--threads", parse=integer, env="LLAMA_ARG_THREADS", help="threads for generation")
+    add("-tb", "--threads-batch", parse=integer, help="threads for prefill")
     add("-b", "--batch-size", parse=integer, env="LLAMA_ARG_BATCH", help="tokens per batch (512)")
     add("-ub", "--ubatch-size", parse=integer, env="LLAMA_ARG_UBATCH", help="tokens per graph (512)")
     for letter in "kv":
@@ -171,11 +173,11 @@ def _add_context(options: Options) -> None:
             env=f"LLAMA_ARG_CACHE_TYPE_{letter.upper()}",
             help=f"type of {letter.upper()} in the cache (f16)",
         )
-    options.switch("--swa-full", env="LLAMA_ARG_SWA_FULL", help="sliding windows keep every row")
-    help = "the same bits alone, beside others, behind a cached prefix and with drafts (off)"
+    options.switch("--swa-full", env="LLAMA_ARG_SWA_FULL", help="full-size KV cache for sliding windows")
+    help = "the same bits in any batch, with a cached prefix and with drafts (off)"
     options.switch("--deterministic", help=help, dest="deterministic")
     off = ("--no-preflight",)
-    options.switch("--preflight", off=off, help="open only what fits into memory (on)", dest="preflight")
+    options.switch("--preflight", off=off, help="check that model and KV cache fit into memory (on)", dest="preflight")
 
 
 def _add_devices(options: Options) -> None:
@@ -190,17 +192,24 @@ def _add_devices(options: Options) -> None:
     )
     add("--rpc", metavar="HOST:PORT,...", env="LLAMA_ARG_RPC", help="devices of machines that run pylongctx rpc-server")
     env = "LLAMA_ARG_TENSOR_SPLIT"
-    add("-ts", "--tensor-split", parse=_shares, metavar="N,N,...", env=env, help="shares of the devices (by memory)")
+    add(
+        "-ts",
+        "--tensor-split",
+        parse=_shares,
+        metavar="N,N,...",
+        env=env,
+        help="proportions of the devices (by memory)",
+    )
     add(
         "-sm",
         "--split-mode",
         parse=_split_mode,
         metavar=f"{{{','.join(SPLIT_MODES)}}}",
         env="LLAMA_ARG_SPLIT_MODE",
-        help="among devices (layer)",
+        help="how the model is split across devices (layer)",
     )
-    add("-mg", "--main-gpu", parse=integer, env="LLAMA_ARG_MAIN_GPU", help="the device, with --split-mode none")
-    help = "K and V in memory of the host, but for so much (auto); without a number as -kvo"
+    add("-mg", "--main-gpu", parse=integer, env="LLAMA_ARG_MAIN_GPU", help="device for --split-mode none")
+    help = "keep the KV cache in host memory, with up to MIB staged on the GPU (auto); without a number as -kvo"
     add("--kv-offload", parse=_mib, metavar="MIB", help=help, optional=True)
 
 

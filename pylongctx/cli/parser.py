@@ -3,15 +3,51 @@
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pylongctx._guess import guess
+from pylongctx.cli.help import FullHelp, Help, is_common
 
 CHOICE = re.compile(r"argument (\w+): invalid choice: '(.*?)' \(choose from (.*)\)", re.DOTALL)
 
 
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        assert isinstance(parser, Parser)
+        print(parser.full_help(), end="")
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors say what was meant, perhaps, and where the options are listed."""
+    """An ArgumentParser with a short help and a full one, whose errors guess what was meant."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", Help)
+        super().__init__(add_help=False, **kwargs)
+        self.set_defaults(parser=self)
+        self.add_argument("-h", "--help", action="help", help="show this help and exit")
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+    def format_help(self) -> str:
+        """Return the help; a short one says how many options there are."""
+        text = super().format_help()
+        shown = [
+            (action, group.title)
+            for group in self._action_groups
+            for action in group._group_actions
+            if action.help != argparse.SUPPRESS
+        ]
+        if self.formatter_class is FullHelp or all(is_common(*one) for one in shown):
+            return text
+        return f"{text}\n--help-all shows all {sum(bool(action.option_strings) for action, _ in shown)} options.\n"
+
+    def full_help(self) -> str:
+        """Return the help with all options."""
+        before, self.formatter_class = self.formatter_class, FullHelp
+        try:
+            return self.format_help()
+        finally:
+            self.formatter_class = before
 
     def error(self, message: str) -> NoReturn:
         """Print a line about a mistake, and exit with status 2."""
@@ -31,7 +67,7 @@ class Parser(argparse.ArgumentParser):
 
     def options(self) -> Iterator[str]:
         """Yield the names of all options."""
-        yield from re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", self.format_help())
+        yield from re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", self.full_help())
 
     def refuse(self, rest: Sequence[str]) -> NoReturn:
         """Print a line about words that the parser does not know, and exit with status 2."""

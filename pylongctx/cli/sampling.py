@@ -45,42 +45,56 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add how tokens are chosen and where an answer ends, see ``sampling_arguments``."""
     options = Options(parser, "sampling")
     add = options.add
-    add("-n", "--predict", "--n-predict", parse=_predict, env="LLAMA_ARG_N_PREDICT", help="most tokens (-1: no limit)")
+    add(
+        "-n",
+        "--predict",
+        "--n-predict",
+        parse=_predict,
+        env="LLAMA_ARG_N_PREDICT",
+        help="longest answer in tokens (-1: no limit)",
+    )
     add("-s", "--seed", parse=integer, help="seed (random)")
     add("--temp", "--temperature", parse=number, env="LLAMA_ARG_TEMPERATURE", help="temperature; 0 is greedy")
-    add("--top-k", parse=integer, env="LLAMA_ARG_TOP_K", help="the likeliest N tokens only (0: all)")
-    add("--top-p", parse=number, env="LLAMA_ARG_TOP_P", help="the likeliest tokens of this probability only (1: all)")
-    add("--min-p", parse=number, env="LLAMA_ARG_MIN_P", help="tokens of this share of the likeliest one only (0: all)")
+    add("--top-k", parse=integer, env="LLAMA_ARG_TOP_K", help="sample from the N most likely tokens (0: all)")
+    add("--top-p", parse=number, env="LLAMA_ARG_TOP_P", help="from the most likely ones up to this sum (1: all)")
+    add("--min-p", parse=number, env="LLAMA_ARG_MIN_P", help="lowest probability, relative to the best (0: all)")
     add("--typical", "--typical-p", parse=number, help="locally typical sampling (1: off)")
     names = ("--top-nsigma", "--top-n-sigma")
-    add(*names, parse=number, help="logits of so many deviations below the best only (-1: all)")
-    add("--xtc-probability", parse=number, help="XTC: how often the likeliest tokens are left out (0: never)")
-    add("--xtc-threshold", parse=number, help="XTC: tokens above this probability are left out, but one")
-    add("--dynatemp-range", parse=number, help="how far the temperature follows the entropy (0: not)")
-    add("--dynatemp-exp", parse=number, help="to which power of the entropy")
+    add(*names, parse=number, help="logits up to N standard deviations below the best (-1: all)")
+    add("--xtc-probability", parse=number, help="XTC: probability of removing the most likely tokens (0: off)")
+    add("--xtc-threshold", parse=number, help="XTC: tokens above this probability are removed, except one")
+    add("--dynatemp-range", parse=number, help="dynamic temperature range (0: off)")
+    add("--dynatemp-exp", parse=number, help="dynamic temperature exponent")
     add("--adaptive-target", parse=number, help="adaptive-p: prefer tokens near this probability (-1: off)")
     add("--adaptive-decay", parse=number, help="adaptive-p: how slowly it adapts, up to 0.99")
     add("--samplers", parse=_names, metavar="NAMES", help="the samplers that run, such as top_k;temperature (all)")
     names = ("--sampler-seq", "--sampling-seq")
     add(*names, parse=_letters, metavar="LETTERS", help="the same by llama.cpp's letters, such as kt")
-    add("--repeat-last-n", parse=integer, help="tokens that penalties look back at (0: off)")
-    add("--repeat-penalty", parse=number, env="LLAMA_ARG_REPEAT_PENALTY", help="divide what was said (1: off)")
-    add("--presence-penalty", parse=number, env="LLAMA_ARG_PRESENCE_PENALTY", help="subtract once (0: off)")
-    add("--frequency-penalty", parse=number, env="LLAMA_ARG_FREQUENCY_PENALTY", help="subtract per use (0: off)")
-    add("--dry-multiplier", parse=number, help="DRY: subtract from what makes a repetition longer (0: off)")
-    add("--dry-base", parse=number, help="DRY: by this factor more for every token of the repetition")
-    add("--dry-allowed-length", parse=integer, help="DRY: so many tokens may be repeated")
-    add("--dry-penalty-last-n", parse=integer, help="DRY: tokens to look back at, also in the prompt (0: off)")
-    help = "DRY: no repetition goes across this text; none: across all"
+    add("--repeat-last-n", parse=integer, help="tokens that the penalties look back at (0: off)")
+    add(
+        "--repeat-penalty",
+        parse=number,
+        env="LLAMA_ARG_REPEAT_PENALTY",
+        help="penalty for repeated tokens, a factor (1: off)",
+    )
+    add("--presence-penalty", parse=number, env="LLAMA_ARG_PRESENCE_PENALTY", help="penalty for used tokens (0: off)")
+    add("--frequency-penalty", parse=number, env="LLAMA_ARG_FREQUENCY_PENALTY", help="penalty per use (0: off)")
+    add("--dry-multiplier", parse=number, help="DRY: penalty for continuing a repetition (0: off)")
+    add("--dry-base", parse=number, help="DRY: factor per token of the repetition")
+    add("--dry-allowed-length", parse=integer, help="DRY: longest repetition without a penalty, in tokens")
+    add("--dry-penalty-last-n", parse=integer, help="DRY: tokens to look back at, the prompt included (0: off)")
+    help = "DRY: a repetition ends at this text; none: at no text"
     options.several("--dry-sequence-breaker", metavar="TEXT", help=help)
     add("--mirostat", parse=integer, help="Mirostat 1 or 2 (0: off)")
     add("--mirostat-lr", parse=number, help="its learning rate, eta")
     add("--mirostat-ent", parse=number, help="its target entropy, tau")
-    options.several("-l", "--logit-bias", parse=_bias, metavar="TOKEN+BIAS", help="likelier, or with - less likely")
-    options.several("-r", "--reverse-prompt", metavar="TEXT", help="an answer ends before this text")
-    add("--grammar", metavar="GBNF", help="grammar that holds the answer")
+    options.several(
+        "-l", "--logit-bias", parse=_bias, metavar="TOKEN+BIAS", help="make a token more likely, or less with -"
+    )
+    options.several("-r", "--reverse-prompt", metavar="TEXT", help="end the answer before this text")
+    add("--grammar", metavar="GBNF", help="grammar that the answer follows")
     add("--grammar-file", parse=file_text, metavar="FILE", help="the same, from a file")
-    add("-j", "--json-schema", metavar="SCHEMA", help="JSON schema that holds the answer; {} is any object")
+    add("-j", "--json-schema", metavar="SCHEMA", help="JSON schema that the answer follows; {} is any object")
     add("-jf", "--json-schema-file", parse=file_text, metavar="FILE", help="the same, from a file")
 
 
@@ -136,7 +150,7 @@ def add_template_options(parser: argparse.ArgumentParser) -> None:
     )
     help = "accepted: templates are always read as Jinja"
     options.switch("--jinja", off=("--no-jinja",), env="LLAMA_ARG_JINJA", help=help, dest="jinja")
-    help = "read texts of special tokens in what users and tools say as these tokens, as llama.cpp does"
+    help = "parse special tokens in messages of users and tools, as llama.cpp does"
     options.switch("--parse-special", help=help)
     options.add(
         "-rea",

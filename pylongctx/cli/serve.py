@@ -47,39 +47,44 @@ def add_parser(commands: Any) -> None:
     add_router_options(options)
     add("-np", "--parallel", parse=integer, env="LLAMA_ARG_N_PARALLEL", help=f"sequences of -c tokens ({PARALLEL})")
     add("--tags", metavar="A,B", env="LLAMA_ARG_TAGS", help="words about the model, for /v1/models (none)")
-    options.several("--api-key", metavar="KEY", help=f"key that clients must send; each shares nothing [{KEY}]")
-    add("--api-key-file", parse=file_text, metavar="FILE", help="the same from a file, one a line")
+    options.several("--api-key", metavar="KEY", help=f"API key; cached prefixes are not shared between keys [{KEY}]")
+    add("--api-key-file", parse=file_text, metavar="FILE", help="API keys from a file, one per line")
     options.several("--allowed-hosts", metavar="NAME", help="names of this server, * for any (localhost, addresses)")
     names = ("--cors-origin", "--cors-origins")
-    options.several(*names, metavar="URL", help="let pages of it ask; localhost: of this machine, *: all (none)")
+    options.several(
+        *names, metavar="URL", help="web pages that may send requests; localhost: of this machine, *: all (none)"
+    )
     add("--queue", parse=integer, help="requests that may wait for a sequence (64)")
     add("--max-body", parse=integer, metavar="MIB", help="most MiB of a request (64)")
     add("--document-cache", parse=integer, metavar="MIB", help="most MiB of documents that were read (2048)")
     what = "fields that are not served: name them in a header and the log, or refuse the request (warn)"
     add("--unknown-fields", parse=one_of(POLICIES), metavar="warn|ignore|refuse", help=what)
-    add("--stall", parse=number, metavar="SECONDS", help="/health fails when a step does not go on for longer (120)")
-    what = "of a step in which answers are written and prompts are read; 0: no limit (150)"
+    add("--stall", parse=number, metavar="SECONDS", help="time without progress after which /health fails (120)")
+    what = "longest step while answers are generated and prompts are read; 0: no limit (150)"
     add("--step-ms", parse=number, metavar="MS", help=what)
     env = "LLAMA_ARG_SLOT_SAVE_PATH"
     add("--slot-save-path", metavar="FOLDER", env=env, help="where /slots saves sequences (none)")
-    add("--grace", parse=number, metavar="SECONDS", help="for running requests when the server ends (10)")
+    add("--grace", parse=number, metavar="SECONDS", help="time for running requests when the server stops (10)")
     env = "LLAMA_ARG_EMBEDDINGS"
     options.switch("--embedding", "--embeddings", env=env, help="serve /v1/embeddings too", dest="embeddings")
-    env, help = "LLAMA_ARG_RERANKING", "serve /v1/rerank, for models with a head that judges documents"
+    env, help = "LLAMA_ARG_RERANKING", "serve /v1/rerank, for models with a classification head"
     options.switch("--rerank", "--reranking", env=env, help=help, dest="reranking")
     env = "LLAMA_ARG_POOLING"
-    add("--pooling", parse=one_of(POOLINGS[1:]), metavar="KIND", env=env, help="of embeddings (the model's)")
+    add("--pooling", parse=one_of(POOLINGS[1:]), metavar="KIND", env=env, help="pooling of embeddings (the model's)")
     env = "LLAMA_ARG_ENDPOINT_SLOTS"
-    options.switch("--slots", off=("--no-slots",), env=env, help="tell at /slots what sequences do (on)")
-    help = "fill in with the suffix before the prefix, for models that learned it so (off)"
+    options.switch("--slots", off=("--no-slots",), env=env, help="show the state of sequences at /slots (on)")
+    help = "put the suffix before the prefix in /infill (off)"
     options.switch("--spm-infill", help=help, dest="spm_infill")
     off = ("--no-ui", "--no-webui")
     options.switch("--ui", "--webui", off=off, env="LLAMA_ARG_UI", help="serve the chat page (on)", dest="page")
-    env, help = "LLAMA_ARG_CACHE_PROMPT", "use what earlier requests have evaluated, where one does not say so (on)"
+    env, help = (
+        "LLAMA_ARG_CACHE_PROMPT",
+        "reuse cached prefixes of earlier requests, unless a request says otherwise (on)",
+    )
     options.switch("--cache-prompt", off=("--no-cache-prompt",), env=env, help=help, dest="cache_prompt")
-    env, help = "LLAMA_ARG_PREFILL_ASSISTANT", "let an answer go on with a last message of the assistant (on)"
+    env, help = "LLAMA_ARG_PREFILL_ASSISTANT", "continue a last message of the assistant (on)"
     options.switch("--prefill-assistant", off=("--no-prefill-assistant",), env=env, help=help, dest="prefill_assistant")
-    env, help = "LLAMA_ARG_THINK", "thoughts: apart from the answer (auto, deepseek), or in it as they are (none)"
+    env, help = "LLAMA_ARG_THINK", "thoughts: a field of their own (auto, deepseek), or part of the answer (none)"
     add("--reasoning-format", parse=one_of(FORMATS), metavar="|".join(FORMATS), env=env, help=help)
     options.switch("-e", "--escape", off=("--no-escape",), help="read \\n and such in options (on)", dest="escape")
     add_web_options(options)

@@ -20,10 +20,12 @@ def add_parser(commands: Any) -> None:
         "action", choices=list(ACTIONS), help=", ".join(f"{name}: {help}" for name, help in ACTIONS.items())
     )
     parser.add_argument("folder", metavar="FOLDER", help="the folder of --kv-store")
-    parser.add_argument("text", nargs="*", metavar="TEXT", help="of rm: names that ls shows, or how they begin")
-    parser.add_argument("--no-words", action="store_true", help="of ls: hide how texts begin and what they are called")
-    parser.add_argument("--unused", type=float, metavar="DAYS", help="of rm: what was not used for so long")
-    parser.add_argument("--all", action="store_true", help="of rm: everything")
+    parser.add_argument("text", nargs="*", metavar="TEXT", help="rm: names that ls shows, or their first characters")
+    parser.add_argument("--no-words", action="store_true", help="ls: hide the first words and the names of texts")
+    parser.add_argument(
+        "--unused", type=float, metavar="DAYS", help="rm: remove entries that were not used for DAYS days"
+    )
+    parser.add_argument("--all", action="store_true", help="rm: remove everything")
     parser.set_defaults(run=run)
 
 

@@ -7,20 +7,23 @@ from importlib import import_module
 from typing import Any
 
 from pylongctx.cli.eval import standard
+from pylongctx.cli.help import command_list
 from pylongctx.cli.parser import Parser
 from pylongctx.eval.registry import TASKS, Entry
 
-EPILOG = "pylongctx eval TASK --help shows the options of a task; pylongctx matrix runs many tasks and methods."
+EPILOG = """pylongctx eval TASK --help shows the options of a task.
+pylongctx matrix runs many tasks and methods."""
 SHOWN = {name: entry for name, entry in TASKS.items() if not entry.plans_only}
 
 
 def add_parser(commands: Any) -> None:
     """Add the command and a parser for each task."""
-    parser = commands.add_parser("eval", description=__doc__, epilog=EPILOG)
+    listed = command_list({"tasks": [(name, entry.help) for name, entry in SHOWN.items()]})
+    parser = commands.add_parser("eval", description=__doc__, epilog=f"{listed}\n{EPILOG}")
     parser.set_defaults(run=show_tasks)
-    tasks = parser.add_subparsers(title="tasks", dest="task", metavar="TASK")
+    tasks = parser.add_subparsers(dest="task", metavar="TASK", prog=parser.prog, help=argparse.SUPPRESS)
     for name, entry in SHOWN.items():
-        _add_task(tasks.add_parser(name, help=entry.help), name, entry)
+        _add_task(tasks.add_parser(name), name, entry)
 
 
 def show_tasks(args: argparse.Namespace) -> int:
@@ -30,7 +33,6 @@ def show_tasks(args: argparse.Namespace) -> int:
 
 
 def _add_task(parser: Parser, name: str, entry: Entry) -> None:
-    parser.set_defaults(parser=parser)
     if not entry.options:
         standard.add_options(parser, entry)
         return
