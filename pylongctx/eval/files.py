@@ -147,6 +147,17 @@ def _name(value: Any) -> str:
     return NAMES.get(type(value), "null")
 
 
+def stem(path: str | Path) -> str:
+    """Return the name of a file without its endings.
+
+    Examples
+    --------
+    >>> stem("data/kv-retrieval-75_keys.jsonl.gz")
+    'kv-retrieval-75_keys'
+    """
+    return Path(str(path).removesuffix(".gz")).stem
+
+
 @cache
 def published(benchmark: str) -> dict[str, Any]:
     """Return what a benchmark published of its tasks, by name: prompts, longest answers, labels.

@@ -70,3 +70,44 @@ def fitted(vocabulary: Vocabulary, make: Callable[[str], Sample], document: str,
     tokens = vocabulary.tokenize(document)
     room = length - n_fixed
     return make(document if len(tokens) <= room else vocabulary.detokenize(tokens[:room]))
+
+
+def part_around(
+    vocabulary: Vocabulary, make: Callable[[slice], Sample], n: int, at: int, length: int, where: str
+) -> Sample:
+    """Return the sample of as many of ``n`` parts as fit into ``length``, the one at ``at`` at the same depth.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the sample of a range of parts.
+    where : str
+        What an error begins with.
+
+    Raises
+    ------
+    ValueError
+        When the asked part alone does not fit.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.task import ModelVocabulary
+    >>> sample = part_around(
+    ...     ModelVocabulary(llm), lambda part: Sample("0", "abcdefghij"[part]), n=10, at=9, length=4, where="x"
+    ... )
+    >>> sample.prompt.endswith("j")
+    True
+    """
+
+    def around(n_kept: int) -> slice:
+        start = round(at * (n - n_kept) / max(1, n - 1))
+        return slice(start, start + n_kept)
+
+    def size(n_kept: int) -> int:
+        sample = make(around(n_kept))
+        return len(vocabulary.tokens(sample)) + sample.max_tokens
+
+    if (least := size(1)) > length:
+        raise ValueError(f"{where}: one part and the answer need {least} tokens; ask for a greater length")
+    n_kept = n if size(n) <= length else largest_fit(lambda k: k < n and size(max(1, k)) <= length, n // 2)
+    return make(around(n_kept))

@@ -58,6 +58,18 @@ def first_number(prediction: str, answers: Sequence[str]) -> float:
     return float(number is not None and number.group() in answers)
 
 
+def last_number(prediction: str, answers: Sequence[str]) -> float:
+    """Return whether the last number is an answer, as LongEval has it.
+
+    Examples
+    --------
+    >>> last_number("The number in line 3 is <12345>.", ["12345"])
+    1.0
+    """
+    numbers = re.findall(r"\d+", prediction)
+    return float(bool(numbers) and int(numbers[-1]) in map(int, answers))
+
+
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
     """Return whether the prediction is an answer, after normalization.
 
