@@ -17,7 +17,7 @@ from pylongctx.errors import InvalidInput, ModelRefused
 
 SHORT = 512  # tokens: what a graph looks like does not depend on the length of the context
 SECONDS = 60
-LONG = 0.5  # seconds: a file that took longer is not tried again, see ``_note``
+LONG = 0.1  # seconds: a file that took longer is not tried again, see ``_note``
 ELSEWHERE = (
     *("tensor_split", "n_tensor_split", "rpc_servers", "n_gpu_layers", "split_mode", "main_gpu"),
     *("kv_overrides", "override_tensor"),

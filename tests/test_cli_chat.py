@@ -304,6 +304,14 @@ def test_a_terminal_does_not_obey_what_a_model_writes():
         assert "a\N{REPLACEMENT CHARACTER}]0;title\N{REPLACEMENT CHARACTER}b" in shown
 
 
+@pytest.mark.parametrize(("option", "shown"), [("--markdown", "two words"), ("--no-markdown", "**two** words")])
+def test_markdown_is_rendered(option, shown):
+    with Terminal("chat", "--grammar", 'root ::= "**two** words"', option) as terminal:
+        terminal.until("> ")
+        last = terminal.ask("Hello?").rpartition("\x1b[J")[2]
+        assert shown in re.sub(r"\x1b\[[\d;]*m", "", last)
+
+
 # ---- typing ----
 
 

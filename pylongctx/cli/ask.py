@@ -14,7 +14,7 @@ from pylongctx.cli.conversation import Conversation
 from pylongctx.cli.method import name_of
 from pylongctx.cli.options import add_llama_options, advised_sampling, model_path, open_llama
 from pylongctx.cli.sampling import (
-    add_loop_option,
+    add_answer_options,
     add_sampling_options,
     add_template_options,
     sampling_arguments,
@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("words", nargs="+", metavar="FILE... QUESTION", help=help)
     options = Options(parser, "ask")
     options.switch("--no-store", help="keep nothing on disk of what was read")
-    add_loop_option(parser)
+    add_answer_options(parser)
     add_llama_options(parser, positional=False)
     add_sampling_options(parser)
     add_template_options(parser)
@@ -51,7 +51,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the files, and answer the question."""
-    output, stop = Output(None), Stop()
+    output, stop = Output(None, args.markdown is not False), Stop()
     names, question = split(args.words)
     text = "".join(file.framed for file in _texts(names, output))
     if not args.model:
@@ -65,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         with stop.listening():
             _read(conversation, text, question)
-            _write(conversation, output, f"{text}\n{question}", stop)
+            output.answer(conversation.ask(f"{text}\n{question}", stop))
+            if conversation.turn.looped:
+                output.note("stopped: the answer repeats itself; --repeat-penalty 1.1 helps")
         told = f"{Path(llm.model_path).name}, {name_of(llm.method)}, {llm.n_ctx()} tokens of context"
         known = f", {llm.kv_store_usage().tokens} of them from the store" if args.kv_store else ""
         output.note(f"{told}{known}; {conversation.turn}")
@@ -131,14 +133,3 @@ def _read(conversation: Conversation, text: str, question: str) -> None:
 
     whole, other = (conversation.tokens_of(f"{text}\n{one}") for one in (question, f"\n{question}"))
     conversation.llm.prefill(whole[: longest_prefix(np.array(whole), np.array(other))])
-
-
-def _write(conversation: Conversation, output: Output, message: str, stop: Stop) -> None:
-    last = None
-    for kind, text in conversation.ask(message, stop):
-        output.write("\n\n" if last == "reasoning_content" != kind else "")
-        output.write(text, dim=kind == "reasoning_content")
-        last = kind
-    output.write("\n" if last else "")
-    if conversation.turn.looped:
-        output.note("stopped: the answer repeats itself; --repeat-penalty 1.1 helps")

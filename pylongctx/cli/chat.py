@@ -18,7 +18,7 @@ from pylongctx.cli.conversation import Conversation
 from pylongctx.cli.method import name_of
 from pylongctx.cli.options import add_llama_options, advised_sampling, open_llama
 from pylongctx.cli.sampling import (
-    add_loop_option,
+    add_answer_options,
     add_sampling_options,
     add_template_options,
     add_text_options,
@@ -26,6 +26,7 @@ from pylongctx.cli.sampling import (
     sampling_arguments,
     template_arguments,
 )
+from pylongctx.cli.typing import unechoed
 from pylongctx.errors import ContextFull, PromptTooLong
 from pylongctx.files import text_of
 from pylongctx.models import embedded_model
@@ -52,7 +53,7 @@ def add_parser(commands: Any) -> None:
     off = ("--no-show-timings",)
     options.switch("--show-timings", off=off, env="LLAMA_ARG_SHOW_TIMINGS", help=help, dest="show_timings")
     options.add("-co", "--color", parse=on_off_auto, metavar="on|off|auto", help="dim thoughts and notes (auto)")
-    add_loop_option(parser)
+    add_answer_options(parser)
     add_llama_options(parser)
     add_sampling_options(parser)
     add_template_options(parser)
@@ -61,7 +62,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Talk until the end of the input; returns 1 when a scripted message could not be answered."""
-    return Chat(args, Output(args.color)).run()
+    return Chat(args, Output(args.color, args.markdown is not False)).run()
 
 
 class Chat(Commands):
@@ -118,7 +119,7 @@ class Chat(Commands):
     def _take(self, message: str, interactive: bool) -> None:
         command = re.fullmatch(r"/([a-z]+|\?)(?:\s+(.*))?", message.strip(), re.DOTALL)
         try:
-            with self.stop.listening() if interactive else nullcontext():
+            with self.stop.listening() if interactive else nullcontext(), unechoed():
                 if command is None:
                     self.ask(message)
                 else:
@@ -145,23 +146,17 @@ class Chat(Commands):
 
     def show(self, answer: Iterator[tuple[str, str]]) -> None:
         """Write an answer as it comes, then what it cost; KeyboardInterrupt when there was none."""
-        last = None
         try:
-            for kind, text in answer:
-                self.output.write("\n\n" if last == "reasoning_content" != kind else "")
-                self.output.write(text, dim=kind == "reasoning_content")
-                last = kind
+            shown = self.output.answer(answer)
         except PromptTooLong as reason:
             sizes = f"{reason.n_tokens} tokens do not fit into the context of {reason.n_ctx}"
             raise ValueError(f"{sizes}; ways out: {'/drop, ' if self.files else ''}{WAYS_OUT}") from reason
         except ContextFull as reason:
             raise ValueError(f"{reason}; ways out: {WAYS_OUT}") from reason
-        finally:
-            self.output.write("\n" if last else "")
         turn = self.conversation.turn
         if turn.looped:
             self.output.note(f"stopped: the answer repeats itself; {LOOPS}")
-        if last is None and self.stop():
+        if not shown and self.stop():
             raise KeyboardInterrupt
         if turn.reason is None:
             self.output.note("stopped; /regen for another answer")

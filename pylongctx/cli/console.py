@@ -3,7 +3,7 @@
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ try:
 except ImportError:  # a Python without it
     readline = None  # type: ignore[assignment]
 
+THOUGHTS = "reasoning_content"
 BLOCK = '"""'
 PROMPT, MORE = "> ", ". "
 LEAVE = "Ctrl-C again or Ctrl-D leaves"
@@ -110,14 +111,17 @@ class Output:
     ----------
     color : bool or None
         Whether thoughts and notes are dimmed; None: on terminals that can.
+    markdown : bool
+        Whether answers are rendered as Markdown on a terminal.
     """
 
-    def __init__(self, color: bool | None) -> None:
+    def __init__(self, color: bool | None, markdown: bool = True) -> None:
         system: Any = "auto" if color is None else None
         self.notes = Console(stderr=True, color_system="standard" if color else system, force_terminal=color or None)
-        answers = Console(color_system=system)
+        answers = self._answers = Console(color_system=system)
         self._dims = color if color is not None else bool(answers.color_system) and not answers.no_color
         self._safe = sys.stdout.isatty()
+        self._markdown = markdown and self._safe and not answers.is_dumb_terminal
         self._wrapper = Wrapper(lambda: shutil.get_terminal_size().columns)
         if hasattr(sys.stdout, "reconfigure"):  # a terminal of another encoding shows what it can
             sys.stdout.reconfigure(errors="replace")
@@ -128,6 +132,25 @@ class Output:
             text = self._wrapper.feed(text.translate(CONTROLS))
         sys.stdout.write(f"\x1b[2m{text}\x1b[22m" if dim and self._dims else text)
         sys.stdout.flush()
+
+    def answer(self, pieces: Iterable[tuple[str, str]]) -> bool:
+        """Write an answer as it comes, kinds of text and texts; returns whether there was any text."""
+        from pylongctx.cli.markdown import MarkdownWriter
+
+        writer, last = MarkdownWriter(sys.stdout.write, self._answers), None
+        try:
+            for kind, text in pieces:
+                self.write("\n\n" if last == THOUGHTS != kind else "")
+                if self._markdown and kind != THOUGHTS:
+                    writer.feed(text.translate(CONTROLS))
+                    sys.stdout.flush()
+                else:
+                    self.write(text, dim=kind == THOUGHTS)
+                last = kind
+        finally:
+            writer.finish()
+            self.write("\n" if last else "")
+        return last is not None
 
     def note(self, text: str) -> None:
         """Say something that is no answer."""

@@ -106,10 +106,13 @@ def add_text_options(parser: argparse.ArgumentParser, title: str) -> None:
     options.switch("-e", "--escape", off=("--no-escape",), help="read \\n and such in options (on)", dest="escape")
 
 
-def add_loop_option(parser: argparse.ArgumentParser) -> None:
-    """Add whether an answer that repeats itself is ended."""
+def add_answer_options(parser: argparse.ArgumentParser) -> None:
+    """Add whether an answer that repeats itself is ended, and how answers are shown."""
+    options = Options(parser, "answer")
     help = "end an answer that repeats itself (on)"
-    Options(parser, "answer").switch("--loop-stop", off=("--no-loop-stop",), help=help, dest="loop_stop")
+    options.switch("--loop-stop", off=("--no-loop-stop",), help=help, dest="loop_stop")
+    help = "render Markdown in a terminal (on)"
+    options.switch("--markdown", off=("--no-markdown",), help=help, dest="markdown")
 
 
 def given_text(args: argparse.Namespace, option: str, file_option: str) -> str | None:
@@ -227,10 +230,13 @@ def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
 def wanted_grammar(args: argparse.Namespace) -> "LlamaGrammar | None":
     """Return what holds the answer, None for nothing."""
     names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
-    if one(args, *names) is None:
+    if (text := one(args, *names)) is None:
         return None
     from pylongctx.grammar import LlamaGrammar
 
-    if (text := one(args, *names[:2])) is not None:
-        return LlamaGrammar.from_string(text)
-    return LlamaGrammar.from_json_schema(str(one(args, *names[2:])))
+    name = next(name for name in names if getattr(args, name) is not None)
+    make = LlamaGrammar.from_string if name in names[:2] else LlamaGrammar.from_json_schema
+    try:
+        return make(text)
+    except ValueError as reason:
+        raise ValueError(f"--{name.replace('_', '-')}: {reason}") from reason

@@ -3,8 +3,9 @@
 import atexit
 import glob
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from pylongctx._cache_folder import cache_folder
@@ -31,6 +32,25 @@ def _write(readline: Any, path: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         readline.write_history_file(path)
         os.chmod(path, 0o600)
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """Keep the terminal from showing what is typed, which would get into an answer; the next prompt takes it."""
+    import termios
+
+    try:
+        before = termios.tcgetattr(sys.stdin)
+    except (termios.error, ValueError):  # not a terminal, or closed
+        yield
+        return
+    quiet = before.copy()
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 def completions(line: str, words: Sequence[str]) -> list[str]:

@@ -1,0 +1,181 @@
+"""Markdown in a terminal, as it is generated: a block is text until it is complete, then it is rendered."""
+
+import re
+import shutil
+from collections.abc import Callable
+from typing import ClassVar
+
+from markdown_it import MarkdownIt
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import Heading, Markdown
+from rich.syntax import Syntax
+
+from pylongctx.cli.wrap import Wrapper
+
+FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$")
+HEADING = re.compile(r"#{1,6}\s")
+MARKS = re.compile(r"[*_`#>|~\[\\<&]|^\s*(?:[-+]|\d+[.)])\s|^\s*[-=]+\s*$", re.MULTILINE)
+FORMULA = re.compile(r"\\(?=[()\[\]])")  # \( and \[ are LaTeX here, not escaped brackets
+STYLE = re.compile("\x1b\\[[\\d;]*m")
+THEME = "ansi_dark"  # the terminal's own colors
+CONTEXT = 100  # lines of code before a line that may say what it is
+
+_PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+
+
+class _Heading(Heading):
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the text at the left, without a box."""
+        self.text.justify = "left"
+        yield self.text
+
+
+class _Document(Markdown):
+    """Markdown whose raw HTML is shown as text."""
+
+    elements: ClassVar = {**Markdown.elements, "heading_open": _Heading}
+
+    def __init__(self, text: str) -> None:
+        super().__init__("", code_theme=THEME, hyperlinks=False)
+        self.markup = text
+        self.parsed = _PARSER.parse(FORMULA.sub(r"\\\\", text))
+
+
+class MarkdownWriter:
+    """Writes Markdown that comes in pieces to a terminal.
+
+    A paragraph, list or table is written as it comes, and replaced by what it means once it is complete; a line of
+    fenced code likewise. What is higher than the screen stays as it came, since a terminal cannot take it back.
+
+    Parameters
+    ----------
+    write : callable
+        Writes text to the terminal.
+    console : rich.console.Console
+        Whose colors are used.
+    size : callable
+        Returns columns and rows of the terminal.
+
+    Examples
+    --------
+    >>> writer = MarkdownWriter(sys.stdout.write, Console())
+    >>> writer.feed("Some **bold** text.")
+    >>> writer.finish()
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], object],
+        console: Console,
+        size: Callable[[], tuple[int, int]] = shutil.get_terminal_size,
+    ) -> None:
+        self._write = write
+        self._console = console
+        self._size = size
+        self._fence = ""  # the mark that closes the code
+        self._code: list[str] = []
+        self._lexer = ""
+        self._begin()
+
+    def feed(self, text: str) -> None:
+        """Write a piece of the text."""
+        for piece in re.findall(r"[^\n]*\n|[^\n]+", text):
+            self._piece(piece)
+
+    def finish(self) -> None:
+        """Render what has come of the last block."""
+        self._end()
+        self._fence = ""
+
+    def _begin(self) -> None:
+        self._source = ""  # of the block, or of the line of code
+        self._shown = ""  # of it, on the screen
+        self._wrapper = Wrapper(lambda: self._size()[0])
+
+    def _piece(self, piece: str) -> None:
+        if self._source.endswith("\n\n") and not piece[0].isspace():
+            self._end()
+        self._source += piece
+        self._show(piece if self._fence else self._wrapper.feed(piece))
+        if piece.endswith("\n"):
+            self._line_ended()
+
+    def _line_ended(self) -> None:
+        line = self._source[:-1].rpartition("\n")[2]
+        if self._fence:
+            self._code_line(line)
+        elif (found := FENCE.match(line)) is not None:
+            self._split(line)
+            self._erase()
+            self._fence, self._lexer, self._code = found[1], found[2], []
+            self._begin()
+        elif HEADING.match(line):
+            self._split(line)
+            self._end()
+
+    def _split(self, line: str) -> None:
+        """End the block before its last line, which then is a block of its own."""
+        before = self._source[: -len(line) - 1]
+        if not before:
+            return
+        if self._erase():
+            self._write(self._rendered(before))
+            self._begin()
+            self._source = self._shown = f"{line}\n"
+            self._write(self._shown)
+        else:
+            self._begin()
+            self._source = f"{line}\n"
+
+    def _code_line(self, line: str) -> None:
+        closed = line.strip()
+        if set(closed) == {self._fence[0]} and len(closed) >= len(self._fence):
+            self._erase()
+            self._fence = ""
+        else:
+            self._code.append(line)
+            if self._erase():
+                self._write(self._highlighted() + "\n")
+        self._begin()
+
+    def _end(self) -> None:
+        """Replace the block on the screen by its rendering, where that differs."""
+        if self._fence:
+            self._show("")
+        elif MARKS.search(self._source) and self._erase():
+            self._write(self._rendered(self._source))
+        else:
+            self._write(self._wrapper.flush())
+        self._begin()
+
+    def _show(self, text: str) -> None:
+        self._shown += text
+        self._write(text)
+
+    def _erase(self) -> bool:
+        """Take back what is shown of the block; returns whether all of it was still on the screen."""
+        columns, rows = self._size()
+        height = sum(max(1, -(-cell_len(line) // columns)) for line in self._shown.split("\n"))
+        if height >= rows:
+            return False
+        up = f"\x1b[{height - 1}A" if height > 1 else ""
+        self._write(f"\r{up}\x1b[J")
+        return True
+
+    def _rendered(self, source: str) -> str:
+        text = source.strip("\n")
+        before, after = source.split(text)
+        with self._console.capture() as capture:
+            self._console.print(_Document(text), width=self._size()[0])
+        lines = [line.rstrip() for line in capture.get().split("\n")]
+        seen = [n for n, line in enumerate(lines) if STYLE.sub("", line).strip()]
+        return before + "\n".join(lines[seen[0] : seen[-1] + 1] if seen else []) + after
+
+    def _highlighted(self) -> str:
+        lines = self._code[-CONTEXT:]
+        code = Syntax("", self._lexer or "text", theme=THEME).highlight("\n".join(lines))
+        line = code.split("\n", allow_blank=True)[len(lines) - 1]
+        with self._console.capture() as capture:
+            self._console.print(line, end="", soft_wrap=True, highlight=False)
+        return capture.get()
