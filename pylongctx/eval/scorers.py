@@ -1,8 +1,8 @@
 """Scorers: numbers from 0 to 1 for a prediction and its answers, as published benchmarks define them.
 
-The definitions of RULER (arXiv 2404.06654), LongBench (arXiv 2308.14508) and L-Eval (arXiv 2307.11088), odd corners
-included, so that numbers can stand beside published ones. ROUGE, edit ratio and Chinese words come from the packages of
-the extra ``eval``.
+The definitions of RULER (arXiv 2404.06654), LongBench (arXiv 2308.14508), L-Eval (arXiv 2307.11088) and BABILong (arXiv
+2406.10149), odd corners included, so that numbers can stand beside published ones. ROUGE, edit ratio and Chinese words
+come from the packages of the extra ``eval``.
 """
 
 import re
@@ -355,3 +355,20 @@ def contained(prediction: str, answers: Sequence[str]) -> float:
     """
     text = prediction.lower().replace(" ", "")
     return float(any(answer.lower().replace(" ", "") in text for answer in answers))
+
+
+# ---- BABILong ----
+
+
+def only_label(prediction: str, answers: Sequence[str], labels: Sequence[str], question: str) -> float:
+    """Return whether the first sentence of the prediction has the right label and no other, but those of the question.
+
+    Examples
+    --------
+    >>> only_label("Mary is in the garden. Not the kitchen.", ["garden"], ["garden", "kitchen"], "Where is Mary?")
+    1.0
+    """
+    text = re.split(r"\.|<context>|<example>", prediction.lower())[0]
+    known = {label.lower() for label in labels}
+    named = {label for label in known if label in text and label not in question.lower()}
+    return float(len(named) == 1 and any(answer.lower() in named for answer in answers))
