@@ -1,10 +1,11 @@
-"""What a file is that should be a model and is not a GGUF file, and the way out."""
+"""Why a file is not a model that can be loaded, and the way out."""
 
 from pathlib import Path
 
 MAGIC = b"GGUF"
 HEAD = 512  # bytes that are looked at
 CONVERT = "convert it with convert_hf_to_gguf.py of llama.cpp, or fetch one with pylongctx get"
+CUT = "corrupted or incomplete"  # what llama.cpp says of a file that ends too early
 FETCH = "pylongctx get lists models that can be fetched"
 
 
@@ -40,3 +41,17 @@ def why_not_gguf(path: str) -> str:
     if head.lstrip()[:1] == b"<":
         return f"it is a page of HTML, perhaps of a download that failed; {FETCH}"
     return f"it begins with {head[:4]!r}, not with GGUF; {FETCH}"
+
+
+def load_failure(path: str, said: str) -> str:
+    """Return why a GGUF file cannot be loaded, from what llama.cpp said: one line where the file is cut off.
+
+    Examples
+    --------
+    >>> load_failure("a.gguf", "llama_model_load: error loading model: unknown architecture")
+    'llama_model_load: error loading model: unknown architecture'
+    """
+    if CUT not in said:
+        return said
+    reason = said.splitlines()[0].rpartition("error loading model: ")[2].partition(", model is ")[0]
+    return f"{path} is damaged or incomplete: {reason}; its size is {Path(path).stat().st_size} bytes: fetch it again"

@@ -9,6 +9,8 @@ from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
+from pylongctx._log import LOG
+
 MOST_FILES = 1000  # of a folder
 LOOKED_AT = 8192  # bytes by which a file of a folder is known as text
 MOST_BYTES = 1 << 28  # that the parts of an EPUB may have when they are unpacked
@@ -65,6 +67,37 @@ def read_file(name: str | Path) -> FileText:
     """
     path = Path(name).expanduser()
     return text_of(path.read_bytes(), str(name))
+
+
+def plain_text(name: str | Path) -> str:
+    """Return the text of a file, lines ended by newlines alone. A note of how it was read becomes a warning.
+
+    Raises
+    ------
+    ValueError
+        When it is not text, a PDF or an EPUB.
+    OSError
+        When it cannot be read.
+
+    Examples
+    --------
+    >>> plain_text("book.txt")[:20]
+    'It was the best of t'
+    """
+    return without_note(read_file(name)).replace("\r\n", "\n")
+
+
+def without_note(file: FileText) -> str:
+    """Return the text of a file; a note of how it was read becomes a warning.
+
+    Examples
+    --------
+    >>> without_note(FileText("letter.txt", "Dear reader"))
+    'Dear reader'
+    """
+    if file.note:
+        LOG.warning("%s: %s", file.name, file.note)
+    return file.text
 
 
 def text_of(data: bytes, name: str) -> FileText:

@@ -187,6 +187,12 @@ def test_inspect_prints_the_numbers(inspected):
     assert all((folder / name).stat().st_size > 1000 for name in maps)
 
 
+def test_inspect_says_that_a_short_text_is_read_whole(inspected, capsys, tmp_path):
+    assert "tokens are read, as in every text" not in inspected[0].stdout
+    assert main(["inspect", "--method", "longheads", "--length", "300", "--out", str(tmp_path)]) == 0
+    assert "tokens are read, as in every text of up to 768: --length 1536 shows a choice" in capsys.readouterr().out
+
+
 def test_inspect_without_matplotlib_prints_the_numbers(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["inspect", "--method", CHUNKED, "--length", "300", "--out", str(tmp_path)]) == 0

@@ -289,11 +289,14 @@ def test_bench_says_that_it_measures_this_machine(capsys, option):
     assert f"argument {option}: not here: bench" in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_text(tmp_path, capsys):
-    (tmp_path / "odd").write_bytes(b"caf\xe9")
+def test_a_file_that_is_no_text(tmp_path, capsys, caplog):
+    (tmp_path / "odd").write_bytes(b"caf\xe9\r\n")
+    assert parse("--grammar-file", str(tmp_path / "odd")).grammar_file == "caf\u00e9"
+    assert "odd: read as Windows-1252, as it is not UTF-8" in caplog.text
+    (tmp_path / "odd").write_bytes(b"a\0b")
     with pytest.raises(SystemExit):
         parse("--grammar-file", str(tmp_path / "odd"))
-    assert re.search(r"odd is not UTF-8 .*; convert it with iconv", capsys.readouterr().err)
+    assert "odd is not a text file: it has zero bytes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

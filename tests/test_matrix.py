@@ -250,6 +250,19 @@ def test_what_is_refused_is_said_and_the_rest_is_run(tmp_path, capsys):
     assert "passkey: full at 700: " in said.err
 
 
+def test_a_length_that_is_too_short_fails_alone(tmp_path, capsys):
+    options = ["--method", "full", "--method", "window", "--lengths", "10,300", "--task", "passkey,tests=1"]
+    assert main(["matrix", *options, "--out", str(tmp_path)]) == 1
+    assert [(record["asked"], record["length"]) for record in lines(tmp_path)] == [
+        ("full", 300),
+        ("window,n_sink=4", 300),
+    ]
+    failed = json.loads((tmp_path / "failed.json").read_text())
+    assert [(cell["length"], cell["method"]) for cell in failed] == [(10, "full"), (10, "window")]
+    assert all("length 10 is too short" in cell["reason"] for cell in failed)
+    assert "failed: passkey at 10: length 10 is too short" in capsys.readouterr().err
+
+
 def test_methods_without_chunks_are_refused_and_the_others_are_shown(tmp_path, capsys):
     options = ["--method", "full", "--method", "longheads,window=64", "--lengths", "300", "-t", "1"]
     assert main(["matrix", *options, "--task", "chunks", "--out", str(tmp_path)]) == 1

@@ -33,3 +33,11 @@ def test_a_folder_names_its_models(tmp_path, embedded_model):
     (tmp_path / "b.gguf").touch()
     with pytest.raises(ModelRefused, match=r"it is a folder; name one of a\.gguf, b\.gguf"):
         Llama(str(tmp_path), verbose=False)
+
+
+def test_a_file_that_is_cut_off(tmp_path, embedded_model):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(embedded_model.read_bytes()[:1_000_000])
+    with pytest.raises(ModelRefused, match=r"model\.gguf is damaged or incomplete: .* size is 1000000 bytes") as caught:
+        Llama(str(path), verbose=False)
+    assert "\n" not in str(caught.value)

@@ -74,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser(words[0] if words else "")
     if words and words[0] in MOVED:
         parser.error(f"{words[0]!r} is now 'pylongctx eval {words[0]}'")
-    args = parse(parser, argv)
     show()
+    args = parse(parser, argv)
     args.argv = sys.argv[1:] if argv is None else list(argv)
     try:
         status: int = args.run(args)

@@ -5,7 +5,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 TRUE, FALSE = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")  # as llama.cpp reads them
@@ -222,10 +221,9 @@ def one_of(words: Sequence[str]) -> Callable[[str], str]:
 
 def file_text(path: str) -> str:
     """Return the text of a file, without a newline at its end."""
-    try:
-        return Path(path).read_text(encoding="utf-8").removesuffix("\n")
-    except UnicodeDecodeError as reason:
-        raise ValueError(f"{path} is not UTF-8 ({reason}); convert it with iconv") from None
+    from pylongctx.files import plain_text
+
+    return plain_text(path).removesuffix("\n")
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if args.logprobs is not None and not args.json:
         raise ValueError("--logprobs needs --json: text has no place for them")
     output = Output(None)
-    text, arguments = _text(args, output), sampling_arguments(args)
+    text, arguments = _text(args), sampling_arguments(args)
     arguments["stop"] = [*arguments.get("stop", []), *(unescaped(args, stop) for stop in args.stop or [])]
     meter = Meter(output.notes)
     with open_llama(args, meter) as llm:
@@ -51,19 +51,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _text(args: argparse.Namespace, output: Output) -> str:
+def _text(args: argparse.Namespace) -> str:
     """Return what shall be continued."""
     text = given_text(args, "prompt", "file")
     if text is not None:
         return text
     if sys.stdin.isatty():
         raise ValueError("there is no text to continue: give -p TEXT or -f FILE, or pipe it in")
-    data = sys.stdin.buffer.read().removesuffix(b"\n")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        output.note("the text is not UTF-8: what cannot be read is replaced")
-        return data.decode("utf-8", "replace")
+    from pylongctx.files import text_of, without_note
+
+    return without_note(text_of(sys.stdin.buffer.read().removesuffix(b"\n"), "standard input"))
 
 
 def _write_text(llm: "Llama", output: Output, text: str, **arguments: Any) -> None:

@@ -113,6 +113,8 @@ def _show(args: argparse.Namespace, method: Method, wanted: list[str]) -> None:
         facts |= asdict(finding.trial) | found
         Console().print(_table(finding, [found["first"], found["all"]]))
         print(finding.trial.method)
+        if whole := read_whole(finding.trial):
+            print(whole)
     if kept:
         facts |= (asdict(kept.trial) if kept.trial else {}) | kv.kept_report(kept)
     kv.write_json(args.json, facts)
@@ -158,6 +160,15 @@ def _table(finding: Finding, numbers: Sequence[dict[str, float | None]]) -> Tabl
         cover, gini, *hits = ("-" if value is None else value for value in row.values())
         table.add_row(label, _percent(cover), f"{gini:.2f}", *map(_percent, hits))
     return table
+
+
+def read_whole(trial: Trial) -> str:
+    """Return a line about a text that is too short for a choice of chunks, empty for a longer one."""
+    part = next((part for part in parse(trial.method).parts if isinstance(part, LongHeads)), None)
+    most = max(part.select_from or 0, part.window or 0) if part else 0
+    if trial.n_tokens > most:
+        return ""
+    return f"all {trial.n_tokens} tokens are read, as in every text of up to {most}: --length {2 * most} shows a choice"
 
 
 def _percent(value: float | str) -> str:

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from pylongctx._units import bytes_text
 from pylongctx.cli.options import llama_arguments, model_path
+from pylongctx.files import read_file, without_note
 from pylongctx.methods import Method
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _tokens(args: argparse.Namespace) -> list[int]:
     if not args.text:
         return make_prompt(args).tokens
     with Llama(model_path(args), vocab_only=True, verbose=False) as vocabulary:
-        tokens = vocabulary.tokenize(Path(args.text).read_bytes())
+        tokens = vocabulary.tokenize(without_note(read_file(args.text)).encode())
     if not 1 <= args.length <= len(tokens):
         raise ValueError(f"--length must be from 1 to {len(tokens)}, the tokens of {args.text}, not {args.length}")
     return tokens[: args.length]

@@ -17,7 +17,7 @@ from rich.console import Console
 from pylongctx._free import available_cpus
 from pylongctx.cli.eval.common import PARALLEL, int_list
 from pylongctx.cli.get import fetched
-from pylongctx.cli.progress import CellProgress, Cells, make_all
+from pylongctx.cli.progress import CellProgress, Cells, Refusal, make_all
 
 if TYPE_CHECKING:
     from pylongctx.eval.executors import Executor
@@ -91,7 +91,9 @@ def run(args: argparse.Namespace) -> int:
     write_about(folder, matrix, cells, args.argv)
     results = Results(str(folder / RECORDS))
     with CellProgress() as progress:
-        failed = measure(make_all(cells, progress), executor, results, progress)
+        failed: list[Refusal] = []
+        samples = make_all(cells, progress, failed)
+        failed += measure(samples, executor, results, progress)
     write_failures(folder, failed)
     return show(results, cells, failed)
 
@@ -117,13 +119,13 @@ def _table(args: argparse.Namespace) -> dict[str, Any]:
 # ---- running ----
 
 
-def measure(cells: Cells, executor: Executor, results: Results, progress: CellProgress) -> list[tuple[Cell, str]]:
+def measure(cells: Cells, executor: Executor, results: Results, progress: CellProgress) -> list[Refusal]:
     """Run the samples that have no record, writing each as it comes; returns what failed, and why."""
     from pylongctx.eval.executors import Failed, units_of
 
     units = [unit for cell, samples in cells for unit in units_of(cell, samples, results.records)]
     progress.begin(cells, results)
-    failed: list[tuple[Cell, str]] = []
+    failed: list[Refusal] = []
     for unit, outcome in executor.run(units):
         progress.at(unit.cell)
         if isinstance(outcome, Failed):
@@ -165,7 +167,7 @@ def write_about(folder: Path, matrix: Matrix, cells: Sequence[Cell], argv: Seque
     file.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
-def write_failures(folder: Path, failed: Sequence[tuple[Cell, str]]) -> None:
+def write_failures(folder: Path, failed: Sequence[Refusal]) -> None:
     """Write what failed in this run; the next one tries it again."""
     from pylongctx.report.records import FAILED
 
@@ -175,7 +177,7 @@ def write_failures(folder: Path, failed: Sequence[tuple[Cell, str]]) -> None:
     (folder / FAILED).write_text(json.dumps(lines, indent=2) + "\n", encoding="utf-8")
 
 
-def show(results: Results, cells: Sequence[Cell], failed: Sequence[tuple[Cell, str]]) -> int:
+def show(results: Results, cells: Sequence[Cell], failed: Sequence[Refusal]) -> int:
     """Print the tables of what was asked for, and what failed; returns the exit status."""
     from pylongctx.report.grids import grids
     from pylongctx.report.records import Evidence, in_order

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Cells = list[tuple["Cell", list["Sample"]]]
 Key = tuple[Any, ...]
+Refusal = tuple["Cell", str]
 
 
 class CellProgress(Progress):
@@ -47,7 +48,11 @@ class CellProgress(Progress):
             n_done = sum(not left for left in self._left.values())
             text = cell.task.cell_text(records) if records else "failed"
             line = f"[{n_done}/{self._n_cells}, {perf_counter() - self._since:.0f} s] {name_of(cell)}: {text}"
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self.say(line)
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def at(self, cell: Cell) -> None:
         """Say which cell is being measured."""
@@ -70,19 +75,33 @@ def name_of(cell: Cell) -> str:
     return f"{cell.task.name}: {label(cell.facts)} at {cell.length}"
 
 
-def make_all(cells: Sequence[Cell], progress: CellProgress) -> Cells:
-    """Return the samples of all cells; methods and KV types share theirs."""
+def make_all(cells: Sequence[Cell], progress: CellProgress, refused: list[Refusal] | None = None) -> Cells:
+    """Return the samples of all cells; methods and KV types share theirs.
+
+    Where a task has no sample of a length, that is an error. With ``refused`` the cell and the reason are added to that
+    list, and the other cells are made.
+    """
+    from pylongctx.eval.executors.units import reason_of
     from pylongctx.eval.runner import make_samples
 
     made: dict[Key, list[Sample]] = {}
+    reasons: dict[Key, str] = {}
     bar = progress.add_bar(len(cells), len(cells))
     for cell in cells:
         progress.update(bar, description=f"making the samples of {cell.task.name} at {cell.length}")
-        if _content(cell) not in made:
-            made[_content(cell)] = make_samples(cell)
+        if (key := _content(cell)) not in made | reasons:
+            try:
+                made[key] = make_samples(cell)
+            except ValueError as reason:
+                if refused is None:
+                    raise
+                reasons[key] = reason_of(reason)
+                progress.say(f"failed: {cell.task.name} at {cell.length}: {reason}")
         progress.move(bar, 1)
     progress.remove_task(bar)
-    return [(cell, made[_content(cell)]) for cell in cells]
+    if refused is not None:
+        refused += [(cell, reasons[key]) for cell in cells if (key := _content(cell)) in reasons]
+    return [(cell, made[key]) for cell in cells if (key := _content(cell)) in made]
 
 
 def _key(cell: Cell) -> Key:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pylongctx._closed import closed
 from pylongctx._gguf import check_gguf
 from pylongctx._lib import check_process, ffi, lib, out_buffer, text
-from pylongctx._not_gguf import why_not_gguf
+from pylongctx._not_gguf import load_failure, why_not_gguf
 from pylongctx._overrides import as_json, as_texts
 from pylongctx.errors import ModelRefused
 
@@ -53,7 +53,7 @@ class Model:
         handle = lib.lctx_model_load(os.fsencode(path), params, overrides)
         if failure := text(lib.lctx_model_error(handle)):
             lib.lctx_model_free(handle)
-            raise ModelRefused(failure, lib.LCTX_INVALID)
+            raise ModelRefused(load_failure(path, failure), lib.LCTX_INVALID)
         self._handle = ffi.gc(handle, partial(_free, self._pid))
         self._pieces: dict[tuple[int, bool], bytes] = {}  # of tokens that were asked for
         self._ends: dict[int, bool] = {}

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from pylongctx.files import plain_text
+
 SENTENCES = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 SYNTHETIC = "synthetic"
 WHO = "The baker|The captain|A gardener|My neighbour|The old teacher|A young clerk|The miller|Our doctor"
@@ -79,7 +81,7 @@ def load_text(name: str, n_characters: int, seed: int = 0) -> str:
 
 def _read(path: Path) -> str:
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path] if path.is_file() else []
-    return "\n".join(file.read_text(encoding="utf-8").strip() for file in files)
+    return "\n".join(plain_text(file).strip() for file in files)
 
 
 def sentences(text: str) -> list[str]:
@@ -127,7 +129,7 @@ class Haystack:
 
 
 def load_haystack(name: str) -> Haystack:
-    """Return the haystack "sentences", or one made of a UTF-8 text file.
+    """Return the haystack "sentences", or one made of a text file.
 
     Raises
     ------
@@ -143,7 +145,7 @@ def load_haystack(name: str) -> Haystack:
         return Haystack(name, SENTENCES, continues=False)
     if not Path(name).is_file():
         raise ValueError(f"haystack {name!r} is neither 'sentences' nor a file")
-    text = Path(name).read_text(encoding="utf-8").strip()
+    text = plain_text(name).strip()
     if not text:
         raise ValueError(f"haystack {name!r} is empty")
     return Haystack(Path(name).name, text + "\n", continues=True)

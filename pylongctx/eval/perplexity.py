@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx.eval.task import Record, Sample, SingleModel, Vocabulary, memory
+from pylongctx.files import read_file, without_note
 from pylongctx.llama import Llama
 
 MODES = ("llama.cpp", "sliding", "incremental", "last")
@@ -113,7 +114,7 @@ def read_text(path: str) -> str:
     """
     if not Path(path).is_file():
         raise ValueError(f"there is no text file {path!r}")
-    return Path(path).read_bytes().decode("utf-8", "replace").removesuffix("\n")
+    return without_note(read_file(path)).removesuffix("\n")
 
 
 def read_texts(files: str | Sequence[str]) -> dict[str, str]:
