@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import contextmanager
 
 from needs import lacks, need
 
@@ -24,6 +25,8 @@ new MutationObserver(() => {
   note("progress", [...document.querySelectorAll(".progress > span")].at(-1)?.textContent);
 }).observe(document.getElementById("log"), { subtree: true, childList: true, characterData: true });
 """
+# the embedded model goes on with a text: it has not learned to chat
+TEMPLATE = "{% for message in messages %}{{ message.content | replace('\\n\\n', ' ') }} {% endfor %}"
 DROP = """
 const transfer = new DataTransfer();
 transfer.items.add(new File([arguments[1]], arguments[0], { type: "text/plain" }));
@@ -86,6 +89,7 @@ class Page:
     def answered(self, n=1):
         """Wait for ``n`` answers; returns the text of the last one."""
         self.until(lambda: len(self.all(".answer:not(.running)")) == n, f"{n} answers")
+        self.until(lambda: not self.all("[aria-busy=true]"), "the last rendering")
         return self.answer()
 
     def answer(self):
@@ -119,6 +123,30 @@ class Page:
         return self.driver.execute_async_script(
             f"{start}.then((module) => {{ {body} }}).catch(String).then(done)", *arguments
         )
+
+
+@contextmanager
+def opened(driver, server, **settings):
+    """Open the page, empty, while the block runs; at the end it has said nothing on the console, and asked one host."""
+    driver.get_log("performance")  # of the test before
+    server.erase()
+    page = Page(driver, f"{server.url}/")
+    page.open(**{"temperature": "0", "max_tokens": "24"} | settings)
+    yield page
+    # refusals that a test provokes are logged as of the network
+    assert [entry for entry in driver.get_log("browser") if entry["source"] != "network"] == []
+    asked = {request["request"]["url"] for request in page.requests()}
+    assert [other for other in asked if not other.startswith((page.url, "data:", "blob:"))] == []
+
+
+@contextmanager
+def browsing():
+    """Return a driver of a browser, which is closed at the end."""
+    driver = open_browser()
+    try:
+        yield driver
+    finally:
+        driver.quit()
 
 
 def open_browser():

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from needs import need
-from page import CELLS, DROP, Keys, Page, open_browser, webdriver
+from page import CELLS, DROP, TEMPLATE, Keys, Page, browsing, opened, webdriver
 from routing import routing
 from serving import running
 
@@ -24,8 +24,6 @@ INTRO = (
     "I will quiz you about the important information there."
 )
 QUESTION = "What is the pass key? The pass key is"
-# the embedded model goes on with a text: it has not learned to chat
-TEMPLATE = "{% for message in messages %}{{ message.content | replace('\\n\\n', ' ') }} {% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -36,23 +34,14 @@ def server():
 
 @pytest.fixture(scope="module")
 def driver():
-    driver = open_browser()
-    yield driver
-    driver.quit()
+    with browsing() as driver:
+        yield driver
 
 
 @pytest.fixture
 def page(driver, server):
-    """Return the page, empty; at the end it has said nothing on the console and asked no other host."""
-    driver.get_log("performance")  # of the test before
-    server.erase()
-    page = Page(driver, f"{server.url}/")
-    page.open(temperature="0", max_tokens="24")
-    yield page
-    # refusals that a test provokes are logged as of the network
-    assert [entry for entry in driver.get_log("browser") if entry["source"] != "network"] == []
-    asked = {request["request"]["url"] for request in page.requests()}
-    assert [other for other in asked if not other.startswith((page.url, "data:"))] == []
+    with opened(driver, server) as page:
+        yield page
 
 
 @pytest.fixture(scope="module")
@@ -311,6 +300,7 @@ def test_a_server_that_is_gone_is_said(page, driver):
 
 
 def test_the_map_is_that_of_the_server(page, server, haystack):
+    page.open(temperature="0", max_tokens="4")  # the key alone
     page.add(haystack)
     page.ask(QUESTION)
     page.until(lambda: page.all(".map"))
@@ -325,7 +315,7 @@ def test_the_map_is_that_of_the_server(page, server, haystack):
     own = data["positions"][0] // data["chunk_size"]
     best = np.argmax(sums[1 : own - data["n_recent"]]) + 1  # the first and the last chunks are read by all
     assert page.text(".map .most li").startswith(f"#{best} \u00b7 {sums[best]:.1f} heads")
-    assert "pass key" in data["texts"][best]
+    assert KEY[1:] in data["texts"][best]
     assert page.text(".map blockquote") == data["texts"][best].strip()
 
 

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from pylongctx import __version__
-from pylongctx.serve import facts, generate, kobold, messages, ollama, rerank, responses, texts
+from pylongctx.serve import facts, generate, kobold, messages, ollama, render, rerank, responses, texts
 from pylongctx.serve.access import LOCAL, LOCAL_PAGE
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.gate import Gate, Guarded, as_response
@@ -53,6 +53,8 @@ def enclose(app: FastAPI, service: Guarded) -> None:
     settings = service.settings
     has_page = settings.page and settings.static_folder is None
     public = _add_page(app) if has_page else frozenset[str]()
+    if has_page:
+        app.include_router(render.routes())
     is_taken = "/" in public or (settings.static_folder is not None and (settings.static_folder / INDEX).is_file())
     methods = ["HEAD"] if is_taken else ["GET", "HEAD"]
     app.add_api_route("/", ollama.running, methods=methods, include_in_schema=False)

@@ -41,11 +41,12 @@ async function request(path, body, signal) {
 
 export const get = async (path) => (await request(path)).json();
 
+export const post = async (path, body) => (await request(path, body)).json();
+
 export const chosen = { model: "" }; // of several, the one that requests are for
 
 export async function countTokens(content) {
-  const response = await request("tokenize", { content, model: chosen.model });
-  return (await response.json()).tokens.length;
+  return (await post("tokenize", { content, model: chosen.model })).tokens.length;
 }
 
 /** Yield the chunks of a streamed answer; aborting the signal makes the server stop. */

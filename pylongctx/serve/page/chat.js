@@ -2,16 +2,20 @@
 
 import { chunkMap } from "./map.js";
 import { $, button, bytes, copy, count, h, rate, seconds } from "./dom.js";
-import { render } from "./markdown.js";
+import { render } from "./render.js";
 
 const views = new Map();
+let follows = true; // whether the end stays in sight when an answer grows
+const growing = new ResizeObserver(() => { if (follows) toEnd(); });
+$("log").addEventListener("scroll", () => { follows = isAtEnd(); });
+$("log").addEventListener("toggle", () => { follows = false; }, true);
 
 /** Show the messages; `act` has what their buttons do: edit, again, settings. */
 export function show(messages, act) {
   views.clear();
   $("log").replaceChildren(...messages.map((message) => add(message, act)));
   foldMaps(-1);
-  toEnd(true);
+  toEnd();
 }
 
 /** Fold the maps up to the n-th, all without one. */
@@ -22,6 +26,7 @@ function foldMaps(n) {
 function add(message, act) {
   const view = message.role === "user" ? userView(message, act) : answerView(message, act);
   views.set(message, view);
+  growing.observe(view.element);
   view.update?.();
   view.addMap?.();
   return view.element;
@@ -30,7 +35,7 @@ function add(message, act) {
 export function append(message, act) {
   foldMaps();
   $("log").append(add(message, act));
-  toEnd(true);
+  toEnd();
 }
 
 /** Show what has come since, once a frame at most. */
@@ -39,17 +44,16 @@ export function update(message) {
   if (!view || view.due) return;
   view.due = requestAnimationFrame(() => {
     view.due = 0;
-    const follows = isAtEnd();
     view.update();
-    toEnd(follows);
     view.addMap?.();
   });
 }
 
 const isAtEnd = () => $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 40;
 
-function toEnd(follows) {
-  if (follows) $("log").scrollTop = $("log").scrollHeight;
+function toEnd() {
+  $("log").scrollTop = $("log").scrollHeight;
+  follows = true;
 }
 
 export const fileChip = (file, ...more) => h("li", { className: "chip" }, h("b", {}, file.name),
@@ -107,7 +111,9 @@ function answerView(message, act) {
     buttons.hidden = Boolean(message.running);
   };
   const addMap = () => {
-    if (message.map && !map) element.append((map = chunkMap(message.map)));
+    if (!message.map || map) return;
+    follows = false; // the answer is to be read first
+    element.append((map = chunkMap(message.map)));
   };
   return { element, update, addMap };
 }

@@ -1,0 +1,263 @@
+"""Markdown as HTML of a few harmless elements.
+
+The parser is pulldown-cmark. Its events are written here, where every text is escaped: raw HTML is shown as text,
+links lead to http, https and mailto only, and pictures become links, so that a text makes no browser ask another host.
+"""
+
+import re
+from html import escape
+from textwrap import dedent
+from typing import Any
+
+import pyromark
+
+from pylongctx.serve.markup import code, formula
+from pylongctx.serve.markup.source import CLOSE, OPEN, Source, prepare
+
+DEEPEST = 60  # elements in each other
+LONGEST = 400_000  # characters that are rendered
+MOST_COLORED = 60_000  # characters of code in one text
+MOST_LATEX = 40_000  # characters of formulas in one text
+OPTIONS = (
+    pyromark.Options.ENABLE_TABLES
+    | pyromark.Options.ENABLE_STRIKETHROUGH
+    | pyromark.Options.ENABLE_TASKLISTS
+    | pyromark.Options.ENABLE_MATH
+)
+PLAIN = {"Paragraph": "p", "Emphasis": "em", "Strong": "strong", "Strikethrough": "del", "Item": "li", "HtmlBlock": "p"}
+ALIGN = {"Left": "", "None": "", "Center": ' class="center"', "Right": ' class="right"'}
+TARGET = re.compile(r"(https?://|mailto:)[^\s\0-\x1f]+", re.IGNORECASE)
+SPECIAL = re.compile(f'{OPEN}(?P<formula>\\d+){CLOSE}|https?://[^\\s<>"{OPEN}{CLOSE}]+')
+SENTENCE = ".,:;!?'*_~"  # may end one
+BREAK = re.compile(r"<br ?/?>", re.IGNORECASE)
+
+
+class TooDeepError(ValueError):
+    """A text has too many elements in each other."""
+
+
+def blocks(text: str) -> list[str]:
+    """Return the blocks of a Markdown text as HTML, each well-formed by itself.
+
+    A text that is too long, or whose quotes and lists are too deep in each other, is one block of plain text.
+
+    Examples
+    --------
+    >>> blocks("# a\\n\\n*b* <i>")
+    ['<h3>a</h3>', '<p><em>b</em> &lt;i&gt;</p>']
+    """
+    if len(text) > LONGEST:
+        return [plain(text)]
+    try:
+        return Writer(prepare(text)).write()
+    except TooDeepError:
+        return [plain(text)]
+
+
+def plain(text: str) -> str:
+    """Return a text as one block that is shown as it is."""
+    return f'<p class="plain">{escape(text)}</p>'
+
+
+class Writer:
+    """Writes the events of one text.
+
+    Parameters
+    ----------
+    source : Source
+        The text.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._blocks: list[str] = []
+        self._parts: list[str] = []  # of the block that is being written
+        self._ends: list[str] = []  # of the elements that are open
+        self._lines: list[str] | None = None  # the lines of a block of code
+        self._language = ""
+        self._math = ""  # in dollars; what follows decides whether they were prices
+        self._columns: tuple[str, ...] = ()  # alignments of the table
+        self._cell = ("td", 0)
+        self._links: list[tuple[int, str]] = []  # where each began, and its address
+        self._n_colored = self._n_latex = 0
+
+    def write(self) -> list[str]:
+        """Return the blocks."""
+        for event in pyromark.events(self._source.text, options=OPTIONS):
+            kind, value = (event, None) if isinstance(event, str) else next(iter(event.items()))
+            if self._math:
+                self._end_math(kind, value)
+            getattr(self, f"_{kind.lower()}")(value)
+            if not self._ends:
+                self._blocks.append("".join(self._parts))
+                self._parts = []
+        return self._blocks
+
+    # ---- elements ----
+
+    def _start(self, value: Any) -> None:
+        name, more = (value, None) if isinstance(value, str) else next(iter(value.items()))
+        if len(self._ends) >= DEEPEST:
+            raise TooDeepError
+        if tag := PLAIN.get(name):
+            self._open(f"<{tag}>", f"</{tag}>")
+        else:
+            getattr(self, f"_start_{name.lower()}")(more)
+
+    def _end(self, value: Any) -> None:
+        if self._lines is not None:
+            self._end_code()
+        name = value if isinstance(value, str) else next(iter(value))
+        if name in ("Link", "Image"):
+            self._end_link()
+        self._parts.append(self._ends.pop())
+
+    def _open(self, start: str, end: str) -> None:
+        self._parts.append(start)
+        self._ends.append(end)
+
+    def _start_heading(self, more: Any) -> None:
+        tag = f"h{min(int(more['level'][1]) + 2, 6)}"  # the page has h1 and h2 itself
+        self._open(f"<{tag}>", f"</{tag}>")
+
+    def _start_blockquote(self, more: Any) -> None:
+        self._open("<blockquote>", "</blockquote>")
+
+    def _start_list(self, more: Any) -> None:
+        if more is None:
+            self._open("<ul>", "</ul>")
+        else:
+            self._open("<ol>" if more == 1 else f'<ol start="{more}">', "</ol>")
+
+    def _start_codeblock(self, more: Any) -> None:
+        self._lines = []
+        words = more["Fenced"].split(maxsplit=1) if isinstance(more, dict) else []
+        self._language = self._source.restore(words[0])[:30] if words else ""
+        caption = f"<figcaption><span>{escape(self._language)}</span></figcaption>"
+        self._open(f'<figure class="code">{caption}<pre tabindex="0"><code>', "</code></pre></figure>")
+
+    def _end_code(self) -> None:
+        text = self._source.restore("".join(self._lines or ())).removesuffix("\n")
+        if len(self._ends) > 1:
+            text = dedent(text)  # of a list that was indented more than its marks need
+        self._n_colored += len(text)
+        self._parts.append(code.as_html(text, self._language if self._n_colored <= MOST_COLORED else ""))
+        self._lines = None
+
+    def _start_link(self, more: Any) -> None:
+        address = self._source.restore(more["dest_url"])
+        if more["link_type"] == "Email":
+            address = f"mailto:{address}"
+        if any(known for _, known in self._links):  # a picture in a link is its text
+            address = ""
+        self._links.append((len(self._parts) + 1, address if TARGET.fullmatch(address) else ""))
+        title = self._source.restore(more["title"])
+        if self._links[-1][1]:
+            self._open(_link(address, title), "</a>")
+        else:
+            self._open("", "")
+
+    _start_image = _start_link
+
+    def _end_link(self) -> None:
+        start, address = self._links.pop()
+        if not "".join(self._parts[start:]).strip():
+            self._parts.append(escape(address))
+
+    def _start_table(self, more: Any) -> None:
+        self._columns = more
+        self._open('<div class="wide" tabindex="0"><table>', "</tbody></table></div>")
+
+    def _start_tablehead(self, more: Any) -> None:
+        self._cell = ("th", 0)
+        self._open("<thead><tr>", "</tr></thead><tbody>")
+
+    def _start_tablerow(self, more: Any) -> None:
+        self._cell = ("td", 0)
+        self._open("<tr>", "</tr>")
+
+    def _start_tablecell(self, more: Any) -> None:
+        tag, column = self._cell
+        self._cell = (tag, column + 1)
+        align = ALIGN[self._columns[column]] if column < len(self._columns) else ""
+        self._open(f"<{tag}{align}>", f"</{tag}>")
+
+    # ---- what stands in them ----
+
+    def _text(self, value: str) -> None:
+        if self._lines is not None:
+            self._lines.append(value)
+            return
+        at = 0
+        for found in SPECIAL.finditer(value):
+            self._parts.append(escape(value[at : found.start()]))
+            at = found.start() + self._special(found)
+        self._parts.append(escape(value[at:]))
+
+    def _special(self, found: "re.Match[str]") -> int:
+        """Write a formula or an address; returns how many characters it has."""
+        if number := found["formula"]:
+            self._formula(*self._source.formulas[int(number)])
+            return len(found[0])
+        address = _bare(found[0])
+        shown = escape(address)
+        self._parts.append(shown if self._links or not TARGET.fullmatch(address) else f"{_link(address)}{shown}</a>")
+        return len(address)
+
+    def _code(self, value: str) -> None:
+        self._parts.append(f"<code>{escape(self._source.restore(value))}</code>")
+
+    def _html(self, value: str) -> None:
+        shown = [escape(piece) for piece in BREAK.split(self._source.restore(value))]
+        self._parts.append("<br>".join(shown))
+
+    _inlinehtml = _html
+
+    def _softbreak(self, value: None) -> None:
+        self._parts.append("\n")
+
+    def _hardbreak(self, value: None) -> None:
+        self._parts.append("<br>")
+
+    def _rule(self, value: None) -> None:
+        self._parts.append("<hr>")
+
+    def _tasklistmarker(self, value: bool) -> None:
+        box, label = ("\u2611", "done") if value else ("\u2610", "to do")
+        self._parts.append(f'<span class="task" role="img" aria-label="{label}">{box}</span> ')
+
+    # ---- formulas ----
+
+    def _inlinemath(self, value: str) -> None:
+        self._math = value
+
+    def _displaymath(self, value: str) -> None:
+        latex = self._source.restore(value)
+        self._formula(f"$${latex}$$", latex, True)
+
+    def _end_math(self, kind: str, value: Any) -> None:
+        """Write what stands between two dollars; before a digit, the second one belongs to a price."""
+        latex, self._math = self._source.restore(self._math), ""
+        if kind == "Text" and value[:1].isdigit():
+            self._parts.append(escape(f"${latex}$"))
+        else:
+            self._formula(f"${latex}$", latex, False)
+
+    def _formula(self, written: str, latex: str, is_display: bool) -> None:
+        self._n_latex += len(latex)
+        if self._n_latex > MOST_LATEX:
+            self._parts.append(escape(written))
+        else:
+            self._parts.append(formula.as_html(latex, is_display, written))
+
+
+def _link(address: str, title: str = "") -> str:
+    more = f' title="{escape(title)}"' if title else ""
+    return f'<a href="{escape(address)}"{more} target="_blank" rel="noopener noreferrer">'
+
+
+def _bare(address: str) -> str:
+    """Return an address in a text without the punctuation that ends its sentence, and without a bracket around it."""
+    address = address.rstrip(SENTENCE)
+    extra = min(address.count(")") - address.count("("), len(address) - len(address.rstrip(")")))
+    return address[:-extra].rstrip(SENTENCE) if extra > 0 else address
