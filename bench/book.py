@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from pylongctx._tables import show_table
 from pylongctx.cli.console import Meter
 from pylongctx.cli.get import fetched
 from pylongctx.eval.matrix import read_positions
@@ -54,7 +55,7 @@ def demonstrate(model: str, console: Console) -> None:
         say(f"reading it with {cell.method}")
         (record,) = run(cell, [sample])
         table.add_row(*row(str(cell.method), record))
-    console.print(table)
+    show_table(table, console)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

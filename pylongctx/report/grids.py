@@ -88,7 +88,7 @@ class Grid:
         """Return it for a terminal."""
         table = Table(title=self.title, caption=self.note)
         for i, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if i else "left", overflow="fold")
+            table.add_column(column, justify="right" if i else "left")
         for row in self.rows:
             table.add_row(*self._cells(row, ""))
         return table

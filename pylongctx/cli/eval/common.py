@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
+from pylongctx._tables import show_table
 from pylongctx.cli import arguments
 from pylongctx.cli.options import llama_arguments, model_path
 from pylongctx.cli.progress import CellProgress, make_all
@@ -144,9 +144,8 @@ def choices(measured: Sequence[Measured]) -> Iterator[str]:
 
 def show(measured: Sequence[Measured], *tables: Table) -> int:
     """Print tables and what was chosen; returns the exit status."""
-    console = Console()
     for table in tables:
-        console.print(table)
+        show_table(table)
     for line in choices(measured):
         print(line)
     return 0
