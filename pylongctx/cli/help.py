@@ -26,7 +26,6 @@ class Help(argparse.HelpFormatter):
 
     def __init__(self, prog: str, **kwargs: int) -> None:
         super().__init__(prog, **{"max_help_position": WIDEST_NAMES} | kwargs)
-        self._title: str | None = None
 
     def add_usage(
         self, usage: str | None, actions: Iterable[argparse.Action], groups: Any, prefix: str | None = None
@@ -39,14 +38,9 @@ class Help(argparse.HelpFormatter):
         """Add a paragraph; code is not marked in a terminal."""
         super().add_text(text.replace("``", "") if text else text)
 
-    def start_section(self, heading: str | None) -> None:
-        """Begin a group."""
-        self._title = heading
-        super().start_section(heading)
-
     def add_argument(self, action: argparse.Action) -> None:
         """Add an option, if this help shows it."""
-        if self.everything or is_common(action, self._title):
+        if self.everything or is_common(action):
             super().add_argument(action)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
@@ -70,8 +64,9 @@ class FullHelp(Help):
     everything = True
 
 
-def is_common(action: argparse.Action, title: str | None) -> bool:
-    """Return whether the short help shows an option of a group."""
+def is_common(action: argparse.Action) -> bool:
+    """Return whether the short help shows an option."""
+    title = getattr(getattr(action, "container", None), "title", None)
     return title not in SHARED or not action.option_strings or not COMMON.isdisjoint(action.option_strings)
 
 

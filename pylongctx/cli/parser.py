@@ -31,15 +31,10 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """Return the help; a short one says how many options there are."""
         text = super().format_help()
-        shown = [
-            (action, group.title)
-            for group in self._action_groups
-            for action in group._group_actions
-            if action.help != argparse.SUPPRESS
-        ]
-        if self.formatter_class is FullHelp or all(is_common(*one) for one in shown):
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        if self.formatter_class is FullHelp or all(map(is_common, shown)):
             return text
-        return f"{text}\n--help-all shows all {sum(bool(action.option_strings) for action, _ in shown)} options.\n"
+        return f"{text}\n--help-all shows all {sum(bool(action.option_strings) for action in shown)} options.\n"
 
     def full_help(self) -> str:
         """Return the help with all options."""
