@@ -1,6 +1,6 @@
 """How much text fits into a number of tokens, and where some of it stands among them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.eval.task import Sample, Vocabulary
@@ -41,13 +41,17 @@ def largest_fit(fits: Callable[[int], bool], guess: int) -> int:
     return low
 
 
-def fitted(vocabulary: Vocabulary, make: Callable[[str], Sample], document: str, length: int, where: str) -> Sample:
-    """Return the sample of a document that loses its end where prompt and answer would be longer than ``length``.
+def fitted(
+    vocabulary: Vocabulary, makes: Sequence[Callable[[str], Sample]], document: str, length: int, where: str
+) -> list[Sample]:
+    """Return the samples of a document, which loses its end where prompt and answer would be longer than ``length``.
+
+    All samples have the same part of it, as the longest question leaves room for, so that it can be read once.
 
     Parameters
     ----------
-    make : callable
-        Returns the sample of a document.
+    makes : sequence of callable
+        Each returns a sample of a document.
     where : str
         What an error begins with.
 
@@ -59,17 +63,19 @@ def fitted(vocabulary: Vocabulary, make: Callable[[str], Sample], document: str,
     Examples
     --------
     >>> from pylongctx.eval.task import ModelVocabulary
-    >>> sample = fitted(ModelVocabulary(llm), lambda text: Sample("0", text + "?", max_tokens=4), "a b " * 99, 32, "x")
+    >>> makes = [lambda text: Sample("0", text + "?", max_tokens=4)]
+    >>> (sample,) = fitted(ModelVocabulary(llm), makes, "a b " * 99, 32, "x")
     >>> 12 < len(ModelVocabulary(llm).tokens(sample)) <= 28
     True
     """
-    bare = make("")
-    n_fixed = len(vocabulary.tokens(bare)) + bare.max_tokens + MARGIN
+    bare = [make("") for make in makes]
+    n_fixed = max(len(vocabulary.tokens(sample)) + sample.max_tokens for sample in bare) + MARGIN
     if n_fixed >= length:
         raise ValueError(f"{where}: question and answer alone need {n_fixed} tokens; ask for a greater length")
     tokens = vocabulary.tokenize(document)
     room = length - n_fixed
-    return make(document if len(tokens) <= room else vocabulary.detokenize(tokens[:room]))
+    kept = document if len(tokens) <= room else vocabulary.detokenize(tokens[:room])
+    return [make(kept) for make in makes]
 
 
 def part_around(

@@ -7,16 +7,18 @@ the authors allow, where the score reads their beginning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pylongctx.eval.files import Kind, published, read_rows
 from pylongctx.eval.fitting import fitted
 from pylongctx.eval.scorers import contained, mean, multiple_choice, same_number
 from pylongctx.eval.task import Answer, Question, Record, Sample, Vocabulary
 
+HINT = "--data is a file of L-Eval, such as quality.jsonl"
 FIELDS: dict[str, Kind] = {"input": str, "instructions": list, "outputs": list}
 PLACES = ("first", "second", "third")  # of a topic, in the order of the questions
 
@@ -57,22 +59,25 @@ class LEval(Question):
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return one sample per question; long documents lose their end. The seed changes nothing."""
-        rows = read_rows(self.data, FIELDS, "--data is a file of L-Eval, such as quality.jsonl")
-        asked = [(i, j, row) for i, row in enumerate(rows) for j in range(len(row["instructions"]))]
-        return [self._sample(vocabulary, length, i, j, row) for i, j, row in asked[: self.tests]]
-
-    def _sample(self, vocabulary: Vocabulary, length: int, i: int, j: int, row: dict[str, Any]) -> Sample:
-        task, question = published("leval")[self.kind], row["instructions"][j]
-        n = self.max_tokens or task["max_tokens"]
-
-        def sample(document: str) -> Sample:
-            prompt = task["system"] + task["prompt"].format(document=document, question=question)
-            facts = {"question": j}
-            return Sample(
-                f"{length}-{i}-{j}", prompt, task["prefix"], (row["outputs"][j],), n, tuple(task["stop"]), facts=facts
+        makes: dict[str, list[Callable[[str], Sample]]] = {}  # by document: all examples of gsm100 are the same
+        for i, row in enumerate(read_rows(self.data, FIELDS, HINT)):
+            questions = zip(row["instructions"], row["outputs"], strict=True)
+            makes.setdefault(row["input"], []).extend(
+                partial(self._sample, f"{length}-{i}-{j}", j, question, output)
+                for j, (question, output) in enumerate(questions)
             )
+        found: list[Sample] = []
+        for document, asked in makes.items():
+            if self.tests is None or len(found) < self.tests:
+                found += fitted(vocabulary, asked, document, length, f"{self.name}, length {length}")
+        return found[: self.tests]
 
-        return fitted(vocabulary, sample, row["input"], length, f"{self.name}, length {length}")
+    def _sample(self, name: str, j: int, question: str, output: str, document: str) -> Sample:
+        task = published("leval")[self.kind]
+        before, after = (task["system"] + task["prompt"]).split("{document}")
+        prompt, n = before + document + after.format(question=question), self.max_tokens or task["max_tokens"]
+        facts, shared = {"question": j}, len(before + document)
+        return Sample(name, prompt, task["prefix"], (output,), n, tuple(task["stop"]), facts=facts, shared=shared)
 
     def scores(self, sample: Sample, answer: Answer) -> dict[str, float]:
         """Return L-Eval's exact match: of the letters (0.25 for some of the right ones), the number, or the topic."""

@@ -88,9 +88,10 @@ class Matrix:
         spec, rope = split_method(method)
         type_k, _, type_v = kv.partition("/")
         more = scaling(rope, known, length, self.longest) if rope else {}
-        types = {"type_k": type_k, "type_v": type_v or type_k}
         options = {**self.options, **more}
-        return Cell(model, spec, task, length, self.seed, **types, chat=self.chat, options=options, rope=rope)
+        return Cell(
+            model, spec, task, length, self.seed, type_k, type_v or type_k, chat=self.chat, options=options, rope=rope
+        )
 
 
 def read_positions(model: str) -> Positions:

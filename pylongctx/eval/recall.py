@@ -15,11 +15,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.engine.compress import PIECE
 from pylongctx.eval.facts import Stated, draw_facts
 from pylongctx.eval.haystack import SYNTHETIC, load_text
 from pylongctx.eval.needle import insertion_point
 from pylongctx.eval.perplexity import nll_of, token_nll
+from pylongctx.eval.reuse import REPLAY
 from pylongctx.eval.scorers import mean, string_match_part
 from pylongctx.eval.task import Answer, Record, Sample, SingleModel, Vocabulary, greedy, memory
 from pylongctx.llama import Llama
@@ -29,7 +29,6 @@ from pylongctx.methods.checks import check_share
 ASKED = {"number": "recall", "literal": "recall-names", "paraphrase": "recall-paraphrased"}  # and names of tasks
 INTRO = "Some facts are hidden in the following text. Remember them. I will ask for them afterwards.\n\n"
 N_PER_TOKEN = 8  # characters of haystack for each token wanted
-REPLAY = PIECE + 64  # tokens of a replay
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pylongctx._peak import peak_memory, reset_peak_memory
-from pylongctx.eval.task import ModelVocabulary, Record, Sample, Task
+from pylongctx.eval.reuse import REPLAY, by_text
+from pylongctx.eval.task import Evaluate, ModelVocabulary, OpenLlama, Question, Record, Sample, Task
 from pylongctx.llama import Llama
 from pylongctx.methods import NONE, named
+from pylongctx.methods.checks import check_share
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,11 @@ class Cell:
         Other arguments of Llama.
     rope : str
         Name of the RoPE scaling that is part of the options, "" for the model's own.
+    reuse : bool
+        Read the text that several questions share once, instead of each question from an empty cache.
+    compress : float
+        With ``reuse``: share of a text's rows that ``Llama.compress`` leaves before the questions, 1 for no
+        compression; for a method with the rule kvzip.
 
     Examples
     --------
@@ -51,6 +59,11 @@ class Cell:
     chat: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     rope: str = ""
+    reuse: bool = False
+    compress: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_share("compress", self.compress)
 
     @property
     def facts(self) -> Record:
@@ -66,7 +79,22 @@ class Cell:
             "chat": self.chat,
             "length": self.length,
             "seed": self.seed,
+            **({"reuse": True} if self.reuse else {}),
+            **({"compress": self.compress} if self.compress < 1 else {}),
         }
+
+    def refusal(self) -> str:
+        """Return why the cell cannot be measured and the way out, "" when it can."""
+        method = named(self.method)
+        if self.reuse and not isinstance(self.task, Question):
+            return f"the task {self.task.name!r} asks no questions that could share a text: leave reuse out"
+        if self.reuse and self.options.get("n_parallel", 1) > 1:
+            return "samples that share a text are answered one by one: leave n_parallel or reuse out"
+        if self.compress < 1 and not self.reuse:
+            return "a text is compressed for the questions that share it: compress needs reuse"
+        if self.compress < 1 and not (method is not None and [p.name for p in method.parts if p.waits] == ["kvzip"]):
+            return "only the rule kvzip compresses a text that was read: use the method kvzip"
+        return self.task.refusal(method)
 
     def open(self, n_ctx: int, method: str | None = None) -> Llama:
         """Open the model, with another method and f16 KV where one is named."""
@@ -141,10 +169,12 @@ def run(cell: Cell, samples: Sequence[Sample] | None = None, done: Container[str
     todo = [sample for sample in samples if names[sample.id] not in done]
     if not todo:
         return
-    if refusal := cell.task.refusal(named(cell.method)):
+    if refusal := cell.refusal():
         raise ValueError(refusal)
+    if cell.reuse:
+        todo = [sample for group in by_text(todo) for sample in group]
     told = reset_peak_memory()
-    with cell.task.opened(partial(_open, cell, samples), cell.chat) as evaluate:
+    with _opened(cell, partial(_open, cell, samples)) as evaluate:
         for sample, measured in zip(todo, evaluate(todo), strict=True):
             facts = {"digest": names[sample.id], "id": sample.id, **cell.facts}
             yield facts | measured | ({"peak_rss": peak_memory()} if told else {})
@@ -161,7 +191,14 @@ def context_window(cell: Cell, samples: Sequence[Sample]) -> int:
     300
     """
     with Llama(cell.model, vocab_only=True, verbose=False) as llm:
-        return cell.task.n_ctx(ModelVocabulary(llm, cell.chat), samples, cell.length)
+        n_ctx = cell.task.n_ctx(ModelVocabulary(llm, cell.chat), samples, cell.length)
+    return n_ctx + (REPLAY if cell.compress < 1 else 0)
+
+
+def _opened(cell: Cell, open_llama: OpenLlama) -> AbstractContextManager[Evaluate]:
+    if cell.reuse and isinstance(cell.task, Question):
+        return cell.task.opened_shared(open_llama, cell.chat, cell.compress)
+    return cell.task.opened(open_llama, cell.chat)
 
 
 def _open(cell: Cell, samples: Sequence[Sample], method: str | None) -> Llama:

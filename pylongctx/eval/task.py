@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from typing import Any, ClassVar, Protocol
 
@@ -14,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx.completion import StopFilter
+from pylongctx.eval.reuse import Reader, beginning_of
 from pylongctx.eval.scorers import mean
 from pylongctx.llama import Llama
 from pylongctx.methods import NONE, Method
@@ -21,6 +24,7 @@ from pylongctx.methods import NONE, Method
 Record = dict[str, Any]  # what a JSON line holds
 Evaluate = Callable[["Sequence[Sample]"], "Iterator[Record]"]  # of samples, in their order
 OpenLlama = Callable[[str | None], Llama]  # with the method of that name; None: with the one that is measured
+Run = Callable[[Llama, "Vocabulary", "Sequence[Sample]"], "Iterator[Record]"]
 CHAT_MARGIN = 4  # tokens by which a prompt may grow where a template touches it
 
 
@@ -46,6 +50,8 @@ class Sample:
         Whether a chat template may surround the prompt.
     facts : dict
         What the record holds besides.
+    shared : int
+        Characters, or tokens, at the beginning of the prompt that others on the same text have too.
 
     Examples
     --------
@@ -61,6 +67,7 @@ class Sample:
     stop: tuple[str, ...] = ()
     chat: bool = True
     facts: Mapping[str, Any] = field(default_factory=dict)
+    shared: int = 0
 
 
 class Vocabulary(Protocol):
@@ -208,9 +215,14 @@ class SingleModel(Task):
     @contextmanager
     def opened(self, open_llama: OpenLlama, chat: bool) -> Iterator[Evaluate]:
         """Open the model, and yield a function that runs samples."""
+        with self._opened(open_llama, chat, self.run_many) as evaluate:
+            yield evaluate
+
+    @contextmanager
+    def _opened(self, open_llama: OpenLlama, chat: bool, run: Run) -> Iterator[Evaluate]:
         with open_llama(None) as llm:
             chosen, vocabulary = {"method": str(llm.method or NONE)}, ModelVocabulary(llm, chat)
-            yield lambda samples: (chosen | record for record in self.run_many(llm, vocabulary, samples))
+            yield lambda samples: (chosen | record for record in run(llm, vocabulary, samples))
 
 
 class Question(SingleModel):
@@ -237,16 +249,45 @@ class Question(SingleModel):
 
     def run(self, llm: Llama, vocabulary: Vocabulary, sample: Sample) -> Record:
         """Return text, scores and times of the answer to a sample, from an empty cache."""
-        tokens = vocabulary.tokens(sample)
-        start = time.perf_counter()
-        answer, first, n_steps = greedy(llm, tokens, sample)
+        return self._answered(llm, vocabulary.tokens(sample), sample)
+
+    def opened_shared(
+        self, open_llama: OpenLlama, chat: bool, compress: float = 1.0
+    ) -> AbstractContextManager[Evaluate]:
+        """Open the model, and yield a function that runs samples, the shared beginning of a text read once."""
+        return self._opened(open_llama, chat, partial(self.run_shared, compress=compress))
+
+    def run_shared(
+        self, llm: Llama, vocabulary: Vocabulary, samples: Sequence[Sample], compress: float = 1.0
+    ) -> Iterator[Record]:
+        """Yield records of samples whose shared beginnings are read once, when those of one text come in a row."""
+        reader = Reader(llm, compress)
+        for sample in samples:
+            tokens = vocabulary.tokens(sample)
+            shortened = vocabulary.tokens(replace(sample, prompt=sample.prompt[: sample.shared], prefix=""))
+            yield self._answered(llm, tokens, sample, partial(reader.hold, beginning_of(tokens, shortened)))
+
+    def _answered(
+        self, llm: Llama, tokens: NDArray[np.int32], sample: Sample, hold: Callable[[], None] | None = None
+    ) -> Record:
+        """Return a record; ``hold`` lets the cache hold the beginning of the prompt."""
+        start, before = time.perf_counter(), llm.session.n_evaluated
+        if hold is not None:
+            hold()
+        answer, first, n_steps = greedy(llm, tokens, sample, fresh=hold is None)
         seconds = time.perf_counter() - start
-        facts = {"n_tokens": len(tokens) + sample.max_tokens, "answer": answer.text, "answers": list(sample.answers)}
+        n_read = llm.session.n_evaluated - before - (n_steps - 1)
         times = {"seconds": round(seconds, 4), "ttft": round(first - start, 4), "n_generated": len(answer.tokens)}
-        times |= {"prompt_per_second": round(len(tokens) / (first - start), 2)}
+        times |= {"tokens_read": n_read, "prompt_per_second": round(n_read / (first - start), 2)}
         if n_steps > 1:
             times["token_seconds"] = round((seconds - (first - start)) / (n_steps - 1), 6)
-        return {**facts, **sample.facts, **self.scores(sample, answer), **times, **memory(llm)}
+        return {**self._facts(tokens, sample, answer), **times, **memory(llm)}
+
+    def _facts(self, tokens: NDArray[np.int32], sample: Sample, answer: Answer) -> Record:
+        """Return what a record holds but times and memory."""
+        facts = {"n_tokens": len(tokens) + sample.max_tokens, "prompt_hash": prompt_hash(tokens)}
+        facts |= {"answer": answer.text, "answers": list(sample.answers)}
+        return {**facts, **sample.facts, **self.scores(sample, answer)}
 
     def run_many(self, llm: Llama, vocabulary: Vocabulary, samples: Sequence[Sample]) -> Iterator[Record]:
         """Yield records of samples that are answered together, where the model has several sequences.
@@ -264,13 +305,23 @@ class Question(SingleModel):
             seconds = (time.perf_counter() - start) / len(asked)
             for sample, prompt, one in zip(asked, prompts, found, strict=True):
                 answer = Answer(one.completion["choices"][0]["text"], one.generation.tokens)
-                facts = {"n_tokens": len(prompt) + n, "answer": answer.text, "answers": list(sample.answers)}
                 times = {"seconds": round(seconds, 4), "n_generated": len(answer.tokens)}
-                yield {**facts, **sample.facts, **self.scores(sample, answer), **times, **memory(llm)}
+                yield {**self._facts(prompt, sample, answer), **times, **memory(llm)}
 
     def summary(self, records: Sequence[Record]) -> dict[str, float]:
         """Return the mean of the score that counts."""
         return {self.headline: mean(record[self.headline] for record in records)}
+
+
+def prompt_hash(tokens: NDArray[np.int32]) -> str:
+    """Return the beginning of the SHA-256 of tokens: equal prompts are known by it.
+
+    Examples
+    --------
+    >>> len(prompt_hash(np.array([1, 2], np.int32)))
+    16
+    """
+    return hashlib.sha256(tokens.astype("<i4").tobytes()).hexdigest()[:16]
 
 
 def memory(llm: Llama) -> Record:

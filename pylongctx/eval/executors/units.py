@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from pylongctx.eval.reuse import by_text
 from pylongctx.eval.runner import Cell, digest, run
 from pylongctx.eval.task import Record, Sample
 
@@ -54,8 +55,11 @@ class Executor(Protocol):
 
 def units_of(cell: Cell, samples: Sequence[Sample], done: Container[str]) -> list[Unit]:
     """Return the units of the samples that are not done."""
-    todo = [name for sample in samples if (name := digest(cell, sample)) not in done]
-    parts = (tuple(todo[at : at + SAMPLES_PER_UNIT]) for at in range(0, len(todo), SAMPLES_PER_UNIT))
+    todo = {name: sample for sample in samples if (name := digest(cell, sample)) not in done}
+    if cell.reuse:  # all questions on a text
+        names = {sample.id: name for name, sample in todo.items()}
+        return [Unit(cell, samples, tuple(names[s.id] for s in group)) for group in by_text(list(todo.values()))]
+    parts = (tuple(todo)[at : at + SAMPLES_PER_UNIT] for at in range(0, len(todo), SAMPLES_PER_UNIT))
     return [Unit(cell, samples, part) for part in parts]
 
 
