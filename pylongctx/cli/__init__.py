@@ -26,13 +26,14 @@ COMMANDS = {
     "report": ("report", "tables and pictures of what was measured"),
     "inspect": ("inspect", "show what the heads read and keep"),
     "doctor": ("doctor", "show the installation"),
+    "completion": ("completion", "print a script that completes words in a shell"),
     "rpc-server": ("rpc_server", "lend this machine to another"),
 }
 GROUPS = {
     "talk": ("ask", "chat", "complete", "serve"),
     "models": ("get", "kv"),
     "measure": ("eval", "bench", "matrix", "report", "inspect"),
-    "machine": ("doctor", "rpc-server"),
+    "machine": ("doctor", "completion", "rpc-server"),
 }
 MOVED = ("passkey", "needle", "recall", "ruler", "longbench", "leval", "perplexity")  # which eval has now
 

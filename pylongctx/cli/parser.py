@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """Return the help; a short one says how many options there are."""
         text = super().format_help()
-        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        shown = self.shown()
         if self.formatter_class is FullHelp or all(map(is_common, shown)):
             return text
         return f"{text}\n--help-all shows all {sum(bool(action.option_strings) for action in shown)} options.\n"
@@ -50,6 +50,10 @@ class Parser(argparse.ArgumentParser):
             names = re.findall(r"[\w-]+", found[3])
             message = f"there is no {found[1].lower()} {found[2]!r}{guess(found[2], names)}"
         self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help lists what there is\n")
+
+    def shown(self) -> list[argparse.Action]:
+        """Return the options and arguments that the full help shows."""
+        return [action for action in self._actions if action.help != argparse.SUPPRESS]
 
     def commands(self) -> dict[str, "Parser"]:
         """Return the parsers of all commands, those of ``eval`` as ``eval passkey``."""

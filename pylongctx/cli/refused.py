@@ -40,7 +40,7 @@ REFUSED = (
     Refused("-mu --model-url", DOWNLOAD, "LLAMA_ARG_MODEL_URL"),
     Refused("-dr --docker-repo", DOWNLOAD, "LLAMA_ARG_DOCKER_REPO"),
     Refused("-cl --cache-list", "pylongctx get lists the models that are here"),
-    Refused("--completion-bash", "there is no script that completes options"),
+    Refused("--completion-bash", "pylongctx completion bash prints the script"),
     Refused("-mm --mmproj", PICTURES, "LLAMA_ARG_MMPROJ"),
     Refused("-mmu --mmproj-url", PICTURES, "LLAMA_ARG_MMPROJ_URL"),
     Refused("--mmproj-auto", PICTURES, "LLAMA_ARG_MMPROJ_AUTO"),
