@@ -243,26 +243,55 @@ def test_a_mistake_gets_a_line_and_a_guess(words, message):
 
 AWAY = """
 import sys
-from importlib.abc import MetaPathFinder
+from pathlib import Path
 
-class Away(MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name in ("pylongctx._lib", "pylongctx._ffi_generated"):
-            raise ImportError(f"{name} is away")
-
-sys.meta_path.insert(0, Away())
+has = Path.is_file
+Path.is_file = lambda path: path.name != "libllama.so" and has(path)
 from pylongctx.cli import COMMANDS, main
-
+"""
+HELP = """
 for words in (["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), ["eval", "ruler", "-h"]):
     try:
         main(words)
     except SystemExit as reason:
         assert reason.code == 0, words
-assert not sys.modules.keys() & {"numpy", "pylongctx.llama"}
+assert not sys.modules.keys() & {"numpy", "pylongctx.llama", "pylongctx._lib"}
 """
 
 
+def run_without_library(*args: str, program: str = "sys.exit(main(sys.argv[1:]))") -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", AWAY + program, *args]
+    return subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+
 def test_help_does_not_need_the_library():
-    done = subprocess.run([sys.executable, "-c", AWAY], capture_output=True, text=True, check=False)
+    done = run_without_library(program=HELP)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("usage: pylongctx") == 2 + len(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["doctor"], 1, "problems        the native library"),
+        (["get"], 0, "smollm2-135m"),
+        (["eval"], 0, "passkey     hide a number"),
+        (["completion", "bash"], 0, "complete -F _pylongctx pylongctx"),
+    ],
+)
+def test_what_does_not_compute_does_not_need_the_library(words, status, said):
+    done = run_without_library(*words)
+    assert (done.returncode, done.stderr) == (status, "")
+    assert said in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["eval", "passkey"], ["chat", "-p", "x"], ["serve"], ["bench"], ["inspect"], ["kv", "ls", "."], ["rpc-server"]],
+    ids=" ".join,
+)
+def test_a_library_that_is_missing_is_said_in_a_line(words):
+    done = run_without_library(*words)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert re.fullmatch(r"pylongctx: error: the native library .*libllama\.so is missing: build it with 'pip .*", line)

@@ -63,7 +63,7 @@ def test_bash_completes(folder, words, found):
     assert completed(folder, *words) == found
 
 
-@pytest.mark.parametrize("shell", filter(shutil.which, SHELLS))
+@pytest.mark.parametrize("shell", list(filter(shutil.which, SHELLS)))
 def test_a_shell_can_read_its_script(shell, commands, tmp_path):
     (tmp_path / "script").write_text(SHELLS[shell](commands))
     done = subprocess.run([shell, "-n", tmp_path / "script"], capture_output=True, text=True)

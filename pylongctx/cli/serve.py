@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         from pylongctx.serve.host import Host
         from pylongctx.serve.server import announce, inherited, listen, serve, share_heaps
         from pylongctx.serve.service import Service
-    except ImportError as reason:
+    except ModuleNotFoundError as reason:
         raise ImportError(f"the server needs more packages ({reason}): pip install pylongctx[server]") from reason
 
     share_heaps()
