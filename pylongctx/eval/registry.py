@@ -54,9 +54,7 @@ TASKS = {
     "leval": Entry("leval:LEval", "L-Eval's closed-ended tasks", "a file of L-Eval, such as quality.jsonl"),
     "keyvalue": Entry("keyvalue:KeyValue", "key-value retrieval of Lost in the Middle", "a file with keys and values"),
     "longeval": Entry("longeval:LongEval", "LongEval's line retrieval", "a file of LongEval, such as 200_lines.jsonl"),
-    "babilong": Entry(
-        "babilong:BabiLong", "BABILong, facts in a novel", "a test file of bAbI: qa1, qa2 or qa5"
-    ),
+    "babilong": Entry("babilong:BabiLong", "BABILong, facts in a novel", "a test file of bAbI: qa1, qa2 or qa5"),
     "perplexity": Entry("perplexity:Perplexity", "how well a text is predicted", options=True),
     "kld": Entry("kld:Divergence", "how far from full attention", plans_only=True),
     "chunks": Entry("chunks:Chunks", "what every head reads", plans_only=True),
