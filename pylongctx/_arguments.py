@@ -179,14 +179,14 @@ def kv_offload(where: str | None, mib: int | None) -> int:
     return int(lib.LCTX_OFFLOAD_AUTO) if mib is None else check_count("kv_offload_mib", mib) << 20
 
 
-def warn_without_device(n_gpu_layers: int, rpc_servers: str | None) -> None:
-    """Warn when layers shall go to a device and there is none that the library can use, or the other way round."""
-    if n_gpu_layers != 0 and not rpc_servers and not has_gpu():
+def warn_without_device(n_gpu_layers: int, rpc_servers: str | None, verbose: bool) -> None:
+    """Warn of layers for a device where there is none, if ``verbose``, and of RPC servers that get no layer."""
+    if verbose and n_gpu_layers != 0 and not rpc_servers and not has_gpu():
         reason = f"n_gpu_layers={n_gpu_layers} has no effect, everything runs on the CPU: {why_no_gpu()}"
-        warnings.warn(reason, UserWarning, stacklevel=3)
+        warnings.warn(reason, UserWarning, stacklevel=4)  # of the caller of Llama
     if n_gpu_layers == 0 and rpc_servers:
         reason = f"rpc_servers={rpc_servers!r} has no effect with n_gpu_layers=0: no layer goes there"
-        warnings.warn(reason, UserWarning, stacklevel=3)
+        warnings.warn(reason, UserWarning, stacklevel=4)
 
 
 def why_no_gpu() -> str:

@@ -560,8 +560,22 @@ stopping_criteria, **more
 
 
 def are_prompts(prompt: Any) -> bool:
-    """Return whether a prompt is a list of prompts: of texts, or of lists of tokens."""
-    return not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], int | np.integer)
+    """Return whether a prompt is a list of prompts: of texts, or of lists of tokens.
+
+    Raises
+    ------
+    TypeError
+        When it is neither that nor a prompt.
+    """
+    if isinstance(prompt, str):
+        return False
+    if isinstance(prompt, bytes) or not hasattr(prompt, "__getitem__"):
+        raise TypeError(f"a prompt is a str or a list of tokens, not {type(prompt).__name__}")
+    several = len(prompt) > 0 and not isinstance(prompt[0], int | np.integer)
+    for one in prompt if several else ():
+        if isinstance(one, bytes) or not hasattr(one, "__getitem__"):
+            raise TypeError(f"a list of prompts has a str or a list of tokens for each, not {type(one).__name__}")
+    return several
 
 
 @cache

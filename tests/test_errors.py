@@ -98,10 +98,28 @@ def test_gpu_layers_without_a_gpu_warn(embedded_model):
     if any(name.upper() != "CPU" for name in _lib.build_info()["backends"]):
         pytest.skip("this build has a GPU backend")
     with pytest.warns(UserWarning, match=r"no GPU backend.*pip install \. -C cmake\.define\.GGML_CUDA=ON"):
-        make(embedded_model, n_gpu_layers=-1)
+        make(embedded_model, n_gpu_layers=-1, verbose=True)
+
+
+def test_gpu_layers_are_silent_without_verbose(embedded_model, recwarn):
+    make(embedded_model, n_gpu_layers=-1, verbose=False)
+    assert not recwarn.list
 
 
 # ---- calls ----
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (None, "a prompt is a str or a list of tokens, not NoneType"),
+        (b"It was", "a prompt is a str or a list of tokens, not bytes"),
+        (["It was", 1], "a list of prompts has a str or a list of tokens for each, not int"),
+    ],
+)
+def test_what_is_not_a_prompt(llm, prompt, message):
+    with pytest.raises(TypeError, match=message):
+        llm(prompt, max_tokens=2)
 
 
 @pytest.mark.parametrize(

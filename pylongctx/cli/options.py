@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pylongctx import __version__
 from pylongctx._enums import EVICT_MIDDLE, LOAD_MODES, OVERFLOWS, ROPE_SCALINGS, SPLIT_MODES
+from pylongctx._log import LOG
 from pylongctx.catalog import find
 from pylongctx.cli.arguments import (
     FromEnvironment,
@@ -320,11 +321,20 @@ def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
     found |= override_arguments(args)
     if isinstance(policy := found.get("overflow"), bool):
         found["overflow"] = EVICT_MIDDLE if policy else OVERFLOWS[0]
+    if found.get("n_gpu_layers") and "rpc_servers" not in found:
+        _warn_without_gpu()
     if args.kv_offload == ON:
         found.setdefault("offload_kqv", True)
     elif args.kv_offload is not None:
         found |= {"kv_offload": "host", "kv_offload_mib": args.kv_offload or None}
     return {"verbose": False} | found
+
+
+def _warn_without_gpu() -> None:
+    from pylongctx._arguments import has_gpu, why_no_gpu
+
+    if not has_gpu():
+        LOG.warning("-ngl has no effect, everything runs on the CPU: %s", why_no_gpu())
 
 
 def open_llama(args: argparse.Namespace, progress: "Callable[[int, int], None] | None" = None) -> "Llama":

@@ -65,7 +65,7 @@ class Opened:
         self.verbose = bool(given["verbose"])
         self.given = given
         arguments.check_later(given)
-        arguments.warn_without_device(given["n_gpu_layers"], given["rpc_servers"])
+        arguments.warn_without_device(given["n_gpu_layers"], given["rpc_servers"], self.verbose)
         self.threads = arguments.thread_counts(given["n_threads"], given["n_threads_batch"])
         settings = arguments.context_settings(given, self.threads)
         if n_seq > 1:
