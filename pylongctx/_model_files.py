@@ -86,7 +86,7 @@ class ModelFiles:
     def _computed(self) -> str:
         self.check()
         began = time.time_ns()
-        LOG.info("%s is read whole, once, to know it from every other model", self.paths[0])
+        LOG.info("%s is hashed, once: what a KV store holds belongs to one model", self.paths[0])
         digest = digest_of(self.paths)
         self.check()
         if began - max(max(found.st_mtime_ns, found.st_ctime_ns) for found in self._found) > SETTLED:

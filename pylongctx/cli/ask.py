@@ -5,14 +5,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from pylongctx._cache_folder import cache_folder
 from pylongctx.cli.arguments import Options
 from pylongctx.cli.console import Meter, Output, Stop
 from pylongctx.cli.conversation import Conversation
-from pylongctx.cli.method import name_of
-from pylongctx.cli.options import add_llama_options, advised_sampling, model_path, open_llama
+from pylongctx.cli.options import add_llama_options, advised_sampling, model_label, model_path, open_llama
 from pylongctx.cli.sampling import (
     add_answer_options,
     add_sampling_options,
@@ -21,6 +21,7 @@ from pylongctx.cli.sampling import (
     template_arguments,
 )
 from pylongctx.files import FileText, files_in, read_file, text_of
+from pylongctx.methods import NONE
 
 DEFAULT = "smollm2-135m"
 STORE = "kv"  # in the cache folder
@@ -61,16 +62,21 @@ def run(args: argparse.Namespace) -> int:
     given = {name: value for name, value in sampling_arguments(args).items() if value is not None}
     arguments = {"max_tokens": LIMIT} | advised_sampling(args) | given | template_arguments(args)
     conversation = Conversation(open_llama(args, meter), None, arguments, args.loop_stop is not False)
-    llm = conversation.llm
+    llm, start = conversation.llm, perf_counter()
     try:
         with stop.listening():
             _read(conversation, text, question)
+            n_text, seconds = llm.n_tokens, perf_counter() - start
             output.answer(conversation.ask(f"{text}\n{question}", stop))
-            if conversation.turn.looped:
-                output.note("stopped: the answer repeats itself; --repeat-penalty 1.1 helps")
-        told = f"{Path(llm.model_path).name}, {name_of(llm.method)}, {llm.n_ctx()} tokens of context"
-        known = f", {llm.kv_store_usage().tokens} of them from the store" if args.kv_store else ""
-        output.note(f"{told}{known}; {conversation.turn}")
+        turn = conversation.turn
+        if turn.looped:
+            output.note("stopped: the answer repeats itself; --repeat-penalty 1.1 helps")
+        store = f", {llm.kv_store_usage().tokens} of them from the store" if args.kv_store else ""
+        method = "+".join(part.name for part in llm.method.parts) if llm.method else NONE
+        output.note(
+            f"{model_label(args)}, {method}, {llm.n_ctx()} tokens of context; "
+            f"text of {n_text} tokens{store}, read in {seconds:.1f} s; {turn.answer}"
+        )
     finally:
         meter.close()
         llm.close()

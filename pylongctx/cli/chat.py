@@ -16,7 +16,7 @@ from pylongctx.cli.chat_commands import LEAVE, WAYS_OUT, Commands
 from pylongctx.cli.console import Messages, Meter, Output, Stop
 from pylongctx.cli.conversation import Conversation
 from pylongctx.cli.method import name_of
-from pylongctx.cli.options import add_llama_options, advised_sampling, open_llama
+from pylongctx.cli.options import add_llama_options, advised_sampling, model_label, open_llama
 from pylongctx.cli.sampling import (
     add_answer_options,
     add_sampling_options,
@@ -89,9 +89,7 @@ class Chat(Commands):
         self._interactive = messages.interactive
         if messages.interactive:
             llm = self.conversation.llm
-            self.output.note(
-                f"{Path(llm.model_path).name}, {name_of(llm.method)}, {llm.n_ctx()} tokens of context; /help"
-            )
+            self.output.note(f"{model_label(self.args)}, {name_of(llm.method)}, {llm.n_ctx()} tokens of context; /help")
             if Path(llm.model_path) == Path(embedded_model()):
                 self.output.note(TOY)
             if self.args.continues:

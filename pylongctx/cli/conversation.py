@@ -56,7 +56,12 @@ class Turn:
     def __str__(self) -> str:
         prompt = f"prompt {self.n_prompt} tokens{_rate(self.n_prompt, self.prompt_seconds)}"
         gone = f"; without the {self.n_turn} oldest turns, {self.n_gone} tokens" if self.n_gone else ""
-        return f"{prompt}; answer {self.n_answer} tokens{_rate(self.n_answer, self.answer_seconds)}{gone}"
+        return f"{prompt}; {self.answer}{gone}"
+
+    @property
+    def answer(self) -> str:
+        """How long the answer is, and how fast it came."""
+        return f"answer {self.n_answer} tokens{_rate(self.n_answer, self.answer_seconds)}"
 
 
 def _rate(n: int, seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pylongctx import __version__
@@ -291,6 +292,11 @@ def model_path(args: argparse.Namespace) -> str:
 
 def _model_name(args: argparse.Namespace) -> str:
     return str(args.positional_model or args.model or embedded_model())
+
+
+def model_label(args: argparse.Namespace) -> str:
+    """Return the model's name as a line shows it: in the catalogue, at the hub, or of the file."""
+    return str(getattr(args, "hf_repo", None) or Path(_model_name(args)).name)
 
 
 def _of_hub(args: argparse.Namespace) -> str:
