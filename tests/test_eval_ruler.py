@@ -216,7 +216,7 @@ def test_questions_in_the_form_of_the_quality_demo_have_the_same_documents(tmp_p
         (title_a, para_a), (title_b, para_b), *distractors = item["context"]
         pair = {"title_a": title_a, "para_a": para_a, "title_b": title_b, "para_b": para_b}
         asked = {"question": item["question"], "answer": item["answer"]}
-        other.append(asked | pair | {"distractors": distractors})
+        other.append(asked | pair | {"distractors": [[*one, 63.5] for one in distractors]})
     file = tmp_path / "demo.json"
     file.write_text(json.dumps(other))
     prompts = {"template": "{context}|{query}", "answer_prefix": ""}
