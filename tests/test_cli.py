@@ -232,6 +232,12 @@ def test_wrong_usage_is_status_2():
         (["serve", "a.gguf", "b.gguf"], "there is no place for 'b.gguf'"),
         (["chat", "smolm2-135m"], "Model path does not exist: smolm2-135m; did you mean 'smollm2-135m'?"),
         (["chat", "--method", "longhead"], "unknown method 'longhead'; did you mean 'longheads'?"),
+        (["complete", "-f", "missing.txt"], "argument -f/--file: missing.txt: No such file or directory"),
+        (
+            ["complete", "-p", "x", "--kv-store", "/dev/null"],
+            "--kv-store /dev/null: File exists; name a folder that can",
+        ),
+        (["complete", "-p", "x", "-m", "missing.gguf"], "missing.gguf; pylongctx get lists models that can be fetched"),
         (["serve", "--port", "99999"], "--port must be from 0 to 65535, not 99999"),
     ],
 )

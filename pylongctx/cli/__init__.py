@@ -8,6 +8,7 @@ from importlib import import_module
 
 from pylongctx import __version__
 from pylongctx._log import show
+from pylongctx.cli.arguments import reason_of
 from pylongctx.cli.help import command_list
 from pylongctx.cli.parser import Parser
 
@@ -86,6 +87,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, RuntimeError, ImportError, OSError, MemoryError) as reason:
-        print(f"pylongctx: error: {reason}", file=sys.stderr)
+        print(f"pylongctx: error: {reason_of(reason)}", file=sys.stderr)
         return 1
     return status

@@ -125,9 +125,16 @@ def reported(parse: Callable[[str], Any]) -> Callable[[str], Any]:
             return parse(text)
         except (ValueError, OSError) as reason:
             origin = f" (from {text.variable})" if isinstance(text, FromEnvironment) else ""
-            raise argparse.ArgumentTypeError(f"{reason}{origin}") from reason
+            raise argparse.ArgumentTypeError(f"{reason_of(reason)}{origin}") from reason
 
     return parsed
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what an error says, of one of the system the file and the reason."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def with_origins(reason: Exception, args: argparse.Namespace) -> str:

@@ -373,6 +373,11 @@ def open_model(
             raise
     except (ValueError, NotImplementedError) as reason:
         raise ValueError(with_origins(reason, args)) from reason
+    except OSError as reason:
+        if args.kv_store is None or reason.filename is None or not str(reason.filename).startswith(args.kv_store):
+            raise
+        message = f"--kv-store {args.kv_store}: {reason.strerror}; name a folder that can be written"
+        raise ValueError(message) from reason
     return opened
 
 

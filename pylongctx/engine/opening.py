@@ -61,7 +61,8 @@ class Opened:
     def __init__(self, given: Mapping[str, Any], n_seq: int = 1) -> None:
         self.path = resolve(given["model_path"])
         if not Path(self.path).exists():
-            raise ValueError(f"Model path does not exist: {self.path}{guess(self.path, CATALOG)}")
+            way_out = guess(self.path, CATALOG) or "; pylongctx get lists models that can be fetched by name"
+            raise ValueError(f"Model path does not exist: {self.path}{way_out}")
         self.verbose = bool(given["verbose"])
         self.given = given
         arguments.check_later(given)
