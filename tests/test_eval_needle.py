@@ -102,6 +102,34 @@ def test_scores_are_of_words(words):
     assert Needle(scorer="exact").scores(sample, Answer(f"{SANDWICH}!", []))["score"] == 1
 
 
+@pytest.mark.parametrize("fields", [{}, PASSKEY])
+@pytest.mark.parametrize("n", [1, 4, 8])
+def test_decoys_are_of_the_same_form_and_say_something_else(words, fields, n):
+    task, plain = Needle((30.0,), tests=3, decoys=n, **fields), Needle((30.0,), tests=3, **fields)
+    assert task.name == f"needle-{n}-decoys"
+    for sample, other in zip(task.samples(words, 1000, 0), plain.samples(words, 1000, 0), strict=True):
+        assert total(words, sample) <= 1000
+        decoys = sample.facts["decoys"]
+        assert len({*decoys, *sample.answers}) == n + 1
+        assert all(said in sample.prompt for said in (*decoys, *sample.answers))
+        assert sample.answers == other.answers and "decoys" not in other.facts
+        at = len(words.tokenize(sample.prompt.split(task.needle.format(key=sample.answers[0]))[0]))
+        assert sample.facts["needle_token"] - 1 == pytest.approx(at, abs=n)  # spaces join where parts meet
+    again = task.samples(words, 1000, 0)
+    assert [s.prompt for s in again] == [s.prompt for s in task.samples(words, 1000, 0)]
+
+
+def test_an_answer_with_what_a_decoy_says_is_wrong(words):
+    for fields in ({}, PASSKEY):
+        task = Needle((30.0,), decoys=2, **fields)
+        (sample,) = task.samples(words, 1000, 0)
+        right, decoy = sample.answers[0], sample.facts["decoys"][1]
+        said = (right, decoy, f"{right} or {decoy}", f"{decoy} or {right}", "")
+        scores = [task.scores(sample, Answer(text, []))["match"] for text in said]
+        assert scores == [1, 0, 0, 0, 0]
+        assert [task.scores(sample, Answer(text, []))["score"] for text in (right, decoy)] == [1, 0]
+
+
 def test_the_summary_is_by_depth():
     records = [{"score": s, "depth_percent": d} for s, d in ((1, 0.0), (0, 0.0), (1, 50.0))]
     assert Needle().summary(records) == {"score": 2 / 3, "depth 0": 0.5, "depth 50": 1}
@@ -121,6 +149,7 @@ def test_grids_are_gkamradts():
     [
         ({"scorer": "judge"}, 500, "unknown scorer 'judge'; available: overlap, match"),
         ({"depth_percents": (101.0,)}, 500, "from 0 to 100"),
+        ({"decoys": 9}, 500, "decoys must be from 0 to 8, the number of decoy_texts"),
         ({"final_context_length_buffer": 10}, 500, "enlarge --final-context-length-buffer"),
         ({}, 210, "make --final-context-length-buffer smaller"),
     ],

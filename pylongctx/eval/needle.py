@@ -4,7 +4,7 @@ Options, trimming and insertion are those of gkamradt's LLMTest_NeedleInAHaystac
 their overlap with the expected answer, ROUGE-L, or a match. ``passkey`` as a needle is LongHeads' figure 7.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import ClassVar
@@ -18,6 +18,17 @@ from pylongctx.eval.task import Answer, Question, Record, Sample, Vocabulary
 SCORERS = {"overlap": word_overlap, "match": string_match_part, "exact": exact_match, "rouge": rouge_l}
 COLORS = ("#f0496e", "#ebb839", "#0cd79f")  # of the published heat maps: not found, partly, found
 N_PER_TOKEN = 8  # characters of haystack made for each token wanted; more when they are not enough
+BEST_THINGS = {  # decoys of the default needle
+    "Boston": "fly a kite and walk along the harbour on a windy day",
+    "Chicago": "rent a boat and look at the towers from the river at night",
+    "Denver": "take the first train and ski in the mountains until noon",
+    "Houston": "visit the rockets and cool off in the tunnels at lunch",
+    "Miami": "swim before breakfast and dance at the beach after dark",
+    "New Orleans": "follow a brass band and taste the oysters in a courtyard",
+    "Phoenix": "climb a red hill and count the cactuses at sunrise",
+    "Seattle": "drink a coffee and watch the ferries leave in the rain",
+}
+OTHER_KEYS = ("attic", "cellar", "door", "garage", "garden", "gate", "office", "safe")
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,10 @@ class Needle(Question):
         Samples of each depth.
     scorer : str
         The score that counts, a name in ``SCORERS``.
+    decoys : int
+        Sentences of the same form about something else, at random places: an answer with what they say is wrong.
+    decoy_texts : tuple of tuple of str
+        Each decoy and what it says, as ``needle`` and ``expected`` do; ``{key}`` is another number in each.
 
     Examples
     --------
@@ -59,13 +74,20 @@ class Needle(Question):
     max_tokens: int = 48
     tests: int = 1
     scorer: str = "overlap"
-    name: str = field(default="needle", init=False)
+    decoys: int = 0
+    decoy_texts: tuple[tuple[str, str], ...] = tuple(
+        (f"\nThe best thing to do in {city} is {thing}.\n", thing) for city, thing in BEST_THINGS.items()
+    )
+    name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         if self.scorer not in SCORERS:
             raise ValueError(f"unknown scorer {self.scorer!r}; available: {', '.join(SCORERS)}")
         if not all(0 <= depth <= 100 for depth in self.depth_percents):
             raise ValueError("depth percents must be from 0 to 100")
+        if not 0 <= self.decoys <= len(self.decoy_texts):
+            raise ValueError(f"decoys must be from 0 to {len(self.decoy_texts)}, the number of decoy_texts")
+        object.__setattr__(self, "name", "needle" + f"-{self.decoys}-decoys" * bool(self.decoys))
 
     @property
     def settings(self) -> Record:
@@ -89,12 +111,15 @@ class Needle(Question):
     def _sample(
         self, vocabulary: Vocabulary, context: list[int], length: int, seed: int, trial: int, depth: float
     ) -> Sample:
-        key = Random(f"{seed}-{length}-{depth}-{trial}").randint(10000, 99999)
-        needle = vocabulary.tokenize(self.needle.format(key=key))
+        drawn = f"{seed}-{length}-{depth}-{trial}"
+        key = Random(drawn).randint(10000, 99999)
+        pieces = [(depth, vocabulary.tokenize(self.needle.format(key=key)))]
+        decoys = list(self._decoys(key, Random(f"decoys-{drawn}")))
+        pieces += [(at, vocabulary.tokenize(sentence)) for at, sentence, _ in decoys]
         room = length - self.final_context_length_buffer
-        kept = context[: max(0, room - len(needle))]
-        n_before = insertion_point(vocabulary, kept, depth)
-        text = vocabulary.detokenize([*kept[:n_before], *needle, *kept[n_before:]])
+        kept = context[: max(0, room - sum(len(piece) for _, piece in pieces))]
+        tokens, places = hidden(vocabulary, kept, pieces)
+        text = vocabulary.detokenize(tokens)
         name = f"{length}-{seed}-{depth:g}-{trial}"
         sample = Sample(
             name,
@@ -102,7 +127,12 @@ class Needle(Question):
             prefix=self.prefix,
             answers=(self.expected.format(key=key),),
             max_tokens=self.max_tokens,
-            facts={"depth_percent": float(depth), "trial": trial, "needle_token": len(vocabulary.bos) + n_before},
+            facts={
+                "depth_percent": float(depth),
+                "trial": trial,
+                "needle_token": len(vocabulary.bos) + places[0],
+                **({"decoys": [said for _, _, said in decoys]} if decoys else {}),
+            },
         )
         n_tokens = len(vocabulary.tokens(sample)) + self.max_tokens
         if n_tokens > length:
@@ -116,10 +146,25 @@ class Needle(Question):
             )
         return sample
 
+    def _decoys(self, key: int, random: Random) -> Iterator[tuple[float, str, str]]:
+        """Yield depth in percent, sentence and answer of every decoy."""
+        keys = random.sample([n for n in range(10000, 100000) if n != key], self.decoys) if self.decoys else []
+        for other, (sentence, said) in zip(keys, random.sample(self.decoy_texts, self.decoys), strict=True):
+            yield 100 * random.random(), sentence.format(key=other), said.format(key=other)
+
     def scores(self, sample: Sample, answer: Answer) -> dict[str, float]:
-        """Return ``score``, the one that counts, and those that need no package."""
+        """Return ``score``, the one that counts, and those that need no package.
+
+        Each is 0 for an answer that is as near to a decoy as to the needle.
+        """
         names = {self.scorer, *SCORERS} - ({"rouge"} - {self.scorer})
-        found = {name: round(SCORERS[name](answer.text, sample.answers), 4) for name in sorted(names)}
+        decoys: Sequence[str] = sample.facts.get("decoys", ())
+
+        def one(name: str) -> float:
+            found = SCORERS[name](answer.text, sample.answers)
+            return found if all(found > SCORERS[name](answer.text, [decoy]) for decoy in decoys) else 0.0
+
+        found = {name: round(one(name), 4) for name in sorted(names)}
         return {"score": found[self.scorer]} | found
 
     def summary(self, records: Sequence[Record]) -> dict[str, float]:
@@ -136,7 +181,39 @@ PASSKEY = {
     "expected": "{key}",
     "prefix": " The pass key is",
     "scorer": "match",
+    "decoy_texts": tuple(
+        (f" The {name} key is {{key}}. Remember it. {{key}} is the {name} key. ", "{key}") for name in OTHER_KEYS
+    ),
 }
+
+
+def hidden(
+    vocabulary: Vocabulary, body: Sequence[int], pieces: Sequence[tuple[float, Sequence[int]]]
+) -> tuple[list[int], list[int]]:
+    """Return a text with pieces at their depths, each at the end of a sentence, and the place of every piece.
+
+    Parameters
+    ----------
+    pieces : sequence of tuple
+        Depth in percent, and tokens.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.task import ModelVocabulary
+    >>> vocabulary = ModelVocabulary(llm)
+    >>> found, places = hidden(vocabulary, vocabulary.tokenize("It rained. He slept."), [(50, [7, 8])])
+    >>> found[places[0] : places[0] + 2]
+    [7, 8]
+    """
+    tokens, start, places = list[int](), 0, [0] * len(pieces)
+    for number in sorted(range(len(pieces)), key=lambda i: pieces[i][0]):
+        depth, piece = pieces[number]
+        end = max(start, insertion_point(vocabulary, body, depth))
+        tokens += body[start:end]
+        places[number] = len(tokens)
+        tokens += piece
+        start = end
+    return [*tokens, *body[start:]], places
 
 
 def insertion_point(vocabulary: Vocabulary, tokens: Sequence[int], depth_percent: float) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pylongctx.eval.facts import Stated, draw_facts
 from pylongctx.eval.haystack import SYNTHETIC, load_text
-from pylongctx.eval.needle import insertion_point
+from pylongctx.eval.needle import hidden
 from pylongctx.eval.perplexity import nll_of, token_nll
 from pylongctx.eval.reuse import REPLAY
 from pylongctx.eval.scorers import mean, string_match_part
@@ -118,7 +118,7 @@ class Recall(SingleModel):
         asked = [f"\n\nQuestion: {fact.question}\nAnswer:{fact.prefix}" for fact in facts]
         depths = [(i + 0.5) / self.questions for i in range(self.questions)]
         sentences = [*zip(depths, (fact.text for fact in facts), strict=True), *self._decoys(facts, random)]
-        pieces = [(depth, vocabulary.tokenize(f" {sentence} ")) for depth, sentence in sorted(sentences)]
+        pieces = [(100 * depth, vocabulary.tokenize(f" {sentence} ")) for depth, sentence in sorted(sentences)]
         intro = [*vocabulary.bos, *vocabulary.tokenize(INTRO)]
         n_asked = max(len(vocabulary.tokenize(question)) for question in asked)
         room = length - len(intro) - sum(len(piece) for _, piece in pieces) - n_asked - self.max_tokens
@@ -126,7 +126,7 @@ class Recall(SingleModel):
             raise ValueError(
                 f"{self.name}, length {length}: facts, questions and what is scored need {length - room} tokens"
             )
-        tokens = [*intro, *_hidden(vocabulary, self._cut(vocabulary, text, room, trial), pieces)]
+        tokens = [*intro, *hidden(vocabulary, self._cut(vocabulary, text, room, trial), pieces)[0]]
         turns = [
             {"question": question, "answer": fact.answer, "depth_percent": round(100 * depth, 2)}
             for question, fact, depth in zip(asked, facts, depths, strict=True)
@@ -209,16 +209,6 @@ class Recall(SingleModel):
         found |= {f"depth {d:g}": mean(t["right"] for t in turns if t["depth_percent"] == d) for d in depths}
         n_anew = sum(record["n_anew"] for record in records)
         return found | ({"same": sum(record["n_same"] for record in records) / n_anew} if n_anew else {})
-
-
-def _hidden(vocabulary: Vocabulary, body: list[int], pieces: Sequence[tuple[float, list[int]]]) -> list[int]:
-    """Return a text with pieces put at their depths, each at the end of a sentence."""
-    tokens, start = list[int](), 0
-    for depth, piece in pieces:
-        end = max(start, insertion_point(vocabulary, body, 100 * depth))
-        tokens += [*body[start:end], *piece]
-        start = end
-    return [*tokens, *body[start:]]
 
 
 def _branches(
