@@ -49,7 +49,8 @@ def shared_blocks(name: str) -> list[Block]:
     return [block for block in blocks(name, "python") if block.mark is None]
 
 
-PAGES_THAT_RUN = [name for name in NAMES if shared_blocks(name)]
+TESTED_ALONE = "docs/four-tasks.md"  # by test_four_tasks.py
+PAGES_THAT_RUN = [name for name in NAMES if shared_blocks(name) and name != TESTED_ALONE]
 OWN_PROCESS = [(name, block) for name in NAMES for block in blocks(name, "python") if block.mark == "own process"]
 
 
