@@ -10,7 +10,7 @@ from tiny_gguf import make_model
 
 from pylongctx.cli import MOVED, main
 from pylongctx.cli.eval import SHOWN
-from pylongctx.cli.eval.common import method_list
+from pylongctx.cli.method import method_list
 from pylongctx.eval.registry import TASKS, task_class
 
 

@@ -16,6 +16,7 @@ from pylongctx.bench.formats import FORMATS, Printer
 from pylongctx.bench.record import physical_cores
 from pylongctx.cli.arguments import Options, int_list, reported
 from pylongctx.cli.get import fetched
+from pylongctx.cli.method import add_methods
 from pylongctx.cli.options import MODEL
 from pylongctx.methods import parse
 from pylongctx.models import embedded_model
@@ -102,9 +103,7 @@ def _add_tests(parser: argparse.ArgumentParser) -> None:
         metavar="MODE",
         help=f"of the weights: {', '.join(LOAD_MODES)} (auto)",
     )
-    parser.add_argument(
-        "--method", action="append", metavar="M", help="may be repeated (default: LCTX_METHOD, or full)"
-    )
+    add_methods(parser, "may be repeated (LCTX_METHOD, or full)")
 
 
 def _load_modes(text: str) -> list[str]:

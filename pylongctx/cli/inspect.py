@@ -15,6 +15,7 @@ from rich.table import Table
 
 from pylongctx._tables import show_table
 from pylongctx.cli import kv
+from pylongctx.cli.method import add_methods
 from pylongctx.cli.options import add_model_options, add_prompt_options, llama_arguments, model_path
 from pylongctx.methods import LongHeads, Method, parse
 
@@ -39,12 +40,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("inspect", description=__doc__)
     add_model_options(parser)
     defaults = ", ".join(f"{method} for {what}" for what, method in WHAT.items())
-    parser.add_argument(
-        "--method",
-        action="append",
-        metavar="M",
-        help=f"method, for compression repeatable (default: LCTX_METHOD, or {defaults})",
-    )
+    add_methods(parser, f"method, for compression repeatable (LCTX_METHOD, or {defaults})")
     parser.add_argument(
         "--what",
         choices=WHAT,

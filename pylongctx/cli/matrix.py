@@ -18,6 +18,7 @@ from pylongctx._free import available_cpus
 from pylongctx._tables import show_table
 from pylongctx.cli.eval.common import PARALLEL, int_list
 from pylongctx.cli.get import fetched
+from pylongctx.cli.method import add_methods
 from pylongctx.cli.progress import CellProgress, Cells, Refusal, make_all
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def add_parser(commands: Any) -> None:
         metavar="FILE",
         help="GGUF file or a name of pylongctx get; may be repeated (the embedded model)",
     )
-    add("--method", action="append", metavar="M", help="such as longheads, ntk, selfextend@yarn; may be repeated (all)")
+    add_methods(parser, "such as longheads, ntk, selfextend@yarn; may be repeated (all)")
     add("--lengths", type=int_list, metavar="N,N", help="tokens")
     add(
         "-f", "--file", action="append", metavar="FILE", help="texts in place of those that tasks name; may be repeated"

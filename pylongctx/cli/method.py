@@ -32,6 +32,24 @@ def add_method_options(options: Options) -> None:
     add("--kv-limit", parse=_bytes, metavar="MIB", help="largest KV memory in MiB")
 
 
+def add_methods(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add the methods of a command that compares several."""
+    parser.add_argument("--method", action="append", metavar="M", help=help)
+    help = "several methods at once"
+    parser.add_argument("--methods", dest="method", action="extend", type=method_list, metavar="M,M", help=help)
+
+
+def method_list(text: str) -> list[str]:
+    """Return the methods of ``"full,window,n_sink=4"``: what has an equals sign is an option of the one before it."""
+    found: list[str] = []
+    for part in text.split(","):
+        if "=" in part.partition("+")[0] and found:
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found
+
+
 def _bytes(text: str) -> int:
     return integer(text) << 20
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from pylongctx._tables import show_table
 from pylongctx.cli import arguments
+from pylongctx.cli.method import add_methods
 from pylongctx.cli.options import llama_arguments, model_path
 from pylongctx.cli.progress import CellProgress, make_all
 from pylongctx.methods import NONE, named
@@ -36,8 +37,7 @@ def add_run_options(parser: argparse.ArgumentParser, lengths: str = "512,2048", 
     """Add which methods and lengths are run, and where the records go."""
     add = parser.add_argument
     help = "method such as selfextend or window,n_sink=4; may be repeated"
-    add("--method", action="append", metavar="M", help=f"{help} (LCTX_METHOD, or {' '.join(DEFAULT_METHODS)})")
-    add("--methods", dest="method", action="extend", type=method_list, metavar="M,M", help="several at once")
+    add_methods(parser, f"{help} (LCTX_METHOD, or {' '.join(DEFAULT_METHODS)})")
     if lengths:
         what = f"tokens, also 512-8192*2 or 512-2048+512 ({lengths})"
         add("--lengths", type=int_list, default=int_list(lengths), metavar="N,N", help=what)
@@ -57,17 +57,6 @@ def add_limit(parser: argparse.ArgumentParser, default: int | None, what: str) -
 def add_seed(parser: argparse.ArgumentParser, default: int = 0, what: str = "seed of the samples") -> None:
     """Add the seed."""
     parser.add_argument("-s", "--seed", type=int, default=default, metavar="N", help=f"{what} ({default})")
-
-
-def method_list(text: str) -> list[str]:
-    """Return the methods of ``"full,window,n_sink=4"``: what has an equals sign is an option of the one before it."""
-    found: list[str] = []
-    for part in text.split(","):
-        if "=" in part.partition("+")[0] and found:
-            found[-1] += f",{part}"
-        else:
-            found.append(part)
-    return found
 
 
 def float_list(text: str) -> tuple[float, ...]:
