@@ -9,8 +9,11 @@ from needs import need
 from tiny_gguf import make_model
 
 from pylongctx.cli import MOVED, main
+from pylongctx.cli.arguments import pair
 from pylongctx.cli.eval import SHOWN
+from pylongctx.cli.eval.standard import make
 from pylongctx.cli.method import method_list
+from pylongctx.eval.keyvalue import KeyValue
 from pylongctx.eval.registry import TASKS, task_class
 
 
@@ -56,6 +59,19 @@ def test_an_old_command_says_what_to_use(name, capsys):
 )
 def test_several_methods_at_once(text, methods):
     assert method_list(text) == methods
+
+
+def test_a_standard_task_has_its_fields_from_options():
+    given = {"tests": 2, "place": 3}
+    assert make("keyvalue", ["a.jsonl", "b.jsonl"], given) == [
+        KeyValue("a.jsonl", tests=2, place=3),
+        KeyValue("b.jsonl", tests=2, place=3),
+    ]
+    assert [pair(text) for text in ("place=3", "haystack=a=b.txt", "e=true")] == [
+        ("place", 3),
+        ("haystack", "a=b.txt"),
+        ("e", True),
+    ]
 
 
 def test_passkey_goes_on_where_it_stopped(tmp_path, capsys):
@@ -233,6 +249,11 @@ def test_the_divergence_of_full_from_itself_is_zero(text, capsys):
         (["eval", "ruler", "--tasks", "qa_2"], "qa_2 needs the questions of HotpotQA"),
         (["eval", "leval", "--data", "missing.jsonl"], "missing.jsonl does not exist"),
         (["eval", "leval", "--data", "missing.jsonl", "--limit", "0"], "--limit must be at least 1"),
+        (
+            ["eval", "keyvalue", "--data", "a.jsonl", "--set", "plce=1"],
+            "has no plce; did you mean 'place'?",
+        ),
+        (["eval", "keyvalue", "--data", "a.jsonl", "--set", "data=b.jsonl"], "has no data; it has tests, max_tokens"),
         (["eval", "passkey", "--style", "landmark", "--depths", "0.5"], "landmark draws its depths itself"),
     ],
 )

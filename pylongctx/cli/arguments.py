@@ -233,6 +233,17 @@ def file_text(path: str) -> str:
     return plain_text(path).removesuffix("\n")
 
 
+def pair(text: str) -> tuple[str, Any]:
+    """Return the name and the value of ``"name=value"``: a number, true or false, else the text itself."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ValueError(f"{str(text)!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
 def json_object(text: str) -> dict[str, Any]:
     """Return a JSON object."""
     found = json.loads(text)

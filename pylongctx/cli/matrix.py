@@ -16,6 +16,7 @@ from rich.console import Console
 
 from pylongctx._free import available_cpus
 from pylongctx._tables import show_table
+from pylongctx.cli.arguments import pair, reported
 from pylongctx.cli.eval.common import PARALLEL, int_list
 from pylongctx.cli.get import fetched
 from pylongctx.cli.method import add_methods
@@ -49,7 +50,11 @@ def add_parser(commands: Any) -> None:
     )
     add("--kv", type=lambda text: text.split(","), metavar="T,T", help="KV types such as q8_0 or q8_0/f16 (f16)")
     add(
-        "--task", action="append", type=_task, metavar="KIND,KEY=VALUE", help="such as passkey,tests=5; may be repeated"
+        "--task",
+        action="append",
+        type=reported(_task),
+        metavar="KIND,KEY=VALUE",
+        help="such as passkey,tests=5; may be repeated",
     )
     add("-s", "--seed", type=int, metavar="N", help="(0)")
     add("-t", "--threads", type=int, metavar="N", help="threads of a worker (its share of the cores)")
@@ -66,16 +71,7 @@ def _workers(text: str) -> int | None:
 
 def _task(text: str) -> dict[str, Any]:
     kind, *options = text.split(",")
-    pairs = [option.partition("=")[::2] for option in options]
-    return {"kind": kind} | {key: _value(value) for key, value in pairs}
-
-
-def _value(text: str) -> Any:
-    """Return a number, true or false, else the text itself."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return {"kind": kind} | dict(map(pair, options))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pylongctx.cli.arguments import Options, integer
+from pylongctx.cli.values import mib
 
 if TYPE_CHECKING:
     from pylongctx.methods import Method
@@ -29,7 +30,7 @@ def add_method_options(options: Options) -> None:
     add("-gaw", "--grp-attn-w", parse=integer, env="LLAMA_ARG_GRP_ATTN_W", help="SelfExtend's neighbor_window")
     add("--chunk-size", parse=integer, help="LongHeads' chunk_size")
     add("--attn-window", parse=integer, help="LongHeads' window")
-    add("--kv-limit", parse=_bytes, metavar="MIB", help="largest KV memory in MiB")
+    add("--kv-limit", parse=mib, metavar="MIB", help="largest KV memory in MiB")
 
 
 def add_methods(parser: argparse.ArgumentParser, help: str) -> None:
@@ -48,10 +49,6 @@ def method_list(text: str) -> list[str]:
         else:
             found.append(part)
     return found
-
-
-def _bytes(text: str) -> int:
-    return integer(text) << 20
 
 
 def read_method(spec: str) -> "Method | str | None":

@@ -14,7 +14,6 @@ from pylongctx.cli.arguments import (
     Options,
     integer,
     number,
-    on_off_auto,
     one_of,
     switched,
     with_origins,
@@ -23,6 +22,7 @@ from pylongctx.cli.get import fetched
 from pylongctx.cli.method import add_method_options, chosen_method
 from pylongctx.cli.overrides import add_override_options, add_tensor_options, override_arguments
 from pylongctx.cli.refused import refuse_options
+from pylongctx.cli.values import ON, flash_attention, layers, mib, rope_scaling, shares, split_mode, staged_mib
 from pylongctx.models import embedded_model
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ PLAIN = {
     "deterministic": "deterministic",
     "verbose": "verbose",
 }
-ON = -1
 VERBOSE = 4  # llama.cpp's number of what -v says
 MODEL = "GGUF file, or a name that pylongctx get lists (the embedded model)"
 YARN = {
@@ -99,7 +98,7 @@ def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) 
     add = options.add
     add("-c", "--ctx-size", parse=integer, env="LLAMA_ARG_CTX_SIZE", help="context size in tokens (the model's)")
     _add_context(options)
-    add("-fa", "--flash-attn", parse=_flash_attention, metavar="on|auto", env="LLAMA_ARG_FLASH_ATTN", help="always on")
+    add("-fa", "--flash-attn", parse=flash_attention, metavar="on|auto", env="LLAMA_ARG_FLASH_ATTN", help="always on")
     modes = one_of(tuple(LOAD_MODES))
     add("-lm", "--load-mode", parse=modes, metavar="MODE", env="LLAMA_ARG_LOAD_MODE", help=f"{', '.join(LOAD_MODES)}")
     env, help = "LLAMA_ARG_MMAP", "map the file instead of reading it, as --load-mode mmap (on)"
@@ -126,9 +125,7 @@ def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) 
     help = "what to do with a text that does not fit (error)"
     reading.add("--overflow", parse=one_of(OVERFLOWS), metavar="|".join(OVERFLOWS), help=help)
     reading.add("--kv-store", metavar="FOLDER", help="folder that keeps the KV cache: each prefix is read once (off)")
-    reading.add(
-        "--kv-store-limit", parse=_store_bytes, metavar="MIB", help="largest size of that folder in MiB (20480)"
-    )
+    reading.add("--kv-store-limit", parse=mib, metavar="MIB", help="largest size of that folder in MiB (20480)")
     help = "store the first words of each text, for pylongctx kv ls (on)"
     reading.switch("--kv-store-words", off=("--no-kv-store-words",), help=help, dest="kv_store_words")
     devices = Options(parser, "devices")
@@ -188,7 +185,7 @@ def _add_devices(options: Options) -> None:
         "-ngl",
         "--gpu-layers",
         "--n-gpu-layers",
-        parse=_layers,
+        parse=layers,
         env="LLAMA_ARG_N_GPU_LAYERS",
         help="layers on devices (0; -1 or all; auto: all where there is a GPU)",
     )
@@ -197,7 +194,7 @@ def _add_devices(options: Options) -> None:
     add(
         "-ts",
         "--tensor-split",
-        parse=_shares,
+        parse=shares,
         metavar="N,N,...",
         env=env,
         help="proportions of the devices (by memory)",
@@ -205,14 +202,14 @@ def _add_devices(options: Options) -> None:
     add(
         "-sm",
         "--split-mode",
-        parse=_split_mode,
+        parse=split_mode,
         metavar=f"{{{','.join(SPLIT_MODES)}}}",
         env="LLAMA_ARG_SPLIT_MODE",
         help="how the model is split across devices (layer)",
     )
     add("-mg", "--main-gpu", parse=integer, env="LLAMA_ARG_MAIN_GPU", help="device for --split-mode none")
     help = "keep the KV cache in host memory, with up to MIB staged on the GPU (auto); without a number as -kvo"
-    add("--kv-offload", parse=_mib, metavar="MIB", help=help, optional=True)
+    add("--kv-offload", parse=staged_mib, metavar="MIB", help=help, optional=True)
 
 
 def _add_rope(options: Options, extended: bool = False) -> None:
@@ -224,49 +221,12 @@ def _add_rope(options: Options, extended: bool = False) -> None:
     if not extended:
         return
     names = f"{{{','.join(ROPE_SCALINGS)}}}"
-    add("--rope-scaling", parse=_rope_scaling, metavar=names, env="LLAMA_ARG_ROPE_SCALING_TYPE", help="(the model's)")
+    add("--rope-scaling", parse=rope_scaling, metavar=names, env="LLAMA_ARG_ROPE_SCALING_TYPE", help="(the model's)")
     add("--rope-scale", parse=number, metavar="X", env="LLAMA_ARG_ROPE_SCALE", help="1 / --rope-freq-scale")
     add("--yarn-orig-ctx", parse=integer, env="LLAMA_ARG_YARN_ORIG_CTX", help="trained context (the model's)")
     for name, meaning in YARN.items():
         option, variable = f"--yarn-{name}", "LLAMA_ARG_YARN_" + name.upper().replace("-", "_")
         add(option, parse=number, metavar="X", env=variable, help=f"YaRN's {meaning}")
-
-
-# ---- values ----
-
-
-def _shares(text: str) -> list[float]:
-    return [number(share) for share in text.replace("/", ",").split(",")]
-
-
-def _mib(text: str) -> int:
-    """MiB as an integer; 0 stands for auto, ON for no number."""
-    return 0 if text == "auto" else integer(text) if text else ON
-
-
-def _store_bytes(text: str) -> int:
-    return integer(text) << 20
-
-
-def _layers(text: str) -> int:
-    if text == "auto":
-        from pylongctx._arguments import has_gpu
-
-        return -1 if has_gpu() else 0
-    return -1 if text == "all" else integer(text)
-
-
-def _split_mode(text: str) -> int:
-    return SPLIT_MODES[one_of(tuple(SPLIT_MODES))(text)]
-
-
-def _rope_scaling(text: str) -> int:
-    return ROPE_SCALINGS[one_of(tuple(ROPE_SCALINGS))(text)]
-
-
-def _flash_attention(text: str) -> None:
-    if on_off_auto(text) is False:
-        raise ValueError("the attention of pylongctx never holds a whole score matrix, there is nothing to turn off")
 
 
 # ---- arguments ----

@@ -48,9 +48,9 @@ def add_run_options(parser: argparse.ArgumentParser, lengths: str = "512,2048", 
     add("--json", metavar="FILE", help="append one JSON line per sample; a sample that the file has is not run again")
 
 
-def add_limit(parser: argparse.ArgumentParser, default: int | None, what: str) -> None:
-    """Add how many samples are run; None: all."""
-    help = f"{what} ({'all' if default is None else default})"
+def add_limit(parser: argparse.ArgumentParser, default: int | None, what: str, without: str = "all") -> None:
+    """Add how many samples are run; ``without`` says what None stands for."""
+    help = f"{what} ({without if default is None else default})"
     parser.add_argument("--limit", "--tests", type=int, default=default, metavar="N", help=help)
 
 
