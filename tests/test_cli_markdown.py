@@ -71,6 +71,7 @@ CASES = {
     "list": ("Things:\n- a\n- *b*\n  - c\n\nEnd", "Things:\n\n \N{BULLET} a\n \N{BULLET} b\n    \N{BULLET} c\n\nEnd"),
     "numbers": ("3. c\n\n4. d", " 3 c\n\n 4 d"),
     "code": ("See:\n```python\ndef f():\n    return '*a*'\n```\nDone", "See:\ndef f():\n    return '*a*'\nDone"),
+    "code at the end": ("```\na\n```", "a\n"),
     "tilde": ("~~~\n```\n~~~\nx", "```\nx"),
     "open code": ("```\na\nb", "a\nb"),
     "table": ("| a | b |\n|---|---|\n| 1 | `2` |\n\nEnd", f" a  b\n {4 * RULE}\n 1  2\n\nEnd"),

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pylongctx._cache_folder import cache_folder
 from pylongctx.cli.arguments import Options
@@ -22,6 +22,9 @@ from pylongctx.cli.sampling import (
 )
 from pylongctx.files import FileText, files_in, read_file, text_of
 from pylongctx.methods import NONE
+
+if TYPE_CHECKING:
+    from pylongctx.llama import Llama
 
 DEFAULT = "smollm2-135m"
 STORE = "kv"  # in the cache folder
@@ -62,24 +65,16 @@ def run(args: argparse.Namespace) -> int:
     given = {name: value for name, value in sampling_arguments(args).items() if value is not None}
     arguments = {"max_tokens": LIMIT} | advised_sampling(args) | given | template_arguments(args)
     conversation = Conversation(open_llama(args, meter), None, arguments, args.loop_stop is not False)
-    llm, start = conversation.llm, perf_counter()
     try:
         with stop.listening():
-            _read(conversation, text, question)
-            n_text, seconds = llm.n_tokens, perf_counter() - start
+            read = _read(conversation, text, question, bool(args.kv_store))
             output.answer(conversation.ask(f"{text}\n{question}", stop))
-        turn = conversation.turn
-        if turn.looped:
+        if conversation.turn.looped:
             output.note("stopped: the answer repeats itself; --repeat-penalty 1.1 helps")
-        store = f", {llm.kv_store_usage().tokens} of them from the store" if args.kv_store else ""
-        method = "+".join(part.name for part in llm.method.parts) if llm.method else NONE
-        output.note(
-            f"{model_label(args)}, {method}, {llm.n_ctx()} tokens of context; "
-            f"text of {n_text} tokens{store}, read in {seconds:.1f} s; {turn.answer}"
-        )
+        output.note(f"{model_label(args)}, {_where(conversation.llm)}; {read}; {conversation.turn.answer}")
     finally:
         meter.close()
-        llm.close()
+        conversation.llm.close()
     return 130 if stop() else 0
 
 
@@ -131,11 +126,19 @@ def _choose(args: argparse.Namespace, n_tokens: int) -> None:
         args.kv_store = os.fspath(cache_folder() / STORE)
 
 
-def _read(conversation: Conversation, text: str, question: str) -> None:
-    """Evaluate the files alone, so that the store keeps all of them for another question."""
+def _read(conversation: Conversation, text: str, question: str, stores: bool) -> str:
+    """Evaluate the files alone, so that the store keeps all of them for another question; returns what it took."""
     import numpy as np
 
     from pylongctx.engine.prefix import longest_prefix
 
+    llm, start = conversation.llm, perf_counter()
     whole, other = (conversation.tokens_of(f"{text}\n{one}") for one in (question, f"\n{question}"))
-    conversation.llm.prefill(whole[: longest_prefix(np.array(whole), np.array(other))])
+    llm.prefill(whole[: longest_prefix(np.array(whole), np.array(other))])
+    store = f", {llm.kv_store_usage().tokens} of them from the store" if stores else ""
+    return f"text of {llm.n_tokens} tokens{store}, read in {perf_counter() - start:.1f} s"
+
+
+def _where(llm: "Llama") -> str:
+    method = "+".join(part.name for part in llm.method.parts) if llm.method else NONE
+    return f"{method}, {llm.n_ctx()} tokens of context"

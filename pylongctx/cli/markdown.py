@@ -128,9 +128,12 @@ class MarkdownWriter:
             self._begin()
             self._source = f"{line}\n"
 
+    def _closes(self, line: str) -> bool:
+        mark = line.strip()
+        return set(mark) == {self._fence[0]} and len(mark) >= len(self._fence)
+
     def _code_line(self, line: str) -> None:
-        closed = line.strip()
-        if set(closed) == {self._fence[0]} and len(closed) >= len(self._fence):
+        if self._closes(line):
             self._erase()
             self._fence = ""
         else:
@@ -142,7 +145,8 @@ class MarkdownWriter:
     def _end(self) -> None:
         """Replace the block on the screen by its rendering, where that differs."""
         if self._fence:
-            self._show("")
+            if self._closes(self._source):
+                self._erase()
         elif MARKS.search(self._source) and self._erase():
             self._write(self._rendered(self._source))
         else:
