@@ -6,6 +6,7 @@ from pylongctx.engine.prefix import longest_prefix
 from pylongctx.eval.task import Sample, Vocabulary
 
 Tokenize = Callable[[bytes], list[int]]
+Make = Callable[[str], Sample]  # of a document
 MARGIN = 8  # tokens by which a document may grow when it is cut and joined
 
 
@@ -42,40 +43,56 @@ def largest_fit(fits: Callable[[int], bool], guess: int) -> int:
 
 
 def fitted(
-    vocabulary: Vocabulary, makes: Sequence[Callable[[str], Sample]], document: str, length: int, where: str
+    vocabulary: Vocabulary, asked: Sequence[tuple[str, Make]], length: int, where: str, tests: int | None = None
 ) -> list[Sample]:
-    """Return the samples of a document, which loses its end where prompt and answer would be longer than ``length``.
+    """Return samples of documents, which lose their end where prompt and answer would be longer than ``length``.
 
-    All samples have the same part of it, as the longest question leaves room for, so that it can be read once.
+    All samples of a document have the same part of it, as the longest one leaves room for, so that it can be read once;
+    they follow each other.
 
     Parameters
     ----------
-    makes : sequence of callable
-        Each returns a sample of a document.
+    asked : sequence of tuple
+        A document, and what makes a sample of it.
     where : str
         What an error begins with.
+    tests : int or None
+        Only so many samples, the first ones.
 
     Raises
     ------
     ValueError
-        When the length has no room for any of the document.
+        When the length has no room for any of a document.
 
     Examples
     --------
     >>> from pylongctx.eval.task import ModelVocabulary
-    >>> makes = [lambda text: Sample("0", text + "?", max_tokens=4)]
-    >>> (sample,) = fitted(ModelVocabulary(llm), makes, "a b " * 99, 32, "x")
+    >>> asked = [("a b " * 99, lambda text: Sample("0", text + "?", max_tokens=4))]
+    >>> (sample,) = fitted(ModelVocabulary(llm), asked, 32, "x")
     >>> 12 < len(ModelVocabulary(llm).tokens(sample)) <= 28
     True
     """
+    by_document: dict[str, list[Make]] = {}
+    for document, make in asked:
+        by_document.setdefault(document, []).append(make)
+    found: list[Sample] = []
+    for document, makes in by_document.items():
+        if tests is not None and len(found) >= tests:
+            break
+        kept = _kept(vocabulary, makes, document, length, where)
+        found += [make(kept) for make in makes]
+    return found[:tests]
+
+
+def _kept(vocabulary: Vocabulary, makes: Sequence[Make], document: str, length: int, where: str) -> str:
+    """Return the part of a document that all samples have room for."""
     bare = [make("") for make in makes]
     n_fixed = max(len(vocabulary.tokens(sample)) + sample.max_tokens for sample in bare) + MARGIN
     if n_fixed >= length:
         raise ValueError(f"{where}: question and answer alone need {n_fixed} tokens; ask for a greater length")
     tokens = vocabulary.tokenize(document)
     room = length - n_fixed
-    kept = document if len(tokens) <= room else vocabulary.detokenize(tokens[:room])
-    return [make(kept) for make in makes]
+    return document if len(tokens) <= room else vocabulary.detokenize(tokens[:room])
 
 
 def part_around(

@@ -7,14 +7,14 @@ the authors allow, where the score reads their beginning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from pylongctx.eval.files import Kind, published, read_rows
-from pylongctx.eval.fitting import fitted
+from pylongctx.eval.fitting import Make, fitted
 from pylongctx.eval.scorers import contained, mean, multiple_choice, same_number
 from pylongctx.eval.task import Answer, Question, Record, Sample, Vocabulary
 
@@ -59,18 +59,12 @@ class LEval(Question):
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return one sample per question; long documents lose their end. The seed changes nothing."""
-        makes: dict[str, list[Callable[[str], Sample]]] = {}  # by document: all examples of gsm100 are the same
+        asked: list[tuple[str, Make]] = []  # all examples of gsm100 are the same document
         for i, row in enumerate(read_rows(self.data, FIELDS, HINT)):
             questions = zip(row["instructions"], row["outputs"], strict=True)
-            makes.setdefault(row["input"], []).extend(
-                partial(self._sample, f"{length}-{i}-{j}", j, question, output)
-                for j, (question, output) in enumerate(questions)
-            )
-        found: list[Sample] = []
-        for document, asked in makes.items():
-            if self.tests is None or len(found) < self.tests:
-                found += fitted(vocabulary, asked, document, length, f"{self.name}, length {length}")
-        return found[: self.tests]
+            for j, (question, output) in enumerate(questions):
+                asked.append((row["input"], partial(self._sample, f"{length}-{i}-{j}", j, question, output)))
+        return fitted(vocabulary, asked, length, f"{self.name}, length {length}", self.tests)
 
     def _sample(self, name: str, j: int, question: str, output: str, document: str) -> Sample:
         task = published("leval")[self.kind]

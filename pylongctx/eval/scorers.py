@@ -372,3 +372,28 @@ def only_label(prediction: str, answers: Sequence[str], labels: Sequence[str], q
     known = {label.lower() for label in labels}
     named = {label for label in known if label in text and label not in question.lower()}
     return float(len(named) == 1 and any(answer.lower() in named for answer in answers))
+
+
+# ---- BAMBOO ----
+
+
+def first_letter(prediction: str, answers: Sequence[str]) -> float:
+    """Return whether the prediction begins with the right letter, A to D, of either case.
+
+    Examples
+    --------
+    >>> first_letter("b) because", ["B"])
+    1.0
+    """
+    return float(prediction.strip()[:1].upper() in answers)
+
+
+def same_code(prediction: str, answers: Sequence[str]) -> float:
+    """Return whether the prediction is an answer, spaces and line ends aside.
+
+    Examples
+    --------
+    >>> same_code(" f(a,b)", ["f(a, b)"])
+    1.0
+    """
+    return float("".join(prediction.split()) in {"".join(answer.split()) for answer in answers})
