@@ -16,6 +16,7 @@ from pylongctx.eval.rope import LINEAR, YARN, Positions, positions_of, scaling
 from pylongctx.eval.ruler import NAMES
 from pylongctx.eval.runner import make_samples
 from pylongctx.methods import METHODS, parse
+from pylongctx.report.records import label
 
 TRAINED = Positions(512, 64, 10000.0)
 PASSKEY = {"kind": "passkey", "tests": 1}
@@ -199,6 +200,10 @@ def test_a_method_that_is_named_twice_is_run_once():
         ({"tasks": [{"kind": "poem"}]}, "a task has no kind 'poem'"),
         ({"tasks": [PASSKEY]}, "'passkey' has no lengths"),
         ({"lengths": 64, "tasks": [PASSKEY, PASSKEY | {"tests": 2}]}, "two tasks are 'passkey' at the same length"),
+        (
+            {"lengths": 64, "tasks": [PASSKEY | {"methods": m} for m in ("full", "corm", ["tova", "corm"])]},
+            "two tasks are 'passkey' at the same length",
+        ),
         ({"lengths": 64, "tasks": [PASSKEY | {"test": 1}]}, "a task of kind 'passkey' has no 'test'; available: style"),
     ],
 )
@@ -280,3 +285,19 @@ def test_a_task_of_options_is_like_one_of_a_file():
     (wanted,) = make({"lengths": [400], "tasks": [entry]}).tasks
     assert wanted.task == Passkey(style="llama.cpp", tests=3)
     assert wanted.methods == ("ntk",)
+
+
+def test_one_task_has_rows_of_several_entries():
+    shared = {**PASSKEY, "reuse": True}
+    table = {
+        "lengths": 64,
+        "tasks": [
+            shared | {"methods": ["full", "longheads"]},
+            shared | {"methods": "full", "kv": "q8_0"},
+            shared | {"methods": "kvzip", "compress": 0.3},
+        ],
+    }
+    cells = make(table).cells()
+    assert [label(cell.facts) for cell in cells] == ["full", "longheads", "full q8_0", "kvzip 30%"]
+    assert [cell.compress for cell in cells] == [1, 1, 1, 0.3]
+    assert all(cell.reuse for cell in cells)

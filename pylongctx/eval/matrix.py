@@ -41,12 +41,21 @@ class Wanted:
         Spec strings, a RoPE scaling behind ``@``: ``"longheads@ntk"``; ``"ntk"`` is ``"full@ntk"``.
     kv : tuple of str
         Types of K and V: ``"q8_0"``, ``"q8_0/f16"``.
+    reuse, compress : bool, float
+        As of ``Cell``.
     """
 
     task: Task
     lengths: tuple[int, ...]
     methods: tuple[str, ...]
     kv: tuple[str, ...]
+    reuse: bool = False
+    compress: float = 1.0
+
+    @property
+    def rows(self) -> set[tuple[object, ...]]:
+        """What the rows of a table are of."""
+        return {(method, kv, self.compress) for method in self.methods for kv in self.kv}
 
 
 @dataclass(frozen=True)
@@ -77,21 +86,20 @@ class Matrix:
         known = {model: read_positions(model) for model in self.models}
         grid = [(model, wanted, n) for model in self.models for wanted in self.tasks for n in wanted.lengths]
         return [
-            self._cell(known[model], (model, wanted.task, n), kv, m)
+            self._cell(known[model], (model, wanted, n), kv, m)
             for model, wanted, n in grid
             for kv in wanted.kv
             for m in wanted.methods
         ]
 
     def _cell(self, known: Positions, where: Sequence[Any], kv: str, method: str) -> Cell:
-        model, task, length = where
+        model, wanted, length = where
         spec, rope = split_method(method)
         type_k, _, type_v = kv.partition("/")
         more = scaling(rope, known, length, self.longest) if rope else {}
         options = {**self.options, **more}
-        return Cell(
-            model, spec, task, length, self.seed, type_k, type_v or type_k, chat=self.chat, options=options, rope=rope
-        )
+        types, shared = (type_k, type_v or type_k), (wanted.reuse, wanted.compress)
+        return Cell(model, spec, wanted.task, length, self.seed, *types, self.chat, options, rope, *shared)
 
 
 def read_positions(model: str) -> Positions:
@@ -160,7 +168,8 @@ def make(table: Mapping[str, Any]) -> Matrix:
         When a key, a task, a method or a value is unknown, or there is no task.
     """
     _check_keys("a matrix", table, KEYS)
-    common = {"lengths": table.get("lengths", []), "methods": table.get("methods", ALL), "kv": table.get("kv", "f16")}
+    usual = {"lengths": [], "methods": ALL, "kv": "f16"}
+    common = {name: table.get(name, value) for name, value in usual.items()}
     _methods(common["methods"])  # of which an error is told also where every task has its own
     tasks = [wanted for entry in table.get("tasks", []) for wanted in _tasks({**common, **entry})]
     if not tasks:
@@ -197,19 +206,24 @@ def _tasks(entry: Mapping[str, Any]) -> list[Wanted]:
     if kind == "needle" and values.pop("passkey", False):
         values = PASSKEY | values
     known = [part.name for part in fields(task_class(kind)) if part.init]  # type: ignore[arg-type]
+    shared = (values.pop("reuse", False), 1.0 if "compress" in known else values.pop("compress", 1.0))
     _check_keys(f"a task of kind {kind!r}", values, known)
     names = [{"name": name} for name in _list(values.pop("name"))] if "name" in values else [{}]
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return [Wanted(task_class(kind)(**values, **name), lengths, methods, kv) for name in names]
+    return [Wanted(task_class(kind)(**values, **name), lengths, methods, kv, *shared) for name in names]
 
 
 def _check_distinct(tasks: Sequence[Wanted]) -> None:
     """Refuse tasks that a report could not tell apart."""
-    found = [(w.task.name, n, getattr(w.task, "mode", "")) for w in tasks for n in w.lengths]
-    if twice := [name for place, (name, *_) in enumerate(found) if found[place] in found[:place]]:
-        raise ValueError(
-            f"two tasks are {twice[0]!r} at the same length, tables would mix them; give each its own --out"
-        )
+    found: dict[tuple[object, ...], tuple[Task, set[tuple[object, ...]]]] = {}
+    for wanted, n in ((wanted, n) for wanted in tasks for n in wanted.lengths):
+        task, rows = found.setdefault((wanted.task.name, n, getattr(wanted.task, "mode", "")), (wanted.task, set()))
+        twice = rows & wanted.rows
+        rows |= wanted.rows
+        if task != wanted.task or twice:
+            raise ValueError(
+                f"two tasks are {wanted.task.name!r} at the same length, tables would mix them; give each its own --out"
+            )
 
 
 def _check_keys(what: str, table: Mapping[str, Any], known: Sequence[str]) -> None:

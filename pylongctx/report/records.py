@@ -89,9 +89,10 @@ def _json(folder: str | Path, name: str, default: Any) -> Any:
 
 
 def label(record: Record) -> str:
-    """Return method, RoPE scaling and KV types; what is usual is left out."""
-    types = kv_types(record)
-    return method_name(record) if types == "f16" else f"{method_name(record)} {types}"
+    """Return method, RoPE scaling, KV types and what a compression keeps; what is usual is left out."""
+    types, kept = kv_types(record), record.get("compress", 1)
+    more = [types] * (types != "f16") + [f"{100 * kept:g}%"] * (kept < 1)
+    return " ".join([method_name(record), *more])
 
 
 def method_name(record: Record) -> str:
