@@ -216,7 +216,7 @@ def _tasks(entry: Mapping[str, Any]) -> list[Wanted]:
 def _check_distinct(tasks: Sequence[Wanted]) -> None:
     """Refuse tasks that a report could not tell apart."""
     found: dict[tuple[object, ...], tuple[Task, set[tuple[object, ...]]]] = {}
-    for wanted, n in ((wanted, n) for wanted in tasks for n in wanted.lengths):
+    for wanted, n in ((one, n) for one in tasks for n in one.lengths):
         task, rows = found.setdefault((wanted.task.name, n, getattr(wanted.task, "mode", "")), (wanted.task, set()))
         twice = rows & wanted.rows
         rows |= wanted.rows
