@@ -239,6 +239,23 @@ def test_the_divergence_of_full_from_itself_is_zero(text, capsys):
 
 
 @pytest.mark.parametrize(
+    "args",
+    [
+        ["eval", "perplexity", "-c", "64", "--chunks", "1", "--method", "full", "-f"],
+        ["eval", "passkey", "--lengths", "160", "--limit", "1", "--method", "full", "--haystack"],
+        ["inspect", "--method", "corm", "--length", "64", "--json", "numbers.json", "--text"],
+        ["complete", "-n", "2", "-f"],
+    ],
+    ids=" ".join,
+)
+def test_every_command_reads_a_file_that_is_not_utf_8(args, tmp_path, monkeypatch, capfd, caplog):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.txt").write_bytes("Gr\u00fc\u00dfe aus M\u00fcnchen. ".encode("latin-1") * 20)
+    assert main([*args, "old.txt"]) == 0
+    assert "old.txt: read as Windows-1252, as it is not UTF-8" in capfd.readouterr().err + caplog.text
+
+
+@pytest.mark.parametrize(
     ("args", "message"),
     [
         (["eval", "perplexity", "-f", "missing.txt"], "no text file 'missing.txt'"),
