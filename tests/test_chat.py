@@ -273,6 +273,7 @@ def test_without_openai(llm, monkeypatch):
         ({"messages": [{"content": "x"}]}, "unknown role None"),
         ({"messages": [{"role": "user", "content": 7}]}, r"messages\[0\]: content must be text"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url' cannot be read"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "must be a string, not None"),
         ({"response_format": {"type": "xml"}}, "must have type text, json_object or json_schema"),
         ({"response_format": {"type": "json_schema"}}, "json_schema needs"),
         ({"response_format": {"type": "json_object", "schema": {"type": "nonsense"}}}, "nonsense"),

@@ -102,6 +102,8 @@ def _check_parts(i: int, parts: Sequence[Any]) -> None:
                 f"messages[{i}]: a content part of type {kind!r} cannot be read, only text; "
                 "for pictures pass a chat_handler that reads them"
             )
+        if not isinstance(part.get("text"), str):
+            raise ValueError(f"messages[{i}]: the text of a content part must be a string, not {part.get('text')!r}")
 
 
 def _without_functions(message: dict[str, Any]) -> Message:
