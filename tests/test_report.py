@@ -22,6 +22,7 @@ ABOUT = {"command": "pylongctx matrix m.toml --out here", "models": {MODEL: 512}
 
 def record(asked="full", length=256, task="passkey", **fields):
     usual = {"asked": asked, "method": asked, "rope": "", "type_k": "f16", "type_v": "f16", "options": {}}
+    usual |= {"seed": 0, "id": "0"}
     return usual | {"model": MODEL, "length": length, "task": task} | fields
 
 
@@ -60,6 +61,35 @@ def folder_of(path, records, about=ABOUT, failed=()):
 
 def grid(records, title):
     return next(found for found in grids(Evidence(records, ABOUT)) if found.title.startswith(title))
+
+
+# ---- methods on the same samples ----
+
+
+def test_methods_beside_full_on_the_same_samples():
+    right = {"full": (1, 1, 0, 1), "longheads": (1, 0, 0, 1), "corm": (1, 1)}
+    costs = {"seconds": 2.0, "tokens_read": 100, "kv_bytes": 3 * 2**20}
+    records = [
+        record(method, 512, "quality", id=str(i), score=float(score), **costs)
+        for method, scores in right.items()
+        for i, score in enumerate(scores)
+    ]
+    rows = {row[0]: row[1:] for row in grid(records, "quality at 512 tokens").rows}
+    assert rows["full"] == ["4", "75.0 [25.0, 100.0]", "", "", "100", "2.0", "3.00 MiB"]
+    n, score, difference, ratio, *_ = rows["longheads"]
+    assert (n, score.split()[0], difference, ratio) == ("4", "50.0", "-25.0 [-75.0, +0.0]", "0.67")
+    assert rows["corm"][:4] == ["2", "100.0 [100.0, 100.0]", "+0.0 [+0.0, +0.0]", "1.00"]  # of the two it has
+    more = records + [r | {"task": "coursera"} for r in records]
+    assert {row[0]: row[1] for row in grid(more, "all tasks and lengths").rows} == {
+        "full": "8",
+        "longheads": "8",
+        "corm": "4",
+    }
+
+
+def test_without_full_nothing_is_compared():
+    records = [record(method, 512, "quality", score=1.0) for method in ("longheads", "corm")]
+    assert not [found for found in grids(Evidence(records, ABOUT)) if " at 512 tokens" in found.title]
 
 
 # ---- names ----
@@ -185,7 +215,7 @@ def test_longbench_is_as_in_the_paper():
 
 
 def test_multiple_choice_has_a_column_per_file():
-    found = grid(answers("quality", score=1.0) + answers("coursera", score=0.0), "L-Eval, multiple choice, 1024")
+    found = grid(answers("quality", score=1.0) + answers("coursera", score=0.0), "Other tasks, 1024")
     assert found.columns == ["Method", "quality", "coursera", "Avg."]
     assert found.rows[1] == ["full", "100.0", "0.0", "50.00"]
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from html import escape
 from typing import Any
-
-from rich.table import Table
 
 from pylongctx._units import bytes_text
 from pylongctx.eval.chunks import means
@@ -17,6 +13,8 @@ from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record
 from pylongctx.inspect.stats import TOPS
 from pylongctx.report.ability import ENOUGH, Own, abilities, remark
+from pylongctx.report.compared import compared
+from pylongctx.report.grid import Grid
 from pylongctx.report.records import (
     Evidence,
     grouped,
@@ -56,58 +54,6 @@ CHUNKS: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A table of texts.
-
-    Attributes
-    ----------
-    rows : sequence
-        First a label, then a cell per column; a row with nothing but a label is the head of a group.
-    """
-
-    title: str
-    note: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        """Return it as Markdown."""
-        head = f"| {' | '.join(self.columns)} |\n|---|{'---:|' * (len(self.columns) - 1)}"
-        lines = [f"| {' | '.join(_bars(cell) for cell in self._cells(row, '*'))} |" for row in self.rows]
-        return "\n".join([f"**{self.title}**", "", head, *lines, "", self.note])
-
-    def html(self) -> str:
-        """Return it as HTML."""
-        head = "".join(f"<th>{escape(column)}</th>" for column in self.columns)
-        lines = [self._html_row(row) for row in self.rows]
-        caption = f"<caption><b>{escape(self.title)}</b><br>{escape(self.note)}</caption>"
-        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-
-    def rich(self) -> Table:
-        """Return it for a terminal."""
-        table = Table(title=self.title, caption=self.note)
-        for i, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if i else "left")
-        for row in self.rows:
-            table.add_row(*self._cells(row, ""))
-        return table
-
-    def _cells(self, row: Sequence[str], mark: str) -> list[str]:
-        if len(row) == 1:
-            return [f"{mark}{row[0]}{mark}", *[""] * (len(self.columns) - 1)]
-        return list(row)
-
-    def _html_row(self, row: Sequence[str]) -> str:
-        if len(row) == 1:
-            return f'<tr><th class="group" colspan="{len(self.columns)}">{escape(row[0])}</th></tr>'
-        return f"<tr><th>{escape(row[0])}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in row[1:])}</tr>"
-
-
-def _bars(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 def grids(evidence: Evidence) -> Iterator[Grid]:
     """Yield the tables for which there are records of one model."""
     records, model = evidence.records, evidence.models[0]
@@ -117,6 +63,7 @@ def grids(evidence: Evidence) -> Iterator[Grid]:
     yield from _own(own, model)
     yield from _of_lengths(by_task, own, model)
     yield from _of_tasks(by_task, model)
+    yield from compared(records, model)
     yield from _chunks(records, model)
     yield from _costs(records, model)
 
@@ -228,11 +175,11 @@ def _mean_of_tasks(records: list[Record]) -> float:
 
 
 def _of_tasks(by_task: dict[str, list[Record]], model: str) -> Iterator[Grid]:
-    """Yield LongHeads' table 2 (LongBench) and SelfExtend's table 3 (L-Eval), a column per task, for each length."""
+    """Yield LongHeads' table 2 (LongBench) and one of the other tasks (L-Eval and more), for each length."""
     known = longbench_tasks()
     long = {task: by_task[task] for task in [*LONGBENCH, *known] if task in by_task}
     choices = {task: found for task, found in by_task.items() if task not in long and not is_retrieval(task)}
-    for name, tasks in (("LongBench", long), ("L-Eval, multiple choice", choices)):
+    for name, tasks in (("LongBench", long), ("Other tasks", choices)):
         every = [record for found in tasks.values() for record in found]
         for length, found in sorted(grouped(every, "length").items()):
             yield _task_grid(f"{name}, {length} tokens, {model}", list(tasks), found)

@@ -9,7 +9,8 @@ from html import escape
 from pathlib import Path
 
 from pylongctx.inspect.canvas import save
-from pylongctx.report.grids import Grid, choices_grid, grids
+from pylongctx.report.grid import Grid
+from pylongctx.report.grids import choices_grid, grids
 from pylongctx.report.pictures import pictures
 from pylongctx.report.records import Evidence, is_embedded, load
 

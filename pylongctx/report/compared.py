@@ -1,0 +1,79 @@
+"""Every method beside full attention on the same samples: scores with intervals, differences, costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from pylongctx._units import bytes_text
+from pylongctx.eval.intervals import LEVEL, mean_interval, paired_difference
+from pylongctx.eval.scorers import mean
+from pylongctx.eval.task import Record
+from pylongctx.methods import Full
+from pylongctx.report.grid import Grid
+from pylongctx.report.records import grouped, has_score, label, labels, score
+
+COLUMNS = (
+    *("Method", "samples", "score", "difference from full", "ratio"),
+    *("tokens read each", "seconds each", "KV memory"),
+)
+NOTE = f"scores in percent, {LEVEL:.0%} bootstrap intervals; differences are of the same samples"
+ALL = "all tasks"
+
+
+def compared(records: Sequence[Record], model: str) -> Iterator[Grid]:
+    """Yield a table for each task and length that full attention was measured on beside another method."""
+    answered = [record for record in records if has_score(record)]
+    tables = {key: found for key, found in grouped(answered, "task", "length").items() if _comparable(found)}
+    for (task, length), found in tables.items():
+        yield Grid(f"{task} at {length} tokens, {model}", NOTE, COLUMNS, _rows(found))
+    if len(tables) > 1:
+        every = [record for found in tables.values() for record in found]
+        note = f"{NOTE}; a method's samples are those of the tasks and lengths that it was measured on"
+        yield Grid(f"{ALL} and lengths, {model}", note, COLUMNS, _rows(every))
+
+
+def _comparable(records: Sequence[Record]) -> bool:
+    names = labels(records)
+    return len(names) > 1 and Full.name in names
+
+
+def _rows(records: Sequence[Record]) -> list[list[str]]:
+    by_label = grouped(records, label)
+    base = _scores(by_label[Full.name])
+    return [[name, *_cells(by_label[name], base)] for name in labels(records)]
+
+
+def _cells(records: list[Record], base: dict[str, float]) -> list[str]:
+    scores = _scores(records)
+    found = mean_interval([*scores.values()])
+    cells = [str(found.n), f"{100 * found.mean:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"]
+    return [*cells, *_beside(scores, base), *_costs(records)]
+
+
+def _beside(scores: dict[str, float], base: dict[str, float]) -> list[str]:
+    """Return difference and ratio to full attention on the samples that both have."""
+    common = scores.keys() & base.keys()
+    if scores is base or scores == base or not common:
+        return ["", ""]
+    found = paired_difference({name: base[name] for name in common}, {name: scores[name] for name in common})
+    gap = found.difference
+    ratio = "" if math.isnan(found.ratio) else f"{found.ratio:.2f}"
+    return [f"{100 * gap.mean:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]", ratio]
+
+
+def _costs(records: Sequence[Record]) -> list[str]:
+    seconds = [record["seconds"] for record in records if "seconds" in record]
+    read = [record.get("tokens_read", record.get("n_tokens")) for record in records]
+    held = [record["kv_bytes"] for record in records if "kv_bytes" in record]
+    known = [n for n in read if n is not None]
+    return [
+        f"{mean(known):.0f}" if known else "",
+        f"{mean(seconds):.1f}" if seconds else "",
+        bytes_text(mean(held)) if held else "",
+    ]
+
+
+def _scores(records: Sequence[Record]) -> dict[str, float]:
+    """Return scores by what is the same for all methods."""
+    return {" ".join(str(r[key]) for key in ("task", "length", "seed", "id")): score(r) for r in records}
