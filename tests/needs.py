@@ -16,7 +16,7 @@ GROUPS = {
     "server": "the extra server, and its clients openai, ollama, httpx, psutil",
     "plot": "the extra plot",
     "cluster": "the extra cluster",
-    "eval": "the extra eval: jieba, rapidfuzz, rouge, wonderwords",
+    "eval": "the extra eval: jieba, nltk, rapidfuzz, rouge, wonderwords",
     "train": "the extra train: torch, sentencepiece, protobuf",
     "peers": "the extra test-peers: lm-eval, langchain-community, guidance, llama-index",
     "page": "selenium, chromium and chromedriver",

@@ -36,7 +36,19 @@ def mean(values: Iterable[float]) -> float:
     return sum(found) / len(found) if found else float("nan")
 
 
-def _package(name: str) -> Any:
+def package(name: str) -> Any:
+    """Return a package that a score needs, of the extra ``eval``.
+
+    Raises
+    ------
+    ImportError
+        When it is not installed.
+
+    Examples
+    --------
+    >>> package("string").digits
+    '0123456789'
+    """
     try:
         return import_module(name)
     except ImportError as reason:
@@ -164,7 +176,7 @@ def qa_f1(prediction: str, answers: Sequence[str]) -> float:
 
 
 def _chinese_words(text: str) -> list[str]:
-    words: Iterable[str] = _package("jieba").cut(text, cut_all=False)
+    words: Iterable[str] = package("jieba").cut(text, cut_all=False)
     return list(words)
 
 
@@ -194,7 +206,7 @@ def rouge_l(prediction: str, answers: Sequence[str]) -> float:
     >>> round(rouge_l("the thief ran", ["the thief ran"]), 2)
     1.0
     """
-    rouge = _package("rouge").Rouge(metrics=["rouge-l"])
+    rouge = package("rouge").Rouge(metrics=["rouge-l"])
 
     def one(answer: str) -> float:
         try:
@@ -266,7 +278,7 @@ def code_similarity(prediction: str, answers: Sequence[str]) -> float:
     0.88
     """
     lines = (line for line in prediction.lstrip("\n").split("\n") if not re.search("`|#|//", line))
-    line, fuzz = next(lines, ""), _package("rapidfuzz.fuzz")
+    line, fuzz = next(lines, ""), package("rapidfuzz.fuzz")
     return max(float(round(fuzz.ratio(line, answer))) / 100 for answer in answers)
 
 
