@@ -182,6 +182,21 @@ def test_leval_asks_all_files(tmp_path, capsys):
     assert "tpo" in printed
 
 
+def test_questions_share_the_reading_of_a_text(tmp_path, capsys):
+    asked = [f"Who was number {i}? (A) cat (B) dog" for i in range(3)]
+    line = {"input": "It was the cat. " * 30, "instructions": asked, "outputs": ["(A) cat"] * 3}
+    (tmp_path / "quality.jsonl").write_text(json.dumps(line) + "\n")
+    out = tmp_path / "out.jsonl"
+    options = ["--data", str(tmp_path / "quality.jsonl"), "--lengths", "500", "--predict", "3", "--json", str(out)]
+    assert main(["eval", "leval", *options, "--method", "full"]) == 0
+    assert main(["eval", "leval", *options, "--method", "full", "--reuse"]) == 0
+    alone, shared = lines(out)[:3], lines(out)[3:]
+    assert [line["answer"] for line in alone] == [line["answer"] for line in shared]
+    assert sum(line["tokens_read"] for line in shared) < 0.6 * sum(line["tokens_read"] for line in alone)
+    assert main(["eval", "leval", *options, "--method", "kvzip", "--compress", "0.5"]) == 1
+    assert "compress needs reuse" in capsys.readouterr().err
+
+
 def test_perplexity_prints_the_final_estimate(text, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     options = ["-c", "64-96+32", "--method", "full", "--chunks", "2", "--json", str(out)]

@@ -54,6 +54,14 @@ def add_limit(parser: argparse.ArgumentParser, default: int | None, what: str, w
     parser.add_argument("--limit", "--tests", type=int, default=default, metavar="N", help=help)
 
 
+def add_sharing(parser: argparse.ArgumentParser) -> None:
+    """Add how several questions share one text."""
+    help = "read a text once for all questions about it, instead of each from an empty cache"
+    parser.add_argument("--reuse", action="store_true", help=help)
+    help = "with --reuse: share of the rows of a text that kvzip keeps before the questions (1)"
+    parser.add_argument("--compress", type=float, default=1.0, metavar="RATIO", help=help)
+
+
 def add_seed(parser: argparse.ArgumentParser, default: int = 0, what: str = "seed of the samples") -> None:
     """Add the seed."""
     parser.add_argument("-s", "--seed", type=int, default=default, metavar="N", help=f"{what} ({default})")
@@ -78,6 +86,8 @@ def evaluate(args: argparse.Namespace, tasks: Sequence[Task], lengths: Sequence[
         raise ValueError(f"--limit must be at least 1, not {args.limit}")
     given = llama_arguments(args) | ({"n_parallel": args.parallel} if args.parallel != 1 else {})
     fields = {"model": model_path(args), "seed": seed, "chat": args.chat}
+    if hasattr(args, "reuse"):
+        fields |= {"reuse": args.reuse, "compress": args.compress}
     fields |= {name: given.pop(name) for name in ("type_k", "type_v") if name in given} | {"options": given}
     grid = dict.fromkeys(product(tasks, methods(args), lengths))
     cells = [Cell(method=method, task=task, length=n, **fields) for task, method, n in grid]

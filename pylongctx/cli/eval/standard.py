@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pylongctx._guess import guess
 from pylongctx.cli.arguments import pair, reported
-from pylongctx.cli.eval.common import add_limit, add_run_options, add_seed, evaluate, length_table, show
+from pylongctx.cli.eval.common import add_limit, add_run_options, add_seed, add_sharing, evaluate, length_table, show
 from pylongctx.cli.options import add_model_options
 from pylongctx.eval.registry import Entry, task_class
 
@@ -28,6 +28,7 @@ def add_options(parser: argparse.ArgumentParser, entry: Entry) -> None:
     add_limit(parser, None, "samples of each file" if entry.data else "samples per length", "the task's")
     add("-n", "--predict", type=int, metavar="N", help="tokens of an answer (the task's)")
     add("--set", action="append", default=[], type=reported(pair), metavar="NAME=VALUE", help="another of its fields")
+    add_sharing(parser)
     add_seed(parser)
     parser.set_defaults(run=run, data=[])
 
