@@ -24,6 +24,8 @@ DOCUMENTED = [
     *(f"pylongctx.methods.{name}" for name in ("base", "corm", "dca", "full", "h2o", "longheads")),
     *(f"pylongctx.methods.{name}" for name in ("kvzip", "scissorhands", "selfextend", "string", "tova", "window")),
     *(f"pylongctx.eval.{name}" for name in ("facts", "fitting", "haystack", "kld", "needle", "passkey")),
+    *(f"pylongctx.eval.{name}" for name in ("babilong", "bamboo", "files", "intervals", "keyvalue", "leval")),
+    *(f"pylongctx.eval.{name}" for name in ("limited", "locomo", "longeval", "reuse")),
     *(f"pylongctx.eval.{name}" for name in ("perplexity", "recall", "rope", "runner", "scorers")),
     *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.logprobs", "pylongctx.lm_eval"),
     *("pylongctx._tokenizer", "pylongctx.chat.handlers"),
@@ -40,6 +42,8 @@ PACKAGES = {  # to run an example
     "rouge_l_zh": ("eval", "jieba", "rouge"),
     "qa_f1_zh": ("eval", "jieba"),
     "rouge_l": ("eval", "rouge"),
+    "stem_f1": ("eval", "nltk"),
+    "many_f1": ("eval", "nltk"),
     "code_similarity": ("eval", "rapidfuzz"),
 }
 

@@ -153,9 +153,9 @@ def scores_of(records: Sequence[Record], score: str) -> dict[str, float]:
 
     Examples
     --------
-    >>> record = {"task": "leval", "length": 4096, "seed": 0, "id": "4096-0-0", "score": 1.0}
+    >>> record = {"task": "babilong-qa1", "length": 4096, "seed": 0, "id": "4096-0-0", "score": 1.0}
     >>> scores_of([record], "score")
-    {'leval 4096 0 4096-0-0': 1.0}
+    {'babilong-qa1 4096 0 4096-0-0': 1.0}
     """
     found: dict[str, float] = {}
     for record in records:
