@@ -1,4 +1,5 @@
-# make demo | report | test | test-all | test-peers | fuzz | docs | lint | wheel | tools | tools-ik | sanitize | cuda-check: everything
+# make demo | report | report-full | test | test-all | test-peers | fuzz | docs | lint | wheel | tools | tools-ik | sanitize |
+# cuda-check: everything
 # they need is set up first, in .venv.
 # Needs Python >= 3.10, a C++ compiler, make and git; cmake and ninja come from PyPI.
 
@@ -30,7 +31,8 @@ NVCC      = $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/
 CUBLAS    = nvidia-cublas==13.*
 HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
 
-.PHONY: build demo report test test-all test-peers test-build docs lint format wheel wheel-linux wheel-cuda tools tools-patched tools-stock tools-ik
+.PHONY: build demo report report-full test test-all test-peers test-build docs lint format wheel wheel-linux wheel-cuda
+.PHONY: tools tools-patched tools-stock tools-ik
 .PHONY: fuzz fuzz-files fuzz-states fuzz-calls sanitize sanitize-address sanitize-thread test-kinds cuda-check clean
 
 $(BIN)/pip:
@@ -61,6 +63,14 @@ report: build
 	$(BIN)/pylongctx report $(REPORT)
 	mkdir -p $(REPORT)/passkeys
 	$(PASSKEY) --lengths 512,1024,2048,4096,8192 --tests 50 --json $(REPORT)/passkeys/records.jsonl
+
+# real models on the public files of DATA, for hours; what is there already is not measured again
+FULL ?= build/report-full
+report-full: build
+	$(INSTALL) --editable .[plot,eval]
+	$(BIN)/pylongctx matrix bench/full.toml --data $(DATA) --out $(FULL) --estimate
+	$(BIN)/pylongctx matrix bench/full.toml --data $(DATA) --out $(FULL)
+	$(BIN)/pylongctx report $(FULL)
 
 $(VENV)/.test-tools: $(VENV)/.build-tools
 	# no cache: a wheel of the peer that was built with other options would be taken for this one

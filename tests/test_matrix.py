@@ -94,7 +94,7 @@ def test_jobs_are_the_product():
 
 def test_files_are_named_from_the_folder_of_the_toml(tmp_path):
     (tmp_path / "m.toml").write_text(
-        'model = "a.gguf"\nlengths = [64]\n[[tasks]]\nkind = "perplexity"\nfile = "a.txt"\n'
+        'model = "a.gguf"\nlengths = [128]\n[[tasks]]\nkind = "perplexity"\nfile = "a.txt"\n'
         '[[tasks]]\nkind = "needle"\npasskey = true\nlengths = [300]\ndepth_percents = [0, 50]\nhaystack = "b.txt"\n'
         '[[tasks]]\nkind = "passkey"\nhaystack = "sentences"\n'
     )
@@ -108,7 +108,7 @@ def test_files_are_named_from_the_folder_of_the_toml(tmp_path):
 
 
 def test_a_task_may_have_several_files(tmp_path):
-    (tmp_path / "m.toml").write_text('lengths = [64]\n[[tasks]]\nkind = "perplexity"\nfile = ["a.txt", "b/c.txt"]\n')
+    (tmp_path / "m.toml").write_text('lengths = [128]\n[[tasks]]\nkind = "perplexity"\nfile = ["a.txt", "b/c.txt"]\n')
     (wanted,) = make(read(str(tmp_path / "m.toml"))).tasks
     assert wanted.task.file == (str(tmp_path / "a.txt"), str(tmp_path / "b" / "c.txt"))
 
@@ -301,3 +301,21 @@ def test_one_task_has_rows_of_several_entries():
     assert [label(cell.facts) for cell in cells] == ["full", "longheads", "full q8_0", "kvzip 30%"]
     assert [cell.compress for cell in cells] == [1, 1, 1, 0.3]
     assert all(cell.reuse for cell in cells)
+
+
+def test_an_estimate_counts_what_is_left(tmp_path, capsys):
+    (tmp_path / "plan.toml").write_text(
+        'methods = ["full", "window"]\nlengths = [128]\n[[tasks]]\nkind = "passkey"\ntests = 3\n'
+        '[[tasks]]\nkind = "longeval"\ndata = "lines.jsonl"\nlengths = [300]\nmethods = ["full"]\n'
+    )
+    (tmp_path / "data").mkdir()
+    prompt = "Remember.\\nline a-b: REGISTER_CONTENT is <5>\\nWhat is in line a-b?"
+    case = f'{{"prompt": "{prompt}", "correct_line": "line a-b: REGISTER_CONTENT is <5>\\n", "expected_number": 5}}\n'
+    (tmp_path / "data" / "lines.jsonl").write_text(case)
+    command = ["matrix", str(tmp_path / "plan.toml"), "--data", str(tmp_path / "data"), "--out", str(tmp_path / "out")]
+    assert main([*command, "--estimate"]) == 0
+    assert "7 of 7 samples are left, with at most 1068 tokens to read: about 0.0 hours" in capsys.readouterr().out
+    assert main(command) == 0
+    capsys.readouterr()
+    assert main([*command, "--estimate"]) == 0
+    assert capsys.readouterr().out.strip().endswith("0 of 7 samples are left")

@@ -17,6 +17,7 @@ from rich.console import Console
 from pylongctx._free import available_cpus
 from pylongctx._tables import show_table
 from pylongctx.cli.arguments import pair, reported
+from pylongctx.cli.estimate import estimates
 from pylongctx.cli.eval.common import PARALLEL, int_list
 from pylongctx.cli.get import fetched
 from pylongctx.cli.method import add_methods
@@ -56,6 +57,8 @@ def add_parser(commands: Any) -> None:
         metavar="KIND,KEY=VALUE",
         help="such as passkey,tests=5; may be repeated",
     )
+    add("--data", metavar="DIR", help="folder of the files that tasks name (that of FILE.toml)")
+    add("--estimate", action="store_true", help="say how much is left to measure and how long it takes, and end")
     add("-s", "--seed", type=int, metavar="N", help="(0)")
     add("-t", "--threads", type=int, metavar="N", help="threads of a worker (its share of the cores)")
     add("-ngl", "--n-gpu-layers", type=int, metavar="N", help="layers on devices (0)")
@@ -91,7 +94,11 @@ def run(args: argparse.Namespace) -> int:
     with CellProgress() as progress:
         failed: list[Refusal] = []
         samples = make_all(cells, progress, failed)
-        failed += measure(samples, executor, results, progress)
+        if not args.estimate:
+            failed += measure(samples, executor, results, progress)
+    if args.estimate:
+        print(*estimates(samples, results), sep="\n")
+        return int(bool(failed))
     write_failures(folder, failed)
     return show(results, cells, failed)
 
@@ -100,7 +107,7 @@ def _table(args: argparse.Namespace) -> dict[str, Any]:
     """Return what the file says, with the options in its place."""
     from pylongctx.eval.matrix import read, with_texts
 
-    table = read(args.plan) if args.plan else {}
+    table = read(args.plan, args.data) if args.plan else {}
     given = {"model": args.model, "methods": args.method, "lengths": args.lengths, "kv": args.kv}
     given |= {"tasks": args.task, "seed": args.seed}
     llama = {"n_threads": args.threads, "n_threads_batch": args.threads, "n_gpu_layers": args.n_gpu_layers}

@@ -106,7 +106,7 @@ def make_all(cells: Sequence[Cell], progress: CellProgress, refused: list[Refusa
 
 def _key(cell: Cell) -> Key:
     """Return what tells the cells of a run apart; a worker's threads do not."""
-    return *_content(cell), cell.method, cell.rope, cell.type_k, cell.type_v
+    return *_content(cell), cell.method, cell.rope, cell.type_k, cell.type_v, cell.reuse, cell.compress
 
 
 def _content(cell: Cell) -> Key:

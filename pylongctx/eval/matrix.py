@@ -129,9 +129,10 @@ def all_methods() -> list[str]:
 # ---- reading ----
 
 
-def read(path: str) -> dict[str, Any]:
-    """Return the table of a TOML file, files named from its folder on."""
+def read(path: str, data: str | None = None) -> dict[str, Any]:
+    """Return the table of a TOML file; files are named from the folder of the data on, else from that of the file."""
     folder = Path(path).parent
+    folders = [Path(data), folder] if data else [folder]
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as reason:
@@ -139,7 +140,7 @@ def read(path: str) -> dict[str, Any]:
     if "model" in table:
         table["model"] = [_model(folder, model) for model in _list(table["model"])]
     for task in table.get("tasks", []):
-        task |= {name: _from(folder, task[name]) for name in FILES if task.get(name, MADE[0]) not in MADE}
+        task |= {name: _from(folders, task[name]) for name in FILES if task.get(name, MADE[0]) not in MADE}
     return table
 
 
@@ -149,8 +150,10 @@ def _model(folder: Path, name: str) -> str:
     return name if name in CATALOG and not path.is_file() else str(path)
 
 
-def _from(folder: Path, named: str | list[str]) -> str | list[str]:
-    return str(folder / named) if isinstance(named, str) else [str(folder / name) for name in named]
+def _from(folders: Sequence[Path], named: str | list[str]) -> str | list[str]:
+    if not isinstance(named, str):
+        return [str(_from(folders, name)) for name in named]
+    return str(next((folder / named for folder in folders if (folder / named).exists()), folders[0] / named))
 
 
 def with_texts(tasks: Sequence[Mapping[str, Any]], files: Sequence[str]) -> list[dict[str, Any]]:

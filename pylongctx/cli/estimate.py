@@ -1,0 +1,52 @@
+"""How long a matrix takes: the tokens that are left to read, at the speed that each model reads with here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from pylongctx._free import available_cpus
+
+if TYPE_CHECKING:
+    from pylongctx.cli.progress import Cells
+    from pylongctx.eval.executors.units import Unit
+    from pylongctx.eval.runner import Results
+
+TRIED = 512  # tokens that are read to learn a speed
+
+
+def estimates(cells: Cells, results: Results) -> Iterator[str]:
+    """Yield a line for each model: samples and tokens that are left, and the hours that they take."""
+    from pylongctx.eval.executors import units_of
+
+    for model in dict.fromkeys(cell.model for cell, _ in cells):
+        here = [(cell, samples) for cell, samples in cells if cell.model == model]
+        units = [unit for cell, samples in here for unit in units_of(cell, samples, results.records)]
+        n_left, n_all = sum(len(unit.todo) for unit in units), sum(len(samples) for _, samples in here)
+        line = f"{Path(model).name}: {n_left} of {n_all} samples are left"
+        if n_left:
+            n_tokens, speed = sum(map(_tokens, units)), _speed(model)
+            hours = n_tokens / speed / 3600
+            line += (
+                f", with at most {n_tokens} tokens to read: about {hours:.1f} hours at {speed:.0f} tokens per second, "
+                f"the speed of the first {TRIED} tokens with full attention on {available_cpus()} cores; "
+                "far into a text it is lower"
+            )
+        yield line
+
+
+def _tokens(unit: Unit) -> int:
+    """Return the most tokens that a unit reads: a shared text once."""
+    return unit.cell.length * (1 if unit.cell.reuse else len(unit.todo))
+
+
+def _speed(model: str) -> float:
+    from pylongctx.llama import Llama
+
+    with Llama(model, method="full", n_ctx=2 * TRIED, verbose=False) as llm:
+        tokens: Sequence[int] = (llm.tokenize(b"The quick brown fox jumps over the lazy dog. " * TRIED))[:TRIED]
+        start = perf_counter()
+        llm.prefill(list(tokens))
+        return len(tokens) / (perf_counter() - start)
