@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from needs import lacks, need
 
 webdriver = need("page", "selenium.webdriver")
+exceptions = need("page", "selenium.common.exceptions")
 wait = need("page", "selenium.webdriver.support.wait")
 CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 if not (CHROMIUM and CHROMEDRIVER):
@@ -27,12 +28,29 @@ new MutationObserver(() => {
 """
 # the embedded model goes on with a text: it has not learned to chat
 TEMPLATE = "{% for message in messages %}{{ message.content | replace('\\n\\n', ' ') }} {% endfor %}"
+COUNT = " ".join(map(str, range(1000)))  # a long answer that does not repeat itself
+KEY = "48213"
+SENTENCES = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+INTRO = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
+    "I will quiz you about the important information there."
+)
+QUESTION = "What is the pass key? The pass key is"
 DROP = """
 const transfer = new DataTransfer();
 transfer.items.add(new File([arguments[1]], arguments[0], { type: "text/plain" }));
 for (const type of ["dragover", "drop"]) {
   document.body.dispatchEvent(new DragEvent(type, { bubbles: true, cancelable: true, dataTransfer: transfer }));
 }
+"""
+FORGET = """
+const [settings, done] = arguments;
+document.getElementById("text").value = ""; // or it is kept as a draft
+localStorage.clear();
+sessionStorage.clear();
+localStorage["pylongctx:settings"] = settings;
+const request = indexedDB.deleteDatabase("pylongctx");
+request.onsuccess = request.onerror = () => done();
 """
 # for each chunk and head, whether the middle of its cell has another color than a cell that nobody read
 CELLS = """
@@ -68,14 +86,16 @@ class Page:
         return self.find(selector).text
 
     def until(self, condition, message=""):
-        return wait.WebDriverWait(self.driver, PATIENCE, 0.02).until(lambda _: condition(), message)
+        changes = (exceptions.NoSuchElementException, exceptions.StaleElementReferenceException)
+        waiting = wait.WebDriverWait(self.driver, PATIENCE, 0.02, ignored_exceptions=changes)
+        return waiting.until(lambda _: condition(), message)
 
     def run(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)
 
     def open(self, **settings):
         self.driver.get(self.url)
-        self.run("localStorage.clear(); localStorage['pylongctx:settings'] = arguments[0]", json.dumps(settings))
+        self.driver.execute_async_script(FORGET, json.dumps(settings))
         self.reload()
 
     def reload(self):
@@ -108,6 +128,10 @@ class Page:
         """Click the first button of this text or label."""
         self.find("body").find_element("xpath", f"//button[text()='{name}' or @aria-label='{name}']").click()
 
+    def version(self, where=".answer"):
+        """Return which version of the last message is shown, "" for the only one."""
+        return "".join(self.all(f"{where} .versions")[-1].text.split("\n")[1:2])
+
     def requests(self):
         """Return what the browser has asked for since the page was made."""
         for entry in self.driver.get_log("performance"):
@@ -123,6 +147,14 @@ class Page:
         return self.driver.execute_async_script(
             f"{start}.then((module) => {{ {body} }}).catch(String).then(done)", *arguments
         )
+
+
+def write_haystack(folder):
+    """Return the path of a new file with a pass key in the middle."""
+    path = folder / "haystack.txt"
+    hidden = f"The pass key is {KEY}. Remember it. {KEY} is the pass key."
+    path.write_text(f"{INTRO} {SENTENCES * 130}{hidden} {SENTENCES * 139}")
+    return path
 
 
 @contextmanager

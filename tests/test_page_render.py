@@ -12,7 +12,7 @@ need("server", "fastapi", "httpx", "pyromark", "latex2mathml", "pygments")
 from pylongctx.serve.markup import writer  # noqa: E402
 
 TEXT = "A *word*, \\(x_1\\):\n\n- a\n- b\n\n```python\nif x:\n    y = 1\n```\n\n|a|b|\n|-|-|\n|1|2|"
-SHOW = "module.show([{ role: 'assistant', content: args[0], reasoning: '', stats: {} }], {})"
+SHOW = "module.show([{ role: 'assistant', content: args[0], reasoning: '', stats: {} }])"
 RENDER = "document.getElementById('log').replaceChildren(box); box.id = 'box'; module.render(box, args[0])"
 
 

@@ -19,7 +19,14 @@ from pylongctx.serve.gate import Gate, Guarded, as_response
 from pylongctx.serve.service import Service
 from pylongctx.serve.web import INDEX, Prefix, add_folder
 
-TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+TYPES = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".webmanifest": "application/manifest+json",
+}
 HEADERS = {  # the page loads nothing from elsewhere, and is no part of another one
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",

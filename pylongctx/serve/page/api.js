@@ -1,7 +1,7 @@
 // Requests to the server that this page came from, and its refusals in words.
 
 import { count } from "./dom.js";
-import { settings } from "./store.js";
+import { settings } from "./settings.js";
 
 export class ServerError extends Error {
   constructor(status, error = {}) {
@@ -18,7 +18,7 @@ export class ServerError extends Error {
     if (type === "exceed_context_size_error" || code === "context_length_exceeded") {
       const size = wanted && limit ? ` (${count(wanted)} tokens, the context has ${count(limit)})` : "";
       return `This is too long for the context${size}. Edit an earlier message, start a new conversation, ` +
-        "or start the server with a larger --ctx-size.";
+        "or start the server with a larger --ctx-size, or with --overflow evict_middle, which forgets the middle.";
     }
     if (this.status === 503) return `${this.message || "The server is busy."} Try again in a moment.`;
     return this.message || `The server refused with status ${this.status}.`;

@@ -1,85 +1,53 @@
-// The page of pylongctx serve: conversations, requests and settings, put together.
+// The page of pylongctx serve: conversations, answers and settings, put together.
 
+import * as answers from "./answers.js";
 import * as chat from "./chat.js";
 import * as composer from "./composer.js";
+import * as side from "./side.js";
 import * as store from "./store.js";
-import { chosen, get, ServerError, stream } from "./api.js";
-import { $, announce, button, count, h, notice } from "./dom.js";
+import { chosen, get } from "./api.js";
+import { $, notice } from "./dom.js";
+import { migrate } from "./migrate.js";
+import { askServer, server } from "./server.js";
+import { openSettings, settings } from "./settings.js";
 
-let server = null; // what the server said about itself, with the model that was chosen
-let models = []; // the names of all its models
+const CURRENT = "pylongctx:current";
+const NEW = "new"; // the draft of a conversation without messages
+const EMPTY = { content: "", reasoning: "" }; // an answer at its beginning
 let conversation = store.create();
-let running = null; // the answer that is being written: {conversation, message, controller}
-const opened = new Map(); // conversations by id: what is open stays one object
-
-// ---- the server ----
-
-async function askServer() {
-  try {
-    const { data } = await get("v1/models");
-    const named = data.find(({ id }) => id === store.settings.model);
-    const { id: model } = named ?? data.find(({ status }) => status?.value === "loaded") ?? data[0];
-    [chosen.model, models] = [model, data.map(({ id }) => id)];
-    showModels();
-    const longctx = await get(`v1/longctx?model=${encodeURIComponent(model)}`);
-    server = { ...longctx, model, parts: methodParts(longctx.method ?? "llama.cpp's own") };
-    notice();
-  } catch (error) {
-    server = null;
-    if (error.status === 401) notice(error.words, "Settings", openSettings);
-    else notice(error.words, "Try again", askServer);
-  }
-  showServer();
-  return server;
-}
-
-/** Return [name, choice, ...] of each part of a method such as "longheads,window=256+corm,window=128". */
-const methodParts = (method) => method.split("+").map((part) => part.split(","));
-
-function showServer() {
-  showModels();
-  $("method").hidden = !server;
-  if (server) {
-    $("method").firstElementChild.textContent = server.parts.map(([name]) => name).join(" + ");
-    const rows = server.parts.flatMap(([, ...choices]) => choices).map((choice) => choice.split("="));
-    const entry = ([name, value]) => [h("dt", {}, name), h("dd", {}, value)];
-    $("method").lastElementChild.replaceChildren(...rows.flatMap(entry));
-    const times = (server.n_ctx / server.n_ctx_train).toFixed(1).replace(".0", "");
-    $("sizes").textContent = `context ${count(server.n_ctx)}, ${times} \u00d7 the trained ${count(server.n_ctx_train)}`;
-  }
-  showContext();
-}
-
-/** Show the model's name, or where there are several a choice. */
-function showModels() {
-  const several = models.length > 1;
-  $("model").textContent = several ? "" : server?.model ?? "";
-  $("models").hidden = !several;
-  $("models").replaceChildren(...models.map((name) => h("option", { value: name }, name)));
-  $("models").value = chosen.model;
-}
-
-$("models").onchange = () => {
-  store.saveSettings({ model: $("models").value });
-  server = null; // what is sent waits until the model is loaded
-  askServer();
-};
 
 // ---- the conversation ----
 
 function open(next) {
   conversation = next;
-  opened.set(next.id, next);
-  chat.show(conversation.messages, act);
+  showDraft();
+  chat.show(conversation.path, true);
   showSide(false);
-  showContext();
-  showList();
+  showState();
   $("text").focus();
 }
 
+/** Show what is written next, and let a reload open the same conversation. */
+function showDraft() {
+  const place = conversation.messages.size ? conversation.id : NEW;
+  sessionStorage.setItem(CURRENT, place);
+  composer.draftOf(place);
+}
+
+/** Show what depends on the answers that are being written. */
+function showState() {
+  const current = answers.of(conversation);
+  $("send").hidden = Boolean(current);
+  $("stop").hidden = !current;
+  showContext();
+  side.showList();
+}
+
 function showContext() {
-  const used = conversation.messages.findLast(({ stats }) => stats?.used)?.stats.used ?? 0;
-  composer.setContext(used, server?.n_ctx ?? 0, server?.overflow === "evict_middle");
+  const path = conversation.path;
+  const reading = path.at(-1)?.running && path.at(-1).progress?.processed;
+  const used = reading || (path.findLast(({ stats }) => stats?.used)?.stats.used ?? 0);
+  composer.setContext(used, server.info?.n_ctx ?? 0, server.info?.overflow === "evict_middle");
 }
 
 function showSide(shown) {
@@ -87,168 +55,143 @@ function showSide(shown) {
   document.body.classList.toggle("side-open", shown);
 }
 
-const recall = (id) => opened.get(id) ?? store.load(id);
-
-function showList() {
-  const entries = store.list().map(({ id, title }) => {
-    const current = id === conversation.id ? { "aria-current": "true" } : {};
-    const choose = () => { if (id !== conversation.id) open(recall(id)); };
-    const go = h("button", { type: "button", onclick: choose, ...current }, title);
-    return h("li", {}, go, button("\u00d7", `Delete ${title}`, () => discard(id, title), { className: "icon" }));
-  });
-  $("conversations").replaceChildren(...entries);
-}
-
-function discard(id, title) {
-  if (running?.conversation.id === id) return notice("Stop the answer first.");
-  const kept = recall(id);
-  store.remove(id);
-  if (id === conversation.id) open(store.create());
-  else showList();
-  notice(`Deleted \u201c${title}\u201d.`, "Undo", () => { store.save(kept); open(kept); });
-}
-
-function keep(kept) {
-  const fits = store.save(kept);
-  if (!fits) notice("This browser has no room for the files of this conversation: they are lost with the page.");
-  showList();
-}
-
 // ---- answers ----
 
+/** Return whether an answer can follow some messages of the conversation; else say why not. */
+async function isReady(before = conversation.path) {
+  const reason = await answers.obstacle(conversation, before);
+  if (reason) notice(reason);
+  return !reason && Boolean(server.info || (await askServer()));
+}
+
 async function send() {
-  if (running) return;
-  const message = (server || (await askServer())) && (await composer.take());
+  const own = conversation;
+  if (!(await isReady())) return;
+  const message = await composer.take();
   if (!message) return;
-  conversation.messages.push(message);
-  chat.append(message, act);
-  await answer();
+  notice();
+  ask(own, message);
+}
+
+const before = (message) => conversation.path.slice(0, conversation.path.indexOf(message));
+
+/** Add a question behind a message, and let the model answer. */
+async function ask(own, question, parent = own.leaf) {
+  own.add(question, parent);
+  const written = answers.write(own, own.add({ role: "assistant", ...EMPTY }));
+  chat.foldMaps();
+  showDraft();
+  refresh(own, true);
+  await written;
 }
 
 const act = {
-  again: (message) => answerFrom(message, () => {}),
-  edit: (message, content) => answerFrom(message, () => conversation.messages.push({ ...message, content })),
-  settings: () => openSettings(),
+  settings: () => showSettings(),
+  isLast: (message) => conversation.path.at(-1) === message,
+  versions: (message) => {
+    const all = conversation.versions(message);
+    return { at: all.indexOf(message), n: all.length };
+  },
+  turn: (message, step) => {
+    const all = conversation.versions(message);
+    conversation.choose(all[all.indexOf(message) + step]);
+    refresh(conversation);
+    answers.keep(conversation);
+  },
+  /** Ask otherwise; the former question and what followed it stay as a version. Returns whether it was sent. */
+  edit: async (message, content) => {
+    const { role, files = [], parent } = message;
+    const isSent = await isReady([...before(message), message]);
+    if (isSent) ask(conversation, { role, content, files }, parent);
+    return isSent;
+  },
+  again: async (message) => {
+    if (!(await isReady(before(message)))) return;
+    const isEmpty = !message.content && !message.reasoning;
+    if (isEmpty) conversation.choose(Object.assign(message, EMPTY, { stats: {} }));
+    const answer = isEmpty ? message : conversation.add({ role: "assistant", ...EMPTY }, message.parent);
+    const written = answers.write(conversation, answer);
+    refresh(conversation, true);
+    await written;
+  },
+  resume: async (message) => {
+    if (await isReady()) await answers.write(conversation, message);
+  },
 };
 
-/** Forget a message and what came after it, and answer again. */
-async function answerFrom(message, change) {
-  if (running) return notice("Stop the answer first.");
-  if (!(server || (await askServer()))) return;
-  conversation.messages.splice(conversation.messages.indexOf(message));
-  change();
-  chat.show(conversation.messages, act);
-  await answer();
+/** Show the messages of a conversation, if it is the one that is shown. */
+function refresh(changed, toTheEnd = false) {
+  if (changed === conversation) chat.show(conversation.path, toTheEnd);
+  showState();
 }
 
-async function answer() {
-  const { messages } = conversation;
-  const lost = messages.flatMap(({ files = [] }) => files).find(({ text }) => text === null);
-  if (lost) {
-    return notice(`${lost.name} was too large to be kept in this browser. Start a new conversation with it.`);
-  }
-  const message = { role: "assistant", content: "", reasoning: "", stats: {}, running: true };
-  const body = request(messages);
-  const current = { conversation, message, controller: new AbortController() };
-  messages.push(message);
-  setRunning(current);
-  notice();
-  chat.append(message, act);
-  keep(conversation);
-  announce("Waiting for the answer.");
-  try {
-    for await (const chunk of stream(body, current.controller.signal)) {
-      read(chunk, message);
-      chat.update(message);
-    }
-    await addNumbers(message);
-    announce("The answer is complete.");
-  } catch (error) {
-    if (error.name === "AbortError") message.stopped = true;
-    else if (error instanceof ServerError) message.trouble = { text: error.words, key: error.status === 401 };
-    else throw error;
-  } finally {
-    message.running = false;
-    chat.update(message);
-    setRunning(null);
-    keep(current.conversation);
-    showContext();
-  }
-}
+answers.listen((changed, message) => {
+  const isGrowing = Boolean(message.running && (message.content || message.reasoning || message.progress));
+  chat.update(message);
+  if (!isGrowing) refresh(changed);
+  else if (changed === conversation) showContext();
+});
 
-function request(messages) {
-  const body = { model: server.model, messages: [], stream: true, stream_options: { include_usage: true } };
-  body.return_progress = true;
-  body.longctx = { trace: server.parts.some(([name]) => name === "longheads") };
-  for (const name of ["temperature", "top_p", "max_tokens"]) {
-    if (store.settings[name] !== "") body[name] = Number(store.settings[name]);
-  }
-  if (store.settings.system) body.messages.push({ role: "system", content: store.settings.system });
-  for (const { role, content, files = [], reasoning } of messages) {
-    const text = [...files.map(fileText), content].filter(Boolean).join("\n\n");
-    if (text) body.messages.push({ role, content: text, ...(reasoning ? { reasoning_content: reasoning } : {}) });
-  }
-  return body;
-}
+// ---- the list ----
 
-const fileText = ({ name, text }) => `${name}:\n\n${text}`;
+side.listen({
+  isCurrent: (id) => id === conversation.id,
+  isRunning: (id) => Boolean(answers.of({ id })),
+  choose: async (id) => { if (id !== conversation.id) open(await store.open(id)); },
+  renamed: async (renamed) => {
+    await answers.keep(renamed);
+    side.showList();
+  },
+  discard: async (id, title) => {
+    if (answers.of({ id })) return notice("Stop the answer first.");
+    const kept = await store.remove(id);
+    if (id === conversation.id) open(store.create());
+    else side.showList();
+    notice(`Deleted \u201c${title}\u201d.`, "Undo", async () => {
+      await store.restore(kept);
+      open(await store.open(id));
+    });
+  },
+});
 
-function read({ id, prompt_progress: progress, choices, usage, timings }, message) {
-  message.id = id;
-  if (progress) message.progress = progress;
-  if (choices?.length) {
-    const [{ delta, finish_reason: reason }] = choices;
-    message.reasoning += delta?.reasoning_content ?? "";
-    message.content += delta?.content ?? "";
-    if (reason === "length") message.length = true;
-  }
-  if (timings) Object.assign(message.stats, timings);
-  if (usage) Object.assign(message.stats, { used: usage.total_tokens, n_ctx: server.n_ctx });
-}
-
-async function addNumbers(message) {
-  const query = new URLSearchParams({ id: message.id, model: server.model });
-  const { kv, chunk_map: map } = await get(`v1/longctx?${query}`);
-  message.stats.kv = kv;
-  if (map) message.map = map; // else another answer was traced since
-}
-
-function setRunning(current) {
-  running = current;
-  $("send").hidden = Boolean(current);
-  $("stop").hidden = !current;
-}
-
-const stop = () => running?.controller.abort();
+store.listen(async (id, removed) => {
+  if (id !== conversation.id) return side.showList();
+  if (removed && !answers.of(conversation)) open(store.create());
+  else refresh(conversation);
+});
 
 // ---- settings ----
 
-function openSettings() {
-  const form = $("settings").querySelector("form");
-  for (const field of form.elements) if (field.name) field.value = store.settings[field.name];
-  $("key-field").hidden = Boolean(server) && !store.settings.key;
-  $("settings").showModal();
+function showSettings() {
+  const { key } = settings;
+  const props = () => get(`props?model=${encodeURIComponent(chosen.model)}`);
+  openSettings({ props, asksKey: !server.info }, () => {
+    if (!server.info || key !== settings.key) askServer();
+  });
 }
-
-$("settings").onclose = () => {
-  const key = store.settings.key;
-  store.saveSettings(Object.fromEntries(new FormData($("settings").querySelector("form"))));
-  if (!server || key !== store.settings.key) askServer();
-};
 
 // ---- begin ----
 
+async function begin() {
+  const keeps = await store.begin();
+  if (keeps) await migrate();
+  const current = sessionStorage.getItem(CURRENT);
+  const list = store.list();
+  const last = list.find(({ id }) => id === current) ?? (current === NEW ? null : list[0]);
+  open(last ? await store.open(last.id) : conversation);
+  await askServer();
+  if (!keeps) notice("This browser keeps nothing for this page: conversations are lost with it.");
+}
+
+server.openSettings = showSettings;
+server.changed = showContext;
+chat.listen(act);
 composer.listen(send);
-$("open-settings").onclick = openSettings;
+$("open-settings").onclick = showSettings;
 $("new").onclick = () => open(store.create());
 $("menu").onclick = () => showSide($("menu").ariaExpanded === "false");
-$("stop").onclick = stop;
-document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !$("settings").open) stop(); });
-addEventListener("pagehide", () => {
-  if (!running) return;
-  running.message.stopped = true;
-  store.save(running.conversation);
+$("stop").onclick = () => answers.stop(conversation);
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) answers.stop(conversation);
 });
-const [last] = store.list();
-open(last ? store.load(last.id) : conversation);
-askServer();
+begin();

@@ -1,51 +1,58 @@
 // The messages of a conversation.
 
+import { $, button, copy, count, h } from "./dom.js";
 import { chunkMap } from "./map.js";
-import { $, button, bytes, copy, count, h, rate, seconds } from "./dom.js";
 import { render } from "./render.js";
+import { remark, showProgress, statistics } from "./stats.js";
+import { mapId, part } from "./store.js";
 
-const views = new Map();
+const views = new WeakMap(); // messages and what shows them
+let act = {}; // what the buttons do: edit, again, resume, settings, turn; and what a message has: versions, isLast
 let follows = true; // whether the end stays in sight when an answer grows
 const growing = new ResizeObserver(() => { if (follows) toEnd(); });
 $("log").addEventListener("scroll", () => { follows = isAtEnd(); });
 $("log").addEventListener("toggle", () => { follows = false; }, true);
 
-/** Show the messages; `act` has what their buttons do: edit, again, settings. */
-export function show(messages, act) {
-  views.clear();
-  $("log").replaceChildren(...messages.map((message) => add(message, act)));
-  foldMaps(-1);
-  toEnd();
+export const listen = (actions) => { act = actions; };
+
+/** Show messages; those that are shown already stay where they are. */
+export function show(messages, toTheEnd = false) {
+  let at = $("log").firstElementChild;
+  for (const message of messages) {
+    const { element } = view(message);
+    if (element === at) at = at.nextElementSibling;
+    else $("log").insertBefore(element, at);
+  }
+  while (at) {
+    const next = at.nextElementSibling;
+    at.remove();
+    at = next;
+  }
+  for (const message of messages) view(message).update();
+  if (toTheEnd) toEnd();
 }
 
-/** Fold the maps up to the n-th, all without one. */
-function foldMaps(n) {
-  for (const map of [...$("log").querySelectorAll(".map")].slice(0, n)) map.open = false;
+function view(message) {
+  if (!views.has(message)) {
+    const made = message.role === "user" ? userView(message) : answerView(message);
+    growing.observe(made.element);
+    views.set(message, made);
+  }
+  return views.get(message);
 }
 
-function add(message, act) {
-  const view = message.role === "user" ? userView(message, act) : answerView(message, act);
-  views.set(message, view);
-  growing.observe(view.element);
-  view.update?.();
-  view.addMap?.();
-  return view.element;
-}
-
-export function append(message, act) {
-  foldMaps();
-  $("log").append(add(message, act));
-  toEnd();
+/** Fold the maps, as when an answer begins. */
+export function foldMaps() {
+  for (const map of $("log").querySelectorAll(".map")) map.open = false;
 }
 
 /** Show what has come since, once a frame at most. */
 export function update(message) {
-  const view = views.get(message);
-  if (!view || view.due) return;
-  view.due = requestAnimationFrame(() => {
-    view.due = 0;
-    view.update();
-    view.addMap?.();
+  const shown = views.get(message);
+  if (!shown || shown.due) return;
+  shown.due = requestAnimationFrame(() => {
+    shown.due = 0;
+    shown.update();
   });
 }
 
@@ -61,16 +68,33 @@ export const fileChip = (file, ...more) => h("li", { className: "chip" }, h("b",
 
 const copyButton = (message) => button("Copy", "Copy this message", () => copy(message.content));
 
-function userView(message, act) {
+/** Return arrows between the versions of a message, hidden while there is one. */
+function versionsView(message) {
+  const place = h("span");
+  const turn = (step) => () => act.turn(message, step);
+  const element = h("span", { className: "versions" }, button("\u2039", "Previous version", turn(-1)), place,
+    button("\u203a", "Next version", turn(1)));
+  const update = () => {
+    const { at, n } = act.versions(message);
+    element.hidden = n < 2;
+    place.textContent = `${at + 1}/${n}`;
+    element.firstElementChild.disabled = at === 0;
+    element.lastElementChild.disabled = at === n - 1;
+  };
+  return { element, update };
+}
+
+function userView(message) {
+  const versions = versionsView(message);
   const change = button("Edit", "Edit this message and send it again", () => edit());
-  const buttons = h("footer", {}, change, copyButton(message));
-  const files = h("ul", { className: "files" }, ...message.files.map((file) => fileChip(file)));
+  const buttons = h("footer", {}, versions.element, change, copyButton(message));
+  const files = h("ul", { className: "files" }, ...(message.files ?? []).map((file) => fileChip(file)));
   const text = h("div", { className: "text" }, message.content);
   const element = h("article", { className: "user", "aria-label": "You" });
   const plain = () => element.replaceChildren(files, ...(message.content ? [text] : []), buttons);
   const edit = () => {
     const field = h("textarea", { value: message.content, rows: 3, "aria-label": "Edited message" });
-    const send = () => act.edit(message, field.value);
+    const send = async () => { if (await act.edit(message, field.value)) plain(); };
     field.onkeydown = (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
       if (event.key === "Escape") { event.stopPropagation(); plain(); }
@@ -80,76 +104,57 @@ function userView(message, act) {
     field.focus();
   };
   plain();
-  return { element };
+  return { element, update: versions.update };
 }
 
-function answerView(message, act) {
+function answerView(message) {
   const summary = h("summary");
   const thoughts = h("div", { className: "text" });
   const thought = h("details", { className: "thought" }, summary, thoughts);
   const text = h("div", { className: "text" });
-  const progress = h("progress", { "aria-label": "Reading of the prompt" });
-  const reading = h("span");
-  const wait = h("div", { className: "progress" }, progress, reading);
+  const wait = h("div", { className: "progress" }, h("progress", { "aria-label": "Reading of the prompt" }), h("span"));
   const trouble = h("div", { className: "trouble", role: "alert" });
   const stats = h("p", { className: "stats" });
-  const again = button("Again", "Answer again", () => act.again(message));
-  const buttons = h("footer", {}, again, copyButton(message));
+  const versions = versionsView(message);
+  const again = button("Again", "Answer again; this version stays", () => act.again(message));
+  const resume = button("Continue", "Let the model go on with this answer", () => act.resume(message));
+  const buttons = h("footer", {}, versions.element, again, resume, copyButton(message));
   const element = h("article", { className: "answer", "aria-label": "Answer" });
   element.append(thought, text, wait, trouble, stats, buttons);
+  const showThoughts = () => { if (thought.open) render(thoughts, message.reasoning); };
+  thought.ontoggle = showThoughts;
   let map = null;
   const update = () => {
     element.classList.toggle("running", Boolean(message.running));
     thought.hidden = !message.reasoning;
     summary.textContent = message.running && !message.content ? "Thinking\u2026" : "Thoughts";
-    if (message.reasoning) render(thoughts, message.reasoning);
+    showThoughts();
     render(text, message.content);
     wait.hidden = !message.running || Boolean(message.content || message.reasoning);
-    if (!wait.hidden) showProgress(progress, reading, message.progress);
-    showTrouble(trouble, message, act);
+    if (!wait.hidden) showProgress(wait, message);
+    showTrouble(trouble, message);
     stats.replaceChildren(...statistics(message));
     buttons.hidden = Boolean(message.running);
+    resume.hidden = !(message.content && act.isLast(message) && (message.length || message.stopped || message.trouble));
+    versions.update();
+    showMap();
   };
-  const addMap = () => {
-    if (!message.map || map) return;
+  const showMap = async () => {
+    if (map || message.running || !(message.map || message.mapped)) return;
+    map = "on its way";
+    const data = message.map ?? (await part(mapId(message)))?.map;
+    if (!data) return;
     follows = false; // the answer is to be read first
-    element.append((map = chunkMap(message.map)));
+    element.append((map = chunkMap(data, Boolean(message.map))));
   };
-  return { element, update, addMap };
+  return { element, update };
 }
 
-function showProgress(bar, label, { total, cache = 0, processed = 0, time_ms = 0 } = {}) {
-  if (!total) {
-    bar.removeAttribute("value");
-    label.textContent = "Waiting for the server";
-    return;
-  }
-  bar.max = total;
-  bar.value = processed;
-  const done = processed - cache;
-  const speed = done > 0 && time_ms > 0 ? (1000 * done) / time_ms : 0;
-  const pace = speed ? ` \u00b7 ${rate(speed)} \u00b7 ${seconds((total - processed) / speed)} left` : "";
-  label.textContent = `Reading ${count(processed)} of ${count(total)} tokens${pace}`;
-}
-
-function showTrouble(box, { trouble, running }, act) {
-  box.hidden = !trouble || Boolean(running);
-  if (box.hidden || box.firstChild?.textContent === trouble.text) return;
-  const way = trouble.key ? [button("Settings", "Open the settings", act.settings)] : [];
-  box.replaceChildren(h("p", {}, trouble.text), ...way);
-}
-
-function statistics({ running, stopped, length, stats = {} }) {
-  const { prompt_n: read, cache_n: cached, predicted_n: written, used, n_ctx, kv } = stats;
-  const pace = (name, n, speed) => `${name} ${count(n)} at ${rate(speed)}`;
-  const parts = [
-    [stopped && !running, () => "stopped", "By you"],
-    [length, () => "cut at the limit", "The longest answer of the settings, or the end of the context"],
-    [read, () => pace("prompt", read, stats.prompt_per_second), "Tokens of the prompt that were read now"],
-    [cached, () => `${count(cached)} cached`, "Tokens that were still known from before"],
-    [written, () => pace("answer", written, stats.predicted_per_second), "Tokens of the answer"],
-    [used, () => `context ${count(used)} / ${count(n_ctx)}`, "Tokens of this conversation, and how many fit"],
-    [kv, () => `KV ${bytes(kv.bytes)}, full ${bytes(kv.full_bytes)}`, "Memory of keys and values, and with full attention"],
-  ];
-  return parts.filter(([known]) => known).map(([, words, title]) => h("span", { title }, words()));
+function showTrouble(box, message) {
+  const { text, key } = message.trouble ?? remark(message) ?? {};
+  box.hidden = !text || Boolean(message.running);
+  box.classList.toggle("remark", !message.trouble);
+  if (box.hidden || box.firstChild?.textContent === text) return;
+  const way = key ? [button("Settings", "Open the settings", () => act.settings())] : [];
+  box.replaceChildren(h("p", {}, text), ...way);
 }

@@ -3,6 +3,7 @@
 import { countTokens } from "./api.js";
 import { fileChip } from "./chat.js";
 import { $, button, bytes, count, h, notice } from "./dom.js";
+import { newId } from "./tree.js";
 
 const LONG_PASTE = 5000; // characters; more than that becomes a file
 const LONGEST_TOKEN = 64; // bytes; no text has tokens that are longer on average
@@ -11,15 +12,49 @@ const PAUSE = 300; // ms without a key before the text is counted
 const field = $("text");
 const counting = new Set();
 const context = { used: 0, n_ctx: 0, evicts: false };
+const DRAFTS = "pylongctx:drafts";
 let files = [];
 let typed = 0; // tokens of the text in the field
 let timer = 0;
+let place = ""; // the conversation whose message is being written
+const waiting = new Map(); // files of other conversations' drafts
 
 /** Tell how much of the context the conversation takes already, and whether its turns leave for new ones. */
 export function setContext(used, n_ctx, evicts) {
   Object.assign(context, { used, n_ctx, evicts });
   showRoom();
 }
+
+/** Show the draft of a conversation, and keep that of the one before. */
+export function draftOf(id) {
+  if (place === id) return;
+  keepDraft();
+  waiting.set(place, files);
+  place = id;
+  files = waiting.get(id) ?? [];
+  field.value = drafts()[id] ?? "";
+  typed = 0;
+  showFiles();
+  changed();
+}
+
+function drafts() {
+  try {
+    return JSON.parse(localStorage.getItem(DRAFTS)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+function keepDraft() {
+  const { [place]: old, ...rest } = drafts();
+  if ((old ?? "") === field.value) return;
+  try {
+    localStorage.setItem(DRAFTS, JSON.stringify(field.value ? { ...rest, [place]: field.value } : rest));
+  } catch { /* it lasts as long as the page */ }
+}
+
+addEventListener("pagehide", keepDraft);
 
 /** Return what is to be sent and forget it; null when there is nothing or it does not fit. */
 export async function take() {
@@ -30,6 +65,7 @@ export async function take() {
   files = [];
   field.value = "";
   changed();
+  keepDraft();
   showFiles();
   return taken;
 }
@@ -57,7 +93,7 @@ function decode(buffer) {
 }
 
 async function addText(name, text) {
-  const file = { name, text, length: text.length };
+  const file = { id: newId(), name, text, length: text.length };
   files.push(file);
   showFiles();
   try {
@@ -105,7 +141,8 @@ function roomWords(used, total, n_ctx) {
     const way = used ? "Start a new conversation, shorten this one" : "Send less";
     const enough = 1024 * Math.ceil((total + 512) / 1024);
     const sizes = `${count(total)} tokens, the context has ${count(n_ctx)}`;
-    return `Does not fit: ${sizes}. ${way}, or start the server with --ctx-size ${enough}.`;
+    const forgets = used ? ", or with --overflow evict_middle, which forgets the middle" : "";
+    return `Does not fit: ${sizes}. ${way}, or start the server with --ctx-size ${enough}${forgets}.`;
   }
   if (files.some(({ tokens }) => tokens === undefined)) return "Counting tokens\u2026";
   const parts = used && total > used ? `${count(used)} + ${count(total - used)}` : count(total);
@@ -121,7 +158,7 @@ function changed() {
   grow();
   clearTimeout(timer);
   if (!field.value) typed = 0;
-  else timer = setTimeout(countTyped, PAUSE);
+  timer = setTimeout(() => { keepDraft(); if (field.value) countTyped(); }, PAUSE);
   showRoom();
 }
 

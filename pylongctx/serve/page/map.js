@@ -9,13 +9,22 @@ const N_MOST_READ = 5;
 const percent = (share) => `${Math.round(100 * share)} %`;
 
 /** Return the map of an answer as an element; `data` is chunk_map of /v1/longctx. */
-export function chunkMap(data) {
-  const view = new ChunkMap(data);
+export function chunkMap(data, open) {
+  const view = new ChunkMap(data, open);
   return view.element;
 }
 
+/** Return whether a map says anything: some head did not read some chunk that it could choose. */
+export const tells = (data) => chosen(data).some((chunk) => data.counts.some((row) => row[chunk] < data.positions.length));
+
+/** Return the chunks that heads choose among; the first and the last ones are read by all, always. */
+function chosen({ positions, chunk_size, n_recent, n_chunk }) {
+  const end = Math.min(Math.floor(positions[0] / chunk_size) - n_recent, n_chunk);
+  return Array.from({ length: Math.max(end - 1, 0) }, (_, i) => i + 1);
+}
+
 class ChunkMap {
-  constructor(data) {
+  constructor(data, open) {
     this.data = data;
     this.n_row = data.counts.length;
     this.n_query = data.positions.length;
@@ -27,7 +36,7 @@ class ChunkMap {
     this.where = h("p", { className: "where" });
     this.text = h("blockquote");
     this.list = h("ol", { className: "most" }, ...this.mostRead().map((chunk) => this.entry(chunk)));
-    this.element = h("details", { className: "map", open: true },
+    this.element = h("details", { className: "map", open },
       h("summary", {}, "What this answer read"),
       h("p", { className: "hint" }, `${count(data.n_chunk)} chunks of ${data.chunk_size} tokens from left to right, ` +
         `${data.n_layer} layers of ${data.n_head} heads from top to bottom. ` +
@@ -38,11 +47,9 @@ class ChunkMap {
     this.mark(this.mostRead()[0] ?? 0);
   }
 
-  /** The chunks that heads chose most; the first and the last ones are read by all, always. */
+  /** The chunks that heads chose most. */
   mostRead() {
-    const { positions, chunk_size, n_recent, n_chunk } = this.data;
-    const end = Math.min(Math.floor(positions[0] / chunk_size) - n_recent, n_chunk);
-    const chunks = Array.from({ length: Math.max(end - 1, 0) }, (_, i) => i + 1).filter((chunk) => this.sums[chunk] > 0);
+    const chunks = chosen(this.data).filter((chunk) => this.sums[chunk] > 0);
     return chunks.sort((a, b) => this.sums[b] - this.sums[a]).slice(0, N_MOST_READ);
   }
 
@@ -54,7 +61,7 @@ class ChunkMap {
 
   listen() {
     new ResizeObserver(() => this.draw()).observe(this.frame);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+    addEventListener("theme", () => this.draw());
     this.frame.onpointermove = this.frame.onpointerdown = (event) => {
       const { left, top, width, height } = this.frame.getBoundingClientRect();
       const column = Math.floor(((event.clientX - left) / width) * this.columns);

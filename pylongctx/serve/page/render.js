@@ -30,18 +30,23 @@ export function render(element, text) {
 async function work() {
   if (working) return;
   working = true;
-  while (pending.size) {
-    const [element, text] = [...pending].at(-1);
-    const began = performance.now();
-    const blocks = await ask(text);
-    if (pending.get(element) === text) pending.delete(element);
-    const isLast = !pending.has(element);
-    if (blocks) show(element, blocks);
-    else if (isLast) showPlain(element, text);
-    if (isLast) element.ariaBusy = null;
-    else await new Promise((resume) => { setTimeout(resume, Math.max(PAUSE, performance.now() - began)); });
+  try {
+    while (pending.size) await next();
+  } finally {
+    working = false;
   }
-  working = false;
+}
+
+async function next() {
+  const [element, text] = [...pending].at(-1);
+  const began = performance.now();
+  const blocks = await ask(text);
+  const isLast = pending.get(element) === text;
+  if (isLast) pending.delete(element);
+  if (blocks) show(element, blocks);
+  else if (isLast) showPlain(element, text);
+  if (isLast) element.ariaBusy = null;
+  else await new Promise((resume) => { setTimeout(resume, Math.max(PAUSE, performance.now() - began)); });
 }
 
 async function ask(text) {
