@@ -11,7 +11,7 @@ LONGEST = 20_000  # characters that are colored
 MOST_TIME = 0.2  # seconds of this thread; some lexers are quadratic
 LANGUAGES = frozenset(
     "bash sh shell zsh c cpp c++ csharp c# cs cmake css scss dart diff docker dockerfile go"
-    " golang haskell hs html ini java javascript js jsx json julia jl kotlin latex tex lua make makefile matlab"
+    " golang haskell hs html java javascript js jsx json julia jl kotlin latex tex lua make makefile"
     " nginx objective-c objc perl pl php powershell ps1 python py py3 python3 r ruby rb rust rs scala sql"
     " swift toml tsx typescript ts xml yaml yml".split()
 )
