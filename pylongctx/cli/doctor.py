@@ -1,4 +1,4 @@
-"""``pylongctx doctor``: what is installed, what it was built with, what it can use."""
+"""``pylongctx doctor``: what is installed, or with a model what a text takes on this machine."""
 
 import argparse
 import importlib.metadata
@@ -6,12 +6,17 @@ import json
 import os
 import platform
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
 
 from pylongctx import __version__
 from pylongctx._free import available_cpus
 from pylongctx._units import bytes_text
 from pylongctx.models import embedded_model
+
+if TYPE_CHECKING:
+    from pylongctx.advice import Advice
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -20,18 +25,60 @@ HEAD_DIMS = (64, 80, 96, 128, 256)
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser("doctor", description=__doc__)
+    help = "GGUF file, or a name that pylongctx get lists: seconds and bytes by method, measured for a minute"
+    parser.add_argument("model", nargs="?", help=help)
+    parser.add_argument("--length", type=int, metavar="N", help="tokens of the text (the trained context)")
+    parser.add_argument("-t", "--threads", type=int, metavar="N", help="threads (as many as cores)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; returns 1 when the installation cannot work."""
+    """Print the report; returns 1 when the installation cannot work, or the model does not fit."""
+    if args.model is not None:
+        return _advise(args)
+    if args.length is not None or args.threads is not None:
+        raise ValueError("--length and --threads are of a model: pylongctx doctor MODEL --length N")
     facts = report()
     if args.json:
         print(json.dumps(facts, indent=2))
     else:
         print("\n".join(_lines(facts)))
     return 0 if facts["problems"] == [] else 1
+
+
+def _advise(args: argparse.Namespace) -> int:
+    from pylongctx._tables import show_table
+    from pylongctx.advice import advise
+    from pylongctx.cli.get import fetched
+
+    given = {} if args.threads is None else {"n_threads": args.threads, "n_threads_batch": args.threads}
+    found = advise(fetched(args.model), args.length, **given)
+    if args.json:
+        print(json.dumps(asdict(found) | {"method": found.best.method, "kv_type": found.kv_type}, indent=2))
+    else:
+        show_table(_table(args.model, found))
+        print(_words(found))
+    return int(not found.kv_type)
+
+
+def _table(model: str, found: "Advice") -> Table:
+    title = f"{model}, a text of {found.length} tokens on {available_cpus()} cores"
+    table = Table(title=title, caption=f"trained on {found.n_ctx_train} tokens; seconds are estimates")
+    for head in ("method", "to read it", "to write 100 tokens", *(f"KV {kv}" for kv in found.best.kv_bytes)):
+        table.add_column(head, justify="left" if head == "method" else "right")
+    for one in found.estimates:
+        sizes = (bytes_text(n) for n in one.kv_bytes.values())
+        table.add_row(one.method, f"{one.read:.0f} s", f"{100 * one.token:.1f} s", *sizes)
+    return table
+
+
+def _words(found: "Advice") -> str:
+    if not found.kv_type:
+        sizes = ", ".join(f"{bytes_text(n)} with {kv}" for kv, n in found.best.kv_bytes.items())
+        return f"This text does not fit into memory ({sizes}): take a shorter one, or a smaller model."
+    given = "" if found.kv_type == "f16" else f", type_k={found.kv_type!r}, type_v={found.kv_type!r}"
+    return f"Fastest: method={found.best.method!r}{given}"
 
 
 def report() -> dict[str, Any]:

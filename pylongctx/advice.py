@@ -1,0 +1,203 @@
+"""What a text of some length will take with each method: seconds from a measured speed, bytes from the library.
+
+Reading a token costs a part for the weights and a part for every key that it is compared with; ``longheads`` reads a
+window of keys and scores the others. Both parts are measured on short texts of the machine, and grow as the formula
+says: n tokens of full attention compare n^2 / 2 pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from pylongctx import _arguments as arguments
+from pylongctx._plan import Plan
+from pylongctx.engine.model import Model
+from pylongctx.llama import Llama
+
+SHORT, LONG = 512, 2048  # tokens of the texts that are measured
+STEPS = 8  # tokens that are generated
+WINDOW = 256  # of longheads in a measurement
+GRAIN = 256  # tokens by which a context grows
+LEAST_WINDOW, SELECT_FROM = 2048, 3  # longheads' own choices, the latter in windows
+ANSWER = 1024  # tokens of a context beside the text
+TYPES = ("f16", "q8_0")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of a token, for reading a text and for writing an answer.
+
+    Attributes
+    ----------
+    weights : float
+        Without any attention.
+    key : float
+        More for each key that is read.
+    score : float
+        More for each key that is scored, and perhaps not read.
+    """
+
+    weights: float
+    key: float
+    score: float
+
+    def of_full(self, n: int) -> float:
+        """Return the seconds of the token after ``n`` others, with full attention."""
+        return self.weights + self.key * n
+
+    def of_longheads(self, n: int, window: int) -> float:
+        """Return the same where more than ``SELECT_FROM`` windows are not all read."""
+        if n <= SELECT_FROM * window:
+            return self.of_full(n)
+        return self.weights + self.key * window + self.score * n
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a method takes for a text.
+
+    Attributes
+    ----------
+    method : str
+        Its name.
+    read : float
+        Seconds until the text is evaluated.
+    token : float
+        Seconds of a token of the answer.
+    kv_bytes : dict of str to int
+        KV memory by type.
+    fits : dict of str to bool
+        Whether it fits beside the weights, by type.
+    """
+
+    method: str
+    read: float
+    token: float
+    kv_bytes: dict[str, int]
+    fits: dict[str, bool]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Estimates of methods for a text of ``length`` tokens, and which one to take."""
+
+    n_ctx_train: int
+    length: int
+    estimates: tuple[Estimate, ...]
+
+    @property
+    def best(self) -> Estimate:
+        """The fastest method."""
+        return min(self.estimates, key=lambda one: one.read)
+
+    @property
+    def kv_type(self) -> str:
+        """The first type that fits; empty when none does."""
+        return next((kv for kv in TYPES if self.best.fits[kv]), "")
+
+
+def advise(path: str, length: int | None = None, **options: Any) -> Advice:
+    """Return what a text takes with the methods that serve it.
+
+    Parameters
+    ----------
+    path : str
+        GGUF file.
+    length : int or None
+        Tokens of the text. None: the trained context, less room for an answer.
+    **options
+        Arguments of Llama, such as ``n_threads``.
+
+    Raises
+    ------
+    ValueError
+        When the length is less than 1, or the library refuses the model.
+
+    Examples
+    --------
+    >>> found = advise("model.gguf", 4096)
+    >>> [one.method for one in found.estimates]
+    ['dca', 'longheads']
+    """
+    if length is not None and length < 1:
+        raise ValueError(f"length must be at least 1, not {length}")
+    n_train = _trained(path)
+    n = length or max(1, n_train - ANSWER)
+    reading, writing = measure(path, **options)
+    window = min(max(LEAST_WINDOW, _context(n) // 8), n_train // 2)
+    every = "full" if n <= n_train else "dca"
+    rows = (
+        (every, _sum(lambda at: reading.of_full(at), n), writing.of_full(n)),
+        ("longheads", _sum(lambda at: reading.of_longheads(at, window), n), writing.of_longheads(n, window)),
+    )
+    return Advice(n_train, n, tuple(Estimate(*row, *_sizes(path, row[0], _context(n), options)) for row in rows))
+
+
+def measure(path: str, **options: Any) -> tuple[Speed, Speed]:
+    """Return the speed of reading and of writing, from two short texts with each of two methods."""
+    first, (dense_read, dense_write) = _timed(path, "full", options)
+    _, (chosen_read, chosen_write) = _timed(path, f"longheads,window={WINDOW},select_from={WINDOW}", options)
+    n, pairs = LONG - SHORT, (LONG**2 - SHORT**2) / 2
+    # first = SHORT * weights + SHORT^2 / 2 * key; dense_read = n * weights + pairs * key
+    key = max(0.0, (dense_read - n / SHORT * first[0]) / (pairs - n * SHORT / 2))
+    weights = max(0.0, (dense_read - pairs * key) / n)
+    score = max(0.0, (chosen_read - n * (weights + WINDOW * key)) / pairs)
+    key_write = max(0.0, (dense_write - first[1]) / (LONG - SHORT))
+    weights_write = max(0.0, dense_write - LONG * key_write)
+    score_write = max(0.0, (chosen_write - weights_write - WINDOW * key_write) / LONG)
+    return Speed(weights, key, score), Speed(weights_write, key_write, score_write)
+
+
+def _timed(path: str, method: str, options: dict[str, Any]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return seconds of reading SHORT tokens and of a token after them, and of the rest up to LONG and after it."""
+    with Llama(path, **{"verbose": False, **options}, method=method, n_ctx=LONG + 4 * STEPS) as llm:
+        text = llm.tokenize(b"The quick brown fox jumps over the lazy dog. " * LONG)[:LONG]
+        llm.prefill(text[:STEPS])  # memory is touched for the first time
+        llm.reset()
+        found = []
+        for n in (SHORT, LONG):
+            start = perf_counter()
+            llm.prefill(text[:n])
+            read, start = perf_counter() - start, perf_counter()
+            for i in range(STEPS):
+                llm.eval(text[i : i + 1])
+            found.append((read, (perf_counter() - start) / STEPS))
+        return found[0], found[1]
+
+
+def _sum(seconds: Any, n: int) -> float:
+    """Return the seconds of n tokens, each after those before it, by some of them."""
+    places = range(0, n, max(1, n // 1024))
+    return float(sum(map(seconds, places)) * n / len(places))
+
+
+def _context(n: int) -> int:
+    return -(-(n + ANSWER) // GRAIN) * GRAIN
+
+
+def _trained(path: str) -> int:
+    settings = arguments.model_settings(_defaults() | {"model_path": path})
+    with closing(Model(path, settings | {"dry": 1})) as model:
+        return int(model.info.n_ctx_train)
+
+
+def _sizes(path: str, method: str, n_ctx: int, options: dict[str, Any]) -> tuple[dict[str, int], dict[str, bool]]:
+    given = _defaults() | options | {"model_path": path}
+    settings = arguments.context_settings(given | {"n_ctx": n_ctx}, arguments.thread_counts(None, None))
+    held, fits = {}, {}
+    with Plan(path, arguments.model_settings(given), settings, method) as plan:
+        for kv in TYPES:
+            types = {name: arguments.kv_type(name, kv) for name in ("type_k", "type_v")}
+            sizes: Sequence[Any] = plan.sizes(**types)
+            held[kv], fits[kv] = sum(size.kv for size in sizes), all(size.fits for size in sizes)
+    return held, fits
+
+
+def _defaults() -> dict[str, Any]:
+    from inspect import signature
+
+    return {name: p.default for name, p in signature(Llama.__init__).parameters.items() if name != "self"}

@@ -1,0 +1,78 @@
+"""What a text will take: the formula, the bytes of the library, and the words of ``pylongctx doctor MODEL``."""
+
+import json
+
+import pytest
+from llamas import new
+
+from pylongctx import advice
+from pylongctx.advice import Advice, Speed, advise, measure
+from pylongctx.cli import main
+
+READ, WRITE = Speed(1e-3, 1e-6, 1e-8), Speed(2e-3, 1e-7, 1e-9)
+
+
+@pytest.fixture
+def known_speed(monkeypatch):
+    monkeypatch.setattr(advice, "measure", lambda path, **options: (READ, WRITE))
+
+
+def test_the_formula_of_a_speed():
+    assert READ.of_full(1000) == pytest.approx(2e-3)
+    assert READ.of_longheads(768, 256) == READ.of_full(768)  # all is read up to three windows
+    assert READ.of_longheads(769, 256) == pytest.approx(1e-3 + 256e-6 + 7.69e-6)
+
+
+def test_inside_and_beyond_the_trained_context(embedded_model, known_speed):
+    inside, beyond = (advise(str(embedded_model), n) for n in (17, 4000))
+    assert inside.n_ctx_train == 512
+    assert [one.method for one in inside.estimates] == ["full", "longheads"]
+    assert [one.method for one in beyond.estimates] == ["dca", "longheads"]
+    dense, chosen = beyond.estimates
+    assert dense.read == pytest.approx(4000 * 1e-3 + 4000**2 / 2 * 1e-6, rel=1e-3)
+    assert chosen.read == pytest.approx(4000 * 1e-3 + 4000 * 256e-6 + 4000**2 / 2 * 1e-8, rel=0.03)
+    assert beyond.best is chosen
+    assert chosen.token == pytest.approx(2e-3 + 256e-7 + 4000e-9)
+
+
+def test_bytes_are_those_that_a_context_takes(embedded_model, known_speed):
+    found = advise(str(embedded_model), 400)
+    (full,) = (one for one in found.estimates if one.method == "full")
+    with new(embedded_model, method="full", n_ctx=1536) as llm:
+        llm.eval([5] * 1500)
+        assert llm.kv_usage().bytes <= full.kv_bytes["f16"] < 1.2 * llm.kv_usage().bytes
+    assert full.kv_bytes["q8_0"] < 0.6 * full.kv_bytes["f16"]
+    assert found.kv_type == "f16"
+
+
+def test_a_smaller_type_where_f16_does_not_fit():
+    sizes = {"f16": 10, "q8_0": 5}
+    one = advice.Estimate("full", 1.0, 1.0, sizes, {"f16": False, "q8_0": True})
+    assert Advice(512, 100, (one,)).kv_type == "q8_0"
+    none = advice.Estimate("full", 1.0, 1.0, sizes, {"f16": False, "q8_0": False})
+    assert Advice(512, 100, (none,)).kv_type == ""
+
+
+def test_a_measured_speed_is_a_number_of_this_machine(embedded_model):
+    reading, writing = measure(str(embedded_model))
+    assert 0 < reading.of_full(2048) < 1 and 0 < writing.of_full(2048) < 1  # seconds of a token of 4.5 M weights
+    assert min(reading.weights, reading.key, reading.score, writing.weights, writing.key, writing.score) >= 0
+
+
+def test_doctor_says_what_a_text_takes(embedded_model, known_speed, capsys):
+    assert main(["doctor", str(embedded_model), "--length", "4000"]) == 0
+    said = capsys.readouterr().out
+    assert "a text of 4000 tokens" in said and "trained on 512 tokens" in said
+    assert "Fastest: method='longheads'" in said
+    assert main(["doctor", str(embedded_model), "--length", "4000", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["method"], found["kv_type"], found["length"]) == ("longheads", "f16", 4000)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--length", "5"], "pylongctx doctor MODEL --length N"), (["MODEL", "--length", "0"], "at least 1, not 0")],
+)
+def test_mistakes(words, message, embedded_model, capsys):
+    assert main(["doctor", *(str(embedded_model) if word == "MODEL" else word for word in words)]) == 1
+    assert message in capsys.readouterr().err
