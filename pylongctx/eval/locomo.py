@@ -185,7 +185,7 @@ def _chat(item: Any, where: str) -> Chat:
 
 
 def kept(vocabulary: Vocabulary, chat: Chat, asked: Sequence[Sample], length: int) -> list[Sample]:
-    """Return questions behind as many of the last turns of a chat as all have room for.
+    """Return questions after as many of the last turns of a chat as leave room for each of them.
 
     Raises
     ------

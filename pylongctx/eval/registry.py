@@ -56,9 +56,8 @@ TASKS = {
     "longeval": Entry("longeval:LongEval", "LongEval's line retrieval", "a file of LongEval, such as 200_lines.jsonl"),
     "babilong": Entry("babilong:BabiLong", "BABILong, facts in a novel", "a test file of bAbI: qa1, qa2 or qa5"),
     "bamboo": Entry("bamboo:Bamboo", "BAMBOO: papers, and code from documentation", "paperqa_16k or private_eval_16k"),
-    "locomo": Entry(
-        "locomo:LoCoMo", "LoCoMo: questions on a chat over months", "locomo10.zip or a file of it"
-    ),
+    "locomo": Entry("locomo:LoCoMo", "LoCoMo: questions on a chat over months", "locomo10.zip or a file of it"),
+    "toolcalls": Entry("toolcalls:ToolCalls", "tool calls after a long text", lengths="2048,16384"),
     "perplexity": Entry("perplexity:Perplexity", "how well a text is predicted", options=True),
     "kld": Entry("kld:Divergence", "how far from full attention", plans_only=True),
     "chunks": Entry("chunks:Chunks", "what every head reads", plans_only=True),

@@ -63,7 +63,7 @@ def _contexts(item: Any, where: str) -> list[Any]:
         pairs = dict.fromkeys(("title_a", "title_b"), str) | dict.fromkeys(("para_a", "para_b", "distractors"), list)
         check_fields(item, pairs, where)
         pair = [(item["title_a"], item["para_a"]), (item["title_b"], item["para_b"])]
-        return [*pair, *(distractor[:2] for distractor in item["distractors"])]  # behind these: how near it is
+        return [*pair, *(distractor[:2] for distractor in item["distractors"])]  # the third is a score
     found: list[Any] = check_fields(item, {"context": list}, where)["context"]
     return found
 
