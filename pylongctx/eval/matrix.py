@@ -26,12 +26,8 @@ else:
     import tomli as tomllib
 
 ALL = "all"
-FILES = (
-    "file",
-    "data",
-    "haystack",
-    "repository",
-)  # fields of tasks that name files, from the folder of the TOML file on
+# fields of tasks that name files, from the folder of the TOML file on
+FILES = ("file", "data", "haystack", "repository")
 MADE = ("sentences", SYNTHETIC)  # haystacks that are no files
 KEYS = ("model", "methods", "kv", "lengths", "seed", "chat", "llama", "tasks")
 
