@@ -101,7 +101,7 @@ def test_files_are_named_from_the_folder_of_the_toml(tmp_path):
     matrix = make(read(str(tmp_path / "m.toml")))
     text, needle, passkey = matrix.tasks
     assert matrix.models == (str(tmp_path / "a.gguf"),)
-    assert (text.task.file, text.lengths) == (str(tmp_path / "a.txt"), (64,))
+    assert (text.task.file, text.lengths) == (str(tmp_path / "a.txt"), (128,))
     assert isinstance(needle.task, Needle)
     assert (needle.task.haystack, passkey.task.haystack) == (str(tmp_path / "b.txt"), "sentences")
     assert (needle.task.scorer, needle.task.depth_percents, needle.lengths) == ("match", (0, 50), (300,))
