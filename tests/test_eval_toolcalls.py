@@ -2,6 +2,7 @@
 
 import pytest
 
+from pylongctx.eval.executors import units_of
 from pylongctx.eval.files import published
 from pylongctx.eval.runner import Cell, make_samples, run
 from pylongctx.eval.toolcalls import ToolCalls, called, is_valid
@@ -62,3 +63,9 @@ def test_a_grammar_makes_valid_calls_and_the_text_is_read_once(embedded_model):
 def test_options_that_do_not_exist(options, message):
     with pytest.raises(ValueError, match=message):
         ToolCalls(**options)
+
+
+def test_all_requests_are_one_unit_of_work(embedded_model):
+    cell = Cell(str(embedded_model), "full", ToolCalls(tests=20), 200)
+    (unit,) = units_of(cell, make_samples(cell), ())
+    assert len(unit.todo) == 20

@@ -1,4 +1,4 @@
-"""How long a matrix takes: the tokens that are left to read, at the speed that each model reads with here."""
+"""Estimated time of a matrix: the tokens left to evaluate, at the prefill speed of each model on this machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from pylongctx.eval.executors.units import Unit
     from pylongctx.eval.runner import Results
 
-TRIED = 512  # tokens that are read to learn a speed
+TRIED = 512  # tokens of the prefill that measures the speed
 
 
 def estimates(cells: Cells, results: Results) -> Iterator[str]:
-    """Yield a line for each model: samples and tokens that are left, and the hours that they take."""
+    """Yield a line per model: samples and tokens left, and the hours they take."""
     from pylongctx.eval.executors import units_of
 
     for model in dict.fromkeys(cell.model for cell, _ in cells):
@@ -30,16 +30,16 @@ def estimates(cells: Cells, results: Results) -> Iterator[str]:
             n_tokens, speed = sum(map(_tokens, units)), _speed(model)
             hours = n_tokens / speed / 3600
             line += (
-                f", with at most {n_tokens} tokens to read: about {hours:.1f} hours at {speed:.0f} tokens per second, "
+                f", with at most {n_tokens} tokens to prefill: about {hours:.1f} hours at {speed:.0f} tokens per second, "
                 f"the speed of the first {TRIED} tokens with full attention on {available_cpus()} cores; "
-                "far into a text it is lower"
+                "it drops as the context grows"
             )
         yield line
 
 
 def _tokens(unit: Unit) -> int:
-    """Return the most tokens that a unit reads: a shared text once."""
-    return unit.cell.length * (1 if unit.cell.reuse else len(unit.todo))
+    """Return an upper bound of the tokens of a unit; a shared text counts once."""
+    return unit.cell.length * (1 if unit.cell.reads_once else len(unit.todo))
 
 
 def _speed(model: str) -> float:

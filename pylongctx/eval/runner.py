@@ -83,6 +83,11 @@ class Cell:
             **({"compress": self.compress} if self.compress < 1 else {}),
         }
 
+    @property
+    def reads_once(self) -> bool:
+        """Whether the text that several samples share is evaluated once, when they run one after the other."""
+        return self.reuse or self.task.reads_once
+
     def refusal(self) -> str:
         """Return why the cell cannot be measured and the way out, "" when it can."""
         method = named(self.method)
@@ -171,7 +176,7 @@ def run(cell: Cell, samples: Sequence[Sample] | None = None, done: Container[str
         return
     if refusal := cell.refusal():
         raise ValueError(refusal)
-    if cell.reuse:
+    if cell.reads_once:
         todo = [sample for group in by_text(todo) for sample in group]
     told = reset_peak_memory()
     with _opened(cell, partial(_open, cell, samples)) as evaluate:

@@ -161,6 +161,7 @@ class Task(ABC):
 
     name: str
     headline: ClassVar[str]  # the number of ``summary`` that a table shows
+    reads_once: ClassVar[bool] = False  # whether the text that several samples share is evaluated once
     caption: ClassVar[str] = "percent"  # what that number is
 
     @property

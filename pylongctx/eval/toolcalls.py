@@ -45,6 +45,7 @@ class ToolCalls(SingleModel):
     """
 
     headline: ClassVar[str] = "score"
+    reads_once: ClassVar[bool] = True
     caption: ClassVar[str] = "percent of the calls that are right"
     tests: int = 100
     choice: str = "auto"
@@ -74,8 +75,8 @@ class ToolCalls(SingleModel):
         request = published("toolcalls")["requests"][i]
         expected = json.dumps({"name": request["name"], "arguments": request["arguments"]})
         prompt = f"{text}\n\n{request['text']}"
-        facts = {"tool": request["name"]}
-        return Sample(f"{length}-{i}", prompt, answers=(expected,), max_tokens=self.max_tokens, facts=facts)
+        facts, n = {"tool": request["name"]}, self.max_tokens
+        return Sample(f"{length}-{i}", prompt, answers=(expected,), max_tokens=n, facts=facts, shared=len(text))
 
     def run(self, llm: Llama, vocabulary: Vocabulary, sample: Sample) -> Record:
         """Ask for one call; the cached prefix of the text stays."""

@@ -56,7 +56,7 @@ class Executor(Protocol):
 def units_of(cell: Cell, samples: Sequence[Sample], done: Container[str]) -> list[Unit]:
     """Return the units of the samples that are not done."""
     todo = {name: sample for sample in samples if (name := digest(cell, sample)) not in done}
-    if cell.reuse:  # all questions on a text
+    if cell.reads_once:  # all questions on a text
         names = {sample.id: name for name, sample in todo.items()}
         return [Unit(cell, samples, tuple(names[s.id] for s in group)) for group in by_text(list(todo.values()))]
     parts = (tuple(todo)[at : at + SAMPLES_PER_UNIT] for at in range(0, len(todo), SAMPLES_PER_UNIT))
