@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 MATH = "math mrow mi mn mo mtext mspace mfrac msqrt mroot msub msup msubsup munder mover munderover mtable mtr mtd"
 TAGS = set(
-    f"p em strong del a code pre h3 h4 h5 h6 ul ol li blockquote br hr span figure figcaption div {MATH}".split()
+    f"p em strong del a code pre h2 h3 h4 h5 h6 ul ol li blockquote br hr span figure figcaption div {MATH}".split()
 )
 TAGS |= set("table thead tbody tr th td mstyle mpadded menclose mphantom".split())
 ATTRIBUTES = set(

@@ -20,6 +20,7 @@ GROUPS = {
     "train": "the extra train: torch, sentencepiece, protobuf",
     "peers": "the extra test-peers: lm-eval, langchain-community, guidance, llama-index",
     "page": "selenium, chromium and chromedriver",
+    "axe": "axe-core of npm: npm install -g axe-core",
     "build": "a library built in build/, its source package, and what builds and packs it",
     "wheel": "a wheel for every x86-64 CPU in dist/: make wheel",
     "older": "an older package of llama-cpp-python: python patches/refresh.py prove",

@@ -13,6 +13,11 @@ from serving import forced, running
 need("server", "fastapi", "httpx")
 
 N_CTX = 8192
+ROOM = """
+const room = document.getElementById("room");
+window.room = [];
+new MutationObserver(() => window.room.push(room.textContent)).observe(room, { childList: true });
+"""
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +126,15 @@ def test_a_file_shows_its_size_and_the_progress_of_its_reading(page, server, hay
     n_tokens = len(server.http.post("/tokenize", json={"content": text}).json()["tokens"])
     assert chip.startswith(f"haystack.txt {len(text):,} characters, {n_tokens:,} tokens")
     assert page.text("#room") == f"{n_tokens:,} of 8,192 tokens"
+    page.run(ROOM)
     assert KEY in page.ask(QUESTION)
     seen = [re.match(r"Reading ([\d,]+) of ([\d,]+)", words) for words in page.run("return window.seen.progress")]
     read = [int(found[1].replace(",", "")) for found in seen if found]
     assert len(read) > 2
     assert read == sorted(read)
     assert n_tokens < int(seen[-1][2].replace(",", "")) < n_tokens + 64
+    gauge = [int(words.partition(" of ")[0].replace(",", "")) for words in page.run("return window.room")]
+    assert set(read) & set(gauge)  # it counts what is read
 
 
 def test_a_dropped_file_that_is_too_long_is_refused_before_sending(page):

@@ -66,7 +66,7 @@ def test_blocks_that_did_not_change_stay(page):
     page.run("window.getSelection().selectAllChildren(document.querySelector('#box p'))")
     script = "module.render(document.getElementById('box'), args[0])"
     page.run_module("render.js", script, "a\n\nb *c* d\n\n# e")
-    assert blocks(page, "#box") == ["<p>a</p>", "<p>b <em>c</em> d</p>", "<h3>e</h3>"]
+    assert blocks(page, "#box") == ["<p>a</p>", "<p>b <em>c</em> d</p>", "<h2>e</h2>"]
     assert page.find("#box p").get_attribute("data-mark") == "kept"
     assert page.run("return String(window.getSelection())") == "a"
     page.run_module("render.js", script, "a")

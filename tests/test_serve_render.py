@@ -31,7 +31,7 @@ def html(text):
             "a *b* _c_ __d__ ***e*** ~~f~~",
             "a <em>b</em> <em>c</em> <strong>d</strong> <em><strong>e</strong></em> <del>f",
         ),
-        ("## a\nb\nc", "<h4>a</h4><p>b\nc</p>"),
+        ("## a\nb\nc", "<h3>a</h3><p>b\nc</p>"),
         ("a  \nb<br>c<BR/>", "<p>a<br>b<br>c<br></p>"),
         ("a:\n- b\n  1. c\n- d", "<p>a:</p><ul><li>b<ol><li>c</li></ol></li><li>d</li></ul>"),
         ("3. a\n4. b", '<ol start="3"><li>a</li><li>b</li></ol>'),

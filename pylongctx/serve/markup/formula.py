@@ -17,6 +17,8 @@ ATTRIBUTES = frozenset(
     " largeop movablelimits symmetric minsize maxsize linethickness rowspacing columnspacing columnlines"
     " rowlines notation width height depth lspace rspace voffset linebreak".split()
 )
+# latex2mathml takes these for identifiers, which have no space around them
+OPERATORS = frozenset("\u00b1\u2022\u29f5~\u27c2\u27fa\u27f9")
 VALUE = re.compile(r"[\w.+\-# ]{1,60}")
 
 
@@ -47,11 +49,12 @@ def _written(element: Element) -> list[str]:
     """Return the pieces of an element as HTML."""
     if element.tag not in TAGS:
         raise ValueError(f"{element.tag} is not known to be harmless")
+    tag = "mo" if element.tag == "mi" and unescape(element.text or "") in OPERATORS else element.tag
     known = [(name, value) for name, value in element.items() if name in ATTRIBUTES and VALUE.fullmatch(value)]
     if element.get("columnalign") in ("left", "right"):  # browsers go by styles
         known.append(("class", element.attrib["columnalign"]))
     attributes = "".join(f' {name}="{escape(value)}"' for name, value in known)
-    parts = [f"<{element.tag}{attributes}>", escape(unescape(element.text or ""))]
+    parts = [f"<{tag}{attributes}>", escape(unescape(element.text or ""))]
     for child in element:
         parts += _written(child)
-    return [*parts, f"</{element.tag}>"]
+    return [*parts, f"</{tag}>"]

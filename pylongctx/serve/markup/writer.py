@@ -44,7 +44,7 @@ def blocks(text: str) -> list[str]:
     Examples
     --------
     >>> blocks("# a\\n\\n*b* <i>")
-    ['<h3>a</h3>', '<p><em>b</em> &lt;i&gt;</p>']
+    ['<h2>a</h2>', '<p><em>b</em> &lt;i&gt;</p>']
     """
     if len(text) > LONGEST:
         return [plain(text)]
@@ -117,7 +117,7 @@ class Writer:
         self._ends.append(end)
 
     def _start_heading(self, more: Any) -> None:
-        tag = f"h{min(int(more['level'][1]) + 2, 6)}"  # the page has h1 and h2 itself
+        tag = f"h{min(int(more['level'][1]) + 1, 6)}"  # the page has h1 itself
         self._open(f"<{tag}>", f"</{tag}>")
 
     def _start_blockquote(self, more: Any) -> None:

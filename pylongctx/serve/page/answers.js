@@ -85,7 +85,7 @@ async function receive(conversation, message, body, controller) {
       kept = performance.now();
     }
   }
-  if (!message.loop) await addNumbers(conversation, message);
+  await addNumbers(conversation, message);
 }
 
 function note(error, message) {

@@ -99,7 +99,7 @@ function userView(message) {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
       if (event.key === "Escape") { event.stopPropagation(); plain(); }
     };
-    const cancel = button("Cancel", "Leave it as it was", plain);
+    const cancel = button("Cancel", "Cancel, and leave it as it was", plain);
     element.replaceChildren(files, field, h("footer", {}, button("Send", "Send the edited message", send), cancel));
     field.focus();
   };
@@ -117,7 +117,7 @@ function answerView(message) {
   const stats = h("p", { className: "stats" });
   const versions = versionsView(message);
   const again = button("Again", "Answer again; this version stays", () => act.again(message));
-  const resume = button("Continue", "Let the model go on with this answer", () => act.resume(message));
+  const resume = button("Continue", "Continue this answer", () => act.resume(message));
   const buttons = h("footer", {}, versions.element, again, resume, copyButton(message));
   const element = h("article", { className: "answer", "aria-label": "Answer" });
   element.append(thought, text, wait, trouble, stats, buttons);

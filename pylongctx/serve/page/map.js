@@ -42,7 +42,7 @@ class ChunkMap {
         `${data.n_layer} layers of ${data.n_head} heads from top to bottom. ` +
         "Color: for how many tokens of the answer a head read a chunk. Bars: how many heads read it."),
       this.frame, this.where, this.text,
-      ...(this.list.children.length ? [h("h4", {}, "Chosen most, besides the beginning and the end"), this.list] : []));
+      ...(this.list.children.length ? [h("p", { className: "caption" }, "Chosen most, besides the beginning and the end"), this.list] : []));
     this.listen();
     this.mark(this.mostRead()[0] ?? 0);
   }
