@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 ADVICE = {
     r"anew": "again",
     r"behind": "after",
@@ -65,7 +66,7 @@ def look(text: str) -> Iterator[tuple[int, str, str]]:
 
 def documents() -> Iterator[Finding]:
     """Yield the findings of the Markdown files."""
-    for path in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))):
+    for path in (*(ROOT / name for name in PAGES), *sorted((ROOT / "docs").rglob("*.md"))):
         name = str(path.relative_to(ROOT))
         for line, word, advice in in_markdown(path.read_text(encoding="utf-8")):
             yield Finding(f"{name}:{line}", word, advice)
