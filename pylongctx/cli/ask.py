@@ -12,6 +12,7 @@ from pylongctx._cache_folder import cache_folder
 from pylongctx.cli.arguments import Options
 from pylongctx.cli.console import Meter, Output, Stop
 from pylongctx.cli.conversation import Conversation
+from pylongctx.cli.method import short_name
 from pylongctx.cli.options import add_llama_options, advised_sampling, model_label, model_path, open_llama
 from pylongctx.cli.sampling import (
     add_answer_options,
@@ -21,7 +22,6 @@ from pylongctx.cli.sampling import (
     template_arguments,
 )
 from pylongctx.files import FileText, files_in, read_file, text_of
-from pylongctx.methods import NONE
 
 if TYPE_CHECKING:
     from pylongctx.llama import Llama
@@ -140,5 +140,4 @@ def _read(conversation: Conversation, text: str, question: str, stores: bool) ->
 
 
 def _where(llm: "Llama") -> str:
-    method = "+".join(part.name for part in llm.method.parts) if llm.method else NONE
-    return f"{method}, {llm.n_ctx()} tokens of context"
+    return f"{short_name(llm.method)}, {llm.n_ctx()} tokens of context"

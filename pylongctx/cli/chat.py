@@ -1,4 +1,4 @@
-"""``pylongctx chat``: a conversation in the terminal, or of the lines of a pipe."""
+"""``pylongctx chat``: a conversation in the terminal, or with the lines of a pipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pylongctx.cli.autosave import Autosave, latest
 from pylongctx.cli.chat_commands import LEAVE, WAYS_OUT, Commands
 from pylongctx.cli.console import Messages, Meter, Output, Stop
 from pylongctx.cli.conversation import Conversation
-from pylongctx.cli.method import name_of
+from pylongctx.cli.method import short_name
 from pylongctx.cli.options import add_llama_options, advised_sampling, model_label, open_llama
 from pylongctx.cli.sampling import (
     add_answer_options,
@@ -31,7 +31,7 @@ from pylongctx.errors import ContextFull, PromptTooLong
 from pylongctx.files import text_of
 from pylongctx.models import embedded_model
 
-LOOPS = "--repeat-penalty 1.1 helps, --no-loop-stop lets it go on"
+LOOPS = "--repeat-penalty 1.1 helps, --no-loop-stop lets it continue"
 TOY = "this is the built-in test model of 4.5 million parameters; try: pylongctx chat smollm2-135m"
 EPILOG = "In the conversation /help lists commands: /read FILE, /regen, /undo, /set, /save FILE, /method and others."
 
@@ -41,18 +41,18 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("chat", description=__doc__, epilog=EPILOG, allow_abbrev=False)
     add_text_options(parser, "first message")
     options = Options(parser, "chat")
-    options.add("-sys", "--system-prompt", metavar="TEXT", help="what the model is told before the conversation")
-    options.add("-sysf", "--system-prompt-file", parse=file_text, metavar="FILE", help="the same, from a file")
-    options.switch("-st", "--single-turn", help="leave after the first answer")
-    options.switch("--continue", help="go on with the last conversation of this user", dest="continues")
+    options.add("-sys", "--system-prompt", metavar="TEXT", help="system prompt of the conversation")
+    options.add("-sysf", "--system-prompt-file", parse=file_text, metavar="FILE", help="system prompt, from a file")
+    options.switch("-st", "--single-turn", help="exit after the first answer")
+    options.switch("--continue", help="continue the most recent conversation", dest="continues")
     off = ("--no-autosave",)
     options.switch(
-        "--autosave", off=off, help="write the conversation for --continue after each answer (on)", dest="autosave"
+        "--autosave", off=off, help="save the conversation for --continue after each answer (on)", dest="autosave"
     )
-    help = "a line of speed and memory after each answer (on)"
+    help = "print speed and memory after each answer (on)"
     off = ("--no-show-timings",)
     options.switch("--show-timings", off=off, env="LLAMA_ARG_SHOW_TIMINGS", help=help, dest="show_timings")
-    options.add("-co", "--color", parse=on_off_auto, metavar="on|off|auto", help="dim thoughts and notes (auto)")
+    options.add("-co", "--color", parse=on_off_auto, metavar="on|off|auto", help="dim reasoning and notes (auto)")
     add_answer_options(parser)
     add_llama_options(parser)
     add_sampling_options(parser)
@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Talk until the end of the input; returns 1 when a scripted message could not be answered."""
+    """Chat until the end of the input; returns 1 when a scripted message could not be answered."""
     return Chat(args, Output(args.color, args.markdown is not False)).run()
 
 
@@ -81,7 +81,7 @@ class Chat(Commands):
         super().__init__(args, output, stop, meter, conversation)
         conversation.messages += messages
         self.autosave = Autosave(path)
-        _ = conversation.llm.chat_template  # what is wrong with it is said before the first message
+        _ = conversation.llm.chat_template  # report a faulty template before the first message
 
     def run(self) -> int:
         """Read messages until there are no more."""
@@ -89,7 +89,8 @@ class Chat(Commands):
         self._interactive = messages.interactive
         if messages.interactive:
             llm = self.conversation.llm
-            self.output.note(f"{model_label(self.args)}, {name_of(llm.method)}, {llm.n_ctx()} tokens of context; /help")
+            method = short_name(llm.method)
+            self.output.note(f"{model_label(self.args)}, {method}, {llm.n_ctx()} tokens of context; /help")
             if Path(llm.model_path) == Path(embedded_model()):
                 self.output.note(TOY)
             if self.args.continues:
@@ -125,8 +126,8 @@ class Chat(Commands):
         except KeyboardInterrupt:
             if not interactive:
                 raise
-            waiting = "; its files wait for the next message, /drop forgets them" if self.files else ""
-            self.output.note(f"stopped: what was not answered is not a part of the conversation{waiting}")
+            waiting = "; its files are kept for the next message, /drop removes them" if self.files else ""
+            self.output.note(f"stopped: the unanswered message is not part of the conversation{waiting}")
         except (ValueError, RuntimeError, OSError, MemoryError) as reason:
             if isinstance(reason, BrokenPipeError):
                 raise
@@ -143,11 +144,11 @@ class Chat(Commands):
         self.files.clear()
 
     def show(self, answer: Iterator[tuple[str, str]]) -> None:
-        """Write an answer as it comes, then what it cost; KeyboardInterrupt when there was none."""
+        """Stream an answer, then print its cost; KeyboardInterrupt when there was none."""
         try:
             shown = self.output.answer(answer)
         except PromptTooLong as reason:
-            sizes = f"{reason.n_tokens} tokens do not fit into the context of {reason.n_ctx}"
+            sizes = f"{reason.n_tokens} tokens do not fit into the context of {reason.n_ctx} tokens"
             raise ValueError(f"{sizes}; ways out: {'/drop, ' if self.files else ''}{WAYS_OUT}") from reason
         except ContextFull as reason:
             raise ValueError(f"{reason}; ways out: {WAYS_OUT}") from reason
@@ -159,24 +160,26 @@ class Chat(Commands):
         if turn.reason is None:
             self.output.note("stopped; /regen for another answer")
         elif turn.reason == "length" and self.conversation.full:
-            self.output.note(f"the answer ended where the context does, {self.conversation.used}; ways out: {WAYS_OUT}")
+            self.output.note(
+                f"the answer was cut off: the context is full, {self.conversation.used}; ways out: {WAYS_OUT}"
+            )
         if self.args.show_timings is not False:
             self.output.note(f"{turn}; {self.conversation.used}")
         self._save()
 
     def _save(self) -> None:
-        """Write the conversation for --continue; that it cannot be written is said once."""
+        """Save the conversation for --continue; a failure is reported once."""
         if self.args.autosave is False or not self._interactive:
             return
         try:
             self.autosave.save([one for one in self.conversation.messages if one["role"] != "system"])
         except OSError as reason:
             self.args.autosave = False
-            self.output.note(f"the conversation is not kept for --continue: {reason}")
+            self.output.note(f"the conversation is not saved for --continue: {reason}")
 
 
 def first_message(args: argparse.Namespace) -> str | None:
-    """Return the message of --prompt, after the text of --file and of a pipe; None when there is none."""
+    """Return the texts of --file, of a pipe and of --prompt as one message; None when there is none."""
     prompt = given_text(argparse.Namespace(**vars(args) | {"file": None}), "prompt", "file")
     piped = "" if prompt is None or sys.stdin.isatty() else text_of(sys.stdin.buffer.read(), "standard input").text
     parts = [part for part in (args.file, piped.strip("\n"), prompt) if part]

@@ -1,4 +1,4 @@
-"""What a line that begins with a slash does in ``pylongctx chat``."""
+"""The slash commands of ``pylongctx chat``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pylongctx.cli.method import name_of, read_method, with_method
 from pylongctx.cli.options import open_llama
 from pylongctx.files import read_file
 
-MOST_FILES = 100  # that one /glob reads
+MOST_FILES = 100  # per /glob
 WAYS_OUT = (
     "/clear, a shorter message, a larger -c or --kv-limit, --overflow evict_middle, "
     "or a method that holds more: /method"
 )
-# what /set changes, and how a value is read
+# the settings of /set, and how their values are parsed
 SETTINGS: dict[str, Callable[[str], float]] = {
     **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "repeat_penalty"), number),
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "xtc_probability", "dry_multiplier"), number),
@@ -34,7 +34,7 @@ LEAVE = ("exit", "quit", "bye")
 
 @dataclass(frozen=True)
 class Command:
-    """A command: what is typed, what it does in a few words, and the function that gets what follows its name."""
+    """A command: its usage, a short help text, and the function that receives its argument."""
 
     usage: str
     help: str
@@ -42,20 +42,20 @@ class Command:
 
 
 class Commands(ABC):
-    """The commands of a conversation, and what they change.
+    """The commands of a conversation and the state that they change.
 
     Parameters
     ----------
     args : argparse.Namespace
-        Of the command line.
+        The arguments of the command line.
     output : Output
-        For notes.
+        Receives notes.
     stop : Stop
-        Ctrl-C.
+        Tells whether Ctrl-C was pressed.
     conversation : Conversation
-        What is said.
+        The messages and the model.
     meter : Meter
-        The bar of a prompt.
+        The progress bar of a prompt.
     """
 
     def __init__(
@@ -63,31 +63,31 @@ class Commands(ABC):
     ) -> None:
         self.args, self.output, self.stop, self.meter = args, output, stop, meter
         self.conversation = conversation
-        self.files: list[tuple[str, str]] = []  # names and texts that go before the next message
+        self.files: list[tuple[str, str]] = []  # names and texts to put before the next message
         table = (
-            Command("/regen", "another answer to the last message", self.regen),
-            Command("/undo", "forget the last message and its answer", self.undo),
-            Command("/clear", "forget the conversation, but for the system prompt", self.clear),
+            Command("/regen", "answer the last message again", self.regen),
+            Command("/undo", "remove the last message and its answer", self.undo),
+            Command("/clear", "remove all messages except the system prompt", self.clear),
             Command("/system [TEXT]", "show or replace the system prompt", self.system),
-            Command("/set [NAME VALUE]", "show or change how answers are sampled", self.set),
-            Command("/history", "show what was said", self.history),
+            Command("/set [NAME VALUE]", "show or change the sampling settings", self.set),
+            Command("/history", "show the messages", self.history),
             Command("/read FILE", "put the text of a file before the next message", self.read),
-            Command("/glob PATTERN", "the same for all files that match, ** for any folders", self.glob),
-            Command("/drop", "forget the files that wait for the next message", self.drop),
-            Command("/save FILE", "write the conversation and its KV cache", self.save),
-            Command("/load FILE", "continue a conversation that /save wrote", self.load),
-            Command("/method [SPEC]", "show the method, or read the conversation with another one", self.method),
-            Command("/stats", "what is held in memory", self.stats),
-            Command("/help", "this list, as /?", self.help),
+            Command("/glob PATTERN", "/read for all matching files; ** matches any folders", self.glob),
+            Command("/drop", "remove the files added for the next message", self.drop),
+            Command("/save FILE", "save the conversation and its KV cache", self.save),
+            Command("/load FILE", "continue a conversation saved with /save", self.load),
+            Command("/method [SPEC]", "show the method, or prefill the conversation with another one", self.method),
+            Command("/stats", "show memory use", self.stats),
+            Command("/help", "show this list, like /?", self.help),
         )
         self.table = {one.usage[1:].partition(" ")[0]: one for one in table}
 
     @abstractmethod
     def show(self, answer: Iterator[tuple[str, str]]) -> None:
-        """Write an answer as it comes."""
+        """Stream an answer to the output."""
 
     def run_command(self, name: str, rest: str) -> None:
-        """Run a command; ValueError for one that there is not."""
+        """Run a command; ValueError for an unknown one."""
         command = self.table.get("help" if name == "?" else name)
         if command is None:
             raise ValueError(f"there is no command /{name}; /help lists them")
@@ -100,12 +100,12 @@ class Commands(ABC):
         self.show(self.conversation.ask_again(self.stop))
 
     def undo(self, rest: str) -> None:
-        """Forget the last turn."""
+        """Remove the last turn."""
         self.conversation.undo()
-        self.output.note(f"the last turn is forgotten; {len(self.conversation.messages)} messages are left")
+        self.output.note(f"the last turn is removed; {len(self.conversation.messages)} messages are left")
 
     def clear(self, rest: str) -> None:
-        """Forget the conversation."""
+        """Remove all messages except the system prompt."""
         self.conversation.clear()
         self.files.clear()
         self.output.note("cleared")
@@ -117,7 +117,7 @@ class Commands(ABC):
         self.output.note(self.conversation.system or "there is no system prompt")
 
     def set(self, rest: str) -> None:
-        """Show or change how answers are sampled."""
+        """Show or change the sampling settings."""
         words = rest.split()
         if not words:
             given = {name: self.conversation.arguments.get(name) for name in SETTINGS}
@@ -137,11 +137,11 @@ class Commands(ABC):
         self.output.note(f"{name} {value}")
 
     def history(self, rest: str) -> None:
-        """Show what was said."""
+        """Show the messages."""
         for message in self.conversation.messages:
             self.output.note(f"{message['role']}: {message['content']}")
         if not self.conversation.messages:
-            self.output.note("nothing was said")
+            self.output.note("there are no messages")
 
     def save(self, path: str) -> None:
         """Write the conversation."""
@@ -153,16 +153,17 @@ class Commands(ABC):
         """Continue another conversation."""
         conversation = self.conversation
         conversation.load(_path(path, "/load FILE"))
+        self.history("")
         self.output.note(f"loaded: {len(conversation.messages)} messages; {conversation.used}")
 
     # ---- files ----
 
     def read(self, path: str) -> None:
-        """Put a file before the next message."""
+        """Add a file to the next message."""
         self._read([str(_path(path, "/read FILE"))])
 
     def glob(self, pattern: str) -> None:
-        """Put all files that match before the next message."""
+        """Add all matching files to the next message."""
         found = glob.glob(str(_path(pattern, "/glob PATTERN")), recursive=True)
         files = sorted(name for name in found if Path(name).is_file())
         if not files:
@@ -172,14 +173,14 @@ class Commands(ABC):
         self._read(files)
 
     def drop(self, rest: str) -> None:
-        """Forget the files that wait."""
+        """Remove the files added for the next message."""
         if not self.files:
-            raise ValueError("no files wait for the next message")
+            raise ValueError("there are no files to drop: /read and /glob add them to the next message")
         self.output.note(f"dropped: {', '.join(name for name, _ in self.files)}")
         self.files.clear()
 
     def _read(self, names: list[str]) -> None:
-        texts = [(name, self._file(name)) for name in names]  # all of them, or none
+        texts = [(name, self._file(name)) for name in names]  # all or none
         self.files += texts
         conversation = self.conversation
         held = 0 if conversation.llm.session.evicts else len(conversation.tokens()) if conversation.messages else 0
@@ -187,7 +188,7 @@ class Commands(ABC):
         n = conversation.count("".join(text for _, text in self.files))
         self.output.note(f"{n} tokens of files go before the next message; there is room for {room}")
         if n >= room:
-            self.output.note(f"that does not fit; ways out: /drop, {WAYS_OUT}")
+            self.output.note(f"the files do not fit; ways out: /drop, {WAYS_OUT}")
 
     def _file(self, name: str) -> str:
         file = read_file(name)
@@ -198,26 +199,26 @@ class Commands(ABC):
     # ---- the model ----
 
     def stats(self, rest: str) -> None:
-        """Show what is held."""
+        """Show memory use."""
         llm = self.conversation.llm
         self.output.note(f"{llm.model_path}\n{name_of(llm.method)}")
         self.output.note(f"{len(self.conversation.messages)} messages; {self.conversation.used}")
         if self.files:
-            self.output.note(f"files that wait for the next message: {', '.join(name for name, _ in self.files)}")
+            self.output.note(f"files for the next message: {', '.join(name for name, _ in self.files)}")
         if llm.method is not None:
             usage = llm.kv_usage()
-            rows = f"{usage.rows.min()} to {usage.rows.max()} rows per head"
+            rows = f"{usage.rows.min()} to {usage.rows.max()} KV entries per head"
             full = f"full attention would hold {bytes_text(usage.full_bytes)}"
             self.output.note(f"KV at most {bytes_text(usage.peak_bytes)} so far; {rows}; {full}")
             if usage.rest_bytes:
                 self.output.note(f"windows, recurrent states and their checkpoints: {bytes_text(usage.rest_bytes)}")
 
     def method(self, spec: str) -> None:
-        """Show the method, or open the context again with another one, which reads the conversation."""
+        """Show the method, or reopen the context with another one and prefill the conversation."""
         if not spec:
             self.output.note(name_of(self.conversation.llm.method))
             return
-        read_method(spec)  # refused before anything is closed
+        read_method(spec)  # fail before anything is closed
         before, self.args = self.args, with_method(self.args, spec)
         try:
             self._open()
@@ -237,14 +238,14 @@ class Commands(ABC):
 
     @property
     def help_text(self) -> str:
-        """All commands, and how messages are typed."""
+        """All commands, and how to type messages."""
         width = max(len(one.usage) for one in self.table.values())
         lines = [f"{one.usage:{width}}  {one.help}" for one in self.table.values()]
-        return "\n".join([*lines, f"{'/bye':{width}}  leave, as /exit, Ctrl-D and two Ctrl-C", *TYPING])
+        return "\n".join([*lines, f"{'/bye':{width}}  exit, like /exit, Ctrl-D and pressing Ctrl-C twice", *TYPING])
 
 
 TYPING = (
-    "One Ctrl-C stops an answer. Pasted lines are one message. A backslash at the end of a line",
+    "One Ctrl-C stops an answer. Pasted lines form one message. A backslash at the end of a line",
     'continues it; """ encloses several lines. Tab completes commands and paths.',
 )
 

@@ -1,4 +1,4 @@
-"""The method that is asked for: by --method, or by the options of llama.cpp and of LongHeads."""
+"""The requested method: from --method, or from the options of llama.cpp and LongHeads."""
 
 import argparse
 from dataclasses import replace
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from pylongctx.methods import Method
 
 VARIABLE = "LCTX_METHOD"
-AUTO = "auto"  # full attention where our memory serves the model, else none
+AUTO = "auto"  # full attention where pylongctx's KV cache supports the model, else none
 
-# option: the method that it belongs to, and its parameter there
+# option: its method, and the parameter of that method
 BELONGS = {
     "grp_attn_n": ("selfextend", "group_size"),
     "grp_attn_w": ("selfextend", "neighbor_window"),
@@ -23,14 +23,14 @@ BELONGS = {
 
 
 def add_method_options(options: Options) -> None:
-    """Add the method, its sizes, and a limit of its memory, see ``chosen_method``."""
+    """Add the method, its sizes and its memory limit, see ``chosen_method``."""
     add = options.add
     add("--method", metavar="M", env=VARIABLE, help="method for long contexts: longheads+corm, none, ... (auto)")
     add("-gan", "--grp-attn-n", parse=integer, env="LLAMA_ARG_GRP_ATTN_N", help="SelfExtend's group_size")
     add("-gaw", "--grp-attn-w", parse=integer, env="LLAMA_ARG_GRP_ATTN_W", help="SelfExtend's neighbor_window")
     add("--chunk-size", parse=integer, help="LongHeads' chunk_size")
     add("--attn-window", parse=integer, help="LongHeads' window")
-    add("--kv-limit", parse=mib, metavar="MIB", help="largest KV memory in MiB")
+    add("--kv-limit", parse=mib, metavar="MIB", help="limit of the KV cache in MiB")
 
 
 def add_methods(parser: argparse.ArgumentParser, help: str) -> None:
@@ -41,7 +41,7 @@ def add_methods(parser: argparse.ArgumentParser, help: str) -> None:
 
 
 def method_list(text: str) -> list[str]:
-    """Return the methods of ``"full,window,n_sink=4"``: what has an equals sign is an option of the one before it."""
+    """Return the methods of ``"full,window,n_sink=4"``: a part with ``=`` is an option of the method before it."""
     found: list[str] = []
     for part in text.split(","):
         if "=" in part.partition("+")[0] and found:
@@ -52,7 +52,7 @@ def method_list(text: str) -> list[str]:
 
 
 def read_method(spec: str) -> "Method | str | None":
-    """Return the method of a string; None stands for llama.cpp's own KV cache, AUTO for what serves the model."""
+    """Return the method of a string; None means llama.cpp's own KV cache, AUTO chooses by model."""
     from pylongctx.methods import named
 
     return AUTO if spec == AUTO else named(spec)
@@ -65,13 +65,18 @@ def name_of(method: "Method | None") -> str:
     return NONE if method is None else str(method)
 
 
+def short_name(method: "Method | None") -> str:
+    """Return the names of a method's parts, without their options."""
+    return "+".join(part.name for part in method.parts) if method else name_of(None)
+
+
 def chosen_method(args: argparse.Namespace) -> "Method | str | None":
-    """Return the method that is asked for, see ``read_method``.
+    """Return the requested method, see ``read_method``.
 
     Raises
     ------
     ValueError
-        When an option belongs to another method than the one that is asked for.
+        When an option belongs to another method than the requested one.
     """
     given = {name: value for name in BELONGS if (value := getattr(args, name)) is not None}
     owners = sorted({BELONGS[name][0] for name in given})
@@ -83,7 +88,7 @@ def chosen_method(args: argparse.Namespace) -> "Method | str | None":
         return method
     owner = owners[0]
     if method is None or isinstance(method, str) or owner not in [part.name for part in method.parts]:
-        raise ValueError(f"{_spelled(given)} belong to {owner}, not to method {spec}: leave out one of both")
+        raise ValueError(f"{_spelled(given)} belong to {owner}, not to method {spec}: leave out one of them")
     values: dict[str, Any] = {BELONGS[name][1]: value for name, value in given.items()}
     parts = [_with(part, values) if part.name == owner else part for part in method.parts]
     base, *rules = parts
@@ -91,7 +96,7 @@ def chosen_method(args: argparse.Namespace) -> "Method | str | None":
 
 
 def with_method(args: argparse.Namespace, spec: str) -> argparse.Namespace:
-    """Return the arguments with another method; sizes that were given for the first one are not its."""
+    """Return the arguments with another method, without the sizes that were given for the first one."""
     return argparse.Namespace(**vars(args) | dict.fromkeys(BELONGS) | {"method": spec})
 
 
