@@ -50,7 +50,7 @@ WITNESSES = (
         "tests/mutations.py": "an error is put into it to see that tests find it",
     }),
     Witness("Add an eviction rule", "tova", r"\btova\b|\bTova\b|\blctx_tova_create\b"),
-    Witness("Add a score", "h2o", r"\bLCTX_SCORE_(COUNT|SUM)\b|\bscore_type\b|float's bits", {
+    Witness("Add a score", "h2o", r"\bLCTX_SCORE_(COUNT|SUM)\b|\bscore_type\b|[(]``scores[.]view", {
         "native/methods/scissorhands.cpp": "a rule with the other score",
         "native/methods/tova.cpp": "another rule with the score",
     }),
