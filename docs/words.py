@@ -23,7 +23,7 @@ ADVICE = {
     r"nobody": "no one, or say who: no user, no process",
     r"so many": "that many, or up to N",
     r"but for": "except",
-    r"(?<!there\s)(?:is|are|was|were) no(?! longer| more| less| fewer)": "is not a",
+    r"(?<!there\s)(?:is|are|was|were) no(?! longer| more| less| fewer| larger| smaller| better)": "is not a",
     r"one of both": "either",
     r"unequal": "different",
     r"meanwhile": "while that happens",
