@@ -88,7 +88,11 @@ class Page:
     def until(self, condition, message=""):
         changes = (exceptions.NoSuchElementException, exceptions.StaleElementReferenceException)
         waiting = wait.WebDriverWait(self.driver, PATIENCE, 0.02, ignored_exceptions=changes)
-        return waiting.until(lambda _: condition(), message)
+        try:
+            return waiting.until(lambda _: condition(), message)
+        except exceptions.TimeoutException:
+            seen = self.run("return document.body.innerText").strip()[-1000:]
+            raise AssertionError(f"waited in vain for {message or 'a change'}; the page shows: {seen}") from None
 
     def run(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)
@@ -185,7 +189,9 @@ def open_browser():
     """Return a driver of a browser that writes down what it is asked for."""
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1000"):
+    # a window without a screen draws as others do
+    draws = ("--disable-backgrounding-occluded-windows", "--disable-renderer-backgrounding")
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1000", *draws):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     return webdriver.Chrome(options, webdriver.ChromeService(CHROMEDRIVER))

@@ -93,6 +93,27 @@ def test_one_request_at_a_time_and_the_last_text_at_the_end(page, monkeypatch):
     assert most == [1, 1]  # those in between were not asked for
 
 
+def test_a_text_that_was_known_is_not_overwritten_by_an_older_one(page, monkeypatch):
+    again = "module.render(document.getElementById('box'), args[0])"
+    page.run_module("render.js", RENDER, "known")
+    assert blocks(page, "#box") == ["<p>known</p>"]
+    asked, gate = threading.Event(), threading.Event()
+
+    def slow(text):
+        asked.set()
+        gate.wait(10)
+        return [f"<p>{text}</p>"]
+
+    monkeypatch.setattr(writer, "blocks", slow)
+    page.run_module("render.js", again, "older")
+    assert asked.wait(10)
+    page.run_module("render.js", again, "known")
+    gate.set()
+    page.run_module("render.js", "const other = document.createElement('p'); module.render(other, args[0])", "other")
+    page.until(lambda: sum(request["request"]["url"].endswith("/render") for request in page.requests()) == 3)
+    assert blocks(page, "#box") == ["<p>known</p>"]
+
+
 def test_a_server_that_does_not_render_leaves_the_text(page, monkeypatch):
     def fail(text):
         raise ValueError("no")

@@ -9,6 +9,10 @@ import { server } from "./server.js";
 import { asked, settings } from "./settings.js";
 
 const MOST = 4; // answers at once; browsers let a page have six connections
+const NO_ROOM = {
+  files: "This browser has no room for the files of this conversation: they are lost with the page.",
+  all: "This browser has no room for this conversation: it is lost with the page. Export it, or delete others.",
+};
 const PAUSE = 500; // ms between two times that a growing answer is kept
 
 const running = new Map(); // by the id of the conversation: {conversation, message, controller}
@@ -99,8 +103,7 @@ export async function keep(conversation, ...messages) {
   const now = Date.now();
   for (const message of messages) if (message.running) message.touched = now;
   const missing = await store.save(conversation, ...messages);
-  if (missing === "files") notice("This browser has no room for the files of this conversation: they are lost with the page.");
-  else if (missing) notice("This browser has no room for this conversation: it is lost with the page. Export it, or delete others.");
+  if (missing) notice(NO_ROOM[missing]);
 }
 
 // ---- the request ----

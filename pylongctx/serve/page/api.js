@@ -30,7 +30,8 @@ async function request(path, body, signal) {
   if (settings.key) headers.Authorization = `Bearer ${settings.key}`;
   let response;
   try {
-    response = await fetch(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
+    const method = body ? "POST" : "GET";
+    response = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal });
   } catch (reason) {
     throw reason.name === "AbortError" ? reason : new ServerError(0);
   }

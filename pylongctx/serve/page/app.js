@@ -75,7 +75,7 @@ async function send() {
 
 const before = (message) => conversation.path.slice(0, conversation.path.indexOf(message));
 
-/** Add a question behind a message, and let the model answer. */
+/** Add a question after a message, and let the model answer. */
 async function ask(own, question, parent = own.leaf) {
   own.add(question, parent);
   const written = answers.write(own, own.add({ role: "assistant", ...EMPTY }));
@@ -98,7 +98,7 @@ const act = {
     refresh(conversation);
     answers.keep(conversation);
   },
-  /** Ask otherwise; the former question and what followed it stay as a version. Returns whether it was sent. */
+  /** Ask another question; the former one and what followed it stay as a version. Returns whether it was sent. */
   edit: async (message, content) => {
     const { role, files = [], parent } = message;
     const isSent = await isReady([...before(message), message]);

@@ -17,7 +17,7 @@ export const button = (text, label, onclick, props = {}) =>
 
 export const count = (n) => Math.round(n).toLocaleString("en");
 
-export const rate = (n) => `${n < 20 ? n.toFixed(1) : count(n)} t/s`;
+export const rate = (n = 0) => `${n < 20 ? n.toFixed(1) : count(n)} t/s`;
 
 export function bytes(n) {
   const mib = n / 2 ** 20;

@@ -15,7 +15,10 @@ export function chunkMap(data, open) {
 }
 
 /** Return whether a map says anything: some head did not read some chunk that it could choose. */
-export const tells = (data) => chosen(data).some((chunk) => data.counts.some((row) => row[chunk] < data.positions.length));
+export function tells(data) {
+  const n = data.positions.length;
+  return chosen(data).some((chunk) => data.counts.some((row) => row[chunk] < n));
+}
 
 /** Return the chunks that heads choose among; the first and the last ones are read by all, always. */
 function chosen({ positions, chunk_size, n_recent, n_chunk }) {
@@ -36,13 +39,14 @@ class ChunkMap {
     this.where = h("p", { className: "where" });
     this.text = h("blockquote");
     this.list = h("ol", { className: "most" }, ...this.mostRead().map((chunk) => this.entry(chunk)));
+    const caption = h("p", { className: "caption" }, "Chosen most, besides the beginning and the end");
     this.element = h("details", { className: "map", open },
       h("summary", {}, "What this answer read"),
       h("p", { className: "hint" }, `${count(data.n_chunk)} chunks of ${data.chunk_size} tokens from left to right, ` +
         `${data.n_layer} layers of ${data.n_head} heads from top to bottom. ` +
         "Color: for how many tokens of the answer a head read a chunk. Bars: how many heads read it."),
       this.frame, this.where, this.text,
-      ...(this.list.children.length ? [h("p", { className: "caption" }, "Chosen most, besides the beginning and the end"), this.list] : []));
+      ...(this.list.children.length ? [caption, this.list] : []));
     this.listen();
     this.mark(this.mostRead()[0] ?? 0);
   }
@@ -66,7 +70,8 @@ class ChunkMap {
       const { left, top, width, height } = this.frame.getBoundingClientRect();
       const column = Math.floor(((event.clientX - left) / width) * this.columns);
       const row = Math.floor(((event.clientY - top - BARS - GAP) / (height - BARS - GAP)) * this.n_row);
-      this.mark(this.busiest(Math.min(Math.max(column, 0), this.columns - 1)), row >= 0 && row < this.n_row ? row : null);
+      const chunk = this.busiest(Math.min(Math.max(column, 0), this.columns - 1));
+      this.mark(chunk, row >= 0 && row < this.n_row ? row : null);
     };
     this.frame.onkeydown = (event) => {
       const last = this.data.n_chunk - 1;
@@ -146,7 +151,8 @@ class ChunkMap {
       });
       most.forEach((n, row) => {
         const share = Math.sqrt(n / this.n_query);
-        image.data.set([...low.map((from, i) => from + (high[i] - from) * share), 255], 4 * (row * this.columns + column));
+        const color = low.map((from, i) => from + (high[i] - from) * share);
+        image.data.set([...color, 255], 4 * (row * this.columns + column));
       });
     }
     const canvas = h("canvas", { width: this.columns, height: rows });

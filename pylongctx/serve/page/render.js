@@ -41,6 +41,7 @@ async function next() {
   const [element, text] = [...pending].at(-1);
   const began = performance.now();
   const blocks = await ask(text);
+  if (!pending.has(element)) return; // a later text was known and is shown
   const isLast = pending.get(element) === text;
   if (isLast) pending.delete(element);
   if (blocks) show(element, blocks);

@@ -35,8 +35,8 @@ const SAMPLERS = [
 const NUMBERS = [...MAIN, ...SAMPLERS].map(([name]) => name);
 const RANDOM = 4294967295; // the server's seed when it takes another one every time
 
-const EMPTY = { ...Object.fromEntries(NUMBERS.map((name) => [name, ""])), system: "", key: "", model: "", thinking: "", theme: "" };
-const NAMES = Object.keys(EMPTY).filter((name) => name !== "model");
+const NAMES = [...NUMBERS, "system", "key", "thinking", "theme"];
+const EMPTY = Object.fromEntries([...NAMES, "model"].map((name) => [name, ""]));
 
 export const settings = { ...EMPTY, ...stored() };
 
@@ -95,7 +95,8 @@ export async function openSettings({ props, asksKey }, done) {
 /** Show what the server does where a field is empty. */
 function showDefaults(props) {
   const known = props?.default_generation_settings?.params ?? {};
-  const shown = { ...known, max_tokens: known.n_predict > 0 ? known.n_predict : "all", seed: known.seed === RANDOM ? "random" : known.seed };
+  const shown = { ...known, max_tokens: known.n_predict > 0 ? known.n_predict : "all" };
+  if (known.seed === RANDOM) shown.seed = "random";
   for (const name of NUMBERS) form.elements[name].placeholder = shown[name] === undefined ? "" : round(shown[name]);
   $("thinking-field").hidden = !props?.chat_template?.includes("enable_thinking") && !settings.thinking;
 }

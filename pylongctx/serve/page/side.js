@@ -14,7 +14,8 @@ export const listen = (given) => { actions = given; };
 
 export function showList() {
   const entries = store.list().filter(({ id }) => !found || found.has(id));
-  const next = JSON.stringify(entries.map(({ id, title }) => [id, title, actions.isCurrent(id), actions.isRunning(id)]));
+  const { isCurrent, isRunning } = actions;
+  const next = JSON.stringify(entries.map(({ id, title }) => [id, title, isCurrent(id), isRunning(id)]));
   if (next === shown) return; // the focus stays where it is
   shown = next;
   $("conversations").replaceChildren(...entries.map(item));

@@ -3,6 +3,9 @@
 import { bytes, count, h, rate, seconds } from "./dom.js";
 import { tab } from "./store.js";
 
+const FULL = "The context is full. Start a new conversation, shorten this one, or start the server with " +
+  "--overflow evict_middle: it then forgets the middle and goes on.";
+
 /** Show how far a prompt is read, in an element of a bar and a line. */
 export function showProgress({ firstElementChild: bar, lastElementChild: line }, message) {
   const { total, cache = 0, processed = 0, time_ms = 0 } = message.progress ?? {};
@@ -24,12 +27,11 @@ function waiting({ tab: writer, crowded }) {
   return crowded ? "Waiting: the server answers another message first" : "Waiting for the server";
 }
 
-/** Return what is to be said of an answer that has ended otherwise than by itself, and whether settings help. */
+/** Return why an answer ended early in words, and whether settings help; null when there is nothing to say. */
 export function remark({ loop, length, stats }) {
   if (loop) return { text: "Stopped, because the answer repeats itself. A repeat penalty of 1.1 helps.", key: true };
   if (length && stats?.used >= stats?.n_ctx) {
-    return { text: "The context is full. Start a new conversation or shorten this one; the server goes on and forgets " +
-      "the middle when it is started with --overflow evict_middle." };
+    return { text: FULL };
   }
   return null;
 }
@@ -38,7 +40,7 @@ export function statistics({ running, stopped, length, stats = {} }) {
   const { prompt_n: read, cache_n: cached, predicted_n: written, used, n_ctx, kv } = stats;
   const pace = (name, n, speed) => `${name} ${count(n)} at ${rate(speed)}`;
   const parts = [
-    [stopped && !running, () => "stopped", "By you"],
+    [stopped && !running, () => "stopped", "Stopped by you, or by leaving the page"],
     [length, () => "cut at the limit", "The longest answer of the settings, or the end of the context"],
     [read, () => pace("prompt", read, stats.prompt_per_second), "Tokens of the prompt that were read now"],
     [cached, () => `${count(cached)} cached`, "Tokens that were still known from before"],
@@ -51,7 +53,7 @@ export function statistics({ running, stopped, length, stats = {} }) {
 
 const saves = ({ bytes: own, full_bytes: full }) => own < 0.95 * full;
 
-const memory = (kv) => (saves(kv) ? `KV cache ${bytes(kv.bytes)} instead of ${bytes(kv.full_bytes)}` : `KV cache ${bytes(kv.bytes)}`);
+const memory = (kv) => `KV cache ${bytes(kv.bytes)}${saves(kv) ? ` instead of ${bytes(kv.full_bytes)}` : ""}`;
 
 function memoryTitle(kv) {
   const all = "Memory of keys and values of all conversations that the server holds";

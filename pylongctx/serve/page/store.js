@@ -108,7 +108,7 @@ const merged = (old, entry) => (old?.named && !entry.named ? { ...entry, title: 
 
 /** Keep something large of a conversation by a name; it is left out where there is no room. */
 export const keepPart = (conversation, part) =>
-  db.write(["parts"], (store) => { store.put({ ...part, conversation: conversation.id }); }).then(() => true, () => false);
+  db.write(["parts"], (store) => store.put({ ...part, conversation: conversation.id })).then(() => true, () => false);
 
 /** Return the name of the part that is the chunk map of an answer. */
 export const mapId = (message) => `${message.id}:map`;
@@ -143,7 +143,8 @@ export async function whole(id) {
   const parts = await db.of("parts", id).catch(() => []);
   const known = new Set(parts.map((one) => one.id));
   const files = [...messages.values()].flatMap(({ files: found = [] }) => found);
-  for (const file of files) if (file.text && !known.has(file.id)) parts.push({ id: file.id, conversation: id, text: file.text });
+  const missing = files.filter((file) => file.text && !known.has(file.id));
+  parts.push(...missing.map((file) => ({ id: file.id, conversation: id, text: file.text })));
   return { entry, messages: [...messages.values()].map(lasting), parts };
 }
 
@@ -200,7 +201,7 @@ async function hear({ data: { id, removed = false } }) {
 const isWriting = (conversation) =>
   Boolean(conversation) && [...conversation.messages.values()].some((one) => one.running && one.tab === tab);
 
-/** Show what another tab has added behind the end that is shown here. */
+/** Show what another tab has added after the end that is shown here. */
 async function follow(conversation, entry) {
   const { leaf } = conversation;
   await refresh(conversation);

@@ -6,6 +6,7 @@ import { bytes, h } from "./dom.js";
 const FORMAT = "pylongctx-conversations";
 const VERSION = 1;
 const MOST = 512 << 20; // bytes of a file
+const NO_ROOM = "this browser has no room for more";
 const ROLES = ["user", "assistant"];
 
 export async function exportOne(id, kind) {
@@ -37,7 +38,7 @@ async function asMarkdown(id) {
   return `${lines.join("\n\n")}\n`;
 }
 
-const fileName = (title) => title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 60) || "conversation";
+const fileName = (title) => title.match(/[\p{L}\p{N}]+/gu)?.join("-").slice(0, 60) ?? "conversation";
 
 function download(name, text, type) {
   const url = URL.createObjectURL(new Blob([text], { type }));
@@ -50,7 +51,8 @@ function download(name, text, type) {
 
 /** Add the conversations of a file; returns what happened in words. */
 export async function importFile(file) {
-  if (file.size > MOST) return `${file.name} has ${bytes(file.size)}, more than the ${bytes(MOST)} that can be imported.`;
+  const most = bytes(MOST);
+  if (file.size > MOST) return `${file.name} has ${bytes(file.size)}, more than the ${most} that can be imported.`;
   let records;
   try {
     records = check(JSON.parse(await file.text()));
@@ -59,7 +61,7 @@ export async function importFile(file) {
   }
   let n = 0;
   for (const one of records) {
-    if (!(await store.restore(one))) return `${n} of ${records.length} conversations were imported: this browser has no room for more.`;
+    if (!(await store.restore(one))) return `${n} of ${records.length} conversations were imported: ${NO_ROOM}.`;
     n++;
   }
   return `${n} ${n === 1 ? "conversation was" : "conversations were"} imported.`;
@@ -68,31 +70,33 @@ export async function importFile(file) {
 /** Return the records of all conversations; an Error says what is wrong. */
 function check(data) {
   if (data?.format !== FORMAT) throw new Error(`it is not an export of this page (format ${FORMAT})`);
-  if (data.version !== VERSION) throw new Error(`it has version ${data.version}, and this page reads version ${VERSION}`);
-  if (!Array.isArray(data.conversations)) throw new Error("it has no list of conversations");
-  return data.conversations.map(conversation);
+  const { version, conversations } = data;
+  if (version !== VERSION) throw new Error(`it has version ${version}, and this page reads version ${VERSION}`);
+  if (!Array.isArray(conversations)) throw new Error("it has no list of conversations");
+  return conversations.map(conversation);
 }
 
 function conversation(one, i) {
   const place = `conversation ${i + 1}`;
   const id = text(one?.id, `${place}: id`);
-  const messages = list(one.messages, `${place}: messages`).map((each, n) => message(each, id, `${place}, message ${n + 1}`));
+  const messages = list(one.messages, `${place}: messages`)
+    .map((each, n) => message(each, id, `${place}, message ${n + 1}`));
   const known = new Set(messages.map((each) => each.id));
   const stray = messages.find(({ parent }) => parent !== null && !known.has(parent));
   if (stray) throw new Error(`${place}: a message follows ${stray.parent}, which is not there`);
   if (isCyclic(messages)) throw new Error(`${place}: messages follow each other in a circle`);
-  const entry = { id, title: text(one.title, `${place}: title`), named: one.named === true, time: number(one.time, `${place}: time`) };
-  entry.leaf = known.has(one.leaf) ? one.leaf : messages.at(-1)?.id ?? null;
+  const leaf = known.has(one.leaf) ? one.leaf : messages.at(-1)?.id ?? null;
+  const [title, time] = [text(one.title, `${place}: title`), number(one.time, `${place}: time`)];
   const parts = list(one.parts ?? [], `${place}: parts`).map((part) => {
     const kept = { id: text(part?.id, `${place}: id of a part`), conversation: id };
     return typeof part.text === "string" ? { ...kept, text: part.text } : { ...kept, map: part.map };
   });
-  return { entry, messages, parts };
+  return { entry: { id, title, named: one.named === true, time, leaf }, messages, parts };
 }
 
 function message(one, id, place) {
   if (!ROLES.includes(one?.role)) throw new Error(`${place}: role is user or assistant`);
-  const { stats, length, stopped, loop, mapped, answer } = one;
+  const flags = ["length", "stopped", "loop", "mapped"].map((name) => [name, one[name] === true]);
   return {
     id: text(one.id, `${place}: id`),
     conversation: id,
@@ -108,10 +112,17 @@ function message(one, id, place) {
       tokens: number(file.tokens ?? 0, `${place}: tokens of a file`),
       kept: true,
     })),
-    stats: Object.fromEntries(Object.entries(stats ?? {}).filter(([name, value]) => Number.isFinite(value) || name === "kv")),
-    ...Object.fromEntries(Object.entries({ length, stopped, loop, mapped }).map(([name, value]) => [name, value === true])),
-    answer: typeof answer === "string" ? answer : "",
+    stats: numbers(one.stats),
+    ...Object.fromEntries(flags),
   };
+}
+
+/** Return the statistics of an answer, without those that are not numbers. */
+function numbers(stats) {
+  const all = Object.entries(stats ?? {}).filter(([, value]) => Number.isFinite(value));
+  const { bytes: own, full_bytes } = stats?.kv ?? {};
+  const kv = Number.isFinite(own) && Number.isFinite(full_bytes) ? { kv: { bytes: own, full_bytes } } : {};
+  return { ...Object.fromEntries(all), ...kv };
 }
 
 function isCyclic(messages) {

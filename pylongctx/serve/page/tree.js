@@ -24,12 +24,12 @@ export class Conversation {
 
   /** The messages that are shown, the first one first. */
   get path() {
-    const found = [];
-    for (let at = this.messages.get(this.leaf); at && !found.includes(at); at = this.messages.get(at.parent)) found.push(at);
-    return found.reverse();
+    const found = new Set(); // an imported message may follow itself
+    for (let at = this.messages.get(this.leaf); at && !found.has(at); at = this.messages.get(at.parent)) found.add(at);
+    return [...found].reverse();
   }
 
-  /** Add a message behind another one, and show it. */
+  /** Add a message after another one, and show it. */
   add(message, parent = this.leaf) {
     const added = { id: newId(), conversation: this.id, parent, time: this.touch(), stats: {}, ...message };
     this.messages.set(added.id, added);
@@ -54,9 +54,9 @@ export class Conversation {
 
   /** Show another version of a message, with what followed it last. */
   choose(message) {
-    let last = message;
-    for (let next = message; next; next = this.children(next.id).at(-1)) last = next;
-    this.leaf = last.id;
+    const found = new Set();
+    for (let at = message; at && !found.has(at); at = this.children(at.id).at(-1)) found.add(at);
+    this.leaf = [...found].at(-1).id;
   }
 
   /** Show the end that was written last; a leaf that is not there any more is no way to the others. */
