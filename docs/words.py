@@ -1,6 +1,6 @@
 """Words that the documents, the help and the error messages avoid: ``python docs/words.py`` lists where they are.
 
-An exception is a comment in front of a paragraph, ``<!-- words: TERM: REASON -->``, or at the end of a line of Python,
+An exception is a comment in a paragraph, ``<!-- words: TERM: REASON -->``, or at the end of a line of Python,
 ``# words: TERM: REASON``. Code blocks, code spans and addresses are not looked at.
 """
 
