@@ -1,4 +1,4 @@
-"""Checks of the constructor's arguments, and the native settings that they make."""
+"""Checks of the constructor's arguments, and the native settings derived from them."""
 
 import os
 import warnings
@@ -13,13 +13,13 @@ from pylongctx._lib import build_info, ffi, lib, text
 from pylongctx._overrides import checked_metadata, checked_tensors
 from pylongctx.methods import METHODS
 
-# Names that programs written for older llama-cpp-python versions pass, without effect there too.
+# Arguments of older llama-cpp-python versions, accepted without effect as there.
 LEGACY = frozenset({"n_parts", "f16_kv", "mul_mat_q"})
 
-# Texts that one call embeds together.
+# Texts that one batch embeds.
 MAX_TEXTS = 64
 
-# What the rows of a KV cache depend on, beside model, method and types.
+# Settings that determine the KV entries, in addition to model, method and types.
 ROPE_FIELDS = (
     "rope_scaling_type",
     "rope_freq_base",
@@ -45,11 +45,11 @@ CONTEXT_FIELDS = (
 LATER: dict[str, tuple[Any, str]] = {
     "lora_base": (
         None,
-        "an adapter applies to the model that is open; pass its own model as model_path",
+        "an adapter applies to the open model; pass its base model as model_path",
     ),
-    "numa": (False, "NUMA placement comes in a later release; use numactl"),
+    "numa": (False, "NUMA placement is not supported; use numactl"),
     "tokenizer": (None, "only the tokenizer of the GGUF file is supported; pass token ids instead of text"),
-    "spm_infill": (False, "infill prompts differ between models: write that prompt, and pass it without suffix"),
+    "spm_infill": (False, "infill prompts differ between models: write the prompt yourself and pass no suffix"),
 }
 
 
@@ -61,7 +61,7 @@ def check_later(arguments: Mapping[str, Any]) -> None:
 
 
 def check_unknown(extra: Mapping[str, Any], known: list[str]) -> None:
-    """Warn about argument names that nobody reads, with the closest name that exists."""
+    """Warn about unknown argument names, with the closest known name."""
     for name in extra:
         if name in LEGACY:
             continue
@@ -79,7 +79,7 @@ def check_count(name: str, value: Any, minimum: int = 1) -> int:
 
 
 def thread_counts(n_threads: int | None, n_threads_batch: int | None) -> tuple[int, int]:
-    """Return both thread counts; None means half of the CPUs that this process may use, and all of them."""
+    """Return both thread counts; None means half of the available CPUs, and all of them for prefill."""
     cores = available_cpus()
     few = max(cores // 2, 1) if n_threads is None else n_threads
     many = cores if n_threads_batch is None else n_threads_batch
@@ -127,7 +127,7 @@ def context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict
     return settings | {
         "n_ctx": check_count("n_ctx", given["n_ctx"], 0) or (n_batch if embedding else 0),
         "n_batch": n_batch,
-        # a text is embedded in one go
+        # a text is embedded in one batch
         "n_ubatch": n_batch if embedding else min(n_batch, check_count("n_ubatch", given["n_ubatch"])),
         "n_seq_max": min(n_batch, MAX_TEXTS) if embedding else 1,
         "embeddings": embedding,
@@ -141,19 +141,19 @@ def context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict
 
 
 def evicts(given: Mapping[str, Any]) -> bool:
-    """Return whether tokens may leave a text that does not fit."""
+    """Return True if tokens may be evicted from a text that does not fit."""
     policy = given["overflow"]
     if policy not in OVERFLOWS:
         rules = [name for name, method in METHODS.items() if method.role == "rule" and not method.waits]
-        hint = f": a rule that forgets is part of the method, such as 'longheads+{policy}'" if policy in rules else ""
+        hint = f": an eviction rule is part of the method, such as 'longheads+{policy}'" if policy in rules else ""
         raise ValueError(f"overflow must be {' or '.join(map(repr, OVERFLOWS))}, not {policy!r}{hint}")
     if policy == EVICT_MIDDLE and (given["embedding"] or given["vocab_only"]):
-        raise ValueError(f"overflow={policy!r} is for completions: not with embedding or vocab_only")
+        raise ValueError(f"overflow={policy!r} needs completions: it cannot be combined with embedding or vocab_only")
     return bool(policy == EVICT_MIDDLE)
 
 
 def store_settings(given: Mapping[str, Any], otherwise: int) -> tuple[str, int, bool] | None:
-    """Return the folder of the KV store, its bytes, and whether first words are kept; None for no store."""
+    """Return the folder of the KV store, its limit in bytes, and whether first words are kept; None for no store."""
     folder, limit, words = given["kv_store"], given["kv_store_limit"], bool(given["kv_store_words"])
     if folder is None:
         if not words:
@@ -164,12 +164,12 @@ def store_settings(given: Mapping[str, Any], otherwise: int) -> tuple[str, int, 
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, Integral) or limit < 1):
         raise ValueError(f"kv_store_limit must be a number of bytes or None, not {limit!r}")
     if given["embedding"] or given["vocab_only"]:
-        raise ValueError("kv_store keeps what is read for completions: not with embedding or vocab_only")
+        raise ValueError("kv_store needs completions: it cannot be combined with embedding or vocab_only")
     return os.fspath(folder), otherwise if limit is None else int(limit), words
 
 
 def kv_offload(where: str | None, mib: int | None) -> int:
-    """Return the bytes of the devices for rows of K and V that lie in memory of the host; 0 for no offload."""
+    """Return the bytes on devices that stage K and V from host memory; 0 for no offload."""
     if where not in (None, "host"):
         raise ValueError(f"kv_offload must be 'host' or None, not {where!r}")
     if where is None:
@@ -180,25 +180,25 @@ def kv_offload(where: str | None, mib: int | None) -> int:
 
 
 def warn_without_device(n_gpu_layers: int, rpc_servers: str | None, verbose: bool) -> None:
-    """Warn of layers for a device where there is none, if ``verbose``, and of RPC servers that get no layer."""
+    """Warn of GPU layers without a GPU, if ``verbose``, and of RPC servers that get no layer."""
     if verbose and n_gpu_layers != 0 and not rpc_servers and not has_gpu():
         reason = f"n_gpu_layers={n_gpu_layers} has no effect, everything runs on the CPU: {why_no_gpu()}"
-        warnings.warn(reason, UserWarning, stacklevel=4)  # of the caller of Llama
+        warnings.warn(reason, UserWarning, stacklevel=4)  # blames the caller of Llama
     if n_gpu_layers == 0 and rpc_servers:
         reason = f"rpc_servers={rpc_servers!r} has no effect with n_gpu_layers=0: no layer goes there"
         warnings.warn(reason, UserWarning, stacklevel=4)
 
 
 def why_no_gpu() -> str:
-    """Return why the library has no GPU to use, and the way out."""
+    """Return why the library cannot use a GPU, and the way out."""
     if build_info()["cuda"] is None:
         return (
-            "this build of pylongctx has no GPU backend; install pylongctx-cuda beside it, or with the CUDA toolkit "
+            "this build of pylongctx has no GPU backend; install pylongctx-cuda as well, or with the CUDA toolkit "
             "build one with pip install . -C cmake.define.GGML_CUDA=ON"
         )
-    return "the driver shows no GPU to this build with CUDA; nvidia-smi must list one, CUDA_VISIBLE_DEVICES not hide it"
+    return "CUDA finds no GPU: check that nvidia-smi lists one and that CUDA_VISIBLE_DEVICES does not hide it"
 
 
 def has_gpu() -> bool:
-    """Return whether the library was built with another backend than the CPU."""
+    """Return True if the library was built with a backend other than the CPU."""
     return any(name.upper() not in ("CPU", "BLAS") for name in build_info()["backends"])

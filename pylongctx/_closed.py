@@ -1,10 +1,10 @@
-"""What a call on a closed object raises."""
+"""The exception of a call on a closed object."""
 
 import threading
 
 
 def at_exit() -> bool:
-    """Return whether this is a daemon thread that still runs while the interpreter ends, where objects are closed."""
+    """Return True in a daemon thread that still runs during interpreter shutdown, when objects are closed."""
     return threading.current_thread().daemon and not threading.main_thread().is_alive()
 
 

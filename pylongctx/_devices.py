@@ -1,4 +1,4 @@
-"""The devices of this machine, and lending them."""
+"""The devices of this machine, and an RPC server for them."""
 
 from dataclasses import dataclass
 from typing import NoReturn
@@ -11,14 +11,14 @@ from pylongctx._units import bytes_text
 
 @dataclass(frozen=True)
 class Device:
-    """What the library can compute on.
+    """A device that the library can compute on.
 
     Attributes
     ----------
     name, description, type : str
         For instance "CUDA0", the product's name, "GPU".
     memory_free, memory_total : int
-        Bytes; 0 where the device does not tell.
+        Bytes; 0 where the device does not report them.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Device:
 
     @property
     def memory(self) -> str:
-        """The memory in words."""
+        """The memory as text."""
         if not self.memory_total:
             return "memory unknown"
         return f"{bytes_text(self.memory_free)} of {bytes_text(self.memory_total)} free"
@@ -42,19 +42,19 @@ def devices() -> list[Device]:
     for i in range(lib.lctx_device_count()):
         lib.lctx_device_get(i, info)
         names = text(info.name), text(info.description), text(info.type)
-        # ggml calls all memory of the host free
+        # ggml reports all host memory as free
         free = min(free_bytes(), info.memory_total) if names[2] == "CPU" else info.memory_free
         found.append(Device(*names, free, info.memory_total))
     return found
 
 
 def lend(host: str, port: int, names: str = "", n_threads: int | None = None) -> NoReturn:
-    """Lend devices (all GPUs, or the CPU, when none is named) until the process ends.
+    """Serve devices over RPC until the process ends: the named ones, else all GPUs, else the CPU.
 
     Raises
     ------
     InvalidInput
-        When the address or a device is not usable.
+        When the address or a device cannot be used.
     """
     n_threads, _ = thread_counts(n_threads, 1)
     reason = ffi.new("char[]", 1024)

@@ -1,11 +1,11 @@
-"""llama.cpp's words for the numbers of its enums."""
+"""llama.cpp's names for the numbers of its enums."""
 
 from typing import Any
 
-SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}  # how a model is split among devices
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}  # how a model is split across devices
 ROPE_SCALINGS = {"none": 0, "linear": 1, "yarn": 2}
 
-# how weights come into memory, as arguments of a model
+# how weights are loaded, as arguments of a model
 LOAD_MODES: dict[str, dict[str, Any]] = {
     "auto": {},
     "none": {"use_mmap": False},
@@ -14,6 +14,6 @@ LOAD_MODES: dict[str, dict[str, Any]] = {
     "mmap+mlock": {"use_mmap": True, "use_mlock": True},
 }
 
-# what happens to a text that does not fit
+# policies for a text that does not fit
 EVICT_MIDDLE = "evict_middle"
 OVERFLOWS = ("error", EVICT_MIDDLE)

@@ -1,6 +1,6 @@
-"""What this process may take of the machine: free memory of the host, and CPUs.
+"""Resources available to this process: free host memory and CPUs.
 
-The system, the control groups around the process, and limits and affinity of its own say how much.
+They depend on the system, the control groups of the process, its resource limits and its CPU affinity.
 """
 
 import os
@@ -8,19 +8,19 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-# Names of files and of the fields of memory.stat: version 2, and version 1 of control groups.
+# File names and fields of memory.stat, for versions 2 and 1 of control groups.
 V2 = ("memory.max", "memory.current", ("inactive_file", "active_file"))
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes that this process can still take, cached files counted as free."""
+    """Return the bytes that this process can still allocate, counting the page cache as free."""
     rooms = (_room(folder, *(V2 if unified else V1)) for folder, unified in _groups(root, "memory"))
     return min([_available(root), *address_room(root), *(room for room in rooms if room is not None)])
 
 
 def available_cpus(root: Path = Path("/")) -> int:
-    """Return how many CPUs this process may use: its affinity, and what its control groups may run at a time."""
+    """Return how many CPUs this process may use, by its affinity and the limits of its control groups."""
     shares = (_cpu_share(folder, unified) for folder, unified in _groups(root, "cpu"))
     return max(1, min([_affinity(), *(int(share) for share in shares if share is not None)]))
 
@@ -35,7 +35,7 @@ def _available(root: Path) -> int:
 
 
 def address_room(root: Path = Path("/")) -> Iterator[int]:
-    """Yield the addresses that ``ulimit -v`` leaves: all that is allocated or mapped takes some."""
+    """Yield the bytes of address space that ``ulimit -v`` leaves for allocations and mappings."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         pages = int((root / "proc/self/statm").read_text().split()[0])
@@ -46,7 +46,7 @@ def address_room(root: Path = Path("/")) -> Iterator[int]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """Yield the groups that a controller may limit, that of the process and all around it; whether of version 2."""
+    """Yield the control group of the process and its parents for a controller, and whether it is of version 2."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -69,7 +69,7 @@ def _around(base: Path, path: str) -> Iterator[Path]:
 
 
 def _room(folder: Path, limit: str, usage: str, cached: tuple[str, str]) -> int | None:
-    """Return what a group may still take; None without a limit, or where it cannot be read, as in a container."""
+    """Return the bytes that a group may still use; None without a limit, or if it is unreadable, as in a container."""
     try:
         most, used = (folder / limit).read_text().strip(), int((folder / usage).read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
@@ -81,7 +81,7 @@ def _room(folder: Path, limit: str, usage: str, cached: tuple[str, str]) -> int 
 
 
 def _cpu_share(folder: Path, unified: bool) -> float | None:
-    """Return how many CPUs a group may keep busy; None without a limit, or where it cannot be read."""
+    """Return how many CPUs a group may use; None without a limit, or if it is unreadable."""
     try:
         if unified:
             quota, period = (folder / "cpu.max").read_text().split()

@@ -1,7 +1,7 @@
-"""Checks of a GGUF file for what makes llama.cpp end the process, or never end, instead of refusing the file.
+"""Checks of a GGUF file for values with which llama.cpp aborts or hangs instead of returning an error.
 
-The header is read within bounds first (``_gguf_reader.py``), since llama.cpp takes memory and time for whatever it
-announces. What a file may say is checked in ``_gguf_checks.py``. llama.cpp itself checks the data behind the header.
+The header is first read within bounds (``_gguf_reader.py``), since llama.cpp spends memory and time on whatever it
+declares. Its values are checked in ``_gguf_checks.py``. llama.cpp itself checks the data after the header.
 """
 
 import mmap
@@ -32,14 +32,14 @@ FileId = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things are in a file.
+    """The layout of a file.
 
     Attributes
     ----------
     n_split : int
-        How many files the model has, when this is its first.
+        Number of files of the model, if this is the first one.
     starts : dict
-        Where in the file the data of each tensor begins, by name.
+        Offset of the data of each tensor in the file, by name.
     header : int
         Bytes before the data of all tensors.
     """
@@ -49,19 +49,19 @@ class Layout:
     header: int
 
 
-_layouts: dict[FileId, Layout] = {}  # of files that are good
-_good: set[tuple[FileId, str]] = set()  # with which overrides
+_layouts: dict[FileId, Layout] = {}  # of valid files
+_good: set[tuple[FileId, str]] = set()  # valid files and overrides
 
 
 def check_gguf(path: str, overrides: Mapping[str, Any] | None = None) -> None:
-    """Raise ModelRefused when loading the files of a model, or running it, would end the process or not come back.
+    """Raise ModelRefused when loading or running a model would crash or hang the process.
 
     Parameters
     ----------
     path : str
         The file, or the first of several.
     overrides : mapping or None
-        Values in the place of the file's, by key.
+        Values that override metadata of the file, by key.
     """
     layout = _checked(path, overrides or {})
     for other in shards(path, layout.n_split)[1:] if layout else ():
@@ -70,7 +70,7 @@ def check_gguf(path: str, overrides: Mapping[str, Any] | None = None) -> None:
 
 
 def _checked(path: str, overrides: Mapping[str, Any]) -> Layout | None:
-    """Return the layout of a good file; None for one that llama.cpp refuses at once."""
+    """Return the layout of a valid file; None for one that llama.cpp itself refuses."""
     try:
         with _opened(path) as (identity, data):
             if (identity, repr(overrides)) in _good:
@@ -79,7 +79,7 @@ def _checked(path: str, overrides: Mapping[str, Any]) -> Layout | None:
     except Damaged as reason:
         raise _refused(path, f"its header is damaged: {reason}") from None
     except (OSError, ValueError):
-        return None  # there is none, it is empty or no GGUF file
+        return None  # missing, empty, or not a GGUF file
     wrong = [*_of_other_type(header, overrides), *problems(overridden(header, overrides))]
     if wrong:
         raise _refused(path, "; ".join(wrong[:3]))
@@ -89,20 +89,20 @@ def _checked(path: str, overrides: Mapping[str, Any]) -> Layout | None:
 
 
 def overridden(header: Header, overrides: Mapping[str, Any]) -> Header:
-    """Return a header with other values of some keys."""
+    """Return a header with the overrides applied."""
     values = {key: value.encode() if isinstance(value, str) else value for key, value in overrides.items()}
     return replace(header, meta=header.meta | values)
 
 
 def _of_other_type(header: Header, overrides: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what llama.cpp would ignore: values of another type than that of the file."""
+    """Yield overrides that llama.cpp would ignore because the file has another type."""
     names = {bool: "a bool", int: "an int", float: "a float", bytes: "a text", str: "a text", list: "a list"}
     for key, value in overrides.items():
         was, given = (names[type(one)] for one in (header.meta.get(key, value), value))
         if was == "a list":
-            yield f"{key} is a list, of which kv_overrides can replace nothing"
+            yield f"{key} is a list, which kv_overrides cannot replace"
         elif was != given:
-            yield f"{key} is {was} in the file, and kv_overrides has {given}, {value!r}"
+            yield f"{key} is {was} in the file, but kv_overrides has {given}, {value!r}"
 
 
 @contextmanager
@@ -116,12 +116,12 @@ def _refused(path: str, reason: str) -> ModelRefused:
 
 
 def file_id(found: os.stat_result) -> FileId:
-    """Return what changes when a file is written or replaced: no program can write one and keep its ctime."""
+    """Return an identity that changes when a file is written or replaced, since every write changes its ctime."""
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def layout_of(path: str) -> Layout:
-    """Return where things are in a file; InvalidInput when it cannot be read as GGUF."""
+    """Return the layout of a file; InvalidInput when it cannot be read as GGUF."""
     try:
         with _opened(path) as (identity, data):
             return _layouts.get(identity) or _layout(Reader(data).header())
@@ -130,15 +130,15 @@ def layout_of(path: str) -> Layout:
 
 
 def shards(path: str, n: int) -> list[str]:
-    """Return the paths of all files of a model, whose first has ``split.count`` n; named as llama.cpp names them."""
+    """Return the paths of all n files of a split model, as llama.cpp names them."""
     name = SPLIT_NAME.fullmatch(path)
     if not 1 < n <= MOST_SHARDS or not name:
-        return [path]  # of the others llama.cpp opens none
+        return [path]  # llama.cpp opens no other file
     return [f"{name[1]}-{i:05d}-of-{n:05d}.gguf" for i in range(1, n + 1)]
 
 
 def header_of(path: str) -> Header:
-    """Return metadata and tensors of a file; InvalidInput when it cannot be read as GGUF."""
+    """Return the metadata and tensors of a file; InvalidInput when it cannot be read as GGUF."""
     try:
         with _opened(path) as (_, data):
             return Reader(data).header()
@@ -147,7 +147,7 @@ def header_of(path: str) -> Header:
 
 
 def check_adapter(path: str) -> None:
-    """Raise InvalidInput when loading the file as a LoRA adapter would end the process or not come back."""
+    """Raise InvalidInput when loading the file as a LoRA adapter would crash or hang the process."""
     try:
         with _opened(path) as (_, data):
             header = Reader(data).header()
@@ -180,6 +180,6 @@ def _layout(header: Header) -> Layout:
 
 
 def _positive(header: Header, key: str, otherwise: int) -> int:
-    """Return an integer of the file; what is none is refused by llama.cpp, whatever stands for it here."""
+    """Return an integer of the file, or a default for another type, which llama.cpp refuses itself."""
     value = header.meta.get(key)
     return value if type(value) is int and value > 0 else otherwise

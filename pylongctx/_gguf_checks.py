@@ -1,4 +1,4 @@
-"""What the header of a GGUF file may not say, since llama.cpp asserts that it does not."""
+"""Header values of a GGUF file on which llama.cpp's assertions fail."""
 
 import math
 import re
@@ -13,11 +13,11 @@ MAX_LAYERS = 512
 MAX_EXPERTS = 1024
 MAX_TOKEN = 4096  # bytes: llama.cpp matches grammars by recursion over the characters of a token
 MAX_VOCAB = 2**22
-ALIGNMENT = 32  # of a tensor in memory, where the file is mapped, and in a file that names none
-# ggml types that no matrix product reads: q8_1 and q8_K are intermediate results, the others are integers and f64.
+ALIGNMENT = 32  # of a mapped tensor in memory, and the default in a file
+# ggml types that no matrix product supports: q8_1 and q8_K are intermediate, the others are integers and f64.
 NO_WEIGHTS = {9: "q8_1", 15: "q8_K", 24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64"}
-F32 = 0  # the type of vectors, and of factors of recurrent layers: what they are added to or multiplied with has it
-TABLES = ("tid2eid", "d2t", "t2d")  # of numbers: experts by token, tokens of a draft vocabulary
+F32 = 0  # the type of vectors and of the factors of recurrent layers, as their operands have it
+TABLES = ("tid2eid", "d2t", "t2d")  # integer tables: experts by token, tokens of a draft vocabulary
 NO_VOCABULARY = (b"none", b"no_vocab")
 ESCAPED = re.compile(rb"\\(?:x(..)|x.?\Z|(.)|\Z)", re.DOTALL)  # bytes in tokens of RWKV
 ROPE_NUMBERS = (("rope.freq_base", 1.01, 1e18), ("rope.freq_base_swa", 1.01, 1e18), ("rope.scaling.factor", 0, 1e9))
@@ -34,7 +34,7 @@ WHOLE_HEADS = frozenset(
 
 
 class Tensor(NamedTuple):
-    """A tensor of a file: its type is a number of ggml's, its offset counts from where all data begins."""
+    """A tensor of a file: its type is ggml's number, its offset counts from the start of all tensor data."""
 
     name: str
     dims: tuple[int, ...]
@@ -44,7 +44,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """Metadata (strings as bytes) and tensors of a file, and where their infos end."""
+    """Metadata (strings as bytes) and tensors of a file, and the offset at which the header ends."""
 
     meta: dict[str, Any]
     tensors: list[Tensor]
@@ -57,18 +57,18 @@ class Header:
         return name.decode("utf-8", "replace") if isinstance(name, bytes) else ""
 
     def number(self, key: str) -> int | None:
-        """Return an integer of the architecture; None when it is none, which llama.cpp refuses."""
+        """Return an integer of the architecture; None for another type, which llama.cpp refuses."""
         value = self.meta.get(f"{self.arch}.{key}")
         return value if type(value) is int else None
 
     def numbers(self, key: str) -> list[int]:
-        """Return the integers of an array of the architecture, or its only one."""
+        """Return the integers of an array of the architecture, or a single one."""
         value = self.meta.get(f"{self.arch}.{key}")
         return [one for one in (value if isinstance(value, list) else [value]) if type(one) is int]
 
 
 def problems(header: Header) -> Iterator[str]:
-    """Yield what is wrong with a file."""
+    """Yield the faults of a file."""
     for check in (_layers, _heads, _experts, _numbers, _vocabulary, _tensors):
         yield from check(header)
 
@@ -86,12 +86,12 @@ def _layers(header: Header) -> Iterator[str]:
 def _heads(header: Header) -> Iterator[str]:
     n_rot, head_dim = header.number("rope.dimension_count"), _head_dim(header)
     if header.arch in WHOLE_HEADS and n_rot is not None and head_dim is not None and n_rot != head_dim:
-        yield f"rope.dimension_count must be that of a head, {head_dim}, not {n_rot}"
+        yield f"rope.dimension_count must equal the head size, {head_dim}, not {n_rot}"
     for swa in ("", "_swa"):
         n_rot = header.number(f"rope.dimension_count{swa}")
         width = header.number(f"attention.key_length{swa}") or head_dim
         if n_rot is not None and (n_rot % 2 or (width is not None and n_rot > width)):
-            yield f"rope.dimension_count{swa} must be even and at most the width of a head, {width}, not {n_rot}"
+            yield f"rope.dimension_count{swa} must be even and at most the head size, {width}, not {n_rot}"
     n_heads, n_kv = header.numbers("attention.head_count"), header.numbers("attention.head_count_kv")
     for layer, kv in enumerate(n_kv):
         n = n_heads[layer % len(n_heads)] if n_heads else 0
@@ -101,7 +101,7 @@ def _heads(header: Header) -> Iterator[str]:
 
 
 def _head_dim(header: Header) -> int | None:
-    """Return the width of a head; None when heads differ between layers or the file does not say."""
+    """Return the head size; None when heads differ between layers or the file does not define it."""
     width, n_head = header.number("embedding_length"), header.number("attention.head_count")
     return header.number("attention.key_length") or (width // n_head if width and n_head else None)
 
@@ -123,7 +123,7 @@ def _experts(header: Header) -> Iterator[str]:
 def _numbers(header: Header) -> Iterator[str]:
     for key, value in header.meta.items():
         if key.endswith("epsilon") and not _is_epsilon(value):
-            yield f"{key} must be a number from 0, not {value}"
+            yield f"{key} must be at least 0, not {value}"
     for key, least, most in ROPE_NUMBERS:
         value = header.meta.get(f"{header.arch}.{key}")
         if isinstance(value, float) and not least <= value <= most:
@@ -144,7 +144,7 @@ def _vocabulary(header: Header) -> Iterator[str]:
     words = header.meta.get("tokenizer.ggml.tokens")
     words = words if isinstance(words, list) and all(isinstance(word, bytes) for word in words[:1]) else []
     if word := _repeated(words):
-        yield f"token {word[:40]!r} is twice in the vocabulary"
+        yield f"token {word[:40]!r} occurs twice in the vocabulary"
     if len(max(words, key=len, default=b"")) > MAX_TOKEN:
         yield f"a token is longer than {MAX_TOKEN} bytes"
     yield from _tokenizer(header, words)
@@ -156,23 +156,23 @@ def _vocabulary(header: Header) -> Iterator[str]:
 def _tokenizer(header: Header, words: list[bytes]) -> Iterator[str]:
     kind = header.meta.get("tokenizer.ggml.model")
     if kind in NO_VOCABULARY:
-        yield f"it has no vocabulary (tokenizer.ggml.model is {kind.decode()}), so it reads no text"
+        yield f"it has no vocabulary (tokenizer.ggml.model is {kind.decode()}), so it cannot process text"
     if kind == b"rwkv":
-        # llama.cpp goes back to the beginning of a text that begins as a token does and goes on otherwise
+        # llama.cpp falls back to single bytes when a text begins like a token but then differs
         texts = {ESCAPED.sub(_unescaped, word.partition(b"\0")[0]) for word in words}
         if lost := {text[:1] for text in texts if text} - texts:
-            yield f"tokens begin with the byte {min(lost)!r}, which is no token itself, so some texts have no tokens"
+            yield f"tokens begin with the byte {min(lost)!r}, which is not a token, so some texts cannot be tokenized"
 
 
 def _unescaped(match: "re.Match[bytes]") -> bytes:
-    if match[1]:  # as llama.cpp reads two digits, whatever they are
+    if match[1]:  # llama.cpp reads two characters without checking that they are digits
         high, low = (c - 87 if 97 <= c < 128 else c - 48 for c in match[1])
         return bytes([(16 * high + low) % 256])
     return {b"t": b"\t", b"n": b"\n", b"r": b"\r"}.get(match[2], match[2] or b"")
 
 
 def _repeated(words: list[bytes]) -> bytes | None:
-    """Return a token that llama.cpp would meet twice: it cuts them at a NUL and gives empty ones a name."""
+    """Return a token that is a duplicate for llama.cpp, which cuts tokens at a NUL and names empty ones."""
     seen = [word.partition(b"\0")[0] or b"[EMPTY_%d]" % i for i, word in enumerate(words)]
     return Counter(seen).most_common(1)[0][0] if len(set(seen)) < len(seen) else None
 
@@ -182,6 +182,6 @@ def _tensors(header: Header) -> Iterator[str]:
         if any(table in name for table in TABLES):
             continue
         if kind in NO_WEIGHTS:
-            yield f"tensor {name} has type {NO_WEIGHTS[kind]}, which no computation reads"
+            yield f"tensor {name} has type {NO_WEIGHTS[kind]}, which no computation supports"
         elif kind != F32 and (len(dims) == 1 or not name.endswith((".weight", ".bias"))):
-            yield f"tensor {name} is a vector of another type than f32"
+            yield f"tensor {name} is a vector whose type is not f32"

@@ -1,4 +1,4 @@
-"""The header of a GGUF file, read within bounds: what it announces is compared with the file before it is read."""
+"""A bounded reader of GGUF headers: declared sizes are checked against the file before anything is read."""
 
 import mmap
 import struct
@@ -8,23 +8,23 @@ from typing import Any
 from pylongctx._gguf_checks import ARRAY, MAX_TOKEN, SCALARS, STRING, Header, Tensor
 
 VERSIONS = (2, 3)
-TOKENS = "tokenizer.ggml.tokens"  # the only list of texts that is kept
+TOKENS = "tokenizer.ggml.tokens"  # the only list of strings that is always kept
 MOST_META, MOST_TENSORS = 2**16, 2**17
 MOST_KEY, MOST_NAME, MOST_DIMS = 2**16 - 1, 63, 4  # of GGUF, and of ggml
 MOST_TEXT = 2**26  # bytes of a value: a tokenizer.json may be one
 MOST_TEXTS, MOST_TOKENS = 2**21, 2**20  # in all lists together, and in the vocabulary
 MOST_TOKEN_BYTES = 2**25
 MOST_NUMBERS = 2**24
-KEPT_TEXTS, KEPT_TEXT = 2**24, 256  # bytes of texts that are kept, and of each behind them
+KEPT_TEXTS, KEPT_TEXT = 2**24, 256  # bytes of strings kept in total, and bytes kept of each further one
 KEPT_NUMBERS = 4096  # of a list
 
 
 class Damaged(ValueError):  # noqa: N818 - reads as what happened
-    """The header announces what the file cannot hold, or no file has."""
+    """The header declares more than the file can hold or any file has."""
 
 
 class NotGguf(ValueError):  # noqa: N818 - reads as what happened
-    """The file does not begin as GGUF does, which llama.cpp says at once."""
+    """The file does not begin like GGUF, which llama.cpp reports itself."""
 
 
 class Reader:
@@ -40,13 +40,13 @@ class Reader:
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._size = data, len(data)
-        self._n_texts, self._room = 0, KEPT_TEXTS  # texts in lists so far, bytes of others that may be kept
+        self._n_texts, self._room = 0, KEPT_TEXTS  # strings in lists so far, remaining bytes of other strings to keep
         self.pos = 0
 
     def counts(self) -> tuple[int, int]:
-        """Return how many tensors and values follow."""
+        """Return the numbers of tensors and values that follow."""
         if self._size < 24 or self._data[:4] != b"GGUF":
-            raise NotGguf("no GGUF file")
+            raise NotGguf("not a GGUF file")
         _, version, n_tensors, n_meta = self._numbers("<4sIQQ")
         if version not in VERSIONS:
             raise NotGguf(f"GGUF of version {version}")
@@ -61,22 +61,22 @@ class Reader:
         for _ in range(n_meta):
             key, kind = self.key()
             if key in meta:
-                raise Damaged(f"the key {key[:80]!r} is there twice")
+                raise Damaged(f"the key {key[:80]!r} occurs twice")
             meta[key] = self.value(kind, key == TOKENS)
         tensors = [self._tensor() for _ in range(n_tensors)]
         names = {tensor.name for tensor in tensors}
         if len(names) < n_tensors:
-            raise Damaged("two tensors have one name")
+            raise Damaged("two tensors have the same name")
         return Header(meta, tensors, self.pos)
 
     def key(self) -> tuple[str, int]:
         """Return the next key, and the kind of its value."""
-        # a key that is not UTF-8 stands for itself, so that it cannot keep the others from being checked
+        # escape a key that is not UTF-8, so that the other keys can still be checked
         key = self._text("a key", MOST_KEY).decode("utf-8", "backslashreplace")
         return key, self._numbers("<I")[0]
 
     def value(self, kind: int, kept: bool = False) -> Any:
-        """Return a value: of numbers the first ones, of texts all or none."""
+        """Return a value; of a list the first numbers, or all strings or none."""
         if kind == STRING:
             return self._text("a text", MOST_TEXT)
         if kind != ARRAY:
@@ -101,7 +101,7 @@ class Reader:
         return values
 
     def _text(self, what: str, most: int) -> bytes:
-        """Return a text, or its beginning where many are long."""
+        """Return a string, or its beginning when many are long."""
         (size,) = self._numbers("<Q")
         self._at_most(f"bytes of {what}", size, most, 1)
         start, self.pos = self.pos, self.pos + size
@@ -119,12 +119,12 @@ class Reader:
         except struct.error:
             end = self._size + 1
         if end > self._size:
-            raise Damaged("a text of a list is longer than the rest of the file")
+            raise Damaged("a string of a list is longer than the rest of the file")
         self.pos = end
         return found
 
     def _skipped(self, n: int) -> int:
-        # Without a method call per text: a vocabulary has hundreds of thousands.
+        # No method call per string: a vocabulary has hundreds of thousands.
         data, pos, size = self._data, self.pos, self._size
         length: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
         for _ in range(n):
@@ -141,7 +141,7 @@ class Reader:
             left -= size
             if left < 0:
                 raise Damaged(
-                    f"token {i} ends after {MOST_TOKEN_BYTES - left} bytes; {MOST_TOKEN_BYTES} are the most of all"
+                    f"token {i} ends after {MOST_TOKEN_BYTES - left} bytes; the maximum of all is {MOST_TOKEN_BYTES}"
                 )
             found.append(data[pos + 8 : pos + 8 + min(size, MAX_TOKEN + 1)])
             pos += 8 + size
@@ -156,11 +156,11 @@ class Reader:
         return Tensor(name, dims, kind, offset)
 
     def _at_most(self, what: str, n: int, most: int, size: int) -> None:
-        """Raise Damaged when there are more than ``most``, or than fit where each takes ``size`` bytes or more."""
+        """Raise Damaged when there are more than ``most``, or more than fit with at least ``size`` bytes each."""
         if n > most:
-            raise Damaged(f"it announces {n} {what}; {most} are the most")
+            raise Damaged(f"it declares {n} {what}; the maximum is {most}")
         if n * size > self._size - self.pos:
-            raise Damaged(f"it announces {n} {what}, more than the {self._size} bytes of the file hold")
+            raise Damaged(f"it declares {n} {what}, more than the {self._size} bytes of the file can hold")
 
 
 def _scalar(kind: int) -> str:

@@ -1,4 +1,4 @@
-"""Work for strangers in processes that can be stopped: chat templates, grammars of JSON schemas, model files."""
+"""Untrusted input in worker processes that can be stopped: chat templates, JSON schema grammars, model files."""
 
 import atexit
 import os
@@ -18,31 +18,29 @@ from pylongctx._closed import at_exit
 from pylongctx._lib import error, lib, library_path
 
 PROGRAM = Path(__file__).with_name("_guarded_worker.py")
-CPU_SECONDS = 5  # of one call
-BUSY = 10  # times as long on a machine that is busy with something else
-MEMORY = 2**31  # bytes, more than the library itself takes
+CPU_SECONDS = 5  # limit of one call
+BUSY = 10  # wall-clock limit as a multiple of the CPU limit, for busy machines
+MEMORY = 2**31  # bytes, in addition to those of the library
 MOST_TEXT = 64 * 2**20  # bytes of an answer
-MOST_WORKERS = 4  # calls at a time
+MOST_WORKERS = 4  # concurrent calls
 LENGTH = struct.Struct("<Q")
 
 Parts = Sequence[str]
 
 
 class _Stopped(Exception):  # noqa: N818 - reads as what happened
-    """The worker ended, or was ended, before it answered."""
+    """The worker exited or was killed before it answered."""
 
 
 class _Worker:
-    """A process that answers one call after the other."""
+    """A process that answers calls one after the other."""
 
     def __init__(self) -> None:
         if not sys.executable:
-            raise RuntimeError(
-                "no Python program is known (sys.executable is empty), which chat templates are rendered by"
-            )
+            raise RuntimeError("sys.executable is empty, so no Python program can be started to render chat templates")
         limits = [str(number) for number in (MEMORY, MOST_TEXT)]
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - ``end`` closes it
-        # no debugger on an abort, and no GPU: what a worker does needs none
+        # no debugger on an abort, and no GPU, which a worker does not need
         quiet = {"GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(PROGRAM), str(library_path()), *limits],
@@ -62,7 +60,7 @@ class _Worker:
         return self._process.poll() is None
 
     def ask(self, parts: Parts, seconds: int) -> tuple[bool, str]:
-        """Return whether the call succeeded, and its text or the reason."""
+        """Return whether the call succeeded, and its text or the reason of the failure."""
         until = time.monotonic() + BUSY * seconds
         assert self._process.stdin is not None
         texts = [text.encode("utf-8", "surrogateescape") for text in parts]
@@ -89,7 +87,7 @@ class _Worker:
         return bytes(found)
 
     def end(self) -> str:
-        """Kill the process and return how it had ended."""
+        """Kill the process and return how it ended."""
         self._process.kill()
         code = self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -102,7 +100,7 @@ class _Worker:
 
 
 class _Pool:
-    """The workers of one process; they are started when they are needed and stay."""
+    """The workers of this process, started on demand and kept."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -116,13 +114,13 @@ class _Pool:
                 ok, answer = worker.ask(parts, seconds)
             except TimeoutError:
                 worker.end()
-                raise error(lib.LCTX_INVALID, f"{what} takes too long, and was stopped") from None
+                raise error(lib.LCTX_INVALID, f"{what} takes too long and was stopped") from None
             except _Stopped:
                 if at_exit():
                     raise SystemExit from None
                 raise error(lib.LCTX_INVALID, f"{what} {worker.end()}") from None
             except BaseException:
-                worker.end()  # its answer would be taken for that of the next call
+                worker.end()  # its late answer would be taken for that of the next call
                 raise
             self._idle.append(worker)
         if not ok:
@@ -149,32 +147,32 @@ _pool = _Pool()
 
 def _why(code: int, message: str) -> str:
     if code == -signal.SIGXCPU:
-        return "takes too long, and was stopped"
+        return "takes too long and was stopped"
     if code == -signal.SIGSEGV:
-        return "calls itself without end, or nests too deeply"
+        return "recurses endlessly or nests too deeply"
     ended = f"signal {-code}" if code < 0 else f"exit {code}"
-    return f"ends llama.cpp: {message or ended}"
+    return f"crashes llama.cpp: {message or ended}"
 
 
 def guarded(what: str, *parts: str, seconds: int | None = None) -> str:
-    """Let a worker do a call, and return its text.
+    """Run a call in a worker and return its text.
 
     Parameters
     ----------
     what : str
-        Begins the message when the worker had to be stopped.
+        Subject of the error message when the worker had to be stopped.
     *parts : str
-        The name of a call of ``_guarded_worker.py``, and its texts.
+        The name of a call of ``_guarded_worker.py`` and its arguments.
     seconds : int or None
-        Of the processor, that the call may take; None: ``CPU_SECONDS``.
+        CPU time limit of the call; None: ``CPU_SECONDS``.
 
     Raises
     ------
     InvalidInput
-        When the call fails, ends its worker, or takes more than ``seconds``, ``MEMORY`` or ``MOST_TEXT``.
+        When the call fails, crashes its worker, or exceeds ``seconds``, ``MEMORY`` or ``MOST_TEXT``.
     """
     global _pool
-    if _pool.pid != os.getpid():  # forked: the workers are those of the parent
+    if _pool.pid != os.getpid():  # after a fork: the workers belong to the parent
         _pool = _Pool()
     return _pool.call(what, parts, CPU_SECONDS if seconds is None else seconds)
 

@@ -1,8 +1,8 @@
 """The program of a guarded worker, see ``_guarded.py``: LIBRARY MEMORY MOST_TEXT.
 
-It loads nothing but the library, so that it starts in milliseconds. A call on stdin is the seconds that it may take,
-the number of its texts, and the texts, each behind its length. An answer on stdout is whether it is one, its length,
-and the text or the reason.
+It loads only the library, so that it starts in milliseconds. A call on stdin has its time limit in seconds, the
+number of its texts, and each text preceded by its length. An answer on stdout has a success flag, its length, and
+the text or the reason of the failure.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 
 KEPT = 8  # templates
-FIRST: dict[int, tuple[int, int]] = {}  # limits of this process at its start
+FIRST: dict[int, tuple[int, int]] = {}  # initial limits of this process
 SAMPLE = "It was <s> the 1st\n\n\tof \u00e9\u20ac\U0001f600 ".encode() + bytes(range(1, 128)) + 64 * b" "
 SIZES = 4096  # bytes, more than an lctx_sizes has
 
@@ -50,7 +50,7 @@ class Library:
         self._templates: OrderedDict[bytes, int] = OrderedDict()
 
     def call(self, name: bytes, *texts: bytes) -> bytes:
-        """Return the text of a call; ValueError with the reason when there is none."""
+        """Return the text of a call; ValueError with the reason when it fails."""
         if name == b"try_model":
             return self._try_model(*texts)
         if name == b"schema_to_grammar":
@@ -61,7 +61,7 @@ class Library:
         return self._text(self._lib.lctx_template_apply(template, texts[1]))
 
     def _try_model(self, path: bytes, model: bytes, context: bytes, method: bytes, overrides: bytes) -> bytes:
-        """Load a model without weights, and make a context without memory: structs of the library, in hexadecimal."""
+        """Load a model without weights and create a context without memory; arguments are structs in hexadecimal."""
         handle = self._lib.lctx_model_load(path, bytes.fromhex(model.decode()), overrides)
         failure = self._lib.lctx_model_error(handle)
         if not failure:
@@ -104,13 +104,13 @@ class Library:
 
 
 def limit(kind: int, most: int) -> None:
-    """Set a limit of this process, no higher than it was at the start."""
+    """Set a limit of this process, not above its initial value."""
     first, hard = FIRST.setdefault(kind, resource.getrlimit(kind))
     resource.setrlimit(kind, (most if first == resource.RLIM_INFINITY else min(most, first), hard))
 
 
 def answer(library: Library, most_text: int) -> tuple[bool, bytes]:
-    """Do the call on stdin."""
+    """Run the call read from stdin."""
     seconds, n = struct.unpack("<QQ", read(16))
     limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + seconds)
     parts = [read(*struct.unpack("<Q", read(8))) for _ in range(n)]
@@ -124,7 +124,7 @@ def answer(library: Library, most_text: int) -> tuple[bool, bytes]:
 
 
 def read(size: int) -> bytes:
-    """Return the next bytes of stdin; ends the process where there are no more."""
+    """Return the next bytes of stdin; exits at its end."""
     data = sys.stdin.buffer.read(size)
     if len(data) < size:
         raise SystemExit
@@ -132,9 +132,9 @@ def read(size: int) -> bytes:
 
 
 def main() -> None:
-    """Answer until stdin ends."""
+    """Answer calls until stdin ends."""
     path, memory, most_text = sys.argv[1], *map(int, sys.argv[2:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that uses the library
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main program handles Ctrl-C
     library = Library(path)
     with open("/proc/self/statm", encoding="ascii") as sizes:
         limit(resource.RLIMIT_AS, int(sizes.read().split()[0]) * resource.getpagesize() + memory)

@@ -1,11 +1,11 @@
-"""What somebody may have meant who has mistyped a name."""
+"""Suggestions for mistyped names."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def guess(word: str, known: Iterable[str]) -> str:
-    """Return the question for the name that is most like a word, to put after an error; empty when none is.
+    """Return a suggestion of the most similar name, to append to an error; empty when none is similar.
 
     Examples
     --------

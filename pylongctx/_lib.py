@@ -31,12 +31,12 @@ __all__ = [
 ]
 
 HOW_TO_BUILD = "build it with 'pip install .' in the source tree of pylongctx"
-CUDA_LIBRARIES = "it is built for GPUs; install what it needs with 'pip install nvidia-cublas nvidia-cuda-runtime'"
+CUDA_LIBRARIES = "it is built for GPUs; install its dependencies with 'pip install nvidia-cublas nvidia-cuda-runtime'"
 CTYPES: dict[Any, str] = {np.int32: "int32_t[]", np.float32: "float[]", np.uint8: "uint8_t[]", np.int8: "int8_t[]"}
 
 
 def library_path() -> Path:
-    """Return where the library belongs: inside the package, never a system library. A wheel has one for each CPU."""
+    """Return the path of the library, which is always inside the package. A wheel has one for each kind of CPU."""
     # Joined before str(): an editable install spreads the package over two folders.
     library = Path(str(resources.files("pylongctx") / "lib" / "libllama.so")).resolve()
     return library.parent / cpu_kind(library.parent, cpu_features()) / library.name
@@ -65,7 +65,7 @@ def _load() -> tuple[Any, Any]:
 
 
 def cuda_library() -> Path | None:
-    """Return the CUDA backend of the package pylongctx-cuda, None where that is not installed."""
+    """Return the CUDA backend of the package pylongctx-cuda; None if that is not installed."""
     package = util.find_spec("pylongctx_cuda")
     if package is None or not package.submodule_search_locations:
         return None
@@ -101,7 +101,7 @@ def text(pointer: Any) -> str:
 
 
 def take_text(result: Any) -> str:
-    """Return the string of an ``lctx_text`` and free it; InvalidInput with its reason when there is none."""
+    """Return the string of an ``lctx_text`` and free it; InvalidInput with its reason for an error."""
     result = ffi.gc(result, lib.lctx_text_free)
     if failure := text(lib.lctx_text_error(result)):
         raise error(lib.LCTX_INVALID, failure)
@@ -109,7 +109,7 @@ def take_text(result: Any) -> str:
 
 
 def error(status: int, message: str) -> LctxError:
-    """Return the exception that stands for a status code."""
+    """Return the exception for a status code."""
     return _CLASSES.get(status, LctxError)(message or f"the native library returned status {status}", status)
 
 
@@ -136,17 +136,17 @@ def in_buffer(name: str, array: NDArray[Any], dtype: type) -> Any:
 
 
 def out_buffer(name: str, array: NDArray[Any], dtype: type) -> Any:
-    """Return a C view of an array that the library fills; ValueError names the argument."""
+    """Return a C view of an array that the library writes; ValueError names the argument."""
     return _checked(name, array, dtype, writable=True)
 
 
 def check_process(pid: int) -> None:
-    """Raise in a forked child: threads of the library, and locks that they hold, do not survive a fork."""
+    """Raise in a forked child: the library's threads and their locks do not survive a fork."""
     if os.getpid() != pid:
         raise RuntimeError("this Llama belongs to the process that opened it; open another one in the forked process")
 
 
 def build_info() -> dict[str, Any]:
-    """Return how the library was built, and the devices that it finds; ``lctx_build_info`` says what is in it."""
+    """Return build information and the available devices; see ``lctx_build_info`` for the fields."""
     info: dict[str, Any] = json.loads(text(lib.lctx_build_info()))
     return info

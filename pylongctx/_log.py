@@ -1,4 +1,4 @@
-"""Messages of the package, by the logger ``pylongctx``."""
+"""Log messages of the package, from the logger ``pylongctx``."""
 
 import logging
 import sys
@@ -14,7 +14,7 @@ class _Formatter(logging.Formatter):
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to what ``sys.stderr`` is now, which may be another stream than at the import."""
+    """Writes to the current ``sys.stderr``, which may have been replaced since the import."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
@@ -26,7 +26,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
 
 def show() -> None:
-    """Write messages to stderr, unless the program has handlers of its own."""
+    """Write messages to stderr, unless the program has its own handlers."""
     if not LOG.hasHandlers():
         LOG.addHandler(_Stderr())
     if LOG.level == logging.NOTSET:

@@ -1,4 +1,4 @@
-"""Which model the files hold: digests of their headers, of some pages of every tensor, and of every byte."""
+"""Identity of a model: digests of the headers of its files, of some pages of every tensor, and of every byte."""
 
 import hashlib
 import os
@@ -15,15 +15,15 @@ from pylongctx._lib import error, lib
 from pylongctx._log import LOG
 from pylongctx.errors import LctxError
 
-FORMAT = 2  # of identities; raise it when one of them gives other rows, as where llama.cpp changes a model's graph
-PAGE, N_PAGES = 4096, 8  # bytes of a page, and pages of each tensor that are read whenever a model is opened
+FORMAT = 2  # of identities; increment it when KV entries change, such as when llama.cpp changes a model's graph
+PAGE, N_PAGES = 4096, 8  # bytes of a page, and pages per tensor that are hashed whenever a model is opened
 LEAST_PRIORITY = 19
-PIECE = 1 << 20  # bytes that are hashed at a time
-SETTLED = 2 * 10**9  # ns since the last write: a file system may give two writes within less the same time
+PIECE = 1 << 20  # bytes per read
+SETTLED = 2 * 10**9  # ns since the last write: file systems may give two closer writes the same time
 
 
 class ModelFiles:
-    """All files of a model, as they were when it was opened.
+    """All files of a model, in their state when it was opened.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class ModelFiles:
     tensors : list of str
         The names of all tensors.
     header, pages : str
-        Digests of all bytes before the data of tensors, and of the sizes and ``N_PAGES`` pages of each tensor.
+        Digests of all bytes before the tensor data, and of the size and ``N_PAGES`` pages of each tensor.
 
     Raises
     ------
@@ -57,16 +57,16 @@ class ModelFiles:
         self._weights = ""
 
     def check(self) -> None:
-        """Raise InvalidInput when the files were written or replaced since."""
+        """Raise InvalidInput when a file was written or replaced since the model was opened."""
         check_unchanged(self.paths, self._found)
 
     def weights(self) -> str:
-        """Return a digest of every byte. It is remembered in the cache folder, so that files are read once.
+        """Return a digest of every byte. It is saved in the cache folder, so that files are read once.
 
         Raises
         ------
         InvalidInput
-            When it is not known yet and the files changed since they were opened.
+            When it is not saved yet and the files changed since they were opened.
         """
         with self._guard:
             if not self._weights:
@@ -74,23 +74,23 @@ class ModelFiles:
             return self._weights
 
     def prepare(self) -> None:
-        """Compute ``weights`` in a thread, so that it is known when it is needed."""
+        """Compute ``weights`` in a background thread."""
         threading.Thread(target=self._prepare, name="pylongctx-weights", daemon=True).start()
 
     def _prepare(self) -> None:
-        # the priority of this thread alone: a prompt goes first
+        # lowers the priority of this thread only
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
-        with suppress(LctxError):  # a caller that needs it gets the reason
+        with suppress(LctxError):  # raised again when a caller needs the digest
             self.weights()
 
     def _computed(self) -> str:
         self.check()
         began = time.time_ns()
-        LOG.info("%s is hashed, once: what a KV store holds belongs to one model", self.paths[0])
+        LOG.info("hashing %s once, to identify the model in a KV store", self.paths[0])
         digest = digest_of(self.paths)
         self.check()
         if began - max(max(found.st_mtime_ns, found.st_ctime_ns) for found in self._found) > SETTLED:
-            with suppress(OSError):  # no such folder can be made: it is computed again in the next process
+            with suppress(OSError):  # without a cache folder, the next process computes it again
                 self._note.parent.mkdir(parents=True, exist_ok=True)
                 self._note.write_text(digest)
         return digest
@@ -104,13 +104,13 @@ class ModelFiles:
 
     @property
     def _note(self) -> Path:
-        """The file that remembers ``weights``."""
+        """The file that stores ``weights``."""
         name = repr((FORMAT, list(map(file_id, self._found)), self.header, self.pages))
         return cache_folder() / "weights" / hashlib.sha256(name.encode()).hexdigest()
 
 
 def stats(paths: Sequence[str]) -> list[os.stat_result]:
-    """Return the state of some files; InvalidInput when one is missing."""
+    """Return the identities of files; InvalidInput when one is missing."""
     try:
         return [os.stat(path) for path in paths]
     except OSError as reason:
@@ -118,15 +118,15 @@ def stats(paths: Sequence[str]) -> list[os.stat_result]:
 
 
 def check_unchanged(paths: Sequence[str], before: Sequence[os.stat_result]) -> None:
-    """Raise InvalidInput when one of some files was written or replaced."""
+    """Raise InvalidInput when a file was written or replaced."""
     for path, old, new in zip(paths, before, stats(paths), strict=True):
         if file_id(old) != file_id(new):
-            reason = "changed after it was opened, so nothing says which weights are in use; open it again"
+            reason = "changed after it was opened, so the weights in use are unknown; open it again"
             raise error(lib.LCTX_INVALID, f"{path} {reason}")
 
 
 def digest_of(paths: Sequence[str]) -> str:
-    """Return a digest of every byte of some files; InvalidInput when one cannot be read."""
+    """Return a digest of every byte of files; InvalidInput when one cannot be read."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(PIECE))
     try:
         for path in paths:
@@ -140,7 +140,7 @@ def digest_of(paths: Sequence[str]) -> str:
 
 
 def pages(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield offset and length of the pages of a tensor that are looked at: the first, the last, others between."""
+    """Yield offset and length of the sampled pages of a tensor: the first, the last, and others between them."""
     if end - start <= N_PAGES * PAGE:
         yield start, end - start
         return
@@ -149,7 +149,7 @@ def pages(start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _quick(paths: Sequence[str], layouts: Sequence[Layout]) -> tuple[str, str]:
-    """Return the digests of the headers, and of pages of all tensors."""
+    """Return the digests of the headers and of sampled pages of all tensors."""
     header, data = hashlib.sha256(), hashlib.sha256()
     for path, layout in zip(paths, layouts, strict=True):
         with open(path, "rb", buffering=0) as file:
@@ -159,7 +159,7 @@ def _quick(paths: Sequence[str], layouts: Sequence[Layout]) -> tuple[str, str]:
                 raise error(lib.LCTX_INVALID, f"{path} ends after {size} bytes, before its last tensor begins")
             header.update(os.pread(file.fileno(), min(layout.header, size), 0))
             data.update(size.to_bytes(8, "little"))
-            for start, end in zip(starts, [*starts[1:], size], strict=False):  # the first of several may have none
+            for start, end in zip(starts, [*starts[1:], size], strict=False):  # the first one may have no tensors
                 for offset, length in pages(start, end):
                     data.update(os.pread(file.fileno(), length, offset))
     return header.hexdigest(), data.hexdigest()

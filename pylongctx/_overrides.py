@@ -1,4 +1,4 @@
-"""Values in the place of a file's metadata, and buffer types of tensors, as the library reads them."""
+"""Overrides of metadata and of the buffer types of tensors, in the library's form."""
 
 import json
 import math
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
-MOST_BYTES = 127  # of a key and of a text: llama.cpp's
-MOST_INT = 2**32 - 1  # llama.cpp reads no integer of a header that is larger
+MOST_BYTES = 127  # of a key and of a string in llama.cpp
+MOST_INT = 2**32 - 1  # llama.cpp reads no larger integer from a header
 MOST_FLOAT = 3.4028234663852886e38  # of f32
 
 Value = bool | int | float | str
@@ -19,7 +19,7 @@ def checked_metadata(given: Mapping[str, Value] | None) -> dict[str, Value]:
     Raises
     ------
     TypeError, ValueError
-        When it is no mapping, or llama.cpp cannot have a value; the message names the key.
+        When it is not a mapping, or llama.cpp cannot represent a value; the message names the key.
     """
     if given is None:
         return {}
@@ -38,7 +38,7 @@ def _value(key: str, value: Any) -> Value:
     if isinstance(value, Real):
         number = float(value)
         if not (math.isfinite(number) and abs(number) <= MOST_FLOAT):
-            raise ValueError(f"kv_overrides: {key} must be a finite number of 32 bits, not {number}")
+            raise ValueError(f"kv_overrides: {key} must be a finite 32-bit number, not {number}")
         return number
     if isinstance(value, str):
         return _short(f"the text of {key}", value)
@@ -57,7 +57,7 @@ def _short(what: str, text: Any) -> str:
 
 
 def checked_tensors(given: Mapping[str, str] | None) -> dict[str, str]:
-    """Return ``override_tensor``: buffer types by patterns of names."""
+    """Return a checked ``override_tensor``: buffer types by name patterns."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(
@@ -68,13 +68,13 @@ def checked_tensors(given: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def as_json(metadata: Mapping[str, Value] | None, tensors: Mapping[str, str] | None = None) -> str:
-    """Return what ``lctx_model_load`` reads; the empty string for no overrides."""
+    """Return the overrides as ``lctx_model_load`` reads them; empty for none."""
     found = {name: values for name, values in (("metadata", metadata), ("tensors", tensors)) if values}
     return json.dumps(found) if found else ""
 
 
 def as_texts(metadata: Mapping[str, Value]) -> dict[str, str]:
-    """Return values as llama.cpp writes those of a file."""
+    """Return values in llama.cpp's textual form."""
     return {key: _as_text(value) for key, value in metadata.items()}
 
 

@@ -1,13 +1,13 @@
-"""The most memory that this process has had."""
+"""Peak memory of this process."""
 
 import re
 from pathlib import Path
 
-RESET = "5"  # what Linux takes for that
+RESET = "5"  # the value that Linux expects
 
 
 def reset_peak_memory(process: Path = Path("/proc/self")) -> bool:
-    """Let the peak begin anew; returns False where the system cannot: the peak is that since the start then."""
+    """Reset the peak; returns False where the system cannot, so that it stays the peak since the start."""
     try:
         (process / "clear_refs").write_text(RESET)
     except OSError:
@@ -16,7 +16,7 @@ def reset_peak_memory(process: Path = Path("/proc/self")) -> bool:
 
 
 def peak_memory(process: Path = Path("/proc/self")) -> int:
-    """Return the bytes of the peak; that of getrusage is inherited from the parent."""
+    """Return the peak in bytes; not from getrusage, whose value is inherited from the parent."""
     found = re.search(r"VmHWM:\s+(\d+) kB", (process / "status").read_text(encoding="utf-8", errors="replace"))
     if not found:
         raise RuntimeError(f"{process}/status has no VmHWM")

@@ -1,6 +1,6 @@
-"""What a model and a context of it would take, device by device.
+"""Memory that a model and its context would take on each device.
 
-The library makes both without memory and says what each device would hold, placed and sized as in earnest.
+The library creates both without allocating memory and reports the sizes that a real load would have.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ ROWS = {
     "weights": "weights",
     "k": "K",
     "v": "V",
-    "chunks": "summaries of chunks",
+    "chunks": "chunk summaries",
     "near": "near keys",
     "other": "block tables and lists",
     "rest": "windows and states",
@@ -27,7 +27,7 @@ ROWS = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a context holds on one device, in bytes; see ``lctx_sizes``."""
+    """Memory of a context on one device, in bytes; see ``lctx_sizes``."""
 
     device: str
     weights: int
@@ -42,7 +42,7 @@ class Sizes:
 
     @property
     def kv(self) -> int:
-        """All that grows with the text."""
+        """The bytes that grow with the text."""
         return self.k + self.v + self.chunks + self.near + self.other
 
     @property
@@ -55,7 +55,7 @@ class Sizes:
 
 
 class Plan:
-    """A model without weights, and what contexts of it would take.
+    """A model without weights, and the memory that its contexts would take.
 
     Raises
     ------
@@ -78,15 +78,15 @@ class Plan:
         self.close()
 
     def sizes(self, **changes: Any) -> list[Sizes]:
-        """Return what the devices would hold, the host first; InvalidInput when the library refuses the settings."""
+        """Return the sizes on each device, the host first; InvalidInput when the library refuses the settings."""
         return self._estimate(**changes)[1]
 
     def n_ctx(self) -> int:
-        """Return what ``n_ctx`` stands for."""
+        """Return the actual ``n_ctx``, with 0 resolved."""
         return self._estimate()[0]
 
     def fits(self, **changes: Any) -> bool:
-        """Return whether changed settings are possible and fit everywhere."""
+        """Return True if changed settings are valid and fit on all devices."""
         try:
             return all(size.fits for size in self.sizes(**changes))
         except InvalidInput:
@@ -110,12 +110,12 @@ class Plan:
 
 
 def device_free(sizes: Any) -> int | None:
-    """Return the free bytes of the device of an ``lctx_sizes``; None when it does not tell."""
+    """Return the free bytes of the device of an ``lctx_sizes``; None when it does not report them."""
     return sizes.free or None
 
 
 def most(n: int, works: Callable[[int], bool]) -> int:
-    """Return the largest number up to ``n`` for which ``works`` is true, 0 for none: it is for all below."""
+    """Return the largest number up to ``n`` for which the monotonic ``works`` is true; 0 for none."""
     low = 0
     while low < n:
         middle = (low + n + 1) // 2

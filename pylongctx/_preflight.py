@@ -1,4 +1,4 @@
-"""Whether a model and its context fit into memory, asked before anything is allocated."""
+"""The check that a model and its context fit into memory, before anything is allocated."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,22 +14,22 @@ from pylongctx._tables import table_text
 from pylongctx._units import bytes_text
 from pylongctx._ways_out import for_more, ways_out
 
-LOOK = 32 * 2**20  # addresses that a model and a context without memory take; llama.cpp aborts where there are none
-LEAST = 512  # tokens: n_ctx=0 becomes no less
+LOOK = 32 * 2**20  # address space of a model and context without memory; llama.cpp aborts without it
+LEAST = 512  # tokens: lower bound for n_ctx=0
 
 
 def fit(path: str, model_settings: dict[str, Any], settings: dict[str, Any], method: str) -> dict[str, Any]:
-    """Return the settings of the context; ``n_ctx=0`` becomes what fits, with a line in the log when that is less.
+    """Return the settings of the context; ``n_ctx=0`` becomes the size that fits, with a log message if it is reduced.
 
     Raises
     ------
     MemoryError
-        When an explicit ``n_ctx`` does not fit, or not even 512 tokens do, with what each part takes and ways out.
+        When an explicit ``n_ctx`` does not fit, or not even 512 tokens do, with the size of each part and ways out.
     InvalidInput
         When the library refuses the model or the settings.
     """
     if min(address_room(), default=LOOK) < LOOK:
-        raise MemoryError(f"to look at a model takes {bytes_text(LOOK)}, and ulimit -v leaves less; raise it")
+        raise MemoryError(f"a check of the model needs {bytes_text(LOOK)}, and ulimit -v leaves less; raise it")
     with _quiet(), Plan(path, model_settings, settings, method) as plan:
         if all(size.fits for size in plan.sizes()):
             return settings
@@ -41,7 +41,7 @@ def fit(path: str, model_settings: dict[str, Any], settings: dict[str, Any], met
 
 
 def serves(path: str, model_settings: dict[str, Any], settings: dict[str, Any], method: str) -> bool:
-    """Return whether a method runs on a model, whatever the size of its context."""
+    """Return True if a method supports a model, whatever the size of its context."""
     try:
         with _quiet(), Plan(path, model_settings, settings, method) as plan:
             plan.sizes(n_ctx=STEP)
@@ -52,7 +52,7 @@ def serves(path: str, model_settings: dict[str, Any], settings: dict[str, Any], 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep llama.cpp's messages back: they come again when the model is loaded, or are the reason of an exception."""
+    """Suppress llama.cpp's messages, which are repeated on load or become the reason of an exception."""
     lib.lctx_log_set_level(0)
     try:
         yield
@@ -61,28 +61,28 @@ def _quiet() -> Iterator[None]:
 
 
 def shortened(plan: Plan, longest: int) -> str:
-    """Return the line that says what ``n_ctx=0`` became."""
+    """Return the log message for a reduced ``n_ctx=0``."""
     asked, trained, n_seq = plan.n_ctx(), plan.info.n_ctx_train, plan.settings.get("n_seq_max", 1)
     each = f" for each of {n_seq} sequences" if n_seq > 1 else ""
     wanted = "the trained context" if asked == trained else f"{asked / trained:.2g} times the trained context"
     ways = ", ".join(for_more(plan, longest))
-    return f"n_ctx is {longest}{each}, as much as fits into memory, not {asked}, {wanted}; for more: {ways}"
+    return f"n_ctx is {longest}{each}, the largest that fits into memory, not {asked}, {wanted}; for more: {ways}"
 
 
 def explain(plan: Plan, longest: int) -> str:
     """Return the message of the MemoryError."""
     note = ""
     if "corm" in plan.method:
-        note = "\nHow much corm keeps depends on the text: counted is what is certain."
-    anyway = "preflight=False (--no-preflight): opens it all the same"
+        note = "\nHow much corm keeps depends on the text; the table counts the minimum."
+    anyway = "preflight=False (--no-preflight): opens it anyway"
     if plan.method:
-        anyway += ", for a shorter text: K and V take memory as it grows"
+        anyway += ", for shorter texts: the KV cache is allocated as the text grows"
     ways = "\n".join(f"- {way}" for way in [*ways_out(plan, longest), anyway])
     return f"n_ctx {plan.n_ctx()} does not fit into memory:\n{table(plan.sizes())}{note}\nWays out:\n{ways}"
 
 
 def table(sizes: list[Sizes]) -> str:
-    """Return the sizes as lines of text, a column for each device."""
+    """Return the sizes as lines of text with a column per device."""
     lines = Table(box=None, pad_edge=False)
     lines.add_column("")
     for size in sizes:

@@ -1,4 +1,4 @@
-"""Tables in a terminal or a pipe: nothing is cut off, and no word is broken."""
+"""Tables in a terminal or a pipe, without truncated cells or broken words."""
 
 import io
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-WIDEST = 10_000  # columns of a pipe, which no table needs
+WIDEST = 10_000  # columns of a pipe, wider than any table
 
 
 def show_table(table: Table, console: Console | None = None) -> None:
-    """Print a table, title and caption on lines of their own.
+    """Print a table with title and caption on separate lines.
 
-    In a pipe it is as wide as it needs. A terminal that is too narrow for its words gets a line for each cell.
+    In a pipe it is as wide as needed. In a terminal that is too narrow for its words, each cell gets its own line.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def show_table(table: Table, console: Console | None = None) -> None:
 
 
 def table_text(table: Table) -> str:
-    """Return a table as text, as wide as it needs.
+    """Return a table as text, as wide as needed.
 
     Examples
     --------
@@ -56,12 +56,12 @@ def table_text(table: Table) -> str:
 
 
 def _pipe(console: Console, table: Table) -> Console:
-    """Return a console of the width that a table needs."""
+    """Return a console as wide as a table needs."""
     return Console(file=console.file, width=max(console.width, _measured(table, console).maximum), color_system=None)
 
 
 def _measured(table: Table, console: Console) -> Measurement:
-    """Return the columns of a table with a line for each word, and of one with a line for each cell."""
+    """Return the table's width with one word per line, and with one cell per line."""
     return Measurement.get(console, console.options.update(max_width=WIDEST), table)
 
 
@@ -71,7 +71,7 @@ def _line(console: Console, text: RenderableType | None, style: str) -> None:
 
 
 def _records(table: Table) -> Iterator[Text]:
-    """Yield the cells of each row as lines, and an empty line after a row."""
+    """Yield the cells of each row as lines, with an empty line after each row."""
     rows = zip(*(column.cells for column in table.columns), strict=True)
     for row in rows:
         for column, cell in zip(table.columns, row, strict=True):

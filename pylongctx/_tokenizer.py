@@ -1,4 +1,4 @@
-"""The tokenizer object of llama_cpp: str on one side, token ids on the other."""
+"""The tokenizer object of llama_cpp, which maps str to token ids and back."""
 
 from pylongctx.engine.model import Model
 

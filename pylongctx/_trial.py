@@ -1,4 +1,4 @@
-"""Whether a model file ends the process that opens it: found out in another one."""
+"""A trial load of a model file in another process, in case it crashes llama.cpp."""
 
 import contextlib
 import hashlib
@@ -15,9 +15,9 @@ from pylongctx._overrides import as_json
 from pylongctx.engine.model import with_fields
 from pylongctx.errors import InvalidInput, ModelRefused
 
-SHORT = 512  # tokens: what a graph looks like does not depend on the length of the context
+SHORT = 512  # tokens: the graph does not depend on the length of the context
 SECONDS = 60
-LONG = 0.1  # seconds: a file that took longer is not tried again, see ``_note``
+LONG = 0.1  # seconds: the result of a slower trial is saved, see ``_note``
 ELSEWHERE = (
     *("tensor_split", "n_tensor_split", "rpc_servers", "n_gpu_layers", "split_mode", "main_gpu"),
     *("kv_overrides", "override_tensor"),
@@ -31,16 +31,16 @@ def try_model(
 ) -> None:
     """Open a model without weights and a context without memory in another process.
 
-    What the library refuses with a reason is refused again, with that reason, when the model is opened here; but not
-    for want of memory, of which there may be more here.
+    A regular error of the library is ignored here, since it is raised again when the model is opened; but not
+    one about memory, of which this process may have more.
 
     Raises
     ------
     ModelRefused
-        When that process ended, or took more than a minute or ``_guarded.MEMORY``.
+        When that process crashed, or exceeded a minute or ``_guarded.MEMORY``.
     """
     if not os.path.isfile(path):
-        return  # refused where it is opened
+        return  # the error is raised when it is opened
     overrides = model_settings.get("kv_overrides")
     check_gguf(path, overrides)
     here = {name: value for name, value in model_settings.items() if name not in ELSEWHERE}
@@ -62,11 +62,11 @@ def try_model(
         raise ModelRefused(str(stopped), stopped.status) from None
     if "alloc" in reason:
         raise ModelRefused(
-            f"{path} cannot be used: without any weights it takes too much memory ({reason})", lib.LCTX_INVALID
+            f"{path} cannot be used: even without weights it takes too much memory ({reason})", lib.LCTX_INVALID
         )
     _good.add(name)
     if time.monotonic() - start > LONG:
-        with contextlib.suppress(OSError):  # no such folder can be made: it is tried again in the next process
+        with contextlib.suppress(OSError):  # without a cache folder, the next process tries again
             _note(name).parent.mkdir(parents=True, exist_ok=True)
             _note(name).touch()
 
@@ -76,5 +76,5 @@ def _hex(struct: Any) -> str:
 
 
 def _note(name: str) -> Path:
-    """Return the file that says that a trial went well."""
+    """Return the file that records a successful trial."""
     return cache_folder() / "tried" / name

@@ -1,4 +1,4 @@
-"""Bytes and times in words."""
+"""Bytes and times as text."""
 
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 

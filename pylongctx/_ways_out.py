@@ -1,4 +1,4 @@
-"""What somebody whose context does not fit into memory can do, with numbers."""
+"""Suggestions, with numbers, for a context that does not fit into memory."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,13 +10,13 @@ from pylongctx.methods.table import CLASSES
 
 MOST = 4
 BASES = [cls.name for cls in CLASSES if cls.role == "base"]
-SMALL_TYPE, SMALL_BATCH = "q8_0", 128  # the smallest that cost next to nothing
+SMALL_TYPE, SMALL_BATCH = "q8_0", 128  # the smallest with almost no loss
 
-Way = tuple[bool, str]  # whether it is enough by itself, and what to do
+Way = tuple[bool, str]  # whether it suffices, and what to do
 
 
 def ways_out(plan: Plan, longest: int) -> list[str]:
-    """Return changes of the arguments, those that are enough first; ``longest`` is the largest n_ctx that fits."""
+    """Return changes of the arguments, sufficient ones first; ``longest`` is the largest n_ctx that fits."""
     sizes = plan.sizes()
     if any(size.free is not None and size.weights > size.free for size in sizes):
         ways = [*_elsewhere(plan), (False, _smaller_model(sizes))]
@@ -33,7 +33,7 @@ def ways_out(plan: Plan, longest: int) -> list[str]:
 
 
 def for_more(plan: Plan, longest: int) -> Iterator[str]:
-    """Yield short names of what lets a context be longer than ``longest``, which fits as things are."""
+    """Yield short suggestions for a context longer than ``longest``, which fits without changes."""
     small = lib.lctx_type_from_name(SMALL_TYPE.encode())
     n = plan.longest(type_k=small, type_v=small)
     if n > longest:
@@ -41,7 +41,7 @@ def for_more(plan: Plan, longest: int) -> Iterator[str]:
     if method := _with_corm(plan):
         yield f'method="{method}"'
     if plan.method and not plan.settings["kv_limit"]:
-        yield "kv_limit (a long n_ctx of which as much as fits can be used)"
+        yield "kv_limit (a long n_ctx that is usable as far as memory allows)"
     yield "preflight=False"
 
 
@@ -50,16 +50,16 @@ def _sum(sizes: list[Sizes]) -> int:
 
 
 def _changed(plan: Plan, what: str, sum_is: str = "in all", **changes: Any) -> Iterator[Way]:
-    """Yield what a change makes of the sum, when that becomes smaller."""
+    """Yield the total after a change, if it becomes smaller."""
     try:
         after = plan.sizes(**changes)
     except InvalidInput:
-        return  # this model, or the method, cannot have it
+        return  # the model or the method does not support it
     before = plan.sizes()
     if _sum(after) < _sum(before):
         enough = all(size.fits for size in after)
         numbers = f"{bytes_text(_sum(after))} {sum_is} instead of {bytes_text(_sum(before))}"
-        yield enough, f"{what}: {numbers}" + ("" if enough else ", not enough by itself")
+        yield enough, f"{what}: {numbers}" + ("" if enough else ", which alone is not enough")
 
 
 def _smaller_types(plan: Plan) -> Iterator[Way]:
@@ -80,13 +80,13 @@ def _fewer_tokens(plan: Plan, longest: int) -> Iterator[Way]:
 
 
 def _elsewhere(plan: Plan) -> Iterator[Way]:
-    """Yield what makes room on devices: K and V, or layers, in memory of the host."""
+    """Yield ways to free device memory: the KV cache or layers in host memory."""
     if all(size.fits for size in plan.sizes()[1:]):
         return
     far = {"method": "longheads", "kv_offload": lib.LCTX_OFFLOAD_AUTO}
     if plan.fits(**far):
         rows = bytes_text(sum(size.kv for size in plan.sizes(**far)[1:]))
-        yield True, f'method="longheads", kv_offload="host" (--kv-offload auto): {rows} on devices, the rest here'
+        yield True, f'method="longheads", kv_offload="host" (--kv-offload auto): {rows} on devices'
     n_layer = _most_layers(plan)
     if n_layer > 0:
         yield True, f"n_gpu_layers={n_layer} (-ngl {n_layer}): fits"
@@ -102,7 +102,7 @@ def _most_layers(plan: Plan) -> int:
 
 
 def _limited(plan: Plan) -> Iterator[Way]:
-    """Yield the limit under which the host holds as much as it can."""
+    """Yield the largest KV limit that fits into host memory."""
     host = plan.sizes()[0]
     if not plan.method or plan.settings["kv_limit"] or host.fits or host.free is None:
         return
@@ -111,17 +111,17 @@ def _limited(plan: Plan) -> Iterator[Way]:
     limit = mib << 20
     if limit > 0 and plan.fits(kv_limit=limit):
         n = plan.n_ctx() * limit // text
-        yield True, f"kv_limit={limit} (--kv-limit {mib}): n_ctx as it is, of which about {n} tokens can be used"
+        yield True, f"kv_limit={limit} (--kv-limit {mib}): same n_ctx, of which about {n} tokens are usable"
 
 
 def _fewer_rows(plan: Plan) -> Iterator[Way]:
-    """Yield a rule by which heads evict."""
+    """Yield an eviction rule."""
     if method := _with_corm(plan):
         yield from _changed(plan, f'method="{method}"', "at least", method=method)
 
 
 def _with_corm(plan: Plan) -> str:
-    """Return the method with a rule by which heads evict; nothing where it has one or can have none."""
+    """Return the method with an eviction rule; empty if it has one or cannot have one."""
     name = plan.method.partition(",")[0]
     if name not in BASES or "+" in plan.method:
         return ""
@@ -130,4 +130,4 @@ def _with_corm(plan: Plan) -> str:
 
 def _smaller_model(sizes: list[Sizes]) -> str:
     weights = bytes_text(sum(size.weights for size in sizes))
-    return f"a smaller model, or a smaller quantization of it: the weights alone take {weights}"
+    return f"a smaller model or quantization: the weights alone take {weights}"

@@ -18,9 +18,9 @@ END = object()
 
 
 class AsyncLlama:
-    """A GGUF model that answers several coroutines at once; the engine of ``pylongctx serve`` without HTTP.
+    """A GGUF model that serves several coroutines concurrently; the engine of ``pylongctx serve`` without HTTP.
 
-    A task that is cancelled, and a stream that is closed, end their answer. Answers beyond ``n_parallel`` wait.
+    Cancelling a task or closing a stream stops its answer. Answers beyond ``n_parallel`` wait.
 
     Parameters
     ----------
@@ -29,12 +29,12 @@ class AsyncLlama:
     n_parallel : int
         Sequences of ``n_ctx`` tokens each.
     **arguments
-        As of ``Llama``.
+        Other arguments of ``Llama``.
 
     Raises
     ------
     ValueError, NotImplementedError, MemoryError
-        As ``Llama``.
+        As for ``Llama``.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class AsyncLlama:
         self._host = Host(model_path, n_parallel, **arguments)
         self._engine = EngineThread(self._host.sessions, self._host.library)
         self._pool = ThreadPoolExecutor(n_parallel, "pylongctx-answer")
-        self._turn = asyncio.Semaphore(n_parallel)  # each answer that is on its way has a thread
+        self._turn = asyncio.Semaphore(n_parallel)  # each running answer has a thread
         self._closed = False
 
     async def __aenter__(self) -> "AsyncLlama":
@@ -62,7 +62,7 @@ class AsyncLlama:
         await self.close()
 
     async def close(self) -> None:
-        """End all answers, and free the model."""
+        """Stop all answers and free the model."""
         if not self._closed:
             self._closed = True
             await asyncio.to_thread(self._engine.close)
@@ -81,7 +81,7 @@ class AsyncLlama:
     async def create_completion(
         self, prompt: Prompt | Sequence[Prompt], *, stream: bool = False, **options: Any
     ) -> Completion | AsyncIterator[Completion]:
-        """Complete a prompt, or several into one completion with a choice for each; see ``Llama.create_completion``.
+        """Complete a prompt, or several as choices of one completion; see ``Llama.create_completion``.
 
         With ``stream``, returns an async iterator of chunks.
         """
@@ -128,7 +128,7 @@ class AsyncLlama:
                 ticket.cancel()
 
     async def _in_thread(self, ticket: Ticket, function: Any, *args: Any, **options: Any) -> Any:
-        """Run a part of an answer in a thread; when the task is cancelled, wait until the thread has seen it."""
+        """Run a part of an answer in a thread; if the task is cancelled, wait until the thread has stopped."""
         call = asyncio.get_running_loop().run_in_executor(self._pool, lambda: function(*args, **options))
         try:
             return await asyncio.shield(call)

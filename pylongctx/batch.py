@@ -1,4 +1,4 @@
-"""Many prompts at once: their answers are written together, on all sequences of an engine."""
+"""Many prompts at once: their answers are generated concurrently, on all sequences of an engine."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
@@ -7,25 +7,25 @@ from pylongctx.completion import Completion, Generation, collect, stream
 from pylongctx.engine.solo import Solo
 from pylongctx.logprobs import Entry
 
-QUEUED = 2  # prompts that are prepared for each sequence; a prompt that waits may be the beginning of the next one
+QUEUED = 2  # prompts queued per sequence; a queued prompt may be a prefix of the next one
 
 Parts = list[tuple[str, list[Entry]]]
 
 
 class Answered(NamedTuple):
-    """A completion, and the generation that it was made of, which has its tokens."""
+    """A completion and its generation, which has the tokens."""
 
     completion: Completion
     generation: Generation
 
 
 class Running:
-    """An answer on its way among others.
+    """A running answer among others.
 
     Parameters
     ----------
     generation : Generation
-        Its job must be started.
+        Its job must have been started.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -34,7 +34,7 @@ class Running:
         self._taken = generation.parts()
 
     def take(self) -> bool:
-        """Take what is there of the answer; returns whether it is complete."""
+        """Collect the available tokens of the answer; returns whether it is complete."""
         job = self.generation.job
         while not job.results.empty() or job.limit == 0:
             part = next(self._taken, None)
@@ -44,7 +44,7 @@ class Running:
         return False
 
     def answer(self, name: str) -> Answered:
-        """Return the answer of a model of this name."""
+        """Return the completion, with the model's name."""
         chunks = stream(self.generation, name, self.parts)
         return Answered(collect(chunks, self.generation.scorer is not None), self.generation)
 
@@ -52,18 +52,18 @@ class Running:
 def complete_together(
     solo: Solo, generations: Iterable[Generation], name: str, done: Callable[[int], None]
 ) -> list[Answered]:
-    """Return the answers to prompts, in their order.
+    """Return the answers to prompts, in order.
 
     Parameters
     ----------
     solo : Solo
-        Whose sequences they run on; its lock is held.
+        Owner of the sequences that they run on; its lock is held.
     generations : iterable of Generation
-        Each is made when a sequence is about to be free for it.
+        Each is created shortly before a sequence becomes free for it.
     name : str
         The model's name in answers.
     done : callable
-        Called with the number of prompts that are answered, after each.
+        Called after each answer with the number of answered prompts.
     """
     waiting, n_taken = iter(generations), 0
     running: dict[int, Running] = {}

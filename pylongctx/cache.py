@@ -1,4 +1,4 @@
-"""Caches of saved states: a completion starts from the longest known beginning of its prompt."""
+"""Caches of saved states: a completion starts from the longest cached prefix of its prompt."""
 
 import hashlib
 import os
@@ -24,14 +24,14 @@ Key = TypeVar("Key")
 
 
 class BaseLlamaCache(ABC):
-    """A cache with token sequences as keys; the one used least recently goes first.
+    """A cache with token sequences as keys; the least recently used one is evicted first.
 
-    ``cache[tokens]`` is the state that shares the longest prefix with ``tokens``, KeyError when none does.
+    ``cache[tokens]`` is the state with the longest common prefix with ``tokens``; KeyError when there is none.
 
     Parameters
     ----------
     capacity_bytes : int
-        Most bytes to hold: tokens, logits and KV rows of all states.
+        Maximum bytes to hold: tokens, logits and KV entries of all states.
 
     Examples
     --------
@@ -104,17 +104,17 @@ LlamaCache = LlamaRAMCache
 
 
 class LlamaDiskCache(BaseLlamaCache):
-    """States in the files of a folder, one per state; they outlive the process.
+    """States on disk, one file per state; they outlive the process.
 
-    Use one folder per model and method: a state of another one is never loaded, but may hide one that fits.
-    A file that is no state is skipped, and the log says so. One that is damaged behind its tokens is removed.
+    Use one folder per model and method: a state of another one is never loaded, but may hide a matching one.
+    A file that is not a state is skipped with a log message. One that is damaged after its tokens is removed.
 
     Parameters
     ----------
     cache_dir : str
-        The folder; created when it does not exist, for its owner only.
+        The folder; created if missing, readable by its owner only.
     capacity_bytes : int
-        Most bytes of all files.
+        Maximum bytes of all files.
 
     Examples
     --------
@@ -143,11 +143,11 @@ class LlamaDiskCache(BaseLlamaCache):
             except LctxError as reason:
                 LOG.warning("removed: %s", reason)
                 path.unlink(missing_ok=True)
-            except FileNotFoundError:  # another process has removed it
+            except FileNotFoundError:  # removed by another process
                 continue
             else:
-                with suppress(OSError):  # a folder that can only be read
-                    os.utime(path)  # the time is the order of use
+                with suppress(OSError):  # a read-only folder
+                    os.utime(path)  # the mtime records the order of use
                 return state
         raise KeyError("no state begins like these tokens")
 
@@ -177,7 +177,7 @@ class LlamaDiskCache(BaseLlamaCache):
 
 
 def _best(ids: NDArray[np.int32], known: Iterable[tuple[Key, NDArray[np.int32]]]) -> Key | None:
-    """Return the key whose tokens share the longest prefix with ``ids``, None when none shares any."""
+    """Return the key with the longest common prefix with ``ids``; None when there is none."""
     length, best = 0, None
     for key, tokens in known:
         if (n := longest_prefix(tokens, ids)) > length:

@@ -1,4 +1,4 @@
-"""Requests in, text or chat dicts out, whatever makes the tokens."""
+"""Completions and chats from any source of tokens."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int]  # a text, or tokens
 Chunk = TypeVar("Chunk", bound=Mapping[str, Any])
 
-# fields of SamplingParams that are arguments by the same names
+# fields of SamplingParams that are arguments of the same name
 SETTINGS = SamplingParams.__dataclass_fields__.keys() - {"seed", "penalty_last_n", "logit_bias"}
-# keywords that a chat handler of llama_cpp does not know
+# keywords that llama_cpp's chat handlers do not accept
 OURS = (
     "stopping_criteria",
     "stream_options",
@@ -60,18 +60,18 @@ TEMPLATE = {
     "chat_template_kwargs": None,
     "parse_special": False,
 }
-INFILL = "infill prompts differ between models: write that prompt, and pass it without suffix"
+INFILL = "infill prompts differ between models: write the prompt yourself, and pass it without suffix"
 
 
 class Completer:
-    """Answers requests with OpenAI's dicts; knows neither slots nor HTTP.
+    """Answers requests with OpenAI's response dicts, independent of slots and HTTP.
 
     Parameters
     ----------
     model : Model
         The model, for its vocabulary.
     source : TokenSource
-        Makes the tokens.
+        Generates the tokens.
     name : str
         The model's name in answers.
     templates : Templates
@@ -79,11 +79,11 @@ class Completer:
     seed : int or None
         Seed of the samplers; -1 or None: random.
     last_n_tokens_size : int
-        Tokens that penalties look back at.
+        Number of last tokens that penalties consider.
     chat_handler : callable or None
-        Answers ``create_chat_completion`` instead, called as llama_cpp's handlers.
+        Handles ``create_chat_completion`` instead, called like llama_cpp's handlers.
     prefills : bool
-        Whether an answer goes on with a last message of the assistant, as llama-server's; else it follows it.
+        Whether an answer continues a last message of the assistant, as in llama-server; else it is a new message.
     """
 
     def __init__(
@@ -164,48 +164,48 @@ class Completer:
         Parameters
         ----------
         prompt : str or list of int, or a list of them
-            Text, or tokens that are used as they are. Several: one completion with a choice for each, see
+            Text, or tokens that are used unchanged. A list of prompts: one completion with a choice for each, see
             ``complete_many``.
         suffix : str or None
             Not supported: raises NotImplementedError.
         max_tokens : int or None
-            Most tokens to generate; None or <= 0: until the context is full. More than fit with
-            ``overflow="evict_middle"`` only, where the older half of the text leaves, but for its first tokens.
+            Maximum tokens to generate; None or <= 0: until the context is full. Only ``overflow="evict_middle"`` can
+            generate more than fit: it evicts the older half of the text, except its first tokens.
         temperature, top_p, min_p, typical_p, top_k
-            Sampling; ``temperature=0`` is greedy. ``top_k=0`` takes all tokens.
+            Sampling; ``temperature=0`` is greedy, ``top_k=0`` considers all tokens.
         logprobs : int or None
-            Return the log-probability of each token and of the ``logprobs`` likeliest ones, before sampling
-            changes them. With ``echo`` those of the prompt too, for which the whole prompt is evaluated again;
-            the first token has one only when a BOS token precedes it.
+            Return the log-probability of each token and of the ``logprobs`` most likely ones, before sampling
+            changes them. With ``echo`` also those of the prompt, for which the whole prompt is evaluated again;
+            the first token has one only if a BOS token precedes it.
         echo : bool
-            Return the prompt too.
+            Prepend the prompt to the text.
         stop : str or list of str or None
-            Strings that end the completion; neither they nor a part of them is returned.
+            Strings that end the completion; they are not returned, not even in part.
         frequency_penalty, presence_penalty, repeat_penalty
-            Penalties of the last ``last_n_tokens_size`` generated tokens.
+            Penalties for the last ``last_n_tokens_size`` generated tokens.
         stream : bool
-            Return chunks as they are generated; the last one has ``usage``.
+            Yield chunks as they are generated; the last one has ``usage``.
         seed : int or None
-            Seed of this call; None continues the object's seed, which is random unless one was given.
+            Seed of this call; None: derived from the object's seed, which is random unless given.
         tfs_z
-            Without effect: llama.cpp removed it.
+            No effect: llama.cpp removed it.
         mirostat_mode, mirostat_tau, mirostat_eta
             Mirostat sampling: version (0: off), target entropy, learning rate.
         model : str or None
-            The model's name in the answer.
+            The model's name in the response.
         stopping_criteria : callable or None
             Ends the completion when ``criteria(input_ids, logits)`` is true.
         logits_processor : callable or list of callable or None
             Changes the logits before each token, ``processor(input_ids, logits)``.
         grammar : LlamaGrammar or str or None
-            Holds the completion, see ``LlamaGrammar``.
+            Constrains the completion, see ``LlamaGrammar``.
         logit_bias : dict or None
-            Adds to the logits of tokens.
+            Values to add to the logits of tokens.
         **more
-            llama.cpp's other samplers (XTC, DRY, top-n-sigma, dynamic temperature, adaptive-p) and their order:
-            ``SamplerOptions``, explained in ``SamplingParams``. All are off until they are given.
-            ``min_tokens``: the answer does not end before it has this many tokens. ``stop_token_ids``: tokens that end
-            the answer, and are not a part of it.
+            llama.cpp's other samplers (XTC, DRY, top-n-sigma, dynamic temperature, adaptive-p) and their order, see
+            ``SamplerOptions`` and ``SamplingParams``. All are off by default.
+            ``min_tokens``: minimum tokens of the answer. ``stop_token_ids``: tokens that end
+            the answer and are not part of it.
 
         Raises
         ------
@@ -243,7 +243,7 @@ class Completer:
         model: str | None = None,
         **options: Any,
     ) -> list[Completion]:
-        """Return the completion of each prompt, in their order; see ``Llama.complete_many``."""
+        """Return the completion of each prompt, in order; see ``Llama.complete_many``."""
         found: list[Completion] = []
         for prompt in prompts:
             found.append(self.create_completion(prompt, model=model, **options))
@@ -258,10 +258,10 @@ class Completer:
         n_keep: int | None = None,
         **options: Any,
     ) -> Generation:
-        """Return a completion on its way; the options are those of ``create_completion``.
+        """Start a completion and return its generation; takes the options of ``create_completion``.
 
-        With ``post_sampling_probs``, ``logprobs`` are those by which tokens were chosen, after all samplers. Where
-        tokens may leave, the first ``n_keep`` tokens of the prompt stay, with -1 all; the BOS token does anyway. None:
+        With ``post_sampling_probs``, ``logprobs`` are those after all samplers, from which tokens were drawn. Where
+        tokens may be evicted, the first ``n_keep`` tokens of the prompt stay, -1: all; BOS always stays. None:
         four.
 
         Examples
@@ -348,8 +348,8 @@ class Completer:
     ) -> ChatCompletion | Iterator[ChatChunk]:
         """Answer a conversation; returns OpenAI's response dict, or with ``stream`` an iterator of chunks.
 
-        llama.cpp renders the model's chat template, and reads tool calls and reasoning. Of a conversation that goes on,
-        only the new tokens are evaluated. What the model thought is ``reasoning_content`` of the message.
+        llama.cpp renders the model's chat template and parses tool calls and reasoning. When a conversation continues,
+        only the new tokens are evaluated. Reasoning is in ``reasoning_content`` of the message.
 
         Parameters
         ----------
@@ -360,26 +360,26 @@ class Completer:
         tools : list of dict
             Functions that the model may call.
         tool_choice : str or dict
-            ``auto`` (the default), ``none``, ``required``, or one function by name. A grammar holds the model to it.
+            ``auto`` (the default), ``none``, ``required``, or one function by name; enforced by a grammar.
         response_format : dict
-            ``json_object``, with an optional ``schema``, or ``json_schema``: a grammar holds the answer to it.
+            ``json_object``, with an optional ``schema``, or ``json_schema``; enforced by a grammar.
         max_tokens : int or None
-            Most tokens to generate; None or <= 0: until the context is full.
+            Maximum tokens to generate; None or <= 0: until the context is full.
         logprobs, top_logprobs : bool and int
-            Return the log-probability of each token, and of so many likeliest ones.
+            Return the log-probability of each token, and of the ``top_logprobs`` most likely ones.
         stream_options : dict
-            ``{"include_usage": True}``: the usage is in a chunk of its own, without choices, as OpenAI sends it.
-            Else the chunk with the finish reason has it.
+            ``{"include_usage": True}``: the usage is in a separate chunk without choices, as in OpenAI's API.
+            By default it is in the chunk with the finish reason.
         parallel_tool_calls : bool
-            Whether several calls may be made at once; None: when the template can render them. With False the answer
+            Whether several calls may be made at once; None: if the template supports them. With False the answer
             ends after one call.
         enable_thinking : bool
-            Whether a model that can may think before it answers.
+            Whether a reasoning model reasons before it answers.
         chat_template_kwargs : dict
-            More variables for the template.
+            Additional variables for the template.
         parse_special : bool
-            Whether texts of special tokens in what users and tools say are read as these tokens, as llama.cpp does.
-            They are text by default, so that nobody can end a turn from inside it.
+            Whether the texts of special tokens in user and tool messages become special tokens, as in llama.cpp.
+            By default they are plain text, so that a message cannot end its own turn.
         temperature, top_p, top_k, min_p, typical_p, stream, stop, seed, presence_penalty, frequency_penalty, \
 repeat_penalty, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta, model, logits_processor, grammar, logit_bias, \
 stopping_criteria, **more
@@ -388,7 +388,7 @@ stopping_criteria, **more
         Raises
         ------
         ValueError
-            When a message, a tool, a schema or a grammar is not usable, or the prompt does not fit the context.
+            When a message, a tool, a schema or a grammar is invalid, or the prompt does not fit into the context.
 
         Examples
         --------
@@ -438,7 +438,7 @@ stopping_criteria, **more
         return self._conversation({**TEMPLATE, **kwargs, "messages": messages}).rendered(0).prompt
 
     def chat_tokens(self, messages: Messages, **kwargs: Any) -> list[int]:
-        """Return the tokens of that prompt, as ``usage`` counts them where no turn is left out.
+        """Return the tokens of that prompt, as counted in ``usage`` if no turn is left out.
 
         Examples
         --------
@@ -477,7 +477,9 @@ stopping_criteria, **more
         if not tokens:
             raise ValueError("the prompt is empty, and this model has no BOS token to start from")
         if tokens[:2] == [info.token_bos] * 2:
-            warnings.warn("the prompt begins with the BOS token, which is added anyway", RuntimeWarning, stacklevel=3)
+            warnings.warn(
+                "the prompt begins with a BOS token, and one is added: leave it out", RuntimeWarning, stacklevel=3
+            )
         return tokens
 
     def _sampling(self, given: Mapping[str, Any]) -> SamplingParams:
@@ -532,7 +534,7 @@ stopping_criteria, **more
         scorer: Scorer | None,
         **fields: Any,
     ) -> Job:
-        """Return the job of an answer, with the arguments that completions and chats have in common."""
+        """Return the job of an answer from the arguments shared by completions and chats."""
         stops = self._model.check_tokens(given.get("stop_token_ids") or (), allow_empty=True)
         return self._source.job(
             tokens,
@@ -546,7 +548,7 @@ stopping_criteria, **more
         )
 
     def _processors(self, given: Mapping[str, Any], stops: NDArray[np.int32]) -> Processors:
-        """Return what changes the logits, with ``min_tokens``."""
+        """Return the logits processors, including that of ``min_tokens``."""
         processors: Processors = given["logits_processor"]
         n = check_count("min_tokens", given.get("min_tokens") or 0, 0)
         if n == 0:
@@ -560,7 +562,7 @@ stopping_criteria, **more
 
 
 def are_prompts(prompt: Any) -> bool:
-    """Return whether a prompt is a list of prompts: of texts, or of lists of tokens.
+    """Return True if a prompt is a list of prompts: of texts, or of lists of tokens.
 
     Raises
     ------
@@ -570,11 +572,11 @@ def are_prompts(prompt: Any) -> bool:
     if isinstance(prompt, str):
         return False
     if isinstance(prompt, bytes) or not hasattr(prompt, "__getitem__"):
-        raise TypeError(f"a prompt is a str or a list of tokens, not {type(prompt).__name__}")
+        raise TypeError(f"a prompt must be a str or a list of tokens, not {type(prompt).__name__}")
     several = len(prompt) > 0 and not isinstance(prompt[0], int | np.integer)
     for one in prompt if several else ():
         if isinstance(one, bytes) or not hasattr(one, "__getitem__"):
-            raise TypeError(f"a list of prompts has a str or a list of tokens for each, not {type(one).__name__}")
+            raise TypeError(f"each prompt of a list must be a str or a list of tokens, not {type(one).__name__}")
     return several
 
 

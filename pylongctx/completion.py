@@ -21,7 +21,7 @@ class _Usage(TypedDict):
 
 
 class CompletionUsage(_Usage, total=False):
-    """Token counts of one completion; ``dropped_tokens`` and ``dropped_turns`` in the details, where there are any."""
+    """Token counts of one completion, with ``dropped_tokens`` and ``dropped_turns`` in the details, if any."""
 
     prompt_tokens_details: dict[str, int]
 
@@ -50,9 +50,9 @@ class Completion(_Answer, total=False):
 
 
 class StopFilter:
-    """Turn pieces of UTF-8 into text, up to the first stop string.
+    """Decodes pieces of UTF-8 into text, up to the first stop string.
 
-    Text that may be the beginning of a stop string is held back until it is clear; bytes of an unfinished
+    Text that may be the beginning of a stop string is held back until that is decided; bytes of an unfinished
     character wait for the rest. The cost is linear in the text.
 
     Attributes
@@ -60,7 +60,7 @@ class StopFilter:
     stopped : bool
         Whether a stop string was found.
     word : str
-        The one that was found.
+        The stop string that was found.
     n_shown : int
         Characters returned so far.
     """
@@ -78,11 +78,11 @@ class StopFilter:
 
     @property
     def n_decoded(self) -> int:
-        """The number of characters that were decoded, held ones included."""
+        """The number of decoded characters, including those held back."""
         return self.n_shown + len(self._held)
 
     def feed(self, piece: bytes, final: bool = False) -> str:
-        """Return the text that this piece makes safe to show; with ``final``, all that is left."""
+        """Return the text that can be shown after this piece; with ``final``, all remaining text."""
         if piece and self._strip_space:
             piece, self._strip_space = piece.removeprefix(b" "), False
         self._held += self._decoder.decode(piece, final)
@@ -103,35 +103,35 @@ class StopFilter:
 
 
 class Generation:
-    """One answer on its way: its job, and how its tokens become text.
+    """A running answer: its job, and the conversion of its tokens to text.
 
     Parameters
     ----------
     source : TokenSource
         Where the tokens come from.
     job : Job
-        What is asked of it.
+        The request of the answer.
     filter : StopFilter
-        Makes text of pieces, up to a stop string.
+        Decodes pieces into text, up to a stop string.
     piece : callable
         Returns the bytes of a token.
     scorer : Scorer or None
-        Makes entries of log-probabilities.
+        Creates entries of log-probabilities.
     prompt : str
-        The text before the answer, in which offsets count.
+        The text before the answer; offsets count from its beginning.
     echo : bool
         Whether the prompt comes before the answer, with entries of its tokens.
     special : bool
-        Whether the prompt was a text, whose special tokens were read as such.
+        Whether the prompt was a text whose special tokens were parsed.
     params : SamplingParams or None
-        How the tokens are chosen, for who tells it.
+        The sampling parameters, for reports.
 
     Attributes
     ----------
     tokens : list of int
         The tokens of the answer so far.
     ended : bool
-        Whether the model has ended it.
+        Whether the model ended it.
     reason : str
         Why it ended.
     """
@@ -154,7 +154,7 @@ class Generation:
         self.scorer = scorer
         self.tokens: list[int] = []
         self.ended = False
-        self.reason: FinishReason = "stop"  # also when a stopping criterion ends the tokens
+        self.reason: FinishReason = "stop"  # also when a stopping criterion ends the answer
         self._filter = filter
         self._piece = piece
         self._prompt = prompt
@@ -170,11 +170,11 @@ class Generation:
 
     @property
     def word(self) -> str:
-        """The stop string that has ended the answer; empty: none."""
+        """The stop string that ended the answer; empty: none."""
         return self._filter.word
 
     def parts(self) -> Iterator[tuple[str, list[Entry]]]:
-        """Yield text, and the entries of the tokens that start in it."""
+        """Yield pieces of text with the entries of the tokens that start in them."""
         if self._echo:
             yield self._prompt, self._prompt_entries()
         if self.job.limit == 0:
@@ -196,7 +196,7 @@ class Generation:
         yield self._filter.feed(b"", final=True), self._waiting
 
     def finish(self) -> None:
-        """Let the source know that nothing more is wanted."""
+        """Tell the source that no more tokens are needed."""
         self.job.stop_word = self.word
         self.source.finish(self.job)
 
@@ -235,7 +235,7 @@ def stream(
 ) -> Iterator[Completion]:
     """Yield one chunk per piece of text, then a chunk with the finish reason and the usage.
 
-    ``parts`` are those of the generation, when they were taken already.
+    ``parts``: those of the generation, if they were already taken.
     """
     completion_id, created = f"cmpl-{uuid.uuid4()}", int(time.time())
 
@@ -259,7 +259,7 @@ def stream(
 
 
 def choices_of(answers: Sequence[Completion]) -> Completion:
-    """Return one completion whose choices are the answers to several prompts, in their order."""
+    """Return one completion whose choices are the answers to several prompts, in order."""
     whole = answers[0].copy()
     whole["choices"] = [answer["choices"][0] for answer in answers]
     for i, choice in enumerate(whole["choices"]):
@@ -276,7 +276,7 @@ def choices_of(answers: Sequence[Completion]) -> Completion:
 
 
 def collect(chunks: Iterator[Completion], with_logprobs: bool) -> Completion:
-    """Return the whole completion of a stream."""
+    """Combine the chunks of a stream into one completion."""
     parts = list(chunks)
     whole = parts[-1]
     choice = whole["choices"][0]

@@ -41,7 +41,7 @@ class CreateEmbeddingResponse(TypedDict):
 
 
 class Embedder:
-    """Vectors of texts, from a context that was opened for embeddings.
+    """Computes vectors of texts with a context that was opened for embeddings.
 
     Parameters
     ----------
@@ -51,17 +51,17 @@ class Embedder:
     Attributes
     ----------
     pooling : int
-        How vectors of tokens become one, by llama.cpp's numbers.
+        The pooling type, as llama.cpp's number.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._n_batch = session.context.n_batch
-        self._n_text = min(self._n_batch, session.context.n_ctx)  # tokens of one text
+        self._n_text = min(self._n_batch, session.context.n_ctx)  # maximum tokens of a text
         self.pooling = session.context.pooling_type()
 
     def embed(self, texts: Texts, normalize: bool = False, truncate: bool = True) -> tuple[Vectors, int]:
-        """Return the vectors of texts as lists, for a single text its own, and the number of all tokens."""
+        """Return the vectors of texts as lists (of a single text its only one), and the total number of tokens."""
         found, n_tokens = self._read(texts, truncate)
         vectors: Vectors = [(normalized(one) if normalize else one).tolist() for one in found]
         return (vectors[0] if is_single(texts) else vectors), n_tokens
@@ -88,12 +88,12 @@ class Embedder:
         }
 
     def _read(self, texts: Texts, truncate: bool) -> tuple[list[NDArray[np.float32]], int]:
-        """Return the vectors of one text or several, see ``_vectors``, and the number of all tokens."""
+        """Return the vectors of one or several texts, see ``_vectors``, and the total number of tokens."""
         tokens = [self._tokens(text, truncate) for text in ([texts] if is_single(texts) else texts)]
         return self._vectors(tokens), sum(map(len, tokens))
 
     def _tokens(self, text: Any, truncate: bool) -> list[int]:
-        """Return the tokens of a text, or checked ones, at most as many as one may have."""
+        """Return the tokens of a text, or checked token ids, up to the maximum of one text."""
         model = self._session.model
         if isinstance(text, str):
             data = text.encode()
@@ -123,8 +123,8 @@ class Embedder:
         return tokens
 
     def _beginning(self, data: bytes) -> bytes:
-        """Return the beginning of a UTF-8 text that has all tokens of one text, so that no more is tokenized."""
-        n_tokens = 2 * self._n_text  # so many that the cut does not change those that are kept
+        """Return the beginning of a UTF-8 text that is long enough for all tokens that are kept."""
+        n_tokens = 2 * self._n_text  # enough that the cut does not change the tokens that are kept
         if len(data) <= n_tokens * SMALL:
             return data
         n = n_tokens * max(SMALL, self._session.model.longest_piece)
@@ -147,7 +147,7 @@ class Embedder:
 
 
 def is_single(texts: Texts) -> bool:
-    """Return whether it is one text: a string, or the tokens of one."""
+    """Return True for a single text: a string, or its tokens."""
     return isinstance(texts, str) or (len(texts) > 0 and all(isinstance(token, Integral) for token in texts))
 
 
@@ -158,7 +158,7 @@ def normalized(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def shortened(rows: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
-    """Return the first ``dimensions`` numbers of vectors, scaled to length 1, as OpenAI shortens them.
+    """Return the first ``dimensions`` numbers of vectors, scaled to length 1, as in OpenAI's API.
 
     Raises
     ------
@@ -171,7 +171,7 @@ def shortened(rows: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]
 
 
 def _groups(texts: Sequence[list[int]], n_batch: int) -> Iterator[list[list[int]]]:
-    """Yield neighbours that fit into one batch."""
+    """Yield groups of consecutive texts that fit into one batch."""
     group: list[list[int]] = []
     for tokens in texts:
         if group and (len(group) == min(n_batch, MAX_TEXTS) or sum(map(len, group)) + len(tokens) > n_batch):

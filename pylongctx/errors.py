@@ -1,4 +1,4 @@
-"""What pylongctx raises when the native library reports a failure."""
+"""Exceptions for failures that the native library reports."""
 
 
 class LctxError(RuntimeError):
@@ -16,24 +16,24 @@ class LctxError(RuntimeError):
 
 
 class InvalidInput(LctxError, ValueError):  # noqa: N818 - reads as what happened
-    """The library refused a model, a setting or an argument, and nothing changed."""
+    """The library refused a model, a setting or an argument; the state is unchanged."""
 
 
 class ModelRefused(InvalidInput):
-    """A model file cannot be opened, whatever its context would be."""
+    """A model file cannot be opened with any context."""
 
 
 class ContextFull(LctxError, ValueError):  # noqa: N818 - reads as what happened
-    """There is no room for more tokens; the cache is unchanged and usable."""
+    """There is no room for more tokens; the KV cache is unchanged and usable."""
 
 
 class PromptTooLong(ContextFull):
-    """A text does not fit the context.
+    """A text does not fit into the context.
 
     Attributes
     ----------
     n_tokens, n_ctx : int
-        The tokens of the text, and those that the context holds.
+        The tokens of the text, and the size of the context.
     """
 
     def __init__(self, message: str, status: int, n_tokens: int, n_ctx: int) -> None:
@@ -43,8 +43,8 @@ class PromptTooLong(ContextFull):
 
 
 class DeviceLost(LctxError):  # noqa: N818 - reads as what happened
-    """An RPC server ended, or the connection to it broke: the model must be closed, and opened again."""
+    """An RPC server exited or the connection broke: the model must be closed and opened again."""
 
 
 class Aborted(LctxError):  # noqa: N818 - reads as what happened
-    """An evaluation was stopped by ``Llama.abort``; what was evaluated before is kept."""
+    """An evaluation was stopped by ``Llama.abort``; tokens evaluated before are kept."""

@@ -1,4 +1,4 @@
-"""The texts of files: plain text, PDF and EPUB, and of all files in a folder."""
+"""Reading text from plain text, PDF and EPUB files, and from all files of a folder."""
 
 import io
 import posixpath
@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 
 from pylongctx._log import LOG
 
-MOST_FILES = 1000  # of a folder
-LOOKED_AT = 8192  # bytes by which a file of a folder is known as text
-MOST_BYTES = 1 << 28  # that the parts of an EPUB may have when they are unpacked
+MOST_FILES = 1000  # in a folder
+LOOKED_AT = 8192  # bytes by which text files in a folder are recognized
+MOST_BYTES = 1 << 28  # unpacked size of an EPUB
 INSTALL = "install it with: pip install 'pylongctx[documents]'"
 EPUB = "{urn:oasis:names:tc:opendocument:xmlns:container}rootfile"
 PACKAGE = "{http://www.idpf.org/2007/opf}"
@@ -26,11 +26,11 @@ class FileText:
     Attributes
     ----------
     name : str
-        The file as it was named.
+        The name of the file, as given.
     text : str
-        What it says.
+        The content.
     note : str
-        What a reader should know of how it was read; empty: nothing.
+        A remark about how it was read; empty: none.
     """
 
     name: str
@@ -39,7 +39,7 @@ class FileText:
 
     @property
     def framed(self) -> str:
-        """The text between marks, as a prompt has it; without a name as it is."""
+        """The text with a header line for a prompt; unchanged without a name."""
         return f"--- File: {self.name} ---\n{self.text}\n" if self.name else f"{self.text}\n"
 
 
@@ -49,9 +49,9 @@ def read_file(name: str | Path) -> FileText:
     Raises
     ------
     ValueError
-        When it is not text, a PDF or an EPUB, or has no text.
+        When it is not a text file, a PDF or an EPUB, or has no text.
     ImportError
-        When a package that reads it is not installed.
+        When the package for its format is not installed.
     OSError
         When it cannot be read.
 
@@ -70,12 +70,12 @@ def read_file(name: str | Path) -> FileText:
 
 
 def plain_text(name: str | Path) -> str:
-    """Return the text of a file, lines ended by newlines alone. A note of how it was read becomes a warning.
+    """Return the text of a file with newlines as line ends. A note about how it was read becomes a warning.
 
     Raises
     ------
     ValueError
-        When it is not text, a PDF or an EPUB.
+        When it is not a text file, a PDF or an EPUB.
     OSError
         When it cannot be read.
 
@@ -88,7 +88,7 @@ def plain_text(name: str | Path) -> str:
 
 
 def without_note(file: FileText) -> str:
-    """Return the text of a file; a note of how it was read becomes a warning.
+    """Return the text of a file; a note about how it was read becomes a warning.
 
     Examples
     --------
@@ -101,13 +101,13 @@ def without_note(file: FileText) -> str:
 
 
 def text_of(data: bytes, name: str) -> FileText:
-    """Return the text of the bytes of a file, see ``read_file``."""
+    """Return the text in the bytes of a file, see ``read_file``."""
     if data.startswith(b"%PDF-"):
         return FileText(name, _filled(name, _pdf(data)))
     if data.startswith(b"PK") and b"application/epub+zip" in data[:LOOKED_AT]:
         return FileText(name, _filled(name, _epub(data, name)))
     if b"\0" in data:
-        raise ValueError(f"{name} is not a text file: it has zero bytes, so it is binary")
+        raise ValueError(f"{name} is not a text file: it contains NUL bytes, so it is binary")
     try:
         return FileText(name, data.decode("utf-8-sig"))
     except UnicodeDecodeError:
@@ -116,7 +116,7 @@ def text_of(data: bytes, name: str) -> FileText:
 
 
 def files_in(names: Iterable[str]) -> Iterator[str]:
-    """Yield files, and in place of a folder its text files, in order; hidden ones are left out.
+    """Yield files, and instead of a folder its text files in order, without hidden ones.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def _is_wanted(path: Path, folder: Path) -> bool:
 
 def _filled(name: str, text: str) -> str:
     if not text.strip():
-        raise ValueError(f"{name} has no text, only pictures of it: read it with OCR first")
+        raise ValueError(f"{name} has no text, only images: run OCR on it first")
     return text
 
 
@@ -172,7 +172,7 @@ def _epub(data: bytes, name: str) -> str:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as book:
             if (n := sum(part.file_size for part in book.infolist())) > MOST_BYTES:
-                raise ValueError(f"{name} has {n} bytes when it is unpacked, more than {MOST_BYTES}")
+                raise ValueError(f"{name} has {n} bytes when unpacked, more than {MOST_BYTES}")
             chapters = [book.read(part) for part in _spine(book)]
     except (zipfile.BadZipFile, KeyError, ElementTree.ParseError) as reason:
         raise ValueError(f"{name} is a damaged EPUB: {reason}") from reason

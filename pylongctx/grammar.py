@@ -1,4 +1,4 @@
-"""Grammars: what a generation may say, as GBNF text or from a JSON schema."""
+"""Grammars that constrain a generation, as GBNF text or from a JSON schema."""
 
 import json
 import os
@@ -11,12 +11,12 @@ from pylongctx.schema import hold, regex_grammar, warn_of
 
 
 def schema_to_gbnf(schema: str) -> str:
-    """Return the grammar of what a JSON schema, as JSON text, allows.
+    """Return the GBNF grammar for a JSON schema given as JSON text.
 
     Raises
     ------
     ValueError
-        When it is no JSON, or llama.cpp cannot express the schema.
+        When it is not JSON, or llama.cpp cannot express the schema.
 
     Examples
     --------
@@ -29,15 +29,15 @@ def schema_to_gbnf(schema: str) -> str:
 class LlamaGrammar:
     """A grammar in GBNF that starts at the rule ``root``, see llama.cpp's grammars/README.md.
 
-    It is parsed when a generation begins with it, since it may name tokens of the model. One that is made from a JSON
-    schema or a regular expression is held by llguidance instead.
+    It is parsed when a generation starts, since it may refer to tokens of the model. A grammar from a JSON
+    schema or a regular expression is enforced by llguidance instead.
 
     Attributes
     ----------
     schema : str
-        The JSON schema that it was made from, if any.
+        The JSON schema that it was created from, if any.
     held : str
-        llguidance's grammar, which holds an answer instead of the GBNF text.
+        llguidance's grammar, which is used instead of the GBNF text.
 
     Examples
     --------
@@ -55,9 +55,9 @@ class LlamaGrammar:
 
     @property
     def _grammar(self) -> str:
-        """The GBNF text, as in llama_cpp; of a JSON schema, what llama.cpp makes of it, which may allow more.
+        """The GBNF text, as in llama_cpp; for a JSON schema, llama.cpp's conversion, which may allow more.
 
-        Of a regular expression there is none.
+        Empty for a regular expression.
         """
         if self._text is None:
             self._text = schema_to_gbnf(self.schema) if self.schema else ""
@@ -80,21 +80,21 @@ class LlamaGrammar:
     def from_json_schema(
         cls, json_schema: str | Mapping[str, Any] | bool, verbose: bool = True, strict: bool = True
     ) -> "LlamaGrammar":
-        """Return the grammar of the JSON that a schema allows.
+        """Return the grammar of a JSON schema.
 
         Parameters
         ----------
         json_schema : str or dict or bool
             The schema, or its JSON text.
         verbose : bool
-            Without effect.
+            No effect.
         strict : bool
-            Whether a schema that cannot be held as a whole is refused; else a RuntimeWarning names what does not hold.
+            Refuse a schema that cannot be fully enforced; if False, a RuntimeWarning names the gaps.
 
         Raises
         ------
         InvalidInput
-            When the schema cannot be held, with the path of the keyword.
+            When the schema cannot be enforced, with the path of the keyword.
         """
         schema = json_schema if isinstance(json_schema, str | bool) else dict(json_schema)
         held = hold(schema, strict)
@@ -103,7 +103,7 @@ class LlamaGrammar:
 
     @classmethod
     def from_regex(cls, pattern: str) -> "LlamaGrammar":
-        """Return the grammar of the texts that a regular expression (Rust's syntax) describes as a whole.
+        """Return the grammar of texts that fully match a regular expression (Rust's syntax).
 
         Examples
         --------
@@ -113,14 +113,14 @@ class LlamaGrammar:
 
     @classmethod
     def from_choice(cls, choices: Sequence[str]) -> "LlamaGrammar":
-        """Return the grammar of one of several texts."""
+        """Return the grammar that allows one of several texts."""
         if not choices or not all(isinstance(one, str) for one in choices):
-            raise ValueError("choices must be texts, at least one")
+            raise ValueError("choices must have at least one element, all str")
         return cls.from_string("root ::= " + " | ".join(map(quoted, choices)))
 
 
 def quoted(text: str) -> str:
-    """Return a text as a literal of GBNF.
+    """Return a text as a GBNF literal.
 
     Examples
     --------

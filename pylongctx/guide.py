@@ -1,4 +1,4 @@
-"""Answers that follow JSON schemas: which tokens may come next, by llguidance and the grammar around the schemas."""
+"""Token masks for answers that follow JSON schemas, from llguidance and the grammar around the schemas."""
 
 import json
 from collections import OrderedDict
@@ -14,19 +14,19 @@ from pylongctx._lib import error, ffi, lib, out_buffer, text
 from pylongctx.engine.model import Model
 from pylongctx.schema import llguidance
 
-KEPT = 16  # grammars that are ready for the next answer
-SPECIAL = b"\xff"  # marks the tokens that are no text, for llguidance
+KEPT = 16  # compiled grammars to cache
+SPECIAL = b"\xff"  # llguidance's mark of tokens that are not text
 
 _making = Lock()
 
 
 class Words:
-    """A vocabulary as llguidance has it, with a token for every byte behind it.
+    """A vocabulary in llguidance's form, followed by a token for every byte.
 
     Parameters
     ----------
     model : Model
-        Whose vocabulary it is.
+        The owner of the vocabulary.
     """
 
     def __init__(self, model: Model) -> None:
@@ -40,7 +40,7 @@ class Words:
         self.bos_token_id = None
         self.special_token_ids: list[int] = []
         self.eos_token_id = ends[0] if ends else 0
-        self.is_tokenizer_wrapper = True  # as llguidance asks
+        self.is_tokenizer_wrapper = True  # required by llguidance
         self._ids: dict[bytes, list[int]] = {}
         for token, piece in enumerate(pieces):
             self._ids.setdefault(piece, []).append(token)
@@ -50,7 +50,7 @@ class Words:
         self._table = table(self, slices=table.json_slices())
 
     def __call__(self, data: bytes | str) -> list[int]:
-        """Return the tokens of a text: its bytes, since only masks are wanted."""
+        """Return the tokens of a text: its bytes, which are enough for masks."""
         return [self.n_vocab + byte for byte in (data.encode() if isinstance(data, str) else data)]
 
     def beginnings(self, data: bytes) -> list[int]:
@@ -58,7 +58,7 @@ class Words:
         return [token for end in range(1, len(data) + 1) for token in self._ids.get(data[:end], ())]
 
     def matcher(self, grammar: str) -> Any:
-        """Return a matcher of one of llguidance's grammars, at its beginning; InvalidInput when it cannot be used."""
+        """Return a new matcher of an llguidance grammar; InvalidInput when it cannot be used."""
         with self._lock:
             known = self._prototypes.get(grammar)
             if known is None:
@@ -76,7 +76,7 @@ _words: WeakKeyDictionary[Model, Words] = WeakKeyDictionary()
 
 
 def words_of(model: Model) -> Words:
-    """Return the vocabulary of a model; made once, in a second for a large one."""
+    """Return the cached vocabulary of a model; building a large one takes a second."""
     with _making:
         found = _words.get(model)
         if found is None:
@@ -85,7 +85,7 @@ def words_of(model: Model) -> Words:
 
 
 class Frame:
-    """Owner of one ``lctx_grammar``: what stands around schemas, such as a tool call or a thought.
+    """Owner of one ``lctx_grammar``: the grammar around schemas, such as that of a tool call or reasoning.
 
     Parameters
     ----------
@@ -106,23 +106,23 @@ class Frame:
         self._check(lib.LCTX_INVALID if text(lib.lctx_grammar_error(handle)) else lib.LCTX_OK)
 
     def allows(self, token: int, part: bytes | None = None) -> bool:
-        """Return whether a token, or a part of it, may come next."""
+        """Return True if a token, or a part of it, is allowed next."""
         return self._check(lib.lctx_grammar_allows(self._handle, token, *_given(part))) == 1
 
     def accept(self, token: int, part: bytes | None = None) -> None:
-        """Go on behind what is allowed."""
+        """Advance over an allowed token or part of one."""
         self._check(lib.lctx_grammar_accept(self._handle, token, *_given(part)))
 
     def schema_behind(self, part: bytes) -> int:
-        """Return the schema that may begin behind a text; -1: none."""
+        """Return the schema that may begin after a text; -1: none."""
         return int(lib.lctx_grammar_schema_behind(self._handle, part, len(part)))
 
     def pass_schema(self, schema: int) -> None:
-        """Go on behind a schema."""
+        """Continue after a schema."""
         self._check(lib.lctx_grammar_pass_schema(self._handle, schema))
 
     def mask(self, n_vocab: int) -> NDArray[np.bool_]:
-        """Return which tokens may come next, bool [n_vocab]."""
+        """Return the tokens allowed next, bool [n_vocab]."""
         row = np.zeros(n_vocab, np.float32)
         self._check(lib.lctx_grammar_restrict(self._handle, out_buffer("mask", row, np.float32), n_vocab))
         return np.equal(row, 0)
@@ -138,22 +138,22 @@ def _given(part: bytes | None) -> tuple[Any, int]:
 
 
 class Way(NamedTuple):
-    """How a token is read: its first bytes by the schema or grammar that is at work, the others by the next one."""
+    """How a token is matched: its first bytes by the current schema or grammar, the others by the next one."""
 
     first: int | None = None  # bytes; None: all
-    schema: int = -1  # that begins behind them; -1: the grammar goes on there
+    schema: int = -1  # that begins after them; -1: the grammar continues
 
 
 class Guide:
-    """What may come next in one answer.
+    """The constraint of one answer.
 
     Parameters
     ----------
     model : Model
         Must outlive it.
     constraint : dict
-        ``schemas``, llguidance's grammars; and, unless the first of them is all, the ``grammar`` around them with what
-        ``lctx_sampler_constrain`` reads beside it.
+        ``schemas``, llguidance's grammars; and, unless the first one is the whole answer, the ``grammar`` around them
+        with the other fields of ``lctx_sampler_constrain``.
 
     Raises
     ------
@@ -165,26 +165,26 @@ class Guide:
         self._model, self._words = model, words_of(model)
         self._schemas: list[str] = constraint["schemas"]
         self._frame: Frame | None = None
-        self._matcher: Any = None  # of the schema at work
+        self._matcher: Any = None  # of the current schema
         if "grammar" not in constraint:
             self._matcher = self._words.matcher(self._schemas[0])
             return
         given = {key: value for key, value in constraint.items() if key != "schemas"}
-        # thoughts and triggers are watched by the frame; what else was begun may end within a schema
+        # the frame tracks reasoning and triggers; other prefixes may end within a schema
         begun = "" if given.get("lazy") else given.pop("prefill", "")
         self._frame = Frame(model, given | {"n_schemas": len(self._schemas)})
         for token in self._begun(begun):
             if not self.allows(token):
-                reason = "the grammar does not begin with what the chat template begins the answer with"
+                reason = "the grammar does not allow the beginning of the answer that the chat template writes"
                 raise error(lib.LCTX_INVALID, reason)
             self.accept(token)
 
     def allows(self, token: int) -> bool:
-        """Return whether a token may come next."""
+        """Return True if a token is allowed next."""
         return self._way(token) is not None
 
     def accept(self, token: int) -> None:
-        """Go on behind a token that is allowed."""
+        """Advance over an allowed token."""
         way, frame = self._way(token), self._frame
         assert way is not None
         part = None if way.first is None else self._piece(token)
@@ -203,7 +203,7 @@ class Guide:
             frame.accept(token, part[way.first :] if way.first else None)
 
     def mask(self) -> NDArray[np.bool_]:
-        """Return which tokens may come next, bool [n_vocab]; those that end a schema and go on are not among them."""
+        """Return the tokens allowed next, bool [n_vocab], without those that end a schema and continue after it."""
         n, frame, matcher = self._words.n_vocab, self._frame, self._matcher
         if matcher is None:
             assert frame is not None
@@ -230,7 +230,7 @@ class Guide:
         return None if frame is None else self._way_out(token)
 
     def _way_in(self, token: int) -> Way | None:
-        """Return how a token begins in the grammar and ends in a schema."""
+        """Return how a token starts in the grammar and ends in a schema."""
         assert self._frame is not None
         part = self._piece(token)
         for first in range(len(part)):
@@ -240,7 +240,7 @@ class Guide:
         return None
 
     def _way_out(self, token: int) -> Way | None:
-        """Return how a token begins in a schema, or right behind it, and ends in the grammar."""
+        """Return how a token starts in a schema, or right after it, and ends in the grammar."""
         assert self._frame is not None
         part, after = self._piece(token), self._matcher
         first = after.validate_tokens(self._words(part)) if part else 0
@@ -267,18 +267,18 @@ class Guide:
         if matcher.is_error():
             raise error(lib.LCTX_INVALID, f"the schema allows nothing more here: {matcher.get_error()[:100]}")
         found = np.unpackbits(bits, count=self._words.n_vocab, bitorder="little").view(np.bool_)
-        if not found.any():  # only one text can follow, of which llguidance has our token for its first byte
+        if not found.any():  # only one text can follow; llguidance returns the byte token of its beginning
             found[self._words.beginnings(matcher.compute_ff_bytes())] = True
         return found
 
     def _text_bits(self, matcher: Any) -> NDArray[np.bool_]:
-        """Return the bits without those of end tokens, which are for the grammar around a schema."""
+        """Return the bits without end tokens, which belong to the grammar around a schema."""
         found = self._bits(matcher)
         found[self._words.ends] = False
         return found
 
     def _begun(self, prefill: str) -> list[int]:
-        """Return the tokens of what the template has written of the answer, without a space put in front."""
+        """Return the tokens of the answer's beginning written by the template, without a leading space added."""
         tokens = self._model.tokenize(prefill.encode(), False, True) if prefill else []
         padded = bool(tokens) and self._model.piece(tokens[0], True)[:1].isspace() and not prefill[0].isspace()
         return tokens[1:] if padded else tokens

@@ -1,4 +1,4 @@
-"""Models from huggingface.co, by the package huggingface_hub."""
+"""Models from huggingface.co, downloaded with the package huggingface_hub."""
 
 import fnmatch
 import os
@@ -29,13 +29,13 @@ def from_pretrained(
     repo_id : str
         The repository.
     filename : str
-        Its GGUF file, of several the first; or a glob pattern that one file matches.
+        Its GGUF file, the first one of a split model; or a glob pattern that matches one file.
     additional_files : list of str
-        More files to download, such as the other ones of a split model.
+        Additional files to download, such as the other files of a split model.
     local_dir, cache_dir : str
-        Where files go, see huggingface_hub.
+        Where files are stored, see huggingface_hub.
     local_dir_use_symlinks : bool or str
-        Without effect, as in huggingface_hub.
+        No effect, as in huggingface_hub.
     **kwargs
         The other parameters of Llama.
 
@@ -56,26 +56,26 @@ def from_pretrained(
     return cls(_download(repo_id, filename, additional_files, local_dir, cache_dir), **kwargs)
 
 
-QUANTS = ("Q4_K_M", "Q8_0")  # that are taken when none is named
+QUANTS = ("Q4_K_M", "Q8_0")  # default quantizations, in order of preference
 FIRST = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 
 
 def by_quant(repo: str, file: str | None = None) -> str:
-    """Return a model of huggingface.co as llama.cpp's ``-hf`` names it, downloaded unless it is here.
+    """Return the file of a model that is named as in llama.cpp's ``-hf``; it is downloaded if missing.
 
     Parameters
     ----------
     repo : str
         ``user/name``, or ``user/name:quant``; without a quantization Q4_K_M, else Q8_0, else the only file.
     file : str or None
-        The file, in place of a quantization.
+        The file, instead of a quantization.
 
     Raises
     ------
     ValueError
-        When the repository has no such file, or several.
+        When no file matches, or several do.
     ImportError, ConnectionError
-        As ``from_pretrained``.
+        As for ``from_pretrained``.
 
     Examples
     --------
@@ -83,9 +83,9 @@ def by_quant(repo: str, file: str | None = None) -> str:
     """
     name, _, quant = repo.partition(":")
     if name.count("/") != 1:
-        raise ValueError(f"a repository is user/name or user/name:quant, not {repo!r}")
+        raise ValueError(f"a repository must be user/name or user/name:quant, not {repo!r}")
     if file is not None and quant:
-        raise ValueError(f"{repo} names a quantization and {file} a file: leave out one of both")
+        raise ValueError(f"{repo} names a quantization and {file} a file: leave out one of them")
     hub = _package()
     with _connected(name):
         names = hub.HfApi().list_repo_files(name)
@@ -97,7 +97,7 @@ def by_quant(repo: str, file: str | None = None) -> str:
 
 
 def _chosen(repo: str, names: list[str], quant: str, file: str | None) -> str:
-    """Return the model file, or the first of its files."""
+    """Return the model file, the first one of a split model."""
     if file is not None:
         if file not in names:
             raise ValueError(f"{repo} has no file {file}; it has {', '.join(names)}")
@@ -110,12 +110,12 @@ def _chosen(repo: str, names: list[str], quant: str, file: str | None) -> str:
             return found[0]
     if not quant and len(models) == 1:
         return models[0]
-    asked = f"no one file of {quant}" if quant else f"no one file of {' or '.join(QUANTS)}"
+    asked = f"no single file of {quant}" if quant else f"no single file of {' or '.join(QUANTS)}"
     raise ValueError(f"{repo} has {asked}; choose one of {', '.join(models) or 'no .gguf file'}")
 
 
 def _shards(first: str, names: list[str]) -> list[str]:
-    """Return a file, and the others when it is the first of several."""
+    """Return a file, or all files of a split model for its first one."""
     split = FIRST.fullmatch(first)
     if split is None:
         return [first]
@@ -124,7 +124,7 @@ def _shards(first: str, names: list[str]) -> list[str]:
 
 
 def cached(repo_id: str, filename: str, revision: str) -> pathlib.Path | None:
-    """Return a file that was downloaded before, or None when it was not or huggingface_hub is not installed.
+    """Return a downloaded file; None when it is missing or huggingface_hub is not installed.
 
     Examples
     --------
@@ -140,7 +140,7 @@ def cached(repo_id: str, filename: str, revision: str) -> pathlib.Path | None:
 
 
 def download(repo_id: str, filename: str, revision: str) -> pathlib.Path:
-    """Download one file of one commit into huggingface_hub's cache, unless it is there.
+    """Download one file of one commit into huggingface_hub's cache if it is missing.
 
     Raises
     ------
@@ -162,20 +162,20 @@ def _package() -> Any:
         import huggingface_hub as hub
     except ImportError as reason:
         raise ImportError(
-            "models of huggingface.co need the package huggingface-hub: pip install huggingface-hub"
+            "models from huggingface.co need the package huggingface-hub: pip install huggingface-hub"
         ) from reason
     return hub
 
 
 @contextmanager
 def _connected(repo_id: str) -> Iterator[None]:
-    """Turn what huggingface_hub and its HTTP client raise into ConnectionError, but for errors of the arguments."""
+    """Turn exceptions of huggingface_hub and its HTTP client into ConnectionError, except argument errors."""
     try:
         yield
     except Exception as reason:
         if isinstance(reason, ValueError) and not isinstance(reason, OSError):
             raise
-        raise ConnectionError(f"{repo_id} cannot be loaded from huggingface.co ({reason})") from reason
+        raise ConnectionError(f"{repo_id} cannot be downloaded from huggingface.co ({reason})") from reason
 
 
 def _download(
@@ -185,7 +185,7 @@ def _download(
     local_dir: Path | None,
     cache_dir: Path | None,
 ) -> str:
-    """Return the path of a model that was downloaded."""
+    """Download a model and return its path."""
     hub = _package()
     if not filename:
         raise ValueError("from_pretrained needs the name of a GGUF file, or a pattern such as '*q8_0.gguf'")

@@ -1,4 +1,4 @@
-"""The class Llama: llama_cpp.Llama's interface, a facade of a Completer on an engine with one slot."""
+"""The class Llama: llama_cpp.Llama's interface over a Completer and an engine with one slot."""
 
 import os
 import weakref
@@ -28,69 +28,69 @@ DEFAULT_SEED = 0xFFFFFFFF
 class Llama(ReadingCompleter):
     """A GGUF model and one context, with the interface of ``llama_cpp.Llama`` 0.3.36.
 
-    Calls from several threads wait for each other; only ``abort`` comes through at once. Between two chunks of a stream
-    another call may run, after which the stream raises RuntimeError. A forked child must open an object of its own.
+    Calls from several threads wait for each other; only ``abort`` returns at once. Between two chunks of a stream
+    another call may run; the stream then raises RuntimeError. A forked child must open its own object.
 
     Parameters
     ----------
     model_path : str
-        GGUF file; or, where no such file is, a name of the catalogue that ``pylongctx get`` lists. Such a model is
-        fetched when it is not here yet, after a warning with its size and license.
+        GGUF file; or, if there is no such file, a name of the catalogue that ``pylongctx get`` lists. A missing model
+        of the catalogue is downloaded after a warning with its size and license.
     n_gpu_layers : int
-        How many of the last layers go to devices, with their part of the KV memory; -1: all.
+        How many of the last layers to place on devices, with their part of the KV cache; -1: all.
     tensor_split : list of float or None
-        Shares of the devices: those of ``rpc_servers``, then the GPUs of this machine. None: by free memory.
+        Split between devices: first those of ``rpc_servers``, then the GPUs of this machine. None: by free memory.
     n_ctx : int
         Context window in tokens. 0 (the default here): the trained context, times 4 for a method that extends, or as
         much as memory allows, with a warning.
     n_batch, n_ubatch : int
-        Tokens of a batch, and of the graph that evaluates a part of it.
+        Maximum tokens of a batch, and of the graph that evaluates a part of it.
     n_threads, n_threads_batch : int or None
-        Threads for one token (None: half of the CPUs that this process may use) and for a prompt (None: all of them).
+        Threads for generation (None: half of the CPUs available to this process) and for prefill (None: all of them).
     split_mode : int
-        How the model is divided among devices: 0 not, 1 by layers, 2 by rows, 3 by tensors.
+        How the model is split across devices: 0 not, 1 by layers, 2 by rows, 3 by tensors.
     main_gpu : int
         The device of all layers, with ``split_mode=0``.
     vocab_only : bool
-        Load the vocabulary alone: the object tokenizes, and has no context.
+        Load only the vocabulary: the object can tokenize, but has no context.
     use_mmap : bool
-        Map the file instead of reading it. False: the weights are the process's own, on huge pages where Linux has
-        them, so that tokens are up to a tenth faster; opening takes longer.
+        Memory-map the file. False: read the weights into the process's own memory, on huge pages where Linux has
+        them, which makes generation up to 10 % faster and opening slower.
     use_mlock : bool
-        Keep the model in memory.
+        Lock the model in memory.
     rope_scaling_type : int or None
         RoPE scaling: -1 the model's, 0 none, 1 linear, 2 YaRN.
     rope_freq_base, rope_freq_scale : float
-        Base of the frequencies, and by how much positions shrink; 0: the model's.
+        RoPE base frequency and frequency scale; 0: the model's.
     yarn_ext_factor : float
-        YaRN's share of extrapolation; negative: by the model.
+        YaRN's extrapolation mix factor; negative: the model's.
     yarn_attn_factor : float
-        YaRN's factor of attention.
+        YaRN's attention magnitude factor.
     yarn_beta_fast : float
         YaRN's low correction dimension.
     yarn_beta_slow : float
         YaRN's high correction dimension.
     yarn_orig_ctx : int
-        The trained length that YaRN stretches; 0: the model's.
+        The trained context that YaRN extends; 0: the model's.
     pooling_type, attention_type : int
-        How vectors of tokens become one in embeddings, and causal or not; -1: the model's.
+        Pooling of embeddings, and causal or non-causal attention; -1: the model's.
     offload_kqv : bool
-        K and V lie on the devices of their layers.
+        Keep K and V on the devices of their layers.
     op_offload : bool or None
-        Operations of the host go to devices. None: llama.cpp's default.
+        Offload operations on host tensors to devices. None: llama.cpp's default.
     swa_full : bool or None
-        Sliding windows keep every row, so that going back needs no checkpoint. None: not with a method, as in llama.cpp
-        without one.
+        Keep every KV entry of sliding windows, so that rewinding needs no checkpoint. None: False with a method, as in
+        llama.cpp without one.
     no_perf : bool
-        Measure no times inside llama.cpp.
+        Do not measure times inside llama.cpp.
     last_n_tokens_size : int
-        Generated tokens that penalties look back at.
+        Number of last generated tokens that penalties consider.
     kv_overrides : dict or None
-        Values in the place of the file's metadata, by key: bool, int, float, or str of at most 127 bytes, of the type
-        that the file has. A key that llama.cpp does not read of this model is refused.
+        Values that override metadata of the file, by key: bool, int, float, or str of at most 127 bytes, of the same
+        type as in the file. A key that llama.cpp does not read for this model is refused.
     override_tensor : dict or None
-        Where tensors lie: buffer types, such as "CPU", by regular expressions that are searched in their names. The
-        first that is found counts.
+        Placement of tensors: buffer types, such as "CPU", by regular expressions searched in their names. The
+        first match applies.
     lora_base, numa, tokenizer, spm_infill
         Only their defaults are supported: other values raise NotImplementedError with the reason.
     logits_all : bool
@@ -98,78 +98,78 @@ class Llama(ReadingCompleter):
     type_k, type_v : int or str or None
         ggml types of the KV cache, by number or name ("q8_0"). None: f16.
     embedding : bool
-        Open for ``embed`` and ``create_embedding``, on llama.cpp's own memory; ``pooling_type`` -1 is the model's.
+        Open for ``embed`` and ``create_embedding``, on llama.cpp's own KV cache; ``pooling_type`` -1 is the model's.
     lora_path : str or None
         A LoRA adapter, see ``add_lora``.
     lora_scale : float
         Its scale.
     chat_format : str or None
-        A named format, Jinja text, or ``chat_template.NAME`` of the model. None: the model's own template, else ChatML.
+        A named format, a Jinja template, or ``chat_template.NAME`` of the model. None: the model's, else ChatML.
     chat_handler : callable or None
-        Answers ``create_chat_completion`` instead, called as llama_cpp's handlers.
+        Handles ``create_chat_completion`` instead, called like llama_cpp's handlers.
     draft_model : callable or None
-        Guesses tokens, which are evaluated together, see ``LlamaPromptLookupDecoding``. Not with a rule that evicts.
+        Drafts tokens, which are verified in one batch, see ``LlamaPromptLookupDecoding``. Not for eviction rules.
     seed : int
-        Seed of the sampler; unseeded runs are random.
+        Seed of the sampler; random by default.
     flash_attn : bool
-        Accepted; the attention of pylongctx never holds a whole score matrix.
+        Accepted without effect: pylongctx's attention is always a flash attention.
     verbose : bool
-        Log the chosen method settings and cache reuse (``logging.getLogger("pylongctx")``, to stderr where the program
+        Log the chosen method settings and cache reuse (``logging.getLogger("pylongctx")``, to stderr if the program
         has no handlers), and let llama.cpp print its warnings.
     method : Method or str or None
-        How a long context is read: an object such as ``SelfExtend()``, or a string such as
+        How a long context is processed: an object such as ``SelfExtend()``, or a string such as
         ``"selfextend,group_size=8"`` or ``"longheads+corm"``. None: llama.cpp's own KV cache. "auto", the default: full
-        attention, on llama.cpp's own KV cache with one warning where no method serves the model. A method that is named
-        raises there.
+        attention, on llama.cpp's own KV cache with one warning if no method supports the model. A method given by name
+        raises an error for such a model.
     overflow : str
-        What happens with a text that does not fit into the context. "error": PromptTooLong, and an answer ends there.
-        "evict_middle": the oldest turns of a conversation leave behind the system prompt, before its answer and while
-        it is written, and nothing is evaluated again; ``usage`` says so. For full attention ("auto", "full").
+        How to handle a text that does not fit into the context. "error": raise PromptTooLong, and end an answer there.
+        "evict_middle": evict the oldest turns after the system prompt of a conversation, before the answer and while
+        it is generated, without evaluating anything again; see ``usage``. For full attention ("auto", "full").
     kv_limit : int or None
-        Most bytes of KV memory, as ``kv_usage().bytes`` counts them; beyond, ContextFull is raised, nothing changed.
+        Maximum bytes of KV memory, as in ``kv_usage().bytes``; beyond it ContextFull is raised and nothing changes.
     kv_store : str or None
-        A folder that keeps K and V of what was read, for its owner only. A prompt that begins as one before, in this
-        process or an earlier one, goes on from there; several processes may share it. A block that is lost or damaged
-        costs reading it again. A folder that another user owns or may write to is refused. None: nothing is kept.
+        A folder that stores KV entries of prefilled texts, readable by its owner only. A prompt with a stored prefix,
+        from this or an earlier process, continues after it; several processes may share the folder. A lost or damaged
+        block is evaluated again. A folder that another user owns or may write to is refused. None: no store.
     kv_store_limit : int or None
-        Most bytes of its files; what was used least recently leaves. None: 20 GiB.
+        Maximum bytes of its files; the least recently used ones are removed. None: 20 GiB.
     kv_store_words : bool
-        Whether its files have the first words of their texts, for ``pylongctx kv ls``. Their tokens are there anyway.
+        Store the first words of each text, for ``pylongctx kv ls``. The tokens are stored anyway.
     kv_offload : "host" or None
-        "host": K and V lie in memory of the host, the chunks that the heads choose are brought to the device, the least
-        recently read ones making place. For longheads without an eviction rule.
+        "host": keep K and V in host memory and copy the chunks that heads select to the device, where they replace the
+        least recently read ones. For longheads without an eviction rule.
     kv_offload_mib : int or None
-        MiB of the devices for these chunks; None: twice what a query chooses, and at least what one reads before
-        queries choose. ``offload_usage()`` counts hits.
+        MiB on the devices for these chunks; None: twice what a query selects, and at least what one reads before
+        selection begins. ``offload_usage()`` counts hits.
     rpc_servers : str or None
-        "host:port,host:port" of machines that run ``pylongctx rpc-server``: their devices are used as if they were
-        here. A server that goes away while it is used ends this process, as in llama.cpp. For trusted networks only.
+        "host:port,host:port" of machines that run ``pylongctx rpc-server``: their devices are used like local
+        ones. A server that exits while in use ends this process, as in llama.cpp. For trusted networks only.
     progress_callback : callable or None
-        Called as ``progress_callback(n_done, n_total)`` after each step of a prompt.
+        Called as ``progress_callback(n_done, n_total)`` after each step of the prefill.
     n_parallel : int
-        Sequences of ``n_ctx`` tokens each, on which ``complete_many`` and lists of prompts run together.
+        Sequences of ``n_ctx`` tokens each, on which ``complete_many`` and lists of prompts run concurrently.
     preflight : bool
-        Ask before anything is allocated whether weights, K and V of ``n_ctx`` tokens and compute buffers fit into free
-        memory. False: open it all the same, for texts that are shorter; memory is taken as they grow.
+        Check before any allocation that weights, K and V of ``n_ctx`` tokens and compute buffers fit into free
+        memory. False: open it anyway, for shorter texts; KV memory is allocated as they grow.
     deterministic : bool
-        A token has the same logits, bit for bit, however its text was divided into batches, whatever is evaluated
-        beside it, restored before it or drafted behind it, with any number of threads, on one kind of CPU and one
+        A token has bitwise identical logits, no matter how its text was divided into batches, what is evaluated in the
+        same batch, restored before it or drafted after it, with any number of threads, on one kind of CPU and one
         build. For methods without an eviction rule, on CPUs. It is slower.
     **kwargs
-        Unknown names are ignored with a warning.
+        Unknown arguments are ignored with a warning.
 
     Raises
     ------
     ValueError
-        When the file, the method or a number is not usable.
+        When the file, the method or a number is invalid.
     NotImplementedError
-        When an argument asks for what this version does not have.
+        When an argument requests an unsupported feature.
     MemoryError
-        When model and context do not fit, with a table of what each part takes and ways out.
+        When model and context do not fit, with a table of the size of each part and ways out.
     ConnectionError
-        When a model of the catalogue is not here and cannot be fetched.
+        When a model of the catalogue is missing and cannot be downloaded.
     OSError
-        When ``kv_store`` cannot be made; PermissionError when another user owns it or may write to it.
+        When ``kv_store`` cannot be created; PermissionError when another user owns it or may write to it.
 
     Examples
     --------
@@ -267,10 +267,10 @@ class Llama(ReadingCompleter):
 
     from_pretrained = classmethod(from_pretrained)
 
-    # ---- life ----
+    # ---- lifetime ----
 
     def close(self) -> None:
-        """Free model and context; waits for a running evaluation. The object is of no use afterwards.
+        """Free model and context; waits for a running evaluation. The object cannot be used afterwards.
 
         Examples
         --------
@@ -299,12 +299,12 @@ class Llama(ReadingCompleter):
         return self._opened.adapters.scales
 
     def add_lora(self, path: str | os.PathLike[str], scale: float = 1.0) -> None:
-        """Use a LoRA adapter, or give one that is in use another scale; the tokens so far are forgotten.
+        """Use a LoRA adapter, or change the scale of one in use; all tokens are removed.
 
         Raises
         ------
         ValueError
-            When the file is no adapter of this model, or the scale not from -10^4 to 10^4; nothing changed then.
+            When the file is not an adapter of this model, or the scale is not from -10^4 to 10^4; then nothing changes.
 
         Examples
         --------
@@ -314,7 +314,7 @@ class Llama(ReadingCompleter):
         self._solo.engine.documents.clear()
 
     def remove_lora(self, path: str | os.PathLike[str]) -> None:
-        """Use an adapter no more; KeyError when it was not in use."""
+        """Stop using an adapter; KeyError when it is not in use."""
         self._opened.adapters.remove(self.session, os.fspath(path))
         self._solo.engine.documents.clear()
 
@@ -350,14 +350,14 @@ class Llama(ReadingCompleter):
         normalize : bool
             Scale every vector to length 1.
         truncate : bool
-            Leave out what is behind the first ``n_batch`` tokens of a text, instead of refusing it.
+            Cut a text after its first ``n_batch`` tokens, instead of refusing it.
         return_count : bool
             Return the number of tokens too.
 
         Returns
         -------
         list
-            One list of floats per text, or per token of a text without pooling; for a single text, its own.
+            One list of floats per text, or without pooling per token; for a single text only its own.
 
         Raises
         ------
@@ -376,7 +376,7 @@ class Llama(ReadingCompleter):
         return (vectors, n_tokens) if return_count else vectors
 
     def pooling_type(self) -> int:
-        """Return how vectors of tokens become one: 0 not, 1 mean, 2 cls, 3 last, 4 rank."""
+        """Return the pooling type: 0 none, 1 mean, 2 cls, 3 last, 4 rank."""
         return self.session.context.pooling_type()
 
     @property
@@ -406,11 +406,11 @@ class Llama(ReadingCompleter):
         return self.session.context.kv_usage()
 
     def offload_usage(self) -> OffloadUsage:
-        """Return how the rows of ``kv_offload="host"`` were read since the model was loaded."""
+        """Return how KV entries of ``kv_offload="host"`` were read since the model was loaded."""
         return self.session.context.offload_usage()
 
     def kv_store_usage(self) -> StoreUsage:
-        """Return what came from ``kv_store`` and went there since the model was loaded, a copy.
+        """Return a copy of the counters of ``kv_store`` since the model was loaded.
 
         Raises
         ------
@@ -425,11 +425,11 @@ class Llama(ReadingCompleter):
         0
         """
         if self._opened.store is None:
-            raise ValueError("this Llama has no kv_store")
+            raise ValueError("this Llama has no kv_store: open it with kv_store=FOLDER")
         return replace(self._opened.store.usage)
 
     def held_rows(self, layer: int, head: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return which tokens a KV head still holds, and what its queries think of them.
+        """Return the tokens that a KV head still holds, and their scores.
 
         Returns
         -------
@@ -437,8 +437,8 @@ class Llama(ReadingCompleter):
             int32 [n], positions, ascending.
         scores : numpy.ndarray
             int32 [n]: with corm the last query to which the token was important, -1 for none (CORM, definition 3.1; one
-            of the last ``window`` when ``evict_every`` is not below it, where one is enough to stay);
-            with scissorhands a count; with rules that weigh a float's bits (``scores.view(numpy.float32)``): the sum of
+            of the last ``window`` ones if ``evict_every`` is at least ``window``, since one is enough to stay);
+            with scissorhands a count; with weight-based rules a float (``scores.view(numpy.float32)``): the sum of
             all weights, with kvzip the largest.
 
         Raises
@@ -462,7 +462,7 @@ class Llama(ReadingCompleter):
         return self.session.context.n_ctx
 
     def n_embd(self) -> int:
-        """Return the width of the model."""
+        """Return the embedding size of the model."""
         return int(self._model.info.n_embd)
 
     def n_vocab(self) -> int:
@@ -470,21 +470,21 @@ class Llama(ReadingCompleter):
         return int(self._model.info.n_vocab)
 
     def token_bos(self) -> int:
-        """Return the beginning-of-sequence token, -1 for none."""
+        """Return the beginning-of-sequence token; -1 if there is none."""
         return int(self._model.info.token_bos)
 
     def token_eos(self) -> int:
-        """Return the end-of-sequence token, -1 for none."""
+        """Return the end-of-sequence token; -1 if there is none."""
         return int(self._model.info.token_eos)
 
     def token_nl(self) -> int:
-        """Return the newline token, -1 for none."""
+        """Return the newline token; -1 if there is none."""
         return int(self._model.info.token_nl)
 
     # ---- vocabulary ----
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Return the token ids of UTF-8 bytes; ``special`` reads the texts of special tokens as such.
+        """Return the token ids of UTF-8 bytes; ``special`` parses the texts of special tokens.
 
         Examples
         --------

@@ -1,7 +1,7 @@
 """lm-evaluation-harness on pylongctx: the model "pylongctx".
 
 ``python -m pylongctx.lm_eval --model pylongctx --model_args model=FILE,method=longheads,n_ctx=8192 --tasks ...`` is
-lm_eval's own command with this model known. In a program, importing this module is enough.
+lm_eval's own command with this model registered. In a program, importing this module is enough.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,34 +20,34 @@ try:
     from lm_eval.models.utils import maybe_truncate, normalize_gen_kwargs
     from tqdm import tqdm
 except ImportError as reason:
-    raise ImportError(f"this needs lm-evaluation-harness: pip install pylongctx[lm-eval] ({reason})") from reason
+    raise ImportError(f"lm_eval needs lm-evaluation-harness: pip install pylongctx[lm-eval] ({reason})") from reason
 
-BATCHES = 8  # of a batch size, requests that are answered before lm_eval's cache is written
+BATCHES = 8  # batches of requests to answer before lm_eval's cache is written
 
-# (context, continuation) as texts, None for a window of a longer text; then their tokens
+# (context, continuation) as texts, None for a window of a longer text; then as tokens
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
 @register_model("pylongctx")
 class PylongctxLM(TemplateLM):  # type: ignore[misc]
-    """A GGUF model with a method. Requests are sorted, so that those with the same beginning evaluate it once.
+    """A GGUF model with a method. Requests are sorted, so that a common prefix is evaluated once.
 
     Parameters
     ----------
     model : str
         GGUF file.
     max_gen_toks : int
-        Most tokens to generate where a task does not say it.
+        Maximum tokens to generate, unless the task sets it.
     add_bos_token : bool or None
-        Whether a text begins with BOS; None: as the model wants it.
+        Whether a text begins with BOS; None: the model's setting.
     truncate : bool
-        What to do with a request that does not fit into ``n_ctx``: leave out its beginning with a warning, as
+        How to handle a request that does not fit into ``n_ctx``: cut its beginning with a warning, as
         lm_eval's own models do, or (the default) raise ValueError before anything is evaluated.
     batch_size : int or str or None
-        How many requests of ``generate_until`` are answered together, each on a sequence of ``n_ctx`` tokens; "auto"
+        How many requests of ``generate_until`` are answered concurrently, in sequences of ``n_ctx`` tokens; "auto"
         and None: one. Log-likelihoods are evaluated one after the other.
     max_batch_size, device
-        Accepted, as lm_eval passes them always.
+        Accepted without effect, since lm_eval always passes them.
     **arguments
         For ``Llama``: ``method``, ``n_ctx``, ``type_k``, ...
 
@@ -88,7 +88,7 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text without context: BOS, or the end-of-sequence token of a model without it."""
+        """The token before a text without context: BOS, or the end-of-sequence token of a model without BOS."""
         bos = self.llm.token_bos()
         return bos if bos >= 0 else self.eot_token_id
 
@@ -99,11 +99,11 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """What tells the requests of different models apart in lm_eval's cache."""
+        """A name that distinguishes models in lm_eval's cache."""
         return Path(self.llm.model_path).name
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Return the tokens of a text; None begins it with BOS as ``add_bos_token`` says, unless it does already."""
+        """Return the tokens of a text; None: begin with BOS according to ``add_bos_token``, unless it already does."""
         by_rule = add_special_tokens is None
         add_bos = self.add_bos_token is not False if by_rule else bool(add_special_tokens)
         tokens = self.llm.tokenize(string.encode(), add_bos, special=True)
@@ -120,7 +120,7 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
     def chat_template(self, chat_template: bool | str = False) -> str:
         """Return the template's text, for lm_eval's records."""
         if isinstance(chat_template, str):
-            raise ValueError(f"name the template in the model_args: chat_format=chat_template.{chat_template}")
+            raise ValueError(f"set the template in the model_args instead: chat_format=chat_template.{chat_template}")
         return str(self.llm.chat_template.info["source"])
 
     # ---- log-likelihoods ----
@@ -128,7 +128,7 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: Sequence[Pair], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Return for each request the log-probability of its continuation, and whether greedy choice gives it."""
+        """Return for each request the log-probability of its continuation, and whether greedy decoding generates it."""
         inputs = [self._fit(context, len(continuation) - 1) + continuation for _, context, continuation in requests]
         found: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
         for i in tqdm(_sorted(inputs), desc="Running loglikelihood requests", disable=disable_tqdm):
@@ -139,7 +139,7 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
         return found
 
     def _score(self, tokens: list[int], n: int) -> tuple[float, bool]:
-        """Return the sum of the log-probabilities of the last ``n`` tokens, and whether each is the likeliest."""
+        """Return the sum of the log-probabilities of the last ``n`` tokens, and whether each is the most likely one."""
         total, is_greedy = 0.0, True
         for token, row in zip(tokens[len(tokens) - n :], self._rows(tokens[:-1], n), strict=True):
             entry = self._scorer.entry(token, row, 0)
@@ -148,7 +148,7 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
         return total, is_greedy
 
     def _rows(self, tokens: list[int], n: int) -> Iterator[Any]:
-        """Yield the logits after each of the last ``n`` tokens; what comes before is evaluated where it is new."""
+        """Yield the logits after each of the last ``n`` tokens; the cached prefix is not evaluated again."""
         first = len(tokens) - n
         known = self.llm.n_tokens = longest_prefix(self.llm.session.tokens, tokens[:first])
         if known < first:
@@ -157,7 +157,7 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
             yield from rows
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-probability of each text; one longer than the context is read in windows, as lm_eval does."""
+        """Return the log-probability of each text; longer ones are evaluated in windows, as in lm_eval."""
         found = []
         for (text,) in tqdm([request.args for request in requests], desc="Texts", disable=disable_tqdm):
             pairs = utils.get_rolling_token_windows(
@@ -187,34 +187,34 @@ class PylongctxLM(TemplateLM):  # type: ignore[misc]
         return found
 
     def _batches(self, order: list[int], asked: list[dict[str, Any]]) -> Iterator[list[int]]:
-        """Yield the numbers of requests with equal options, as many as are answered before the cache is written."""
+        """Yield the indices of requests with equal options that are answered before the cache is written."""
         n = 1 if self.llm.n_parallel == 1 else BATCHES * self.llm.n_parallel
         for _, group in groupby(order, key=lambda i: repr(asked[i] | {"prompt": None})):
             numbers = list(group)
             yield from (numbers[i : i + n] for i in range(0, len(numbers), n))
 
     def _asked(self, context: str, gen_kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of ``create_completion``; those that lm_eval does not name pass as they are."""
+        """Return the arguments of ``create_completion``; arguments unknown to lm_eval are passed through."""
         kwargs = dict(normalize_gen_kwargs(gen_kwargs, self.max_gen_toks))
         stop, n, do_sample = (kwargs.pop(name) for name in ("until", "max_gen_toks", "do_sample"))
         kwargs.setdefault("temperature", 1.0 if do_sample else 0.0)
         return kwargs | {"prompt": self._fit(self.tok_encode(context), n), "stop": stop, "max_tokens": n}
 
     def _fit(self, context: list[int], n_more: int) -> list[int]:
-        """Return the context, or its end when it and ``n_more`` tokens do not fit and it may be truncated."""
+        """Return the context, truncated to its end if it does not fit together with ``n_more`` tokens."""
         if len(context) + n_more <= self.max_length:
             return context
         if not self.truncate or n_more >= self.max_length:
             raise ValueError(
                 f"a context of {len(context)} tokens and {n_more} more do not fit into n_ctx={self.max_length}: pass a "
-                "larger n_ctx, a smaller max_gen_toks to generate less, or truncate=True to leave out the beginning"
+                "larger n_ctx, a smaller max_gen_toks to generate less, or truncate=True to cut the beginning"
             )
         kept, _ = maybe_truncate(context, n_more, self.max_length)
         return list(kept)
 
 
 def _sorted(texts: Sequence[list[int]]) -> list[int]:
-    """Return the numbers of the texts in an order in which neighbours share long beginnings."""
+    """Return the indices of the texts in an order in which neighbors share long prefixes."""
     return sorted(range(len(texts)), key=lambda i: texts[i])
 
 

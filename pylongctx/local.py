@@ -1,4 +1,4 @@
-"""A Completer with the sequence that it works on."""
+"""A Completer with access to its sequence."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_CONTEXT = "this Llama was loaded with vocab_only=True: it has no context"
 
 
 class LocalCompleter(Completer):
-    """A Completer on an engine with one slot, whose sequence can be evaluated, taken back, saved and watched.
+    """A Completer on an engine with one slot, whose sequence can be evaluated, rewound, saved and traced.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class LocalCompleter(Completer):
 
     @property
     def session(self) -> Session:
-        """The sequence: its tokens and logits, going back, evaluating, facts of the model.
+        """The sequence: its tokens and logits, evaluation, rewinding, and facts about the model.
 
         Raises
         ------
@@ -71,7 +71,7 @@ class LocalCompleter(Completer):
 
     @property
     def states(self) -> States:
-        """The states that the sequence can continue from: the checkpoint, the cache, what they depend on."""
+        """The states that the sequence can continue from: the checkpoint and the cache, and their identity."""
         return self._solo.states
 
     @property
@@ -83,13 +83,13 @@ class LocalCompleter(Completer):
 
     @property
     def n_tokens(self) -> int:
-        """The number of evaluated tokens; setting a smaller number forgets the tokens after it."""
+        """The number of evaluated tokens; setting a smaller number removes the tokens after it."""
         return self.session.n_tokens
 
     @n_tokens.setter
     def n_tokens(self, n: int) -> None:
         if not 0 <= n <= self.session.n_tokens:
-            raise ValueError(f"n_tokens can only go back: 0 to {self.session.n_tokens}, not {n}")
+            raise ValueError(f"n_tokens can only be reduced: it must be from 0 to {self.session.n_tokens}, not {n}")
         self.session.n_tokens = n
 
     @property
@@ -122,7 +122,7 @@ class LocalCompleter(Completer):
         return deque(self.scores.tolist(), maxlen=self.session.n_ctx if self.session.logits_all else 1)
 
     def reset(self) -> None:
-        """Forget all tokens.
+        """Remove all tokens.
 
         Examples
         --------
@@ -134,7 +134,7 @@ class LocalCompleter(Completer):
             self.session.clear()
 
     def abort(self) -> None:
-        """Stop the evaluation that another thread runs; it raises Aborted and the object stays usable.
+        """Stop an evaluation in another thread, which raises Aborted; the object stays usable.
 
         Examples
         --------
@@ -168,7 +168,7 @@ class LocalCompleter(Completer):
             self.session.eval(ids)
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Let the sequence hold a prompt and the logits after it, using what was evaluated before.
+        """Evaluate a prompt after its cached prefix, so that the sequence holds it and the logits after it.
 
         Raises
         ------
@@ -202,9 +202,9 @@ class LocalCompleter(Completer):
         return self.session.eval_rows(ids)
 
     def trace(self, start: int | None = None, stop: int | None = None) -> AbstractContextManager[Trace]:
-        """Record which chunks each layer and head reads: ``with llm.trace() as trace: llm.eval(tokens)``.
+        """Record the chunks that each layer and head reads: ``with llm.trace() as trace: llm.eval(tokens)``.
 
-        The results do not change. Numbers and a map come from ``pylongctx.inspect``. A position that is evaluated again
+        The results do not change. ``pylongctx.inspect`` computes numbers and a map. A position that is evaluated again
         replaces its record.
 
         Parameters
@@ -216,9 +216,9 @@ class LocalCompleter(Completer):
         Raises
         ------
         ValueError
-            When the method reads no chunks, or the range is empty or outside of the context.
+            When the method does not read chunks, or the range is empty or outside the context.
         RuntimeError
-            When a trace is being recorded already.
+            When a trace is already being recorded.
         MemoryError
             When the records of the range do not fit into memory.
 
@@ -234,7 +234,7 @@ class LocalCompleter(Completer):
 
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-        """Return how many leading tokens are equal.
+        """Return the length of the common prefix of two token sequences.
 
         Examples
         --------
@@ -319,9 +319,9 @@ class LocalCompleter(Completer):
         grammar: Grammar | None = None,
         **more: Unpack[SamplerOptions],
     ) -> Generator[int, Sequence[int] | None, None]:
-        """Yield tokens that continue ``tokens``, without end; ``.send(tokens)`` injects tokens after the last one.
+        """Yield tokens that continue ``tokens`` endlessly; ``.send(tokens)`` appends tokens after the last one.
 
-        With ``reset``, ``tokens`` are the whole sequence and what the cache holds of their beginning is reused;
+        With ``reset``, ``tokens`` are the whole sequence, whose cached prefix is reused;
         without, they follow the current tokens. The other parameters are those of ``create_completion``.
 
         Examples
@@ -357,10 +357,10 @@ class LocalCompleter(Completer):
         model: str | None = None,
         **options: Any,
     ) -> list[Completion]:
-        """Return the completion of each prompt, in their order.
+        """Return the completion of each prompt, in order.
 
-        They run together on the ``n_parallel`` sequences of the object. A beginning that prompts share is evaluated
-        once. What ``session`` holds may change.
+        They run concurrently on the ``n_parallel`` sequences of the object. A common prefix of prompts is evaluated
+        once. The tokens of ``session`` may change.
 
         Parameters
         ----------
@@ -371,12 +371,12 @@ class LocalCompleter(Completer):
         model : str or None
             The model's name in answers.
         **options
-            Those of ``create_completion``, for all prompts. With a seed, every prompt has that seed.
+            Options of ``create_completion`` for all prompts. A seed applies to every prompt.
 
         Raises
         ------
         ValueError
-            When a prompt is empty or does not fit the context (PromptTooLong); nothing is evaluated then.
+            When a prompt is empty or does not fit into the context (PromptTooLong); then nothing is evaluated.
 
         Examples
         --------
@@ -393,7 +393,7 @@ class LocalCompleter(Completer):
         model: str | None = None,
         **options: Any,
     ) -> list[Answered]:
-        """Return what ``complete_many`` does, with the tokens of each answer."""
+        """Run ``complete_many``, and also return the tokens of each answer."""
         solo, name, n = self._solo, self._name if model is None else model, len(prompts)
         for prompt in prompts:
             if (n_tokens := len(self._prompt_tokens(prompt))) >= solo.n_ctx:
@@ -404,7 +404,7 @@ class LocalCompleter(Completer):
 
     @property
     def draft_model(self) -> DraftModel | None:
-        """What guesses the next tokens; another one is used from the next generation on."""
+        """The draft model; a new one is used from the next generation on."""
         return self._solo.draft_model
 
     @draft_model.setter
@@ -415,7 +415,7 @@ class LocalCompleter(Completer):
     # ---- states ----
 
     def save_state(self) -> LlamaState:
-        """Return tokens, last logits and KV rows; the sampler and the earlier ``scores`` are no part of it.
+        """Return tokens, last logits and KV entries, without the sampler and the earlier ``scores``.
 
         Examples
         --------
@@ -434,15 +434,15 @@ class LocalCompleter(Completer):
         Raises
         ------
         InvalidInput
-            When another model, method or setting made it, or it is damaged. The object is empty then, and usable.
+            When another model, method or setting saved it, or it is damaged. Then the object is empty and usable.
         """
         self.states.load(state)
 
     def checkpoint(self) -> LlamaState:
-        """Return a snapshot in memory and keep it: a prompt that begins with its tokens continues from there.
+        """Keep and return a snapshot in memory: a prompt with its tokens as prefix continues from there.
 
-        It is for methods that cannot go back, such as corm, which evicts: take it where the next prompt may differ,
-        as after the prompt of a chat turn. It takes as many bytes as the KV cache holds; the next one replaces it.
+        It is for methods that cannot rewind, such as corm, which evicts: take it where the next prompt may differ,
+        such as after the prompt of a chat turn. It is as large as the KV cache; the next one replaces it.
 
         Examples
         --------
@@ -458,7 +458,7 @@ class LocalCompleter(Completer):
         return self.states.take_checkpoint()
 
     def restore(self, state: LlamaState | None = None) -> None:
-        """Go back to ``state``, or to the last checkpoint.
+        """Rewind to ``state``, or to the last checkpoint.
 
         Raises
         ------
@@ -490,7 +490,7 @@ class LocalCompleter(Completer):
 
 
 def _source(opened: Opened) -> TokenSource:
-    """Return what makes the tokens of a Llama."""
+    """Return the source of a Llama's tokens."""
     if not opened.sessions:
         return NoTokens(opened.model, NO_CONTEXT)
     states = States(opened.sessions[0], lambda: opened.identity)

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens: token i's come from the logits after token i - 1."""
+"""Log-probabilities of tokens: those of token i come from the logits after token i - 1."""
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ class CompletionLogprobs(TypedDict):
 
 
 class Entry(NamedTuple):
-    """One token: its bytes, where it starts in the returned text, its log-probability, the likeliest tokens; ids."""
+    """One token: its bytes, its offset in the returned text, its log-probability, the most likely tokens; ids."""
 
     piece: bytes
     offset: int
@@ -34,12 +34,12 @@ class Entry(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The token's text; of a part of a character its bytes, as OpenAI writes them: ``bytes:\\xe6``."""
+        """The token's text; for a part of a character its bytes in OpenAI's form: ``bytes:\\xe6``."""
         return next(_names(self.token, self.piece))
 
     @property
     def top_texts(self) -> dict[str, float] | None:
-        """The likeliest tokens and this one, each under a name of its own."""
+        """The most likely tokens and this one, each under a unique name."""
         if self.top is None or self.logprob is None:
             return None
         names, taken, values = {self.token: self.text}, {self.text}, dict[int, float]()
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 
 
 def _names(token: int, piece: bytes) -> Iterator[str]:
-    """Yield names of a token: tokens may share a text, as a byte and a letter do, or have none."""
+    """Yield candidate names of a token, since tokens may share a text, like a byte and a letter, or have none."""
     with suppress(UnicodeDecodeError):
         yield piece.decode()
     if piece:
@@ -78,7 +78,7 @@ def as_dict(entries: Iterable[Entry]) -> CompletionLogprobs:
 
 
 def merge(parts: Iterable[CompletionLogprobs | None]) -> CompletionLogprobs:
-    """Return the lists of several chunks one after the other.
+    """Concatenate the lists of several chunks.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def merge(parts: Iterable[CompletionLogprobs | None]) -> CompletionLogprobs:
 
 
 class Scorer:
-    """Make entries from tokens and logits."""
+    """Creates entries from tokens and logits."""
 
     def __init__(self, model: Model, n_top: int, piece: Callable[[int], bytes] | None = None) -> None:
         self._model = model
@@ -111,10 +111,10 @@ class Scorer:
     ) -> list[Entry]:
         """Return the entries of a prompt's tokens; ``parts``: the logits after them, step by step.
 
-        Of a text (``special``) the BOS that was added is left out; token ids have an entry each, as clients count them.
-        Memory does not grow with vocabulary times tokens: of every row of logits only the entry is kept.
+        For a text (``special``) the added BOS is left out; token ids have one entry each, as clients count them.
+        Memory does not grow with vocabulary times tokens: only the entry of every row of logits is kept.
         """
-        own: list[float | None] = [None]  # nothing precedes the first
+        own: list[float | None] = [None]  # the first token has no predecessor
         top: list[list[tuple[bytes, float]] | None] = [None]
         ids: list[list[int]] = [[]]
         for rows in parts:
@@ -134,7 +134,7 @@ class Scorer:
     def _score(
         self, tokens: NDArray[np.int32], rows: NDArray[np.float32]
     ) -> tuple[list[float], list[list[tuple[bytes, float]]], list[list[int]]]:
-        """Return the log-probabilities of tokens, each after its row of logits, and the likeliest of each row."""
+        """Return the log-probability of each token after its row of logits, and the most likely tokens of each row."""
         n, n_vocab = rows.shape
         own, top = np.empty(n, np.float32), np.empty((n, self._n_top), np.float32)
         ids = np.empty((n, self._n_top), np.int32)
@@ -159,7 +159,7 @@ class Scorer:
 
 
 def _offsets(pieces: Sequence[bytes], text: str) -> Iterator[int]:
-    """Yield where each piece starts in ``text``, which may lack the space that a tokenizer adds in front."""
+    """Yield the offset of each piece in ``text``, which may lack the leading space added by the tokenizer."""
     decoder = codecs.getincrementaldecoder("utf-8")("ignore")
     lengths = [len(decoder.decode(piece)) for piece in pieces]
     offset = min(0, len(text) - sum(lengths))

@@ -1,4 +1,4 @@
-"""LoRA adapters: loaded beside a model, with a scale each."""
+"""LoRA adapters, loaded in addition to a model, each with a scale."""
 
 import os
 from contextlib import suppress
@@ -35,7 +35,7 @@ class Adapter:
         self.handle = lib.lctx_adapter_load(model.handle, os.fsencode(path))
         if failure := text(lib.lctx_adapter_error(self.handle)):
             self.close()
-            raise error(lib.LCTX_INVALID, f"{path} cannot be used as LoRA adapter: {failure}")
+            raise error(lib.LCTX_INVALID, f"{path} cannot be used as a LoRA adapter: {failure}")
         self.scale = 1.0
         self._place, self._found = os.path.realpath(path), found[0]
         try:
@@ -46,7 +46,7 @@ class Adapter:
             raise
 
     def is_at(self, path: str) -> bool:
-        """Return whether a path leads to its file, however it is spelled."""
+        """Return True if a path leads to the adapter's file."""
         with suppress(OSError):
             return os.path.realpath(path) == self._place or os.path.samestat(os.stat(path), self._found)
         return False
@@ -58,7 +58,7 @@ class Adapter:
 
 
 class Adapters:
-    """The LoRA adapters in use. A change forgets all tokens, which were evaluated with other weights.
+    """The LoRA adapters in use. A change removes all tokens, which were evaluated with other weights.
 
     Parameters
     ----------
@@ -77,11 +77,11 @@ class Adapters:
 
     @property
     def identity(self) -> list[str]:
-        """What saved states depend on."""
+        """The adapters' part of the identity of saved states."""
         return sorted(f"{adapter.digest} * {adapter.scale}" for adapter in self._used.values())
 
     def add(self, session: Session, path: str, scale: float) -> None:
-        """Use an adapter, or give one that is in use another scale; nothing changed when it is refused."""
+        """Use an adapter, or change the scale of one in use; nothing changes when it is refused."""
         with session.lock:
             path = self._spelled(path)
             new = path not in self._used
@@ -97,19 +97,19 @@ class Adapters:
             self._used[path] = adapter
 
     def remove(self, session: Session, path: str) -> None:
-        """Use an adapter no more; KeyError when it was not in use."""
+        """Stop using an adapter; KeyError when it is not in use."""
         with session.lock:
             adapter = self._used.pop(self._spelled(path))
             self._use(session, self._used)
             adapter.close()
 
     def close(self) -> None:
-        """Free all adapters; before the model."""
+        """Free all adapters; must be called before the model is freed."""
         while self._used:
             self._used.popitem()[1].close()
 
     def _spelled(self, path: str) -> str:
-        """Return the path under which a file is in use; for another file the path itself."""
+        """Return the path under which a file is in use; for an unused file the path itself."""
         return next((used for used, adapter in self._used.items() if adapter.is_at(path)), path)
 
     def _use(self, session: Session, adapters: dict[str, Adapter]) -> None:

@@ -1,4 +1,4 @@
-"""The types of what requests ask for; the values are those of the signatures in ``Completer``."""
+"""Types of request options; their defaults are in the signatures of ``Completer``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypedDict
@@ -7,14 +7,14 @@ from pylongctx._guess import guess
 from pylongctx.grammar import LlamaGrammar
 from pylongctx.sampling import Processors, StoppingCriteria
 
-# A message of a conversation: role, content, and what else the chat template reads.
+# A message of a conversation: role, content, and other fields that the chat template reads.
 Message = Mapping[str, Any]
 # A JSON schema.
 Schema = Mapping[str, Any]
 
 
 class Constrained(Protocol):
-    """A grammar object: ours or llama_cpp's."""
+    """A grammar object of pylongctx or llama_cpp."""
 
     _grammar: str
 
@@ -31,7 +31,7 @@ class Function(TypedDict, total=False):
 
 
 class Tool(TypedDict):
-    """OpenAI's tool."""
+    """A tool in OpenAI's form."""
 
     type: Literal["function"]
     function: Function
@@ -62,7 +62,7 @@ Messages = Sequence[Message]
 
 
 class SamplerOptions(TypedDict, total=False):
-    """Samplers that llama.cpp has and llama_cpp's methods do not name: fields of ``SamplingParams``."""
+    """Samplers of llama.cpp that llama_cpp's methods lack: fields of ``SamplingParams``."""
 
     top_n_sigma: float
     xtc_probability: float
@@ -81,14 +81,14 @@ class SamplerOptions(TypedDict, total=False):
 
 
 class AnswerOptions(SamplerOptions, total=False):
-    """The same, and where an answer may end, as vLLM's ``SamplingParams`` have it."""
+    """Sampler options, and conditions for the end of an answer as in vLLM's ``SamplingParams``."""
 
     min_tokens: int
     stop_token_ids: Sequence[int] | None
 
 
 class SamplingOptions(AnswerOptions, total=False):
-    """How tokens are chosen, and where an answer ends."""
+    """How tokens are sampled, and where an answer ends."""
 
     temperature: float
     top_p: float
@@ -112,7 +112,7 @@ class SamplingOptions(AnswerOptions, total=False):
 
 
 class CompletionOptions(SamplingOptions, total=False):
-    """The keywords of ``create_completion``, but for ``stream``."""
+    """The keywords of ``create_completion``, except ``stream``."""
 
     suffix: str | None
     max_tokens: int | None
@@ -121,7 +121,7 @@ class CompletionOptions(SamplingOptions, total=False):
 
 
 class ChatOptions(SamplingOptions, total=False):
-    """The keywords of ``create_chat_completion``, but for ``stream``."""
+    """The keywords of ``create_chat_completion``, except ``stream``."""
 
     functions: Sequence[Function | Mapping[str, Any]] | None
     function_call: FunctionChoice | None
@@ -139,7 +139,7 @@ class ChatOptions(SamplingOptions, total=False):
 
 
 def flattened(arguments: Mapping[str, Any], *but: str, more_of: type = SamplerOptions) -> dict[str, Any]:
-    """Return the arguments of a method by name, those of its ``**more: SamplerOptions`` among them."""
+    """Return the arguments of a method by name, including those of its ``**more: SamplerOptions``."""
     more = arguments["more"]
     if unknown := more.keys() - more_of.__annotations__.keys():
         name = min(unknown)

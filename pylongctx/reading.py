@@ -1,4 +1,4 @@
-"""A Completer that does more with a text than read it from its beginning: documents, and compression."""
+"""A Completer with documents and compression."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from pylongctx.local import LocalCompleter
 
 
 class ReadingCompleter(LocalCompleter):
-    """A LocalCompleter that reads documents by themselves, and compresses what was read.
+    """A LocalCompleter that prefills documents independently of a prompt, and compresses the KV cache of a text.
 
     Parameters
     ----------
@@ -23,22 +23,22 @@ class ReadingCompleter(LocalCompleter):
         return list(self._solo.engine.documents)
 
     def read(self, text: str, name: str | None = None, ratio: float | None = None) -> Document:
-        """Read a text by itself, so that it can stand anywhere in later prompts without being read again.
+        """Prefill a text independently, so that later prompts can contain it anywhere without another prefill.
 
-        It is recognized where a prompt has its text: between others in any order, behind a changed system prompt. Its
-        first tokens are evaluated there, the others are as if nothing stood before them (EPIC, arXiv 2410.15332), so
-        answers differ a little from those to a prompt that is read as a whole. Keys stay as they were rotated, and
-        queries look from where the prompt has the text. What the sequence held is forgotten; with ``kv_store`` a text
-        that an earlier process has read comes from there.
+        It is recognized wherever a prompt contains its text: among others in any order, or after a changed system
+        prompt. Its first tokens are evaluated there; the others were computed without the tokens before them (EPIC,
+        arXiv 2410.15332), so answers differ slightly from those of a full prefill. Keys are not rotated again; queries
+        see them at their distance in the prompt. The tokens of the sequence are removed. With ``kv_store``, a text that
+        an earlier process prefilled is loaded from the store.
 
         Parameters
         ----------
         text : str
-            The text, at least 128 tokens.
+            The text, at least 128 tokens long.
         name : str or None
-            By which a part of a message names it: ``{"type": "document", "name": ...}``. None: the text itself.
+            Name for parts of messages: ``{"type": "document", "name": ...}``. None: the text itself.
         ratio : float or None
-            Share of its rows that stay, as of ``compress``; ``kv_store`` keeps these for later processes. None: all.
+            Fraction of its KV entries to keep, see ``compress``; ``kv_store`` stores these. None: all.
 
         Returns
         -------
@@ -48,7 +48,7 @@ class ReadingCompleter(LocalCompleter):
         Raises
         ------
         ValueError
-            When the method is not ``full,spans=N``, or with a ratio ``full,spans=N+kvzip``, the ratio is no share, the
+            When the method is not ``full,spans=N``, or with a ratio ``full,spans=N+kvzip``, ``ratio`` is invalid, the
             text is too short or too long, or the context has no room for the replay (ContextFull).
 
         Examples
@@ -68,29 +68,29 @@ class ReadingCompleter(LocalCompleter):
         return document
 
     def forget(self, document: Document | str) -> None:
-        """Free a document; prompts with its text are read as others; ValueError when there is none of this name."""
+        """Free a document, so that prompts with its text are prefilled normally; ValueError for an unknown name."""
         self._solo.engine.documents.forget(document.name if isinstance(document, Document) else document)
 
     def compress(self, ratio: float) -> None:
-        """Forget most of a text, whatever will be asked about it: for ``method="kvzip"``, alone or composed.
+        """Evict most KV entries of a text, independently of later questions: for ``method="kvzip"``, alone or composed.
 
-        The text is replayed behind itself in pieces of up to 2000 tokens, for which ``n_ctx`` must have room; it takes
-        two to three times as long as reading it. Then the pages behind the rows that are forgotten are free. The text
-        goes on from there, and prompts that begin with it do so too; going back before its end evaluates it anew.
+        The text is replayed after itself in pieces of up to 2000 tokens, for which ``n_ctx`` must have room; this takes
+        two to three times as long as the prefill. Then the pages of evicted entries are freed. The text and prompts
+        that begin with it continue from there; rewinding before its end evaluates it again.
 
         Parameters
         ----------
         ratio : float
-            Share of the rows of a full cache that stay, above 0 and at most 1. A text that was compressed before keeps
-            at most what it has.
+            Fraction of the entries of a full cache to keep, above 0 and at most 1. A text that is already compressed
+            keeps at most its current entries.
 
         Raises
         ------
         ValueError
-            When the method's rule does not wait for it, there is no text, ``ratio`` is no share, or the context has no
-            room for the replay (ContextFull). The text is as before.
+            When the method's rule does not support it, there is no text, ``ratio`` is invalid, or the context has no
+            room for the replay (ContextFull). The text is unchanged.
         Aborted
-            When ``abort`` was called meanwhile. The text is as before.
+            When ``abort`` was called. The text is unchanged.
 
         Examples
         --------
@@ -107,6 +107,6 @@ class ReadingCompleter(LocalCompleter):
         True
         """
         if self._solo.engine.library is not None:
-            reason = "kv_store keeps texts as they were read: open without it, or read(text, ratio=...) a document"
+            reason = "kv_store cannot store a compressed text: open without it, or use read(text, ratio=...)"
             raise error(lib.LCTX_INVALID, reason)
         compress(self.session, ratio)

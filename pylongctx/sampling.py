@@ -24,7 +24,7 @@ TOO_SLOW = -2  # of lctx_sampler_sample
 LARGEST = float(np.finfo(np.float32).max)
 MOST_BREAKERS, BREAKER_BYTES = 64, 40
 
-# llama.cpp's names and letters of its samplers, in its order
+# names and letters of llama.cpp's samplers, in its order
 SAMPLERS = {
     "penalties": "e",
     "dry": "d",
@@ -38,7 +38,7 @@ SAMPLERS = {
     "adaptive_p": "a",
 }
 OTHER_NAMES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typicalp": "typ_p"}
-# least and most
+# minimum and maximum
 BOUNDS = {
     "xtc_probability": (0, 1),
     "xtc_threshold": (0, 1),
@@ -55,7 +55,7 @@ BOUNDS = {
 
 
 class LogitsProcessorList(list[LogitsProcessor]):
-    """Processors applied one after the other to the logits of the next token, float32 [n_vocab].
+    """Processors that are applied in order to the logits of the next token, float32 [n_vocab].
 
     Examples
     --------
@@ -75,7 +75,7 @@ class LogitsProcessorList(list[LogitsProcessor]):
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):
-    """Criteria of which one is enough to stop.
+    """Criteria to stop, any of which is enough.
 
     Examples
     --------
@@ -85,12 +85,12 @@ class StoppingCriteriaList(list[StoppingCriteria]):
     """
 
     def __call__(self, input_ids: NDArray[np.int32], logits: NDArray[np.float32]) -> bool:
-        """Return whether one of the criteria holds."""
+        """Return True if one of the criteria is met."""
         return any(criterion(input_ids, logits) for criterion in self)
 
 
 class MinTokensLogitsProcessor:
-    """Forbid the end-of-sequence token, or all tokens of an array, until ``min_tokens`` tokens were generated.
+    """Forbid the end-of-sequence token, or all tokens of an array, until ``min_tokens`` tokens are generated.
 
     Examples
     --------
@@ -106,7 +106,7 @@ class MinTokensLogitsProcessor:
         self.prompt_tokens: int | None = None
 
     def __call__(self, input_ids: NDArray[np.int32], scores: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits, the end-of-sequence token forbidden while it is too early."""
+        """Return the logits, with the end-of-sequence token forbidden while the answer is too short."""
         if self.prompt_tokens is None:
             self.prompt_tokens = len(input_ids)
         if len(input_ids) - self.prompt_tokens < self.min_tokens:
@@ -116,31 +116,31 @@ class MinTokensLogitsProcessor:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The settings of one sampler chain; ``temp`` 0 is greedy. Penalties see generated tokens only.
+    """The settings of one sampler chain; ``temp`` 0 is greedy. Penalties only consider generated tokens.
 
-    Mirostat, and a ``temp`` that is not above 0, stand in place of all samplers but penalties and DRY. With XTC,
-    dynamic temperature or ``samplers`` the chain runs with ``temp`` 0 too, and takes the likeliest token that is left.
+    Mirostat, and a ``temp`` that is not above 0, replace all samplers except penalties and DRY. With XTC, dynamic
+    temperature or ``samplers`` the chain also runs with ``temp`` 0, and takes the most likely remaining token.
 
     Attributes
     ----------
     top_n_sigma : float
-        Only tokens whose logit is at most so many standard deviations below the best one (arXiv:2411.07641); 0 and
-        below: all.
+        Keep only tokens whose logit is at most this many standard deviations below the best one (arXiv:2411.07641);
+        0 and below: all.
     xtc_probability, xtc_threshold : float
-        With this probability leave out all tokens above the threshold but the least likely one of them (XTC). A
-        threshold above 0.5 does nothing.
+        With this probability remove all tokens above the threshold except the least likely one of them (XTC). A
+        threshold above 0.5 has no effect.
     dynatemp_range, dynatemp_exponent : float
-        The temperature is between ``temp`` - range and ``temp`` + range, by the entropy to the power of the exponent
+        The temperature varies from ``temp`` - range to ``temp`` + range with the entropy to the power of the exponent
         (arXiv:2309.02772).
     adaptive_target, adaptive_decay : float
-        Prefer tokens near this probability, which adapts to those that were chosen (adaptive-p); below 0: off.
+        Prefer tokens near this probability, which adapts to the chosen ones (adaptive-p); below 0: off.
     min_keep : int
-        Tokens that ``top_p``, ``min_p``, ``typical_p`` and XTC leave at least.
+        Minimum number of tokens that ``top_p``, ``min_p``, ``typical_p`` and XTC keep.
     dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers
-        DRY: a token that would make a repetition of n tokens longer loses multiplier * base ** (n - allowed_length).
-        Repetitions are looked for in the last tokens of prompt and answer, not across the breakers.
+        DRY: a token that would extend a repetition of n tokens loses multiplier * base ** (n - allowed_length).
+        Repetitions are searched in the last tokens of prompt and answer, not across breakers.
     samplers : str or sequence of str or None
-        The samplers that run, in their order: names of ``SAMPLERS``, or llama.cpp's letters for them. None: all.
+        The samplers to run, in order: names of ``SAMPLERS``, or llama.cpp's letters for them. None: all.
 
     Examples
     --------
@@ -225,27 +225,27 @@ def sampler_names(given: str | Sequence[str]) -> tuple[str, ...]:
             choices = ", ".join(f"{name} ({letter})" for name, letter in SAMPLERS.items())
             raise ValueError(f"samplers: there is no {str(one)[:40]!r}; there are {choices}")
         if name in found:
-            raise ValueError(f"samplers: {name} is there twice")
+            raise ValueError(f"samplers: {name} is given twice")
         found.append(name)
     return tuple(found)
 
 
 def sampler_name(given: Any) -> str | None:
-    """Return the name of ``SAMPLERS`` that llama.cpp's name or another spelling of it means; None: there is none."""
+    """Return the name in ``SAMPLERS`` for llama.cpp's name or another spelling; None: there is none."""
     word = str(given).lower().replace("_", "").replace("-", "")
     return ({name.replace("_", ""): name for name in SAMPLERS} | OTHER_NAMES).get(word)
 
 
 def check_breakers(breakers: Sequence[str]) -> None:
-    """Raise ValueError for texts that cannot be DRY's sequence breakers."""
+    """Raise ValueError for invalid sequence breakers of DRY."""
     if isinstance(breakers, str) or not all(isinstance(one, str) for one in breakers):
         raise TypeError("dry_sequence_breakers must be a list of strings")
     if len(breakers) > MOST_BREAKERS:
-        raise ValueError(f"dry_sequence_breakers: {len(breakers)} are more than {MOST_BREAKERS}")
+        raise ValueError(f"dry_sequence_breakers: {len(breakers)} are more than the maximum of {MOST_BREAKERS}")
     for one in breakers:
         data = one.encode("utf-8", "replace")
         if not 1 <= len(data) <= BREAKER_BYTES or b"\0" in data or data.decode() != one:
-            raise ValueError(f"dry_sequence_breakers: {one[:BREAKER_BYTES]!r} is no text of 1 to {BREAKER_BYTES} bytes")
+            raise ValueError(f"dry_sequence_breakers: {one[:BREAKER_BYTES]!r} must have 1 to {BREAKER_BYTES} bytes")
 
 
 class Sampler:
@@ -258,9 +258,9 @@ class Sampler:
     params : SamplingParams
         The chain's settings.
     constraint : str or None
-        A grammar, as ``lctx_sampler_constrain`` or, with ``schemas``, ``Guide`` reads it.
+        A grammar in the form of ``lctx_sampler_constrain`` or, with ``schemas``, of ``Guide``.
     before : sequence of int
-        The tokens of the text so far, in which DRY looks for repetitions too.
+        The tokens of the text so far, in which DRY also searches repetitions.
 
     Raises
     ------
@@ -282,7 +282,7 @@ class Sampler:
                 setattr(settings, key, value)
             except (TypeError, OverflowError) as reason:
                 raise type(reason)(f"{key}: {reason}") from None
-        # What follows must live until lctx_sampler_create has copied it.
+        # These must stay alive until lctx_sampler_create has copied them.
         names = None if params.letters is None else ffi.new("char[]", params.letters.encode())
         settings.samplers = ffi.NULL if names is None else names
         if params.dry_multiplier and params.dry_penalty_last_n:
@@ -303,7 +303,7 @@ class Sampler:
         if not handle:
             raise MemoryError("the sampler cannot be created")
         self._handle = ffi.gc(handle, partial(_free, of_model))
-        self._masks_first = params.mirostat_mode != 0  # it learns from every choice
+        self._masks_first = params.mirostat_mode != 0  # Mirostat adapts to every choice
         self._guide: Guide | None = None
         if constraint and '"schemas"' in constraint and "schemas" in (spec := json.loads(constraint)):
             self._guide = Guide(model, spec)
@@ -316,16 +316,16 @@ class Sampler:
         Raises
         ------
         InvalidInput
-            When the grammar takes more than a second of the processor.
+            When the grammar exceeds its CPU budget of a second.
         LctxError
-            When no token can be chosen.
+            When no token can be sampled.
         """
         if self._guide is not None:
             return self._guided(self._guide, logits)
         return self._chosen(lib.lctx_sampler_sample, logits)
 
     def _guided(self, guide: Guide, logits: NDArray[np.float32]) -> int:
-        """Choose a token; asking about one is cheap, about all of them is not, so the chain goes first."""
+        """Choose a token; the chain's choice is checked first, since a mask of all tokens is slow."""
         token = -1 if self._masks_first else self._chosen(lib.lctx_sampler_choose, logits)
         if token < 0 or not guide.allows(token):
             mask = guide.mask()
@@ -346,7 +346,7 @@ class Sampler:
         return token
 
     def logprobs(self, n_vocab: int) -> NDArray[np.float32]:
-        """Return the log-probabilities, float32 [n_vocab], by which the last token was chosen; -inf: left out."""
+        """Return the log-probabilities, float32 [n_vocab], from which the last token was sampled; -inf: removed."""
         probs = np.empty(n_vocab, np.float32)
         status = lib.lctx_sampler_probs(self._handle, out_buffer("probs", probs, np.float32), n_vocab)
         if status != lib.LCTX_OK:
@@ -356,7 +356,7 @@ class Sampler:
 
 
 def _free(model: Any, handle: Any) -> None:
-    """Free a sampler, before the model that it refers to."""
+    """Free a sampler; must be called before its model is freed."""
     lib.lctx_sampler_free(handle)
 
 
@@ -365,7 +365,7 @@ def process(
     input_ids: NDArray[np.int32],
     logits: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """Return what the processors make of a copy of ``logits``, float32 [n_vocab].
+    """Apply the processors to a copy of ``logits``, float32 [n_vocab].
 
     Raises
     ------
@@ -388,12 +388,12 @@ def check_logits(rows: NDArray[np.float32]) -> None:
     if not finite.all():
         wrong = int(np.flatnonzero(~finite)[0])
         token, value = wrong % rows.shape[-1], rows.reshape(-1)[wrong]
-        cause = "the model is damaged, or its numbers overflow"
+        cause = "the model is damaged, or its activations overflow"
         raise error(lib.LCTX_FAILED, f"no token can be sampled: the logit of token {token} is {value}; {cause}")
 
 
 class SeedSequence(Iterator[int]):
-    """Yields the seed itself, then numbers derived from it; without a seed, random numbers. For several threads."""
+    """Yields the seed itself, then numbers derived from it; without a seed, random numbers. Thread-safe."""
 
     def __init__(self, seed: int | None) -> None:
         own = None if seed is None or seed in RANDOM_SEEDS else int(seed) % 2**32

@@ -1,4 +1,4 @@
-"""JSON schemas as grammars of llguidance; nothing of a schema is dropped: it holds, or it is named."""
+"""JSON schemas as llguidance grammars; every keyword is either enforced or reported."""
 
 import json
 import math
@@ -24,10 +24,10 @@ LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
 OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties")
-SHARED = ("$defs", "definitions", "$schema", "$id")  # what parts refer to
+SHARED = ("$defs", "definitions", "$schema", "$id")  # shared with parts of a schema, which refer to them
 MOST_GAPS = 64
 MOST_TOLD = 1000  # characters of a warning
-SECONDS = 2.0  # for the search of what cannot be held
+SECONDS = 2.0  # for the search of keywords that cannot be enforced
 MOST_DEPTH = 100
 MOST_MULTIPLE = 10_000
 LARGEST = 9 * 10**18
@@ -35,20 +35,20 @@ BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 PLAIN = 'bfnrt\\"'
 OPTIONS = {
-    # models end up in endless white space where it is free
+    # with unlimited white space, models generate it endlessly
     "whitespace_pattern": r" |\n{1,2}[ \t]{0,20}",
-    # a name that is spelled in two ways, as with \u0061, would be there twice
+    # a name with two spellings, such as with \u0061, would be a duplicate
     "json_allowed_escapes": PLAIN,
     "lenient": False,
     "coerce_one_of": False,
 }
-# of ECMA-262 in Rust's syntax: what is spelled the same there, and means something else
+# ECMA-262 escapes in Rust's syntax, where the same spelling has another meaning
 SPACES = r"\t-\r \xa0\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}\u{feff}"
 OUTSIDE = {r"\s": f"[{SPACES}]", r"\S": f"[^{SPACES}]", ".": r"[^\n\r\u{2028}\u{2029}]"}
 INSIDE = {r"\s": SPACES, r"\b": r"\x08", "[": r"\[", "&": r"\&", "~": r"\~"}
-# characters that only \u spells, in texts of a schema and in its patterns
+# characters that need \u escapes, in strings and patterns of a schema
 CONTROLS = re.compile(r"\\u00[01]|\\x[01]|\\u\{0*1?.\}|\\c[A-Za-z]|\\[0v]")
-# as RFC 3339 has them; llguidance knows no lengths of months, and leap seconds everywhere
+# per RFC 3339; llguidance ignores the lengths of months and allows leap seconds anywhere
 DATE = (
     r"(?:\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))"
     r"|(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
@@ -59,31 +59,31 @@ PIECE = re.compile(r"\\c[A-Za-z]|\\.|.", re.DOTALL)
 
 
 class Held(NamedTuple):
-    """A grammar of llguidance, and what of the schema it does not hold an answer to."""
+    """An llguidance grammar, and the keywords of the schema that it does not enforce."""
 
     grammar: str
     gaps: tuple[str, ...]
 
 
 def hold(schema: Any, strict: bool = True) -> Held:
-    """Return the grammar of what a JSON schema, as JSON text or its value, allows.
+    """Return the grammar of a JSON schema, given as JSON text or as a value.
 
     Parameters
     ----------
     schema : str or dict or bool
         The schema.
     strict : bool
-        Whether it is refused when a part of it cannot be held; else such parts are left out, and named in ``gaps``.
+        Refuse a schema with parts that cannot be enforced; else such parts are dropped and listed in ``gaps``.
 
     Raises
     ------
     InvalidInput
-        When it is no schema, allows nothing, or cannot be held; the message has the path of the keyword.
+        When it is not a schema, allows nothing, or cannot be enforced; the message has the path of the keyword.
 
     Examples
     --------
     >>> hold({"type": "array", "uniqueItems": True}, strict=False).gaps
-    ('/uniqueItems: no grammar holds an answer to this',)
+    ('/uniqueItems: a grammar cannot enforce this',)
     """
     try:
         found = json.loads(schema) if isinstance(schema, str) else schema
@@ -94,7 +94,7 @@ def hold(schema: Any, strict: bool = True) -> Held:
 
 
 def regex_grammar(pattern: str) -> str:
-    """Return the grammar of the texts that a regular expression describes from their first character to the last."""
+    """Return the grammar of texts that fully match a regular expression."""
     grammar: str = llguidance().LLMatcher.grammar_from_regex(pattern)
     if reason := _failure(grammar):
         raise InvalidInput(f"the regular expression cannot be used: {reason}", -1)
@@ -102,14 +102,14 @@ def regex_grammar(pattern: str) -> str:
 
 
 def warn_of(gaps: Sequence[str]) -> None:
-    """Warn of what an answer need not follow."""
+    """Warn about keywords that an answer may violate."""
     if gaps:
-        reason = f"the answer need not follow all of its JSON schema: {'; '.join(gaps)[:MOST_TOLD]}"
+        reason = f"not all of the JSON schema is enforced: {'; '.join(gaps)[:MOST_TOLD]}"
         warnings.warn(reason, RuntimeWarning, stacklevel=5)
 
 
 def llguidance() -> Any:
-    """Return the package that makes masks of tokens from schemas; NotImplementedError where it is missing."""
+    """Return the package llguidance; NotImplementedError when it is missing."""
     try:
         import llguidance as package
     except ImportError as reason:
@@ -138,8 +138,8 @@ def _hold(text: str, strict: bool) -> Held:
 
 
 def _prepare(schema: dict[str, Any], text: str) -> tuple[list[str], Mapping[str, Any]]:
-    """Write a schema so that llguidance reads it as the standard does; returns what it would not hold, and options."""
-    schema.pop("x-guidance", None)  # llguidance's settings are ours
+    """Rewrite a schema for llguidance according to the standard; returns what it would not enforce, and options."""
+    schema.pop("x-guidance", None)  # not for users: pylongctx sets llguidance's options
     nodes, gaps = list(_nodes(schema)), []
     for path, node in nodes:
         _check(path, node)
@@ -150,7 +150,7 @@ def _prepare(schema: dict[str, Any], text: str) -> tuple[list[str], Mapping[str,
             node["additionalProperties"] = False
     if not CONTROLS.search(text):
         return gaps, OPTIONS
-    among = "/additionalProperties: it cannot be held beside control characters"
+    among = "/additionalProperties: it cannot be enforced together with control characters"
     gaps += [path + among for path, node in nodes if _is_open(node)]
     return gaps, {**OPTIONS, "json_allowed_escapes": PLAIN + "u"}
 
@@ -158,13 +158,13 @@ def _prepare(schema: dict[str, Any], text: str) -> tuple[list[str], Mapping[str,
 def _grammar(schema: Mapping[str, Any], options: Mapping[str, Any] = OPTIONS) -> str:
     try:
         found: str = llguidance().LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
-    except ValueError as reason:  # numbers and texts that JSON does not have
+    except ValueError as reason:  # values that JSON cannot represent
         raise _invalid(f"it is not JSON: {reason}") from None
     return found
 
 
 def _failure(grammar: str) -> str:
-    """Return why a grammar cannot be used, in one line; empty when it can."""
+    """Return why a grammar cannot be used, in one line; empty if it can be used."""
     failed, reasons = llguidance().LLMatcher.validate_grammar_with_warnings(grammar)
     if not failed and not reasons:
         return ""
@@ -203,13 +203,13 @@ def _check(path: str, node: Mapping[str, Any]) -> None:
 
 
 def _joins(node: Mapping[str, Any]) -> bool:
-    """Return whether an object may have to follow several schemas, each of which names some of its properties."""
+    """Return True if an object may have to match several schemas with properties of their own."""
     parts = [key for key in (*IN_PLACE, *OF_OBJECTS) if key in node]
     return len(node.get("allOf", ())) > 1 or (len(parts) > 1 and any(key in IN_PLACE for key in parts))
 
 
 def _is_plain(node: Mapping[str, Any]) -> bool:
-    """Return whether an object has all of its properties named; as in llama.cpp it has no others then."""
+    """Return True if all properties of an object are named; then, as in llama.cpp, it has no others."""
     named, required = node.get("properties"), node.get("required", ())
     if named is None or any(name not in named for name in required):
         return False
@@ -217,12 +217,12 @@ def _is_plain(node: Mapping[str, Any]) -> bool:
 
 
 def _is_open(node: Mapping[str, Any]) -> bool:
-    """Return whether an object has named properties and others, whose names may be those again, with other escapes."""
+    """Return True if an object has named and other properties, whose names may repeat the first with other escapes."""
     return bool(node.get("properties")) and node.get("additionalProperties") is not False
 
 
 def _spell(node: dict[str, Any]) -> list[str]:
-    """Write one schema of it so; returns what it would not hold."""
+    """Rewrite one schema of it; returns what llguidance would not enforce."""
     if "pattern" in node:
         node["pattern"] = ecma(node["pattern"])
     if node.get("format") in FORMATS:
@@ -234,16 +234,16 @@ def _spell(node: dict[str, Any]) -> list[str]:
     _bound(node)
     gaps, least = [], node.get("minProperties", 0)
     if isinstance(least, int) and least > max(1, len(set(node.get("required", ())))):
-        del node["minProperties"]  # the same name may come twice, and count once
-        gaps.append("/minProperties: it can be held as far as properties are required")
+        del node["minProperties"]  # duplicate names count once
+        gaps.append("/minProperties: it can only be enforced for required properties")
     if _digits(node.get("multipleOf")) > MOST_MULTIPLE:
-        del node["multipleOf"]  # llguidance tries every remainder
-        gaps.append(f"/multipleOf: it can be held up to {MOST_MULTIPLE}, without its decimal point")
+        del node["multipleOf"]  # llguidance enumerates all remainders
+        gaps.append(f"/multipleOf: it can be enforced up to {MOST_MULTIPLE}, without its decimal point")
     return gaps
 
 
 def _bound(node: dict[str, Any]) -> None:
-    """Let no bound be beyond what llguidance can compare, and no integer go on without an end."""
+    """Limit bounds to llguidance's range, and the number of digits of integers."""
     for sign, (plain, exclusive) in ((-1, BOUNDS[:2]), (1, BOUNDS[2:])):
         given = [key for key in (plain, exclusive) if key in node]
         for key in given:
@@ -259,7 +259,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _digits(number: Any) -> int:
-    """Return a number without its decimal point; 0 for what is none."""
+    """Return a number without its decimal point; 0 for other values."""
     if not _is_number(number):
         return 0
     scaled = Decimal(repr(number)).as_tuple()
@@ -267,7 +267,7 @@ def _digits(number: Any) -> int:
 
 
 def ecma(pattern: str) -> str:
-    """Return a pattern of ECMA-262, as schemas have them, in the syntax of Rust's regular expressions.
+    """Convert a pattern from ECMA-262, the syntax of schemas, to Rust's regular expressions.
 
     Examples
     --------
@@ -299,7 +299,7 @@ def _culprit(schema: dict[str, Any], reason: str, until: float) -> tuple[str, di
 
 
 def _keyword(node: Mapping[str, Any], reason: str) -> str | None:
-    """Return the keyword of a schema that cannot be held."""
+    """Return the keyword of a schema that cannot be enforced."""
     spelled = {"Unknown format": "format", "Resource": "$ref", "regex": "pattern", "Properties": "minProperties"}
     known = [key for key in node if f'"{key}"' in reason or f"'{key}'" in reason or reason.startswith(f"{key} ")]
     known += [key for text, key in spelled.items() if text in reason and key in node]
@@ -307,17 +307,17 @@ def _keyword(node: Mapping[str, Any], reason: str) -> str | None:
 
 
 def told(reason: str) -> str:
-    """Return llguidance's reason in words that say what to do.
+    """Return llguidance's reason in terms of the schema.
 
     Examples
     --------
     >>> told('Unimplemented keys: ["not"]')
-    'no grammar holds an answer to this'
+    'a grammar cannot enforce this'
     """
     if reason.startswith("Unimplemented"):
-        return "no grammar holds an answer to this"
+        return "a grammar cannot enforce this"
     if reason.startswith("oneOf"):
-        return "only alternatives of other types, or with other texts for a required property, are told apart"
+        return "alternatives must differ in type, or in the texts of a required property"
     return reason
 
 
@@ -328,8 +328,8 @@ def _leave_out(node: dict[str, Any], key: str) -> None:
 
 
 def _refusal(gap: str) -> InvalidInput:
-    return _invalid(f"{gap}. Leave this out, or ask with strict false for an answer that need not follow it")
+    return _invalid(f"{gap}. Leave this out, or set strict to false so that it is not enforced")
 
 
 def _invalid(reason: str) -> InvalidInput:
-    return InvalidInput(f"the JSON schema cannot hold an answer: {reason}", -1)
+    return InvalidInput(f"the JSON schema cannot be used: {reason}", -1)

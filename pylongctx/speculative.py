@@ -1,4 +1,4 @@
-"""Draft models: what guesses the next tokens of a text, see ``Llama(draft_model=...)``."""
+"""Draft models, which guess the next tokens of a text, see ``Llama(draft_model=...)``."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 
 class LlamaDraftModel(ABC):
-    """What guesses how a text goes on.
+    """The base class of draft models.
 
     Examples
     --------
@@ -21,18 +21,18 @@ class LlamaDraftModel(ABC):
 
     @abstractmethod
     def __call__(self, input_ids: NDArray[np.int32], /, **kwargs: Any) -> NDArray[np.int32]:
-        """Return the tokens that may follow int32 [n], none when it has no guess."""
+        """Return the draft tokens after int32 [n], empty for no draft."""
 
 
 class LlamaPromptLookupDecoding(LlamaDraftModel):
-    """Guess that the text goes on as it did where its last tokens stood before: the last such place.
+    """Drafts the tokens that followed the most recent earlier occurrence of the last tokens.
 
     Parameters
     ----------
     max_ngram_size : int
-        Most last tokens to look for; fewer when they are nowhere.
+        Maximum number of last tokens to search for; fewer if they are not found.
     num_pred_tokens : int
-        Most tokens to guess.
+        Maximum number of draft tokens.
 
     Examples
     --------
@@ -46,14 +46,14 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
         self.num_pred_tokens = num_pred_tokens
 
     def __call__(self, input_ids: NDArray[np.int32], /, **kwargs: Any) -> NDArray[np.int32]:
-        """Return what followed the last tokens before."""
+        """Return the tokens that followed the last tokens before."""
         return self.find_candidate_pred_tokens(input_ids, self.max_ngram_size, self.num_pred_tokens)
 
     @staticmethod
     def find_candidate_pred_tokens(
         input_ids: NDArray[np.int32], max_ngram_size: int, num_pred_tokens: int
     ) -> NDArray[np.int32]:
-        """Return what followed the last tokens before; the parameters are those of the class."""
+        """Return the tokens that followed the last tokens before; takes the parameters of the class."""
         for size in range(min(max_ngram_size, len(input_ids) - 1), 0, -1):
             windows = np.lib.stride_tricks.sliding_window_view(input_ids[:-1], size)
             places = np.flatnonzero((windows == input_ids[-size:]).all(axis=1))

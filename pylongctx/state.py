@@ -1,4 +1,4 @@
-"""A saved sequence: tokens, the last logits and the rows of the KV cache, in memory or in a file."""
+"""A saved sequence: tokens, the last logits and the KV cache, in memory or in a file."""
 
 import json
 import os
@@ -25,16 +25,16 @@ ALIGNMENT = 16  # of the first array
 
 @dataclass(frozen=True, eq=False)
 class LlamaState:
-    """What ``Llama.save_state`` returns. It can be pickled, and written to a file with ``save``.
+    """The result of ``Llama.save_state``. It can be pickled, and written to a file with ``save``.
 
     Attributes
     ----------
     input_ids : numpy.ndarray
         int32 [n_tokens], the evaluated tokens.
     logits : numpy.ndarray
-        float32 [n_vocab], the logits after the last token; empty when they were not known.
+        float32 [n_vocab], the logits after the last token; empty if they were not computed.
     llama_state : numpy.ndarray
-        uint8, the KV cache as the library stores it.
+        uint8, the KV cache in the library's format.
     identity : dict
         The model, the method and the settings that the cache depends on.
 
@@ -69,7 +69,7 @@ class LlamaState:
         return self.input_ids.nbytes + self.logits.nbytes + self.llama_state.nbytes
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to a file; a file that exists is replaced when all is written."""
+        """Write the state to a file; an existing file is replaced atomically."""
         path = Path(path)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             try:
@@ -82,12 +82,12 @@ class LlamaState:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "LlamaState":
-        """Read a file that ``save`` wrote.
+        """Load a file that was written by ``save``.
 
         Raises
         ------
         InvalidInput
-            When it is no state, of another version, truncated or damaged.
+            When it is not a state, or has another version, or is truncated or damaged.
         """
         try:
             return cls.from_bytes(Path(path).read_bytes())
@@ -95,7 +95,7 @@ class LlamaState:
             raise error(reason.status, f"{path}: {reason}") from None
 
     def to_bytes(self) -> bytes:
-        """Return what ``save`` writes."""
+        """Return the content of the file that ``save`` writes."""
         return b"".join(self.parts())
 
     @classmethod
@@ -120,7 +120,7 @@ class LlamaState:
         return LlamaState.from_bytes, (self.to_bytes(),)
 
     def parts(self) -> Iterator[bytes | memoryview]:
-        """Yield the bytes of ``to_bytes``, without a copy of the arrays."""
+        """Yield the bytes of ``to_bytes`` without copying the arrays."""
         arrays: list[Any] = [self.input_ids, self.logits, self.llama_state]
         header = json.dumps({"identity": dict(self.identity), "sizes": [array.nbytes for array in arrays]}).encode()
         header += b" " * (-(HEAD.size + len(header)) % ALIGNMENT)
@@ -155,12 +155,12 @@ def _read_head(file: BinaryIO) -> bytes:
 
 
 def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
-    """Return the JSON header and where the arrays begin."""
+    """Return the JSON header and the offset of the arrays."""
     if len(data) < HEAD.size or data[: len(MAGIC)] != MAGIC:
-        raise _refusal("it is no saved state of pylongctx")
+        raise _refusal("it is not a saved state of pylongctx")
     _, version, length = HEAD.unpack_from(data)
     if version != VERSION:
-        raise _refusal(f"its version is {version}, this one reads {VERSION}")
+        raise _refusal(f"its version is {version}, but this pylongctx reads version {VERSION}")
     end = HEAD.size + length
     try:
         header = json.loads(data[HEAD.size : end])

@@ -107,8 +107,8 @@ def test_every_repetition_starts_from_the_depth(embedded_model, method):
         (["--method", "nonsense"], "unknown method 'nonsense'; available: full"),
         (["-r", "0"], "-r must be at least 1, not 0"),
         (["--delay", "-1"], "--delay must be at least 0"),
-        (["-p", "0", "-n", "0"], "no test is left"),
-        (["-fa", "0"], "-fa 0: the attention of pylongctx never holds a whole score matrix"),
+        (["-p", "0", "-n", "0"], "there is no test to run"),
+        (["-fa", "0"], "-fa 0: pylongctx's attention is always a flash attention"),
         (["-fa", "maybe"], "-fa takes 0, 1 or auto, not 'maybe'"),
         (
             ["-m", "random:llama-9:2"],

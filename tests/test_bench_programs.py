@@ -238,7 +238,7 @@ def test_failures_of_a_sweep_say_what_went_wrong(fake, body, reason):
         ("ik={bench} -p 5", "--vs ik: -p is the same for all programs"),
         ("ik={other}", "other is neither llama-bench nor llama-sweep-bench: its --help names neither --n-gen nor"),
         ("ik={plain}", "plain cannot be run: Permission denied"),
-        ("llama.cpp={bench}", "--vs: the label 'llama.cpp' is taken; each program needs a name of its own"),
+        ("llama.cpp={bench}", "--vs: the label 'llama.cpp' is used twice; give each program its own name"),
     ],
 )
 def test_refusals_name_the_program(capsys, fake, tmp_path, given, message):

@@ -379,7 +379,7 @@ def test_get_fetches_and_prints_the_path(entry, cache, capsys):
     assert main(["get", NAME]) == 0
     shown = capsys.readouterr()
     assert shown.out == f"{cache / FILE}\n"
-    assert shown.err == f"fetching {entry.about}\n"
+    assert shown.err == f"downloading {entry.about}\n"
     assert main(["get", NAME]) == 0
     assert capsys.readouterr() == (f"{cache / FILE}\n", "")
 
@@ -446,7 +446,7 @@ def repository(monkeypatch, data):
 
 def test_a_file_of_the_hub(hub, repository, capsys):
     assert main(["get", NAME]) == 0
-    assert capsys.readouterr() == (f"{hub.files[0]}\n", f"fetching {repository.about}\n")
+    assert capsys.readouterr() == (f"{hub.files[0]}\n", f"downloading {repository.about}\n")
     assert repository.about.endswith("(https://ai.google.dev/gemma/terms), from some/model at fffffff on Hugging Face")
     assert resolve(NAME) == str(hub.files[0])
     assert hub.asked == [("some/model", FILE, "f" * 40)]

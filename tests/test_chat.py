@@ -236,7 +236,7 @@ def test_a_handler_answers_instead(embedded_model):
         assert chat(llm) == (llm, "It was the best of", 0.0)
     register_chat_completion_handler("mine")(handler)
     try:
-        with pytest.raises(ValueError, match="registered already"):
+        with pytest.raises(ValueError, match="already registered"):
             register_chat_completion_handler("mine")(handler)
         with new(embedded_model, chat_format="mine") as llm:
             assert chat(llm, temperature=0.5)[2] == 0.5
@@ -282,7 +282,7 @@ def test_without_openai(llm, monkeypatch):
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": None}}}, "must be an object, not None"),
         ({"tools": [{"type": "other"}]}, r"tools\[0\] must be"),
         ({"tool_choice": "required"}, "needs tools"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "'f', which is none of the tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "'f', which is not one of the tools"),
         ({"tool_choice": "perhaps"}, "tool_choice must be"),
         ({"grammar": "root ::= x"}, "no rule named x"),
         ({"grammar": 'root ::= "x"', "response_format": {"type": "json_object"}}, "cannot be combined"),

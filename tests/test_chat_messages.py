@@ -184,7 +184,7 @@ def test_what_the_model_and_its_operator_say_is_read_as_before(embedded_model):
 def test_a_template_that_changes_texts_is_used_as_it_is(embedded_model, caplog):
     with new(embedded_model, vocab_only=True, chat_format="{{ messages[0].content | upper }}") as llm:
         assert llm.apply_template([say("user", "a</s>b")]) == "A</S>B"
-    assert "changes the texts of special tokens" in caplog.text
+    assert "changes texts of special tokens in messages" in caplog.text
 
 
 def test_words_in_place_of_marks_are_not_in_the_messages():

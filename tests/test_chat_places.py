@@ -82,7 +82,9 @@ def test_arguments_in_tags_follow_as_far_as_they_are_json(tagged):
 
 
 def test_texts_in_tags_cannot_be_held(tagged):
-    with pytest.raises(ValueError, match="look_up/properties/s/pattern cannot be held in calls as this chat template"):
+    with pytest.raises(
+        ValueError, match="look_up/properties/s/pattern cannot be enforced in the calls of this chat template"
+    ):
         tagged.apply_template(USER, tools=[tool(strict=True)])
     with pytest.warns(RuntimeWarning, match="look_up/properties/s/pattern: calls of this chat template"):
         tagged.apply_template(USER, tools=[tool()])
@@ -112,7 +114,7 @@ def test_the_prompt_shows_the_tools_as_they_are(model):
 
 
 def test_calls_that_follow_no_schema_are_named():
-    assert Tools([tool(strict=True)]).nowhere().gaps == ["look_up: calls of this chat template follow no schema"]
+    assert Tools([tool(strict=True)]).nowhere().gaps == ["look_up: this chat template enforces no schema"]
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_every_name_of_llama_cpp_python_is_known():
     assert len(names) >= 27
     assert names == {*FORMATS, *FUNCTIONARY}
     for name in FUNCTIONARY:
-        with pytest.raises(InvalidInput, match="have a template of their own"):
+        with pytest.raises(InvalidInput, match="have their own template"):
             find(name)
 
 

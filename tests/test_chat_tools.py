@@ -201,9 +201,9 @@ def test_a_bad_parameter_schema_is_refused(model):
 
 def test_a_template_without_tools_says_so(embedded_model):
     with new(embedded_model, chat_format="vicuna", n_ctx=1024) as llm:
-        with pytest.raises(ValueError, match="no tool calls, so none can be required"):
+        with pytest.raises(ValueError, match="does not support tool calls, so none can be required"):
             chat(llm, tool_choice="required")
-        with pytest.warns(RuntimeWarning, match="the model, which cannot know of get_weather, get_time"):
+        with pytest.warns(RuntimeWarning, match="the model, which cannot call get_weather, get_time"):
             chat(llm, max_tokens=2)
 
 

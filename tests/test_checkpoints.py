@@ -318,7 +318,7 @@ def test_a_state_that_cannot_be_cut_does_not_replace_what_can(start, text):
 
 @pytest.mark.parametrize("method", [None, "full"])
 def test_a_recurrent_model_takes_no_drafts(start, method):
-    with pytest.raises(NotImplementedError, match="recurrent layers of this model cannot take back"):
+    with pytest.raises(NotImplementedError, match="recurrent layers of this model cannot undo"):
         start("qwen3next", method, draft_model=LlamaPromptLookupDecoding())
 
 

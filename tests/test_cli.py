@@ -126,7 +126,7 @@ def test_passkey_takes_the_method_from_the_environment(tmp_path):
     ("args", "message"),
     [
         (["--method", "nonsense"], "unknown method 'nonsense'; available: full, window, selfextend"),
-        (["--method", "window+corm"], "window composes with nothing"),
+        (["--method", "window+corm"], "window does not compose with other methods"),
         (["--lengths", "10"], "length 10 is too short"),
         (["--tests", "0"], "--limit must be at least 1"),
         (["missing.gguf"], "Model path does not exist: missing.gguf"),
@@ -188,9 +188,9 @@ def test_inspect_prints_the_numbers(inspected):
 
 
 def test_inspect_says_that_a_short_text_is_read_whole(inspected, capsys, tmp_path):
-    assert "tokens are read, as in every text" not in inspected[0].stdout
+    assert "tokens are read, as in any text" not in inspected[0].stdout
     assert main(["inspect", "--method", "longheads", "--length", "300", "--out", str(tmp_path)]) == 0
-    assert "tokens are read, as in every text of up to 768: --length 1536 shows a choice" in capsys.readouterr().out
+    assert "tokens are read, as in any text of up to 768: try --length 1536" in capsys.readouterr().out
 
 
 def test_inspect_without_matplotlib_prints_the_numbers(monkeypatch, capsys, tmp_path):
@@ -229,15 +229,15 @@ def test_wrong_usage_is_status_2():
     [
         (["chta"], "there is no command 'chta'; did you mean 'chat'?"),
         (["chat", "--mehtod", "full"], "there is no option --mehtod; did you mean '--method'?"),
-        (["serve", "a.gguf", "b.gguf"], "there is no place for 'b.gguf'"),
+        (["serve", "a.gguf", "b.gguf"], "unexpected argument 'b.gguf'"),
         (["chat", "smolm2-135m"], "Model path does not exist: smolm2-135m; did you mean 'smollm2-135m'?"),
         (["chat", "--method", "longhead"], "unknown method 'longhead'; did you mean 'longheads'?"),
         (["complete", "-f", "missing.txt"], "argument -f/--file: missing.txt: No such file or directory"),
         (
             ["complete", "-p", "x", "--kv-store", "/dev/null"],
-            "--kv-store /dev/null: File exists; name a folder that can",
+            "--kv-store /dev/null: File exists; give a writable folder",
         ),
-        (["complete", "-p", "x", "-m", "missing.gguf"], "missing.gguf; pylongctx get lists models that can be fetched"),
+        (["complete", "-p", "x", "-m", "missing.gguf"], "missing.gguf; pylongctx get lists models to download"),
         (["serve", "--port", "99999"], "--port must be from 0 to 65535, not 99999"),
     ],
 )

@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_an_error_and_the_rest_is_answered():
 def test_an_answer_that_fills_the_context_says_so():
     done = run("chat", *ENDLESS, "-c", "128", "--no-loop-stop", input="Hello?\n")
     assert done.returncode == 0, done.stderr
-    assert "the answer ended where the context does" in done.stderr
+    assert "the answer was cut off: the context is full" in done.stderr
     assert "context 127/128" in done.stderr
 
 
@@ -122,7 +122,7 @@ def test_turns_leave_and_the_line_says_so():
     assert gone == sorted(gone) and gone[0] == 1 and len(gone) > 5
     prompts = [int(n) for n in re.findall(r"prompt (\d+) tokens", done.stderr)]
     assert max(prompts[:12]) < 80  # what stays is not read again
-    assert "drops rows of full attention, not of 'corm," in done.stderr
+    assert "needs full attention, not 'corm," in done.stderr
     assert done.returncode == 1
 
 
@@ -130,7 +130,7 @@ def test_a_file_that_does_not_fit_is_told_before(tmp_path):
     (tmp_path / "long").write_text("word " * 900)
     done = run("chat", *YES, input=f"/read {tmp_path}/long\n")
     assert re.search(r"(\d+) tokens of files go before the next message; there is room for 512", done.stderr)
-    assert "that does not fit; ways out:" in done.stderr
+    assert "the files do not fit; ways out:" in done.stderr
 
 
 def test_methods_change_while_talking(tmp_path):
@@ -238,7 +238,7 @@ def test_ctrl_c_stops_the_prompt(tmp_path):
         terminal.until("reading")
         terminal.until("t/s")
         terminal.type(CTRL_C)
-        assert "what was not answered is not a part of the conversation" in terminal.until("\n> ")
+        assert "the unanswered message is not part of the conversation" in terminal.until("\n> ")
         assert "2 messages" in terminal.ask("/stats")
         terminal.ask("/clear")
         assert re.search(r"(yes|no)\r\n", terminal.ask("And now?"))
@@ -265,9 +265,9 @@ def test_ctrl_c_at_the_prompt():
         terminal.type("half a mess")
         terminal.until("half a mess")
         terminal.interrupt_prompt()
-        assert "leaves" not in terminal.until("\n> ")
+        assert "to exit" not in terminal.until("\n> ")
         terminal.interrupt_prompt()
-        assert "Ctrl-C again or Ctrl-D leaves" in terminal.until("\n> ")
+        assert "press Ctrl-C again or Ctrl-D to exit" in terminal.until("\n> ")
         terminal.ask("Hello?")
         terminal.interrupt_prompt()
         terminal.until("\n> ")
@@ -379,7 +379,7 @@ def test_commands_that_change_the_conversation(tmp_path):
     for text in (
         *("0 messages are left", "0 messages; KV", "there is nothing to undo", "Be brief.", "temperature 0.5"),
         *("top_p must be a number, not 'much'", "usage: /set NAME VALUE", "temperature default"),
-        *("my book.txt: ", "files that wait for the next message: ", "dropped: ", "no files wait"),
+        *("my book.txt: ", "files for the next message: ", "dropped: ", "there are no files to drop"),
         *("system: Be brief.", "user: Two?", "/regen", "there is no command /nothing"),
     ):
         assert text in said, text

@@ -102,7 +102,7 @@ def test_bytes_that_are_no_text():
         (["-p", "x", "--logprobs", "1"], "--logprobs needs --json"),
         (["-p", "x", "-f", __file__], "give one of --prompt and --file"),
         (["-p", "x", "--grammar", "root ::= nothing"], "nothing"),
-        (["-p", "x", "-j", "{bad"], "--json-schema: the JSON schema cannot hold an answer: it is not JSON"),
+        (["-p", "x", "-j", "{bad"], "--json-schema: the JSON schema cannot be used: it is not JSON"),
         (["-p", "x", "-m", "missing.gguf"], "Model path does not exist: missing.gguf"),
         (["-p", "x", "--kv-limit", "0"], "kv_limit must be a number of bytes"),
     ],

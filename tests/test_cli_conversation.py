@@ -166,7 +166,7 @@ def test_what_cannot_be_loaded_changes_nothing(talk, tmp_path, embedded_model):
     for conversation, name, message in (
         (other, "chat", "cannot be continued here: it was saved with method='full', this object has method='corm"),
         (small, "chat", "exceed context window of 64"),
-        (other, "state", "a saved state without a conversation"),
+        (other, "state", "holds no conversation"),
         (other, "missing", "No such file"),
     ):
         messages, n_tokens = [*conversation.messages], conversation.llm.n_tokens

@@ -47,7 +47,7 @@ def outcome(made, capsys, *words):
             assert said.out
             return ""
         assert "unrecognized" not in said.err and "expected" not in said.err, said.err
-        return re.search(r"not here: (.+?)(?: \(from \w+\))?$", said.err.strip())[1]
+        return re.search(r"not supported: (.+?)(?: \(from \w+\))?$", said.err.strip())[1]
     return ""
 
 
@@ -103,8 +103,8 @@ def test_a_value_that_asks_for_what_is_done_anyway(made, capsys, words):
     [
         ("--cache-reuse 256", "documents with --method full,spans=N, or --overflow evict_middle"),
         ("--threads-http 4", "one thread reads requests"),
-        ("--kv-unified", "--kv-limit bounds all of them"),
-        ("--tools all", "clients bring theirs in requests"),
+        ("--kv-unified", "--kv-limit bounds their sum"),
+        ("--tools all", "clients send tools in requests"),
         ("--log-file x", "2> FILE"),
         ("--no-reasoning-preserve", "leave it out of requests"),
     ],
@@ -153,11 +153,11 @@ def test_options_become_arguments(words, arguments):
     ("words", "message"),
     [
         ("--override-kv a=5", "'a=5' is not KEY=TYPE:VALUE, where TYPE is int, float, bool, str"),
-        ("--override-kv a=int:x", "'x', the value of a, is no int"),
-        ("--override-kv a=bool:1", "'1', the value of a, is no bool"),
+        ("--override-kv a=int:x", "'x', the value of a, is not a valid int"),
+        ("--override-kv a=bool:1", "'1', the value of a, is not a valid bool"),
         ("--override-kv a=u32:1", "is not KEY=TYPE:VALUE"),
         ("-ot CPU", "'CPU' is not PATTERN=TYPE"),
-        ("-ncmoe -1", "-1 layers: from 0 to 512"),
+        ("-ncmoe -1", "-1 layers: the number must be from 0 to 512"),
         ("-fit maybe", "'maybe' is neither on nor off"),
     ],
 )
@@ -206,5 +206,5 @@ def test_buffers_come_from_the_variable(monkeypatch):
 def test_offline_fetches_nothing(monkeypatch):
     name = next(iter(catalog.CATALOG))
     monkeypatch.setattr(type(catalog.CATALOG[name]), "path", lambda entry: None)
-    with pytest.raises(ValueError, match=f"--offline: {name} is not here; pylongctx get {name} fetches it"):
+    with pytest.raises(ValueError, match=f"--offline: {name} is not downloaded; run pylongctx get {name}"):
         model_path(parse(name, "--offline"))

@@ -150,14 +150,14 @@ def test_the_command_line_comes_before_variables(monkeypatch):
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("LLAMA_ARG_CTX_SIZE", "many", "argument -c/--ctx-size: 'many' is no whole number (from LLAMA_ARG_CTX_SIZE)"),
-        ("LLAMA_ARG_FLASH_ATTN", "off", "there is nothing to turn off (from LLAMA_ARG_FLASH_ATTN)"),
+        ("LLAMA_ARG_CTX_SIZE", "many", "argument -c/--ctx-size: 'many' is not an integer (from LLAMA_ARG_CTX_SIZE)"),
+        ("LLAMA_ARG_FLASH_ATTN", "off", "cannot be turned off (from LLAMA_ARG_FLASH_ATTN)"),
         ("LLAMA_ARG_CONTEXT_SHIFT", "perhaps", "is neither on nor off (from LLAMA_ARG_CONTEXT_SHIFT)"),
-        ("LLAMA_ARG_MODEL_URL", "http://a/b", "not here: models are files"),
+        ("LLAMA_ARG_MODEL_URL", "http://a/b", "not supported: give a file"),
         (
             "LLAMA_ARG_N_PREDICT",
             "0",
-            "0 tokens are no answer: at least 1, or -1 for no limit (from LLAMA_ARG_N_PREDICT",
+            "must be at least 1, or -1 for no limit, not 0 (from LLAMA_ARG_N_PREDICT",
         ),
     ],
 )
@@ -264,15 +264,18 @@ def test_the_method_may_come_from_a_variable(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--keep 4", "argument --keep: not here: with --overflow evict_middle the first tokens of a text stay"),
+        (
+            "--keep 4",
+            "argument --keep: not supported: use --overflow evict_middle, which keeps the first tokens of a text",
+        ),
         ("--backend-sampling", "tokens are chosen on the CPU"),
         ("--samplers top_k;other", "samplers: there is no 'other'; there are penalties (e), dry (d)"),
         ("--sampler-seq kz", "samplers: there is no 'z'"),
-        ("--mmproj file", "models read text only"),
-        ("-fa off", "there is nothing to turn off"),
-        ("-l 5", "'5' is no token and bias"),
+        ("--mmproj file", "only text input is supported"),
+        ("-fa off", "cannot be turned off"),
+        ("-l 5", "'5' is not a token and a bias"),
         ("--grammar-file missing.gbnf", "No such file"),
-        ("--chat-template-kwargs [1]", "'[1]' is no JSON object"),
+        ("--chat-template-kwargs [1]", "'[1]' is not a JSON object"),
     ],
 )
 def test_refusals_say_why(capsys, words, message):
@@ -286,7 +289,7 @@ def test_refusals_say_why(capsys, words, message):
 def test_bench_says_that_it_measures_this_machine(capsys, option):
     with pytest.raises(SystemExit):
         main(["bench", option, "1"])
-    assert f"argument {option}: not here: bench" in capsys.readouterr().err
+    assert f"argument {option}: not supported: bench" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_text(tmp_path, capsys, caplog):
@@ -296,7 +299,7 @@ def test_a_file_that_is_no_text(tmp_path, capsys, caplog):
     (tmp_path / "odd").write_bytes(b"a\0b")
     with pytest.raises(SystemExit):
         parse("--grammar-file", str(tmp_path / "odd"))
-    assert "odd is not a text file: it has zero bytes" in capsys.readouterr().err
+    assert "odd is not a text file: it contains NUL bytes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -333,7 +336,7 @@ def test_one_grammar_only():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--rope-scale", "2", "--rope-freq-scale", "0.5"], "are the same: give one"),
+        (["--rope-scale", "2", "--rope-freq-scale", "0.5"], "set the same value: give one"),
         (["--rope-scale", "0"], "--rope-scale must be a number above 0"),
         (["--rope-scale", "inf"], "--rope-scale must be a number above 0, not inf"),
         (["--rope-scale", "nan"], "--rope-scale must be a number above 0, not nan"),

@@ -176,7 +176,7 @@ def test_what_does_not_fit_changes_nothing(start):
 
 def test_which_rules_go_with_spans(embedded_model):
     assert str(FullMethod(spans=3) + KvzipMethod()) == METHOD
-    with pytest.raises(ValueError, match="until they are compressed"):
+    with pytest.raises(ValueError, match="KV entries of spans can only be evicted with kvzip"):
         FullMethod(spans=3) + H2O()
     with new(embedded_model, method="full,spans=3") as llm, pytest.raises(ValueError, match=r"spans=N\+kvzip"):
         llm.read(ONE, ratio=0.5)

@@ -249,7 +249,7 @@ def test_no_checkpoint_is_said(model_path):
 
 
 @pytest.mark.parametrize(("model", "name", "settings", "named"), [
-    ("llama-mha", "corm", {}, "another model: .* this one is"),
+    ("llama-mha", "corm", {}, "another model: .* this model is"),
     ("llama", "corm-every16", {}, "method"),
     ("llama", "selfextend-corm", {}, "method"),
     ("llama", "corm", {"type_v": "f16"}, "type_v"),

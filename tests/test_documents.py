@@ -304,7 +304,7 @@ def test_a_document_with_the_text_of_a_special_token_is_placed(llm, embedded_f32
         assert fresh.chat_tokens([{"role": "user", "content": content}]) == held
         fresh.create_chat_completion([{"role": "user", "content": content}], max_tokens=1)
         assert_same(llm.session.last_logits, fresh.session.last_logits, EXACT)
-    assert "read again" not in caplog.text
+    assert "evaluated again" not in caplog.text
 
 
 @pytest.mark.parametrize("mark", MARKS)
@@ -320,7 +320,7 @@ def test_a_document_in_other_tokens_is_named_in_the_log(llm, embedded_f32, mark,
     ask(llm, f"Read. {two} Who?")
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(told) == 1
-    assert told[0].startswith(f"document 'one' is read again in a prompt: the {len(one.tokens)} tokens that it was")
+    assert told[0].startswith(f"document 'one' is evaluated again in a prompt: its {len(one.tokens)} tokens are not in")
 
 
 def test_a_document_that_a_template_rewrites_is_named_in_the_log(embedded_f32, caplog):
@@ -331,8 +331,8 @@ def test_a_document_that_a_template_rewrites_is_named_in_the_log(embedded_f32, c
             done = llm.create_chat_completion(messages, max_tokens=1, temperature=0.0)
         assert done["choices"][0]["finish_reason"] == "length"
         assert llm.session.placed == ()
-    told = [record.getMessage() for record in caplog.records if "read again" in record.getMessage()]
-    assert told == ["document 'one' is read again in a prompt: the chat template does not write its text as it is"]
+    told = [record.getMessage() for record in caplog.records if "evaluated again" in record.getMessage()]
+    assert told == ["document 'one' is evaluated again in a prompt: the chat template changes its text"]
 
 
 def test_an_earlier_process_has_read_it(embedded_f32, tmp_path):

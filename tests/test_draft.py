@@ -88,7 +88,7 @@ def test_the_context_may_be_full(embedded_model):
 
 @pytest.mark.parametrize("method", ["corm", "h2o,budget=64", "longheads+corm", "tova"])
 def test_rules_that_evict_refuse(embedded_model, method):
-    with pytest.raises(NotImplementedError, match=r"draft_model: .* evicts rows"):
+    with pytest.raises(NotImplementedError, match=r"draft_model: .* evicts KV entries"):
         new(embedded_model, method=method, draft_model=LlamaPromptLookupDecoding())
 
 

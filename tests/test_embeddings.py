@@ -187,7 +187,7 @@ def test_the_object_still_generates(embedded_model):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"method": "selfextend"}, "without method=selfextend"),
+        ({"method": "selfextend"}, "leave out method=selfextend"),
         ({"pooling_type": 9}, "pooling_type must be"),
         ({"attention_type": 5}, "attention_type must be"),
     ],

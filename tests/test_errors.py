@@ -60,7 +60,7 @@ def test_counts_are_positive(embedded_model, name, value):
         ({"type_v": 9999}, ValueError, "unknown type_v 9999"),
         ({"type_v": "q2_K"}, ValueError, None),
         ({"method": "nonsense"}, ValueError, "unknown method 'nonsense'; available: full, window, selfextend"),
-        ({"method": 7}, TypeError, "a method is a string or a method object"),
+        ({"method": 7}, TypeError, "a method must be a string or a method object"),
         ({"method": SelfExtend(2, 500), "n_ctx": 4096}, ValueError, "n_ctx"),
     ],
 )
@@ -112,9 +112,9 @@ def test_gpu_layers_are_silent_without_verbose(embedded_model, recwarn):
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        (None, "a prompt is a str or a list of tokens, not NoneType"),
-        (b"It was", "a prompt is a str or a list of tokens, not bytes"),
-        (["It was", 1], "a list of prompts has a str or a list of tokens for each, not int"),
+        (None, "a prompt must be a str or a list of tokens, not NoneType"),
+        (b"It was", "a prompt must be a str or a list of tokens, not bytes"),
+        (["It was", 1], "each prompt of a list must be a str or a list of tokens, not int"),
     ],
 )
 def test_what_is_not_a_prompt(llm, prompt, message):
@@ -159,7 +159,7 @@ def test_a_full_context_keeps_its_tokens(llm):
 def test_n_tokens_only_goes_back(llm, n):
     llm.reset()
     llm.eval([1, 2])
-    with pytest.raises(ValueError, match="n_tokens can only go back"):
+    with pytest.raises(ValueError, match="n_tokens can only be reduced"):
         llm.n_tokens = n
 
 

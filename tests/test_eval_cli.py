@@ -128,7 +128,7 @@ def test_recall_prints_scores_and_how_many_answers_are_as_read_anew(tmp_path, ca
     ]
     printed = capsys.readouterr().out
     assert "facts recalled" in printed
-    assert printed.count("at 400: 100 % of the answers as read anew") == 2
+    assert printed.count("at 400: 100 % as with a fresh prefill") == 2
 
 
 def test_recall_tells_the_perplexity_of_the_same_reading(tmp_path, capsys):
@@ -168,7 +168,7 @@ def test_longbench_e_has_a_table_per_range(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count("LongBench-E") == 4
     assert main(["eval", "longbench", "--data", str(tmp_path), "--method", "full"]) == 1
-    assert "has no file of LongBench, such as trec.jsonl" in capsys.readouterr().err
+    assert "contains no file of LongBench, such as trec.jsonl" in capsys.readouterr().err
 
 
 def test_leval_asks_all_files(tmp_path, capsys):
@@ -283,9 +283,12 @@ def test_every_command_reads_a_file_that_is_not_utf_8(args, tmp_path, monkeypatc
         (["eval", "leval", "--data", "missing.jsonl", "--limit", "0"], "--limit must be at least 1"),
         (
             ["eval", "keyvalue", "--data", "a.jsonl", "--set", "plce=1"],
-            "has no plce; did you mean 'place'?",
+            "has no field plce; did you mean 'place'?",
         ),
-        (["eval", "keyvalue", "--data", "a.jsonl", "--set", "data=b.jsonl"], "has no data; it has tests, max_tokens"),
+        (
+            ["eval", "keyvalue", "--data", "a.jsonl", "--set", "data=b.jsonl"],
+            "has no field data; it has tests, max_tokens",
+        ),
         (["eval", "passkey", "--style", "landmark", "--depths", "0.5"], "landmark draws its depths itself"),
     ],
 )

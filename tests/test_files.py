@@ -67,7 +67,7 @@ def test_a_pdf_and_one_without_text(tmp_path):
     path.write_bytes(pdf("The butler hid the letter", "behind the clock."))
     assert read_file(path).text.split() == "The butler hid the letter behind the clock.".split()
     path.write_bytes(pdf())
-    with pytest.raises(ValueError, match="has no text, only pictures"):
+    with pytest.raises(ValueError, match="has no text, only images"):
         read_file(path)
     path.write_bytes(b"%PDF-1.4\nnothing")
     with pytest.raises(ValueError, match="PDF"):
@@ -86,7 +86,7 @@ def test_an_epub_is_read_in_the_order_of_its_spine(tmp_path):
 
 
 def test_what_is_not_text_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"x\.bin is not a text file: it has zero bytes"):
+    with pytest.raises(ValueError, match=r"x\.bin is not a text file: it contains NUL bytes"):
         text_of(b"a\0b", "x.bin")
     with pytest.raises(OSError, match="missing"):
         read_file(tmp_path / "missing")

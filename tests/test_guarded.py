@@ -49,7 +49,7 @@ def test_the_template_of_a_file_is_refused_too(tmp_path):
 
     path = with_metadata(tmp_path / "recurses.gguf", add)
     with new(path, n_ctx=64) as llm:
-        with pytest.raises(InvalidInput, match="calls itself without end"):
+        with pytest.raises(InvalidInput, match="recurses endlessly"):
             llm.create_chat_completion(USER, max_tokens=1)
         assert llm("ab", max_tokens=1)["usage"]["completion_tokens"] == 1
 

@@ -110,7 +110,7 @@ def test_a_number_of_the_header(filled, copy):
     set_number(copy[0], f"{arch}.{EPS}", lambda eps: eps * 2)
     with new(copy[0], stored[0]) as llm:
         assert pending(llm) == N
-        with pytest.raises(InvalidInput, match=r"named as this one.*the metadata, vocabulary or shapes"):
+        with pytest.raises(InvalidInput, match=r"of the same name.*the metadata, vocabulary or shapes"):
             llm.load_state(stored[1])
 
 
@@ -136,7 +136,7 @@ def test_the_embedded_model_with_one_tensor_edited(embedded_model, tmp_path):
     flip(path, start, end)
     with new(path, tmp_path / "kv") as llm:
         assert pending(llm) == N
-        with pytest.raises(InvalidInput, match=r"'pylongctx-tiny' .*: their weights differ, as after a merge"):
+        with pytest.raises(InvalidInput, match=r"'pylongctx-tiny' .*: their weights differ, such as after a merge"):
             llm.load_state(state)
 
 

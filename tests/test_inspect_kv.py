@@ -306,7 +306,7 @@ def test_inspect_of_a_composition_shows_chunks_and_keys_of_one_run(inspect):
     assert {"cover_rate", "gini"} <= set(facts["first"])
     assert {"rows", "ratio", "needle_held"} <= set(facts)
     assert "cover rate" in out
-    assert "rows of each KV head" in out
+    assert "KV entries per head" in out
     need("plot", "matplotlib")
     assert [name.split("-")[0] for name in pictures] == ["chunks"] * 2 + ["kept"] * 2
     _, facts, _ = inspect("--method", CHUNKED, "--length", "300", "--what", "chunks")
@@ -358,7 +358,7 @@ def test_inspect_sparsity(inspect, book):
         (["--what", "sparsity", "--method", "longheads"], "sparsity is measured where every key is read"),
         (["--what", "chunks", "--text", __file__], "chunks are shown for a question"),
         (["--method", "longheads", "--text", __file__], "every head keeps the same keys"),
-        (["--method", CORM, "--method", "tova"], "several methods are for --what compression"),
+        (["--method", CORM, "--method", "tova"], "only --what compression takes several methods"),
         (["--samples", "0"], "--samples must be at least 1"),
         (["--text", "missing.txt"], "there is no file 'missing.txt'"),
         (["--method", CORM, "--text", __file__, "--length", "999999"], "--length must be from 1 to"),

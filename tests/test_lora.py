@@ -214,7 +214,7 @@ def test_wrong_shapes_and_damaged_files(model, pairs, adapter, tmp_path):
     text.write_text("no adapter")
     with open_model(model) as llm:
         for path in (wrong, short, text, model):
-            with pytest.raises(InvalidInput, match="cannot be used as LoRA adapter"):
+            with pytest.raises(InvalidInput, match="cannot be used as a LoRA adapter"):
                 llm.add_lora(path)
         with pytest.raises(ValueError, match="LoRA path does not exist"):
             llm.add_lora(tmp_path / "none.gguf")

@@ -135,7 +135,7 @@ def test_the_first_sequence_answers_alone(llm):
 def test_bad_counts(embedded_f32):
     with pytest.raises(ValueError, match="n_parallel must be from 1"):
         new(embedded_f32, n_parallel=0)
-    with pytest.raises(ValueError, match="65 sequences need batches of as many tokens, not 64"):
+    with pytest.raises(ValueError, match="65 sequences need batches of that many tokens, not 64"):
         new(embedded_f32, n_parallel=65, n_batch=64)
-    with pytest.raises(ValueError, match="without n_parallel=2"):
+    with pytest.raises(ValueError, match="leave out n_parallel=2"):
         new(embedded_f32, n_parallel=2, embedding=True, method=None)

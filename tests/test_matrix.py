@@ -314,7 +314,7 @@ def test_an_estimate_counts_what_is_left(tmp_path, capsys):
     (tmp_path / "data" / "lines.jsonl").write_text(case)
     command = ["matrix", str(tmp_path / "plan.toml"), "--data", str(tmp_path / "data"), "--out", str(tmp_path / "out")]
     assert main([*command, "--estimate"]) == 0
-    assert "7 of 7 samples are left, with at most 1068 tokens to read: about 0.0 hours" in capsys.readouterr().out
+    assert "7 of 7 samples are left, with at most 1068 tokens to prefill: about 0.0 hours" in capsys.readouterr().out
     assert main(command) == 0
     capsys.readouterr()
     assert main([*command, "--estimate"]) == 0

@@ -9,10 +9,10 @@ from pylongctx.errors import ModelRefused
 FILES = {
     "it is empty": b"",
     "it is a safetensors file; convert it": b'\x10\0\0\0\0\0\0\0{"a": {"dtype": "F16"}}',
-    "it is a checkpoint of PyTorch; convert it": b"PK\3\4rest",
-    "format before GGUF": b"tjgg\3\0\0\0",
-    "it is a pointer of Git LFS": b"version https://git-lfs.github.com/spec/v1\n",
-    "it is a page of HTML": b"\n<!DOCTYPE html>",
+    "it is a PyTorch checkpoint; convert it": b"PK\3\4rest",
+    "format older than GGUF": b"tjgg\3\0\0\0",
+    "it is a Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\n",
+    "it is an HTML page": b"\n<!DOCTYPE html>",
     "it begins with b'hell', not with GGUF": b"hello",
 }
 
@@ -28,16 +28,16 @@ def test_a_file_of_another_kind(tmp_path, message):
 
 def test_a_folder_names_its_models(tmp_path, embedded_model):
     assert why_not_gguf(str(embedded_model)) == ""
-    assert why_not_gguf(str(tmp_path)) == "it is a folder; name a .gguf file"
+    assert why_not_gguf(str(tmp_path)) == "it is a folder; give a .gguf file"
     (tmp_path / "a.gguf").touch()
     (tmp_path / "b.gguf").touch()
-    with pytest.raises(ModelRefused, match=r"it is a folder; name one of a\.gguf, b\.gguf"):
+    with pytest.raises(ModelRefused, match=r"it is a folder; give one of a\.gguf, b\.gguf"):
         Llama(str(tmp_path), verbose=False)
 
 
 def test_a_file_that_is_cut_off(tmp_path, embedded_model):
     path = tmp_path / "model.gguf"
     path.write_bytes(embedded_model.read_bytes()[:1_000_000])
-    with pytest.raises(ModelRefused, match=r"model\.gguf is damaged or incomplete: .* size is 1000000 bytes") as caught:
+    with pytest.raises(ModelRefused, match=r"model\.gguf is damaged or incomplete: .* has 1000000 bytes") as caught:
         Llama(str(path), verbose=False)
     assert "\n" not in str(caught.value)

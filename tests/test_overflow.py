@@ -302,13 +302,13 @@ def test_a_grammar_holds_an_answer_beyond_the_context(llm):
     ("arguments", "reason"),
     [
         ({"overflow": "shift"}, "overflow must be 'error' or 'evict_middle', not 'shift'"),
-        ({"overflow": "h2o"}, "not 'h2o': a rule that forgets is part of the method, such as 'longheads+h2o'"),
+        ({"overflow": "h2o"}, "not 'h2o': an eviction rule is part of the method, such as 'longheads+h2o'"),
         ({"method": None}, "not of llama.cpp's own KV cache (method=None)"),
         ({"method": "longheads"}, "not of 'longheads': use method='full', or overflow='error'"),
         ({"method": "corm"}, "not of 'corm"),
         ({"method": Full(spans=1)}, "not of 'full,spans=1'"),
-        ({"embedding": True}, "not with embedding or vocab_only"),
-        ({"vocab_only": True}, "not with embedding or vocab_only"),
+        ({"embedding": True}, "cannot be combined with embedding or vocab_only"),
+        ({"vocab_only": True}, "cannot be combined with embedding or vocab_only"),
     ],
 )
 def test_only_full_attention_can_lose_its_middle(embedded_model, arguments, reason):
@@ -409,7 +409,7 @@ def test_the_log_says_why_an_answer_ends_early(llm, caplog, monkeypatch):
     with caplog.at_level(logging.INFO, "pylongctx"):
         done = llm.create_chat_completion(history(3), max_tokens=400, temperature=0.0, logit_bias=ENDLESS)
     assert done["choices"][0]["finish_reason"] == "length"
-    assert "nothing can leave: no" in caplog.text
+    assert "nothing can be evicted: no" in caplog.text
 
 
 # ---- parts ----

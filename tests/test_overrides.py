@@ -77,8 +77,8 @@ def test_a_key_that_the_file_lacks(path):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"llama.rope.freq_base": 300}, ModelRefused, "is a float in the file, and kv_overrides has an int, 300"),
-        ({"llama.block_count": 2.0}, ModelRefused, "is an int in the file, and kv_overrides has a float"),
+        ({"llama.rope.freq_base": 300}, ModelRefused, "is a float in the file, but kv_overrides has an int, 300"),
+        ({"llama.block_count": 2.0}, ModelRefused, "is an int in the file, but kv_overrides has a float"),
         ({"general.architecture": True}, ModelRefused, "general.architecture is a text in the file"),
         ({"tokenizer.ggml.add_sep_token": 1}, InvalidInput, "add_sep_token', expected bool but got int"),
         ({"tokenizer.ggml.tokens": "a"}, ModelRefused, "tokenizer.ggml.tokens is a list"),
@@ -86,8 +86,8 @@ def test_a_key_that_the_file_lacks(path):
         ({"tokenizer.chat_template": "x"}, ModelRefused, "llama.cpp reads no tokenizer.chat_template"),
         ({"llama.block_count": 600}, ModelRefused, "block_count must be from 1 to 512, not 600"),
         ({"llama.rope.freq_base": 0.5}, ModelRefused, "rope.freq_base must be from 1.01"),
-        ({"llama.rope.freq_base": float("nan")}, ValueError, "freq_base must be a finite number of 32 bits, not nan"),
-        ({"llama.rope.freq_base": 1e39}, ValueError, "freq_base must be a finite number of 32 bits"),
+        ({"llama.rope.freq_base": float("nan")}, ValueError, "freq_base must be a finite 32-bit number, not nan"),
+        ({"llama.rope.freq_base": 1e39}, ValueError, "freq_base must be a finite 32-bit number"),
         ({"llama.block_count": -1}, ValueError, "llama.block_count must be from 0 to 4294967295, not -1"),
         ({"llama.block_count": 2**32}, ValueError, "llama.block_count must be from 0 to 4294967295"),
         ({"general.name": 128 * "x"}, ValueError, "the text of general.name must have at most 127 bytes .* 128"),

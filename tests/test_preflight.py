@@ -229,7 +229,7 @@ def test_ten_million_tokens_are_refused_before_anything_is_opened(embedded_model
     ):
         assert re.search(rf"^{line}$", shown, re.MULTILINE)
     for way in (
-        r"\(-ctk q8_0 -ctv q8_0\): 20\.2\d GiB in all instead of 38\.1\d GiB, not enough",
+        r"\(-ctk q8_0 -ctv q8_0\): 20\.2\d GiB in all instead of 38\.1\d GiB, which alone is not enough",
         r"\(-c 41",
         "kv_limit=17",
     ):
@@ -273,13 +273,13 @@ def test_smaller_types_that_fit(embedded_model, free):
 
 def test_a_model_that_is_too_large(embedded_model, free):
     free(4 * MIB)
-    with pytest.raises(MemoryError, match=r"a smaller model, or a smaller quantization of it: .* 4\.52 MiB"):
+    with pytest.raises(MemoryError, match=r"a smaller model or quantization: .* 4\.52 MiB"):
         new(embedded_model)
 
 
 def test_what_is_uncertain_is_said(embedded_model, free):
     free(5 * MIB)
-    with pytest.raises(MemoryError, match="How much corm keeps depends on the text: counted is what is certain"):
+    with pytest.raises(MemoryError, match="How much corm keeps depends on the text; the table counts the minimum"):
         new(embedded_model, method="corm")
 
 
@@ -327,7 +327,7 @@ def test_n_ctx_that_was_left_to_us_is_what_fits(trained_long, free, caplog, meth
     with new(trained_long, n_ctx=0, **sizes) as llm:
         n_ctx = llm.n_ctx()
     line = line_of(caplog)
-    assert line.startswith(f"n_ctx is {n_ctx}, as much as fits into memory, not {asked}, {wanted}; for more: ")
+    assert line.startswith(f"n_ctx is {n_ctx}, the largest that fits into memory, not {asked}, {wanted}; for more: ")
     assert "\n" not in line
     assert 512 <= n_ctx < asked
     assert (n_ctx < 8192) == (mib < 10)
@@ -354,7 +354,7 @@ def test_every_sequence_of_a_server_gets_its_share(trained_long, free, caplog):
     caplog.clear()
     with closing(Host(str(trained_long), 4, n_ctx=0, verbose=False)) as host:
         assert 512 <= host.n_ctx < alone < 8192
-        assert line_of(caplog).startswith(f"n_ctx is {host.n_ctx} for each of 4 sequences, as much as fits")
+        assert line_of(caplog).startswith(f"n_ctx is {host.n_ctx} for each of 4 sequences, the largest that fits")
 
 
 def test_fewer_than_512_tokens_are_no_context(trained_long, free, caplog):

@@ -362,7 +362,7 @@ def test_names_of_samplers(given, names):
     [
         ({"samplers": "kz"}, ValueError, "samplers: there is no 'z'; there are penalties .e., dry"),
         ({"samplers": ["top_k", "infill"]}, ValueError, "samplers: there is no 'infill'"),
-        ({"samplers": ["top_k", "topk"]}, ValueError, "samplers: top_k is there twice"),
+        ({"samplers": ["top_k", "topk"]}, ValueError, "samplers: top_k is given twice"),
         ({"xtc_probability": 1.1}, ValueError, "xtc_probability must be from 0 to 1, not 1.1"),
         ({"xtc_threshold": -0.1}, ValueError, "xtc_threshold must be from 0 to 1"),
         ({"dynatemp_range": -1}, ValueError, "dynatemp_range must be from 0 to 1000"),
@@ -382,7 +382,7 @@ def test_names_of_samplers(given, names):
         ({"top_k": "5"}, TypeError, "top_k must be a number, not '5'"),
         ({"min_keep": -1}, ValueError, "min_keep must be at least 0"),
         ({"dry_sequence_breakers": "abc"}, TypeError, "dry_sequence_breakers must be a list of strings"),
-        ({"dry_sequence_breakers": [""]}, ValueError, "dry_sequence_breakers: '' is no text of 1 to 40 bytes"),
+        ({"dry_sequence_breakers": [""]}, ValueError, "dry_sequence_breakers: '' must have 1 to 40 bytes"),
         ({"dry_sequence_breakers": ["x" * 41]}, ValueError, "dry_sequence_breakers: 'xxx"),
         ({"dry_sequence_breakers": ["a\0b"]}, ValueError, "dry_sequence_breakers: "),
         ({"dry_sequence_breakers": ["\ud800"]}, ValueError, "dry_sequence_breakers: "),

@@ -341,7 +341,7 @@ def test_a_file_of_another_model_is_refused(server, ask, key):
     state = LlamaState.load(server.folder / "own.bin")
     replace(state, identity={**state.identity, key: "0" * 64}).save(server.folder / "other.bin")
     message = ask("/slots/0?action=restore", 400, filename="other.bin")["error"]["message"]
-    assert "it belongs to another model that is named as this one, 'pylongctx-tiny' (llama" in message
+    assert "it belongs to another model of the same name, 'pylongctx-tiny' (llama" in message
     ask("/slots/0?action=restore", filename="own.bin")
 
 

@@ -162,7 +162,7 @@ def test_options_of_several_models(monkeypatch):
     assert child_words([*argv, *web]) == child_words(argv)
     assert model_words(parser.parse_args([*argv, "--socket", "5"])) == []
     for words in (["model.gguf"], ["-m", "model.gguf"], ["--alias", "mine"]):
-        with pytest.raises(ValueError, match="no place beside it"):
+        with pytest.raises(ValueError, match="cannot be combined with"):
             model_words(parser.parse_args([*argv, *words]))
     monkeypatch.setenv("LLAMA_ARG_MODELS_DIR", "d,e")
     assert model_words(parser.parse_args(["serve"])) == ["d", "e"]
@@ -173,7 +173,7 @@ def test_options_of_several_models(monkeypatch):
     ("words", "reason"),
     [
         (["--models", "/nowhere"], "no folder, no .gguf file"),
-        (["--models", "/nowhere", "model.gguf"], "no place beside it"),
+        (["--models", "/nowhere", "model.gguf"], "cannot be combined with"),
         (["-np", "0"], "at least 1 sequence"),
         (["-np", "9", "-ub", "8"], "raise -ub"),
         (["--embeddings"], "--pooling"),

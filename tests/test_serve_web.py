@@ -133,11 +133,11 @@ def test_options_become_settings(folder, certificate):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--path /no/such/folder", "--path /no/such/folder is no folder"),
+        ("--path /no/such/folder", "--path /no/such/folder is not a folder"),
         ("--api-prefix llm", "--api-prefix must begin with /"),
-        ("--api-prefix /llm/", "end with none"),
+        ("--api-prefix /llm/", "must not end with /"),
         ("--ssl-cert-file x", "needs both --ssl-cert-file and --ssl-key-file"),
-        ("--ssl-cert-file /no/c --ssl-key-file /no/k", "/no/c is no file"),
+        ("--ssl-cert-file /no/c --ssl-key-file /no/k", "/no/c is not a file"),
         ("--timeout 0", "--timeout must be above 0, not 0"),
         ("--timeout nan", "--timeout must be above 0"),
         ("--sse-ping-interval -2", "--sse-ping-interval must be above 0"),

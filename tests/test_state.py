@@ -173,7 +173,7 @@ def test_a_file_and_back(used, tmp_path):
 @pytest.mark.parametrize(
     ("model", "settings", "named"),
     [
-        ("llama-mha", {}, r"belongs to another model: 'unnamed' \(llama.*; this one is 'unnamed' \(llama"),
+        ("llama-mha", {}, r"belongs to another model: 'unnamed' \(llama.*; this model is 'unnamed' \(llama"),
         ("llama", {"method": "window"}, "method='full'.*method='window"),
         ("llama", {"method": None}, "method"),
         ("llama", {"type_k": "f32"}, "type_k='f16'.*type_k='f32'"),
@@ -193,7 +193,7 @@ def test_what_does_not_fit_is_refused(model_path, tokens, used, model, settings,
 
 def test_weights_of_the_same_shape_are_told_apart(tmp_path, tokens, used):
     sibling = make_model(tmp_path / "sibling.gguf", Shape(), seed=99)
-    with new(sibling) as llm, pytest.raises(InvalidInput, match=r"named as this one.*their weights differ"):
+    with new(sibling) as llm, pytest.raises(InvalidInput, match=r"of the same name.*their weights differ"):
         llm.load_state(used[1])
 
 

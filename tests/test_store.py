@@ -324,8 +324,8 @@ def test_two_writers_share_a_store(model, tmp_path):
         ({"kv_store_words": False}, "needs kv_store"),
         ({"kv_store": "x", "kv_store_limit": 0}, "number of bytes"),
         ({"kv_store": "x", "kv_store_limit": True}, "number of bytes"),
-        ({"kv_store": "x", "embedding": True}, "not with embedding"),
-        ({"kv_store": "x", "vocab_only": True}, "not with embedding"),
+        ({"kv_store": "x", "embedding": True}, "cannot be combined with embedding"),
+        ({"kv_store": "x", "vocab_only": True}, "cannot be combined with embedding"),
     ],
 )
 def test_refusals(model, tmp_path, monkeypatch, arguments, reason):

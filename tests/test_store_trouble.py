@@ -137,7 +137,7 @@ def test_verify_counts_what_it_cannot_read(filled, monkeypatch, capsys, failure,
     monkeypatch.setattr(LlamaState, "load", lambda path: fail(FAILURES[failure])() if path == first else load(path))
     assert main(["kv", "verify", str(folder)]) == 1
     out = capsys.readouterr().out
-    assert "3 files, 0 damaged and removed, 1 that cannot be read" in out and why in out
+    assert "3 files, 0 damaged and removed, 1 unreadable" in out and why in out
     assert len(files(folder)) == 3
 
 

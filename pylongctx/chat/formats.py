@@ -1,4 +1,4 @@
-"""Named chat formats: the templates that programs ask for by llama_cpp's names, as Jinja text."""
+"""Named chat formats: Jinja templates under the names that llama_cpp uses."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from pylongctx.errors import InvalidInput
 
 
 class Format(NamedTuple):
-    """A template (Jinja text, or a name of llama.cpp's), and what ends an answer where the vocabulary does not know."""
+    """A template (Jinja text or a name in llama.cpp), and stop strings for vocabularies without a fitting end token."""
 
     source: str
     stops: tuple[str, ...] = ()
@@ -15,7 +15,7 @@ class Format(NamedTuple):
 
 
 def _turns(system: str, user: str, assistant: str, start: str, stops: tuple[str, ...] = ()) -> Format:
-    """Return the format that writes each message in its own frame, ``%`` being the content; no system frame: merged."""
+    """Return a format with a frame per role, where ``%`` is the content; without a system frame, it is merged."""
     branches = []
     for role, frame in (("system", system), ("user", user), ("assistant", assistant)):
         before, _, after = frame.partition("%")
@@ -25,7 +25,7 @@ def _turns(system: str, user: str, assistant: str, start: str, stops: tuple[str,
     return Format(source + f"{{% if add_generation_prompt %}}{{{{ {start!r} }}}}{{% endif %}}", stops)
 
 
-# with tools as Hermes and Qwen write them
+# with tools in the form of Hermes and Qwen
 CHATML = Format(
     """{%- if tools %}
 {%- set tail = '\\n\\n# Tools\\n\\nYou may call functions. Their signatures are within <tools></tools>:\\n<tools>' %}
@@ -131,7 +131,7 @@ FORMATS = {
 }
 
 
-# formats of llama.cpp itself (llama_chat_builtin_templates) that have no namesake above; they know no tools
+# llama.cpp's own formats (llama_chat_builtin_templates) that are not defined above; without tools
 OF_LLAMA_CPP = frozenset(
     """
     bailing bailing-think bailing2 chatglm4 command-r deepseek deepseek-ocr deepseek2 deepseek3 exaone-moe exaone3
@@ -141,12 +141,12 @@ OF_LLAMA_CPP = frozenset(
     solar-open vicuna-orca yandex
     """.split()
 )
-# handlers of llama_cpp that ask for a tokenizer of Hugging Face
+# handlers of llama_cpp that need a Hugging Face tokenizer
 FUNCTIONARY = ("functionary", "functionary-v1", "functionary-v2")
 
 
 def find(name: str) -> Format:
-    """Return a named format, or Jinja text as it is; InvalidInput for a name that is not known."""
+    """Return a named format, or Jinja text unchanged; InvalidInput for an unknown name."""
     if name in FORMATS:
         return FORMATS[name]
     if name in OF_LLAMA_CPP:
@@ -155,7 +155,7 @@ def find(name: str) -> Format:
         return Format(name)
     if name in FUNCTIONARY:
         raise InvalidInput(
-            f"chat_format {name!r} is not served: models of functionary have a template of their own, which is used "
+            f"chat_format {name!r} is not supported: functionary models have their own template, which is used "
             "without chat_format",
             -1,
         )

@@ -1,4 +1,4 @@
-"""Chat handlers: functions that answer in place of the templates, as in llama_cpp."""
+"""Chat handlers: functions that answer chats instead of a template, as in llama_cpp."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +10,12 @@ _HANDLERS: dict[str, Handler] = {}
 
 
 def register_chat_completion_handler(name: str) -> Callable[[Handler], Handler]:
-    """Return a decorator that makes a function the handler of ``chat_format=name``.
+    """Return a decorator that registers a function as the handler of ``chat_format=name``.
 
     Raises
     ------
     ValueError
-        When the name is taken.
+        When the name is already registered.
 
     Examples
     --------
@@ -32,7 +32,7 @@ def register_chat_completion_handler(name: str) -> Callable[[Handler], Handler]:
 
     def register(handler: Handler) -> Handler:
         if name in _HANDLERS:
-            raise ValueError(f"a chat handler named {name!r} is registered already")
+            raise ValueError(f"a chat handler named {name!r} is already registered")
         _HANDLERS[name] = handler
         return handler
 
@@ -40,7 +40,7 @@ def register_chat_completion_handler(name: str) -> Callable[[Handler], Handler]:
 
 
 def unregister_chat_completion_handler(name: str) -> None:
-    """Forget a handler; KeyError when there is none.
+    """Remove a handler; KeyError when there is none.
 
     Examples
     --------

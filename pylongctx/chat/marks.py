@@ -1,4 +1,4 @@
-"""Texts of special tokens in what users and tools say: they stay text, whatever the template does around them."""
+"""Keeps the texts of special tokens in user and tool messages plain text through the template."""
 
 import re
 from bisect import bisect_left
@@ -9,28 +9,28 @@ from typing import Any
 
 from pylongctx.chat.request import texts_of
 
-BEGIN = 3  # characters by which marks are looked for
-GUESTS = ("user", "tool", "function")  # who does not write for the template
+BEGIN = 3  # characters that are indexed to find marks
+GUESTS = ("user", "tool", "function")  # roles whose text is plain
 
 Span = tuple[int, int]
 
 
 class Marks:
-    """Takes texts of special tokens out of messages before a template is rendered, and puts them back after it.
+    """Replaces texts of special tokens in messages before a template is rendered, and restores them afterwards.
 
     Parameters
     ----------
     messages : sequence
-        The messages; what is not one stays as it is.
+        The messages; other values stay unchanged.
     texts : frozenset of str
         The texts of the special tokens.
     is_plain : callable
-        Returns whether a text of a role is plain, called as ``(role, text)``.
+        Called as ``(role, text)``; returns whether the text is plain.
 
     Attributes
     ----------
     messages : sequence
-        The messages with other words in place of these texts.
+        The messages with marks instead of these texts.
 
     Examples
     --------
@@ -77,7 +77,7 @@ class Marks:
         return "".join(parts) + text[done:] if parts else text
 
     def restored(self, prompt: str) -> tuple[str, list[Span]] | None:
-        """Return a rendered text with these texts again, and where they are; None: the template has changed them."""
+        """Return a rendered text with these texts restored, and their positions; None: the template changed them."""
         if not self._found:
             return prompt, []
         words = list(re.finditer(rf"{self._word}(\d+)q", prompt))
@@ -94,7 +94,7 @@ class Marks:
 
 
 def find_marks(text: str, marks: frozenset[str]) -> Iterator[Span]:
-    """Yield where marks are in a text, from left to right, at each place the longest."""
+    """Yield the positions of marks in a text from left to right, the longest one at each position."""
     if not marks:
         return
     begins, sizes = _search(marks)
@@ -109,15 +109,15 @@ def find_marks(text: str, marks: frozenset[str]) -> Iterator[Span]:
 
 @lru_cache(maxsize=8)
 def _search(marks: frozenset[str]) -> tuple[re.Pattern[str], list[int]]:
-    """Return what finds the beginnings of marks, and their lengths, descending; vocabularies have up to 6000."""
+    """Return an index of the beginnings of marks with their lengths, descending; vocabularies have up to 6000."""
     begins = sorted({mark[:BEGIN] for mark in marks})
     return re.compile("|".join(map(re.escape, begins))), sorted({len(mark) for mark in marks}, reverse=True)
 
 
 def split(prompt: str, plain: Sequence[Span], marks: frozenset[str]) -> Iterator[tuple[str, bool]]:
-    """Yield a prompt in parts, and whether special tokens are read in them.
+    """Yield a prompt in parts, and whether special tokens are parsed in them.
 
-    A part without them reaches from one special token to the next, so that words are cut as in a text alone.
+    A part without them extends from one special token to the next, so that its words are tokenized like a whole text.
     """
     if not plain:
         yield prompt, True

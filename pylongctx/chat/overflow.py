@@ -1,4 +1,4 @@
-"""A conversation that does not fit: its oldest turns are left out, behind the system prompt."""
+"""Dropping the oldest turns after the system prompt when a conversation does not fit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from pylongctx.engine.model import Model
     from pylongctx.engine.source import TokenSource
 
-SHARE = 8  # an answer has this part of the context, or its own limit where that is less
+SHARE = 8  # 1 / SHARE of the context is reserved for an answer, or its own limit if that is less
 
 Render = Callable[[Any], "Rendered"]  # of messages
 
 
 def turns(messages: Any) -> list[int]:
-    """Return where the turns of a conversation begin: behind the system prompt, and with every user message.
+    """Return where the turns of a conversation begin: after the system prompt, and at every user message.
 
     Examples
     --------
@@ -40,16 +40,16 @@ def turns(messages: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A conversation as the model reads it.
+    """A rendered conversation and its tokens.
 
     Attributes
     ----------
     rendered : Rendered
-        Its text, and what the answer must look like.
+        The text, and the form of the answer.
     tokens : list of int
         The tokens of the text.
     n_left_out : int
-        Turns that it lacks.
+        Number of turns that are left out.
     """
 
     rendered: Rendered
@@ -58,20 +58,20 @@ class Prompt:
 
 
 class Conversation:
-    """A conversation, whole and without its oldest turns.
+    """A conversation with all turns or without its oldest ones.
 
     Parameters
     ----------
     model : Model
-        Has the vocabulary.
+        Its vocabulary is used.
     source : TokenSource
-        What a prompt must fit into, and where its documents are.
+        Has the context that a prompt must fit into, and the documents.
     messages : list of dict
         The messages.
     render : callable
         Renders messages.
     parse_special : bool
-        Whether texts of special tokens are these tokens in what users and tools say, too; never in documents.
+        Whether texts of special tokens become these tokens in user and tool messages too; never in documents.
     """
 
     def __init__(
@@ -99,27 +99,27 @@ class Conversation:
         rendered = self._render(marks.messages)
         if (found := marks.restored(rendered.prompt)) is not None:
             return replace(rendered, prompt=found[0], plain=found[1])
-        LOG.warning("the chat template changes the texts of special tokens, which are read as these tokens")
+        LOG.warning("the chat template changes texts of special tokens in messages, so they become special tokens")
         return self._render(messages)
 
     def prompt(self, n: int = 0) -> Prompt:
-        """Return the prompt without the ``n`` oldest turns; PromptTooLong for a text that is too long anyway."""
+        """Return the prompt without the ``n`` oldest turns; PromptTooLong if any tokenization is too long."""
         rendered = self.rendered(n)
         self._source.check_size(len(rendered.prompt.encode()))
         for document in self._documents if not n else ():
             if document.text.strip() not in rendered.prompt:
-                document.miss("the chat template does not write its text as it is")
+                document.miss("the chat template changes its text")
         return Prompt(rendered, prompt_tokens(self.model, rendered.prompt, rendered.plain), n)
 
     def fitting(self, max_tokens: int | None) -> tuple[Prompt, dict[str, Any]]:
-        """Return the prompt without as few turns as leave room for an answer, and fields of its job.
+        """Return the prompt without as many turns as needed to leave room for an answer, and fields of its job.
 
-        The last turn stays, whether it leaves this room or not.
+        The last turn always stays.
 
         Raises
         ------
         PromptTooLong
-            When the text of the last turn alone is too long.
+            When the last turn alone is too long.
         """
         room = self._source.n_ctx // SHARE
         most = self._source.n_ctx - (min(room, max_tokens) if max_tokens and max_tokens > 0 else room)
@@ -133,7 +133,7 @@ class Conversation:
         return found, {"cuts": cuts, "dropped_turns": n, "dropped_tokens": max(0, n_whole - len(found.tokens))}
 
     def _size(self, n: int) -> tuple[int, Prompt | None]:
-        """Return the tokens of a prompt, and the prompt; of a text that is too long the fewest that it can have."""
+        """Return the number of tokens of a prompt, and the prompt; for a text that is too long a lower bound."""
         try:
             found = self.prompt(n)
         except PromptTooLong as reason:
@@ -142,18 +142,18 @@ class Conversation:
 
 
 class Turns:
-    """The turns that leave while an answer is written, the oldest first; the last one stays.
+    """The turns to evict while an answer is generated, the oldest first; the last one stays.
 
     Parameters
     ----------
     conversation : Conversation
-        What is answered.
+        The conversation to answer.
     prompt : Prompt
         The prompt of the answer.
     last : int
-        How many turns the conversation has before its last one.
+        Number of turns before the last one.
     most : int
-        Most tokens of an answer for which nobody gives a number.
+        Maximum tokens of an answer without a given limit.
     """
 
     def __init__(self, conversation: Conversation, prompt: Prompt, last: int, most: int) -> None:
@@ -162,12 +162,12 @@ class Turns:
         self._n, self._tokens = prompt.n_left_out, prompt.tokens
 
     def next(self, n: int) -> Cut | None:
-        """Return the oldest turn that is left; None for the last one, or where a template writes no such run."""
+        """Return the oldest remaining turn; None for the last one, or if it is not a run of tokens in the template."""
         if self._n >= self._last:
             return None
         try:
             shorter = self._conversation.prompt(self._n + 1).tokens
-        except (LctxError, ValueError):  # a template may refuse what is left
+        except (LctxError, ValueError):  # a template may refuse the remaining turns
             return None
         run = left_out(self._conversation.model, self._tokens, shorter)
         if run is None:

@@ -1,4 +1,4 @@
-"""Reading an answer: content, reasoning, tool calls; by llama.cpp."""
+"""Parsing an answer into content, reasoning and tool calls with llama.cpp."""
 
 import json
 from typing import Any
@@ -13,12 +13,12 @@ class AnswerParser:
     Parameters
     ----------
     syntax : str
-        What a template says about its answers, see ``Rendered.syntax``.
+        The template's description of its answers, see ``Rendered.syntax``.
 
     Attributes
     ----------
     failure : str
-        Why the complete answer could not be read as the template says; empty when it could.
+        Why the complete answer does not follow the template; empty if it does.
     """
 
     def __init__(self, syntax: str) -> None:
@@ -29,21 +29,21 @@ class AnswerParser:
             raise error(lib.LCTX_INVALID, failure)
 
     def feed(self, piece: str) -> list[dict[str, Any]]:
-        """Read the next piece of the answer and return what is new: ``content``, ``reasoning_content``, ``tool_call``.
+        """Parse the next piece of the answer and return its ``content``, ``reasoning_content`` and ``tool_call`` parts.
 
-        A piece that goes on with what the answer is saying is all that is parsed. What may still turn out to be a mark
-        of the template is held back.
+        If a piece continues the current text, only the piece is parsed. Text that may still become a marker of the
+        template is held back.
         """
         data = piece.encode("utf-8", "replace")
         try:
             return _deltas(lib.lctx_parser_feed(self._handle, data, len(data)))
         except LctxError:
-            return []  # the next characters may make sense of it
+            return []  # more characters may complete it
 
     def end(self, complete: bool) -> list[dict[str, Any]]:
-        """Return what was held back of an answer that is complete, or was cut off.
+        """Return the text held back of an answer that is complete or was cut off.
 
-        A model may write what is no answer by its template: then what could be read stands, and ``failure`` says why.
+        If the answer does not follow the template, the parsed part is kept and ``failure`` has the reason.
         """
         try:
             return _deltas(lib.lctx_parser_end(self._handle, complete))
@@ -55,7 +55,7 @@ class AnswerParser:
 
     @property
     def n_parsed(self) -> int:
-        """Return how many bytes were parsed so far, again included."""
+        """Return how many bytes were parsed so far, counting repeated parsing."""
         return int(lib.lctx_parser_parsed(self._handle))
 
 

@@ -1,4 +1,4 @@
-"""Places for schemas in the grammar of an answer: llama.cpp makes the grammar around them, a Guide fills them."""
+"""Placeholders for schemas in the grammar of an answer: llama.cpp creates the grammar, a Guide fills them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,47 +7,47 @@ from typing import Any
 from pylongctx.schema import SHARED, Held, hold
 
 MARK = "<schema>"
-FIRST = 1 << 30  # the token of the first place, see native/grammar.h
-LITERAL = re.compile(rf'"{{\\"{MARK}\\":(\d+)}}"')  # a place, as the converter writes it
-# keywords that ask for nothing
+FIRST = 1 << 30  # the token of the first placeholder, see native/grammar.h
+LITERAL = re.compile(rf'"{{\\"{MARK}\\":(\d+)}}"')  # a placeholder in the converter's output
+# keywords without constraints
 NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"})
 
 
 def place(number: int, like: Any = None) -> dict[str, Any]:
-    """Return a schema that llama.cpp makes a place of; a template may read in it what it reads in ``like``."""
+    """Return a schema that llama.cpp turns into a placeholder; a template sees the fields of ``like`` in it."""
     shown = like if isinstance(like, Mapping) else {}
     kept = {key: value for key, value in shown.items() if key not in ("$ref", "oneOf", "anyOf")}
     return {"type": "object", **kept, "const": {MARK: number}}
 
 
 def with_places(grammar: str) -> str:
-    """Return a grammar of llama.cpp's with its places as ``lctx_grammar_create`` reads them."""
+    """Return llama.cpp's grammar with placeholders in the form of ``lctx_grammar_create``."""
     return LITERAL.sub(lambda found: f"<[{FIRST + int(found[1])}]>", grammar)
 
 
 def has_places(answer: Mapping[str, Any]) -> bool:
-    """Return whether the grammar of a rendered request has places."""
+    """Return True if the grammar of a rendered request has placeholders."""
     return bool(answer["constraint"]) and LITERAL.search(answer["constraint"]["grammar"]) is not None
 
 
 class Tools:
-    """The tools of a request, whose parameters have places.
+    """The tools of a request, with placeholders for their parameters.
 
     Parameters
     ----------
     tools : list of dict
-        OpenAI's tools. Those with ``strict`` are refused where they cannot be held.
+        OpenAI's tools. Those with ``strict`` are refused if they cannot be enforced.
 
     Attributes
     ----------
     marked : list of dict
-        The same with places.
+        The tools with placeholders.
     grammars : list of str
-        What belongs there.
+        The grammars of the placeholders.
     gaps : list of str
-        What is not held.
+        Keywords that are not enforced.
     refusal : str
-        Why a strict tool cannot be held, if one cannot.
+        Why a strict tool cannot be enforced; empty if all can.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -58,13 +58,13 @@ class Tools:
         self._tools = [tool["function"] for tool in tools]
 
     def whole(self) -> "Tools":
-        """Give each tool one place: its call has the arguments as one JSON value."""
+        """Give each tool one placeholder: its call has the arguments as one JSON value."""
         for function in self._tools:
             self._add(function, self._place(function, function["parameters"], ""))
         return self
 
     def by_parameter(self) -> "Tools":
-        """Give each parameter a place: a call has them apart, and texts as they are."""
+        """Give each parameter a placeholder: a call lists them separately, with strings as plain text."""
         for function in self._tools:
             schema = function["parameters"]
             shared = {key: schema[key] for key in SHARED if key in schema}
@@ -81,8 +81,8 @@ class Tools:
         return self
 
     def nowhere(self) -> "Tools":
-        """Take note that calls of this chat template follow no schema, strict ones neither."""
-        self.gaps = [f"{function['name']}: calls of this chat template follow no schema" for function in self._tools]
+        """Record that this chat template does not constrain calls, including strict ones."""
+        self.gaps = [f"{function['name']}: this chat template enforces no schema" for function in self._tools]
         return self
 
     def _place(self, function: Mapping[str, Any], schema: Any, path: str) -> dict[str, Any]:
@@ -98,18 +98,18 @@ class Tools:
         self.marked.append({"type": "function", "function": {**function, "parameters": parameters}})
 
     def _note(self, function: Mapping[str, Any], path: str, schema: Any, held: set[str]) -> None:
-        """Take note of keywords that cannot be held, since the template writes texts and parameters without JSON."""
+        """Record keywords that cannot be enforced, since the template writes strings and parameters without JSON."""
         keys = [key for key in schema if key not in NOTES | held] if isinstance(schema, Mapping) else []
         if keys and function.get("strict") is True and not self.refusal:
             self.refusal = (
-                f"{function['name']}{path}/{keys[0]} cannot be held in calls as this chat template writes them; "
+                f"{function['name']}{path}/{keys[0]} cannot be enforced in the calls of this chat template; "
                 "leave it out, or the tool's strict"
             )
-        self.gaps += [f"{function['name']}{path}/{key}: calls of this chat template do not hold it" for key in keys]
+        self.gaps += [f"{function['name']}{path}/{key}: this chat template does not enforce it" for key in keys]
 
 
 def may_be_text(schema: Any, root: Mapping[str, Any], depth: int = 0) -> bool:
-    """Return whether a value of a schema may be a string, as llama.cpp decides it for a parameter.
+    """Return True if a schema allows a string, by llama.cpp's rule for parameters.
 
     Examples
     --------

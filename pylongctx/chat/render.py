@@ -1,4 +1,4 @@
-"""From a chat request to a prompt, and to what the answer must look like."""
+"""Rendering a chat request to a prompt and to the form of its answer."""
 
 import json
 import warnings
@@ -19,19 +19,19 @@ from pylongctx.chat.template import ChatTemplate, Rendered
 from pylongctx.chat.types import Message
 from pylongctx.errors import LctxError
 
-# what opens thoughts, and what closes them, where llama.cpp finds neither in a template that opens them
+# markers of reasoning, for templates that open it in a way that llama.cpp does not detect
 THOUGHTS = {"<think>": "</think>", "[THINK]": "[/THINK]", "<thought>": "</thought>", "<seed:think>": "</seed:think>"}
 
 
 def render(template: ChatTemplate, given: Mapping[str, Any], prefills: bool = False) -> Rendered:
-    """Return a conversation as the model reads it; ``given``: the keywords of ``create_chat_completion``.
+    """Render a conversation; ``given``: the keywords of ``create_chat_completion``.
 
-    With ``prefills``, a last message of the assistant is not ended: its thoughts and its text begin the answer.
+    With ``prefills``, a last message of the assistant stays open: its reasoning and its text begin the answer.
 
     Raises
     ------
     ValueError
-        When a message, a tool or a schema is not usable, or the template cannot do what is asked.
+        When a message, a tool or a schema is invalid, or the template does not support the request.
     """
     tools, choice = choose_tools(*(given[name] for name in ("functions", "function_call", "tools", "tool_choice")))
     messages = check_messages(given["messages"], template.info["source"])
@@ -51,19 +51,20 @@ def render(template: ChatTemplate, given: Mapping[str, Any], prefills: bool = Fa
     if schema is not None:
         request["json_schema"] = schema
     if given.get("grammar") is not None and (schema is not None or (tools and choice != "none")):
-        raise ValueError("grammar cannot be combined with tools or a response_format, which make one of their own")
+        raise ValueError("grammar cannot be combined with tools or a response_format, which create their own grammar")
     if tools and choice == "required" and schema is not None:
         raise ValueError("a required tool call cannot be combined with a response_format: an answer is one of them")
     rendered = _with_systems(template, request, is_strict(given["response_format"]))
     if begun is not None:
         rendered = _after_thoughts(rendered, begun)
     if tools and choice == "required" and rendered.constraint is None:
-        raise ValueError("the chat template knows no tool calls, so none can be required; try chat_format='chatml'")
+        raise ValueError(
+            "the chat template does not support tool calls, so none can be required; try chat_format='chatml'"
+        )
     if tools and not template.info["caps"]["supports_tools"]:
         names = ", ".join(tool["function"]["name"] for tool in tools)
         warnings.warn(
-            f"the chat template does not show tools to the model, which cannot know of {names}; "
-            "try chat_format='chatml'",
+            f"the chat template does not show tools to the model, which cannot call {names}; try chat_format='chatml'",
             RuntimeWarning,
             stacklevel=5,
         )
@@ -71,18 +72,18 @@ def render(template: ChatTemplate, given: Mapping[str, Any], prefills: bool = Fa
 
 
 def _begun(messages: Sequence[Message]) -> Message | None:
-    """Return the last message when an answer goes on with it."""
+    """Return the last message if the answer continues it."""
     last = messages[-1]
     has_text = text_of_content(last["content"]) or last.get("reasoning_content")
     if last["role"] != "assistant" or last.get("tool_calls") or not has_text:
         return None
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
-        raise ValueError("messages: the last two are the assistant's, so there is nothing to answer")
+        raise ValueError("messages: the last two are from the assistant, so there is nothing to answer")
     return last
 
 
 def _with_systems(template: ChatTemplate, request: dict[str, Any], strict: bool) -> Rendered:
-    """Render a request; messages of the system are one where the template leaves others out or refuses them."""
+    """Render a request; system messages are merged if the template drops or refuses additional ones."""
     messages: list[Message] = request["messages"]
     at = [i for i, message in enumerate(messages) if message["role"] in SYSTEM]
     if at in ([], [0]):
@@ -104,9 +105,9 @@ def _with_systems(template: ChatTemplate, request: dict[str, Any], strict: bool)
 
 
 def _after_thoughts(rendered: Rendered, begun: Message) -> Rendered:
-    """Return a rendering whose prompt ends with what was begun, after the thoughts that the template opens.
+    """Return a rendering whose prompt ends with the open message, after reasoning opened by the template.
 
-    Where llama.cpp finds out how a template writes thoughts it has closed them.
+    To detect how a template writes reasoning, llama.cpp has closed it.
     """
     text = "\n\n".join(texts_of(begun))
     head = rendered.prompt.removesuffix(text)
@@ -118,7 +119,7 @@ def _after_thoughts(rendered: Rendered, begun: Message) -> Rendered:
 
 
 def _prefilled(rendered: Rendered, more: str, n: int) -> Rendered:
-    """Return a rendering with another text in place of the last ``n`` characters of what begins the answer."""
+    """Return a rendering in which another text replaces the last ``n`` characters of the answer's beginning."""
 
     def longer(text: str) -> str:
         return text[: len(text) - n] + more

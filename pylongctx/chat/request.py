@@ -1,4 +1,4 @@
-"""What create_chat_completion is asked, checked and in the terms of the template."""
+"""Checks of the arguments of create_chat_completion, and their conversion for templates."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,17 +11,17 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 
 
 def check_messages(messages: Any, source: str) -> list[Message]:
-    """Return the messages, OpenAI's functions as tools, and calls of tools as OpenAI writes them.
+    """Return the messages with OpenAI's functions as tools and with tool calls in OpenAI's form.
 
     Raises
     ------
     ValueError
-        When one is not a message; a role must be OpenAI's, or one that the template itself names.
+        When a message is invalid; a role must be one of OpenAI's, or one named in the template.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ValueError("messages must be a list of at least one message")
     checked = [_check_message(i, message, source) for i, message in enumerate(messages)]
-    ids: list[str] = []  # of calls without a result
+    ids: list[str] = []  # ids of calls without a result
     for i, message in enumerate(checked):
         if message["role"] == "assistant":
             calls = [_check_call(i, j, call) for j, call in enumerate(_calls(i, message))]
@@ -43,8 +43,8 @@ def _calls(i: int, message: Message) -> list[Any]:
 
 
 def _check_call(i: int, j: int, call: Any) -> dict[str, Any]:
-    """Return a call as OpenAI writes it; others leave out its type, its id, or arguments that are empty."""
-    unnamed = f"call{i % 1000:03}{j % 100:02}"  # the same each time; Mistral's templates want nine characters
+    """Return a call in OpenAI's form, completing a missing type or id, or missing empty arguments."""
+    unnamed = f"call{i % 1000:03}{j % 100:02}"  # deterministic; Mistral's templates require nine characters
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(f"messages[{i}].tool_calls[{j}] must have a function with a name")
@@ -56,7 +56,7 @@ def _check_call(i: int, j: int, call: Any) -> dict[str, Any]:
 
 
 def texts_of(message: Any) -> Iterator[str]:
-    """Yield the texts of a message; of what is not a message none."""
+    """Yield the texts of a message; none of other values."""
     content = message.get("content") if isinstance(message, Mapping) else None
     parts = [{"text": content}] if isinstance(content, str) else content if isinstance(content, list | tuple) else ()
     texts = (part.get("text") for part in parts if isinstance(part, Mapping))
@@ -64,7 +64,7 @@ def texts_of(message: Any) -> Iterator[str]:
 
 
 def text_size(messages: Any) -> int:
-    """Return the bytes of the texts of messages, at least; what is not a message counts nothing.
+    """Return a lower bound of the bytes in the texts of messages, ignoring other values.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def text_size(messages: Any) -> int:
 
 
 def text_of_content(content: Any) -> str:
-    """Return the text of a message's content, whose parts are texts."""
+    """Return the text of a message's content, joining its text parts."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 
 
@@ -100,7 +100,7 @@ def _check_parts(i: int, parts: Sequence[Any]) -> None:
         if kind != "text":
             raise ValueError(
                 f"messages[{i}]: a content part of type {kind!r} cannot be read, only text; "
-                "for pictures pass a chat_handler that reads them"
+                "for images pass a chat_handler that supports them"
             )
         if not isinstance(part.get("text"), str):
             raise ValueError(f"messages[{i}]: the text of a content part must be a string, not {part.get('text')!r}")
@@ -117,12 +117,12 @@ def _without_functions(message: dict[str, Any]) -> Message:
 
 
 def choose_tools(functions: Any, function_call: Any, tools: Any, tool_choice: Any) -> tuple[list[dict[str, Any]], str]:
-    """Return the tools that may be called, and whether: auto, none or required. One that is named is the only one left.
+    """Return the tools and the choice: auto, none or required. A tool named by the choice is the only one returned.
 
     Raises
     ------
     ValueError
-        When a tool is no function, or the choice is none of them.
+        When a tool is not a function, or the choice is invalid.
     """
     if functions:
         tools = [{"type": "function", "function": function} for function in functions]
@@ -134,7 +134,7 @@ def choose_tools(functions: Any, function_call: Any, tools: Any, tool_choice: An
         name = (tool_choice.get("function") or {}).get("name")
         named = [tool for tool in tools if tool["function"]["name"] == name]
         if not named:
-            raise ValueError(f"tool_choice names {name!r}, which is none of the tools")
+            raise ValueError(f"tool_choice names {name!r}, which is not one of the tools")
         return named, "required"
     choice = tool_choice or "auto"
     if choice not in ("auto", "none", "required"):
@@ -159,7 +159,7 @@ def _checked(schema: Any) -> Any:
 
 
 def wanted_schema(response_format: Any) -> Any:
-    """Return the JSON schema that an answer must follow, None for plain text; json_object is any object."""
+    """Return the JSON schema of an answer; None for plain text; json_object allows any object."""
     if response_format is None:
         return None
     kind = response_format.get("type") if isinstance(response_format, Mapping) else None
@@ -177,6 +177,6 @@ def wanted_schema(response_format: Any) -> Any:
 
 
 def is_strict(response_format: Any) -> bool:
-    """Return whether a schema that cannot be held as a whole is refused: unless the request says ``strict`` false."""
+    """Return True if a schema that cannot be fully enforced is refused: unless ``strict`` is false in the request."""
     wrapper = (response_format or {}).get("json_schema")
     return all(one.get("strict") is not False for one in (response_format, wrapper) if isinstance(one, Mapping))

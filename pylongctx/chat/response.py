@@ -1,4 +1,4 @@
-"""From the text of an answer to OpenAI's chat chunks, and from these to the whole."""
+"""Converting the text of an answer to OpenAI's chat chunks, and these to a whole answer."""
 
 import time
 import uuid
@@ -14,20 +14,20 @@ from pylongctx.logprobs import Entry
 
 @dataclass
 class Answer:
-    """An answer on its way.
+    """A running answer.
 
     Attributes
     ----------
     generation : Generation
-        What the model writes.
+        The generation of the text.
     parser : AnswerParser
-        What it says.
+        Parses the text.
     legacy : bool
-        Calls are OpenAI's older function calls.
+        Whether calls are OpenAI's older function calls.
     usage_chunk : bool
-        A stream ends with a chunk of its own for the usage, as OpenAI's ``stream_options.include_usage``.
+        Whether a stream ends with a separate usage chunk, as with OpenAI's ``stream_options.include_usage``.
     one_call : bool
-        The answer ends after the first call of a tool.
+        Whether the answer ends after the first tool call.
     model_name : str
         The model's name in the chunks.
     """
@@ -38,7 +38,7 @@ class Answer:
     legacy: bool = False
     usage_chunk: bool = False
     one_call: bool = False
-    entries: list[Entry] = field(default_factory=list)  # not in a chunk yet
+    entries: list[Entry] = field(default_factory=list)  # not sent in a chunk yet
     called: bool = False
 
     def stream(self) -> Iterator[ChatChunk]:
@@ -119,7 +119,7 @@ class Answer:
 
 
 def collect(chunks: Iterator[ChatChunk], with_logprobs: bool) -> ChatCompletion:
-    """Return the whole answer of a stream without a usage chunk."""
+    """Combine the chunks of a stream without a usage chunk into a whole answer."""
     message: AnswerMessage = {"role": "assistant", "content": None}
     logprobs: Any = {"content": [], "refusal": None} if with_logprobs else None
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""Chat templates: from messages to a prompt, and to what the answer must look like; by llama.cpp."""
+"""Chat templates, rendered by llama.cpp: from messages to a prompt and the form of its answer."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,36 +16,36 @@ from pylongctx.chat.places import Tools, has_places, place, with_places
 from pylongctx.engine.model import Model
 from pylongctx.schema import hold, warn_of
 
-OWN = "chat_template."  # begins the names of a model's own templates: chat_template.default, chat_template.tool_use
+OWN = "chat_template."  # prefix of the names of a model's own templates: chat_template.default, chat_template.tool_use
 HINTS = (
     "Unable to generate parser for this template. Automatic parser generation failed: ",
     "please consider disabling jinja via --no-jinja, or using another chat template",
     "try using --jinja",
 )
 NO_TEMPLATE = (
-    "the model has no chat template, so ChatML is used; a model that was not trained on it may give empty answers: "
+    "the model has no chat template, so ChatML is used; a model not trained on it may give empty answers: "
     "pass chat_format, or use completions instead of chat"
 )
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation as the model reads it.
+    """A rendered conversation.
 
     Attributes
     ----------
     prompt : str
-        Its text, without the BOS token where the vocabulary adds one.
+        The text, without the BOS token if the vocabulary adds one.
     constraint : str or None
         The grammar of the answer, for a Sampler.
     preserved : list of str
-        Texts of special tokens that belong to the answer's text.
+        Texts of special tokens that are part of the answer's text.
     stops : list of str
-        Strings that end the answer, beside the model's own end tokens.
+        Strings that end the answer, in addition to the model's end tokens.
     syntax : str
-        How to read the answer, for an AnswerParser.
+        How to parse the answer, for an AnswerParser.
     plain : sequence of (int, int)
-        Where the prompt has texts of special tokens that are text.
+        Positions in the prompt where texts of special tokens are plain text.
     """
 
     prompt: str
@@ -57,27 +57,27 @@ class Rendered:
 
 
 class ChatTemplate:
-    """A chat template, read and rendered where it can be stopped: it is a program of whoever wrote the model's file.
+    """A chat template, parsed and rendered in a worker process that can be stopped, since it is untrusted code.
 
     Parameters
     ----------
     model : Model
-        Whose tokens begin and end a conversation.
+        Its tokens begin and end a conversation.
     source : str
-        Jinja text, or a name of llama.cpp's.
+        Jinja text, or a name in llama.cpp.
     stops : tuple of str
-        More strings that end an answer.
+        Additional strings that end an answer.
     with_tools : str
-        Jinja text for requests with tools, where there is another one.
+        Separate Jinja text for requests with tools, if there is any.
     is_name : bool
-        The source is a name of llama.cpp's.
+        Whether the source is a name in llama.cpp.
 
     Attributes
     ----------
     info : dict
-        ``source``, and ``caps``: what the template can render.
+        ``source``, and ``caps``: the capabilities of the template.
     reasoning_format : str or None
-        llama.cpp's word for where thoughts are: "none" leaves them in the text; None: apart from it.
+        llama.cpp's name for the handling of reasoning: "none" leaves it in the text; None: it is separated.
 
     Raises
     ------
@@ -103,12 +103,12 @@ class ChatTemplate:
         request : dict
             The request.
         strict : bool
-            Whether a ``json_schema`` that cannot be held as a whole is refused; else a RuntimeWarning names the rest.
+            Refuse a ``json_schema`` that cannot be fully enforced; if False, a RuntimeWarning names the gaps.
 
         Raises
         ------
         InvalidInput
-            When the template refuses the request, or a schema cannot be held.
+            When the template refuses the request, or a schema cannot be enforced.
         """
         wanted, grammars = dict(request), []
         if "json_schema" in wanted:
@@ -120,12 +120,12 @@ class ChatTemplate:
         answer = self._apply(wanted)
         if grammars and not answer["constraint"]:
             if not _begins_with_content(json.dumps(answer["syntax"])):
-                raise error(lib.LCTX_INVALID, "the chat template begins with thoughts, and has no place for a schema")
-            answer["constraint"] = {}  # the schema is all of the answer
+                raise error(lib.LCTX_INVALID, "the chat template begins with reasoning and cannot enforce a schema")
+            answer["constraint"] = {}  # the schema is the whole answer
         return self._rendered(answer, answer["prompt"], grammars)
 
     def _with_tools(self, request: Mapping[str, Any]) -> Rendered:
-        """Render a request whose prompt shows its tools, while its grammar has places for their arguments."""
+        """Render a request with the original tools in the prompt and placeholders in the grammar."""
         prompt = self._apply({**request, "tool_choice": "none"})["prompt"]
         tools = Tools(request["tools"]).whole()
         answer = self._apply({**request, "tools": tools.marked})
@@ -166,20 +166,20 @@ class ChatTemplate:
 
 
 def _without_hints(reason: str) -> str:
-    """Return a reason of llama.cpp's without what it says about its own programs."""
+    """Return llama.cpp's reason without hints about its own programs."""
     for one in HINTS:
         reason = reason.replace(one, "")
     return reason.strip(" ,;")
 
 
 def _begins_with_content(syntax: str) -> bool:
-    """Return whether an answer that is JSON and nothing else is read as content."""
+    """Return True if an answer that is only JSON is parsed as content."""
     parser = AnswerParser(syntax)
     return all("content" in delta for delta in [*parser.feed("[0]"), *parser.end(True)]) and not parser.failure
 
 
 def _tokens(model: Model) -> dict[str, Any]:
-    """Return the texts of the tokens that templates name, and whether the vocabulary adds them."""
+    """Return the texts of the tokens that templates use, and whether the vocabulary adds them."""
     info = model.info
     ids = {"bos": info.token_bos, "eos": info.token_eos}
     texts = {name: model.piece(token, True).decode("utf-8", "replace") for name, token in ids.items() if token >= 0}
@@ -187,7 +187,7 @@ def _tokens(model: Model) -> dict[str, Any]:
 
 
 class Templates:
-    """The chat template of a model, found when it is first asked for.
+    """The chat template of a model, loaded on first use.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ class Templates:
     Raises
     ------
     InvalidInput
-        When nobody knows the name.
+        When the name is unknown.
     ValueError
         When the model has no template of that name.
     """

@@ -1,4 +1,4 @@
-"""The tokens of a chat prompt: those of its text, whatever was evaluated before."""
+"""The tokens of a chat prompt, which depend only on its text and not on the KV cache."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -20,7 +20,7 @@ def prompt_tokens(model: Model, prompt: str, plain: Sequence[Span] = ()) -> list
     prompt : str
         The text.
     plain : sequence of (int, int)
-        Where it has texts of special tokens that are text, ascending.
+        Positions of texts of special tokens that are plain text, ascending.
     """
     parts = split(prompt, plain, model.special_texts if plain else frozenset())
     tokens = (model.tokenize(text.encode(), False, special) for text, special in parts)
@@ -28,9 +28,9 @@ def prompt_tokens(model: Model, prompt: str, plain: Sequence[Span] = ()) -> list
 
 
 def left_out(model: Model, tokens: Sequence[int], shorter: Sequence[int]) -> tuple[int, int] | None:
-    """Return the run of a prompt's tokens without which they are a shorter prompt; None when no run of tokens is it.
+    """Return the run of tokens to remove from a prompt to get a shorter prompt; None if no single run is enough.
 
-    Where several runs are, the one that begins with a special token is a whole turn.
+    Among several such runs, the one that begins with a special token is a whole turn.
     """
     long, short = np.asarray(tokens), np.asarray(shorter)
     n, most = len(long) - len(short), longest_prefix(long, short)
@@ -43,6 +43,6 @@ def left_out(model: Model, tokens: Sequence[int], shorter: Sequence[int]) -> tup
 
 
 def tokens_of(model: Model, texts: Iterable[str]) -> frozenset[int]:
-    """Return the tokens that stand for a whole text each."""
+    """Return the tokens of those texts that are a single token."""
     found = (model.tokenize(text.encode(), False, True) for text in texts)
     return frozenset(tokens[0] for tokens in found if len(tokens) == 1)

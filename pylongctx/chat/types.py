@@ -1,4 +1,4 @@
-"""The dicts of chat completions, as OpenAI and llama_cpp shape them."""
+"""The dicts of chat completions in the form of OpenAI and llama_cpp."""
 
 from typing import Any, Literal, TypedDict
 
@@ -9,7 +9,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class TopLogprob(TypedDict):
-    """One of the likeliest tokens."""
+    """One of the most likely tokens."""
 
     token: str
     logprob: float
@@ -23,7 +23,7 @@ class TokenLogprob(TopLogprob):
 
 
 class ChatLogprobs(TypedDict):
-    """The tokens that an answer was made of, markers of tool calls included."""
+    """The tokens of an answer, including markers of tool calls."""
 
     content: list[TokenLogprob] | None
     refusal: list[TokenLogprob] | None
@@ -37,7 +37,7 @@ class FunctionCall(TypedDict):
 
 
 class ToolCall(TypedDict):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     type: Literal["function"]
@@ -50,7 +50,7 @@ class _Answer(TypedDict):
 
 
 class AnswerMessage(_Answer, total=False):
-    """What the model said."""
+    """The message of an answer."""
 
     reasoning_content: str
     tool_calls: list[ToolCall]
@@ -58,7 +58,7 @@ class AnswerMessage(_Answer, total=False):
 
 
 class ChatChoice(TypedDict):
-    """One answer."""
+    """One choice of an answer."""
 
     index: int
     message: AnswerMessage
@@ -82,7 +82,7 @@ class _FunctionCallDelta(TypedDict):
 
 
 class FunctionCallDelta(_FunctionCallDelta, total=False):
-    """More of a call: the name comes once."""
+    """A part of a function call: only the first one has the name."""
 
     name: str
 
@@ -93,14 +93,14 @@ class _ToolCallDelta(TypedDict):
 
 
 class ToolCallDelta(_ToolCallDelta, total=False):
-    """More of a tool call; its first one has the id and the type."""
+    """A part of a tool call; only the first one has the id and the type."""
 
     id: str
     type: Literal["function"]
 
 
 class Delta(TypedDict, total=False):
-    """What a chunk adds to the message."""
+    """The additions of a chunk to the message."""
 
     role: Literal["assistant"]
     content: str | None
@@ -110,7 +110,7 @@ class Delta(TypedDict, total=False):
 
 
 class ChunkChoice(TypedDict):
-    """More of an answer."""
+    """A part of a choice."""
 
     index: int
     delta: Delta

@@ -1,4 +1,4 @@
-"""The command line: ``pylongctx ask``, ``chat``, ``serve``, and commands that fetch, measure and show."""
+"""The command line: ``pylongctx ask``, ``chat``, ``serve``, and commands that download, measure and inspect."""
 
 import argparse
 import os
@@ -13,22 +13,22 @@ from pylongctx.cli.help import command_list
 from pylongctx.cli.parser import Parser
 
 PROGRAM = "pylongctx"
-# name: the module of the command, and what it is for
+# command name: its module and its help text
 COMMANDS = {
     "ask": ("ask", "ask about files"),
-    "chat": ("chat", "talk with a model"),
+    "chat": ("chat", "chat with a model in the terminal"),
     "complete": ("complete", "continue a text"),
     "serve": ("serve", "serve a model to OpenAI's clients, and a chat page"),
-    "get": ("get", "list and fetch models"),
-    "kv": ("store", "show and clean a KV store"),
-    "eval": ("eval", "measure what a model can do with a long text"),
-    "bench": ("bench", "measure speed and memory, as llama-bench"),
-    "matrix": ("matrix", "every method on every task and length"),
-    "report": ("report", "tables and pictures of what was measured"),
-    "inspect": ("inspect", "show what the heads read and keep"),
-    "doctor": ("doctor", "show the installation"),
-    "completion": ("completion", "print a script that completes words in a shell"),
-    "rpc-server": ("rpc_server", "lend this machine to another"),
+    "get": ("get", "list and download models"),
+    "kv": ("store", "list, verify and clean up a KV store"),
+    "eval": ("eval", "evaluate a model on long-context tasks"),
+    "bench": ("bench", "benchmark speed and memory, like llama-bench"),
+    "matrix": ("matrix", "run every method on every task and length"),
+    "report": ("report", "turn results into tables and plots"),
+    "inspect": ("inspect", "show what attention heads read and keep"),
+    "doctor": ("doctor", "check the installation"),
+    "completion": ("completion", "print a shell completion script"),
+    "rpc-server": ("rpc_server", "share this machine's devices over the network"),
 }
 GROUPS = {
     "talk": ("ask", "chat", "complete", "serve"),
@@ -36,16 +36,16 @@ GROUPS = {
     "measure": ("eval", "bench", "matrix", "report", "inspect"),
     "machine": ("doctor", "completion", "rpc-server"),
 }
-MOVED = ("passkey", "needle", "recall", "ruler", "longbench", "leval", "perplexity")  # which eval has now
+MOVED = ("passkey", "needle", "recall", "ruler", "longbench", "leval", "perplexity")  # now tasks of `eval`
 
 
 def make_parser(command: str | None = None) -> Parser:
-    """Return the parser: of all commands, or of one, whose module alone is loaded.
+    """Return the parser for all commands, or for one, so that only its module is imported.
 
     Parameters
     ----------
     command : str or None
-        The command; None: all of them. Of the others the names are known.
+        The command; None: all of them. Other commands are registered by name only.
     """
     listed = command_list({title: [(name, COMMANDS[name][1]) for name in names] for title, names in GROUPS.items()})
     epilog = f"{listed}\npylongctx COMMAND --help shows the options of a command."
@@ -63,7 +63,7 @@ def make_parser(command: str | None = None) -> Parser:
 
 
 def parse(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the arguments of a command line; a word that its command does not know ends the process."""
+    """Return the arguments of a command line; exits on a word that its command does not accept."""
     args, rest = parser.parse_known_args(argv)
     if rest:
         args.parser.refuse(rest)
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = args.run(args)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # who reads the output has enough
+    except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, RuntimeError, ImportError, OSError, MemoryError) as reason:

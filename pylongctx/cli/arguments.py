@@ -1,4 +1,4 @@
-"""How options are read: from the command line, else from the environment variables of llama.cpp."""
+"""Reading options from the command line, or else from llama.cpp's environment variables."""
 
 import argparse
 import json
@@ -13,13 +13,13 @@ RANGE = re.compile(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
 
 
 class FromEnvironment(str):
-    """The value of an environment variable, which an option on the command line replaces."""
+    """The value of an environment variable; the same option on the command line overrides it."""
 
     variable: str
 
     @classmethod
     def read(cls, variable: str, value: str | None = None) -> "FromEnvironment | None":
-        """Return the variable's value, or ``value`` in its place; None when it is not set."""
+        """Return the variable's value, or ``value`` in its place; None if the variable is not set."""
         if variable not in os.environ:
             return None
         found = cls(os.environ[variable] if value is None else value)
@@ -30,17 +30,17 @@ class FromEnvironment(str):
 class Options:
     """Adds options to a parser, or to a titled group of its help.
 
-    An option that is not given is None, so that defaults stay where they are written. ``environment`` of the parsed
-    arguments holds the variables that are in use, by the option's name.
+    An option that is not given is None, so that defaults stay where they are defined. ``environment`` of the parsed
+    arguments maps option names to the variables in use.
 
     Parameters
     ----------
     parser : argparse.ArgumentParser
-        Gets the options.
+        The parser that receives the options.
     title : str or None
         The group in the help.
     environment : bool
-        Whether variables are read.
+        Whether environment variables are read.
     """
 
     def __init__(self, parser: argparse.ArgumentParser, title: str | None = None, environment: bool = True) -> None:
@@ -58,7 +58,7 @@ class Options:
         env: str | None = None,
         optional: bool = False,
     ) -> None:
-        """Add an option with one value; ``optional``: without one it is as if that were the empty string."""
+        """Add an option with one value; if ``optional``, an omitted value is the empty string."""
         value = FromEnvironment.read(env) if env and self._environment else None
         more: dict[str, Any] = {"nargs": "?", "const": ""} if optional else {}
         self._add(names, value, type=reported(parse), metavar=metavar, help=self._help(help, env), **more)
@@ -66,7 +66,7 @@ class Options:
     def switch(
         self, *names: str, off: Sequence[str] = (), help: str, env: str | None = None, dest: str | None = None
     ) -> None:
-        """Add an option without a value, and the names that turn it off; LLAMA_ARG_NO_X does so too."""
+        """Add a switch and the names that turn it off; LLAMA_ARG_NO_X turns it off too."""
         value = None
         if env and self._environment:
             value = FromEnvironment.read(env.replace(PREFIX, PREFIX + "NO_"), "0") or FromEnvironment.read(env)
@@ -80,16 +80,16 @@ class Options:
         self._group.add_argument(*names, action="append", type=reported(parse), metavar=metavar, help=help)
 
     def refuse(self, *names: str, reason: str, env: str | None = None, but: Sequence[str] = ()) -> None:
-        """Refuse an option of llama.cpp, with a reason; its variable too, unless that turns it off.
+        """Refuse an option of llama.cpp with a reason, and its variable unless it turns the option off.
 
-        ``but``: values that ask for what is done anyway.
+        ``but``: values that are accepted because they request the existing behavior.
         """
         value = FromEnvironment.read(env) if env and self._environment else None
         refusal = _refusal(reason, but)
         self._add(names, value, type=reported(refusal), nargs="?", const="", help=argparse.SUPPRESS)
 
     def accept(self, *names: str, value: bool = False) -> None:
-        """Accept an option, with a value or without, which has no effect."""
+        """Accept an option that has no effect, with or without a value."""
         more: dict[str, Any] = {} if value else {"action": "store_true"}
         self._group.add_argument(*names, help=argparse.SUPPRESS, **more)
 
@@ -103,7 +103,7 @@ class Options:
 
 
 class _Store(argparse.Action):
-    """Store a value, or whether a switch is on, and forget the variable that it replaces."""
+    """Store a value or the state of a switch, and drop the variable that it overrides."""
 
     def __init__(self, *args: Any, on: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -118,7 +118,7 @@ class _Store(argparse.Action):
 
 
 def reported(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Let argparse print the reason of a ValueError, and the variable that the value is from."""
+    """Let argparse print the message of a ValueError and the variable that supplied the value."""
 
     def parsed(text: str) -> Any:
         try:
@@ -131,14 +131,14 @@ def reported(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an error says, of one of the system the file and the reason."""
+    """Return the message of an error; for an OSError, the file and the reason."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
 
 
 def with_origins(reason: Exception, args: argparse.Namespace) -> str:
-    """Return the reason of a failure, and the variables that had a part in the arguments."""
+    """Return the reason for a failure, and the environment variables that supplied arguments."""
     names = ", ".join(f"{value.variable}={value}" for value in args.environment.values())
     return f"{reason} (from the environment: {names})" if names else str(reason)
 
@@ -146,7 +146,7 @@ def with_origins(reason: Exception, args: argparse.Namespace) -> str:
 def _refusal(reason: str, but: Sequence[str]) -> Callable[[str], None]:
     def refuse(text: str) -> None:
         if text not in but and not (isinstance(text, FromEnvironment) and text in FALSE):
-            raise ValueError(f"not here: {reason}")
+            raise ValueError(f"not supported: {reason}")
 
     return refuse
 
@@ -159,7 +159,7 @@ def integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"{str(text)!r} is no whole number") from None
+        raise ValueError(f"{str(text)!r} is not an integer") from None
 
 
 def number(text: str) -> float:
@@ -167,7 +167,7 @@ def number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{str(text)!r} is no number") from None
+        raise ValueError(f"{str(text)!r} is not a number") from None
 
 
 def int_list(text: str, lowest: int = 0) -> list[int]:
@@ -176,7 +176,7 @@ def int_list(text: str, lowest: int = 0) -> list[int]:
     Raises
     ------
     ValueError
-        When the text is nothing of that, a number is below ``lowest``, or a range is empty or never ends.
+        When the text has another form, a number is below ``lowest``, or a range is empty or never ends.
     """
     numbers = [n for part in text.split(",") for n in _range(part)]
     if too_low := [n for n in numbers if n < lowest]:
@@ -187,7 +187,7 @@ def int_list(text: str, lowest: int = 0) -> list[int]:
 def _range(text: str) -> Iterator[int]:
     match = RANGE.fullmatch(text)
     if not match:
-        raise ValueError(f"{text!r} is no number and no range; examples: 512  0-4096+1024  256-4096*2")
+        raise ValueError(f"{text!r} is neither a number nor a range; examples: 512  0-4096+1024  256-4096*2")
     first, last, sign, step = int(match[1]), int(match[2] or match[1]), match[3] or "+", int(match[4] or 1)
     if last < first:
         raise ValueError(f"the range {text!r} is empty: it ends before it begins")
@@ -196,11 +196,11 @@ def _range(text: str) -> Iterator[int]:
         yield n
         n, before = (n + step if sign == "+" else n * step), n
         if n <= before:
-            raise ValueError(f"the range {text!r} never ends: its step leads from {before} to {n}")
+            raise ValueError(f"the range {text!r} never ends: its step goes from {before} to {n}")
 
 
 def switched(text: str) -> bool:
-    """Return whether a word means on."""
+    """Return True for a word that means on, False for one that means off."""
     if text in TRUE or text in FALSE:
         return text in TRUE
     raise ValueError(f"{str(text)!r} is neither on nor off")
@@ -216,7 +216,7 @@ def on_off_auto(text: str) -> bool | None:
 
 
 def one_of(words: Sequence[str]) -> Callable[[str], str]:
-    """Return a reader of one of these words."""
+    """Return a function that accepts one of these words."""
 
     def word(text: str) -> str:
         if text not in words:
@@ -248,5 +248,5 @@ def json_object(text: str) -> dict[str, Any]:
     """Return a JSON object."""
     found = json.loads(text)
     if not isinstance(found, dict):
-        raise ValueError(f"{str(text)!r} is no JSON object")
+        raise ValueError(f"{str(text)!r} is not a JSON object")
     return found

@@ -1,4 +1,4 @@
-"""Conversations of the terminal on disk: written after every answer, for ``chat --continue``."""
+"""Terminal conversations on disk, saved after every answer for ``chat --continue``."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 from pylongctx._cache_folder import cache_folder
 
 FOLDER = "chats"  # in the cache folder
-MOST = 100  # files that are kept
+MOST = 100  # files to keep
 
 Messages = list[dict[str, Any]]
 
@@ -21,14 +21,14 @@ class Autosave:
     Parameters
     ----------
     path : Path or None
-        The file of a conversation that goes on; None: a new one.
+        The file of a conversation to continue; None: a new one.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
 
     def save(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Write the messages, for this user's eyes only; OSError when they cannot be written."""
+        """Write the messages to a file that only this user can read; OSError when that fails."""
         folder = cache_folder() / FOLDER
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._path is None:
@@ -42,7 +42,7 @@ class Autosave:
 
 
 def latest() -> tuple[Path, Messages]:
-    """Return the file of the conversation that was written last, and its messages.
+    """Return the file of the most recent conversation, and its messages.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def latest() -> tuple[Path, Messages]:
     """
     found = sorted((cache_folder() / FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise ValueError("there is no conversation to continue: chat writes one after its first answer")
+        raise ValueError("there is no conversation to continue: chat saves one after its first answer")
     try:
         messages = json.loads(found[-1].read_text(encoding="utf-8"))["messages"]
         if not all(isinstance(one["role"], str) and isinstance(one["content"], str) for one in messages):

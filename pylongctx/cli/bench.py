@@ -1,4 +1,4 @@
-"""``pylongctx bench``: llama-bench's tests, options and formats for methods, in turns with programs of others."""
+"""``pylongctx bench``: llama-bench's tests, options and formats for methods, alternating with other programs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DEFAULTS: dict[str, list[Any]] = {
 }
 EPILOG = """Several values: 1,2 or a repeated option; numbers also first-last, first-last+step and first-last*factor.
 The model may be random:geometry:layers[:weights], for instance random:llama-3-8b:2:q4_k_m: random weights of real
-width, written on first use. KV: bytes held after the test. peak RSS: of the test's own process, after its first
+width, written on first use. KV: bytes held after the test. peak RSS: of the test's process, after its first
 repetition. TTFT: from an empty context to the first logits after depth and prompt."""
 
 
@@ -46,23 +46,23 @@ def add_parser(commands: Any) -> None:
     add = parser.add_argument
     add("-r", "--repetitions", type=int, default=5, metavar="N", help="repetitions of each test (5)")
     add("--delay", type=float, default=0, metavar="S", help="seconds to wait before each test (0)")
-    add("--no-warmup", action="store_true", help="no run before the measured ones")
-    add("--progress", action="store_true", help="say on stderr what runs")
+    add("--no-warmup", action="store_true", help="skip the warmup run before the measured ones")
+    add("--progress", action="store_true", help="report progress on stderr")
     add("-o", "--output", choices=(*FORMATS, "none"), default="md", help="format on stdout (md)")
     add("-oe", "--output-err", choices=(*FORMATS, "none"), default="none", help="format on stderr (none)")
-    add("--vs-stock", action="store_true", help="take turns with llama-bench of unpatched llama.cpp and print ratios")
-    add("--stock", metavar="FILE", help=f"that llama-bench (default: {programs.STOCK_VARIABLE}, or {programs.STOCK})")
+    add("--vs-stock", action="store_true", help="alternate with llama-bench of unpatched llama.cpp and print ratios")
+    add("--stock", metavar="FILE", help=f"its path (default: {programs.STOCK_VARIABLE}, or {programs.STOCK})")
     add(
         "--vs",
         action="append",
         default=[],
         metavar="LABEL=PATH",
-        help="take turns with another llama-bench or llama-sweep-bench; its own arguments may follow: "
+        help="alternate with another llama-bench or llama-sweep-bench, optionally with its own arguments: "
         "--vs 'ik=PATH -rtr 1'; may be repeated",
     )
     refused = Options(parser, environment=False)
-    refused.refuse("--rpc", reason="bench measures this machine; Llama(rpc_servers=...) uses others")
-    refused.refuse("--kv-offload", reason="bench/offload.py measures it, pylongctx inspect and eval use it")
+    refused.refuse("--rpc", reason="bench measures this machine only; Llama(rpc_servers=...) uses other machines")
+    refused.refuse("--kv-offload", reason="bench/offload.py measures it; pylongctx inspect and eval support it")
     parser.set_defaults(run=run)
 
 
@@ -74,9 +74,9 @@ def _add_tests(parser: argparse.ArgumentParser) -> None:
         return text.split(",")
 
     add("-m", "--model", parse=words, metavar="FILE", help=MODEL)
-    add("-p", "--n-prompt", parse=int_list, help="tokens of a prompt (512)")
+    add("-p", "--n-prompt", parse=int_list, help="prompt tokens (512)")
     add("-n", "--n-gen", parse=int_list, help="tokens to generate (128)")
-    add("-pg", parse=lambda text: [pair(text)], metavar="N,N", help="a prompt, then tokens to generate")
+    add("-pg", parse=lambda text: [pair(text)], metavar="N,N", help="prompt tokens, then tokens to generate")
     add("-d", "--n-depth", parse=int_list, help="tokens in the context before the test (0)")
     add("-b", "--batch-size", parse=int_list, help="tokens per batch (2048)")
     add("-ub", "--ubatch-size", parse=int_list, help="tokens per graph (512)")
@@ -87,7 +87,7 @@ def _add_tests(parser: argparse.ArgumentParser) -> None:
         "-ngl",
         "--n-gpu-layers",
         parse=lambda text: int_list(text, -1),
-        help="layers on the GPU (all, where there is one)",
+        help="layers on the GPU (all, if there is one)",
     )
     add(
         "-fa",
@@ -101,7 +101,7 @@ def _add_tests(parser: argparse.ArgumentParser) -> None:
         "--load-mode",
         parse=_load_modes,
         metavar="MODE",
-        help=f"of the weights: {', '.join(LOAD_MODES)} (auto)",
+        help=f"how to load the weights: {', '.join(LOAD_MODES)} (auto)",
     )
     add_methods(parser, "may be repeated (LCTX_METHOD, or full)")
 
@@ -141,7 +141,7 @@ def _plan(args: argparse.Namespace) -> runner.Plan:
         raise ValueError(f"--delay must be at least 0, not {args.delay}")
     methods = args.method or [os.environ.get("LCTX_METHOD") or "full"]
     for spec in methods:
-        parse(spec)  # refused now, not when its turn comes
+        parse(spec)  # fail now, not when its turn comes
     stock = programs.find_stock(args.stock) if args.vs_stock else None
     return runner.Plan(
         methods,
@@ -156,23 +156,23 @@ def _plan(args: argparse.Namespace) -> runner.Plan:
 
 
 def _programs(texts: list[str]) -> list[programs.Program]:
-    """Return the programs of --vs; two of one name would share a column."""
+    """Return the programs of --vs; two with one name would share a column."""
     found = [programs.program(text) for text in texts]
     labels = [programs.STOCK_GROUP, *(one.label for one in found)]
     if twice := [label for label in labels if labels.count(label) > 1]:
-        raise ValueError(f"--vs: the label {twice[0]!r} is taken; each program needs a name of its own")
+        raise ValueError(f"--vs: the label {twice[0]!r} is used twice; give each program its own name")
     return found
 
 
 def _flash_attention(args: argparse.Namespace) -> list[int]:
-    """Return how llama.cpp shall run, nothing when not told; our own attention has one form."""
+    """Return llama.cpp's -fa settings, empty when not given; pylongctx's attention has only one form."""
     words = args.flash_attn or []
     if unknown := [word for word in words if word not in FLASH_ATTENTION]:
         raise ValueError(f"-fa takes 0, 1 or auto, not {unknown[0]!r}")
     chosen = [FLASH_ATTENTION[word] for word in words]
     if 0 in chosen and not args.vs_stock:
         raise ValueError(
-            "-fa 0: the attention of pylongctx never holds a whole score matrix, there is nothing to turn off; leave "
+            "-fa 0: pylongctx's attention is always a flash attention and cannot be turned off; leave "
             "-fa out, or add --vs-stock to choose how llama.cpp runs"
         )
     return chosen
@@ -192,7 +192,7 @@ def _cases(args: argparse.Namespace) -> list[Case]:
     }
     tests = wanted(args.n_prompt or DEFAULTS["n_prompt"], args.n_gen or DEFAULTS["n_gen"], args.pg or [])
     if not tests:
-        raise ValueError("no test is left: every -p, -n and -pg is 0")
+        raise ValueError("there is no test to run: every -p, -n and -pg is 0")
     return cases(tests, **{name: values or DEFAULTS[name] for name, values in given.items()})
 
 

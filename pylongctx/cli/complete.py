@@ -22,20 +22,20 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("complete", description=__doc__, allow_abbrev=False)
     add_text_options(parser, "text (default: standard input)")
     options = Options(parser, "output")
-    options.switch("--json", help="one JSON object: OpenAI's completion, timings, KV memory")
+    options.switch("--json", help="print one JSON object: OpenAI's completion, timings, KV memory")
     echo, off = ("--echo", "--display-prompt"), ("--no-display-prompt",)
-    options.switch(*echo, off=off, help="the text itself before its continuation (off)", dest="echo")
-    options.add("--logprobs", parse=integer, help="with --json: log-probabilities, and those of the N likeliest tokens")
-    options.several("--stop", metavar="TEXT", help="the same as --reverse-prompt")
+    options.switch(*echo, off=off, help="print the text before its continuation (off)", dest="echo")
+    options.add("--logprobs", parse=integer, help="with --json: log-probabilities, with the N most likely tokens")
+    options.several("--stop", metavar="TEXT", help="same as --reverse-prompt")
     add_llama_options(parser)
     add_sampling_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the continuation, as it comes or as JSON."""
+    """Print the continuation as a stream or as JSON."""
     if args.logprobs is not None and not args.json:
-        raise ValueError("--logprobs needs --json: text has no place for them")
+        raise ValueError("--logprobs needs --json: plain text cannot show them")
     output = Output(None)
     text, arguments = _text(args), sampling_arguments(args)
     arguments["stop"] = [*arguments.get("stop", []), *(unescaped(args, stop) for stop in args.stop or [])]
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(args: argparse.Namespace) -> str:
-    """Return what shall be continued."""
+    """Return the text to continue."""
     text = given_text(args, "prompt", "file")
     if text is not None:
         return text
@@ -73,7 +73,7 @@ def _write_text(llm: "Llama", output: Output, text: str, **arguments: Any) -> No
 
 def _write_json(llm: "Llama", output: Output, text: str, **arguments: Any) -> None:
     start = perf_counter()
-    read: list[float] = []  # when the first token came
+    read: list[float] = []  # time of the first token
 
     def look(ids: Any, logits: Any) -> bool:
         read.extend([] if read else [perf_counter()])
@@ -86,7 +86,7 @@ def _write_json(llm: "Llama", output: Output, text: str, **arguments: Any) -> No
 
 
 def _kv(llm: "Llama") -> dict[str, int] | None:
-    """Return the KV memory; None for llama.cpp's own, which does not tell."""
+    """Return the KV memory; None with llama.cpp's own KV cache, which does not report it."""
     if llm.method is None:
         return None
     usage = llm.kv_usage()
@@ -94,7 +94,7 @@ def _kv(llm: "Llama") -> dict[str, int] | None:
 
 
 def _timings(usage: Mapping[str, int], prompt: float, answer: float) -> dict[str, float]:
-    """Return llama-server's numbers."""
+    """Return timings in llama-server's form."""
 
     def numbers(name: str, n: int, seconds: float) -> dict[str, float]:
         return {f"{name}_n": n, f"{name}_ms": 1e3 * seconds, f"{name}_per_second": n / seconds}

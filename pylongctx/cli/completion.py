@@ -1,4 +1,4 @@
-"""``pylongctx completion``: a script that lets a shell complete commands, options, methods, models and files."""
+"""``pylongctx completion``: a shell script that completes commands, options, methods, models and files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pylongctx.cli.shells import SHELLS
 from pylongctx.eval.registry import TASKS
 from pylongctx.methods import METHODS, NONE
 
-EPILOG = """where the script goes:
+EPILOG = """where to put the script:
   bash  pylongctx completion bash > ~/.local/share/bash-completion/completions/pylongctx
   zsh   in ~/.zshrc, after compinit: source <(pylongctx completion zsh)
   fish  pylongctx completion fish > ~/.config/fish/completions/pylongctx.fish
@@ -25,14 +25,14 @@ FILES = re.compile(r"FILE|FOLDER|DIR|PATH")
 
 
 class Value(NamedTuple):
-    """What an option or an argument takes: one of some words, or a file, or both."""
+    """The value of an option or argument: one of some words, a file, or both."""
 
     words: tuple[str, ...] = ()
     files: bool = False
 
 
 class Option(NamedTuple):
-    """An option: its names, its meaning, and its value, None for a switch."""
+    """An option: its names, its help, and its value (None for a switch)."""
 
     names: tuple[str, ...]
     help: str
@@ -40,7 +40,7 @@ class Option(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command: what it is for, its options, and what its arguments are."""
+    """A command: its help, its options and its arguments."""
 
     help: str
     options: tuple[Option, ...]
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(parser: Parser) -> Mapping[str, Command]:
-    """Return what can be completed, by command; that of ``eval passkey`` is below ``eval``."""
+    """Return the completions by command; a task of ``eval`` has the name ``eval passkey``."""
     from pylongctx.cli import COMMANDS
 
     texts = {name: help for name, (_, help) in COMMANDS.items()}
@@ -93,7 +93,7 @@ def _value(action: argparse.Action) -> Value | None:
 
 
 def _words(action: argparse.Action) -> Value:
-    """Return the value of an option or argument: what is known of its name, its choices, what its metavar says."""
+    """Return the value of an option or argument, from its name, its choices or its metavar."""
     metavar = str(action.metavar or "")
     for name in (*action.option_strings, metavar):
         if name in KNOWN:

@@ -1,4 +1,4 @@
-"""What a person or a script types and reads: messages, answers, progress, Ctrl-C."""
+"""Terminal and pipe input and output: messages, answers, progress, Ctrl-C."""
 
 import shutil
 import signal
@@ -22,24 +22,24 @@ except ImportError:  # a Python without it
 THOUGHTS = "reasoning_content"
 BLOCK = '"""'
 PROMPT, MORE = "> ", ". "
-LEAVE = "Ctrl-C again or Ctrl-D leaves"
-# what a terminal would obey instead of show, but for newline and tab
+LEAVE = "press Ctrl-C again or Ctrl-D to exit"
+# control characters that a terminal would execute, except newline and tab
 CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\N{REPLACEMENT CHARACTER}")
 
 
 class Stop:
-    """Ctrl-C as a wish that is looked at between two tokens; a second one raises KeyboardInterrupt at once."""
+    """Turns Ctrl-C into a flag that is checked between tokens; a second one raises KeyboardInterrupt at once."""
 
     def __init__(self) -> None:
         self.asked = False
 
     def __call__(self) -> bool:
-        """Return whether Ctrl-C was pressed."""
+        """Return True if Ctrl-C was pressed."""
         return self.asked
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take Ctrl-C as a wish, unless this process shall ignore it."""
+        """Install the Ctrl-C handler, unless this process ignores Ctrl-C."""
         self.asked = False
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             yield
@@ -57,14 +57,14 @@ class Stop:
 
 
 class Meter:
-    """A bar on a terminal's stderr while a prompt of several steps is read; a ``progress_callback`` of Llama.
+    """A progress bar on stderr during the prefill of a long prompt; a ``progress_callback`` for Llama.
 
     Parameters
     ----------
     console : rich.console.Console
-        Where the bar is; nothing is shown when that is no terminal.
+        Where the bar is drawn; nothing is shown unless it is a terminal.
     stop : callable
-        Asked after every step; when true, KeyboardInterrupt ends the prompt there.
+        Called after every step; if it returns true, KeyboardInterrupt ends the prefill.
     """
 
     def __init__(self, console: Console, stop: Stop | None = None) -> None:
@@ -84,7 +84,7 @@ class Meter:
             self.close()
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
@@ -110,7 +110,7 @@ class Output:
     Parameters
     ----------
     color : bool or None
-        Whether thoughts and notes are dimmed; None: on terminals that can.
+        Whether reasoning and notes are dimmed; None: on terminals that support it.
     markdown : bool
         Whether answers are rendered as Markdown on a terminal.
     """
@@ -123,18 +123,18 @@ class Output:
         self._safe = sys.stdout.isatty()
         self._markdown = markdown and self._safe and not answers.is_dumb_terminal
         self._wrapper = Wrapper(lambda: shutil.get_terminal_size().columns)
-        if hasattr(sys.stdout, "reconfigure"):  # a terminal of another encoding shows what it can
+        if hasattr(sys.stdout, "reconfigure"):  # replace what the terminal's encoding lacks
             sys.stdout.reconfigure(errors="replace")
 
     def write(self, text: str, dim: bool = False) -> None:
-        """Write part of an answer; a terminal shows a word when it is complete."""
+        """Write part of an answer; a terminal shows each word once it is complete."""
         if self._safe:
             text = self._wrapper.feed(text.translate(CONTROLS))
         sys.stdout.write(f"\x1b[2m{text}\x1b[22m" if dim and self._dims else text)
         sys.stdout.flush()
 
     def answer(self, pieces: Iterable[tuple[str, str]]) -> bool:
-        """Write an answer as it comes, kinds of text and texts; returns whether there was any text."""
+        """Stream an answer of (kind, text) pairs; returns whether there was any text."""
         from pylongctx.cli.markdown import MarkdownWriter
 
         writer, last = MarkdownWriter(sys.stdout.write, self._answers), None
@@ -153,24 +153,24 @@ class Output:
         return last is not None
 
     def note(self, text: str) -> None:
-        """Say something that is no answer."""
+        """Print a note, which is not part of an answer."""
         self.notes.print(text.translate(CONTROLS), style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def error(self, text: object) -> None:
-        """Say what went wrong."""
+        """Print an error."""
         message = f"pylongctx: error: {text}".translate(CONTROLS)
         self.notes.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 class Messages:
-    """What is typed: a line is a message, several with a backslash at the end of a line or between triple quotes.
+    """The typed messages: one line each, or several joined by a trailing backslash or between triple quotes.
 
     Parameters
     ----------
     output : Output
-        Is told about bytes that are not UTF-8, and how to leave.
+        Receives notes about bytes that are not UTF-8, and about how to exit.
     words : sequence of str
-        What Tab completes at the beginning of a line; after a space it completes paths.
+        Completions for Tab at the beginning of a line; after a space it completes paths.
     """
 
     def __init__(self, output: Output, words: Sequence[str] = ()) -> None:
@@ -232,11 +232,11 @@ class Messages:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError:
-            self._output.note("the message is not UTF-8: what cannot be read is replaced")
+            self._output.note("the message is not UTF-8: invalid bytes are replaced")
             return data.decode("utf-8", "replace")
 
     def _leaves(self) -> bool:
-        """Return whether Ctrl-C came twice at an empty prompt."""
+        """Return True if Ctrl-C was pressed twice at an empty prompt."""
         self._output.note("")
         empty = readline is None or not readline.get_line_buffer()
         leaves, self._asked_to_leave = empty and self._asked_to_leave, empty

@@ -1,4 +1,4 @@
-"""A conversation with a model: its messages, and a KV cache that follows them."""
+"""A conversation with a model: its messages and the KV cache that holds them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from pylongctx.llama import Llama
     from pylongctx.state import LlamaState
 
-LOOK = 16  # tokens between two looks for a loop
+LOOK = 16  # tokens between two checks for a loop
 MESSAGES = "conversation"  # the key in a saved state's identity
 KINDS = ("reasoning_content", "content")
 
 
 @dataclass
 class Turn:
-    """What an answer cost.
+    """The cost of an answer.
 
     Attributes
     ----------
     n_prompt, n_answer : int
-        Tokens that were evaluated before the answer, and tokens of the answer.
+        Tokens evaluated before the answer, and tokens of the answer.
     prompt_seconds, answer_seconds : float
-        How long both took.
+        Time for each.
     n_turn, n_gone : int
-        Turns of the conversation that the answer was written without, and their tokens.
+        Turns left out of the prompt because they did not fit, and their tokens.
     reason : str or None
         Why the answer ended: stop, length, or None for Ctrl-C and errors.
     looped : bool
-        It was ended because it repeated itself.
+        Whether it was stopped because it repeated itself.
     """
 
     n_prompt: int = 0
@@ -48,7 +48,7 @@ class Turn:
     looped: bool = False
 
     def count(self, usage: Mapping[str, Any]) -> None:
-        """Take over what the usage of the answer tells."""
+        """Copy the fields of the answer's usage."""
         dropped = usage.get("prompt_tokens_details", {})
         self.n_answer = usage["completion_tokens"]
         self.n_turn, self.n_gone = dropped.get("dropped_turns", 0), dropped.get("dropped_tokens", 0)
@@ -60,7 +60,7 @@ class Turn:
 
     @property
     def answer(self) -> str:
-        """How long the answer is, and how fast it came."""
+        """The answer's length and speed."""
         return f"answer {self.n_answer} tokens{_rate(self.n_answer, self.answer_seconds)}"
 
 
@@ -69,10 +69,10 @@ def _rate(n: int, seconds: float) -> str:
 
 
 class Conversation:
-    """Messages, and the model that answers them.
+    """Messages and the model that answers them.
 
-    Whatever interrupts an answer, the messages are those that were answered, partly or whole, and the next prompt
-    continues from what the cache has of them.
+    After an interruption the messages are those that were answered, partly or fully, and the next prompt
+    continues from their cached prefix.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Conversation:
     arguments : dict
         Keyword arguments of create_chat_completion.
     stops_loops : bool
-        Whether an answer that repeats itself is ended.
+        Whether an answer that repeats itself is stopped.
     """
 
     def __init__(self, llm: "Llama", system: str | None, arguments: dict[str, Any], stops_loops: bool = True) -> None:
@@ -96,22 +96,22 @@ class Conversation:
 
     @property
     def used(self) -> str:
-        """What is held: KV memory, and tokens of the context."""
+        """KV memory and context in use, as text."""
         llm = self.llm
         kv = "of llama.cpp" if llm.method is None else bytes_text(llm.kv_usage().bytes)
         return f"KV {kv}; context {llm.n_tokens}/{llm.n_ctx()}"
 
     @property
     def full(self) -> bool:
-        """Whether no token fits any more."""
+        """True if the context is full."""
         return self.llm.n_tokens + 1 >= self.llm.n_ctx()
 
     # ---- answers ----
 
     def ask(self, text: str, stop: Callable[[], bool]) -> Iterator[tuple[str, str]]:
-        """Yield what kind of text it is and the text, ``reasoning_content`` or ``content``, as it is generated.
+        """Yield pairs of kind (``reasoning_content`` or ``content``) and text as they are generated.
 
-        ``stop`` is asked before each token. A message without any answer is no part of the conversation.
+        ``stop`` is called before each token. A message without any answer is not added to the conversation.
         """
         self.messages.append({"role": "user", "content": text})
         try:
@@ -121,7 +121,7 @@ class Conversation:
                 self.messages.pop()
 
     def ask_again(self, stop: Callable[[], bool]) -> Iterator[tuple[str, str]]:
-        """Replace the last answer, see ``ask``; without any new text the old one stays."""
+        """Replace the last answer, see ``ask``; if no new text is generated, the old one stays."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             raise ValueError("there is no answer to replace")
         old = self.messages.pop()
@@ -140,7 +140,7 @@ class Conversation:
 
         def look(ids: Any, logits: Any) -> bool:
             nonlocal start, first
-            if not turn.prompt_seconds:  # the prompt is read, the first token comes
+            if not turn.prompt_seconds:  # prefill is done, this is the first token
                 first = len(ids)
                 turn.n_prompt, turn.prompt_seconds = session.n_evaluated - before, perf_counter() - start
                 start = perf_counter()
@@ -151,7 +151,7 @@ class Conversation:
         try:
             if forgets(self.llm.method):
                 self.read()
-                self.llm.checkpoint()  # the next prompt may differ from here on, and the cache cannot go back
+                self.llm.checkpoint()  # the next prompt may differ from here on, and not every cache can be rewound
             for chunk in self.llm.create_chat_completion(
                 self.messages, stream=True, stopping_criteria=look, **self.arguments
             ):
@@ -173,24 +173,24 @@ class Conversation:
 
     @property
     def system(self) -> str:
-        """The system prompt; empty: there is none."""
+        """The system prompt; empty if there is none."""
         return str(self._system[0]["content"]) if self._system else ""
 
     def set_system(self, text: str) -> None:
-        """Replace the system prompt; the next answer reads the conversation after it again."""
+        """Replace the system prompt; the next answer prefills the conversation again."""
         said = self.messages[len(self._system) :]
         self._system = [{"role": "system", "content": text}]
         self.messages = [*self._system, *said]
 
     def undo(self) -> None:
-        """Forget the last message of the user and what followed; ValueError when there is none."""
+        """Remove the last message of the user and what followed; ValueError when there is none."""
         last = max((i for i, message in enumerate(self.messages) if message["role"] == "user"), default=None)
         if last is None:
             raise ValueError("there is nothing to undo")
         del self.messages[last:]
 
     def clear(self) -> None:
-        """Forget everything but the system prompt."""
+        """Remove all messages except the system prompt."""
         self.messages = list(self._system)
         self.llm.reset()
 
@@ -205,7 +205,7 @@ class Conversation:
         Raises
         ------
         ValueError
-            When another model, method or setting wrote it, or it does not fit; nothing changed then.
+            When another model, method or setting wrote it, or it does not fit; then nothing changes.
         """
         from pylongctx.engine.identity import difference
         from pylongctx.state import LlamaState
@@ -214,7 +214,7 @@ class Conversation:
         identity = dict(state.identity)
         messages = identity.pop(MESSAGES, None)
         if messages is None:
-            raise ValueError(f"{path} is a saved state without a conversation: it was not made with /save")
+            raise ValueError(f"{path} holds no conversation: only files written by /save can be loaded")
         if reason := difference(identity, self.llm.states.identity):
             raise ValueError(f"{path} cannot be continued here: {reason}")
         self.llm.session.check_room(state.n_tokens)
@@ -225,23 +225,23 @@ class Conversation:
         self.messages = messages
 
     def switch(self, llm: "Llama") -> None:
-        """Continue with another model object, which reads the conversation."""
+        """Continue with another model object, which prefills the conversation."""
         self.llm = llm
         if not any(message["role"] == "user" for message in self.messages):
             return
         try:
             self.read()
         except PromptTooLong:
-            if not llm.session.evicts:  # else the next answer is written without what does not fit
+            if not llm.session.evicts:  # else the next answer drops what does not fit
                 raise
 
     def read(self) -> None:
-        """Evaluate the messages, but for what is known of them.
+        """Evaluate the messages after their cached prefix.
 
         Raises
         ------
         ContextFull
-            When they do not fit; nothing changed then.
+            When they do not fit; then nothing changes.
         """
         self.llm.prefill(self.tokens())
 
@@ -264,5 +264,5 @@ class Conversation:
 
 
 def forgets(method: Method | None) -> bool:
-    """Return whether what a method has read cannot be taken back, because parts of it are gone."""
+    """Return True if the cache cannot be rewound because the method has evicted KV entries."""
     return method is not None and any(part.role == "rule" or isinstance(part, Window) for part in method.parts)

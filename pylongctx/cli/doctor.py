@@ -1,4 +1,4 @@
-"""``pylongctx doctor``: what is installed, or with a model what a text takes on this machine."""
+"""``pylongctx doctor``: the installation, or for a model the time and memory of a text on this machine."""
 
 import argparse
 import importlib.metadata
@@ -25,9 +25,9 @@ HEAD_DIMS = (64, 80, 96, 128, 256)
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser("doctor", description=__doc__)
-    help = "GGUF file, or a name that pylongctx get lists: seconds and bytes by method, measured for a minute"
+    help = "GGUF file or a name of pylongctx get: estimate seconds and bytes by method, takes a minute"
     parser.add_argument("model", nargs="?", help=help)
-    parser.add_argument("--length", type=int, metavar="N", help="tokens of the text (the trained context)")
+    parser.add_argument("--length", type=int, metavar="N", help="length of the text in tokens (the trained context)")
     parser.add_argument("-t", "--threads", type=int, metavar="N", help="threads (as many as cores)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model is not None:
         return _advise(args)
     if args.length is not None or args.threads is not None:
-        raise ValueError("--length and --threads are of a model: pylongctx doctor MODEL --length N")
+        raise ValueError("--length and --threads need a model: pylongctx doctor MODEL --length N")
     facts = report()
     if args.json:
         print(json.dumps(facts, indent=2))
@@ -64,8 +64,8 @@ def _advise(args: argparse.Namespace) -> int:
 
 def _table(model: str, found: "Advice") -> Table:
     title = f"{model}, a text of {found.length} tokens on {available_cpus()} cores"
-    table = Table(title=title, caption=f"trained on {found.n_ctx_train} tokens; seconds are estimates")
-    for head in ("method", "to read it", "to write 100 tokens", *(f"KV {kv}" for kv in found.best.kv_bytes)):
+    table = Table(title=title, caption=f"trained context: {found.n_ctx_train} tokens; seconds are estimates")
+    for head in ("method", "prefill", "100 tokens", *(f"KV {kv}" for kv in found.best.kv_bytes)):
         table.add_column(head, justify="left" if head == "method" else "right")
     for one in found.estimates:
         sizes = (bytes_text(n) for n in one.kv_bytes.values())
@@ -76,13 +76,13 @@ def _table(model: str, found: "Advice") -> Table:
 def _words(found: "Advice") -> str:
     if not found.kv_type:
         sizes = ", ".join(f"{bytes_text(n)} with {kv}" for kv, n in found.best.kv_bytes.items())
-        return f"This text does not fit into memory ({sizes}): take a shorter one, or a smaller model."
+        return f"This text does not fit into memory ({sizes}): use a shorter text or a smaller model."
     given = "" if found.kv_type == "f16" else f", type_k={found.kv_type!r}, type_v={found.kv_type!r}"
     return f"Fastest: method={found.best.method!r}{given}"
 
 
 def report() -> dict[str, Any]:
-    """Return the facts of this installation; ``problems`` lists what keeps it from working."""
+    """Return the facts about this installation; ``problems`` lists what prevents it from working."""
     problems: list[str] = []
     facts: dict[str, Any] = {"version": __version__}
     try:
@@ -128,7 +128,7 @@ def _compiled_for(build: dict[str, Any], folder: str) -> str:
 
 
 def _attention(device: str) -> dict[str, list[int]]:
-    """Return the widths of heads that a device runs, for every KV type."""
+    """Return the head sizes that a device supports, for every KV type."""
     return {kv: [dim for dim in HEAD_DIMS if _runs(device, kv, dim)] for kv in KV_TYPES}
 
 
@@ -139,7 +139,7 @@ def _runs(device: str, kv: str, head_dim: int) -> bool:
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
-    """Return a line for each fact, as long as it is: what is cut off cannot be pasted into a report."""
+    """Return one untruncated line per fact, so that it can be pasted into a bug report."""
     rows = [row for key, value in facts.items() for row in _rows(key, value)]
     width = max(len(name) for name, _ in rows)
     return [f"{name:{width}}  {line}" for name, shown in rows for name, line in _named(name, shown)]
@@ -170,7 +170,7 @@ def _device(facts: dict[str, Any]) -> str:
 
 
 def _by_width(types: dict[str, list[int]]) -> str:
-    """Return the KV types, together where they run with the same widths."""
+    """Return the KV types, grouped by the head sizes that they support."""
     groups: dict[tuple[int, ...], list[str]] = {}
     for kv, dims in types.items():
         groups.setdefault(tuple(dims), []).append(kv)

@@ -30,7 +30,7 @@ def estimates(cells: Cells, results: Results) -> Iterator[str]:
             n_tokens, speed = sum(map(_tokens, units)), _speed(model)
             hours = n_tokens / speed / 3600
             line += (
-                f", with at most {n_tokens} tokens to prefill: about {hours:.1f} hours at {speed:.0f} tokens per second, "
+                f", with at most {n_tokens} tokens to prefill: about {hours:.1f} hours at {speed:.0f} tokens/s, "
                 f"the speed of the first {TRIED} tokens with full attention on {available_cpus()} cores; "
                 "it drops as the context grows"
             )

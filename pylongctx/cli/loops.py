@@ -1,15 +1,15 @@
-"""An answer that repeats itself without an end."""
+"""Detecting an answer that repeats itself endlessly."""
 
 from collections.abc import Sequence
 
-LEAST_TOKENS, LEAST_TIMES = 64, 4  # of a repetition that is a loop
+LEAST_TOKENS, LEAST_TIMES = 64, 4  # minimum length of a loop
 MOST_PERIOD = 128  # tokens
 
 
 def is_loop(tokens: Sequence[int]) -> bool:
-    """Return whether the last tokens of an answer are one piece, over and over.
+    """Return True if an answer ends in a loop: one piece of tokens, repeated.
 
-    The piece has at most 128 tokens, and comes at least four times in at least 64 tokens.
+    The piece has at most 128 tokens and is repeated at least four times, over at least 64 tokens.
 
     Examples
     --------

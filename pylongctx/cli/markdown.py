@@ -1,4 +1,4 @@
-"""Markdown in a terminal, as it is generated: a block is text until it is complete, then it is rendered."""
+"""Streaming Markdown in a terminal: a block is plain text until it is complete, then it is rendered."""
 
 import re
 import shutil
@@ -19,14 +19,14 @@ MARKS = re.compile(r"[*_`#>|~\[\\<&]|^\s*(?:[-+]|\d+[.)])\s|^\s*[-=]+\s*$", re.M
 FORMULA = re.compile(r"\\(?=[()\[\]])")  # \( and \[ are LaTeX here, not escaped brackets
 STYLE = re.compile("\x1b\\[[\\d;]*m")
 THEME = "ansi_dark"  # the terminal's own colors
-CONTEXT = 100  # lines of code before a line that may say what it is
+CONTEXT = 100  # previous lines of code that are lexed together with a line
 
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
 
 
 class _Heading(Heading):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the text at the left, without a box."""
+        """Yield the text left-aligned, without a box."""
         self.text.justify = "left"
         yield self.text
 
@@ -43,19 +43,19 @@ class _Document(Markdown):
 
 
 class MarkdownWriter:
-    """Writes Markdown that comes in pieces to a terminal.
+    """Writes streamed Markdown to a terminal.
 
-    A paragraph, list or table is written as it comes, and replaced by what it means once it is complete; a line of
-    fenced code likewise. What is higher than the screen stays as it came, since a terminal cannot take it back.
+    A paragraph, list or table is written as plain text and replaced by its rendering once it is complete; a line of
+    fenced code likewise. A block that is higher than the screen stays plain, since a terminal cannot rewrite it.
 
     Parameters
     ----------
     write : callable
         Writes text to the terminal.
     console : rich.console.Console
-        Whose colors are used.
+        Renders the blocks.
     size : callable
-        Returns columns and rows of the terminal.
+        Returns the columns and rows of the terminal.
 
     Examples
     --------
@@ -84,13 +84,13 @@ class MarkdownWriter:
             self._piece(piece)
 
     def finish(self) -> None:
-        """Render what has come of the last block."""
+        """Render the unfinished last block."""
         self._end()
         self._fence = ""
 
     def _begin(self) -> None:
-        self._source = ""  # of the block, or of the line of code
-        self._shown = ""  # of it, on the screen
+        self._source = ""  # the source of the block, or of the line of code
+        self._shown = ""  # the part of it on the screen
         self._wrapper = Wrapper(lambda: self._size()[0])
 
     def _piece(self, piece: str) -> None:
@@ -115,7 +115,7 @@ class MarkdownWriter:
             self._end()
 
     def _split(self, line: str) -> None:
-        """End the block before its last line, which then is a block of its own."""
+        """End the block before its last line, which then starts a new block."""
         before = self._source[: -len(line) - 1]
         if not before:
             return
@@ -143,7 +143,7 @@ class MarkdownWriter:
         self._begin()
 
     def _end(self) -> None:
-        """Replace the block on the screen by its rendering, where that differs."""
+        """Replace the block on the screen by its rendering, if that differs."""
         if self._fence:
             if self._closes(self._source):
                 self._erase()
@@ -158,7 +158,7 @@ class MarkdownWriter:
         self._write(text)
 
     def _erase(self) -> bool:
-        """Take back what is shown of the block; returns whether all of it was still on the screen."""
+        """Erase the block from the screen; returns whether all of it was still visible."""
         columns, rows = self._size()
         height = sum(max(1, -(-cell_len(line) // columns)) for line in self._shown.split("\n"))
         if height >= rows:

@@ -1,6 +1,6 @@
 """``pylongctx matrix``: methods x RoPE scalings x KV types x lengths x tasks, from a TOML file or options.
 
-The folder of --out is continued: samples that it has are not run again. ``pylongctx report`` draws it.
+Samples that already have a record in the --out folder are skipped. ``pylongctx report`` draws the results.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser("matrix", description=__doc__)
     add = parser.add_argument
-    add("plan", nargs="?", metavar="FILE.toml", help="what is measured; the options below go before what it says")
-    add("--out", required=True, metavar="DIR", help="folder of the records, which is continued")
+    add("plan", nargs="?", metavar="FILE.toml", help="the plan to run; the options below override it")
+    add("--out", required=True, metavar="DIR", help="folder of the records; an existing one is continued")
     add(
         "-m",
         "--model",
@@ -46,9 +46,7 @@ def add_parser(commands: Any) -> None:
     )
     add_methods(parser, "such as longheads, ntk, selfextend@yarn; may be repeated (all)")
     add("--lengths", type=int_list, metavar="N,N", help="tokens")
-    add(
-        "-f", "--file", action="append", metavar="FILE", help="texts in place of those that tasks name; may be repeated"
-    )
+    add("-f", "--file", action="append", metavar="FILE", help="texts instead of those named by tasks; may be repeated")
     add("--kv", type=lambda text: text.split(","), metavar="T,T", help="KV types such as q8_0 or q8_0/f16 (f16)")
     add(
         "--task",
@@ -57,14 +55,14 @@ def add_parser(commands: Any) -> None:
         metavar="KIND,KEY=VALUE",
         help="such as passkey,tests=5; may be repeated",
     )
-    add("--data", metavar="DIR", help="folder of the files that tasks name (that of FILE.toml)")
-    add("--estimate", action="store_true", help="say how much is left to measure and how long it takes, and end")
+    add("--data", metavar="DIR", help="folder of the files named by tasks (that of FILE.toml)")
+    add("--estimate", action="store_true", help="print how much is left to measure and how long it takes, then exit")
     add("-s", "--seed", type=int, metavar="N", help="(0)")
-    add("-t", "--threads", type=int, metavar="N", help="threads of a worker (its share of the cores)")
+    add("-t", "--threads", type=int, metavar="N", help="threads per worker (its share of the cores)")
     add("-ngl", "--n-gpu-layers", type=int, metavar="N", help="layers on devices (0)")
     add("-np", "--parallel", type=int, metavar="N", help=PARALLEL)
-    add("--executor", default="local", metavar="E", help="local, or dask://HOST:PORT of a scheduler (local)")
-    add("--workers", type=_workers, default=1, metavar="N", help="most processes of local; auto: as many as fit (1)")
+    add("--executor", default="local", metavar="E", help="local, or the dask://HOST:PORT of a scheduler (local)")
+    add("--workers", type=_workers, default=1, metavar="N", help="maximum processes of local; auto: as many as fit (1)")
     parser.set_defaults(run=run)
 
 
@@ -78,7 +76,7 @@ def _task(text: str) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run what is missing and print the tables; returns 1 when something was refused."""
+    """Run the missing samples and print the tables; returns 1 when something failed."""
     from pylongctx.eval.executors import make_executor
     from pylongctx.eval.matrix import make
     from pylongctx.eval.runner import Results
@@ -104,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what the file says, with the options in its place."""
+    """Return the plan of the file, overridden by options."""
     from pylongctx.eval.matrix import read, with_texts
 
     table = read(args.plan, args.data) if args.plan else {}
@@ -125,7 +123,7 @@ def _table(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(cells: Cells, executor: Executor, results: Results, progress: CellProgress) -> list[Refusal]:
-    """Run the samples that have no record, writing each as it comes; returns what failed, and why."""
+    """Run the samples without a record, writing each result at once; returns the failures and their reasons."""
     from pylongctx.eval.executors import Failed, units_of
 
     units = [unit for cell, samples in cells for unit in units_of(cell, samples, results.records)]
@@ -142,18 +140,18 @@ def measure(cells: Cells, executor: Executor, results: Results, progress: CellPr
     return failed
 
 
-# ---- what is written and printed ----
+# ---- output ----
 
 
 def label_of(cell: Cell) -> str:
-    """Return what a cell's method is called in tables."""
+    """Return the label of a cell's method in tables."""
     from pylongctx.report.records import label
 
     return label(cell.facts)
 
 
 def write_about(folder: Path, matrix: Matrix, cells: Sequence[Cell], argv: Sequence[str]) -> None:
-    """Write how the records are made; models and methods of earlier runs stay."""
+    """Write the metadata of the records; models and methods of earlier runs stay."""
     from pylongctx import __version__
     from pylongctx.bench.record import cpu_name
     from pylongctx.eval.matrix import read_positions
@@ -173,7 +171,7 @@ def write_about(folder: Path, matrix: Matrix, cells: Sequence[Cell], argv: Seque
 
 
 def write_failures(folder: Path, failed: Sequence[Refusal]) -> None:
-    """Write what failed in this run; the next one tries it again."""
+    """Write the failures of this run; the next run retries them."""
     from pylongctx.report.records import FAILED
 
     lines = [
@@ -183,7 +181,7 @@ def write_failures(folder: Path, failed: Sequence[Refusal]) -> None:
 
 
 def show(results: Results, cells: Sequence[Cell], failed: Sequence[Refusal]) -> int:
-    """Print the tables of what was asked for, and what failed; returns the exit status."""
+    """Print the requested tables and the failures; returns the exit status."""
     from pylongctx.report.grids import grids
     from pylongctx.report.records import Evidence, in_order
 

@@ -36,7 +36,7 @@ class _Adaptable(Protocol):
 
 Adaptable = TypeVar("Adaptable", bound=_Adaptable)
 
-# keyword of Llama: the option that it is, where its value goes there as it is
+# keywords of Llama whose value is that of an option, unchanged
 PLAIN = {
     "n_ctx": "ctx_size",
     "n_threads": "threads",
@@ -70,20 +70,20 @@ PLAIN = {
     "deterministic": "deterministic",
     "verbose": "verbose",
 }
-VERBOSE = 4  # llama.cpp's number of what -v says
+VERBOSE = 4  # llama.cpp's verbosity that -v corresponds to
 MODEL = "GGUF file, or a name that pylongctx get lists (the embedded model)"
 YARN = {
-    "ext-factor": "share of extrapolation",
-    "attn-factor": "factor of attention",
-    "beta-slow": "high correction dim",
-    "beta-fast": "low correction dim",
+    "ext-factor": "extrapolation mix factor",
+    "attn-factor": "attention magnitude factor",
+    "beta-slow": "high correction dim, or alpha",
+    "beta-fast": "low correction dim, or beta",
 }
 
 # ---- options ----
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the model and what passkey and inspect let configure of its context; no variables are read."""
+    """Add the model and the context options of passkey and inspect, without environment variables."""
     options = Options(parser, "model and context", environment=False)
     _add_model(parser, options)
     _add_context(options)
@@ -92,55 +92,68 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) -> None:
-    """Add the model and everything that configures it, its context and its method, see ``open_llama``."""
+    """Add all options of the model, its context and its method, see ``open_llama``."""
     options = Options(parser, "model and context")
     _add_model(parser, options, positional)
     add = options.add
     add("-c", "--ctx-size", parse=integer, env="LLAMA_ARG_CTX_SIZE", help="context size in tokens (the model's)")
     _add_context(options)
-    add("-fa", "--flash-attn", parse=flash_attention, metavar="on|auto", env="LLAMA_ARG_FLASH_ATTN", help="always on")
+    add(
+        "-fa",
+        "--flash-attn",
+        parse=flash_attention,
+        metavar="on|auto",
+        env="LLAMA_ARG_FLASH_ATTN",
+        help="flash attention, always on",
+    )
     modes = one_of(tuple(LOAD_MODES))
     add("-lm", "--load-mode", parse=modes, metavar="MODE", env="LLAMA_ARG_LOAD_MODE", help=f"{', '.join(LOAD_MODES)}")
-    env, help = "LLAMA_ARG_MMAP", "map the file instead of reading it, as --load-mode mmap (on)"
+    env, help = "LLAMA_ARG_MMAP", "memory-map the file, same as --load-mode mmap (on)"
     options.switch("--mmap", off=("--no-mmap",), env=env, help=help, dest="mmap")
-    options.switch("--mlock", env="LLAMA_ARG_MLOCK", help="keep the model in memory, as --load-mode mmap+mlock (off)")
+    options.switch(
+        "--mlock", env="LLAMA_ARG_MLOCK", help="lock the model in memory, same as --load-mode mmap+mlock (off)"
+    )
     add_override_options(options)
     options.several("--lora", metavar="FILE,...", help="LoRA adapters")
     options.several("--lora-scaled", metavar="FILE:SCALE,...", help="LoRA adapters and their scales")
-    help = "the model's name in answers (its file); serve takes several, with commas"
+    help = "the model's name in answers (its file name); serve takes several, separated by commas"
     add("-a", "--alias", metavar="NAME", env="LLAMA_ARG_ALIAS", help=help)
     options.switch("-v", "--verbose", "--log-verbose", help="show messages of the library")
-    help = "from 4 on the same; lower numbers are as without it"
+    help = "4 or more: same as -v; lower numbers have no effect"
     add("-lv", "--verbosity", "--log-verbosity", parse=integer, env="LLAMA_ARG_LOG_VERBOSITY", help=help)
-    options.switch("--offline", env="LLAMA_ARG_OFFLINE", help="fetch no model (off)")
-    add("-fit", "--fit", parse=switched, metavar="on|off", env="LLAMA_ARG_FIT", help="the same as --preflight")
+    options.switch("--offline", env="LLAMA_ARG_OFFLINE", help="never download a model (off)")
+    add("-fit", "--fit", parse=switched, metavar="on|off", env="LLAMA_ARG_FIT", help="same as --preflight")
     parser.add_argument("--usage", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"pylongctx {__version__}", help=argparse.SUPPRESS)
     reading = Options(parser, "long context")
     add_method_options(reading)
-    # before --overflow: both are one option, and only the first has a variable
+    # before --overflow: both set one value, and only the first has a variable
     no_shift, env = ("--no-context-shift",), "LLAMA_ARG_CONTEXT_SHIFT"
-    help = "the same as --overflow evict_middle"
+    help = "same as --overflow evict_middle"
     reading.switch("--context-shift", off=no_shift, env=env, help=help, dest="overflow")
-    help = "what to do with a text that does not fit (error)"
+    help = "how to handle a text that does not fit into the context (error)"
     reading.add("--overflow", parse=one_of(OVERFLOWS), metavar="|".join(OVERFLOWS), help=help)
-    reading.add("--kv-store", metavar="FOLDER", help="folder that keeps the KV cache: each prefix is read once (off)")
-    reading.add("--kv-store-limit", parse=mib, metavar="MIB", help="largest size of that folder in MiB (20480)")
+    reading.add(
+        "--kv-store", metavar="FOLDER", help="folder that stores KV caches, so that each prefix is prefilled once (off)"
+    )
+    reading.add("--kv-store-limit", parse=mib, metavar="MIB", help="size limit of that folder in MiB (20480)")
     help = "store the first words of each text, for pylongctx kv ls (on)"
     reading.switch("--kv-store-words", off=("--no-kv-store-words",), help=help, dest="kv_store_words")
     devices = Options(parser, "devices")
     _add_devices(devices)
     add_tensor_options(devices)
-    help = "compute tensors of the host on devices (llama.cpp's default)"
+    help = "run operations on host tensors on the GPU (llama.cpp's default)"
     devices.switch("--op-offload", off=("--no-op-offload",), help=help, dest="op_offload")
     off = ("-nkvo", "--no-kv-offload")
-    devices.switch("-kvo", off=off, env="LLAMA_ARG_KV_OFFLOAD", help="K and V with their layers (on)", dest="kvo")
+    devices.switch(
+        "-kvo", off=off, env="LLAMA_ARG_KV_OFFLOAD", help="keep K and V on the device of their layer (on)", dest="kvo"
+    )
     _add_rope(Options(parser, "positions"), extended=True)
     refuse_options(Options(parser))
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
-    """Add what the pass-key prompts are made of."""
+    """Add the parts of pass-key prompts."""
     parser.add_argument("--haystack", default="sentences", metavar="FILE", help="'sentences' (default) or a text file")
     parser.add_argument("--separator", choices=("space", "newline"), default="space", help="between the parts (space)")
     parser.add_argument("-s", "--seed", type=int, default=0, metavar="N", help="seed of keys and depths (0)")
@@ -153,9 +166,11 @@ def _add_model(parser: argparse.ArgumentParser, options: Options, positional: bo
         parser.set_defaults(positional_model=None)
     help = "the model, as an option" if positional else "GGUF file, or a name that pylongctx get lists (smollm2-135m)"
     options.add("-m", "--model", metavar="FILE", env="LLAMA_ARG_MODEL", help=help)
-    help, env = "a model of huggingface.co: user/name, or user/name:quant (Q4_K_M)", "LLAMA_ARG_HF_REPO"
+    help, env = "a model on huggingface.co: user/name, or user/name:quant (Q4_K_M)", "LLAMA_ARG_HF_REPO"
     options.add("-hf", "-hfr", "--hf-repo", metavar="REPO", env=env, help=help)
-    options.add("-hff", "--hf-file", metavar="FILE", env="LLAMA_ARG_HF_FILE", help="its file, in place of a quant")
+    options.add(
+        "-hff", "--hf-file", metavar="FILE", env="LLAMA_ARG_HF_FILE", help="file of the -hf model, instead of a quant"
+    )
 
 
 def _add_context(options: Options) -> None:
@@ -173,10 +188,12 @@ def _add_context(options: Options) -> None:
             help=f"type of {letter.upper()} in the cache (f16)",
         )
     options.switch("--swa-full", env="LLAMA_ARG_SWA_FULL", help="full-size KV cache for sliding windows")
-    help = "the same bits in any batch, with a cached prefix and with drafts (off)"
+    help = "bitwise identical results in any batch, with cached prefixes and drafts (off)"
     options.switch("--deterministic", help=help, dest="deterministic")
     off = ("--no-preflight",)
-    options.switch("--preflight", off=off, help="check that model and KV cache fit into memory (on)", dest="preflight")
+    options.switch(
+        "--preflight", off=off, help="check that the model and the KV cache fit into memory (on)", dest="preflight"
+    )
 
 
 def _add_devices(options: Options) -> None:
@@ -197,7 +214,7 @@ def _add_devices(options: Options) -> None:
         parse=shares,
         metavar="N,N,...",
         env=env,
-        help="proportions of the devices (by memory)",
+        help="split between devices, such as 3,1 (by free memory)",
     )
     add(
         "-sm",
@@ -208,7 +225,7 @@ def _add_devices(options: Options) -> None:
         help="how the model is split across devices (layer)",
     )
     add("-mg", "--main-gpu", parse=integer, env="LLAMA_ARG_MAIN_GPU", help="device for --split-mode none")
-    help = "keep the KV cache in host memory, with up to MIB staged on the GPU (auto); without a number as -kvo"
+    help = "keep the KV cache in host memory, with up to MIB staged on the GPU (auto); without a number same as -kvo"
     add("--kv-offload", parse=staged_mib, metavar="MIB", help=help, optional=True)
 
 
@@ -221,7 +238,13 @@ def _add_rope(options: Options, extended: bool = False) -> None:
     if not extended:
         return
     names = f"{{{','.join(ROPE_SCALINGS)}}}"
-    add("--rope-scaling", parse=rope_scaling, metavar=names, env="LLAMA_ARG_ROPE_SCALING_TYPE", help="(the model's)")
+    add(
+        "--rope-scaling",
+        parse=rope_scaling,
+        metavar=names,
+        env="LLAMA_ARG_ROPE_SCALING_TYPE",
+        help="RoPE scaling (the model's)",
+    )
     add("--rope-scale", parse=number, metavar="X", env="LLAMA_ARG_ROPE_SCALE", help="1 / --rope-freq-scale")
     add("--yarn-orig-ctx", parse=integer, env="LLAMA_ARG_YARN_ORIG_CTX", help="trained context (the model's)")
     for name, meaning in YARN.items():
@@ -233,12 +256,12 @@ def _add_rope(options: Options, extended: bool = False) -> None:
 
 
 def model_path(args: argparse.Namespace) -> str:
-    """Return the file of the model that was asked for; one of the catalogue is fetched when it is not here yet.
+    """Return the file of the requested model; a missing one of the catalogue is downloaded first.
 
     Raises
     ------
     ValueError
-        When it is given twice, or is not here and --offline fetches none.
+        When it is given twice, or is missing and --offline forbids a download.
     """
     if args.positional_model and args.model and not isinstance(args.model, FromEnvironment):
         raise ValueError("the model is given twice: as an argument and with --model")
@@ -246,7 +269,7 @@ def model_path(args: argparse.Namespace) -> str:
         return _of_hub(args)
     name = _model_name(args)
     if getattr(args, "offline", None) and (entry := find(name)) is not None and entry.path() is None:
-        raise ValueError(f"--offline: {name} is not here; pylongctx get {name} fetches it")
+        raise ValueError(f"--offline: {name} is not downloaded; run pylongctx get {name}")
     return fetched(name)
 
 
@@ -255,7 +278,7 @@ def _model_name(args: argparse.Namespace) -> str:
 
 
 def model_label(args: argparse.Namespace) -> str:
-    """Return the model's name as a line shows it: in the catalogue, at the hub, or of the file."""
+    """Return the model's name for messages: from the catalogue, the hub, or its file."""
     return str(getattr(args, "hf_repo", None) or Path(_model_name(args)).name)
 
 
@@ -264,20 +287,20 @@ def _of_hub(args: argparse.Namespace) -> str:
 
     for option, value in (("a model", args.positional_model), ("--model", args.model)):
         if value and not isinstance(value, FromEnvironment):
-            raise ValueError(f"-hf {args.hf_repo} and {option} {value} name two models: leave out one of both")
+            raise ValueError(f"-hf {args.hf_repo} and {option} {value} name two models: leave out one of them")
     if getattr(args, "offline", None):
-        raise ValueError(f"--offline: -hf {args.hf_repo} asks huggingface.co for its files; name the file")
+        raise ValueError(f"--offline: -hf {args.hf_repo} needs huggingface.co; give the path of a local file")
     return by_quant(args.hf_repo, args.hf_file)
 
 
 def advised_sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """Return how a model of the catalogue is sampled when nothing else is asked for; nothing for a file."""
+    """Return the default sampling settings of a model of the catalogue; empty for a file."""
     entry = find(_model_name(args))
     return {} if entry is None else dict(entry.sampling)
 
 
 def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the keyword arguments of Llama that were given; all others have their defaults."""
+    """Return the keyword arguments of Llama that were given; all others keep their defaults."""
     found = {keyword: value for keyword, name in PLAIN.items() if (value := getattr(args, name, None)) is not None}
     found.setdefault("n_threads_batch", args.threads)
     if (fit := getattr(args, "fit", None)) is not None:
@@ -304,7 +327,7 @@ def _warn_without_gpu() -> None:
 
 
 def open_llama(args: argparse.Namespace, progress: "Callable[[int, int], None] | None" = None) -> "Llama":
-    """Open the model with everything that ``add_llama_options`` and the others let choose, see ``open_model``."""
+    """Open the model with all given options, see ``open_model``."""
     from pylongctx.llama import Llama
 
     return open_model(args, Llama, progress)
@@ -315,12 +338,12 @@ def open_model(
     make: "Callable[..., Adaptable]",
     progress: "Callable[[int, int], None] | None" = None,
 ) -> "Adaptable":
-    """Return what ``make`` makes of the arguments of Llama that were given, with the adapters that were asked for.
+    """Return ``make(**arguments)`` for the given arguments of Llama, with the requested adapters.
 
     Raises
     ------
     ValueError
-        When something is refused; the message names the environment variables that had a part in it.
+        When an argument is refused; the message names the environment variables that supplied arguments.
     """
     try:
         more = {"method": chosen_method(args), "progress_callback": progress, **_constructor(args)}
@@ -336,7 +359,7 @@ def open_model(
     except OSError as reason:
         if args.kv_store is None or reason.filename is None or not str(reason.filename).startswith(args.kv_store):
             raise
-        message = f"--kv-store {args.kv_store}: {reason.strerror}; name a folder that can be written"
+        message = f"--kv-store {args.kv_store}: {reason.strerror}; give a writable folder"
         raise ValueError(message) from reason
     return opened
 
@@ -345,7 +368,7 @@ def _constructor(args: argparse.Namespace) -> dict[str, Any]:
     found = llama_arguments(args) | _loading(args)
     if args.rope_scale is not None:
         if args.rope_freq_scale is not None:
-            raise ValueError("--rope-scale and --rope-freq-scale are the same: give one")
+            raise ValueError("--rope-scale and --rope-freq-scale set the same value: give one of them")
         if not 0 < args.rope_scale < float("inf"):
             raise ValueError(f"--rope-scale must be a number above 0, not {args.rope_scale}")
         found["rope_freq_scale"] = 1 / args.rope_scale
@@ -356,11 +379,11 @@ def _constructor(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _loading(args: argparse.Namespace) -> dict[str, Any]:
-    """Return how the weights come into memory."""
+    """Return how the weights are loaded."""
     switches = {"use_mmap": args.mmap, "use_mlock": args.mlock}
     given = {name: value for name, value in switches.items() if value is not None}
     if given and args.load_mode is not None:
-        raise ValueError("--load-mode says what --mmap and --mlock say: give one of them")
+        raise ValueError("--load-mode sets the same as --mmap and --mlock: give one of them")
     return given or LOAD_MODES[args.load_mode or "auto"]
 
 

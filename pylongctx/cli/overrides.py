@@ -1,4 +1,4 @@
-"""Options that replace metadata of a model, and that say where its tensors lie."""
+"""Options that override a model's metadata and the placement of its tensors."""
 
 import argparse
 import csv
@@ -10,7 +10,7 @@ from pylongctx.cli.arguments import Options, integer
 
 VARIABLE = "LLAMA_ARG_OVERRIDE_TENSOR"
 MOST_LAYERS = 512
-EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch)?exps"  # in names of tensors
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch)?exps"  # in tensor names
 DENSE = r"\.ffn_(up|down|gate)\."
 WORDS = {"true": True, "false": False}
 TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": WORDS.__getitem__, "str": str}
@@ -18,19 +18,19 @@ TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": WO
 
 def add_override_options(options: Options) -> None:
     """Add the options, see ``override_arguments``."""
-    help = "metadata in the place of the file's; TYPE is int, float, bool or str"
+    help = "override metadata of the file; TYPE is int, float, bool or str"
     options.several("--override-kv", parse=_pairs, metavar="KEY=TYPE:VALUE,...", help=help)
 
 
 def add_tensor_options(options: Options) -> None:
-    """Add where tensors lie, see ``override_arguments``."""
-    help = f"buffer types of tensors, such as CPU, by regular expressions for their names [{VARIABLE}]"
+    """Add the placement of tensors, see ``override_arguments``."""
+    help = f"buffer types, such as CPU, for tensors whose names match regular expressions [{VARIABLE}]"
     options.several("-ot", "--override-tensor", parse=_buffers, metavar="PATTERN=TYPE,...", help=help)
     env = "LLAMA_ARG_CPU_MOE"
-    options.switch("-cmoe", "--cpu-moe", env=env, help="the experts of all layers stay in memory of the host")
-    help = "those of the first N layers do"
+    options.switch("-cmoe", "--cpu-moe", env=env, help="keep the experts of all layers in host memory")
+    help = "keep the experts of the first N layers in host memory"
     options.add("-ncmoe", "--n-cpu-moe", parse=_layers, env="LLAMA_ARG_N_CPU_MOE", help=help)
-    help = "feed-forward weights that are no experts stay there, of the first N layers"
+    help = "keep the dense feed-forward weights of the first N layers in host memory"
     options.add("-ncffn", "--n-cpu-ffn", parse=_layers, env="LLAMA_ARG_N_CPU_FFN", help=help)
 
 
@@ -51,7 +51,7 @@ def override_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _items(text: str) -> list[str]:
-    """Return what is between commas; a part with a comma is quoted, as in a line of CSV."""
+    """Return the parts between commas; a part with a comma is quoted, as in CSV."""
     return next(csv.reader([text]), [])
 
 
@@ -67,7 +67,7 @@ def _pair(item: str) -> tuple[str, Any]:
     try:
         return key, TYPES[kind](value)
     except (ValueError, KeyError):
-        raise ValueError(f"{value!r}, the value of {key}, is no {kind}") from None
+        raise ValueError(f"{value!r}, the value of {key}, is not a valid {kind}") from None
 
 
 def _buffers(text: str) -> list[tuple[str, str]]:
@@ -85,5 +85,5 @@ def _buffer_pairs(text: str) -> Iterator[tuple[str, str]]:
 def _layers(text: str) -> int:
     n = integer(text)
     if not 0 <= n <= MOST_LAYERS:
-        raise ValueError(f"{n} layers: from 0 to {MOST_LAYERS}")
+        raise ValueError(f"{n} layers: the number must be from 0 to {MOST_LAYERS}")
     return n

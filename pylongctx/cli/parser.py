@@ -1,4 +1,4 @@
-"""The parser of the command line: errors are a line with a guess, not the whole usage."""
+"""The parser of the command line: errors are one line with a suggestion, without the usage."""
 
 import argparse
 import re
@@ -19,7 +19,7 @@ class _HelpAll(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with a short help and a full one, whose errors guess what was meant."""
+    """An ArgumentParser with a short and a full help, whose errors suggest similar words."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", Help)
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
     def format_help(self) -> str:
-        """Return the help; a short one says how many options there are."""
+        """Return the help; a short one states the total number of options."""
         text = super().format_help()
         shown = self.shown()
         if self.formatter_class is FullHelp or all(map(is_common, shown)):
@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         if (found := CHOICE.fullmatch(message)) is not None:
             names = re.findall(r"[\w-]+", found[3])
             message = f"there is no {found[1].lower()} {found[2]!r}{guess(found[2], names)}"
-        self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help lists what there is\n")
+        self.exit(2, f"{self.prog}: error: {message}\n{self.prog} --help lists all choices\n")
 
     def shown(self) -> list[argparse.Action]:
         """Return the options and arguments that the full help shows."""
@@ -69,9 +69,9 @@ class Parser(argparse.ArgumentParser):
         yield from re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", self.full_help())
 
     def refuse(self, rest: Sequence[str]) -> NoReturn:
-        """Print a line about words that the parser does not know, and exit with status 2."""
+        """Print a line about unrecognized words, and exit with status 2."""
         first = next((word for word in rest if word.startswith("-")), rest[0])
         if first.startswith("-"):
             name = first.partition("=")[0]
             self.error(f"there is no option {name}{guess(name, self.options())}")
-        self.error(f"there is no place for {first!r}")
+        self.error(f"unexpected argument {first!r}")

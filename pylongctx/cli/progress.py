@@ -1,4 +1,4 @@
-"""How far an evaluation is: a bar on a terminal, in a pipe a line for each cell."""
+"""Progress of an evaluation: bars in a terminal, or a line per cell in a pipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Refusal = tuple["Cell", str]
 
 
 class CellProgress(Progress):
-    """Bars with the numbers of samples, the time gone and the time left; in a pipe lines instead."""
+    """Bars with sample counts, elapsed and remaining time; in a pipe lines instead."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[n]}/{task.fields[of]}"))
@@ -30,7 +30,7 @@ class CellProgress(Progress):
         self._left: dict[Key, int] = {}
 
     def begin(self, cells: Cells, results: Results) -> None:
-        """Show a bar as long as the tokens of all samples, and count those whose results are there."""
+        """Show a bar scaled by the tokens of all samples, and count those that already have results."""
         self._results, self._samples = results, {_key(cell): samples for cell, samples in cells}
         self._left = {key: len(samples) for key, samples in self._samples.items()}
         self._n_cells = len(cells)
@@ -39,7 +39,7 @@ class CellProgress(Progress):
             self.count(cell, len(results.of(cell, samples)))
 
     def count(self, cell: Cell, n: int = 1) -> None:
-        """Count ``n`` samples of a cell; after the last one a pipe is told what the cell shows."""
+        """Count ``n`` samples of a cell; after the last one, print the cell's result to a pipe."""
         self.move(self._bar, n, cell.length)
         key = _key(cell)
         self._left[key] -= n
@@ -55,31 +55,31 @@ class CellProgress(Progress):
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def at(self, cell: Cell) -> None:
-        """Say which cell is being measured."""
+        """Show which cell is being measured."""
         self.update(self._bar, description=name_of(cell))
 
     def add_bar(self, n: int, work: float) -> TaskID:
-        """Add a bar of ``n`` samples, ``work`` long."""
+        """Add a bar for ``n`` samples with a total of ``work`` tokens."""
         return self.add_task("", total=work, n=0, of=n)
 
     def move(self, bar: TaskID, n: int, work: int = 1) -> None:
-        """Move a bar by ``n`` samples, each ``work`` long."""
+        """Advance a bar by ``n`` samples of ``work`` tokens each."""
         done: int = next(task.fields["n"] for task in self.tasks if task.id == bar)
         self.update(bar, advance=n * work, n=done + n)
 
 
 def name_of(cell: Cell) -> str:
-    """Return what is measured with which method at which length."""
+    """Return the task, the method and the length of a cell."""
     from pylongctx.report.records import label
 
     return f"{cell.task.name}: {label(cell.facts)} at {cell.length}"
 
 
 def make_all(cells: Sequence[Cell], progress: CellProgress, refused: list[Refusal] | None = None) -> Cells:
-    """Return the samples of all cells; methods and KV types share theirs.
+    """Return the samples of all cells; cells that differ in method or KV types share them.
 
-    Where a task has no sample of a length, that is an error. With ``refused`` the cell and the reason are added to that
-    list, and the other cells are made.
+    A task without samples of a length is an error, unless ``refused`` is given: then the cell and the reason are added
+    to that list, and the other cells are prepared.
     """
     from pylongctx.eval.executors.units import reason_of
     from pylongctx.eval.runner import make_samples
@@ -88,7 +88,7 @@ def make_all(cells: Sequence[Cell], progress: CellProgress, refused: list[Refusa
     reasons: dict[Key, str] = {}
     bar = progress.add_bar(len(cells), len(cells))
     for cell in cells:
-        progress.update(bar, description=f"making the samples of {cell.task.name} at {cell.length}")
+        progress.update(bar, description=f"preparing the samples of {cell.task.name} at {cell.length}")
         if (key := _content(cell)) not in made | reasons:
             try:
                 made[key] = make_samples(cell)
@@ -105,7 +105,7 @@ def make_all(cells: Sequence[Cell], progress: CellProgress, refused: list[Refusa
 
 
 def _key(cell: Cell) -> Key:
-    """Return what tells the cells of a run apart; a worker's threads do not."""
+    """Return the facts that distinguish the cells of a run, without a worker's threads."""
     return *_content(cell), cell.method, cell.rope, cell.type_k, cell.type_v, cell.reuse, cell.compress
 
 

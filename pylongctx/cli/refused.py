@@ -1,30 +1,30 @@
-"""Options of llama.cpp that are not here, with the reason and the way out."""
+"""Options of llama.cpp that are not supported, with the reason and the alternative."""
 
 from typing import NamedTuple
 
 from pylongctx.cli.arguments import Options
 
-KEEP = "with --overflow evict_middle the first tokens of a text stay; /completion of the server has n_keep"
-DOWNLOAD = "models are files, names that pylongctx get lists, or -hf user/name"
-PICTURES = "models read text only"
-CORES = "threads are placed by the system, and sleep when nothing is to do: use -t, -tb, taskset and nice"
+KEEP = "use --overflow evict_middle, which keeps the first tokens of a text, or n_keep in /completion of the server"
+DOWNLOAD = "give a file, a name that pylongctx get lists, or -hf user/name"
+PICTURES = "only text input is supported"
+CORES = "the operating system schedules threads, and idle threads sleep: use -t, -tb, taskset and nice"
 VECTORS = "control vectors are not supported; LoRA adapters are: --lora"
-DRAFT = "there is no second model that drafts; Llama(draft_model=...) guesses from the text"
-MESSAGES = "messages are lines on stderr, for the shell to keep: 2> FILE"
-FITTING = "--preflight asks what fits, and takes what is free; --kv-limit keeps memory free"
-CHECKPOINTS = "a sequence keeps up to 16 checkpoints by itself, where its model needs them to go back"
-KEPT = "--kv-store keeps what was read, on disk; idle sequences keep theirs"
-UNIFIED = "each of the -np sequences has -c tokens, and pages are taken as texts grow: --kv-limit bounds all of them"
-AGENT = "the chat page has no tools; clients bring theirs in requests"
-PAGES = "pages of --cors-origins may use every method and header that the routes have"
+DRAFT = "a second model as draft model is not supported; Llama(draft_model=...) drafts from the text"
+MESSAGES = "log messages are lines on stderr; redirect them with 2> FILE"
+FITTING = "--preflight checks against the free memory; --kv-limit leaves memory free"
+CHECKPOINTS = "each sequence keeps up to 16 checkpoints automatically, if its model needs them to rewind"
+KEPT = "--kv-store keeps cached prefixes on disk; idle sequences keep their KV cache"
+UNIFIED = "each of the -np sequences has -c tokens and allocates pages as it grows; --kv-limit bounds their sum"
+AGENT = "the chat page has no tools; clients send tools in requests"
+PAGES = "pages of --cors-origins may use all methods and headers of the routes"
 REUSE = (
-    "rows that have read another text are taken over only where you say so: documents with "
+    "KV entries computed after another prefix are reused only on request: documents with "
     "--method full,spans=N, or --overflow evict_middle"
 )
 
 
 class Refused(NamedTuple):
-    """An option: its names, why it is refused, its variable, and the values that ask for what is done anyway."""
+    """An option: its names, the reason, its variable, and the values that request the existing behavior."""
 
     names: str
     reason: str
@@ -35,11 +35,11 @@ class Refused(NamedTuple):
 REFUSED = (
     Refused("--keep", KEEP, but=("0",)),
     Refused("-bs --backend-sampling", "tokens are chosen on the CPU", "LLAMA_ARG_BACKEND_SAMPLING"),
-    Refused("--ignore-eos", "forbid the model's end token with -l TOKEN-100; requests have ignore_eos"),
-    Refused("-hft --hf-token", "the variable HF_TOKEN and hf auth login are read"),
+    Refused("--ignore-eos", "forbid the end token with -l TOKEN-100; requests have ignore_eos"),
+    Refused("-hft --hf-token", "set the variable HF_TOKEN, or run hf auth login"),
     Refused("-mu --model-url", DOWNLOAD, "LLAMA_ARG_MODEL_URL"),
     Refused("-dr --docker-repo", DOWNLOAD, "LLAMA_ARG_DOCKER_REPO"),
-    Refused("-cl --cache-list", "pylongctx get lists the models that are here"),
+    Refused("-cl --cache-list", "pylongctx get lists downloaded models"),
     Refused("--completion-bash", "pylongctx completion bash prints the script"),
     Refused("-mm --mmproj", PICTURES, "LLAMA_ARG_MMPROJ"),
     Refused("-mmu --mmproj-url", PICTURES, "LLAMA_ARG_MMPROJ_URL"),
@@ -55,14 +55,14 @@ REFUSED = (
     Refused("--video-ffmpeg-dir", PICTURES, "LLAMA_ARG_VIDEO_FFMPEG_DIR"),
     Refused("-dev --device", "choose devices with CUDA_VISIBLE_DEVICES, -ts, -sm and -mg", "LLAMA_ARG_DEVICE"),
     Refused("--list-devices", "pylongctx rpc-server --list-devices shows them"),
-    Refused("-nr --no-repack", "--deterministic keeps weights as they are in the file"),
-    Refused("--no-host", "-ot PATTERN=CPU says which weights stay in memory of the host", "LLAMA_ARG_NO_HOST"),
+    Refused("-nr --no-repack", "--deterministic keeps weights in the layout of the file"),
+    Refused("--no-host", "-ot PATTERN=CPU chooses the weights that stay in host memory", "LLAMA_ARG_NO_HOST"),
     Refused(
-        "-lzm --lazy-mode", "tables above 4 GiB are read on demand, others are not", "LLAMA_ARG_LAZY_MODE", ("auto",)
+        "-lzm --lazy-mode", "tensors above 4 GiB are loaded on demand, others are not", "LLAMA_ARG_LAZY_MODE", ("auto",)
     ),
     Refused("-fitt --fit-target", FITTING, "LLAMA_ARG_FIT_TARGET"),
     Refused("-fitc --fit-ctx", FITTING, "LLAMA_ARG_FIT_CTX"),
-    Refused("--check-tensors", "a weight that is no number is named by the token that it spoils"),
+    Refused("--check-tensors", "evaluation raises an error when logits are not finite"),
     Refused("-C --cpu-mask", CORES),
     Refused("-Cr --cpu-range", CORES),
     Refused("--cpu-strict", CORES, but=("0",)),
@@ -120,8 +120,8 @@ REFUSED = (
     Refused("-lcs --lookup-cache-static", DRAFT),
     Refused("-lcd --lookup-cache-dynamic", DRAFT),
     Refused("--prompt-cache", "pylongctx chat keeps conversations with /save and /load"),
-    Refused("-cnv --conversation -i --interactive", "conversations are pylongctx chat"),
-    Refused("-no-cnv --no-conversation", "prompts without a template are pylongctx complete"),
+    Refused("-cnv --conversation -i --interactive", "use pylongctx chat for conversations"),
+    Refused("-no-cnv --no-conversation", "use pylongctx complete for prompts without a template"),
     Refused("--perf", "every answer of the server has its timings; pylongctx bench measures"),
     Refused("--log-file", MESSAGES, "LLAMA_ARG_LOG_FILE"),
     Refused("--log-jsonl", MESSAGES, "LLAMA_ARG_LOG_JSONL"),
@@ -134,8 +134,8 @@ REFUSED = (
     Refused("-cms --checkpoint-min-step", CHECKPOINTS, "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT"),
     Refused("-cram --cache-ram", KEPT, "LLAMA_ARG_CACHE_RAM", ("0",)),
     Refused("--cache-idle-slots", KEPT, "LLAMA_ARG_CACHE_IDLE_SLOTS"),
-    Refused("-sp --special", "control tokens are no text of an answer; /completion has them in tokens"),
-    Refused("--warmup", "nothing is evaluated before it is asked for"),
+    Refused("-sp --special", "control tokens are not part of the text; /completion returns them in tokens"),
+    Refused("--warmup", "there is no warmup run"),
     *(
         Refused(f"--{name}", DOWNLOAD)
         for name in (
@@ -147,9 +147,9 @@ REFUSED = (
 )
 
 SERVER = (
-    Refused("-nocb --no-cont-batching", "sequences are evaluated together; -np 1 answers one request after the other"),
+    Refused("-nocb --no-cont-batching", "batching is always continuous; -np 1 answers requests one after the other"),
     Refused("--cache-reuse", REUSE, "LLAMA_ARG_CACHE_REUSE", ("0",)),
-    Refused("--embd-normalize", "vectors of /v1/embeddings have length 1", but=("2",)),
+    Refused("--embd-normalize", "the embeddings of /v1/embeddings always have L2 norm 1", but=("2",)),
     Refused("--cors-methods", PAGES, "LLAMA_ARG_CORS_METHODS"),
     Refused("--cors-headers", PAGES, "LLAMA_ARG_CORS_HEADERS"),
     Refused("--cors-credentials", "keys are sent in headers, never in cookies", "LLAMA_ARG_CORS_CREDENTIALS"),
@@ -165,37 +165,37 @@ SERVER = (
     Refused("--mcp-servers-config", AGENT, "LLAMA_ARG_MCP_SERVERS_CONFIG"),
     Refused("--mcp-servers-json", AGENT, "LLAMA_ARG_MCP_SERVERS_JSON"),
     Refused("-ag --agent", AGENT, "LLAMA_ARG_AGENT"),
-    Refused("--threads-http", "one thread reads requests, and each that runs has one", "LLAMA_ARG_THREADS_HTTP"),
+    Refused(
+        "--threads-http", "one thread reads requests, and each running request has its own", "LLAMA_ARG_THREADS_HTTP"
+    ),
     Refused("--media-path", PICTURES),
     Refused(
         "--models-preset",
-        "--models names folders and files; all have the options of the server",
+        "--models takes folders and files; all models share the options of the server",
         "LLAMA_ARG_MODELS_PRESET",
     ),
     Refused(
         "--reasoning-budget",
-        "thoughts are not counted apart: -n bounds an answer; 0 is --reasoning off",
+        "reasoning is not counted separately: -n bounds the answer; for 0 use --reasoning off",
         "LLAMA_ARG_THINK_BUDGET",
         ("-1",),
     ),
-    Refused("--reasoning-budget-message", "there is no budget of thoughts", "LLAMA_ARG_THINK_BUDGET_MESSAGE"),
-    Refused(
-        "--no-reasoning-preserve", "a template gets reasoning_content as the client sends it: leave it out of requests"
-    ),
+    Refused("--reasoning-budget-message", "there is no reasoning budget", "LLAMA_ARG_THINK_BUDGET_MESSAGE"),
+    Refused("--no-reasoning-preserve", "templates receive the client's reasoning_content: leave it out of requests"),
     Refused(
         "--skip-chat-parsing",
-        "--reasoning-format none leaves thoughts in the text; without tools in a request no call is read",
+        "--reasoning-format none leaves reasoning in the text; calls are parsed only if a request has tools",
         "LLAMA_ARG_SKIP_CHAT_PARSING",
     ),
-    Refused("-sps --slot-prompt-similarity", "a request takes the sequence that has most of its beginning"),
-    Refused("--lora-init-without-apply", "adapters of the server are in use from its start"),
+    Refused("-sps --slot-prompt-similarity", "a request always takes the sequence with its longest cached prefix"),
+    Refused("--lora-init-without-apply", "adapters of the server are applied from the start"),
     Refused(
-        "--sleep-idle-seconds", "a server of one model keeps it; --models with --models-max frees others", but=("-1",)
+        "--sleep-idle-seconds", "a single model stays loaded; --models with --models-max unloads models", but=("-1",)
     ),
-    Refused("--log-prompts-dir", "verbose in a request shows its prompt; --kv-store keeps the first words of texts"),
+    Refused("--log-prompts-dir", "verbose in a request returns its prompt; --kv-store keeps the first words of texts"),
 )
 
-# what pylongctx does anyway
+# default behavior of pylongctx
 ACCEPTED = (
     *("--no-warmup", "--no-perf", "--log-disable", "--simple-io", "--repack", "--no-mmproj", "--no-mmproj-auto"),
     *("--no-mmproj-offload", "--no-log-jsonl", "--no-log-prefix", "--no-log-timestamps", "-no-kvu", "--no-kv-unified"),
@@ -205,18 +205,18 @@ ACCEPTED_SERVER = (
     *("--metrics", "--props", "-cb", "--cont-batching", "--no-cors-credentials", "--no-ui-mcp-proxy"),
     *("--no-webui-mcp-proxy", "-no-ag", "--no-agent", "--reasoning-preserve", "--no-skip-chat-parsing"),
 )
-# which have a value, and no effect in llama.cpp either
+# options with a value that have no effect in llama.cpp either
 WITHOUT_EFFECT = ("-dt", "--defrag-thold")
 
 
 def refuse_options(options: Options) -> None:
-    """Let these options be refused with their reasons, and accept those that ask for what is done anyway."""
+    """Refuse these options with their reasons, and accept those that request the existing behavior."""
     _refuse(options, REFUSED, ACCEPTED)
     options.accept(*WITHOUT_EFFECT, value=True)
 
 
 def refuse_server_options(options: Options) -> None:
-    """Do the same with what llama-server has beside them."""
+    """Do the same for the additional options of llama-server."""
     _refuse(options, SERVER, ACCEPTED_SERVER)
 
 

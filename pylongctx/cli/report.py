@@ -1,4 +1,4 @@
-"""``pylongctx report``: the records of a folder as Markdown and as one HTML file, with tables and pictures."""
+"""``pylongctx report``: the records of a folder as Markdown and as one HTML file, with tables and plots."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Any
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser("report", description=__doc__)
-    parser.add_argument("folder", metavar="DIR", help="the --out of pylongctx matrix, or a folder of --json files")
-    parser.add_argument("--out", metavar="FILE", help="report.md or report.html; both are written (DIR/report)")
-    parser.add_argument("--no-pictures", action="store_true", help="tables only")
+    parser.add_argument(
+        "folder", metavar="DIR", help="the --out folder of pylongctx matrix, or a folder of --json files"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="output file report.md or report.html; both are written (DIR/report)"
+    )
+    parser.add_argument("--no-pictures", action="store_true", help="write tables only")
     parser.set_defaults(run=run)
 
 

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from pylongctx.serve.router import Router
     from pylongctx.serve.service import Settings
 
-MOST_MODELS = 4  # that are loaded at once
+MOST_MODELS = 4  # loaded at once
 FOLDERS = "LLAMA_ARG_MODELS_DIR"
-# options that are not for the process of one model, with a value and without
+# options that are not passed to the process of a model, with and without a value
 OWN = (
     *("--models", "--models-dir", "--models-max", "--models-memory", "--slot-save-path"),
     *("--api-key", "--api-key-file", "--path", "--api-prefix", "--ssl-cert-file", "--ssl-key-file"),
@@ -23,17 +23,17 @@ OWN_SWITCHES = ("--models-autoload", "--no-models-autoload", "--reuse-port")
 
 
 def add_router_options(options: Options) -> None:
-    """Add what says which models there are, and how many are loaded."""
+    """Add the models to serve and the limits on loaded ones."""
     add = options.add
-    help = f"serve several models: folders, files or names; a request says which one (none) [{FOLDERS}]"
+    help = f"serve several models: folders, files or names; requests choose one by name (none) [{FOLDERS}]"
     options.several("--models", "--models-dir", metavar="FOLDER", help=help)
-    help, env = f"models that are loaded at once, 0 for any number ({MOST_MODELS})", "LLAMA_ARG_MODELS_MAX"
+    help, env = f"maximum models loaded at once, 0 for no limit ({MOST_MODELS})", "LLAMA_ARG_MODELS_MAX"
     add("--models-max", parse=integer, env=env, help=help)
-    add("--models-memory", parse=number, metavar="GIB", help="most GiB that they take together (no limit)")
+    add("--models-memory", parse=number, metavar="GIB", help="maximum GiB of all loaded models (no limit)")
     off, env = ("--no-models-autoload",), "LLAMA_ARG_MODELS_AUTOLOAD"
-    help = "load the model that a request names; else only POST /models/load does (on)"
+    help = "load the model named by a request; off: only POST /models/load loads models (on)"
     options.switch("--models-autoload", off=off, env=env, help=help, dest="autoload")
-    add("--socket", parse=integer, help=argparse.SUPPRESS)  # of a process that serves one of them
+    add("--socket", parse=integer, help=argparse.SUPPRESS)  # for the process of one model
 
 
 def model_words(args: argparse.Namespace) -> list[str]:
@@ -42,7 +42,7 @@ def model_words(args: argparse.Namespace) -> list[str]:
     Raises
     ------
     ValueError
-        When one model is named beside them.
+        When a single model is given as well.
     """
     if args.socket is not None:
         return []
@@ -50,13 +50,13 @@ def model_words(args: argparse.Namespace) -> list[str]:
     given = {name: value for name, value in named.items() if value and not isinstance(value, FromEnvironment)}
     if args.models and given:
         name, value = next(iter(given.items()))
-        raise ValueError(f"--models names all models, so {name} has no place beside it: {value!r}")
+        raise ValueError(f"--models cannot be combined with {name}, here {value!r}: list all models in --models")
     words = args.models or ([] if given else [os.environ.get(FOLDERS, "")])
     return [word for several in words for word in several.split(",") if word]
 
 
 def run_router(args: argparse.Namespace, words: list[str], settings: "Settings", address: tuple[str, int, bool]) -> int:
-    """Serve several models until Ctrl-C or SIGTERM, each in a process of its own."""
+    """Serve several models until Ctrl-C or SIGTERM, each in its own process."""
     from pylongctx.serve.children import Children, Limits
     from pylongctx.serve.router import Router
     from pylongctx.serve.shelf import Shelf
@@ -70,7 +70,7 @@ def run_router(args: argparse.Namespace, words: list[str], settings: "Settings",
 
 
 def run_supervised(args: argparse.Namespace, path: str, settings: "Settings", address: tuple[str, int, bool]) -> int:
-    """Serve a model in a process that is started again after it has ended, as when an RPC server is lost."""
+    """Serve a model in a process that is restarted when it exits, such as after the loss of an RPC server."""
     from pylongctx.serve.children import Children, Limits
     from pylongctx.serve.router import Router
     from pylongctx.serve.shelf import OneModel
@@ -94,7 +94,7 @@ def _run(router: "Router", address: tuple[str, int, bool]) -> int:
 
 
 def child_words(argv: Sequence[str], *more: str) -> list[str]:
-    """Return the options of a command line that are for every model; ``more``: others that are not."""
+    """Return the options of a command line that apply to every model; ``more`` are left out too."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     for name in (*OWN, *more):
         parser.add_argument(name)

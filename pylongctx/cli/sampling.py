@@ -1,4 +1,4 @@
-"""Options of commands that answer: how tokens are chosen, and how a conversation becomes a prompt."""
+"""Options of sampling and of chat templates."""
 
 import argparse
 import re
@@ -42,7 +42,7 @@ ESCAPE = re.compile(r"""\\([nrt'"\\]|x([0-9A-Fa-f]{2}))""")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add how tokens are chosen and where an answer ends, see ``sampling_arguments``."""
+    """Add the sampling options and the limits of an answer, see ``sampling_arguments``."""
     options = Options(parser, "sampling")
     add = options.add
     add(
@@ -51,26 +51,31 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         "--n-predict",
         parse=_predict,
         env="LLAMA_ARG_N_PREDICT",
-        help="longest answer in tokens (-1: no limit)",
+        help="maximum tokens of an answer (-1: no limit)",
     )
     add("-s", "--seed", parse=integer, help="seed (random)")
     add("--temp", "--temperature", parse=number, env="LLAMA_ARG_TEMPERATURE", help="temperature; 0 is greedy")
     add("--top-k", parse=integer, env="LLAMA_ARG_TOP_K", help="sample from the N most likely tokens (0: all)")
-    add("--top-p", parse=number, env="LLAMA_ARG_TOP_P", help="from the most likely ones up to this sum (1: all)")
-    add("--min-p", parse=number, env="LLAMA_ARG_MIN_P", help="lowest probability, relative to the best (0: all)")
+    add(
+        "--top-p",
+        parse=number,
+        env="LLAMA_ARG_TOP_P",
+        help="sample from the most likely tokens up to this total probability (1: all)",
+    )
+    add("--min-p", parse=number, env="LLAMA_ARG_MIN_P", help="minimum probability, relative to the best token (0: all)")
     add("--typical", "--typical-p", parse=number, help="locally typical sampling (1: off)")
     names = ("--top-nsigma", "--top-n-sigma")
-    add(*names, parse=number, help="logits up to N standard deviations below the best (-1: all)")
+    add(*names, parse=number, help="top-n-sigma: keep logits within N standard deviations of the best (-1: all)")
     add("--xtc-probability", parse=number, help="XTC: probability of removing the most likely tokens (0: off)")
     add("--xtc-threshold", parse=number, help="XTC: tokens above this probability are removed, except one")
     add("--dynatemp-range", parse=number, help="dynamic temperature range (0: off)")
     add("--dynatemp-exp", parse=number, help="dynamic temperature exponent")
     add("--adaptive-target", parse=number, help="adaptive-p: prefer tokens near this probability (-1: off)")
     add("--adaptive-decay", parse=number, help="adaptive-p: how slowly it adapts, up to 0.99")
-    add("--samplers", parse=_names, metavar="NAMES", help="the samplers that run, such as top_k;temperature (all)")
+    add("--samplers", parse=_names, metavar="NAMES", help="samplers to run, such as top_k;temperature (all)")
     names = ("--sampler-seq", "--sampling-seq")
-    add(*names, parse=_letters, metavar="LETTERS", help="the same by llama.cpp's letters, such as kt")
-    add("--repeat-last-n", parse=integer, help="tokens that the penalties look back at (0: off)")
+    add(*names, parse=_letters, metavar="LETTERS", help="samplers by llama.cpp's letters, such as kt")
+    add("--repeat-last-n", parse=integer, help="number of last tokens that penalties consider (0: off)")
     add(
         "--repeat-penalty",
         parse=number,
@@ -82,41 +87,51 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     add("--dry-multiplier", parse=number, help="DRY: penalty for continuing a repetition (0: off)")
     add("--dry-base", parse=number, help="DRY: factor per token of the repetition")
     add("--dry-allowed-length", parse=integer, help="DRY: longest repetition without a penalty, in tokens")
-    add("--dry-penalty-last-n", parse=integer, help="DRY: tokens to look back at, the prompt included (0: off)")
-    help = "DRY: a repetition ends at this text; none: at no text"
+    add(
+        "--dry-penalty-last-n",
+        parse=integer,
+        help="DRY: number of last tokens to consider, including the prompt (0: off)",
+    )
+    help = "DRY: text that ends a repetition; none: no text does"
     options.several("--dry-sequence-breaker", metavar="TEXT", help=help)
     add("--mirostat", parse=integer, help="Mirostat 1 or 2 (0: off)")
-    add("--mirostat-lr", parse=number, help="its learning rate, eta")
-    add("--mirostat-ent", parse=number, help="its target entropy, tau")
+    add("--mirostat-lr", parse=number, help="Mirostat: learning rate eta")
+    add("--mirostat-ent", parse=number, help="Mirostat: target entropy tau")
     options.several(
-        "-l", "--logit-bias", parse=_bias, metavar="TOKEN+BIAS", help="make a token more likely, or less with -"
+        "-l",
+        "--logit-bias",
+        parse=_bias,
+        metavar="TOKEN+BIAS",
+        help="add a bias to the logit of a token, such as 15043+1 or 15043-1",
     )
-    options.several("-r", "--reverse-prompt", metavar="TEXT", help="end the answer before this text")
-    add("--grammar", metavar="GBNF", help="grammar that the answer follows")
-    add("--grammar-file", parse=file_text, metavar="FILE", help="the same, from a file")
-    add("-j", "--json-schema", metavar="SCHEMA", help="JSON schema that the answer follows; {} is any object")
-    add("-jf", "--json-schema-file", parse=file_text, metavar="FILE", help="the same, from a file")
+    options.several("-r", "--reverse-prompt", metavar="TEXT", help="stop the answer before this text")
+    add("--grammar", metavar="GBNF", help="grammar that constrains the answer")
+    add("--grammar-file", parse=file_text, metavar="FILE", help="grammar, from a file")
+    add("-j", "--json-schema", metavar="SCHEMA", help="JSON schema that constrains the answer; {} is any object")
+    add("-jf", "--json-schema-file", parse=file_text, metavar="FILE", help="JSON schema, from a file")
 
 
 def add_text_options(parser: argparse.ArgumentParser, title: str) -> None:
-    """Add a text to begin with, see ``given_text``."""
+    """Add the initial text, see ``given_text``."""
     options = Options(parser, title)
-    options.add("-p", "--prompt", metavar="TEXT", help="the text to begin with")
-    options.add("-f", "--file", parse=file_text, metavar="FILE", help="the same, from a file, as it is")
-    options.switch("-e", "--escape", off=("--no-escape",), help="read \\n and such in options (on)", dest="escape")
+    options.add("-p", "--prompt", metavar="TEXT", help="initial text")
+    options.add("-f", "--file", parse=file_text, metavar="FILE", help="initial text from a file, without escapes")
+    options.switch(
+        "-e", "--escape", off=("--no-escape",), help="process escapes such as \\n in options (on)", dest="escape"
+    )
 
 
 def add_answer_options(parser: argparse.ArgumentParser) -> None:
-    """Add whether an answer that repeats itself is ended, and how answers are shown."""
+    """Add the detection of loops and the rendering of answers."""
     options = Options(parser, "answer")
-    help = "end an answer that repeats itself (on)"
+    help = "stop an answer that repeats itself (on)"
     options.switch("--loop-stop", off=("--no-loop-stop",), help=help, dest="loop_stop")
     help = "render Markdown in a terminal (on)"
     options.switch("--markdown", off=("--no-markdown",), help=help, dest="markdown")
 
 
 def given_text(args: argparse.Namespace, option: str, file_option: str) -> str | None:
-    """Return the text of an option or of a file, None when neither is given."""
+    """Return the text of an option or of a file; None when neither is given."""
     text: str | None = one(args, option, file_option)
     if text is None or getattr(args, option) is None:
         return text
@@ -126,34 +141,39 @@ def given_text(args: argparse.Namespace, option: str, file_option: str) -> str |
 
 
 def unescaped(args: argparse.Namespace, text: str) -> str:
-    """Return a text of the command line with its escape sequences read, unless --no-escape."""
+    """Return a text of the command line with its escapes processed, unless --no-escape is given."""
     if getattr(args, "escape", None) is False:
         return text
     return ESCAPE.sub(lambda found: chr(int(found[2], 16)) if found[2] else ESCAPES[found[1]], text)
 
 
 def add_template_options(parser: argparse.ArgumentParser) -> None:
-    """Add how a conversation becomes a prompt, see ``template_arguments``."""
+    """Add the chat template options, see ``template_arguments``."""
     options = Options(parser, "conversation")
     add = options.add
-    add("--chat-template", metavar="NAME|JINJA", env="LLAMA_ARG_CHAT_TEMPLATE", help="named format, or Jinja text")
+    add(
+        "--chat-template",
+        metavar="NAME|JINJA",
+        env="LLAMA_ARG_CHAT_TEMPLATE",
+        help="named chat format, or a Jinja template",
+    )
     add(
         "--chat-template-file",
         parse=file_text,
         metavar="FILE",
         env="LLAMA_ARG_CHAT_TEMPLATE_FILE",
-        help="Jinja text in a file",
+        help="file with a Jinja template",
     )
     add(
         "--chat-template-kwargs",
         parse=json_object,
         metavar="JSON",
         env="LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
-        help="variables for the template",
+        help="JSON object of variables for the template",
     )
-    help = "accepted: templates are always read as Jinja"
+    help = "accepted for compatibility: templates are always Jinja"
     options.switch("--jinja", off=("--no-jinja",), env="LLAMA_ARG_JINJA", help=help, dest="jinja")
-    help = "parse special tokens in messages of users and tools, as llama.cpp does"
+    help = "parse special tokens in user and tool messages, as llama.cpp does"
     options.switch("--parse-special", help=help)
     options.add(
         "-rea",
@@ -161,17 +181,20 @@ def add_template_options(parser: argparse.ArgumentParser) -> None:
         parse=on_off_auto,
         metavar="on|off|auto",
         env="LLAMA_ARG_REASONING",
-        help="whether a model that can may think (auto: yes)",
+        help="let reasoning models reason (auto: yes)",
     )
 
-    env, help = "LLAMA_ARG_REASONING_EFFORT", "how long it thinks, for templates that ask: low, medium, high (theirs)"
+    env, help = (
+        "LLAMA_ARG_REASONING_EFFORT",
+        "reasoning effort, for templates that support it: low, medium, high (theirs)",
+    )
     add("--reasoning-effort", metavar="LEVEL", env=env, help=help)
 
 
 def _predict(text: str) -> int:
     n = integer(text)
     if n < 1 and n not in (-1, -2):
-        raise ValueError(f"{n} tokens are no answer: at least 1, or -1 for no limit")
+        raise ValueError(f"must be at least 1, or -1 for no limit, not {n}")
     return n
 
 
@@ -190,14 +213,14 @@ def _letters(text: str) -> tuple[str, ...]:
 def _bias(text: str) -> tuple[int, float]:
     found = re.fullmatch(r"(\d+)([+-].+)", text)
     if not found:
-        raise ValueError(f"{text!r} is no token and bias such as 15043+1 or 15043-0.5")
+        raise ValueError(f"{text!r} is not a token and a bias such as 15043+1 or 15043-0.5")
     return int(found[1]), number(found[2])
 
 
 def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Return the keyword arguments of create_completion and create_chat_completion that were given.
 
-    ``max_tokens`` is always there: as in llama.cpp, an answer ends at the model's end or at that of the context.
+    ``max_tokens`` is always included: as in llama.cpp, an answer ends at the end token or when the context is full.
     """
     found = {keyword: value for keyword, name in SAMPLING.items() if (value := getattr(args, name)) is not None}
     if "stop" in found:
@@ -215,9 +238,9 @@ def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the keyword arguments of create_chat_completion that ``add_template_options`` lets choose."""
+    """Return the keyword arguments of create_chat_completion from the options of ``add_template_options``."""
     if args.jinja is False:
-        raise ValueError("--no-jinja: templates are always read as Jinja; --chat-template takes a format by name")
+        raise ValueError("--no-jinja: templates are always Jinja; --chat-template takes a format by name")
     found: dict[str, Any] = {"chat_template_kwargs": args.chat_template_kwargs} if args.chat_template_kwargs else {}
     if args.parse_special:
         found["parse_special"] = True
@@ -228,7 +251,7 @@ def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def wanted_grammar(args: argparse.Namespace) -> "LlamaGrammar | None":
-    """Return what holds the answer, None for nothing."""
+    """Return the grammar of the answer; None for no constraint."""
     names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
     if (text := one(args, *names)) is None:
         return None

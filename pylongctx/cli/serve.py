@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 HOST, PORT, PARALLEL = "127.0.0.1", 8080, 4
 EPILOG = f"Clients: OpenAI(base_url='http://{HOST}:{PORT}/v1', api_key='none'), or a browser at http://{HOST}:{PORT}/."
 KEY = "LLAMA_API_KEY"
-FORMATS = ("auto", "deepseek", "none")  # of thoughts
-POLICIES = ("warn", "ignore", "refuse")  # of fields that have no effect
+FORMATS = ("auto", "deepseek", "none")  # of reasoning
+POLICIES = ("warn", "ignore", "refuse")  # for fields that have no effect
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # with llama.cpp's numbers
 NOT_FOR_EMBEDDING = (
     "method",
@@ -46,28 +46,33 @@ def add_parser(commands: Any) -> None:
     add("--port", parse=integer, env="LLAMA_ARG_PORT", help=f"port ({PORT})")
     add_router_options(options)
     add("-np", "--parallel", parse=integer, env="LLAMA_ARG_N_PARALLEL", help=f"sequences of -c tokens ({PARALLEL})")
-    add("--tags", metavar="A,B", env="LLAMA_ARG_TAGS", help="words about the model, for /v1/models (none)")
+    add("--tags", metavar="A,B", env="LLAMA_ARG_TAGS", help="tags of the model, for /v1/models (none)")
     options.several("--api-key", metavar="KEY", help=f"API key; cached prefixes are not shared between keys [{KEY}]")
     add("--api-key-file", parse=file_text, metavar="FILE", help="API keys from a file, one per line")
-    options.several("--allowed-hosts", metavar="NAME", help="names of this server, * for any (localhost, addresses)")
+    options.several("--allowed-hosts", metavar="NAME", help="accepted Host names, * for any (localhost, addresses)")
     names = ("--cors-origin", "--cors-origins")
     options.several(
-        *names, metavar="URL", help="web pages that may send requests; localhost: of this machine, *: all (none)"
+        *names, metavar="URL", help="web pages that may send requests; localhost: pages of this machine, *: all (none)"
     )
-    add("--queue", parse=integer, help="requests that may wait for a sequence (64)")
-    add("--max-body", parse=integer, metavar="MIB", help="most MiB of a request (64)")
-    add("--document-cache", parse=integer, metavar="MIB", help="most MiB of documents that were read (2048)")
-    what = "fields that are not served: name them in a header and the log, or refuse the request (warn)"
+    add("--queue", parse=integer, help="maximum requests waiting for a sequence (64)")
+    add("--max-body", parse=integer, metavar="MIB", help="maximum request size in MiB (64)")
+    add("--document-cache", parse=integer, metavar="MIB", help="maximum MiB of prefilled documents (2048)")
+    what = "unsupported fields: name them in a header and the log, or refuse the request (warn)"
     add("--unknown-fields", parse=one_of(POLICIES), metavar="warn|ignore|refuse", help=what)
     add("--stall", parse=number, metavar="SECONDS", help="time without progress after which /health fails (120)")
-    what = "longest step while answers are generated and prompts are read; 0: no limit (150)"
+    what = "longest step while answers are generated during a prefill; 0: no limit (150)"
     add("--step-ms", parse=number, metavar="MS", help=what)
     env = "LLAMA_ARG_SLOT_SAVE_PATH"
-    add("--slot-save-path", metavar="FOLDER", env=env, help="where /slots saves sequences (none)")
-    add("--grace", parse=number, metavar="SECONDS", help="time for running requests when the server stops (10)")
+    add("--slot-save-path", metavar="FOLDER", env=env, help="folder where /slots saves sequences (none)")
+    add(
+        "--grace",
+        parse=number,
+        metavar="SECONDS",
+        help="time for running requests to finish when the server stops (10)",
+    )
     env = "LLAMA_ARG_EMBEDDINGS"
-    options.switch("--embedding", "--embeddings", env=env, help="serve /v1/embeddings too", dest="embeddings")
-    env, help = "LLAMA_ARG_RERANKING", "serve /v1/rerank, for models with a classification head"
+    options.switch("--embedding", "--embeddings", env=env, help="also serve /v1/embeddings", dest="embeddings")
+    env, help = "LLAMA_ARG_RERANKING", "also serve /v1/rerank, for models with a classification head"
     options.switch("--rerank", "--reranking", env=env, help=help, dest="reranking")
     env = "LLAMA_ARG_POOLING"
     add("--pooling", parse=one_of(POOLINGS[1:]), metavar="KIND", env=env, help="pooling of embeddings (the model's)")
@@ -84,9 +89,11 @@ def add_parser(commands: Any) -> None:
     options.switch("--cache-prompt", off=("--no-cache-prompt",), env=env, help=help, dest="cache_prompt")
     env, help = "LLAMA_ARG_PREFILL_ASSISTANT", "continue a last message of the assistant (on)"
     options.switch("--prefill-assistant", off=("--no-prefill-assistant",), env=env, help=help, dest="prefill_assistant")
-    env, help = "LLAMA_ARG_THINK", "thoughts: a field of their own (auto, deepseek), or part of the answer (none)"
+    env, help = "LLAMA_ARG_THINK", "reasoning: in a separate field (auto, deepseek), or part of the answer (none)"
     add("--reasoning-format", parse=one_of(FORMATS), metavar="|".join(FORMATS), env=env, help=help)
-    options.switch("-e", "--escape", off=("--no-escape",), help="read \\n and such in options (on)", dest="escape")
+    options.switch(
+        "-e", "--escape", off=("--no-escape",), help="process escapes such as \\n in options (on)", dest="escape"
+    )
     add_web_options(options)
     refuse_server_options(options)
     add_llama_options(parser)
@@ -124,14 +131,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def address(args: argparse.Namespace) -> tuple[str, int, bool]:
-    """Return where the server listens, and whether others may do so too."""
+    """Return the host and port to listen on, and whether other servers may share the port."""
     if args.port is not None and not 0 <= args.port < 1 << 16:
         raise ValueError(f"--port must be from 0 to {(1 << 16) - 1}, not {args.port}; 0 takes a free one")
     return args.host or HOST, PORT if args.port is None else args.port, bool(args.reuse_port)
 
 
 def settings(args: argparse.Namespace) -> "Settings":
-    """Return the settings of the service; what is not given has its default there."""
+    """Return the settings of the service; missing options keep its defaults."""
     from pylongctx.serve.service import Settings
 
     sampling, template = advised_sampling(args) | sampling_arguments(args), template_arguments(args)
@@ -164,23 +171,23 @@ def settings(args: argparse.Namespace) -> "Settings":
 
 
 def _words(text: str | None) -> list[str]:
-    """Return the words between commas, each once."""
+    """Return the words between commas without duplicates."""
     return list(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))
 
 
 def embedder(args: argparse.Namespace) -> "Llama":
-    """Return the model, opened for embeddings.
+    """Return the model opened for embeddings.
 
     Raises
     ------
     ValueError
-        When neither the model nor the options tell how vectors of tokens become one, or the model judges no documents.
+        When neither the model nor the options define the pooling, or the model cannot rerank.
     """
     from pylongctx.embeddings import NO_POOLING, RANK
     from pylongctx.llama import Llama
 
     if args.reranking and args.pooling not in (None, POOLINGS[RANK]):
-        raise ValueError(f"--reranking is --pooling rank, not {args.pooling}")
+        raise ValueError(f"--reranking needs --pooling rank, not {args.pooling}: leave one of them out")
 
     def make(path: str, **arguments: Any) -> Llama:
         wanted = POOLINGS[RANK] if args.reranking else args.pooling
@@ -191,5 +198,5 @@ def embedder(args: argparse.Namespace) -> "Llama":
     llm = open_model(args, make)
     if llm.pooling_type() == NO_POOLING:
         llm.close()
-        raise ValueError("the model does not say how to make one vector of a text: choose --pooling mean, cls or last")
+        raise ValueError("the model does not define a pooling for embeddings: choose --pooling mean, cls or last")
     return llm

@@ -49,7 +49,7 @@ def bash(table: Table) -> str:
 
 
 def zsh(table: Table) -> str:
-    """Return the script of zsh, which runs that of bash."""
+    """Return the script of zsh, which runs the one of bash."""
     return _function(table, "zsh") + ZSH_BEGIN + BASH_END
 
 
@@ -70,7 +70,7 @@ def _bash_commands(table: Table) -> Iterator[str]:
 
 
 def _bash_values(table: Table) -> Iterator[str]:
-    """Yield what follows the options that have a value, those of one command with the same value together."""
+    """Yield the completions of options with a value, grouped by command and value."""
     for command, facts in table.items():
         groups: dict[Value, list[str]] = {}
         for option in facts.options:
@@ -132,7 +132,7 @@ def _fish_value(value: Value) -> str:
 
 
 def _fish_quoted(text: str) -> str:
-    """Return a text between single quotes, in which fish reads two escapes."""
+    """Return a text in single quotes, in which fish processes two escapes."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 

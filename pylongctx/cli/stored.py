@@ -1,4 +1,4 @@
-"""What ``pylongctx kv`` does with a KV store."""
+"""The actions of ``pylongctx kv``."""
 
 import argparse
 import time
@@ -45,7 +45,7 @@ class Block:
 
 
 def list_texts(folder: Folder, args: argparse.Namespace) -> int:
-    """Print the texts of each model and method, those that were used last first."""
+    """Print the texts of each model and method, most recently used first."""
     blocks = _blocks(folder)
     groups: dict[str, list[Block]] = defaultdict(list)
     for block in sorted(_ends(blocks), key=lambda block: -_used(_text(blocks, block))):
@@ -78,14 +78,14 @@ def _age(now: float, then: Any) -> str:
 
 
 def _source(about: dict[str, Any], with_name: bool) -> str:
-    """Return where a text comes from: a prompt or a document, and of a server with several keys, whose."""
+    """Return the source of a text: a prompt or a document, and for a server with several keys the user."""
     source = shown(str(about.get("source", "")))
     source = source if with_name else source.split(" ")[0]
     return f"{source}, user {shown(str(about['owner']))[:8]}" if about.get("owner") else source
 
 
 def remove(folder: Folder, args: argparse.Namespace) -> int:
-    """Remove texts, or what was not used for some days."""
+    """Remove texts, or entries that were not used for some days."""
     if not (args.text or args.all or args.unused is not None):
         raise ValueError("name texts, or give --unused DAYS or --all")
     blocks = _blocks(folder)
@@ -96,7 +96,7 @@ def remove(folder: Folder, args: argparse.Namespace) -> int:
     for name in args.text:
         found = [block for block in ends if block.name.startswith(name)]
         if len(found) != 1:
-            raise ValueError(f"{name!r} begins the names of {len(found)} texts")
+            raise ValueError(f"{name!r} matches {len(found)} texts, not one: give more characters")
         shared = {part.name for end in ends if end is not found[0] for part in _text(blocks, end)}
         going += [file for part in _text(blocks, found[0]) if part.name not in shared for file in part.files]
     removed = {file.path: file.n_bytes for file in going}
@@ -107,7 +107,7 @@ def remove(folder: Folder, args: argparse.Namespace) -> int:
 
 
 def verify(folder: Folder, args: argparse.Namespace) -> int:
-    """Read every file and remove what is damaged; returns 1 when one is, or cannot be read."""
+    """Read every file and remove damaged ones; returns 1 if any is damaged or unreadable."""
     entries, unread = folder.entries(), []
     n_damaged = 0
     for entry in entries:
@@ -115,7 +115,7 @@ def verify(folder: Folder, args: argparse.Namespace) -> int:
             n_damaged += folder.load(entry.path) is None and not entry.path.exists()
         except (OSError, MemoryError) as reason:
             unread.append(f"{entry.path.name}: {str(reason) or 'no memory'}")
-    Console().print(f"{len(entries)} files, {n_damaged} damaged and removed, {len(unread)} that cannot be read")
+    Console().print(f"{len(entries)} files, {n_damaged} damaged and removed, {len(unread)} unreadable")
     for text in unread:
         Console().print(text, markup=False, soft_wrap=True)
     return 1 if n_damaged or unread else 0
@@ -137,26 +137,26 @@ def show_stats(folder: Folder, args: argparse.Namespace) -> int:
 
 
 def _blocks(folder: Folder) -> dict[str, Block]:
-    """Return the blocks by name; what is no block is left out."""
+    """Return the blocks by name; other files are skipped."""
     blocks: dict[str, Block] = {}
     for entry in folder.entries():
         try:
             about = read_identity(entry.path)
         except (LctxError, OSError, MemoryError):
-            continue  # verify says why
+            continue  # verify reports the reason
         if all(isinstance(about.get(key), kind) for key, kind in (("first", int), ("end", int), ("before", str))):
             blocks.setdefault(entry.name, Block(entry.name, about)).files.append(entry)
     return blocks
 
 
 def _ends(blocks: dict[str, Block]) -> list[Block]:
-    """Return the last blocks of texts: those that none follows."""
+    """Return the last blocks of texts, which no other block follows."""
     before = {block.about["before"] for block in blocks.values()}
     return [block for block in blocks.values() if block.name not in before]
 
 
 def _text(blocks: dict[str, Block], end: Block) -> list[Block]:
-    """Return a block and those before it, as far as they are there."""
+    """Return a block and its predecessors, as far as they exist."""
     text = [end]
     while (before := blocks.get(text[-1].about["before"])) is not None and before.end < text[-1].end:
         text.append(before)

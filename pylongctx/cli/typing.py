@@ -15,7 +15,7 @@ MOST = 1000  # lines
 
 
 def prepare(readline: Any, words: Sequence[str]) -> None:
-    """Let readline take a paste as one line, remember lines, and complete words and paths."""
+    """Set up readline: a paste is one line, lines are remembered, words and paths are completed."""
     path = cache_folder() / FILE
     readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off
     readline.parse_and_bind("tab: complete")
@@ -28,7 +28,7 @@ def prepare(readline: Any, words: Sequence[str]) -> None:
 
 
 def _write(readline: Any, path: Any) -> None:
-    with suppress(OSError):  # a history is not worth an error
+    with suppress(OSError):  # a history file is optional
         path.parent.mkdir(parents=True, exist_ok=True)
         readline.write_history_file(path)
         os.chmod(path, 0o600)
@@ -36,7 +36,7 @@ def _write(readline: Any, path: Any) -> None:
 
 @contextmanager
 def unechoed() -> Iterator[None]:
-    """Keep the terminal from showing what is typed, which would get into an answer; the next prompt takes it."""
+    """Turn off echo during an answer; the next prompt receives what is typed."""
     import termios
 
     try:
@@ -54,7 +54,7 @@ def unechoed() -> Iterator[None]:
 
 
 def completions(line: str, words: Sequence[str]) -> list[str]:
-    """Return what a line may become: a word, or with a space after the first one a path.
+    """Return the completions of a line: a word, or after the first space a path.
 
     Examples
     --------

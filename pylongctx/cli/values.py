@@ -1,4 +1,4 @@
-"""How the values of options are read that only some commands have."""
+"""Parsing the values of options that only some commands have."""
 
 from pylongctx._enums import ROPE_SCALINGS, SPLIT_MODES
 from pylongctx.cli.arguments import integer, number, on_off_auto, one_of
@@ -12,12 +12,12 @@ def shares(text: str) -> list[float]:
 
 
 def staged_mib(text: str) -> int:
-    """Return MiB as they are; 0 stands for auto, ON for no number."""
+    """Return a number of MiB; 0 means auto, ON that no number was given."""
     return 0 if text == "auto" else integer(text) if text else ON
 
 
 def mib(text: str) -> int:
-    """Return MiB as bytes."""
+    """Return a number of MiB in bytes."""
     return integer(text) << 20
 
 
@@ -43,4 +43,4 @@ def rope_scaling(text: str) -> int:
 def flash_attention(text: str) -> None:
     """Refuse to turn off what cannot be turned off."""
     if on_off_auto(text) is False:
-        raise ValueError("the attention of pylongctx never holds a whole score matrix, there is nothing to turn off")
+        raise ValueError("pylongctx's attention is always a flash attention and cannot be turned off")

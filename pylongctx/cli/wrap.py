@@ -1,4 +1,4 @@
-"""Wrapping words of a text that comes in pieces, at the width of a terminal."""
+"""Word wrap of streamed text at the width of a terminal."""
 
 import re
 from collections.abc import Callable
@@ -6,18 +6,18 @@ from collections.abc import Callable
 from rich.cells import cell_len
 
 PIECES = re.compile(r"\n|[^\S\n]+|\S+")
-FENCE = "```"  # around code, which is not wrapped
+FENCE = "```"  # delimits code, which is not wrapped
 
 
 class Wrapper:
-    """Puts line breaks before words that do not fit.
+    """Inserts line breaks before words that do not fit.
 
     A word is held back until it is complete. Code between fences stays as it is.
 
     Parameters
     ----------
     width : callable
-        Returns the columns of the terminal.
+        Returns the number of columns of the terminal.
 
     Examples
     --------
@@ -28,19 +28,19 @@ class Wrapper:
 
     def __init__(self, width: Callable[[], int]) -> None:
         self._width = width
-        self._held = ""  # spaces and the beginning of a word after them
+        self._held = ""  # spaces and the beginning of the next word
         self._column = 0
         self._in_code = False
 
     def feed(self, text: str) -> str:
-        """Return what of the text so far can be shown."""
+        """Return the part of the text that can be shown now."""
         pieces = PIECES.findall(self._held + text)
         n = 0 if not pieces or pieces[-1] == "\n" else 2 if len(pieces) > 1 and pieces[-2].isspace() else 1
         ready, self._held = pieces[: len(pieces) - n], "".join(pieces[len(pieces) - n :])
         return self._wrapped(ready)
 
     def flush(self) -> str:
-        """Return what was held back."""
+        """Return the text that was held back."""
         ready, self._held = PIECES.findall(self._held), ""
         return self._wrapped(ready)
 

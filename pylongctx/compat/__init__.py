@@ -1,7 +1,7 @@
-"""Programs that import llama_cpp run on pylongctx: call ``enable()`` before they import it.
+"""Run programs that import llama_cpp on pylongctx: call ``enable()`` before they import it.
 
-For frameworks that import llama_cpp themselves, test ``isinstance(model, llama_cpp.Llama)`` or call llama.cpp's C
-functions on ``model.ctx``. ``python -m pylongctx.compat program.py`` runs a program that is not changed at all.
+It is for frameworks that import llama_cpp themselves, test ``isinstance(model, llama_cpp.Llama)`` or call llama.cpp's C
+functions on ``model.ctx``. ``python -m pylongctx.compat program.py`` runs an unchanged program.
 """
 
 import os
@@ -39,10 +39,10 @@ def how_to_install() -> str:
 
 
 def enable(method: Method | str | None = None) -> ExitStack:
-    """Let ``llama_cpp`` be pylongctx, for everything that is imported from now on.
+    """Replace ``llama_cpp`` by pylongctx for everything that is imported from now on.
 
-    The package llama_cpp loads pylongctx's library, and its Llama, grammars, caches and lists are ours. Where it is
-    not installed, a module of that name with the classes alone takes its place, enough for LangChain; programs that
+    The package llama_cpp then loads pylongctx's library, and its classes are those of pylongctx. If it is
+    not installed, a module of that name with only the classes takes its place, enough for LangChain; programs that
     call C functions need the package, see ``how_to_install``.
 
     Parameters
@@ -53,14 +53,14 @@ def enable(method: Method | str | None = None) -> ExitStack:
     Returns
     -------
     contextlib.ExitStack
-        ``with enable(): ...`` calls ``disable`` at its end.
+        ``with enable(): ...`` calls ``disable`` at the end.
 
     Raises
     ------
     ImportError
         When llama_cpp was imported before with another library, or another version of it is installed.
     ValueError
-        When there is no such method.
+        When the method is unknown.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def enable(method: Method | str | None = None) -> ExitStack:
 
 
 def disable() -> None:
-    """Give ``llama_cpp`` its own names back; objects that were made meanwhile stay as they are.
+    """Restore ``llama_cpp``; objects created in between stay as they are.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def _is_installed() -> bool:
 
 
 def _load(undo: ExitStack) -> ModuleType:
-    """Return the package llama_cpp on our library."""
+    """Return the package llama_cpp, loaded on pylongctx's library."""
     if "llama_cpp.llama_cpp" not in sys.modules:
         _check_version()
         undo.callback(_restore_variable, os.environ.get(LIB_PATH))
@@ -115,7 +115,7 @@ def _load(undo: ExitStack) -> ModuleType:
             f"llama_cpp was imported before, with the library {loaded}: call pylongctx.compat.enable() before anything "
             "imports llama_cpp, or start the program with 'python -m pylongctx.compat program.py'"
         )
-    lib.lctx_log_set_level(2)  # the import has set a callback of its own, which prints everything
+    lib.lctx_log_set_level(2)  # the import has installed a log callback that prints everything
     return module
 
 
@@ -135,7 +135,7 @@ def _restore_variable(value: str | None) -> None:
 
 
 def _stand_in(undo: ExitStack) -> ModuleType:
-    """Return a module ``llama_cpp`` for programs that use its classes only."""
+    """Return a module ``llama_cpp`` with only the classes."""
     module = ModuleType("llama_cpp", "The classes of pylongctx under the names of llama_cpp.")
     module.__spec__ = ModuleSpec("llama_cpp", None)
     module.__getattr__ = _missing  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ from pylongctx.compat import enable
 
 
 def main() -> None:
-    """Run the program that the command line names as Python itself would."""
+    """Run the program given on the command line, like Python itself."""
     parser = argparse.ArgumentParser(prog="python -m pylongctx.compat", description=__doc__)
     parser.add_argument("--method", help="method of every llama_cpp.Llama that is opened without one")
     parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is the name of a module")

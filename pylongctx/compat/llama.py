@@ -1,4 +1,4 @@
-"""The class that stands in the place of llama_cpp.Llama."""
+"""The replacement of llama_cpp.Llama."""
 
 import os
 from contextlib import ExitStack
@@ -12,10 +12,10 @@ from pylongctx.methods import Method
 
 
 class Llama(pylongctx.llama.Llama):
-    """``pylongctx.Llama`` with what programs take from the inside of ``llama_cpp.Llama``.
+    """``pylongctx.Llama`` with the internals of ``llama_cpp.Llama`` that programs use.
 
-    Whoever takes ``ctx`` may change the cache through it, so the tokens evaluated so far are evaluated again when this
-    object goes on.
+    Since programs may change the KV cache through ``ctx``, reading it makes this object evaluate its tokens again
+    before it continues.
     """
 
     default_method: Method | None = None
@@ -25,11 +25,11 @@ class Llama(pylongctx.llama.Llama):
             chosen = self.default_method or os.environ.get("LCTX_METHOD")
             arguments |= {"method": chosen} if chosen else {}
         self._vocab_only = bool(arguments.get("vocab_only"))
-        self._contexts = ExitStack()  # of llama_cpp's objects, which end before the model
+        self._contexts = ExitStack()  # contexts of llama_cpp's objects, closed before the model
         super().__init__(model_path, **arguments)
 
     def close(self) -> None:
-        """Free the contexts of llama_cpp's objects, then model and context."""
+        """Free the contexts of llama_cpp's objects, then the context and the model."""
         self._contexts.close()
         super().close()
 
@@ -46,7 +46,7 @@ class Llama(pylongctx.llama.Llama):
 
     @property
     def _ctx(self) -> Any:
-        """llama_cpp's object around ``ctx``; it frees nothing. With ``vocab_only`` it has a context of its own."""
+        """llama_cpp's object around ``ctx``; it does not own it. With ``vocab_only`` it has its own context."""
         llama_cpp, wrapper = import_module("llama_cpp"), import_module("llama_cpp._internals").LlamaContext
         if self._vocab_only:
             model = SimpleNamespace(model=self.model, _exit_stack=self._contexts, owner=self)

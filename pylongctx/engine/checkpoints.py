@@ -1,24 +1,24 @@
-"""Where the evaluation of a text pauses, so that the sequence can come back there."""
+"""Checkpoints of a sequence, at which its evaluation pauses so that it can be rewound."""
 
 from pylongctx._log import LOG
 from pylongctx.engine.context import Context
 
-SPACING = 2048  # tokens between two places, wherever the text differs next time
-TAIL = 8  # tokens at the end of a prompt that the next one may lack: what templates add for an answer that is to come
+SPACING = 2048  # tokens between two regular checkpoints
+TAIL = 8  # tokens at the end of a prompt that may differ in the next one: the template's generation prompt
 
 
 class Checkpoints:
-    """The checkpoints of one sequence, where the cache cannot go back by itself; else this does nothing.
+    """The checkpoints of one sequence, if its cache cannot be truncated anywhere; else this does nothing.
 
-    Sliding windows and recurrent states come back to checkpoints only, and a checkpoint is made where a step ends. The
-    next prompt of a conversation begins as the last one, and differs from some place on. So checkpoints are made
+    Sliding windows and recurrent states can only be rewound to checkpoints, which are taken at the end of a step. The
+    next prompt of a conversation shares a prefix with the last one. So checkpoints are taken
 
-    - where a prompt begins to be evaluated: the last answer ends there, and a message that is edited begins,
-    - ``TAIL`` tokens before it ends: templates render the place where the answer begins anew, and a retry goes there,
-    - where an earlier prompt was known to differ: others may share as much with it,
+    - where the evaluation of a prompt begins: the last answer ends there, and an edited message begins,
+    - ``TAIL`` tokens before its end: the generation prompt may change there, and a retry rewinds there,
+    - where an earlier prompt differed: other prompts may share the same prefix,
     - every ``SPACING`` tokens,
 
-    or at the last place before from which the method can go on.
+    or at the last earlier position from which the method can continue.
 
     Parameters
     ----------
@@ -35,12 +35,12 @@ class Checkpoints:
         self._places: set[int] = set()
 
     def wish(self, pos: int) -> None:
-        """Make one at ``pos`` when the evaluation comes there."""
+        """Request a checkpoint at ``pos``."""
         if self.needed:
             self._places.add(self._context.place(pos))
 
     def begin(self, pos: int, n: int) -> None:
-        """Take note that a text of ``n`` tokens follows position ``pos``; a short one makes none."""
+        """Record that a text of ``n`` tokens follows position ``pos``; a short one gets no checkpoints."""
         if not self.needed:
             return
         tail = self._context.place(max(pos, pos + n - TAIL))
@@ -50,20 +50,20 @@ class Checkpoints:
             self.reach(pos, pos)
 
     def cut(self, pos: int, n: int) -> int:
-        """Return how many of ``n`` tokens from ``pos`` on a step may take: it ends where a checkpoint is made."""
+        """Return how many of ``n`` tokens from ``pos`` a step may evaluate: it ends at a checkpoint."""
         if not self.needed:
             return n
         return min(n, *(place - pos for place in (*self._places, self._next(pos)) if place > pos))
 
     def reach(self, start: int, pos: int) -> None:
-        """Make the one at ``pos``, the end of the sequence, if one is wanted there."""
+        """Take the checkpoint at ``pos``, the end of the sequence, if one is requested there."""
         if self.needed and pos and (pos in self._places or pos == self._next(pos - 1)):
             self._places.discard(pos)
             if refusal := self._context.checkpoint(self._seq):
                 LOG.warning("no checkpoint after %d tokens: %s", pos, refusal)
 
     def _next(self, pos: int) -> int:
-        """Return the first of the regular places after ``pos``."""
+        """Return the first regular position after ``pos``."""
         number = pos // SPACING + 1
         place = self._context.place(number * SPACING)
         return place if place > pos else self._context.place((number + 1) * SPACING)

@@ -1,4 +1,4 @@
-"""Compression of a text that was read: it is replayed in pieces, and keeps the rows that the replay attended to."""
+"""Compression of an evaluated text: it is replayed in pieces, and KV entries that the replay attended to are kept."""
 
 from collections.abc import Iterator
 
@@ -10,21 +10,21 @@ from pylongctx.engine.model import Model
 from pylongctx.engine.session import NO_ROWS, Session
 from pylongctx.methods.checks import check_share
 
-PIECE, LEAST = 2000, 64  # tokens of the text in a replay: those of KVzip, and how few are worth one
-OVERLAP = 8  # tokens before a piece that tell where it begins
+PIECE, LEAST = 2000, 64  # tokens of the text in a replay: KVzip's number, and the minimum
+OVERLAP = 8  # tokens before a piece that identify its beginning
 FIRST = b"\n\nRepeat the previous context exactly.\n\n"
 LATER = b"\n\nRepeat the part of the previous context exactly, starting with "
 NOTHING = np.empty(0, np.int32)
 
 
 def compress(session: Session, ratio: float) -> None:
-    """Keep a share of the rows of all that was evaluated, see ``Llama.compress``."""
+    """Keep a fraction of all KV entries, see ``Llama.compress``."""
     check_share("ratio", ratio)
     if ratio is None:
         raise TypeError("ratio must be a number, not None")
     with session.lock:
         session.context.abort = False
-        session.eval(NOTHING)  # makes cache and tokens agree
+        session.eval(NOTHING)  # synchronizes cache and tokens
         most = session.context.begin_replay(session.seq)
         n = session.n_tokens
         try:
@@ -37,7 +37,7 @@ def compress(session: Session, ratio: float) -> None:
 
 
 def _replay(session: Session, most: int) -> None:
-    """Let the queries of the replayed text vote, each piece of which is taken back."""
+    """Collect votes of the replayed text's queries, rewinding after each piece."""
     context, text = session.context, session.tokens.copy()
     if context.keeps_checkpoints and (refusal := context.checkpoint(session.seq)):
         raise error(lib.LCTX_FAILED, refusal)
@@ -49,16 +49,16 @@ def _replay(session: Session, most: int) -> None:
             context.decode(part, positions, np.full_like(part, session.seq), np.zeros(len(part), np.int8), NO_ROWS)
             done += len(part)
         if context.truncate(len(text), session.seq):
-            session.eval(NOTHING)  # a method that goes back to some places only evaluates the end of the text again
+            session.eval(NOTHING)  # may evaluate the end of the text again after a rewind
 
 
 def replays(session: Session, text: NDArray[np.int32], most: int) -> Iterator[NDArray[np.int32]]:
-    """Yield what is evaluated behind the text, at most ``most`` tokens at a time."""
+    """Yield the tokens to evaluate after the text, at most ``most`` at a time."""
     first, later = (_tokens(session.model, prompt) for prompt in (FIRST, LATER))
     room = most - max(len(first), len(later) + OVERLAP)
     n_bos = int(text[0] == session.model.info.token_bos)
     if room < LEAST:
-        reason = f"compress replays the text behind it in pieces, for which n_ctx {session.n_ctx} has no room"
+        reason = f"compress replays the text after itself in pieces, for which n_ctx {session.n_ctx} has no room"
         raise error(lib.LCTX_NO_SLOT, f"{reason}: {len(text)} tokens are held; open with a larger n_ctx")
     for start in range(n_bos, len(text), min(PIECE, room)):
         prompt = first if start == n_bos else np.concatenate([later, text[max(n_bos, start - OVERLAP) : start]])

@@ -22,19 +22,19 @@ class KVUsage:
     Attributes
     ----------
     bytes : int
-        Bytes held now: K and V in pages, near keys, what is kept of chunks, lists of rows.
+        Bytes held now: K and V in pages, near keys, chunk summaries, lists of rows.
     peak_bytes : int
-        Most bytes ever held.
+        Maximum bytes held so far.
     full_bytes : int
-        What a full cache of the same types holds for the same tokens.
+        Bytes of a full cache of the same types for the same tokens.
     rest_bytes : int
-        Bytes of sliding windows and recurrent states, which stay llama.cpp's own, and of their checkpoints; the other
-        numbers are without them.
+        Bytes of sliding windows and recurrent states, which llama.cpp manages, and of their checkpoints; not included
+        in the other numbers.
     mapped_bytes : int
-        Bytes of GPUs that map memory in grains of 2 MiB: all that is mapped for the method, with what lies between
-        pages. 0 where there is no such GPU.
+        Bytes mapped for the method on GPUs that map memory in units of 2 MiB, including gaps between pages. 0 without
+        such a GPU.
     rows : numpy.ndarray
-        int32 [n_layer, n_head_kv], rows held per layer and KV head.
+        int32 [n_layer, n_head_kv], KV entries held per layer and KV head.
     """
 
     bytes: int
@@ -51,23 +51,23 @@ class KVUsage:
 
 @dataclass(frozen=True)
 class OffloadUsage:
-    """Units of K and V that lie in memory of the host, of all layers and heads since the context was created.
+    """Counters of K and V units in host memory, over all layers and heads since the context was created.
 
-    A unit is a chunk where chunks divide 64 tokens, else 64 tokens.
+    A unit is a chunk if the chunk size divides 64 tokens, else 64 tokens.
 
     Attributes
     ----------
     hits, misses, far : int
-        Units that lay on the device when they were wanted; that were brought; that were read where they are, because
-        more were wanted at once than fit.
+        Requested units that were on the device; that were copied to it; that were read from host memory because
+        not all requested units fit.
     unit_bytes : int
         Bytes of a unit: K and V of one head.
     device_bytes : int
-        Bytes on the devices for all that the method keeps there.
+        Bytes on the devices for everything that the method keeps there.
     staged : int
         Units of a head that fit on its device; 0 without ``kv_offload``.
     chosen : int
-        Units of a head that a query which chooses reads at most.
+        Maximum units of a head that a selecting query reads.
     """
 
     hits: int
@@ -80,12 +80,12 @@ class OffloadUsage:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the units that lay on the device already."""
+        """Fraction of the requested units that were on the device."""
         return self.hits / max(1, self.hits + self.misses + self.far)
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes that came from memory of the host."""
+        """Bytes copied from host memory."""
         return (self.misses + self.far) * self.unit_bytes
 
 
@@ -123,7 +123,7 @@ class Context:
         self.n_ctx: int = lib.lctx_context_n_ctx(handle)
         self.n_batch: int = lib.lctx_context_n_batch(handle)
         self.n_ubatch: int = lib.lctx_context_n_ubatch(handle)
-        self.n_step = min(self.n_batch, self.n_ubatch)  # most tokens of a step
+        self.n_step = min(self.n_batch, self.n_ubatch)  # maximum tokens of a step
         self.n_seq: int = params.n_seq_max
         self.types = {name: text(lib.lctx_type_name(getattr(params, name))) for name in ("type_k", "type_v")}
         self.method = text(lib.lctx_context_method(handle))
@@ -144,7 +144,7 @@ class Context:
     def close(self) -> None:
         """Free the context; waits for a running call."""
         if os.getpid() != self._pid:
-            return  # a forked child: the lock may be held by a thread that is not there
+            return  # a forked child: the lock may be held by a thread that does not exist here
         with self._lock:
             handle, self._handle = self._handle, None
             if handle is not None:
@@ -152,7 +152,7 @@ class Context:
 
     @property
     def abort(self) -> bool:
-        """Whether a running ``decode`` shall stop; may be set from any thread."""
+        """True to stop a running ``decode``; may be set from any thread."""
         return bool(self._abort[0])
 
     @abort.setter
@@ -169,7 +169,7 @@ class Context:
     ) -> None:
         """Evaluate tokens of several sequences, int32 [n] each; logits: float32 [n_wanted, n_vocab]."""
         if logits.size != int(wanted.sum()) * self.n_vocab:
-            raise ValueError(f"logits must have a row of {self.n_vocab} for each wanted token, not {logits.shape}")
+            raise ValueError(f"logits must have a row of {self.n_vocab} for each requested token, not {logits.shape}")
         buffers = [in_buffer("tokens", tokens, np.int32), in_buffer("positions", positions, np.int32)]
         buffers += [in_buffer("seqs", seqs, np.int32), in_buffer("wanted", wanted, np.int8)]
         out = out_buffer("logits", logits, np.float32) if len(logits) else ffi.NULL
@@ -186,12 +186,12 @@ class Context:
             return int(lib.lctx_n_past(self.handle, seq))
 
     def step(self, pos: int, n: int) -> int:
-        """Return how many of ``n`` tokens from ``pos`` on one ``decode`` may take that can be taken back whole."""
+        """Return how many of ``n`` tokens from ``pos`` one ``decode`` may evaluate and still be undone completely."""
         with self._lock:
             return int(lib.lctx_context_step(self.handle, pos, n))
 
     def held_rows(self, layer: int, head: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the rows that a KV head holds, int32 [n] ascending, and their scores, int32 [n]."""
+        """Return the positions that a KV head holds, int32 [n] ascending, and their scores, int32 [n]."""
         rows, scores = np.empty((2, self.n_ctx), np.int32)
         buffers = [out_buffer(name, array, np.int32) for name, array in (("rows", rows), ("scores", scores))]
         with self._lock:
@@ -199,49 +199,49 @@ class Context:
         return rows[:n], scores[:n]
 
     def n_held(self, seq: int, layer: int, head: int) -> int:
-        """Return how many rows a KV head holds of a sequence."""
+        """Return the number of KV entries of a sequence that a KV head holds."""
         with self._lock:
             return int(lib.lctx_seq_held(self.handle, seq, layer, head, ffi.NULL, ffi.NULL, 0))
 
     def truncate(self, n: int, seq: int = 0) -> str:
-        """Remove the positions from ``n`` on; returns why it was refused, or the empty string."""
+        """Remove the positions from ``n`` on; returns the reason of a refusal, or the empty string."""
         with self._lock:
             done = lib.lctx_seq_rm(self.handle, seq, n, -1)
             return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
 
     def restorable(self, n: int, seq: int = 0) -> int:
-        """Return the longest prefix of at most ``n`` positions that ``truncate`` can cut back to."""
+        """Return the longest prefix of at most ``n`` positions to which ``truncate`` can cut."""
         with self._lock:
             return int(lib.lctx_seq_restorable(self.handle, seq, n))
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Whether ``checkpoint`` does something."""
+        """True if the sequence needs checkpoints to be rewound."""
         return bool(self.method) and self.rollback != lib.LCTX_ROLLBACK_FREE
 
     def checkpoint(self, seq: int = 0) -> str:
-        """Let ``truncate`` come back to the end of now; returns why that cannot be, or the empty string."""
+        """Take a checkpoint at the current end; returns the reason of a refusal, or the empty string."""
         with self._lock:
             done = lib.lctx_seq_checkpoint(self.handle, seq)
             return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
 
     def place(self, pos: int) -> int:
-        """Return the last position up to ``pos`` where a checkpoint helps later."""
+        """Return the last position up to ``pos`` where a checkpoint is usable."""
         with self._lock:
             return int(lib.lctx_context_place(self.handle, pos))
 
     def copy(self, source: int, target: int, n: int) -> bool:
-        """Make one sequence a copy of the first ``n`` positions of another; False: refused, nothing changed."""
+        """Copy the first ``n`` positions of one sequence to another; False: refused, nothing changed."""
         with self._lock:
             return bool(lib.lctx_seq_cp(self.handle, source, target, n))
 
     def begin_replay(self, seq: int = 0) -> int:
-        """Let the queries of new tokens vote; returns after how many ``truncate`` can still come back to now."""
+        """Start votes by queries of new tokens; returns after how many ``truncate`` can still restore this state."""
         with self._lock:
             return self._replay(seq, True)
 
     def end_replay(self, seq: int = 0) -> None:
-        """Let nobody vote any more."""
+        """Stop the votes."""
         with self._lock:
             self._replay(seq, False)
 
@@ -251,13 +251,13 @@ class Context:
         return most
 
     def compress(self, share: float, seq: int = 0) -> None:
-        """Keep so large a share of the rows of a sequence, by the votes of its replay."""
+        """Keep a fraction of the KV entries of a sequence, by the votes of its replay."""
         with self._lock:
             if not lib.lctx_seq_compress(self.handle, seq, share):
                 raise error(lib.LCTX_INVALID, text(lib.lctx_context_error(self.handle)) or "refused")
 
     def clear(self, seq: int = 0) -> None:
-        """Forget everything, or of several sequences one."""
+        """Clear all sequences, or one of them."""
         with self._lock:
             if self.n_seq == 1:
                 lib.lctx_clear(self.handle)
@@ -265,7 +265,7 @@ class Context:
                 lib.lctx_seq_rm(self.handle, seq, 0, -1)
 
     def state(self, seq: int = 0) -> NDArray[np.uint8]:
-        """Return the bytes of the cache of a sequence."""
+        """Return the KV cache of a sequence as bytes."""
         with self._lock:
             size = lib.lctx_state_size(self.handle, seq)
             data = np.empty(size, np.uint8)
@@ -274,7 +274,7 @@ class Context:
             return data
 
     def set_state(self, data: NDArray[np.uint8], seq: int = 0) -> None:
-        """Replace the cache of a sequence by bytes that ``state`` returned; InvalidInput when they do not fit."""
+        """Replace the KV cache of a sequence by bytes from ``state``; InvalidInput when they do not fit."""
         with self._lock:
             if lib.lctx_state_set(self.handle, seq, in_buffer("state", data, np.uint8), len(data)) != len(data):
                 reason = text(lib.lctx_context_error(self.handle)) or "its length is wrong"
@@ -282,39 +282,39 @@ class Context:
 
     @property
     def part_kind(self) -> int:
-        """What a part of a sequence is, see ``lctx_context_parts``."""
+        """The content of a part of a sequence, see ``lctx_context_parts``."""
         with self._lock:
             return int(lib.lctx_context_parts(self.handle))
 
     def part(self, first: int, end: int, seq: int = 0) -> NDArray[np.uint8]:
-        """Return the bytes of some positions of a sequence, whole pages and chunks."""
+        """Return the bytes of a range of positions of a sequence, in whole pages and chunks."""
         return self._written(lambda *out: lib.lctx_part_get(self.handle, seq, first, end, *out))
 
     def rest(self, seq: int = 0) -> NDArray[np.uint8]:
-        """Return the windows and recurrent states at the end of a sequence, which parts are without."""
+        """Return the windows and recurrent states at the end of a sequence, which parts do not contain."""
         return self._written(lambda *out: lib.lctx_rest_get(self.handle, seq, *out))
 
     def append_part(self, data: NDArray[np.uint8], seq: int = 0) -> None:
-        """Let a sequence go on with a part that ``part`` returned; InvalidInput when it does not fit."""
+        """Append a part from ``part`` to a sequence; InvalidInput when it does not fit."""
         self._read(lambda *given: lib.lctx_part_append(self.handle, seq, *given), data)
 
     def place_part(self, data: NDArray[np.uint8], skip: int, n: int, seq: int = 0) -> None:
-        """Append ``n`` rows of a part behind its first ``skip``, wherever it was read; InvalidInput when refused."""
+        """Append ``n`` rows of a part after its first ``skip``, ignoring their prefix; InvalidInput when refused."""
         self._read(lambda *given: lib.lctx_part_place(self.handle, seq, *given, skip, n), data)
 
     def n_exact(self, seq: int = 0) -> int:
-        """Return how many rows of a sequence have read all rows before them, and no other."""
+        """Return how many rows of a sequence were computed from exactly the rows before them."""
         with self._lock:
             return int(lib.lctx_seq_exact(self.handle, seq))
 
     def drop(self, first: int, end: int, seq: int = 0) -> str:
-        """Forget positions of a sequence, those behind move down; returns why it was refused, or the empty string."""
+        """Remove positions of a sequence, shifting later ones; returns the reason of a refusal, or the empty string."""
         with self._lock:
             done = lib.lctx_seq_drop(self.handle, seq, first, end)
             return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
 
     def set_rest(self, data: NDArray[np.uint8], seq: int = 0) -> None:
-        """Complete a sequence that was made of parts; InvalidInput when it does not fit, the sequence is empty then."""
+        """Complete a sequence built from parts; InvalidInput when it does not fit, which leaves the sequence empty."""
         self._read(lambda *given: lib.lctx_rest_set(self.handle, seq, *given), data)
 
     def _written(self, write: Callable[..., int]) -> NDArray[np.uint8]:
@@ -331,7 +331,7 @@ class Context:
                 raise error(lib.LCTX_INVALID, text(lib.lctx_context_error(self.handle)))
 
     def set_adapters(self, adapters: list[tuple[Any, float]]) -> None:
-        """Use these LoRA adapters, handle and scale; the cache stays as it is."""
+        """Use these LoRA adapters, given as handle and scale; the KV cache stays unchanged."""
         handles = ffi.new("lctx_adapter *[]", [handle for handle, _ in adapters])
         scales = ffi.new("float[]", [scale for _, scale in adapters])
         with self._lock:
@@ -344,7 +344,7 @@ class Context:
             return int(lib.lctx_context_pooling(self.handle))
 
     def embed(self, texts: list[list[int]]) -> NDArray[np.float32]:
-        """Return embeddings, float32 [n, size], one per text or without pooling per token; the cache is empty then."""
+        """Return embeddings, float32 [n, size], one per text or without pooling per token; clears the cache."""
         lengths = np.array([len(tokens) for tokens in texts], np.int32)
         tokens = np.concatenate([np.array(tokens, np.int32) for tokens in texts])
         with self._lock:
@@ -366,7 +366,7 @@ class Context:
         return KVUsage(info.bytes, info.peak_bytes, info.full_bytes, info.rest_bytes, info.mapped_bytes, rows)
 
     def offload_usage(self) -> OffloadUsage:
-        """Return how the rows of ``kv_offload`` were read."""
+        """Return the counters of ``kv_offload``."""
         info = ffi.new("lctx_offload_info *")
         with self._lock:
             check(lib.lctx_offload_usage(self.handle, info), lib.lctx_context_error(self.handle))
@@ -377,7 +377,7 @@ class Context:
         check(lib.lctx_kv_usage(self.handle, info, rows), lib.lctx_context_error(self.handle))
 
     def start_trace(self, start: int, stop: int, seq: int = 0) -> None:
-        """Record the chunks a sequence reads at ``start <= p < stop`` and forget the records so far; none: stop."""
+        """Record the chunks read at ``start <= p < stop``, replacing earlier records; an empty range stops."""
         with self._lock:
             check(lib.lctx_trace_start(self.handle, seq, start, stop), lib.lctx_context_error(self.handle))
             self.tracing = start < stop
@@ -388,7 +388,7 @@ class Context:
         Raises
         ------
         MemoryError
-            When there is no room for the copy, or was none for a record.
+            When there is no memory for the copy, or there was none for a record.
         """
         info = ffi.new("lctx_trace_info *")
         with self._lock:
@@ -400,4 +400,4 @@ class Context:
 
     def _read_trace(self, info: Any, *arrays: Any) -> None:
         if lib.lctx_trace_get(self.handle, info, *arrays) != lib.LCTX_OK:
-            raise MemoryError("a record of the chunks that were read found no memory")
+            raise MemoryError("there was no memory to record the chunks that were read")

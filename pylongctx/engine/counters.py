@@ -1,11 +1,11 @@
-"""What an engine counts."""
+"""Counters of an engine."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class Counters:
-    """What an engine has done since it was started."""
+    """The work of an engine since its start."""
 
     prompt_tokens: int = 0  # evaluated
     cached_tokens: int = 0
@@ -14,7 +14,7 @@ class Counters:
     steps: int = 0
     sequences: int = 0  # of all steps together
     longest: int = 0  # tokens of a sequence
-    prompt_seconds: float = 0.0  # of completions that ended, as those of their answers
+    prompt_seconds: float = 0.0  # of finished completions, like the next field
     answer_seconds: float = 0.0
     busy_seconds: float = 0.0
     completed: int = 0

@@ -1,4 +1,4 @@
-"""Documents: texts that are read once, by themselves, and stand anywhere in later prompts."""
+"""Documents: texts that are prefilled once, independently of a prompt, and reused anywhere in later prompts."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from pylongctx.engine.prefix import longest_prefix
 from pylongctx.methods import Full, parse
 from pylongctx.methods.checks import check_share
 
-FRESH = 32  # first tokens of a document that are evaluated where it stands
-LEAST = 128  # tokens that are worth a span
-PROBE = 16  # tokens by which a document is found
-MOST = 256  # documents where bytes are limited
-EDGE = 8  # tokens at its ends that may be other ones where it meets other text
+FRESH = 32  # first tokens of a document, evaluated in each prompt
+LEAST = 128  # minimum tokens of a span
+PROBE = 16  # tokens used to search a document
+MOST = 256  # maximum documents if bytes are limited
+EDGE = 8  # tokens at its ends that may be tokenized differently next to other text
 
 Tokens = NDArray[np.int32]
 
 
 @dataclass(eq=False)
 class Document:
-    """A text that was read by itself, behind the BOS token that the model begins texts with, if any.
+    """A text that was prefilled independently, after the model's BOS token, if it has one.
 
     Attributes
     ----------
     name : str
-        How messages name it.
+        Its name in messages.
     text : str
-        The text; prompts contain it as it is.
+        The text, which prompts contain unchanged.
     tokens : numpy.ndarray
-        int32 [n], its tokens, without the BOS token.
+        int32 [n], its tokens without the BOS token.
     ratio : float or None
-        Share of its rows that are kept; None: all.
+        Fraction of its KV entries to keep; None: all.
 
     Examples
     --------
@@ -55,24 +55,24 @@ class Document:
     name: str
     text: str
     tokens: Tokens
-    start: tuple[int, ...] = field(default=(), repr=False)  # what it is read behind
+    start: tuple[int, ...] = field(default=(), repr=False)  # tokens before it in its own prefill
     owner: str | None = field(default=None, repr=False)
     ratio: float | None = None
-    rows: NDArray[np.uint8] | None = field(default=None, repr=False)  # None: they are to be read
-    missed: bool = field(default=False, repr=False)  # the log says that a prompt has it and not its tokens
+    rows: NDArray[np.uint8] | None = field(default=None, repr=False)  # None: not prefilled yet
+    missed: bool = field(default=False, repr=False)  # a prompt with its text but not its tokens was logged
 
     def __str__(self) -> str:
         return self.text
 
     def miss(self, why: str) -> None:
-        """Say in the log, once, why a prompt cannot take what was read."""
+        """Log once why a prompt cannot reuse it."""
         if not self.missed:
             self.missed = True
-            LOG.warning("document %r is read again in a prompt: %s", self.name, why)
+            LOG.warning("document %r is evaluated again in a prompt: %s", self.name, why)
 
     @property
     def prompt(self) -> Tokens:
-        """int32 [n], what is evaluated to read it."""
+        """int32 [n], the tokens of its prefill."""
         return np.concatenate([np.array(self.start, np.int32), self.tokens])
 
 
@@ -85,9 +85,9 @@ class Placed:
     first, end : int
         The rows.
     document : Document or None
-        The document; None: it is not known what these rows have read.
+        The document; None: the prefix of these rows is unknown.
     skip : int
-        Rows of its own reading before these.
+        Rows of its own prefill before these.
     """
 
     first: int
@@ -97,26 +97,26 @@ class Placed:
 
 
 class Documents:
-    """The documents of an engine, the least recently used first; may be used from any thread.
+    """The documents of an engine, the least recently used first. Thread-safe.
 
     Parameters
     ----------
     model : Model
-        Its vocabulary.
+        Has the vocabulary.
     context : Context
-        Where they are placed.
+        The context in which they are placed.
 
     Attributes
     ----------
     limit : int or None
-        Most bytes of rows; beyond, those that were not used for longest are forgotten.
+        Maximum bytes of rows; beyond it, the least recently used documents lose theirs.
     """
 
     def __init__(self, model: Model, context: Context) -> None:
         self.limit: int | None = None
         self._model, self._context = model, context
         parts = parse(context.method).parts if context.method else ()
-        self._most = sum((part.spans or 1) - 1 for part in parts if isinstance(part, Full))  # in one prompt
+        self._most = sum((part.spans or 1) - 1 for part in parts if isinstance(part, Full))  # maximum per prompt
         self._compresses = any(part.waits for part in parts)
         self._lock = threading.Lock()
         self._all: dict[tuple[str | None, str], Document] = {}
@@ -126,28 +126,26 @@ class Documents:
             return iter(list(self._all.values()))
 
     def add(self, text: str, name: str | None = None, owner: str | None = None, ratio: float | None = None) -> Document:
-        """Take note of a text; it is read when a prompt has it, or before. ``name`` None: the text itself.
+        """Register a text, which is prefilled before a prompt that contains it. ``name`` None: the text itself.
 
         Raises
         ------
         ValueError
-            When the method places no documents or compresses none, the ratio is no share, or the text is too short or
-            too long.
+            When the method does not support documents or their compression, or the ratio or the length of the text is
+            out of range.
         """
         check_share("ratio", ratio)
         if not self._most:
             raise ValueError(
-                f"documents stand in prompts with method='full,spans=N', N more than are in one, not with "
+                f"documents need method='full,spans=N', where N is above the documents of a prompt, not "
                 f"{self._context.method or 'llama.cpp own KV cache'}"
             )
         if ratio is not None and not self._compresses:
-            raise ValueError(
-                f"a document is compressed with method='full,spans=N+kvzip', not with {self._context.method}"
-            )
+            raise ValueError(f"compressed documents need method='full,spans=N+kvzip', not {self._context.method}")
         key = owner, text if name is None else name
         known = self._all.get(key)
         if known is None or (known.text, known.ratio) != (text, ratio):
-            known = self._made(text, key[1], owner, ratio)  # not under the lock: a book has many tokens
+            known = self._made(text, key[1], owner, ratio)  # without the lock, since tokenizing a book takes long
         with self._lock:
             other = self._all.pop(key, None)
             if other is not None and (other.text, other.ratio) == (text, ratio):
@@ -158,14 +156,14 @@ class Documents:
         return known
 
     def named(self, name: str, owner: str | None = None) -> Document:
-        """Return the document of a name; ValueError when there is none."""
+        """Return the document with a name; ValueError when there is none."""
         with self._lock:
             if (owner, name) not in self._all:
                 raise ValueError(f"there is no document {name!r}: read it first, or send its text")
             return self._all[owner, name]
 
     def asked(self, text: str | None, name: str | None, owner: str | None = None) -> Document:
-        """Return the document of a text that somebody sends, or without one that of a name, however it was read."""
+        """Return the document with the text of a request, or without a text with the name, regardless of its ratio."""
         if text is None:
             return self.named(name or "", owner)
         with self._lock:
@@ -173,20 +171,20 @@ class Documents:
         return self.add(text, name, owner, known.ratio if known is not None and known.text == text else None)
 
     def forget(self, name: str, owner: str | None = None) -> None:
-        """Free a document; prompts with its text are read as others."""
+        """Free a document; prompts with its text are prefilled normally."""
         self.named(name, owner)
         with self._lock:
             self._all.pop((owner, name), None)
 
     def clear(self) -> None:
-        """Let all be read again: what they were read with has changed."""
+        """Discard all rows, since the model's adapters have changed."""
         for document in self:
             document.rows = None
 
     def find(self, tokens: Tokens, owner: str | None = None, text: str = "") -> tuple[Placed, ...]:
-        """Return what of a prompt, int32 [n], comes from documents: ascending, as many as fit, the longest ones.
+        """Return the parts of a prompt, int32 [n], that come from documents: ascending, preferring the longest ones.
 
-        A document whose text is in that of the prompt, and whose tokens are not, is named in the log once.
+        A document whose text is in the prompt, but whose tokens are not, is logged once.
         """
         with self._lock:
             known = [document for (whose, _), document in self._all.items() if whose == owner]
@@ -203,12 +201,12 @@ class Documents:
         for document in known:
             if id(document) not in found and document.text.strip() in text:
                 document.miss(
-                    f"the {len(document.tokens)} tokens that it was read as are not there. Texts of special tokens are "
-                    "special tokens in plain prompts, and text in documents: send it as a part of type 'document'"
+                    f"its {len(document.tokens)} tokens are not in the prompt. Texts of special tokens are "
+                    "special tokens in plain prompts, but text in documents: send it as a part of type 'document'"
                 )
 
     def keep(self, document: Document, rows: NDArray[np.uint8]) -> None:
-        """Take the rows of a document that was read; others leave when they are too many bytes."""
+        """Store the rows of a prefilled document; others are evicted when the limit is exceeded."""
         document.rows = rows
         with self._lock:
             kept = [key for key, one in self._all.items() if one.rows is not None and one is not document]
@@ -220,14 +218,14 @@ class Documents:
 
     @property
     def bytes(self) -> int:
-        """Bytes of rows."""
+        """Bytes of all rows."""
         return sum(_bytes(document) for document in self)
 
     def _made(self, text: str, name: str, owner: str | None, ratio: float | None) -> Document:
         tokens = np.array(self._model.tokenize(text.encode(), False, False), np.int32)
         start = tuple(self._model.start)
         if len(tokens) < LEAST:
-            raise ValueError(f"a document has at least {LEAST} tokens, not {len(tokens)}: others are read as fast")
+            raise ValueError(f"a document must have at least {LEAST} tokens, not {len(tokens)}")
         if len(start) + len(tokens) > self._context.n_ctx:
             raise ValueError(f"a document of {len(tokens)} tokens does not fit into n_ctx {self._context.n_ctx}")
         return Document(name, text, tokens, start, owner, ratio)
@@ -258,28 +256,28 @@ def _text_part(part: Any, document: Any) -> Any:
         return part
     text, name = part.get("text"), part.get("name")
     if not (isinstance(text, str) or (text is None and isinstance(name, str))) or not isinstance(name, str | None):
-        raise ValueError("a content part of type 'document' has a 'text', a 'name', or both")
+        raise ValueError("a content part of type 'document' must have a 'text', a 'name', or both")
     if unknown := part.keys() - {"type", "text", "name"}:
         raise ValueError(f"a content part of type 'document' has no field {min(unknown)!r}")
     return {"type": "text", "text": document(text, name).text}
 
 
 def _places(document: Document, tokens: Tokens) -> Iterator[Placed]:
-    """Yield where a prompt has the tokens of a document, but for its first ones and some at the ends."""
+    """Yield the positions of a document in a prompt, ignoring its first tokens and a few at its ends."""
     own = document.tokens
     for start in _starts(tokens, own[EDGE : EDGE + PROBE]):
         rest, other = own[EDGE:], tokens[start : start + len(own) - EDGE]
         n = longest_prefix(rest, other)
         if len(rest) - n > EDGE:
-            continue  # it goes on as another text
+            continue  # the text differs after this
         fresh = FRESH - EDGE
-        end = min(start + n, len(tokens) - 1)  # the logits after the last token are wanted
+        end = min(start + n, len(tokens) - 1)  # the last token is evaluated for its logits
         if end - start - fresh >= LEAST - FRESH - EDGE:
             yield Placed(start + fresh, end, document, len(document.start) + FRESH)
 
 
 def _starts(tokens: Tokens, probe: Tokens) -> list[int]:
-    """Return where a run of tokens begins in others, none where they are fewer."""
+    """Return the positions of a run of tokens in other tokens; empty if those are shorter."""
     starts = np.flatnonzero(tokens[: max(0, len(tokens) - len(probe) + 1)] == probe[0])
     for i in range(1, len(probe)):
         starts = starts[tokens[starts + i] == probe[i]]
@@ -296,19 +294,19 @@ def _bytes(document: Document) -> int:
 
 
 def without(placed: Sequence[Placed], document: Document) -> tuple[Placed, ...]:
-    """Return what comes from other documents."""
+    """Return the parts that come from other documents."""
     return tuple(place for place in placed if place.document is not document)
 
 
 def placed_up_to(placed: Sequence[Placed], n: int) -> tuple[Placed, ...]:
-    """Return what of ``placed`` is among the first ``n`` rows."""
+    """Return the parts of ``placed`` among the first ``n`` rows."""
     return tuple(replace(place, end=min(place.end, n)) for place in placed if place.first < n)
 
 
 def common(
     tokens: NDArray[np.int32], placed: Sequence[Placed], others: NDArray[np.int32], others_placed: Sequence[Placed]
 ) -> int:
-    """Return how many leading tokens of two texts are equal, and come from the same documents."""
+    """Return the length of the common prefix of two texts whose tokens come from the same documents."""
     n = longest_prefix(tokens, others)
     for one, other in zip_longest(placed, others_placed):
         if one != other:

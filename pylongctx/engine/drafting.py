@@ -1,4 +1,4 @@
-"""Drafts: tokens that are guessed, evaluated together, and kept as far as the model chooses them too."""
+"""Speculative decoding: draft tokens are evaluated in one batch and kept up to the first mismatch."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ Row = NDArray[np.float32]
 
 
 class Drafting:
-    """The guesses of one job.
+    """The drafts of one job.
 
     Parameters
     ----------
@@ -24,19 +24,19 @@ class Drafting:
 
     def __init__(self, model: DraftModel) -> None:
         self._model = model
-        self._tokens: list[int] = []  # guessed and evaluated, not chosen yet
-        self._rows: list[Row] = []  # the logits after them
+        self._tokens: list[int] = []  # drafted and evaluated, not accepted yet
+        self._rows: list[Row] = []  # their logits
 
     def guess(self, tokens: NDArray[np.int32], most: int) -> NDArray[np.int32]:
-        """Return what the model guesses after int32 [n], at most ``most`` tokens."""
+        """Return the draft after int32 [n], at most ``most`` tokens."""
         return np.asarray(self._model(tokens)).astype(np.int32)[: max(most, 0)]
 
     def keep(self, tokens: NDArray[np.int32], rows: Row) -> None:
-        """Remember tokens that were evaluated, and the logits after them, float32 [n, n_vocab]."""
+        """Store evaluated draft tokens and the logits after them, float32 [n, n_vocab]."""
         self._tokens, self._rows = tokens.tolist(), [row.copy() for row in rows]
 
     def accept(self, tokens: NDArray[np.int32]) -> Row | None:
-        """Return the logits after int32 [n] if they are the token that was guessed; None: they must be evaluated."""
+        """Return the logits after int32 [n] if it is the draft token; None: it must be evaluated."""
         if tokens.tolist() == self._tokens[:1]:
             self._tokens.pop(0)
             return self._rows.pop(0)
@@ -44,20 +44,20 @@ class Drafting:
         return None
 
     def forget(self) -> None:
-        """Forget what was guessed: the tokens before it have changed."""
+        """Discard the draft, since the tokens before it have changed."""
         self._tokens, self._rows = [], []
 
 
 def check_draft(draft_model: DraftModel | None, method: Method | None, context: Context | None = None) -> None:
-    """Raise NotImplementedError when drafted tokens cannot be taken back: evicted rows, recurrent states."""
+    """Raise NotImplementedError if draft tokens cannot be undone: with eviction or recurrent states."""
     if draft_model is not None and context is not None and context.rollback == lib.LCTX_ROLLBACK_NONE:
         raise NotImplementedError(
-            "draft_model: the recurrent layers of this model cannot take back a guess that is wrong; the text would be "
-            "evaluated again from its last checkpoint, which costs more than guesses save"
+            "draft_model: the recurrent layers of this model cannot undo a wrong draft; the text would be "
+            "evaluated again from its last checkpoint, which costs more than drafts save"
         )
     rules = [part.name for part in method.parts if part.role == "rule"] if method else []
     if draft_model is not None and rules:
         raise NotImplementedError(
-            f"draft_model: {rules[0]} evicts rows by the queries that it sees, and a guess that is wrong could not be "
-            "taken back; use a method without an eviction rule"
+            f"draft_model: {rules[0]} evicts KV entries by the queries that it sees, so a wrong draft cannot be "
+            "undone; use a method without an eviction rule"
         )

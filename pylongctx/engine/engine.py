@@ -1,4 +1,4 @@
-"""The engine: jobs on slots, one step after the other. It is the only maker of tokens."""
+"""The engine, which runs jobs on slots step by step and generates all tokens."""
 
 import threading
 import time
@@ -22,28 +22,28 @@ from pylongctx.engine.tracer import Tracer
 from pylongctx.errors import Aborted, ContextFull, DeviceLost, LctxError
 from pylongctx.store.library import Library
 
-ROW_BYTES = 1 << 26  # most bytes of logits that a step of a scored prompt makes
+ROW_BYTES = 1 << 26  # maximum bytes of logits in a step of a scored prompt
 
 Snapshot = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]  # see Session.save
 
 
 class Engine:
-    """Continuous batching: a step evaluates one token of each slot that writes, and shares the rest among prompts.
+    """Continuous batching: a step evaluates one token of each generating slot, and splits the rest among prompts.
 
-    It has no thread: whoever drives it calls ``assign_waiting`` and ``step``. Only ``interrupt`` may come from others.
+    It has no thread: its driver calls ``assign_waiting`` and ``step``. Other threads may only call ``interrupt``.
 
     Parameters
     ----------
     sessions : list of Session
-        The sequences of one context, a slot each.
+        The sequences of one context, one slot each.
     library : Library or None
-        The KV store, which prompts may come from.
+        The KV store, a source of prompts.
     states : sequence of Source
-        What completions may start from, besides sequences and the store.
+        Sources of prompts in addition to sequences and the store.
     wake : callable
         Called by other threads when ``can_step`` or ``can_assign`` may have become true.
     step_seconds : float or None
-        How long a step may take in which answers are written and prompts are evaluated, see ``Pace``.
+        Time limit of a step with both answers and prompts, see ``Pace``.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Engine:
         self.tracer = Tracer(sessions[0])
         self.library = library
         self.closing = False
-        self.lost: DeviceLost | None = None  # nothing can be evaluated any more
+        self.lost: DeviceLost | None = None  # if set, evaluation is no longer possible
         self._pace = Pace(step_seconds)
         self._loader = Loader(self.slots, self.counters, library, states, wake)
         self._readers = Readers(self.documents, library, wake)
         self._rows = np.empty((len(sessions), self.context.n_vocab), np.float32)
         self._n_ended = 0
-        self._guard = threading.Lock()  # of the next two, and of the context's flag
-        self._running: list[Job] = []  # jobs of the step that is being evaluated
+        self._guard = threading.Lock()  # guards the next two, and the context's abort flag
+        self._running: list[Job] = []  # jobs of the current step
         self._interrupted = False
 
     @property
@@ -79,19 +79,19 @@ class Engine:
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs on slots, and those that wait for one."""
+        """The jobs on slots and the waiting ones."""
         return [*(slot.job for slot in self.slots if slot.job is not None), *self.waiting]
 
-    # ---- jobs come and go ----
+    # ---- queue ----
 
     def can_assign(self) -> bool:
-        """Return whether a job that waits can be given a slot, or be ended."""
+        """Return True if a waiting job can be assigned to a slot or ended."""
         return any(
             job.cancelled or self._fits(job) or (job.search is not None and job.search.ready) for job in self.waiting
         )
 
     def assign_waiting(self) -> bool:
-        """Give slots to the jobs that wait, in their order; returns whether one left the queue."""
+        """Assign waiting jobs to slots in order; returns whether one left the queue."""
         before = len(self.waiting)
         for job in list(self.waiting):
             new = list(self._readers.before(job, self.jobs))
@@ -113,13 +113,13 @@ class Engine:
         return len(self.waiting) < before
 
     def end_cancelled(self) -> None:
-        """End the jobs whose readers went away."""
+        """End cancelled jobs."""
         for slot in self.slots:
             if slot.job is not None and slot.job.cancelled:
                 self.end(slot, None if slot.job.satisfied else Cancelled("cancelled"))
 
     def end(self, slot: Slot, reason: BaseException | None = None) -> None:
-        """End the job of a slot; ``reason``: what its reader gets, None for a job that is complete."""
+        """End the job of a slot; ``reason``: the exception for its reader, None for a complete job."""
         job = slot.job
         assert job is not None
         self._loader.stop(job, slot.session)
@@ -132,12 +132,12 @@ class Engine:
             self.tracer.end(job, slot.session)
         self._n_ended += 1
         name = "completed" if reason is None else "cancelled" if isinstance(reason, Cancelled) else "failed"
-        setattr(self.counters, name, getattr(self.counters, name) + 1)  # first: who sees an idle slot reads them
+        setattr(self.counters, name, getattr(self.counters, name) + 1)  # before the slot becomes idle
         slot.job, slot.last, slot.used = None, job, self._n_ended
         job.results.put(reason)
 
     def release(self, job: Job) -> None:
-        """Let go of a job, if it has not ended: its reader is gone."""
+        """Release a job that has not ended, because its reader is gone."""
         if job in self.waiting:
             self.waiting.remove(job)
         for slot in self.slots:
@@ -147,7 +147,7 @@ class Engine:
                 slot.job, slot.used = None, self._n_ended
 
     def end_all(self, reason: BaseException) -> None:
-        """End all jobs, those that wait too."""
+        """End all jobs, including waiting ones."""
         for slot in self.slots:
             if slot.job is not None:
                 self.end(slot, reason)
@@ -155,7 +155,7 @@ class Engine:
             self.waiting.popleft().results.put(reason)
 
     def erase(self, seq: int, owner: str | None) -> int:
-        """Forget an idle slot; returns how many tokens it held. ValueError when they are another owner's."""
+        """Clear an idle slot; returns how many tokens it held. ValueError when they belong to another owner."""
         slot = self._idle(seq)
         n = slot.session.n_tokens
         if n and slot.session.owner != owner:
@@ -165,16 +165,16 @@ class Engine:
         return n
 
     def save(self, seq: int, owner: str | None) -> Snapshot:
-        """Return tokens, last logits and KV rows of an idle slot; ValueError when it holds nothing of this owner."""
+        """Return tokens, last logits and KV cache of an idle slot; ValueError when it holds nothing of this owner."""
         session = self._idle(seq).session
         if session.n_tokens and session.owner == owner:
-            session.rewind(session.n_tokens)  # an interrupted step may have left more in the cache
+            session.rewind(session.n_tokens)  # removes entries that an interrupted step may have left
         if not session.n_tokens or session.owner != owner:
             raise ValueError(f"sequence {seq} holds nothing of yours")
         return session.snapshot()
 
     def load(self, seq: int, owner: str | None, saved: Snapshot) -> int:
-        """Replace what an idle slot holds; returns the number of tokens."""
+        """Replace the content of an idle slot; returns the number of tokens."""
         session = self._idle(seq).session
         session.owner = owner
         session.load(*saved)
@@ -183,11 +183,11 @@ class Engine:
     def _idle(self, seq: int) -> Slot:
         slot = self.slots[seq]
         if slot.job is not None:
-            raise ValueError(f"sequence {seq} is busy")
+            raise ValueError(f"sequence {seq} is busy: wait for its request to end")
         return slot
 
     def interrupt(self) -> None:
-        """Stop the step that is being evaluated when nobody waits for it; from any thread."""
+        """Stop the current step if all of its jobs are cancelled. Thread-safe."""
         with self._guard:
             if self._running and self._is_in_vain():
                 self._interrupted = self.context.abort = True
@@ -201,7 +201,7 @@ class Engine:
         if job.forerunner is not None and job.forerunner.is_reading:
             return False
         if job.traced is not None and self.tracer.busy:
-            return False  # one record at a time
+            return False  # only one trace at a time
         return any(slot.job is None and job.wants(slot.id) for slot in self.slots)
 
     def _begin(self, job: Job) -> None:
@@ -218,13 +218,13 @@ class Engine:
             job.results.put(reason)
             return
         slot.job, job.ran_on = job, slot.id
-        self.waiting.remove(job)  # now: a job is always seen on one of the two
+        self.waiting.remove(job)  # only now: observers always see it in one place
         self.counters.dropped_tokens += job.dropped_tokens
         if self._loader.load(job, slot.session):
             self._evaluate_rest(slot, job)
 
     def _evaluate_rest(self, slot: Slot, job: Job) -> None:
-        """Evaluate a prompt on, whose next tokens no source has; where there are none, its logits are known."""
+        """Start to evaluate a prompt where its sources end; if no tokens are left, its logits are known."""
         if not job.begun:
             job.begun = True
             slot.session.begin(len(job.pending))
@@ -236,11 +236,11 @@ class Engine:
     # ---- a step ----
 
     def can_step(self) -> bool:
-        """Return whether a slot has something to do."""
+        """Return True if a slot has work."""
         return any(slot.job is not None and (slot.job.cancelled or _can_run(slot.job)) for slot in self.slots)
 
     def step(self) -> bool:
-        """Evaluate one batch, and choose a token for every slot whose text is read; returns whether one could run."""
+        """Evaluate one batch, and sample a token for every slot after its prefill; returns whether it could run."""
         runs = [(slot, slot.job) for slot in self.slots if slot.job is not None and _can_run(slot.job)]
         shares = self._shares([(slot, job) for slot, job in runs if self._make_ready(slot, job)])
         if shares:
@@ -253,11 +253,11 @@ class Engine:
         return bool(runs)
 
     def _shares(self, jobs: list[tuple[Slot, Job]]) -> list[Share]:
-        """Return what each slot evaluates next: short wishes whole, the others as much as each other."""
+        """Return the tokens that each slot evaluates next: short requests fully, the others with equal shares."""
         jobs.sort(key=lambda pair: (job := pair[1]).is_reading * len(job.pending))
         left, shares = self.context.n_step, []
         for i, (slot, job) in enumerate(jobs):
-            if i and job.is_reading and not jobs[i - 1][1].is_reading:  # the answers have their tokens
+            if i and job.is_reading and not jobs[i - 1][1].is_reading:  # all answers have their tokens
                 left = min(left, self._pace.most(left))
             n = min(n_ahead(slot, job), left // (len(jobs) - i))
             if job.every_row:
@@ -267,16 +267,16 @@ class Engine:
         return shares
 
     def _make_ready(self, slot: Slot, job: Job) -> bool:
-        """Return whether a step is needed for a job, which takes over what sources have and accepts what was guessed.
+        """Return True if a job needs a step, after loading from its sources and accepting draft tokens.
 
-        What the cache has lost, as after an interrupt, is evaluated again.
+        Entries that the cache has lost, such as after an interrupt, are evaluated again.
         """
         if not job.begun or job.pieces:
             if not self._loader.load(job, slot.session):
                 return False
             if job.is_reading:
                 self._evaluate_rest(slot, job)
-            if not job.is_reading:  # all was there, and a token is chosen
+            if not job.is_reading:  # everything was cached, and a token is sampled
                 return False
         if job.draft is not None and (row := job.draft.accept(job.pending)) is not None:
             slot.session.settle(slot.session.n_tokens + 1, row)
@@ -295,7 +295,7 @@ class Engine:
         try:
             rows = evaluate([Part(share.slot.session, share.part, share.n_rows) for share in shares], self._rows)
         except Aborted as reason:
-            if not self._interrupted:  # the user's abort; else the jobs are ended as cancelled ones
+            if not self._interrupted:  # aborted by the user; else the jobs are ended as cancelled
                 for share in shares:
                     self.end(share.slot, reason)
         except ContextFull as reason:
@@ -319,7 +319,7 @@ class Engine:
                     self.context.abort = False
 
     def _make_room(self, shares: list[Share], reason: ContextFull) -> None:
-        """Forget the idle slot that was not used for longest; without one, find the jobs that do not fit."""
+        """Clear the least recently used idle slot; if there is none, find the jobs that do not fit."""
         idle = [slot for slot in self.slots if slot.job is None and slot.session.n_tokens]
         if idle:
             min(idle, key=lambda slot: slot.used).session.clear()
@@ -333,12 +333,12 @@ class Engine:
                     self._evaluate([share])
 
     def _shorten(self, slot: Slot, job: Job) -> bool:
-        """Let something leave a text whose answer goes on; False when nothing can."""
+        """Evict tokens of a text so that its answer can continue; False if that is impossible."""
         cut = None if job.cuts is None or job.is_reading else job.cuts.next(slot.session.n_tokens)
         if cut is None:
             return False
         if refusal := slot.session.drop(cut.first, cut.end):
-            slot.session.say(f"the answer ends where the context does, nothing can leave: {refusal}")
+            slot.session.say(f"the answer ends because the context is full and nothing can be evicted: {refusal}")
             return False
         job.note(cut)
         self.counters.dropped_tokens += cut.end - cut.first
@@ -357,7 +357,7 @@ class Engine:
             self._continue(slot, job, rows[-1])
 
     def _continue(self, slot: Slot, job: Job, row: Row) -> None:
-        """Choose the next token of a slot."""
+        """Sample the next token of a slot."""
         if job.is_reading:
             job.read = time.monotonic()
         if job.limit == 0:
@@ -388,6 +388,6 @@ class Engine:
 def _can_run(job: Job) -> bool:
     if job.fetch is not None and not job.fetch.ready:
         return False
-    job.stalled = True  # first, so that a reader who takes something now sees it
+    job.stalled = True  # set first, so that a reader that takes a result now sees it
     job.stalled = job.is_ahead
     return not job.stalled

@@ -1,4 +1,4 @@
-"""Rows that a thread reads while the engine evaluates other texts."""
+"""Reading rows ahead in a thread while the engine evaluates other texts."""
 
 import os
 import queue
@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-NICE = 10  # reading takes a tenth of a core from the threads that evaluate, if they need them all
+NICE = 10  # reading takes at most a tenth of a core from evaluation
 
 Item = TypeVar("Item")
 
 
 class Now(Generic[Item]):
-    """The items of an iterator that waits for nothing, with the interface of ``Fetch``."""
+    """The items of an iterator that never blocks, with the interface of ``Fetch``."""
 
     ready = True
 
@@ -21,25 +21,25 @@ class Now(Generic[Item]):
         self._items = items
 
     def take(self) -> Item | None:
-        """Return the next item, None after the last one."""
+        """Return the next item; None after the last one."""
         return next(self._items, None)
 
     def go_on(self, rest: float = 0.0) -> None:
-        """Do nothing: the next item is there."""
+        """Do nothing: the next item is always available."""
 
     def cancel(self) -> None:
         """Do nothing: nothing is read ahead."""
 
 
 class Fetch(Generic[Item]):
-    """The items of an iterator, read ahead by a thread of its own: one while the one before is used.
+    """The items of an iterator, read one ahead by a separate thread.
 
     Parameters
     ----------
     items : iterator
-        Is used by the thread alone.
+        Used only by the thread.
     wake : callable
-        Called, by the thread, when there is something to take.
+        Called by the thread when an item is available.
     """
 
     def __init__(self, items: Iterator[Item], wake: Callable[[], None]) -> None:
@@ -52,30 +52,30 @@ class Fetch(Generic[Item]):
 
     @property
     def ready(self) -> bool:
-        """Whether ``take`` returns at once."""
+        """True if ``take`` returns at once."""
         return not self._queue.empty()
 
     def take(self) -> Item | None:
-        """Wait for the next item, None after the last one; raises what the iterator raised."""
+        """Wait for the next item, None after the last one; raises the iterator's exceptions."""
         item = self._queue.get()
         if isinstance(item, Exception):
             raise item
         return item
 
     def go_on(self, rest: float = 0.0) -> None:
-        """Offer the item after the one that was taken, ``rest`` seconds from now at the earliest."""
+        """Request the next item, after a pause of ``rest`` seconds."""
         self._rest = rest
         self._room.release()
 
     def cancel(self) -> None:
-        """Read no further."""
+        """Stop reading."""
         self._cancelled.set()
         self._room.release()
 
     def _run(self) -> None:
         if hasattr(os, "setpriority"):
             with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # of this thread, on Linux
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # only this thread, on Linux
         end: Exception | None = None
         try:
             for item in self._items:
@@ -84,7 +84,7 @@ class Fetch(Generic[Item]):
                     return
                 self._queue.put(item)
                 self._wake()
-        except Exception as reason:  # the engine decides what follows
+        except Exception as reason:  # passed on to the engine
             end = reason
         self._queue.put(end)
         self._wake()

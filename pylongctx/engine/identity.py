@@ -1,4 +1,4 @@
-"""What rows depend on, in addition to their tokens: rows of one identity are never used with another."""
+"""The identity of KV entries: everything that they depend on except tokens; entries of another one are never used."""
 
 import os
 import re
@@ -14,13 +14,13 @@ from pylongctx.engine.model import Model
 WEIGHTS = "weights"  # a digest of every byte of the model, which takes seconds the first time
 TITLE = ("name", "model", "n_params")
 OTHER_HEADER = "the metadata, vocabulary or shapes of their files differ"
-OTHER_WEIGHTS = "their weights differ, as after a merge, another training or an edit"
-PLAIN = frozenset({"f32", "f16", "bf16"})  # types whose rows are stored as they are
+OTHER_WEIGHTS = "their weights differ, such as after a merge, further training or an edit"
+PLAIN = frozenset({"f32", "f16", "bf16"})  # types that are stored without quantization
 GRAIN = 256  # llama.cpp pads n_ctx to a multiple of it
 
 
 def row_identity(model: Model, files: ModelFiles, context: Context, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what rows depend on, except for adapters and ``WEIGHTS``: it is known at once.
+    """Return the identity without adapters and ``WEIGHTS``, which is known at once.
 
     Parameters
     ----------
@@ -65,10 +65,10 @@ def difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
 def _other_model(saved: Mapping[str, Any], own: Mapping[str, Any], names: list[str]) -> str:
     was, here = _title(saved), _title(own)
     if was != here:
-        return f"it belongs to another model: {was}; this one is {here}"
+        return f"it belongs to another model: {was}; this model is {here}"
     reasons = {"header": OTHER_HEADER, "pages": OTHER_WEIGHTS, WEIGHTS: OTHER_WEIGHTS}
     found = next((reason for name, reason in reasons.items() if name in names), "")
-    return found and f"it belongs to another model that is named as this one, {was}: {found}"
+    return found and f"it belongs to another model of the same name, {was}: {found}"
 
 
 def _title(identity: Mapping[str, Any]) -> str:
@@ -77,7 +77,7 @@ def _title(identity: Mapping[str, Any]) -> str:
 
 
 def _factors(model: Model, files: ModelFiles, context: Context) -> str:
-    """Return which factors of frequencies a model with two sets of them uses: those of long texts depend on n_ctx."""
+    """Return which of two sets of RoPE factors a model uses; the set for long texts depends on n_ctx."""
     if not any(name.startswith("rope_factors_long") for name in files.tensors):
         return ""
     metadata = model.metadata()
@@ -87,13 +87,13 @@ def _factors(model: Model, files: ModelFiles, context: Context) -> str:
 
 
 def _kernels() -> str:
-    """Return which kernels compute: those of another build or kind of CPU round otherwise."""
+    """Return the kernels in use, since other builds or kinds of CPU round differently."""
     info = build_info()
     names = ("version", "series", "compiler", "build_type")
     return "; ".join([*(str(info[name]) for name in names), text(lib.lctx_system_info())])
 
 
 def _is_set(variable: str) -> bool:
-    """Return whether C's atoi reads another number than 0 in a variable of the environment."""
+    """Return True if C's atoi reads a number other than 0 from an environment variable."""
     number = re.match(r"\s*[+-]?\d+", os.environ.get(variable, ""))
     return bool(number and int(number[0]))

@@ -1,4 +1,4 @@
-"""From a plan to a sequence: what of a prompt was evaluated before is taken over, piece by piece."""
+"""Loading the cached parts of a prompt into a sequence, piece by piece."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from pylongctx.engine.session import NO_ROWS, Session
 from pylongctx.engine.slots import Slot
 from pylongctx.store.library import Library
 
-REST = 9  # times as long as a load takes, others evaluate before the next one
+REST = 9  # pause between loads, as a multiple of the time of a load
 
 
 class Loader:
@@ -23,15 +23,15 @@ class Loader:
     Parameters
     ----------
     slots : list of Slot
-        Those of the engine.
+        The slots of the engine.
     counters : Counters
-        Its counters.
+        The counters of the engine.
     library : Library or None
-        The KV store, which prompts may come from.
+        The KV store, a source of prompts.
     states : sequence of Source
-        What completions may start from, besides sequences and the store.
+        Sources of prompts in addition to sequences and the store.
     wake : callable
-        Called by the thread of a source when something of it can be loaded.
+        Called by the thread of a source when it has data to load.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Loader:
         self._library, self._states, self._wake = library, states, wake
 
     def prepare(self, job: Job, session: Session, other: Slot) -> None:
-        """Let a sequence hold what it can of a prompt, after a copy of another one, and plan the rest."""
+        """Cut a sequence, or a copy of another one, to its common prefix with a prompt, and plan the rest."""
         if job.follows:
             job.pending = np.concatenate([session.mend(), job.tokens])
             return
@@ -63,9 +63,9 @@ class Loader:
         self._plan(job, session)
 
     def load(self, job: Job, session: Session) -> bool:
-        """Take over what comes next of a prompt, one load of each slow source at a time.
+        """Load the next pieces of a prompt, one load of each slow source at a time.
 
-        Returns whether the tokens that are pending can be evaluated; else a source has not read on.
+        Returns whether the pending tokens can be evaluated; else a source is still reading.
         """
         while job.is_reading and (piece := job.due(session.n_tokens)) is not None:
             if job.fetch is None:
@@ -74,12 +74,12 @@ class Loader:
             if not job.fetch.ready or not self._load(job, session, piece):
                 return False
         if job.is_reading and not len(job.pending) and not session.has_logits:
-            session.rewind(session.n_tokens - 1)  # one token is evaluated to get the logits
+            session.rewind(session.n_tokens - 1)  # one token is evaluated again for its logits
             self._note(job, session, session.n_tokens - len(job.tokens))
         return True
 
     def stop(self, job: Job, session: Session) -> None:
-        """Load a piece no further; what of it cannot be used alone is forgotten."""
+        """Stop loading a piece, and discard parts that are unusable alone."""
         if job.fetch is not None:
             job.fetch.cancel()
             job.fetch = None
@@ -87,7 +87,7 @@ class Loader:
                 session.clear()
 
     def _plan(self, job: Job, session: Session) -> None:
-        """Plan a prompt whose evaluation has not begun; the sequence is cut back to what it holds of it."""
+        """Plan a prompt before its evaluation; the sequence is cut to its common prefix with it."""
         own = Held(session, job.placed, job.lossy)
         job.pieces = plan(job.tokens, [own, *job.sources], job.placed)
         first = job.pieces[0] if job.pieces else None
@@ -107,7 +107,7 @@ class Loader:
             if load is not None:
                 apply(session, load)
                 job.fetch.go_on(self._rest(session, time.monotonic() - started))
-        except Exception as reason:  # of a file, of memory, of bytes that do not fit
+        except Exception as reason:  # an I/O error, no memory, or bytes that do not fit
             self.stop(job, session)
             if piece.source.fail(piece, reason):
                 self._plan(job, session)
@@ -118,7 +118,7 @@ class Loader:
         return load is None or not piece.source.slow
 
     def _rest(self, session: Session, seconds: float) -> float:
-        """Return how long the next load waits after one that took ``seconds``: 0 where no other job is held up."""
+        """Return the pause after a load that took ``seconds``: 0 if no other job is delayed."""
         rest, now = REST * seconds, time.monotonic()
         for slot in self._slots:
             evaluates = slot.job is not None and slot.job.fetch is None
@@ -127,7 +127,7 @@ class Loader:
         return 0.0
 
     def _end(self, job: Job, session: Session, piece: Piece) -> None:
-        """Let the sequence end where a piece does that was loaded, and before rows that have read something else."""
+        """Cut the sequence at the end of a loaded piece, and before rows with another prefix."""
         job.pieces.pop(0)
         job.fetch = None
         end = piece.end if job.lossy or session.seam is None else min(piece.end, session.seam)
@@ -138,14 +138,14 @@ class Loader:
         session.say(f"{piece.end - piece.first} tokens come from {piece.source.name}")
 
     def _note(self, job: Job, session: Session, n: int) -> None:
-        """Record that ``n`` more tokens of a prompt were taken over."""
+        """Record that ``n`` more tokens of a prompt were reused."""
         job.n_cached += n
         self._counters.cached_tokens += n
         job.pending = job.tokens[session.n_tokens :]
 
 
 def _copy(source: Session, target: Session, n: int) -> None:
-    """Let a sequence begin as another one, where the method can."""
+    """Copy the prefix of another sequence, if the method supports it."""
     target.clear()
     target.owner = source.owner
     if source.context.copy(source.seq, target.seq, n):

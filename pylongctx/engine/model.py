@@ -27,7 +27,7 @@ class Model:
         GGUF file.
     settings : dict
         Fields of ``lctx_model_params``; the others keep llama.cpp's defaults. ``kv_overrides``, ``override_tensor``:
-        as ``Llama`` has them.
+        as in ``Llama``.
 
     Raises
     ------
@@ -55,20 +55,20 @@ class Model:
             lib.lctx_model_free(handle)
             raise ModelRefused(load_failure(path, failure), lib.LCTX_INVALID)
         self._handle = ffi.gc(handle, partial(_free, self._pid))
-        self._pieces: dict[tuple[int, bool], bytes] = {}  # of tokens that were asked for
+        self._pieces: dict[tuple[int, bool], bytes] = {}  # cache of the bytes of tokens
         self._ends: dict[int, bool] = {}
         self.info = self._read_info()
 
     @property
     def handle(self) -> Any:
-        """The ``lctx_model *``, which lives as long as something refers to it; RuntimeError when closed or forked."""
+        """The ``lctx_model *``, which is reference-counted; RuntimeError when closed or forked."""
         if self._handle is None:
             raise closed()
         check_process(self._pid)
         return self._handle
 
     def close(self) -> None:
-        """Free the model, when the calls that use it in other threads have ended."""
+        """Free the model once calls in other threads have returned."""
         self._handle = None
         self._pieces, self._ends = {}, {}
 
@@ -78,7 +78,7 @@ class Model:
         return info
 
     def metadata(self) -> dict[str, str]:
-        """Return the key-value pairs of the GGUF file as strings, with those that were overridden."""
+        """Return the key-value pairs of the GGUF file as strings, including overrides."""
         handle = self.handle
         found = {
             _string(lib.lctx_model_meta_key, handle, i): _string(lib.lctx_model_meta_val, handle, i)
@@ -108,7 +108,7 @@ class Model:
 
     @property
     def start(self) -> list[int]:
-        """What the tokens of every text begin with: the BOS token, or nothing."""
+        """The tokens at the beginning of every text: the BOS token, or none."""
         return [int(self.info.token_bos)] if self.info.add_bos and self.info.token_bos >= 0 else []
 
     def piece(self, token: int, special: bool = False) -> bytes:
@@ -144,18 +144,18 @@ class Model:
         return max((len(self.piece(token, True)) for token in range(self.info.n_vocab)), default=1)
 
     def is_special(self, token: int) -> bool:
-        """Return whether a token has a text of its own, which is none of an answer's: a control token."""
+        """Return True for a control token, whose text is not part of an answer."""
         return not self.piece(token) and bool(self.piece(token, True))
 
     @cached_property
     def special_texts(self) -> frozenset[str]:
         """The texts of the special tokens."""
-        handle, none = self.handle, ffi.new("char[]", 1)  # only a token without a text fits into nothing
+        handle, none = self.handle, ffi.new("char[]", 1)  # only the empty text fits into an empty buffer
         found = (t for t in range(self.info.n_vocab) if not lib.lctx_token_to_piece(handle, t, none, 0, False))
         return frozenset(self.piece(token, True).decode("utf-8", "ignore") for token in found) - {""}
 
     def ends_generation(self, token: int) -> bool:
-        """Return whether the token ends a generation."""
+        """Return True if the token ends a generation."""
         known = self._ends.get(token)
         if known is None:
             known = self._ends[token] = bool(lib.lctx_token_is_eog(self.handle, token))
@@ -167,7 +167,7 @@ class Model:
         return np.array([token for token in range(self.info.n_vocab) if self.ends_generation(token)], np.int32)
 
     def check_tokens(self, tokens: Iterable[int], allow_empty: bool = False) -> NDArray[np.int32]:
-        """Return the ids as int32 [n]; ValueError when they are no tokens of this model."""
+        """Return the ids as int32 [n]; ValueError when they are not tokens of this model."""
         ids = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens))
         if ids.size == 0 and ids.ndim == 1 and allow_empty:
             return np.empty(0, np.int32)
@@ -187,7 +187,7 @@ def _free(pid: int, handle: Any) -> None:
 
 
 def with_fields(name: str, defaults: Callable[[Any], None], fields: Mapping[str, Any]) -> Any:
-    """Return a new struct of the library: its defaults, but for ``fields``."""
+    """Return a new struct of the library with its defaults, except for ``fields``."""
     params = ffi.new(f"{name} *")
     defaults(params)
     for key, value in fields.items():

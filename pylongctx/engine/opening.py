@@ -1,4 +1,4 @@
-"""Opening a model and its context as the arguments of ``Llama`` ask for them."""
+"""Opening a model and its context from the arguments of ``Llama``."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ from pylongctx.methods import Full, Method, parse
 from pylongctx.store.library import Library
 from pylongctx.store.store import DEFAULT_LIMIT, KVStore
 
-AUTO = "auto"  # full attention on our memory, or llama.cpp's own where that does not serve the model
+AUTO = "auto"  # full attention on pylongctx's KV cache, or on llama.cpp's own if the model is not supported
 NO_EVICTION = "overflow='evict_middle' needs full attention in all layers, so use overflow='error'"
 OWN = ""  # the spec of llama.cpp's own KV cache
 
@@ -35,9 +35,9 @@ class Opened:
     Parameters
     ----------
     given : mapping
-        The arguments of ``Llama``, all of them.
+        All arguments of ``Llama``.
     n_seq : int
-        How many sequences of ``n_ctx`` tokens the context has.
+        Number of sequences of ``n_ctx`` tokens in the context.
 
     Attributes
     ----------
@@ -48,20 +48,20 @@ class Opened:
     sessions : list of Session
         The sequences; none with ``vocab_only``.
     store : KVStore or None
-        Where what was read is kept.
+        The KV store.
     library : Library or None
-        The same as the engine uses it.
+        The interface of the store for the engine.
 
     Raises
     ------
     ValueError, NotImplementedError, MemoryError
-        As ``Llama``; everything is closed then.
+        As for ``Llama``; then everything is closed.
     """
 
     def __init__(self, given: Mapping[str, Any], n_seq: int = 1) -> None:
         self.path = resolve(given["model_path"])
         if not Path(self.path).exists():
-            way_out = guess(self.path, CATALOG) or "; pylongctx get lists models that can be fetched by name"
+            way_out = guess(self.path, CATALOG) or "; pylongctx get lists models to download"
             raise ValueError(f"Model path does not exist: {self.path}{way_out}")
         self.verbose = bool(given["verbose"])
         self.given = given
@@ -71,10 +71,10 @@ class Opened:
         settings = arguments.context_settings(given, self.threads)
         if n_seq > 1:
             if given["embedding"]:
-                raise ValueError(f"embedding=True batches its texts by itself, without n_parallel={n_seq}")
+                raise ValueError(f"embedding=True batches texts automatically: leave out n_parallel={n_seq}")
             n_step = min(settings["n_batch"], settings["n_ubatch"])
             if n_step < n_seq:
-                raise ValueError(f"{n_seq} sequences need batches of as many tokens, not {n_step}: raise -ub")
+                raise ValueError(f"{n_seq} sequences need batches of that many tokens, not {n_step}: raise -ub")
             settings |= {"n_seq_max": n_seq}
         spec = _spec(given["method"], bool(given["embedding"]))
         self.evicts = arguments.evicts(given)
@@ -100,12 +100,12 @@ class Opened:
             self.sessions = self._sessions(n_seq)
             if kept is not None and self.context is not None:
                 self._open_store(self.context, *kept)
-        except BaseException:  # no memory, or no drafts
+        except BaseException:  # no memory, or drafts are not supported
             self.close()
             raise
 
     def close(self) -> None:
-        """Free everything; waits for a running evaluation, and until all is written that shall be kept."""
+        """Free everything; waits for a running evaluation and for pending writes of the store."""
         if self.store is not None:
             self.store.close()
         if self.context is not None:
@@ -115,13 +115,13 @@ class Opened:
 
     @property
     def row_identity(self) -> Mapping[str, Any]:
-        """What rows depend on and is known at once: some of the model, the method, the settings, the adapters."""
+        """The part of the identity that is known at once: metadata, method, settings and adapters."""
         used = self.adapters.identity
         return self._rows | ({"lora": used} if used else {})
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """All that rows depend on; waits until the files of the model were read whole, once."""
+        """The full identity of KV entries; waits until the files of the model are hashed."""
         return {**self.row_identity, WEIGHTS: self.files.weights()}
 
     def _open_store(self, context: Context, folder: str, limit: int, words: bool) -> None:
@@ -132,14 +132,14 @@ class Opened:
             session.watchers.append(self.library.keeper(session))
 
     def _open_auto(self, settings: dict[str, Any], spec: str) -> None:
-        """Open with our memory where it serves the model, else with llama.cpp's own."""
+        """Open with pylongctx's KV cache if it supports the model, else with llama.cpp's own."""
         try:
             self._open(settings, spec)
         except ModelRefused:
             raise
         except InvalidInput as reason:
             if serves(self.path, arguments.model_settings(self.given), settings, spec):
-                raise  # a setting is refused, not the model
+                raise  # a setting was refused, not the model
             if self.evicts:
                 raise error(reason.status, f"{NO_EVICTION}: {reason}") from None
             try:
@@ -162,13 +162,13 @@ class Opened:
             raise
         if self.context.n_ctx < settings["n_ctx"]:
             LOG.warning(
-                "n_ctx is %d, the positions that the model learned, not %d", self.context.n_ctx, settings["n_ctx"]
+                "n_ctx is %d, the learned positions of the model, not %d", self.context.n_ctx, settings["n_ctx"]
             )
         self._rows = row_identity(self.model, self.files, self.context, self.given)
         if self.evicts and self.context.keeps_checkpoints:
             self.context.close()
             self.model.close()
-            raise ValueError(f"{NO_EVICTION}: this one has sliding windows or recurrent states")
+            raise ValueError(f"{NO_EVICTION}: this model has sliding windows or recurrent states")
         if self.verbose and self.context.why:
             LOG.info(self.context.why)
 
@@ -187,12 +187,12 @@ class Opened:
 
 
 def _load(path: str, settings: dict[str, Any]) -> tuple[Model, ModelFiles]:
-    """Load a model from files that are the same before and after."""
+    """Load a model from files that do not change meanwhile."""
     files: ModelFiles | LctxError
     try:
         files = ModelFiles(path)
     except LctxError as reason:
-        files = reason  # llama.cpp says better what is wrong with a file
+        files = reason  # llama.cpp gives a better reason
     model = Model(path, settings)
     try:
         if isinstance(files, LctxError):
@@ -207,7 +207,7 @@ def _load(path: str, settings: dict[str, Any]) -> tuple[Model, ModelFiles]:
 def _spec(method: Method | str | None, embedding: bool) -> str:
     """Return the spec string of an argument; empty for llama.cpp's own KV cache."""
     if embedding and method not in (None, AUTO, "full") and not isinstance(method, Full):
-        raise ValueError(f"embedding=True runs on llama.cpp's own memory, without method={method}")
+        raise ValueError(f"embedding=True runs on llama.cpp's own KV cache: leave out method={method}")
     if method is None or embedding:
         return OWN
     return "full" if method == AUTO else str(method if isinstance(method, Method) else parse(method))

@@ -1,4 +1,4 @@
-"""What leaves a text that does not fit into its context."""
+"""Choosing the tokens to evict when a text does not fit into its context."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -6,12 +6,12 @@ from typing import NamedTuple, Protocol
 from pylongctx.engine.model import Model
 from pylongctx.methods import Full, parse
 
-KEEP = 4  # tokens of the beginning that stay, behind the BOS token
-LEAST = 4  # tokens of the context that can leave
+KEEP = 4  # first tokens to keep, after the BOS token
+LEAST = 4  # minimum tokens that can be evicted
 
 
 class Cut(NamedTuple):
-    """Tokens that leave, from ``first`` to before ``end``, and how many whole turns of a conversation they are."""
+    """Tokens to evict, from ``first`` to before ``end``, and the number of whole turns among them."""
 
     first: int
     end: int
@@ -19,27 +19,27 @@ class Cut(NamedTuple):
 
 
 class Cuts(Protocol):
-    """Says what leaves a text while its answer is written.
+    """Chooses the tokens to evict while an answer is generated.
 
     Attributes
     ----------
     most : int or None
-        Most tokens of an answer for which nobody gives a number; None: as many as fit without a cut.
+        Maximum tokens of an answer without a given limit; None: as many as fit without eviction.
     """
 
     most: int | None
 
     def next(self, n: int) -> Cut | None:
-        """Return what leaves a text of ``n`` tokens that is full; None: nothing can."""
+        """Return the cut of a text of ``n`` tokens that fills the context; None: nothing can be evicted."""
 
 
 class Halves:
-    """Cuts of a text without turns: its beginning stays, and the older half of the rest leaves.
+    """Cuts of a text without turns: its first tokens stay, and the older half of the rest is evicted.
 
     Parameters
     ----------
     n_keep : int
-        Tokens of the beginning.
+        Number of first tokens to keep.
     """
 
     most = None
@@ -48,15 +48,15 @@ class Halves:
         self._n_keep = n_keep
 
     def next(self, n: int) -> Cut | None:
-        """Return the older half of what follows the beginning."""
+        """Return the older half of the tokens after the first ones."""
         half = (n - self._n_keep) // 2
         return Cut(self._n_keep, self._n_keep + half) if half > 0 else None
 
 
 def halves(model: Model, tokens: Sequence[int], n_keep: int | None, n_ctx: int) -> Halves:
-    """Return the cuts of a prompt of which the BOS token and ``n_keep`` more stay; None: KEEP, negative: all.
+    """Return the cuts of a prompt that keeps BOS and ``n_keep`` more tokens; None: KEEP, negative: all.
 
-    As in llama.cpp, at least four tokens of the context can leave.
+    As in llama.cpp, at least four tokens of the context can be evicted.
     """
     n_start = int(tokens[:1] == [model.info.token_bos])
     wanted = KEEP if n_keep is None else n_keep
@@ -64,25 +64,25 @@ def halves(model: Model, tokens: Sequence[int], n_keep: int | None, n_ctx: int) 
 
 
 def most_tokens(wanted: int | None, room: int, cuts: Cuts | None) -> int:
-    """Return the most tokens of an answer behind a prompt that leaves ``room``; ``wanted`` None: nobody says."""
+    """Return the maximum tokens of an answer after a prompt that leaves ``room``; ``wanted`` None: no limit given."""
     if cuts is None:
         return room if wanted is None else min(wanted, room)
     return (cuts.most or room) if wanted is None else wanted
 
 
 def evicting(spec: str) -> str:
-    """Return the method that drops rows where ``spec`` is asked for, empty standing for llama.cpp's own KV cache.
+    """Return the method for ``spec`` that can evict the middle; an empty spec is llama.cpp's own KV cache.
 
     Raises
     ------
     ValueError
-        When that method drops none.
+        When the method cannot evict the middle.
     """
     method = parse(spec) if spec else None
     if not isinstance(method, Full) or method.spans == 1:
         own = "llama.cpp's own KV cache (method=None)"
         raise ValueError(
-            f"overflow='evict_middle' drops rows of full attention, not of {repr(spec) if spec else own}: "
+            f"overflow='evict_middle' needs full attention, not {repr(spec) if spec else own}: "
             "use method='full', or overflow='error'"
         )
     return str(method if method.spans else Full(spans=2))

@@ -1,16 +1,16 @@
-"""How much of the prompts a step takes beside answers, so that these go on at a reading pace."""
+"""Limits the prompt tokens of a step, so that concurrent answers continue at reading speed."""
 
-LEAST = 16  # tokens of prompts in a step
-NEW = 0.5  # weight of the last step in a mean
+LEAST = 16  # minimum prompt tokens in a step
+NEW = 0.5  # weight of the last step in the moving average
 
 
 class Pace:
-    """Bounds the time of a step in which answers are written and prompts are evaluated.
+    """Bounds the time of steps with both answers and prompts.
 
     Parameters
     ----------
     seconds : float or None
-        The time of such a step, or twice the time of a step without prompts where that is more. None: no bound.
+        Time limit of such a step, or twice the time of a step without prompts if that is more. None: no limit.
 
     Examples
     --------
@@ -24,10 +24,10 @@ class Pace:
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
         self._alone = 0.0  # seconds of a step without prompts
-        self._each = 0.0  # seconds more for a token of a prompt
+        self._each = 0.0  # additional seconds per prompt token
 
     def most(self, n_step: int) -> int:
-        """Return how many tokens of prompts the next step may take, of at most ``n_step``."""
+        """Return how many prompt tokens the next step may evaluate, at most ``n_step``."""
         if self._seconds is None:
             return n_step
         room = max(self._seconds - self._alone, self._alone)
@@ -35,7 +35,7 @@ class Pace:
         return min(n_step, max(LEAST, n - n % LEAST))
 
     def add(self, n_prompt: int, seconds: float) -> None:
-        """Take note of a step that has evaluated so many tokens of prompts."""
+        """Record a step with ``n_prompt`` prompt tokens."""
         if n_prompt == 0:
             self._alone = _mean(self._alone, seconds)
         elif n_prompt >= LEAST:

@@ -1,4 +1,4 @@
-"""What two texts have in common."""
+"""Comparison of two token sequences."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,28 +6,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST = 32  # tokens behind a gap, so that it is one
+LEAST = 32  # minimum tokens after a gap
 
 
 def longest_prefix(a: Sequence[int] | NDArray[Any], b: Sequence[int] | NDArray[Any]) -> int:
-    """Return how many leading elements are equal."""
+    """Return the length of the common prefix."""
     n = min(len(a), len(b))
     different = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
     return int(different[0]) if len(different) else n
 
 
 def find_gap(held: NDArray[np.int32], tokens: NDArray[np.int32]) -> tuple[int, int] | None:
-    """Return the run of tokens that is held, and that a text lacks which begins as what is held and goes on behind it.
+    """Find the run of held tokens that is missing from a text with the same tokens before and after it.
 
     Parameters
     ----------
     held, tokens : numpy.ndarray
-        int32 [n], what is held and the text.
+        int32 [n], the held tokens and the text.
 
     Returns
     -------
     run : tuple of int or None
-        Its first token and the one behind it, with the most tokens of the text behind; None when those are few.
+        Its first token and its end, for the run with the most matching tokens after it; None if those are too few.
 
     Examples
     --------

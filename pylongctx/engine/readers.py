@@ -1,4 +1,4 @@
-"""Documents of prompts: each is read before the prompt, by a job of its own."""
+"""Prefill of the documents of prompts, each in its own job before the prompt."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,16 +13,16 @@ from pylongctx.store.library import Library
 
 
 class Readers:
-    """The jobs that read documents.
+    """The jobs that prefill documents.
 
     Parameters
     ----------
     documents : Documents
-        Where the rows go.
+        Receive the rows.
     library : Library or None
-        The KV store, which has documents that were compressed.
+        The KV store, which may contain compressed documents.
     wake : callable
-        Called by other threads when ``find`` may have found a document.
+        Called by other threads when the search for a document may have ended.
     """
 
     def __init__(self, documents: Documents, library: Library | None, wake: Callable[[], None]) -> None:
@@ -30,15 +30,15 @@ class Readers:
         self._jobs: dict[Document, Job] = {}
 
     def before(self, job: Job, others: list[Job]) -> Iterator[Job]:
-        """Yield new jobs that read what a prompt places; ``others`` are those of the engine."""
+        """Yield new jobs for the documents of a prompt; ``others`` are the engine's jobs."""
         if job.every_row:
-            job.placed = ()  # the rows of all tokens are wanted
+            job.placed = ()  # prefill all tokens of the document
         for document in [place.document for place in job.placed]:
             if document is None or not is_missing(document):
                 continue
             reader = self._jobs.get(document)
             if reader is not None and reader.ended:
-                LOG.warning("document %r could not be read: a prompt with it is read as others", document.name)
+                LOG.warning("document %r could not be prefilled: prompts with it are prefilled normally", document.name)
                 del self._jobs[document]
                 job.placed = without(job.placed, document)
             elif reader not in others and not job.cancelled:
@@ -48,7 +48,7 @@ class Readers:
                 yield self._jobs[document]
 
     def find(self, job: Job) -> bool:
-        """Return whether the store had the document of a job, compressed as it is wanted."""
+        """Return whether the store had the document of a job with the requested ratio."""
         document = job.reads
         if document is None or document.ratio is None or self._library is None:
             return False
@@ -65,7 +65,7 @@ class Readers:
         return True
 
     def keep(self, job: Job, session: Session) -> Exception | None:
-        """Keep the rows of a document when they were read; returns why that cannot be."""
+        """Keep the rows of a prefilled document; returns why that is impossible."""
         document = job.reads
         if document is None:
             return None
@@ -79,10 +79,10 @@ class Readers:
         if document.ratio is not None:
             if self._library is not None:
                 self._library.keep(document)
-            session.clear()  # what is left of its rows is for prompts that have the document
+            session.clear()  # the compressed rows are only valid for prompts with the document
         return None
 
 
 def is_missing(document: Document | None) -> bool:
-    """Return whether a document is not read yet; False for None."""
+    """Return True if a document is not prefilled yet; False for None."""
     return document is not None and document.rows is None

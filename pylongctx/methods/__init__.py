@@ -40,18 +40,18 @@ __all__ = [
     "parse",
 ]
 
-NONE = "none"  # stands for llama.cpp's own KV cache
+NONE = "none"  # llama.cpp's own KV cache
 
 
 def parse(spec: str) -> Method:
-    """Return the method that a spec string such as ``"longheads,chunk_size=64+corm,window=128"`` describes.
+    """Return the method of a spec string such as ``"longheads,chunk_size=64+corm,window=128"``.
 
-    Options bind to the part that they follow.
+    Options belong to the part that they follow.
 
     Raises
     ------
     ValueError
-        When a method, an option or a value is unknown, or the parts do not compose; the message lists what exists.
+        When a method, an option or a value is unknown, or the parts do not compose; the message lists the valid ones.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def parse(spec: str) -> Method:
     ValueError: unknown option 'group=8' of method 'selfextend'; options: group_size=N, neighbor_window=N
     """
     if not isinstance(spec, str):
-        raise TypeError(f"a method is a string or a method object, not {spec!r}")
+        raise TypeError(f"a method must be a string or a method object, not {spec!r}")
     return compose(*map(_parse_part, spec.split("+")))
 
 

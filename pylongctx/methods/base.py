@@ -1,34 +1,34 @@
-"""What every method shares: its name, its options, its spec string; and how a base and a rule compose."""
+"""The base class of methods: name, options and spec string; and the composition of a base and a rule."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-READS_ALL = "full"  # the base of a rule alone
+READS_ALL = "full"  # the base of a rule without an explicit base
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to read a long context; ``str(method)`` is the spec string that the native library parses.
+    """A method for long contexts; ``str(method)`` is the spec string that the native library parses.
 
-    An option that is None is left out of the spec: the library then chooses it. ``base + rule`` composes two methods.
+    An option that is None is left out of the spec, and the library chooses it. ``base + rule`` composes two methods.
 
     Attributes
     ----------
     name : str
-        First word of the spec string.
+        The first word of the spec string.
     words : mapping
-        The options that are words, with the words they may be.
-        All others are integers.
+        The options with string values, and their allowed values.
+        All other options are integers.
     gone : mapping
-        Options, and options with a word, that left, each with what to use.
+        Removed options, and removed values of options, each with its replacement.
     role : str or None
-        What it is in a composition: a "base" says what is read, a "rule" what is forgotten. None: it composes with
+        Role in a composition: a "base" determines what is read, a "rule" what is evicted. None: it composes with
         nothing.
     reads_all : bool
-        Whether every query reads every earlier token.
+        Whether every query reads all earlier tokens.
     waits : bool
-        Whether it is a rule that forgets nothing until it is asked to.
+        Whether it is a rule that evicts only on request.
 
     Examples
     --------
@@ -46,7 +46,7 @@ class Method:
 
     @property
     def parts(self) -> tuple["Method", ...]:
-        """The methods that it is made of: base and rule of a composition, else itself."""
+        """The methods that it consists of: base and rule of a composition, else itself."""
         return (self,)
 
     def __add__(self, other: "Method") -> "Method":
@@ -61,20 +61,20 @@ class Method:
 
 @dataclass(frozen=True)
 class Composition(Method):
-    """A base that forgets by a rule, ``LongHeads() + Corm()``; its spec string is that of both, joined by ``+``.
+    """A base with an eviction rule, such as ``LongHeads() + Corm()``; its spec string joins both by ``+``.
 
     Parameters
     ----------
     base : Method
-        What is read: a method whose role is "base". Full attention is what a rule alone reads: ``Full() + Corm()`` is
+        Determines what is read: a method whose role is "base". It is full attention by default: ``Full() + Corm()`` is
         ``Corm()``.
     rule : Method
-        What is forgotten: a method whose role is "rule".
+        Determines what is evicted: a method whose role is "rule".
 
     Raises
     ------
     TypeError, ValueError
-        When a part is no method object, or the two do not compose; the message says what composes with what.
+        When a part is not a method object, or the two do not compose; the message lists valid compositions.
 
     Examples
     --------
@@ -93,7 +93,7 @@ class Composition(Method):
                 raise TypeError(f"{name} must be a method object, not {part!r}")
         _check(self.base.parts + self.rule.parts)
         if str(self.base) == READS_ALL:
-            raise ValueError(f"'full+{self.rule.name}' is {self.rule.name!r} alone: use the rule itself")
+            raise ValueError(f"'full+{self.rule.name}' is the same as {self.rule.name!r}: use the rule itself")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -110,7 +110,7 @@ class Composition(Method):
 
 
 def compose(*parts: Method) -> Method:
-    """Return the method that is made of ``parts``: one alone, or a base and a rule.
+    """Return the method of ``parts``: a single one, or a base and a rule.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def compose(*parts: Method) -> Method:
 def _check(parts: tuple[Method, ...]) -> None:
     if len(parts) == 2 and parts[0].name == READS_ALL and str(parts[0]) != READS_ALL and not parts[1].waits:
         raise ValueError(
-            f"'{parts[0]}+{parts[1].name}' does not compose: rows of spans stay until they are compressed, with kvzip"
+            f"'{parts[0]}+{parts[1].name}' does not compose: KV entries of spans can only be evicted with kvzip"
         )
     if [part.role for part in parts] != ["base", "rule"]:
         raise ValueError(
@@ -143,12 +143,12 @@ def _check(parts: tuple[Method, ...]) -> None:
 
 
 def _reason(parts: tuple[Method, ...]) -> str:
-    """Return what is wrong with parts that are not a base and a rule."""
+    """Return why parts are not a base and a rule."""
     if len(parts) != 2:
         return f"it has {len(parts)} parts"
     for part in parts:
         if part.role is None:
-            return f"{part.name} composes with nothing"
+            return f"{part.name} does not compose with other methods"
     first, second = parts
     if first.role == second.role:
         return f"both are {first.role}s"
@@ -156,7 +156,7 @@ def _reason(parts: tuple[Method, ...]) -> str:
 
 
 def names(role: str, reads_all: bool = False) -> str:
-    """Return the methods with a role in compositions, or those of them that read every token: ``"a, b or c"``.
+    """Return the methods of a role, or only those that read every token, as ``"a, b or c"``.
 
     Examples
     --------

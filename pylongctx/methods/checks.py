@@ -2,8 +2,8 @@
 
 from numbers import Integral, Real
 
-LIMIT = 2**30  # the largest size that a rule takes
-UNIFORM_OR_ADAPTIVE = ("uniform", "adaptive")  # what budgets of heads may be
+LIMIT = 2**30  # the largest size that a rule accepts
+UNIFORM_OR_ADAPTIVE = ("uniform", "adaptive")  # how heads share their budgets
 
 
 def check_given(name: str, value: int | None) -> None:
@@ -25,13 +25,13 @@ def check_int(name: str, value: int | None, minimum: int, maximum: int | None = 
 
 
 def check_below(name: str, value: int | None, limit_name: str, limit: int | None) -> None:
-    """Raise ValueError unless one of both is None or ``value`` is below ``limit``."""
+    """Raise ValueError unless ``value`` or ``limit`` is None or ``value`` is below ``limit``."""
     if value is not None and limit is not None and value >= limit:
         raise ValueError(f"{name} must be below {limit_name} ({limit}), not {value}")
 
 
 def check_multiple(name: str, value: int | None, unit_name: str, unit: int | None) -> None:
-    """Raise ValueError unless one of both is None or ``value`` is a multiple of ``unit``."""
+    """Raise ValueError unless ``value`` or ``unit`` is None or ``value`` is a multiple of ``unit``."""
     if value is not None and unit is not None and value % unit:
         low = value - value % unit
         nearest = f"{low} or {low + unit}" if low else str(unit)

@@ -1,4 +1,4 @@
-"""CORM: forget the keys that no recent query found important."""
+"""CORM: evict the keys that no recent query found important."""
 
 from dataclasses import dataclass
 
@@ -8,23 +8,23 @@ from pylongctx.methods.checks import LIMIT, check_given, check_int
 
 @dataclass(frozen=True)
 class Corm(Method):
-    """Forget the keys that no recent query found important, in every layer and KV head by itself: no budget to set.
+    """Evict the keys that no recent query found important, separately in every layer and KV head, without a budget.
 
     CORM, Sequence can Secretly Tell You What to Discard, arXiv 2404.15949, section 4.2, algorithm 1. A key is important
-    (definition 3.1) to a query whose segments span t tokens, forgotten ones counted, when its weight is at least 1/t;
-    with grouped heads, when it is for any of the query heads that share it. By itself it reads as full attention does;
-    ``SelfExtend() + Corm()`` and ``LongHeads() + Corm()`` read as their base does.
+    (definition 3.1) to a query whose segments span t tokens, including evicted ones, when its weight is at least 1/t;
+    with grouped heads, when it is for any of the query heads that share it. Alone it reads like full attention;
+    ``SelfExtend() + Corm()`` and ``LongHeads() + Corm()`` read like their base.
 
     Parameters
     ----------
     window : int
-        Queries that are looked back at: a key leaves when none of the last ``window`` ones found it important, and
-        nothing leaves before that many were seen.
+        Number of last queries to consider: a key is evicted when none of them found it important; nothing
+        is evicted before that many were seen.
     recent : int
-        Newest keys that always stay; 0 protects none.
+        Number of newest keys that are never evicted; 0 protects none.
     evict_every : int or None
-        Tokens between two evictions, which follow the positions that complete a multiple of it, however a prompt is cut
-        into batches. 1 is algorithm 1 token by token. None: ``window``, 64 at least, by measurement.
+        Tokens between two evictions, which happen at multiples of it, no matter how a prompt is split
+        into batches. 1 is algorithm 1, token by token. None: ``window``, but at least 64, by measurement.
 
     Raises
     ------

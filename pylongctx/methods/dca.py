@@ -1,4 +1,4 @@
-"""Dual chunk attention: exact positions nearby, one bounded distance for all that is far."""
+"""Dual chunk attention: exact distances nearby, a bounded distance for everything far away."""
 
 from dataclasses import dataclass
 
@@ -8,19 +8,19 @@ from pylongctx.methods.checks import check_int
 
 @dataclass(frozen=True)
 class DualChunk(Method):
-    """Read every token; beyond the chunk before the query's own, distances are cut to the trained context.
+    """Read every token; beyond the chunk before the query's own, distances are limited to the trained context.
 
-    ChunkLlama, arXiv 2402.17463. Positions start again at every chunk, so no length is too long. The first
-    ``chunk_size + local_window`` tokens, with automatic options the trained context, are read as by full attention.
+    ChunkLlama, arXiv 2402.17463. Positions restart at every chunk, so the length is unlimited. The first
+    ``chunk_size + local_window`` tokens (with automatic options the trained context) are read as in full attention.
 
     Parameters
     ----------
     chunk_size : int or None
-        Tokens after which positions start again, below the trained context. None: three quarters of that, less when
+        Tokens after which positions restart, less than the trained context. None: three quarters of it, less if
         a larger local window is given.
     local_window : int or None
-        Distances up to it stay exact across the border of two chunks. At most ``chunk_size``, and the trained context
-        less ``chunk_size``. None: as large as that.
+        Distances up to it stay exact across the border of two chunks. At most ``chunk_size`` and the trained context
+        minus ``chunk_size``. None: that maximum.
 
     Raises
     ------

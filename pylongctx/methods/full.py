@@ -8,13 +8,13 @@ from pylongctx.methods.checks import check_int
 
 @dataclass(frozen=True)
 class Full(Method):
-    """Every query reads every earlier token at its true position: the model as it was trained.
+    """Every query reads all earlier tokens at their true positions, as the model was trained.
 
     Parameters
     ----------
     spans : int or None
-        Of how many pieces a text may consist that were read apart (``Llama.read``), or that stayed when others left
-        (``overflow="evict_middle"``). Each is seen from its true distance. None: of one.
+        Maximum number of pieces of a text that were prefilled separately (``Llama.read``) or remained after an eviction
+        (``overflow="evict_middle"``). Each is seen at its true distance. None: one.
 
     Raises
     ------

@@ -8,25 +8,25 @@ from pylongctx.methods.checks import LIMIT, UNIFORM_OR_ADAPTIVE, check_below, ch
 
 @dataclass(frozen=True)
 class H2O(Method):
-    """Keep a budget of keys per layer and KV head: the newest ones, and those that got most attention in all.
+    """Keep a budget of keys per layer and KV head: the newest ones, and those with the most accumulated attention.
 
     H2O: Heavy-Hitter Oracle, arXiv 2306.14048, section 4.1, algorithm 1. The score of a key is the sum of its weights
-    over all queries since it came, and over the query heads that share it; of equal scores the newer key stays.
+    over all queries since it was added, and over the query heads that share it; on ties the newer key stays.
 
     Parameters
     ----------
     budget : int or None
-        Keys that an eviction leaves; up to ``evict_every`` more are held until the next one. None: a quarter of the
+        Keys left by an eviction; up to ``evict_every`` more are held until the next one. None: a quarter of the
         trained context.
     recent : int or None
-        Newest keys that stay whatever their score: less than ``budget``. None: a quarter of the budget.
+        Number of newest keys that are never evicted, less than ``budget``. None: a quarter of the budget.
     evict_every : int or None
-        Tokens between two evictions, which follow the positions that complete a multiple of it. 1 is the paper's. None:
-        a quarter of the budget, 256 at most.
+        Tokens between two evictions, which happen at multiples of it. 1 is the paper's setting. None:
+        a quarter of the budget, but at most 256.
     heads : str or None
-        "adaptive": the KV heads of a layer share their budgets and keep their best keys together, and a fifth of its
-        budget is each head's own (AdaKV, arXiv 2407.11550, with the safeguard of its section 4). None, "uniform": every
-        head has its budget for itself.
+        "adaptive": the KV heads of a layer pool their budgets for their best keys, and each head keeps at least a fifth
+        of its budget (AdaKV, arXiv 2407.11550, with the safeguard of its section 4). None, "uniform": every head has
+        its own budget.
 
     Raises
     ------

@@ -7,12 +7,12 @@ from pylongctx.methods.base import Method
 
 @dataclass(frozen=True)
 class Kvzip(Method):
-    """Read a text as it is, and compress it when ``Llama.compress`` asks for it.
+    """Read a text with full attention, and compress it when ``Llama.compress`` is called.
 
-    KVzip, arXiv 2505.23416, section 3: the text is replayed, "repeat the previous context", and of the keys of all
-    layers and KV heads together those stay to which a query of the replay gave the largest weights. What stays does not
-    depend on a question, so many questions can be asked about one compressed text. A weight is a share of all that the
-    query reads; in the paper it is a share of the query's own chunk and of the replay.
+    KVzip, arXiv 2505.23416, section 3: the text is replayed ("repeat the previous context"), and among the keys of all
+    layers and KV heads those with the largest weights from queries of the replay are kept. The choice does not depend
+    on a question, so many questions can be asked about one compressed text. Weights are normalized over everything
+    that the query reads; in the paper only over the query's own chunk and the replay.
 
     Examples
     --------

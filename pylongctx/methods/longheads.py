@@ -1,4 +1,4 @@
-"""LongHeads: every head reads the chunks of the text that matter to it."""
+"""LongHeads: every head reads the chunks of the text that are relevant to it."""
 
 from dataclasses import dataclass
 
@@ -10,45 +10,45 @@ GRAIN = 16
 
 @dataclass(frozen=True)
 class LongHeads(Method):
-    """Cut the text into chunks; per layer and head read the first, the recent and the best ones.
+    """Split the text into chunks; each layer and head reads the first, the recent and the best ones.
 
-    LongHeads, arXiv 2402.10685, sections 2.1 to 2.3. Selection is a filter on a base method, which says where keys are
-    stored and at which distance a query sees them. Up to ``select_from`` tokens everything is read and the result is
-    that of the base, bit for bit. An option that is None is chosen by the library, by measurements on real models (see
-    the page on LongHeads); ``paper()`` has the paper's settings.
+    LongHeads, arXiv 2402.10685, sections 2.1 to 2.3. Selection is a filter on a base method, which determines the
+    distances at which a query sees keys. Up to ``select_from`` tokens everything is read and the result is bitwise
+    identical to that of the base. An option that is None is chosen by the library, by measurements on real models
+    (see the page on LongHeads); ``paper()`` has the paper's settings.
 
     Parameters
     ----------
     chunk_size : int or None
-        Tokens of a chunk, a multiple of 16. None: 16.
+        Tokens per chunk, a multiple of 16. None: 16.
     window : int or None
-        Tokens that a query reads, its own chunk counted as complete: a multiple of ``chunk_size``. What SelfExtend
-        keeps nearby comes on top. None: an eighth of the context, at least 2048 and at most half of the trained
+        Tokens that a query reads, counting its own chunk as complete: a multiple of ``chunk_size``. The neighbor
+        window of SelfExtend is added. None: an eighth of the context, at least 2048 and at most half of the trained
         context.
     n_recent : int or None
-        Chunks right before the query's own one that are always read, as chunk 0 and the own chunk are. None: as many
-        as hold 128 tokens.
+        Chunks right before the query's own chunk that are always read, in addition to chunk 0 and the own chunk.
+        None: the number that holds 128 tokens.
     select : str or None
-        Who chooses: every query head for itself ("head", the paper), or the query heads of one KV head together
-        ("group").
+        What selects chunks: every query head separately ("head", the paper), or the query heads of one KV head
+        together ("group").
     representation : str or None
-        What a query is compared with. "keys2", "keys1": every key of a chunk in two bits or one bit a channel; the
+        What queries are compared with. "keys2", "keys1": every key of a chunk in two bits or one bit a channel; the
         score is the log of the attention that the chunk would get. "outlier": the key farthest from the mean of the
         chunk, and mean and variance of the others. "minmax": the minimum and maximum of the keys per channel, which
         bound the score of the best key from above (Quest, arXiv 2406.10774). "attention": the mean key weighted by the
         chunk's attention to itself (the paper, eq. 1-2). None: "keys2"; "attention" with ``position="packed"``.
     position : str or None
         The base: "full", "string" (up to the trained context), "dca" or "selfextend", with its automatic settings.
-        "packed": the chosen chunks side by side in front of the query (the paper, figure 3), with "attention" alone.
-        None: "full" up to the trained context, rope scaling included, and "dca" beyond it.
+        "packed": the selected chunks side by side before the query (the paper, figure 3), only with "attention".
+        None: "full" up to the trained context, including RoPE scaling, and "dca" beyond it.
     select_from : int or None
-        The first position whose query chooses; before it everything is read, which costs less there. At least
-        ``window``. None: ``window`` where that is given, else three times it.
+        The first position whose query selects chunks; before it everything is read, which is cheaper there. At least
+        ``window``. None: ``window`` if that is given, else three times the automatic window.
 
     Raises
     ------
     TypeError, ValueError
-        When an option is of the wrong type, too small, no multiple of what it is made of, or an unknown word.
+        When an option has the wrong type, is too small, is not a multiple of its unit, or is an unknown word.
 
     Examples
     --------
@@ -94,7 +94,7 @@ class LongHeads(Method):
 
     @classmethod
     def paper(cls, chunk_size: int | None = None, window: int | None = None) -> "LongHeads":
-        """Return the settings of the paper: each query and head chooses alone, by attention, read side by side.
+        """Return the settings of the paper: each query head selects separately, by attention, with packed positions.
 
         Examples
         --------
@@ -105,9 +105,9 @@ class LongHeads(Method):
 
     @classmethod
     def quest(cls, window: int | None = None) -> "LongHeads":
-        """Return the settings of Quest, arXiv 2406.10774: pages of 16 tokens, each query head chooses by the bound.
+        """Return the settings of Quest, arXiv 2406.10774: pages of 16 tokens, selected by each query head by the bound.
 
-        Quest reads its first two layers whole; here every layer chooses.
+        Quest uses full attention in its first two layers; here every layer selects.
 
         Examples
         --------

@@ -8,30 +8,29 @@ from pylongctx.methods.checks import LIMIT, UNIFORM_OR_ADAPTIVE, check_below, ch
 
 @dataclass(frozen=True)
 class Scissorhands(Method):
-    """Keep a budget of keys per layer and KV head: the newest ones, and those that were important most often lately.
+    """Keep a budget of keys per layer and KV head: the newest ones, and those that were recently important most often.
 
     Scissorhands, arXiv 2305.17118, section 4.1, algorithms 1 and 2. The score of a key counts how often its weight was
     at least the mean one, among the last ``window`` queries before an eviction and the query heads that share it; the
-    mean is 1/t for a query whose segments span t tokens, forgotten ones counted. Each eviction sets the scores to 0; of
-    equal ones the newer key stays.
+    mean is 1/t for a query whose segments span t tokens, including evicted ones. Each eviction resets the scores to 0;
+    on ties the newer key stays.
 
     Parameters
     ----------
     budget : int or None
-        Keys that an eviction leaves; up to ``evict_every`` more are held until the next one. None: a quarter of the
+        Keys left by an eviction; up to ``evict_every`` more are held until the next one. None: a quarter of the
         trained context.
     window : int or None
-        Queries before an eviction that are counted, at most ``evict_every``. None: ``evict_every``, all since the last
-        eviction.
+        Number of queries before an eviction that count, at most ``evict_every``. None: ``evict_every``, which is all
+        since the last eviction.
     recent : int or None
-        Newest keys that stay whatever their score: less than ``budget``. None: a quarter of the budget.
+        Number of newest keys that are never evicted, less than ``budget``. None: a quarter of the budget.
     evict_every : int or None
-        Tokens between two evictions, which follow the positions that complete a multiple of it. None:
-        a quarter of the budget, 256 at most.
+        Tokens between two evictions, which happen at multiples of it. None: a quarter of the budget, but at most 256.
     heads : str or None
-        "adaptive": the KV heads of a layer share their budgets and keep their best keys together, and a fifth of its
-        budget is each head's own (AdaKV, arXiv 2407.11550, with the safeguard of its section 4). None, "uniform": every
-        head has its budget for itself.
+        "adaptive": the KV heads of a layer pool their budgets for their best keys, and each head keeps at least a fifth
+        of its budget (AdaKV, arXiv 2407.11550, with the safeguard of its section 4). None, "uniform": every head has
+        its own budget.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""SelfExtend: exact positions nearby, grouped positions far away."""
+"""SelfExtend: exact distances nearby, grouped distances far away."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ from pylongctx.methods.checks import check_int
 
 @dataclass(frozen=True)
 class SelfExtend(Method):
-    """Read every token; beyond the neighbor window its distance is divided by the group size.
+    """Read every token; beyond the neighbor window, distances are divided by the group size.
 
-    LLM Maybe LongLM: SelfExtend, arXiv 2401.01325, algorithm 1. Up to the trained context with automatic options
-    nothing is remapped and the result is that of full attention.
+    LLM Maybe LongLM: SelfExtend, arXiv 2401.01325, algorithm 1. With automatic options, nothing is remapped up to
+    the trained context, and the result is that of full attention.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""STRING: exact positions nearby, and distances that training saw often for all that is far."""
+"""STRING: exact distances nearby, and distances that are frequent in training for everything far away."""
 
 from dataclasses import dataclass
 
@@ -8,21 +8,21 @@ from pylongctx.methods.checks import check_int
 
 @dataclass(frozen=True)
 class ShiftedRotary(Method):
-    """Read every token; those at ``shift_offset`` or farther are seen ``shift_offset - local_window`` nearer.
+    """Read every token; distances from ``shift_offset`` on are reduced by ``shift_offset - local_window``.
 
     STRING (ShifTed Rotary position embeddING), arXiv 2410.18745, section 4.1, equation 4. Large distances are rare in
     training, so inside the trained context they are replaced by smaller ones. The first ``shift_offset`` tokens are
-    read as by full attention. Twice the trained context, less the local window, is the most that it reads.
+    read as in full attention. The maximum length is twice the trained context minus the local window.
 
     Parameters
     ----------
     shift_offset : int or None
-        Distances below it stay exact, at most the trained context. None: a third of the trained context, the paper's
-        setting, or as much as ``n_ctx`` needs beyond it.
+        Distances below it stay exact; at most the trained context. None: a third of the trained context, the paper's
+        setting, or more if ``n_ctx`` requires it.
     local_window : int or None
-        What the distance ``shift_offset`` becomes, so that the nearest tokens stay the nearest. At most
+        The distance that replaces ``shift_offset``, so that the nearest tokens stay the nearest. At most
         ``shift_offset``, with which all distances are exact. None: 128, the paper's setting, or a sixteenth of the
-        trained context where that is less.
+        trained context if that is less.
 
     Raises
     ------

@@ -11,21 +11,21 @@ class Tova(Method):
     """Keep a budget of keys per layer and KV head: those that the last query before an eviction attends to most.
 
     TOVA, Token Omission Via Attention, Transformers are Multi-State RNNs, arXiv 2401.06104, section 3. The score of a
-    key is the sum of that query's weights over the query heads that share it; the paper's is the mean over all heads of
-    a layer, which drop the same tokens. No key is protected; of equal scores the newer one stays.
+    key is the sum of that query's weights over the query heads that share it; in the paper it is the mean over all
+    heads of a layer, which evict the same tokens. No key is protected; on ties the newer key stays.
 
     Parameters
     ----------
     budget : int or None
-        Keys that an eviction leaves; up to ``evict_every`` more are held until the next one. None: a quarter of the
+        Keys left by an eviction; up to ``evict_every`` more are held until the next one. None: a quarter of the
         trained context.
     evict_every : int or None
-        Tokens between two evictions, which follow the positions that complete a multiple of it. 1 is the paper's. None:
-        a quarter of the budget, 256 at most.
+        Tokens between two evictions, which happen at multiples of it. 1 is the paper's setting. None:
+        a quarter of the budget, but at most 256.
     heads : str or None
-        "adaptive": the KV heads of a layer share their budgets and keep their best keys together, and a fifth of its
-        budget is each head's own (AdaKV, arXiv 2407.11550, with the safeguard of its section 4). None, "uniform": every
-        head has its budget for itself.
+        "adaptive": the KV heads of a layer pool their budgets for their best keys, and each head keeps at least a fifth
+        of its budget (AdaKV, arXiv 2407.11550, with the safeguard of its section 4). None, "uniform": every head has
+        its own budget.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""TriAttention: keep the keys that the mean query will find important."""
+"""TriAttention: keep the keys that an average query will find important."""
 
 from dataclasses import dataclass
 
@@ -8,30 +8,30 @@ from pylongctx.methods.checks import LIMIT, UNIFORM_OR_ADAPTIVE, check_below, ch
 
 @dataclass(frozen=True)
 class TriAttention(Method):
-    """Keep a budget of keys per layer and KV head: those that the mean of all queries so far expects to need.
+    """Keep a budget of keys per layer and KV head: those that matter most to the mean of all queries so far.
 
-    TriAttention, arXiv 2604.04921: before they are rotated, the queries of a head gather around a center. The score of
-    a key is what a query like that center gives it, as a mean over the distances 1, 2, 4 to 65536 from which later
-    queries look, and a term for how far queries stray from the center. It is taken in standard deviations over the keys
-    of a head, and of the query heads that share a key the largest counts; of equal scores the newer key stays. The
-    paper measures centers beforehand, on other texts. Here they are means over the sequence itself, so no calibration
-    is needed. A model whose queries are not rotated last is refused, and so is a base other than ``full``.
+    TriAttention, arXiv 2604.04921: before rotation, the queries of a head cluster around a center. The score of a key
+    is the attention logit of that center, averaged over the distances 1, 2, 4 to 65536 of later queries, plus a term
+    for the spread of queries around the center. Scores are normalized to standard deviations over the keys of a head,
+    and the maximum over the query heads that share a key counts; on ties the newer key stays. The paper measures
+    centers in advance on other texts. Here they are means over the sequence itself, so no calibration is needed. Models
+    whose queries are not rotated last are refused, and so are bases other than ``full``.
 
     Parameters
     ----------
     budget : int or None
-        Keys that an eviction leaves; up to ``evict_every`` more are held until the next one. None: a quarter of the
+        Keys left by an eviction; up to ``evict_every`` more are held until the next one. None: a quarter of the
         trained context.
     recent : int or None
-        Newest keys that stay whatever their score: less than ``budget``. None: 128, as in the paper, a quarter of the
-        budget at most.
+        Number of newest keys that are never evicted, less than ``budget``. None: 128, as in the paper, but at most a
+        quarter of the budget.
     evict_every : int or None
-        Tokens between two evictions, which follow the positions that complete a multiple of it. None: 128, as in the
-        paper, a quarter of the budget at most.
+        Tokens between two evictions, which happen at multiples of it. None: 128, as in the paper, but at most a quarter
+        of the budget.
     heads : str or None
-        "adaptive": the KV heads of a layer share their budgets and keep their best keys together, and a fifth of its
-        budget is each head's own (AdaKV, arXiv 2407.11550, with the safeguard of its section 4). None, "uniform": every
-        head has its budget for itself.
+        "adaptive": the KV heads of a layer pool their budgets for their best keys, and each head keeps at least a fifth
+        of its budget (AdaKV, arXiv 2407.11550, with the safeguard of its section 4). None, "uniform": every head has
+        its own budget.
 
     Raises
     ------

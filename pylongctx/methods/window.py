@@ -8,17 +8,17 @@ from pylongctx.methods.checks import check_given, check_int
 
 @dataclass(frozen=True)
 class Window(Method):
-    """Read the first tokens (sinks) and the last ones, forget the middle.
+    """Read the first tokens (sinks) and the last ones, evict the middle.
 
-    StreamingLLM, arXiv 2309.17453, and LM-Infinite, arXiv 2308.16137. Fluent at any length, and blind to what left
-    the window: the baseline that long-context methods must beat.
+    StreamingLLM, arXiv 2309.17453, and LM-Infinite, arXiv 2308.16137. Fluent at any length, but blind to tokens
+    outside the window: the baseline for long-context methods.
 
     Parameters
     ----------
     n_sink : int
-        First tokens that stay readable.
+        Number of first tokens that are kept.
     window : int or None
-        Last tokens that stay readable, the query's own key included. None: chosen from the trained context.
+        Number of last tokens that are kept, including the query's own key. None: chosen from the trained context.
 
     Raises
     ------

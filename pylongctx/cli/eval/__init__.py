@@ -1,4 +1,4 @@
-"""``pylongctx eval TASK``: measure what a model can do with a long text. Without a task: the list of tasks."""
+"""``pylongctx eval TASK``: evaluate a model on long-context tasks. Without a task: list the tasks."""
 
 from __future__ import annotations
 

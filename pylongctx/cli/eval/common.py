@@ -1,4 +1,4 @@
-"""What the tasks of ``pylongctx eval`` share: options, the loop over methods and lengths, tables."""
+"""Shared by the tasks of ``pylongctx eval``: options, the loop over methods and lengths, tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pylongctx.eval.task import Record, Task
 
 DEFAULT_METHODS = ("full", "selfextend", "longheads")
-PARALLEL = "samples that are answered together, each on a sequence of its own; their times are not measured (1)"
+PARALLEL = "samples to answer concurrently, each in its own sequence; their times are not measured (1)"
 int_list = arguments.reported(arguments.int_list)  # as the type of an option: "512,2048", "512-8192*2"
 
 
@@ -34,31 +34,31 @@ class Measured(NamedTuple):
 
 
 def add_run_options(parser: argparse.ArgumentParser, lengths: str = "512,2048", chat: bool = True) -> None:
-    """Add which methods and lengths are run, and where the records go."""
+    """Add the methods, the lengths and the file of the records."""
     add = parser.add_argument
     help = "method such as selfextend or window,n_sink=4; may be repeated"
     add_methods(parser, f"{help} (LCTX_METHOD, or {' '.join(DEFAULT_METHODS)})")
     if lengths:
-        what = f"tokens, also 512-8192*2 or 512-2048+512 ({lengths})"
+        what = f"context lengths in tokens, also 512-8192*2 or 512-2048+512 ({lengths})"
         add("--lengths", type=int_list, default=int_list(lengths), metavar="N,N", help=what)
     parser.set_defaults(chat=False)
     if chat:
-        add("--chat", action="store_true", help="surround the prompts by the model's chat template")
+        add("--chat", action="store_true", help="wrap the prompts in the model's chat template")
     add("-np", "--parallel", type=int, default=1, metavar="N", help=PARALLEL)
-    add("--json", metavar="FILE", help="append one JSON line per sample; a sample that the file has is not run again")
+    add("--json", metavar="FILE", help="append one JSON line per sample; samples already in the file are skipped")
 
 
 def add_limit(parser: argparse.ArgumentParser, default: int | None, what: str, without: str = "all") -> None:
-    """Add how many samples are run; ``without`` says what None stands for."""
+    """Add the number of samples; ``without`` describes the default None."""
     help = f"{what} ({without if default is None else default})"
     parser.add_argument("--limit", "--tests", type=int, default=default, metavar="N", help=help)
 
 
 def add_sharing(parser: argparse.ArgumentParser) -> None:
-    """Add how several questions share one text."""
-    help = "read a text once for all questions about it, instead of each from an empty cache"
+    """Add whether several questions share one prefilled text."""
+    help = "prefill a text once for all questions about it, instead of once per question"
     parser.add_argument("--reuse", action="store_true", help=help)
-    help = "with --reuse: share of the rows of a text that kvzip keeps before the questions (1)"
+    help = "with --reuse: fraction of a text's KV entries that kvzip keeps before the questions (1)"
     parser.add_argument("--compress", type=float, default=1.0, metavar="RATIO", help=help)
 
 
@@ -73,13 +73,13 @@ def float_list(text: str) -> tuple[float, ...]:
 
 
 def methods(args: argparse.Namespace) -> list[str]:
-    """Return the methods that were asked for, or the default ones."""
+    """Return the requested methods, or the default ones."""
     asked = args.method or [os.environ.get("LCTX_METHOD")]
     return [str(named(spec) or NONE) for spec in asked if spec] or list(DEFAULT_METHODS)
 
 
 def evaluate(args: argparse.Namespace, tasks: Sequence[Task], lengths: Sequence[int], seed: int = 0) -> list[Measured]:
-    """Run every task with every method at every length, showing progress; what ``--json`` holds is not run again."""
+    """Run every task with every method at every length; samples in the ``--json`` file are skipped."""
     from pylongctx.eval.runner import Cell, Results, run
 
     if getattr(args, "limit", None) is not None and args.limit < 1:
@@ -130,7 +130,7 @@ def _text(measured: Measured) -> str:
 
 
 def choices(measured: Sequence[Measured]) -> Iterator[str]:
-    """Yield one line per automatic choice: the method, the lengths it was made for, what was chosen."""
+    """Yield one line per automatic choice: the method, its lengths and the chosen options."""
     lengths: dict[tuple[str, str], dict[int, None]] = {}
     for cell, records in measured:
         for record in records:
@@ -142,7 +142,7 @@ def choices(measured: Sequence[Measured]) -> Iterator[str]:
 
 
 def show(measured: Sequence[Measured], *tables: Table) -> int:
-    """Print tables and what was chosen; returns the exit status."""
+    """Print the tables and the automatic choices; returns the exit status."""
     for table in tables:
         show_table(table)
     for line in choices(measured):

@@ -16,20 +16,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser, lengths="4096")
     add = parser.add_argument
     add("--data", required=True, metavar="DIR", help="folder with LongBench's .jsonl files")
-    add("--tasks", default="all", metavar="T,T", help="hotpotqa,trec,... (all: those whose files are there)")
+    add("--tasks", default="all", metavar="T,T", help="hotpotqa,trec,... (all that have a file)")
     add_limit(parser, None, "only the first samples of each task")
-    add("-E", "--e", action="store_true", help="LongBench-E: scores by length of the text")
-    add("--max-length", type=int, metavar="N", help="tokens of a prompt (what a length leaves besides the answer)")
+    add("-E", "--e", action="store_true", help="LongBench-E: report scores by text length")
+    add("--max-length", type=int, metavar="N", help="maximum tokens of a prompt (the length minus the answer)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the tasks and print a table by length, with -E one for every range of lengths of the text."""
+    """Run the tasks and print a table by length, with -E one per range of text lengths."""
     from pylongctx.eval.longbench import BUCKETS, LongBench, tasks
 
     there = [name for name in tasks() if (Path(args.data) / f"{name}{'_e' * args.e}.jsonl").is_file()]
     names = there if args.tasks == "all" else args.tasks.split(",")
     if not names:
-        raise ValueError(f"{args.data} has no file of LongBench{'-E' * args.e}, such as trec{'_e' * args.e}.jsonl")
+        raise ValueError(f"{args.data} contains no file of LongBench{'-E' * args.e}, such as trec{'_e' * args.e}.jsonl")
     chosen = [LongBench(name, args.data, args.limit, args.e, args.max_length) for name in names]
     measured = evaluate(args, chosen, args.lengths)
     title = f"LongBench{'-E' * args.e}, {Path(measured[0].cell.model).name}"

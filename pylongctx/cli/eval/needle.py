@@ -28,20 +28,33 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
     add_run_options(parser, lengths="")
     add = parser.add_argument
-    add("--lengths", "--context-lengths", type=int_list, metavar="N,N", help="tokens, instead of the next three")
+    add(
+        "--lengths",
+        "--context-lengths",
+        type=int_list,
+        metavar="N,N",
+        help="lengths in tokens, instead of the next three options",
+    )
     add("--context-lengths-min", type=int, default=1000, metavar="N", help="(1000)")
     add("--context-lengths-max", type=int, default=16000, metavar="N", help="(16000)")
     add("--context-lengths-num-intervals", type=int, default=5, metavar="N", help="how many (5; the original: 35)")
-    add("--document-depth-percents", type=float_list, metavar="X,X", help="depths, instead of the next four")
+    add("--document-depth-percents", type=float_list, metavar="X,X", help="depths, instead of the next four options")
     add("--document-depth-percent-min", type=float, default=0, metavar="X", help="(0)")
     add("--document-depth-percent-max", type=float, default=100, metavar="X", help="(100)")
     add("--document-depth-percent-intervals", type=int, default=5, metavar="N", help="how many (5; the original: 35)")
     add("--document-depth-percent-interval-type", choices=("linear", "sigmoid"), default="linear", help="(linear)")
-    add("--final-context-length-buffer", type=int, default=200, metavar="N", help="for question and answer (200)")
+    add(
+        "--final-context-length-buffer",
+        type=int,
+        default=200,
+        metavar="N",
+        help="tokens reserved for question and answer (200)",
+    )
+    add("--decoys", type=int, default=0, metavar="N", help="similar sentences with other answers (0)")
     add("--needle", metavar="TEXT", help="the sentence; {key} stands for five digits")
     add("--retrieval-question", metavar="TEXT")
     add("--expected", metavar="TEXT", help="the right answer")
-    add("--passkey", action="store_true", help="hide a pass key instead, as LongHeads' figure 7 does")
+    add("--passkey", action="store_true", help="hide a pass key instead, as in LongHeads' figure 7")
     add(
         "--haystack",
         "--haystack-dir",
@@ -49,7 +62,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="'synthetic', a text, or a folder of texts (synthetic)",
     )
-    add("--scorer", choices=("overlap", "match", "exact", "rouge"), help="(overlap; match with --passkey)")
+    add(
+        "--scorer",
+        choices=("overlap", "match", "exact", "rouge"),
+        help="scoring of answers (overlap; match with --passkey)",
+    )
     add("-n", "--predict", type=int, default=48, metavar="N", help="tokens of the answer (48)")
     add_limit(parser, 1, "samples per length and depth")
     add_seed(parser, what="seed of haystack and keys")
@@ -71,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     names = ("needle", "retrieval_question", "expected", "scorer")
     texts = {name: value for name in names if (value := getattr(args, name)) is not None}
     fields = {"haystack": args.haystack, "final_context_length_buffer": args.final_context_length_buffer}
-    fields |= {"max_tokens": args.predict, "tests": args.limit}
+    fields |= {"max_tokens": args.predict, "tests": args.limit, "decoys": args.decoys}
     task = Needle(tuple(depths), **((PASSKEY if args.passkey else {}) | texts | fields))
     measured = evaluate(args, [task], lengths, args.seed)
     methods = dict.fromkeys(m.cell.method for m in measured)

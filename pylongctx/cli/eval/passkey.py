@@ -21,12 +21,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="fill",
         help="prompts that fill the length (fill), or those of a paper or program",
     )
-    add("--digits", type=int_list, metavar="N,N", help="of the key (5; 1 to 50000 with landmark and llama.cpp)")
+    add("--digits", type=int_list, metavar="N,N", help="digits of the key (5; 1 to 50000 with landmark and llama.cpp)")
     add("--depths", type=float_list, default=(), metavar="X,X", help="depths of the key, 0 to 1 (random)")
-    add(
-        "--junk", type=int, metavar="N", help="lines of haystack, with selfextend and llama.cpp (what the length holds)"
-    )
-    add("--pos", type=int, metavar="N", help="the line before which the key is hidden (by depth)")
+    add("--junk", type=int, metavar="N", help="lines of haystack, with selfextend and llama.cpp (as many as fit)")
+    add("--pos", type=int, metavar="N", help="hide the key before this line (by depth)")
     add_prompt_options(parser)
 
 

@@ -12,12 +12,12 @@ from pylongctx.cli.eval.common import Measured, add_run_options, evaluate, int_l
 from pylongctx.cli.options import add_model_options
 
 MODES = {
-    "llama.cpp": "the second half of chunks, as llama-perplexity",
+    "llama.cpp": "the second half of each chunk, like llama-perplexity",
     "sliding": "the last tokens of windows that advance by the stride",
-    "incremental": "every token given all before it, with a curve by position",
+    "incremental": "every token given all previous ones, with a curve by position",
     "last": "the last tokens of passages that end at the same places for every length",
 }
-N_POINTS = 16  # rows of the curve that is printed; the JSON lines have all
+N_POINTS = 16  # rows of the printed curve; the JSON lines have all
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -43,11 +43,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--chunks",
         type=int,
         metavar="N",
-        help="only so many chunks, windows or passages of each text (all; incremental 1, last 4)",
+        help="maximum chunks, windows or passages of each text (all; incremental 1, last 4)",
     )
-    add("--ppl-stride", type=int, metavar="N", help="of windows, scored ends and curves (256); alone: --mode sliding")
+    add(
+        "--ppl-stride",
+        type=int,
+        metavar="N",
+        help="stride of windows, scored ends and curves (256); alone: --mode sliding",
+    )
     add("--kl-divergence", action="store_true", help="compare with another method, token by token")
-    add("--base", default="full", metavar="M", help="that method, with an f16 cache (full)")
+    add("--base", default="full", metavar="M", help="the method to compare with, with an f16 cache (full)")
 
 
 def run(args: argparse.Namespace) -> int:

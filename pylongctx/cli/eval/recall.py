@@ -1,6 +1,6 @@
-"""``pylongctx eval recall``: facts hidden in a text that is read once, and a question about each.
+"""``pylongctx eval recall``: facts hidden in a text that is prefilled once, and a question about each.
 
-Facts are asked for in their own words, in other words (as NoLiMa does), or among similar ones.
+Questions use the fact's own words, other words (as in NoLiMa), or ask among similar facts.
 """
 
 from __future__ import annotations
@@ -19,19 +19,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
     add_run_options(parser, chat=False)
     add = parser.add_argument
-    add("--asked", choices=ASKED, action="append", help="what for, and in which words; may be repeated (number)")
-    add("--questions", type=int, default=5, metavar="N", help="facts of a text, each is asked for (5)")
+    add("--asked", choices=ASKED, action="append", help="kind of question; may be repeated (number)")
+    add("--questions", type=int, default=5, metavar="N", help="facts per text, with one question each (5)")
     add("--decoys", type=int, default=0, metavar="N", help="similar sentences for each fact (0)")
     add("--haystack", default="synthetic", metavar="FILE", help="'synthetic', a text, or a folder of texts (synthetic)")
     add_limit(parser, 4, "texts per method and length")
-    add("--anew", type=int, default=0, metavar="N", help="questions of a text answered from an empty cache too (0)")
-    add("--scored", type=int, default=0, metavar="N", help="tokens at the text's end whose perplexity is told too (0)")
-    add("--compress", type=float, default=1.0, metavar="RATIO", help="share of the text's rows that kvzip leaves (1)")
+    add("--anew", type=int, default=0, metavar="N", help="questions per text also answered from an empty cache (0)")
+    add(
+        "--scored",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens at the end of the text whose perplexity is reported (0)",
+    )
+    add(
+        "--compress",
+        type=float,
+        default=1.0,
+        metavar="RATIO",
+        help="fraction of the text's KV entries that kvzip keeps (1)",
+    )
     add_seed(parser, what="seed of haystack and facts")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the texts and print the share of right answers by length, and how often reading anew changes an answer."""
+    """Run the texts and print the fraction of right answers by length, and how often a fresh prefill changes it."""
     from pylongctx.eval.recall import Recall
 
     names = ("questions", "decoys", "haystack", "anew", "scored", "compress")
@@ -45,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     status = show(measured, *tables)
     for m in measured if args.anew else []:
         same = m.cell.task.summary(m.records)["same"]
-        print(f"{m.cell.task.name}, {m.cell.method} at {m.cell.length}: {100 * same:.0f} % of the answers as read anew")
+        print(f"{m.cell.task.name}, {m.cell.method} at {m.cell.length}: {100 * same:.0f} % as with a fresh prefill")
     return status
 
 

@@ -1,4 +1,4 @@
-"""``pylongctx eval ruler``: RULER's retrieval, tracking, counting and question tasks, made here."""
+"""``pylongctx eval ruler``: RULER's retrieval, tracking, counting and question tasks, generated locally."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
     add_run_options(parser, lengths="4096")
     add = parser.add_argument
-    add("--tasks", default="all", metavar="T,T", help="niah_single_1,vt,... (all: those whose data is here)")
+    add("--tasks", default="all", metavar="T,T", help="niah_single_1,vt,... (all whose data is available)")
     add_limit(parser, 20, "samples per task, method and length; RULER: 500")
     add(
         "--data",
@@ -33,12 +33,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _data(text: str) -> tuple[str, str]:
     name, _, file = text.partition("=")
     if name not in (ESSAY, "qa_1", "qa_2", "cwe") or not file:
-        raise argparse.ArgumentTypeError(f"{text!r} is not such as essay=FILE or qa_1=FILE")
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form essay=FILE or qa_1=FILE")
     return name, file
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the tasks and print a table by length, the mean of the tasks at its end."""
+    """Run the tasks and print a table by length, with the mean of the tasks in the last row."""
     from pylongctx.eval.ruler import NAMES, Ruler
     from pylongctx.eval.ruler.niah import KINDS
 

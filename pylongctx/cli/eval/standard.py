@@ -1,4 +1,4 @@
-"""Tasks that have only the standard options: a line in ``pylongctx.eval.registry`` is all that they need."""
+"""Tasks with only the standard options; each needs just a line in ``pylongctx.eval.registry``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: argparse.ArgumentParser, entry: Entry) -> None:
-    """Add the options of a task; ``--data`` where it reads files."""
+    """Add the options of a task, with ``--data`` if it reads files."""
     parser.description = f"{entry.help}."
     add_model_options(parser)
     add_run_options(parser, lengths=entry.lengths)
@@ -27,7 +27,14 @@ def add_options(parser: argparse.ArgumentParser, entry: Entry) -> None:
         add("--data", action="append", required=True, metavar="FILE", help=f"{entry.data}; may be repeated")
     add_limit(parser, None, "samples of each file" if entry.data else "samples per length", "the task's")
     add("-n", "--predict", type=int, metavar="N", help="tokens of an answer (the task's)")
-    add("--set", action="append", default=[], type=reported(pair), metavar="NAME=VALUE", help="another of its fields")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        type=reported(pair),
+        metavar="NAME=VALUE",
+        help="any other field of the task",
+    )
     add_sharing(parser)
     add_seed(parser)
     parser.set_defaults(run=run, data=[])
@@ -42,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def fields_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of a task that the options give."""
+    """Return the fields of a task that are set by options."""
     given = {"tests": args.limit, "max_tokens": args.predict}
     return {name: value for name, value in given.items() if value is not None} | dict(args.set)
 
@@ -59,5 +66,5 @@ def make(name: str, files: list[str], given: dict[str, Any]) -> list[Task]:
     known = [part.name for part in fields(cls) if part.init and part.name != "data"]  # type: ignore[arg-type]
     if unknown := [field for field in given if field not in known]:
         way_out = guess(unknown[0], known) or f"; it has {', '.join(known)}"
-        raise ValueError(f"the task {name} has no {unknown[0]}{way_out}")
+        raise ValueError(f"the task {name} has no field {unknown[0]}{way_out}")
     return [cls(**{"data": file} | given) for file in files] or [cls(**given)]
