@@ -2,7 +2,12 @@
 
 import logging
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:  # Python 3.10 cannot subscript it at run time
+    Handler = logging.StreamHandler[TextIO]
+else:
+    Handler = logging.StreamHandler
 
 LOG = logging.getLogger("pylongctx")
 
@@ -13,7 +18,7 @@ class _Formatter(logging.Formatter):
         return f"pylongctx: {level}{super().format(record)}"
 
 
-class _Stderr(logging.StreamHandler[TextIO]):
+class _Stderr(Handler):
     """Writes to the current ``sys.stderr``, which may have been replaced since the import."""
 
     def __init__(self) -> None:
