@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 ADVICE = {
     r"anew": "again",
-    r"behind": "after",
+    r"behind(?! \S+(?: \S+){0,2} (?:interface|API|proxy|server))": "after",
     r"beside": "next to, with, in addition to, compared with",
     r"shall": "must, or the present tense",
     r"who(?:m|so)?ever": "anyone who",

@@ -23,10 +23,11 @@ def words():
         ("One.\n\nTwo\nand so\nmany.", [(4, "so many")]),
         ("This is no file, and there is no other.", [(1, "is no")]),
         ("It is no longer here.", []),
+        ("The text behind it, a library behind the Python interface.", [(1, "behind")]),
         ("- Somebody\n  goes on.", [(1, "Somebody"), (2, "goes on")]),
         ("Use `anew`, [a page](anew.md) or <!-- anew --> nothing.", []),
         ("```sh\necho anew\n```\n\nText.", []),
-        ("<!-- words: behind: a place, not a time -->\nThe queue behind the server, anew.", [(2, "anew")]),
+        ("<!-- words: behind: a place, not a time -->\nThe queue behind it, anew.", [(2, "anew")]),
         ("<!-- words: behind: a place, not a time -->\nOne.\n\nTwo behind it.", [(4, "behind")]),
     ],
 )
